@@ -73,6 +73,7 @@ def sources() -> list[Path]:
     return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 
+@pytest.mark.slow  # parses every file of the platform
 def test_every_client_of_the_platform_is_made_without_cookies() -> None:
     found = {str(path.relative_to(ROOT)): lines for path in sources() if (lines := clients_with_cookies(path.read_text()))}
 

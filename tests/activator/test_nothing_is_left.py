@@ -118,6 +118,7 @@ async def one(edge: Edge, rng: random.Random, seen: Counter[str]) -> None:
         seen[str(answer.status_code)] += 1
 
 
+@pytest.mark.slow  # hundreds of calls
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_nothing_is_left_of_calls_that_end_in_any_way(edge: Edge, behaviour: Moody, controller: FakeController, seed: int) -> None:
     behaviour.edge, behaviour.random = edge, random.Random(seed)

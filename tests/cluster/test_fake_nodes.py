@@ -89,6 +89,7 @@ def _user(knative: FakeKnative) -> Json:
     return found
 
 
+@pytest.mark.slow  # waits out Knative's windows
 async def test_a_wake_starts_a_pod_and_silence_ends_it(knative: FakeKnative, http: httpx.AsyncClient) -> None:
     await _deploy(knative, least=0)
     answer = await _wake(knative, http)
@@ -115,6 +116,7 @@ async def test_a_revision_that_is_not_there_is_not_woken(knative: FakeKnative, h
     assert (await http.get(f"{knative.wake_url}/", headers=headers)).status_code == 404
 
 
+@pytest.mark.slow  # waits out Knative's windows
 async def test_queue_proxy_lets_one_in_and_load_brings_more_pods(knative: FakeKnative, http: httpx.AsyncClient) -> None:
     pod = await _one_pod(knative)
     base = f"http://{pod['status']['podIP']}"

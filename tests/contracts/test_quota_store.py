@@ -315,6 +315,7 @@ async def test_what_has_changed_while_a_call_ran_is_not_told_in_the_old_words(st
     admission.release()
 
 
+@pytest.mark.slow  # ten thousand keys, in two stores
 async def test_ten_thousand_keys_are_counted_each_alone(stores: Stores) -> None:
     tenant = rule(concurrent=100_000)
     gates = [stores.gate(tenant, rule("key", f"k-{n}", requests_per_s=0.001, burst=1)) for n in range(10_000)]

@@ -136,6 +136,7 @@ def test_the_parameters_are_the_file_itself(tied: tuple[Tied, Path]) -> None:
     assert module.scale.untyped_storage().data_ptr() == module.embedding.weight.untyped_storage().data_ptr()
 
 
+@pytest.mark.slow  # what torch imports for its `meta` device
 def test_a_module_without_memory_that_computes_a_buffer_is_refused_unless_it_is_left(tied: tuple[Tied, Path]) -> None:
     _, file = tied
     with torch.device("meta"):

@@ -131,6 +131,7 @@ def test_logs_of_failed_builds_are_bounded_per_tenant_in_number_and_age(tmp_path
     assert set(root.glob("*.log")) == {*mine[4:], built}
 
 
+@pytest.mark.slow  # makes an environment
 async def test_a_build_that_fails_removes_the_oldest_logs_of_its_tenant(tmp_path: Path) -> None:
     async def ignore(part: Mapping[str, Any]) -> None:
         pass

@@ -248,6 +248,7 @@ async def vanished(name: str) -> bool:
     return True
 
 
+@pytest.mark.slow  # six connections that wait to be refused, in three networks
 @pytest.mark.root
 async def test_a_worker_reaches_the_host_only_where_it_is_allowed_and_never_its_loopback(short_tmp: Path, tools: None) -> None:
     for egress, answers in ((PUBLIC, "refused"), (Egress.of([], [host_address()]), "reached 100."), (EVERYWHERE, "reached 100.")):

@@ -107,6 +107,7 @@ async def test_caller_that_leaves_gives_them_back(home: AgentHome, client: Agent
     await until(lambda: home.weights.held == {})
 
 
+@pytest.mark.slow  # two dumps and restores
 @pytest.mark.root
 @pytest.mark.usefixtures("criu", "patient_restores")
 async def test_restores_that_wait_for_weights_are_in_nobodys_way(home: AgentHome) -> None:

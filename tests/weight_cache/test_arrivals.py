@@ -213,6 +213,7 @@ async def test_who_joins_late_hears_at_once_how_far_it_is(home: Home, origin: Me
     assert home.store.statistics().arriving == 0
 
 
+@pytest.mark.slow  # a model of gigabytes
 async def test_model_larger_than_the_budget_is_refused_with_both_numbers_before_anything_is_fetched(
     home: Home, origin: MemoryOrigin
 ) -> None:

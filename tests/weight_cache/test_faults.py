@@ -57,6 +57,7 @@ def store_of(root: Path, *, timeout_s: float = 20.0) -> tuple[Store, ObjectOrigi
 KEY = blob_key(WEIGHTS)
 
 
+@pytest.mark.slow  # waits between attempts, as a start does
 @pytest.mark.parametrize(
     "fault",
     [
@@ -229,6 +230,7 @@ async def test_clock_that_jumps_neither_loses_nor_favours_anybody(tmp_path: Path
     store.close()
 
 
+@pytest.mark.slow  # half a gigabyte
 async def test_large_sparse_model_streams_through_little_memory(tmp_path: Path) -> None:
     """Four times what may be in flight, of zeros: memory is bounded by the turns, not by the model."""
     origin = ZeroOrigin()

@@ -130,6 +130,7 @@ def test_somebody_else_approves(shell: Shell) -> None:
     assert shell.json("app", "promote", "search", "v2", "--yes")["stage"] == "live"
 
 
+@pytest.mark.slow  # a dozen commands
 def test_names_are_given_and_taken(shell: Shell) -> None:
     first = shell.deploy()["revision"]
     second = shell.deploy("--no-traffic", "--tag", "next", cpu=2.0)

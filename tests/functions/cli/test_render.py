@@ -108,6 +108,7 @@ def test_the_clusters_own_settings_decide_where_it_is_asked(tmp_path: Path) -> N
         assert out.exit_code == 1
 
 
+@pytest.mark.slow  # asks again where no platform answers
 def test_weights_that_lie_on_a_platform_are_stood_in_for_and_said_so(tmp_path: Path) -> None:
     (tmp_path / "named_app.py").write_text(NAMED)
     out = render(str(tmp_path / "named_app.py"))

@@ -306,6 +306,7 @@ async def test_activators_that_scale_need_the_autoscalers_rights_too(api_server:
     assert "may not watch podautoscalers" in await rights("pilotlight")
 
 
+@pytest.mark.slow  # asks again where no server answers
 async def test_a_server_that_does_not_answer_is_a_finding(api_server: ApiServer, tmp_path: Path) -> None:
     settings = ClusterSettings(kubeconfig=str(api_server.write_kubeconfig(tmp_path / "kubeconfig")))
     await api_server.stop()

@@ -130,6 +130,7 @@ async def test_a_defect_is_a_problem_without_internals(controller: Controller) -
     assert "secrets" not in json.dumps(body)
 
 
+@pytest.mark.slow  # the whole OpenAPI document
 async def test_the_openapi_document_names_every_public_route_and_no_422(controller: Controller) -> None:
     document = (await controller.http.get("/openapi.json")).json()
     assert {"/v1/apps/{app}/deploy", "/v1/blobs/{digest}", "/v1/billing/report", "/v1/snapshots/{snapshot}"} <= document["paths"].keys()

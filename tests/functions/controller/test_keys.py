@@ -46,6 +46,7 @@ async def deployed(controller: Controller) -> None:
 # -- scopes ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # asks every route
 async def test_a_billing_key_reads_money_and_quotas_and_nothing_else(controller: Controller) -> None:
     await deployed(controller)
     reader = controller.client(await controller.new_key(scope="read-billing"))

@@ -261,6 +261,7 @@ UNIQUE = """
 """
 
 
+@pytest.mark.slow  # numpy, torch and five lives
 def test_two_lives_of_one_process_have_nothing_random_in_common() -> None:
     """Forks of one frozen process: each begins with the same bytes in memory, as two restores do."""
     with FreezingShim({"app.py": UNIQUE}, function_spec()) as shim:
