@@ -15,11 +15,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
+from weight_cache import aws
 from weight_cache.errors import ObjectStoreUnavailable
 from weight_cache.objects import refusals
 from weight_cache.objects.interface import ObjectInfo
@@ -71,7 +71,7 @@ class BotoClient:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._make)
 
     def _make(self) -> Any:
-        session = self.session = boto3.session.Session()
+        session = self.session = aws.session()
         config = Config(
             retries={"mode": "standard", "total_max_attempts": 1},
             s3={"addressing_style": "path"},

@@ -183,11 +183,12 @@ def _refused(where: str, response: Mapping[str, Any]) -> SourceInvalid:
 
 
 def _client(given: Mapping[str, str], timeout_s: float) -> Any:
-    import boto3
     from botocore import UNSIGNED
     from botocore.config import Config
 
-    session = boto3.session.Session(**{_SESSION[name]: value for name, value in given.items() if name in _SESSION})
+    from weight_cache import aws
+
+    session = aws.session(**{_SESSION[name]: value for name, value in given.items() if name in _SESSION})
     config = Config(
         retries={"mode": "standard", "total_max_attempts": 1},  # `patiently` asks again, for the bodies of answers too
         s3={"addressing_style": "path"},
