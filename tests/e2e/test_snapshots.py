@@ -37,8 +37,8 @@ def deploy_output() -> list[str]:
 
 @pytest.fixture(scope="module")
 def listening() -> Iterator[int]:
-    """A port of the host's loopback where connections are taken, and nothing is said."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    """A port of the host where connections are taken, and nothing is said."""
+    with socket.create_server((host_address(), 0)) as server:
         yield server.getsockname()[1]
 
 
@@ -46,7 +46,8 @@ def listening() -> Iterator[int]:
 def frozen(require_or_skip: RequireOrSkip, deploy_output: list[str], listening: int) -> Iterator[Frozen]:
     if (why := why_no_criu()) is not None:
         require_or_skip(why)
-    with platform_up() as platform, environ(FROZEN_PEER_PORT=str(listening)):
+    opened: dict[str, object] = {"egress_allowed": [host_address()]}
+    with platform_up(snapshotter=opened) as platform, environ(FROZEN_PEER=f"{host_address()}:{listening}"):
         set_secret(platform)
         deploy_output += platform.cli("deploy", APP).stdout.splitlines()
         yield Frozen(platform, "frozen")
@@ -133,7 +134,7 @@ def test_a_connection_that_enter_left_open_is_named_and_the_function_works_by_fo
     said = lines_of(deploy_output, "Dialer")
     assert "restore" not in said
     assert "descriptor" in said
-    assert f"TCP to 127.0.0.1:{listening}" in said
+    assert f"TCP to {host_address()}:{listening}" in said
     line = next(n for n, text in enumerate(Path(APP).read_text().splitlines(), 1) if "self.peer = socket" in text)
     assert said.count(f"frozen.py:{line}") == 1
     assert frozen.snapshots("Dialer", state=None) == []

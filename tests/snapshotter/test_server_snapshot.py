@@ -189,13 +189,14 @@ async def test_clones_of_a_server_each_go_on_where_its_first_call_ended(home: Ag
     assert os.readlink("/proc/self/ns/net") not in {namespaces(clone)["net"] for clone in clones}
 
 
-async def test_a_restored_server_reaches_a_server_on_the_host(home: AgentHome, client: AgentClient) -> None:
+async def test_a_restored_server_reaches_a_server_on_the_host_where_it_is_allowed(home: AgentHome) -> None:
     launch = site(home)
-    await client.checkpoint(launch)
-    clone = await begin(client, launch)
-    assert clone.start_kind is StartKind.RESTORE
-    with server_on_the_host() as port:
-        assert await ask(clone, f"/fetch/{host_address()}/{port}") == "hello from the host"
+    async with home.agent(snapshots=True, egress_allowed=[host_address()]), home.client() as client:
+        await client.checkpoint(launch)
+        clone = await begin(client, launch)
+        assert clone.start_kind is StartKind.RESTORE
+        with server_on_the_host() as port:
+            assert await ask(clone, f"/fetch/{host_address()}/{port}") == "hello from the host"
 
 
 def host_end(pid: int) -> str:

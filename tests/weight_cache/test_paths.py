@@ -33,7 +33,8 @@ def test_each_user_enters_what_is_for_it_and_lists_nothing(short_tmp: Path) -> N
 def test_without_uids_of_their_own_all_is_closed(short_tmp: Path) -> None:
     paths = Paths.of(PlatformSettings(home=str(short_tmp / "h"), activator_uid=None, controller_uid=None), {}).make()
     assert paths.run.stat().st_mode & 0o777 == 0o700
-    assert list(paths.run.iterdir()) == []
+    assert list(paths.run.iterdir()) == [paths.for_functions], "which slots see, and nobody reaches from here"
+    assert as_user(TENANT, lambda: str(paths.for_functions.exists())) == "PermissionError"
     assert paths.socket_for_controller("snapshotter") == paths.socket("snapshotter")
 
 

@@ -81,13 +81,14 @@ class Keeper:
         return self.events
 
 
-@small(env={"PEER_PORT": os.environ.get("FROZEN_PEER_PORT", "9")})
+@small(env={"PEER": os.environ.get("FROZEN_PEER", "127.0.0.1:9")})
 class Dialer:
     """Opens a connection too early."""
 
     @pilotlight.enter()
     def load(self) -> None:
-        self.peer = socket.create_connection(("127.0.0.1", int(os.environ["PEER_PORT"])))
+        host, port = os.environ["PEER"].split(":")
+        self.peer = socket.create_connection((host, int(port)))
 
     @pilotlight.method()
     def ask(self) -> str:
