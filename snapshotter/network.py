@@ -29,10 +29,10 @@ import logging
 import os
 import random
 import shutil
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
-from snapshotter import name_servers, nettools, uplink
+from snapshotter import name_servers, netns, nettools, uplink
 from snapshotter.egress import EVERYWHERE, GATEWAY, INSIDE, Egress, Rules
 from snapshotter.errors import Unsupported
 from snapshotter.name_servers import NameServers
@@ -80,11 +80,9 @@ async def connect(namespace: int, egress: Egress = EVERYWHERE, servers: NameServ
     async with uplink.turn():
         rules = _rules(egress, servers)
         routes = await uplink.open_host(rules)
-        number, name = await _make_pair(namespace, uplink.mtu(routes))
-        address = str(uplink.block(routes)[number])
+        name, address = await _make_pair(namespace, routes, rules)
     async with _together() as also:
-        also(_join_host(name, address, rules))
-        also(_furnish(namespace))
+        also(asyncio.to_thread(netns.furnish, namespace, "eth0", inside=INSIDE, gateway=GATEWAY, gateway_mac=_HOST_MAC))
         also(_translate(namespace, address))
     return name
 
@@ -148,50 +146,37 @@ async def remove(names: Iterable[str]) -> None:
             await nettools.run("ip", "link", "delete", name)
 
 
-async def _make_pair(namespace: int, mtu: int) -> tuple[int, str]:
-    """Interfaces with a number that no living slot has, nor had a moment ago: late answers of its connections find nobody."""
-    taken, refusal = set(interfaces()), ""
+async def _make_pair(namespace: int, routes: Sequence[Mapping[str, Any]], rules: Rules) -> tuple[str, str]:
+    """Name on the host and address of interfaces with a number that no living slot has, nor had a moment ago.
+
+    So late answers of its connections find nobody.
+    """
+    taken, refusal, mtu, block = set(interfaces()), "", uplink.mtu(routes), uplink.block(routes)
     start = random.SystemRandom().randrange(_LAST)
     free = (n for n in ((start + step) % _LAST + 1 for step in range(_LAST)) if f"{PREFIX}{n}" not in taken)
     for _, number in zip(range(_ATTEMPTS), free, strict=False):
-        name = f"{PREFIX}{number}"
-        peer = f"type veth peer name eth0 address {_SLOT_MAC} mtu {mtu} netns /proc/self/fd/{namespace}"
+        name, address = f"{PREFIX}{number}", str(block[number])
+        orders = f"""
+            link add {name} group {rules.group} address {_HOST_MAC} mtu {mtu} type veth peer name eth0 address {_SLOT_MAC} mtu {mtu} \
+                netns /proc/self/fd/{namespace}
+            {_without_ipv6(name)}
+            link set {name} up
+            neigh replace {address} lladdr {_SLOT_MAC} dev {name} nud permanent
+            route add {address}/32 dev {name}
+        """
         try:
-            await nettools.run("ip", *f"link add {name} address {_HOST_MAC} mtu {mtu} {peer}".split(), fds=(namespace,))
+            await nettools.run("ip", "-batch", "-", stdin=orders, fds=(namespace,))
         except Unsupported as e:
             if "File exists" not in str(e):
                 raise
             refusal = str(e)
             continue
-        return number, name
+        uplink.write(name, "forwarding", "1")
+        uplink.write(name, "rp_filter", "1")  # a worker sends under its own address only
+        if rules.names:
+            uplink.write(name, "route_localnet", "1")  # what goes to the relay; the rules refuse the rest of 127.0.0.0/8
+        return name, address
     raise Unsupported(refusal or f"all {_LAST} addresses for networks of workers are in use")
-
-
-async def _join_host(name: str, address: str, rules: Rules) -> None:
-    uplink.write(name, "forwarding", "1")
-    if rules.names:
-        uplink.write(name, "route_localnet", "1")  # what goes to the relay; the rules refuse the rest of 127.0.0.0/8
-    uplink.write(name, "rp_filter", "1")  # a worker sends under its own address only
-    orders = f"""
-        {_without_ipv6(name)}
-        link set {name} group {rules.group}
-        link set {name} up
-        neigh replace {address} lladdr {_SLOT_MAC} dev {name} nud permanent
-        route add {address}/32 dev {name}
-    """
-    await nettools.run("ip", "-batch", "-", stdin=orders)
-
-
-async def _furnish(namespace: int) -> None:
-    """From within: the address, and the way out."""
-    orders = f"""
-        {_without_ipv6("eth0")}
-        link set eth0 up
-        addr add {INSIDE}/30 dev eth0
-        neigh replace {GATEWAY} lladdr {_HOST_MAC} dev eth0 nud permanent
-        route add default via {GATEWAY}
-    """
-    await nettools.run("nsenter", f"--net=/proc/self/fd/{namespace}", "ip", "-batch", "-", stdin=orders, fds=(namespace,))
 
 
 async def _translate(namespace: int, address: str) -> None:

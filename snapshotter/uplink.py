@@ -11,7 +11,9 @@ import fcntl
 import ipaddress
 import json
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,7 @@ def choose_block(taken: Iterable[ipaddress.IPv4Network]) -> ipaddress.IPv4Networ
     raise Unsupported("the host has routes in every /16 of 100.64.0.0/10: no addresses are left for networks of workers")
 
 
-def block(routes: Sequence[dict[str, Any]]) -> ipaddress.IPv4Network:
+def block(routes: Sequence[Mapping[str, Any]]) -> ipaddress.IPv4Network:
     """Where the host's routes leave room. Ours do not count: the number alone makes an address unique, in any block."""
     known = (r["dst"] for r in routes if r["dst"] != "default" and not str(r.get("dev", "")).startswith(PREFIX))
     return choose_block(network for network in map(ipaddress.IPv4Network, known) if network.prefixlen > 10)
@@ -77,17 +79,33 @@ async def _routes() -> list[dict[str, Any]]:
     return found
 
 
-def mtu(routes: Sequence[dict[str, Any]]) -> int:
+def mtu(routes: Sequence[Mapping[str, Any]]) -> int:
     """That of the way out: a larger packet than it takes would have to be sent twice."""
     devices = [r["dev"] for r in routes if r["dst"] == "default" and "dev" in r]
     return min([1500, *(int(Path(f"/sys/class/net/{device}/mtu").read_text()) for device in devices)])
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What this process found, or made, and when: of many slots at once, the first asks for all."""
+
+    rules: Rules
+    routes: list[dict[str, Any]]
+    at: float
+
+
+_opened: _Opened | None = None
+_FRESH_S = 1.0
+
+
 async def open_host(rules: Rules) -> list[dict[str, Any]]:
     """The table with these rules, and forwarding on every interface on which answers may come. Returns the host's routes.
 
-    Raises Unsupported.
+    While a slot has an interface nobody removes the table, and without our rules in it a slot reaches nothing. Raises Unsupported.
     """
+    global _opened
+    if _opened is not None and _opened.rules == rules and time.monotonic() - _opened.at < _FRESH_S and interfaces():
+        return _opened.routes
     known: list[dict[str, Any]]
     chains, known = await asyncio.gather(nettools.run("nft", "list", "chains", "ip"), _routes())
     if f"table ip {TABLE} {{" not in chains:
@@ -101,11 +119,14 @@ async def open_host(rules: Rules) -> list[dict[str, Any]]:
         await nettools.run("nft", "-f", "-", stdin=f"add element ip {TABLE} opened {{ {names} }}\n")  # the guard first
         for device in closed:
             write(device, "forwarding", "1")
+    _opened = _Opened(rules, known, time.monotonic())
     return known
 
 
 async def close_host() -> None:
     """Forwarding off where it was off before, and the table away. Raises Unsupported."""
+    global _opened
+    _opened = None
     if not await _has_table():
         return
     listed = json.loads(await nettools.run("nft", "-j", "list", "set", "ip", TABLE, "opened"))
