@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 import threading
+from collections.abc import Callable
 
 from snapshotter.mount import BIND, mount
 
@@ -44,12 +45,12 @@ def unshare() -> None:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, _IFREQ.pack(b"lo", flags | _IFF_UP))
 
 
-def furnish(namespace: int, device: str, *, inside: str, gateway: str, gateway_mac: str) -> None:
+def furnish(namespace: int, device: str, *, inside: str, gateway: str, gateway_mac: str, also: Callable[[], object] = lambda: None) -> None:
     """In that namespace: give the device its address (of a /30), and the way out through a gateway that need not be asked for.
 
-    From any thread: the namespace is entered by one that ends with this. Raises OSError.
+    From any thread: the namespace is entered by one that ends with this, and calls `also`. Raises OSError, and what that raises.
     """
-    failed: list[OSError] = []
+    failed: list[Exception] = []
 
     def enter_and_furnish() -> None:
         try:
@@ -57,7 +58,8 @@ def furnish(namespace: int, device: str, *, inside: str, gateway: str, gateway_m
                 code = ctypes.get_errno()
                 raise OSError(code, f"setns to a slot's network: {os.strerror(code)}")
             _furnish(device.encode(), inside, gateway, bytes.fromhex(gateway_mac.replace(":", "")))
-        except OSError as e:
+            also()
+        except Exception as e:  # noqa: BLE001 - raised again by who waits
             failed.append(e)
 
     thread = threading.Thread(target=enter_and_furnish, name="furnish network")

@@ -28,8 +28,7 @@ import enum
 import logging
 import os
 import random
-import shutil
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from snapshotter import name_servers, netns, nettools, uplink
@@ -81,20 +80,10 @@ async def connect(namespace: int, egress: Egress = EVERYWHERE, servers: NameServ
         rules = _rules(egress, servers)
         routes = await uplink.open_host(rules)
         name, address = await _make_pair(namespace, routes, rules)
-    async with _together() as also:
-        also(asyncio.to_thread(netns.furnish, namespace, "eth0", inside=INSIDE, gateway=GATEWAY, gateway_mac=_HOST_MAC))
-        also(_translate(namespace, address))
+    translate = f"table ip {TABLE} {{ chain out {{ type nat hook postrouting priority srcnat; oifname eth0 snat to {address}; }}; }}"
+    ends = {"inside": INSIDE, "gateway": GATEWAY, "gateway_mac": _HOST_MAC}
+    await asyncio.to_thread(netns.furnish, namespace, "eth0", **ends, also=lambda: nettools.nft_here(translate))
     return name
-
-
-@contextlib.asynccontextmanager
-async def _together() -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], object]]:
-    """Programs that do not wait for each other. Raises the first failure as itself."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            yield group.create_task
-    except ExceptionGroup as e:
-        raise e.exceptions[0] from e
 
 
 def _rules(egress: Egress, servers: NameServers | None) -> Rules:
@@ -116,7 +105,7 @@ async def keep(names: Iterable[str], egress: Egress, servers: NameServers | None
 
 async def sweep() -> None:
     """Take the host back to what it was, unless a slot with a network of its own lives. Where it cannot, it does nothing."""
-    if os.geteuid() != 0 or shutil.which("nft") is None:
+    if os.geteuid() != 0 or not nettools.has_nft():
         return
     with contextlib.suppress(Unsupported, OSError):
         async with uplink.turn():
@@ -177,12 +166,6 @@ async def _make_pair(namespace: int, routes: Sequence[Mapping[str, Any]], rules:
             uplink.write(name, "route_localnet", "1")  # what goes to the relay; the rules refuse the rest of 127.0.0.0/8
         return name, address
     raise Unsupported(refusal or f"all {_LAST} addresses for networks of workers are in use")
-
-
-async def _translate(namespace: int, address: str) -> None:
-    """From within: the slot's address becomes the one that the host knows."""
-    rules = f"table ip {TABLE} {{ chain out {{ type nat hook postrouting priority srcnat; oifname eth0 snat to {address}; }}; }}\n"
-    await nettools.run("nsenter", f"--net=/proc/self/fd/{namespace}", "nft", "-f", "-", stdin=rules, fds=(namespace,))
 
 
 def _without_ipv6(device: str) -> str:

@@ -107,16 +107,16 @@ async def open_host(rules: Rules) -> list[dict[str, Any]]:
     if _opened is not None and _opened.rules == rules and time.monotonic() - _opened.at < _FRESH_S and interfaces():
         return _opened.routes
     known: list[dict[str, Any]]
-    chains, known = await asyncio.gather(nettools.run("nft", "list", "chains", "ip"), _routes())
+    chains, known = await asyncio.gather(nettools.nft("list chains ip"), _routes())
     if f"table ip {TABLE} {{" not in chains:
-        await nettools.run("nft", "-f", "-", stdin=_RULES + rules.orders(TABLE, PREFIX))
+        await nettools.nft(_RULES + rules.orders(TABLE, PREFIX))
     elif f"chain {rules.chain} {{" not in chains:  # another agent may have made the table
-        await nettools.run("nft", "-f", "-", stdin=rules.orders(TABLE, PREFIX))
+        await nettools.nft(rules.orders(TABLE, PREFIX))
     devices = {str(r["dev"]) for r in known if "dev" in r and r.get("type") not in ("local", "broadcast")}
     closed = [d for d in sorted(devices) if d != "lo" and not d.startswith(PREFIX) and _read(d, "forwarding") == "0"]
     if closed:
         names = ", ".join(f'"{device}"' for device in closed)
-        await nettools.run("nft", "-f", "-", stdin=f"add element ip {TABLE} opened {{ {names} }}\n")  # the guard first
+        await nettools.nft(f"add element ip {TABLE} opened {{ {names} }}")  # the guard first
         for device in closed:
             write(device, "forwarding", "1")
     _opened = _Opened(rules, known, time.monotonic())
@@ -129,17 +129,17 @@ async def close_host() -> None:
     _opened = None
     if not await _has_table():
         return
-    listed = json.loads(await nettools.run("nft", "-j", "list", "set", "ip", TABLE, "opened"))
+    listed = json.loads(await nettools.nft(f"list set ip {TABLE} opened", as_json=True))
     opened = [name for entry in listed["nftables"] if "set" in entry for name in entry["set"].get("elem", [])]
     if (_CONF / "all" / "forwarding").read_text().strip() == "0":  # else somebody has switched it on for everything meanwhile
         for device in opened:
             with contextlib.suppress(Unsupported):  # the interface is gone
                 write(device, "forwarding", "0")
-    await nettools.run("nft", "delete", "table", "ip", TABLE)
+    await nettools.nft(f"delete table ip {TABLE}")
 
 
 async def _has_table() -> bool:
-    return f"table ip {TABLE}\n" in await nettools.run("nft", "list", "tables")
+    return f"table ip {TABLE}\n" in await nettools.nft("list tables")
 
 
 def _read(device: str, key: str) -> str:
@@ -172,7 +172,7 @@ async def turn() -> AsyncIterator[None]:
 
 async def remark() -> str:
     """A firewall of the host's that drops what is forwarded leaves the workers the host alone."""
-    listed = json.loads(await nettools.run("nft", "-j", "list", "chains"))
+    listed = json.loads(await nettools.nft("list chains", as_json=True))
     chains = [entry["chain"] for entry in listed["nftables"] if "chain" in entry]
     for chain in chains:
         if chain.get("hook") == "forward" and chain.get("policy") == "drop" and chain["family"] in ("ip", "inet"):

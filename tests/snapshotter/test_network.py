@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import functools
 import ipaddress
 import json
 import os
@@ -19,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from snapshotter import name_servers, netns, network, uplink
+from snapshotter import name_servers, netns, nettools, network, uplink
 from snapshotter.egress import DENIED, EVERYWHERE, GATEWAY, INSIDE, METADATA, PUBLIC, Egress, resolvers
 from snapshotter.errors import Unsupported
 from snapshotter.name_servers import Found, NameServers
@@ -541,11 +543,21 @@ async def test_the_probe_tries_it_and_leaves_nothing(tools: None) -> None:
 
 
 @pytest.mark.root
-async def test_a_missing_tool_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tools: None) -> None:
+@pytest.mark.parametrize("package", ["iproute2", "nftables"])
+async def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tools: None, package: str) -> None:
     for tool in ("ip", "nsenter", "unshare", "sh"):
-        (tmp_path / tool).symlink_to(str(shutil.which(tool)))
+        if (tool, package) != ("ip", "iproute2"):
+            (tmp_path / tool).symlink_to(str(shutil.which(tool)))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert await network.probe() == (False, "a network of its own needs nftables; on Debian: apt-get install nftables")
+    if package == "nftables":
+        monkeypatch.setattr(nettools, "_library", functools.cache(lambda: ctypes.CDLL("libnobody.so.1")))
+    assert await network.probe() == (False, f"a network of its own needs {package}; on Debian: apt-get install {package}")
+
+
+@pytest.mark.root
+async def test_rules_that_cannot_be_are_refused_with_the_librarys_words(tools: None) -> None:
+    with pytest.raises(Unsupported, match=r"nft: .*syntax error.*nonsense"):
+        await nettools.nft("nonsense")
 
 
 async def test_functions_get_no_network_rather_than_the_hosts_where_none_of_their_own_can_be_had(
