@@ -2,8 +2,8 @@
 PY ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
-# Processes that share the tests. One more than there are processors: tests wait as much as they compute.
-WORKERS ?= $(shell n=$$(nproc); if [ $$n -lt 8 ]; then expr $$n + 1; else echo 8; fi)
+# Processes that share the tests. Two more than there are processors: tests wait as much as they compute.
+WORKERS ?= $(shell n=$$(nproc); if [ $$n -lt 7 ]; then expr $$n + 2; else echo 8; fi)
 BENCH_ARGS ?= --quick
 export VENV
 PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup
