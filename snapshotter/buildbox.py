@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from snapshotter import isolation
 from snapshotter.buildbounds import Enclosure
 from snapshotter.buildnet import Joined
 from snapshotter.buildoutput import MAX_LINE_BYTES, Output
@@ -131,8 +132,16 @@ class BuildBox:
             "cwd": str(self.files),
             "argv": list(argv),
             "environ": {**self._variables(), **variables},
+            "filter": self._filter(),
             **self.enclosure.order(),
         }
+
+    def _filter(self) -> str:
+        """Of system calls, for whoever gives up root; "": none."""
+        machine = os.uname().machine
+        if self.uid is None or not isolation.has_filter(machine):
+            return ""
+        return isolation.filter_program(machine, unix_sockets=False).hex()
 
     def _variables(self) -> dict[str, str]:
         out = {"PATH": f"{self.env}/bin:{self.python.parent}:{_SYSTEM_PATH}", "HOME": str(self.tmp), "TMPDIR": str(self.tmp)}
@@ -145,7 +154,7 @@ class BuildBox:
 async def run_on_machine(argv: Sequence[str], *, variables: Mapping[str, str], on_lines: OnLines) -> int:
     """Run one command on the machine itself, as our own user and in nobody's environment, to its end even when cancelled."""
     environ = {"PATH": _SYSTEM_PATH, "HOME": "/root", "LANG": "C.UTF-8", **variables}
-    order = {"parent": None, "uid": None, "cwd": "/", "argv": list(argv), "environ": environ}
+    order = {"parent": None, "uid": None, "cwd": "/", "argv": list(argv), "environ": environ, "filter": ""}
     job = asyncio.create_task(_obey(order, on_lines), name=f"run {argv[0]}")
     try:
         return await asyncio.shield(job)

@@ -12,7 +12,9 @@ import functools
 import os
 import resource
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+
+from snapshotter.system_calls import ALLOWED, DENIED, numbers
 
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 4, 22, 24, 36, 38
 _PR_SET_THP_DISABLE = 41
@@ -28,27 +30,9 @@ _NEW_NAMESPACES = 0x7E020000
 _X32_BIT = 0x40000000
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
-DENIED: dict[str, dict[str, int]] = {
-    "x86_64": {
-        "ptrace": 101, "syslog": 103, "pivot_root": 155, "chroot": 161, "acct": 163, "settimeofday": 164, "mount": 165,
-        "umount2": 166, "swapon": 167, "swapoff": 168, "reboot": 169, "init_module": 175, "delete_module": 176, "quotactl": 179,
-        "clock_settime": 227, "kexec_load": 246, "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272,
-        "perf_event_open": 298, "open_by_handle_at": 304, "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311,
-        "finit_module": 313, "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323, "open_tree": 428, "move_mount": 429,
-        "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_getfd": 438, "mount_setattr": 442,
-    },
-    "aarch64": {
-        "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "quotactl": 60, "acct": 89, "unshare": 97, "kexec_load": 104,
-        "init_module": 105, "delete_module": 106, "clock_settime": 112, "syslog": 116, "ptrace": 117, "reboot": 142,
-        "settimeofday": 170, "add_key": 217, "request_key": 218, "keyctl": 219, "swapon": 224, "swapoff": 225,
-        "perf_event_open": 241, "open_by_handle_at": 265, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271,
-        "finit_module": 273, "bpf": 280, "userfaultfd": 282, "kexec_file_load": 294, "open_tree": 428, "move_mount": 429,
-        "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_getfd": 438, "mount_setattr": 442,
-    },
-}  # fmt: skip
-"""Refused with EPERM: what reaches other processes, mounts, the kernel's code, its clock or its keys."""
 ABSENT = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "clone3": 435}
-"""Refused with ENOSYS, so that libraries fall back: an open io_uring cannot be checkpointed, clone3's flags cannot be filtered."""
+"""Of what is refused with ENOSYS, the calls that libraries try first and do without: an open io_uring cannot be checkpointed, clone3's
+flags cannot be filtered."""
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _SOCKET, _SOCKETPAIR = {"x86_64": 41, "aarch64": 198}, {"x86_64": 53, "aarch64": 199}
 _AF_UNIX = 1
@@ -113,15 +97,24 @@ def lower_limits(limits: Mapping[str, int]) -> None:
         resource.setrlimit(kind, (bound, bound))
 
 
-def install_filter(machine: str, *, unix_sockets: bool = True) -> None:
+def install_filter(machine: str) -> None:
     """Put the system call filter in force for this process and its children, for good. Unknown machines go without (see `has_filter`)."""
-    if not has_filter(machine):
-        return
-    program = filter_program(machine, unix_sockets=unix_sockets)
+    if has_filter(machine):
+        install(_program_of(machine))
+
+
+def install(program: bytes) -> None:
+    """Put a filter of `filter_program` in force. Raises IsolationFailed."""
     buffer = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
     holder = ctypes.create_string_buffer(header, len(header))
     _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(holder))
+
+
+@functools.cache
+def _program_of(machine: str) -> bytes:
+    """Made once: a slot's processes are many."""
+    return filter_program(machine)
 
 
 def has_filter(machine: str) -> bool:
@@ -130,33 +123,46 @@ def has_filter(machine: str) -> bool:
 
 
 def filter_program(machine: str, *, unix_sockets: bool = True) -> bytes:
-    """The classic BPF program: architecture, refused calls, families of sockets; clone makes no namespace.
+    """The classic BPF program: architecture, calls that are allowed, families of sockets; clone makes no namespace.
+
+    The kernel remembers which numbers are allowed whatever their arguments (Linux 5.11), so its length costs them nothing.
 
     Without `unix_sockets` no socket is made that could send a descriptor to a process outside; connected pairs are.
     """
     code = [(_LD_ABS, 0, 0, _OFFSET_ARCH), (_JEQ, 1, 0, _ARCHITECTURES[machine]), (_RET, 0, 0, _RET_KILL), (_LD_ABS, 0, 0, _OFFSET_NUMBER)]
     if machine == "x86_64":
         code += [(_JGE, 0, 1, _X32_BIT), (_RET, 0, 0, _RET_ERRNO | errno.ENOSYS)]
-    for number in ABSENT.values():
-        code += [(_JEQ, 0, 1, number), (_RET, 0, 0, _RET_ERRNO | errno.ENOSYS)]
-    for number in DENIED[machine].values():
-        code += [(_JEQ, 0, 1, number), (_RET, 0, 0, _RET_ERRNO | errno.EPERM)]
+    for first, last in _ranges(numbers(ALLOWED, machine).values()):
+        code += [(_JGE, 0, 2, first), (_JGE, 1, 0, last + 1), (_RET, 0, 0, _RET_ALLOW)]
+    for first, last in _ranges(numbers(DENIED, machine).values()):
+        code += [(_JGE, 0, 2, first), (_JGE, 1, 0, last + 1), (_RET, 0, 0, _RET_ERRNO | errno.EPERM)]
     refused, allowed = (_RET, 0, 0, _RET_ERRNO | errno.EAFNOSUPPORT), (_RET, 0, 0, _RET_ALLOW)
     families = [family for family in FAMILIES.values() if unix_sockets or family != _AF_UNIX]
     code += [(_JEQ, 0, len(families) + 3, _SOCKET[machine]), (_LD_ABS, 0, 0, _OFFSET_ARG0)]
     code += [(_JEQ, len(families) - i, 0, family) for i, family in enumerate(families)]  # to `allowed`
     code += [refused, allowed]
-    if not unix_sockets:
+    if unix_sockets:
+        code += [(_JEQ, 0, 1, _SOCKETPAIR[machine]), allowed]
+    else:
         code += [(_JEQ, 0, 6, _SOCKETPAIR[machine]), (_LD_ABS, 0, 0, _OFFSET_ARG0), (_JEQ, 0, 3, _AF_UNIX)]
         code += [(_LD_ABS, 0, 0, _OFFSET_ARG1), (_JSET, 0, 1, _DATAGRAM_BIT), refused, allowed]
     code += [
-        (_JEQ, 0, 3, _CLONE[machine]),
+        (_JEQ, 0, 4, _CLONE[machine]),
         (_LD_ABS, 0, 0, _OFFSET_ARG0),
         (_JSET, 0, 1, _NEW_NAMESPACES),
         (_RET, 0, 0, _RET_ERRNO | errno.EPERM),
         (_RET, 0, 0, _RET_ALLOW),
+        (_RET, 0, 0, _RET_ERRNO | errno.ENOSYS),
     ]
     return b"".join(struct.pack("HBBI", *line) for line in code)
+
+
+def _ranges(given: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """First and last of each run of numbers without a gap, ascending."""
+    ordered = sorted(given)
+    starts = [n for i, n in enumerate(ordered) if i == 0 or ordered[i - 1] != n - 1]
+    ends = [n for i, n in enumerate(ordered) if i + 1 == len(ordered) or ordered[i + 1] != n + 1]
+    return zip(starts, ends, strict=True)
 
 
 def drop_bounding_set() -> None:

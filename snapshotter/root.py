@@ -18,7 +18,7 @@ import glob
 import os
 import stat
 
-from snapshotter import isolation
+from snapshotter import system_calls
 from snapshotter.mount import BIND, NODEV, NOEXEC, NOSUID, RDONLY, REMOUNT, bind_tree, mount
 
 _PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
@@ -75,7 +75,8 @@ def enter(at: str) -> None:
     """Make `at` the root, read-only, and let go of the host's. Raises OSError."""
     mount(None, at, None, REMOUNT | BIND | RDONLY | NOSUID | NODEV)
     os.chdir(at)
-    number = isolation.DENIED.get(os.uname().machine, {}).get("pivot_root", -1)
+    machine = os.uname().machine
+    number = system_calls.numbers(system_calls.DENIED, machine)["pivot_root"] if machine in system_calls.MACHINES else -1
     _check(_libc.syscall(number, b".", b"."), f"pivot_root to {at}")  # the old root lies over the new one then
     _check(_libc.umount2(b".", _DETACH), "umount of the host's root")
     os.chdir("/")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 import signal
 import socket
 import struct
@@ -19,6 +21,7 @@ from snapshotter.housing import Housing
 from snapshotter.launch import Sources
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.slots import Slot
+from snapshotter.system_calls import ALLOWED, DENIED, numbers
 from snapshotter.templates import Template, Templates
 from snapshotter.types import LaunchSpec, RevisionKey
 
@@ -177,18 +180,33 @@ def run_filter(program: bytes, *, arch: int, number: int, argument: int = 0, sec
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_the_filter_refuses_what_is_listed_and_lets_the_rest_pass(machine: str) -> None:
+def test_the_filter_lets_pass_what_is_listed_and_nothing_else(machine: str) -> None:
     program, arch = isolation.filter_program(machine), {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
     clone = {"x86_64": 56, "aarch64": 220}[machine]
+    allowed, denied = (set(numbers(calls, machine).values()) for calls in (ALLOWED, DENIED))
+    asked = {"x86_64": {41, 53, clone}, "aarch64": {198, 199, clone}}[machine]
+    assert len(program) < 4096 * 8, "BPF_MAXINSNS"
+    assert allowed.isdisjoint(denied | asked)
 
-    for number in isolation.DENIED[machine].values():
-        assert run_filter(program, arch=arch, number=number) == 0x00050000 | errno.EPERM
+    for number in set(range(1024)) - asked:
+        expected = 0x7FFF0000 if number in allowed else 0x00050000 | (errno.EPERM if number in denied else errno.ENOSYS)
+        assert run_filter(program, arch=arch, number=number) == expected, number
     for number in isolation.ABSENT.values():
         assert run_filter(program, arch=arch, number=number) == 0x00050000 | errno.ENOSYS
-    assert run_filter(program, arch=arch, number=0) == 0x7FFF0000
     assert run_filter(program, arch=arch, number=clone, argument=0x11) == 0x7FFF0000
     assert run_filter(program, arch=arch, number=clone, argument=0x10000011) == 0x00050000 | errno.EPERM
+    assert run_filter(program, arch=arch, number={"x86_64": 53, "aarch64": 199}[machine], argument=1) == 0x7FFF0000
     assert run_filter(program, arch=0x40000003, number=0) == 0x80000000
+
+
+def test_the_numbers_of_this_machine_are_the_kernels() -> None:
+    """As libc's headers have them, where they are installed."""
+    header = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
+    if os.uname().machine != "x86_64" or not header.exists():
+        pytest.skip("no headers of libc for x86-64")
+    known = {name: int(number) for name, number in re.findall(r"#define __NR_(\w+) (\d+)", header.read_text())}
+    ours = {**numbers(ALLOWED, "x86_64"), **numbers(DENIED, "x86_64")}
+    assert {name: number for name, number in ours.items() if known.get(name, number) != number} == {}
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
