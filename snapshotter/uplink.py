@@ -119,6 +119,7 @@ async def open_host(rules: Rules) -> list[dict[str, Any]]:
         await nettools.nft(f"add element ip {TABLE} opened {{ {names} }}")  # the guard first
         for device in closed:
             write(device, "forwarding", "1")
+    await _pass_firewalls()
     _opened = _Opened(rules, known, time.monotonic())
     return known
 
@@ -135,6 +136,7 @@ async def close_host() -> None:
         for device in opened:
             with contextlib.suppress(Unsupported):  # the interface is gone
                 write(device, "forwarding", "0")
+    await _leave_firewalls()
     await nettools.nft(f"delete table ip {TABLE}")
 
 
@@ -170,12 +172,34 @@ async def turn() -> AsyncIterator[None]:
         os.close(lock)
 
 
-async def remark() -> str:
-    """A firewall of the host's that drops what is forwarded leaves the workers the host alone."""
+async def _forward_chains() -> list[dict[str, Any]]:
+    """Base chains of others that see what is forwarded."""
     listed = json.loads(await nettools.nft("list chains", as_json=True))
     chains = [entry["chain"] for entry in listed["nftables"] if "chain" in entry]
-    for chain in chains:
-        if chain.get("hook") == "forward" and chain.get("policy") == "drop" and chain["family"] in ("ip", "inet"):
-            where = f"{chain['family']} {chain['table']} {chain['name']}"
-            return f'the host\'s firewall drops what is forwarded: allow `iifname "{PREFIX}*"` and its answers in chain {where}'
-    return ""
+    return [c for c in chains if c.get("hook") == "forward" and c["family"] in ("ip", "inet") and c["table"] != TABLE]
+
+
+def _where(chain: Mapping[str, Any]) -> str:
+    return f"{chain['family']} {chain['table']} {chain['name']}"
+
+
+async def _pass_firewalls() -> None:
+    """Have firewalls that drop what nobody allowed to be forwarded (Docker's, ufw's) pass what slots send, and the answers.
+
+    At the end of their chains, where only their policy is left: what they refuse by a rule stays refused, as does what our own table
+    refuses, which comes first.
+    """
+    for where in [_where(chain) for chain in await _forward_chains() if chain.get("policy") == "drop"]:
+        if f'comment "{TABLE}"' not in await nettools.nft(f"list chain {where}"):
+            passed = (f'oifname "{PREFIX}*" ct state established,related', f'iifname "{PREFIX}*"')
+            await nettools.nft("\n".join(f'add rule {where} {match} accept comment "{TABLE}"' for match in passed))
+
+
+async def _leave_firewalls() -> None:
+    """Take that back."""
+    for where in [_where(chain) for chain in await _forward_chains()]:
+        listed = json.loads(await nettools.nft(f"list chain {where}", as_json=True))
+        rules = [entry["rule"] for entry in listed["nftables"] if "rule" in entry]
+        for rule in rules:
+            if rule.get("comment") == TABLE:
+                await nettools.nft(f"delete rule {where} handle {rule['handle']}")

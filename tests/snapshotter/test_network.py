@@ -536,6 +536,43 @@ def kill_spawner(nursery: Nursery) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+FIREWALLED = """
+import asyncio, sys
+from snapshotter import nettools, uplink
+from snapshotter.egress import PUBLIC
+
+async def main() -> None:
+    await nettools.nft(sys.argv[1])
+    before = await nettools.nft("list ruleset")
+    for _ in range(2):
+        async with uplink.turn():
+            await uplink.open_host(PUBLIC.rules([]))
+        print(await nettools.nft("list chain ip filter FORWARD"), await nettools.nft("list chain inet other FORWARD"))
+    async with uplink.turn():
+        await uplink.close_host()
+    assert await nettools.nft("list ruleset") == before
+
+asyncio.run(main())
+"""
+DOCKERS = """
+table ip filter { chain FORWARD { type filter hook forward priority filter; policy drop; ip daddr 192.0.2.1 drop; }; }
+table inet other { chain FORWARD { type filter hook forward priority filter; policy accept; }; }
+"""
+
+
+@pytest.mark.root
+async def test_a_firewall_that_drops_what_is_forwarded_passes_what_slots_send_and_is_left_as_it_was(tools: None) -> None:
+    """In a network namespace that stands for a host's."""
+    said = await answer("unshare", "--net", sys.executable, "-c", FIREWALLED, DOCKERS)
+    chain = [line.strip() for line in said.splitlines() if "accept comment" in line or "192.0.2.1" in line]
+    assert chain == 2 * [
+        "ip daddr 192.0.2.1 drop",
+        'oifname "pls*" ct state established,related accept comment "pilotlight_slots"',
+        'iifname "pls*" accept comment "pilotlight_slots"',
+    ], said
+    assert "Error" not in said
+
+
 @pytest.mark.root
 async def test_the_probe_tries_it_and_leaves_nothing(tools: None) -> None:
     on, why = await network.probe()
