@@ -229,6 +229,7 @@ def _base(paths: Paths, settings: SnapshotterSettings, parts: Parts, cgroups: Cg
         runtime=parts.runtime,
         network=network,
         platform=paths.for_functions,
+        log_refused=settings.log_refused_calls,
     )
     parking = Parking(
         cgroups=cgroups,

@@ -29,12 +29,14 @@ class Confinement:
         limits: RLIMIT_* names without the prefix.
         env: the whole environment.
         work: working directory.
+        log_refused: whether the kernel writes down system calls that are refused.
     """
 
     uid: int | None
     limits: Mapping[str, int]
     env: Mapping[str, str]
     work: str
+    log_refused: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +88,7 @@ def execute(
         _restore_signals()
         os.chdir(confinement.work)
         isolation.refuse_huge_pages()
-        isolation.confine(uid=confinement.uid, limits=confinement.limits)
+        isolation.confine(uid=confinement.uid, limits=confinement.limits, log_refused=confinement.log_refused)
         os.execvpe(argv[0], list(argv), dict(env))
     except (OSError, ValueError, TypeError) as e:
         os.write(2, f"cannot start {argv[0]}: {e}\n".encode(errors="replace"))

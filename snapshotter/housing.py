@@ -194,10 +194,12 @@ class Housekeeper:
         places: Places | None = None,
         network: Network = Network.HOST,
         platform: Path | None = None,
+        log_refused: bool = False,
     ) -> None:
         """`places`: for boots at once; twice as many as processors where it is not said. `network`: of functions that need none of their
-        own. `platform`: the directory whose socket functions reach the platform at (`Paths.for_functions`)."""
-        self._network = network
+        own. `platform`: the directory whose socket functions reach the platform at (`Paths.for_functions`).
+        `log_refused`: the kernel writes down system calls that are refused (`refusals`)."""
+        self._network, self._log_refused = network, log_refused
         self._platform = platform if platform is not None and platform.is_dir() else None
         self._nursery = nursery
         self._bundles = bundles
@@ -352,7 +354,15 @@ class Housekeeper:
         """The record and the launch file, and without namespaces the places that it names."""
         slot, spec = housing.slot, housing.launch
         limits = launch.limits(spec, uid=uid, limits_memory=self._cgroups.limits_memory, limits_pids=self._cgroups.limits_pids)
-        plan = launch.plan(spec, sources, directory=slot.directory, uid=uid, namespaced=self._nursery.namespaced, limits=limits)
+        plan = launch.plan(
+            spec,
+            sources,
+            directory=slot.directory,
+            uid=uid,
+            namespaced=self._nursery.namespaced,
+            limits=limits,
+            log_refused=self._log_refused,
+        )
         slots.write_json(slot.directory / _RECORD, housing.record())
         slots.write_json(slot.directory / "launch.json", plan.launch_file, mode=0o444)
         if not self._nursery.namespaced:

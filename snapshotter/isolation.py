@@ -20,6 +20,7 @@ _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _P
 _PR_SET_THP_DISABLE = 41
 _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 _SECCOMP_MODE_FILTER = 2
+_SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_LOG = 1, 2
 _CAPABILITY_VERSION_3 = 0x20080522
 
 _RET_KILL, _RET_ERRNO, _RET_ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
@@ -47,10 +48,11 @@ class IsolationFailed(OSError):
     """Raised when a restriction could not be put in force; the process must not go on."""
 
 
-def confine(*, uid: int | None, limits: Mapping[str, int]) -> None:
+def confine(*, uid: int | None, limits: Mapping[str, int], log_refused: bool = False) -> None:
     """Give up everything, in the order that the kernel needs. `limits`: names of RLIMIT_*, without the prefix. Raises OSError.
 
-    With `uid` None the process keeps its uid, but as root it loses every capability.
+    `log_refused`: the kernel writes system calls that are refused into its log (`refusals`). With `uid` None the process keeps its uid, but
+    as root it loses every capability.
     """
     lower_limits(limits)
     if os.geteuid() == 0:
@@ -61,7 +63,7 @@ def confine(*, uid: int | None, limits: Mapping[str, int]) -> None:
         else:
             _drop_capabilities()
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    install_filter(os.uname().machine)
+    install_filter(os.uname().machine, log_refused=log_refused)
 
 
 def become_subreaper() -> None:
@@ -97,18 +99,23 @@ def lower_limits(limits: Mapping[str, int]) -> None:
         resource.setrlimit(kind, (bound, bound))
 
 
-def install_filter(machine: str) -> None:
-    """Put the system call filter in force for this process and its children, for good. Unknown machines go without (see `has_filter`)."""
-    if has_filter(machine):
-        install(_program_of(machine))
+def install_filter(machine: str, *, log_refused: bool = False) -> None:
+    """Put the system call filter in force for this process and its children, for good. Unknown machines go without (see `has_filter`).
 
-
-def install(program: bytes) -> None:
-    """Put a filter of `filter_program` in force. Raises IsolationFailed."""
+    `log_refused`: see `confine`. Raises IsolationFailed.
+    """
+    if not has_filter(machine):
+        return
+    program = _program_of(machine)
     buffer = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
     holder = ctypes.create_string_buffer(header, len(header))
-    _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(holder))
+    if not log_refused:
+        _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(holder))
+        return
+    number, address = numbers(ALLOWED, machine)["seccomp"], ctypes.c_void_p(ctypes.addressof(holder))
+    if _libc.syscall(number, _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_LOG, address) != 0:
+        raise IsolationFailed(ctypes.get_errno(), "seccomp with SECCOMP_FILTER_FLAG_LOG: needs Linux 4.14")
 
 
 @functools.cache

@@ -114,7 +114,16 @@ class Plan:
     launch_file: Mapping[str, Any]
 
 
-def plan(launch: LaunchSpec, sources: Sources, *, directory: Path, uid: int | None, namespaced: bool, limits: Mapping[str, int]) -> Plan:
+def plan(
+    launch: LaunchSpec,
+    sources: Sources,
+    *,
+    directory: Path,
+    uid: int | None,
+    namespaced: bool,
+    limits: Mapping[str, int],
+    log_refused: bool = False,
+) -> Plan:
     """How to boot `launch` in the slot whose directory is `directory`. Pure: nothing is touched."""
     root = Path(tree.ROOT)
     layout = sources.layout
@@ -138,6 +147,7 @@ def plan(launch: LaunchSpec, sources: Sources, *, directory: Path, uid: int | No
         "work": str(work),
         "uid": uid,
         "limits": dict(limits),
+        "log_refused": log_refused,
         "snapshot": launch.snapshot,
         "gpu": launch.gpu is not None,
         "writable_bytes": max(_WRITABLE_FLOOR_BYTES, launch.memory_bytes),

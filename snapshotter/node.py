@@ -7,8 +7,9 @@ import contextlib
 import importlib.util
 import logging
 import os
+import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from snapshotter import activators, controllers
@@ -18,6 +19,7 @@ from snapshotter.assembly import Node, Parts, assemble
 from snapshotter.cgroups import Cgroups
 from snapshotter.launch import RUNTIME_PACKAGES, BundleStore, ImageStore
 from snapshotter.network import Network, of_functions
+from snapshotter.refusals import FindLabels, Refusals
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.snapshots.opening import StockOff, open_stock
 from snapshotter.snapshots.stock import Stock
@@ -73,6 +75,9 @@ async def opened(paths: Paths, settings: SnapshotterSettings, parts: Parts) -> A
         floor = DiskFloor(paths.home, parts.disk_floor_bytes)
         pruning = asyncio.create_task(_prune_for_ever(node, settings, parts.bundles, parts.images, floor), name="prune bundles and logs")
         verifying = asyncio.create_task(node.snapshots.verify_all(), name="verify snapshots")
+        background = [pruning, verifying]
+        if settings.log_refused_calls:
+            background.append(asyncio.create_task(Refusals(_labels_by_group(node)).watch(), name="refused system calls"))
         servers = await _serve(node.agent, paths, settings, key_file=parts.key_file)
         try:
             yield node.agent
@@ -80,14 +85,28 @@ async def opened(paths: Paths, settings: SnapshotterSettings, parts: Parts) -> A
             for path, server in servers.items():
                 server.close()
                 path.unlink(missing_ok=True)
-            for task in (pruning, verifying):
+            for task in background:
                 task.cancel()
-            await asyncio.wait([pruning, verifying])
+            await asyncio.wait(background)
             await _close(node)
             cgroups.remove_empty()
             for listening in exposed:
                 listening.close()
             metrics_socket(paths, "snapshotter").unlink(missing_ok=True)
+
+
+def _labels_by_group(node: Node) -> FindLabels:
+    """Groups are named for slots and instances."""
+
+    def find(groups: str) -> Mapping[str, str] | None:
+        names = set(re.split(r"[/\n]", groups))
+        instance = next((i for i in node.instances if i.info.id in names), None)
+        housing = next((h for name, h in node.housekeeper.housings.items() if name in names), None)
+        if instance is not None:
+            return instance.info.labels
+        return None if housing is None else housing.launch.labels
+
+    return find
 
 
 async def _serve(agent: Agent, paths: Paths, settings: SnapshotterSettings, *, key_file: Path | None) -> dict[Path, asyncio.Server]:

@@ -145,7 +145,7 @@ class Resident:
 
     def _confine(self, message: Mapping[str, Any]) -> None:
         names = ("uid", "limits", "env", "work")
-        self.confinement = child.Confinement(**{name: message[name] for name in names})
+        self.confinement = child.Confinement(**{name: message[name] for name in names}, log_refused=bool(message.get("log_refused", False)))
         self._kept = bool(message.get("snapshot", True)) and self._namespaced
 
     @property

@@ -43,6 +43,8 @@ class SnapshotterSettings:
         egress_denied: networks (IPv4) that builds, and functions in a network of their own, do not reach, the host's own addresses beside.
         egress_allowed: networks or addresses that they reach all the same, the host's included.
         egress_on_request: networks or addresses that a function reaches, too, where it asks for them by name (`egress=[…]`).
+        log_refused_calls: whether system calls that functions may not make are logged, by function and number: to find out what one lacks.
+            Each costs a record of the kernel's audit, which is nobody's CPU time: off in production.
         dedicated_to: the one tenant, by name, whose instances run here; None = those of all but dedicated tenants.
         restore_into_pods: a waiting pod may receive a restored worker (experimental; as `cluster.restore_into_pods`).
         pods: directory in which function pods of a cluster are shown what is theirs (`cluster.node_path`, on this node); None = no pods.
@@ -69,6 +71,7 @@ class SnapshotterSettings:
     egress_denied: list[str] = field(default_factory=lambda: list(DENIED))
     egress_allowed: list[str] = field(default_factory=list)
     egress_on_request: list[str] = field(default_factory=list)
+    log_refused_calls: bool = False
     dedicated_to: str | None = None
     pods: str | None = None
     restore_into_pods: bool = False
