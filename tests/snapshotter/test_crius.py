@@ -37,7 +37,7 @@ def helper_of(pid: int) -> int:
 def is_dead(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it went before it was opened, or before it was read
         return True
 
 
