@@ -500,7 +500,7 @@ async def test_processes_that_an_instance_left_behind_go_with_it(home: AgentHome
         pids = Path(group.procs[0]).read_text().split()
         assert len(pids) == 2
         await client.stop(info.id, grace_s=5)
-        assert not any(Path(f"/proc/{pid}/fd").exists() for pid in pids)
+        await until(lambda: not any(Path(f"/proc/{pid}/fd").exists() for pid in pids))  # until the shim has reaped them
 
 
 async def until(condition: Any) -> None:
