@@ -1,4 +1,4 @@
-"""A worker shares the machine's loopback addresses with the platform: what it reads there, and what it gets to listen at."""
+"""A worker on the host's network shares loopback addresses with the platform: what it reads there, and what it gets to listen at."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.root, pytest.mark.timeout(180)]
 
 @pytest.fixture(name="alone", scope="module")
 def _alone() -> Iterator[PlatformUnderTest]:
-    with platform_up(controller={"metrics_listen": f"127.0.0.1:{free_port()}"}) as platform:
+    listens: dict[str, object] = {"metrics_listen": f"127.0.0.1:{free_port()}"}
+    with platform_up(controller=listens, snapshotter={"function_network": "host"}) as platform:
         platform.deploy("local_ports.py")
         yield platform
 
