@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-_ROUNDS = 20
-"""Looks at a tree that keeps forking."""
+_ROUNDS = 100
+"""Looks at a tree that keeps forking, or whose processes do not stand still yet."""
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
@@ -110,18 +111,30 @@ def nobody() -> Collection[int]:
 
 
 def stop_tree(pid: int, beside: Callable[[], Collection[int]] = nobody) -> None:
-    """SIGSTOP the process and all its descendants, parents first, until a look finds nobody new: one may have forked meanwhile.
+    """SIGSTOP the process and all its descendants, parents first, until all stand still and a look finds nobody new.
 
-    `beside`: who belongs to it though its parent has ended.
+    One that was in the middle of a fork has a child that no look found until then: it is waited for, on a machine that does not schedule
+    it for 0.1 s at most. `beside`: who belongs to it though its parent has ended.
     """
     stopped: set[int] = set()
     for _ in range(_ROUNDS):
+        all_stood = all(_stands_still(one) for one in stopped)
         fresh = [one for one in dict.fromkeys((*tree(pid), *beside())) if one not in stopped]
-        if not fresh:
+        if not fresh and all_stood:
             return
         for one in fresh:
             _signal(one, signal.SIGSTOP)
             stopped.add(one)
+        if not fresh:
+            time.sleep(0.001)
+
+
+def _stands_still(pid: int) -> bool:
+    """Whether it can fork no more: stopped, or gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "TtZX"
+    except OSError:
+        return True
 
 
 def continue_tree(pid: int, beside: Callable[[], Collection[int]] = nobody) -> None:
