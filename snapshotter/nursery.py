@@ -91,9 +91,9 @@ class Nursery:
         for name, asked in self._networks.items():
             try:
                 await network.keep([name], self._egress.requested(asked), self._servers)
-            except (Unsupported, ValueError) as e:  # it goes on under the rules that it had, or that all have
+            except (Unsupported, ValueError, OSError) as e:  # it goes on under the rules that it had, or that all have
                 _log.warning("network.not_kept interface=%s reason=%s", name, e)
-                with contextlib.suppress(Unsupported):
+                with contextlib.suppress(Unsupported, OSError):
                     await network.keep([name], self._egress, self._servers)
 
     async def open_egress(self, slot: Slot, asked: Collection[str]) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 _ROUNDS = 100
 """Looks at a tree that keeps forking, or whose processes do not stand still yet."""
+_STAND_S = 0.1
+"""For all looks together: the agent does nothing else meanwhile."""
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
@@ -117,16 +119,19 @@ def stop_tree(pid: int, beside: Callable[[], Collection[int]] = nobody) -> None:
     it for 0.1 s at most. `beside`: who belongs to it though its parent has ended.
     """
     stopped: set[int] = set()
+    moving: set[int] = set()
+    until = time.monotonic() + _STAND_S
     for _ in range(_ROUNDS):
-        all_stood = all(_stands_still(one) for one in stopped)
+        moving = {one for one in moving if not _stands_still(one)}
         fresh = [one for one in dict.fromkeys((*tree(pid), *beside())) if one not in stopped]
-        if not fresh and all_stood:
-            return
         for one in fresh:
             _signal(one, signal.SIGSTOP)
-            stopped.add(one)
+        stopped.update(fresh)
+        if (not fresh and not moving) or time.monotonic() > until:
+            return
         if not fresh:
             time.sleep(0.001)
+        moving.update(fresh)
 
 
 def _stands_still(pid: int) -> bool:
