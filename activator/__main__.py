@@ -61,6 +61,8 @@ GC_YOUNG = 50_000
 """New containers before the youngest generation is looked at: a thousand calls instead of fifteen."""
 LAST_ANSWERS_S = 2.0
 """Before the end of the shutdown: who still waits then is answered, rather than cut off."""
+LOOPS_END_S = 5.0
+"""How long the loops may take to end once cancelled, before the log names those that have not, and they are cancelled again."""
 
 
 class Activator:
@@ -163,6 +165,10 @@ class Activator:
         await self._parts.control.aclose()
         for close in self._parts.closing:
             await close()
+        _, running = await asyncio.wait(background, timeout=LOOPS_END_S)
+        for task in running:
+            log.error("loop does not end name=%s", task.get_name())
+            task.cancel()
 
     def _refuse_waiting(self) -> None:
         refuse_waiting(self._parts.scaler.throttlers(), errors.Unavailable("this activator is being stopped", retry_after_s=1))

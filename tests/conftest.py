@@ -31,6 +31,7 @@ from tests import hypothesis_profiles
 from tests.fakes import postgres_server as postgres_server_module
 from tests.fakes import s3_server
 from tests.fakes.postgres_server import PostgresServer
+from tests.fakes.redis_server import MortalRedis
 from tests.fakes.trees import remove_tree
 
 pytest_plugins = ("tests.bytecode", "tests.collecting", "tests.leftovers", "tests.parallel", "tests.tiers")
@@ -206,6 +207,14 @@ def redis_url(redis_server: str) -> str:
     with redis.Redis.from_url(redis_server) as client:
         client.flushall()
     return redis_server
+
+
+@pytest.fixture
+def mortal_redis(redis_server: str, short_tmp: Path) -> Iterator[MortalRedis]:  # where there is one, others can be made
+    """A Redis of the test's own."""
+    server = MortalRedis(short_tmp)
+    yield server
+    server.kill()
 
 
 @pytest.fixture(scope="session")

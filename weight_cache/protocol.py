@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from weight_cache.errors import ProtocolError
+from weight_cache.threads import cancel_and_wait
 from weight_cache.turns import Turns
 
 MAX_FRAME_BYTES = 8 * 1024 * 1024
@@ -174,9 +175,7 @@ class RpcClient:
 
     async def aclose(self) -> None:
         """Close the connection; open calls fail."""
-        self._pump.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._pump
+        await cancel_and_wait(self._pump)
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
 

@@ -66,6 +66,19 @@ async def settle(tasks: Collection[asyncio.Future[Any]]) -> None:
         raise cancelled
 
 
+async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel `tasks` and wait until all have ended. Raises what one of them raised; its cancellation is not that, but the caller's is.
+
+    `with suppress(CancelledError): await task` would swallow the caller's, too: a loop that is cancelled there goes on for ever.
+    """
+    for task in tasks:
+        task.cancel()
+    await settle(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
+
+
 async def each(jobs: Iterable[Callable[[], Coroutine[Any, Any, None]]], *, at_once: int) -> None:
     """Run all `jobs`, `at_once` of them at a time. The first failure ends the others, and is raised when they have ended."""
     running: set[asyncio.Task[None]] = set()

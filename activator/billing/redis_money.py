@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import uuid
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from activator.billing.allowance import Claim, Grant
-from activator.shared.redis_state import ANSWER_S, address_of
+from activator.shared.redis_client import redis_client
+from activator.shared.redis_state import address_of
 from activator.shared.state import SharedStateUnreachable
 
 GRACE_S = 2.0
@@ -69,9 +67,7 @@ class RedisMoney:
         self._life = uuid.uuid4().hex
         self._said = 0
         self._grace_ms = int(grace_s * 1000)
-        self._redis = Redis.from_url(
-            url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S, decode_responses=True, retry=Retry(NoBackoff(), 1)
-        )
+        self._redis = redis_client(url)
         self._claim = self._redis.register_script(CLAIM)
 
     def __repr__(self) -> str:

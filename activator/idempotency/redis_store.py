@@ -11,13 +11,11 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from activator.idempotency.store import LEASE_S, OVERHEAD_BYTES, TENANT_BYTES, TOTAL_BYTES, Claim, Known
-from activator.shared.redis_state import ANSWER_S, address_of
+from activator.shared.redis_client import redis_client
+from activator.shared.redis_state import address_of
 from pilotlight import errors
 from pilotlight.seal import SealBroken, Sealer
 
@@ -99,9 +97,7 @@ class RedisIdempotency:
         self._total_bytes = total_bytes
         self._sealer = sealer
         self._lease_ms = int(lease_s * 1000)
-        self._redis = Redis.from_url(
-            url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S, decode_responses=True, retry=Retry(NoBackoff(), 1)
-        )
+        self._redis = redis_client(url)
 
     def __repr__(self) -> str:
         return f"<RedisIdempotency {self._where}>"

@@ -6,14 +6,12 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from activator.knative import scripts
 from activator.knative.claims import Claim, ClaimsUnreachable
-from activator.shared.redis_state import ANSWER_S, REFUSAL_S, address_of
+from activator.shared.redis_client import redis_client
+from activator.shared.redis_state import REFUSAL_S, address_of
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +27,7 @@ class RedisClaims:
         self._member = member
         self._where = address_of(url)
         self._prefix = f"pilotlight:{{{platform}}}:"
-        self._redis = Redis.from_url(
-            url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S, decode_responses=True, retry=Retry(NoBackoff(), 1)
-        )
+        self._redis = redis_client(url)
         self._claim, self._state, self._release, self._mine = (
             self._redis.register_script(text) for text in (scripts.CLAIM, scripts.STATE, scripts.RELEASE, scripts.MINE)
         )

@@ -18,9 +18,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from activator.quotas import decision, scripts
@@ -29,7 +26,8 @@ from activator.quotas.meters import Meters
 from activator.quotas.rules import Rules, counted
 from activator.quotas.shown import Shown
 from activator.quotas.store import QuotaStatistics
-from activator.shared.redis_state import ANSWER_S, BEAT_S, TTL_S, address_of
+from activator.shared.redis_client import redis_client
+from activator.shared.redis_state import BEAT_S, TTL_S, address_of
 from pilotlight import errors
 
 log = logging.getLogger(__name__)
@@ -137,9 +135,7 @@ class RedisQuotas:
         self._ttl_ms = int(ttl_s * 1000)
         self._clock = clock
         self._server_clock = server_clock
-        self._redis = Redis.from_url(
-            url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S, decode_responses=True, retry=Retry(NoBackoff(), 1)
-        )
+        self._redis = redis_client(url)
         self._decide, self._leave = (self._redis.register_script(text) for text in (scripts.DECIDE, scripts.LEAVE))
         self._meters = Meters()
         self._asks: list[_Ask] = []
@@ -244,9 +240,8 @@ class RedisQuotas:
         meters = {name: meter for ask in asks for name, meter in zip(ask.gate.ids, ask.gate.meters, strict=True)}
         document = self._document(asks, meters, self._meters if is_full else ended.items(), is_full=is_full)
         try:
-            async with asyncio.timeout(ANSWER_S):
-                became, left = await self._decide(keys=self._own_keys(), args=[*self._common_args(), document])
-        except (RedisError, OSError, TimeoutError) as e:
+            became, left = await self._decide(keys=self._own_keys(), args=[*self._common_args(), document])
+        except (RedisError, OSError) as e:
             self._failed(e, asks)
             return False
         self._answered(meters, left)
@@ -346,9 +341,8 @@ class RedisQuotas:
             self._pump.cancel()
             await asyncio.gather(self._pump, return_exceptions=True)
         if not self._is_away:
-            with contextlib.suppress(RedisError, OSError, TimeoutError):
-                async with asyncio.timeout(ANSWER_S):
-                    await self._leave(keys=self._own_keys(), args=[self._member])
+            with contextlib.suppress(RedisError, OSError):
+                await self._leave(keys=self._own_keys(), args=[self._member])
         await self._redis.aclose()
 
 

@@ -12,12 +12,10 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from activator.shared import scripts
+from activator.shared.redis_client import redis_client
 from activator.shared.state import Pulse, SharedStateUnreachable, SharedStatistics, Want, share_of
 
 log = logging.getLogger(__name__)
@@ -28,8 +26,6 @@ BEAT_S = 0.5
 """Between beats; also how long a starving member waits until the others know."""
 REFUSAL_S = 1.5
 """A refusal counts for this long; who still wants asks again well before (throttler.ALLOWANCE_RETRY_S)."""
-ANSWER_S = 1.0
-"""Longest wait for Redis: it answers in a fraction of a millisecond, or it is not there."""
 
 
 class RedisState:
@@ -53,9 +49,7 @@ class RedisState:
         self._prefix = f"pilotlight:{{{platform}}}:"
         self._ttl_s = ttl_s
         self._clock = clock
-        self._redis = Redis.from_url(
-            url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S, decode_responses=True, retry=Retry(NoBackoff(), 1)
-        )
+        self._redis = redis_client(url)
         self._join, self._beat, self._take, self._leave, self._knock = (
             self._redis.register_script(text) for text in (scripts.JOIN, scripts.BEAT, scripts.TAKE, scripts.LEAVE, scripts.KNOCK)
         )

@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from activator.billing import redis_money
-from activator.idempotency import redis_store as idempotency_store
 from activator.knative import redis_claims
-from activator.quotas import redis_store as quota_store
-from activator.shared import redis_state
+from activator.shared import redis_client, redis_state
 from pilotlight.controller.store import Store
 from tests.fakes.databases import empty_sqlite
 from tests.functions.controller.parts import ManualClock
@@ -20,8 +17,7 @@ from tests.functions.controller.parts import ManualClock
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stall of a busy machine is not a Redis that is away, and outlasts no refusal."""
-    for module in (idempotency_store, quota_store, redis_claims, redis_money, redis_state):
-        monkeypatch.setattr(module, "ANSWER_S", 30.0)
+    monkeypatch.setattr(redis_client, "ANSWER_S", 30.0)
     for module in (redis_claims, redis_state):
         monkeypatch.setattr(module, "REFUSAL_S", 60.0)
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
-from subprocess import DEVNULL, Popen
 from typing import Any
 
 import pytest
@@ -17,15 +14,16 @@ import redis
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from activator.quotas import redis_store
 from activator.quotas.admission import Admission, admit
 from activator.quotas.process import ProcessQuotas
 from activator.quotas.redis_store import RedisQuotas
 from activator.quotas.rules import Of, Rule
 from activator.quotas.store import Gate, QuotaStore, Refused
+from activator.shared import redis_client
 from pilotlight import errors
 from pilotlight.quotas import Quotas
 from tests.fakes.clock import ManualClock
+from tests.fakes.redis_server import MortalRedis
 from tests.hypothesis_profiles import examples
 
 
@@ -426,48 +424,6 @@ def test_no_interleaving_admits_more_than_the_bound(redis_url: str, kind: str, w
 
 
 # -- what only Redis has ------------------------------------------------------------------------------------------------
-class Mortal:
-    """A Redis that the test may stop, slow down, and start again."""
-
-    def __init__(self, directory: Path) -> None:
-        self._socket = directory / "q.sock"
-        self.url = f"unix://{self._socket}"
-        self.start()
-
-    def start(self) -> None:
-        """Up, and empty."""
-        self._server = Popen(["redis-server", "--port", "0", "--unixsocket", str(self._socket), "--save", ""], stdout=DEVNULL)
-        until = time.monotonic() + 30
-        with redis.Redis.from_url(self.url) as client:
-            while True:
-                try:
-                    client.ping()
-                    return
-                except redis.RedisError:
-                    assert time.monotonic() < until
-                    time.sleep(0.01)
-
-    def kill(self) -> None:
-        """Gone."""
-        self._server.kill()
-        self._server.wait()
-
-    def freeze(self) -> None:
-        """It accepts what it is sent, and says nothing."""
-        self._server.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """It answers again."""
-        self._server.send_signal(signal.SIGCONT)
-
-
-@pytest.fixture(name="mortal")
-def _mortal(redis_server: str, short_tmp: Path) -> Iterator[Mortal]:
-    mortal = Mortal(short_tmp)
-    yield mortal
-    mortal.kill()
-
-
 def store_at(url: str, member: str = "a-0", *, is_open: Callable[[str], bool] = lambda _: True, platform: str = "p") -> RedisQuotas:
     return RedisQuotas(url, platform=platform, member=member, is_open=is_open)
 
@@ -480,22 +436,22 @@ def gate_of(store: QuotaStore, *rules: Rule) -> Gate:
 
 @pytest.mark.parametrize("fault", ["killed", "slow"])
 async def test_without_redis_each_activator_counts_for_itself_where_that_is_allowed(
-    mortal: Mortal, fault: str, monkeypatch: pytest.MonkeyPatch
+    mortal_redis: MortalRedis, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = store_at(mortal.url), store_at(mortal.url, "a-1")
+    one, two = store_at(mortal_redis.url), store_at(mortal_redis.url, "a-1")
     gates = [gate_of(store, rule(concurrent=1)) for store in (one, two)]
     first = await enter(gates[0])
     await refused(gates[1])
 
-    mortal.kill() if fault == "killed" else mortal.freeze()
+    mortal_redis.kill() if fault == "killed" else mortal_redis.freeze()
     with monkeypatch.context() as hasty:
-        hasty.setattr(redis_store, "ANSWER_S", 0.1)
+        hasty.setattr(redis_client, "ANSWER_S", 0.1)
         second = await enter(gates[1])  # the whole quota for each
         await refused(gates[1])
         await refused(gates[0])
     assert not one.statistics().is_reachable
 
-    mortal.start() if fault == "killed" else mortal.thaw()
+    mortal_redis.start() if fault == "killed" else mortal_redis.thaw()
     for store in (one, two):
         await store.beat()
     assert one.statistics().is_reachable
@@ -509,10 +465,10 @@ async def test_without_redis_each_activator_counts_for_itself_where_that_is_allo
         await store.aclose()
 
 
-async def test_without_redis_what_is_closed_is_answered_503_with_a_time_and_the_rest_goes_on(mortal: Mortal) -> None:
-    store = store_at(mortal.url, is_open=lambda kind: kind != "tokens")
+async def test_without_redis_what_is_closed_is_answered_503_with_a_time_and_the_rest_goes_on(mortal_redis: MortalRedis) -> None:
+    store = store_at(mortal_redis.url, is_open=lambda kind: kind != "tokens")
     rated, worded = gate_of(store, rule(requests_per_s=5)), gate_of(store, rule("key", "k-1", tokens_per_min=60))
-    mortal.kill()
+    mortal_redis.kill()
 
     with pytest.raises(errors.Unavailable) as closed:
         await admit(worded, tokens=5)
@@ -559,17 +515,17 @@ async def test_what_an_earlier_life_held_is_forgotten_with_the_first_word_of_the
     await again.aclose()
 
 
-async def test_who_leaves_while_redis_is_asked_holds_nothing(mortal: Mortal) -> None:
-    store = store_at(mortal.url)
+async def test_who_leaves_while_redis_is_asked_holds_nothing(mortal_redis: MortalRedis) -> None:
+    store = store_at(mortal_redis.url)
     gate = gate_of(store, rule(concurrent=1))
     await store.flush()
-    mortal.freeze()
+    mortal_redis.freeze()
     waiting = asyncio.create_task(enter(gate))
     while not store._is_pumping:
         await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    mortal.thaw()
+    mortal_redis.thaw()
     await store.flush()
 
     assert store.held("tenant:t-1") == 0

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from weight_cache.threads import NICENESS, BoundedThreads, QuietThreads, each, finish_in_thread, settle
+from weight_cache.threads import NICENESS, BoundedThreads, QuietThreads, cancel_and_wait, each, finish_in_thread, settle
 
 
 @pytest.fixture
@@ -125,3 +125,35 @@ async def test_cancelling_the_caller_cancels_what_runs() -> None:
 
 async def test_nothing_to_settle_is_settled() -> None:
     await settle([])
+
+
+async def test_who_is_cancelled_while_a_task_ends_is_cancelled_and_the_task_has_ended() -> None:
+    ended = asyncio.Event()
+
+    async def slow_to_end() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.01)
+            ended.set()
+
+    task = asyncio.create_task(slow_to_end())
+    await asyncio.sleep(0)
+    caller = asyncio.create_task(cancel_and_wait(task))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert ended.is_set()
+
+
+async def test_what_a_cancelled_task_raised_is_raised_once_all_have_ended() -> None:
+    async def fails() -> None:
+        raise ValueError("a fault")
+
+    failing, endless = asyncio.create_task(fails()), asyncio.create_task(asyncio.sleep(60))
+    await asyncio.sleep(0)
+    with pytest.raises(ValueError, match="a fault"):
+        await cancel_and_wait(failing, endless)
+    assert endless.cancelled()
+    await cancel_and_wait(endless)  # its own cancellation is not a failure

@@ -12,21 +12,19 @@ from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from activator.knative.autoscaler.board import BoardUnreachable
 from activator.knative.autoscaler.statements import Posted, Statement, from_text, to_text
-from activator.shared.redis_state import ANSWER_S, address_of
+from activator.shared.redis_client import ANSWER_S, redis_client
+from activator.shared.redis_state import address_of
 
 log = logging.getLogger(__name__)
 
 FORGET_MS = 3_600_000
 """Statements of a platform that is gone are, an hour later."""
 LISTEN_S = 0.5
-"""How long one look for pokes waits: below ANSWER_S, at which the connection is taken for dead."""
+"""How long one look for pokes waits."""
 AGAIN_S = 0.5
 
 _POST = f"""
@@ -50,9 +48,7 @@ class RedisBoard:
         self._where = address_of(url)
         prefix = f"pilotlight:{{{platform}}}:"
         self._stated, self._poked = f"{prefix}stated", f"{prefix}poked"
-        self._redis: Redis = Redis.from_url(
-            url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S, decode_responses=True, retry=Retry(NoBackoff(), 1)
-        )
+        self._redis = redis_client(url)
         self._post, self._read = self._redis.register_script(_POST), self._redis.register_script(_READ)
 
     def __repr__(self) -> str:
@@ -83,7 +79,8 @@ class RedisBoard:
         while True:
             try:
                 async with self._redis.pubsub() as channel:
-                    await channel.subscribe(self._poked)
+                    async with asyncio.timeout(ANSWER_S):
+                        await channel.subscribe(self._poked)
                     async with aclosing(_messages(channel)) as messages:
                         async for message in messages:
                             yield message

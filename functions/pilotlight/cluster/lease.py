@@ -24,6 +24,7 @@ from typing import Any, Protocol, Self
 from pilotlight.cluster.changes import Object, version_of
 from pilotlight.cluster.errors import ClusterError, Conflict, NotFound
 from pilotlight.cluster.kinds import LEASE, Kind
+from weight_cache.threads import cancel_and_wait
 
 logger = logging.getLogger(__name__)
 
@@ -267,8 +268,6 @@ class Election:
     async def aclose(self) -> None:
         """Stop, step down and give the Lease back."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await cancel_and_wait(self._task)
             self._task = None
         await self.release()

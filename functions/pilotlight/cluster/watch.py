@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 from pilotlight.cluster.changes import Change, Key, Object, key_of
 from pilotlight.cluster.errors import ClusterError, ClusterUnreachable
 from pilotlight.cluster.kinds import Kind
+from weight_cache.threads import cancel_and_wait
 
 if TYPE_CHECKING:
     from pilotlight.cluster.api import Cluster
@@ -184,9 +185,7 @@ class Reflector:
 
     async def __aexit__(self, *failure: object) -> None:
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await cancel_and_wait(self._task)
 
 
 def _report(task: asyncio.Task[None]) -> None:

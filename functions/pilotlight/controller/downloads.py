@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from pilotlight.controller.blobs import BlobFiles
 from weight_cache.errors import ObjectStoreError
+from weight_cache.threads import cancel_and_wait
 
 log = logging.getLogger(__name__)
 
@@ -97,10 +98,7 @@ class BlobResponse(StreamingResponse):
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (sending, leaving):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+            await cancel_and_wait(sending, leaving)
 
     async def _send(self, send: Send) -> None:
         async with contextlib.aclosing(self._pieces):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from pilotlight.controller import problems
 from pilotlight.errors import PilotlightError
 from pilotlight.protocol import CONTENT_NDJSON
 from snapshotter.errors import SnapshotterError
+from weight_cache.threads import cancel_and_wait
 
 
 class NdjsonResponse(StreamingResponse):
@@ -36,11 +36,10 @@ class NdjsonResponse(StreamingResponse):
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (sending, leaving):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-            await _close(self._records)  # of a caller who left before the first line, too
+            try:
+                await cancel_and_wait(sending, leaving)
+            finally:
+                await _close(self._records)  # of a caller who left before the first line, too
 
 
 async def _lines(records: AsyncIterator[Mapping[str, Any]], request: str) -> AsyncIterator[bytes]:

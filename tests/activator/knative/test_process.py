@@ -123,6 +123,7 @@ async def activator(world: World, home: Path, redis_url: str) -> AsyncIterator[R
         yield running
     finally:
         if process.returncode is None:
+            print((home / "activator.log").read_text())  # shown where the test fails
             process.kill()
         await process.wait()
         await running.client.aclose()

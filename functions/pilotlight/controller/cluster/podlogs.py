@@ -18,6 +18,7 @@ from pilotlight.cluster.changes import Object
 from pilotlight.cluster.errors import ClusterError, Invalid, NotFound
 from pilotlight.cluster.kinds import POD
 from pilotlight.controller.cluster import pods
+from weight_cache.threads import cancel_and_wait
 
 Line = Mapping[str, Any]
 _MARK, _MARK_END = "\x1e", "\x1f"
@@ -110,9 +111,7 @@ async def following(
             if query.takes(line):
                 yield line
     finally:
-        reader.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await reader
+        await cancel_and_wait(reader)
 
 
 async def _follow_all(

@@ -32,6 +32,7 @@ from pilotlight.controller.dashboard.visit import Visitor
 from pilotlight.controller.figures import newest
 from pilotlight.errors import TooManyRequests, Unauthenticated
 from pilotlight.protocol import CONTENT_SSE
+from weight_cache.threads import cancel_and_wait
 
 log = logging.getLogger(__name__)
 
@@ -177,10 +178,7 @@ class _EventStream(StreamingResponse):
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._on_end()
-            for task in (sending, leaving):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+            await cancel_and_wait(sending, leaving)
 
 
 def hub_of(request: Request, context: Context) -> Hub:
