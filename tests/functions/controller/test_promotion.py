@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from snapshotter.egress import DENIED, Egress
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused, spec
 
@@ -35,6 +37,31 @@ async def test_a_key_of_an_app_lets_nothing_serve_that_falls_back_to_another_app
         answer = await bound.post("/v1/deployments", json={"modelId": "search/hello", "version": "stable"}, headers=headers)
     assert refused(answer, 403), answer.text
     assert (await controller.http.post("/v1/apps/search:promote", json=BETWEEN)).status_code == 200
+
+
+def let_ask_for(controller: Controller, networks: list[str]) -> None:
+    """From now on the operator lets functions ask for these, and each function has a network of its own."""
+    config = replace(controller.context.config, egress=Egress.of(DENIED, [], networks))
+    object.__setattr__(controller.context, "config", config)
+
+
+@pytest.mark.parametrize("how", ["deploy", "promote", "deploy a version"])
+async def test_networks_that_the_operator_does_not_open_are_refused_whichever_way_a_function_is_deployed(
+    controller: Controller, how: str
+) -> None:
+    asking = {**spec(), "egress": ["10.0.0.7"]}
+    let_ask_for(controller, ["10.0.0.0/24"])
+    author = await staged(controller, asking)
+    let_ask_for(controller, ["10.9.0.0/24"])
+    headers = {"pilotlight-environment": "staging"}
+    if how == "deploy":
+        answer = await author.post("/v1/apps/search/deploy", json={"functions": [asking]}, headers=headers)
+    elif how == "promote":
+        answer = await author.post("/v1/apps/search:promote", json=BETWEEN)
+    else:
+        answer = await author.post("/v1/deployments", json={"modelId": "search/hello", "version": "stable"}, headers=headers)
+    assert refused(answer, 400), answer.text
+    assert "10.0.0.7/32 is not for functions to ask for; snapshotter.egress_on_request has 10.9.0.0/24" in answer.json()["detail"]
 
 
 async def manifest(controller: Controller, revision: str = "stable") -> dict[str, Any]:

@@ -103,6 +103,7 @@ def deploy_model(context: Ctx, caller: Deployer, request: RequestId, body: Model
     def make(write: Write) -> tuple[str, Released]:
         spec = models_served.version(write.sql, where, function=function, reference=body.version)
         references.check_rungs(caller, app=where.app, specs=[spec])
+        references.check_egress([spec], context.config.egress)
         if "gpu" in resources:
             wanted = replace(spec, resources=replace(spec.resources, gpu=tuple(resources["gpu"])))
             references.check_prices([wanted], prices.of_tenant(write.sql, context.config, caller.tenant))
@@ -120,7 +121,9 @@ def _promote(context: Context, caller: Principal, *, request: str, app: str, bod
     promotion.demand_other(origin, target)
     with context.store.read() as sql:
         found = promotion.candidates(sql, origin, function=body.function)
-        references.check_rungs(caller, app=app, specs=[one.spec for one in found])
+        specs = [one.spec for one in found]
+        references.check_rungs(caller, app=app, specs=specs)
+        references.check_egress(specs, context.config.egress)
         manifests = promotion.manifests_of(sql, context.files, tenant=caller.tenant, found=found)
     terms = Terms(plan=plan.parse(body.rollout) if body.rollout is not None else None, allow_breaking=body.allow_breaking)
 
