@@ -34,7 +34,7 @@ from tests.fakes.postgres_server import PostgresServer
 from tests.fakes.redis_server import MortalRedis
 from tests.fakes.trees import remove_tree
 
-pytest_plugins = ("tests.bytecode", "tests.collecting", "tests.leftovers", "tests.parallel", "tests.tiers")
+pytest_plugins = ("tests.bytecode", "tests.certificates", "tests.collecting", "tests.leftovers", "tests.parallel", "tests.tiers")
 
 ROOT = Path(__file__).parents[1]
 SERVER_START_S = 30.0
