@@ -20,8 +20,10 @@ from snapshotter.egress import EVERYWHERE, Egress
 from snapshotter.errors import Unsupported
 from snapshotter.name_servers import NameServers
 from snapshotter.network import Network
+from snapshotter.rules_watch import RulesWatch, watch
 from snapshotter.slots import Slot, SlotLost
 from weight_cache.protocol import admit
+from weight_cache.threads import cancel_and_wait
 
 _log = logging.getLogger(__name__)
 _ANSWER_PATIENCE_S = 10.0
@@ -65,6 +67,9 @@ class Nursery:
         self._turn = asyncio.Lock()
         self._spares: dict[Network, list[asyncio.Task[Slot]]] = {kind: [] for kind in Network}
         self._networks: dict[str, tuple[str, ...]] = {}
+        self._watch: RulesWatch | None = None
+        self._restoring: asyncio.Task[None] | None = None
+        self._is_removed = False
 
     def __repr__(self) -> str:
         pid = self._spawner.pid if self._spawner else 0
@@ -75,6 +80,8 @@ class Nursery:
         """Start the spawner and make the first slot; falls back to plain slots where namespaces are refused."""
         if self.namespaced:
             await network.sweep()
+            if self._networks:
+                self._watch_rules()
             await self._keep_networks()
         try:
             spare = await self._make_first()
@@ -95,6 +102,22 @@ class Nursery:
                 _log.warning("network.not_kept interface=%s reason=%s", name, e)
                 with contextlib.suppress(Unsupported, OSError):
                     await network.keep([name], self._egress, self._servers)
+
+    def _watch_rules(self) -> None:
+        if self._watch is None:
+            self._watch = watch(uplink.TABLE, self._rules_removed)
+
+    def _rules_removed(self) -> None:
+        uplink.forget()
+        self._is_removed = bool(self._networks)
+        if self._is_removed and (self._restoring is None or self._restoring.done()):
+            self._restoring = asyncio.create_task(self._restore_rules(), name="rules of networks")
+
+    async def _restore_rules(self) -> None:
+        while self._is_removed:
+            self._is_removed = False  # they may go again meanwhile
+            _log.warning("another program removed the rules of slots' networks, they are made again table=%s", uplink.TABLE)
+            await self._keep_networks()
 
     async def open_egress(self, slot: Slot, asked: Collection[str]) -> None:
         """Let a slot with a network of its own reach these, too, before a worker is in it. Raises Unsupported."""
@@ -158,6 +181,10 @@ class Nursery:
             self._control.close()
         if self._spawner is not None:
             await asyncio.to_thread(self._spawner.wait)
+        if self._watch is not None:
+            self._watch.close()
+        if self._restoring is not None:
+            await cancel_and_wait(self._restoring)
         if self._networks:
             await network.remove(self._networks)
             await network.sweep()
@@ -209,6 +236,7 @@ class Nursery:
             (directory / _NETWORK).write_text(name)
         except OSError as e:
             raise Unsupported(f"cannot connect a slot's network: {e}") from e
+        self._watch_rules()
         living = set(uplink.interfaces())
         self._networks = {**{known: asked for known, asked in self._networks.items() if known in living}, name: ()}
 

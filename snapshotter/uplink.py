@@ -124,6 +124,12 @@ async def open_host(rules: Rules) -> list[dict[str, Any]]:
     return known
 
 
+def forget() -> None:
+    """What was found is no more: the next `open_host` looks again."""
+    global _opened
+    _opened = None
+
+
 async def close_host() -> None:
     """Forwarding off where it was off before, and the table away. Raises Unsupported."""
     global _opened

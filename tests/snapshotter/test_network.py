@@ -573,6 +573,47 @@ async def test_a_firewall_that_drops_what_is_forwarded_passes_what_slots_send_an
     assert "Error" not in said
 
 
+FLUSHED = """
+import asyncio, sys
+from pathlib import Path
+from snapshotter import nettools, uplink
+from snapshotter.egress import Egress
+from snapshotter.network import Network
+from snapshotter.nursery import Nursery
+
+async def main() -> None:
+    home, egress = Path(sys.argv[1]), Egress.of(["10.0.0.0/8"], [], ["10.0.0.0/24"])
+    nursery = Nursery(home / "slots", home, log_max_bytes=4096, namespaced=True, egress=egress, usual=Network.OWN)
+    await nursery.open()
+    slots = [await nursery.take(Network.OWN) for _ in range(2)]
+    await nursery.open_egress(slots[0], ["10.0.0.7"])
+    before = await nettools.nft("list ruleset")
+    chains = {line for line in before.splitlines() if "chain" in line}
+    assert len(chains) > 4, before
+    for _ in range(2):
+        await nettools.nft("flush ruleset")
+        async with asyncio.timeout(30):
+            while not chains <= set((await nettools.nft("list ruleset")).splitlines()):
+                pass
+        print("they are back")
+    for slot in slots:
+        await slot.end()
+    await nursery.aclose()
+    print("left", repr(await nettools.nft("list ruleset")))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.root
+async def test_rules_that_another_program_flushes_are_back_for_every_living_slot(short_tmp: Path, tools: None) -> None:
+    """In a network namespace that stands for a host's."""
+    begin = 'mount -t sysfs sysfs /sys && exec "$@"'  # the interfaces that are there, not the host's
+    said = await answer("unshare", "--net", "--mount", "sh", "-c", begin, "sh", sys.executable, "-c", FLUSHED, str(short_tmp))
+    assert [line for line in said.splitlines() if "another program" not in line] == ["they are back", "they are back", "left ''"], said
+    assert said.count("another program removed the rules") == 2
+
+
 @pytest.mark.root
 async def test_the_probe_tries_it_and_leaves_nothing(tools: None) -> None:
     on, why = await network.probe()
