@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -19,17 +20,21 @@ async def test_who_is_left_and_asked_again_at_once_is_asked_by_one_task_that_can
     await world.until(lambda: fleet.pods.of(target.key) and fleet.pods.of(target.key)[0].ip)
     (pod,) = fleet.pods.of(target.key)
     readiness = Readiness(port=8080, on_ready=lambda _: None)
-    before = asyncio.all_tasks()
+
+    def asking() -> list[asyncio.Task[Any]]:  # of the fleet's own are none: nobody starts anything
+        return [task for task in asyncio.all_tasks() if task.get_name() == f"is {pod.name} ready"]
+
     readiness.ask(pod)
+    (left,) = asking()
     await asyncio.sleep(0)
     readiness.leave(pod.life)
     readiness.ask(pod)
-    for _ in range(5):  # the first one ends
-        await asyncio.sleep(0)
+    await asyncio.wait([left])
     readiness.ask(pod)
-    assert len(asyncio.all_tasks() - before) == 1
+    assert len(asking()) == 1
+    assert left not in asking()
     await readiness.aclose()
-    assert asyncio.all_tasks() - before == set()
+    assert asking() == []
 
 
 def said(text: str) -> Answer:

@@ -109,6 +109,7 @@ def test_an_image_from_nothing_serves_in_a_read_only_root_as_nobody(exported: tu
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)  # two exports: where it runs alone, the first is made for it
 def test_an_image_on_a_base_has_its_own_code_and_none_of_the_base(
     exported: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
