@@ -12,14 +12,17 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util.exc import CommandError
 from sqlalchemy.exc import DBAPIError
 
 from pilotlight.controller import audit, bills, bootstrap, calls, feed, history, keys, launch, ledger, lock, registry, tables, tenants
+from pilotlight.controller import store as store_module
 from pilotlight.controller.figures import functions, latency, newest, shares
 from pilotlight.controller.figures import usage as use
 from pilotlight.controller.figures.spans import Span
 from pilotlight.controller.places import Place
-from pilotlight.controller.store import Store
+from pilotlight.controller.store import Store, newest_schema
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.protocol import CallRecord, FunctionRoute
 from pilotlight.spec import FunctionSpec, from_json
@@ -54,6 +57,21 @@ def test_migrating_again_changes_nothing_and_the_layout_is_what_tables_says(stor
     with store.read() as sql:
         context = MigrationContext.configure(sql, opts={"compare_type": True})
         assert compare_metadata(context, tables.metadata) == []
+
+
+def test_files_of_migrations_begin_with_their_revision_and_the_newest_is_the_head(store: Store) -> None:
+    scripts = ScriptDirectory(str(Path(store_module.__file__).parent / "migrations"))
+    assert {Path(script.path).name.partition("_")[0] for script in scripts.walk_revisions()} == {
+        s.revision for s in scripts.walk_revisions()
+    }
+    assert newest_schema() == scripts.get_current_head()
+
+
+def test_a_schema_of_a_later_release_is_not_taken_for_ours(store: Store) -> None:
+    with store.write() as write:
+        write.sql.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(CommandError, match="9999"):
+        store.migrate()
 
 
 def test_two_starters_may_migrate_at_once(url: str, clock: ManualClock) -> None:
