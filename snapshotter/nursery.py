@@ -109,7 +109,7 @@ class Nursery:
 
     def _rules_removed(self) -> None:
         uplink.forget()
-        self._is_removed = bool(self._networks)
+        self._is_removed = not self._networks.keys().isdisjoint(uplink.interfaces())  # else the last slot's end removed them
         if self._is_removed and (self._restoring is None or self._restoring.done()):
             self._restoring = asyncio.create_task(self._restore_rules(), name="rules of networks")
 

@@ -614,6 +614,14 @@ async def test_rules_that_another_program_flushes_are_back_for_every_living_slot
     assert said.count("another program removed the rules") == 2
 
 
+async def test_rules_that_went_with_the_last_slot_are_not_made_again(short_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
+    nursery = Nursery(short_tmp / "slots", short_tmp, log_max_bytes=4096, namespaced=False)
+    nursery._networks["pls0"] = ()  # no slot has it: numbers begin with 1
+    nursery._rules_removed()
+    await asyncio.sleep(0)
+    assert "another program" not in caplog.text
+
+
 @pytest.mark.root
 async def test_the_probe_tries_it_and_leaves_nothing(tools: None) -> None:
     on, why = await network.probe()
