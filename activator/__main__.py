@@ -165,10 +165,7 @@ class Activator:
         await self._parts.control.aclose()
         for close in self._parts.closing:
             await close()
-        _, running = await asyncio.wait(background, timeout=LOOPS_END_S)
-        for task in running:
-            log.error("loop does not end name=%s", task.get_name())
-            task.cancel()
+        await _cancel_again(background)
 
     def _refuse_waiting(self) -> None:
         refuse_waiting(self._parts.scaler.throttlers(), errors.Unavailable("this activator is being stopped", retry_after_s=1))
@@ -226,6 +223,14 @@ class _Server(uvicorn.Server):
     async def wait_started(self) -> None:
         """Returns once it accepts connections."""
         await self._is_up.wait()
+
+
+async def _cancel_again(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Name those that have not ended though they were cancelled, and cancel them once more: a library may have lost it."""
+    _, running = await asyncio.wait(tasks, timeout=LOOPS_END_S)
+    for task in running:
+        log.error("loop does not end name=%s", task.get_name())
+        task.cancel()
 
 
 def _calm_collector() -> None:

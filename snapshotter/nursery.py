@@ -20,7 +20,7 @@ from snapshotter.egress import EVERYWHERE, Egress
 from snapshotter.errors import Unsupported
 from snapshotter.name_servers import NameServers
 from snapshotter.network import Network
-from snapshotter.rules_watch import RulesWatch, watch
+from snapshotter.rules_watch import RulesWatch
 from snapshotter.slots import Slot, SlotLost
 from weight_cache.protocol import admit
 from weight_cache.threads import cancel_and_wait
@@ -95,7 +95,8 @@ class Nursery:
 
     async def _keep_networks(self) -> None:
         """Adopted slots reach what today's settings say, and what their functions asked for as far as it may still be asked for."""
-        for name, asked in self._networks.items():
+        for name in list(self._networks):  # slots come and go meanwhile
+            asked = self._networks.get(name, ())
             try:
                 await network.keep([name], self._egress.requested(asked), self._servers)
             except (Unsupported, ValueError, OSError) as e:  # it goes on under the rules that it had, or that all have
@@ -105,7 +106,10 @@ class Nursery:
 
     def _watch_rules(self) -> None:
         if self._watch is None:
-            self._watch = watch(uplink.TABLE, self._rules_removed)
+            try:
+                self._watch = RulesWatch(uplink.TABLE, self._rules_removed)
+            except OSError as e:
+                _log.warning("rules of slots' networks that another program removes come back with the next slot only reason=%s", e)
 
     def _rules_removed(self) -> None:
         uplink.forget()

@@ -6,7 +6,6 @@ Until they are back, slots reach the host's own addresses. Sources: netlink(7), 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import socket
 import struct
@@ -82,10 +81,3 @@ def _names(message: tuple[int, bytes], table: bytes) -> bool:
 def _padded(length: int) -> int:
     """NLMSG_ALIGN."""
     return (length + 3) & ~3
-
-
-def watch(table: str, on_removed: Callable[[], None]) -> RulesWatch | None:
-    """The same, or None where it cannot be had."""
-    with contextlib.suppress(OSError):
-        return RulesWatch(table, on_removed)
-    return None

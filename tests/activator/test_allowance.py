@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from decimal import Decimal
 from pathlib import Path
-from subprocess import DEVNULL, Popen
 
 import pytest
 import redis
@@ -29,6 +27,7 @@ from tests.activator.billing_world import SECOND, Wall, account, budget
 from tests.fakes.clock import ManualClock
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.money_board import BoardMoney, MoneyBoard
+from tests.fakes.redis_server import MortalRedis
 
 NOON = 1_795_262_400 * SECOND
 WORST = as_picos("0.040201")
@@ -319,29 +318,8 @@ async def test_a_new_day_is_borrowed_for_anew_even_in_the_middle_of_borrowing(pl
     two.close(today)
 
 
-@pytest.fixture(name="mortal_redis")
-def _mortal_redis(redis_server: str, short_tmp: Path) -> Iterator[tuple[str, Popen[bytes]]]:
-    """A Redis that the test may kill."""
-    socket = short_tmp / "m.sock"
-    server = Popen(["redis-server", "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(short_tmp)], stdout=DEVNULL)
-    url, until = f"unix://{socket}", time.monotonic() + 30
-    with redis.Redis.from_url(url) as client:
-        while True:
-            try:
-                client.ping()
-                break
-            except redis.RedisError:
-                assert time.monotonic() < until
-                time.sleep(0.01)
-    yield url, server
-    server.kill()
-    server.wait()
-
-
-async def test_a_real_redis_flushed_and_killed_in_the_middle_never_lets_two_overspend(
-    tmp_path: Path, mortal_redis: tuple[str, Popen[bytes]]
-) -> None:
-    url, server = mortal_redis
+async def test_a_real_redis_flushed_and_killed_in_the_middle_never_lets_two_overspend(tmp_path: Path, mortal_redis: MortalRedis) -> None:
+    url = mortal_redis.url
     stores: list[RedisMoney] = []
 
     def make(name: str) -> RedisMoney:
@@ -379,8 +357,7 @@ async def test_a_real_redis_flushed_and_killed_in_the_middle_never_lets_two_over
         client.flushall()
     while platform.cost < 0.7 * PICO:
         await asyncio.sleep(0.01)
-    server.kill()
-    server.wait()
+    mortal_redis.kill()
     await asyncio.sleep(0.05)
     is_over.set()
     assert min(await asyncio.gather(*spenders)) > 0
@@ -394,9 +371,9 @@ async def test_a_real_redis_flushed_and_killed_in_the_middle_never_lets_two_over
 
 @pytest.mark.slow  # waits for Redis's deadline
 async def test_a_redis_that_does_not_answer_holds_a_call_up_for_a_moment_and_the_next_not_at_all(
-    tmp_path: Path, mortal_redis: tuple[str, Popen[bytes]]
+    tmp_path: Path, mortal_redis: MortalRedis
 ) -> None:
-    url, _ = mortal_redis
+    url = mortal_redis.url
     store = RedisMoney(url, platform="slow", member="a-0", grace_s=0.0)
     platform = Platform(tmp_path, lambda _: store)
     [one] = await platform.start(1, budget(amount="1"))

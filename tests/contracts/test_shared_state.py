@@ -6,10 +6,8 @@ import asyncio
 import itertools
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
-from subprocess import DEVNULL, Popen
 from typing import cast
 
 import pytest
@@ -19,6 +17,7 @@ import redis.asyncio
 from activator.shared.redis_state import RedisState, address_of
 from activator.shared.state import SharedState, SharedStateUnreachable, Want, share_of
 from tests.fakes.clock import ManualClock
+from tests.fakes.redis_server import MortalRedis
 from tests.fakes.shared_board import Board, BoardState
 
 KEY = "f-shop-hello@v1"
@@ -77,26 +76,6 @@ async def _passed(raw: redis.asyncio.Redis, prefix: str, ms: int) -> None:
             await raw.zadd(key, {member: at - ms for member, at in times})
         if (left := await raw.pttl(key)) > 0:
             await raw.pexpire(key, left - ms)
-
-
-@pytest.fixture(name="mortal_redis")
-def _mortal_redis(redis_server: str, short_tmp: Path) -> Iterator[tuple[str, Popen[bytes]]]:
-    """A Redis that the test may kill."""
-    socket = short_tmp / "m.sock"
-    server = Popen(["redis-server", "--port", "0", "--unixsocket", str(socket), "--save", ""], stdout=DEVNULL)
-    url = f"unix://{socket}"
-    until = time.monotonic() + 30
-    with redis.Redis.from_url(url) as client:
-        while True:
-            try:
-                client.ping()
-                break
-            except redis.RedisError:
-                assert time.monotonic() < until
-                time.sleep(0.01)
-    yield url, server
-    server.kill()
-    server.wait()
 
 
 async def test_members_come_and_go(store: Store) -> None:
@@ -243,16 +222,15 @@ async def test_a_redis_that_is_not_there_is_named_without_its_password() -> None
 
 
 async def test_without_redis_a_member_keeps_what_it_has_and_may_replace_it_but_gets_nothing_more(
-    mortal_redis: tuple[str, Popen[bytes]],
+    mortal_redis: MortalRedis,
 ) -> None:
-    url, server = mortal_redis
+    url = mortal_redis.url
     clock = ManualClock()
     state = RedisState(url, platform="t", member="a-0", clock=clock)
     await state.join()
     await state.beat()
     assert await state.take_instances(KEY, 2, 4) == 2
-    server.kill()
-    server.wait()
+    mortal_redis.kill()
 
     assert await state.take_instances(KEY, 1, 4) == 0
     state.give_back(KEY)
