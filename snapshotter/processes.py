@@ -112,8 +112,8 @@ def nobody() -> Collection[int]:
     return ()
 
 
-def stop_tree(pid: int, beside: Callable[[], Collection[int]] = nobody) -> None:
-    """SIGSTOP the process and all its descendants, parents first, until all stand still and a look finds nobody new.
+def stop_tree(pid: int, beside: Callable[[], Collection[int]] = nobody) -> set[int]:
+    """SIGSTOP the process and all its descendants, parents first, until all stand still and a look finds nobody new; those it stopped.
 
     One that was in the middle of a fork has a child that no look found until then: it is waited for, on a machine that does not schedule
     it for 0.1 s at most. `beside`: who belongs to it though its parent has ended.
@@ -128,10 +128,11 @@ def stop_tree(pid: int, beside: Callable[[], Collection[int]] = nobody) -> None:
             _signal(one, signal.SIGSTOP)
         stopped.update(fresh)
         if (not fresh and not moving) or time.monotonic() > until:
-            return
+            break
         if not fresh:
             time.sleep(0.001)
         moving.update(fresh)
+    return stopped
 
 
 def _stands_still(pid: int) -> bool:

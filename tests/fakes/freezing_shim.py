@@ -74,6 +74,8 @@ class FreezingShim(FakeShim):
         """Checkpoint it, expect that nothing was in the way, and revive it."""
         frozen = self.checkpoint(name, in_place=in_place)
         assert frozen.said["obstacles"] == []
+        if not in_place:
+            self.wait_event("forked", instance=name)  # with its pidfd: the worker that knows it ends as soon as the fork is revived
         self.revive(frozen)
         return frozen
 

@@ -10,8 +10,10 @@ from snapshotter import processes
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL a process and all its descendants, stopped first so that none forks meanwhile. The caller reaps its own child."""
-    processes.stop_tree(pid)
-    for one in processes.tree(pid):
+    """SIGKILL a process and all its descendants, stopped first so that none forks meanwhile. The caller reaps its own child.
+
+    One that was about to end is gone before its children are killed: they are in no tree any longer, but were stopped with it.
+    """
+    for one in processes.stop_tree(pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(one, signal.SIGKILL)

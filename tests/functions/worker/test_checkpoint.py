@@ -19,7 +19,7 @@ from pilotlight.sdk.marks import asgi_app
 from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec
 from pilotlight.worker.checkpoint import refuse
 from pilotlight.worker.obstacles import Obstacle
-from tests.fakes.fake_shim import FakeInstance, ShimTimeout, function_spec, read_until
+from tests.fakes.fake_shim import FakeInstance, ShimTimeout, function_spec, read_until, signal_pidfd
 from tests.fakes.freezing_shim import FreezingShim
 from tests.fakes.plain_http import NO_TLS
 
@@ -129,6 +129,16 @@ def test_a_revived_fork_leaves_with_its_shim() -> None:
         shim.revive(frozen)
         shim.hang_up()
         assert select.select([pidfd], [], [], 30)[0]
+
+
+def test_a_fork_ends_with_its_shim_though_its_worker_went_first_and_it_stands_still() -> None:
+    with FreezingShim({"app.py": SERVICE}, service()) as shim:
+        shim.freeze()
+        [pidfd] = map(os.dup, shim._pids)
+        shim.wait_exit()
+        signal_pidfd(pidfd, signal.SIGSTOP)
+    assert select.select([pidfd], [], [], 5)[0]
+    os.close(pidfd)
 
 
 def test_a_restored_process_knows_how_long_it_was_frozen() -> None:
