@@ -65,7 +65,7 @@ bench: $(DEV) ## every benchmark; BENCH_ARGS="--peers" instead of --quick for th
 	@$(VENV)/bin/python -m benchmarks $(BENCH_ARGS)
 
 demo: $(STAMP) ## start the platform, deploy a model, call it from zero, show the bill; KEEP=1 leaves it running
-	@[ "$$(id -u)" -ne 0 ] || { scripts/install-criu; scripts/install-system-packages network; }
+	@[ "$$(id -u)" -ne 0 ] || { scripts/install-criu; scripts/install-system-packages node; }
 	@$(VENV)/bin/python scripts/demo.py $(if $(KEEP),--keep)
 
 lock: $(STAMP) ## write the lock files from pyproject.toml; LOCK_ARGS="--upgrade-package redis" changes versions

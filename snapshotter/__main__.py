@@ -83,7 +83,6 @@ async def _serve(
             cgroups=cgroups,
             uid_base=settings.uid_base,
             engines=engines,
-            apt_packages=settings.apt_packages,
             function_network=Network(settings.function_network),
         )
 
@@ -100,7 +99,6 @@ async def _serve(
             cgroups=Cgroups.find(paths.run, reader=paths.activator_uid),
             engines=engines,
             floor=floor,
-            apt_packages=settings.apt_packages,
             network=BuildNetwork(settings.build_network),
             egress=settings.egress(),
             servers=name_servers,

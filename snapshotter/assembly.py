@@ -134,7 +134,7 @@ def assemble(
     paths: Paths, settings: SnapshotterSettings, parts: Parts, *, cgroups: Cgroups, network: Network, stock: Stock | None, why_not: str
 ) -> Node:
     """All of it; `network`: of functions; `stock` None: without snapshots, for the reason `why_not`."""
-    base = _base(paths, settings, parts, cgroups, network)
+    base = _base(paths, settings, parts, cgroups, network, criu=None if stock is None else stock.kit.directory)
     restores = _restores(base, settings, parts, stock) if stock is not None else None
     shelf = Shelf(stock, restores, why_not=why_not, events=base.events, metrics=base.metrics, predictions=Predictions())
     boots = Boots(
@@ -205,7 +205,7 @@ def _dumps(base: _Base, parts: Parts, stock: Stock, boots: Boots) -> Dumps:
     return Dumps(stock=stock, boots=boots, templates=base.templates, housekeeper=base.housekeeper, ends=base.ends, devices=parts.devices)
 
 
-def _base(paths: Paths, settings: SnapshotterSettings, parts: Parts, cgroups: Cgroups, network: Network) -> _Base:
+def _base(paths: Paths, settings: SnapshotterSettings, parts: Parts, cgroups: Cgroups, network: Network, *, criu: Path | None) -> _Base:
     logs = Logs(paths.home / "node" / "logs")
     nursery = Nursery(
         paths.run / "slots",
@@ -230,6 +230,7 @@ def _base(paths: Paths, settings: SnapshotterSettings, parts: Parts, cgroups: Cg
         network=network,
         platform=paths.for_functions,
         log_refused=settings.log_refused_calls,
+        criu=criu,
     )
     parking = Parking(
         cgroups=cgroups,

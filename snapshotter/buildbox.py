@@ -1,10 +1,11 @@
 """Where an image's steps run: as the tenant's uid, seeing the image at its final place and nothing of the platform.
 
 With a uid (root only) every command gets a box of its own namespaces (`snapshotter/boxed.py`); without one it runs as the
-agent's user, on the real paths, because there is nobody else to be.
+agent's user, on the real paths, because there is nobody else to be. In an image with a root file system of its own the commands are root
+of a user namespace instead, with ids that nobody on the machine has.
 
-Of the directory of an image in the making, the commands' uid owns `env`, `files` and `tmp`, and we write into none of them while it
-may. What we give to the commands (pip's configuration, archives to copy) lies in `given`, which is ours and read-only for them.
+Of the directory of an image in the making, the commands' uid owns `env`, `files`, `tmp` and `rootfs`, and we write into none of them while
+it may. What we give to the commands (pip's configuration, archives to copy) lies in `given`, which is ours and read-only for them.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ class BuildBox:
         interpreter: the installation that the image is made for.
         image: host directory with `env/`, `files/` and `tmp/`, which the commands may write, and `given/`, which they may read.
         uid: uid and gid of the commands; None keeps our own and makes no namespaces.
+        ids: with these the image has a root file system of its own, `rootfs` in its directory, and the commands are its root.
+        lent: what the commands read of this machine where the root file system is the image's: directories at their own places, for indexes
+            and pages of links have relative links, files at others.
         enclosure: what the commands may take.
         network: where they are; without a uid the host's.
     """
@@ -57,6 +61,8 @@ class BuildBox:
     interpreter: Interpreter
     image: Path
     uid: int | None
+    ids: range | None = None
+    lent: tuple[Path, ...] = ()
     enclosure: Enclosure = field(default_factory=Enclosure)
     network: Joined = field(default_factory=Joined)
 
@@ -86,16 +92,37 @@ class BuildBox:
         """What we give to the commands, as they see it."""
         return self.image / _GIVEN if self.uid is None else SLOT_ROOT / _GIVEN
 
+    @property
+    def rootfs(self) -> Path:
+        """The host directory of its root file system."""
+        return self.image / "rootfs"
+
+    @property
+    def owners(self) -> range | None:
+        """Uids that files of the commands have; None without a uid."""
+        return self.ids if self.ids is not None or self.uid is None else range(self.uid, self.uid + 1)
+
     def prepare(self) -> None:
         """Make the directories: three owned by whoever runs the commands, and one of ours."""
         for name in (*_WRITABLE, _GIVEN):
             (self.image / name).mkdir(mode=0o755)
             (self.image / name).chmod(0o755)  # whatever our umask is
         if self.uid is not None:
+            owner = self.uid if self.ids is None else self.ids.start
             for name in _WRITABLE:
-                os.chown(self.image / name, self.uid, self.uid, follow_symlinks=False)
+                os.chown(self.image / name, owner, owner, follow_symlinks=False)
+            (self.image / "tmp").chmod(0o1777)  # several users of an image may use it
             if self.network.name_servers is not None:
                 self.give(_RESOLVER, self.network.name_servers)
+
+    def as_seen(self, text: str) -> str:
+        """`text` with paths of what is lent as the commands see them."""
+        for path, place in self._lent_files():
+            text = text.replace(str(path), place)
+        return text
+
+    def _lent_files(self) -> list[tuple[Path, str]]:
+        return [(path, str(SLOT_ROOT / f"lent-{i}")) for i, path in enumerate(self.lent) if not path.is_dir()]
 
     def give(self, name: str, text: str) -> Path:
         """Write a file for the commands to read; its path as they see it."""
@@ -118,6 +145,7 @@ class BuildBox:
             (str(self.image / "env"), str(self.env), True),
             (str(self.image / "files"), str(self.files), True),
             (str(self.image / _GIVEN), str(self.given), False),
+            *((str(path), place, False) for path, place in self._lent_files()),
             (str(self.image / "tmp"), str(self.tmp), True),  # last: it hides the host's /tmp
         ]
         has_resolver = self.uid is not None and self.network.name_servers is not None
@@ -125,7 +153,12 @@ class BuildBox:
             "parent": os.getpid(),
             "uid": self.uid,
             "root": str(SLOT_ROOT),
+            "rootfs": None if self.ids is None else str(self.rootfs),
+            "ids": None if self.ids is None else (self.ids.start, len(self.ids)),
             "binds": binds,
+            "lent": [
+                str(path) for path in self.lent if path.is_dir() and not path.is_relative_to("/etc") and not path.is_relative_to("/usr")
+            ],
             "network": self.network.namespace,
             "resolver": str(self.given / _RESOLVER) if has_resolver else None,
             "hidden": [str(file) for file in GLOBAL_FILES],
@@ -141,7 +174,7 @@ class BuildBox:
         machine = os.uname().machine
         if self.uid is None or not isolation.has_filter(machine):
             return ""
-        return isolation.filter_program(machine, unix_sockets=False).hex()
+        return isolation.filter_program(machine, unix_sockets=False, more=() if self.ids is None else ("chroot",)).hex()
 
     def _variables(self) -> dict[str, str]:
         out = {"PATH": f"{self.env}/bin:{self.python.parent}:{_SYSTEM_PATH}", "HOME": str(self.tmp), "TMPDIR": str(self.tmp)}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snapshotter import debian, network
+from snapshotter import base_rootfs, network
 from snapshotter.cgroups import Cgroups
 from snapshotter.criu.self_test import self_test
 from snapshotter.engines import Engines
@@ -48,14 +48,12 @@ async def probe(
     cgroups: Cgroups,
     uid_base: int = 20000,
     engines: Engines | None = None,
-    apt_packages: Sequence[str] = (),
     function_network: Network = Network.OWN,
 ) -> Mapping[str, Any]:
     """`{"features": [{"name", "on", "why"}], "node": {…}}`; takes some 0.2 s, the first time after a boot 0.4 s.
 
     `home` is the directory whose disk is looked at, `cgroups` where instances get their limits, `uid_base` the first uid of a tenant,
-    `engines` the environments with inference servers (None: those of the home), `apt_packages` what images may install,
-    `function_network` the network that functions are to have.
+    `engines` the environments with inference servers (None: those of the home), `function_network` the network that functions are to have.
     """
     kernel = asyncio.gather(*(_in_child(label, name, str(uid_base)) for label, name in _KERNEL))
     results, restore, networks, gpus, interpreters = await asyncio.gather(
@@ -70,7 +68,7 @@ async def probe(
         restore,
         networks,
         _gpu_feature(gpus),
-        _apt(apt_packages),
+        _apt(home),
     ]
     node = {
         **_machine(),
@@ -189,14 +187,9 @@ def _gpu_feature(gpus: list[dict[str, Any]]) -> Feature:
     return Feature(name="GPU", on=bool(gpus), why=why)
 
 
-def _apt(listed: Sequence[str]) -> Feature:
-    if shutil.which("apt-get") is None:
-        return Feature(name="apt packages", on=False, why="this machine is no Debian: install system libraries yourself")
-    if os.geteuid() != 0:
-        return Feature(name="apt packages", on=False, why="needs root: install system libraries yourself (sudo apt-get install …)")
-    if not listed:
-        return Feature(name="apt packages", on=False, why=f"none are listed: name those that images may install in {debian.SETTING}")
-    return Feature(name="apt packages", on=True, why=f"installed into the machine itself, for every function on it: {', '.join(listed)}")
+def _apt(home: Path) -> Feature:
+    why = base_rootfs.why_not(home / "node" / "rootfs")
+    return Feature(name="apt packages", on=why is None, why=why or "each image that installs some has a root file system of its own")
 
 
 def _machine() -> dict[str, Any]:

@@ -9,12 +9,17 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from snapshotter import isolation, priority
+from snapshotter import isolation, priority, tree
 
 CONTROL_FD = 3
 """Where a worker finds its end of the control pair."""
 FIRST_CRIU_FD = 20
 """Number of the first descriptor that is handed to CRIU; its socket is one below."""
+_KIT = f"{tree.ROOT}/criu"
+KIT_LOADER, KIT_PLUGINS = "ld.so", "plugins"
+CRIU_KIT = (f"{_KIT}/{KIT_LOADER}", "--inhibit-cache", "--library-path", _KIT, f"{_KIT}/criu")
+"""What executes CRIU where the file system is a tenant's (`criu.kit`)."""
+CRIU_KIT_VARIABLES = {"PATH": "", "CRIU_LIBS_DIR": f"{_KIT}/{KIT_PLUGINS}"}
 _GROUPS: dict[str, int] = {}
 """Directory of control groups → a descriptor of it."""
 _RESTORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
@@ -99,8 +104,8 @@ def execute(
 def execute_criu(argv: Sequence[str], fds: Sequence[int], *, uid: int, cgroup: Cgroup, connection: int | None) -> int:
     """Start CRIU and return its pid: root, but with the real uid of those whom it is to trace, who may be traced by nobody else.
 
-    `fds` become 20, 21, …, `connection` 19; what it prints goes to `criu.err` in its work directory, the second of `fds`. A failure to
-    start is exit status 127.
+    In an image's root file system it is that of the kit, never one of the image's files. `fds` become 20, 21, …, `connection` 19; what it
+    prints goes to `criu.err` in its work directory, the second of `fds`. A failure to start is exit status 127.
     """
     pid = os.fork()
     if pid:
@@ -123,6 +128,8 @@ def execute_criu(argv: Sequence[str], fds: Sequence[int], *, uid: int, cgroup: C
         if uid:
             os.setresgid(uid, 0, 0)
             os.setresuid(uid, 0, 0)
+        if tree.is_image():
+            os.execve(CRIU_KIT[0], [*CRIU_KIT, *argv[1:]], CRIU_KIT_VARIABLES)
         os.execve(argv[0], list(argv), {"PATH": os.defpath})
     except (OSError, ValueError, TypeError, IndexError) as e:
         os.write(2, f"cannot start {argv[0]}: {e}\n".encode(errors="replace"))

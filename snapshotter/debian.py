@@ -7,11 +7,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-SETTING = "snapshotter.apt_packages"
-"""Where an operator lists the packages that images may install into the machine."""
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9+.-]*(?:[a-z0-9]|\+\+))\Z")
 """Debian Policy §5.6.1, without names that end in `-`, `.` or a single `+` (apt reads the first and the last as modifiers)."""
 _MAX_CHARS = 128
@@ -37,16 +35,3 @@ def packages_of(steps: Iterable[Mapping[str, Any]]) -> list[str]:
                 raise ValueError(f"packages = {packages!r}: expected a list of names")
             found |= dict.fromkeys(check_package_name(name) for name in packages)
     return list(found)
-
-
-def refusal(packages: Iterable[str], listed: Collection[str]) -> str | None:
-    """Why these packages may not be installed, and what to do about it; None where the operator lists all of them."""
-    missing = sorted(set(packages) - set(listed))
-    if not missing:
-        return None
-    names = ", ".join(missing)
-    return (
-        f"apt_install: {names} may not be installed: apt-get installs into the machine itself, for every tenant, so an image installs only "
-        f"what the operator lists. Add {'it' if len(missing) == 1 else 'them'} to {SETTING} in platform.yaml "
-        f"({SETTING}: [{names}]) and restart the platform, or use a Python package that brings the library (pip_install)"
-    )

@@ -40,6 +40,7 @@ class EngineEnvironment:
         site: its packages.
         env: nothing; as of an image.
         version: of vLLM in it.
+        rootfs, rootfs_digest: none of its own.
     """
 
     name: str
@@ -48,6 +49,8 @@ class EngineEnvironment:
     site: tuple[Path, ...]
     env: Mapping[str, str]
     version: str
+    rootfs: Path | None = None
+    rootfs_digest: str = ""
 
 
 class Engines:

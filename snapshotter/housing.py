@@ -195,11 +195,12 @@ class Housekeeper:
         network: Network = Network.HOST,
         platform: Path | None = None,
         log_refused: bool = False,
+        criu: Path | None = None,
     ) -> None:
         """`places`: for boots at once; twice as many as processors where it is not said. `network`: of functions that need none of their
         own. `platform`: the directory whose socket functions reach the platform at (`Paths.for_functions`).
-        `log_refused`: the kernel writes down system calls that are refused (`refusals`)."""
-        self._network, self._log_refused = network, log_refused
+        `criu`: see `launch.Sources`. `log_refused`: the kernel writes down system calls that are refused (`refusals`)."""
+        self._network, self._log_refused, self._criu = network, log_refused, criu
         self._platform = platform if platform is not None and platform.is_dir() else None
         self._nursery = nursery
         self._bundles = bundles
@@ -262,7 +263,7 @@ class Housekeeper:
             waited_ms = await self._have_weights(housing, opening, phase)
             places = {name: served.path for name, served in housing.weights.items()}
             platform = None if spec.offline else self._platform
-            sources = Sources(layout=layout, code=code, weights=places, runtime=self._runtime, platform=platform)
+            sources = Sources(layout=layout, code=code, weights=places, runtime=self._runtime, criu=self._criu, platform=platform)
             tenancy = Tenancy(housing=housing, plan=self._write_launch(housing, sources, uid), uid=uid)
             housing.boot_ms = {**phase.before_ms, "slot": _since_ms(began) - waited_ms, **({"weights": waited_ms} if places else {})}
             yield tenancy

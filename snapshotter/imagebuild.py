@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import shutil
 from collections import deque
@@ -17,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from snapshotter.archives import is_there, local_archive
-from snapshotter.buildbox import BuildBox, run_on_machine
+from snapshotter.base_rootfs import BaseRootfs, package_proxies
+from snapshotter.buildbox import BuildBox
 from snapshotter.buildlog import BuildLog
 from snapshotter.bundles import UNPACKING, unpack
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
@@ -37,13 +37,13 @@ _MOST_ESCAPED = 12
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^]]*\])?\s*([<>=!~].*)\Z")
 """A plain requirement with a version (PEP 508): name, extras (left out: constraints may not have any), specifier."""
 
-_APT_OPTIONS = (
-    *("-y", "--no-install-recommends"),
-    "--no-remove",  # never removes a package of the machine, neither by a modifier nor for a conflict
+APT_INSTALL = (
+    *("/usr/bin/apt-get", "-y", "--no-install-recommends"),
+    "--no-remove",
     *("-o", "APT::Cmd::Pattern-Only=true"),  # a name that is not found is not read as a regular expression or a glob
-    *("-o", "DPkg::Lock::Timeout=300"),
+    *("install", "--"),
 )
-
+"""Before the names. Nothing is removed, neither by a modifier nor for a conflict."""
 _PUT_PIP = """
 cp -Rp -- "$1/pip/." "$2/lib/python$3/site-packages"
 for name in pip pip3 "pip$3"; do
@@ -70,21 +70,24 @@ class ImageBuild:
         report: Report,
         floor: DiskFloor,
         pip: Path | None = None,
+        base: BaseRootfs | None = None,
     ) -> None:
-        """`pip`: what `pip_of` the box's interpreter gave; None: the build installs it anew."""
+        """`pip`: what `pip_of` the box's interpreter gave; None: the build installs it anew. `base`: for a box with `ids`."""
         self._plan = plan
         self._box = box
         self._blobs = blobs
         self._floor = floor
         self._pip_of = pip
+        self._base = base
+        self._has_lists = False
         self._log = BuildLog(log)
         self._variables = dict(variables)
-        self._proxies = {k: v for k, v in variables.items() if k.lower().endswith("_proxy")}
         self._report = report
         self._image_env: dict[str, str] = {}
         self._tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
         self._title = "virtual environment"
         self._index = 0
+        self._count = len(plan.steps) + (2 if box.ids is None else 3)
 
     async def run(self, requirements: Sequence[str], *, pip_config: str, has_credentials: bool = False) -> Mapping[str, str]:
         """Do everything; returns the image's environment variables. Raises ImageBuildFailed, Unsupported.
@@ -99,6 +102,9 @@ class ImageBuild:
             if step.op == "copy" and not await self._is_there(step):
                 raise self._failed(f"{step.title}: {step.blob[:12]} is not in the blob store: deploy again to upload it")
         await asyncio.to_thread(self._box.prepare)
+        if self._box.ids is not None and self._base is not None:
+            await self._begin("root file system")
+            await self._base.copy(self._box.rootfs, self._box.ids, self._tell)
         self._variables["PIP_CONFIG_FILE"] = str(self._box.give("pip.conf", pip_config))
         await self._begin("virtual environment")
         if self._box.uid is not None and self._box.network.remark:
@@ -168,25 +174,30 @@ class ImageBuild:
         await self._say(f"copied {step.blob[:12]} to {step.target}")
 
     async def _apt(self, packages: Sequence[str]) -> None:
+        if self._box.ids is None:
+            await self._expect_on_machine(packages)
+            return
+        if not self._has_lists:
+            if settings := await package_proxies():
+                self._variables["APT_CONFIG"] = str(self._box.give("apt.conf", settings))
+            self._variables |= {"DEBIAN_FRONTEND": "noninteractive"}
+            await self._must("/usr/bin/apt-get", "-q", "update")
+            self._has_lists = True
+        await self._must(*APT_INSTALL, *packages)
+
+    async def _expect_on_machine(self, packages: Sequence[str]) -> None:
+        """Where no image gets a root file system, its functions see the machine's: the packages must be installed there."""
         missing = [p for p in packages if not await _is_installed(p)]
-        if not missing:
-            return await self._say(f"already on this machine: {' '.join(packages)}")
-        if os.geteuid() != 0 or shutil.which("apt-get") is None:
-            why = "the node agent has no root" if shutil.which("apt-get") else "this machine is no Debian"
+        if missing:
             raise Unsupported(
-                f"apt packages {' '.join(missing)} cannot be installed: {why}. Install them on the machine yourself and deploy again "
-                f"(on Debian: sudo apt-get install {' '.join(missing)})",
+                f"apt packages {' '.join(missing)} cannot be installed: {self._why_no_rootfs()}",
                 {"step": self._title, "packages": missing},
             )
-        await self._say(f"installing into this machine, for every function on it: {' '.join(missing)}")
-        quiet = {"DEBIAN_FRONTEND": "noninteractive", **self._proxies}
-        install = apt_install_command(missing)
-        if await run_on_machine(install, variables=quiet, on_lines=self._tell) == 0:
-            return None
-        await run_on_machine(["/usr/bin/apt-get", "update"], variables=quiet, on_lines=self._tell)  # its lists may be old, or none
-        if await run_on_machine(install, variables=quiet, on_lines=self._tell) != 0:
-            raise self._failed(f"{self._title}: apt-get could not install {' '.join(missing)}")
-        return None
+        await self._say(f"already on this machine: {' '.join(packages)}")
+
+    def _why_no_rootfs(self) -> str:
+        why = self._base.why_not() if self._base is not None else None
+        return why or "the platform gives its functions no users of their own"
 
     async def _runtime(self, requirements: Sequence[str]) -> None:
         """Install what the worker needs, within the user's pins, and check that nobody was left with a version that it excludes."""
@@ -235,13 +246,13 @@ class ImageBuild:
     async def _tell(self, lines: Sequence[str]) -> None:
         self._tail.extend(lines)
         self._log.write(lines)
-        about = {"step": self._title, "index": self._index, "of": len(self._plan.steps) + 2}
+        about = {"step": self._title, "index": self._index, "of": self._count}
         for line in lines:
             await self._report({**about, "text": line})
 
     def _failed(self, message: str, **detail: Any) -> ImageBuildFailed:
         body = {"step": self._title, "index": self._index, "log_tail": log_tail(list(self._tail)), "log": str(self._log.path), **detail}
-        return ImageBuildFailed(f"image step {self._index} of {len(self._plan.steps) + 2} failed: {message}", body)
+        return ImageBuildFailed(f"image step {self._index} of {self._count} failed: {message}", body)
 
 
 def log_tail(lines: Sequence[str], *, max_bytes: int = LOG_TAIL_BYTES) -> list[str]:
@@ -256,11 +267,6 @@ def log_tail(lines: Sequence[str], *, max_bytes: int = LOG_TAIL_BYTES) -> list[s
         tail.append(line)
         left -= cost
     return tail[::-1]
-
-
-def apt_install_command(packages: Sequence[str]) -> list[str]:
-    """The command that installs these packages, checked names, into the machine; it removes none."""
-    return ["/usr/bin/apt-get", *_APT_OPTIONS, "install", "--", *packages]
 
 
 async def _is_installed(package: str) -> bool:

@@ -2,8 +2,9 @@
 
 An image is `<home>/node/images/<digest>-<uid>/` (without root `<digest>/`: one that another tenant built of the same description holds what
 that tenant's build made of it, and is not shared) with `env/` (a virtual environment of a real interpreter), `files/` (what was copied in)
-and `image.json`. Workers do not run the environment's own `python`: they run the interpreter behind it with the image's
-`site` directories on `sys.path`, so an image works wherever it is bound.
+and `image.json`. One that installs Debian packages has `rootfs/` too, the root file system that its workers see (`base_rootfs`), where this
+node can make one: as root, on Debian or Ubuntu, with debootstrap. Workers do not run the environment's own `python`: they run the
+interpreter behind it with the image's `site` directories on `sys.path`, so an image works wherever it is bound.
 """
 
 from __future__ import annotations
@@ -17,27 +18,28 @@ import os
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from snapshotter import root, tree
+from snapshotter.base_rootfs import CACHES, BaseRootfs, OnLines, package_proxies, package_sources, packages_digest
 from snapshotter.buildbounds import NO_CGROUPS, BuildBounds, enclosed
-from snapshotter.buildbox import BuildBox
+from snapshotter.buildbox import BuildBox, run_on_machine
 from snapshotter.buildnet import BuildNetwork, Joined, joined
 from snapshotter.cgroups import Cgroups, Group
-from snapshotter.debian import SETTING, packages_of, refusal
 from snapshotter.egress import PUBLIC, Egress
 from snapshotter.engines import Engines
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
 from snapshotter.imagebuild import ImageBuild
 from snapshotter.imagespec import ImagePlan, image_digest, parse_image
-from snapshotter.interpreters import Interpreter, find_interpreter, own_interpreter
+from snapshotter.interpreters import find_interpreter, own_interpreter
 from snapshotter.launch import Layout
 from snapshotter.name_servers import NameServers
-from snapshotter.pipconfig import build_config, build_variables, has_credentials, index_settings
+from snapshotter.pipconfig import build_config, build_variables, has_credentials, index_settings, named_paths
 from snapshotter.pipseed import pip_of
-from snapshotter.staging import TooManyEntries, discard, freeze, staged_in_thread, sweep
+from snapshotter.staging import TooManyEntries, discard, freeze, remove_tree, staged_in_thread, sweep
 from weight_cache.beneath import check_directory
 from weight_cache.disk import DiskFloor, no_floor
 from weight_cache.objects import DirectoryStore, ObjectStore
@@ -68,12 +70,16 @@ class ImageLayout:
         prefix: the interpreter's installation.
         site: directories of packages, in the order in which they go on sys.path.
         env: the image's environment variables.
+        rootfs: its root file system; None = the machine's.
+        rootfs_digest: of the packages of the distribution in it, with their versions.
     """
 
     python: Path
     prefix: Path
     site: tuple[Path, ...]
     env: Mapping[str, str]
+    rootfs: Path | None = None
+    rootfs_digest: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -106,15 +112,13 @@ class Images:
         cgroups: Cgroups = NO_CGROUPS,
         engines: Engines | None = None,
         floor: DiskFloor | None = None,
-        apt_packages: Collection[str] = (),
         network: BuildNetwork = BuildNetwork.AUTO,
         egress: Egress = PUBLIC,
         servers: NameServers | None = None,
     ) -> None:
         """`blobs`: where copy steps find their archives; None: the directory `<home>/blobs`. `engines`: None: those of the home alone.
 
-        `floor`: free disk that builds leave; None: none. `apt_packages`: the Debian packages that images may install into this machine
-        (`snapshotter.apt_packages`). `network`: where builds as another uid are; `egress`: what they reach there,
+        `floor`: free disk that builds leave; None: none. `network`: where builds as another uid are; `egress`: what they reach there,
         `servers`: of names.
         """
         self._floor = floor or no_floor()
@@ -126,7 +130,7 @@ class Images:
         self._build_timeout_s = build_timeout_s
         self._bounds = bounds or BuildBounds()
         self._cgroups = cgroups
-        self._apt_packages = frozenset(apt_packages)
+        self._base_rootfs = BaseRootfs(home / "node" / "rootfs", run=self._run_on_machine)
         self._network, self._egress, self._servers = network, egress, servers
         self._flights: dict[str, _Flight] = {}
         self._swept = False
@@ -156,7 +160,9 @@ class Images:
             site = tuple(check_directory(image, s) for s in body["site"])
         except OSError as e:
             raise Unsupported(f"image {digest[:12]} cannot be used: {e.strerror}. Change a step of it, and deploy again") from e
-        return ImageLayout(python=python, prefix=Path(body["prefix"]), site=site, env=body["env"])
+        rootfs = image / "rootfs" if "rootfs" in body else None
+        digest = body.get("rootfs", "")
+        return ImageLayout(python=python, prefix=Path(body["prefix"]), site=site, env=body["env"], rootfs=rootfs, rootfs_digest=digest)
 
     async def build(self, spec: Mapping[str, Any], *, uid: int | None, part: Part) -> str:
         """Build the image that `spec` describes unless it is there; returns its digest.
@@ -169,8 +175,6 @@ class Images:
         if (self._root / key).exists():
             return digest
         plan = parse_image(spec)
-        if (why := refusal(packages_of(spec.get("steps", ())), self._apt_packages)) is not None:
-            raise Unsupported(why, {"step": "description", "setting": SETTING})
         flight = self._flights.get(key) or self._take_off(key, plan, uid)
         inbox: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue(_MAX_BACKLOG)
         flight.listeners.append(inbox)
@@ -281,27 +285,66 @@ class Images:
                 asyncio.timeout(self._build_timeout_s),
                 staged_in_thread(self._root / key) as temp,
                 enclosed(f"b-{key[:16]}{key[64:]}", bounds=self._bounds, cgroups=self._cgroups) as enclosure,
-                self._joined(uid) as network,
+                self._joined(uid, await self._addresses(plan)) as network,
             ):
-                box = BuildBox(interpreter=interpreter, image=temp, uid=uid, enclosure=enclosure, network=network)
-                log = self._root / f"{key}.log"
-                variables = build_variables(self._environ)
-                build = ImageBuild(plan, box, blobs=self._blobs, log=log, variables=variables, report=report, floor=self._floor, pip=pip)
-                steps = build.run(
-                    self._requirements, pip_config=build_config(self._environ), has_credentials=has_credentials(self._environ)
-                )
-                async with _usage_told(enclosure.group, report):
-                    env = await self._floor.guard(steps)
-                await asyncio.to_thread(_seal, temp, interpreter, env, uid, self._bounds.entries)
+                variables, config = build_variables(self._environ), build_config(self._environ)
+                with self._ids(plan, uid) as ids:
+                    box = BuildBox(
+                        interpreter=interpreter,
+                        image=temp,
+                        uid=uid,
+                        ids=ids,
+                        lent=() if ids is None else tuple(named_paths([*variables.values(), config])),
+                        enclosure=enclosure,
+                        network=network,
+                    )
+                    build = ImageBuild(
+                        plan,
+                        box,
+                        blobs=self._blobs,
+                        log=self._root / f"{key}.log",
+                        variables={name: box.as_seen(value) for name, value in variables.items()},
+                        report=report,
+                        floor=self._floor,
+                        pip=pip,
+                        base=self._base_rootfs,
+                    )
+                    steps = build.run(self._requirements, pip_config=box.as_seen(config), has_credentials=has_credentials(self._environ))
+                    async with _usage_told(enclosure.group, report):
+                        env = await self._floor.guard(steps)
+                    await asyncio.to_thread(_seal, box, env, self._bounds.entries)
         except TimeoutError as e:
             raise _failed(key, f"it took longer than {self._build_timeout_s:g} s") from e
         except (OSError, ValueError) as e:
             raise _failed(key, str(e)) from e
 
-    def _joined(self, uid: int | None) -> contextlib.AbstractAsyncContextManager[Joined]:
+    @contextlib.contextmanager
+    def _ids(self, plan: ImagePlan, uid: int | None) -> Iterator[range | None]:
+        """Ids of the root file system that an image gets: one that installs Debian packages, where this node can make one."""
+        if uid is None or all(step.op != "apt" for step in plan.steps) or self._base_rootfs.why_not() is not None:
+            yield None
+            return
+        ids = self._base_rootfs.take_ids()
+        try:
+            yield ids
+        finally:
+            self._base_rootfs.give_back(ids)
+
+    async def _run_on_machine(self, argv: Sequence[str], on_lines: OnLines) -> int:
+        proxies = {name: value for name, value in self._environ.items() if name.lower().endswith("_proxy")}
+        return await run_on_machine(argv, variables=proxies, on_lines=on_lines)
+
+    async def _addresses(self, plan: ImagePlan) -> list[str]:
+        """Texts that say where packages come from, and through which proxy."""
+        texts = index_settings(self._environ)
+        if any(step.op == "apt" for step in plan.steps):
+            texts += [*(source.uri for source in await package_sources()), await package_proxies()]
+        return texts
+
+    def _joined(self, uid: int | None, addresses: Iterable[str]) -> contextlib.AbstractAsyncContextManager[Joined]:
         if uid is None:
             return contextlib.nullcontext(Joined())
-        return joined(self._network, index_settings(self._environ), self._egress, self._servers)
+        return joined(self._network, addresses, self._egress, self._servers)
 
 
 @contextlib.asynccontextmanager
@@ -364,12 +407,15 @@ def runtime_requirements() -> list[str]:
     return [f"{name}=={importlib.metadata.version(name)}" for name in RUNTIME_PACKAGES]
 
 
-def _seal(temp: Path, interpreter: Interpreter, env: Mapping[str, str], uid: int | None, max_entries: int) -> None:
+def _seal(box: BuildBox, env: Mapping[str, str], max_entries: int) -> None:
     """Make the built directories read-only and write down what they are."""
-    left = max_entries
-    for name in ("env", "files"):
+    temp, interpreter, left = box.image, box.interpreter, max_entries
+    for name in CACHES if box.ids is not None else ():
+        with contextlib.suppress(OSError):  # a step removed it, or put a link in its place
+            remove_tree(check_directory(box.rootfs, name))
+    for name in ("env", "files", *(("rootfs",) if box.ids is not None else ())):
         try:
-            left -= freeze(temp / name, owner_uid=uid, max_entries=left)
+            left -= freeze(temp / name, owners=box.owners, max_entries=left)
         except TooManyEntries as e:
             raise ValueError(
                 f"it has more than {max_entries} files, directories and links, the bound of one image: remove what the function does not "
@@ -379,6 +425,9 @@ def _seal(temp: Path, interpreter: Interpreter, env: Mapping[str, str], uid: int
     for name in site:
         check_directory(temp, name)  # what slots bind: a link of the tenant's would have them bind something else
     body = {"python": str(interpreter.executable), "prefix": str(interpreter.prefix), "site": site, "env": dict(env)}
+    if box.ids is not None:
+        root.complete(str(box.rootfs), uid=box.uid or 0, home=tree.HOME)
+        body["rootfs"] = packages_digest(box.rootfs)
     (temp / "image.json").write_text(json.dumps(body, sort_keys=True))
     (temp / "image.json").chmod(0o644)  # whatever our umask is
     temp.chmod(0o755)

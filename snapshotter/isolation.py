@@ -12,7 +12,8 @@ import functools
 import os
 import resource
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from snapshotter.system_calls import ALLOWED, DENIED, numbers
 
@@ -64,6 +65,13 @@ def confine(*, uid: int | None, limits: Mapping[str, int], log_refused: bool = F
             _drop_capabilities()
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     install_filter(os.uname().machine, log_refused=log_refused)
+
+
+def forbid_imports() -> None:
+    """Load no module from a file any more: where this process goes, files are a tenant's. What is built in stays."""
+    sys.path.clear()
+    sys.path_importer_cache.clear()
+    sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "__name__", "") in ("BuiltinImporter", "FrozenImporter")]
 
 
 def become_subreaper() -> None:
@@ -129,19 +137,22 @@ def has_filter(machine: str) -> bool:
     return machine in _ARCHITECTURES
 
 
-def filter_program(machine: str, *, unix_sockets: bool = True) -> bytes:
+def filter_program(machine: str, *, unix_sockets: bool = True, more: Collection[str] = ()) -> bytes:
     """The classic BPF program: architecture, calls that are allowed, families of sockets; clone makes no namespace.
 
     The kernel remembers which numbers are allowed whatever their arguments (Linux 5.11), so its length costs them nothing.
 
-    Without `unix_sockets` no socket is made that could send a descriptor to a process outside; connected pairs are.
+    Without `unix_sockets` no socket is made that could send a descriptor to a process outside; connected pairs are. `more`: calls of
+    `system_calls.DENIED` that are allowed all the same.
     """
+    denied = numbers(DENIED, machine)
+    granted = {name: denied.pop(name) for name in more}
     code = [(_LD_ABS, 0, 0, _OFFSET_ARCH), (_JEQ, 1, 0, _ARCHITECTURES[machine]), (_RET, 0, 0, _RET_KILL), (_LD_ABS, 0, 0, _OFFSET_NUMBER)]
     if machine == "x86_64":
         code += [(_JGE, 0, 1, _X32_BIT), (_RET, 0, 0, _RET_ERRNO | errno.ENOSYS)]
-    for first, last in _ranges(numbers(ALLOWED, machine).values()):
+    for first, last in _ranges([*numbers(ALLOWED, machine).values(), *granted.values()]):
         code += [(_JGE, 0, 2, first), (_JGE, 1, 0, last + 1), (_RET, 0, 0, _RET_ALLOW)]
-    for first, last in _ranges(numbers(DENIED, machine).values()):
+    for first, last in _ranges(denied.values()):
         code += [(_JGE, 0, 2, first), (_JGE, 1, 0, last + 1), (_RET, 0, 0, _RET_ERRNO | errno.EPERM)]
     refused, allowed = (_RET, 0, 0, _RET_ERRNO | errno.EAFNOSUPPORT), (_RET, 0, 0, _RET_ALLOW)
     families = [family for family in FAMILIES.values() if unix_sockets or family != _AF_UNIX]

@@ -44,6 +44,10 @@ class Layout(Protocol):
     def site(self) -> tuple[Path, ...]: ...
     @property
     def env(self) -> Mapping[str, str]: ...
+    @property
+    def rootfs(self) -> Path | None: ...
+    @property
+    def rootfs_digest(self) -> str: ...
 
 
 class ImageStore(Protocol):
@@ -91,6 +95,7 @@ class Sources:
         code: the unpacked bundle.
         weights: mount name → directory.
         runtime: package name → directory of the package.
+        criu: directory of a CRIU for slots of an image's root file system (`criu.kit`); None = it is not restored.
         platform: directory with the socket at which the function reaches the platform (`Paths.for_functions`); None = it has none.
     """
 
@@ -98,6 +103,7 @@ class Sources:
     code: Path
     weights: Mapping[str, Path]
     runtime: Mapping[str, Path]
+    criu: Path | None = None
     platform: Path | None = None
 
 
@@ -150,6 +156,7 @@ def plan(
         "log_refused": log_refused,
         "snapshot": launch.snapshot,
         "gpu": launch.gpu is not None,
+        "rootfs": "" if layout.rootfs is None else str(layout.rootfs),
         "writable_bytes": max(_WRITABLE_FLOOR_BYTES, launch.memory_bytes),
         "binds": _binds(sources, directory) if namespaced else [],
     }
@@ -183,6 +190,7 @@ def _binds(sources: Sources, directory: Path) -> list[tuple[str, str]]:
     binds += [(path, f"env/{i}") for i, path in enumerate(sources.layout.site)]
     binds += [(path, f"runtime/{name}") for name, path in sources.runtime.items()]
     binds += [(path, f"weights/{name}") for name, path in sources.weights.items()]
+    binds += [(sources.criu, "criu")] if sources.criu is not None and sources.layout.rootfs is not None else []
     binds += [(sources.platform, "platform")] if sources.platform is not None else []
     return [(str(path), name) for path, name in binds]
 
@@ -193,4 +201,6 @@ def _environment(launch: LaunchSpec, layout: Layout, *, python: Path, work: Path
     if namespaced and any((layout.prefix / "lib").glob("libpython*.so*")):
         # The interpreter names its library by the prefix that it was built for, which is out of reach in the slot.
         env["LD_LIBRARY_PATH"] = ":".join(filter(None, [f"{tree.ROOT}/python/lib", env.get("LD_LIBRARY_PATH")]))
+    if launch.gpu is not None and layout.rootfs is not None:
+        env["LD_LIBRARY_PATH"] = ":".join(filter(None, [tree.DRIVER, env.get("LD_LIBRARY_PATH")]))
     return env

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, PRIVATE, SLAVE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18, 1 << 19
+RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, MOVE, REC, PRIVATE, SLAVE = 1, 2, 4, 8, 32, 4096, 8192, 16384, 1 << 18, 1 << 19
 """Flags (sys/mount.h)."""
 _libc = ctypes.CDLL(None, use_errno=True)
 

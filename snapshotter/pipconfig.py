@@ -10,7 +10,7 @@ from __future__ import annotations
 import configparser
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 _PASSED_ON = frozenset({"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SOURCE_DATE_EPOCH"})
@@ -28,6 +28,7 @@ _NOT_PASSED_ON = frozenset(
 """Variables that would send the packages, or traces of the build, somewhere else than into the image; and credentials."""
 _USER = re.compile(r"((?:^|(?<=\s))|[A-Za-z][A-Za-z0-9+.-]*://)[^/\s]*@", re.MULTILINE)
 """User and password of a URL, or of a proxy's address without a scheme."""
+_PATH = re.compile(r"(?:^|(?<=[\s,=]))(file://)?(/[^\s,:;?#]+)", re.MULTILINE)
 _QUERY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?#]*)\?[^\s#]*")
 
 
@@ -69,6 +70,19 @@ def index_settings(environ: Mapping[str, str]) -> list[str]:
     variables = build_variables(environ).items()
     texts = [value for name, value in variables if name.startswith("PIP_") or name.lower() in _PROXIES - {"no_proxy"}]
     return [*texts, build_config(environ)]
+
+
+def named_paths(texts: Iterable[str]) -> list[Path]:
+    """Files and directories of this machine that such texts name: constraints, wheels, certificates; the longest first.
+
+    Of a directory that is an index (`file://…`) the one that it lies in: what its links lead to lies beside it.
+    """
+    found = {_with_neighbours(Path(match[2])) if match[1] else Path(match[2]) for text in texts for match in _PATH.finditer(text)}
+    return sorted((path for path in found if path.exists()), key=lambda path: len(str(path)), reverse=True)
+
+
+def _with_neighbours(index: Path) -> Path:
+    return index.parent if index.is_dir() and len(index.parts) > 2 else index
 
 
 def _passed_on(environ: Mapping[str, str]) -> dict[str, str]:

@@ -141,7 +141,7 @@ class Resident:
 
     def _build(self, message: Mapping[str, Any]) -> None:
         more = {name: message[name] for name in ("writable_bytes", "gpu")}
-        tree.build(self._root, message["binds"], uid=message["uid"] or 0, **more)
+        tree.build(self._root, message["binds"], uid=message["uid"] or 0, rootfs=message.get("rootfs", ""), **more)
 
     def _confine(self, message: Mapping[str, Any]) -> None:
         names = ("uid", "limits", "env", "work")

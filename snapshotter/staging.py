@@ -217,14 +217,14 @@ def _open_to_change(name: str, folder: int) -> int:
         os.close(held)
 
 
-def freeze(directory: Path, *, owner_uid: int | None = None, max_entries: int | None = None) -> int:
+def freeze(directory: Path, *, owners: range | None = None, max_entries: int | None = None) -> int:
     """Make everything in `directory` read-only and world-readable; set-id bits go. Returns how many entries there are.
 
-    With `owner_uid` the tree was written by that uid: it becomes ours. Whatever another one owns was linked in from
+    With `owners` the tree was written by these uids: it becomes ours. Whatever another one owns was linked in from
     elsewhere and is refused (ValueError names it), as are sockets, pipes and devices, and more than `max_entries`. Works on descriptors
     and follows no link; one entry at a time is in memory, and the numbers of the inodes that have several names.
     """
-    return _set_modes(directory, _READ_ONLY, owner_uid, max_entries)
+    return _set_modes(directory, _READ_ONLY, owners, max_entries)
 
 
 def expose(directory: Path) -> None:
@@ -232,11 +232,11 @@ def expose(directory: Path) -> None:
     _set_modes(directory, _READABLE, None, None)
 
 
-def _set_modes(directory: Path, modes: _Modes, owner_uid: int | None, max_entries: int | None) -> int:
+def _set_modes(directory: Path, modes: _Modes, owners: range | None, max_entries: int | None) -> int:
     top = os.open(directory, _DIRECTORY | os.O_NOFOLLOW)
     try:
-        allowed = os.geteuid() if owner_uid is None else owner_uid
-        if os.fstat(top).st_uid not in (allowed, os.geteuid()):
+        allowed = range(os.geteuid(), os.geteuid() + 1) if owners is None else owners
+        if os.fstat(top).st_uid not in allowed and os.fstat(top).st_uid != os.geteuid():
             raise ValueError(f"{directory} belongs to uid {os.fstat(top).st_uid}, who had no part in making it")
         walk = _Walk(modes, allowed, max_entries)
         walk.below(top, str(directory), depth=1)
@@ -250,7 +250,7 @@ def _set_modes(directory: Path, modes: _Modes, owner_uid: int | None, max_entrie
 class _Walk:
     """One walk through a tree that sets modes and owners. Owner: the thread that walks."""
 
-    def __init__(self, modes: _Modes, allowed: int, max_entries: int | None) -> None:
+    def __init__(self, modes: _Modes, allowed: range, max_entries: int | None) -> None:
         self._modes = modes
         self._allowed = allowed
         self._max_entries = max_entries
@@ -276,7 +276,7 @@ class _Walk:
         mode = status.st_mode
         if status.st_nlink > 1 and (status.st_dev, status.st_ino) in self._taken:
             return  # another name of a file that was the owner's when this walk took it over
-        if status.st_uid != self._allowed:
+        if status.st_uid not in self._allowed:
             raise ValueError(f"{shown} belongs to uid {status.st_uid}, who had no part in making it")
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
             raise ValueError(f"{shown} is neither a file, a directory nor a link")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import glob
 import os
 import stat
 from collections.abc import Container, Sequence
@@ -19,6 +20,9 @@ from snapshotter.mount import BIND, NODEV, NOEXEC, NOSUID, PRIVATE, RDONLY, REC,
 ROOT = "/run/pilotlight/slot"
 FIRST_PID = 1000
 """Pids of workers start above it, so that those of an image never collide with the shim or with CRIU beside it."""
+HOME = f"{ROOT}/work"
+DRIVER = f"{ROOT}/driver"
+"""Libraries of the GPU driver, where the root file system is an image's."""
 CONTROL = f"{ROOT}/control.sock"
 """Where a process that stands still for a snapshot listens for its next shim."""
 
@@ -26,6 +30,20 @@ _RUN, _SHARED = "/run", ("/tmp", "/var/tmp")
 """What a slot may write, beside /dev/shm."""
 _KDAT = "/run/criu.kdat"
 """Where CRIU looks for what it found out about the kernel; it believes only a file on a tmpfs."""
+
+_is_image = False
+
+_DRIVER_LIBRARIES = tuple(
+    f"{directory}/lib{name}*.so*"
+    for directory in (
+        "/usr/lib/*-linux-gnu",
+        "/usr/lib/*-linux-gnu/nvidia/current",
+        "/usr/lib64",
+        "/usr/local/nvidia/lib64",
+        "/usr/local/lib",
+    )
+    for name in ("cuda", "nvidia-", "nvcuvid", "nvoptix")
+)
 
 _NEWNS, _NEWUTS, _NEWIPC, _NEWPID = 0x00020000, 0x04000000, 0x08000000, 0x20000000
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -78,18 +96,26 @@ def prepare(directory: str) -> str:
     return at
 
 
-def build(at: str, binds: Sequence[tuple[str, str]], *, uid: int, writable_bytes: int, gpu: bool = False) -> None:
-    """Mount the tree in the root `at`, and enter that. `binds`: (host path, path below ROOT).
+def build(at: str, binds: Sequence[tuple[str, str]], *, uid: int, writable_bytes: int, gpu: bool = False, rootfs: str = "") -> None:
+    """Mount the tree in the root `at`, and enter that. `binds`: (host path, path below ROOT); `rootfs`: of the image, "" = the host's.
 
     Of the host only the binds and what `root` says can be seen afterwards; descriptors stay good. Raises OSError.
     """
+    global _is_image
+    _is_image = bool(rootfs)
+    if rootfs:
+        at = root.show_image(at, rootfs)
+    else:
+        root.write_names(at, uid=uid, home=HOME)
     own = f"{at}{ROOT}"
-    root.finish(at, uid=uid, home=f"{ROOT}/work", gpu=gpu, shared_bytes=writable_bytes)
+    root.finish(at, gpu=gpu, shared_bytes=writable_bytes)
     mount("tmpfs", f"{at}{_RUN}", "tmpfs", NOSUID | NODEV, f"size={writable_bytes},mode=755")
     os.makedirs(own)
     for source, name in binds:
         with contextlib.ExitStack() as stack:
             _bind(_hold(source, stack, follow=not _is_tenants(name)), f"{own}/{_below_root(name)}")
+    if rootfs and gpu:
+        _show_driver(f"{at}{DRIVER}")
     for name, mode in (("work", 0o700), ("tmp", 0o1777)):
         os.mkdir(f"{own}/{name}")
         os.chmod(f"{own}/{name}", mode)
@@ -98,6 +124,11 @@ def build(at: str, binds: Sequence[tuple[str, str]], *, uid: int, writable_bytes
     for shared in _SHARED:
         mount(f"{own}/tmp", f"{at}{shared}", None, BIND)
     root.enter(at)
+
+
+def is_image() -> bool:
+    """Whether the root of this slot is an image's: its programs and libraries are a tenant's, and root executes none of them."""
+    return _is_image
 
 
 def put_kdat(fd: int) -> None:
@@ -127,6 +158,19 @@ def _hold(path: str, stack: contextlib.ExitStack, *, follow: bool = True) -> str
     if stat.S_ISLNK(os.fstat(fd).st_mode):
         raise OSError(errno.ELOOP, f"{path} is a symbolic link, and is not bound into a slot")
     return f"/proc/self/fd/{fd}"
+
+
+def _show_driver(directory: str) -> None:
+    """The libraries of the machine's GPU driver: they belong to its kernel module, and an image's packages have none, or others."""
+    os.makedirs(directory)
+    for path in sorted({path for pattern in _DRIVER_LIBRARIES for path in glob.glob(pattern)}):
+        target = f"{directory}/{os.path.basename(path)}"
+        if os.path.lexists(target):
+            continue
+        if os.path.islink(path):
+            os.symlink(os.path.basename(os.readlink(path)), target)
+        elif os.path.isfile(path):
+            _bind(path, target)
 
 
 def _bind(source: str, target: str) -> None:

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snapshotter import processes, wire
+from snapshotter import child, processes, wire
 from snapshotter.criu.cell import Cell, CellProcess
 from snapshotter.criu.errors import CriuUnavailable
+from snapshotter.criu.kit import Kit
 from snapshotter.errors import Unsupported
-from snapshotter.pods.kit import Kit
 
 _ROOT = str(Path(__file__).resolve().parents[2])
 _BOOT = "import sys; sys.path.insert(0, {root!r}); from snapshotter.pods.entry_init import main; main({fd})"
@@ -50,15 +50,11 @@ class Brought:
 class Entry(Cell):
     """Inside of a pod. Owner: the event loop."""
 
-    def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes], kit: Kit) -> None:
-        super().__init__(connection, process)
-        self._kit = kit
-
     async def criu(
         self, run: str, argv: list[str], *, uid: int, cgroup: Mapping[str, Any], fds: list[int], socket: bool = True, stdio: bool = False
     ) -> CellProcess:
         """As a cell does it, with the CRIU that was brought along."""
-        return await super().criu(run, [*self._kit.command, *argv[1:]], uid=uid, cgroup=cgroup, fds=fds, socket=socket, stdio=stdio)
+        return await super().criu(run, [*child.CRIU_KIT, *argv[1:]], uid=uid, cgroup=cgroup, fds=fds, socket=socket, stdio=stdio)
 
     async def revive(self, pid: int) -> CellProcess:
         """Connect to a restored worker: its control channel and pidfd are the caller's. Raises CriuUnavailable."""
@@ -82,7 +78,7 @@ async def entered(pod: int, brought: Brought, kit: Kit) -> AsyncIterator[Entry]:
             process = await asyncio.to_thread(
                 subprocess.Popen, argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
             )
-        found = Entry(ours, process, kit)
+        found = Entry(ours, process)
         try:
             _send_in(ours, pod, brought, kit)
             await found.wait_ready()

@@ -16,7 +16,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from snapshotter import child, tree, wire, workfiles
+from snapshotter import child, isolation, tree, wire, workfiles
 from snapshotter.criu import cell_init
 from snapshotter.pods import mounts
 
@@ -57,6 +57,7 @@ def _enter(message: Mapping[str, Any], fds: list[int]) -> None:
     tree.put_kdat(kdat)
     workfiles.unpack(files)
     wire.close_all(fds)
+    isolation.forbid_imports()
 
 
 def _serve(control: socket.socket) -> None:

@@ -30,7 +30,6 @@ from snapshotter.errors import SnapshotterError, Unsupported
 from snapshotter.housing import Phase
 from snapshotter.launch import Sources
 from snapshotter.pods.entry import Brought, Entry, entered
-from snapshotter.pods.kit import make_kit
 from snapshotter.pods.pod_process import demand_own_namespaces, pidfd_of_peer
 from snapshotter.snapshots.desk import Snapshots
 from snapshotter.snapshots.stock import Stock
@@ -124,7 +123,6 @@ class PodRestores:
         pod = demand_own_namespaces(pidfd)
         uid = spec.uid or 0
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        kit = await make_kit(stock.criu.binary, self._directory)
         work = held.enter_context(_workplace(self._directory))
         limits = launch.limits(spec, uid=spec.uid, limits_memory=True, limits_pids=True)
         plan = launch.plan(spec, sources, directory=work, uid=spec.uid, namespaced=True, limits=limits)
@@ -132,7 +130,7 @@ class PodRestores:
         (work / "launch.json").chmod(0o444)
         writable_bytes = max(_WRITABLE_FLOOR_BYTES, spec.memory_bytes)
         brought = Brought(binds=plan.order["binds"], uid=uid, writable_bytes=writable_bytes, files=snapshot.files_tar, kdat=stock.kdat)
-        entry = await held.enter_async_context(entered(pidfd, brought, kit))
+        entry = await held.enter_async_context(entered(pidfd, brought, stock.kit))
         entered_at = time.perf_counter()
         stdio = held.enter_context(_stdio_of(pod)) if snapshot.manifest.stdio else ()
         restored_pid, worker = await _restore(entry, stock, snapshot, work, uid=uid, stdio=stdio, within_s=spec.startup_timeout_s)

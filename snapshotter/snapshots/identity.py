@@ -18,7 +18,7 @@ from typing import Any, Self
 from snapshotter.launch import Layout
 from snapshotter.types import LaunchSpec
 
-SCHEMA = "2"
+SCHEMA = "3"
 """Goes up when the layout of a slot or of a snapshot changes, so that no older one is restored into it."""
 _SHORT = 16
 
@@ -31,6 +31,8 @@ class Identity:
         schema: of slots and snapshots.
         revision, bundle, image, entry, env, uid, weights, limits: of the launch; `image` of the platform's own environment is a
             hash of what is installed in it.
+        rootfs: kind of the root file system, `host` or `image`, and which packages of the distribution an image's has. Of the host's, each
+            file that the process maps is looked at (`mapped`).
         runtime: our own packages' sources.
         python: the interpreter's name and a hash of its executable and library.
         kernel, machine, cpu: release, architecture, hash of the processor's flags.
@@ -42,6 +44,7 @@ class Identity:
     revision: str
     bundle: str
     image: str
+    rootfs: str
     entry: str
     env: str
     uid: str
@@ -121,6 +124,7 @@ def identity_of(launch: LaunchSpec, node: NodeIdentity, layout: Layout) -> Ident
         revision=launch.revision,
         bundle=launch.bundle,
         image=launch.image or f"own {site_digest(layout.site)}",
+        rootfs="host" if layout.rootfs is None else f"image {layout.rootfs_digest}",
         entry=_digest(launch.entry),
         env=_digest(launch.env),
         uid="" if launch.uid is None else str(launch.uid),

@@ -29,22 +29,24 @@ class Binds:
 
     Attributes:
         pairs: (host path, path below the slot's root), as in the boot order.
+        rootfs: root file system of the image, where what is not below the slot's root lies; "" = the host's own.
         immutable: names of binds, or what stands before the first `/` of them, whose content never changes.
     """
 
     pairs: tuple[tuple[str, str], ...]
     immutable: tuple[str, ...] = IMMUTABLE
+    rootfs: str = ""
 
     @classmethod
-    def of(cls, binds: Iterable[Sequence[str]], *, built_image: bool) -> Binds:
+    def of(cls, binds: Iterable[Sequence[str]], *, built_image: bool, rootfs: str = "") -> Binds:
         """From the boot order's binds. `built_image`: its packages (`env/…`) are named by the image's digest."""
         pairs = tuple((str(host), str(name)) for host, name in binds)
-        return cls(pairs, (*IMMUTABLE, "env") if built_image else IMMUTABLE)
+        return cls(pairs, (*IMMUTABLE, "env") if built_image else IMMUTABLE, rootfs)
 
     def host_path(self, path: str) -> str | None:
         """Where in-slot `path` lies; None below the slot's root outside every bind."""
         if not _is_below(path, tree.ROOT):
-            return path
+            return self.rootfs + path
         for host, name in self.pairs:
             target = f"{tree.ROOT}/{name}"
             if _is_below(path, target):

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from snapshotter.criu.errors import CriuError
+from snapshotter.criu.kit import make_kit
 from snapshotter.criu.self_test import self_test
+from snapshotter.errors import Unsupported
 from snapshotter.launch import ImageStore
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.snapshots.catalogue import Catalogue
@@ -62,17 +64,18 @@ async def open_stock(paths: Paths, settings: SnapshotterSettings, given: Given) 
         key = signing_key(paths.home, given.key_file)
         test = await self_test(cache=given.criu_cache or paths.home / "node" / "criu", environ=os.environ)
         criu = test.criu()
+        kit = await make_kit(criu.binary, paths.home / "node" / "criu")
         node = await asyncio.to_thread(
             node_identity, runtime=given.runtime, criu_version=test.version, criu_sha256=test.sha256, gpus=given.gpus
         )
         catalogue = await asyncio.to_thread(
             _catalogue, directory, key, settings.snapshot_max_bytes, DiskFloor(directory, given.disk_floor_bytes)
         )
-    except (SnapshotsOff, CatalogueOwned, CriuError, OSError) as e:
+    except (SnapshotsOff, CatalogueOwned, CriuError, Unsupported, OSError) as e:
         raise StockOff(str(e)) from e
     copies = _copies(settings.snapshot_store, given.s3_client)
     remote = None if copies is None else Remote(copies, catalogue)
-    return Stock(catalogue=catalogue, criu=criu, kdat=test.kdat, images=given.images, node=node, remote=remote)
+    return Stock(catalogue=catalogue, criu=criu, kit=kit, kdat=test.kdat, images=given.images, node=node, remote=remote)
 
 
 def _copies(where: str | None, s3_client: str) -> ObjectStore | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from snapshotter.criu.kit import Kit
 from snapshotter.criu.runs import Criu
 from snapshotter.launch import ImageStore
 from snapshotter.snapshots.catalogue import Catalogue
@@ -20,11 +21,13 @@ class Stock:
 
     Attributes:
         kdat: what CRIU found out about this kernel, put into each slot so that it is not found out again; None: it looks for itself.
+        kit: of CRIU for slots whose file system is a tenant's.
         remote: None: copies go nowhere and come from nowhere.
     """
 
     catalogue: Catalogue
     criu: Criu
+    kit: Kit
     kdat: Path | None
     images: ImageStore
     node: NodeIdentity
@@ -34,4 +37,5 @@ class Stock:
         """What a snapshot of `launch` must be of, and where the files lie here that its process maps. Raises OSError."""
         layout = self.images.layout(launch.image, launch.engine, uid=launch.uid)
         pairs = [(str(layout.prefix), "python"), *((str(site), f"env/{i}") for i, site in enumerate(layout.site))]
-        return identity_of(launch, self.node, layout), Binds.of(pairs, built_image=launch.image is not None)
+        rootfs = "" if layout.rootfs is None else str(layout.rootfs)
+        return identity_of(launch, self.node, layout), Binds.of(pairs, built_image=launch.image is not None, rootfs=rootfs)

@@ -15,6 +15,7 @@ from typing import Any
 from snapshotter import launch, slots
 from snapshotter.cgroups import Cgroups, Group
 from snapshotter.criu import operations
+from snapshotter.criu.kit import Kit
 from snapshotter.criu.runs import Criu
 from snapshotter.images import Images
 from snapshotter.launch import Sources
@@ -97,6 +98,7 @@ class Workshop:
         self.criu = criu
         self.kdat = kdat
         self.images = Images(home.paths.home, environ=os.environ, requirements=())
+        self.kit: Kit | None = None
         self.places: list[Place] = []
 
     async def take(self, spec: LaunchSpec) -> tuple[Place, Mapping[str, Any]]:
@@ -109,7 +111,8 @@ class Workshop:
         place.group = self.cgroups.make(slot.id, memory_bytes=spec.memory_bytes, cpu=spec.cpu)
         code = self.home.paths.home.parent / "code"
         code.mkdir(exist_ok=True)
-        sources = Sources(layout=self.images.layout(None), code=code, weights={}, runtime=self.home.runtime)
+        layout, kit = self.images.layout(spec.image, uid=spec.uid), None if self.kit is None else self.kit.directory
+        sources = Sources(layout=layout, code=code, weights={}, runtime=self.home.runtime, criu=kit)
         limits = launch.limits(spec, uid=spec.uid, limits_memory=True, limits_pids=True)
         plan = launch.plan(spec, sources, directory=slot.directory, uid=spec.uid, namespaced=True, limits=limits)
         slots.write_json(slot.directory / "launch.json", plan.launch_file, mode=0o444)

@@ -47,6 +47,8 @@ class FakeLayout:
     prefix: Path = Path("/opt/py")
     site: tuple[Path, ...] = (Path("/opt/site-a"), Path("/opt/site-b"))
     env: Mapping[str, str] = field(default_factory=lambda: {"IMAGE": "1"})
+    rootfs: Path | None = None
+    rootfs_digest: str = ""
 
 
 SOURCES = Sources(
@@ -245,7 +247,6 @@ def test_the_filter_of_a_build_refuses_unix_sockets_that_could_reach_a_process_o
         {"memory_bytes": 0},
         {"uid_base": 0},
         {"metrics_listen": "nowhere"},
-        {"apt_packages": ["criu-"]},
         {"build_network": "none"},
         {"function_network": "bridge"},
         {"egress_denied": ["10.0.0.1/8"]},

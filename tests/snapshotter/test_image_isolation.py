@@ -218,7 +218,7 @@ def test_several_names_of_one_file_of_the_builds_are_no_foreign_files(tmp_path: 
         os.chown(path, TENANT_UID, TENANT_UID, follow_symlinks=False)
     os.link(tree / "one", tree / "two")
     os.link(tree / "link", tree / "link too", follow_symlinks=False)
-    freeze(tree, owner_uid=TENANT_UID)
+    freeze(tree, owners=range(TENANT_UID, TENANT_UID + 1))
     assert {(p.lstat().st_uid, stat.S_IMODE(p.stat().st_mode)) for p in tree.iterdir()} == {(0, 0o555)}
 
     os.chown(tree / "one", TENANT_UID, TENANT_UID)
@@ -226,7 +226,7 @@ def test_several_names_of_one_file_of_the_builds_are_no_foreign_files(tmp_path: 
     os.link(tmp_path / "roots", tree / "linked in")
     os.link(tmp_path / "roots", tree / "twice")
     with pytest.raises(ValueError, match="belongs to uid 0, who had no part in making it"):
-        freeze(tree, owner_uid=TENANT_UID)
+        freeze(tree, owners=range(TENANT_UID, TENANT_UID + 1))
 
 
 # -- a build -----------------------------------------------------------------------------------------------------------

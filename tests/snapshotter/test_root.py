@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from snapshotter.root import complete
+from tests.fakes.small_rootfs import HAS_APT, make_base
+
 ROOT = Path(__file__).parents[2]
 UID = 20_077
 LOOK = """
@@ -23,7 +26,7 @@ def refused(path):
     except OSError as e:
         return os.strerror(e.errno)
 
-uid, gpu, code, directory = json.loads(sys.argv[1])
+uid, gpu, code, directory, rootfs = json.loads(sys.argv[1])
 tree.unshare()
 child = os.fork()
 if child:
@@ -37,9 +40,16 @@ mount.mount("tmpfs", "/usr/local/share", "tmpfs", 0, "size=64k")
 open("/usr/local/share/libcuda.so.1", "w").close()
 held = os.open("/etc/debian_version" if os.path.exists("/etc/debian_version") else "/etc/passwd", os.O_RDONLY)
 at = tree.prepare(directory)
-tree.build(at, [(code, "code")], uid=uid, writable_bytes=1024**2, gpu=gpu)
+tree._DRIVER_LIBRARIES = ("/usr/local/share/libcuda*",)
+tree.build(at, [(code, "code")], uid=uid, writable_bytes=1024**2, gpu=gpu, rootfs=rootfs)
 work = os.stat(f"{tree.ROOT}/work")
+try:
+    import colorsys
+    imported = True
+except ImportError:
+    imported = False
 print(json.dumps({
+    "imported": imported, "driver": sorted(os.listdir(tree.DRIVER)) if os.path.exists(tree.DRIVER) else None,
     **{name: sorted(os.listdir(path)) for name, path in (("root", "/"), ("dev", "/dev"), ("sys", "/sys"), ("etc", "/etc"))},
     "machine": sorted(os.listdir("/sys/devices/system")), "users": open("/etc/passwd").read(), "code": os.listdir(f"{tree.ROOT}/code"),
     "refused": {
@@ -48,7 +58,8 @@ print(json.dumps({
     "made": {path: refused(path) for path in ("/tmp/x", "/var/tmp/y", "/run/x", "/dev/shm/x", f"{tree.ROOT}/work/x")},
     "shared": sorted(os.listdir("/tmp")), "work": [work.st_uid, work.st_mode & 0o777], "held": bool(os.read(held, 1)),
     "zero": list(open("/dev/zero", "rb").read(2)), "mounts": [line.split()[4] for line in open("/proc/self/mountinfo")],
-    "below": os.listdir("/usr/local/share"), "shell": os.system("/bin/sh -c true"), "terminals": os.ttyname(os.openpty()[1]),
+    "below": os.listdir("/usr/local/share") if not rootfs else [],
+    "shell": os.system("/bin/sh -c true"), "terminals": os.ttyname(os.openpty()[1]),
 }))
 """
 
@@ -63,12 +74,12 @@ def code(tmp_path: Path) -> Path:
     return made
 
 
-def look(code: Path, *, gpu: bool = False) -> dict[str, Any]:
+def look(code: Path, *, gpu: bool = False, rootfs: str = "") -> dict[str, Any]:
     """What a process finds in the root that it made. It is root still: what it cannot do, nobody in a slot can."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
     done = subprocess.run(
-        [sys.executable, "-c", LOOK, json.dumps([UID, gpu, str(code), str(code.parent)])],
+        [sys.executable, "-c", LOOK, json.dumps([UID, gpu, str(code), str(code.parent), rootfs])],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -118,3 +129,31 @@ def test_who_asked_for_a_gpu_sees_its_nodes(code: Path) -> None:
     assert "sda" not in seen["dev"]
     assert {"class", "devices"} <= set(seen["sys"])
     assert seen["refused"]["/sys/x"] is not None
+
+
+@pytest.mark.skipif(not HAS_APT, reason="made of programs of Debian")
+def test_an_images_root_file_system_is_shown_whole_and_nobody_writes_into_it(code: Path, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    base = make_base(tmp_path / "bases", tmp_path / "work")
+    (base / "opt/mine").write_text("mine")
+    complete(str(base), uid=UID, home="/home")
+    found = look(code, gpu=True, rootfs=str(base))
+    assert "opt" in found["root"]
+    assert "work" not in found["root"]
+    assert {"passwd", "apt"} <= set(found["etc"])
+    assert f"function:x:{UID}:" in found["users"]
+    assert {"nvidia0", "nvidiactl", "null", "pts", "shm"} <= set(found["dev"])
+    assert "sda" not in found["dev"]
+    assert found["driver"] == ["libcuda.so.1"]
+    assert found["code"] == ["app.py"]
+    assert set(found["refused"].values()) <= {"Read-only file system", "No such file or directory"}
+    assert set(found["made"].values()) == {None}
+    assert (found["shell"], found["held"], found["work"]) == (0, True, [UID, 0o700])
+    assert not found["imported"]
+    assert not [path for path in found["mounts"] if path.startswith(str(tmp_path))]
+
+
+def test_a_module_of_the_tenants_is_not_imported_as_root(code: Path) -> None:
+    """Whatever lies where this interpreter's library is on the machine."""
+    assert look(code)["imported"] is False

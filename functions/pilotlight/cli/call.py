@@ -29,6 +29,8 @@ from pilotlight.protocol import (
 from pilotlight.types import parse_function_path
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from pilotlight.client import Client
 
 _LOOK_S = 20.0
@@ -179,5 +181,8 @@ def _get(session: Session, client: Client, call_id: str, *, wait: bool, raw: boo
     session.show(shown, lambda: _pretty({key: value for key, value in shown.items() if value not in (None, "", {})}))
 
 
-def _pretty(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=2)
+def _pretty(value: Any) -> Text:
+    """JSON as it is: brackets are no markup, and a long line is the terminal's to fold."""
+    from rich.text import Text
+
+    return Text(json.dumps(value, ensure_ascii=False, indent=2), no_wrap=True, overflow="ignore")

@@ -14,7 +14,7 @@ class Terminal(Console):
     """Honours NO_COLOR. A control character in what is printed is shown as an escape (`\\x1b`), but for ends of lines and tabs."""
 
     def __init__(self, file: IO[str], *, width: int | None) -> None:
-        super().__init__(file=file, highlight=False, width=width)
+        super().__init__(file=file, highlight=False, emoji=False, width=width)
         self.push_render_hook(_Harmless())
 
 

@@ -105,7 +105,6 @@ class ControllerConfig:
         plans: every plan by its name, the built-in ones included.
         prices: section `prices`.
         cluster: section `cluster`; read where platform.fleet is knative.
-        apt_packages: Debian packages that images may install (`snapshotter.apt_packages`).
         egress: what functions reach, where each has a network of its own; None where they have another network.
     """
 
@@ -117,7 +116,6 @@ class ControllerConfig:
     plans: Mapping[str, Plan] = field(default_factory=lambda: BUILT_IN)
     prices: PriceSettings = field(default_factory=PriceSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
-    apt_packages: tuple[str, ...] = ()
     egress: Egress | None = None
 
     @property
@@ -151,7 +149,6 @@ class ControllerConfig:
             platform=platform,
             uid_base=node.uid_base if os.geteuid() == 0 or platform.fleet == "knative" else None,
             cluster=load(ClusterSettings, "cluster", file),
-            apt_packages=tuple(node.apt_packages),
             egress=node.egress() if platform.fleet == "local" and node.function_network == "own" and os.geteuid() == 0 else None,
         )
 

@@ -103,9 +103,10 @@ class Image:
         return self.pip_install(*wanted, **options)
 
     def apt_install(self, *packages: str | list[str]) -> Image:
-        """Install Debian packages on the node, by plain names: those that its operator lists (`snapshotter.apt_packages`).
+        """Install packages of the node's Debian or Ubuntu, by plain names ("ffmpeg", "libgl1").
 
-        Refused when the image is built for a package that is not listed, and where the platform runs without root.
+        The image has a root file system of its own then, in which its later `run` steps are root, too. Where the node can make none
+        (without root, or without debootstrap) packages that are installed on it will do, and others are refused when the image is built.
         """
         from snapshotter.debian import check_package_name
 

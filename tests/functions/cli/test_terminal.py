@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import Any
 
 import pytest
 from rich.live import Live
 
+from pilotlight.cli.call import _pretty
 from pilotlight.cli.commands import report
 from pilotlight.cli.logs import log_line
 from pilotlight.cli.output import table
@@ -55,3 +57,9 @@ def test_what_the_terminal_draws_itself_is_drawn(monkeypatch: pytest.MonkeyPatch
 
     assert "here" in out.getvalue()
     assert "\x1b[?25l" in out.getvalue()
+
+
+@pytest.mark.parametrize("text", ["root:x:0:0:", ":smile:", "[bold]b[/bold]", "[/x]"])
+def test_a_result_is_printed_as_it_is(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Session(options=Options()).show({}, lambda: _pretty({"said": text}))
+    assert json.loads(capsys.readouterr().out) == {"said": text}

@@ -14,12 +14,12 @@ import pytest
 
 from snapshotter.criu import operations
 from snapshotter.criu.errors import CriuUnavailable
+from snapshotter.criu.kit import Kit, make_kit
 from snapshotter.criu.operations import Restored
 from snapshotter.criu.runs import Criu
 from snapshotter.criu.self_test import SelfTest
 from snapshotter.errors import Unsupported
 from snapshotter.pods.entry import Brought, Entry, entered, groups_of
-from snapshotter.pods.kit import Kit, make_kit
 from tests.fakes.agent_home import MIB, AgentHome
 from tests.fakes.fake_shim import function_spec
 from tests.fakes.launched_pod import Pod, pod

@@ -39,7 +39,7 @@ async def test_a_proof_that_is_given_up_costs_only_what_was_never_proven(catalog
     make = shapes.ready if was_proven else shapes.publish
     snapshot = await make(catalogue, point={"pid": 1, "threads": [], "phases_ms": {}, LAUNCH: json.loads(json.dumps(SPEC.to_json()))})
     nothing, metrics = cast(Any, None), Metrics()
-    stock = Stock(catalogue=catalogue, criu=nothing, kdat=None, images=nothing, node=nothing, remote=None)
+    stock = Stock(catalogue=catalogue, criu=nothing, kit=nothing, kdat=None, images=nothing, node=nothing, remote=None)
     shelf = Shelf(stock, None, events=Events(), metrics=metrics, predictions=Predictions())
     checkpoints = Checkpoints(stock=stock, shelf=shelf, dumps=nothing, proofs=cast(Proofs, Endless()), metrics=metrics)
 

@@ -19,6 +19,8 @@ class OnDisk:
     """An interpreter and packages in a directory."""
 
     prefix: Path
+    rootfs: Path | None = None
+    rootfs_digest: str = ""
 
     @property
     def python(self) -> Path:
@@ -98,6 +100,13 @@ def test_another_gpu_counts_only_for_who_asks_for_one(layout: OnDisk) -> None:
 def test_what_is_no_part_of_the_process_does_not_count(layout: OnDisk) -> None:
     other = launch(labels={"app": "x"}, secret_variables=("KEY",), startup_timeout_s=5.0)
     assert identity_of(launch(), NODE, layout) == identity_of(other, NODE, layout)
+
+
+def test_the_kind_of_the_root_file_system_and_its_packages_count(layout: OnDisk) -> None:
+    roots = [layout, *(replace(layout, rootfs=layout.prefix, rootfs_digest=digest) for digest in ("1" * 64, "2" * 64))]
+    host, one, other = (identity_of(launch(), NODE, root) for root in roots)
+    assert host.rootfs == "host"
+    assert host.first_difference(one) == one.first_difference(other) == "rootfs"
 
 
 def test_an_upgraded_interpreter_is_named(layout: OnDisk) -> None:

@@ -39,7 +39,7 @@ class Starved:
 def shelf(catalogue: Catalogue) -> Shelf:
     predictions, nothing = Predictions(), cast(Any, None)
     predictions.observe(LAUNCH.revision, StartKind.COLD, COLD_MS)
-    stock = Stock(catalogue=catalogue, criu=nothing, kdat=None, images=nothing, node=nothing, remote=None)
+    stock = Stock(catalogue=catalogue, criu=nothing, kit=nothing, kdat=None, images=nothing, node=nothing, remote=None)
     return Shelf(stock, cast(Restores, Starved()), events=Events(), metrics=Metrics(), predictions=predictions)
 
 

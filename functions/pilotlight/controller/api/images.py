@@ -89,7 +89,7 @@ async def build_image(context: Ctx, caller: Deployer, request: RequestId, body: 
     429 while as many builds of the tenant run as `builds_at_once` of its plan allows; 507 when it stores as much as it may.
     """
     spec = from_json(ImageSpec, body)
-    images.check_packages(spec, context.config.apt_packages)
+    images.check_packages(spec)
     needed = {blobs.check_digest(digest, "a copy step's blob") for digest in images.blobs_of(spec)}
     digest = spec.digest()
 

@@ -1,4 +1,8 @@
-"""CRIU with its libraries in one directory, for places whose own file system has neither: a pod's image is the user's."""
+"""CRIU with its libraries in one directory, for places whose own file system is a tenant's: pods, and slots of an image's root file system.
+
+CRIU runs as root there. It is executed by the machine's own loader, which neither reads the place's cache of libraries nor looks for
+plugins where the place has them (ld.so(8), criu(8)); no program of the place is on its PATH.
+"""
 
 from __future__ import annotations
 
@@ -9,55 +13,51 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from snapshotter import tree
+from snapshotter import child
 from snapshotter.errors import Unsupported
 from snapshotter.staging import staged
 
+_RECIPE = 2
+"""Goes up when what is copied changes."""
 _LIBRARY = re.compile(r"^\s*(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kit:
-    """`directory`: to be bound as NAME below a slot's root; `command`: there."""
+    """`directory`: to be bound as NAME below a slot's root, where `child.CRIU_KIT` executes it."""
 
     NAME: ClassVar[str] = "criu"
     directory: Path
-    loader: str
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        """What executes it: the loader, which is told where libraries are."""
-        place = f"{tree.ROOT}/{self.NAME}"
-        return (f"{place}/{self.loader}", "--library-path", place, f"{place}/criu")
 
 
 async def make_kit(binary: Path, beside: Path) -> Kit:
     """Copy `binary` and what it needs into a directory of its own below `beside`, unless it is there. Raises Unsupported, OSError."""
     status = binary.stat()
-    directory = beside / f"kit-{status.st_size:x}-{status.st_mtime_ns:x}"
+    directory = beside / f"kit-{_RECIPE}-{status.st_size:x}-{status.st_mtime_ns:x}"
     libraries = await _libraries(binary)
-    loader = next((path.name for path in libraries if path.name.startswith("ld-")), None)
+    loader = next((path for path in libraries if path.name.startswith("ld-")), None)
     if loader is None:
         raise Unsupported(f"{binary} names no loader: it is linked in a way that cannot be taken into a pod")
     if not directory.exists():
-        await asyncio.to_thread(_copy, binary, libraries, directory)
-    return Kit(directory=directory, loader=loader)
+        await asyncio.to_thread(_copy, binary, loader, libraries, directory)
+    return Kit(directory=directory)
 
 
 async def _libraries(binary: Path) -> list[Path]:
-    child = await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(
         "ldd", str(binary), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
-    out, _ = await child.communicate()
+    out, _ = await process.communicate()
     found = [Path(match[1]) for line in out.decode(errors="replace").splitlines() if (match := _LIBRARY.match(line))]
-    if child.returncode or not found:
+    if process.returncode or not found:
         raise Unsupported(f"ldd does not tell what {binary} needs: {out.decode(errors='replace').strip()[-200:]}")
     return found
 
 
-def _copy(binary: Path, libraries: list[Path], directory: Path) -> None:
+def _copy(binary: Path, loader: Path, libraries: list[Path], directory: Path) -> None:
     with staged(directory) as temp:
         temp.chmod(0o755)
-        for source, name in ((binary, "criu"), *((path, path.name) for path in libraries)):
+        (temp / child.KIT_PLUGINS).mkdir(mode=0o755)
+        for source, name in ((binary, "criu"), (loader, child.KIT_LOADER), *((path, path.name) for path in libraries)):
             shutil.copyfile(source.resolve(), temp / name)
             (temp / name).chmod(0o555)

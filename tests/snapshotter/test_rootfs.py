@@ -1,0 +1,258 @@
+"""An image that installs Debian packages has a root file system of its own: its steps are root there and nowhere else, and root of the
+machine runs none of its files.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapshotter import network
+from snapshotter.base_rootfs import FIRST_ID, ID_COUNT, BaseRootfs, Source, chosen_sources, packages_digest
+from snapshotter.criu.kit import make_kit
+from snapshotter.criu.runs import Criu
+from snapshotter.criu.self_test import SelfTest
+from snapshotter.errors import ImageBuildFailed, Unsupported
+from snapshotter.images import Images
+from snapshotter.pipconfig import named_paths
+from snapshotter.root import complete
+from tests.fakes.agent_home import AgentHome
+from tests.fakes.slot_workshop import Place, Workshop, workshop
+from tests.fakes.small_rootfs import HAS_APT, make_base
+from tests.fakes.wheels import make_wheel
+
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+UID = 20077
+needs_debian = pytest.mark.skipif(os.geteuid() != 0 or not HAS_APT, reason="root file systems are made as root, on Debian")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with one base."""
+    directory = tmp_path_factory.mktemp("bases")
+    make_base(directory, tmp_path_factory.mktemp("work"))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def wheels() -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("root file systems are made as root")
+    folder = Path(tempfile.mkdtemp(prefix="plw", dir="/srv"))  # of an image's own places none has it
+    folder.chmod(0o755)
+    make_wheel(folder, "plserver", "1.0")
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+async def images(short_tmp: Path, base: Path, wheels: Path) -> AsyncIterator[Images]:
+    yield images_at(short_tmp / "home", base, wheels)
+    await network.sweep()
+
+
+def images_at(home: Path, base: Path, wheels: Path) -> Images:
+    (home / "node").mkdir(parents=True, exist_ok=True)
+    (home / "node" / "rootfs").symlink_to(base)
+    environ = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
+    return Images(home, environ=environ, requirements=["plserver==1.0"])
+
+
+class Lines:
+    """Collects a build's output."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    async def __call__(self, body: Mapping[str, Any]) -> None:
+        self.lines.append(str(body.get("text", "")))
+        print(self.lines[-1])  # pytest shows it where a test fails
+
+    def after(self, word: str) -> str:
+        """What is printed behind `word:`."""
+        return next(line for line in self.lines if line.startswith(f"{word}:")).partition(":")[2].strip()
+
+
+def described(*commands: str) -> dict[str, Any]:
+    return {"python": VERSION, "steps": [{"op": "apt", "packages": ["plhello"]}, {"op": "run", "commands": list(commands)}]}
+
+
+LOOK = (
+    "echo uid: $(id -u); echo said: $(plhello); echo owner: $(stat -c %u:%g /opt/plhello/owned); echo lent: $(ls $PIP_FIND_LINKS)",
+    "echo mount: $(mount -t tmpfs x /mnt 2>&1 || echo refused); echo space: $(unshare -Ur true 2>&1 || echo refused)",
+    "echo root: $(chroot / id -u); echo host: $(ls /root /home /etc/shadow /proc/1/root/root 2>&1 | grep -c plsecret)",
+    "echo dev: $(ls /dev); echo first: $(cat /proc/1/environ 2>&1 1>/dev/null || echo refused)",
+    "echo made > /usr/share/made; chown 5:5 /usr/share/made",
+)
+
+
+@needs_debian
+@pytest.mark.root
+@pytest.mark.slow  # a whole image
+async def test_steps_are_root_of_the_image_and_nobody_on_the_machine(images: Images) -> None:
+    out = Lines()
+    digest = await images.build(described(*LOOK), uid=UID, part=out)
+
+    assert out.after("uid") == "0"
+    assert out.after("said") == "hello from a package"
+    assert out.after("owner") == "7:42"
+    assert out.after("lent") == "plserver-1.0-py3-none-any.whl"
+    assert "refused" in out.after("mount")
+    assert "refused" in out.after("space")
+    assert out.after("root") == "0"
+    assert out.after("host") == "0"
+    assert "Permission denied refused" in out.after("first")
+    assert out.after("dev") == "fd full null ptmx pts random shm stderr stdin stdout tty urandom zero"
+    layout = images.layout(digest, uid=UID)
+    assert layout.rootfs is not None
+    found = [layout.rootfs, *layout.rootfs.rglob("*")]
+    assert {path.lstat().st_uid for path in found} == {0}
+    assert not [path for path in found if not path.is_symlink() and path.stat().st_mode & 0o6022]
+    assert (layout.rootfs / "usr/share/made").read_text() == "made\n"
+    assert not (layout.rootfs / "var/lib/apt/lists").exists()
+    names = (layout.rootfs / "etc/passwd").read_text().splitlines()
+    assert names[-2:] == [
+        "plhello:x:321:321::/nonexistent:/usr/sbin/nologin",
+        f"function:x:{UID}:{UID}:function:/run/pilotlight/slot/work:/bin/sh",
+    ]
+    assert layout.rootfs_digest == packages_digest(layout.rootfs)
+
+
+@needs_debian
+@pytest.mark.root
+@pytest.mark.slow  # two images
+@pytest.mark.parametrize(
+    "command, said",
+    [
+        ("mv /etc /etc.old && ln -s /root /etc", "/etc of the image is no directory any more: an earlier step removed it"),
+        ("rm -rf /var && ln -s /root /var", "/var is no directory any more"),
+    ],
+)
+async def test_a_link_in_place_of_a_directory_is_refused_by_name(images: Images, command: str, said: str) -> None:
+    before = sorted(os.listdir("/root"))
+    out = Lines()
+    with pytest.raises(ImageBuildFailed) as failure:
+        await images.build(described(command), uid=UID, part=out)
+    assert said in "\n".join([str(failure.value), *out.lines])
+    assert sorted(os.listdir("/root")) == before
+
+
+@needs_debian
+@pytest.mark.root
+@pytest.mark.slow  # an image, a dump and a restore
+async def test_a_worker_lives_in_it_and_comes_back_from_a_snapshot_by_the_machines_own_criu(
+    short_tmp: Path, base: Path, wheels: Path, criu: Criu, criu_proof: SelfTest
+) -> None:
+    home = AgentHome(short_tmp)
+    async with workshop(home, criu, criu_proof.kdat) as shop:
+        shop.images = images_at(home.paths.home, base, wheels)
+        shop.kit = await make_kit(criu.binary, home.paths.home / "kit")
+        planted = "mkdir -p /usr/lib/criu && echo none > /usr/lib/criu/planted.so && echo /planted.so > /etc/ld.so.preload"
+        digest = await shop.images.build(described("echo mine > /etc/mine", planted), uid=20001, part=Lines())
+        place = await shop.boot(image=digest, boot=["read:/etc/mine", "read:/opt/plhello/owned"])
+        assert await seen_from(shop, place) == ["mine\n", "owned\n"]
+        again = await shop.restore(await shop.dump(place))
+        assert await seen_from(shop, again) == ["mine\n", "owned\n"]
+
+
+async def seen_from(shop: Workshop, place: Place) -> list[str]:
+    """What an instance reads in two files of the image."""
+    running = await shop.start(place)
+    seen = [await shop.ask(place, running, f"/read{path}") for path in ("/etc/mine", "/opt/plhello/owned")]
+    await shop.stop(running, place.slot)
+    return seen
+
+
+@pytest.mark.parametrize("name", ["dev", "sys", "sys/devices/system", "var/tmp", "tmp"])
+def test_what_is_mounted_on_is_a_directory_and_what_is_written_is_no_link(tmp_path: Path, name: str) -> None:
+    rootfs, outside = tmp_path / "rootfs", tmp_path / "outside"
+    (rootfs / "etc").mkdir(parents=True)
+    outside.write_text("mine")
+    for file in ("passwd", "group", "resolv.conf", "ld.so.preload"):
+        (rootfs / "etc" / file).symlink_to(outside)
+    complete(str(rootfs), uid=UID, home="/home")
+    assert outside.read_text() == "mine"
+    assert (rootfs / "etc/passwd").read_text() == f"function:x:{UID}:{UID}:function:/home:/bin/sh\n"
+    assert not (rootfs / "etc/ld.so.preload").is_symlink()
+
+    shutil.rmtree(rootfs / name)
+    (rootfs / name).symlink_to("/")
+    with pytest.raises(ValueError, match=f"/{name} is no directory any more: a step of the image replaced it"):
+        complete(str(rootfs), uid=UID, home="/home")
+
+
+# -- decisions ---------------------------------------------------------------------------------------------------------
+
+
+def test_packages_come_from_the_machines_own_distribution_and_release() -> None:
+    text = (
+        "https://mirror.example/debian/ bookworm main Debian\n"
+        "https://me:secret@mirror.example/debian/ bookworm-updates main Debian\n"
+        "https://mirror.example/debian/ trixie main Debian\n"
+        "https://cuda.example/x/ bookworm main NVIDIA Corporation\n"
+        "broken\n"
+    )
+    assert chosen_sources(text, distribution="debian", release="bookworm") == [
+        Source(uri="https://mirror.example/debian/", release="bookworm", component="main"),
+        Source(uri="https://mirror.example/debian/", release="bookworm-updates", component="main"),
+    ]
+    unread = "https://mirror.example/debian/ bookworm main $(ORIGIN)\nhttps://other.example/ bookworm stable $(ORIGIN)\n"
+    (one,) = chosen_sources(unread, distribution="debian", release="bookworm")
+    assert one.line == "deb https://mirror.example/debian/ bookworm main"
+    assert chosen_sources("", distribution="debian", release="bookworm") == []
+
+
+def test_images_in_the_making_share_no_ids(tmp_path: Path) -> None:
+    async def run(*_: Any) -> int:
+        raise AssertionError
+
+    bases = BaseRootfs(tmp_path, run=run)
+    first, second = bases.take_ids(), bases.take_ids()
+    assert (first.start, len(first)) == (FIRST_ID, ID_COUNT)
+    assert not set(first) & set(second)
+    bases.give_back(first)
+    assert bases.take_ids() == first
+    assert len({bases.take_ids().start for _ in range(254)}) == 254
+    with pytest.raises(Unsupported, match="256 images with Debian packages are being built"):
+        bases.take_ids()
+
+
+def test_the_packages_and_their_versions_are_the_digest(tmp_path: Path) -> None:
+    digests = []
+    for name, text in (
+        ("a", "Package: x\nVersion: 1\n\nPackage: y\nVersion: 2\n"),
+        ("b", "Package: y\nStatus: install ok installed\nVersion: 2\n\nPackage: x\nVersion: 1\n"),
+        ("c", "Package: x\nVersion: 2\n\nPackage: y\nVersion: 2\n"),
+    ):
+        status = tmp_path / name / "var/lib/dpkg/status"
+        status.parent.mkdir(parents=True)
+        status.write_text(text)
+        digests.append(packages_digest(tmp_path / name))
+    assert digests[0] == digests[1] != digests[2]
+    (tmp_path / "c/var/lib/dpkg/status").unlink()
+    (tmp_path / "c/var/lib/dpkg/status").symlink_to("/etc/passwd")
+    with pytest.raises(OSError, match="dpkg/status"):
+        packages_digest(tmp_path / "c")
+
+
+def test_paths_that_settings_of_pip_name_are_found(tmp_path: Path) -> None:
+    index, constraints, wheels = tmp_path / "index" / "simple", tmp_path / "constraints.txt", tmp_path / "wheels"
+    for directory in (index, wheels):
+        directory.mkdir(parents=True)
+    constraints.touch()
+    texts = [f"[global]\nconstraint = {constraints}\n", f"https://a.example/simple file://{index}", f"{wheels} /not/there", "x/y"]
+    assert sorted(named_paths(texts)) == sorted([constraints, index.parent, wheels])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="as a user")
+async def test_without_root_a_package_must_be_on_the_machine(tmp_path: Path) -> None:
+    images = Images(tmp_path, environ={"PATH": os.environ["PATH"]}, requirements=[])
+    with pytest.raises(Unsupported, match="plnowhere cannot be installed: the platform runs without root"):
+        await images.build({"python": VERSION, "steps": [{"op": "apt", "packages": ["plnowhere"]}]}, uid=None, part=Lines())
