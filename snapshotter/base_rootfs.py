@@ -73,12 +73,14 @@ class Source:
 
 
 class BaseRootfs:
-    """The base of this machine. Owner: one event loop; one task at a time makes or copies it."""
+    """The base of this machine. Owner: one event loop; one task at a time copies or replaces it."""
 
     def __init__(self, directory: Path, *, run: RunOnMachine) -> None:
         self._directory = directory
         self._run = run
         self._busy = asyncio.Lock()
+        self._making: asyncio.Task[None] | None = None
+        self._listeners: list[OnLines] = []
         self._ranges: set[int] = set()
 
     def __repr__(self) -> str:
@@ -103,33 +105,57 @@ class BaseRootfs:
 
     async def copy(self, to: Path, ids: range, on_lines: OnLines) -> None:
         """A copy of the base, which is made when there is none, as the directory `to`, owned by `ids`. Raises Unsupported, OSError."""
+        self._listeners.append(on_lines)
+        try:
+            base = await self._ready()
+        finally:
+            self._listeners.remove(on_lines)
         async with self._busy:
-            base = await self._ready(on_lines)
             if await self._run(["/bin/cp", "--archive", "--reflink=auto", "--", str(base), str(to)], on_lines) != 0:
                 raise OSError(f"{base} could not be copied")
         await finish_in_thread(shift_owners, to, ids)
 
-    async def _ready(self, on_lines: OnLines) -> Path:
+    async def _ready(self) -> Path:
+        """The base. Making it goes on when whoever wanted it is gone: it is everybody's."""
         if (why := self.why_not()) is not None:
             raise Unsupported(why)
-        base, release = base_path(self._directory), release_name()
-        if _is_fresh(base):
-            return base
+        base = base_path(self._directory)
+        if self._making is None or self._making.done():
+            if _is_fresh(base):
+                return base
+            self._making = asyncio.create_task(self._renew(base), name="make the base root file system")
+        await asyncio.shield(self._making)
+        return base
+
+    async def _renew(self, base: Path) -> None:
+        """Make it, or keep an old one where that fails. Raises Unsupported, OSError."""
+        try:
+            await self._make_at(base, release_name())
+        except (Unsupported, OSError) as e:
+            if not base.exists():
+                raise
+            _log.warning("base_rootfs.not_renewed path=%s error=%s", base, e)
+
+    async def _make_at(self, base: Path, release: str) -> None:
         sources = await package_sources()
         if not sources:
             raise Unsupported(f"this machine's apt names no source of {release}: run apt-get update on it")
         await finish_in_thread(sweep, self._directory)
-        await on_lines([f"making the base root file system of this machine's images, once: {release}, some minutes"])
+        await self._tell([f"making the base root file system of this machine's images, once: {release}, about a minute"])
         async with staged_in_thread(base.with_name(f"{base.name}.new")) as temp:
-            await self._make(temp / "root", release, sources, on_lines)
-        await finish_in_thread(_replace, base)
+            await self._make(temp / "root", release, sources)
+        async with self._busy:
+            await finish_in_thread(_replace, base)
         _log.info("base_rootfs.made release=%s path=%s", release, base)
-        return base
 
-    async def _make(self, root: Path, release: str, sources: Sequence[Source], on_lines: OnLines) -> None:
+    async def _tell(self, lines: Sequence[str]) -> None:
+        for listener in list(self._listeners):
+            await listener(lines)
+
+    async def _make(self, root: Path, release: str, sources: Sequence[Source]) -> None:
         first = next((s for s in sources if s.release == release), sources[0])
         options = ["--variant=minbase", f"--include={','.join(PACKAGES)}"]
-        if await self._run([_debootstrap(), *options, release, str(root), first.uri], on_lines) != 0:
+        if await self._run([_debootstrap(), *options, release, str(root), first.uri], self._tell) != 0:
             log = root / "debootstrap" / "debootstrap.log"
             said = (await asyncio.to_thread(log.read_text, errors="replace"))[-500:] if log.exists() else ""
             raise Unsupported(f"debootstrap could not make a {release} from {first.uri}: {said.strip() or 'see its output above'}")

@@ -100,6 +100,8 @@ def _enter_box(order: dict[str, Any]) -> None:
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     if order["rootfs"] is not None:
         _prepare_rootfs(order)
+        sys.path.clear()  # nothing is imported from now on, here and outside: all files will be the tenant's
+        sys.meta_path.clear()
         _start_first_process()
         _pivot(order["rootfs"], order["lent"], order["ids"][0])
         _start_command(ids=order["ids"])
@@ -163,18 +165,17 @@ def _prepare_rootfs(order: dict[str, Any]) -> None:
         if os.path.lexists(resolver):
             os.unlink(resolver)
         os.close(os.open(resolver, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        os.chown(resolver, first, first)
     _mount(order["resolver"] or os.path.realpath("/etc/resolv.conf"), resolver, None, _MS_BIND)
 
 
 def _pivot(at: str, lent: list[str], owner: int) -> None:
-    """Enter the root file system; in the box's first process. Nothing is imported from now on: all files are the tenant's.
+    """Enter the root file system; in the box's first process.
 
     `lent`: directories of the machine that are seen there, too. They are mounted when links lead nowhere but into the image.
     """
     held = [(path, os.open(path, os.O_PATH | os.O_DIRECTORY)) for path in lent]
     _mount("proc", f"{at}/proc", "proc", _MS_NOSUID | _MS_NODEV)
-    sys.path.clear()
-    sys.meta_path.clear()
     os.chdir(at)
     number = {"x86_64": 155, "aarch64": 41}[os.uname().machine]
     if _libc.syscall(number, b".", b".") != 0:

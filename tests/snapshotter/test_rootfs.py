@@ -4,18 +4,19 @@ machine runs none of its files.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from snapshotter import network
-from snapshotter.base_rootfs import FIRST_ID, ID_COUNT, BaseRootfs, Source, chosen_sources, packages_digest
+from snapshotter import base_rootfs, network
+from snapshotter.base_rootfs import FIRST_ID, ID_COUNT, BaseRootfs, OnLines, Source, chosen_sources, packages_digest
 from snapshotter.criu.kit import make_kit
 from snapshotter.criu.runs import Criu
 from snapshotter.criu.self_test import SelfTest
@@ -74,6 +75,9 @@ class Lines:
     async def __call__(self, body: Mapping[str, Any]) -> None:
         self.lines.append(str(body.get("text", "")))
         print(self.lines[-1])  # pytest shows it where a test fails
+
+    async def tell(self, lines: Sequence[str]) -> None:
+        self.lines += lines
 
     def after(self, word: str) -> str:
         """What is printed behind `word:`."""
@@ -222,6 +226,84 @@ def test_images_in_the_making_share_no_ids(tmp_path: Path) -> None:
     assert len({bases.take_ids().start for _ in range(254)}) == 254
     with pytest.raises(Unsupported, match="256 images with Debian packages are being built"):
         bases.take_ids()
+
+
+class FakeMachine:
+    """Runs debootstrap and cp of a test: the first waits to be let go, and fails when told to."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+        self.status = 0
+        self.made = 0
+
+    async def __call__(self, argv: Sequence[str], on_lines: OnLines) -> int:
+        if argv[0] == "/bin/cp":
+            shutil.copytree(argv[-2], argv[-1], symlinks=True)
+            return 0
+        await on_lines(["I: Retrieving"])
+        await self.may_end.wait()
+        self.made += 1
+        (Path(argv[-2]) / "usr/sbin").mkdir(parents=True)
+        (Path(argv[-2]) / "etc").mkdir()
+        (Path(argv[-2]) / "number").write_text(str(self.made))
+        return self.status
+
+
+@pytest.fixture
+def bases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[BaseRootfs, FakeMachine]:
+    """Where debootstrap could run."""
+
+    async def sources() -> list[Source]:
+        return [Source(uri="https://mirror.example/debian", release="bookworm", component="main")]
+
+    monkeypatch.setattr(base_rootfs, "why_not", lambda _: None)
+    monkeypatch.setattr(base_rootfs, "release_name", lambda: "bookworm")
+    monkeypatch.setattr(base_rootfs, "package_sources", sources)
+    monkeypatch.setattr(base_rootfs, "shift_owners", lambda *_: None)
+    machine = FakeMachine()
+    return BaseRootfs(tmp_path / "bases", run=machine), machine
+
+
+async def test_the_base_is_made_once_also_when_who_wanted_it_is_gone(bases: tuple[BaseRootfs, FakeMachine], tmp_path: Path) -> None:
+    base, machine = bases
+    out = Lines()
+    copies = [asyncio.create_task(base.copy(tmp_path / f"copy-{n}", base.take_ids(), out.tell)) for n in range(3)]
+    while "I: Retrieving" not in out.lines:
+        await asyncio.sleep(0.01)
+    copies[0].cancel()
+    await asyncio.wait(copies[:1])
+    machine.may_end.set()
+    await asyncio.gather(*copies[1:])
+    await base.copy(tmp_path / "copy-3", base.take_ids(), out.tell)
+
+    assert machine.made == 1
+    assert not (tmp_path / "copy-0").exists()
+    assert {(tmp_path / f"copy-{n}" / "number").read_text() for n in (1, 2, 3)} == {"1"}
+    assert (tmp_path / "copy-1" / "etc/apt/sources.list").read_text() == "deb https://mirror.example/debian bookworm main\n"
+    assert len(list((tmp_path / "bases").iterdir())) == 1
+
+
+async def test_an_old_base_is_made_anew_and_kept_where_that_fails(bases: tuple[BaseRootfs, FakeMachine], tmp_path: Path) -> None:
+    base, machine = bases
+    out = Lines()
+    machine.may_end.set()
+    for number, status, read in ((0, 0, "1"), (1, 1, "1"), (2, 0, "3")):
+        machine.status = status
+        await base.copy(tmp_path / f"copy-{number}", base.take_ids(), out.tell)
+        assert (tmp_path / f"copy-{number}" / "number").read_text() == read
+        (made,) = (tmp_path / "bases").iterdir()
+        os.utime(made, (0, 0))
+
+
+async def test_a_base_that_cannot_be_made_is_named_with_what_debootstrap_says(
+    bases: tuple[BaseRootfs, FakeMachine], tmp_path: Path
+) -> None:
+    base, machine = bases
+    machine.may_end.set()
+    machine.status = 1
+    with pytest.raises(Unsupported, match=r"debootstrap could not make a bookworm from https://mirror\.example/debian"):
+        await base.copy(tmp_path / "copy", base.take_ids(), Lines().tell)
+    assert list((tmp_path / "bases").iterdir()) == []
 
 
 def test_the_packages_and_their_versions_are_the_digest(tmp_path: Path) -> None:
