@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from snapshotter.images import Images, runtime_requirements
+from snapshotter.images.images import Images, runtime_requirements
 
 _UID = 20_999
 _COMMANDS = ["hello", "id -un", "test ! -e /root/.ssh && test ! -e /boot/vmlinuz"]

@@ -13,23 +13,23 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from snapshotter import capabilities
-from snapshotter.assembly import Parts
-from snapshotter.buildnet import BuildNetwork
-from snapshotter.bundles import Bundles
-from snapshotter.cgroups import Cgroups
+from snapshotter.agent import capabilities
+from snapshotter.agent.app import is_root, own_runtime, running_agent
+from snapshotter.agent.components import Parts
+from snapshotter.cuda.checkpoint_sequence import CudaDevices
 from snapshotter.cuda.devices import NoDevices
 from snapshotter.cuda.driver import CudaDriver
-from snapshotter.cuda.find import find_driver
-from snapshotter.cuda.holdings import cuda_node
-from snapshotter.cuda.machine import ThisMachine
-from snapshotter.cuda.sequence import CudaDevices
+from snapshotter.cuda.driver_discovery import find_driver
+from snapshotter.cuda.gpu_usage import cuda_node
+from snapshotter.cuda.host import ThisMachine
 from snapshotter.engines import Engines
 from snapshotter.errors import SnapshotterError
-from snapshotter.images import Images, runtime_requirements
-from snapshotter.name_servers import NameServers
-from snapshotter.network import Network
-from snapshotter.node import is_root, opened, own_runtime
+from snapshotter.images.build_network import BuildNetwork
+from snapshotter.images.bundles import Bundles
+from snapshotter.images.images import Images, runtime_requirements
+from snapshotter.linux.cgroups import Cgroups
+from snapshotter.linux.dns_servers import DnsServers
+from snapshotter.linux.slot_network import Network
 from snapshotter.pods import serving
 from snapshotter.settings import SnapshotterSettings
 from weight_cache import log_lines
@@ -88,7 +88,7 @@ async def _serve(
 
     gpus = cuda_node()
     found = await find_driver(node=gpus, environ=os.environ)
-    floor, name_servers = DiskFloor(paths.home, platform.disk_floor_bytes), NameServers()
+    floor, name_servers = DiskFloor(paths.home, platform.disk_floor_bytes), DnsServers()
     parts = Parts(
         bundles=Bundles(paths.home, blobs=blobs, floor=floor),
         images=Images(
@@ -120,7 +120,7 @@ async def _serve(
         contextlib.aclosing(blobs),
         contextlib.aclosing(weights),
         _closing(found.driver),
-        opened(paths, settings, parts) as agent,
+        running_agent(paths, settings, parts) as agent,
         serving.opened(
             settings.pods,
             platform,

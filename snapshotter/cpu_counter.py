@@ -13,7 +13,7 @@ import contextlib
 import os
 from typing import Self
 
-from snapshotter import processes
+from snapshotter.linux import proc
 from snapshotter.types import InstanceInfo
 
 _READ_BYTES = 4096
@@ -28,7 +28,7 @@ class CpuCounter:
     def __init__(self, file: str, pid: int) -> None:
         """`file`: of the cgroup; "": the process `pid` is asked."""
         self._file = file or f"/proc/{pid}/stat"
-        self._parse = counted_ns if file else processes.stat_cpu_ns
+        self._parse = counted_ns if file else proc.stat_cpu_ns
         self._descriptor = -1
         with contextlib.suppress(OSError):  # it is gone already
             self._descriptor = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapshotter import mount_view
-from snapshotter.isolation import confine, drop_bounding_set
+from snapshotter.linux import mount_view
+from snapshotter.shim.isolation import confine, drop_bounding_set
 
 _PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG = 1, 2
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -18,7 +18,7 @@ LONGEST_FIRST = (
     "tests/e2e/test_cli.py",
     "tests/examples/test_examples.py",
     "tests/e2e/test_faults_processes.py",
-    "tests/snapshotter/test_parking.py",
+    "tests/snapshotter/test_prefork_pool.py",
     "tests/snapshotter/test_images.py",
     "tests/functions/controller/test_dashboard_browser.py",
     "tests/cluster/test_fake_nodes.py",

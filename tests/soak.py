@@ -155,7 +155,7 @@ TESTS = {
         "test_conflict_with_the_workers_requirements_names_both[plold",
         "test_build_that_makes_files_without_end_is_ended_while_inodes_are_left",
     ),
-    "tests/snapshotter/test_poller.py": (
+    "tests/snapshotter/test_event_loop.py": (
         "test_a_flood_of_output_costs_the_shim_little_cpu[short lines]",
         "test_a_flood_of_messages_of_a_worker_costs_the_shim_little_cpu[long]",
     ),

@@ -75,7 +75,7 @@ class CriuTimeout(CriuError):
         self.log_tail = tuple(log_tail)
 
 
-class CriuGone(CriuError):
+class CriuExited(CriuError):
     """Raised when CRIU ended without an answer, or answered what is no answer. `status` is its wait status, None when not known."""
 
     def __init__(self, operation: str, message: str, *, status: int | None = None, log_tail: Sequence[str] = ()) -> None:

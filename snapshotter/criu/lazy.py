@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from snapshotter.criu import logs, runs
+from snapshotter.criu import logs, processes
 from snapshotter.criu.descriptors import FIRST_FD
-from snapshotter.criu.errors import CriuError, CriuGone, CriuTimeout
-from snapshotter.criu.runs import Criu, CriuRun, CriuSlot
+from snapshotter.criu.errors import CriuError, CriuExited, CriuTimeout
+from snapshotter.criu.processes import Criu, CriuRun, CriuSlot
 
 _READY_FD = FIRST_FD + 2
 
@@ -29,30 +29,32 @@ class LazyPages:
 
     async def kill(self) -> None:
         """End it, wait, and let go of its descriptors; for one that ended, only the last."""
-        await runs.end(self.run)
+        await processes.end(self.run)
 
 
 async def serve_pages(
     slot: CriuSlot, criu: Criu, *, images: int, work: int, uid: int, cgroup: Mapping[str, Any], deadline_s: float
 ) -> LazyPages:
     """The page daemon, listening. It writes one byte to a pipe once it does, and closes it when it dies."""
-    runs.forget(work, "lazy.log", "lazy-pages.socket")
-    argv = [str(criu.binary), "lazy-pages", "--no-default-config", "--images-dir", runs.IMAGES, "--work-dir", runs.WORK]
+    processes.forget(work, "lazy.log", "lazy-pages.socket")
+    argv = [str(criu.binary), "lazy-pages", "--no-default-config", "--images-dir", processes.IMAGES, "--work-dir", processes.WORK]
     argv += ["--log-file", "lazy.log", "-v2", "--status-fd", str(_READY_FD)]
     readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(readable, "rb", buffering=0) as pipe:
-        fds = [*runs.duplicates(images, work), writable]
-        run = await slot.criu(runs.new_name("lazy"), argv, uid=uid, cgroup=cgroup, fds=fds, socket=False)
+        fds = [*processes.duplicates(images, work), writable]
+        run = await slot.criu(processes.new_name("lazy"), argv, uid=uid, cgroup=cgroup, fds=fds, socket=False)
         try:
             async with asyncio.timeout(deadline_s):
-                await runs.wait_readable(pipe.fileno())
+                await processes.wait_readable(pipe.fileno())
             if not pipe.read(1):
-                words = logs.cause_of(runs.read_log(work, "lazy.log")).message
-                raise CriuGone("lazy-pages", f"it ended before it was ready: {words}", log_tail=logs.tail(runs.read_log(work, "lazy.log")))
+                words = logs.cause_of(processes.read_log(work, "lazy.log")).message
+                raise CriuExited(
+                    "lazy-pages", f"it ended before it was ready: {words}", log_tail=logs.tail(processes.read_log(work, "lazy.log"))
+                )
         except TimeoutError:
-            await runs.end(run)
-            raise CriuTimeout("lazy-pages", deadline_s, log_tail=logs.tail(runs.read_log(work, "lazy.log"))) from None
+            await processes.end(run)
+            raise CriuTimeout("lazy-pages", deadline_s, log_tail=logs.tail(processes.read_log(work, "lazy.log"))) from None
         except (CriuError, asyncio.CancelledError):
-            await runs.end(run)
+            await processes.end(run)
             raise
     return LazyPages(run=run)

@@ -23,7 +23,7 @@ _SHARED = Path("share/pilotlight/criu-rpc.desc")
 _FALLBACK_PREFIX = Path("/usr/local")
 
 
-class NotAnAnswer(ValueError):
+class InvalidResponse(ValueError):
     """Raised when bytes are no response of CRIU's."""
 
 
@@ -80,13 +80,13 @@ class Messages:
         return self._request(type="NOTIFY", notify_success=success).SerializeToString()
 
     def response(self, raw: bytes) -> Response:
-        """Raises NotAnAnswer."""
+        """Raises InvalidResponse."""
         try:
             body: Any = self._response.FromString(raw)
         except message.DecodeError as e:
-            raise NotAnAnswer(str(e)) from e
+            raise InvalidResponse(str(e)) from e
         if not body.IsInitialized():
-            raise NotAnAnswer("required fields are missing")
+            raise InvalidResponse("required fields are missing")
         version = body.version
         return Response(
             kind=self._kinds[body.type],

@@ -15,11 +15,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from snapshotter.criu import runs, stats
+from snapshotter.criu import processes, stats
 from snapshotter.criu.descriptors import SOCKET_FD
-from snapshotter.criu.errors import CriuGone
+from snapshotter.criu.errors import CriuExited
 from snapshotter.criu.lazy import LazyPages, serve_pages
-from snapshotter.criu.runs import Criu, CriuRun, CriuSlot
+from snapshotter.criu.processes import Criu, CriuRun, CriuSlot
 from snapshotter.criu.stats import DumpStats
 from snapshotter.criu.swrk import Notify, Swrk
 
@@ -62,7 +62,7 @@ async def dump(
     """Turn process `pid` of the slot, and its tree, into images. On success it is gone; after an error the caller ends what is left.
 
     `images`, `work`: directory descriptors, which stay the caller's. `uid`: of the worker. `tcp`: keep TCP connections whose two ends
-    are in the tree. Raises CriuFailed, CriuTimeout, CriuGone, and what the slot raises.
+    are in the tree. Raises CriuFailed, CriuTimeout, CriuExited, and what the slot raises.
     """
     options = {**_common(deadline_s, tcp=tcp), "pid": pid, "log_file": "dump.log"}
     async with _criu(slot, "dump", criu, images=images, work=work, uid=uid, cgroup=cgroup, log="dump.log") as (_, swrk):
@@ -89,7 +89,7 @@ async def restore(
     `stdio_keys`: what `stdout` and `stderr` were when dumped (`pipe:[inode]`), to plug them into the slot's log pipes; None when the
     process had neither. `lazy`: memory comes when it is touched. After an error the caller ends the slot: half a tree may be left in it.
 
-    Raises CriuFailed, CriuTimeout, CriuGone, and what the slot raises.
+    Raises CriuFailed, CriuTimeout, CriuExited, and what the slot raises.
     """
     started = time.monotonic()
     daemon = await serve_pages(slot, criu, images=images, work=work, uid=uid, cgroup=cgroup, deadline_s=deadline_s) if lazy else None
@@ -103,7 +103,7 @@ async def restore(
             answer = await swrk.request("RESTORE", options, deadline_s=left_s, on_notify=on_notify)
             wall_ms = (time.monotonic() - started) * 1e3
         if not answer.pid:
-            raise CriuGone("restore", "it named no process")
+            raise CriuExited("restore", "it named no process")
     except BaseException:
         if daemon is not None:
             await daemon.kill()
@@ -115,7 +115,7 @@ async def restore(
 def _common(deadline_s: float, *, tcp: bool) -> dict[str, Any]:
     return {
         "images_dir_fd": -1,  # required by the RPC; the path below counts
-        "images_dir": runs.IMAGES,
+        "images_dir": processes.IMAGES,
         "log_level": _LOG_LEVEL,
         "notify_scripts": True,
         "link_remap": True,
@@ -152,15 +152,15 @@ async def _criu(
     stdio: bool = False,
 ) -> AsyncIterator[tuple[CriuRun, Swrk]]:
     """A CRIU that waits for one request; gone, with everything of it closed, at the end."""
-    runs.forget(work, log, f"stats-{operation}", runs.PRINTED)
+    processes.forget(work, log, f"stats-{operation}", processes.PRINTED)
     # Options before the command set the work directory; a file in /etc/criu must not change what we do.
-    argv = [str(criu.binary), "--no-default-config", "--work-dir", runs.WORK, "swrk", str(SOCKET_FD)]
-    fds = runs.duplicates(images, work)
-    run = await slot.criu(runs.new_name(operation), argv, uid=uid, cgroup=cgroup, fds=fds, stdio=stdio)
+    argv = [str(criu.binary), "--no-default-config", "--work-dir", processes.WORK, "swrk", str(SOCKET_FD)]
+    fds = processes.duplicates(images, work)
+    run = await slot.criu(processes.new_name(operation), argv, uid=uid, cgroup=cgroup, fds=fds, stdio=stdio)
     try:
         if run.socket is None:
-            raise CriuGone(operation, "it was started without a socket")
-        said = functools.partial(runs.said, work, log)
+            raise CriuExited(operation, "it was started without a socket")
+        said = functools.partial(processes.said, work, log)
         yield run, Swrk(run.socket, messages=criu.messages, exited=run.exited, log=said)
     finally:
-        await runs.end(run)
+        await processes.end(run)

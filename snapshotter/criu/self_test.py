@@ -22,10 +22,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from snapshotter.criu import messages, operations, runs
-from snapshotter.criu.cell import Cell, CellProcess, cell
+from snapshotter.criu import messages, operations, processes
 from snapshotter.criu.errors import CriuError, CriuFailed, CriuReason, CriuUnavailable
-from snapshotter.criu.runs import Criu
+from snapshotter.criu.processes import Criu
+from snapshotter.criu.self_test_sandbox import Sandbox, SandboxProcess, cell
 
 LEAST = (4, 1)
 """Older ones do not start on kernels from 6.13: the kernel split [vvar] (coldstart measurements, docs/snapshots.md)."""
@@ -126,7 +126,7 @@ async def _prove(binary: Path, description: Path | None, *, sha256: str, kdat: P
     return replace(found, on=True, why=f"criu {version}", kdat=kdat)
 
 
-async def _round_trip(place: Cell, criu: Criu) -> None:
+async def _round_trip(place: Sandbox, criu: Criu) -> None:
     """Dump the subject, restore it, have it end by its own hand. Raises CriuError."""
     with tempfile.TemporaryDirectory(prefix="pilotlight-criu-") as name, contextlib.ExitStack() as held:
         folders = []
@@ -146,19 +146,19 @@ async def _round_trip(place: Cell, criu: Criu) -> None:
         await _ends_well(again)
 
 
-async def _subject(place: Cell) -> CellProcess:
+async def _subject(place: Sandbox) -> SandboxProcess:
     """A process that can be dumped: it holds a TCP socket, which CRIU 4.1 cannot dump on kernels from 6.16, and says that it is ready
     by closing its stdout."""
     readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         subject = await place.spawn([sys.executable, "-I", "-S", "-B", "-c", _SUBJECT], fds=[writable])
-        await runs.wait_readable(readable)
+        await processes.wait_readable(readable)
     finally:
         os.close(readable)
     return subject
 
 
-async def _ends_well(process: CellProcess) -> None:
+async def _ends_well(process: SandboxProcess) -> None:
     signal.pidfd_send_signal(process.pidfd, signal.SIGUSR1)
     status = await process.exited
     if status is None or os.waitstatus_to_exitcode(status) != _SUBJECT_STATUS:

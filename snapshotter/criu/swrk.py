@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from snapshotter.criu import logs
-from snapshotter.criu.errors import CriuFailed, CriuGone, CriuTimeout
-from snapshotter.criu.messages import Messages, NotAnAnswer, Response
+from snapshotter.criu.errors import CriuExited, CriuFailed, CriuTimeout
+from snapshotter.criu.messages import InvalidResponse, Messages, Response
 
 Notify = Callable[[str, int], bool]
 """`(step, pid) -> go on?`, called between CRIU's steps while it waits: must not block."""
@@ -42,7 +42,7 @@ class Swrk:
     ) -> Response:
         """Send one request and return its successful answer. Killing CRIU after an error is the caller's.
 
-        Raises CriuFailed (it says no), CriuTimeout, CriuGone (it died, or answered garbage), CriuUnavailable (an unknown option).
+        Raises CriuFailed (it says no), CriuTimeout, CriuExited (it died, or answered garbage), CriuUnavailable (an unknown option).
         """
         operation = kind.lower().replace("_", "-")
         raw = self._messages.request(kind, options)
@@ -81,20 +81,20 @@ class Swrk:
             raise await self._hung_up(operation)
         try:
             return self._messages.response(raw)
-        except NotAnAnswer as e:
+        except InvalidResponse as e:
             raise self._gone(operation, f"what it answered is no answer ({len(raw)} bytes: {e})") from e
 
-    async def _hung_up(self, operation: str) -> CriuGone:
+    async def _hung_up(self, operation: str) -> CriuExited:
         await asyncio.wait([self._exited], timeout=_LAST_WORDS_S)
         status = self._exited.result() if self._exited.done() and not self._exited.cancelled() else None
         return self._gone(operation, f"it hung up without an answer ({_in_words(status)})")
 
-    def _gone(self, operation: str, message: str) -> CriuGone:
+    def _gone(self, operation: str, message: str) -> CriuExited:
         log = self._log()
         if errors := logs.errors_of(logs.lines_of(log)):
             message = f"{message}; its log says: {errors[-1]}"
         status = self._exited.result() if self._exited.done() and not self._exited.cancelled() else None
-        return CriuGone(operation, message, status=status, log_tail=logs.tail(log))
+        return CriuExited(operation, message, status=status, log_tail=logs.tail(log))
 
     def _failed(self, operation: str, answer: Response) -> CriuFailed:
         log = self._log()

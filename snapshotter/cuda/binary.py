@@ -10,8 +10,8 @@ from pathlib import Path
 
 from snapshotter.cuda.errors import DriverFailed
 from snapshotter.cuda.preconditions import BINARY_RELEASE
-from snapshotter.cuda.reaping import Reaper
-from snapshotter.cuda.states import Action, CudaState
+from snapshotter.cuda.reaper import Reaper
+from snapshotter.cuda.transitions import Action, CudaState
 
 _OUTPUT_BYTES = 4096
 """It prints a word, a number, or one line of error."""

@@ -20,8 +20,8 @@ from typing import Any
 
 from snapshotter.cuda.errors import DriverFailed
 from snapshotter.cuda.preconditions import API_RELEASE
-from snapshotter.cuda.reaping import Reaper
-from snapshotter.cuda.states import CudaState
+from snapshotter.cuda.reaper import Reaper
+from snapshotter.cuda.transitions import CudaState
 
 # -P: the script's own folder (snapshotter/cuda) must not shadow the package `cuda`'s neighbours on sys.path.
 HELPER_COMMAND = (sys.executable, "-P", "-B", str(Path(__file__).with_name("helper.py")))

@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from snapshotter.cuda.errors import CudaRefused, Refusal
-from snapshotter.cuda.holdings import nvidia_leftovers
-from snapshotter.cuda.machine import Victim
+from snapshotter.cuda.gpu_mapping import DeviceRecord
+from snapshotter.cuda.gpu_usage import nvidia_leftovers
+from snapshotter.cuda.host import ProcessHandle
 from snapshotter.cuda.preconditions import left_over
-from snapshotter.cuda.remap import DeviceRecord
 
 
 class Suspension:
@@ -34,7 +34,7 @@ class Suspension:
         phases_ms: `cuda_lock` (the look at the process included), `cuda_checkpoint` (the check that it let go included).
     """
 
-    def __init__(self, *, victims: Sequence[Victim] = (), cuda_pids: Sequence[int] = (), record: DeviceRecord | None = None) -> None:
+    def __init__(self, *, victims: Sequence[ProcessHandle] = (), cuda_pids: Sequence[int] = (), record: DeviceRecord | None = None) -> None:
         self.victims = tuple(victims)
         self.cuda_pids = tuple(cuda_pids)
         self.record = record or DeviceRecord()

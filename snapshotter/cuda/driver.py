@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from snapshotter.cuda.states import CudaState
+from snapshotter.cuda.transitions import CudaState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

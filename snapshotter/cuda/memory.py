@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from snapshotter.cuda.reaping import Reaper
+from snapshotter.cuda.reaper import Reaper
 
 _QUERY_TIMEOUT_S = 10.0
 """nvidia-smi wakes a sleeping driver, which takes seconds."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from snapshotter.cuda.errors import Refusal
-from snapshotter.cuda.holdings import CudaNode, Gpu, Holdings
+from snapshotter.cuda.gpu_usage import CudaNode, Gpu, GpuUsage
 
 API_RELEASE = 570
 """cuCheckpointProcess* in the driver API."""
@@ -24,7 +24,7 @@ IPC_RELEASE = 610
 _OR_NOT = ", or use snapshot=False"
 
 
-def refusals(*, node: CudaNode, held: Sequence[Holdings], minimum_release: int) -> tuple[Refusal, ...]:
+def refusals(*, node: CudaNode, held: Sequence[GpuUsage], minimum_release: int) -> tuple[Refusal, ...]:
     """All that stands in the way, the node's first; empty: go ahead. `minimum_release` is the chosen driver's."""
     return (*_of_node(node, minimum_release), *_of_tree(held), *(r for h in held for r in _of_process(h, node)))
 
@@ -41,7 +41,7 @@ def _of_node(node: CudaNode, minimum_release: int) -> Iterator[Refusal]:
         yield _refusal("mps", "nvidia-cuda-mps", message)
 
 
-def _of_tree(held: Sequence[Holdings]) -> Iterator[Refusal]:
+def _of_tree(held: Sequence[GpuUsage]) -> Iterator[Refusal]:
     minors = sorted(frozenset[int]().union(*(h.minors for h in held)))
     if len(minors) > 1:
         names = ", ".join(f"/dev/nvidia{n}" for n in minors)
@@ -49,7 +49,7 @@ def _of_tree(held: Sequence[Holdings]) -> Iterator[Refusal]:
         yield _refusal("multi_gpu", names, message)
 
 
-def _of_process(held: Holdings, node: CudaNode) -> Iterator[Refusal]:
+def _of_process(held: GpuUsage, node: CudaNode) -> Iterator[Refusal]:
     who = f"process {held.pid}"
     cut_up = [g for g in node.gpus if g.mig and g.minor in held.minors]
     if cut_up or held.capabilities & node.mig_instances:
@@ -71,7 +71,7 @@ def without_context(pid: int, devices: Sequence[str]) -> Refusal:
     return _refusal("device", names, f"process {pid} holds {names} without a CUDA context (NVML, a graphics library): {way_out}")
 
 
-def managed_memory(held: Holdings) -> Refusal:
+def managed_memory(held: GpuUsage) -> Refusal:
     """A process that the driver refused, and that maps more of `/dev/nvidia-uvm` than a context does."""
     size = f"{held.managed_bytes / 2**20:.0f} MiB"
     why = f"process {held.pid} uses {size} of managed memory (UVM), which the driver cannot checkpoint"
@@ -84,7 +84,7 @@ def left_over(pid: int, what: Sequence[str]) -> Refusal:
     return _refusal("device", names, f"process {pid} holds {names} at the snapshot: close it before{_OR_NOT}")
 
 
-def unlisted(held: Sequence[Holdings]) -> Refusal:
+def unlisted(held: Sequence[GpuUsage]) -> Refusal:
     """A process on a GPU that the driver does not list: nobody could say later which one it was."""
     names = ", ".join(sorted({d for h in held for d in h.devices}))
     return _refusal(
@@ -92,7 +92,7 @@ def unlisted(held: Sequence[Holdings]) -> Refusal:
     )
 
 
-def gpu_in_use(node: CudaNode, held: Sequence[Holdings]) -> Gpu | None:
+def gpu_in_use(node: CudaNode, held: Sequence[GpuUsage]) -> Gpu | None:
     """The one GPU that the tree holds; None when it holds none, or one that the driver does not list."""
     minors = frozenset[int]().union(*(h.minors for h in held))
     return next((g for g in node.gpus if g.minor in minors), None)

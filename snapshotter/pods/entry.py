@@ -1,4 +1,4 @@
-"""Into a pod: a cell (`snapshotter.criu.cell`) whose namespaces are those of a pod that waits. Experimental.
+"""Into a pod: a cell (`snapshotter.criu.self_test_sandbox`) whose namespaces are those of a pod that waits. Experimental.
 
 The pod is never privileged: the node agent, which is root on its node, enters from outside. What it brings along: the mounts that a slot
 has, the pod's own cgroup, and a CRIU of its own, for a pod's image has none.
@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snapshotter import child, processes, wire
-from snapshotter.criu.cell import Cell, CellProcess
+from snapshotter.criu.bundle import CriuBundle
 from snapshotter.criu.errors import CriuUnavailable
-from snapshotter.criu.kit import Kit
+from snapshotter.criu.self_test_sandbox import Sandbox, SandboxProcess
 from snapshotter.errors import Unsupported
+from snapshotter.linux import proc as processes
+from snapshotter.shim import child, seqpacket
 
 _ROOT = str(Path(__file__).resolve().parents[2])
 _BOOT = "import sys; sys.path.insert(0, {root!r}); from snapshotter.pods.entry_init import main; main({fd})"
@@ -47,16 +48,16 @@ class Brought:
     kdat: Path | None
 
 
-class Entry(Cell):
+class Entry(Sandbox):
     """Inside of a pod. Owner: the event loop."""
 
     async def criu(
         self, run: str, argv: list[str], *, uid: int, cgroup: Mapping[str, Any], fds: list[int], socket: bool = True, stdio: bool = False
-    ) -> CellProcess:
+    ) -> SandboxProcess:
         """As a cell does it, with the CRIU that was brought along."""
         return await super().criu(run, [*child.CRIU_KIT, *argv[1:]], uid=uid, cgroup=cgroup, fds=fds, socket=socket, stdio=stdio)
 
-    async def revive(self, pid: int) -> CellProcess:
+    async def revive(self, pid: int) -> SandboxProcess:
         """Connect to a restored worker: its control channel and pidfd are the caller's. Raises CriuUnavailable."""
         return await self._order({"op": "revive", "pid": pid})
 
@@ -66,7 +67,7 @@ class Entry(Cell):
 
 
 @contextlib.asynccontextmanager
-async def entered(pod: int, brought: Brought, kit: Kit) -> AsyncIterator[Entry]:
+async def entered(pod: int, brought: Brought, kit: CriuBundle) -> AsyncIterator[Entry]:
     """Inside of the pod of the process behind pidfd `pod`, which stays the caller's; what was restored and not kept is gone at the end.
 
     Raises CriuUnavailable, Unsupported, OSError.
@@ -87,7 +88,7 @@ async def entered(pod: int, brought: Brought, kit: Kit) -> AsyncIterator[Entry]:
             await found.aclose()
 
 
-def _send_in(connection: socket.socket, pod: int, brought: Brought, kit: Kit) -> None:
+def _send_in(connection: socket.socket, pod: int, brought: Brought, kit: CriuBundle) -> None:
     fds: list[int] = []
     try:
         fds.append(os.dup(pod))
@@ -100,11 +101,11 @@ def _send_in(connection: socket.socket, pod: int, brought: Brought, kit: Kit) ->
             "writable_bytes": brought.writable_bytes,
             "groups": groups_of(processes.host_pid(pod)),
         }
-        wire.send(connection, wire.encode(order), fds)
+        seqpacket.send(connection, seqpacket.encode(order), fds)
     except FileNotFoundError as e:
         raise CriuUnavailable("the pod is gone, or the snapshot's files are") from e
     finally:
-        wire.close_all(fds)
+        seqpacket.close_all(fds)
 
 
 def groups_of(pid: int, *, root: Path = _CGROUPS, proc: Path = Path("/proc")) -> list[str]:

@@ -4,7 +4,7 @@ Executed by `snapshotter.pods.entry` in a process of its own; single-threaded, s
 of the pod's PID namespace and waits for its child, which is inside and obeys. When that one leaves, what was kept is a child of the pod's
 first process, the launcher; what was not kept is killed.
 
-Owner → us: `enter` [pidfd of the pod, kdat, files], then the orders of a cell (`snapshotter.criu.cell_init`), and revive, keep.
+Owner → us: `enter` [pidfd of the pod, kdat, files], then the orders of a cell (`snapshotter.criu.sandbox_init`), and revive, keep.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from snapshotter import child, isolation, tree, wire, workfiles
-from snapshotter.criu import cell_init
+from snapshotter.criu import sandbox_init
 from snapshotter.pods import mounts
+from snapshotter.shim import child, isolation, seqpacket, workdir_archive
+from snapshotter.shim import mounts as tree
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
 
@@ -29,13 +30,13 @@ def main(control_fd: int) -> None:
     control.set_inheritable(False)
     os.umask(0o022)
     try:
-        message, fds = wire.receive(control)
+        message, fds = seqpacket.receive(control)
         if message is None:
             return
         _enter(message, fds)
         inside = os.fork()
-    except (OSError, workfiles.BadArchive) as e:
-        wire.send(control, wire.encode({"event": "failed", "message": str(e)}))
+    except (OSError, workdir_archive.InvalidArchive) as e:
+        seqpacket.send(control, seqpacket.encode({"event": "failed", "message": str(e)}))
         return
     if inside:
         control.close()
@@ -54,9 +55,9 @@ def _enter(message: Mapping[str, Any], fds: list[int]) -> None:
     child.enter(message["groups"], 0)
     mounts.enter(pod)
     mounts.build(held, uid=message["uid"], writable_bytes=message["writable_bytes"])
-    tree.put_kdat(kdat)
-    workfiles.unpack(files)
-    wire.close_all(fds)
+    tree.write_criu_kdat(kdat)
+    workdir_archive.unpack(files)
+    seqpacket.close_all(fds)
     isolation.forbid_imports()
 
 
@@ -66,7 +67,7 @@ def _serve(control: socket.socket) -> None:
         signal.signal(number, signal.SIG_IGN)
     kept = _Kept()
     try:
-        cell_init.serve(control, {"revive": kept.revive, "keep": kept.keep})
+        sandbox_init.serve(control, {"revive": kept.revive, "keep": kept.keep})
     finally:
         if not kept.is_kept:
             _kill_children()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from snapshotter.cuda.memory import GpuMemory, GpuMemoryUnknown, MemoryReader
-from snapshotter.pods.holds import Say
+from snapshotter.pods.tenant_mounts import Say
 
 LOOK_S = 0.5
 """Between two looks: the driver has no event for freed memory."""

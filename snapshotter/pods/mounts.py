@@ -12,8 +12,8 @@ import os
 import stat
 from collections.abc import Sequence
 
-from snapshotter import tree
-from snapshotter.mount import BIND, NODEV, NOSUID, RDONLY, REMOUNT, mount
+from snapshotter.shim import mounts
+from snapshotter.shim.mount import BIND, NODEV, NOSUID, RDONLY, REMOUNT, mount
 
 _OPEN_TREE, _MOVE_MOUNT = 428, 429  # the same on every architecture (asm-generic/unistd.h)
 _AT_FDCWD = -100
@@ -51,7 +51,7 @@ def enter(pidfd: int) -> None:
 
 
 def build(held: Sequence[tuple[int, str]], *, uid: int, writable_bytes: int) -> None:
-    """The tree of a slot (`snapshotter.tree`), in a pod: what a restored worker finds at the paths that it knows. Raises OSError.
+    """The tree of a slot (`snapshotter.shim.mounts`), in a pod: what a restored worker finds at the paths that it knows. Raises OSError.
 
     Args:
         held: (descriptor of `take`, name below the tree's root).
@@ -61,17 +61,17 @@ def build(held: Sequence[tuple[int, str]], *, uid: int, writable_bytes: int) -> 
     options = f"size={writable_bytes}"
     mount("tmpfs", "/run", "tmpfs", NOSUID | NODEV, f"{options},mode=755")
     for fd, name in held:
-        put(fd, f"{tree.ROOT}/{name}")
-    os.makedirs(tree.ROOT, exist_ok=True)
+        put(fd, f"{mounts.ROOT}/{name}")
+    os.makedirs(mounts.ROOT, exist_ok=True)
     for name, mode in (("work", 0o700), ("tmp", 0o1777)):
-        os.mkdir(f"{tree.ROOT}/{name}")
-        os.chmod(f"{tree.ROOT}/{name}", mode)
-    os.chown(f"{tree.ROOT}/work", uid, uid)
-    os.symlink(f"{tree.ROOT}/tmp", "/run/lock")
+        os.mkdir(f"{mounts.ROOT}/{name}")
+        os.chmod(f"{mounts.ROOT}/{name}", mode)
+    os.chown(f"{mounts.ROOT}/work", uid, uid)
+    os.symlink(f"{mounts.ROOT}/tmp", "/run/lock")
     mount("tmpfs", "/dev/shm", "tmpfs", NOSUID | NODEV, f"{options},mode=1777")
     for shared in ("/tmp", "/var/tmp"):
         if os.path.isdir(shared):
-            mount(f"{tree.ROOT}/tmp", shared, None, BIND)
+            mount(f"{mounts.ROOT}/tmp", shared, None, BIND)
 
 
 def demand_places(root: str = "/") -> None:

@@ -10,8 +10,8 @@ import os
 import socket
 from pathlib import Path
 
-from snapshotter import processes
 from snapshotter.errors import Unsupported
+from snapshotter.linux import proc as processes
 
 _SO_PEERPIDFD = 77
 """unix(7); since Linux 6.5. A pid could be another process's by the time that it is looked at."""

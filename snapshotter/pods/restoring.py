@@ -22,17 +22,18 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapshotter import launch, processes, tiles
 from snapshotter.criu import operations
-from snapshotter.criu.cell import CellProcess
 from snapshotter.criu.errors import CriuError
+from snapshotter.criu.self_test_sandbox import SandboxProcess
 from snapshotter.errors import SnapshotterError, Unsupported
-from snapshotter.housing import Phase
-from snapshotter.launch import Sources
+from snapshotter.linux import amx, proc
 from snapshotter.pods.entry import Brought, Entry, entered
 from snapshotter.pods.pod_process import demand_own_namespaces, pidfd_of_peer
-from snapshotter.snapshots.desk import Snapshots
-from snapshotter.snapshots.stock import Stock
+from snapshotter.slots import launch_plan
+from snapshotter.slots.launch_plan import Sources
+from snapshotter.slots.manager import StartPhase
+from snapshotter.snapshots.api import SnapshotApi
+from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.stored import Snapshot
 from snapshotter.types import LaunchSpec
 
@@ -60,7 +61,7 @@ class Returned:
 class PodRestores:
     """Owner: the event loop."""
 
-    def __init__(self, snapshots: Snapshots, *, runtime: Mapping[str, Path], directory: Path) -> None:
+    def __init__(self, snapshots: SnapshotApi, *, runtime: Mapping[str, Path], directory: Path) -> None:
         """`directory`: for CRIU's work and its kit; private, on this node."""
         self._snapshots = snapshots
         self._runtime = runtime
@@ -96,18 +97,18 @@ class PodRestores:
             except (CriuError, SnapshotterError, OSError, TimeoutError) as e:
                 _log.warning("pods.restore_failed revision=%s error=%s", spec.revision, str(e) or type(e).__name__)
                 if snapshot is not None and isinstance(e, CriuError | TimeoutError):
-                    await self._snapshots.shelf.failed(snapshot.id, "pod", str(e) or "it was not back in time")
+                    await self._snapshots.selector.failed(snapshot.id, "pod", str(e) or "it was not back in time")
             yield found
             if found is not None and found.kept and snapshot is not None:
-                self._snapshots.shelf.used(snapshot.id)
+                self._snapshots.selector.used(snapshot.id)
 
-    async def _find(self, spec: LaunchSpec) -> tuple[Stock, Snapshot]:
+    async def _find(self, spec: LaunchSpec) -> tuple[SnapshotComponents, Snapshot]:
         stock = self._snapshots.stock
         if stock is None:
-            raise Unsupported(f"this node has no snapshots: {self._snapshots.shelf.why_not}")
+            raise Unsupported(f"this node has no snapshots: {self._snapshots.selector.why_not}")
         if spec.gpu is not None:
             raise Unsupported("a function with a GPU is not restored into a pod: its devices are given to the pod by its plugin, not to us")
-        snapshot = await self._snapshots.shelf.find(spec, Phase())
+        snapshot = await self._snapshots.selector.find(spec, StartPhase())
         if snapshot is None:
             raise Unsupported("there is no proven snapshot of it on this node")
         if snapshot.manifest.network:
@@ -115,7 +116,14 @@ class PodRestores:
         return stock, snapshot
 
     async def _into(
-        self, held: contextlib.AsyncExitStack, peer: socket.socket, stock: Stock, *, spec: LaunchSpec, snapshot: Snapshot, sources: Sources
+        self,
+        held: contextlib.AsyncExitStack,
+        peer: socket.socket,
+        stock: SnapshotComponents,
+        *,
+        spec: LaunchSpec,
+        snapshot: Snapshot,
+        sources: Sources,
     ) -> Returned:
         began = time.perf_counter()
         pidfd = pidfd_of_peer(peer)
@@ -124,8 +132,8 @@ class PodRestores:
         uid = spec.uid or 0
         self._directory.mkdir(mode=0o700, exist_ok=True)
         work = held.enter_context(_workplace(self._directory))
-        limits = launch.limits(spec, uid=spec.uid, limits_memory=True, limits_pids=True)
-        plan = launch.plan(spec, sources, directory=work, uid=spec.uid, namespaced=True, limits=limits)
+        limits = launch_plan.limits(spec, uid=spec.uid, limits_memory=True, limits_pids=True)
+        plan = launch_plan.plan(spec, sources, directory=work, uid=spec.uid, namespaced=True, limits=limits)
         (work / "launch.json").write_text(json.dumps(plan.launch_file))
         (work / "launch.json").chmod(0o444)
         writable_bytes = max(_WRITABLE_FLOOR_BYTES, spec.memory_bytes)
@@ -138,7 +146,7 @@ class PodRestores:
         if worker.socket is None:
             raise Unsupported("the restored worker has no control channel")
         held.callback(worker.socket.close)
-        await asyncio.to_thread(_adopt, processes.host_pid(worker.pidfd), pod)
+        await asyncio.to_thread(_adopt, proc.host_pid(worker.pidfd), pod)
         phases = {"pod": (entered_at - began) * 1000, "restore": (time.perf_counter() - entered_at) * 1000}
         found = Returned(pid=restored_pid, control=worker.socket, phases_ms={name: round(ms, 3) for name, ms in phases.items()})
         held.push_async_callback(_keep, entry, found)
@@ -146,8 +154,8 @@ class PodRestores:
 
 
 async def _restore(
-    entry: Entry, stock: Stock, snapshot: Snapshot, work: Path, *, uid: int, stdio: Sequence[int], within_s: float
-) -> tuple[int, CellProcess]:
+    entry: Entry, stock: SnapshotComponents, snapshot: Snapshot, work: Path, *, uid: int, stdio: Sequence[int], within_s: float
+) -> tuple[int, SandboxProcess]:
     entry.stdio = tuple(stdio)
     with contextlib.ExitStack() as opened:
         fds = []
@@ -179,10 +187,10 @@ async def _keep(entry: Entry, found: Returned) -> None:
 
 def _adopt(worker: int, pod: int) -> None:
     """What the kernel gives a pod's processes and CRIU does not know of; and the processor's tiles, which it forgets."""
-    if tiles.has_tiles():
-        tiles.grant(processes.tree(worker))
+    if amx.has_tiles():
+        amx.request_tile_permission(proc.process_tree(worker))
     score = Path(f"/proc/{pod}/oom_score_adj").read_text()
-    for one in processes.tree(worker):
+    for one in proc.process_tree(worker):
         with contextlib.suppress(OSError):
             Path(f"/proc/{one}/oom_score_adj").write_text(score)
 

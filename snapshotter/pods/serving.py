@@ -8,14 +8,14 @@ import importlib.metadata
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-from snapshotter.cuda.holdings import cuda_node
+from snapshotter.cuda.gpu_usage import cuda_node
 from snapshotter.cuda.memory import NvidiaSmi
 from snapshotter.grants import Grants
-from snapshotter.launch import BundleStore
-from snapshotter.pods import report, tenants
+from snapshotter.pods import node_report, tenant_listeners
 from snapshotter.pods.restoring import PodRestores
-from snapshotter.pods.tenants import Tenants
-from snapshotter.snapshots.desk import Snapshots
+from snapshotter.pods.tenant_listeners import Tenants
+from snapshotter.slots.launch_plan import BundleStore
+from snapshotter.snapshots.api import SnapshotApi
 from weight_cache.addresses import controller_address
 from weight_cache.client import WeightCacheClient
 from weight_cache.settings import Paths, PlatformSettings
@@ -29,7 +29,7 @@ async def opened(
     *,
     bundles: BundleStore,
     weights: WeightCacheClient,
-    snapshots: Snapshots,
+    snapshots: SnapshotApi,
     runtime: Mapping[str, Path],
     environ: Mapping[str, str],
     restores: bool = False,
@@ -39,18 +39,18 @@ async def opened(
         yield None
         return
     key_file = Path(platform.key_file) if platform.key_file else paths.home / "platform.key"
-    token = report.platform_token(key_file)
-    grants = Grants.of_raw(report.raw_key(key_file))
+    token = node_report.platform_token(key_file)
+    grants = Grants.of_raw(node_report.raw_key(key_file))
     controller = controller_address(platform, paths)
     into_pods = PodRestores(snapshots, runtime=runtime, directory=paths.home / "node" / "pods") if restores else None
     async with (
         contextlib.aclosing(NvidiaSmi(environ)) as memory,
-        tenants.opened(Path(root), bundles=bundles, weights=weights, memory=memory, restores=into_pods, grants=grants) as serving,
+        tenant_listeners.opened(Path(root), bundles=bundles, weights=weights, memory=memory, restores=into_pods, grants=grants) as serving,
     ):
-        reporter = report.Reporter(
+        reporter = node_report.Reporter(
             controller,
             token,
-            node=report.node_name(environ),
+            node=node_report.node_name(environ),
             version=importlib.metadata.version("pilotlight"),
             weights=weights,
             snapshots=lambda: snapshots.infos({}),

@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from snapshotter import slots
 from snapshotter.errors import ProofsBusy, SnapshotRefused
-from snapshotter.instances import Instance, Instances
-from snapshotter.places import Turns
-from snapshotter.room import Room, gpus_of
+from snapshotter.slots import slot
+from snapshotter.slots.boot_limiter import FairSemaphore
+from snapshotter.slots.instances import Instance, Instances
+from snapshotter.starts.node_capacity import NodeCapacity, gpus_of
 from snapshotter.types import InstanceId, InstanceInfo, InstanceState, LaunchSpec, Share, StartKind
 
 MOST_S: Final = 600.0
@@ -65,12 +65,12 @@ class _Flight:
 class AskedProofs:
     """Owner: the event loop. `_flights` (snapshot → proof) and `_tenants` (whose is under way) change between awaits only."""
 
-    def __init__(self, prover: Prover, *, instances: Instances, room: Room, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, prover: Prover, *, instances: Instances, room: NodeCapacity, clock: Callable[[], float] = time.monotonic) -> None:
         self._prover = prover
         self._instances = instances
         self._room = room
         self._clock = clock
-        self._turns = Turns(_AT_ONCE)
+        self._turns = FairSemaphore(_AT_ONCE)
         self._flights: dict[str, _Flight] = {}
         self._tenants: set[str] = set()
         self._not_before: dict[str, float] = {}
@@ -168,4 +168,4 @@ class AskedProofs:
     def _landed(self, snapshot_id: str, tenant: str, task: asyncio.Task[None]) -> None:
         del self._flights[snapshot_id]
         self._tenants.discard(tenant)
-        slots.seen(task)
+        slot.seen(task)

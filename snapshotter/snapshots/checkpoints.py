@@ -15,15 +15,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from snapshotter.errors import SnapshotRefused, SnapshotterError
-from snapshotter.housing import Phase
 from snapshotter.metrics import Metrics
-from snapshotter.slots import SlotLost
+from snapshotter.slots.manager import StartPhase
+from snapshotter.slots.slot import SlotConnectionLost
+from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.dumps import Dumps, NotAlone, Obstructed, TemplateGone, launch_of
 from snapshotter.snapshots.manifest import Proof, SnapshotManifest
-from snapshotter.snapshots.proofs import ProofFailed, Proofs, nobody_pays
-from snapshotter.snapshots.shelf import Shelf
-from snapshotter.snapshots.stock import Stock
-from snapshotter.snapshots.stored import NoRoom, Snapshot, Stage
+from snapshotter.snapshots.selector import SnapshotSelector
+from snapshotter.snapshots.stored import DiskBudgetExceeded, Snapshot, SnapshotStaging
+from snapshotter.snapshots.validation import ProofFailed, SnapshotValidator, nobody_pays
 from snapshotter.types import LaunchSpec, RevisionKey
 
 _log = logging.getLogger(__name__)
@@ -42,15 +42,15 @@ class Checkpoints:
     def __init__(
         self,
         *,
-        stock: Stock,
-        shelf: Shelf,
+        stock: SnapshotComponents,
+        selector: SnapshotSelector,
         dumps: Dumps,
-        proofs: Proofs,
+        proofs: SnapshotValidator,
         metrics: Metrics,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._stock = stock
-        self._shelf = shelf
+        self._selector = selector
         self._dumps = dumps
         self._proofs = proofs
         self._metrics = metrics
@@ -90,7 +90,7 @@ class Checkpoints:
     async def prove(self, snapshot_id: str, charge: Callable[[int], None]) -> Snapshot | None:
         """Restore it once more and have it answer; None when it did not and is quarantined now. Raises SnapshotUnknown.
 
-        charge: is told the CPU time of each restored copy (`Proofs.prove`).
+        charge: is told the CPU time of each restored copy (`SnapshotValidator.prove`).
         """
         snapshot = self._stock.catalogue.get(snapshot_id)
         try:
@@ -108,11 +108,11 @@ class Checkpoints:
 
     def _landed(self, revision: RevisionKey, task: asyncio.Task[Snapshot]) -> None:
         del self._flights[revision]
-        if not task.cancelled() and isinstance(error := task.exception(), SnapshotterError | SlotLost):
+        if not task.cancelled() and isinstance(error := task.exception(), SnapshotterError | SlotConnectionLost):
             _log.info("snapshot.not_made revision=%s error=%s", revision, error)
 
     async def _make(self, launch: LaunchSpec, *, unasked: bool) -> Snapshot:
-        found = await self._shelf.find(launch, Phase())
+        found = await self._selector.find(launch, StartPhase())
         if found is not None:
             return found
         try:
@@ -125,7 +125,7 @@ class Checkpoints:
                 self._refused[launch.revision] = e
             raise
         self._metrics.snapshot_made("ready", proven.manifest.phases_ms)
-        self._shelf.ready(proven)
+        self._selector.ready(proven)
         if self._stock.remote is not None:
             await self._stock.remote.push_quietly(proven)
         return proven
@@ -142,19 +142,19 @@ class Checkpoints:
                 ) from e
             except TemplateGone as e:
                 raise _refusal(launch, "template_gone", str(e), passing=True) from e
-            except NoRoom as e:
+            except DiskBudgetExceeded as e:
                 raise _refusal(launch, "disk", str(e), passing=True) from e
             except OSError as e:
                 word = "the disk is full" if e.errno in _NO_SPACE else f"the disk refuses: {e}"
                 raise _refusal(launch, "disk", word, passing=True) from e
-            except (NotAlone, SlotLost) as e:
+            except (NotAlone, SlotConnectionLost) as e:
                 if attempt + 1 == _ATTEMPTS:
                     raise _refusal(launch, "slot", f"its slot was lost or used while it was dumped: {e}", passing=True) from e
         raise AssertionError("the last attempt returns or raises")
 
-    async def _publish(self, draft: SnapshotManifest, stage: Stage) -> Snapshot:
+    async def _publish(self, draft: SnapshotManifest, stage: SnapshotStaging) -> Snapshot:
         began = time.perf_counter()
-        with self._shelf.telling("evicted"):
+        with self._selector.telling("evicted"):
             snapshot = await self._stock.catalogue.publish(stage, draft, now=self._clock())
         self._publish_ms[snapshot.id] = (time.perf_counter() - began) * 1000
         return snapshot
@@ -167,7 +167,7 @@ class Checkpoints:
         try:
             verdict = await self._proofs.prove(launch, snapshot, unasked=unasked, charge=charge)
         except ProofFailed as e:
-            await self._shelf.quarantine(snapshot.id, str(e))
+            await self._selector.quarantine(snapshot.id, str(e))
             raise _refusal(launch, "proof", f"the snapshot was made, but does not stand the proof: {e}") from e
         except BaseException:
             if snapshot.manifest.proof is None:  # one that was proven before is as good as it was
@@ -182,7 +182,7 @@ class Checkpoints:
             answer_ms={way: measured.answer_ms for way, measured in verdict.measured.items()},
             restore_ms=verdict.chosen.restore_ms,
         )
-        with self._shelf.telling("replaced"):
+        with self._selector.telling("replaced"):
             return await self._stock.catalogue.mark_proven(snapshot.id, proof, pages=verdict.pages, phases_ms=phases)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import zstandard
 
-from snapshotter.snapshots.copies import RemoteError
+from snapshotter.snapshots.remote_objects import RemoteError
 
 CHUNK_BYTES = 16 * 1024 * 1024
 _LEVEL = 3

@@ -15,20 +15,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from snapshotter import priority, processes, slots, tree
-from snapshotter.boots import Boots
-from snapshotter.criu import blanks, operations
+from snapshotter.criu import operations, zero_pages
 from snapshotter.criu.errors import CriuError, CriuFailed, CriuReason
 from snapshotter.cuda.devices import Devices, NoDevices, Suspension
 from snapshotter.cuda.errors import CudaFailed, CudaLost, CudaRefused
-from snapshotter.ends import Ends
-from snapshotter.housing import Housekeeper, Housing, Phase
-from snapshotter.snapshots import heap, mapped
+from snapshotter.linux import proc
+from snapshotter.shim import cpu_priority, mounts
+from snapshotter.slots import slot as slots
+from snapshotter.slots.manager import OccupiedSlot, SlotAllocator, StartPhase
+from snapshotter.snapshots import mapped_files, memory_report
+from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.manifest import SnapshotManifest
 from snapshotter.snapshots.restores import DEVICES, LAUNCH
-from snapshotter.snapshots.stock import Stock
-from snapshotter.snapshots.stored import Snapshot, Stage
-from snapshotter.templates import Template, Templates
+from snapshotter.snapshots.stored import Snapshot, SnapshotStaging
+from snapshotter.starts.teardown import Teardown
+from snapshotter.starts.template_boot import TemplateBooter
+from snapshotter.starts.templates import Template, Templates
 from snapshotter.types import LaunchSpec
 
 _DEADLINE_S = 120.0
@@ -64,7 +66,7 @@ class TemplateGone(Exception):
 class _Subject:
     """What is dumped: of a Template a pristine fork, else the worker itself."""
 
-    housing: Housing
+    occupied: OccupiedSlot
     in_place: bool
     network: bool
 
@@ -75,29 +77,29 @@ class Dumps:
     def __init__(
         self,
         *,
-        stock: Stock,
-        boots: Boots,
+        stock: SnapshotComponents,
+        template_booter: TemplateBooter,
         templates: Templates,
-        housekeeper: Housekeeper,
-        ends: Ends,
+        slot_allocator: SlotAllocator,
+        ends: Teardown,
         devices: Devices,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._stock = stock
-        self._boots = boots
+        self._template_booter = template_booter
         self._templates = templates
-        self._housekeeper = housekeeper
+        self._slot_allocator = slot_allocator
         self._ends = ends
         self._devices = devices
         self._clock = clock
 
-    async def dump(self, launch: LaunchSpec, stage: Stage, *, unasked: bool) -> SnapshotManifest:
+    async def dump(self, launch: LaunchSpec, stage: SnapshotStaging, *, unasked: bool) -> SnapshotManifest:
         """Fill `stage`; what the manifest will say, without its files.
 
-        Raises Obstructed, NotAlone, TemplateGone, SlotLost, OSError, and the errors of a boot.
+        Raises Obstructed, NotAlone, TemplateGone, SlotConnectionLost, OSError, and the errors of a boot.
         """
         async with self._subject(launch, unasked=unasked) as subject:
-            point = subject.housing.slot.point.result()
+            point = subject.occupied.slot.point.result()
             if point.obstacles:
                 is_full = all(obstacle["kind"] == "disk" for obstacle in point.obstacles)
                 raise _obstructed(point.obstacles, passing=is_full)
@@ -117,7 +119,7 @@ class Dumps:
                 raise _obstructed([], e.message, kind=e.reason.value, passing=e.reason in _PASSING) from e
             except CriuError as e:
                 raise _obstructed([], str(e), kind="criu", passing=True) from e
-            if not subject.housing.is_pristine:
+            if not subject.occupied.is_pristine:
                 raise NotAlone(f"an instance of {launch.revision} began while its Template was dumped")
             return manifest
 
@@ -131,11 +133,11 @@ class Dumps:
             if template is None and unasked:
                 raise TemplateGone(f"the Template of {launch.revision} is gone already")
             if template is None:
-                await self._boots.once(launch)
+                await self._template_booter.once(launch)
                 template = fresh = self._templates.get(launch.revision)
-            if template is not None and _is_as_booted(template.housing) and not _whole(template.housing):
-                with self._boots.kept(template):
-                    yield _Subject(housing=template.housing, in_place=False, network=False)
+            if template is not None and _is_as_booted(template.occupied) and not _whole(template.occupied):
+                with self._template_booter.kept(template):
+                    yield _Subject(occupied=template.occupied, in_place=False, network=False)
                 return
         async with self._whole_tree(launch, fresh, unasked=unasked) as subject:
             yield subject
@@ -146,34 +148,34 @@ class Dumps:
 
         fresh: a Template that was just booted for it, and turned out to be one that cannot be forked.
         """
-        housing = self._taken(fresh, unasked=unasked)
-        if housing is None and (launch.offline or not self._housekeeper.is_listening(launch.revision)):
-            housing = await self._housekeeper.boot(launch, Phase(gives_way=unasked), self._ends, transient=True)
-        network = not launch.offline and (housing is None or bool(housing.slot.point.result().listens))
-        if housing is None or network:
-            if housing is not None:
-                await self._housekeeper.clear(housing)
-            housing = await self._housekeeper.boot(launch, Phase(gives_way=unasked), self._ends, network=True, transient=True)
+        occupied = self._taken(fresh, unasked=unasked)
+        if occupied is None and (launch.offline or not self._slot_allocator.is_listening(launch.revision)):
+            occupied = await self._slot_allocator.boot(launch, StartPhase(gives_way=unasked), self._ends, transient=True)
+        network = not launch.offline and (occupied is None or bool(occupied.slot.point.result().listens))
+        if occupied is None or network:
+            if occupied is not None:
+                await self._slot_allocator.clear(occupied)
+            occupied = await self._slot_allocator.boot(launch, StartPhase(gives_way=unasked), self._ends, network=True, transient=True)
         try:
-            yield _Subject(housing=housing, in_place=_whole(housing), network=network)
+            yield _Subject(occupied=occupied, in_place=_whole(occupied), network=network)
         finally:
-            await asyncio.shield(asyncio.create_task(self._housekeeper.clear(housing), name=f"clear {housing.slot.id}"))
+            await asyncio.shield(asyncio.create_task(self._slot_allocator.clear(occupied), name=f"clear {occupied.slot.id}"))
 
-    def _taken(self, template: Template | None, *, unasked: bool) -> Housing | None:
+    def _taken(self, template: Template | None, *, unasked: bool) -> OccupiedSlot | None:
         """Its housing, ours alone from now on; None when it went away, or has served."""
-        if template is None or not _is_as_booted(template.housing) or not self._templates.remove(template):
+        if template is None or not _is_as_booted(template.occupied) or not self._templates.remove(template):
             return None
-        template.housing.transient = template.housing.is_booting = True
-        template.housing.give_way(priority.BACKGROUND if unasked else priority.BOOT)
+        template.occupied.transient = template.occupied.is_booting = True
+        template.occupied.give_way(cpu_priority.BACKGROUND if unasked else cpu_priority.BOOT)
         self._ends.template_gone(template, "snapshotted", {})
-        return template.housing
+        return template.occupied
 
-    async def _dump(self, subject: _Subject, stage: Stage) -> SnapshotManifest:
-        housing, slot, name = subject.housing, subject.housing.slot, f"c-{secrets.token_hex(8)}"
-        began, owed_ns = time.perf_counter(), housing.take_idle_ns()
+    async def _dump(self, subject: _Subject, stage: SnapshotStaging) -> SnapshotManifest:
+        occupied, slot, name = subject.occupied, subject.occupied.slot, f"c-{secrets.token_hex(8)}"
+        began, owed_ns = time.perf_counter(), occupied.take_idle_ns()
         async with asyncio.timeout(_QUIESCE_S):
             with _kdat_of(self._stock) as kdat:
-                quiesced = await slot.checkpoint(name, housing.group.ways_in(), in_place=subject.in_place, kdat=kdat)
+                quiesced = await slot.checkpoint(name, occupied.group.ways_in(), in_place=subject.in_place, kdat=kdat)
         try:
             if quiesced.obstacles:
                 raise _obstructed(quiesced.obstacles)
@@ -181,49 +183,49 @@ class Dumps:
             draft = await self._draft(subject, quiesced)
             async with self._suspended(subject, quiesced) as suspension:
                 await self._write(subject, quiesced, stage)
-            zeros_bytes = await asyncio.to_thread(blanks.leave_out, stage.images)
-            draft = replace(draft, heap_bytes=heap.less(draft.heap_bytes, zeros_bytes))
+            zeros_bytes = await asyncio.to_thread(zero_pages.drop_zero_pages, stage.images)
+            draft = replace(draft, heap_bytes=memory_report.without_zero_pages(draft.heap_bytes, zeros_bytes))
             await self._keep_files(subject, name, stage)
         finally:
             slot.end_checkpoint(name)
-            housing.take_idle_ns()  # CRIU and the fork that it dumps are in its group: making snapshots is the platform's affair
-            if housing.settled_ns is not None:
-                housing.settled_ns -= owed_ns
+            occupied.take_idle_ns()  # CRIU and the fork that it dumps are in its group: making snapshots is the platform's affair
+            if occupied.settled_ns is not None:
+                occupied.settled_ns -= owed_ns
         phases = {"quiesce": _ms(began, quiesced_at), **suspension.phases_ms, "dump": _ms(quiesced_at, time.perf_counter())}
         return replace(draft, phases_ms=phases, point=_plain({**draft.point, DEVICES: suspension.record.to_json()}))
 
     @contextlib.asynccontextmanager
-    async def _suspended(self, subject: _Subject, quiesced: slots.Quiesced) -> AsyncIterator[Suspension]:
+    async def _suspended(self, subject: _Subject, quiesced: slots.QuiesceResult) -> AsyncIterator[Suspension]:
         """The tree off its devices; led back to them when the dump fails."""
-        devices = self._devices if subject.housing.launch.gpu is not None else NoDevices()
-        suspension = await devices.before_dump(processes.tree(quiesced.host_pid))
+        devices = self._devices if subject.occupied.launch.gpu is not None else NoDevices()
+        suspension = await devices.before_dump(proc.process_tree(quiesced.host_pid))
         try:
             yield suspension
         except BaseException as e:
             await asyncio.shield(devices.rollback(suspension, str(e)))
             raise
 
-    async def _draft(self, subject: _Subject, quiesced: slots.Quiesced) -> SnapshotManifest:
+    async def _draft(self, subject: _Subject, quiesced: slots.QuiesceResult) -> SnapshotManifest:
         """What can be said before the dump, which the processes do not survive."""
-        housing, launch, point = subject.housing, subject.housing.launch, subject.housing.slot.point.result()
+        occupied, launch, point = subject.occupied, subject.occupied.launch, subject.occupied.slot.point.result()
         identity, binds = self._stock.describe(launch)
         heap_bytes, weights_bytes, paths = await asyncio.to_thread(examine, quiesced.host_pid)
         return SnapshotManifest(
             identity=identity,
             created_at=self._clock(),
-            mapped=await mapped.record(paths, binds, self._stock.catalogue.memory),
+            mapped=await mapped_files.record(paths, binds, self._stock.catalogue.memory),
             in_place=subject.in_place,
             stdio=quiesced.stdio,
             point=_plain({**point.to_json(), LAUNCH: launch.to_json()}),
             network=subject.network,
             heap_bytes=heap_bytes,
             weights_bytes=weights_bytes,
-            cold_ms=housing.took_ms,
+            cold_ms=occupied.took_ms,
             labels=launch.labels,
         )
 
-    async def _write(self, subject: _Subject, quiesced: slots.Quiesced, stage: Stage) -> None:
-        housing, slot = subject.housing, subject.housing.slot
+    async def _write(self, subject: _Subject, quiesced: slots.QuiesceResult, stage: SnapshotStaging) -> None:
+        occupied, slot = subject.occupied, subject.occupied.slot
         with _opened(stage.images, slot.directory / "criu") as (images, work):
             await operations.dump(
                 slot,
@@ -231,24 +233,24 @@ class Dumps:
                 pid=quiesced.pid,
                 images=images,
                 work=work,
-                uid=housing.launch.uid or 0,
-                cgroup=housing.group.ways_in(),
+                uid=occupied.launch.uid or 0,
+                cgroup=occupied.group.ways_in(),
                 tcp=subject.in_place,
                 deadline_s=_DEADLINE_S,
             )
 
-    async def _keep_files(self, subject: _Subject, name: str, stage: Stage) -> None:
+    async def _keep_files(self, subject: _Subject, name: str, stage: SnapshotStaging) -> None:
         fd = os.open(stage.files_tar, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            await subject.housing.slot.keep_files(name, fd)
+            await subject.occupied.slot.keep_files(name, fd)
         finally:
             os.close(fd)
 
 
-def _is_as_booted(housing: Housing) -> bool:
+def _is_as_booted(occupied: OccupiedSlot) -> bool:
     """Whether its forks are what a boot gives: not born of a snapshot, and beside no instance, which could have changed the slot's files
     that the image would hold or map."""
-    return housing.snapshot is None and housing.is_pristine
+    return occupied.snapshot is None and occupied.is_pristine
 
 
 def _plain(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,10 +259,10 @@ def _plain(body: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _whole(housing: Housing) -> bool:
+def _whole(occupied: OccupiedSlot) -> bool:
     """Whether it must be dumped itself, with its whole tree: it cannot be forked, or its forks would share what listens."""
-    point = housing.slot.point.result()
-    return not housing.launch.forkable or bool(point.threads) or bool(point.listens)
+    point = occupied.slot.point.result()
+    return not occupied.launch.forkable or bool(point.threads) or bool(point.listens)
 
 
 @contextlib.contextmanager
@@ -276,7 +278,7 @@ def _opened(*directories: Path) -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def _kdat_of(stock: Stock) -> Iterator[int | None]:
+def _kdat_of(stock: SnapshotComponents) -> Iterator[int | None]:
     """What CRIU knows of this kernel: finding it out again takes 0.1 s, and rights that it has not got for the asking in every slot."""
     if stock.kdat is None:
         yield None
@@ -291,7 +293,7 @@ def examine(pid: int, *, smaps_bytes: int = SMAPS_BYTES, maps_bytes: int = MAPS_
     Blocking: some 25 µs of CPU for each mapping. Of a process that is gone there is nothing to say. Raises Obstructed.
     """
     smaps, paths, most = "", set[str](), maps_bytes
-    for one in processes.tree(pid):
+    for one in proc.process_tree(pid):
         with contextlib.suppress(OSError):
             here = Path(f"/proc/{one}")
             text = _read(here / "smaps", smaps_bytes)
@@ -303,8 +305,8 @@ def examine(pid: int, *, smaps_bytes: int = SMAPS_BYTES, maps_bytes: int = MAPS_
             if maps_bytes < 0:
                 message = f"its processes have more mappings and open files than {most} bytes of /proc/<pid>/maps can name: map fewer"
                 raise _obstructed([], message, kind="memory")
-            paths.update(mapped.paths_of(maps, links))
-    return heap.causes(smaps), heap.mapped_bytes(smaps, f"{tree.ROOT}/weights/"), tuple(sorted(paths))
+            paths.update(mapped_files.paths_of(maps, links))
+    return memory_report.causes(smaps), memory_report.mapped_bytes(smaps, f"{mounts.ROOT}/weights/"), tuple(sorted(paths))
 
 
 def _read(path: Path, most: int) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from snapshotter.launch import Layout
+from snapshotter.slots.launch_plan import Layout
 from snapshotter.types import LaunchSpec
 
 SCHEMA = "3"
@@ -32,7 +32,7 @@ class Identity:
         revision, bundle, image, entry, env, uid, weights, limits: of the launch; `image` of the platform's own environment is a
             hash of what is installed in it.
         rootfs: kind of the root file system, `host` or `image`, and which packages of the distribution an image's has. Of the host's, each
-            file that the process maps is looked at (`mapped`).
+            file that the process maps is looked at (`mapped_files`).
         runtime: our own packages' sources.
         python: the interpreter's name and a hash of its executable and library.
         kernel, machine, cpu: release, architecture, hash of the processor's flags.

@@ -95,7 +95,7 @@ class SnapshotManifest:
         stdio: in-slot names of its stdout and stderr pipes (`pipe:[ino]`), None where they were let go.
         point: the snapshot point: pid, threads, phases_ms, joins, listens, obstacles.
         network: it needs a network namespace of its own.
-        heap_bytes: memory that the image carries, by cause (`heap.causes`).
+        heap_bytes: memory that the image carries, by cause (`memory_report.causes`).
         weights_bytes: of weights that are mapped from their files, and so not in it.
         proof: None until it was restored once.
         phases_ms: what making it took.

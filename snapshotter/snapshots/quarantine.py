@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapshotter import staging
-from snapshotter.snapshots.heap import explain
+from snapshotter.linux import atomic_directory
 from snapshotter.snapshots.manifest import MANIFEST, SnapshotInvalid, SnapshotManifest, parse, write_durably
+from snapshotter.snapshots.memory_report import describe
 from snapshotter.types import RevisionKey, SnapshotInfo, SnapshotState
 
 
@@ -78,7 +78,7 @@ def info_of(
         identity=manifest.identity.to_json(),
         labels=manifest.labels,
         heap_bytes=sum(manifest.heap_bytes.values()),
-        heap_why="; ".join(explain(manifest, has_weights=bool(launch.get("weights")), is_engine=is_engine)),
+        heap_why="; ".join(describe(manifest, has_weights=bool(launch.get("weights")), is_engine=is_engine)),
     )
 
 
@@ -95,7 +95,7 @@ def move(directory: Path, into: Path, *, manifest: SnapshotManifest | None, reas
 def remove(record: Quarantined) -> None:
     """Blocking; twice is fine."""
     if record.directory.exists():
-        staging.remove_tree(record.directory)
+        atomic_directory.remove_tree(record.directory)
     _reason_file(record.directory).unlink(missing_ok=True)
 
 

@@ -3,7 +3,7 @@
     slot (taken, leases, layout) → furnish → criu → tiles → devices → revive
                  └ prefetch: the image is read ahead while CRIU starts ┘   (weights: by the weight cache, while they are held)
 
-Whatever fails, the slot is cleared wholly. Nothing here decides whether a snapshot may be used (`shelf`) or counts its failures.
+Whatever fails, the slot is cleared wholly. Nothing here decides whether a snapshot may be used (`selector`) or counts its failures.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from snapshotter import processes, tiles, wire
+from snapshotter.background_tasks import BackgroundTasks
 from snapshotter.criu import operations
 from snapshotter.criu.errors import CriuError
 from snapshotter.criu.lazy import LazyPages
 from snapshotter.cuda.devices import Devices, NoDevices
 from snapshotter.cuda.errors import CudaLost, CudaRefused
-from snapshotter.cuda.remap import DeviceRecord
-from snapshotter.errands import Errands
+from snapshotter.cuda.gpu_mapping import DeviceRecord
 from snapshotter.errors import SnapshotUnknown, StartFailed
-from snapshotter.housing import Housekeeper, Housing, Phase, Tenancy
-from snapshotter.running import Owner
-from snapshotter.slots import SlotLost
+from snapshotter.linux import amx, proc
+from snapshotter.shim import seqpacket
+from snapshotter.slots.instance_process import SlotListener
+from snapshotter.slots.manager import OccupiedSlot, SlotAllocator, SlotPreparation, StartPhase
+from snapshotter.slots.slot import SlotConnectionLost
+from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.readahead import ReadAhead
-from snapshotter.snapshots.stock import Stock
 from snapshotter.snapshots.stored import Snapshot
 from snapshotter.types import LaunchSpec
 
@@ -52,25 +53,33 @@ class RestoreFailed(Exception):
 class Restores:
     """Brings snapshots back. Owner: the event loop; what it keeps is who serves pages to whom (`_watch`)."""
 
-    def __init__(self, *, stock: Stock, housekeeper: Housekeeper, devices: Devices, errands: Errands, pages: str = "auto") -> None:
+    def __init__(
+        self,
+        *,
+        stock: SnapshotComponents,
+        slot_allocator: SlotAllocator,
+        devices: Devices,
+        background_tasks: BackgroundTasks,
+        pages: str = "auto",
+    ) -> None:
         """`pages`: `auto`: as each snapshot's proof found better; or `eager` or `lazy` for all."""
         self._stock = stock
-        self._housekeeper = housekeeper
+        self._slot_allocator = slot_allocator
         self._devices = devices
-        self._errands = errands
+        self._background_tasks = background_tasks
         self._pages = pages
 
     async def restore(
         self,
         spec: LaunchSpec,
         snapshot: Snapshot,
-        phase: Phase,
-        owner: Owner,
+        phase: StartPhase,
+        owner: SlotListener,
         *,
         deadline_s: float,
         lazy: bool | None = None,
         transient: bool = False,
-    ) -> Housing:
+    ) -> OccupiedSlot:
         """A worker at its snapshot point. `lazy` overrides what the snapshot's proof found better.
 
         Raises RestoreFailed, and what taking a slot raises (BundleUnavailable, Unsupported, errors of the weight cache).
@@ -80,16 +89,16 @@ class Restores:
         lazily = pages == "lazy" if lazy is None else lazy
         with self._stock.catalogue.lease(snapshot.id):
             try:
-                async with self._housekeeper.moving_in(spec, phase, owner, network=network, transient=transient) as tenancy:
+                async with self._slot_allocator.moving_in(spec, phase, owner, network=network, transient=transient) as tenancy:
                     phase.name = "restore"
                     await self._move(tenancy, snapshot, lazily, deadline_s)
-                    return tenancy.housing
-            except (CriuError, CudaRefused, CudaLost, StartFailed, SlotLost, OSError, wire.MessageTooLong) as e:
+                    return tenancy.occupied
+            except (CriuError, CudaRefused, CudaLost, StartFailed, SlotConnectionLost, OSError, seqpacket.MessageTooLong) as e:
                 raise RestoreFailed(_word(e), f"snapshot {snapshot.id} of {spec.revision}: {e}") from e
 
-    async def _move(self, tenancy: Tenancy, snapshot: Snapshot, lazy: bool, deadline_s: float) -> None:
-        housing, manifest, slot = tenancy.housing, snapshot.manifest, tenancy.housing.slot
-        record, devices = DeviceRecord.from_json(manifest.point[DEVICES]), self._devices if housing.launch.gpu is not None else NoDevices()
+    async def _move(self, tenancy: SlotPreparation, snapshot: Snapshot, lazy: bool, deadline_s: float) -> None:
+        occupied, manifest, slot = tenancy.occupied, snapshot.manifest, tenancy.occupied.slot
+        record, devices = DeviceRecord.from_json(manifest.point[DEVICES]), self._devices if occupied.launch.gpu is not None else NoDevices()
         devices.check_restore(record)
         ahead = ReadAhead([snapshot.images])
         try:
@@ -102,7 +111,7 @@ class Restores:
                     images=images,
                     work=work,
                     uid=tenancy.uid or 0,
-                    cgroup=housing.group.ways_in(),
+                    cgroup=occupied.group.ways_in(),
                     stdio_keys=manifest.stdio,
                     lazy=lazy,
                     tcp=manifest.in_place,
@@ -110,12 +119,12 @@ class Restores:
                 )
                 restored_at = time.perf_counter()
                 if restored.lazy is not None:
-                    self._errands.run(self._watch(restored.lazy, housing, snapshot), f"pages of {slot.id}")
-            if tiles.has_tiles():
+                    self._background_tasks.run(self._watch(restored.lazy, occupied, snapshot), f"pages of {slot.id}")
+            if amx.has_tiles():
                 await asyncio.to_thread(_grant_tiles, slot.shim_pid, restored.pid)
             gpu: Mapping[str, float] = {}
             if record.processes:
-                pids = processes.tree(processes.inside(slot.shim_pid, restored.pid))
+                pids = proc.process_tree(proc.inside(slot.shim_pid, restored.pid))
                 gpu = await devices.after_restore(pids, record)
             whole_at = time.perf_counter()
             await slot.revive(restored.pid, _point(manifest.point), deadline_s)
@@ -124,17 +133,17 @@ class Restores:
             raise
         revive_ms = _ms(whole_at, time.perf_counter())
         phases = {"prefetch": ahead.ms(), "restore": _ms(began, restored_at), **gpu, "revive": revive_ms}
-        housing.boot_ms = {**housing.boot_ms, **phases}
-        housing.snapshot, housing.whole = snapshot.id, manifest.in_place
+        occupied.boot_ms = {**occupied.boot_ms, **phases}
+        occupied.snapshot, occupied.whole = snapshot.id, manifest.in_place
 
-    async def _watch(self, lazy: LazyPages, housing: Housing, snapshot: Snapshot) -> None:
+    async def _watch(self, lazy: LazyPages, occupied: OccupiedSlot, snapshot: Snapshot) -> None:
         """Until all its memory has come. A process whose page daemon died reads zeros where memory was: it must not go on."""
         with contextlib.ExitStack() as held:
             with contextlib.suppress(SnapshotUnknown):
                 held.enter_context(self._stock.catalogue.lease(snapshot.id))
             status = await asyncio.shield(lazy.exited)
             await lazy.kill()
-        slot = housing.slot
+        slot = occupied.slot
         if not status or slot.is_lost or slot.is_ending:
             return
         _log.warning("pages.lost slot=%s snapshot=%s status=%s", slot.id, snapshot.id, status)
@@ -156,7 +165,7 @@ class Restores:
 
 
 def _grant_tiles(shim_pid: int, pid: int) -> None:
-    tiles.grant(processes.tree(processes.inside(shim_pid, pid)))
+    amx.request_tile_permission(proc.process_tree(proc.inside(shim_pid, pid)))
 
 
 def _point(point: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,5 +179,5 @@ def _ms(began: float, ended: float) -> float:
 
 def _word(error: Exception) -> str:
     """One word for metrics."""
-    words = {CriuError: "criu", CudaRefused: "devices", CudaLost: "devices", StartFailed: "revive", SlotLost: "slot_lost"}
+    words = {CriuError: "criu", CudaRefused: "devices", CudaLost: "devices", StartFailed: "revive", SlotConnectionLost: "slot_lost"}
     return next((word for kind, word in words.items() if isinstance(error, kind)), "node")

@@ -6,17 +6,17 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapshotter import staging
+from snapshotter.linux import atomic_directory
 from snapshotter.snapshots.manifest import FILES_TAR, IMAGES, MANIFEST, SnapshotManifest
 from snapshotter.snapshots.quarantine import info_of
 from snapshotter.types import SnapshotInfo, SnapshotState
 
 
-class CatalogueOwned(Exception):
+class CatalogLocked(Exception):
     """Raised when another agent holds the directory."""
 
 
-class NoRoom(Exception):
+class DiskBudgetExceeded(Exception):
     """Raised when a snapshot does not fit into the disk budget, whatever unused ones go."""
 
 
@@ -64,10 +64,10 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class SnapshotStaging:
     """Where a snapshot is being made: `images/` (there, empty) and `files.tar` (to be written by its maker)."""
 
-    work: staging.Workplace
+    work: atomic_directory.StagingDirectory
 
     @property
     def images(self) -> Path:

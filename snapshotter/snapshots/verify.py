@@ -8,17 +8,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from snapshotter.snapshots import mapped
-from snapshotter.snapshots.hashes import HashMemory
+from snapshotter.snapshots import mapped_files
+from snapshotter.snapshots.hash_cache import HashCache
 from snapshotter.snapshots.manifest import MANIFEST, FileMark, SnapshotInvalid, SnapshotManifest, parse
-from snapshotter.snapshots.mapped import Binds
+from snapshotter.snapshots.mapped_files import BindMounts
 from snapshotter.snapshots.stored import LibraryChanged, Snapshot, has_nothing_else
 
 
 class Verifier:
     """Remembers what it verified. Owner: the event loop."""
 
-    def __init__(self, memory: HashMemory, key: bytes) -> None:
+    def __init__(self, memory: HashCache, key: bytes) -> None:
         self._memory = memory
         self._key = key
         self._manifests: dict[str, FileMark] = {}
@@ -26,7 +26,7 @@ class Verifier:
     def __repr__(self) -> str:
         return f"<Verifier of {len(self._manifests)} snapshots>"
 
-    def is_fresh(self, snapshot: Snapshot, binds: Binds | None) -> bool:
+    def is_fresh(self, snapshot: Snapshot, binds: BindMounts | None) -> bool:
         """True if nothing of it, nor of what it maps, changed since it was verified; some 5 µs for each file."""
         here, knows = f"{snapshot.directory}/", self._memory.knows
         manifest = snapshot.manifest
@@ -35,7 +35,7 @@ class Verifier:
             and knows(here + MANIFEST, self._manifests[snapshot.id])
             and has_nothing_else(snapshot)
             and all(knows(here + name, mark) for name, mark in manifest.files.items())
-            and (binds is None or all(mapped.is_known(path, mark, binds, self._memory) for path, mark in manifest.mapped.items()))
+            and (binds is None or all(mapped_files.is_known(path, mark, binds, self._memory) for path, mark in manifest.mapped.items()))
         )
 
     async def check_files(self, snapshot: Snapshot) -> None:
@@ -51,10 +51,12 @@ class Verifier:
         compare(wanted, {str(p.relative_to(snapshot.directory)): m for p, m in found.items()})
         self._manifests[snapshot.id] = mark
 
-    async def check_mapped(self, manifest: SnapshotManifest, binds: Binds) -> None:
+    async def check_mapped(self, manifest: SnapshotManifest, binds: BindMounts) -> None:
         """Raises LibraryChanged naming the first file that is another one on this host."""
         for path, mark in manifest.mapped.items():
-            if not mapped.is_known(path, mark, binds, self._memory) and not await mapped.is_same(path, mark, binds, self._memory):
+            if not mapped_files.is_known(path, mark, binds, self._memory) and not await mapped_files.is_same(
+                path, mark, binds, self._memory
+            ):
                 raise LibraryChanged(path)
 
     def forget(self, snapshot_id: str) -> None:

@@ -17,8 +17,8 @@ import httpx
 from pilotlight.cli.snapshot import drop_templates
 from pilotlight.errors import NotFound
 from pilotlight.protocol import HEADER_START
-from snapshotter.cgroups import Cgroups
 from snapshotter.criu.self_test import self_test
+from snapshotter.linux.cgroups import Cgroups
 from tests.e2e.harness import PlatformUnderTest, wait_for
 
 ATTEMPTS = 4

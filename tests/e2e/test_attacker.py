@@ -35,7 +35,7 @@ from pilotlight.packaging.build import build
 from pilotlight.packaging.deploy import deploy
 from pilotlight.packaging.load import load_app, load_module
 from pilotlight.spec import WeightsSpec, to_json
-from snapshotter import netns
+from snapshotter.shim import netns
 from tests.e2e.frozen import SNAPSHOT_S
 from tests.e2e.harness import APPS, PlatformUnderTest, platform_up, wait_for
 from tests.fakes.plain_http import NO_TLS

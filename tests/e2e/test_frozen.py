@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pilotlight.protocol import HEADER_START
-from snapshotter import processes
+from snapshotter.linux import proc
 from tests.e2e.harness import PlatformUnderTest, platform_up, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -46,9 +46,9 @@ def frozen_pid(platform: PlatformUnderTest) -> int:
 def test_an_idle_instance_uses_no_processor_and_the_next_call_is_warm(platform: PlatformUnderTest) -> None:
     platform.result("restless/begin", {"after_s": 1.0})
     pid = frozen_pid(platform)
-    before_ns = processes.cpu_ns(pid)
+    before_ns = proc.cpu_ns(pid)
     time.sleep(0.5)
-    assert processes.cpu_ns(pid) == before_ns
+    assert proc.cpu_ns(pid) == before_ns
     answer = platform.post("restless/begin", {})
     assert (answer.status_code, answer.headers[HEADER_START]) == (200, "WARM"), answer.text
     assert answer.json() >= 2, "its thread goes on, too"

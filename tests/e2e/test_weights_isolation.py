@@ -16,7 +16,7 @@ from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.packaging.build import build
 from pilotlight.packaging.weights import upload
 from pilotlight.spec import WeightsSpec
-from snapshotter import tree
+from snapshotter.shim import mounts
 from tests.e2e.harness import APPS, PlatformUnderTest, wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
@@ -92,7 +92,7 @@ def test_worker_gets_nothing_through_other_processes(platform: PlatformUnderTest
         pids = [i["pid"] for i in client.instances(app="holder")]
     pids += [platform.pid("weight_cache"), platform.pid("snapshotter")]
     assert all(pids)
-    inside = (f"root{tree.ROOT}/weights/private/{NAME}", f"root{platform.local.paths.home}/weights", "mem", "maps", "fd", "environ")
+    inside = (f"root{mounts.ROOT}/weights/private/{NAME}", f"root{platform.local.paths.home}/weights", "mem", "maps", "fd", "environ")
     # A number may mean another process in the worker's namespace, or none: in no case is there anything of the other tenant behind it.
     paths = [f"/proc/{pid}/{part}" for pid in pids for part in inside]
     said = rival.result("spy/read", {"paths": paths})

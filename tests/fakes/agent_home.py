@@ -18,14 +18,14 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from snapshotter.agent import Agent
-from snapshotter.assembly import Parts
-from snapshotter.bundles import Bundles
-from snapshotter.cgroups import Cgroups
+from snapshotter.agent.agent import Agent
+from snapshotter.agent.app import own_runtime, running_agent
+from snapshotter.agent.components import Parts
 from snapshotter.client import AgentClient
 from snapshotter.cuda.devices import Devices, NoDevices
-from snapshotter.images import Images
-from snapshotter.node import opened, own_runtime
+from snapshotter.images.bundles import Bundles
+from snapshotter.images.images import Images
+from snapshotter.linux.cgroups import Cgroups
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.types import InstanceId, LaunchSpec, RevisionKey
 from weight_cache.errors import WeightCacheError
@@ -138,7 +138,7 @@ class AgentHome:
             criu_cache=Path(tempfile.gettempdir()) / f"pilotlight-criu-{os.geteuid()}",
         )
         values = {"snapshots": False, "metrics_listen": None, "memory_bytes": 4096 * MIB, "parked_per_template": 0, **settings}
-        async with opened(self.paths, SnapshotterSettings(**values), parts) as agent:
+        async with running_agent(self.paths, SnapshotterSettings(**values), parts) as agent:
             yield agent
 
     @contextlib.contextmanager

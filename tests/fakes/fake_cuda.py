@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from snapshotter.cuda.errors import DriverFailed
-from snapshotter.cuda.holdings import CudaNode, Gpu, Holdings
-from snapshotter.cuda.machine import Victim
-from snapshotter.cuda.states import TRANSITIONS, Action, CudaState
+from snapshotter.cuda.gpu_usage import CudaNode, Gpu, GpuUsage
+from snapshotter.cuda.host import ProcessHandle
+from snapshotter.cuda.transitions import TRANSITIONS, Action, CudaState
 
 GPU_A = Gpu(uuid="GPU-aaaaaaaa-0000-0000-0000-000000000000", name="Fake 80GB", minor=0)
 GPU_B = Gpu(uuid="GPU-bbbbbbbb-0000-0000-0000-000000000000", name="Fake 80GB", minor=1)
@@ -117,19 +117,19 @@ class FakeCuda:
         """As given."""
         return self._node
 
-    def holdings(self, pid: int) -> Holdings:
+    def holdings(self, pid: int) -> GpuUsage:
         """Devices vanish while the process is checkpointed."""
         process = self._living(pid)
         checkpointed = process.state is CudaState.CHECKPOINTED
         open_ones = process.clings_to if checkpointed else process.devices + process.clings_to
         mapped = () if checkpointed else process.mapped
-        return Holdings(pid=pid, descriptors=tuple(enumerate(open_ones, start=3)), mapped=mapped)
+        return GpuUsage(pid=pid, descriptors=tuple(enumerate(open_ones, start=3)), mapped=mapped)
 
-    def victim(self, pid: int) -> Victim:
+    def victim(self, pid: int) -> ProcessHandle:
         """Pids are never reused here."""
-        return Victim(pid=self._living(pid).pid, started_ticks=0)
+        return ProcessHandle(pid=self._living(pid).pid, started_ticks=0)
 
-    def kill(self, victim: Victim) -> None:
+    def kill(self, victim: ProcessHandle) -> None:
         """The process is gone."""
         process = self.processes[victim.pid]
         process.alive = False

@@ -38,7 +38,7 @@ class LocalRun:
 
 
 class LocalSlot:
-    """Implements `snapshotter.criu.runs.CriuSlot`. `runs`: every process that was started, in order."""
+    """Implements `snapshotter.criu.processes.CriuSlot`. `runs`: every process that was started, in order."""
 
     def __init__(self) -> None:
         self.runs: list[LocalRun] = []

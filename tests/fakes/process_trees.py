@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 
-from snapshotter import processes
+from snapshotter.linux import proc
 
 
 def kill_tree(pid: int) -> None:
@@ -14,6 +14,6 @@ def kill_tree(pid: int) -> None:
 
     One that was about to end is gone before its children are killed: they are in no tree any longer, but were stopped with it.
     """
-    for one in processes.stop_tree(pid):
+    for one in proc.stop_tree(pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(one, signal.SIGKILL)

@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from snapshotter import launch, slots
-from snapshotter.cgroups import Cgroups, Group
 from snapshotter.criu import operations
-from snapshotter.criu.kit import Kit
-from snapshotter.criu.runs import Criu
-from snapshotter.images import Images
-from snapshotter.launch import Sources
-from snapshotter.nursery import Nursery
-from snapshotter.running import Running
-from snapshotter.slots import Quiesced, Slot
+from snapshotter.criu.bundle import CriuBundle
+from snapshotter.criu.processes import Criu
+from snapshotter.images.images import Images
+from snapshotter.linux.cgroups import Cgroups, Group
+from snapshotter.slots import launch_plan
+from snapshotter.slots import slot as slots
+from snapshotter.slots.instance_process import InstanceProcess
+from snapshotter.slots.launch_plan import Sources
+from snapshotter.slots.pool import SlotPool
+from snapshotter.slots.slot import QuiesceResult, Slot
 from snapshotter.types import InstanceId, LaunchSpec
 from tests.fakes.agent_home import AgentHome, get, instance_id
 
@@ -34,7 +35,7 @@ class Witness:
 
     said: list[tuple[str, Any]] = field(default_factory=list)
 
-    def instance_gone(self, slot: Slot, running: Running) -> None:
+    def instance_gone(self, slot: Slot, running: InstanceProcess) -> None:
         """Heard."""
         self.said.append(("instance_gone", running.id))
 
@@ -63,7 +64,7 @@ class Image:
     directory: Path
     files: Path
     point: Mapping[str, Any]
-    quiesced: Quiesced
+    quiesced: QuiesceResult
     in_place: bool
     spec: LaunchSpec
 
@@ -91,20 +92,20 @@ class Place:
 class Workshop:
     """Owner: one test."""
 
-    def __init__(self, home: AgentHome, nursery: Nursery, cgroups: Cgroups, criu: Criu, kdat: Path | None) -> None:
+    def __init__(self, home: AgentHome, slot_pool: SlotPool, cgroups: Cgroups, criu: Criu, kdat: Path | None) -> None:
         self.home = home
-        self.nursery = nursery
+        self.slot_pool = slot_pool
         self.cgroups = cgroups
         self.criu = criu
         self.kdat = kdat
         self.images = Images(home.paths.home, environ=os.environ, requirements=())
-        self.kit: Kit | None = None
+        self.kit: CriuBundle | None = None
         self.places: list[Place] = []
 
     async def take(self, spec: LaunchSpec) -> tuple[Place, Mapping[str, Any]]:
         """A slot with a group and a launch file, and the order to boot in it."""
         began = time.perf_counter()
-        slot = await self.nursery.take()
+        slot = await self.slot_pool.take()
         place = Place(slot=slot, group=self.cgroups.group(slot.id), spec=spec, witness=Witness())
         slot.owner = place.witness
         self.places.append(place)
@@ -113,8 +114,8 @@ class Workshop:
         code.mkdir(exist_ok=True)
         layout, kit = self.images.layout(spec.image, uid=spec.uid), None if self.kit is None else self.kit.directory
         sources = Sources(layout=layout, code=code, weights={}, runtime=self.home.runtime, criu=kit)
-        limits = launch.limits(spec, uid=spec.uid, limits_memory=True, limits_pids=True)
-        plan = launch.plan(spec, sources, directory=slot.directory, uid=spec.uid, namespaced=True, limits=limits)
+        limits = launch_plan.limits(spec, uid=spec.uid, limits_memory=True, limits_pids=True)
+        plan = launch_plan.plan(spec, sources, directory=slot.directory, uid=spec.uid, namespaced=True, limits=limits)
         slots.write_json(slot.directory / "launch.json", plan.launch_file, mode=0o444)
         place.ms["slot"] = (time.perf_counter() - began) * 1000
         return place, plan.order
@@ -126,7 +127,7 @@ class Workshop:
         await asyncio.wait_for(place.slot.point, PATIENCE_S)
         return place
 
-    async def start(self, place: Place, *, in_place: bool = False, env: Mapping[str, str] | None = None) -> Running:
+    async def start(self, place: Place, *, in_place: bool = False, env: Mapping[str, str] | None = None) -> InstanceProcess:
         """A ready instance."""
         name = instance_id()
         listener = slots.listen(place.slot.directory / f"{name}.sock").detach()
@@ -136,16 +137,16 @@ class Workshop:
         await asyncio.wait_for(running.ready, PATIENCE_S)
         return running
 
-    async def ask(self, place: Place, running: Running, path: str) -> Any:
+    async def ask(self, place: Place, running: InstanceProcess, path: str) -> Any:
         """What it answers."""
         return await asyncio.to_thread(get, str(place.slot.directory / f"{running.id}.sock"), path)
 
-    async def stop(self, running: Running, slot: Slot) -> None:
+    async def stop(self, running: InstanceProcess, slot: Slot) -> None:
         """SIGKILL, and wait."""
         slot.kill(InstanceId(running.id))
         await asyncio.wait_for(running.gone, PATIENCE_S)
 
-    async def quiesce(self, place: Place, *, in_place: bool = False, name: str = "c-1") -> Quiesced:
+    async def quiesce(self, place: Place, *, in_place: bool = False, name: str = "c-1") -> QuiesceResult:
         """Have it stand still."""
         kdat = os.open(self.kdat or os.devnull, os.O_RDONLY)
         try:
@@ -240,15 +241,15 @@ class Workshop:
 
 @contextlib.asynccontextmanager
 async def workshop(home: AgentHome, criu: Criu, kdat: Path | None) -> AsyncIterator[Workshop]:
-    """One with a nursery; everything in it is ended."""
+    """One with a slot pool; everything in it is ended."""
     logs = home.paths.home / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     cgroups = Cgroups.find(home.paths.run)
-    nursery = Nursery(home.paths.run / "s", logs, log_max_bytes=1024**2, namespaced=True, groups=set(cgroups.bases.values()))
-    shop = Workshop(home, nursery, cgroups, criu, kdat)
+    slot_pool = SlotPool(home.paths.run / "s", logs, log_max_bytes=1024**2, namespaced=True, groups=set(cgroups.bases.values()))
+    shop = Workshop(home, slot_pool, cgroups, criu, kdat)
     try:
         yield shop
     finally:
         for place in list(shop.places):
             await shop.clear(place)
-        await nursery.aclose()
+        await slot_pool.aclose()

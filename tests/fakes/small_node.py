@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from activator.routes import Target
-from snapshotter.places import NOBODY, Turns
-from snapshotter.room import Room, gpus_of
+from snapshotter.slots.boot_limiter import NOBODY, FairSemaphore
+from snapshotter.starts.node_capacity import NodeCapacity, gpus_of
 from snapshotter.types import InstanceId, InstanceInfo, Share, StartKind
 from tests.fakes.fake_fleet import FakeFleet, info_of
 from tests.fakes.fake_worker import Behaviour, echo
@@ -27,7 +27,7 @@ class SmallNode(FakeFleet):
     def __init__(
         self,
         directory: Path,
-        room: Room,
+        room: NodeCapacity,
         share_of: Callable[[str], Share | None],
         *,
         places: int = 1000,
@@ -35,7 +35,7 @@ class SmallNode(FakeFleet):
     ) -> None:
         super().__init__(directory, behaviour)
         self.room = room
-        self.turns = Turns(places)
+        self.turns = FairSemaphore(places)
         self.asked: list[str] = []
         self.booted: list[str] = []
         self.others_bytes = 0

@@ -1,5 +1,5 @@
 """A base root file system without a network: this machine's shell, file tools, dpkg and apt with their libraries, and a repository of one
-package. It takes the place of what debootstrap makes (`snapshotter.base_rootfs`); scripts/test-fresh makes a real one.
+package. It takes the place of what debootstrap makes (`snapshotter.images.base_rootfs`); scripts/test-fresh makes a real one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
-from snapshotter.base_rootfs import base_path, trim
+from snapshotter.images.base_rootfs import base_path, trim
 
 PROGRAMS = (
     *("sh", "cat", "chmod", "chown", "cp", "cut", "diff", "grep", "id", "ln", "ls", "mkdir", "mount", "mv", "rm", "sleep", "stat", "tar"),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pilotlight.protocol import CONTENT_PROBLEM
 from snapshotter.errors import ImageBuildFailed, Unsupported
-from snapshotter.imagespec import image_digest, parse_image
+from snapshotter.images.spec import image_digest, parse_image
 from tests.functions.controller.conftest import Controller, running_controller
 from tests.functions.controller.parts import ManualClock
 from tests.fuzz.fuzzing import Fuzzer, json_mutated, seeds

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter import rungs
-from snapshotter.criu.runs import Criu
+from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test import SelfTest, self_test
+from snapshotter.starts import strategy
 from tests.conftest import RequireOrSkip
 
 
@@ -27,7 +27,7 @@ def criu_proof(tmp_path_factory: pytest.TempPathFactory, require_or_skip: Requir
 @pytest.fixture
 def patient_restores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents in this process give a RESTORE more than 2 s before they start COLD: a busy machine may take longer."""
-    monkeypatch.setattr(rungs, "_FLOOR_S", 20.0)
+    monkeypatch.setattr(strategy, "_FLOOR_S", 20.0)
 
 
 @pytest.fixture

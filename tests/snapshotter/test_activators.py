@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from snapshotter.activators import OPEN, SEALED, operations
+from snapshotter.agent.activator_api import OPEN, SEALED, operations
 from snapshotter.errors import OrderRefused
 from snapshotter.grants import Grants
 from snapshotter.types import WeightsMount

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from snapshotter.agent import describe
-from snapshotter.buildbox import run_on_machine
-from snapshotter.buildlog import BuildLog
-from snapshotter.buildoutput import BYTES_PER_S, LAST_LINES, LINES_PER_S, MAX_LINE_BYTES, Output
+from snapshotter.agent.agent import describe
 from snapshotter.client import AgentClient
 from snapshotter.errors import ImageBuildFailed
-from snapshotter.imagebuild import LOG_TAIL_BYTES, log_tail
-from snapshotter.images import KEPT_LOGS, Images
-from snapshotter.interpreters import own_interpreter
+from snapshotter.images.build_log import BuildLog
+from snapshotter.images.build_output import BYTES_PER_S, LAST_LINES, LINES_PER_S, MAX_LINE_BYTES, Output
+from snapshotter.images.build_sandbox import run_on_machine
+from snapshotter.images.builder import LOG_TAIL_BYTES, log_tail
+from snapshotter.images.images import KEPT_LOGS, Images
+from snapshotter.images.interpreters import own_interpreter
 from weight_cache.protocol import Part, serve
 
 FLOOD_S = 2.0

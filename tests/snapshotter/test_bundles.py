@@ -20,9 +20,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshotter.bundles import KEPT_BYTES, KEPT_ENTRIES, Bundles
 from snapshotter.errors import BundleUnavailable
-from snapshotter.staging import discard
+from snapshotter.images.bundles import KEPT_BYTES, KEPT_ENTRIES, Bundles
+from snapshotter.linux.atomic_directory import delete_atomically
 from weight_cache.disk import DiskFloor
 from weight_cache.objects import ObjectStore, blob_key, open_store
 
@@ -235,7 +235,7 @@ async def test_a_bundle_becomes_not_many_times_what_its_archive_has(tmp_path: Pa
 _CHILD = """
 import asyncio, sys
 from pathlib import Path
-from snapshotter.bundles import Bundles
+from snapshotter.images.bundles import Bundles
 print("up", flush=True)
 asyncio.run(Bundles(Path(sys.argv[1])).ensure(sys.argv[2]))
 """
@@ -254,7 +254,7 @@ def test_killed_unpacking_leaves_no_half_bundle(tmp_path: Path) -> None:
         child.communicate()
         if (code / digest).exists():
             assert sum(1 for f in (code / digest).rglob("f*")) == 3000
-            discard(code / digest)
+            delete_atomically(code / digest)
     done = asyncio.run(Bundles(tmp_path).ensure(digest))
     assert [d.name for d in code.iterdir()] == [digest]
     assert sum(1 for f in done.rglob("f*")) == 3000

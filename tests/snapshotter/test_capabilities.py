@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from snapshotter.capabilities import Feature, isolation, probe
-from snapshotter.cgroups import Cgroups
-from snapshotter.network import Network
+from snapshotter.agent.capabilities import Feature, isolation, probe
+from snapshotter.linux.cgroups import Cgroups
+from snapshotter.linux.slot_network import Network
 
 NONE = Cgroups(bases={}, version=0, why_not="no hierarchy")
 

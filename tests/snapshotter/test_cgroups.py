@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter.cgroups import Cgroups, Group
+from snapshotter.linux.cgroups import Cgroups, Group
 
 V1 = """\
 30 25 0:27 / {root}/memory rw,relatime - cgroup cgroup rw,memory

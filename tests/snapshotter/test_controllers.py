@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from snapshotter import activators
-from snapshotter.controllers import guest, operations
+from snapshotter.agent import activator_api
+from snapshotter.agent.controller_api import guest, operations
 from snapshotter.errors import OrderRefused
 from snapshotter.grants import Grants
 from tests.snapshotter.test_grants import LAUNCH, RAW
@@ -97,9 +97,9 @@ async def test_a_seal_starts_nothing_as_root_or_as_another_user(
 ) -> None:
     of_root, reached = agent
     (tmp_path / "platform.key").write_bytes(base64.urlsafe_b64encode(RAW))
-    found = activators.operations(of_root, tmp_path / "platform.key", uid_base=20000)
+    found = activator_api.operations(of_root, tmp_path / "platform.key", uid_base=20000)
     order = {"instance_id": INSTANCE, "lessee": "a-0", "secret_env": {}}
-    for name in activators.SEALED:
+    for name in activator_api.SEALED:
         with pytest.raises(OrderRefused, match=r"is no tenant's: tenants' uids start at snapshotter\.uid_base = 20000"):
             await found[name]({**order, "launch": Grants.of_raw(RAW).sealed(replace(LAUNCH, uid=uid)).to_json()}, _no_part)
     assert not reached

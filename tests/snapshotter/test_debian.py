@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from snapshotter.debian import check_package_name, packages_of
-from snapshotter.imagebuild import APT_INSTALL
+from snapshotter.images.builder import APT_INSTALL
 
 
 @pytest.mark.parametrize("name", ["ffmpeg", "libgl1", "libglib2.0-0", "g++", "libstdc++6", "python3.11", "0ad", "libsigc++"])

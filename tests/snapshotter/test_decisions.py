@@ -15,14 +15,15 @@ from typing import cast
 
 import pytest
 
-from snapshotter import exits, isolation, launch
-from snapshotter.cgroups import Group
-from snapshotter.housing import Housing
-from snapshotter.launch import Sources
+from snapshotter.linux.cgroups import Group
 from snapshotter.settings import SnapshotterSettings
-from snapshotter.slots import Slot
-from snapshotter.system_calls import ALLOWED, DENIED, numbers
-from snapshotter.templates import Template, Templates
+from snapshotter.shim import isolation
+from snapshotter.shim.system_calls import ALLOWED, DENIED, numbers
+from snapshotter.slots import exit_reason, launch_plan
+from snapshotter.slots.launch_plan import Sources
+from snapshotter.slots.manager import OccupiedSlot
+from snapshotter.slots.slot import Slot
+from snapshotter.starts.templates import Template, Templates
 from snapshotter.types import LaunchSpec, RevisionKey
 
 LAUNCH = LaunchSpec(
@@ -57,7 +58,7 @@ SOURCES = Sources(
 
 
 def test_in_a_namespace_every_path_is_the_same_on_every_node() -> None:
-    plan = launch.plan(LAUNCH, SOURCES, directory=Path("/run/s-1"), uid=20001, namespaced=True, limits={})
+    plan = launch_plan.plan(LAUNCH, SOURCES, directory=Path("/run/s-1"), uid=20001, namespaced=True, limits={})
     root = "/run/pilotlight/slot"
 
     assert plan.order["argv"] == [
@@ -82,7 +83,7 @@ def test_in_a_namespace_every_path_is_the_same_on_every_node() -> None:
 
 
 def test_without_namespaces_the_real_paths_are_named() -> None:
-    plan = launch.plan(LAUNCH, SOURCES, directory=Path("/run/s-1"), uid=None, namespaced=False, limits={})
+    plan = launch_plan.plan(LAUNCH, SOURCES, directory=Path("/run/s-1"), uid=None, namespaced=False, limits={})
     assert plan.order["binds"] == []
     assert plan.launch_file["code"] == "/code"
     assert plan.launch_file["runtime"] == ["/run/s-1/runtime"]
@@ -90,13 +91,13 @@ def test_without_namespaces_the_real_paths_are_named() -> None:
 
 
 def test_the_launch_environment_keeps_libraries_single_threaded_whatever_the_user_says() -> None:
-    env = launch.plan(LAUNCH, SOURCES, directory=Path("/run/s-1"), uid=None, namespaced=True, limits={}).order["env"]
+    env = launch_plan.plan(LAUNCH, SOURCES, directory=Path("/run/s-1"), uid=None, namespaced=True, limits={}).order["env"]
     assert (env["OMP_NUM_THREADS"], env["MODE"], env["IMAGE"], env["TMPDIR"]) == ("1", "fast", "1", "/tmp")
 
 
 def test_rlimits_stand_in_for_absent_cgroups() -> None:
-    with_groups = launch.limits(LAUNCH, uid=20001, limits_memory=True, limits_pids=True)
-    without = launch.limits(LAUNCH, uid=20001, limits_memory=False, limits_pids=False)
+    with_groups = launch_plan.limits(LAUNCH, uid=20001, limits_memory=True, limits_pids=True)
+    without = launch_plan.limits(LAUNCH, uid=20001, limits_memory=False, limits_pids=False)
     assert "DATA" not in with_groups
     assert (without["DATA"], without["CORE"]) == (1024**3, 0)
     assert "NPROC" in without
@@ -118,14 +119,14 @@ def test_rlimits_stand_in_for_absent_cgroups() -> None:
     ],
 )
 def test_an_end_has_one_word(status: int | None, asked: str | None, oom: int, lost: bool, word: str) -> None:
-    assert exits.reason(status, asked=asked, oom_kills=oom, lost=lost) == word
-    assert exits.sentence("instance i-1", word, status, memory_bytes=1024**2).startswith("instance i-1")
+    assert exit_reason.reason(status, asked=asked, oom_kills=oom, lost=lost) == word
+    assert exit_reason.sentence("instance i-1", word, status, memory_bytes=1024**2).startswith("instance i-1")
 
 
 def test_signals_are_named() -> None:
-    assert exits.detail(int(signal.SIGSEGV)) == {"signal": "SIGSEGV"}
-    assert exits.signal_name(40) == "signal 40"
-    assert exits.detail(3 << 8) == {"exit_status": 3}
+    assert exit_reason.detail(int(signal.SIGSEGV)) == {"signal": "SIGSEGV"}
+    assert exit_reason.signal_name(40) == "signal 40"
+    assert exit_reason.detail(3 << 8) == {"exit_status": 3}
 
 
 @dataclass
@@ -139,8 +140,8 @@ class FakeSlot:
 def template(name: str, *, used_at: float, pss: int, busy: bool = False, threads: tuple[str, ...] = ()) -> Template:
     slot = FakeSlot(id=f"s-{name}", running={"i": object()} if busy else {})
     spec = LaunchSpec.from_json({**LAUNCH.to_json(), "revision": name})
-    housing = Housing(slot=cast("Slot", slot), launch=spec, group=Group(directories={}, version=0))
-    return Template(housing=housing, threads=threads, phases_ms={}, single=bool(threads), last_used_at=used_at, pss_bytes=pss)
+    occupied = OccupiedSlot(slot=cast("Slot", slot), launch=spec, group=Group(directories={}, version=0))
+    return Template(occupied=occupied, threads=threads, phases_ms={}, single=bool(threads), last_used_at=used_at, pss_bytes=pss)
 
 
 def test_the_least_recently_used_go_first_and_only_as_many_as_needed() -> None:

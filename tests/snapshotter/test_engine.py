@@ -15,11 +15,11 @@ import pytest
 
 from pilotlight.engines import EngineSpec
 from pilotlight.spec import Clocks, FunctionKind, FunctionSpec, MethodSpec, Resources, WeightsSpec, to_json
+from snapshotter.agent.app import own_runtime
 from snapshotter.client import AgentClient
 from snapshotter.cuda.devices import Suspension
-from snapshotter.cuda.remap import DeviceRecord
+from snapshotter.cuda.gpu_mapping import DeviceRecord
 from snapshotter.errors import BundleUnavailable, StartFailed
-from snapshotter.node import own_runtime
 from snapshotter.types import InstanceInfo, LaunchSpec, SnapshotState, StartKind, WeightsMount
 from tests.fakes.agent_home import MIB, AgentHome, instance_id
 from tests.fakes.engine.environment import make_environment

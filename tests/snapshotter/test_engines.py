@@ -9,7 +9,7 @@ import pytest
 
 from snapshotter.engines import Engines
 from snapshotter.errors import BundleUnavailable, Unsupported
-from snapshotter.images import Images
+from snapshotter.images.images import Images
 from snapshotter.snapshots.identity import site_digest
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from snapshotter import processes, wire
-from snapshotter.brood import failure_of
-from snapshotter.cgroups import Cgroups
 from snapshotter.errors import AgentUnavailable, SnapshotterError, StartFailed
+from snapshotter.linux import proc
+from snapshotter.linux.cgroups import Cgroups
+from snapshotter.shim import seqpacket
+from snapshotter.shim.instances import failure_of
 from tests.fakes.agent_home import AgentHome, instance_id
 from tests.snapshotter.evil_worker import BURN_S, SO_PEERPIDFD
 
@@ -99,11 +100,11 @@ async def test_an_instance_that_tells_of_failures_without_end_costs_the_agent_no
     with home.agent_process() as agent:
         async with home.client() as client:
             await client.start(launch(home, "flood"), instance_id=instance_id(), lessee="a-1", secret_env={})
-            before_ns, memory, began = processes.cpu_ns(agent.pid), processes.rss_bytes(agent.pid), time.monotonic()
+            before_ns, memory, began = proc.cpu_ns(agent.pid), proc.rss_bytes(agent.pid), time.monotonic()
             await asyncio.sleep(2.0)
             assert len(await client.instances()) == 1
-            assert processes.cpu_ns(agent.pid) - before_ns < 250_000_000 * (time.monotonic() - began)
-            assert processes.rss_bytes(agent.pid) - memory < 32 * 1024**2
+            assert proc.cpu_ns(agent.pid) - before_ns < 250_000_000 * (time.monotonic() - began)
+            assert proc.rss_bytes(agent.pid) - memory < 32 * 1024**2
 
 
 @needs_root
@@ -114,7 +115,7 @@ async def test_what_a_template_computes_is_charged_to_the_next_start_once(home: 
         await client.prepare(burning)
         (template,) = await client.templates()
         async with asyncio.timeout(30):
-            while processes.cpu_ns(template.pid) < BURN_S * 0.9e9 or not waits(template.pid):  # counted in ticks
+            while proc.cpu_ns(template.pid) < BURN_S * 0.9e9 or not waits(template.pid):  # counted in ticks
                 await asyncio.sleep(0.05)
         await asyncio.sleep(0.1)  # the kernel counts up to a tick late
         infos = [await client.start(burning, instance_id=instance_id(), lessee="a-1", secret_env={}) for _ in range(2)]
@@ -140,7 +141,7 @@ def test_a_process_outside_of_the_namespace_is_no_process_of_the_slot() -> None:
     """As a shim sees the pidfd of a process of the host: its number is 0 (proc(5))."""
     program = (
         "import os, sys; sys.path.insert(0, sys.argv[2])\n"
-        "from snapshotter import child\n"
+        "from snapshotter.shim import child\n"
         "try: print(child.pid_of(int(sys.argv[1])))\n"
         "except ProcessLookupError: print('refused')\n"
     )
@@ -155,14 +156,14 @@ def test_a_failure_is_cut_to_what_an_error_needs() -> None:
     error = {"type": "T", "message": "m" * 200_000, "traceback": "t" * 10, "pad": [[]] * 1000, **{f"k{n}": "v" for n in range(100)}}
     told = failure_of({"event": "failed", "instance": "i", "phase": "enter", "error": error, "more": "x" * 1000})
     assert (told["error"]["type"], told["error"]["traceback"], told["phase"]) == ("T", "t" * 10, "enter")
-    assert len(wire.encode(told)) < 64 * 1024
+    assert len(seqpacket.encode(told)) < 64 * 1024
 
 
 def test_a_peer_that_does_not_read_is_cut_off_by_bytes_too() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         ours.setblocking(False)
-        outbox = wire.Outbox(ours, limit_bytes=1_000_000)
+        outbox = seqpacket.SendQueue(ours, limit_bytes=1_000_000)
 
         def flood() -> None:
             for _ in range(100):

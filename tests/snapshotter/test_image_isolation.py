@@ -21,11 +21,11 @@ from typing import Any
 
 import pytest
 
-from snapshotter import network
-from snapshotter.buildnet import BuildNetwork, is_on_loopback, joined
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
-from snapshotter.images import Images, disk_bytes
-from snapshotter.staging import TooManyEntries, freeze, remove_tree
+from snapshotter.images.build_network import BuildNetwork, is_on_loopback, joined
+from snapshotter.images.images import Images, disk_bytes
+from snapshotter.linux import slot_network
+from snapshotter.linux.atomic_directory import TooManyEntries, freeze, remove_tree
 from tests.fakes.host_address import host_address
 from tests.fakes.wheels import make_wheel
 
@@ -59,7 +59,7 @@ def index() -> Iterator[Path]:
 async def images(tmp_path: Path, index: Path) -> AsyncIterator[Images]:
     environ = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
     yield Images(tmp_path, environ=environ, requirements=["plserver==1.0"])
-    await network.sweep()
+    await slot_network.sweep()
 
 
 def run_step(*commands: str) -> dict[str, Any]:
@@ -421,8 +421,8 @@ def test_a_slot_binds_nothing_through_a_link_and_to_no_place_outside_its_tree(tm
     if said == "is a symbolic link":
         source = tmp_path / "link"
         source.symlink_to("/etc")
-    program = "import sys; from snapshotter import tree; at = tree.prepare(sys.argv[3])\n"
-    program += "tree.build(at, [(sys.argv[1], sys.argv[2])], uid=0, writable_bytes=1 << 20)"
+    program = "import sys; from snapshotter.shim import mounts; at = mounts.prepare(sys.argv[3])\n"
+    program += "mounts.build(at, [(sys.argv[1], sys.argv[2])], uid=0, writable_bytes=1 << 20)"
     command = ["unshare", "--mount", sys.executable, "-c", program, str(source), name, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
     assert done.returncode == 1
@@ -451,9 +451,9 @@ def test_an_index_on_loopback_is_known_by_its_address(text: str, there: bool) ->
 
 
 async def test_a_build_shares_the_hosts_network_where_its_index_is_on_loopback_and_says_why() -> None:
-    async with joined(BuildNetwork.AUTO, ["http://127.0.0.1:3141/simple"]) as network:
-        assert network.namespace is None
-        assert "loopback" in network.remark
-    async with joined(BuildNetwork.HOST, []) as network:
-        assert network.namespace is None
-        assert "build_network" in network.remark
+    async with joined(BuildNetwork.AUTO, ["http://127.0.0.1:3141/simple"]) as slot_network:
+        assert slot_network.namespace is None
+        assert "loopback" in slot_network.remark
+    async with joined(BuildNetwork.HOST, []) as slot_network:
+        assert slot_network.namespace is None
+        assert "build_network" in slot_network.remark

@@ -20,14 +20,14 @@ from typing import Any
 
 import pytest
 
-from snapshotter import network, processes
-from snapshotter.buildbounds import BuildBounds
-from snapshotter.cgroups import Cgroups
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, SnapshotterError, Unsupported
-from snapshotter.images import Images, own_layout, runtime_requirements
-from snapshotter.imagespec import image_digest, parse_image
-from snapshotter.interpreters import find_interpreter, installed_interpreters, own_interpreter
-from snapshotter.pipconfig import build_config, build_variables, has_credentials, without_credentials
+from snapshotter.images.build_limits import BuildLimits
+from snapshotter.images.images import Images, own_layout, runtime_requirements
+from snapshotter.images.interpreters import find_interpreter, installed_interpreters, own_interpreter
+from snapshotter.images.pip_config import build_config, build_variables, has_credentials, without_credentials
+from snapshotter.images.spec import image_digest, parse_image
+from snapshotter.linux import proc, slot_network
+from snapshotter.linux.cgroups import Cgroups
 from tests.fakes.wheels import make_wheel
 from weight_cache.disk import DiskFloor
 from weight_cache.objects import blob_key, open_store
@@ -281,7 +281,7 @@ async def test_a_build_is_confined_like_a_worker(images: Images) -> None:
 
 @pytest.mark.slow
 async def test_one_file_of_a_build_is_bounded(tmp_path: Path, environ: dict[str, str]) -> None:
-    images = Images(tmp_path, environ=environ, requirements=[], bounds=BuildBounds(file_bytes=64 * MIB))
+    images = Images(tmp_path, environ=environ, requirements=[], bounds=BuildLimits(file_bytes=64 * MIB))
     commands = ["truncate -s 63M small", "truncate -s 65M large"]
     with pytest.raises(ImageBuildFailed) as failed:
         await images.build(spec({"op": "run", "commands": commands}), uid=None, part=Parts())
@@ -332,7 +332,7 @@ async def test_a_build_says_what_it_has_used_however_it_ends(tmp_path: Path, env
 @needs_root
 @pytest.mark.slow
 async def test_a_build_that_takes_too_much_memory_is_ended_and_told_why(tmp_path: Path, environ: dict[str, str], cgroups: Cgroups) -> None:
-    images = Images(tmp_path, environ=environ, requirements=[], cgroups=cgroups, bounds=BuildBounds(memory_bytes=192 * MIB))
+    images = Images(tmp_path, environ=environ, requirements=[], cgroups=cgroups, bounds=BuildLimits(memory_bytes=192 * MIB))
     commands = ["python -c 'print(len(bytearray(400 << 20)))'"]
     with pytest.raises(ImageBuildFailed, match="ran out of memory"):
         await images.build(spec({"op": "run", "commands": commands}), uid=TENANT_UID, part=Parts())
@@ -390,7 +390,7 @@ async def test_build_that_makes_files_without_end_is_ended_while_inodes_are_left
 
 @pytest.mark.slow
 async def test_image_of_too_many_entries_is_refused_with_the_bound_and_the_way_out(tmp_path: Path, environ: dict[str, str]) -> None:
-    images = Images(tmp_path, environ=environ, requirements=["plserver==2.0"], bounds=BuildBounds(entries=500))
+    images = Images(tmp_path, environ=environ, requirements=["plserver==2.0"], bounds=BuildLimits(entries=500))
     with pytest.raises(ImageBuildFailed, match="more than 500 files, directories and links, the bound of one image: remove what"):
         await images.build(spec(), uid=None, part=Parts())
     assert [p.suffix for p in (tmp_path / "node" / "images").iterdir()] == [".log"]
@@ -468,7 +468,7 @@ async def test_build_that_takes_too_long_is_ended(tmp_path: Path, environ: dict[
 _CHILD = """
 import asyncio, json, os, sys
 from pathlib import Path
-from snapshotter.images import Images
+from snapshotter.images.images import Images
 async def part(body): print(body.get("text", ""), flush=True)
 images = Images(Path(sys.argv[1]), environ=dict(os.environ), requirements=[])
 asyncio.run(images.build(json.loads(sys.argv[2]), uid=int(sys.argv[3]) or None, part=part))
@@ -487,7 +487,7 @@ async def builder(tmp_path: Path, environ: dict[str, str]) -> AsyncIterator[asyn
     if child.returncode is None:
         child.kill()
     await child.wait()
-    await network.sweep()
+    await slot_network.sweep()
 
 
 def is_alive(pid: int) -> bool:
@@ -507,7 +507,7 @@ async def test_killed_builder_takes_its_steps_along_and_is_cleaned_up_after(
         pass
     root = tmp_path / "node" / "images"
     assert len(list(root.glob(".tmp-*"))) == 1
-    started = processes.tree(builder.pid)
+    started = proc.process_tree(builder.pid)
     assert len(started) > 2
     builder.send_signal(signal.SIGKILL)
     await builder.wait()

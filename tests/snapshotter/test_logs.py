@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from snapshotter.errors import LogsBusy
-from snapshotter.logowners import LogOwners
-from snapshotter.logs import MAX_READS, LogQuery, Logs
+from snapshotter.slots.log_owners import LogOwners
+from snapshotter.slots.logs import MAX_READS, LogQuery, Logs
 
 LINE = "2026-11-01T00:00:00+00:00 stdout - text\n"
 MINE = {"tenant": "t-1"}

@@ -21,14 +21,15 @@ from typing import Any
 
 import pytest
 
-from snapshotter import name_servers, netns, nettools, network, uplink
 from snapshotter.egress import DENIED, EVERYWHERE, GATEWAY, INSIDE, METADATA, PUBLIC, Egress, resolvers
 from snapshotter.errors import Unsupported
-from snapshotter.name_servers import Found, NameServers
-from snapshotter.network import Network
-from snapshotter.nursery import Nursery
+from snapshotter.linux import dns_servers, host_network, net_commands, slot_network
+from snapshotter.linux.dns_servers import DnsServers, FoundServers
+from snapshotter.linux.slot_network import Network
 from snapshotter.settings import SnapshotterSettings
-from snapshotter.slots import Slot
+from snapshotter.shim import netns
+from snapshotter.slots.pool import SlotPool
+from snapshotter.slots.slot import Slot
 from tests.fakes.host_address import host_address
 
 TOOLS = ("ip", "nft", "nsenter", "unshare")
@@ -67,14 +68,14 @@ def test_true_is_a_network_of_its_own() -> None:
 
 
 def test_the_block_is_one_where_the_host_has_no_route() -> None:
-    assert str(uplink.choose_block([])) == "100.127.0.0/16"
+    assert str(host_network.choose_block([])) == "100.127.0.0/16"
     taken = [ipaddress.IPv4Network("100.127.3.4/32"), ipaddress.IPv4Network("100.120.0.0/13")]
-    assert str(uplink.choose_block(taken)) == "100.119.0.0/16"
+    assert str(host_network.choose_block(taken)) == "100.119.0.0/16"
 
 
 def test_no_room_for_addresses_is_said() -> None:
     with pytest.raises(Unsupported, match="no addresses are left"):
-        uplink.choose_block([ipaddress.IPv4Network("100.64.0.0/10")])
+        host_network.choose_block([ipaddress.IPv4Network("100.64.0.0/10")])
 
 
 @pytest.mark.parametrize(
@@ -101,13 +102,13 @@ def test_no_room_for_addresses_is_said() -> None:
 def test_name_servers_are_in_reach(tmp_path: Path, host: str, behind: str, expected: str | None, relayed: tuple[str, ...]) -> None:
     (tmp_path / "host").write_text(host)
     (tmp_path / "behind").write_text(behind)
-    found = name_servers.find(tmp_path / "host", tmp_path / "behind")
+    found = dns_servers.find(tmp_path / "host", tmp_path / "behind")
     assert found.text == expected
     assert found.relayed == relayed
 
 
 def test_without_a_resolv_conf_there_is_nothing_to_replace(tmp_path: Path) -> None:
-    assert name_servers.find(tmp_path / "none", tmp_path / "none") == Found(None, ())
+    assert dns_servers.find(tmp_path / "none", tmp_path / "none") == FoundServers(None, ())
 
 
 def test_rules_name_what_is_open_and_closed_and_have_a_number_of_their_own() -> None:
@@ -127,7 +128,7 @@ def test_rules_name_what_is_open_and_closed_and_have_a_number_of_their_own() -> 
 def test_a_function_reaches_what_it_asks_for_where_the_operator_lets_it() -> None:
     egress = Egress.of(["10.0.0.0/8"], ["192.168.0.0/24"], ["10.1.0.0/16"])
     asked = egress.requested(["10.1.2.3", "10.1.2.2", "192.168.0.7"])
-    assert [str(network) for network in asked.allowed] == ["10.1.2.2/31", "192.168.0.0/24"]
+    assert [str(slot_network) for slot_network in asked.allowed] == ["10.1.2.2/31", "192.168.0.0/24"]
     assert egress.requested([]).rules([]) == egress.rules([])
     for closed in ("10.2.0.0/16", "10.0.0.0/8", "8.8.8.8"):
         with pytest.raises(ValueError, match=r"egress: .* is not for functions to ask for; snapshotter.egress_on_request has 10.1.0.0/16"):
@@ -156,24 +157,24 @@ def tools(require_or_skip: object) -> None:
 
 
 @contextlib.asynccontextmanager
-async def opened(directory: Path, egress: Egress = EVERYWHERE, servers: NameServers | None = None) -> AsyncIterator[Nursery]:
+async def opened(directory: Path, egress: Egress = EVERYWHERE, servers: DnsServers | None = None) -> AsyncIterator[SlotPool]:
     (directory / "logs").mkdir(exist_ok=True)
-    nursery = Nursery(directory / "slots", directory / "logs", log_max_bytes=4096, namespaced=True, egress=egress, servers=servers)
+    slot_pool = SlotPool(directory / "slots", directory / "logs", log_max_bytes=4096, namespaced=True, egress=egress, servers=servers)
     try:
-        yield nursery
+        yield slot_pool
     finally:
-        await nursery.aclose()
+        await slot_pool.aclose()
 
 
 @pytest.fixture
-async def nursery(short_tmp: Path, tools: None) -> AsyncIterator[Nursery]:
-    async with opened(short_tmp) as nursery:
-        yield nursery
+async def slot_pool(short_tmp: Path, tools: None) -> AsyncIterator[SlotPool]:
+    async with opened(short_tmp) as slot_pool:
+        yield slot_pool
 
 
 @contextlib.asynccontextmanager
-async def taken(nursery: Nursery, kind: Network) -> AsyncIterator[Slot]:
-    slot = await nursery.take(kind)
+async def taken(slot_pool: SlotPool, kind: Network) -> AsyncIterator[Slot]:
+    slot = await slot_pool.take(kind)
     try:
         yield slot
     finally:
@@ -245,7 +246,7 @@ def known_as(slot: Slot) -> str:
 async def vanished(name: str) -> bool:
     """The kernel ends namespaces in its own time."""
     async with asyncio.timeout(30):
-        while name in uplink.interfaces():
+        while name in host_network.interfaces():
             await asyncio.sleep(0.01)
     return True
 
@@ -254,7 +255,7 @@ async def vanished(name: str) -> bool:
 @pytest.mark.root
 async def test_a_worker_reaches_the_host_only_where_it_is_allowed_and_never_its_loopback(short_tmp: Path, tools: None) -> None:
     for egress, answers in ((PUBLIC, "refused"), (Egress.of([], [host_address()]), "reached 100."), (EVERYWHERE, "reached 100.")):
-        async with opened(short_tmp, egress) as nursery, taken(nursery, Network.OWN) as slot:
+        async with opened(short_tmp, egress) as slot_pool, taken(slot_pool, Network.OWN) as slot:
             with greeting("0.0.0.0") as port:
                 assert (await reach(slot, host_address(), port)).startswith(answers)
                 assert (await reach(slot, GATEWAY, port)).startswith("refused")
@@ -269,12 +270,12 @@ async def test_private_networks_are_closed_unless_they_are_allowed(short_tmp: Pa
     with machine_behind_the_host() as there:
         await answer(*there, "ip", "addr", "add", f"{address}/32", "dev", "eth0")
         await answer("ip", "route", "add", address, "via", "198.51.100.2")  # goes with the link
-        async with opened(short_tmp, PUBLIC) as nursery, taken(nursery, Network.OWN) as slot:
+        async with opened(short_tmp, PUBLIC) as slot_pool, taken(slot_pool, Network.OWN) as slot:
             with telling_peers(there, 7):
                 assert (await answer(sys.executable, "-c", CONNECT, address, "7")).startswith("reached")
             with telling_peers(there, 7):
                 assert (await reach(slot, address, 7)).startswith("refused")
-        async with opened(short_tmp, Egress.of(DENIED, [address])) as nursery, taken(nursery, Network.OWN) as slot:
+        async with opened(short_tmp, Egress.of(DENIED, [address])) as slot_pool, taken(slot_pool, Network.OWN) as slot:
             with telling_peers(there, 7):
                 assert (await reach(slot, address, 7)).startswith("reached")
 
@@ -282,11 +283,11 @@ async def test_private_networks_are_closed_unless_they_are_allowed(short_tmp: Pa
 @pytest.mark.root
 async def test_name_servers_in_private_networks_are_open_at_their_port_alone(short_tmp: Path, tools: None) -> None:
     (short_tmp / "resolv.conf").write_text("nameserver 10.99.0.2\nsearch x.test\n")
-    servers = NameServers(short_tmp / "resolv.conf", short_tmp / "none")
+    servers = DnsServers(short_tmp / "resolv.conf", short_tmp / "none")
     with machine_behind_the_host() as there:
         await answer(*there, "ip", "addr", "add", "10.99.0.2/32", "dev", "eth0")
         await answer("ip", "route", "add", "10.99.0.2", "via", "198.51.100.2")
-        async with opened(short_tmp, PUBLIC, servers) as nursery, taken(nursery, Network.OWN) as slot:
+        async with opened(short_tmp, PUBLIC, servers) as slot_pool, taken(slot_pool, Network.OWN) as slot:
             with telling_peers(there, 53):
                 assert (await reach(slot, "10.99.0.2", 53)).startswith("reached")
             with telling_peers(there, 7):
@@ -329,9 +330,9 @@ def telling_peers(there: list[str], port: int) -> Iterator[None]:
 
 
 @pytest.mark.root
-async def test_a_worker_reaches_what_lies_behind_the_host_and_nobody_there_reaches_it(nursery: Nursery) -> None:
+async def test_a_worker_reaches_what_lies_behind_the_host_and_nobody_there_reaches_it(slot_pool: SlotPool) -> None:
     with machine_behind_the_host() as there:
-        async with taken(nursery, Network.OWN) as slot:
+        async with taken(slot_pool, Network.OWN) as slot:
             with telling_peers(there, 7):
                 assert await reach(slot, "198.51.100.2", 7) == "reached 198.51.100.1"
             with listening(slot, 8):
@@ -339,11 +340,11 @@ async def test_a_worker_reaches_what_lies_behind_the_host_and_nobody_there_reach
 
 
 @pytest.mark.root
-async def test_the_machines_own_credentials_are_out_of_reach(nursery: Nursery) -> None:
+async def test_the_machines_own_credentials_are_out_of_reach(slot_pool: SlotPool) -> None:
     with machine_behind_the_host() as there:
         await answer(*there, "ip", "addr", "add", f"{METADATA}/32", "dev", "eth0")
         await answer("ip", "route", "add", METADATA, "via", "198.51.100.2")  # goes with the link
-        async with taken(nursery, Network.OWN) as slot:
+        async with taken(slot_pool, Network.OWN) as slot:
             with telling_peers(there, 7):
                 assert (await answer(sys.executable, "-c", CONNECT, METADATA, "7")).startswith("reached")
             with telling_peers(there, 7):
@@ -351,8 +352,8 @@ async def test_the_machines_own_credentials_are_out_of_reach(nursery: Nursery) -
 
 
 @pytest.mark.root
-async def test_slots_see_the_same_addresses_and_not_each_other(nursery: Nursery) -> None:
-    async with taken(nursery, Network.OWN) as one, taken(nursery, Network.OWN) as other:
+async def test_slots_see_the_same_addresses_and_not_each_other(slot_pool: SlotPool) -> None:
+    async with taken(slot_pool, Network.OWN) as one, taken(slot_pool, Network.OWN) as other:
         addresses = "import socket; s = socket.socket(type=socket.SOCK_DGRAM); s.connect(('192.0.2.99', 1)); print(s.getsockname()[0])"
         for slot in (one, other):
             assert await answer(*beside(slot, sys.executable, "-W", "ignore", "-c", addresses)) == INSIDE
@@ -364,8 +365,8 @@ async def test_slots_see_the_same_addresses_and_not_each_other(nursery: Nursery)
 
 
 @pytest.mark.root
-async def test_without_a_network_there_is_the_loopback_alone(nursery: Nursery) -> None:
-    async with taken(nursery, Network.NONE) as slot:
+async def test_without_a_network_there_is_the_loopback_alone(slot_pool: SlotPool) -> None:
+    async with taken(slot_pool, Network.NONE) as slot:
         links = json.loads(await answer(*beside(slot, "ip", "-j", "link")))
         assert [(link["ifname"], "UP" in link["flags"]) for link in links] == [("lo", True)]
         with listening(slot, 4711), greeting("0.0.0.0") as port:
@@ -374,25 +375,25 @@ async def test_without_a_network_there_is_the_loopback_alone(nursery: Nursery) -
 
 
 @pytest.mark.root
-async def test_addresses_of_living_slots_differ(nursery: Nursery) -> None:
+async def test_addresses_of_living_slots_differ(slot_pool: SlotPool) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        found = [await stack.enter_async_context(taken(nursery, Network.OWN)) for _ in range(6)]
+        found = [await stack.enter_async_context(taken(slot_pool, Network.OWN)) for _ in range(6)]
         assert len({interface(slot) for slot in found}) == len({known_as(slot) for slot in found}) == 6
 
 
 @pytest.mark.root
-async def test_a_slot_with_a_network_is_kept_ready_once_one_was_asked_for(nursery: Nursery) -> None:
-    async with taken(nursery, Network.HOST):
-        assert "spare: host>" in repr(nursery)
-    async with taken(nursery, Network.OWN):
-        assert "spare: host, own>" in repr(nursery)
+async def test_a_slot_with_a_network_is_kept_ready_once_one_was_asked_for(slot_pool: SlotPool) -> None:
+    async with taken(slot_pool, Network.HOST):
+        assert "spare: host>" in repr(slot_pool)
+    async with taken(slot_pool, Network.OWN):
+        assert "spare: host, own>" in repr(slot_pool)
 
 
 @pytest.mark.root
-async def test_the_network_goes_with_a_shim_that_is_killed(nursery: Nursery) -> None:
-    slot = await nursery.take(Network.OWN)
+async def test_the_network_goes_with_a_shim_that_is_killed(slot_pool: SlotPool) -> None:
+    slot = await slot_pool.take(Network.OWN)
     name = interface(slot)
-    assert name in uplink.interfaces()
+    assert name in host_network.interfaces()
     os.kill(slot.shim_pid, signal.SIGKILL)
     assert await vanished(name)
     await slot.end()
@@ -402,7 +403,7 @@ async def test_the_network_goes_with_a_shim_that_is_killed(nursery: Nursery) -> 
 @pytest.mark.parametrize("is_kept", [True, False], ids=["the next agent opens it, too", "the next agent does not"])
 async def test_what_a_function_asked_for_is_open_in_its_slot_alone(short_tmp: Path, tools: None, is_kept: bool) -> None:
     here = host_address()
-    left = Nursery(short_tmp / "slots", short_tmp, log_max_bytes=4096, namespaced=True, egress=Egress.of([], [], [here]))
+    left = SlotPool(short_tmp / "slots", short_tmp, log_max_bytes=4096, namespaced=True, egress=Egress.of([], [], [here]))
     asking, other = await left.take(Network.OWN), await left.take(Network.OWN)
     with pytest.raises(Unsupported, match=r"192\.0\.2\.9/32 is not for functions to ask for"):
         await left.open_egress(asking, ["192.0.2.9"])
@@ -412,9 +413,9 @@ async def test_what_a_function_asked_for_is_open_in_its_slot_alone(short_tmp: Pa
     for slot in (asking, other):
         slot.close()
     kill_spawner(left)
-    async with opened(short_tmp, Egress.of([], [], [here] if is_kept else [])) as nursery:
-        adopted = {s.id: s for s in await nursery.adopt()}
-        await nursery.open()
+    async with opened(short_tmp, Egress.of([], [], [here] if is_kept else [])) as slot_pool:
+        adopted = {s.id: s for s in await slot_pool.adopt()}
+        await slot_pool.open()
         with greeting("0.0.0.0") as port:
             assert (await reach(adopted[asking.id], here, port)).split()[0] == ("reached" if is_kept else "refused")
             assert (await reach(adopted[other.id], here, port)).startswith("refused")
@@ -424,10 +425,10 @@ async def test_what_a_function_asked_for_is_open_in_its_slot_alone(short_tmp: Pa
 
 
 @pytest.mark.root
-async def test_a_slot_without_a_network_of_its_own_opens_nothing(nursery: Nursery) -> None:
-    slot = await nursery.take(Network.NONE)
+async def test_a_slot_without_a_network_of_its_own_opens_nothing(slot_pool: SlotPool) -> None:
+    slot = await slot_pool.take(Network.NONE)
     with pytest.raises(Unsupported, match="needs a network of its own"):
-        await nursery.open_egress(slot, ["10.0.0.8"])
+        await slot_pool.open_egress(slot, ["10.0.0.8"])
     await slot.end()
 
 
@@ -484,16 +485,16 @@ def names_on_loopback(address: str) -> Iterator[None]:
 async def test_a_name_server_on_loopback_is_asked_through_the_gateway(short_tmp: Path, tools: None) -> None:
     host_file = short_tmp / "resolv.conf"
     host_file.write_text("nameserver 127.0.0.77\n")
-    servers = NameServers(host_file, short_tmp / "none")
-    async with contextlib.aclosing(servers), opened(short_tmp, PUBLIC, servers) as nursery:
-        slot = await nursery.take(Network.OWN)
+    servers = DnsServers(host_file, short_tmp / "none")
+    async with contextlib.aclosing(servers), opened(short_tmp, PUBLIC, servers) as slot_pool:
+        slot = await slot_pool.take(Network.OWN)
         port = servers.relay_port()
         assert port is not None
         with names_on_loopback("127.0.0.77"), greeting("127.0.0.1") as other:
             asked = beside(slot, *in_its_root(slot), sys.executable, "-c", ASK, str(port), str(other))
             assert (await answer(*asked)).split() == ["127.0.0.77", "127.0.0.77", "ConnectionRefusedError", "ConnectionRefusedError"]
             servers.close_relay()  # as if it had been killed
-            again = await nursery.take(Network.OWN)
+            again = await slot_pool.take(Network.OWN)
             assert (await answer(*beside(again, *in_its_root(again), sys.executable, "-c", ASK))).split() == ["127.0.0.77", "127.0.0.77"]
             assert (await reach(slot, "127.0.0.1", other)).startswith("refused")
         for each in (slot, again):
@@ -503,25 +504,25 @@ async def test_a_name_server_on_loopback_is_asked_through_the_gateway(short_tmp:
 @pytest.mark.root
 async def test_the_next_agent_keeps_living_networks_and_leaves_the_host_as_it_was(short_tmp: Path, tools: None) -> None:
     before = forwarding()
-    left = Nursery(short_tmp / "slots", short_tmp, log_max_bytes=4096, namespaced=True, egress=PUBLIC)
+    left = SlotPool(short_tmp / "slots", short_tmp, log_max_bytes=4096, namespaced=True, egress=PUBLIC)
     slot = await left.take(Network.OWN)
     name = interface(slot)
     slot.close()
     kill_spawner(left)
-    async with opened(short_tmp, Egress.of([], [host_address()])) as nursery:
+    async with opened(short_tmp, Egress.of([], [host_address()])) as slot_pool:
         with greeting("0.0.0.0") as port:
             assert (await reach(slot, host_address(), port)).startswith("refused")
-        adopted = {s.id: s for s in await nursery.adopt()}
-        await nursery.open()
+        adopted = {s.id: s for s in await slot_pool.adopt()}
+        await slot_pool.open()
         with greeting("0.0.0.0") as port:
             assert (await reach(adopted[slot.id], host_address(), port)).startswith("reached")
         for found in adopted.values():
             await found.end()
     await left.aclose()
     assert await vanished(name)
-    if not uplink.interfaces():  # another agent on this machine may have some
+    if not host_network.interfaces():  # another agent on this machine may have some
         assert forwarding() <= before, "it was on before where it is on: an agent of another test may have switched it off meanwhile"
-        assert uplink.TABLE not in await answer("nft", "list", "tables")
+        assert host_network.TABLE not in await answer("nft", "list", "tables")
 
 
 def forwarding() -> set[str]:
@@ -530,27 +531,27 @@ def forwarding() -> set[str]:
     return {d.name for d in devices if not d.name.startswith("pl") and (d / "forwarding").read_text() == "1\n"}
 
 
-def kill_spawner(nursery: Nursery) -> None:
+def kill_spawner(slot_pool: SlotPool) -> None:
     """As when the agent and everything but the shims is killed."""
-    pid = int(repr(nursery).split("pid ")[1].split(",")[0])
+    pid = int(repr(slot_pool).split("pid ")[1].split(",")[0])
     os.kill(pid, signal.SIGKILL)
 
 
 FIREWALLED = """
 import asyncio, sys
-from snapshotter import nettools, uplink
+from snapshotter.linux import host_network, net_commands
 from snapshotter.egress import PUBLIC
 
 async def main() -> None:
-    await nettools.nft(sys.argv[1])
-    before = await nettools.nft("list ruleset")
+    await net_commands.nft(sys.argv[1])
+    before = await net_commands.nft("list ruleset")
     for _ in range(2):
-        async with uplink.turn():
-            await uplink.open_host(PUBLIC.rules([]))
-        print(await nettools.nft("list chain ip filter FORWARD"), await nettools.nft("list chain inet other FORWARD"))
-    async with uplink.turn():
-        await uplink.close_host()
-    assert await nettools.nft("list ruleset") == before
+        async with host_network.turn():
+            await host_network.open_host(PUBLIC.rules([]))
+        print(await net_commands.nft("list chain ip filter FORWARD"), await net_commands.nft("list chain inet other FORWARD"))
+    async with host_network.turn():
+        await host_network.close_host()
+    assert await net_commands.nft("list ruleset") == before
 
 asyncio.run(main())
 """
@@ -576,30 +577,30 @@ async def test_a_firewall_that_drops_what_is_forwarded_passes_what_slots_send_an
 FLUSHED = """
 import asyncio, sys
 from pathlib import Path
-from snapshotter import nettools, uplink
+from snapshotter.linux import host_network, net_commands
 from snapshotter.egress import Egress
-from snapshotter.network import Network
-from snapshotter.nursery import Nursery
+from snapshotter.linux.slot_network import Network
+from snapshotter.slots.pool import SlotPool
 
 async def main() -> None:
     home, egress = Path(sys.argv[1]), Egress.of(["10.0.0.0/8"], [], ["10.0.0.0/24"])
-    nursery = Nursery(home / "slots", home, log_max_bytes=4096, namespaced=True, egress=egress, usual=Network.OWN)
-    await nursery.open()
-    slots = [await nursery.take(Network.OWN) for _ in range(2)]
-    await nursery.open_egress(slots[0], ["10.0.0.7"])
-    before = await nettools.nft("list ruleset")
+    slot_pool = SlotPool(home / "slots", home, log_max_bytes=4096, namespaced=True, egress=egress, usual=Network.OWN)
+    await slot_pool.open()
+    slots = [await slot_pool.take(Network.OWN) for _ in range(2)]
+    await slot_pool.open_egress(slots[0], ["10.0.0.7"])
+    before = await net_commands.nft("list ruleset")
     chains = {line for line in before.splitlines() if "chain" in line}
     assert len(chains) > 4, before
     for _ in range(2):
-        await nettools.nft("flush ruleset")
+        await net_commands.nft("flush ruleset")
         async with asyncio.timeout(30):
-            while not chains <= set((await nettools.nft("list ruleset")).splitlines()):
+            while not chains <= set((await net_commands.nft("list ruleset")).splitlines()):
                 pass
         print("they are back")
     for slot in slots:
         await slot.end()
-    await nursery.aclose()
-    print("left", repr(await nettools.nft("list ruleset")))
+    await slot_pool.aclose()
+    print("left", repr(await net_commands.nft("list ruleset")))
 
 asyncio.run(main())
 """
@@ -616,16 +617,16 @@ async def test_rules_that_another_program_flushes_are_back_for_every_living_slot
 
 
 async def test_rules_that_went_with_the_last_slot_are_not_made_again(short_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
-    nursery = Nursery(short_tmp / "slots", short_tmp, log_max_bytes=4096, namespaced=False)
-    nursery._networks["pls0"] = ()  # no slot has it: numbers begin with 1
-    nursery._rules_removed()
+    slot_pool = SlotPool(short_tmp / "slots", short_tmp, log_max_bytes=4096, namespaced=False)
+    slot_pool._networks["pls0"] = ()  # no slot has it: numbers begin with 1
+    slot_pool._rules_removed()
     await asyncio.sleep(0)
     assert "another program" not in caplog.text
 
 
 @pytest.mark.root
 async def test_the_probe_tries_it_and_leaves_nothing(tools: None) -> None:
-    on, why = await network.probe()
+    on, why = await slot_network.probe()
     assert on, why
 
 
@@ -637,34 +638,34 @@ async def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.Monk
             (tmp_path / tool).symlink_to(str(shutil.which(tool)))
     monkeypatch.setenv("PATH", str(tmp_path))
     if package == "nftables":
-        monkeypatch.setattr(nettools, "_library", functools.cache(lambda: ctypes.CDLL("libnobody.so.1")))
-    assert await network.probe() == (False, f"a network of its own needs {package}; on Debian: apt-get install {package}")
+        monkeypatch.setattr(net_commands, "_library", functools.cache(lambda: ctypes.CDLL("libnobody.so.1")))
+    assert await slot_network.probe() == (False, f"a network of its own needs {package}; on Debian: apt-get install {package}")
 
 
 @pytest.mark.root
 async def test_rules_that_cannot_be_are_refused_with_the_librarys_words(tools: None) -> None:
     with pytest.raises(Unsupported, match=r"nft: .*syntax error.*nonsense"):
-        await nettools.nft("nonsense")
+        await net_commands.nft("nonsense")
 
 
 async def test_functions_get_no_network_rather_than_the_hosts_where_none_of_their_own_can_be_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert [await network.of_functions(kind) for kind in Network] == [Network.HOST, Network.NONE, Network.NONE]
+    assert [await slot_network.of_functions(kind) for kind in Network] == [Network.HOST, Network.NONE, Network.NONE]
 
 
 async def test_plain_slots_have_the_hosts_network_only(short_tmp: Path) -> None:
-    nursery = Nursery(short_tmp / "slots", short_tmp, log_max_bytes=4096, namespaced=False)
+    slot_pool = SlotPool(short_tmp / "slots", short_tmp, log_max_bytes=4096, namespaced=False)
     with pytest.raises(Unsupported, match="needs namespaces: the agent is not root"):
-        await nursery.take(Network.OWN)
-    await nursery.aclose()
+        await slot_pool.take(Network.OWN)
+    await slot_pool.aclose()
 
 
 @pytest.mark.root
 def test_name_servers_are_shown_in_that_mount_namespace_only(tmp_path: Path, tools: None) -> None:
     before = Path(netns.RESOLVER).read_text()
-    script = "import sys; from snapshotter import netns; netns.use_name_servers(*sys.argv[1:]); print(open(netns.RESOLVER).read())"
+    script = "import sys; from snapshotter.shim import netns; netns.use_name_servers(*sys.argv[1:]); print(open(netns.RESOLVER).read())"
     command = ["unshare", "--mount", sys.executable, "-c", script, "nameserver 10.9.8.7\n", str(tmp_path / "resolv.conf")]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]).stdout
     assert shown.strip() == "nameserver 10.9.8.7"

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from snapshotter.bundles import Bundles
-from snapshotter.cgroups import Cgroups
 from snapshotter.client import AgentClient
 from snapshotter.errors import InstanceUnknown, LeaseHeld, NoCapacity, StartFailed, StartStopped, StartTimeout, Unsupported
+from snapshotter.images.bundles import Bundles
+from snapshotter.linux.cgroups import Cgroups
 from snapshotter.types import AgentEvent, InstanceInfo, InstanceState, LaunchSpec, RevisionKey, Share, StartKind, WeightsMount
 from tests.fakes.agent_home import MIB, AgentHome, get, instance_id
 from tests.fakes.bundle import pack

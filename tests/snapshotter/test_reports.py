@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from snapshotter import reports, wire
+from snapshotter import reports
+from snapshotter.shim import seqpacket
 
 POINT: dict[str, Any] = {"threads": [], "phases_ms": {"boot": 1.0}, "joins": True, "obstacles": [], "listens": [], "connections_inside": 0}
 OBSTACLE = {"kind": "connection", "fd": 7, "what": "TCP to 10.0.0.2:443", "where": "app.py:3", "message": "close it"}
@@ -61,7 +62,7 @@ def test_a_snapshot_point_with_values_of_other_types_is_a_value_error(wrong: dic
 def test_a_long_snapshot_point_is_cut_to_what_fits_into_a_message() -> None:
     point = reports.point_of({**POINT, "threads": ["t" * 90] * 900, "obstacles": [{**OBSTACLE, "message": "m" * 9000}] * 90})
     assert (len(point["threads"]), len(point["obstacles"])) == (200, 24)
-    assert len(wire.encode(point)) < wire.MAX_DATAGRAM_BYTES / 2
+    assert len(seqpacket.encode(point)) < seqpacket.MAX_DATAGRAM_BYTES / 2
 
 
 def test_a_snapshot_point_that_is_long_after_all_is_refused() -> None:

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from snapshotter import processes
-from snapshotter.boots import BEHIND_S
-from snapshotter.cgroups import Cgroups
 from snapshotter.client import AgentClient
 from snapshotter.errors import AgentUnavailable, SnapshotRefused, StartFailed, Unsupported
+from snapshotter.linux import proc
+from snapshotter.linux.cgroups import Cgroups
+from snapshotter.starts.template_boot import BEHIND_S
 from snapshotter.types import InstanceInfo, InstanceState, LaunchSpec, SnapshotState, StartKind
 from tests.fakes.agent_home import MIB, AgentHome, get, instance_id
 
@@ -616,7 +616,7 @@ async def settled(home: AgentHome, client: AgentClient, launch: LaunchSpec) -> d
 
 def processes_of(home: AgentHome) -> list[int]:
     """All below this agent but the threads of it: spawner, shims and what lives in their slots."""
-    return processes.tree(os.getpid())[1:]
+    return proc.process_tree(os.getpid())[1:]
 
 
 def leftovers(home: AgentHome) -> list[str]:

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from snapshotter.root import complete
+from snapshotter.shim.root_directory import complete
 from tests.fakes.small_rootfs import HAS_APT, make_base
 
 ROOT = Path(__file__).parents[2]
 UID = 20_077
 LOOK = """
 import json, os, sys
-from snapshotter import mount, tree
+from snapshotter.shim import mount, mounts
 
 def refused(path):
     try:
@@ -27,11 +27,11 @@ def refused(path):
         return os.strerror(e.errno)
 
 uid, gpu, code, directory, rootfs = json.loads(sys.argv[1])
-tree.unshare()
+mounts.unshare()
 child = os.fork()
 if child:
     os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-tree.enter_as_init()
+mounts.enter_as_init()
 nodes = {name: os.stat(f"/dev/{name}").st_rdev for name in ("null", "zero", "full", "random", "urandom", "tty")}
 mount.mount("tmpfs", "/dev", "tmpfs", 0, "size=64k")
 for name, number in {**nodes, "nvidia0": nodes["null"], "nvidiactl": nodes["null"], "sda": nodes["null"]}.items():
@@ -39,23 +39,23 @@ for name, number in {**nodes, "nvidia0": nodes["null"], "nvidiactl": nodes["null
 mount.mount("tmpfs", "/usr/local/share", "tmpfs", 0, "size=64k")
 open("/usr/local/share/libcuda.so.1", "w").close()
 held = os.open("/etc/debian_version" if os.path.exists("/etc/debian_version") else "/etc/passwd", os.O_RDONLY)
-at = tree.prepare(directory)
-tree._DRIVER_LIBRARIES = ("/usr/local/share/libcuda*",)
-tree.build(at, [(code, "code")], uid=uid, writable_bytes=1024**2, gpu=gpu, rootfs=rootfs)
-work = os.stat(f"{tree.ROOT}/work")
+at = mounts.prepare(directory)
+mounts._DRIVER_LIBRARIES = ("/usr/local/share/libcuda*",)
+mounts.build(at, [(code, "code")], uid=uid, writable_bytes=1024**2, gpu=gpu, rootfs=rootfs)
+work = os.stat(f"{mounts.ROOT}/work")
 try:
     import colorsys
     imported = True
 except ImportError:
     imported = False
 print(json.dumps({
-    "imported": imported, "driver": sorted(os.listdir(tree.DRIVER)) if os.path.exists(tree.DRIVER) else None,
+    "imported": imported, "driver": sorted(os.listdir(mounts.DRIVER)) if os.path.exists(mounts.DRIVER) else None,
     **{name: sorted(os.listdir(path)) for name, path in (("root", "/"), ("dev", "/dev"), ("sys", "/sys"), ("etc", "/etc"))},
-    "machine": sorted(os.listdir("/sys/devices/system")), "users": open("/etc/passwd").read(), "code": os.listdir(f"{tree.ROOT}/code"),
+    "machine": sorted(os.listdir("/sys/devices/system")), "users": open("/etc/passwd").read(), "code": os.listdir(f"{mounts.ROOT}/code"),
     "refused": {
-        path: refused(path) for path in ("/x", "/etc/x", "/usr/x", "/usr/local/share/x", "/dev/x", f"{tree.ROOT}/code/x", "/sys/x")
+        path: refused(path) for path in ("/x", "/etc/x", "/usr/x", "/usr/local/share/x", "/dev/x", f"{mounts.ROOT}/code/x", "/sys/x")
     },
-    "made": {path: refused(path) for path in ("/tmp/x", "/var/tmp/y", "/run/x", "/dev/shm/x", f"{tree.ROOT}/work/x")},
+    "made": {path: refused(path) for path in ("/tmp/x", "/var/tmp/y", "/run/x", "/dev/shm/x", f"{mounts.ROOT}/work/x")},
     "shared": sorted(os.listdir("/tmp")), "work": [work.st_uid, work.st_mode & 0o777], "held": bool(os.read(held, 1)),
     "zero": list(open("/dev/zero", "rb").read(2)), "mounts": [line.split()[4] for line in open("/proc/self/mountinfo")],
     "below": os.listdir("/usr/local/share") if not rootfs else [],

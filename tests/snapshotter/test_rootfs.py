@@ -15,15 +15,16 @@ from typing import Any
 
 import pytest
 
-from snapshotter import base_rootfs, network
-from snapshotter.base_rootfs import FIRST_ID, ID_COUNT, BaseRootfs, OnLines, Source, chosen_sources, packages_digest
-from snapshotter.criu.kit import make_kit
-from snapshotter.criu.runs import Criu
+from snapshotter.criu.bundle import make_bundle
+from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test import SelfTest
 from snapshotter.errors import ImageBuildFailed, Unsupported
-from snapshotter.images import Images
-from snapshotter.pipconfig import named_paths
-from snapshotter.root import complete
+from snapshotter.images import base_rootfs
+from snapshotter.images.base_rootfs import FIRST_ID, ID_COUNT, BaseRootfs, OnLines, Source, chosen_sources, packages_digest
+from snapshotter.images.images import Images
+from snapshotter.images.pip_config import named_paths
+from snapshotter.linux import slot_network
+from snapshotter.shim.root_directory import complete
 from tests.fakes.agent_home import AgentHome
 from tests.fakes.slot_workshop import Place, Workshop, workshop
 from tests.fakes.small_rootfs import HAS_APT, make_base
@@ -56,7 +57,7 @@ def wheels() -> Iterator[Path]:
 @pytest.fixture
 async def images(short_tmp: Path, base: Path, wheels: Path) -> AsyncIterator[Images]:
     yield images_at(short_tmp / "home", base, wheels)
-    await network.sweep()
+    await slot_network.sweep()
 
 
 def images_at(home: Path, base: Path, wheels: Path) -> Images:
@@ -157,7 +158,7 @@ async def test_a_worker_lives_in_it_and_comes_back_from_a_snapshot_by_the_machin
     home = AgentHome(short_tmp)
     async with workshop(home, criu, criu_proof.kdat) as shop:
         shop.images = images_at(home.paths.home, base, wheels)
-        shop.kit = await make_kit(criu.binary, home.paths.home / "kit")
+        shop.kit = await make_bundle(criu.binary, home.paths.home / "kit")
         planted = "mkdir -p /usr/lib/criu && echo none > /usr/lib/criu/planted.so && echo /planted.so > /etc/ld.so.preload"
         digest = await shop.images.build(described("echo mine > /etc/mine", planted), uid=20001, part=Lines())
         place = await shop.boot(image=digest, boot=["read:/etc/mine", "read:/opt/plhello/owned"])

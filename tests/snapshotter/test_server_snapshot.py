@@ -21,10 +21,10 @@ import pytest
 
 from pilotlight.protocol import WORKER_ASGI
 from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec, to_json
-from snapshotter import uplink
-from snapshotter.cgroups import Cgroups
+from snapshotter.agent.app import own_runtime
 from snapshotter.client import AgentClient
-from snapshotter.node import own_runtime
+from snapshotter.linux import host_network
+from snapshotter.linux.cgroups import Cgroups
 from snapshotter.types import InstanceInfo, LaunchSpec, SnapshotState, StartKind
 from tests.fakes.agent_home import MIB, AgentHome, get, instance_id
 
@@ -214,13 +214,13 @@ async def test_nothing_is_left_of_a_server_and_its_clones(home: AgentHome) -> No
         pids = [clone.pid for clone in clones]
         ends = {host_end(pid) for pid in pids}
         assert len(ends) == CLONES
-        assert ends <= set(uplink.interfaces())
+        assert ends <= set(host_network.interfaces())
         for clone in clones:
             await client.stop(clone.id, grace_s=5)
         assert not await client.instances()
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     async with asyncio.timeout(30):
-        while ends & set(uplink.interfaces()):  # the kernel ends namespaces in its own time
+        while ends & set(host_network.interfaces()):  # the kernel ends namespaces in its own time
             await asyncio.sleep(0.01)
     assert list((home.paths.run / "slots").iterdir()) == []
     assert Cgroups.find(home.paths.run).names() == set()

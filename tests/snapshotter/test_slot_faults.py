@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter import processes
 from snapshotter.criu.errors import CriuError
-from snapshotter.criu.runs import Criu
+from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test import SelfTest
-from snapshotter.slots import SlotLost
+from snapshotter.linux import proc
+from snapshotter.slots.slot import SlotConnectionLost
 from tests.fakes.agent_home import MIB, AgentHome
 from tests.fakes.slot_workshop import Place, Workshop, workshop
 
@@ -34,7 +34,7 @@ async def shop(short_tmp: Path, criu: Criu, criu_proof: SelfTest) -> AsyncIterat
 async def kill_criu(place: Place) -> None:
     """As soon as there is one in the slot. A yield, not a nap: it lives for milliseconds."""
     while True:
-        for pid in processes.tree(place.slot.shim_pid):
+        for pid in proc.process_tree(place.slot.shim_pid):
             try:
                 name = Path(f"/proc/{pid}/comm").read_text().strip()
             except OSError:
@@ -53,7 +53,7 @@ async def gone(pids: Iterable[int]) -> None:
 
 async def settled(place: Place, count: int) -> None:
     """Until so many processes are below the shim, the dead included."""
-    while len(processes.tree(place.slot.shim_pid)) != count + 1:
+    while len(proc.process_tree(place.slot.shim_pid)) != count + 1:
         await asyncio.sleep(0.005)
 
 
@@ -78,10 +78,10 @@ async def test_criu_killed_while_it_restores_leaves_a_slot_that_can_be_ended(sho
         await asyncio.sleep(0)
     place = shop.places[-1]
     await kill_criu(place)
-    with pytest.raises((CriuError, SlotLost)):
+    with pytest.raises((CriuError, SlotConnectionLost)):
         await restoring
     shim = place.slot.shim_pid
-    below = processes.tree(shim)
+    below = proc.process_tree(shim)
     await shop.clear(place)
 
     await gone(below)

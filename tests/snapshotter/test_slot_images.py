@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter.criu.runs import Criu
+from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test import SelfTest
-from snapshotter.slots import BootFailed
+from snapshotter.slots.slot import BootFailed
 from tests.fakes.agent_home import AgentHome
 from tests.fakes.slot_workshop import Workshop, workshop
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from snapshotter import slots
 from snapshotter.criu import operations
 from snapshotter.criu.lazy import LazyPages
-from snapshotter.criu.runs import Criu
+from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test import SelfTest
-from snapshotter.slots import BootFailed, CheckpointFailed
+from snapshotter.slots import slot as slots
+from snapshotter.slots.slot import BootFailed, CheckpointFailed
 from tests.fakes.agent_home import MIB, AgentHome
 from tests.fakes.slot_workshop import PATIENCE_S, Image, Place, Workshop, workshop
 

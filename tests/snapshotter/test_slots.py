@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from snapshotter import wire
-from snapshotter.answers import BootFailed
-from snapshotter.nursery import Nursery
-from snapshotter.slots import Slot, SlotLost
+from snapshotter.shim import seqpacket
+from snapshotter.slots.pool import SlotPool
+from snapshotter.slots.replies import BootFailed
+from snapshotter.slots.slot import Slot, SlotConnectionLost
 
 POINT: dict[str, Any] = {"threads": [], "phases_ms": {"boot": 1.0}, "joins": True, "obstacles": []}
 WRONG_POINTS = [{"listens": 5}, {"connections_inside": []}, {"threads": None}, {"obstacles": [5]}]
@@ -45,8 +45,8 @@ def connected(directory: Path) -> Iterator[tuple[Slot, socket.socket]]:
 def say(shim: socket.socket, message: dict[str, Any], *pids: int) -> None:
     """One message of a shim, with pidfds."""
     fds = [os.pidfd_open(pid) for pid in pids]
-    wire.send(shim, wire.encode(message), fds)
-    wire.close_all(fds)
+    seqpacket.send(shim, seqpacket.encode(message), fds)
+    seqpacket.close_all(fds)
 
 
 def state(**changes: Any) -> dict[str, Any]:
@@ -60,7 +60,7 @@ async def test_a_snapshot_point_that_makes_no_sense_loses_the_slot(tmp_path: Pat
         with pytest.raises(BootFailed):
             await slot.point
         assert (slot.is_lost, slot.worker) == (True, "empty")
-        assert wire.receive(shim)[0] == {"op": "shutdown"}
+        assert seqpacket.receive(shim)[0] == {"op": "shutdown"}
 
 
 @pytest.mark.parametrize("phases", [{"fork": -5000.0}, {"fork": 10**400}, None])
@@ -76,7 +76,7 @@ async def test_a_message_that_is_not_our_protocol_loses_the_slot_and_nothing_els
     with connected(tmp_path) as (slot, shim):
         say(shim, message)
         say(shim, {"event": "state_end"})
-        with pytest.raises((BootFailed, SlotLost)):
+        with pytest.raises((BootFailed, SlotConnectionLost)):
             await slot.adopt()
 
 
@@ -87,7 +87,7 @@ async def test_a_slot_that_cannot_be_mirrored_is_not_adopted(
     with connected(tmp_path) as (slot, shim):
         say(shim, state(**wrong), process.pid, process.pid)
         say(shim, {"event": "state_end"})
-        with pytest.raises(SlotLost):
+        with pytest.raises(SlotConnectionLost):
             await slot.adopt()
 
 
@@ -98,10 +98,10 @@ async def test_a_new_agent_ends_the_slots_that_it_cannot_take_over(short_tmp: Pa
     def shim(listener: socket.socket) -> None:
         connection, _ = listener.accept()
         with connection, contextlib.suppress(OSError):
-            wire.receive(connection)
+            seqpacket.receive(connection)
             say(connection, state(listens=5), process.pid, process.pid)
             say(connection, {"event": "state_end"})
-            while wire.receive(connection)[0] is not None:
+            while seqpacket.receive(connection)[0] is not None:
                 pass
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -109,7 +109,7 @@ async def test_a_new_agent_ends_the_slots_that_it_cannot_take_over(short_tmp: Pa
         listener.listen(8)
         thread = threading.Thread(target=shim, args=(listener,))
         thread.start()
-        assert await Nursery(short_tmp, short_tmp, log_max_bytes=1, namespaced=False).adopt() == []
+        assert await SlotPool(short_tmp, short_tmp, log_max_bytes=1, namespaced=False).adopt() == []
         await asyncio.to_thread(thread.join)
     assert process.wait(30) == -9
     assert not directory.exists()

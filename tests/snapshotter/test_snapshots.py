@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter.errands import Errands
+from snapshotter.background_tasks import BackgroundTasks
 from snapshotter.errors import SnapshotRefused
-from snapshotter.rungs import restore_deadline_s
-from snapshotter.snapshots.builder import Builder
+from snapshotter.snapshots.background_builder import BackgroundBuilder
+from snapshotter.starts.strategy import restore_deadline_s
 from snapshotter.types import LaunchSpec, RevisionKey
 from tests.fakes.agent_home import AgentHome
 
@@ -69,69 +69,69 @@ def test_restore_never_takes_the_time_that_cold_needs(restore_ms: float, cold_ms
 
 
 async def test_snapshots_that_nobody_asked_for_are_bounded_by_the_hour(home: AgentHome) -> None:
-    maker, errands, now = FakeMaker(), Errands(), Now()
-    builder = Builder(maker, errands=errands, per_hour=2, delay_s=0.0, clock=now)
+    maker, background_tasks, now = FakeMaker(), BackgroundTasks(), Now()
+    builder = BackgroundBuilder(maker, background_tasks=background_tasks, per_hour=2, delay_s=0.0, clock=now)
 
     assert [builder.want(home.launch(f"f@{i}")) for i in range(3)] == [True, True, False]
     now.now = 1799.0
     assert not builder.want(home.launch("f@3"))
     now.now = 1801.0
     assert builder.want(home.launch("f@4"))
-    await errands.aclose()
+    await background_tasks.aclose()
     assert sorted(maker.made) == ["f@0", "f@1", "f@4"]
 
 
 async def test_what_cannot_be_snapshotted_is_not_tried_again_and_costs_nothing(home: AgentHome) -> None:
-    maker, errands = FakeMaker(), Errands()
+    maker, background_tasks = FakeMaker(), BackgroundTasks()
     maker.refuses.add(RevisionKey("f@1"))
-    builder = Builder(maker, errands=errands, per_hour=1, delay_s=0.0)
+    builder = BackgroundBuilder(maker, background_tasks=background_tasks, per_hour=1, delay_s=0.0)
 
     assert not builder.want(home.launch("f@1"))
     assert not builder.want(home.launch("f@2", snapshot=False))
     assert builder.want(home.launch("f@3"))
     assert not builder.want(home.launch("f@3"))
-    await errands.aclose()
+    await background_tasks.aclose()
     assert maker.made == ["f@3"]
 
 
 async def test_what_failed_for_a_reason_that_may_pass_is_tried_again_later(home: AgentHome) -> None:
-    maker, errands, now = FakeMaker(), Errands(), Now()
-    builder = Builder(maker, errands=errands, per_hour=10, delay_s=0.0, clock=now)
+    maker, background_tasks, now = FakeMaker(), BackgroundTasks(), Now()
+    builder = BackgroundBuilder(maker, background_tasks=background_tasks, per_hour=10, delay_s=0.0, clock=now)
     maker.fails = "disk"
 
     assert builder.want(home.launch())
-    await errands.aclose()
+    await background_tasks.aclose()
     assert not builder.want(home.launch())
     now.now = 601.0
     assert builder.want(home.launch())
-    await errands.aclose()
+    await background_tasks.aclose()
     assert len(maker.made) == 2
 
 
 async def test_what_came_too_late_for_its_template_is_wanted_by_the_next_cold_start(home: AgentHome) -> None:
-    maker, errands = FakeMaker(), Errands()
-    builder = Builder(maker, errands=errands, per_hour=10, delay_s=0.0, clock=Now())
+    maker, background_tasks = FakeMaker(), BackgroundTasks()
+    builder = BackgroundBuilder(maker, background_tasks=background_tasks, per_hour=10, delay_s=0.0, clock=Now())
     maker.fails = "template_gone"
 
     for _ in range(2):
         assert builder.want(home.launch())
-        await errands.aclose()
+        await background_tasks.aclose()
     assert len(maker.made) == 2
 
 
 async def test_a_builder_that_closes_begins_nothing_more(home: AgentHome) -> None:
-    maker, errands = FakeMaker(), Errands()
-    builder = Builder(maker, errands=errands, per_hour=10, delay_s=3600.0)
+    maker, background_tasks = FakeMaker(), BackgroundTasks()
+    builder = BackgroundBuilder(maker, background_tasks=background_tasks, per_hour=10, delay_s=3600.0)
 
     assert builder.want(home.launch("f@1"))
     await asyncio.sleep(0)
     await builder.aclose()
-    await errands.aclose()
+    await background_tasks.aclose()
     assert (maker.made, maker.closed, builder.want(home.launch("f@2"))) == ([], True, False)
 
 
 async def test_without_snapshots_nothing_is_wanted(home: AgentHome) -> None:
-    builder = Builder(None, errands=Errands(), per_hour=10)
+    builder = BackgroundBuilder(None, background_tasks=BackgroundTasks(), per_hour=10)
 
     assert not builder.want(home.launch())
     await builder.aclose()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from snapshotter.staging import staged_in_thread
+from snapshotter.linux.atomic_directory import staged_in_thread
 
 
 async def test_who_is_cancelled_while_the_directory_is_made_leaves_none(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter.answers import BootFailed
+from snapshotter.slots.replies import BootFailed
+from snapshotter.slots.weights import Served, Weights, served_from
 from snapshotter.types import LaunchSpec, RevisionKey, StartKind, WeightsMount
-from snapshotter.weights import Served, Weights, served_from
 from tests.fakes.agent_home import FakeWeights
 from tests.weight_cache.models import put_model
 from tests.weight_cache.served import node_with_client

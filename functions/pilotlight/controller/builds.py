@@ -1,8 +1,8 @@
 """What builds of images cost: BUILD records, for the CPU time that their commands used, however they ended; and proofs that a key asks for.
 
-The node agent says now and then what a build has used so far (`snapshotter.images`). What is new since the last record becomes one when the
-build, or its caller, is gone, and after each CHARGE_NS of a long one: that much of each build under way is lost when the controller is
-killed. Callers that share a build hear the same numbers; the first of them to leave pays up to there.
+The node agent says now and then what a build has used so far (`snapshotter.images.images`). What is new since the last record becomes
+one when the build, or its caller, is gone, and after each CHARGE_NS of a long one: that much of each build under way is lost when the
+controller is killed. Callers that share a build hear the same numbers; the first of them to leave pays up to there.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ are watched through pidfds in the same poll, so no signal handler is needed. A T
 business any more then.
 
 A child enters its cgroups by itself, while it has one thread: writing "0" to a `tasks` file of cgroup v1 is free, whereas moving a
-process by its id takes a lock of the whole machine (`snapshotter/cgroups.py`).
+process by its id takes a lock of the whole machine (`snapshotter/linux/cgroups.py`).
 """
 
 from __future__ import annotations

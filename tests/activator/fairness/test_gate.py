@@ -27,7 +27,7 @@ from pilotlight.protocol import FeedChange
 from pilotlight.quotas import Plan
 from pilotlight.spec import Resources, Scaling
 from snapshotter.errors import NoCapacity
-from snapshotter.room import Room
+from snapshotter.starts.node_capacity import NodeCapacity
 from tests.activator.conftest import MemoryLedger
 from tests.activator.test_gateway import until
 from tests.fakes.clock import ManualClock
@@ -46,7 +46,7 @@ class World:
         self.clock = clock or ManualClock()
         self.allowance = allowance
         self.table = RouteTable({"test": Rates(version="test", gpu_s={"H100": Decimal(1)})}, TEST_KEY.secrets)
-        self.node = SmallNode(directory, Room(memory_bytes=10 * SIZE), lambda tenant: share_of(self.table, tenant))
+        self.node = SmallNode(directory, NodeCapacity(memory_bytes=10 * SIZE), lambda tenant: share_of(self.table, tenant))
         self.books = Books(
             directory=directory / "j", activator="a-0", sync_s=0.01, free_idle_s=60, ledger=MemoryLedger()
         )  # fmt: skip
@@ -348,7 +348,7 @@ async def test_at_its_deadline_a_call_without_room_is_503_with_the_reason(world:
 async def test_what_no_waiting_can_change_is_told_at_once(world: World) -> None:
     with pytest.raises(errors.Unavailable, match="1100 MiB wanted"):
         await world.throttler("a", size=11 * SIZE).reserve(30)
-    world.node.room = Room(memory_bytes=10 * SIZE, dedicated_to="OTHER")
+    world.node.room = NodeCapacity(memory_bytes=10 * SIZE, dedicated_to="OTHER")
     with pytest.raises(errors.Unavailable, match="dedicated"):
         await world.throttler("b").reserve(30)
 
@@ -553,7 +553,7 @@ async def test_instances_that_a_storm_leaves_go_to_a_tenant_with_less_though_the
 
 async def test_a_storm_of_cold_starts_of_one_tenant_leaves_the_starts_of_another_alone(world: World) -> None:
     """A hundred functions of one tenant start cold at once; another's one start boots after a turn of the storm, not after it."""
-    world.node.room = Room(memory_bytes=1000 * SIZE)
+    world.node.room = NodeCapacity(memory_bytes=1000 * SIZE)
     world.node.turns = type(world.node.turns)(2)
     storm = [world.throttler("storm", f"f{n}") for n in range(100)]
     small = world.throttler("small")
@@ -596,7 +596,7 @@ async def test_a_storm_over_a_full_node_leaves_warm_tenants_and_newcomers_alone(
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8])
 async def test_a_call_that_leaves_at_any_point_leaves_nothing_behind(world: World, steps: int) -> None:
     world.tenant("a", instances=2)
-    world.node.room = Room(memory_bytes=2 * SIZE)
+    world.node.room = NodeCapacity(memory_bytes=2 * SIZE)
     one, two = world.throttler("a", "one"), world.throttler("b", "two")
     tasks = calls(one, 3) + calls(two, 3)
     for _ in range(steps):
@@ -620,7 +620,7 @@ async def test_a_refusal_that_is_not_about_memory_fails_the_start(world: World) 
 
 
 async def test_an_idle_instance_gives_its_gpu_to_a_start_that_lacks_one(world: World) -> None:
-    world.node.room = Room(memory_bytes=10 * SIZE, gpus=("NVIDIA H100 80GB HBM3",))
+    world.node.room = NodeCapacity(memory_bytes=10 * SIZE, gpus=("NVIDIA H100 80GB HBM3",))
     world.gate.capacity.gpu_pause_s = 0.0
     gpu = Resources(memory_bytes=SIZE, gpu=("H100",), gpu_count=1)
     old, new = world.throttler("a", "old", resources=gpu), world.throttler("a", "new", resources=gpu)
@@ -644,7 +644,7 @@ async def test_a_start_waits_for_a_gpu_of_an_instance_that_ends(world: World) ->
 
 
 async def test_a_start_that_nobody_waits_for_takes_nobodys_gpu(world: World) -> None:
-    world.node.room = Room(memory_bytes=10 * SIZE, gpus=("NVIDIA H100 80GB HBM3",))
+    world.node.room = NodeCapacity(memory_bytes=10 * SIZE, gpus=("NVIDIA H100 80GB HBM3",))
     world.gate.capacity.gpu_pause_s = 0.0
     gpu = Resources(memory_bytes=SIZE, gpu=("H100",), gpu_count=1)
     old, new = world.throttler("a", "old", resources=gpu), world.throttler("a", "new", resources=gpu)

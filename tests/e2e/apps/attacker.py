@@ -41,7 +41,7 @@ REFUSALS = frozenset({"EPERM", "EACCES", "ENOENT", "ESRCH", "ENOSYS", "EROFS", "
 PATIENCE_S = 20
 """The longest that one attempt may take."""
 THREADS, MEMORY_BYTES = 4300, 768 * 1024**2
-"""More than an instance may have: `snapshotter.cgroups.MAX_PIDS`, and what `walk` declares."""
+"""More than an instance may have: `snapshotter.linux.cgroups.MAX_PIDS`, and what `walk` declares."""
 MARK = ctypes.create_string_buffer(b"as loaded")
 """Loaded before the snapshot point, so it lies at the same address in the Template and in each fork of it."""
 
@@ -320,7 +320,7 @@ for _what, _path in {
     "its own code": "code/attacker.py",
     "its launch file": "launch.json",
     "the platform's worker": "runtime/pilotlight/worker/boot.py",
-    "the shim's module": "runtime/snapshotter/shim.py",
+    "the shim's module": "runtime/snapshotter/shim/main.py",
     "its interpreter": "python/bin",
     "its packages": "env/0",
     "its weights": "weights/own/model.txt",

@@ -11,7 +11,7 @@ import pytest
 
 from pilotlight.errors import TooLarge
 from pilotlight.packaging.archive import Archive, pack_files, pack_tree
-from snapshotter.bundles import Bundles
+from snapshotter.images.bundles import Bundles
 
 
 def write(root: Path, *names: str) -> None:

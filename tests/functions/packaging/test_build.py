@@ -19,7 +19,7 @@ from pilotlight.packaging.deploy import ProgressEvent, deploy
 from pilotlight.packaging.load import load_app
 from pilotlight.packaging.weights import SourceBody
 from pilotlight.spec import FunctionKind, FunctionSpec, from_json, to_json
-from snapshotter.imagespec import image_digest, parse_image
+from snapshotter.images.spec import image_digest, parse_image
 from tests.fakes.fake_platform import FakePlatform
 from weight_cache.manifest import parse as parse_manifest
 

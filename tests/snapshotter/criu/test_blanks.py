@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter.criu import blanks
-from snapshotter.criu.blanks import BLOCK_PAGES, PAGE
+from snapshotter.criu import zero_pages
+from snapshotter.criu.zero_pages import BLOCK_PAGES, PAGE
 
 HEAP, LIBRARY = 0x10000000, 0x70000000
 PRIVATE_ANONYMOUS, PRIVATE_FILE = 1 | 1 << 9, 1 | 1 << 6
@@ -54,7 +54,7 @@ def write(images: Path, runs: list[tuple[int, bytes]], *, flags: int = 4) -> Non
 
 def read(images: Path) -> dict[int, bytes]:
     """Address → page, as CRIU would bring them back."""
-    _, runs = blanks._pagemap((images / "pagemap-7.img").read_bytes())
+    _, runs = zero_pages._pagemap((images / "pagemap-7.img").read_bytes())
     data, found, at = (images / "pages-3.img").read_bytes(), {}, 0
     for run in runs:
         for i in range(run.pages):
@@ -68,7 +68,7 @@ def test_a_long_run_of_zeros_is_cut_out_and_all_else_stays_where_it_was(tmp_path
     block, end = FULL * BLOCK_PAGES, HEAP + (BLOCK_PAGES + MANY) * PAGE
     write(tmp_path, [(HEAP, block + EMPTY * MANY + FULL * 2), (HEAP + 900 * PAGE, FULL)])
 
-    assert blanks.leave_out(tmp_path) == MANY * PAGE
+    assert zero_pages.drop_zero_pages(tmp_path) == MANY * PAGE
 
     there = {*(HEAP + i * PAGE for i in range(BLOCK_PAGES)), end, end + PAGE, HEAP + 900 * PAGE}
     assert read(tmp_path) == dict.fromkeys(there, FULL)
@@ -77,26 +77,26 @@ def test_a_long_run_of_zeros_is_cut_out_and_all_else_stays_where_it_was(tmp_path
 @pytest.mark.parametrize("pages", [EMPTY * MANY + FULL, FULL + EMPTY * MANY, FULL + EMPTY * MANY + FULL + EMPTY * MANY + FULL])
 def test_zeros_at_any_place_of_a_run_are_cut_out(tmp_path: Path, pages: bytes) -> None:
     write(tmp_path, [(HEAP, pages)])
-    blanks.leave_out(tmp_path)
+    zero_pages.drop_zero_pages(tmp_path)
     assert sum(page == EMPTY for page in read(tmp_path).values()) < 4 * BLOCK_PAGES
     assert sum(page == FULL for page in read(tmp_path).values()) == pages.count(FULL)
 
 
 def test_nothing_but_zeros_is_nothing(tmp_path: Path) -> None:
     write(tmp_path, [(HEAP, EMPTY * MANY)])
-    assert blanks.leave_out(tmp_path) == MANY * PAGE
+    assert zero_pages.drop_zero_pages(tmp_path) == MANY * PAGE
     assert read(tmp_path) == {}
 
 
 def test_short_runs_are_not_worth_a_cut(tmp_path: Path) -> None:
     write(tmp_path, [(HEAP, FULL + EMPTY * (BLOCK_PAGES - 1) + FULL)])
-    assert blanks.leave_out(tmp_path) == 0
+    assert zero_pages.drop_zero_pages(tmp_path) == 0
     assert len(read(tmp_path)) == BLOCK_PAGES + 1
 
 
 def test_zeros_that_cover_a_file_stay(tmp_path: Path) -> None:
     write(tmp_path, [(LIBRARY, EMPTY * MANY)])
-    assert blanks.leave_out(tmp_path) == 0
+    assert zero_pages.drop_zero_pages(tmp_path) == 0
     assert len(read(tmp_path)) == MANY
 
 
@@ -106,14 +106,14 @@ def test_without_a_part_of_it_an_image_is_left_alone(tmp_path: Path, name: str) 
     (tmp_path / name).unlink()
     before = (tmp_path / "pagemap-7.img").read_bytes()
 
-    assert blanks.leave_out(tmp_path) == 0
+    assert zero_pages.drop_zero_pages(tmp_path) == 0
     assert (tmp_path / "pagemap-7.img").read_bytes() == before
 
 
 @pytest.mark.parametrize("flags", [1, 0])
 def test_pages_that_are_elsewhere_leave_the_image_alone(tmp_path: Path, flags: int) -> None:
     write(tmp_path, [(HEAP, EMPTY * MANY)], flags=flags)
-    assert blanks.leave_out(tmp_path) == 0
+    assert zero_pages.drop_zero_pages(tmp_path) == 0
 
 
 @pytest.mark.parametrize("broken", [b"", b"1234", struct.pack("<II", 1, 2), struct.pack("<III", 0x54564319, 0x56084025, 900)])
@@ -121,5 +121,5 @@ def test_what_is_not_understood_is_left_alone(tmp_path: Path, broken: bytes) -> 
     write(tmp_path, [(HEAP, EMPTY * MANY)])
     (tmp_path / "pagemap-7.img").write_bytes(broken)
 
-    assert blanks.leave_out(tmp_path) == 0
+    assert zero_pages.drop_zero_pages(tmp_path) == 0
     assert (tmp_path / "pagemap-7.img").read_bytes() == broken

@@ -20,13 +20,14 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter import processes
-from snapshotter.criu import operations, runs
-from snapshotter.criu.cell import Cell, CellProcess, cell
+from snapshotter.criu import operations
+from snapshotter.criu import processes as runs
 from snapshotter.criu.errors import CriuError, CriuFailed, CriuReason
-from snapshotter.criu.runs import Criu
+from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test import SelfTest
+from snapshotter.criu.self_test_sandbox import Sandbox, SandboxProcess, cell
 from snapshotter.criu.stats import DumpStats
+from snapshotter.linux import proc
 from tests.fakes.ports import free_port
 
 pytestmark = pytest.mark.root
@@ -40,7 +41,7 @@ def fine(good=True):
     os._exit(42 if good else 1)
 def confine(uid):
     import ctypes
-    from snapshotter import isolation
+    from snapshotter.shim import isolation
     isolation.confine(uid=uid, limits={{}})
     ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: as it is after the exec of a worker
 def wait():
@@ -62,12 +63,12 @@ class Bench:
     work: int
 
     @contextlib.asynccontextmanager
-    async def place(self) -> AsyncIterator[Cell]:
+    async def place(self) -> AsyncIterator[Sandbox]:
         async with cell() as found:
             await found.keep_kdat(os.open(self.kdat, os.O_RDONLY))
             yield found
 
-    async def subject(self, place: Cell, code: str, *, uid: int = 0, stderr: int | None = None) -> CellProcess:
+    async def subject(self, place: Sandbox, code: str, *, uid: int = 0, stderr: int | None = None) -> SandboxProcess:
         """A Python process that has come to its `wait()`."""
         readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         # Confined by itself: the interpreter may lie where only root may look.
@@ -78,13 +79,13 @@ class Bench:
         os.close(readable)
         return process
 
-    async def dump(self, place: Cell, pid: int, *, uid: int = 0, tcp: bool = False, deadline_s: float = DEADLINE_S) -> DumpStats:
+    async def dump(self, place: Sandbox, pid: int, *, uid: int = 0, tcp: bool = False, deadline_s: float = DEADLINE_S) -> DumpStats:
         return await operations.dump(
             place, criu=self.criu, pid=pid, images=self.images, work=self.work, uid=uid, cgroup={}, tcp=tcp, deadline_s=deadline_s
         )
 
     async def restore(
-        self, place: Cell, *, uid: int = 0, tcp: bool = False, lazy: bool = False, stdio_keys: Mapping[str, str] | None = None
+        self, place: Sandbox, *, uid: int = 0, tcp: bool = False, lazy: bool = False, stdio_keys: Mapping[str, str] | None = None
     ) -> operations.Restored:
         return await operations.restore(
             place,
@@ -119,7 +120,7 @@ class Bench:
             return status
 
 
-async def ended(process: CellProcess) -> int:
+async def ended(process: SandboxProcess) -> int:
     """Let it go on, and say how it ended."""
     signal.pidfd_send_signal(process.pidfd, signal.SIGUSR1)
     async with asyncio.timeout(DEADLINE_S):
@@ -407,10 +408,10 @@ async def test_killed_criu_leaves_the_process_running_or_gone_but_not_stuck(benc
     """Whoever asked ends the process after an error; it must be possible, and the process must not be left stopped."""
     async with bench.place() as place:
         process = await bench.subject(place, "kept = os.urandom(64 << 20)\nwait()\nfine()")
-        started: list[CellProcess] = []
+        started: list[SandboxProcess] = []
         order = place.criu
 
-        async def remember(*args: object, **more: object) -> CellProcess:
+        async def remember(*args: object, **more: object) -> SandboxProcess:
             started.append(await order(*args, **more))  # type: ignore[arg-type]
             return started[-1]
 
@@ -425,17 +426,17 @@ async def test_killed_criu_leaves_the_process_running_or_gone_but_not_stuck(benc
             await task
         state = _state(process)
         assert state in ("gone", "running"), state
-        processes.send_signal(process.pidfd, signal.SIGKILL)
+        proc.send_signal(process.pidfd, signal.SIGKILL)
         async with asyncio.timeout(DEADLINE_S):
             await process.exited
         process.close()
 
 
-def _state(process: CellProcess) -> str:
+def _state(process: SandboxProcess) -> str:
     """After the moment that the kernel needs to take the tracer's death in."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
-        pid = processes.host_pid(process.pidfd)
+        pid = proc.host_pid(process.pidfd)
         try:
             letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] if pid else "X"
         except FileNotFoundError:

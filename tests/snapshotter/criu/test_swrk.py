@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from snapshotter.criu import messages, operations
-from snapshotter.criu.errors import CriuFailed, CriuGone, CriuReason, CriuTimeout, CriuUnavailable
-from snapshotter.criu.runs import Criu
+from snapshotter.criu.errors import CriuExited, CriuFailed, CriuReason, CriuTimeout, CriuUnavailable
+from snapshotter.criu.processes import Criu
 from tests.conftest import RequireOrSkip
 from tests.fakes import fake_criu
 from tests.fakes.local_slot import LocalSlot
@@ -119,7 +119,7 @@ async def test_overrun_is_cut_short_and_criu_is_dead_then(tmp_path: Path, folder
 )
 async def test_death_and_nonsense_are_told_apart(tmp_path: Path, folder: int, description: Path, script: str, words: str) -> None:
     slot, before = LocalSlot(), open_descriptors()
-    with pytest.raises(CriuGone, match=words):
+    with pytest.raises(CriuExited, match=words):
         await dump(slot, tmp_path, folder, description, script)
     assert slot.runs[0].exited.done()
     assert open_descriptors() == before
@@ -139,7 +139,7 @@ async def test_cancelled_operation_leaves_no_process(tmp_path: Path, folder: int
 
 async def test_program_that_is_not_there_is_a_criu_that_is_gone(tmp_path: Path, folder: int, description: Path) -> None:
     criu = Criu(binary=tmp_path / "nowhere", messages=messages.load(description))
-    with pytest.raises(CriuGone, match="exit status 1"):
+    with pytest.raises(CriuExited, match="exit status 1"):
         await operations.dump(LocalSlot(), criu=criu, pid=7, images=folder, work=folder, uid=0, cgroup={}, deadline_s=LONG_S)
 
 
@@ -149,7 +149,7 @@ async def test_page_daemon_that_dies_fails_the_restore_before_it_begins(tmp_path
     program.chmod(0o755)
     slot, before = LocalSlot(), open_descriptors()
     criu = Criu(binary=program, messages=messages.load(description))
-    with pytest.raises(CriuGone, match="ended before it was ready"):
+    with pytest.raises(CriuExited, match="ended before it was ready"):
         await operations.restore(slot, criu=criu, images=folder, work=folder, uid=0, cgroup={}, deadline_s=LONG_S, lazy=True)
     assert len(slot.runs) == 1
     assert open_descriptors() == before
@@ -178,5 +178,5 @@ def test_description_is_found_where_it_is_installed(tmp_path: Path) -> None:
 
 
 def test_response_needs_its_required_fields(description: Path) -> None:
-    with pytest.raises(messages.NotAnAnswer):
+    with pytest.raises(messages.InvalidResponse):
         messages.load(description).response(b"")

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from snapshotter.cuda.driver import CudaDriver
-from snapshotter.cuda.find import find_driver
-from snapshotter.cuda.holdings import cuda_node
+from snapshotter.cuda.driver_discovery import find_driver
+from snapshotter.cuda.gpu_usage import cuda_node
 
 _PROGRAM = """
 import hashlib, sys, torch

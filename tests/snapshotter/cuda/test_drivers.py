@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from snapshotter.cuda.binary import BinaryDriver
+from snapshotter.cuda.checkpoint_sequence import CudaDevices
 from snapshotter.cuda.core import CoreDriver
 from snapshotter.cuda.driver import CudaDriver, Deadlines
 from snapshotter.cuda.errors import CudaFailed, DriverFailed
-from snapshotter.cuda.holdings import Holdings
-from snapshotter.cuda.sequence import CudaDevices
-from snapshotter.cuda.states import CudaState
+from snapshotter.cuda.gpu_usage import GpuUsage
+from snapshotter.cuda.transitions import CudaState
 from tests.fakes.fake_cuda import FakeCuda, FakeProcess, Fault
 from tests.snapshotter.cuda.gpu_process import gpu_process
 from tests.snapshotter.cuda.standins import write_package, write_program
@@ -207,7 +207,7 @@ class StandInMachine(FakeCuda):
         super().__init__(FakeProcess(pid=PID))
         self._file = folder / str(PID)
 
-    def holdings(self, pid: int) -> Holdings:
+    def holdings(self, pid: int) -> GpuUsage:
         self.processes[pid].state = CudaState(self._file.read_text().strip())
         return super().holdings(pid)
 

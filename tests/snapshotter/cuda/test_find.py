@@ -10,8 +10,8 @@ import pytest
 
 from snapshotter.cuda.binary import BinaryDriver
 from snapshotter.cuda.core import CoreDriver
-from snapshotter.cuda.find import Found, find_driver
-from snapshotter.cuda.holdings import CudaNode
+from snapshotter.cuda.driver_discovery import DriverLookup, find_driver
+from snapshotter.cuda.gpu_usage import CudaNode
 from tests.snapshotter.cuda.standins import write_package, write_program
 
 SH = "/usr/bin:/bin"
@@ -21,14 +21,14 @@ def node(release: int | None) -> CudaNode:
     return CudaNode(release=release, version=f"{release}.86.10" if release else "", gpus=(), mps=False)
 
 
-async def found(folder: Path, release: int | None, *, path: str = "", **environ: str) -> Found:
+async def found(folder: Path, release: int | None, *, path: str = "", **environ: str) -> DriverLookup:
     return await find_driver(
         node=node(release), environ={"PATH": path, "PYTHONPATH": str(folder), "STANDIN_CUDA": str(folder), **environ}, deadline_s=20
     )
 
 
 async def test_no_driver_at_all(tmp_path: Path) -> None:
-    assert (await found(tmp_path, None)) == Found(driver=None, why="no NVIDIA driver is loaded on this node")
+    assert (await found(tmp_path, None)) == DriverLookup(driver=None, why="no NVIDIA driver is loaded on this node")
 
 
 async def test_a_driver_that_is_too_old(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ async def test_a_helper_that_never_gets_ready_is_given_up(tmp_path: Path) -> Non
 
 
 async def test_this_machine_answers_one_way_or_the_other() -> None:
-    from snapshotter.cuda.holdings import cuda_node
+    from snapshotter.cuda.gpu_usage import cuda_node
 
     it = await find_driver(node=cuda_node(), environ=os.environ)
     assert it.driver is not None or it.why

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from snapshotter.cuda.holdings import holdings_of, nvidia_leftovers
-from snapshotter.cuda.machine import ThisMachine
-from snapshotter.cuda.sequence import CudaDevices
-from snapshotter.cuda.states import CudaState
+from snapshotter.cuda.checkpoint_sequence import CudaDevices
+from snapshotter.cuda.gpu_usage import holdings_of, nvidia_leftovers
+from snapshotter.cuda.host import ThisMachine
+from snapshotter.cuda.transitions import CudaState
 from tests.snapshotter.cuda.gpu_process import answer, gpu_process
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

@@ -11,9 +11,9 @@ import pytest
 
 from snapshotter.cuda.devices import NoDevices
 from snapshotter.cuda.errors import CudaRefused
-from snapshotter.cuda.holdings import CudaNode, Gpu, cuda_node, holdings_of, nvidia_leftovers
-from snapshotter.cuda.machine import ThisMachine, Victim
-from snapshotter.cuda.remap import DeviceRecord
+from snapshotter.cuda.gpu_mapping import DeviceRecord
+from snapshotter.cuda.gpu_usage import CudaNode, Gpu, cuda_node, holdings_of, nvidia_leftovers
+from snapshotter.cuda.host import ProcessHandle, ThisMachine
 
 MAPS = """\
 200400000-200600000 rw-s 00000000 00:14 20                               /dev/nvidia0
@@ -116,7 +116,7 @@ async def test_a_lost_process_is_killed_and_one_with_its_pid_is_not() -> None:
     child = await asyncio.create_subprocess_exec("sleep", "60")
     try:
         who = machine.victim(child.pid)
-        machine.kill(Victim(pid=who.pid, started_ticks=who.started_ticks - 1))
+        machine.kill(ProcessHandle(pid=who.pid, started_ticks=who.started_ticks - 1))
         machine.holdings(child.pid)
         assert child.returncode is None
         machine.kill(who)

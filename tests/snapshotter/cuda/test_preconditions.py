@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapshotter.cuda.errors import CudaRefused
-from snapshotter.cuda.holdings import CudaNode, Gpu, Holdings
+from snapshotter.cuda.gpu_mapping import DeviceRecord, gpu_mapping, record_of
+from snapshotter.cuda.gpu_usage import CudaNode, Gpu, GpuUsage
 from snapshotter.cuda.preconditions import refusals
-from snapshotter.cuda.remap import DeviceRecord, gpu_mapping, record_of
 from tests.fakes.fake_cuda import CONTEXT_DEVICES, CONTEXT_MAPPINGS, GPU_A, GPU_B, NODE
 
 GPU_C = Gpu(uuid="GPU-cccccccc-0000-0000-0000-000000000000", name="Other 24GB", minor=2)
 
 
-def held(*mapped: tuple[str, int], devices: tuple[str, ...] = ("/dev/nvidiactl", "/dev/nvidia0")) -> Holdings:
-    return Holdings(pid=5, descriptors=tuple(enumerate(devices)), mapped=mapped)
+def held(*mapped: tuple[str, int], devices: tuple[str, ...] = ("/dev/nvidiactl", "/dev/nvidia0")) -> GpuUsage:
+    return GpuUsage(pid=5, descriptors=tuple(enumerate(devices)), mapped=mapped)
 
 
-def kinds(node: CudaNode, *processes: Holdings, minimum_release: int = 570) -> list[str]:
+def kinds(node: CudaNode, *processes: GpuUsage, minimum_release: int = 570) -> list[str]:
     found = refusals(node=node, held=processes, minimum_release=minimum_release)
     assert all(r.message.count(":") >= 1 for r in found), "each names a way out"
     return [r.kind for r in found]

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from snapshotter.cuda.checkpoint_sequence import CudaDevices
 from snapshotter.cuda.devices import Suspension
 from snapshotter.cuda.driver import Deadlines
 from snapshotter.cuda.errors import CudaFailed, CudaLost, CudaRefused
-from snapshotter.cuda.remap import DeviceRecord, record_of
-from snapshotter.cuda.sequence import CudaDevices
-from snapshotter.cuda.states import CudaState
+from snapshotter.cuda.gpu_mapping import DeviceRecord, record_of
+from snapshotter.cuda.transitions import CudaState
 from tests.fakes.fake_cuda import CONTEXT_MAPPINGS, GPU_A, GPU_B, NODE, FakeCuda, FakeProcess, Fault
 from tests.hypothesis_profiles import examples
 from tests.snapshotter.cuda.virtual_time import run

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from snapshotter.cuda.states import KILL, ROLLBACK, TRANSITIONS, Action, CudaState, Edge, Step, after, way_back
+from snapshotter.cuda.transitions import KILL, ROLLBACK, TRANSITIONS, Action, CudaState, Rollback, Step, after, rollback_path
 
 
 def test_four_actions_go_round() -> None:
@@ -32,7 +32,7 @@ def test_every_failure_in_every_state_has_an_edge() -> None:
 
 @pytest.mark.parametrize("step, state", list(itertools.product(Step, CudaState)))
 def test_an_edge_ends_in_running_or_in_a_kill(step: Step, state: CudaState) -> None:
-    edge = way_back(step, state)
+    edge = rollback_path(step, state)
     if edge.kill:
         return
     for action in edge.actions:
@@ -55,13 +55,13 @@ def test_an_edge_ends_in_running_or_in_a_kill(step: Step, state: CudaState) -> N
     ],
 )
 def test_edges_by_name(step: Step, state: CudaState, name: str) -> None:
-    assert way_back(step, state).name == name
+    assert rollback_path(step, state).name == name
 
 
 def test_a_process_that_does_not_say_where_it_stands_is_lost() -> None:
-    assert way_back(Step.LOCK, None) is KILL
+    assert rollback_path(Step.LOCK, None) is KILL
 
 
 def test_an_edge_cannot_act_and_kill() -> None:
     with pytest.raises(ValueError, match="both acts and kills"):
-        Edge(name="odd", actions=(Action.UNLOCK,), kill=True)
+        Rollback(name="odd", actions=(Action.UNLOCK,), kill=True)

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from snapshotter.criu import operations
+from snapshotter.criu.bundle import CriuBundle, make_bundle
 from snapshotter.criu.errors import CriuUnavailable
-from snapshotter.criu.kit import Kit, make_kit
 from snapshotter.criu.operations import Restored
-from snapshotter.criu.runs import Criu
+from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test import SelfTest
 from snapshotter.errors import Unsupported
 from snapshotter.pods.entry import Brought, Entry, entered, groups_of
@@ -75,8 +75,8 @@ async def brought(shop: Workshop, image: Image) -> Brought:
     return Brought(binds=order["binds"], uid=uid, writable_bytes=64 * MIB, files=image.files, kdat=shop.kdat)
 
 
-async def kit_of(shop: Workshop) -> Kit:
-    return await make_kit(shop.criu.binary, shop.home.paths.home)
+async def kit_of(shop: Workshop) -> CriuBundle:
+    return await make_bundle(shop.criu.binary, shop.home.paths.home)
 
 
 async def restore_into(entry: Entry, shop: Workshop, image: Image) -> Restored:

@@ -8,9 +8,9 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from snapshotter.bundles import Bundles
-from snapshotter.pods import tenants
-from snapshotter.pods.tenants import Tenants
+from snapshotter.images.bundles import Bundles
+from snapshotter.pods import tenant_listeners
+from snapshotter.pods.tenant_listeners import Tenants
 from snapshotter.types import WeightsMount
 from tests.fakes.bundle import pack
 from tests.fakes.fake_shim import function_spec
@@ -38,7 +38,7 @@ async def test_a_launched_pod_is_served_by_the_node_agent_and_outlives_it(short_
     @contextlib.asynccontextmanager
     async def agent() -> AsyncIterator[Tenants]:
         bundles = Bundles(short_tmp / "home")
-        async with tenants.opened(tenant.parent, bundles=bundles, weights=weights, memory=FakeGpuMemory()) as found:
+        async with tenant_listeners.opened(tenant.parent, bundles=bundles, weights=weights, memory=FakeGpuMemory()) as found:
             yield found
 
     with pod(

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from pilotlight.seal import PlatformKey
-from snapshotter.pods.report import Reporter, memory_of_node, node_name, platform_token
+from snapshotter.pods.node_report import Reporter, memory_of_node, node_name, platform_token
 from snapshotter.types import NODES_PATH, NodeReport, SnapshotInfo, SnapshotState
 from tests.fakes.gpu_memory import FakeGpuMemory, gpu
 from weight_cache.addresses import Address
@@ -113,7 +113,7 @@ async def reporting(
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapshotter.pods.report.LOOK_S", 0.01)
+    monkeypatch.setattr("snapshotter.pods.node_report.LOOK_S", 0.01)
 
 
 async def test_a_node_tells_what_is_hot_the_last_used_first(short_tmp: Path) -> None:

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from pilotlight.spec import to_json
-from snapshotter.agent import Agent
-from snapshotter.bundles import Bundles
+from snapshotter.agent.agent import Agent
+from snapshotter.agent.app import own_runtime
 from snapshotter.errors import Unsupported
-from snapshotter.node import own_runtime
-from snapshotter.pods import tenants
+from snapshotter.images.bundles import Bundles
+from snapshotter.pods import tenant_listeners
 from snapshotter.pods.pod_process import demand_own_namespaces
 from snapshotter.pods.restoring import PodRestores
-from snapshotter.pods.tenants import Tenants
+from snapshotter.pods.tenant_listeners import Tenants
 from snapshotter.types import LaunchSpec
 from tests.fakes.agent_home import AgentHome
 from tests.fakes.bundle import pack
@@ -56,7 +56,9 @@ async def serving(home: AgentHome, agent: Agent) -> AsyncIterator[Tenants]:
     root = home.paths.home.parent / "tenants"
     (root / "t-1").mkdir(parents=True, exist_ok=True)
     weights = FakePodWeights(home.paths.home / "models")
-    async with tenants.opened(root, bundles=Bundles(home.paths.home), weights=weights, memory=FakeGpuMemory(), restores=restores) as found:
+    async with tenant_listeners.opened(
+        root, bundles=Bundles(home.paths.home), weights=weights, memory=FakeGpuMemory(), restores=restores
+    ) as found:
         yield found
 
 

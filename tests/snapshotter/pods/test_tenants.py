@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from snapshotter.bundles import Bundles
-from snapshotter.errands import Errands
+from snapshotter.background_tasks import BackgroundTasks
 from snapshotter.grants import Grants
-from snapshotter.pods import links, tenants
-from snapshotter.pods.holds import Holds
-from snapshotter.pods.tenants import Tenants
+from snapshotter.images.bundles import Bundles
+from snapshotter.pods import hardlinks, tenant_listeners
+from snapshotter.pods.tenant_listeners import Tenants
+from snapshotter.pods.tenant_mounts import TenantMounts
 from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
 from tests.fakes.bundle import pack
 from tests.fakes.gpu_memory import FakeGpuMemory, gpu
@@ -79,7 +79,7 @@ class Node:
         """Serving."""
         bundles = Bundles(self.root / "home")
         root = self.root / "node"
-        async with tenants.opened(root, bundles=bundles, weights=self.weights, memory=self.memory, grants=grants) as found:
+        async with tenant_listeners.opened(root, bundles=bundles, weights=self.weights, memory=self.memory, grants=grants) as found:
             yield found
 
     def launch(self, **changes: Any) -> LaunchSpec:
@@ -161,7 +161,7 @@ async def test_what_a_pod_held_is_gone_when_it_is_evicted(node: Node) -> None:
         await pod.leave()
 
         await node.wait_shown()
-        await agent._errands.aclose()
+        await agent._background_tasks.aclose()
         assert not node.weights.held
         assert agent.lines() == []
         assert (node.weights.model(MODEL) / "model.safetensors").exists()
@@ -175,7 +175,7 @@ async def test_pods_of_one_tenant_share_and_the_last_one_takes_it_away(node: Nod
             assert (await pod.hear_last())["op"] == "cold"
         await second.leave()
         await node.wait_shown(f"bundles/{node.bundle}", f"weights/{MODEL}")
-        await agent._errands.aclose()
+        await agent._background_tasks.aclose()
 
         assert [lease.manifest for lease in node.weights.held.values()] == [MODEL]
         third = await node.announce(with_model(node, MODEL))
@@ -228,7 +228,7 @@ async def test_nonsense_ends_the_line_and_nothing_else(node: Node, line: bytes) 
 
 
 async def test_the_way_of_weights_is_told_while_a_pod_waits(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapshotter.pods.line.SAY_S", 0.0)
+    monkeypatch.setattr("snapshotter.pods.pod_session.SAY_S", 0.0)
     node.weights.arriving[MODEL] = asyncio.Event()
     async with node.agent():
         pod = await node.announce(with_model(node, MODEL))
@@ -252,7 +252,7 @@ async def test_a_pod_that_dies_while_it_waits_is_waited_for_by_nobody(node: Node
         assert (await other.hear_last())["op"] == "cold"
         await other.leave()
         await node.wait_shown()
-        await agent._errands.aclose()
+        await agent._background_tasks.aclose()
         assert not node.weights.held
 
 
@@ -328,7 +328,7 @@ async def test_leases_of_others_are_not_swept(node: Node) -> None:
 
 
 async def test_one_tenant_holds_only_so_much(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapshotter.pods.holds.MAX_HELD", 2)
+    monkeypatch.setattr("snapshotter.pods.tenant_mounts.MAX_HELD", 2)
     async with node.agent():
         kept = await node.announce(with_model(node, MODEL, OTHER))
         await kept.hear_last()
@@ -399,7 +399,7 @@ async def test_names_that_would_tear_up_our_log_are_refused(node: Node, changes:
 
 
 async def test_a_pod_that_says_ready_without_end_is_logged_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "snapshotter.pods.line")
+    caplog.set_level("INFO", "snapshotter.pods.pod_session")
     async with node.agent() as agent:
         pod = await node.announce(node.launch())
         await pod.hear_last()
@@ -419,15 +419,15 @@ async def test_a_sweep_never_takes_away_what_a_pod_is_just_given(node: Node) -> 
     for _ in range(10):
         leftover = node.tenant / "bundles" / node.bundle
         leftover.mkdir(parents=True)
-        errands = Errands()
-        holds = Holds(node.tenant, bundles=bundles, weights=node.weights, errands=errands)
+        background_tasks = BackgroundTasks()
+        holds = TenantMounts(node.tenant, bundles=bundles, weights=node.weights, background_tasks=background_tasks)
         sweep = asyncio.create_task(holds.sweep())
         while not holds.is_held("bundles", node.bundle) and not sweep.done():
             await asyncio.sleep(0)
         async with holds.code(node.bundle, said.append):
             await sweep
             assert (leftover / "app.py").exists()
-        await errands.aclose()
+        await background_tasks.aclose()
         assert not leftover.exists()
 
 
@@ -436,5 +436,5 @@ def test_a_tree_is_taken_away_beside_what_a_killed_agent_of_the_same_number_left
     for place in (target, target.parent / f".tmp-gone-{target.name[:16]}-{os.getpid()}"):
         place.mkdir(parents=True)
         (place / "file").touch()
-    links.take_away(target)
+    hardlinks.take_away(target)
     assert not target.exists()

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter.snapshots.catalogue import Catalogue
+from snapshotter.snapshots.catalog import Catalog
 from tests.snapshotter.snapshots import shapes
 
 
 @pytest.fixture
-async def catalogue(tmp_path: Path) -> AsyncIterator[Catalogue]:
-    catalogue = Catalogue(tmp_path / "snapshots", key=shapes.KEY, max_bytes=10_000_000)
+async def catalogue(tmp_path: Path) -> AsyncIterator[Catalog]:
+    catalogue = Catalog(tmp_path / "snapshots", key=shapes.KEY, max_bytes=10_000_000)
     yield catalogue
     await catalogue.aclose()

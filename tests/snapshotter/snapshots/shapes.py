@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from snapshotter.snapshots.catalogue import Catalogue, Snapshot
+from snapshotter.snapshots.catalog import Catalog, Snapshot
 from snapshotter.snapshots.identity import Identity
 from snapshotter.snapshots.manifest import FileMark, Proof, SnapshotManifest
-from snapshotter.snapshots.mapped import Binds
+from snapshotter.snapshots.mapped_files import BindMounts
 
 KEY = b"k" * 32
-NO_BINDS = Binds(())
+NO_BINDS = BindMounts(())
 FILES = {"core-1.img": b"core" * 500, "pages-1.img": bytes(range(256)) * 40, "mm-1.img": b"mm" * 100}
 
 
@@ -42,7 +42,7 @@ def proof() -> Proof:
 
 
 async def publish(
-    catalogue: Catalogue, *, images: Mapping[str, bytes] = FILES, files_tar: bytes = b"tar", now: float = 1000.0, **changes: Any
+    catalogue: Catalog, *, images: Mapping[str, bytes] = FILES, files_tar: bytes = b"tar", now: float = 1000.0, **changes: Any
 ) -> Snapshot:
     """Published, not proven."""
     async with catalogue.stage() as stage:
@@ -52,7 +52,7 @@ async def publish(
         return await catalogue.publish(stage, draft(**changes), now=now)
 
 
-async def ready(catalogue: Catalogue, **changes: Any) -> Snapshot:
+async def ready(catalogue: Catalog, **changes: Any) -> Snapshot:
     """Published and proven."""
     snapshot = await publish(catalogue, **changes)
     return await catalogue.mark_proven(snapshot.id, proof(), pages="eager", phases_ms={"prove": 300.0})

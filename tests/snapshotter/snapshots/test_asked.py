@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from snapshotter.errors import NoCapacity, ProofsBusy, SnapshotRefused, SnapshotUnknown
-from snapshotter.instances import Instances
-from snapshotter.room import Room
+from snapshotter.slots.instances import Instances
 from snapshotter.snapshots import asked
 from snapshotter.snapshots.asked import AskedProofs
+from snapshotter.starts.node_capacity import NodeCapacity
 from snapshotter.types import InstanceState, LaunchSpec, RevisionKey, Share
 
 MIB = 1024**2
@@ -40,7 +40,7 @@ class World:
         self.heard: list[tuple[str, int]] = []
         self.failure: Exception | None = None
         self.instances = Instances()
-        self.room = Room(memory_bytes=250 * MIB)
+        self.room = NodeCapacity(memory_bytes=250 * MIB)
         self.proofs = AskedProofs(self, instances=self.instances, room=self.room, clock=lambda: self.now)
 
     def launch_of(self, snapshot_id: str) -> LaunchSpec:

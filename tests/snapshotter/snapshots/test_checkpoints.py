@@ -10,13 +10,13 @@ import pytest
 
 from snapshotter.events import Events
 from snapshotter.metrics import Metrics
-from snapshotter.snapshots.catalogue import Catalogue
+from snapshotter.snapshots.catalog import Catalog
 from snapshotter.snapshots.checkpoints import Checkpoints
+from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.predictions import Predictions
-from snapshotter.snapshots.proofs import Proofs, nobody_pays
 from snapshotter.snapshots.restores import LAUNCH
-from snapshotter.snapshots.shelf import Shelf
-from snapshotter.snapshots.stock import Stock
+from snapshotter.snapshots.selector import SnapshotSelector
+from snapshotter.snapshots.validation import SnapshotValidator, nobody_pays
 from snapshotter.types import LaunchSpec, RevisionKey
 from tests.snapshotter.snapshots import shapes
 
@@ -35,13 +35,13 @@ class Endless:
 
 
 @pytest.mark.parametrize("was_proven", [True, False])
-async def test_a_proof_that_is_given_up_costs_only_what_was_never_proven(catalogue: Catalogue, was_proven: bool) -> None:
+async def test_a_proof_that_is_given_up_costs_only_what_was_never_proven(catalogue: Catalog, was_proven: bool) -> None:
     make = shapes.ready if was_proven else shapes.publish
     snapshot = await make(catalogue, point={"pid": 1, "threads": [], "phases_ms": {}, LAUNCH: json.loads(json.dumps(SPEC.to_json()))})
     nothing, metrics = cast(Any, None), Metrics()
-    stock = Stock(catalogue=catalogue, criu=nothing, kit=nothing, kdat=None, images=nothing, node=nothing, remote=None)
-    shelf = Shelf(stock, None, events=Events(), metrics=metrics, predictions=Predictions())
-    checkpoints = Checkpoints(stock=stock, shelf=shelf, dumps=nothing, proofs=cast(Proofs, Endless()), metrics=metrics)
+    stock = SnapshotComponents(catalogue=catalogue, criu=nothing, kit=nothing, kdat=None, images=nothing, node=nothing, remote=None)
+    selector = SnapshotSelector(stock, None, events=Events(), metrics=metrics, predictions=Predictions())
+    checkpoints = Checkpoints(stock=stock, selector=selector, dumps=nothing, proofs=cast(SnapshotValidator, Endless()), metrics=metrics)
 
     proof = asyncio.create_task(checkpoints.prove(snapshot.id, nobody_pays))
     await asyncio.sleep(0)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from snapshotter.snapshots import heap
+from snapshotter.snapshots import memory_report
 from snapshotter.snapshots.dumps import Obstructed, examine
 
 LARGE_BYTES, MAPPINGS = 8 * 1024 * 1024, 400
@@ -39,8 +39,8 @@ def pid() -> Iterator[int]:
 
 def test_memory_and_paths_of_a_process_are_counted_where_they_are_read(pid: int) -> None:
     causes, weights_bytes, paths = examine(pid)
-    assert causes[heap.LARGE] >= LARGE_BYTES
-    assert heap.UNEXPLAINED not in causes
+    assert causes[memory_report.LARGE] >= LARGE_BYTES
+    assert memory_report.UNEXPLAINED not in causes
     assert weights_bytes == 0
     assert any("libc" in path for path in paths)
 
@@ -48,7 +48,7 @@ def test_memory_and_paths_of_a_process_are_counted_where_they_are_read(pid: int)
 def test_memory_of_a_process_with_many_mappings_is_a_sum(pid: int) -> None:
     explained, _, paths = examine(pid)
     causes, _, same_paths = examine(pid, smaps_bytes=100_000)
-    assert causes == {heap.UNEXPLAINED: sum(explained.values())}
+    assert causes == {memory_report.UNEXPLAINED: sum(explained.values())}
     assert same_paths == paths
 
 

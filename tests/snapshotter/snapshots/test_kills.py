@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter.snapshots.catalogue import Catalogue
+from snapshotter.snapshots.catalog import Catalog
 from snapshotter.types import SnapshotState
 from tests.snapshotter.snapshots.shapes import KEY, NO_BINDS, identity, publish, ready
 
 _DIES = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from snapshotter.snapshots.catalogue import Catalogue
+from snapshotter.snapshots.catalog import Catalog
 from tests.snapshotter.snapshots.shapes import KEY, ready
 
 def step(name):
@@ -26,7 +26,7 @@ def step(name):
         os.kill(os.getpid(), signal.SIGKILL)
 
 async def main():
-    catalogue = Catalogue(Path(sys.argv[1]), key=KEY, max_bytes=None, step=step)
+    catalogue = Catalog(Path(sys.argv[1]), key=KEY, max_bytes=None, step=step)
     if sys.argv[2] == "dumped":
         async with catalogue.stage() as stage:
             (stage.images / "pages-1.img").write_bytes(b"half a dump")
@@ -46,7 +46,7 @@ def killed_at(step: str, directory: Path) -> None:
 async def test_killed_before_it_has_its_name_there_is_nothing(tmp_path: Path, step: str) -> None:
     await asyncio.to_thread(killed_at, step, tmp_path)
     assert list(tmp_path.glob(".tmp-*"))
-    catalogue = Catalogue(tmp_path, key=KEY, max_bytes=None)
+    catalogue = Catalog(tmp_path, key=KEY, max_bytes=None)
     assert list(catalogue) == []
     assert [p.name for p in tmp_path.iterdir()] == [".lock"]
     await ready(catalogue)
@@ -57,7 +57,7 @@ async def test_killed_before_it_has_its_name_there_is_nothing(tmp_path: Path, st
 @pytest.mark.parametrize("step, state", [("published", SnapshotState.PROVING), ("proof_written", SnapshotState.READY)])
 async def test_killed_afterwards_it_is_whole(tmp_path: Path, step: str, state: SnapshotState) -> None:
     await asyncio.to_thread(killed_at, step, tmp_path)
-    catalogue = Catalogue(tmp_path, key=KEY, max_bytes=None)
+    catalogue = Catalog(tmp_path, key=KEY, max_bytes=None)
     (snapshot,) = catalogue
     assert snapshot.state is state
     await catalogue.verify(snapshot, None)
@@ -66,23 +66,23 @@ async def test_killed_afterwards_it_is_whole(tmp_path: Path, step: str, state: S
 
 
 async def test_killed_while_it_was_quarantined_it_is_found_damaged_again(tmp_path: Path) -> None:
-    catalogue = Catalogue(tmp_path, key=KEY, max_bytes=None)
+    catalogue = Catalog(tmp_path, key=KEY, max_bytes=None)
     snapshot = await ready(catalogue)
     await catalogue.aclose()
     (tmp_path / "quarantine").mkdir()
     (tmp_path / "quarantine" / f"{snapshot.id}.00000000.json").write_text('{"reason": "written before the move"}')
-    again = Catalogue(tmp_path, key=KEY, max_bytes=None)
+    again = Catalog(tmp_path, key=KEY, max_bytes=None)
     assert again.quarantined == []
     assert list((tmp_path / "quarantine").iterdir()) == []
     await again.aclose()
 
 
 async def test_quarantine_survives_a_restart_with_its_reason(tmp_path: Path) -> None:
-    catalogue = Catalogue(tmp_path, key=KEY, max_bytes=None)
+    catalogue = Catalog(tmp_path, key=KEY, max_bytes=None)
     snapshot = await ready(catalogue)
     await catalogue.quarantine(snapshot.id, "failed three times", now=77.0)
     await catalogue.aclose()
-    again = Catalogue(tmp_path, key=KEY, max_bytes=None)
+    again = Catalog(tmp_path, key=KEY, max_bytes=None)
     (info,) = again.infos({"app": "demo"})
     assert (info.reason, info.revision, info.last_used_at) == ("failed three times", "fn-1@r1", 77.0)
     assert await again.usable(identity(), NO_BINDS) is None
@@ -93,13 +93,13 @@ async def test_quarantine_survives_a_restart_with_its_reason(tmp_path: Path) -> 
 
 async def test_a_directory_without_a_manifest_is_set_aside(tmp_path: Path) -> None:
     (tmp_path / "sn-0123456789abcdef").mkdir()
-    catalogue = Catalogue(tmp_path, key=KEY, max_bytes=None)
+    catalogue = Catalog(tmp_path, key=KEY, max_bytes=None)
     assert [q.reason for q in catalogue.quarantined] == ["it has no manifest"]
     await catalogue.aclose()
 
 
 async def test_the_same_content_twice_is_one_snapshot(tmp_path: Path) -> None:
-    catalogue = Catalogue(tmp_path, key=KEY, max_bytes=None)
+    catalogue = Catalog(tmp_path, key=KEY, max_bytes=None)
     one, two = await publish(catalogue), await publish(catalogue)
     assert one.id == two.id
     assert len(list(catalogue)) == 1
@@ -108,7 +108,7 @@ async def test_the_same_content_twice_is_one_snapshot(tmp_path: Path) -> None:
 
 async def test_a_cancelled_publish_leaves_nothing_or_a_whole_one(tmp_path: Path) -> None:
     for steps in range(12):
-        catalogue = Catalogue(tmp_path / str(steps), key=KEY, max_bytes=None)
+        catalogue = Catalog(tmp_path / str(steps), key=KEY, max_bytes=None)
         publishing = asyncio.create_task(publish(catalogue))
         for _ in range(steps):
             await asyncio.sleep(0.004)
@@ -122,7 +122,7 @@ async def test_a_cancelled_publish_leaves_nothing_or_a_whole_one(tmp_path: Path)
 
 
 async def test_a_publish_that_is_cancelled_while_its_directory_is_made_leaves_none(tmp_path: Path) -> None:
-    catalogue = Catalogue(tmp_path, key=KEY, max_bytes=None)
+    catalogue = Catalog(tmp_path, key=KEY, max_bytes=None)
     for _ in range(20):
         publishing = asyncio.create_task(publish(catalogue))
         while not any(tmp_path.glob(".tmp-*")):  # without a pause: the thread has not told us yet
@@ -145,7 +145,7 @@ def tiny_disk(short_tmp: Path) -> Iterator[Path]:
 
 @pytest.mark.root
 async def test_a_full_disk_while_publishing_leaves_nothing(tiny_disk: Path) -> None:
-    catalogue = Catalogue(tiny_disk / "snapshots", key=KEY, max_bytes=10_000_000)
+    catalogue = Catalog(tiny_disk / "snapshots", key=KEY, max_bytes=10_000_000)
     kept = await ready(catalogue)
     with pytest.raises(OSError, match="No space left"):
         await publish(catalogue, images={"pages-1.img": b"x" * 300_000}, created_at=2.0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from snapshotter.snapshots import heap
+from snapshotter.snapshots import memory_report
 from snapshotter.snapshots.manifest import (
     MAX_MANIFEST_BYTES,
     SnapshotInvalid,
@@ -147,12 +147,12 @@ Anonymous:             40 kB
 
 
 def test_memory_is_counted_by_cause() -> None:
-    assert heap.causes(SMAPS) == {
-        heap.ALLOCATOR: 20000 * 1024,
-        heap.LARGE: 263168 * 1024,
-        heap.STACKS: 44 * 1024,
-        heap.LIBRARIES: 2048 * 1024,
-        heap.SHARED: 4096 * 1024,
+    assert memory_report.causes(SMAPS) == {
+        memory_report.ALLOCATOR: 20000 * 1024,
+        memory_report.LARGE: 263168 * 1024,
+        memory_report.STACKS: 44 * 1024,
+        memory_report.LIBRARIES: 2048 * 1024,
+        memory_report.SHARED: 4096 * 1024,
     }
 
 
@@ -169,20 +169,20 @@ Size:               1024 kB
 
 def test_weights_that_are_mapped_are_counted_once_however_many_processes_map_them() -> None:
     prefix = "/run/pilotlight/slot/weights/"
-    assert heap.mapped_bytes(WEIGHTS + SMAPS, prefix) == heap.mapped_bytes(WEIGHTS + WEIGHTS, prefix) == 263168 * 1024
-    assert heap.mapped_bytes(SMAPS, prefix) == 0
+    assert memory_report.mapped_bytes(WEIGHTS + SMAPS, prefix) == memory_report.mapped_bytes(WEIGHTS + WEIGHTS, prefix) == 263168 * 1024
+    assert memory_report.mapped_bytes(SMAPS, prefix) == 0
 
 
 def test_weights_of_which_nothing_is_mapped_were_copied_and_are_named() -> None:
-    manifest = draft(heap_bytes=heap.causes(SMAPS))
-    first, second = heap.explain(manifest, has_weights=True)
+    manifest = draft(heap_bytes=memory_report.causes(SMAPS))
+    first, second = memory_report.describe(manifest, has_weights=True)
     assert first.startswith("the image carries 296 MB of memory: 269 MB large regions, 20 MB malloc heap")
     assert second.startswith("no weights are mapped from their files")
-    assert heap.explain(manifest, has_weights=True, is_engine=True)[1].startswith("the engine copied its weights")
+    assert memory_report.describe(manifest, has_weights=True, is_engine=True)[1].startswith("the engine copied its weights")
 
 
 def test_weights_by_reference_are_named_and_nothing_is_said_of_little() -> None:
-    manifest = draft(heap_bytes=heap.causes(SMAPS), weights_bytes=4_000_000_000)
-    assert heap.explain(manifest, has_weights=True)[1] == "4,000 MB of weights are not in it: they are mapped from their files"
-    assert len(heap.explain(draft(heap_bytes=heap.causes(SMAPS)), has_weights=False)) == 1
-    assert heap.explain(draft(), has_weights=True) == []
+    manifest = draft(heap_bytes=memory_report.causes(SMAPS), weights_bytes=4_000_000_000)
+    assert memory_report.describe(manifest, has_weights=True)[1] == "4,000 MB of weights are not in it: they are mapped from their files"
+    assert len(memory_report.describe(draft(heap_bytes=memory_report.causes(SMAPS)), has_weights=False)) == 1
+    assert memory_report.describe(draft(), has_weights=True) == []

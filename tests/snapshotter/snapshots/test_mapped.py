@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter.snapshots.hashes import HashMemory
-from snapshotter.snapshots.mapped import Binds, is_known, is_same, paths_of, record
+from snapshotter.snapshots.hash_cache import HashCache
+from snapshotter.snapshots.mapped_files import BindMounts, is_known, is_same, paths_of, record
 
 ROOT = "/run/pilotlight/slot"
-BINDS = Binds.of([("/opt/py", "python"), ("/home/site", "env/0"), ("/data/code", "code"), ("/w/m", "weights/m")], built_image=False)
+BINDS = BindMounts.of([("/opt/py", "python"), ("/home/site", "env/0"), ("/data/code", "code"), ("/w/m", "weights/m")], built_image=False)
 
 MAPS = f"""\
 55d0-55d1 r--p 00000000 08:01 11 {ROOT}/python/bin/python3.11
@@ -59,14 +59,14 @@ def test_what_is_named_by_its_content_or_the_slots_own_does_not(path: str) -> No
 
 
 def test_a_built_images_packages_do_not_change() -> None:
-    assert not Binds.of(BINDS.pairs, built_image=True).may_change(f"{ROOT}/env/0/a.so")
+    assert not BindMounts.of(BINDS.pairs, built_image=True).may_change(f"{ROOT}/env/0/a.so")
 
 
 async def test_content_is_recorded_and_compared(tmp_path: Path) -> None:
     library = tmp_path / "a.so"
     library.write_bytes(b"one")
     os.utime(library, (1, 1))
-    binds, memory, path = Binds(((str(tmp_path), "python"),)), HashMemory(), f"{ROOT}/python/a.so"
+    binds, memory, path = BindMounts(((str(tmp_path), "python"),)), HashCache(), f"{ROOT}/python/a.so"
     marks = await record([path, f"{ROOT}/python", f"{ROOT}/work/x", "/dev/null"], binds, memory)
     assert list(marks) == [path]
     assert await is_same(path, marks[path], binds, memory)
@@ -80,14 +80,14 @@ async def test_content_is_recorded_and_compared(tmp_path: Path) -> None:
 
 async def test_a_file_that_is_gone_already_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        await record([f"{ROOT}/python/a.so"], Binds(((str(tmp_path), "python"),)), HashMemory())
+        await record([f"{ROOT}/python/a.so"], BindMounts(((str(tmp_path), "python"),)), HashCache())
 
 
 async def test_the_same_file_is_read_once_and_links_are_followed(tmp_path: Path) -> None:
     library = tmp_path / "a.so.1"
     library.write_bytes(b"one")
     (tmp_path / "a.so").symlink_to(library)
-    memory = HashMemory()
+    memory = HashCache()
     marks = await memory.marks([tmp_path / "a.so"], follow=True, settle=True)
     assert await memory.marks([library], settle=True) == {library: marks[tmp_path / "a.so"]}
     with pytest.raises(OSError, match="symbolic links"):
@@ -95,10 +95,10 @@ async def test_the_same_file_is_read_once_and_links_are_followed(tmp_path: Path)
 
 
 async def test_what_changed_within_the_last_tick_is_not_remembered(tmp_path: Path) -> None:
-    fresh, memory = tmp_path / "fresh", HashMemory()
+    fresh, memory = tmp_path / "fresh", HashCache()
     fresh.write_bytes(b"one")
     mark = (await memory.marks([fresh]))[fresh]
     assert not memory.knows(str(fresh), mark)
     assert (await memory.marks([fresh], settle=True))[fresh] == mark
     assert memory.knows(str(fresh), mark)
-    assert repr(memory) == "<HashMemory 1 files>"
+    assert repr(memory) == "<HashCache 1 files>"

@@ -24,12 +24,12 @@ def image(tmp_path: Path) -> Path:
         file.flush()
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    if resident(folder):
+    if shim_worker(folder):
         pytest.skip("the temporary directory's file system keeps everything in memory")
     return folder
 
 
-def resident(folder: Path) -> int:
+def shim_worker(folder: Path) -> int:
     descriptor = os.open(folder / "pages-1.img", os.O_RDONLY)
     try:
         return cached_bytes(descriptor, 0, SIZE)
@@ -45,7 +45,7 @@ async def test_all_of_it_is_brought(image: Path) -> None:
     ahead = ReadAhead([image])
     await finished()
     async with asyncio.timeout(20):  # the last pages may still be on their way from a busy disk
-        while resident(image) < SIZE:
+        while shim_worker(image) < SIZE:
             await asyncio.sleep(0.01)
     took_ms = ahead.ms()
     assert ahead.ms() == took_ms  # it is over
@@ -54,7 +54,7 @@ async def test_all_of_it_is_brought(image: Path) -> None:
 async def test_what_is_stopped_is_not_brought(image: Path) -> None:
     ReadAhead([image]).stop()
     await finished()
-    assert resident(image) < SIZE
+    assert shim_worker(image) < SIZE
 
 
 async def test_what_is_missing_is_nobodys_business_here(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter.snapshots.catalogue import Catalogue, LibraryChanged, NoRoom
+from snapshotter.snapshots.catalog import Catalog, DiskBudgetExceeded, LibraryChanged
 from snapshotter.snapshots.manifest import sealed
-from snapshotter.snapshots.mapped import Binds, record
-from snapshotter.snapshots.remote import Remote, RemoteError
+from snapshotter.snapshots.mapped_files import BindMounts, record
+from snapshotter.snapshots.remote_copies import Remote, RemoteError
 from snapshotter.types import SnapshotState
 from tests.snapshotter.snapshots.shapes import FILES, KEY, NO_BINDS, identity, publish, ready
 from weight_cache.errors import ObjectStoreError
@@ -35,7 +35,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 async def node(
     directory: Path, store: ObjectStore, *, key: bytes = KEY, max_bytes: int = 10_000_000, at_once: int = 4
 ) -> AsyncIterator[Remote]:
-    catalogue = Catalogue(directory, key=key, max_bytes=max_bytes)
+    catalogue = Catalog(directory, key=key, max_bytes=max_bytes)
     yield Remote(store, catalogue, chunk_bytes=CHUNK_BYTES, at_once=at_once)
     await catalogue.aclose()
 
@@ -212,7 +212,7 @@ async def test_a_copy_that_was_quarantined_here_is_not_fetched_again(here: Remot
 async def test_a_copy_whose_libraries_differ_here_is_not_transferred(here: Remote, there: Remote, tmp_path: Path) -> None:
     library = tmp_path / "libm.so"
     library.write_bytes(b"one version")
-    binds = Binds(((str(tmp_path), "python"),))
+    binds = BindMounts(((str(tmp_path), "python"),))
     marks = await record(["/run/pilotlight/slot/python/libm.so"], binds, here._catalogue.memory)
     await here.push(await ready(here._catalogue, mapped=marks))
     library.write_bytes(b"two version")
@@ -226,7 +226,7 @@ async def test_a_copy_whose_libraries_differ_here_is_not_transferred(here: Remot
 async def test_a_copy_that_does_not_fit_is_not_transferred(here: Remote, store: ObjectStore, tmp_path: Path) -> None:
     await here.push(await ready(here._catalogue))
     async with node(tmp_path / "small", store, max_bytes=1000) as small:
-        with pytest.raises(NoRoom):
+        with pytest.raises(DiskBudgetExceeded):
             await small.fetch(identity())
 
 

@@ -22,7 +22,7 @@ from weight_cache.threads import cancel_and_wait
 
 Line = Mapping[str, Any]
 _MARK, _MARK_END = "\x1e", "\x1f"
-"""Before a line: whose call it belongs to (`snapshotter.logpipe`)."""
+"""Before a line: whose call it belongs to (`snapshotter.shim.log_pipe`)."""
 _MOST_PODS = 100
 """Read at once, the newest; each is a connection."""
 _QUEUED = 1000

@@ -36,7 +36,7 @@ from pilotlight.worker.standing import Standing
 from pilotlight.worker.template import Template, connect_output, surplus_threads, wait_environment
 
 ENGINE_DIED = 71
-"""Exit status of an instance whose engine died under it (EX_OSERR of sysexits.h); `snapshotter.exits` has a word for it."""
+"""Exit status of an instance whose engine died under it (EX_OSERR of sysexits.h); `snapshotter.slots.exit_reason` has a word for it."""
 START_SHARE = 0.9
 """Of the startup clock, until the engine is healthy and warm: an engine that hangs is named before the node agent's clock ends us."""
 ANSWER_S = 20.0

@@ -1,0 +1,93 @@
+"""What an activator that is not root may ask the node agent for, and what of it is checked.
+
+The agent is root, and activators parse what strangers send. So an activator starts only what the controller wrote: each launch document
+carries the controller's seal (`snapshotter.grants`), whose key activators do not have. It runs no commands beside instances, reads no
+logs, and builds and deletes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from snapshotter.agent.agent import Agent
+from snapshotter.agent.controller_api import check_tenant
+from snapshotter.errors import OrderRefused
+from snapshotter.grants import Grants
+from snapshotter.pods.node_report import raw_key
+from snapshotter.types import LaunchSpec, Share
+from weight_cache.protocol import Guest, Operation, Part
+from weight_cache.settings import Paths
+
+OPEN = ("stop", "sleep", "wake", "adopt", "instances", "templates", "drop_template", "usage", "watch")
+"""They name instances and revisions that are on the node, and start nothing."""
+SEALED = ("start", "prepare", "checkpoint")
+_INSTANCE = re.compile(r"i-[0-9a-f]{16}\Z")
+_LESSEE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z")
+
+
+def guest(agent: Agent, paths: Paths, *, key_file: Path | None, uid_base: int) -> Guest | None:
+    """Activators, where they have a uid of their own. `key_file`: the platform's key; None: <home>/platform.key."""
+    if paths.activator_uid is None:
+        return None
+    found = operations(agent.operations(), key_file or paths.home / "platform.key", uid_base=uid_base)
+    return Guest(uid=paths.activator_uid, operations=found)
+
+
+def operations(of_root: Mapping[str, Operation], key_file: Path, *, uid_base: int) -> Mapping[str, Operation]:
+    """Those of `of_root` that an activator may use. The key is read when the first launch document is checked.
+
+    `uid_base`: tenants' uids start there; who has the controller has its seal, too, and must not start what runs as anybody else.
+    """
+    seals = _Seals(key_file, uid_base)
+    return {**{name: of_root[name] for name in OPEN}, **{name: _checked(of_root[name], seals) for name in SEALED}}
+
+
+def _checked(operation: Operation, seals: _Seals) -> Operation:
+    async def run(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        _check_names(args)
+        seals.check(args)
+        return await operation(args, part)
+
+    return run
+
+
+def _check_names(args: Mapping[str, Any]) -> None:
+    for name, pattern in (("instance_id", _INSTANCE), ("lessee", _LESSEE)):  # they become names of files and lines of logs
+        if name in args and not (isinstance(args[name], str) and pattern.match(args[name])):
+            raise OrderRefused(f"{name} {str(args[name])[:80]!r} is not one: expected {pattern.pattern[:-2]}")
+    env = args.get("secret_env", {})
+    if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
+        raise OrderRefused("secret_env must hold texts by name")
+    try:
+        if args.get("share") is not None:
+            Share.from_json(args["share"])
+    except (ValueError, TypeError, AttributeError) as e:
+        raise OrderRefused(f"share: {e}") from e
+
+
+class _Seals:
+    """Owner: the event loop."""
+
+    def __init__(self, key_file: Path, uid_base: int) -> None:
+        self._key_file = key_file
+        self._uid_base = uid_base
+        self._grants: Grants | None = None
+
+    def check(self, args: Mapping[str, Any]) -> None:
+        """Raises OrderRefused, SettingsInvalid."""
+        if self._grants is None:
+            self._grants = Grants.of_raw(raw_key(self._key_file))
+        try:
+            launch = LaunchSpec.from_json(args["launch"])
+            holds = self._grants.holds(launch)
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            raise OrderRefused(f"the launch document is none of this version of the platform: {type(e).__name__}: {e}") from e
+        if not holds:
+            raise OrderRefused(
+                f"the launch document of {str(launch.revision)[:300]!r} is not as the controller wrote it: its seal is missing or broken. "
+                "After platform.key was replaced remove <home>/activator/*/routes.ndjson while the platform is down"
+            )
+        check_tenant(launch.uid, uid_base=self._uid_base)

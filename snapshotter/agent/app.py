@@ -1,0 +1,173 @@
+"""The agent's parts put together, opened and closed in the one order that works."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from snapshotter.agent import activator_api, controller_api
+from snapshotter.agent.agent import Agent, describe
+from snapshotter.agent.components import Node, Parts, assemble
+from snapshotter.linux.cgroups import Cgroups
+from snapshotter.linux.seccomp_log import FindLabels, SeccompLog
+from snapshotter.linux.slot_network import Network, of_functions
+from snapshotter.settings import SnapshotterSettings
+from snapshotter.slots.launch_plan import RUNTIME_PACKAGES, BundleStore, ImageStore
+from snapshotter.slots.recovery import reattach, sweep_groups
+from snapshotter.snapshots.components import SnapshotComponents
+from snapshotter.snapshots.startup import SnapshotsDisabled, open_components
+from weight_cache.disk import DiskFloor
+from weight_cache.metrics_server import MetricsAddress, MetricsServer, metrics_socket
+from weight_cache.protocol import admit, serve
+from weight_cache.settings import Paths
+
+_log = logging.getLogger(__name__)
+STOP_GRACE_S = 10.0
+"""What instances get to finish their calls when the agent is asked to end."""
+_PRUNE_INTERVAL_S = 60.0
+"""Logs are few files of a bounded size; a tenant with many instances writes some 100 MB in that time."""
+
+
+def own_runtime() -> dict[str, Path]:
+    """Where our own packages lie, found without importing them (`pilotlight` is above us). Raises ModuleNotFoundError."""
+    found = {}
+    for name in RUNTIME_PACKAGES:
+        spec = importlib.util.find_spec(name)
+        if spec is None or not spec.submodule_search_locations:
+            raise ModuleNotFoundError(f"package {name} is not installed beside the agent: workers cannot be started without it")
+        found[name] = Path(spec.submodule_search_locations[0]).resolve()
+    return found
+
+
+@contextlib.asynccontextmanager
+async def running_agent(paths: Paths, settings: SnapshotterSettings, parts: Parts) -> AsyncIterator[Agent]:
+    """A serving agent. On a regular way out everything that it started is stopped; when it is killed everything stays.
+
+    Order: the spawner before any thread; what an earlier agent left before new work; the socket last. The reverse at the end.
+    """
+    cgroups = await asyncio.to_thread(Cgroups.find, paths.run, reader=paths.activator_uid)
+    if cgroups.why_not is not None:
+        _log.warning("cgroups.off reason=%s fallback=RLIMIT_DATA", cgroups.why_not)
+    (paths.run / "slots").mkdir(exist_ok=True, mode=0o700)
+    admit(paths.run / "slots")
+    async with _stock(paths, settings, parts) as (stock, why_not):
+        wanted = Network(settings.function_network) if parts.namespaces else Network.HOST
+        network = await of_functions(wanted)
+        node = assemble(paths, settings, parts, cgroups=cgroups, network=network, stock=stock, why_not=why_not)
+        await reattach(
+            slot_pool=node.slot_pool,
+            slot_allocator=node.slot_allocator,
+            template_booter=node.template_booter,
+            ends=node.ends,
+            instances=node.instances,
+        )
+        parts.bundles.needed_by(lambda: {occupied.launch.bundle for occupied in node.slot_allocator.occupied_slots.values()})
+        await sweep_groups(cgroups, paths.run, [h.slot for h in node.slot_allocator.occupied_slots.values()], node.instances)
+        await node.slot_pool.open()
+        address = MetricsAddress(
+            socket_path=metrics_socket(paths, "snapshotter"),
+            listen=settings.metrics_listen,
+            token_file=parts.metrics_token_file or paths.home / "metrics.token",
+            setting="snapshotter.metrics_listen",
+        )
+        exposed = await MetricsServer(registry=node.metrics.registry, refresh=node.refresh_metrics).serve(address)
+        floor = DiskFloor(paths.home, parts.disk_floor_bytes)
+        pruning = asyncio.create_task(_prune_for_ever(node, settings, parts.bundles, parts.images, floor), name="prune bundles and logs")
+        verifying = asyncio.create_task(node.snapshots.verify_all(), name="verify snapshots")
+        background = [pruning, verifying]
+        if settings.log_refused_calls:
+            background.append(asyncio.create_task(SeccompLog(_labels_by_group(node)).watch(), name="refused system calls"))
+        servers = await _serve(node.agent, paths, settings, key_file=parts.key_file)
+        try:
+            yield node.agent
+        finally:
+            for path, server in servers.items():
+                server.close()
+                path.unlink(missing_ok=True)
+            for task in background:
+                task.cancel()
+            await asyncio.wait(background)
+            await _close(node)
+            cgroups.remove_empty()
+            for listening in exposed:
+                listening.close()
+            metrics_socket(paths, "snapshotter").unlink(missing_ok=True)
+
+
+def _labels_by_group(node: Node) -> FindLabels:
+    """Groups are named for slots and instances."""
+
+    def find(groups: str) -> Mapping[str, str] | None:
+        names = set(re.split(r"[/\n]", groups))
+        instance = next((i for i in node.instances if i.info.id in names), None)
+        occupied = next((h for name, h in node.slot_allocator.occupied_slots.items() if name in names), None)
+        if instance is not None:
+            return instance.info.labels
+        return None if occupied is None else occupied.launch.labels
+
+    return find
+
+
+async def _serve(agent: Agent, paths: Paths, settings: SnapshotterSettings, *, key_file: Path | None) -> dict[Path, asyncio.Server]:
+    """The sockets of root and activators, and of a controller with a uid of its own."""
+    operations, uid_base = agent.operations(), settings.uid_base
+    guests = {paths.socket("snapshotter"): activator_api.guest(agent, paths, key_file=key_file, uid_base=uid_base)}
+    if (controller := controller_api.guest(operations, paths, uid_base=uid_base)) is not None:
+        guests[paths.socket_for_controller("snapshotter")] = controller
+    return {path: await serve(path, operations, describe, guest=guest) for path, guest in guests.items()}
+
+
+async def _close(node: Node) -> None:
+    """Snapshots in the making first: they use Templates and slots; then whatever runs; then what was left to be cleaned up."""
+    await node.snapshots.aclose()
+    await node.builder.aclose()
+    await node.starter.aclose(STOP_GRACE_S)
+    await node.background_tasks.aclose()
+    await node.slot_pool.aclose()
+
+
+@contextlib.asynccontextmanager
+async def _stock(paths: Paths, settings: SnapshotterSettings, parts: Parts) -> AsyncIterator[tuple[SnapshotComponents | None, str]]:
+    """What snapshots need, or None and the reason, said once."""
+    try:
+        stock = await open_components(paths, settings, parts)
+    except SnapshotsDisabled as e:
+        _log.warning("snapshots.off reason=%s fallback=FORK,COLD", e)
+        yield None, str(e)
+        return
+    try:
+        yield stock, ""
+    finally:
+        if stock.remote is not None:
+            await stock.remote.aclose()
+        await stock.catalogue.aclose()
+
+
+async def _prune_for_ever(node: Node, settings: SnapshotterSettings, bundles: BundleStore, images: ImageStore, floor: DiskFloor) -> None:
+    """What can be made again goes first."""
+    while True:
+        await bundles.make_room()
+        alive = {*node.slot_allocator.occupied_slots, *(i.info.id for i in node.instances)}
+        now = time.time()
+        await asyncio.to_thread(images.prune_logs, keep_s=settings.log_keep_s, now=now, missing=floor.missing())
+        await asyncio.to_thread(
+            node.logs.prune,
+            alive=alive,
+            keep_s=settings.log_keep_s,
+            total_bytes=settings.log_total_bytes,
+            now=now,
+            missing=floor.missing(),
+        )
+        await asyncio.sleep(_PRUNE_INTERVAL_S)
+
+
+def is_root() -> bool:
+    """Whether slots can have namespaces and uids of their own; the slot pool finds out whether the machine really lets us."""
+    return os.geteuid() == 0

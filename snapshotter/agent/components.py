@@ -1,0 +1,306 @@
+"""The agent's parts put together. Nothing here does anything: who is given whom."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from snapshotter.agent.agent import Agent
+from snapshotter.background_tasks import BackgroundTasks
+from snapshotter.cuda.devices import Devices, NoDevices
+from snapshotter.egress import EVERYWHERE
+from snapshotter.events import Events
+from snapshotter.linux.cgroups import Cgroups
+from snapshotter.linux.dns_servers import DnsServers
+from snapshotter.linux.slot_network import Network
+from snapshotter.metrics import Metrics
+from snapshotter.settings import SnapshotterSettings
+from snapshotter.slots.instances import Instances
+from snapshotter.slots.launch_plan import BundleStore, ImageStore, WeightSource
+from snapshotter.slots.logs import Logs
+from snapshotter.slots.manager import SlotAllocator
+from snapshotter.slots.pool import SlotPool
+from snapshotter.slots.weights import Weights
+from snapshotter.snapshots.api import SnapshotApi
+from snapshotter.snapshots.asked import AskedProofs
+from snapshotter.snapshots.background_builder import DELAY_S, BackgroundBuilder
+from snapshotter.snapshots.checkpoints import Checkpoints
+from snapshotter.snapshots.components import SnapshotComponents
+from snapshotter.snapshots.dumps import Dumps
+from snapshotter.snapshots.predictions import Predictions
+from snapshotter.snapshots.restores import Restores
+from snapshotter.snapshots.selector import SnapshotSelector
+from snapshotter.snapshots.validation import SnapshotValidator
+from snapshotter.starts.launcher import InstanceLauncher
+from snapshotter.starts.node_capacity import NodeCapacity
+from snapshotter.starts.prefork_pool import PreforkPool
+from snapshotter.starts.starter import InstanceStarter
+from snapshotter.starts.strategy import StartStrategy
+from snapshotter.starts.teardown import Teardown
+from snapshotter.starts.template_boot import TemplateBooter
+from snapshotter.starts.templates import Templates
+from weight_cache.disk import DiskFloor
+from weight_cache.settings import Paths
+
+_PROOF_S = 30.0
+"""A proof on a node under load; a function that starts slowly has its own startup timeout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What the agent is made of that others write.
+
+    Attributes:
+        runtime: package name → directory, for the slots' `runtime/`.
+        probe: body of `capabilities`, given the cgroups that were found.
+        namespaces: False forces plain slots, as for an agent without root.
+        criu_cache: where the self test's answer is kept; None: below the home.
+        gpus: rows of `capabilities()`.
+        devices: saves and brings back what processes hold on them.
+        build_delay_s: between a COLD start and the snapshot that is made because of it.
+        s3_client: who speaks S3 where copies of snapshots go there; see PlatformSettings.
+        key_file: the platform's key; None: <home>/platform.key.
+        metrics_token_file: bearer token of metrics over TCP; None: <home>/metrics.token.
+        disk_floor_bytes: free disk that only journals may use; as `platform.disk_floor_bytes`.
+        name_servers: of slots with a network of their own.
+    """
+
+    bundles: BundleStore
+    images: ImageStore
+    weights: WeightSource
+    runtime: Mapping[str, Path]
+    probe: Callable[[Cgroups], Awaitable[Mapping[str, Any]]]
+    namespaces: bool
+    criu_cache: Path | None = None
+    gpus: tuple[Mapping[str, Any], ...] = ()
+    devices: Devices = field(default_factory=NoDevices)
+    build_delay_s: float = DELAY_S
+    s3_client: str = "auto"
+    key_file: Path | None = None
+    metrics_token_file: Path | None = None
+    disk_floor_bytes: int | None = 0
+    name_servers: DnsServers = field(default_factory=DnsServers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """What has to be opened, asked and closed."""
+
+    slot_pool: SlotPool
+    logs: Logs
+    slot_allocator: SlotAllocator
+    instances: Instances
+    templates: Templates
+    template_booter: TemplateBooter
+    ends: Teardown
+    starter: InstanceStarter
+    background_tasks: BackgroundTasks
+    metrics: Metrics
+    builder: BackgroundBuilder
+    snapshots: SnapshotApi
+    agent: Agent
+
+    def refresh_metrics(self) -> None:
+        """Set the gauges to what there is now."""
+        self.metrics.observe(
+            by_state=self.instances.by_state(),
+            templates=len(list(self.templates)),
+            template_pss_bytes=self.templates.pss_bytes(),
+            parked=self.templates.parked(),
+        )
+        self.snapshots.observe()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Base:
+    """What everything else stands on."""
+
+    cgroups: Cgroups
+    logs: Logs
+    slot_pool: SlotPool
+    instances: Instances
+    templates: Templates
+    events: Events
+    metrics: Metrics
+    background_tasks: BackgroundTasks
+    slot_allocator: SlotAllocator
+    prefork_pool: PreforkPool
+    ends: Teardown
+
+
+def assemble(
+    paths: Paths,
+    settings: SnapshotterSettings,
+    parts: Parts,
+    *,
+    cgroups: Cgroups,
+    network: Network,
+    stock: SnapshotComponents | None,
+    why_not: str,
+) -> Node:
+    """All of it; `network`: of functions; `components` None: without snapshots, for the reason `why_not`."""
+    base = _base(paths, settings, parts, cgroups, network, criu=None if stock is None else stock.kit.directory)
+    restores = _restores(base, settings, parts, stock) if stock is not None else None
+    selector = SnapshotSelector(stock, restores, why_not=why_not, events=base.events, metrics=base.metrics, predictions=Predictions())
+    template_booter = TemplateBooter(
+        slot_allocator=base.slot_allocator,
+        templates=base.templates,
+        ends=base.ends,
+        logs=base.logs,
+        events=base.events,
+        background_tasks=base.background_tasks,
+        selector=selector,
+        budget_bytes=settings.template_memory_bytes,
+    )
+    room = NodeCapacity(
+        memory_bytes=settings.node_memory_bytes(),
+        dedicated_to=settings.dedicated_to,
+        gpus=tuple(str(row["name"]) for row in parts.gpus),
+    )
+    checkpoints = asked = None
+    if stock is not None and restores is not None:
+        dumps = _dumps(base, parts, stock, template_booter)
+        proofs = _proofs(base, settings, restores)
+        checkpoints = Checkpoints(stock=stock, selector=selector, dumps=dumps, proofs=proofs, metrics=base.metrics)
+        asked = AskedProofs(checkpoints, instances=base.instances, room=room)
+    builder = BackgroundBuilder(
+        checkpoints, background_tasks=base.background_tasks, per_hour=settings.snapshot_builds_per_hour, delay_s=parts.build_delay_s
+    )
+    snapshots = SnapshotApi(
+        stock=stock,
+        checkpoints=checkpoints,
+        asked=asked,
+        selector=selector,
+        background_tasks=base.background_tasks,
+        metrics=base.metrics,
+        want=builder.want,
+    )
+    starter = InstanceStarter(
+        slot_allocator=base.slot_allocator,
+        template_booter=template_booter,
+        ends=base.ends,
+        instances=base.instances,
+        templates=base.templates,
+        strategy=StartStrategy(
+            template_booter=template_booter,
+            templates=base.templates,
+            selector=selector,
+            builder=builder,
+            ends=base.ends,
+            weights=Weights(parts.weights),
+        ),
+        starts=InstanceLauncher(ends=base.ends, prefork_pool=base.prefork_pool, cgroups=cgroups, logs=base.logs),
+        logs=base.logs,
+        metrics=base.metrics,
+        room=room,
+    )
+    agent = Agent(
+        starter=starter,
+        instances=base.instances,
+        templates=base.templates,
+        images=parts.images,
+        logs=base.logs,
+        events=base.events,
+        snapshots=snapshots,
+        probe=lambda: parts.probe(cgroups),
+    )
+    return Node(
+        slot_pool=base.slot_pool,
+        logs=base.logs,
+        slot_allocator=base.slot_allocator,
+        instances=base.instances,
+        templates=base.templates,
+        template_booter=template_booter,
+        ends=base.ends,
+        starter=starter,
+        background_tasks=base.background_tasks,
+        metrics=base.metrics,
+        builder=builder,
+        snapshots=snapshots,
+        agent=agent,
+    )
+
+
+def _dumps(base: _Base, parts: Parts, stock: SnapshotComponents, template_booter: TemplateBooter) -> Dumps:
+    return Dumps(
+        stock=stock,
+        template_booter=template_booter,
+        templates=base.templates,
+        slot_allocator=base.slot_allocator,
+        ends=base.ends,
+        devices=parts.devices,
+    )
+
+
+def _base(paths: Paths, settings: SnapshotterSettings, parts: Parts, cgroups: Cgroups, network: Network, *, criu: Path | None) -> _Base:
+    logs = Logs(paths.home / "node" / "logs")
+    slot_pool = SlotPool(
+        paths.run / "slots",
+        logs.directory,
+        log_max_bytes=settings.log_max_bytes,
+        groups=set(cgroups.bases.values()),
+        namespaced=parts.namespaces,
+        disk_floor_bytes=DiskFloor(logs.directory, parts.disk_floor_bytes).floor_bytes,
+        egress=EVERYWHERE if network is Network.HOST else settings.egress(),
+        usual=network,
+        servers=parts.name_servers,
+    )
+    instances, templates, events, metrics, background_tasks = Instances(), Templates(), Events(), Metrics(), BackgroundTasks()
+    slot_allocator = SlotAllocator(
+        slot_pool=slot_pool,
+        bundles=parts.bundles,
+        images=parts.images,
+        weights=parts.weights,
+        cgroups=cgroups,
+        logs=logs,
+        runtime=parts.runtime,
+        network=network,
+        platform=paths.for_functions,
+        log_refused=settings.log_refused_calls,
+        criu=criu,
+    )
+    prefork_pool = PreforkPool(
+        cgroups=cgroups,
+        templates=templates,
+        background_tasks=background_tasks,
+        per_template=settings.parked_per_template,
+        idle_s=settings.parked_idle_s,
+        budget_bytes=settings.template_memory_bytes,
+    )
+    ends = Teardown(
+        slot_allocator=slot_allocator,
+        instances=instances,
+        templates=templates,
+        prefork_pool=prefork_pool,
+        logs=logs,
+        events=events,
+        metrics=metrics,
+        background_tasks=background_tasks,
+    )
+    return _Base(
+        cgroups=cgroups,
+        logs=logs,
+        slot_pool=slot_pool,
+        instances=instances,
+        templates=templates,
+        events=events,
+        metrics=metrics,
+        background_tasks=background_tasks,
+        slot_allocator=slot_allocator,
+        prefork_pool=prefork_pool,
+        ends=ends,
+    )
+
+
+def _restores(base: _Base, settings: SnapshotterSettings, parts: Parts, stock: SnapshotComponents) -> Restores:
+    pages = settings.snapshot_pages
+    return Restores(
+        stock=stock, slot_allocator=base.slot_allocator, devices=parts.devices, background_tasks=base.background_tasks, pages=pages
+    )
+
+
+def _proofs(base: _Base, settings: SnapshotterSettings, restores: Restores) -> SnapshotValidator:
+    ways = ("eager", "lazy") if settings.snapshot_pages == "auto" else (settings.snapshot_pages,)
+    return SnapshotValidator(restores=restores, slot_allocator=base.slot_allocator, ends=base.ends, ways=ways, deadline_s=_PROOF_S)

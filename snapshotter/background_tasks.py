@@ -1,0 +1,37 @@
+"""Work that goes on after its cause has been answered: clearing a slot, measuring a Template."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+
+class BackgroundTasks:
+    """Named background tasks, held until done; one that fails is logged. Owner: the event loop."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __repr__(self) -> str:
+        return f"<BackgroundTasks {sorted(t.get_name() for t in self._tasks)}>"
+
+    def run(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Start `work` now."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    async def aclose(self) -> None:
+        """Wait until all are done, those included that the last ones start."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("errand.failed name=%s", task.get_name(), exc_info=error)

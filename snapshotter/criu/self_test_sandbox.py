@@ -1,0 +1,201 @@
+"""A cell: the smallest slot there is. Namespaces of its own, a PID 1 that runs CRIU and reaps, and nothing of a worker.
+
+For the proof that CRIU works on this machine, and for tests of what CRIU can do. Everything in it dies with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from snapshotter.criu.descriptors import FIRST_FD
+from snapshotter.criu.errors import CriuUnavailable
+from snapshotter.linux import proc
+from snapshotter.shim import seqpacket
+
+_ROOT = str(Path(__file__).resolve().parents[2])
+_BOOT = "import sys; sys.path.insert(0, {root!r}); from snapshotter.criu.sandbox_init import main; main({fd})"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(eq=False, kw_only=True)
+class SandboxProcess:
+    """A process in a cell: a subject, a restored one, or CRIU. `pid` as the cell numbers it. Owner: the event loop."""
+
+    pid: int
+    pidfd: int
+    exited: asyncio.Future[int | None]
+    socket: socket.socket | None = None
+    stdio_fds: Sequence[int] = field(default=())
+
+    def kill(self) -> None:
+        """SIGKILL; one that is gone is no error."""
+        proc.send_signal(self.pidfd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Let go of its descriptors. (CRIU's are closed by who drives it.)"""
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+class Sandbox:
+    """Owner: the event loop; answers come in the order of the orders, so each order takes its place in `_waiting`.
+
+    Attributes:
+        stdio: pipes for stdout and stderr of what is restored; they stay the owner's.
+    """
+
+    def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        connection.setblocking(False)
+        self._loop = asyncio.get_running_loop()
+        self._connection = connection
+        self._process = process
+        self._waiting: deque[asyncio.Future[SandboxProcess]] = deque()
+        self._exits: dict[int, asyncio.Future[int | None]] = {}
+        self.stdio: tuple[int, ...] = ()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(connection.fileno(), self._on_readable)
+
+    def __repr__(self) -> str:
+        return f"<Sandbox pid {self._process.pid}, {len(self._waiting)} orders wait>"
+
+    async def spawn(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, fds: Sequence[int] = ()) -> SandboxProcess:
+        """Start a program in a session of its own, without descriptors but stdio.
+
+        `fds`: stdout, or stdout and stderr, given away; what is not given is /dev/null.
+        """
+        return await self._order({"op": "spawn", "argv": list(argv), "env": dict(env or {"PATH": _PATH})}, fds)
+
+    async def criu(
+        self,
+        run: str,
+        argv: list[str],
+        *,
+        uid: int,
+        cgroup: Mapping[str, Any],
+        fds: list[int],
+        socket: bool = True,
+        stdio: bool = False,
+    ) -> SandboxProcess:
+        """As `snapshotter.criu.processes.CriuSlot` says; a cell has no groups. With `stdio`, copies of `stdio` go along."""
+        pipes = [os.dup(fd) for fd in self.stdio] if stdio else []
+        process = await self._order({"op": "criu", "argv": argv, "uid": uid, "socket": socket, "path": _PATH}, [*fds, *pipes])
+        process.stdio_fds = range(FIRST_FD + len(fds), FIRST_FD + len(fds) + len(pipes))
+        return process
+
+    async def watch(self, pid: int) -> SandboxProcess:
+        """A process that was restored here."""
+        return await self._order({"op": "watch", "pid": pid})
+
+    async def keep_kdat(self, source: int) -> None:
+        """Give CRIU what it once found out about this kernel. Takes ownership of `source`."""
+        (await self._order({"op": "keep_kdat"}, [source])).close()
+
+    async def kdat(self) -> bytes:
+        """What CRIU found out about this kernel. Raises CriuUnavailable."""
+        answer = await self._order({"op": "kdat"})
+        with os.fdopen(answer.pidfd, "rb") as f:
+            return f.read()
+
+    async def aclose(self) -> None:
+        """End everything in it, and wait."""
+        self._lose("the cell was closed")
+        await asyncio.to_thread(self._process.wait)
+
+    async def _order(self, order: Mapping[str, Any], fds: Sequence[int] = ()) -> SandboxProcess:
+        answer: asyncio.Future[SandboxProcess] = self._loop.create_future()
+        try:
+            seqpacket.send(self._connection, seqpacket.encode(order), fds)
+        except OSError as e:
+            raise CriuUnavailable(f"the cell is gone: {e.strerror}") from e
+        finally:
+            seqpacket.close_all(fds)
+        self._waiting.append(answer)
+        return await answer
+
+    def _on_readable(self) -> None:
+        try:
+            while True:
+                message, fds = seqpacket.receive(self._connection)
+                if message is None:
+                    return self._lose("its first process is gone")
+                self._on_message(message, fds)
+        except BlockingIOError:
+            return None
+        except OSError as e:
+            self._lose(str(e))
+
+    def _on_message(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        match message["event"]:
+            case "ready":
+                self._ready.set_result(None)
+            case "failed":
+                self._lose(message["message"])
+            case "exited":
+                self._on_exit(message["pid"], message["status"])
+            case "done":
+                self._on_answer(message, fds)
+
+    def _on_exit(self, pid: int, status: int) -> None:
+        """Pids come again (a restored process has its old one): a future that nobody holds any more is not kept."""
+        if exited := self._exits.pop(pid, None):
+            exited.set_result(status)
+
+    def _on_answer(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        answer = self._waiting.popleft()
+        if answer.done():  # whoever asked was cancelled
+            seqpacket.close_all(fds)
+        elif error := message.get("error"):
+            answer.set_exception(CriuUnavailable(f"the cell could not: {error}"))
+        else:
+            exited = self._exits.setdefault(message["pid"], self._loop.create_future()) if message["pid"] else self._loop.create_future()
+            connection = socket.socket(fileno=fds.pop(0)) if message.get("socket") else None
+            answer.set_result(SandboxProcess(pid=message["pid"], pidfd=fds[0] if fds else -1, exited=exited, socket=connection))
+
+    def _lose(self, why: str) -> None:
+        if self._connection.fileno() < 0:
+            return
+        self._loop.remove_reader(self._connection.fileno())
+        self._connection.close()
+        if not self._ready.done():
+            self._ready.set_exception(CriuUnavailable(f"no cell for it: {why}"))
+        while self._waiting:
+            answer = self._waiting.popleft()
+            if not answer.done():
+                answer.set_exception(CriuUnavailable(f"the cell is gone: {why}"))
+        for exited in self._exits.values():
+            if not exited.done():
+                exited.set_result(None)
+
+    async def wait_ready(self) -> None:
+        """Return once it takes orders. Raises CriuUnavailable: no namespaces for us."""
+        await self._ready
+
+
+@contextlib.asynccontextmanager
+async def cell() -> AsyncIterator[Sandbox]:
+    """A fresh cell; gone at the end. Raises CriuUnavailable."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            argv = [sys.executable, "-I", "-S", "-B", "-c", _BOOT.format(root=_ROOT, fd=theirs.fileno())]
+            process = await asyncio.to_thread(
+                subprocess.Popen, argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+            )
+        found = Sandbox(ours, process)
+        try:
+            await found.wait_ready()
+            yield found
+        finally:
+            await found.aclose()

@@ -1,0 +1,71 @@
+"""What one image build may take of the machine: memory and processes by a cgroup of its own, the size of a file by a limit.
+
+Where there is no memory controller each process of the build is held to the same number of bytes by RLIMIT_DATA (setrlimit(2)).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from snapshotter.linux.cgroups import Cgroups, Group
+
+_GIB = 1024**3
+NO_CGROUPS = Cgroups(bases={}, version=0, why_not="not asked for")
+_CPU = 0.5
+"""Share of a busy machine, in CPUs against instances' own: a build may wait, a call may not."""
+
+
+def _memory_bytes() -> int:
+    return min(4 * _GIB, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildLimits:
+    """The bounds of one build.
+
+    Attributes:
+        memory_bytes: all processes of the build together; by default 4 GiB, or half of a smaller machine.
+        pids: processes and threads at once.
+        file_bytes: one file; the largest libraries that are packaged come to some GiB.
+        entries: files, directories and links of the image; an environment with torch and transformers has some 60,000.
+    """
+
+    memory_bytes: int = field(default_factory=_memory_bytes)
+    pids: int = 1024
+    file_bytes: int = 16 * _GIB
+    entries: int = 500_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitedGroup:
+    """The bounds in force for one build, and its group."""
+
+    bounds: BuildLimits = field(default_factory=BuildLimits)
+    group: Group = field(default_factory=lambda: NO_CGROUPS.group("none"))
+
+    def order(self) -> dict[str, Any]:
+        """For the child's half (`sandbox_child.py`), which enters it by itself."""
+        limits = {"RLIMIT_FSIZE": self.bounds.file_bytes}
+        if "memory" not in self.group.directories:
+            limits["RLIMIT_DATA"] = self.bounds.memory_bytes
+        return {"procs": self.group.procs, "limits": limits}
+
+    def complaint(self) -> str:
+        """What to add to a failure's message: that memory ran out, "" otherwise."""
+        if self.group.oom_kills() == 0:
+            return ""
+        return f": it ran out of memory (a build may take {self.bounds.memory_bytes // 1024**2} MiB)"
+
+
+@contextlib.asynccontextmanager
+async def limited_group(name: str, *, bounds: BuildLimits, cgroups: Cgroups) -> AsyncIterator[LimitedGroup]:
+    """A group for the length of a block; whoever is left in it then is killed. Raises OSError."""
+    group = cgroups.make(name, memory_bytes=bounds.memory_bytes, cpu=_CPU, pids=bounds.pids)
+    try:
+        yield LimitedGroup(bounds=bounds, group=group)
+    finally:
+        await group.remove()

@@ -1,0 +1,248 @@
+"""Where an image's steps run: as the tenant's uid, seeing the image at its final place and nothing of the platform.
+
+With a uid (root only) every command gets a box of its own namespaces (`snapshotter/images/sandbox_child.py`); without one it runs as the
+agent's user, on the real paths, because there is nobody else to be. In an image with a root file system of its own the commands are root
+of a user namespace instead, with ids that nobody on the machine has.
+
+Of the directory of an image in the making, the commands' uid owns `env`, `files`, `tmp` and `rootfs`, and we write into none of them while
+it may. What we give to the commands (pip's configuration, archives to copy) lies in `given`, which is ours and read-only for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from snapshotter.images.build_limits import LimitedGroup
+from snapshotter.images.build_network import Joined
+from snapshotter.images.build_output import MAX_LINE_BYTES, Output
+from snapshotter.images.interpreters import Interpreter
+from snapshotter.images.pip_config import GLOBAL_FILES
+from snapshotter.shim import isolation
+
+SLOT_ROOT = Path("/run/pilotlight/slot")
+"""Where workers find their world (docs/architecture.md); builds use the same places, so that paths written into an image hold."""
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_BATCH_LINES = 100
+"""Passed on at a time; between two batches the event loop does something else."""
+_PAUSE_S = 0.01
+"""Between two blocks of a command that prints more than is passed on: it prints some 10 MB/s, and costs next to nothing."""
+_END_TIMEOUT_S = 10.0
+_WRITABLE, _GIVEN, _RESOLVER = ("env", "files", "tmp"), "given", "resolv.conf"
+_CHILD = Path(__file__).with_name("sandbox_child.py")
+
+OnLines = Callable[[Sequence[str]], Awaitable[None]]
+"""Receives some lines of output, without their ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildSandbox:
+    """A place for commands.
+
+    Attributes:
+        interpreter: the installation that the image is made for.
+        image: host directory with `env/`, `files/` and `tmp/`, which the commands may write, and `given/`, which they may read.
+        uid: uid and gid of the commands; None keeps our own and makes no namespaces.
+        ids: with these the image has a root file system of its own, `rootfs` in its directory, and the commands are its root.
+        lent: what the commands read of this machine where the root file system is the image's: directories at their own places, for indexes
+            and pages of links have relative links, files at others.
+        enclosure: what the commands may take.
+        network: where they are; without a uid the host's.
+    """
+
+    interpreter: Interpreter
+    image: Path
+    uid: int | None
+    ids: range | None = None
+    lent: tuple[Path, ...] = ()
+    enclosure: LimitedGroup = field(default_factory=LimitedGroup)
+    network: Joined = field(default_factory=Joined)
+
+    @property
+    def python(self) -> Path:
+        """The interpreter's executable as the commands see it."""
+        inside = self.interpreter.executable.relative_to(self.interpreter.prefix)
+        return self.interpreter.executable if self.uid is None else SLOT_ROOT / "python" / inside
+
+    @property
+    def env(self) -> Path:
+        """The virtual environment as the commands see it."""
+        return self.image / "env" if self.uid is None else SLOT_ROOT / "env"
+
+    @property
+    def files(self) -> Path:
+        """The copied files, the working directory, as the commands see them."""
+        return self.image / "files" if self.uid is None else SLOT_ROOT / "files"
+
+    @property
+    def tmp(self) -> Path:
+        """The scratch directory as the commands see it."""
+        return self.image / "tmp" if self.uid is None else Path("/tmp")  # private in the box
+
+    @property
+    def given(self) -> Path:
+        """What we give to the commands, as they see it."""
+        return self.image / _GIVEN if self.uid is None else SLOT_ROOT / _GIVEN
+
+    @property
+    def rootfs(self) -> Path:
+        """The host directory of its root file system."""
+        return self.image / "rootfs"
+
+    @property
+    def owners(self) -> range | None:
+        """Uids that files of the commands have; None without a uid."""
+        return self.ids if self.ids is not None or self.uid is None else range(self.uid, self.uid + 1)
+
+    def prepare(self) -> None:
+        """Make the directories: three owned by whoever runs the commands, and one of ours."""
+        for name in (*_WRITABLE, _GIVEN):
+            (self.image / name).mkdir(mode=0o755)
+            (self.image / name).chmod(0o755)  # whatever our umask is
+        if self.uid is not None:
+            owner = self.uid if self.ids is None else self.ids.start
+            for name in _WRITABLE:
+                os.chown(self.image / name, owner, owner, follow_symlinks=False)
+            (self.image / "tmp").chmod(0o1777)  # several users of an image may use it
+            if self.network.name_servers is not None:
+                self.give(_RESOLVER, self.network.name_servers)
+
+    def as_seen(self, text: str) -> str:
+        """`text` with paths of what is lent as the commands see them."""
+        for path, place in self._lent_files():
+            text = text.replace(str(path), place)
+        return text
+
+    def _lent_files(self) -> list[tuple[Path, str]]:
+        return [(path, str(SLOT_ROOT / f"lent-{i}")) for i, path in enumerate(self.lent) if not path.is_dir()]
+
+    def give(self, name: str, text: str) -> Path:
+        """Write a file for the commands to read; its path as they see it."""
+        file = self.image / _GIVEN / name
+        file.write_text(text)
+        file.chmod(0o644)
+        return self.given / name
+
+    async def run(self, argv: Sequence[str], *, variables: Mapping[str, str], on_lines: OnLines) -> int:
+        """Run one command to its end and return its exit status; nothing that it started lives then, nor when this is cancelled."""
+        namespace = self.network.namespace if self.uid is not None else None
+        try:
+            return await _obey(self._order(argv, variables), on_lines, fds=() if namespace is None else (namespace,))
+        finally:
+            self.enclosure.group.kill()
+
+    def _order(self, argv: Sequence[str], variables: Mapping[str, str]) -> Mapping[str, object]:
+        binds = [
+            (str(self.interpreter.prefix), str(SLOT_ROOT / "python"), False),
+            (str(self.image / "env"), str(self.env), True),
+            (str(self.image / "files"), str(self.files), True),
+            (str(self.image / _GIVEN), str(self.given), False),
+            *((str(path), place, False) for path, place in self._lent_files()),
+            (str(self.image / "tmp"), str(self.tmp), True),  # last: it hides the host's /tmp
+        ]
+        has_resolver = self.uid is not None and self.network.name_servers is not None
+        return {
+            "parent": os.getpid(),
+            "uid": self.uid,
+            "root": str(SLOT_ROOT),
+            "rootfs": None if self.ids is None else str(self.rootfs),
+            "ids": None if self.ids is None else (self.ids.start, len(self.ids)),
+            "binds": binds,
+            "lent": [
+                str(path) for path in self.lent if path.is_dir() and not path.is_relative_to("/etc") and not path.is_relative_to("/usr")
+            ],
+            "network": self.network.namespace,
+            "resolver": str(self.given / _RESOLVER) if has_resolver else None,
+            "hidden": [str(file) for file in GLOBAL_FILES],
+            "cwd": str(self.files),
+            "argv": list(argv),
+            "environ": {**self._variables(), **variables},
+            "filter": self._filter(),
+            **self.enclosure.order(),
+        }
+
+    def _filter(self) -> str:
+        """Of system calls, for whoever gives up root; "": none."""
+        machine = os.uname().machine
+        if self.uid is None or not isolation.has_filter(machine):
+            return ""
+        return isolation.filter_program(machine, unix_sockets=False, more=() if self.ids is None else ("chroot",)).hex()
+
+    def _variables(self) -> dict[str, str]:
+        out = {"PATH": f"{self.env}/bin:{self.python.parent}:{_SYSTEM_PATH}", "HOME": str(self.tmp), "TMPDIR": str(self.tmp)}
+        out |= {"LANG": "C.UTF-8", "VIRTUAL_ENV": str(self.env), "PYTHONUNBUFFERED": "1"}
+        if self.uid is not None and any(self.interpreter.prefix.glob("lib/libpython3*.so*")):
+            out["LD_LIBRARY_PATH"] = str(SLOT_ROOT / "python" / "lib")  # its RPATH names the prefix on the host
+        return out
+
+
+async def run_on_machine(argv: Sequence[str], *, variables: Mapping[str, str], on_lines: OnLines) -> int:
+    """Run one command on the machine itself, as our own user and in nobody's environment, to its end even when cancelled."""
+    environ = {"PATH": _SYSTEM_PATH, "HOME": "/root", "LANG": "C.UTF-8", **variables}
+    order = {"parent": None, "uid": None, "cwd": "/", "argv": list(argv), "environ": environ, "filter": ""}
+    job = asyncio.create_task(_obey(order, on_lines), name=f"run {argv[0]}")
+    try:
+        return await asyncio.shield(job)
+    except asyncio.CancelledError:
+        await asyncio.wait([job])  # a package manager that is killed leaves a broken machine
+        raise
+
+
+async def _obey(order: Mapping[str, object], on_lines: OnLines, *, fds: Sequence[int] = ()) -> int:
+    """Start the child's half with its order, pass on its output, return its exit status."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-I", "-S", "-B", str(_CHILD)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        limit=MAX_LINE_BYTES,
+        start_new_session=True,
+        pass_fds=fds,
+    )
+    assert child.stdin is not None  # asked for above
+    assert child.stdout is not None
+    try:
+        child.stdin.write(json.dumps(order).encode())
+        child.stdin.close()
+        await _pass_on(child.stdout, on_lines)
+        return await child.wait()
+    finally:
+        if child.returncode is None:
+            await asyncio.shield(asyncio.create_task(_end(child, is_watched=order["parent"] is not None), name=f"end {child.pid}"))
+
+
+async def _end(child: asyncio.subprocess.Process, *, is_watched: bool) -> None:
+    """Kill a command with all that it started. Whoever watches it does so on SIGTERM, and is gone when the last process is."""
+    if is_watched:
+        with contextlib.suppress(ProcessLookupError, TimeoutError):
+            child.terminate()
+            async with asyncio.timeout(_END_TIMEOUT_S):
+                await child.wait()
+    if child.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        await child.wait()
+
+
+async def _pass_on(stream: asyncio.StreamReader, on_lines: OnLines) -> None:
+    """All output, until its end. No block is a reason to keep the event loop: reading one that is there already does not suspend."""
+    output = Output(now=time.monotonic())
+    while block := await stream.read(MAX_LINE_BYTES):
+        await _hand_out(output.feed(block, now=time.monotonic()), on_lines)
+        await asyncio.sleep(_PAUSE_S if output.is_flooded else 0)
+    await _hand_out(output.end(), on_lines)
+
+
+async def _hand_out(lines: Sequence[str], on_lines: OnLines) -> None:
+    for at in range(0, len(lines), _BATCH_LINES):
+        await on_lines(lines[at : at + _BATCH_LINES])
+        await asyncio.sleep(0)

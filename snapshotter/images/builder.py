@@ -1,0 +1,292 @@
+"""One build: a virtual environment made step by step in a directory that is not an image yet.
+
+The user's steps come first, in order; the worker's own requirements come last, so that nothing the user does can replace
+them unseen: where both pin one package differently the build fails and names both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
+from snapshotter.images.archives import is_there, local_archive
+from snapshotter.images.base_rootfs import BaseRootfs, package_proxies
+from snapshotter.images.build_log import BuildLog
+from snapshotter.images.build_sandbox import BuildSandbox
+from snapshotter.images.bundles import UNPACKING, unpack
+from snapshotter.images.pip_cache import lend
+from snapshotter.images.spec import ImagePlan, Step
+from snapshotter.linux.atomic_directory import expose, remove_tree
+from weight_cache.disk import DiskFloor
+from weight_cache.objects import ObjectStore
+from weight_cache.threads import finish_in_thread
+
+LOG_TAIL_LINES = 40
+"""Lines of the log that an error carries: pip's last words fit, a whole compiler's output does not."""
+LOG_TAIL_BYTES = 64 * 1024
+"""Of the same lines, as JSON has them: one of 64 KiB may take 400 KiB there."""
+_MOST_ESCAPED = 12
+"""Bytes of one character in JSON: two halves of a surrogate pair, `\\ud83d\\ude00`."""
+_REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^]]*\])?\s*([<>=!~].*)\Z")
+"""A plain requirement with a version (PEP 508): name, extras (left out: constraints may not have any), specifier."""
+
+APT_INSTALL = (
+    *("/usr/bin/apt-get", "-y", "--no-install-recommends"),
+    "--no-remove",
+    *("-o", "APT::Cmd::Pattern-Only=true"),  # a name that is not found is not read as a regular expression or a glob
+    *("install", "--"),
+)
+"""Before the names. Nothing is removed, neither by a modifier nor for a conflict."""
+_PUT_PIP = """
+cp -Rp -- "$1/pip/." "$2/lib/python$3/site-packages"
+for name in pip pip3 "pip$3"; do
+  printf '#!/bin/sh\\nexec "%s/bin/python" -m pip "$@"\\n' "$2" > "$2/bin/$name"
+  chmod 755 "$2/bin/$name"
+done
+"""
+"""For sh(1): $1 is what is given, $2 the environment, $3 the version of its interpreter."""
+Report = Callable[[Mapping[str, Any]], Awaitable[None]]
+"""Receives progress: `{"step", "index", "of", "text"}`."""
+
+
+class ImageBuild:
+    """One run of the steps. Owner: the task that calls `run`; nothing else touches it."""
+
+    def __init__(
+        self,
+        plan: ImagePlan,
+        box: BuildSandbox,
+        *,
+        blobs: ObjectStore,
+        log: Path,
+        variables: Mapping[str, str],
+        report: Report,
+        floor: DiskFloor,
+        pip: Path | None = None,
+        base: BaseRootfs | None = None,
+    ) -> None:
+        """`pip`: what `pip_of` the box's interpreter gave; None: the build installs it anew. `base`: for a box with `ids`."""
+        self._plan = plan
+        self._box = box
+        self._blobs = blobs
+        self._floor = floor
+        self._pip_of = pip
+        self._base = base
+        self._has_lists = False
+        self._log = BuildLog(log)
+        self._variables = dict(variables)
+        self._report = report
+        self._image_env: dict[str, str] = {}
+        self._tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
+        self._title = "virtual environment"
+        self._index = 0
+        self._count = len(plan.steps) + (2 if box.ids is None else 3)
+
+    async def run(self, requirements: Sequence[str], *, pip_config: str, has_credentials: bool = False) -> Mapping[str, str]:
+        """Do everything; returns the image's environment variables. Raises ImageBuildFailed, Unsupported.
+
+        `has_credentials`: credentials were removed from pip's configuration; the build's log says so.
+        """
+        with self._log:
+            return await self._run(requirements, pip_config=pip_config, has_credentials=has_credentials)
+
+    async def _run(self, requirements: Sequence[str], *, pip_config: str, has_credentials: bool) -> Mapping[str, str]:
+        for step in self._plan.steps:
+            if step.op == "copy" and not await self._is_there(step):
+                raise self._failed(f"{step.title}: {step.blob[:12]} is not in the blob store: deploy again to upload it")
+        await asyncio.to_thread(self._box.prepare)
+        if self._box.ids is not None and self._base is not None:
+            await self._begin("root file system")
+            await self._base.copy(self._box.rootfs, self._box.ids, self._tell)
+        self._variables["PIP_CONFIG_FILE"] = str(self._box.give("pip.conf", pip_config))
+        await self._begin("virtual environment")
+        if self._box.uid is not None and self._box.network.remark:
+            await self._say(f"the build shares the host's network: {self._box.network.remark}")
+        if self._box.network.namespace is not None:
+            await self._say("the build reaches the internet; of private networks what this machine's snapshotter.egress_allowed names")
+        if has_credentials:
+            await self._say("pip's configuration on this machine holds credentials: the build does not get them")
+        await self._environment()
+        for step in self._plan.steps:
+            await self._begin(step.title)
+            await self._do(step)
+        await self._begin("runtime")
+        await self._runtime(requirements)
+        for name in ("tmp", "given"):
+            await asyncio.to_thread(remove_tree, self._box.image / name)
+        return self._image_env
+
+    async def _environment(self) -> None:
+        make = [str(self._box.python), "-I", "-m", "venv"]
+        if self._pip_of is None:
+            await self._must(*make, str(self._box.env))
+            return
+        await finish_in_thread(lend, self._pip_of, self._box.image / "given" / "pip")
+        await self._must(*make, "--without-pip", str(self._box.env))
+        places = (str(self._box.given), str(self._box.env), self._box.interpreter.version)
+        await self._must("/bin/sh", "-ec", _PUT_PIP, "sh", *places)
+
+    async def _do(self, step: Step) -> None:
+        match step.op:
+            case "pip":
+                if step.items or step.options:
+                    await self._must(*self._pip("install"), *step.options, "--", *step.items)
+            case "apt":
+                await self._apt(step.items)
+            case "run":
+                for command in step.items:
+                    await self._say(f"$ {command}")
+                    await self._must("/bin/sh", "-c", command)
+            case "copy":
+                await self._copy(step)
+            case "env":
+                self._image_env |= step.values or {}
+                self._variables |= step.values or {}
+
+    async def _is_there(self, step: Step) -> bool:
+        try:
+            return await is_there(self._blobs, step.blob)
+        except BundleUnavailable as e:
+            raise self._failed(f"{step.title}: {e}") from e
+
+    async def _copy(self, step: Step) -> None:
+        """Unpack where only we write, and let the commands' own uid copy it: links made by earlier steps bind it, not us."""
+        name = f"copy-{self._index}"
+        target = self._box.files / step.target
+        parcel = self._box.image / "given" / name
+        parcel.mkdir(mode=0o755)
+        try:
+            async with local_archive(self._blobs, step.blob, beside=self._box.image, floor=self._floor) as archive:
+                await UNPACKING.run(unpack, archive, step.blob, parcel, floor=self._floor)
+            await asyncio.to_thread(expose, parcel)
+        except (BundleUnavailable, OSError) as e:
+            raise self._failed(f"{step.title}: {e}") from e
+        await self._must("/bin/mkdir", "-p", "--", str(target))
+        await self._must("/bin/cp", "-R", "--", f"{self._box.given / name}/.", str(target))
+        await asyncio.to_thread(remove_tree, parcel)
+        await self._say(f"copied {step.blob[:12]} to {step.target}")
+
+    async def _apt(self, packages: Sequence[str]) -> None:
+        if self._box.ids is None:
+            await self._expect_on_machine(packages)
+            return
+        if not self._has_lists:
+            if settings := await package_proxies():
+                self._variables["APT_CONFIG"] = str(self._box.give("apt.conf", settings))
+            self._variables |= {"DEBIAN_FRONTEND": "noninteractive"}
+            await self._must("/usr/bin/apt-get", "-q", "update")
+            self._has_lists = True
+        await self._must(*APT_INSTALL, *packages)
+
+    async def _expect_on_machine(self, packages: Sequence[str]) -> None:
+        """Where no image gets a root file system, its functions see the machine's: the packages must be installed there."""
+        missing = [p for p in packages if not await _is_installed(p)]
+        if missing:
+            raise Unsupported(
+                f"apt packages {' '.join(missing)} cannot be installed: {self._why_no_rootfs()}",
+                {"step": self._title, "packages": missing},
+            )
+        await self._say(f"already on this machine: {' '.join(packages)}")
+
+    def _why_no_rootfs(self) -> str:
+        why = self._base.why_not() if self._base is not None else None
+        return why or "the platform gives its functions no users of their own"
+
+    async def _runtime(self, requirements: Sequence[str]) -> None:
+        """Install what the worker needs, within the user's pins, and check that nobody was left with a version that it excludes."""
+        pins = {_canonical(m[1]): f"{m[1]}{m[2]}" for m in map(_REQUIREMENT.match, self._user_packages()) if m}
+        ours = {_canonical(re.split(r"[<>=!~\[ ]", r, maxsplit=1)[0]): r for r in requirements}
+        constraints = self._box.give("constraints.txt", "\n".join(pins.values()))
+        if await self._command(*self._pip("install"), "-c", str(constraints), "--", *requirements) != 0:
+            clashes = [f"the image wants {pins[name]}, the platform's worker {need}" for name, need in ours.items() if name in pins]
+            raise self._clash(clashes) if clashes else self._failed("the worker's requirements could not be installed")
+        complaints: list[str] = []
+
+        async def collect(lines: Sequence[str]) -> None:
+            complaints.extend(lines)
+            await self._tell(lines)
+
+        await self._box.run([*self._pip("check", bar=False)], variables=self._variables, on_lines=collect)
+        if clashes := [line for line in complaints if _canonical(_complained_about(line)) in ours]:
+            raise self._clash(clashes)
+
+    def _clash(self, clashes: list[str]) -> ImageBuildFailed:
+        said = "; ".join(clashes)
+        return self._failed(f"the image conflicts with the platform's worker: {said}. Relax the pin in pip_install(...)", conflicts=clashes)
+
+    def _user_packages(self) -> list[str]:
+        return [item.strip() for step in self._plan.steps if step.op == "pip" for item in step.items]
+
+    def _pip(self, command: str, *, bar: bool = True) -> list[str]:
+        return [str(self._box.env / "bin" / "python"), "-m", "pip", command, *(("--progress-bar", "off") if bar else ())]
+
+    async def _must(self, *argv: str) -> None:
+        status = await self._command(*argv)
+        if status != 0:
+            raise self._failed(f"{self._title}: exited with status {status}{self._box.enclosure.complaint()}")
+
+    async def _command(self, *argv: str) -> int:
+        return await self._box.run(argv, variables=self._variables, on_lines=self._tell)
+
+    async def _begin(self, title: str) -> None:
+        self._title = title
+        self._index += 1
+        await self._say(f"== {title}")
+
+    async def _say(self, line: str) -> None:
+        await self._tell([line])
+
+    async def _tell(self, lines: Sequence[str]) -> None:
+        self._tail.extend(lines)
+        self._log.write(lines)
+        about = {"step": self._title, "index": self._index, "of": self._count}
+        for line in lines:
+            await self._report({**about, "text": line})
+
+    def _failed(self, message: str, **detail: Any) -> ImageBuildFailed:
+        body = {"step": self._title, "index": self._index, "log_tail": log_tail(list(self._tail)), "log": str(self._log.path), **detail}
+        return ImageBuildFailed(f"image step {self._index} of {self._count} failed: {message}", body)
+
+
+def log_tail(lines: Sequence[str], *, max_bytes: int = LOG_TAIL_BYTES) -> list[str]:
+    """The last lines that fit into `max_bytes` of JSON; of the first of them perhaps its end alone."""
+    tail, left = list[str](), max_bytes
+    for line in reversed(lines):
+        cost = len(json.dumps(line)) + 1
+        if cost > left:
+            if end := line[len(line) - left // _MOST_ESCAPED :]:
+                tail.append(end)
+            break
+        tail.append(line)
+        left -= cost
+    return tail[::-1]
+
+
+async def _is_installed(package: str) -> bool:
+    """Whether dpkg knows `package` as installed."""
+    query = shutil.which("dpkg-query")
+    if query is None:
+        return False
+    child = await asyncio.create_subprocess_exec(
+        query, "-W", "-f", "${Status}", "--", package, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    out, _ = await child.communicate()
+    return child.returncode == 0 and b"ok installed" in out
+
+
+def _complained_about(line: str) -> str:
+    """The package that `pip check` blames: `… has requirement X, but you have NAME VERSION.`"""
+    _, blamed, rest = line.partition("but you have ")
+    return rest.split(" ")[0] if blamed else ""
+
+
+def _canonical(name: str) -> str:
+    """A project's name as indexes compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,377 @@
+"""Source archives, unpacked once per node.
+
+An archive is a `.tar.gz` in the blob store (a directory, or S3), named by its sha256; unpacked it is a read-only directory of the same
+name, which slots bind. It was packed by a client, so nothing in it is believed: the hash is checked before a byte is parsed,
+and entries may neither leave the directory, nor pass through a link, nor be anything but files, directories and links.
+
+An unpacked bundle stays for the next start, until the disk is short or there are many of them: then those go that nothing needs, the
+one that was asked for longest ago first. It is unpacked again when a start wants it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import hashlib
+import logging
+import math
+import os
+import re
+import tarfile
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from snapshotter.errors import BundleUnavailable
+from snapshotter.images.archives import Archive, local_archive, missing
+from snapshotter.linux.atomic_directory import freeze, remove_tree, rename_for_deletion, staged, sweep
+from snapshotter.tarstream import Content, entries
+from weight_cache.disk import BelowFloor, DiskFloor, no_floor
+from weight_cache.objects import DirectoryStore, ObjectStore
+from weight_cache.threads import BoundedThreads
+
+_log = logging.getLogger(__name__)
+
+MAX_UNPACKED_BYTES = 4 * 1024**3
+"""Bound of one archive's content: the controller takes 100 MiB packed, and source compresses some 5 to 10 times."""
+MAX_ENTRIES = 200_000
+"""Bound of an archive's entries: an inode costs 256 bytes on ext4 whether or not the entry has content."""
+
+UNPACKED_RATIO = 50
+UNPACKED_FLOOR_BYTES = 64 * 1024**2
+"""An archive becomes at most so many times what it has packed, or this much: its tenant's storage counts what is packed."""
+KEPT_BYTES = 8 * 1024**3
+KEPT_ENTRIES = 500_000
+"""Of bundles that nothing needs, all together."""
+KEPT_S = 60.0
+"""A bundle that was asked for so lately is about to be used."""
+UNPACKING = BoundedThreads(4, "unpack")
+"""Archives of all tenants are unpacked here: an archive of gigabytes keeps a thread for a while."""
+_BLOCK_OF_ENTRY = 4096  # bytes of the disk, on most file systems
+_LOOK_BYTES = 8 * 1024**2
+_LOOK_ENTRIES = 64
+"""What is written between two looks at the disk."""
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+_MAX_HOPS = 40  # path_resolution(7)
+_MAX_STEPS = 2_000_000  # of all links together
+_MAX_PATH = 4095  # PATH_MAX without its end (limits.h)
+_BLOCK_BYTES = 1024 * 1024
+
+
+class Bundles:
+    """The unpacked bundles below `<home>/node/code`.
+
+    Owner: one event loop. `_flights` changes only between awaits, so a digest is unpacked by one task however many ask.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        blobs: ObjectStore | None = None,
+        max_bytes: int = MAX_UNPACKED_BYTES,
+        floor: DiskFloor | None = None,
+        kept_bytes: int = KEPT_BYTES,
+        kept_entries: int = KEPT_ENTRIES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`blobs` None: the directory `<home>/blobs`. `floor`: free disk that bundles leave to others; None: none.
+
+        `kept_bytes`, `kept_entries`: bounds of what nothing needs.
+        """
+        self._blobs = DirectoryStore(home / "blobs") if blobs is None else blobs
+        self._code = home / "node" / "code"
+        self._max_bytes = max_bytes
+        self._floor = floor or no_floor()
+        self._kept = _Size(kept_bytes, kept_entries)
+        self._clock = clock
+        self._flights: dict[str, asyncio.Task[Path]] = {}
+        self._asked_at: dict[str, float] = {}
+        self._sizes: dict[str, _Size] = {}
+        self._needed: Callable[[], Collection[str]] | None = None
+        self._making_room = asyncio.Lock()
+        self._swept = False
+
+    def __repr__(self) -> str:
+        return f"<Bundles {self._code} unpacking={len(self._flights)}>"
+
+    async def ensure(self, digest: str) -> Path:
+        """The read-only directory of bundle `digest`, unpacked if need be. Raises BundleUnavailable.
+
+        Cancelling one caller leaves the unpacking to the others; it is short and its result is kept.
+        """
+        target = self._code / _checked(digest)
+        self._asked_at[digest] = self._clock()
+        if target.exists():
+            return target
+        flight = self._flights.get(digest)
+        if flight is None:
+            flight = asyncio.create_task(self._bring(digest, target), name=f"unpack {digest[:12]}")
+            self._flights[digest] = flight
+            flight.add_done_callback(lambda _: self._flights.pop(digest, None))
+        return await asyncio.shield(flight)
+
+    def needed_by(self, needed: Callable[[], Collection[str]]) -> None:
+        """`needed` tells the digests of the bundles that slots have; before it is said none is removed."""
+        self._needed = needed
+
+    async def make_room(self, more_bytes: int = 0) -> int:
+        """Remove bundles that nothing needs while the disk has no room for `more_bytes`, or while they are too many; how many went.
+
+        The one that was asked for longest ago goes first. The archives stay in the blob store.
+        """
+        removed = 0
+        if self._needed is None:
+            return removed
+        async with self._making_room:
+            present = await UNPACKING.run(self._look)
+            self._asked_at = {digest: at for digest, at in self._asked_at.items() if digest in present or digest in self._flights}
+            self._sizes = present
+            while (digest := self._victim(present, more_bytes)) is not None:
+                grave = rename_for_deletion(self._code / digest)  # before anything is awaited: from here on it has to be unpacked
+                del present[digest]
+                await UNPACKING.run(remove_tree, grave)
+                removed += 1
+        if removed:
+            _log.info("bundles.removed count=%d", removed)
+        return removed
+
+    def _victim(self, present: Mapping[str, _Size], more_bytes: int) -> str | None:
+        """The next to go; None where enough went, or nothing else may."""
+        if self._needed is None:
+            return None
+        needed, lately = {*self._needed(), *self._flights}, self._clock() - KEPT_S
+        idle = [digest for digest in present if digest not in needed and self._asked_at.get(digest, lately) <= lately]
+        held = _Size(sum(present[d].size_bytes for d in idle), sum(present[d].entries for d in idle))
+        is_short = any(self._floor.missing(more_bytes)) or held.size_bytes > self._kept.size_bytes or held.entries > self._kept.entries
+        return min(idle, key=lambda digest: self._asked_at.get(digest, -math.inf)) if is_short and idle else None
+
+    def _look(self) -> dict[str, _Size]:
+        """What is unpacked, those first that have been here longest; of another process's the size is measured, once."""
+        entries = os.scandir(self._code) if self._code.exists() else ()
+        found = [(entry.stat(follow_symlinks=False).st_mtime_ns, entry.name) for entry in entries if _DIGEST.match(entry.name)]
+        return {name: self._sizes.get(name) or _measured(self._code / name) for _, name in sorted(found)}
+
+    async def _bring(self, digest: str, target: Path) -> Path:
+        if not self._swept:
+            self._swept = True
+            await UNPACKING.run(sweep, self._code)
+        await self.make_room()
+        try:
+            try:
+                await self._fetch_and_unpack(digest, target)
+            except BelowFloor:
+                if not await self.make_room(self._max_bytes):
+                    raise
+                await self._fetch_and_unpack(digest, target)
+        except OSError as e:
+            raise BundleUnavailable(f"bundle {digest[:12]} cannot be unpacked to {target}: {e.strerror or e}") from e
+        return target
+
+    async def _fetch_and_unpack(self, digest: str, target: Path) -> None:
+        async with local_archive(self._blobs, digest, beside=self._code, floor=self._floor) as archive:
+            self._sizes[digest] = await UNPACKING.run(self._unpack, archive, digest, target)
+
+    def _unpack(self, archive: Archive, digest: str, target: Path) -> _Size:
+        with staged(target) as temp:
+            size = unpack(archive, digest, temp, max_bytes=self._max_bytes, floor=self._floor)
+            freeze(temp)
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """What an unpacked bundle takes of the disk."""
+
+    size_bytes: int
+    entries: int
+
+
+def _measured(directory: Path) -> _Size:
+    size_bytes = entries = 0
+    for folder, folders, files in os.walk(directory):
+        entries += len(folders) + len(files)
+        with contextlib.suppress(OSError):  # it is being removed
+            size_bytes += sum(os.lstat(Path(folder, name)).st_size for name in files)
+    return _Size(size_bytes + entries * _BLOCK_OF_ENTRY, entries)
+
+
+def unpack(archive: Archive, digest: str, into: Path, *, max_bytes: int = MAX_UNPACKED_BYTES, floor: DiskFloor | None = None) -> _Size:
+    """Unpack a `.tar.gz` whose sha256 must be `digest` into the existing directory `into`; what it takes.
+
+    Raises BundleUnavailable, BelowFloor, OSError.
+    """
+    try:
+        packed = archive.open()
+    except FileNotFoundError as e:
+        raise missing(digest, archive.origin) from e
+    with packed:
+        found = _sha256(packed)
+        if found != digest:
+            message = f"{archive.origin} is corrupt: its sha256 is {found[:12]}…, not {digest[:12]}…: delete it and deploy again"
+            raise BundleUnavailable(message)
+        most = min(max_bytes, max(UNPACKED_FLOOR_BYTES, UNPACKED_RATIO * packed.tell()))
+        packed.seek(0)
+        extraction = _Extraction(into, most, floor or no_floor())
+        try:
+            with gzip.open(packed) as plain:
+                extraction.run(entries(plain))
+        except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as e:
+            raise BundleUnavailable(f"bundle {digest[:12]} is not a .tar.gz archive: {e}") from e
+        return extraction.size()
+
+
+class _Extraction:
+    """One archive on its way to disk. `_folders` are the directories made here: entries go nowhere else. All that is made is counted."""
+
+    def __init__(self, root: Path, max_bytes: int, floor: DiskFloor) -> None:
+        self._root = root
+        self._left_bytes = max_bytes
+        self._max_bytes = max_bytes
+        self._floor = floor
+        self._unseen_bytes = _LOOK_BYTES  # the first look is before the first byte
+        self._folders: set[PurePosixPath] = {PurePosixPath(".")}
+        self._files: set[PurePosixPath] = set()
+        self._links: set[PurePosixPath] = set()
+        self._left_entries = MAX_ENTRIES
+        self._left_steps = _MAX_STEPS
+
+    def size(self) -> _Size:
+        """What was written."""
+        made = MAX_ENTRIES - self._left_entries
+        return _Size(self._max_bytes - self._left_bytes + made * _BLOCK_OF_ENTRY, made)
+
+    def _wrote(self, size: int) -> None:
+        """Look at the disk now and then. Raises BelowFloor."""
+        self._unseen_bytes += size
+        if self._unseen_bytes >= _LOOK_BYTES:
+            self._floor.require()
+            self._unseen_bytes = 0
+
+    def run(self, members: Iterable[tuple[tarfile.TarInfo, Content]]) -> None:
+        for member, content in members:
+            self._count()
+            self._entry(member, content)
+        for link in sorted(self._links):
+            self._check_link(link)
+
+    def _count(self) -> None:
+        self._left_entries -= 1
+        self._wrote(_LOOK_BYTES // _LOOK_ENTRIES)
+        if self._left_entries < 0:
+            raise BundleUnavailable(f"the archive has more than {MAX_ENTRIES} entries")
+
+    def _entry(self, member: tarfile.TarInfo, content: Content) -> None:
+        name = _relative(member.name, member.name)
+        if member.isdir():
+            self._folder(name)
+            return
+        self._folder(name.parent)
+        if name in self._files or name in self._folders or name in self._links:
+            raise BundleUnavailable(f"the archive holds {member.name!r} twice")
+        if member.isreg():
+            self._file(name, content, member)
+        elif member.issym():
+            self._take(len(member.linkname))
+            os.symlink(_link_target(member), self._root / name)
+            self._links.add(name)
+        elif member.islnk():
+            self._hard_link(name, member)
+        else:
+            raise BundleUnavailable(
+                f"the archive holds {member.name!r}, a device, pipe or socket: only files, directories and links may be"
+            )
+
+    def _folder(self, name: PurePosixPath) -> None:
+        missing = []
+        while name not in self._folders:  # which holds the root
+            missing.append(name)
+            name = name.parent
+        for folder in reversed(missing):
+            if folder in self._files or folder in self._links:
+                raise BundleUnavailable(f"the archive goes through {str(folder)!r}, which is not a directory")
+            self._count()
+            (self._root / folder).mkdir()
+            self._folders.add(folder)
+
+    def _file(self, name: PurePosixPath, source: Content, member: tarfile.TarInfo) -> None:
+        self._take(member.size)
+        mode = 0o755 if member.mode & 0o100 else 0o644
+        descriptor = os.open(self._root / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        with open(descriptor, "wb") as out:
+            while block := source.read(_BLOCK_BYTES):
+                self._wrote(len(block))
+                out.write(block)
+        self._files.add(name)
+
+    def _take(self, size: int) -> None:
+        self._left_bytes -= size
+        if self._left_bytes < 0:
+            raise BundleUnavailable(
+                f"the archive unpacks to more than {self._max_bytes} bytes: leave data out of it (.pilotlightignore), or use Weights"
+            )
+
+    def _hard_link(self, name: PurePosixPath, member: tarfile.TarInfo) -> None:
+        target = _relative(member.linkname, member.name)
+        if target not in self._files:
+            raise BundleUnavailable(f"the archive's {member.name!r} links to {member.linkname!r}, which is no file before it")
+        os.link(self._root / target, self._root / name)
+        self._files.add(name)
+
+    def _check_link(self, link: PurePosixPath) -> None:
+        """Follow it as the kernel would (path_resolution(7)): everything is on disk now, so a chain of links shows where it really ends."""
+        at: list[str] = list(link.parent.parts)
+        ahead = [link.name]
+        hops = 0
+        while ahead:
+            self._left_steps -= 1
+            part = ahead.pop()
+            if part == "..":
+                if not at:
+                    raise BundleUnavailable(f"the archive's link {str(link)!r} leads outside of it")
+                at.pop()
+                continue
+            at.append(part)
+            if PurePosixPath(*at) not in self._links:
+                continue
+            hops += 1
+            if hops > _MAX_HOPS or self._left_steps < 0:
+                raise BundleUnavailable(f"the archive's link {str(link)!r} goes through more links than a kernel follows")
+            target = PurePosixPath(os.readlink(self._root.joinpath(*at)))
+            if target.is_absolute():
+                raise BundleUnavailable(f"the archive's link {str(link)!r} leads outside of it")
+            at.pop()
+            ahead += reversed(target.parts)
+
+
+def _link_target(member: tarfile.TarInfo) -> str:
+    if not member.linkname or "\0" in member.linkname or len(member.linkname) > _MAX_PATH:
+        raise BundleUnavailable(f"the archive's link {_shown(member.name)} leads to {_shown(member.linkname)}, which is no path")
+    return member.linkname
+
+
+def _shown(name: str) -> str:
+    return ascii(name[:200])
+
+
+def _relative(name: str, shown: str) -> PurePosixPath:
+    if len(name) > _MAX_PATH:
+        raise BundleUnavailable(f"the archive's entry {_shown(shown)}… has a path of more than {_MAX_PATH} characters")
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\0" in name:
+        raise BundleUnavailable(f"the archive's entry {shown!r} leads outside of it")
+    return path
+
+
+def _checked(digest: str) -> str:
+    if not _DIGEST.match(digest):
+        raise BundleUnavailable(f"{digest!r} does not name a bundle: expected the 64 hex digits of a sha256")
+    return digest
+
+
+def _sha256(file: IO[bytes]) -> str:
+    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # BinaryIO has all that it needs

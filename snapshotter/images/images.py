@@ -1,0 +1,437 @@
+"""Images: environments built once per node from a description, and found again by its digest.
+
+An image is `<home>/node/images/<digest>-<uid>/` (without root `<digest>/`: one that another tenant built of the same description holds what
+that tenant's build made of it, and is not shared) with `env/` (a virtual environment of a real interpreter), `files/` (what was copied in)
+and `image.json`. One that installs Debian packages has `rootfs/` too, the root file system that its workers see (`base_rootfs`), where this
+node can make one: as root, on Debian or Ubuntu, with debootstrap. Workers do not run the environment's own `python`: they run the
+interpreter behind it with the image's `site` directories on `sys.path`, so an image works wherever it is bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import json
+import math
+import os
+import re
+import sysconfig
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from snapshotter.egress import PUBLIC, Egress
+from snapshotter.engines import Engines
+from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
+from snapshotter.images.base_rootfs import CACHES, BaseRootfs, OnLines, package_proxies, package_sources, packages_digest
+from snapshotter.images.build_limits import NO_CGROUPS, BuildLimits, limited_group
+from snapshotter.images.build_network import BuildNetwork, Joined, joined
+from snapshotter.images.build_sandbox import BuildSandbox, run_on_machine
+from snapshotter.images.builder import ImageBuild
+from snapshotter.images.interpreters import find_interpreter, own_interpreter
+from snapshotter.images.pip_cache import pip_of
+from snapshotter.images.pip_config import build_config, build_variables, has_credentials, index_settings, named_paths
+from snapshotter.images.spec import ImagePlan, image_digest, parse_image
+from snapshotter.linux.atomic_directory import TooManyEntries, delete_atomically, freeze, remove_tree, staged_in_thread, sweep
+from snapshotter.linux.cgroups import Cgroups, Group
+from snapshotter.linux.dns_servers import DnsServers
+from snapshotter.shim import mounts, root_directory
+from snapshotter.slots.launch_plan import Layout
+from weight_cache.beneath import check_directory
+from weight_cache.disk import DiskFloor, no_floor
+from weight_cache.objects import DirectoryStore, ObjectStore
+
+RUNTIME_PACKAGES = ("cloudpickle", "uvicorn", "httptools", "uvloop", "wsproto")
+"""What a worker imports (the extra `worker` in pyproject.toml): goes into every image, at the platform's own versions."""
+BUILD_TIMEOUT_S = 3600.0
+"""One build: compiling a large package on two cores takes half an hour."""
+_MAX_BACKLOG = 1000
+KEPT_LOGS = 16
+"""Of builds of one tenant that failed, the newest: each has a megabyte, and nothing else bounds how many there are."""
+USED_EVERY_S = 2.0
+"""How often a build says what it has used: who leaves it owes that much less than it has used, at most."""
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+_KEY = re.compile(r"[0-9a-f]{64}(-[0-9]+)?\Z")
+
+Part = Callable[[Mapping[str, Any]], Awaitable[None]]
+"""Sends progress to whoever asked: `{"step": "pip install numpy", "index": 2, "of": 4, "text": line}`, and, now and then and at the end,
+`{"build": id, "cpu_ns": n}`: the CPU time of its commands so far, where the kernel counts it. Who shares a build hears the same id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageLayout:
+    """What a worker of an image needs; host paths.
+
+    Attributes:
+        python: the interpreter's executable, inside `prefix`.
+        prefix: the interpreter's installation.
+        site: directories of packages, in the order in which they go on sys.path.
+        env: the image's environment variables.
+        rootfs: its root file system; None = the machine's.
+        rootfs_digest: of the packages of the distribution in it, with their versions.
+    """
+
+    python: Path
+    prefix: Path
+    site: tuple[Path, ...]
+    env: Mapping[str, str]
+    rootfs: Path | None = None
+    rootfs_digest: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A build in progress and who listens to it. Listeners come and go between awaits only."""
+
+    task: asyncio.Task[None]
+    listeners: list[asyncio.Queue[Mapping[str, Any] | None]] = field(default_factory=list)
+
+    def tell(self, body: Mapping[str, Any] | None) -> None:
+        """To every listener; one that reads too slowly loses its oldest lines (the log has them all)."""
+        for inbox in self.listeners:
+            if inbox.full():
+                inbox.get_nowait()
+            inbox.put_nowait(body)
+
+
+class Images:
+    """The images of this node. Owner: one event loop; `_flights` changes between awaits only."""
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        environ: Mapping[str, str],
+        requirements: Sequence[str],
+        blobs: ObjectStore | None = None,
+        build_timeout_s: float = BUILD_TIMEOUT_S,
+        bounds: BuildLimits | None = None,
+        cgroups: Cgroups = NO_CGROUPS,
+        engines: Engines | None = None,
+        floor: DiskFloor | None = None,
+        network: BuildNetwork = BuildNetwork.AUTO,
+        egress: Egress = PUBLIC,
+        servers: DnsServers | None = None,
+    ) -> None:
+        """`blobs`: where copy steps find their archives; None: the directory `<home>/blobs`. `engines`: None: those of the home alone.
+
+        `floor`: free disk that builds leave; None: none. `network`: where builds as another uid are; `egress`: what they reach there,
+        `servers`: of names.
+        """
+        self._floor = floor or no_floor()
+        self._engines = Engines(home) if engines is None else engines
+        self._blobs = DirectoryStore(home / "blobs") if blobs is None else blobs
+        self._root = home / "node" / "images"
+        self._environ = environ
+        self._requirements = tuple(requirements)
+        self._build_timeout_s = build_timeout_s
+        self._bounds = bounds or BuildLimits()
+        self._cgroups = cgroups
+        self._base_rootfs = BaseRootfs(home / "node" / "rootfs", run=self._run_on_machine)
+        self._network, self._egress, self._servers = network, egress, servers
+        self._flights: dict[str, _Flight] = {}
+        self._swept = False
+
+    def __repr__(self) -> str:
+        return f"<Images {self._root} building={len(self._flights)}>"
+
+    def layout(self, digest: str | None, engine: str | None = None, *, uid: int | None = None) -> Layout:
+        """Where image `digest`, as `uid` built it, is; an image of an older release, which kept one for all tenants, will do.
+
+        In its place the engine environment of that name; without either the platform's own interpreter with its packages.
+
+        Raises BundleUnavailable when it is not on this node, Unsupported when its interpreter is gone since.
+        """
+        if digest is None and engine is not None:
+            return self._engines.get(engine)
+        if digest is None:
+            return own_layout()
+        found = self._find(digest, uid) if _DIGEST.match(digest) else None
+        if found is None:
+            raise BundleUnavailable(f"image {digest[:12]} was not built on this node: deploy the app again to build it")
+        image, body = found
+        python = Path(body["python"])
+        if not python.exists():
+            raise Unsupported(f"image {digest[:12]} was built for {python}, which is gone: install it again, or `pilotlight deploy` anew")
+        try:
+            site = tuple(check_directory(image, s) for s in body["site"])
+        except OSError as e:
+            raise Unsupported(f"image {digest[:12]} cannot be used: {e.strerror}. Change a step of it, and deploy again") from e
+        rootfs = image / "rootfs" if "rootfs" in body else None
+        digest = body.get("rootfs", "")
+        return ImageLayout(python=python, prefix=Path(body["prefix"]), site=site, env=body["env"], rootfs=rootfs, rootfs_digest=digest)
+
+    async def build(self, spec: Mapping[str, Any], *, uid: int | None, part: Part) -> str:
+        """Build the image that `spec` describes unless it is there; returns its digest.
+
+        Callers at once share one build and all see its progress; when the last of them is cancelled the build is too.
+        Raises ImageBuildFailed (`detail`: step, log_tail, log), Unsupported.
+        """
+        digest = image_digest(spec)
+        key = _key(digest, uid)
+        if (self._root / key).exists():
+            return digest
+        plan = parse_image(spec)
+        flight = self._flights.get(key) or self._take_off(key, plan, uid)
+        inbox: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue(_MAX_BACKLOG)
+        flight.listeners.append(inbox)
+        try:
+            while (body := await inbox.get()) is not None:
+                await part(body)
+            await asyncio.shield(flight.task)
+        finally:
+            flight.listeners.remove(inbox)
+            if not flight.listeners and not flight.task.done():
+                self._flights.pop(key, None)
+                flight.task.cancel()
+                await asyncio.wait([flight.task])
+        return digest
+
+    def prune(self, keep: set[str]) -> list[str]:
+        """Remove images whose digests are not in `keep`, unless they are being built; returns their digests."""
+        present = [d.name for d in self._root.iterdir() if _KEY.match(d.name)] if self._root.exists() else []
+        gone = sorted(key for key in set(present) - self._flights.keys() if key[:64] not in keep)
+        for key in gone:
+            delete_atomically(self._root / key)
+            (self._root / f"{key}.log").unlink(missing_ok=True)
+        return sorted({key[:64] for key in gone})
+
+    def size_bytes(self, digest: str, *, uid: int | None = None) -> int:
+        """Disk that an image takes as `uid` built it; 0 when it is not on this node. Blocking."""
+        if not _DIGEST.match(digest):
+            return 0
+        return disk_bytes(self._root / _key(digest, uid))
+
+    def delete(self, digest: str, *, uid: int | None = None) -> int:
+        """Remove an image that `uid` built, and its log; its bytes, 0 where there is none. One that is being built stays. Blocking."""
+        size_bytes = self.size_bytes(digest, uid=uid)
+        key = _key(digest, uid)
+        if key in self._flights or not _DIGEST.match(digest):
+            return 0
+        if size_bytes:
+            delete_atomically(self._root / key)
+        (self._root / f"{key}.log").unlink(missing_ok=True)
+        return size_bytes
+
+    def prune_logs(self, *, keep_s: float, now: float, missing: tuple[int, int] = (0, 0)) -> int:
+        """Remove logs of builds that left no image: beyond the newest of each tenant, and old ones; how many went. Blocking.
+
+        `missing`: bytes and files that must go, because the disk is below its floor: then the oldest go, too.
+        """
+        kept: Counter[str] = Counter()
+        missing_bytes, missing_files = missing
+        removed, left = 0, list[tuple[Path, int]]()
+        for written_at, size_bytes, log in self._failed_logs():
+            tenant = log.stem.partition("-")[2]
+            kept[tenant] += 1
+            if kept[tenant] > KEPT_LOGS or now - written_at > keep_s:
+                log.unlink(missing_ok=True)
+                removed += 1
+                missing_bytes, missing_files = missing_bytes - size_bytes, missing_files - 1
+            else:
+                left.append((log, size_bytes))
+        while left and (missing_bytes > 0 or missing_files > 0):
+            log, size_bytes = left.pop()
+            log.unlink(missing_ok=True)
+            removed += 1
+            missing_bytes, missing_files = missing_bytes - size_bytes, missing_files - 1
+        return removed
+
+    def _failed_logs(self) -> list[tuple[float, int, Path]]:
+        """Time, size and path of logs that have no image and are not written, the newest first."""
+        found = []
+        for log in self._root.glob("*.log"):
+            if _KEY.match(log.stem) and log.stem not in self._flights and not log.with_suffix("").exists():
+                with contextlib.suppress(FileNotFoundError):
+                    status = log.lstat()
+                    found.append((status.st_mtime, status.st_size, log))
+        return sorted(found, reverse=True)
+
+    def _find(self, digest: str, uid: int | None) -> tuple[Path, Mapping[str, Any]] | None:
+        for key in dict.fromkeys((_key(digest, uid), digest)):
+            with contextlib.suppress(FileNotFoundError):
+                return self._root / key, json.loads((self._root / key / "image.json").read_bytes())
+        return None
+
+    def _take_off(self, key: str, plan: ImagePlan, uid: int | None) -> _Flight:
+        flight = _Flight(task=asyncio.create_task(self._fly(key, plan, uid), name=f"build image {key[:12]}"))
+        self._flights[key] = flight
+
+        def land(task: asyncio.Task[None]) -> None:
+            if self._flights.get(key) is flight:
+                del self._flights[key]
+            flight.tell(None)
+            if task.cancelled() or task.exception() is not None:  # which every listener raises; with none left there is nobody to tell
+                self.prune_logs(keep_s=math.inf, now=0.0)
+
+        flight.task.add_done_callback(land)
+        return flight
+
+    async def _fly(self, key: str, plan: ImagePlan, uid: int | None) -> None:
+        async def report(body: Mapping[str, Any]) -> None:
+            if (flight := self._flights.get(key)) is not None:
+                flight.tell(body)
+
+        if not self._swept:
+            self._swept = True
+            await asyncio.to_thread(sweep, self._root)
+        interpreter = await find_interpreter(plan.python, self._environ)
+        pip = await pip_of(interpreter, self._environ)
+        try:
+            async with (
+                asyncio.timeout(self._build_timeout_s),
+                staged_in_thread(self._root / key) as temp,
+                limited_group(f"b-{key[:16]}{key[64:]}", bounds=self._bounds, cgroups=self._cgroups) as enclosure,
+                self._joined(uid, await self._addresses(plan)) as network,
+            ):
+                variables, config = build_variables(self._environ), build_config(self._environ)
+                with self._ids(plan, uid) as ids:
+                    box = BuildSandbox(
+                        interpreter=interpreter,
+                        image=temp,
+                        uid=uid,
+                        ids=ids,
+                        lent=() if ids is None else tuple(named_paths([*variables.values(), config])),
+                        enclosure=enclosure,
+                        network=network,
+                    )
+                    build = ImageBuild(
+                        plan,
+                        box,
+                        blobs=self._blobs,
+                        log=self._root / f"{key}.log",
+                        variables={name: box.as_seen(value) for name, value in variables.items()},
+                        report=report,
+                        floor=self._floor,
+                        pip=pip,
+                        base=self._base_rootfs,
+                    )
+                    steps = build.run(self._requirements, pip_config=box.as_seen(config), has_credentials=has_credentials(self._environ))
+                    async with _usage_told(enclosure.group, report):
+                        env = await self._floor.guard(steps)
+                    await asyncio.to_thread(_seal, box, env, self._bounds.entries)
+        except TimeoutError as e:
+            raise _failed(key, f"it took longer than {self._build_timeout_s:g} s") from e
+        except (OSError, ValueError) as e:
+            raise _failed(key, str(e)) from e
+
+    @contextlib.contextmanager
+    def _ids(self, plan: ImagePlan, uid: int | None) -> Iterator[range | None]:
+        """Ids of the root file system that an image gets: one that installs Debian packages, where this node can make one."""
+        if uid is None or all(step.op != "apt" for step in plan.steps) or self._base_rootfs.why_not() is not None:
+            yield None
+            return
+        ids = self._base_rootfs.take_ids()
+        try:
+            yield ids
+        finally:
+            self._base_rootfs.give_back(ids)
+
+    async def _run_on_machine(self, argv: Sequence[str], on_lines: OnLines) -> int:
+        proxies = {name: value for name, value in self._environ.items() if name.lower().endswith("_proxy")}
+        return await run_on_machine(argv, variables=proxies, on_lines=on_lines)
+
+    async def _addresses(self, plan: ImagePlan) -> list[str]:
+        """Texts that say where packages come from, and through which proxy."""
+        texts = index_settings(self._environ)
+        if any(step.op == "apt" for step in plan.steps):
+            texts += [*(source.uri for source in await package_sources()), await package_proxies()]
+        return texts
+
+    def _joined(self, uid: int | None, addresses: Iterable[str]) -> contextlib.AbstractAsyncContextManager[Joined]:
+        if uid is None:
+            return contextlib.nullcontext(Joined())
+        return joined(self._network, addresses, self._egress, self._servers)
+
+
+@contextlib.asynccontextmanager
+async def _usage_told(group: Group, report: Part) -> AsyncIterator[None]:
+    """Tell the CPU time of a build while the block runs, and at its end, however it ends."""
+    build = f"b-{os.urandom(8).hex()}"
+
+    async def tell() -> None:
+        if (used := group.cpu_ns()) is not None:
+            await report({"build": build, "cpu_ns": used})
+
+    async def tell_on() -> None:
+        while True:
+            await asyncio.sleep(USED_EVERY_S)
+            await tell()
+
+    telling = asyncio.create_task(tell_on(), name=f"usage of {build}")
+    try:
+        yield
+    finally:
+        telling.cancel()
+        await tell()
+
+
+def disk_bytes(directory: Path) -> int:
+    """Disk that a directory's files take; hard links once, links not followed."""
+    return _disk_bytes(directory, set())
+
+
+def _disk_bytes(directory: str | Path, seen: set[int]) -> int:
+    """`seen`: inodes with several names that were counted; no image is more than 100 directories deep."""
+    total = 0
+    with contextlib.suppress(OSError), os.scandir(directory) as found:
+        for entry in found:
+            with contextlib.suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                if entry.is_dir(follow_symlinks=False):
+                    total += status.st_blocks * 512 + _disk_bytes(entry.path, seen)
+                elif status.st_nlink == 1 or status.st_ino not in seen:
+                    if status.st_nlink > 1:
+                        seen.add(status.st_ino)
+                    total += status.st_blocks * 512
+    return total
+
+
+def _key(digest: str, uid: int | None) -> str:
+    """Name of the directory of an image: of a tenant's own, where tenants have uids."""
+    return digest if uid is None else f"{digest}-{uid}"
+
+
+def own_layout() -> ImageLayout:
+    """The platform's own interpreter, with the packages that this process sees."""
+    own = own_interpreter()
+    paths = dict.fromkeys(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
+    return ImageLayout(python=own.executable, prefix=own.prefix, site=tuple(p for p in paths if p.is_dir()), env={})
+
+
+def runtime_requirements() -> list[str]:
+    """The worker's requirements, pinned to what the platform itself runs with. Raises PackageNotFoundError."""
+    return [f"{name}=={importlib.metadata.version(name)}" for name in RUNTIME_PACKAGES]
+
+
+def _seal(box: BuildSandbox, env: Mapping[str, str], max_entries: int) -> None:
+    """Make the built directories read-only and write down what they are."""
+    temp, interpreter, left = box.image, box.interpreter, max_entries
+    for name in CACHES if box.ids is not None else ():
+        with contextlib.suppress(OSError):  # a step removed it, or put a link in its place
+            remove_tree(check_directory(box.rootfs, name))
+    for name in ("env", "files", *(("rootfs",) if box.ids is not None else ())):
+        try:
+            left -= freeze(temp / name, owners=box.owners, max_entries=left)
+        except TooManyEntries as e:
+            raise ValueError(
+                f"it has more than {max_entries} files, directories and links, the bound of one image: remove what the function does not "
+                "need (caches, tests, sources) in the step that makes it, or read it from weights"
+            ) from e
+    site = [f"env/lib/python{interpreter.version}/site-packages", "files"]
+    for name in site:
+        check_directory(temp, name)  # what slots bind: a link of the tenant's would have them bind something else
+    body = {"python": str(interpreter.executable), "prefix": str(interpreter.prefix), "site": site, "env": dict(env)}
+    if box.ids is not None:
+        root_directory.complete(str(box.rootfs), uid=box.uid or 0, home=mounts.HOME)
+        body["rootfs"] = packages_digest(box.rootfs)
+    (temp / "image.json").write_text(json.dumps(body, sort_keys=True))
+    (temp / "image.json").chmod(0o644)  # whatever our umask is
+    temp.chmod(0o755)
+
+
+def _failed(digest: str, message: str) -> ImageBuildFailed:
+    return ImageBuildFailed(f"image {digest[:12]} could not be built: {message}", {"step": "image", "log_tail": []})

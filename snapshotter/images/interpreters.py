@@ -1,0 +1,105 @@
+"""The Python interpreters that are on this machine.
+
+An interpreter is known by what it says about itself, not by its path: a name on PATH may be a virtual environment's or a
+version manager's shim. What counts is the installation behind it: prefix and executable, which slots bind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapshotter.errors import Unsupported
+from snapshotter.images.spec import OLDEST_PYTHON
+
+_ASK = "import sys; print('%d.%d' % sys.version_info[:2], sys.base_prefix, sep='\\n')"
+_ASK_TIMEOUT_S = 10.0
+"""A shim of a version manager answers in 0.1 s; anything slower is broken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interpreter:
+    """One installation: `version` as "3.11", `prefix` its root, `executable` below it (real, no shim, no environment)."""
+
+    version: str
+    prefix: Path
+    executable: Path
+
+
+def own_interpreter() -> Interpreter:
+    """The installation that runs this process."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    prefix = Path(sys.base_prefix)
+    return Interpreter(version=version, prefix=prefix, executable=prefix / "bin" / f"python{version}")
+
+
+async def find_interpreter(version: str, environ: Mapping[str, str]) -> Interpreter:
+    """The best interpreter of `version`: the platform's own, then PATH, then pyenv's. Raises Unsupported naming what is there."""
+    own = own_interpreter()
+    if own.version == version:
+        return own
+    for candidate in _candidates(f"python{version}", environ):
+        found = await _ask(candidate)
+        if found is not None and found.version == version:
+            return found
+    there = ", ".join(sorted({i.version for i in await installed_interpreters(environ)}, key=_as_numbers))
+    raise Unsupported(
+        f"no Python {version} on this machine; there is: {there}. Use Image.python({own.version!r}), or install python{version} on PATH",
+        {"wanted": version, "found": there.split(", ")},
+    )
+
+
+async def installed_interpreters(environ: Mapping[str, str]) -> list[Interpreter]:
+    """Every interpreter found that an image may have, one per version, the platform's own first, then the newest."""
+    found = {(own := own_interpreter()).version: own}
+    answers = await asyncio.gather(*(_ask(c) for c in _candidates("python3.*", environ)))
+    usable = (i for i in answers if i is not None and _as_numbers(i.version) >= OLDEST_PYTHON)
+    for interpreter in sorted(usable, key=lambda i: _as_numbers(i.version), reverse=True):
+        found.setdefault(interpreter.version, interpreter)
+    return list(found.values())
+
+
+def _candidates(pattern: str, environ: Mapping[str, str]) -> list[Path]:
+    """Executables matching `pattern`, pyenv's shims left out: they answer for whatever is selected, not for their name."""
+    folders = [Path(p) for p in environ.get("PATH", os.defpath).split(os.pathsep) if p and not p.endswith("shims")]
+    pyenv = Path(environ.get("PYENV_ROOT") or Path(environ.get("HOME", "/nonexistent")) / ".pyenv")
+    folders += sorted(pyenv.glob("versions/*/bin"), reverse=True)
+    matches = (m for folder in folders for m in sorted(folder.glob(pattern)))
+    return [m for m in matches if m.name.removeprefix("python3.").isdigit() and os.access(m, os.X_OK)]
+
+
+async def _ask(candidate: Path) -> Interpreter | None:
+    """What `candidate` says about itself; None when it does not run, or its installation is incomplete."""
+    try:
+        child = await asyncio.create_subprocess_exec(
+            candidate,
+            "-I",
+            "-S",
+            "-c",
+            _ASK,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+    except OSError:
+        return None
+    try:
+        async with asyncio.timeout(_ASK_TIMEOUT_S):
+            out, _ = await child.communicate()
+    except TimeoutError:
+        child.kill()
+        await child.wait()
+        return None
+    lines = out.decode(errors="replace").splitlines()
+    if child.returncode != 0 or len(lines) != 2:
+        return None
+    executable = Path(lines[1]) / "bin" / f"python{lines[0]}"
+    return Interpreter(version=lines[0], prefix=Path(lines[1]), executable=executable) if executable.exists() else None
+
+
+def _as_numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))

@@ -1,0 +1,128 @@
+"""Permission to use the processor's tiles (Intel AMX), which a process has to ask for, given back to processes that came out of an image.
+
+The kernel keeps the permission with the process; CRIU neither saves nor restores it, and the first instruction with tiles after a restore
+is then a SIGILL. Matrix libraries ask once, when they are loaded, and use tiles for bfloat16 and int8. A process that is stopped for a
+moment (ptrace(2), PTRACE_SEIZE) is made to ask again: one system call is put into its main thread, by an instruction of its vDSO, and
+its registers are put back. Where the kernel says no, nothing changes: the process could not have had it before (its signal stacks are
+too small). x86-64 only. Sources: arch_prctl(2), Documentation/arch/x86/xstate.rst, ptrace(2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import logging
+import os
+import signal
+import struct
+import time
+from collections.abc import Iterable
+
+_log = logging.getLogger(__name__)
+_ARCH_PRCTL = 158
+_ARCH_GET_XCOMP_SUPP, _ARCH_REQ_XCOMP_PERM = 0x1021, 0x1023
+_TILE_DATA = 18
+"""Number of the component of the processor's state."""
+_SEIZE, _INTERRUPT, _GETREGS, _SETREGS, _STEP, _DETACH = 0x4206, 0x4207, 12, 13, 9, 17
+_GETSIGMASK, _SETSIGMASK = 0x420A, 0x420B
+_REGISTERS = 27
+"""Of struct user_regs_struct, by eight bytes each; the places of those that are used:"""
+_RAX, _RSI, _RDI, _ORIG_RAX, _RIP = 10, 13, 14, 15, 16
+_RDX = 12
+_ALL_CHILDREN = 0x40000000
+_PATIENCE_S = 1.0
+_SYSCALL = b"\x0f\x05"
+
+
+class AmxRequestFailed(Exception):
+    """Raised when a process could not be made to ask."""
+
+
+def request_tile_permission(pids: Iterable[int]) -> None:
+    """Have each of these processes ask for tiles, where this machine has them. Blocking, some 0.2 ms for each; never raises."""
+    if not has_tiles():
+        return
+    for pid in pids:
+        try:
+            _ask(pid)
+        except (AmxRequestFailed, OSError) as e:
+            _log.warning("tiles.not_asked pid=%s error=%s", pid, e)
+
+
+@functools.cache
+def has_tiles() -> bool:
+    """Whether this processor has them, and the kernel hands them out."""
+    if os.uname().machine != "x86_64":
+        return False
+    found = ctypes.c_uint64()
+    return _libc.syscall(_ARCH_PRCTL, _ARCH_GET_XCOMP_SUPP, ctypes.byref(found)) == 0 and bool(found.value >> _TILE_DATA & 1)
+
+
+def _ask(pid: int) -> None:
+    instruction = _instruction(pid)
+    _ptrace(_SEIZE, pid)
+    try:
+        _ptrace(_INTERRUPT, pid)
+        _wait_stop(pid)
+        _call(pid, instruction)
+    finally:
+        with contextlib.suppress(OSError):  # it ended
+            _ptrace(_DETACH, pid)
+
+
+def _call(pid: int, instruction: int) -> None:
+    """One system call in the stopped process, with all signals held back; everything as it was afterwards."""
+    registers, mask = ctypes.create_string_buffer(8 * _REGISTERS), ctypes.c_uint64()
+    _ptrace(_GETREGS, pid, 0, ctypes.addressof(registers))
+    _ptrace(_GETSIGMASK, pid, 8, ctypes.addressof(mask))
+    values = list(struct.unpack(f"{_REGISTERS}Q", registers.raw))
+    values[_RAX], values[_RDI], values[_RSI], values[_RDX] = _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _TILE_DATA, 0
+    values[_ORIG_RAX], values[_RIP] = 0xFFFFFFFFFFFFFFFF, instruction  # -1: the call that it was in is not begun again yet
+    changed = ctypes.create_string_buffer(struct.pack(f"{_REGISTERS}Q", *values))
+    blocked = ctypes.c_uint64(0xFFFFFFFFFFFFFFFF)
+    _ptrace(_SETSIGMASK, pid, 8, ctypes.addressof(blocked))
+    _ptrace(_SETREGS, pid, 0, ctypes.addressof(changed))
+    try:
+        _ptrace(_STEP, pid)
+        _wait_stop(pid)
+    finally:
+        _ptrace(_SETREGS, pid, 0, ctypes.addressof(registers))
+        _ptrace(_SETSIGMASK, pid, 8, ctypes.addressof(mask))
+
+
+def _instruction(pid: int) -> int:
+    """Where a `syscall` instruction is in its vDSO. Raises AmxRequestFailed, OSError."""
+    with open(f"/proc/{pid}/maps") as f:
+        spans = [line.split()[0] for line in f if line.rstrip().endswith("[vdso]")]
+    if not spans:
+        raise AmxRequestFailed("it has no vDSO")
+    start, end = (int(part, 16) for part in spans[0].split("-"))
+    with open(f"/proc/{pid}/mem", "rb") as f:
+        f.seek(start)
+        found = f.read(end - start).find(_SYSCALL)
+    if found < 0:
+        raise AmxRequestFailed("its vDSO makes no system call")
+    return start + found
+
+
+def _wait_stop(pid: int) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(pid, os.WNOHANG | _ALL_CHILDREN)
+        if found == pid:
+            if os.WIFSTOPPED(status):
+                return
+            raise AmxRequestFailed(f"it ended: {signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else 'exited'}")
+        time.sleep(0.0001)  # waitpid(2) has no deadline of its own
+    raise AmxRequestFailed(f"it did not stop within {_PATIENCE_S:g} s")
+
+
+def _ptrace(request: int, pid: int, address: int = 0, data: int = 0) -> None:
+    if _libc.ptrace(ctypes.c_long(request), ctypes.c_long(pid), ctypes.c_void_p(address), ctypes.c_void_p(data)) < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"ptrace({request:#x}) of process {pid}: {os.strerror(code)}")
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.ptrace.restype = ctypes.c_long

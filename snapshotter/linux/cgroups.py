@@ -1,0 +1,299 @@
+"""Limits per slot and instance through cgroup v1 or v2, in groups of our own below the group that we were started in.
+
+They lie side by side, with a prefix of ours, not below one common group: that would be one competitor for the CPU, with one weight, however
+many work in it, and whoever gives way in it (`cpu_priority`) would give way to nobody outside.
+
+Nothing here needs a daemon; where the hierarchy cannot be written the machine goes without, `why_not` says why, and the
+shim falls back to RLIMIT_DATA. Sources: kernel documentation, admin-guide/cgroup-v1 and cgroup-v2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from snapshotter.shim import cpu_priority
+
+_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
+_UNIFIED = ("memory", "pids", "cpu")
+"""The same in v2, where `cpu` counts as well."""
+MAX_PIDS = 4096
+"""Processes and threads of one instance: some hundred are normal for numeric libraries, a fork bomb is not."""
+_REMOVE_ATTEMPTS = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """One subject's group: a directory per hierarchy.
+
+    Attributes:
+        directories: controller → directory; under v2 all the same one. Empty where there are no cgroups.
+        version: 1 or 2.
+        cpu: its part of a busy machine, in CPUs.
+    """
+
+    directories: Mapping[str, Path]
+    version: int
+    cpu: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """What it was made as; "" where there are no cgroups."""
+        return next((d.name for d in self._unique()), "")
+
+    @property
+    def weighs(self) -> bool:
+        """Whether there is a group for the CPU."""
+        return "cpu" in self.directories
+
+    @property
+    def procs(self) -> list[str]:
+        """The files that a process' id is written to, each once."""
+        return [str(d / "cgroup.procs") for d in self._unique()]
+
+    @property
+    def tasks(self) -> list[str]:
+        """The files into which a single-threaded process writes "0" to enter by itself; v1 only.
+
+        That way in is free. The other one (`procs`, by anybody) takes a lock that all forks of the machine share, and waits for an
+        RCU grace period when it was idle: 10 to 25 ms (kernel, `cgroup_procs_write_start`).
+        """
+        return [str(d / "tasks") for d in self._unique()] if self.version == 1 else []
+
+    def ways_in(self) -> dict[str, Any]:
+        """For the shim (`child.Cgroup`)."""
+        return {"procs": self.procs, "tasks": self.tasks}
+
+    def oom_kills(self) -> int:
+        """How often the kernel killed a process here because memory ran out."""
+        if (memory := self.directories.get("memory")) is None:
+            return 0
+        return _keyed(memory / ("memory.events" if self.version == 2 else "memory.oom_control"), "oom_kill")
+
+    def memory_bytes(self) -> int | None:
+        """Memory charged now; None where nobody counts."""
+        if (memory := self.directories.get("memory")) is None:
+            return None
+        return _number(memory / ("memory.current" if self.version == 2 else "memory.usage_in_bytes"))
+
+    def cpu_ns(self) -> int | None:
+        """CPU time used so far; None where nobody counts."""
+        if self.version == 2 and (cpu := self.directories.get("cpu")) is not None:
+            return _keyed(cpu / "cpu.stat", "usage_usec") * 1000
+        if (accounting := self.directories.get("cpuacct")) is not None:
+            return _number(accounting / "cpuacct.usage")
+        return None
+
+    @property
+    def cpu_file(self) -> str:
+        """The file that counts its CPU time (`cpu_counter` reads it); "" where nobody counts."""
+        if self.version == 2 and (cpu := self.directories.get("cpu")) is not None:
+            return str(cpu / "cpu.stat")
+        accounting = self.directories.get("cpuacct")
+        return "" if accounting is None else str(accounting / "cpuacct.usage")
+
+    def weigh(self, part: float) -> None:
+        """Have that part of one's share of the CPU; 0: have it while nobody else wants it. Nothing happens where there is no cpu group."""
+        with contextlib.suppress(OSError):
+            if self.weighs:
+                cpu_priority.weigh(self.directories["cpu"], version=self.version, cpu=self.cpu, part=part)
+
+    def members(self) -> list[int]:
+        """Who is in it, descendants in sessions of their own included."""
+        return list(dict.fromkeys(pid for directory in self._unique() for pid in _pids(directory)))
+
+    def kill(self) -> None:
+        """SIGKILL whoever is left, descendants in sessions of their own included."""
+        for directory in self._unique():
+            for pid in _pids(directory):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    async def remove(self) -> None:
+        """Kill whoever is left and remove the directories. The kernel needs a moment after the last exit."""
+        for attempt in range(_REMOVE_ATTEMPTS):
+            if [d for d in self._unique() if not _remove(d)] == []:
+                return
+            self.kill()
+            await asyncio.sleep(min(0.1, 0.002 * (attempt + 1)))
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values: what a restarted agent needs, wherever it is started itself."""
+        return {"version": self.version, "cpu": self.cpu, "directories": {c: str(d) for c, d in self.directories.items()}}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`."""
+        directories = {c: Path(d) for c, d in body["directories"].items()}
+        return cls(version=body["version"], directories=directories, cpu=body.get("cpu", 1.0))
+
+    def _unique(self) -> list[Path]:
+        return list(dict.fromkeys(self.directories.values()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cgroups:
+    """All groups of one node. Make one with `find`.
+
+    Attributes:
+        bases: controller → the base's directory in its hierarchy.
+        version: 1 or 2; 0 without.
+        why_not: why there is no limit on memory, None when there is.
+        reader: gid of who may read the counters of a group whose name it knows; None = nobody but root.
+    """
+
+    bases: Mapping[str, Path]
+    version: int
+    why_not: str | None = None
+    reader: int | None = None
+
+    @classmethod
+    def find(cls, run: Path, *, reader: int | None = None, proc: Path = Path("/proc/self")) -> Cgroups:
+        """Look at what is mounted, make the base (named after `run`), and say what works."""
+        name = f"pilotlight-{hashlib.sha256(str(run).encode()).hexdigest()[:12]}"
+        places = _places(proc)
+        if not places:
+            return cls(bases={}, version=0, why_not="no cgroup hierarchy is mounted")
+        version = 2 if "unified" in places and "memory" not in places else 1
+        wanted = {c: own for c, (own, _) in places.items() if c in _CONTROLLERS}
+        if version == 2:
+            own, top = places["unified"]
+            bases, problems = _bases(dict.fromkeys(_UNIFIED, own), name, version)
+            if "memory" not in bases and top != own:
+                # A group with processes in it, as a session's or a service's is, hands no controllers on; the hierarchy's root does.
+                bases, at_top = _bases(dict.fromkeys(_UNIFIED, top), name, version)
+                problems += at_top
+        else:
+            bases, problems = _bases(wanted, name, version)
+        return cls(
+            bases=bases,
+            version=version,
+            why_not=None if "memory" in bases else "; ".join(problems) or "no memory controller",
+            reader=reader,
+        )
+
+    @property
+    def limits_memory(self) -> bool:
+        """Whether a memory limit is enforced."""
+        return "memory" in self.bases
+
+    @property
+    def limits_pids(self) -> bool:
+        """Whether the number of processes is bounded."""
+        return "pids" in self.bases
+
+    def make(self, name: str, *, memory_bytes: int, cpu: float, pids: int = MAX_PIDS) -> Group:
+        """A group with its limits set. Raises OSError."""
+        group = self.group(name, cpu=cpu)
+        for directory in set(group.directories.values()):
+            directory.mkdir(mode=0o700, exist_ok=True)
+            if self.reader is not None:
+                os.chown(directory, -1, self.reader)
+                directory.chmod(0o710)
+        limits = {"memory": "memory.max" if self.version == 2 else "memory.limit_in_bytes", "pids": "pids.max"}
+        values = {"memory": memory_bytes, "pids": pids}
+        for controller, file in limits.items():
+            if controller in group.directories:
+                (group.directories[controller] / file).write_text(str(values[controller]))
+        if group.weighs:
+            (group.directories["cpu"] / cpu_priority.FILE[self.version]).write_text(cpu_priority.weight(self.version, cpu))
+        return group
+
+    def group(self, name: str, *, cpu: float = 1.0) -> Group:
+        """The group of that name, whether it exists or not."""
+        directories = {c: base / name for c, base in self.bases.items()}
+        return Group(directories=directories, version=self.version, cpu=cpu)
+
+    def names(self) -> set[str]:
+        """Groups that exist."""
+        return {d.name for base in self.bases.values() if base.is_dir() for d in base.iterdir() if d.is_dir()}
+
+    def remove_empty(self) -> None:
+        """Remove the base, unless there are groups."""
+        for base in dict.fromkeys(self.bases.values()):
+            _remove(base)
+
+
+def _bases(parents: Mapping[str, Path], name: str, version: int) -> tuple[dict[str, Path], list[str]]:
+    """Controller → the base of that name below the parent; and why there is none for some."""
+    bases, problems = {}, []
+    for controller, parent in parents.items():
+        try:
+            if version == 2:
+                _delegate(parent, controller)
+            base = parent / name
+            base.mkdir(exist_ok=True)
+            base.chmod(0o711)  # names of instances are not for everybody
+            if version == 2:
+                _delegate(base, controller)
+            if controller == "cpu":
+                (base / cpu_priority.FILE[version]).write_text(cpu_priority.weight(version, len(os.sched_getaffinity(0))))
+            bases[controller] = base
+        except OSError as e:
+            problems.append(f"{controller}: {e.strerror} ({parent})")
+    return bases, problems
+
+
+def _places(proc: Path) -> dict[str, tuple[Path, Path]]:
+    """Controller (`unified` for v2) → our own group's directory and the hierarchy's root, from mountinfo and cgroup (proc(5))."""
+    own = {}
+    try:
+        for line in (proc / "cgroup").read_text().splitlines():
+            _, names, path = line.split(":", 2)
+            own.update(dict.fromkeys((names or "unified").split(","), path))
+        mounts = (proc / "mountinfo").read_text().splitlines()
+    except OSError:
+        return {}
+    places = {}
+    for mount in mounts:
+        left, _, right = mount.partition(" - ")
+        root, point = left.split()[3:5]
+        kind, _, options = right.split(" ", 2)
+        for name in ["unified"] if kind == "cgroup2" else options.split(",") if kind == "cgroup" else []:
+            if name in own:
+                top = Path(point)
+                places[name] = (top / os.path.relpath(own[name], root) if own[name].startswith(root) else top, top)
+    return places
+
+
+def _delegate(directory: Path, controller: str) -> None:
+    (directory / "cgroup.subtree_control").write_text(f"+{controller}")
+
+
+def _remove(directory: Path) -> bool:
+    try:
+        directory.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _pids(directory: Path) -> list[int]:
+    try:
+        return [int(pid) for pid in (directory / "cgroup.procs").read_text().split()]
+    except OSError:
+        return []
+
+
+def _number(file: Path) -> int:
+    try:
+        return int(file.read_text())
+    except OSError:
+        return 0
+
+
+def _keyed(file: Path, key: str) -> int:
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[0] == key), 0)

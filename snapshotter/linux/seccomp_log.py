@@ -1,0 +1,97 @@
+"""System calls that functions were refused, from the kernel's log to ours: by function and number (`snapshotter.log_refused_calls`).
+
+The filter asks the kernel's audit to write each refusal down (SECCOMP_FILTER_FLAG_LOG, seccomp(2)). Where no audit daemon takes the records
+they are lines of /dev/kmsg: `audit: type=1326 … uid=20001 … pid=77 comm="python3" … syscall=101 …`. A process is found by its control
+group, while it lives; of one that is gone the uid is said. Each call of each function is logged once a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from snapshotter.shim.isolation import ABSENT
+from snapshotter.shim.system_calls import ALLOWED, DENIED, MACHINES, numbers
+
+KERNEL_LOG = Path("/dev/kmsg")
+AGAIN_S = 60.0
+_RECORD_BYTES = 8192
+"""A read of /dev/kmsg gives one record, of at most so much."""
+_REFUSED = re.compile(r"audit: type=1326 .*\buid=(?P<uid>\d+) .*\bpid=(?P<pid>\d+) .*\bsyscall=(?P<number>\d+) .*\bcode=0x5")
+"""Of an action that returns an error (SECCOMP_RET_ERRNO)."""
+_log = logging.getLogger(__name__)
+
+FindLabels = Callable[[str], Mapping[str, str] | None]
+"""Labels of the function whose group has one of these names (lines of /proc/<pid>/cgroup); None: none of ours."""
+
+
+class SeccompLog:
+    """Owner: the event loop."""
+
+    def __init__(self, find: FindLabels, *, machine: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._find = find
+        self._clock = clock
+        machine = machine or os.uname().machine
+        known = {**numbers(ALLOWED, machine), **numbers(DENIED, machine)} if machine in MACHINES else {}
+        self._names = {number: name for name, number in {**known, **ABSENT}.items()}
+        self._said: dict[tuple[str, int], float] = {}
+
+    async def watch(self, file: Path = KERNEL_LOG) -> None:
+        """For ever; where the kernel's log cannot be read, until that is said."""
+        loop = asyncio.get_running_loop()
+        try:
+            source = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as e:
+            _log.warning("refused_calls.off reason=%s: %s", file, e.strerror)
+            return
+        try:
+            os.lseek(source, 0, os.SEEK_END)
+            while True:
+                ready = loop.create_future()
+                loop.add_reader(source, ready.set_result, None)
+                try:
+                    await ready
+                finally:
+                    loop.remove_reader(source)
+                self._read(source)
+        finally:
+            os.close(source)
+
+    def _read(self, source: int) -> None:
+        while True:
+            try:
+                record = os.read(source, _RECORD_BYTES)
+            except BlockingIOError:
+                return
+            except BrokenPipeError:  # what we had not read was overwritten
+                continue
+            if not record:
+                return
+            self.hear(record.decode(errors="replace"))
+
+    def hear(self, record: str) -> None:
+        """One record of the kernel's log."""
+        match = _REFUSED.search(record)
+        if match is None or int(match["number"]) in ABSENT.values():  # which libraries try first, and do without
+            return
+        number, labels = int(match["number"]), self._labels_of(int(match["pid"]))
+        who = f"uid {match['uid']}" if labels is None else f"{labels.get('app')}/{labels.get('function')}"
+        now = self._clock()
+        if now - self._said.get((who, number), -AGAIN_S) >= AGAIN_S:
+            self._said = {key: at for key, at in self._said.items() if now - at < AGAIN_S} | {(who, number): now}
+            tenant = "" if labels is None else labels.get("tenant", "")
+            _log.warning(
+                "system_call.refused call=%s number=%d function=%s tenant=%s pid=%s",
+                self._names.get(number, "unknown"), number, who, tenant, match["pid"],
+            )  # fmt: skip
+
+    def _labels_of(self, pid: int) -> Mapping[str, str] | None:
+        try:
+            return self._find(Path(f"/proc/{pid}/cgroup").read_text())
+        except OSError:
+            return None

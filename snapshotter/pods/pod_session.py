@@ -1,0 +1,224 @@
+"""One pod's line, from its announcement until it is gone.
+
+    announce → (wait)* → cold → ready → …
+                   └→ refused: the line is closed
+
+What it holds is held until the line ends: a pod that was evicted, killed, or whose node is drained, ends it without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import struct
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+from snapshotter.cuda.memory import MemoryReader
+from snapshotter.errors import SnapshotterError
+from snapshotter.grants import Grants
+from snapshotter.pods import gpus
+from snapshotter.pods.registration import Announcement, NotAdmitted
+from snapshotter.pods.restoring import PodRestores
+from snapshotter.pods.tenant_mounts import TenantMounts
+from weight_cache.errors import WeightCacheError
+from weight_cache.turns import Turns
+
+_log = logging.getLogger(__name__)
+MAX_LINE_BYTES = 1024 * 1024
+"""A launch document with its schema is some 100 KiB."""
+ANNOUNCE_S = 10.0
+"""For the first message."""
+SAY_S = 1.0
+"""At most one `wait` in this time while only numbers change."""
+_MOST_LOGGED = 400
+_CREDENTIALS = struct.Struct("3i")
+
+
+class PodSession:
+    """Owner: its task."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        tenant: str,
+        holds: TenantMounts,
+        memory: MemoryReader,
+        own_uid: int,
+        restores: PodRestores | None = None,
+        grants: Grants | None = None,
+    ) -> None:
+        """`restores` None: pods boot cold. `grants` None: launch documents have no seals."""
+        writer.transport.set_write_buffer_limits(0)
+        self._restores = restores
+        self._grants = grants
+        self._reader = reader
+        self._writer = writer
+        self._tenant = tenant
+        self._holds = holds
+        self._memory = memory
+        self._own_uid = own_uid
+        self._said = ("", 0.0)
+        self._has_told = False
+        self.announcement: Announcement | None = None
+        self.is_ready = False
+
+    def __repr__(self) -> str:
+        pod = self.announcement.pod if self.announcement else "unannounced"
+        return f"<PodSession of {self._tenant}/{pod} {'ready' if self.is_ready else 'waiting'}>"
+
+    async def run(self) -> None:
+        """Until the pod is gone, or was refused."""
+        try:
+            announced = self.announcement = await self._announced()
+            _log.info("pods.announced tenant=%s pod=%s revision=%s", self._tenant, announced.pod, announced.launch.revision)
+            await self._provide(announced)
+        except (SnapshotterError, WeightCacheError) as e:
+            await self._refuse(e.code, str(e))
+        except ConnectionError as e:
+            _log.debug("pods.cut_off tenant=%s error=%s", self._tenant, e)
+        except OSError as e:
+            await self._refuse("node_failed", f"this node cannot show the pod its files: {e.strerror or e}")
+        except (ValueError, TimeoutError, asyncio.IncompleteReadError) as e:
+            _log.warning("pods.not_understood tenant=%s error=%s", self._tenant, e or type(e).__name__)
+        finally:
+            _log.info("pods.gone tenant=%s pod=%s", self._tenant, self.announcement.pod if self.announcement else "-")
+            self._writer.close()
+
+    async def _announced(self) -> Announcement:
+        async with asyncio.timeout(ANNOUNCE_S):
+            line = await self._reader.readline()
+        uid = _uid_of(self._writer)
+        return Announcement.of(_parsed(line), tenant=self._tenant, uid=uid, own_uid=self._own_uid, grants=self._grants)
+
+    async def _provide(self, announced: Announcement) -> None:
+        """Hold everything until the line ends; for a pod that leaves while it waits nobody goes on waiting."""
+        self.is_ready = announced.running
+        tasks = [
+            asyncio.create_task(self._hold(announced), name=f"provide {announced.pod}"),
+            asyncio.create_task(self._listen(), name=f"listen to {announced.pod}"),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _hold(self, announced: Announcement) -> None:
+        """Ends only by an error, or with the line."""
+        began, phases_ms = time.perf_counter(), dict[str, float]()
+        launch, holds = announced.launch, self._holds
+        async with contextlib.AsyncExitStack() as held:
+            asked = {mount.name: held.enter_async_context(holds.weights(mount.manifest, self._say)) for mount in launch.weights}
+            code, *places = await _all([self._timed(held, launch.bundle, phases_ms), *asked.values()])
+            if places:
+                phases_ms["weights"] = round(max(0.0, _since_ms(began) - phases_ms["code"]), 3)
+            weights = dict(zip(asked, places, strict=True))
+            if not await self._hand_over(announced, code, weights, phases_ms):
+                if launch.gpu_count and not announced.running:
+                    began = time.perf_counter()
+                    await self._wait_gpus(announced)
+                    phases_ms["gpu"] = round(_since_ms(began), 3)
+                self._send({"op": "cold", "code": code, "weights": weights, "phases_ms": phases_ms})
+            await asyncio.Event().wait()
+
+    async def _hand_over(self, announced: Announcement, code: str, weights: Mapping[str, str], phases_ms: Mapping[str, float]) -> bool:
+        """Whether the pod has received a restored worker."""
+        if self._restores is None or announced.running:
+            return False
+        root = self._holds.directory
+        peer = socket.socket(fileno=os.dup(self._writer.get_extra_info("socket").fileno()))
+        with peer:
+            places = {name: root / place for name, place in weights.items()}
+            async with self._restores.returned(announced.launch, peer, code=root / code, weights=places) as found:
+                if found is None:
+                    return False
+                message = {"op": "restored", "pid": found.pid, "phases_ms": {**phases_ms, **found.phases_ms}}
+                await self._writer.drain()  # nothing of ours is before it: limits are 0
+                socket.send_fds(peer, [json.dumps(message).encode() + b"\n"], [found.control.fileno()])
+                found.kept = True
+        return True
+
+    async def _timed(self, held: contextlib.AsyncExitStack, digest: str, phases_ms: dict[str, float]) -> str:
+        began = time.perf_counter()
+        place = await held.enter_async_context(self._holds.code(digest, self._say))
+        phases_ms["code"] = round(_since_ms(began), 3)
+        return place
+
+    async def _wait_gpus(self, announced: Announcement) -> None:
+        launch = announced.launch
+        within_s = launch.startup_timeout_s * gpus.PART_OF_CLOCK
+        left = await gpus.wait_free(self._memory, wanted=announced.gpus, count=launch.gpu_count, within_s=within_s, say=self._say)
+        if left:
+            _log.warning("pods.gpu_not_free tenant=%s pod=%s %s", self._tenant, announced.pod, left)
+            self._say(f"goes on although {left}")
+
+    async def _listen(self) -> None:
+        turns = Turns()
+        while line := await self._reader.readline():
+            await turns.handled(line)
+            message = _parsed(line)
+            if message.get("op") == "ready" and not self._has_told:  # once: each makes a line of our log
+                self.is_ready = self._has_told = True
+                if self._restores is not None and self.announcement is not None and message.get("start_kind") == "COLD":
+                    self._restores.want(self.announcement.launch)
+                _log.info(
+                    "pods.ready tenant=%s %r phases_ms=%s", self._tenant, self, json.dumps(message.get("phases_ms", {}))[:_MOST_LOGGED]
+                )
+
+    def _say(self, why: str) -> None:
+        """Why it waits; the same words with other numbers only now and then."""
+        words, now = why.partition(":")[0], time.monotonic()
+        if words != self._said[0] or now - self._said[1] >= SAY_S:
+            self._said = (words, now)
+            self._send({"op": "wait", "why": why})
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+
+    async def _refuse(self, code: str, message: str) -> None:
+        _log.warning("pods.refused tenant=%s code=%s message=%s", self._tenant, code, message)
+        self._send({"op": "refused", "code": code, "message": message})
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(ANNOUNCE_S):
+                await self._writer.drain()
+
+
+async def _all(asked: Sequence[Coroutine[Any, Any, str]]) -> list[str]:
+    """What they give; when one fails the others are given up before that is told."""
+    tasks = [asyncio.create_task(one) for one in asked]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def _since_ms(began: float) -> float:
+    return (time.perf_counter() - began) * 1000
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    message = json.loads(line) if line else None
+    if not isinstance(message, dict):
+        raise NotAdmitted("a pod says JSON objects, one per line")
+    return message
+
+
+def _uid_of(writer: asyncio.StreamWriter) -> int:
+    raw = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    uid: int = _CREDENTIALS.unpack(raw)[1]
+    return uid

@@ -1,0 +1,241 @@
+"""The directories of tenants on this node: for each there is a socket on which its pods announce themselves.
+
+The kubelet makes a directory for the first pod of its tenant here; inotify tells of it. Sockets are made anew after our own restart; pods
+announce themselves again and keep what they hold, and after a while whatever nobody came for is taken away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from snapshotter.background_tasks import BackgroundTasks
+from snapshotter.cuda.memory import MemoryReader
+from snapshotter.grants import Grants
+from snapshotter.linux.inotify import DirectoryWatch, watching
+from snapshotter.pods.pod_session import MAX_LINE_BYTES, PodSession
+from snapshotter.pods.restoring import PodRestores
+from snapshotter.pods.tenant_mounts import HOLDER_PREFIX, WEIGHTS, PodWeights, TenantMounts
+from snapshotter.slots.launch_plan import BundleStore
+from weight_cache.errors import WeightCacheError
+
+_log = logging.getLogger(__name__)
+SOCKET = "agent.sock"
+MAX_PODS = 256
+"""Lines of one tenant at a time; a node has 110 pods as Kubernetes comes, 250 at most."""
+SETTLE_S = 30.0
+"""After our start, before what nobody has announced is taken away: launchers come back within 2 s."""
+SWEEP_S = 600.0
+LOOK_AGAIN_S = 60.0
+"""Directories are looked at without news, too: inotify drops events when too many come at once (inotify(7), IN_Q_OVERFLOW)."""
+_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
+
+
+class Tenants:
+    """Owner: the event loop."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        bundles: BundleStore,
+        weights: PodWeights,
+        memory: MemoryReader,
+        restores: PodRestores | None = None,
+        grants: Grants | None = None,
+    ) -> None:
+        """`root`: `snapshotter.pods`; `restores` None: pods boot cold; `grants` None: launch documents have no seals."""
+        self._restores = restores
+        self._grants = grants
+        self._root = root
+        self._bundles = bundles
+        self._weights = weights
+        self._memory = memory
+        self._background_tasks = BackgroundTasks()
+        self._doors: dict[str, TenantListener] = {}
+
+    def __repr__(self) -> str:
+        return f"<Tenants {self._root} {len(self._doors)} directories {len(self.lines())} pods>"
+
+    def lines(self) -> list[PodSession]:
+        """Of all tenants' pods."""
+        return [line for door in self._doors.values() for line in door.lines]
+
+    async def look(self) -> None:
+        """A door for every tenant's directory; none for one that is gone, or was made anew since."""
+        found = {entry.name: entry for entry in self._root.iterdir() if _TENANT.match(entry.name) and entry.is_dir()}
+        for name, door in list(self._doors.items()):
+            if name not in found or not door.is_there():
+                del self._doors[name]
+                await door.close()
+        for name, directory in found.items():
+            if name not in self._doors:
+                holds = TenantMounts(directory, bundles=self._bundles, weights=self._weights, background_tasks=self._background_tasks)
+                try:
+                    self._doors[name] = await TenantListener.open(directory, holds, self._memory, self._restores, self._grants)
+                except OSError as e:
+                    _log.error("pods.no_door directory=%s error=%s", directory, e)
+
+    async def follow(self, watch: DirectoryWatch) -> None:
+        """Look whenever a directory appears; for ever."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_AGAIN_S):
+                    await watch.wait_changed()
+            try:
+                await self.look()
+            except OSError as e:
+                _log.error("pods.not_looked directory=%s error=%s", self._root, e)
+
+    async def sweep(self) -> int:
+        """Take away what no pod holds: files in directories, and leases that an earlier agent took. How many."""
+        swept = 0
+        for door in list(self._doors.values()):
+            try:
+                swept += await door.holds.sweep()
+            except OSError as e:
+                _log.warning("pods.not_swept %r error=%s", door, e)
+        try:
+            for lease in await self._weights.leases():
+                tenant = lease.holder.removeprefix(HOLDER_PREFIX)
+                door_of = self._doors.get(tenant)
+                if tenant != lease.holder and (door_of is None or not door_of.holds.is_held(WEIGHTS, lease.manifest)):
+                    await self._weights.close(lease.id)
+                    swept += 1
+        except WeightCacheError as e:
+            _log.warning("pods.leases_not_swept error=%s", e)
+        if swept:
+            _log.info("pods.swept things=%d", swept)
+        return swept
+
+    async def sweep_for_ever(self) -> None:
+        """First when the pods of an earlier agent have had time to come."""
+        await asyncio.sleep(SETTLE_S)
+        while True:
+            await self.sweep()
+            await asyncio.sleep(SWEEP_S)
+
+    async def aclose(self) -> None:
+        """Close the sockets. Pods go on without us, and what they hold stays."""
+        for door in self._doors.values():
+            door.holds.leave()
+        for door in self._doors.values():
+            await door.close()
+        self._doors.clear()
+        await self._background_tasks.aclose()
+
+
+class TenantListener:
+    """One tenant's directory and socket. Owner: the event loop."""
+
+    def __init__(
+        self, directory: Path, holds: TenantMounts, memory: MemoryReader, restores: PodRestores | None, grants: Grants | None
+    ) -> None:
+        self._restores = restores
+        self._grants = grants
+        self._directory = directory
+        self._identity = _identity(directory)
+        self._memory = memory
+        self._tasks: dict[asyncio.Task[None], PodSession] = {}
+        self._server: asyncio.Server | None = None
+        self.holds = holds
+
+    def __repr__(self) -> str:
+        return f"<TenantListener {self._directory} {len(self._tasks)} pods>"
+
+    @classmethod
+    async def open(
+        cls, directory: Path, holds: TenantMounts, memory: MemoryReader, restores: PodRestores | None, grants: Grants | None
+    ) -> TenantListener:
+        """Listen there, in place of an agent that is gone. Raises OSError."""
+        door = cls(directory, holds, memory, restores, grants)
+        path = directory / SOCKET
+        path.unlink(missing_ok=True)
+        door._server = await asyncio.start_unix_server(door._on_pod, path, limit=MAX_LINE_BYTES)
+        path.chmod(0o666)  # who connects is known by the kernel; the directory is in its tenant's pods only
+        return door
+
+    @property
+    def lines(self) -> list[PodSession]:
+        """Of the pods that are here."""
+        return list(self._tasks.values())
+
+    def is_there(self) -> bool:
+        """Whether the directory and the socket are still those that were opened."""
+        try:
+            return _identity(self._directory) == self._identity and (self._directory / SOCKET).is_socket()
+        except FileNotFoundError:
+            return False
+
+    async def close(self) -> None:
+        """End all lines, and listen no more."""
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.is_there():
+            (self._directory / SOCKET).unlink(missing_ok=True)
+
+    async def _on_pod(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None or len(self._tasks) >= MAX_PODS:
+            _log.warning("pods.too_many %r bound=%d", self, MAX_PODS)
+            writer.close()
+            return
+        line = PodSession(
+            reader,
+            writer,
+            tenant=self._directory.name,
+            holds=self.holds,
+            memory=self._memory,
+            own_uid=os.geteuid(),
+            restores=self._restores,
+            grants=self._grants,
+        )
+        self._tasks[task] = line
+        try:
+            await line.run()
+        except asyncio.CancelledError:
+            return  # we leave; the streams' own task would log it
+        finally:
+            del self._tasks[task]
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    root: Path,
+    *,
+    bundles: BundleStore,
+    weights: PodWeights,
+    memory: MemoryReader,
+    restores: PodRestores | None = None,
+    grants: Grants | None = None,
+) -> AsyncIterator[Tenants]:
+    """Serving while the context lasts. Raises OSError when `root` cannot be made or watched."""
+    root.mkdir(parents=True, exist_ok=True)
+    root.chmod(0o755)
+    tenants = Tenants(root, bundles=bundles, weights=weights, memory=memory, restores=restores, grants=grants)
+    with watching(root) as watch:
+        await tenants.look()
+        tasks = [
+            asyncio.create_task(tenants.follow(watch), name="follow tenants' directories"),
+            asyncio.create_task(tenants.sweep_for_ever(), name="sweep tenants' directories"),
+        ]
+        try:
+            yield tenants
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await tenants.aclose()
+
+
+def _identity(directory: Path) -> tuple[int, int]:
+    status = directory.stat()
+    return status.st_dev, status.st_ino

@@ -1,0 +1,216 @@
+"""What one tenant's pods hold on this node: code and weights, shown in the tenant's directory for as long as one of them needs it.
+
+The first that asks has it made, the others wait for the same; the last that goes has it taken away, and the lease of weights given back.
+A lease is the tenant's, not a pod's: asked for again after a restart of ours it is the same one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from snapshotter.background_tasks import BackgroundTasks
+from snapshotter.errors import NoCapacity
+from snapshotter.linux import atomic_directory
+from snapshotter.pods import hardlinks
+from snapshotter.slots.launch_plan import BundleStore
+from weight_cache.errors import LeaseUnknown, ProtocolError, WeightCacheError
+from weight_cache.types import Lease, LoadProgress, OpenedLease, WeightsLease
+
+_log = logging.getLogger(__name__)
+MAX_HELD = 64
+"""Different bundles, and different weights, that one tenant's pods may hold on one node at a time."""
+BUNDLES, WEIGHTS = "bundles", "weights"
+_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+"""Between asking a weight cache that does not answer: it is started again at once, and after several crashes within 5 s."""
+
+Say = Callable[[str], None]
+
+
+class PodWeights(Protocol):
+    """What is needed of `weight_cache.client.WeightCacheClient`."""
+
+    async def open(self, manifest: str, *, holder: str, pid: int | None = None) -> OpenedLease: ...
+
+    async def wait(self, lease_id: str, *, on_progress: Callable[[LoadProgress], None] | None = None) -> WeightsLease: ...
+
+    async def close(self, lease_id: str) -> bool: ...
+
+    async def leases(self) -> list[Lease]: ...
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Held:
+    """One thing.
+
+    Attributes:
+        pods: how many hold it.
+        listeners: who is told how far it is.
+        turn: making and taking away, one after the other.
+    """
+
+    pods: int = 0
+    is_shown: bool = False
+    listeners: set[Say] = field(default_factory=set)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def tell(self, why: str) -> None:
+        for say in list(self.listeners):
+            say(why)
+
+
+class TenantMounts:
+    """Of one tenant. Owner: the event loop."""
+
+    def __init__(self, directory: Path, *, bundles: BundleStore, weights: PodWeights, background_tasks: BackgroundTasks) -> None:
+        """`directory`: the tenant's, named by its id."""
+        self.directory = self._directory = directory
+        self._bundles = bundles
+        self._weights = weights
+        self._background_tasks = background_tasks
+        self._held: dict[tuple[str, str], _Held] = {}
+        self._is_leaving = False
+
+    def __repr__(self) -> str:
+        return f"<TenantMounts {self._directory.name} {len(self._held)} things>"
+
+    @property
+    def holder(self) -> str:
+        """Of this tenant's leases."""
+        return holder_of(self._directory.name)
+
+    def is_held(self, kind: str, name: str) -> bool:
+        """Whether a pod holds it, or it is being taken away."""
+        return (kind, name) in self._held
+
+    def leave(self) -> None:
+        """The agent ends and its pods do not: from now on what they hold stays, for the next agent to find them with it."""
+        self._is_leaving = True
+
+    @contextlib.asynccontextmanager
+    async def code(self, digest: str, say: Say) -> AsyncIterator[str]:
+        """Its place below the tenant's directory, while the context lasts. Raises BundleUnavailable, NoCapacity, OSError."""
+        async with self._hold(BUNDLES, digest, say) as place:
+            yield place
+
+    @contextlib.asynccontextmanager
+    async def weights(self, manifest: str, say: Say) -> AsyncIterator[str]:
+        """The same of weights. Raises WeightCacheError, Unsupported, NoCapacity, OSError."""
+        async with self._hold(WEIGHTS, manifest, say) as place:
+            yield place
+
+    async def sweep(self) -> int:
+        """Take away whatever lies here and no pod holds; how many. An earlier agent may have left it."""
+        swept = 0
+        for kind in (BUNDLES, WEIGHTS):
+            folder = self._directory / kind
+            await asyncio.to_thread(atomic_directory.sweep, folder)
+            for entry in list(folder.iterdir()) if folder.is_dir() else ():
+                if not entry.name.startswith(".") and not self.is_held(kind, entry.name):
+                    held = self._held[kind, entry.name] = _Held()  # a pod that comes for it meanwhile waits for its turn
+                    await self._let_go(kind, entry.name, held)
+                    swept += not held.pods
+        return swept
+
+    @contextlib.asynccontextmanager
+    async def _hold(self, kind: str, name: str, say: Say) -> AsyncIterator[str]:
+        held = self._held.get((kind, name))
+        if held is None:
+            if sum(of == kind for of, _ in self._held) >= MAX_HELD:
+                raise NoCapacity(f"the tenant's pods hold {MAX_HELD} different {kind} on this node already", {"resource": kind})
+            held = self._held[kind, name] = _Held()
+        held.pods += 1
+        held.listeners.add(say)
+        try:
+            async with held.turn:
+                if not held.is_shown:
+                    await self._make(kind, name, held)
+                    held.is_shown = True
+            held.listeners.discard(say)
+            yield f"{kind}/{name}"
+        finally:
+            held.listeners.discard(say)
+            held.pods -= 1
+            if held.pods == 0 and not self._is_leaving:
+                self._background_tasks.run(self._let_go(kind, name, held), name=f"take {kind} {name[:12]} away")
+
+    async def _make(self, kind: str, name: str, held: _Held) -> None:
+        target = self._directory / kind / name
+        if kind == BUNDLES:
+            held.tell("unpacking the code")
+            source = await self._bundles.ensure(name)
+        else:
+            source = await self._have(name, held)
+        await _to_the_end(_show, source, target, may_copy=kind == BUNDLES)
+
+    async def _have(self, manifest: str, held: _Held) -> Path:
+        for pause_s in _PAUSES_S:
+            try:
+                return await self._ask(manifest, held)
+            except (ProtocolError, LeaseUnknown) as e:
+                held.tell(f"the weight cache does not answer: {e}")
+                await asyncio.sleep(pause_s)
+        return await self._ask(manifest, held)
+
+    async def _ask(self, manifest: str, held: _Held) -> Path:
+        opened = await self._weights.open(manifest, holder=self.holder)
+        if opened.path is not None:
+            return opened.path
+        held.tell(f"fetching weights {manifest[:12]}")
+
+        def on_progress(progress: LoadProgress) -> None:
+            held.tell(f"fetching weights {manifest[:12]}: {_size(progress.done_bytes)} of {_size(progress.total_bytes)}")
+
+        return (await self._weights.wait(opened.lease_id, on_progress=on_progress)).path
+
+    async def _let_go(self, kind: str, name: str, held: _Held) -> None:
+        """Unless somebody came meanwhile. The links first: while they are there the bytes are ours to keep."""
+        async with held.turn:
+            if held.pods or self._held.get((kind, name)) is not held:
+                return
+            try:
+                await _to_the_end(hardlinks.take_away, self._directory / kind / name)
+                if kind == WEIGHTS:
+                    await self._weights.close(Lease.id_of(name, self.holder))
+            except (OSError, WeightCacheError) as e:
+                _log.warning("pods.not_taken_away tenant=%s kind=%s name=%s error=%s", self._directory.name, kind, name[:12], e)
+            held.is_shown = False
+            if not held.pods:
+                del self._held[kind, name]
+
+
+def holder_of(tenant: str) -> str:
+    """Who holds leases for a tenant's pods."""
+    return f"{HOLDER_PREFIX}{tenant}"
+
+
+HOLDER_PREFIX = "pods/"
+
+
+async def _to_the_end(work: Callable[..., None], *args: Any, **options: Any) -> None:
+    """In a thread, which nobody can stop: whoever is cancelled meanwhile, however often, waits for its end before the next has its turn."""
+    task = asyncio.create_task(asyncio.to_thread(work, *args, **options))
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as e:
+            cancelled = e
+    if cancelled is not None:
+        raise cancelled
+    task.result()
+
+
+def _show(source: Path, target: Path, *, may_copy: bool) -> None:
+    target.parent.mkdir(mode=0o755, exist_ok=True)
+    target.parent.chmod(0o755)  # whatever our umask is
+    hardlinks.show(source, target, may_copy=may_copy)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1024**3:.1f} GiB" if count >= 1024**3 else f"{count / 1024**2:.0f} MiB"

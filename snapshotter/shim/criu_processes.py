@@ -1,0 +1,104 @@
+"""CRIU processes of a slot, as the shim knows them. Standard library only; one thread, the shim's loop.
+
+One that talks (`swrk`) belongs to the agent that asked for it and dies with the connection to it; a page daemon belongs to the process
+that it serves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from snapshotter.shim import child, seqpacket
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    name: str
+    pid: int
+    talks: bool
+
+
+class CriuProcesses:
+    """Running CRIU processes by pid. `tell` informs the agent of `criu` and `criu_exited`. Owner: the shim's loop.
+
+    `stdio`: makes pipes for what a restored tree prints, and gives the ends to write to. `ended`: called when one that talks has ended.
+    `pages_lost`: called when a page daemon has died.
+    """
+
+    def __init__(
+        self, tell: Callable[..., None], *, stdio: Callable[[], list[int]], ended: Callable[[], None], pages_lost: Callable[[], None]
+    ) -> None:
+        self._tell = tell
+        self._stdio = stdio
+        self._ended = ended
+        self._pages_lost = pages_lost
+        self._running: dict[int, _Run] = {}
+
+    def __repr__(self) -> str:
+        return f"<CriuProcesses {len(self._running)} running>"
+
+    def start(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        """Start one. The descriptors stay the caller's."""
+        pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if message["socket"] else None
+        ends: list[int] = []
+        numbers: list[int] = []
+        try:
+            if message.get("stdio"):
+                ends = self._stdio()
+                numbers = [child.FIRST_CRIU_FD + len(fds) + i for i in range(len(ends))]
+            cgroup, theirs = child.Cgroup(**message["cgroup"]), pair[1].fileno() if pair else None
+            pid = child.execute_criu(message["argv"], [*fds, *ends], uid=message["uid"], cgroup=cgroup, connection=theirs)
+            self._running[pid] = _Run(name=message["run"], pid=pid, talks=pair is not None)
+            pidfd = os.pidfd_open(pid)
+            ours = [pair[0].fileno()] if pair else []
+            self._tell({"event": "criu", "run": message["run"], "pid": pid, "stdio": numbers}, *ours, pidfd)
+            os.close(pidfd)
+        except OSError as e:
+            self._tell({"event": "criu_exited", "run": message["run"], "status": None, "message": str(e)})
+        finally:
+            seqpacket.close_all(ends)
+            for end in pair or ():
+                end.close()
+
+    def kill(self, name: str) -> None:
+        """SIGKILL one, with its helpers; one that is gone is no error."""
+        for run in self._running.values():
+            if run.name == name:
+                _kill(run)
+
+    def abandon(self) -> None:
+        """SIGKILL all that talk: who listened to them is gone."""
+        for run in self._running.values():
+            if run.talks:
+                _kill(run)
+
+    def reaped(self, pid: int, status: int) -> bool:
+        """A child ended; False when it was none of these."""
+        run = self._running.pop(pid, None)
+        if run is None:
+            return False
+        if os.WIFSIGNALED(status):
+            _kill_helpers(run)  # they would hold the connection, and what they traced, for ever
+        if run.talks:
+            self._ended()
+        elif status:
+            self._pages_lost()
+        self._tell({"event": "criu_exited", "run": run.name, "status": status})
+        return True
+
+
+def _kill(run: _Run) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(run.pid, signal.SIGKILL)  # before it leads a group of its own it is in ours
+    _kill_helpers(run)
+
+
+def _kill_helpers(run: _Run) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(run.pid, signal.SIGKILL)

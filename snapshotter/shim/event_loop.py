@@ -1,0 +1,205 @@
+"""A small poll loop and message peers on it: the furniture of the shim. Standard library only; one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from snapshotter.shim import seqpacket
+
+PACED_SHARE = 0.02
+"""Of a processor, for ever: what user code can have the shim, whose CPU time nobody pays, do by one of its descriptors. 50,000 lines a
+second."""
+_PACED_BURST_S = 0.5
+"""CPU time at once: some GB of output that is read and dropped, or 0.5 million short lines."""
+_TURN_S = 0.002
+"""CPU time that is there again after a rest, which lasts a tenth of a second therefore: shorter ones would cost as much as they save."""
+_MOST_INVALID = 100
+"""Messages of one peer that are not our protocol: then it is cut off. Ours sends none."""
+_MOST_AT_END = 1024
+"""Messages that are still read of a worker that is gone: more than wait in a socket's buffer. Its children may go on writing."""
+
+
+class Poller:
+    """Descriptors and what to do when they are readable. Owner: the loop that calls `turn`.
+
+    What user code writes to is `paced`: a descriptor whose handler has used `PACED_SHARE` of a processor, and its burst, is not looked at
+    until it is below it again. Whoever writes to it waits meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._budgets: dict[int, tuple[float, float]] = {}  # CPU seconds left, and when that was
+        self._resting: dict[int, float] = {}  # until when
+        self._writers: set[int] = set()
+        self._free_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Poller {len(self._handlers)} descriptors>"
+
+    def watch(self, fd: int, handler: Callable[[int], None], *, paced: bool = False) -> None:
+        """Call `handler(events)` when `fd` is readable, or at its end."""
+        self._handlers[fd] = handler
+        self._epoll.register(fd, select.EPOLLIN)
+        if paced:
+            self._budgets[fd] = _PACED_BURST_S, time.monotonic()
+
+    def unwatch(self, fd: int) -> None:
+        """Forget `fd`; to be called before it is closed. One that is not watched is no error."""
+        self._budgets.pop(fd, None)
+        self._writers.discard(fd)
+        is_resting = self._resting.pop(fd, None) is not None
+        if self._handlers.pop(fd, None) is not None and not is_resting:
+            self._epoll.unregister(fd)
+
+    def want_write(self, fd: int, wanted: bool) -> None:
+        """Call its handler when `fd` is writable, too; of one that rests, once it has rested."""
+        if wanted:
+            self._writers.add(fd)
+        else:
+            self._writers.discard(fd)
+        if fd not in self._resting:
+            self._epoll.modify(fd, self._events(fd))
+
+    @contextlib.contextmanager
+    def free_of_charge(self) -> Iterator[None]:
+        """What is done in the context is no part of what a handler has used: our own work, which is bounded, and has to be done once."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self._free_s += time.thread_time() - began
+
+    def _events(self, fd: int) -> int:
+        return select.EPOLLIN | (select.EPOLLOUT if fd in self._writers else 0)
+
+    def turn(self, patience_s: float | None) -> None:
+        """Wait for something to happen, at most `patience_s`, and handle it. A handler may unwatch what is still to be handled."""
+        before = time.thread_time()
+        for fd, events in self._epoll.poll(self._patience_s(patience_s)):
+            handler = self._handlers.get(fd)
+            if handler is None:
+                continue
+            self._free_s = 0.0
+            handler(events)
+            now = time.thread_time()
+            if fd in self._budgets:
+                self._spend(fd, now - before - self._free_s)
+            before = now
+
+    def _spend(self, fd: int, cpu_s: float) -> None:
+        (left, since), now = self._budgets[fd], time.monotonic()
+        left = min(_PACED_BURST_S, left + (now - since) * PACED_SHARE) - cpu_s
+        self._budgets[fd] = left, now
+        if left < 0:
+            self._epoll.unregister(fd)
+            self._resting[fd] = now + (_TURN_S - left) / PACED_SHARE
+
+    def _patience_s(self, patience_s: float | None) -> float | None:
+        """Look again at those that have rested; how long to wait at most."""
+        now = time.monotonic()
+        for fd in [fd for fd, until in self._resting.items() if until <= now]:
+            del self._resting[fd]
+            self._epoll.register(fd, self._events(fd))
+        if self._resting:
+            rest_s = min(self._resting.values()) - now
+            return rest_s if patience_s is None else min(rest_s, patience_s)
+        return patience_s
+
+
+class Peer:
+    """Who we exchange messages with: the agent, or the worker. Owner: the poller's loop.
+
+    `on_message` takes ownership of the descriptors; it may raise OSError to end the connection, and ValueError for a message that is not
+    our protocol: it is dropped, and who sends many of them is cut off. `paced`: user code can write to it, see `Poller`.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        poller: Poller,
+        on_message: Callable[[Mapping[str, Any], list[int]], None],
+        on_lost: Callable[[], None],
+        *,
+        paced: bool = False,
+    ) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._poller = poller
+        self._outbox = seqpacket.SendQueue(sock)
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._invalid = 0
+        self.is_open = True
+        poller.watch(sock.fileno(), self._on_events, paced=paced)
+
+    def push(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        """Send, now or when the peer reads. Takes ownership of `fds`. Raises OSError when the peer is gone, wire.MessageTooLong."""
+        if not self.is_open:
+            seqpacket.close_all(fds)
+            raise BrokenPipeError("the peer is gone")
+        self._outbox.push(message, fds)
+        self._poller.want_write(self._socket.fileno(), bool(self._outbox))
+
+    def read_all(self) -> None:
+        """Everything that has arrived, without waiting."""
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(_MOST_AT_END):
+                if not self.is_open:
+                    return
+                self._read_one()
+
+    def close(self) -> None:
+        """Idempotent. `on_lost` is not called."""
+        if self.is_open:
+            self.is_open = False
+            self._poller.unwatch(self._socket.fileno())
+            self._outbox.clear()
+            self._socket.close()
+
+    def _on_events(self, events: int) -> None:
+        try:
+            if events & select.EPOLLOUT:
+                self._outbox.flush()
+                self._poller.want_write(self._socket.fileno(), bool(self._outbox))
+            if events & ~select.EPOLLOUT:
+                self._read_one()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._lose()
+
+    def _read_one(self) -> None:
+        try:
+            message, fds = seqpacket.receive(self._socket)
+        except BlockingIOError:
+            raise
+        except OSError:
+            self._lose()
+            return
+        except ValueError:
+            self._drop_one()
+            return
+        if message is None:
+            self._lose()
+            return
+        try:
+            self._on_message(message, fds)
+        except ValueError:
+            self._drop_one()
+
+    def _drop_one(self) -> None:
+        """It was not our protocol."""
+        self._invalid += 1
+        if self._invalid > _MOST_INVALID:
+            self._lose()
+
+    def _lose(self) -> None:
+        if self.is_open:
+            self.close()
+            self._on_lost()

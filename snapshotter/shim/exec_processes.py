@@ -1,0 +1,51 @@
+"""Commands that run beside an instance, as the shim knows them. Standard library only; one thread, the shim's loop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from snapshotter.shim import child, seqpacket
+from snapshotter.shim.process import Process
+
+
+class ExecProcesses:
+    """Running commands by pid. `tell(event)` informs the agent of `exec_exited`. Owner: the shim's loop."""
+
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self._tell = tell
+        self._running: dict[int, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<ExecProcesses {len(self._running)} running>"
+
+    def start(
+        self, message: Mapping[str, Any], process: Process | None, confinement: child.Confinement | None, stdout: int, stderr: int
+    ) -> None:
+        """Run the command as the instance would; nothing runs beside one that is not there. Takes ownership of the descriptors."""
+        try:
+            if process is None or confinement is None or process.state not in ("forked", "ready"):
+                self._tell({"event": "exec_exited", "exec": message["exec"], "status": None})
+                return
+            env = {**confinement.env, **process.env}
+            pid = child.execute(message["argv"], confinement, env=env, cgroup=process.cgroup, stdout=stdout, stderr=stderr)
+            self._running[pid] = message["exec"]
+        finally:
+            seqpacket.close_all([stdout, stderr])
+
+    def kill(self, exec_id: int | None = None) -> None:
+        """SIGKILL one with all that it started, or all of them."""
+        for pid, known in self._running.items():
+            if exec_id is None or known == exec_id:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+
+    def reaped(self, pid: int, status: int) -> bool:
+        """A child ended; False when it was none of these."""
+        if pid not in self._running:
+            return False
+        self._tell({"event": "exec_exited", "exec": self._running.pop(pid), "status": status})
+        return True

@@ -1,0 +1,236 @@
+"""PID 1 of a slot: has the worker booted or restored, reaps, owns the log pipes, reports, and survives the agent.
+
+One thread, one poll loop, standard library only. It holds all that a restarted agent needs: the agent connects to `shim.sock`,
+asks for `state`, and goes on. Only one agent is listened to, the one that connected last.
+
+Agent → shim (`op`): boot, furnish, revive, prove, start, park, unpark, note, kill, kill_worker, exec, exec_kill, checkpoint,
+checkpoint_end, criu, criu_kill, keep_files, forget, state, shutdown.
+Shim → agent (`event`): booted, boot_failed, furnished, revived, revive_failed, proved, snapshot_point, failed, forked, ready, exited,
+parked, parked_gone, worker_exited, exec_exited, quiesced, checkpoint_failed, checkpoint_gone, criu, criu_exited, files_kept,
+files_failed, log_dropped, state, instance, state_end. Shim ↔ worker: docs/architecture.md, "The slot".
+
+Parts: `worker`, `instances`, `parked_forks`, `quiescer` (what stands still for a dump), `criu_processes`, `exec_processes`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from snapshotter import reports
+from snapshotter.shim import child, seqpacket
+from snapshotter.shim.criu_processes import CriuProcesses
+from snapshotter.shim.event_loop import Peer, Poller
+from snapshotter.shim.exec_processes import ExecProcesses
+from snapshotter.shim.instances import ShimInstances, failure_of
+from snapshotter.shim.log_capture import LogCapture
+from snapshotter.shim.parked_forks import ParkedForks
+from snapshotter.shim.quiescer import Quiescer
+from snapshotter.shim.worker import ShimWorker
+
+_Message = Mapping[str, Any]
+_WORKER_EVENTS = ("snapshot_point", "forked", "parked", "ready", "failed", "exited", "proved")
+"""What a worker says on its control channel."""
+
+
+class Shim:
+    """One slot's parts, and who is told what. Owner: the loop in `run`."""
+
+    def __init__(
+        self, *, slot: str, listener: socket.socket, log_directory: int, log_max_bytes: int, root: str, disk_floor_bytes: int = 0
+    ) -> None:
+        """`root`: where the slot's root directory begins (`mounts.prepare`); "": it has no namespaces."""
+        self._slot = slot
+        self._listener = listener
+        self._namespaced = bool(root)
+        self._agent: Peer | None = None
+        self._poller = Poller()
+        recorder = LogCapture(self._poller, self._tell, directory=log_directory, max_bytes=log_max_bytes, floor_bytes=disk_floor_bytes)
+        self._worker = ShimWorker(slot, poller=self._poller, recorder=recorder, tell=self._tell, root=root)
+        self._lot = ParkedForks(self._poller, self._tell)
+        self._shim_instances = ShimInstances(self._worker, self._lot, poller=self._poller, recorder=recorder, tell=self._tell)
+        self._quiescer = Quiescer(self._worker, self._poller, self._tell)
+        self._criu_processes = CriuProcesses(
+            self._tell, stdio=self._worker.pipes, ended=self._quiescer.dump_ended, pages_lost=self._on_pages_lost
+        )
+        self._execs = ExecProcesses(self._tell)
+
+    def __repr__(self) -> str:
+        return f"<Shim {self._slot} {self._worker!r} {self._shim_instances!r} {self._quiescer!r}>"
+
+    def run(self) -> None:
+        """Serve until `shutdown`."""
+        if self._namespaced:
+            socket.sethostname(self._slot)  # no two that are restored from one image find the same
+        wakeup = self._catch_children()
+        self._poller.watch(wakeup, lambda _: self._reap(wakeup))
+        self._listener.setblocking(False)
+        self._poller.watch(self._listener.fileno(), lambda _: self._on_connection())
+        while True:
+            self._poller.turn(self._shim_instances.patience_s())
+            self._shim_instances.give_up_waiting(time.monotonic())
+
+    @staticmethod
+    def _catch_children() -> int:
+        readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)
+        return readable
+
+    # -- the agent
+
+    def _on_connection(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            connection, _ = self._listener.accept()
+            if self._agent is not None:
+                self._agent.close()
+                self._on_agent_lost()
+            self._agent = Peer(connection, self._poller, self._on_order, self._on_agent_lost)
+
+    def _on_agent_lost(self) -> None:
+        """What only it could bring to an end is ended: a dump, a restore that is half made."""
+        self._criu_processes.abandon()
+        self._quiescer.end()
+        self._worker.clear_away()
+
+    def _tell(self, message: _Message, *fds: int) -> None:
+        """Send to the agent, if there is one. The descriptors stay ours: duplicates travel."""
+        if self._agent is not None and self._agent.is_open:
+            try:
+                self._agent.push(message, [os.dup(fd) for fd in fds if fd >= 0])
+            except OSError:
+                self._agent.close()
+                self._on_agent_lost()
+
+    def _on_order(self, message: _Message, fds: list[int]) -> None:
+        """An order that we do not understand must not end the slot: another version of the agent is told off by closing."""
+        try:
+            self._orders[message["op"]](message, fds)
+        except (ValueError, LookupError, TypeError) as e:
+            print(f"{self!r}: the agent is dropped: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
+            raise ConnectionAbortedError from e
+        finally:
+            seqpacket.close_all(fds)
+
+    @functools.cached_property
+    def _orders(self) -> Mapping[str, Callable[[_Message, list[int]], None]]:
+        """What each order does. Descriptors that it takes over it removes from the list; the others are closed after it."""
+        return {
+            "boot": lambda m, _: self._worker.boot(m, self._hear),
+            "furnish": lambda m, fds: self._worker.furnish(m, fds[0], fds[1]),
+            "revive": lambda m, _: self._worker.revive(m, self._hear),
+            "prove": lambda *_: self._worker.prove(),
+            "start": lambda m, fds: self._shim_instances.start(m, fds.pop(0)),
+            "park": lambda m, _: self._park(m),
+            "unpark": lambda *_: self._lot.clear(),
+            "note": lambda m, _: self._shim_instances.note(m),
+            "kill": lambda m, _: self._shim_instances.kill(m["instance"]),
+            "kill_worker": lambda *_: self._worker.kill(),
+            "exec": self._execute,
+            "exec_kill": lambda m, _: self._execs.kill(m["exec"]),
+            "checkpoint": self._quiescer.start,
+            "checkpoint_end": lambda m, _: self._quiescer.end(m["checkpoint"]),
+            "criu": self._criu_processes.start,
+            "criu_kill": lambda m, _: self._criu_processes.kill(m["run"]),
+            "keep_files": lambda m, fds: self._quiescer.keep_files(m["checkpoint"], fds[0]),
+            "forget": lambda m, _: self._shim_instances.forget(m["instance"]),
+            "state": lambda *_: self._report_state(),
+            "shutdown": lambda *_: self._shutdown(),
+        }
+
+    def _execute(self, message: _Message, fds: list[int]) -> None:
+        stdout, stderr = fds
+        fds.clear()
+        self._execs.start(message, self._shim_instances.get(message["instance"]), self._worker.confinement, stdout, stderr)
+
+    def _park(self, message: _Message) -> None:
+        name, cgroup = message["parked"], child.Cgroup(**message["cgroup"])
+        try:
+            self._lot.park(name, self._worker.ready_peer(), cgroup, joins=self._worker.joins and bool(cgroup.tasks))
+        except OSError:
+            self._tell({"event": "parked_gone", "parked": name})
+
+    def _report_state(self) -> None:
+        worker = self._worker
+        state = {"worker": worker.state, "pid": worker.pid, "point": worker.point, "failure": worker.failure, "status": worker.status}
+        own = os.pidfd_open(os.getpid())
+        self._tell({"event": "state", **state}, own, worker.pidfd)
+        os.close(own)
+        self._shim_instances.report()
+        self._tell({"event": "state_end"})
+
+    def _shutdown(self) -> None:
+        """As PID 1 our exit is everybody's; without a PID namespace we kill who we know."""
+        self._worker.kill()
+        self._shim_instances.kill_all()
+        self._lot.clear()
+        self._execs.kill()
+        os._exit(0)
+
+    # -- the worker
+
+    def _hear(self, message: _Message, fds: list[int]) -> None:
+        """From the worker. User code shares the descriptor: what is not our protocol must not end the slot's PID 1. Raises ValueError."""
+        try:
+            if message.get("event") not in _WORKER_EVENTS:
+                raise ValueError("a worker says no such thing")
+            self._believe(message, fds)
+        except OSError:
+            return  # a process that is gone by now
+        except (LookupError, TypeError, AttributeError, RecursionError, ArithmeticError) as e:
+            raise ValueError(f"not our protocol: {type(e).__name__}") from e
+        finally:
+            seqpacket.close_all(fds)
+
+    def _believe(self, message: _Message, fds: list[int]) -> None:
+        event, worker = message["event"], self._worker
+        if self._lot.hear(message, fds) or self._quiescer.hear(message, fds) or self._shim_instances.hear(message, fds):
+            return
+        if event == "snapshot_point" and worker.state == "booting":
+            worker.reach_point(message)
+        elif event == "failed" and worker.failure is None:
+            worker.failure = failure_of(message)
+            self._tell(worker.failure)
+        elif event == "proved" and worker.state == "proving":
+            proved = reports.proved_of(message)
+            worker.state = "proven"
+            self._tell({"event": "proved", **proved})
+
+    def _on_pages_lost(self) -> None:
+        """A restored process whose page daemon died reads zeros where memory was: it must not go on, nor what it forked, agent or not."""
+        self._lot.clear()
+        self._shim_instances.kill_all()
+        self._worker.spoil()
+
+    def _reap(self, wakeup: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(wakeup, 4096)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._on_reaped(pid, status)
+
+    def _on_reaped(self, pid: int, status: int) -> None:
+        if self._execs.reaped(pid, status) or self._criu_processes.reaped(pid, status):
+            return
+        was_worker = pid == self._worker.pid
+        if was_worker:
+            self._worker.exited(status)
+            self._lot.clear()
+            self._tell({"event": "worker_exited", "status": status})
+        self._shim_instances.reaped(pid, status)
+        if was_worker:
+            self._shim_instances.orphaned()

@@ -1,0 +1,183 @@
+"""Namespaces of a slot, and the tree at `/run/pilotlight/slot` that every worker finds at the same paths on every node.
+
+Read-only binds (interpreter, packages, code, weights), and one writable tmpfs as `/run` (work directory, /tmp and the like are in it), in
+a root directory of its own (`root`). Runs in the shim, as root. Sources: mount(2), unshare(2), mount_namespaces(7).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import glob
+import os
+import stat
+from collections.abc import Container, Sequence
+
+from snapshotter.shim import root_directory
+from snapshotter.shim.mount import BIND, NODEV, NOEXEC, NOSUID, PRIVATE, RDONLY, REC, REMOUNT, mount
+
+ROOT = "/run/pilotlight/slot"
+FIRST_PID = 1000
+"""Pids of workers start above it, so that those of an image never collide with the shim or with CRIU beside it."""
+HOME = f"{ROOT}/work"
+DRIVER = f"{ROOT}/driver"
+"""Libraries of the GPU driver, where the root file system is an image's."""
+CONTROL = f"{ROOT}/control.sock"
+"""Where a process that stands still for a snapshot listens for its next shim."""
+
+_RUN, _SHARED = "/run", ("/tmp", "/var/tmp")
+"""What a slot may write, beside /dev/shm."""
+_KDAT = "/run/criu.kdat"
+"""Where CRIU looks for what it found out about the kernel; it believes only a file on a tmpfs."""
+
+_is_image = False
+
+_DRIVER_LIBRARIES = tuple(
+    f"{directory}/lib{name}*.so*"
+    for directory in (
+        "/usr/lib/*-linux-gnu",
+        "/usr/lib/*-linux-gnu/nvidia/current",
+        "/usr/lib64",
+        "/usr/local/nvidia/lib64",
+        "/usr/local/lib",
+    )
+    for name in ("cuda", "nvidia-", "nvcuvid", "nvoptix")
+)
+
+_NEWNS, _NEWUTS, _NEWIPC, _NEWPID = 0x00020000, 0x04000000, 0x08000000, 0x20000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def unshare() -> None:
+    """New mount, UTS and IPC namespaces for this process, and a PID namespace for its next child. Raises OSError."""
+    if _libc.unshare(_NEWNS | _NEWUTS | _NEWIPC | _NEWPID) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"unshare: {os.strerror(code)}")
+    mount(None, "/", None, REC | PRIVATE)
+
+
+def enter_as_init() -> None:
+    """First step of PID 1: its own /proc. Raises OSError."""
+    mount("proc", "/proc", "proc", NOSUID | NODEV | NOEXEC)
+
+
+def reserve_low_pids() -> None:
+    """The next process gets a pid above FIRST_PID. Raises OSError."""
+    with open("/proc/sys/kernel/ns_last_pid", "w") as f:
+        f.write(str(FIRST_PID))
+
+
+def other_processes(known: Container[int]) -> list[str]:
+    """Names of the living processes of this PID namespace but those in `known`."""
+    names = []
+    for pid in [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]:
+        with contextlib.suppress(OSError):  # it ended while we looked
+            with open(f"/proc/{pid}/stat") as f:
+                name, _, rest = f.read().partition("(")[2].rpartition(")")
+            if pid not in known and rest.split()[0] not in "ZX":
+                names.append(name)
+    return names
+
+
+def children() -> list[int]:
+    """Pids of this process's children."""
+    with open(f"/proc/self/task/{os.getpid()}/children") as f:
+        return [int(pid) for pid in f.read().split()]
+
+
+def prepare(directory: str) -> str:
+    """Begin a root of its own below the slot's directory, and say where; `build` ends it. Raises OSError."""
+    at = f"{directory}/root"
+    os.mkdir(at, 0o700)
+    root_directory.prepare(at)
+    for shared in (_RUN, *_SHARED):
+        os.makedirs(f"{at}{shared}", exist_ok=True)
+    return at
+
+
+def build(at: str, binds: Sequence[tuple[str, str]], *, uid: int, writable_bytes: int, gpu: bool = False, rootfs: str = "") -> None:
+    """Mount the tree in the root `at`, and enter that. `binds`: (host path, path below ROOT); `rootfs`: of the image, "" = the host's.
+
+    Of the host only the binds and what `root` says can be seen afterwards; descriptors stay good. Raises OSError.
+    """
+    global _is_image
+    _is_image = bool(rootfs)
+    if rootfs:
+        at = root_directory.show_image(at, rootfs)
+    else:
+        root_directory.write_names(at, uid=uid, home=HOME)
+    own = f"{at}{ROOT}"
+    root_directory.finish(at, gpu=gpu, shared_bytes=writable_bytes)
+    mount("tmpfs", f"{at}{_RUN}", "tmpfs", NOSUID | NODEV, f"size={writable_bytes},mode=755")
+    os.makedirs(own)
+    for source, name in binds:
+        with contextlib.ExitStack() as stack:
+            _bind(_hold(source, stack, follow=not _is_tenants(name)), f"{own}/{_below_root(name)}")
+    if rootfs and gpu:
+        _show_driver(f"{at}{DRIVER}")
+    for name, mode in (("work", 0o700), ("tmp", 0o1777)):
+        os.mkdir(f"{own}/{name}")
+        os.chmod(f"{own}/{name}", mode)
+    os.chown(f"{own}/work", uid, uid)
+    os.symlink(f"{ROOT}/tmp", f"{at}{_RUN}/lock")
+    for shared in _SHARED:
+        mount(f"{own}/tmp", f"{at}{shared}", None, BIND)
+    root_directory.enter(at)
+
+
+def is_image() -> bool:
+    """Whether the root of this slot is an image's: its programs and libraries are a tenant's, and root executes none of them."""
+    return _is_image
+
+
+def write_criu_kdat(fd: int) -> None:
+    """Give CRIU what it found out about this kernel before; an empty file is nothing. Raises OSError."""
+    with open(fd, "rb", closefd=False) as source:
+        kdat = source.read()
+    if kdat:
+        with open(_KDAT, "wb") as target:
+            target.write(kdat)
+
+
+def _is_tenants(name: str) -> bool:
+    """Whether what is bound there was made from a tenant's files: packages, code, weights."""
+    return name.partition("/")[0] in ("env", "code", "weights")
+
+
+def _below_root(name: str) -> str:
+    if name.startswith("/") or ".." in name.split("/"):
+        raise OSError(errno.EXDEV, f"{name!r} leads out of the slot's tree")
+    return name
+
+
+def _hold(path: str, stack: contextlib.ExitStack, *, follow: bool = True) -> str:
+    """A name for `path` that stays good when something is mounted over it. Raises OSError for a link that is not to be followed."""
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+    stack.callback(os.close, fd)
+    if stat.S_ISLNK(os.fstat(fd).st_mode):
+        raise OSError(errno.ELOOP, f"{path} is a symbolic link, and is not bound into a slot")
+    return f"/proc/self/fd/{fd}"
+
+
+def _show_driver(directory: str) -> None:
+    """The libraries of the machine's GPU driver: they belong to its kernel module, and an image's packages have none, or others."""
+    os.makedirs(directory)
+    for path in sorted({path for pattern in _DRIVER_LIBRARIES for path in glob.glob(pattern)}):
+        target = f"{directory}/{os.path.basename(path)}"
+        if os.path.lexists(target):
+            continue
+        if os.path.islink(path):
+            os.symlink(os.path.basename(os.readlink(path)), target)
+        elif os.path.isfile(path):
+            _bind(path, target)
+
+
+def _bind(source: str, target: str) -> None:
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o444))
+    mount(source, target, None, BIND)
+    mount(None, target, None, BIND | REMOUNT | RDONLY | NOSUID | NODEV)

@@ -1,0 +1,101 @@
+"""A network namespace of its own, from within: what a slot's first processes do before user code is near, and what the agent adds.
+
+Root. `unshare` and `use_name_servers` are for single-threaded callers. Sources: unshare(2), setns(2), network_namespaces(7), netdevice(7),
+arp(7), rtnetlink's predecessor in net/route.h; three programs would take ten times as long.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+
+from snapshotter.shim.mount import BIND, mount
+
+_NEWNET = 0x40000000
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
+_IFREQ = struct.Struct("16sh22x")
+_SIOCSIFADDR, _SIOCSIFNETMASK, _SIOCADDRT, _SIOCSARP = 0x8916, 0x891C, 0x890B, 0x8955
+_ADDRESS = struct.Struct("HH4s8x")
+"""struct sockaddr_in."""
+_IF_ADDRESS = struct.Struct("16s16s8x")
+_ROUTE = struct.Struct("@L16s16s16sHhLPhPLLH")
+"""struct rtentry."""
+_NEIGHBOUR = struct.Struct("16sH6s8xi16s16s")
+"""struct arpreq."""
+_RTF_UP, _RTF_GATEWAY, _ATF_COM, _ATF_PERM, _ARPHRD_ETHER = 0x1, 0x2, 0x2, 0x4, 1
+_NO_LINK_LOCAL = "1"
+"""Of net.ipv6.conf.*.addr_gen_mode: IN6_ADDR_GEN_MODE_NONE."""
+RESOLVER = "/etc/resolv.conf"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def unshare() -> None:
+    """Leave the host's network for an empty one, with 127.0.0.1 up. Raises OSError."""
+    if _libc.unshare(_NEWNET) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"unshare of the network: {os.strerror(code)}")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        flags = _IFREQ.unpack(fcntl.ioctl(any_socket, _SIOCGIFFLAGS, _IFREQ.pack(b"lo", 0)))[1]
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, _IFREQ.pack(b"lo", flags | _IFF_UP))
+
+
+def furnish(namespace: int, device: str, *, inside: str, gateway: str, gateway_mac: str, also: Callable[[], object] = lambda: None) -> None:
+    """In that namespace: give the device its address (of a /30), and the way out through a gateway that need not be asked for.
+
+    From any thread: the namespace is entered by one that ends with this, and calls `also`. Raises OSError, and what that raises.
+    """
+    failed: list[Exception] = []
+
+    def enter_and_furnish() -> None:
+        try:
+            if _libc.setns(namespace, _NEWNET) != 0:
+                code = ctypes.get_errno()
+                raise OSError(code, f"setns to a slot's network: {os.strerror(code)}")
+            _furnish(device.encode(), inside, gateway, bytes.fromhex(gateway_mac.replace(":", "")))
+            also()
+        except Exception as e:  # noqa: BLE001 - raised again by who waits
+            failed.append(e)
+
+    thread = threading.Thread(target=enter_and_furnish, name="furnish network")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+
+
+def _furnish(device: bytes, inside: str, gateway: str, gateway_mac: bytes) -> None:
+    mode = f"/proc/sys/net/ipv6/conf/{device.decode()}/addr_gen_mode"
+    if os.path.exists(mode):  # over a link-local address a slot would reach what the host has on [::], past the rules of table ip
+        with open(mode, "w") as f:
+            f.write(_NO_LINK_LOCAL)
+    anywhere, way_out = _address("0.0.0.0"), _address(gateway)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFADDR, _IF_ADDRESS.pack(device, _address(inside)))
+        fcntl.ioctl(any_socket, _SIOCSIFNETMASK, _IF_ADDRESS.pack(device, _address("255.255.255.252")))
+        flags = _IFREQ.unpack(fcntl.ioctl(any_socket, _SIOCGIFFLAGS, _IFREQ.pack(device, 0)))[1]
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, _IFREQ.pack(device, flags | _IFF_UP))
+        known = _NEIGHBOUR.pack(way_out, _ARPHRD_ETHER, gateway_mac, _ATF_COM | _ATF_PERM, bytes(16), device)
+        fcntl.ioctl(any_socket, _SIOCSARP, known)
+        route = _ROUTE.pack(0, anywhere, way_out, anywhere, _RTF_UP | _RTF_GATEWAY, 0, 0, 0, 0, 0, 0, 0, 0)
+        fcntl.ioctl(any_socket, _SIOCADDRT, route)
+
+
+def _address(text: str) -> bytes:
+    return _ADDRESS.pack(socket.AF_INET, 0, socket.inet_aton(text))
+
+
+def use_name_servers(text: str, file: str) -> None:
+    """Show `text` as /etc/resolv.conf in this mount namespace; `file` is where it is kept. Raises OSError."""
+    target = os.path.realpath(RESOLVER)
+    if not os.path.exists(target):
+        return
+    with open(file, "w") as f:
+        f.write(text)
+    os.chmod(file, 0o644)
+    mount(file, target, None, BIND)

@@ -1,0 +1,130 @@
+"""Parked forks, as the shim knows them: children of the Template that are forked ahead and wait for an instance to become.
+
+A parked fork is in its cgroups already and has done what needs no identity; it knows no instance, no secret and no listener until it is
+assigned, which happens over a channel of its own, past the Template. Standard library only; one thread, the shim's loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from snapshotter.shim import child, seqpacket
+from snapshotter.shim.event_loop import Peer, Poller
+
+
+@dataclass(kw_only=True)
+class ParkedFork:
+    """One parked fork.
+
+    Attributes:
+        name: what the Template calls it.
+        channel: where it waits for its assignment.
+        go: written to once it may go on from the fork; -1 after that.
+        ready: whether it waits for its assignment.
+    """
+
+    name: str
+    cgroup: child.Cgroup
+    channel: socket.socket
+    go: int
+    joins: bool
+    pid: int = 0
+    pidfd: int = -1
+    ready: bool = False
+
+    def close(self) -> None:
+        """Let go of it: without its channel it leaves by itself."""
+        self.channel.close()
+        for fd in (self.go, self.pidfd):
+            if fd >= 0:
+                os.close(fd)
+        self.go = self.pidfd = -1
+
+
+class ParkedForks:
+    """All parked forks of one slot. `tell(event, pidfd)` informs the agent of `parked` and `parked_gone`. Owner: the shim's loop."""
+
+    def __init__(self, poller: Poller, tell: Callable[..., None]) -> None:
+        self._poller = poller
+        self._tell = tell
+        self._parked: dict[str, ParkedFork] = {}
+
+    def __repr__(self) -> str:
+        return f"<ParkedForks {sum(p.ready for p in self._parked.values())}/{len(self._parked)} ready>"
+
+    def park(self, name: str, worker: Peer, cgroup: child.Cgroup, *, joins: bool) -> None:
+        """Have the Template fork one. Raises OSError when it cannot be asked."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        go_read, go = os.pipe2(os.O_CLOEXEC)
+        parked = ParkedFork(name=name, cgroup=cgroup, channel=ours, go=go, joins=joins)
+        descriptors = [theirs.detach(), go_read]
+        try:
+            if joins:
+                descriptors += cgroup.open_tasks()
+            message, given = {"op": "park", "instance": name, "env": {}}, descriptors
+            descriptors = []
+            worker.push(message, given)
+        except OSError:
+            seqpacket.close_all(descriptors)
+            parked.close()
+            raise
+        self._parked[name] = parked
+
+    def hear(self, message: Mapping[str, Any], fds: list[int]) -> bool:
+        """What the worker says; False when it is not about a parked fork. Raises KeyError, TypeError, ValueError, OSError."""
+        parked = self._parked.get(str(message.get("instance")))
+        if parked is None:
+            return False
+        event = message["event"]
+        if event == "forked" and parked.pidfd < 0:
+            with self._poller.free_of_charge():  # once for each that was ordered, as in `shim_instances`
+                self._on_forked(parked, child.pid_of(fds[0]), os.dup(fds[0]))
+        elif event == "parked" and parked.pidfd >= 0 and not parked.ready:
+            parked.ready = True
+            self._tell({"event": "parked", "parked": parked.name}, parked.pidfd)
+        elif event == "failed":
+            self._drop(parked)
+        return True
+
+    def take(self, name: str) -> ParkedFork | None:
+        """The parked fork of that name, no longer ours; None when it is not there or not ready: the caller forks then."""
+        parked = self._parked.get(name)
+        if parked is None or not parked.ready:
+            return None
+        del self._parked[name]
+        self._poller.unwatch(parked.pidfd)
+        return parked
+
+    def clear(self) -> None:
+        """End them all."""
+        for parked in list(self._parked.values()):
+            self._drop(parked)
+
+    def _on_forked(self, parked: ParkedFork, pid: int, pidfd: int) -> None:
+        parked.pid, parked.pidfd = pid, pidfd
+        self._poller.watch(pidfd, lambda _: self._drop(parked))
+        try:
+            if not parked.joins:
+                child.enter_group(parked.cgroup, pidfd)
+            os.write(parked.go, b"\n")
+        except OSError:
+            self._drop(parked)  # without its limits it must not run
+            return
+        os.close(parked.go)
+        parked.go = -1
+
+    def _drop(self, parked: ParkedFork) -> None:
+        if self._parked.pop(parked.name, None) is None:
+            return
+        if parked.pidfd >= 0:
+            self._poller.unwatch(parked.pidfd)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(parked.pidfd, signal.SIGKILL)
+        parked.close()
+        self._tell({"event": "parked_gone", "parked": parked.name})

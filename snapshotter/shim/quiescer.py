@@ -1,0 +1,245 @@
+"""A slot's process that stands still for a dump, as the shim knows it: a pristine fork of the Template, or the worker itself.
+
+One at a time. It is made to listen at `mounts.CONTROL`, where a restored copy of it will be found; it says on a channel of its own that it
+stands still, and the dump consumes it. Standard library only; one thread, the shim's loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from snapshotter import reports
+from snapshotter.shim import child, mounts, seqpacket, workdir_archive
+from snapshotter.shim.event_loop import Peer, Poller
+from snapshotter.shim.worker import ShimWorker
+
+_SILENT = "the process ended, or let go of its channel, before it stood still"
+_MOST_TEXT = 4096
+"""Of a failure, in characters."""
+
+
+@dataclass(kw_only=True)
+class _Frozen:
+    """`go`: written to once a fork is in its cgroups; -1 after that. `still`: it has said so, and nothing is in the way."""
+
+    name: str
+    in_place: bool
+    cgroup: child.Cgroup
+    joins: bool
+    channel: Peer | None = None
+    go: int = -1
+    pidfd: int = -1
+    still: bool = False
+
+
+class Quiescer:
+    """Owner: the shim's loop. `tell` informs the agent of `quiesced`, `checkpoint_failed` or `_gone`, `files_kept` or `_failed`."""
+
+    def __init__(self, shim_worker: ShimWorker, poller: Poller, tell: Callable[..., None]) -> None:
+        self._shim_worker = shim_worker
+        self._poller = poller
+        self._tell = tell
+        self._frozen: _Frozen | None = None
+        self._dumped: dict[str, bool] = {}
+
+    def __repr__(self) -> str:
+        return f"<Quiescer {self._frozen.name if self._frozen else 'empty'}>"
+
+    def start(self, message: Mapping[str, Any], fds: Sequence[int]) -> None:
+        """Have the worker fork one that stands still, or stand still itself. `fds`: CRIU's kdat, or nothing; they stay the caller's."""
+        name, in_place, cgroup = message["checkpoint"], message["in_place"], child.Cgroup(**message["cgroup"])
+        joins = self._shim_worker.joins and bool(cgroup.tasks)
+        if self._frozen is not None:
+            self._fail(name, f"checkpoint {self._frozen.name} is in the making")
+            return
+        frozen = _Frozen(name=name, in_place=in_place, cgroup=cgroup, joins=joins)
+        try:
+            for kdat in fds:
+                mounts.write_criu_kdat(kdat)
+            self._ask(frozen)
+        except (OSError, seqpacket.MessageTooLong) as e:
+            self._let_go(frozen)
+            self._fail(name, str(e))
+            return
+        self._frozen = frozen
+
+    def _ask(self, frozen: _Frozen) -> None:
+        worker = self._shim_worker.ready_peer()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        frozen.channel = Peer(
+            ours, self._poller, lambda message, fds: self._on_word(frozen, message, fds), lambda: self._on_silence(frozen), paced=True
+        )
+        with theirs, _listener() as listener:
+            fds = [listener.detach(), theirs.detach()]
+        op = "checkpoint_in_place" if frozen.in_place else "checkpoint"
+        try:
+            if frozen.in_place:
+                self._watch(frozen, os.dup(self._shim_worker.pidfd))
+            else:
+                go_read, frozen.go = os.pipe2(os.O_CLOEXEC)
+                fds += [go_read, *(frozen.cgroup.open_tasks() if frozen.joins else ())]
+        except OSError:
+            seqpacket.close_all(fds)
+            raise
+        worker.push({"op": op, "instance": frozen.name, "env": {}}, fds)
+
+    def hear(self, message: Mapping[str, Any], fds: list[int]) -> bool:
+        """What the worker says; False when it is not about this. Raises KeyError, TypeError, ValueError, OSError."""
+        frozen = self._frozen
+        if frozen is None or message.get("instance") != frozen.name:
+            return message.get("instance") in self._dumped  # its parent has reaped it
+        if message["event"] == "forked" and frozen.pidfd < 0 and not frozen.in_place:
+            child.pid_of(fds[0])
+            self._watch(frozen, os.dup(fds[0]))
+            self._admit(frozen)
+        elif message["event"] == "failed":
+            self._drop(frozen, str(message["error"]["message"])[:_MOST_TEXT])
+        return True
+
+    def _admit(self, frozen: _Frozen) -> None:
+        try:
+            if not frozen.joins:
+                child.enter_group(frozen.cgroup, frozen.pidfd)
+            os.write(frozen.go, b"\n")
+        except OSError as e:
+            self._drop(frozen, str(e))
+            return
+        os.close(frozen.go)
+        frozen.go = -1
+
+    def _watch(self, frozen: _Frozen, pidfd: int) -> None:
+        frozen.pidfd = pidfd
+        self._poller.watch(pidfd, lambda _: self._on_gone(frozen))
+
+    def _on_word(self, frozen: _Frozen, message: Mapping[str, Any], fds: list[int]) -> None:
+        """On the channel. User code may share it. Raises ValueError for what is not our protocol."""
+        seqpacket.close_all(fds)
+        if message.get("event") != "quiesced" or frozen.pidfd < 0 or frozen.still:
+            return
+        found = reports.quiesced_of(message)
+        obstacles = found["obstacles"]
+        frozen.still = not obstacles
+        try:
+            pid = child.pid_of(frozen.pidfd)
+        except OSError as e:
+            self._drop(frozen, str(e))
+            return
+        body = {"event": "quiesced", "checkpoint": frozen.name, "pid": pid, "stdio": None, **found}
+        if frozen.still and frozen.in_place:
+            self._shim_worker.freeze()
+            body["stdio"] = _pipes_of(body["pid"])
+        self._tell(body, frozen.pidfd)
+        if obstacles:
+            self._drop(frozen, None, kill=not frozen.in_place)  # one in place goes on waiting for orders
+
+    def _on_silence(self, frozen: _Frozen) -> None:
+        if not frozen.still and frozen is self._frozen and frozen.in_place:
+            return  # it closes the channel after a refusal as well; the refusal comes on the control channel, its death by the pidfd
+        if not frozen.still:
+            self._drop(frozen, _SILENT)
+
+    def _on_gone(self, frozen: _Frozen) -> None:
+        if frozen.channel is not None and not frozen.still:
+            frozen.channel.read_all()
+        if frozen is not self._frozen:
+            return
+        self._drop(frozen, None if frozen.still else _SILENT)
+
+    def end(self, name: str | None = None) -> None:
+        """Kill the process that stands still, if it is that one; an agent that is gone will not come back for it."""
+        if self._frozen is not None and name in (None, self._frozen.name):
+            self._drop(self._frozen, None if self._frozen.still else "it was ended")
+
+    def dump_ended(self) -> None:
+        """A CRIU has ended: what it was to dump is gone by now, or has been in its hands and cannot be trusted."""
+        if self._frozen is not None and self._frozen.still:
+            self._kill(self._frozen)  # `_on_gone` follows
+
+    def _drop(self, frozen: _Frozen, failure: str | None, *, kill: bool = True) -> None:
+        if self._frozen is not frozen:
+            return
+        self._frozen = None
+        if kill and (frozen.still or not frozen.in_place):
+            self._kill(frozen)
+        self._let_go(frozen)
+        self._dumped = {frozen.name: frozen.in_place}
+        if failure is not None:
+            self._fail(frozen.name, failure)
+        else:
+            self._tell({"event": "checkpoint_gone", "checkpoint": frozen.name})
+
+    @staticmethod
+    def _kill(frozen: _Frozen) -> None:
+        if frozen.pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(frozen.pidfd, signal.SIGKILL)
+
+    def _let_go(self, frozen: _Frozen) -> None:
+        if frozen.channel is not None:
+            frozen.channel.close()
+        if frozen.pidfd >= 0:
+            self._poller.unwatch(frozen.pidfd)
+        for fd in (frozen.go, frozen.pidfd):
+            if fd >= 0:
+                os.close(fd)
+        frozen.go = frozen.pidfd = -1
+
+    def _fail(self, name: str, message: str) -> None:
+        self._tell({"event": "checkpoint_failed", "checkpoint": name, "message": message})
+
+    # -- the files that go with it
+
+    def keep_files(self, name: str, destination: int) -> None:
+        """Write what the slot's files were, and what CRIU added for the dump. The descriptor stays the caller's."""
+        try:
+            known = self._dumped | ({self._frozen.name: self._frozen.in_place} if self._frozen else {})
+            if name not in known:
+                raise OSError(f"there was no checkpoint {name}")
+            size = self._keep(destination, in_place=known[name])
+        except (OSError, workdir_archive.ArchiveTooLarge) as e:
+            self._tell({"event": "files_failed", "checkpoint": name, "message": str(e)})
+            return
+        self._tell({"event": "files_kept", "checkpoint": name, "bytes": size})
+
+    def _keep(self, destination: int, *, in_place: bool) -> int:
+        archive = self._shim_worker.archive
+        if in_place:
+            workdir_archive.write(destination)
+        else:
+            if archive is not None:
+                workdir_archive.copy(archive, destination)
+            added = frozenset(workdir_archive.remapped(archive))
+            workdir_archive.write(destination, wanted=lambda name: name in added)
+            for name in added:
+                workdir_archive.remove(name)
+        return workdir_archive.finish(destination)
+
+
+def _listener() -> socket.socket:
+    """Where the restored copy will be found; only root may connect. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(mounts.CONTROL)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener.bind(mounts.CONTROL)
+        os.chmod(mounts.CONTROL, 0o600)
+        listener.listen(1)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _pipes_of(pid: int) -> dict[str, str]:
+    """What stdout and stderr are, for CRIU's `inherit_fd`; those that are no pipes are missing."""
+    found = {}
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        with contextlib.suppress(OSError):
+            found[name] = os.readlink(f"/proc/{pid}/fd/{fd}")
+    return {name: link for name, link in found.items() if link.startswith("pipe:")}

@@ -1,0 +1,211 @@
+"""The root directory of a slot: of the host its programs and libraries, read-only, and nothing else.
+
+    /usr, /bin, /sbin, /lib*   the host's (links where they are links there)
+    /etc                       users, hosts and resolver of its own; of the host certificates, what the dynamic linker needs, alternatives
+    /dev                       null, zero, full, random, urandom, tty, pts and shm; GPUs for who asked for one
+    /sys                       the machine's processors and memory, read-only; all of it for who asked for a GPU
+    /proc, /run, /tmp          its own
+
+An image that installs Debian packages has a root file system of its own instead (`base_rootfs`), shown whole and read-only, with the same
+/dev, /sys, /proc, /run and /tmp. Its files are the tenant's: nothing that runs as root in the slot loads one of them, so no module is
+imported once a root was entered, and CRIU comes with the machine's own libraries (`criu.portable`).
+
+It is put together below a directory of the slot's, while the host's files can still be named: most of it when the slot is made (`prepare`),
+what a launch says when it comes (`finish`), and entered last (`enter`). Runs in the shim, as root; standard library only. Sources:
+pivot_root(2), mount(2), hier(7), devpts (kernel documentation, filesystems/devpts).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+import stat
+
+from snapshotter.shim import isolation, system_calls
+from snapshotter.shim.mount import BIND, MOVE, NODEV, NOEXEC, NOSUID, RDONLY, REMOUNT, bind_tree, mount
+
+_PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
+_ETC = frozenset(
+    {"alternatives", "ca-certificates", "crypto-policies", "fonts", "ghostscript", "glvnd", "ld.so.cache", "ld.so.conf", "ld.so.conf.d",
+     "libreoffice", "localtime", "magic", "mime.types", "OpenCL", "perl", "protocols", "R", "services", "texmf", "timezone", "vulkan"}
+)  # fmt: skip
+_ETC_BEGINS = ("ImageMagick-", "java-", "python3")
+_ETC_PARTS = ("/etc/pki/ca-trust", "/etc/pki/tls", "/etc/ssl/certs", "/etc/ssl/openssl.cnf")
+"""Of the host, where they are there: settings that its programs and libraries are installed with, and cannot do without."""
+_NODES = ("null", "zero", "full", "random", "urandom", "tty")
+_GPU_NODES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/dxg")
+_LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2", "ptmx": "pts/ptmx"}
+_MACHINE = "/sys/devices/system"
+"""Processors and memory nodes: what numeric libraries count before they make threads."""
+_RESOLVER = "/etc/resolv.conf"
+_MOUNTED = ("dev", "etc", "proc", "run", "sys", "sys/devices", _MACHINE[1:], "tmp", "var", "var/tmp")
+"""Directories that the root file system of an image must have."""
+_MOST_NAMES = 1024**2
+"""Characters of an image's /etc/passwd that are kept."""
+_DETACH = 2
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def prepare(at: str) -> None:
+    """Mount a root on the directory `at`, with everything that is the same for each launch. Raises OSError."""
+    mount("tmpfs", at, "tmpfs", NOSUID | NODEV, "size=1m,mode=755")
+    for path in _PROGRAMS:
+        _show(path, at)
+    _make_etc(at)
+    _make_dev(at)
+    _make_directory(f"{at}/proc")
+    mount("proc", f"{at}/proc", "proc", NOSUID | NODEV | NOEXEC)
+    _show(_MACHINE, at)
+    _make_directory(f"{at}/var")
+    os.symlink("/run", f"{at}/var/run")
+
+
+def show_image(at: str, rootfs: str) -> str:
+    """Put an image's root file system into the place of the machine's programs; where the root begins now. Raises OSError.
+
+    `rootfs`: made ready by `complete`, and nobody's but root's to write.
+    """
+    own = f"{os.path.dirname(at)}/rootfs"
+    _make_directory(own)
+    mount(rootfs, own, None, BIND)
+    for name in ("dev", "proc", _MACHINE[1:]):
+        if os.path.ismount(f"{at}/{name}"):
+            mount(f"{at}/{name}", f"{own}/{name}", None, MOVE)
+    if os.path.exists(f"{at}{_RESOLVER}"):
+        mount(f"{at}{_RESOLVER}", f"{own}{_RESOLVER}", None, BIND)
+    return own
+
+
+def complete(rootfs: str, *, uid: int, home: str) -> None:
+    """Make a sealed root file system of an image one that `show_image` can show: what is mounted on is there, and is no link. Blocking.
+
+    Raises ValueError that names what an image's steps left in place of a directory, OSError.
+    """
+    for name in _MOUNTED:
+        path = f"{rootfs}/{name}"
+        if not os.path.lexists(path):
+            _make_directory(path)
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise ValueError(f"/{name} is no directory any more: a step of the image replaced it")
+    for path in (f"{rootfs}/etc/ld.so.preload", f"{rootfs}{_RESOLVER}"):
+        if os.path.lexists(path):
+            os.unlink(path)
+    _write(f"{rootfs}{_RESOLVER}", [])
+    _append(f"{rootfs}/etc/passwd", f"function:x:{uid}:{uid}:function:{home}:/bin/sh")
+    _append(f"{rootfs}/etc/group", f"function:x:{uid}:")
+
+
+def _append(path: str, line: str) -> None:
+    """One line more in a file that is the tenant's: no link is followed."""
+    lines: list[str] = []
+    if os.path.lexists(path):
+        if stat.S_ISREG(os.lstat(path).st_mode):
+            with open(path, errors="replace") as f:
+                lines = f.read(_MOST_NAMES).splitlines()
+        os.unlink(path)
+    _write(path, [*lines, line])
+
+
+def write_names(at: str, *, uid: int, home: str) -> None:
+    """Who the function is, where the root is the machine's. Raises OSError."""
+    names = ["root:x:0:0:root:/:/bin/sh", "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin"]
+    groups = ["root:x:0:", "tty:x:5:", "nogroup:x:65534:"]
+    if uid:
+        names.append(f"function:x:{uid}:{uid}:function:{home}:/bin/sh")
+        groups.append(f"function:x:{uid}:")
+    _write(f"{at}/etc/passwd", names)
+    _write(f"{at}/etc/group", groups)
+
+
+def finish(at: str, *, gpu: bool, shared_bytes: int) -> None:
+    """What differs between launches: GPUs, and the bound of /dev/shm. Raises OSError."""
+    if gpu:
+        for path in (path for pattern in _GPU_NODES for path in sorted(glob.glob(pattern))):
+            _show(path, at, read_only=False)
+        mount("/sys", f"{at}/sys", None, BIND)
+        mount(None, f"{at}/sys", None, BIND | REMOUNT | RDONLY | NOSUID | NODEV)
+    mount("tmpfs", f"{at}/dev/shm", "tmpfs", NOSUID | NODEV, f"size={shared_bytes},mode=1777")
+    mount(None, f"{at}/dev", None, REMOUNT | BIND | RDONLY | NOSUID | NOEXEC)
+
+
+def enter(at: str) -> None:
+    """Make `at` the root, read-only, and let go of the host's. Nothing is imported from files afterwards. Raises OSError."""
+    mount(None, at, None, REMOUNT | BIND | RDONLY | NOSUID | NODEV)
+    os.chdir(at)
+    machine = os.uname().machine
+    number = system_calls.numbers(system_calls.DENIED, machine)["pivot_root"] if machine in system_calls.MACHINES else -1
+    _check(_libc.syscall(number, b".", b"."), f"pivot_root to {at}")  # the old root lies over the new one then
+    _check(_libc.umount2(b".", _DETACH), "umount of the host's root")
+    os.chdir("/")
+    isolation.forbid_imports()
+
+
+def _make_etc(at: str) -> None:
+    _make_directory(f"{at}/etc")
+    _write(f"{at}/etc/hosts", ["127.0.0.1 localhost", "::1 localhost ip6-localhost"])
+    _write(f"{at}/etc/nsswitch.conf", ["passwd: files", "group: files", "hosts: files dns"])
+    for name in os.listdir("/etc"):
+        if name in _ETC or name.startswith(_ETC_BEGINS):
+            _show(f"/etc/{name}", at)
+    for path in _ETC_PARTS:
+        _show(path, at)
+    resolver = os.path.realpath(_RESOLVER)
+    if os.path.isfile(resolver):
+        _bind(resolver, f"{at}{_RESOLVER}", is_directory=False)
+
+
+def _write(path: str, lines: list[str]) -> None:
+    with open(path, "w") as f:
+        f.write("\n".join(lines) + "\n")
+    os.chmod(path, 0o644)
+
+
+def _make_dev(at: str) -> None:
+    dev = f"{at}/dev"
+    _make_directory(dev)
+    mount("tmpfs", dev, "tmpfs", NOSUID | NOEXEC, "size=64k,mode=755")
+    for name in _NODES:
+        _show(f"/dev/{name}", at, read_only=False)
+    for name, target in _LINKS.items():
+        os.symlink(target, f"{dev}/{name}")
+    _make_directory(f"{dev}/pts")
+    mount("devpts", f"{dev}/pts", "devpts", NOSUID | NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5")
+    _make_directory(f"{dev}/shm")
+
+
+def _show(path: str, at: str, *, read_only: bool = True) -> None:
+    """Have `path` of the host under its name below `at`, a link as the link; nothing where there is none."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return
+    target = f"{at}{path}"
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    if stat.S_ISLNK(status.st_mode):
+        os.symlink(os.readlink(path), target)
+    else:
+        _bind(path, target, is_directory=stat.S_ISDIR(status.st_mode), read_only=read_only)
+
+
+def _bind(source: str, target: str, *, is_directory: bool, read_only: bool = True) -> None:
+    if is_directory:
+        _make_directory(target)
+    else:
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444))
+    if is_directory and read_only:  # with what is mounted below it: containers get their GPU's libraries as mounts in /usr/lib
+        bind_tree(source, target, RDONLY | NOSUID | NODEV)
+        return
+    mount(source, target, None, BIND)
+    if read_only:
+        mount(None, target, None, BIND | REMOUNT | RDONLY | NOSUID | NODEV)
+
+
+def _make_directory(path: str) -> None:
+    os.mkdir(path, 0o755)
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")

@@ -1,0 +1,43 @@
+"""Where a symbolic link that a tenant made leads, looked at step by step and never followed.
+
+CRIU opens by name, with root's rights, what a process held open, and follows links on the way: a link in the place of a directory would
+have it open a file of the host for the tenant. Standard library only. Source: path_resolution(7).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+_MAX_LINKS = 40
+"""In one path, as in the kernel."""
+
+
+def escapes_root(path: str, *, homes: Sequence[str], files_below: str) -> bool:
+    """True if the end of `path` is in none of `homes` and is no plain file below `files_below`, or a step on the way is outside of both.
+
+    All are absolute. The steps count, because what leads through /proc comes out anywhere.
+    """
+    known = [*homes, files_below]
+    at, left, rest = "/", _MAX_LINKS, path.split("/")[::-1]
+    while rest:
+        part = rest.pop()
+        if part in ("", "."):
+            continue
+        at = os.path.dirname(at) if part == ".." else os.path.join(at, part)
+        if not any(_is_below(at, home) or _is_below(home, at) for home in known):
+            return True
+        try:
+            target = os.readlink(at)
+        except OSError:  # no link; or nothing
+            continue
+        left -= 1
+        if not left:
+            return True
+        rest += target.split("/")[::-1]
+        at = "/" if target.startswith("/") else os.path.dirname(at)
+    return not any(_is_below(at, home) for home in homes) and not (_is_below(at, files_below) and os.path.isfile(at))
+
+
+def _is_below(path: str, directory: str) -> bool:
+    return directory in ("/", path) or path.startswith(f"{directory}/")

@@ -1,0 +1,237 @@
+"""The worker of a slot, as its shim knows it: booted, or restored and revived. Standard library only; one thread, the shim's loop."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from snapshotter import reports
+from snapshotter.shim import child, mounts, seqpacket, workdir_archive
+from snapshotter.shim.event_loop import Peer, Poller
+from snapshotter.shim.log_capture import LogCapture
+from snapshotter.shim.log_pipe import LogFile, LogPipe
+from snapshotter.shim.workdir_archive import Archive
+
+_STRAYS_NAMED = 100
+"""Processes that are named at a snapshot point; one is enough to keep it from being forked."""
+_MESSAGE_TEXT = 1024
+Hear = Callable[[Mapping[str, Any], list[int]], None]
+
+
+class ShimWorker:
+    """Owner: the shim's loop.
+
+    Attributes:
+        state: empty → booting → resident → serving → dead; or empty → furnished (a restore may begin) → resident; resident → frozen
+            (it stands still, whole, for a dump); resident → proving → proven.
+        pid: in the slot; 0 when there is none.
+        point: the snapshot point once reached.
+        failure: what user code raised while it started.
+        archive: the files of the slot as they were at the snapshot point; None when it is not to be forked for a snapshot.
+    """
+
+    def __init__(self, slot: str, *, poller: Poller, recorder: LogCapture, tell: Callable[..., None], root: str) -> None:
+        """`root`: where the slot's root directory begins (`mounts.prepare`); "": it has no namespaces."""
+        self._slot = slot
+        self._poller = poller
+        self._recorder = recorder
+        self._tell = tell
+        self._root = root
+        self._namespaced = bool(root)
+        self._log: LogFile | None = None
+        self._pipes: list[LogPipe] = []
+        self._kept = True
+        self._spoiled = False
+        self.peer: Peer | None = None
+        self.confinement: child.Confinement | None = None
+        self.state = "empty"
+        self.pid = 0
+        self.pidfd = -1
+        self.status: int | None = None
+        self.point: Mapping[str, Any] = {}
+        self.failure: Mapping[str, Any] | None = None
+        self.archive: Archive | None = None
+
+    def __repr__(self) -> str:
+        return f"<ShimWorker {self.state} pid {self.pid}>"
+
+    # -- how it comes to be
+
+    def boot(self, message: Mapping[str, Any], hear: Hear) -> None:
+        """Make the tree and execute the worker in it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            if self._namespaced:
+                mounts.reserve_low_pids()
+                self._build(message)
+            self._confine(message)
+            ends = self.pipes()
+            streams = {"stdout": ends[0], "stderr": ends[1], "control": theirs.fileno()}
+            cgroup, confinement = child.Cgroup(**message["cgroup"]), self._confinement
+            self.pid = child.execute(message["argv"], confinement, env=message["env"], cgroup=cgroup, **streams)
+            seqpacket.close_all(ends)
+        except OSError as e:
+            ours.close()
+            self._tell({"event": "boot_failed", "message": str(e)})
+            return
+        finally:
+            theirs.close()
+        self.pidfd = os.pidfd_open(self.pid)
+        self.state = "booting"
+        self.peer = Peer(ours, self._poller, hear, lambda: None, paced=True)
+        self._tell({"event": "booted", "pid": self.pid}, self.pidfd)
+
+    def furnish(self, message: Mapping[str, Any], kdat: int, files: int) -> None:
+        """Make the tree and put the snapshot's files into it: CRIU may restore a process then. The descriptors stay the caller's."""
+        try:
+            if not self._namespaced or self.state != "empty":
+                raise OSError(f"this slot cannot be restored into: it is {self.state if self._namespaced else 'without namespaces'}")
+            self._build(message)
+            mounts.write_criu_kdat(kdat)
+            end = workdir_archive.unpack(files)
+            self.archive = Archive(fd=os.dup(files), end=end)
+            self._confine(message)
+        except (OSError, workdir_archive.InvalidArchive) as e:
+            self._tell({"event": "boot_failed", "message": str(e)})
+            return
+        self.state = "furnished"
+        self._tell({"event": "furnished"})
+
+    def revive(self, message: Mapping[str, Any], hear: Hear) -> None:
+        """Connect to a process that CRIU has restored: it is the worker from then on."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            if self.state != "furnished":
+                raise OSError(f"nothing can be revived in a slot that is {self.state}")
+            if self._spoiled:
+                raise OSError("its memory is lost: the page daemon died")
+            pid = int(message["pid"])
+            if pid not in mounts.children():
+                raise OSError(f"process {pid} is no child of the slot's shim")
+            connection.setblocking(False)
+            connection.connect(mounts.CONTROL)
+            os.unlink(mounts.CONTROL)
+            mounts.reserve_low_pids()
+            self.pidfd = os.pidfd_open(pid)
+        except OSError as e:
+            connection.close()
+            self.clear_away()
+            self._tell({"event": "revive_failed", "message": str(e)})
+            return
+        self.pid, self.state, self.point = pid, "resident", message["point"]
+        self.peer = Peer(connection, self._poller, hear, lambda: None, paced=True)
+        self._tell({"event": "revived", "pid": pid}, self.pidfd)
+
+    def clear_away(self) -> None:
+        """A restore has failed: whatever it left half made goes, and the slot is of no use any more."""
+        if self.state == "furnished":
+            self.state = "dead"
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)  # of PID 1: everybody in the namespace but itself
+
+    def pipes(self) -> list[int]:
+        """Log pipes for a tree that is booted or restored; the ends to write to are the caller's. Raises OSError."""
+        if self._log is None:
+            self._log = self._recorder.open(self._slot)
+        return self._recorder.pipes_into(self._log, self._pipes)
+
+    def _build(self, message: Mapping[str, Any]) -> None:
+        more = {name: message[name] for name in ("writable_bytes", "gpu")}
+        mounts.build(self._root, message["binds"], uid=message["uid"] or 0, rootfs=message.get("rootfs", ""), **more)
+
+    def _confine(self, message: Mapping[str, Any]) -> None:
+        names = ("uid", "limits", "env", "work")
+        self.confinement = child.Confinement(**{name: message[name] for name in names}, log_refused=bool(message.get("log_refused", False)))
+        self._kept = bool(message.get("snapshot", True)) and self._namespaced
+
+    @property
+    def _confinement(self) -> child.Confinement:
+        if self.confinement is None:
+            raise OSError("the slot has nothing in it")
+        return self.confinement
+
+    # -- what it says and is told
+
+    def reach_point(self, message: Mapping[str, Any]) -> None:
+        """It waits for orders. What it wrote so far is kept for its snapshots: its forks will write, too. Raises ValueError."""
+        point = reports.point_of(message)
+        with self._poller.free_of_charge():
+            strays = mounts.other_processes({os.getpid(), self.pid}) if self._namespaced else []
+            point["threads"] += [f"process {name}" for name in strays[:_STRAYS_NAMED]]
+            point["obstacles"] += self._keep(point["threads"]) if self._kept else []
+        self.state, self.point = "resident", point
+        self._tell({"event": "snapshot_point", **point})
+
+    def _keep(self, threads: Sequence[str]) -> list[dict[str, Any]]:
+        """Obstacles that the files are."""
+        try:
+            if threads:
+                workdir_archive.measure()  # it is dumped whole, and its files are packed once it is
+            else:
+                self.archive = workdir_archive.pack(self._recorder.unnamed_file())
+        except (workdir_archive.ArchiveTooLarge, OSError) as e:
+            what = "files in the work directory, /tmp or /dev/shm"
+            kind = "disk" if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT) else "file"
+            return [{"kind": kind, "fd": None, "what": what, "where": None, "message": str(e)[:_MESSAGE_TEXT]}]
+        return []
+
+    @property
+    def joins(self) -> bool:
+        """Whether its forks enter their groups by themselves."""
+        return bool(self.point.get("joins"))
+
+    def ready_peer(self) -> Peer:
+        """Who obeys orders. Raises ProcessLookupError when nobody does."""
+        if self.state != "resident" or self.peer is None:
+            raise ProcessLookupError(f"the worker is {self.state}")
+        return self.peer
+
+    def serve(self) -> None:
+        """It has become the instance: no fork of it will be kept."""
+        self.state = "serving"
+        self._forget_files()
+
+    def freeze(self) -> None:
+        """It stands still, whole, and its control channel is closed."""
+        self.state = "frozen"
+        if self.peer is not None:
+            self.peer.close()
+
+    def prove(self) -> None:
+        """Have it answer its examples once more; it leaves after that."""
+        try:
+            self.ready_peer().push({"op": "prove", "instance": "proof", "env": {}}, [])
+        except OSError as e:
+            error = {"type": type(e).__name__, "message": str(e), "traceback": ""}
+            self._tell({"event": "proved", "ok": False, "error": error, "phases_ms": {}})
+            return
+        self.state = "proving"
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def spoil(self) -> None:
+        """Its memory will not come any more: it ends, now or instead of its revival."""
+        self._spoiled = True
+        self.kill()
+
+    def exited(self, status: int) -> None:
+        """It is gone, and has been reaped."""
+        if self.peer is not None:
+            self.peer.read_all()  # what it said before it died counts, a failure report above all
+        self.state, self.status, self.pid = "dead", status, 0
+        for pipe in self._pipes:
+            pipe.drain()
+
+    def _forget_files(self) -> None:
+        if self.archive is not None:
+            self.archive.close()
+            self.archive = None

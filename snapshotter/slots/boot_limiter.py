@@ -1,0 +1,137 @@
+"""Places for boots and restores: more at once than the processors can do make each of them late, and none of them early.
+
+Tenants take turns at them by deficit round robin (Shreedhar & Varghese 1996): each turn is as many places as the tenant's weight, first in
+first out within a tenant. So the cold starts of one tenant, however many, delay another's by its part of a turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Final, Self
+
+from snapshotter.types import Share
+
+PER_PROCESSOR: Final = 2
+"""One reads its files while another one computes."""
+HOLD_S: Final = 2.0
+"""A boot that takes longer, because it waits for somebody, goes on without a place: it holds up nobody for more."""
+MOST_S: Final = 20.0
+"""How long one that takes longer keeps its place while all processors have work: another beside it would only make both later."""
+NOBODY: Final = Share()
+"""Whose work it is that no caller waits for: all of it is one tenant's of weight 1."""
+
+
+def _never() -> bool:
+    return False
+
+
+def processors_are_busy() -> bool:
+    """Whether more threads want to run now than suit the processors of this machine (proc(5), /proc/loadavg, fourth field)."""
+    try:
+        running = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
+    except (OSError, IndexError):
+        return False
+    return running.isdigit() and int(running) > PER_PROCESSOR * (os.cpu_count() or 1)
+
+
+class _Flow:
+    """One tenant's waiters, and what is left of its turn."""
+
+    __slots__ = ("credit", "waiters", "weight")
+
+    def __init__(self, weight: int) -> None:
+        self.waiters: deque[asyncio.Future[None]] = deque()
+        self.weight = weight
+        self.credit = weight
+
+
+class FairSemaphore:
+    """`count` places, handed on in turns. Owner: the event loop."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._flows: OrderedDict[str, _Flow] = OrderedDict()
+
+    def __repr__(self) -> str:
+        waiting = sum(len(flow.waiters) for flow in self._flows.values())
+        return f"<FairSemaphore {self._free} free, {waiting} of {len(self._flows)} tenants wait>"
+
+    @property
+    def free(self) -> int:
+        """Places that nobody holds."""
+        return self._free
+
+    async def acquire(self, share: Share) -> None:
+        """Wait for a place; whoever has one gives it back by `release`."""
+        if self._free:
+            self._free -= 1
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        flow = self._flows.setdefault(share.tenant, _Flow(share.weight))
+        flow.weight = share.weight
+        flow.waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self.release()  # the place came in the same moment: it must not be lost
+            raise
+
+    def release(self) -> None:
+        """Hand the place on to whose turn it is."""
+        while self._flows:
+            tenant, flow = next(iter(self._flows.items()))
+            waiter = flow.waiters.popleft()
+            is_here = not waiter.done()
+            flow.credit -= is_here
+            if not flow.waiters:
+                del self._flows[tenant]
+            elif flow.credit <= 0:
+                flow.credit = flow.weight
+                self._flows.move_to_end(tenant)
+            if is_here:
+                waiter.set_result(None)
+                return
+        self._free += 1
+
+
+class BootLimiter:
+    """Turns that end by themselves. Owner: the event loop."""
+
+    def __init__(self, count: int, *, hold_s: float = HOLD_S, most_s: float = MOST_S, is_busy: Callable[[], bool] = _never) -> None:
+        """`is_busy`: whether the processors have more to do than they can; then a place is kept for up to `most_s`."""
+        self._turns = FairSemaphore(count)
+        self._hold_s = hold_s
+        self._most_s = most_s
+        self._is_busy = is_busy
+
+    @classmethod
+    def for_processors(cls) -> Self:
+        """As many as suit those that this process may use."""
+        return cls(PER_PROCESSOR * len(os.sched_getaffinity(0)), is_busy=processors_are_busy)
+
+    @contextlib.asynccontextmanager
+    async def one(self, share: Share = NOBODY) -> AsyncIterator[float]:
+        """A place while the context lasts, or for about `hold_s`; for how long it was waited for, in ms."""
+        began = time.perf_counter()
+        await self._turns.acquire(share)
+        with contextlib.ExitStack() as place:  # closed by whoever is first
+            place.callback(self._turns.release)
+            self._arm(place, time.perf_counter() + self._most_s)
+            yield (time.perf_counter() - began) * 1000
+
+    def _arm(self, place: contextlib.ExitStack, until: float) -> None:
+        timer = asyncio.get_running_loop().call_later(self._hold_s, self._look, place, until)
+        place.callback(timer.cancel)
+
+    def _look(self, place: contextlib.ExitStack, until: float) -> None:
+        if self._is_busy() and time.perf_counter() < until:
+            self._arm(place, until)
+        else:
+            place.close()

@@ -1,0 +1,157 @@
+"""Instances on this node: from the claim on memory to the last trace of them.
+
+An `Instance` exists from the moment a start was accepted. Its end is noticed by the shim, explained here (`exit_reason`), told to the
+watchers, and cleaned up: socket, cgroup, and the slot when nobody is left in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from snapshotter.linux import proc
+from snapshotter.linux.cgroups import Group
+from snapshotter.slots import exit_reason as exits
+from snapshotter.slots.instance_process import InstanceProcess
+from snapshotter.slots.manager import OccupiedSlot
+from snapshotter.types import InstanceId, InstanceInfo, InstanceState
+
+_TRANSITIONS: Mapping[InstanceState, frozenset[InstanceState]] = {
+    InstanceState.STARTING: frozenset({InstanceState.READY, InstanceState.DRAINING, InstanceState.FAILED, InstanceState.STOPPED}),
+    InstanceState.READY: frozenset({InstanceState.ASLEEP, InstanceState.DRAINING, InstanceState.FAILED, InstanceState.STOPPED}),
+    InstanceState.ASLEEP: frozenset({InstanceState.READY, InstanceState.DRAINING, InstanceState.FAILED, InstanceState.STOPPED}),
+    InstanceState.DRAINING: frozenset({InstanceState.FAILED, InstanceState.STOPPED}),
+    InstanceState.STOPPED: frozenset(),
+    InstanceState.FAILED: frozenset(),
+}
+
+
+@dataclass(kw_only=True, eq=False)
+class Instance:
+    """One instance. Owner: the event loop.
+
+    Attributes:
+        asked: the word for an end that we asked for (`stopped`, `killed`), None while nobody asked.
+        cpu_ns_at_end: where its counter of CPU time stood when its process was gone; None before, and where there is no cgroup.
+        cleared: done once nothing of it is left.
+    """
+
+    info: InstanceInfo
+    occupied: OccupiedSlot | None = None
+    group: Group | None = None
+    running: InstanceProcess | None = None
+    asked: str | None = None
+    was_ready: bool = False
+    cpu_ns_at_end: int | None = None
+    cleared: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def become(self, state: InstanceState, **changes: Any) -> None:
+        """Go to `state`. Raises ValueError for a way that does not exist."""
+        if state not in _TRANSITIONS[self.info.state]:
+            raise ValueError(f"instance {self.info.id}: {self.info.state} → {state} is not a transition")
+        self.info = replace(self.info, state=state, **changes)
+
+    def note(self) -> dict[str, Any]:
+        """What the shim keeps for a restarted agent; `info` only once it was handed out."""
+        return {"info": self.info.to_json() if self.was_ready else None, "group": self.group.to_json() if self.group else None}
+
+    def oom_kills(self) -> int:
+        """Kills by the kernel in its group."""
+        return self.group.oom_kills() if self.group is not None else 0
+
+    def cpu_ns(self) -> int:
+        """CPU time by its group, or, where that does not count, by its process."""
+        if self.cpu_ns_at_end is not None:
+            return self.cpu_ns_at_end
+        used = self.group.cpu_ns() if self.group is not None else None
+        return proc.cpu_ns(self.info.pid) if used is None else used
+
+    def used_ns(self) -> int:
+        """CPU time that it has used itself; 0 for one that was never ordered."""
+        return max(0, self.cpu_ns() - self.info.cpu_from_ns) if self.group is not None else 0
+
+    def _is_engine(self) -> bool:
+        return self.occupied is not None and self.occupied.launch.entry.get("kind") == "engine"
+
+    def end(self) -> str:
+        """Its process is gone: settle state and reason, and say the reason."""
+        assert self.running is not None
+        how = self.running.gone.result()
+        self.cpu_ns_at_end = self.group.cpu_ns() if self.group is not None else None
+        word = exits.reason(how.status, asked=self.asked, oom_kills=self.oom_kills(), lost=how.lost, engine=self._is_engine())
+        state = InstanceState.STOPPED if word == "stopped" or how.status == 0 else InstanceState.FAILED
+        self.become(state, pid=0, exit_reason=word)
+        return word
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, SIGKILL after `grace_s`, wait until nothing is left. Several may wait; a shorter grace wins."""
+        running = self.running
+        if running is None or self.occupied is None:
+            return
+        if self.info.state is InstanceState.ASLEEP:
+            proc.continue_tree(self.info.pid)  # it could not end in good order; SIGKILL alone would need no waking
+        if self.info.state in (InstanceState.STARTING, InstanceState.READY, InstanceState.ASLEEP):
+            self.become(InstanceState.DRAINING)
+        if not running.gone.done():
+            self.asked = self.asked or "stopped"
+            if running.pidfd >= 0 and self.was_ready and grace_s > 0:
+                proc.send_signal(running.pidfd, signal.SIGTERM)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(grace_s):
+                        await asyncio.shield(running.gone)
+            if not running.gone.done():
+                self.asked = "killed"
+                self.occupied.slot.kill(running.id)
+        await self.cleared.wait()
+
+    async def clear(self) -> None:
+        """Remove socket and cgroup."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.info.socket)
+        if self.group is not None:
+            await self.group.remove()
+        self.cleared.set()
+
+
+class Instances:
+    """All of them, by id, until they are gone. Owner: the event loop; no awaits, so no lock is needed."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[InstanceId, Instance] = {}
+
+    def __repr__(self) -> str:
+        return f"<Instances {dict(self.by_state())}, {self.claimed_bytes() // 1024**2} MiB claimed>"
+
+    def __iter__(self) -> Iterator[Instance]:
+        return iter(list(self._by_id.values()))
+
+    def get(self, instance_id: InstanceId) -> Instance | None:
+        """The instance of that id, if it lives."""
+        return self._by_id.get(instance_id)
+
+    def add(self, instance: Instance) -> None:
+        """Its memory counts as claimed from now on."""
+        self._by_id[instance.info.id] = instance
+
+    def remove(self, instance: Instance) -> None:
+        """Its memory is free again."""
+        if self._by_id.get(instance.info.id) is instance:
+            del self._by_id[instance.info.id]
+
+    def claimed_bytes(self) -> int:
+        """Memory that those who live may use together."""
+        return sum(i.info.memory_bytes for i in self._by_id.values())
+
+    def by_state(self) -> Counter[InstanceState]:
+        """How many are in which state."""
+        return Counter(i.info.state for i in self._by_id.values())
+
+    def matching(self, labels: Mapping[str, str]) -> list[InstanceInfo]:
+        """Those whose labels include `labels`."""
+        return [i.info for i in self._by_id.values() if labels.items() <= i.info.labels.items()]

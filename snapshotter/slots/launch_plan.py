@@ -1,0 +1,206 @@
+"""From a LaunchSpec to what the shim executes: paths in the slot, environment, limits, the worker's launch file.
+
+With namespaces every path is the same on every node (`mounts.ROOT`); without them the real paths are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from snapshotter.shim import mounts
+from snapshotter.shim.child import CONTROL_FD
+from snapshotter.types import LaunchSpec
+from weight_cache.settings import FUNCTIONS_SOCKET
+from weight_cache.types import OpenedLease, Prediction, WeightsLease
+
+THREADS_OFF = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Numeric libraries would start pools before the snapshot point, and a process with threads cannot be forked."""
+RUNTIME_PACKAGES = ("pilotlight", "snapshotter", "weight_cache")
+"""What a worker imports of ours; each package enters the next one only through its doors."""
+_PLATFORM_URL = "PILOTLIGHT_URL"
+"""Where the SDK in a function finds the platform (`pilotlight.profile`); what the function's own environment says goes before it."""
+_MAX_OPEN_FILES = 65536
+_MAX_PROCESSES_OF_UID = 4096
+_WRITABLE_FLOOR_BYTES = 64 * 1024**2
+
+
+class Layout(Protocol):
+    """What a launch needs of an image (`snapshotter.images.images.ImageLayout`)."""
+
+    @property
+    def python(self) -> Path: ...
+    @property
+    def prefix(self) -> Path: ...
+    @property
+    def site(self) -> tuple[Path, ...]: ...
+    @property
+    def env(self) -> Mapping[str, str]: ...
+    @property
+    def rootfs(self) -> Path | None: ...
+    @property
+    def rootfs_digest(self) -> str: ...
+
+
+class ImageStore(Protocol):
+    """What the agent needs of `snapshotter.images.images.Images`."""
+
+    def layout(self, digest: str | None, engine: str | None = None, *, uid: int | None = None) -> Layout: ...
+
+    async def build(self, spec: Mapping[str, Any], *, uid: int | None, part: Callable[[Mapping[str, Any]], Awaitable[None]]) -> str: ...
+
+    def size_bytes(self, digest: str, *, uid: int | None = None) -> int: ...
+
+    def delete(self, digest: str, *, uid: int | None = None) -> int: ...
+
+    def prune_logs(self, *, keep_s: float, now: float, missing: tuple[int, int] = (0, 0)) -> int: ...
+
+
+class BundleStore(Protocol):
+    """What the agent needs of `snapshotter.images.bundles.Bundles`."""
+
+    async def ensure(self, digest: str) -> Path: ...
+
+    def needed_by(self, needed: Callable[[], Collection[str]]) -> None: ...
+
+    async def make_room(self) -> int: ...
+
+
+class WeightSource(Protocol):
+    """What the agent needs of `weight_cache.client.WeightCacheClient`."""
+
+    async def open(self, manifest: str, *, holder: str, pid: int | None = None) -> OpenedLease: ...
+
+    async def wait(self, lease_id: str) -> WeightsLease: ...
+
+    async def close(self, lease_id: str) -> bool: ...
+
+    async def predict(self, manifest: str) -> Prediction: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """Where the parts of a slot lie on this host.
+
+    Attributes:
+        layout: interpreter and site-packages.
+        code: the unpacked bundle.
+        weights: mount name → directory.
+        runtime: package name → directory of the package.
+        criu: directory of a CRIU for slots of an image's root file system (`criu.bundle`); None = it is not restored.
+        platform: directory with the socket at which the function reaches the platform (`Paths.for_functions`); None = it has none.
+    """
+
+    layout: Layout
+    code: Path
+    weights: Mapping[str, Path]
+    runtime: Mapping[str, Path]
+    criu: Path | None = None
+    platform: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the shim is told at boot, and the launch file it is told about.
+
+    Attributes:
+        order: the `boot` message without its cgroup.
+        launch_file: content of launch.json.
+    """
+
+    order: Mapping[str, Any]
+    launch_file: Mapping[str, Any]
+
+
+def plan(
+    launch: LaunchSpec,
+    sources: Sources,
+    *,
+    directory: Path,
+    uid: int | None,
+    namespaced: bool,
+    limits: Mapping[str, int],
+    log_refused: bool = False,
+) -> Plan:
+    """How to boot `launch` in the slot whose directory is `directory`. Pure: nothing is touched."""
+    root = Path(mounts.ROOT)
+    layout = sources.layout
+    if namespaced:
+        python = root / "python" / layout.python.relative_to(layout.prefix)
+        site = [root / "env" / str(i) for i in range(len(layout.site))]
+        runtime, code, work, file = root / "runtime", root / "code", root / "work", root / "launch.json"
+        weights = {name: root / "weights" / name for name in sources.weights}
+        temporary = Path("/tmp")
+    else:
+        python, site, code = layout.python, list(layout.site), sources.code
+        runtime, work, file, temporary = directory / "runtime", directory / "work", directory / "launch.json", directory / "tmp"
+        weights = dict(sources.weights)
+    env = _environment(launch, layout, python=python, work=work, temporary=temporary, namespaced=namespaced)
+    if namespaced and sources.platform is not None:
+        env.setdefault(_PLATFORM_URL, f"unix://{root}/platform/{FUNCTIONS_SOCKET}")
+    order = {
+        "op": "boot",
+        "argv": [str(python), "-I", "-S", "-B", str(runtime / "pilotlight/worker/boot.py"), str(file)],
+        "env": env,
+        "work": str(work),
+        "uid": uid,
+        "limits": dict(limits),
+        "log_refused": log_refused,
+        "snapshot": launch.snapshot,
+        "gpu": launch.gpu is not None,
+        "rootfs": "" if layout.rootfs is None else str(layout.rootfs),
+        "writable_bytes": max(_WRITABLE_FLOOR_BYTES, launch.memory_bytes),
+        "binds": _binds(sources, directory) if namespaced else [],
+    }
+    content = {
+        "entry": launch.entry,
+        "revision": launch.revision,
+        "code": str(code),
+        "site": [str(s) for s in site],
+        "runtime": [str(runtime)],
+        "weights": {name: str(path) for name, path in weights.items()},
+        "env": dict(launch.env),
+        "secret_variables": list(launch.secret_variables),
+        "control_fd": CONTROL_FD,
+        "work": str(work),
+    }
+    return Plan(order=order, launch_file=content)
+
+
+def limits(launch: LaunchSpec, *, uid: int | None, limits_memory: bool, limits_pids: bool) -> dict[str, int]:
+    """RLIMIT_* of every process in the slot; memory and processes only where no cgroup bounds them."""
+    out = {"CORE": 0, "NOFILE": _MAX_OPEN_FILES}
+    if not limits_memory:
+        out["DATA"] = launch.memory_bytes
+    if not limits_pids and uid is not None:
+        out["NPROC"] = _MAX_PROCESSES_OF_UID
+    return out
+
+
+def _binds(sources: Sources, directory: Path) -> list[tuple[str, str]]:
+    binds = [(sources.layout.prefix, "python"), (sources.code, "code"), (directory / "launch.json", "launch.json")]
+    binds += [(path, f"env/{i}") for i, path in enumerate(sources.layout.site)]
+    binds += [(path, f"runtime/{name}") for name, path in sources.runtime.items()]
+    binds += [(path, f"weights/{name}") for name, path in sources.weights.items()]
+    binds += [(sources.criu, "criu")] if sources.criu is not None and sources.layout.rootfs is not None else []
+    binds += [(sources.platform, "platform")] if sources.platform is not None else []
+    return [(str(path), name) for path, name in binds]
+
+
+def _environment(launch: LaunchSpec, layout: Layout, *, python: Path, work: Path, temporary: Path, namespaced: bool) -> dict[str, str]:
+    env = {"PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", **layout.env, **launch.env, **THREADS_OFF}
+    env.update(HOME=str(work), TMPDIR=str(temporary))
+    if namespaced and any((layout.prefix / "lib").glob("libpython*.so*")):
+        # The interpreter names its library by the prefix that it was built for, which is out of reach in the slot.
+        env["LD_LIBRARY_PATH"] = ":".join(filter(None, [f"{mounts.ROOT}/python/lib", env.get("LD_LIBRARY_PATH")]))
+    if launch.gpu is not None and layout.rootfs is not None:
+        env["LD_LIBRARY_PATH"] = ":".join(filter(None, [mounts.DRIVER, env.get("LD_LIBRARY_PATH")]))
+    return env

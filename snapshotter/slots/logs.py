@@ -1,0 +1,423 @@
+"""The read side of logs: find by labels, instance, call and time; follow. Files of dead instances stay until retention takes them.
+
+`<logs>/<name>.json` says whose log it is; `<name>.log.1` and `<name>.log` are its lines (format: `snapshotter/shim/log_pipe.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import datetime as dt
+import heapq
+import json
+import math
+import operator
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from snapshotter.errors import LogsBusy
+from snapshotter.linux.inotify import watching
+from snapshotter.slots.log_owners import LogOwners
+from weight_cache.threads import BoundedThreads
+
+TAIL_LINES = 40
+"""Last lines that an error carries: a Python traceback and what led to it."""
+_TAIL_BYTES = 64 * 1024
+MAX_READS = 4
+"""Of one tenant at once, without those that follow: each holds some megabytes, and open the files of the time that it reads."""
+_RETRY_S = 5
+MAX_FOLLOWERS = 32
+"""Of one tenant at once: each looks at every change of a log."""
+_BATCH_LINES = 200
+_BATCH_BYTES = 256 * 1024
+"""Lines, and bytes of their text, that are held for one reader."""
+_LINES_UNTIL_PAUSE = 20
+"""Of those that are not wanted: a batch ends after 4000 of them, some 20 ms, so that no reader keeps a thread."""
+_READING = BoundedThreads(4, "read logs")
+"""What blocks goes on here: readers of logs are many, and starts need the other threads."""
+_LOOK_EVERY_S = 0.25
+"""Of one who follows, while its logs are written; a first line after a pause is told at once."""
+_GATHER_S = 0.05
+"""Between two looks at which logs were written."""
+_Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogQuery:
+    """What is asked for; None everywhere means everything.
+
+    Attributes:
+        labels: labels that the log's owner must have.
+        instance_id: one instance, or one slot for its boot log.
+        since: wall clock, seconds since the epoch.
+        tail: only the last so many lines.
+        call_id: lines printed inside that call, or inside a batch that it was in (ids with a comma between them).
+    """
+
+    labels: Mapping[str, str]
+    instance_id: str | None = None
+    since: float | None = None
+    tail: int | None = None
+    call_id: str | None = None
+
+    def takes(self, line: Mapping[str, Any]) -> bool:
+        """Whether a parsed line is wanted."""
+        if self.since is not None and line["time"] < self.since:
+            return False
+        return self.call_id is None or self.call_id in (line["call"] or "").split(",")
+
+
+class Logs:
+    """The directory of logs. Owner: the event loop; the shims write the `.log` files, only we write `.json` and delete."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._owners = LogOwners(directory)
+        self._readers: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._followers: dict[str, set[_Follower]] = {}
+        self._watch = contextlib.ExitStack()
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def __repr__(self) -> str:
+        return f"<Logs {self._directory}>"
+
+    @property
+    def directory(self) -> Path:
+        """Where the files are."""
+        return self._directory
+
+    def register(self, name: str, *, labels: Mapping[str, str], revision: str, now: float, log_bytes: int | None = None) -> None:
+        """Say whose log `name` will be; `log_bytes`: what its tenant's logs may take together, None = no bound or not known."""
+        about = {"labels": dict(labels), "revision": revision, "started_at": now, "log_bytes": log_bytes}
+        (self._directory / f"{name}.json").write_text(json.dumps(about))
+        self._owners.forget(name)
+
+    async def tail(self, name: str) -> list[str]:
+        """The text of the last TAIL_LINES lines of one log."""
+        return await asyncio.to_thread(self._tail, name)
+
+    def _tail(self, name: str) -> list[str]:
+        try:
+            with (self._directory / f"{name}.log").open("rb") as f:
+                f.seek(max(0, f.seek(0, 2) - _TAIL_BYTES))
+                text = f.read().decode(errors="replace").rstrip("\n")
+        except FileNotFoundError:
+            return []
+        return [line.split(" ", 3)[-1] for line in text.split("\n")[-TAIL_LINES:]] if text else []
+
+    async def read(self, query: LogQuery, *, on_begun: Callable[[], Awaitable[None]] | None = None) -> AsyncGenerator[_Line, None]:
+        """Matching lines, oldest first. However much there is, a batch of it is in memory. Raises LogsBusy, or awaits `on_begun`."""
+        with self._reading(query, "read", MAX_READS):
+            if on_begun is not None:
+                await on_begun()
+            async for line in _batched(self._found(query, {})):
+                yield line
+
+    async def follow(self, query: LogQuery, *, on_begun: Callable[[], Awaitable[None]] | None = None) -> AsyncGenerator[_Line, None]:
+        """Matching lines, then those that are written from now on, until cancelled. Raises LogsBusy, or awaits `on_begun`."""
+        positions: dict[str, tuple[int, int]] = {}
+        with self._reading(query, "follow", MAX_FOLLOWERS), self._following(query) as follower:
+            if on_begun is not None:
+                await on_begun()
+            await _READING.run(self._remember_all, query, positions)
+            async for line in _batched(self._found(query, positions)):
+                yield line
+            names: set[str] | None = None
+            while True:
+                async for line in _batched(self._news(query, positions, names)):
+                    yield line
+                names = await follower.wait_changed()
+
+    @contextlib.contextmanager
+    def _following(self, query: LogQuery) -> Iterator[_Follower]:
+        """One who is told when logs of its tenant are written; all share one watch."""
+        tenant, follower = query.labels.get("tenant", ""), _Follower()
+        if not self._followers:
+            self._watch.enter_context(watching(self._directory, self._tell, pause_s=_GATHER_S))
+        self._followers.setdefault(tenant, set()).add(follower)
+        try:
+            yield follower
+        finally:
+            self._followers[tenant].discard(follower)
+            if not self._followers[tenant]:
+                del self._followers[tenant]
+            if not self._followers:
+                self._watch.close()
+
+    def _tell(self, files: set[str] | None) -> None:
+        """Files were written: wake whose they are, and those who ask for all; of one that is new, or where we do not know, everyone."""
+        by_tenant: dict[str | None, set[str]] = {}
+        for name in {file.partition(".")[0] for file in files or ()}:
+            owner = self._owners.known(name)
+            by_tenant.setdefault(None if owner is None else owner.labels.get("tenant", ""), set()).add(name)
+        unknown = by_tenant.pop(None, set())
+        for tenant, followers in self._followers.items():
+            names = unknown | (by_tenant.get(tenant, set()) if tenant else set[str]().union(*by_tenant.values()))
+            for follower in followers if files is None or names else ():
+                follower.tell(None if files is None else names)
+
+    @contextlib.contextmanager
+    def _reading(self, query: LogQuery, verb: str, most: int) -> Iterator[None]:
+        key = query.labels.get("tenant", ""), verb
+        if self._readers[key] >= most:
+            raise LogsBusy(
+                f"{most} requests {verb} logs of this tenant, the bound: end one of them, or ask again later",
+                {"limit": most, "retry_after_s": _RETRY_S},
+            )
+        self._readers[key] += 1
+        try:
+            yield
+        finally:
+            self._readers[key] -= 1
+            if not self._readers[key]:
+                del self._readers[key]
+
+    def prune(self, *, alive: Collection[str], keep_s: float, total_bytes: int, now: float, missing: tuple[int, int] = (0, 0)) -> int:
+        """Delete logs of the dead: too old ones, then the oldest until `total_bytes` hold the rest; then of each tenant what is beyond
+        its own bound. `missing`: bytes and files that must go, because the disk is below its floor. Returns how many.
+        """
+        dead = sorted((self._age(about), about.stem) for about in self._directory.glob("*.json") if about.stem not in alive)
+        held = sum(self._size(name) for _, name in dead)
+        missing_bytes, missing_files = missing
+        total_bytes = min(total_bytes, max(0, held - missing_bytes))
+        deleted = 0
+        for written_at, name in dead:
+            if now - written_at <= keep_s and held <= total_bytes and missing_files <= 0:
+                break
+            held -= self._size(name)
+            deleted += 1
+            missing_files -= self._delete(name)
+        return deleted + self._prune_tenants(alive)
+
+    def _prune_tenants(self, alive: Collection[str]) -> int:
+        """Bound each tenant: logs of the dead go first, the oldest before the others, then the older file of logs that are written."""
+        owned: dict[str, list[tuple[float, str]]] = {}
+        bounds: dict[str, tuple[float, int]] = {}
+        for path in self._directory.glob("*.json"):
+            about = _about(path)
+            tenant = "" if about is None else str(about["labels"].get("tenant", ""))
+            if about is None or not tenant:
+                continue
+            owned.setdefault(tenant, []).append((self._age(path), path.stem))
+            if about.get("log_bytes") is not None:
+                bounds[tenant] = max(bounds.get(tenant, (0.0, 0)), (float(about["started_at"]), int(about["log_bytes"])))
+        deleted = 0
+        for tenant, (_, bound) in bounds.items():
+            deleted += self._prune_tenant(sorted(owned[tenant]), alive, bound)
+        return deleted
+
+    def _prune_tenant(self, logs: list[tuple[float, str]], alive: Collection[str], bound: int) -> int:
+        held, deleted = sum(self._size(name) for _, name in logs), 0
+        for _, name in logs:
+            if held <= bound:
+                return deleted
+            if name not in alive:
+                held -= self._size(name)
+                deleted += 1
+                self._delete(name)
+        for _, name in logs:
+            older = self._directory / f"{name}.log.1"
+            if held > bound and name in alive and older.exists():
+                held -= older.stat().st_size
+                older.unlink(missing_ok=True)
+        return deleted
+
+    def _delete(self, name: str) -> int:
+        """How many files it had."""
+        files = [f for suffix in (".log.1", ".log", ".json") if (f := self._directory / f"{name}{suffix}").exists()]
+        for file in files:
+            file.unlink(missing_ok=True)
+        return len(files)
+
+    def _age(self, about: Path) -> float:
+        log = about.with_suffix(".log")
+        return (log if log.exists() else about).stat().st_mtime
+
+    def _size(self, name: str) -> int:
+        return sum(f.stat().st_size for s in (".log", ".log.1") if (f := self._directory / f"{name}{s}").exists())
+
+    def _names(self, query: LogQuery) -> list[str]:
+        return self._belonging([query.instance_id], query) if query.instance_id else self._owners.names(query.labels)
+
+    def _belonging(self, names: Iterable[str], query: LogQuery) -> list[str]:
+        asked = [name for name in names if query.instance_id in (None, "", name)]
+        owners = [(name, self._owners.owner(name)) for name in asked]
+        return [name for name, owner in owners if owner is not None and query.labels.items() <= owner.labels.items()]
+
+    def _found(self, query: LogQuery, until: dict[str, tuple[int, int]]) -> Iterator[_Line | None]:
+        """What is there. `until`: (inode, size) of a file that is read up to that size."""
+        names = self._names(query)
+        if query.tail is None:
+            yield from self._all(names, query, until)
+            return
+        if query.tail > _BATCH_LINES:  # counted, and read again: so many lines would not fit into memory
+            for name in names:
+                self._remember(name, until)
+            yield from _last(query.tail, lambda: self._all(names, query, until))
+            return
+        last: collections.deque[_Line] = collections.deque(maxlen=max(0, query.tail))
+        for number, line in enumerate(self._all(names, query, until)):
+            if line is not None:
+                last.append(line)
+            if line is None or number % _LINES_UNTIL_PAUSE == 0:
+                yield None
+        while last:
+            yield last.popleft()
+
+    def _all(self, names: Sequence[str], query: LogQuery, until: Mapping[str, tuple[int, int]]) -> Iterator[_Line | None]:
+        begun = [(self._begun(name), self._lines(name, query, until.get(name))) for name in names]
+        return _merged(sorted(begun, key=operator.itemgetter(0)))
+
+    def _begun(self, name: str) -> float:
+        owner = self._owners.known(name)
+        return owner.started_at if owner is not None else 0.0
+
+    def _lines(self, name: str, query: LogQuery, until: tuple[int, int] | None) -> Iterator[_Line | None]:
+        for suffix in (".log.1", ".log"):
+            with contextlib.suppress(FileNotFoundError), (self._directory / f"{name}{suffix}").open("rb") as f:
+                inode, end = until or (0, 0)
+                bounded = os.fstat(f.fileno()).st_ino == inode
+                for number, raw in enumerate(f):
+                    end -= len(raw)
+                    if bounded and end < 0:
+                        break
+                    if (line := parse(name, raw)) is not None and query.takes(line):
+                        yield line
+                    elif number % _LINES_UNTIL_PAUSE == 0:
+                        yield None
+
+    def _remember(self, name: str, positions: dict[str, tuple[int, int]]) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            status = (self._directory / f"{name}.log").stat()
+            positions[name] = (status.st_ino, status.st_size)
+
+    def _remember_all(self, query: LogQuery, positions: dict[str, tuple[int, int]]) -> None:
+        for name in self._names(query):
+            self._remember(name, positions)
+
+    def _news(self, query: LogQuery, positions: dict[str, tuple[int, int]], among: set[str] | None) -> Iterator[_Line | None]:
+        """What was written since; `among`: in logs of these names only."""
+        for name in self._names(query) if among is None else self._belonging(among, query):
+            inode, position = positions.get(name, (0, 0))
+            try:
+                f = (self._directory / f"{name}.log").open("rb")
+            except FileNotFoundError:
+                continue
+            with f:
+                status = os.fstat(f.fileno())
+                position = f.seek(position if status.st_ino == inode else 0)
+                for number, raw in enumerate(f):
+                    if not raw.endswith(b"\n"):
+                        break  # the rest of it is being written
+                    position += len(raw)
+                    positions[name] = (status.st_ino, position)
+                    if (line := parse(name, raw)) is not None and query.takes(line):
+                        yield line
+                    elif number % _LINES_UNTIL_PAUSE == 0:
+                        yield None
+
+
+class _Follower:
+    """One who follows. Owner: the event loop."""
+
+    def __init__(self) -> None:
+        self._names: set[str] | None = set()
+        self._changed = asyncio.Event()
+        self._looked_at = -math.inf
+
+    def tell(self, names: set[str] | None) -> None:
+        """Logs of these names were written; None: perhaps any."""
+        self._names = None if names is None or self._names is None else self._names | names
+        self._changed.set()
+
+    async def wait_changed(self) -> set[str] | None:
+        """What was written since the last return, once something was, and not too soon after it."""
+        await self._changed.wait()
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._looked_at + _LOOK_EVERY_S - loop.time())
+        self._looked_at = loop.time()
+        self._changed.clear()
+        names, self._names = self._names, set()
+        return names
+
+
+def _last(most: int, lines: Callable[[], Iterator[_Line | None]]) -> Iterator[_Line | None]:
+    """The last of `lines`, which are read twice."""
+    spare = -most
+    for number, line in enumerate(lines()):
+        spare += line is not None
+        if line is None or number % _LINES_UNTIL_PAUSE == 0:
+            yield None
+    for number, line in enumerate(lines()):
+        if line is not None and spare <= 0:
+            yield line
+        elif line is None or number % _LINES_UNTIL_PAUSE == 0:
+            yield None
+        spare -= line is not None
+
+
+async def _batched(lines: Iterator[_Line | None]) -> AsyncGenerator[_Line, None]:
+    """What blocks, finding and parsing, in a thread for some milliseconds at a time, and as far as the reader reads."""
+    is_over = False
+    while not is_over:
+        batch, is_over = await _READING.run(_batch, lines)
+        for line in batch:
+            yield line
+
+
+def _batch(lines: Iterator[_Line | None]) -> tuple[list[_Line], bool]:
+    """The next lines, and whether these are all. A None among `lines` is a line that is not wanted, or some of them."""
+    batch, size = list[_Line](), 0
+    for seen, line in enumerate(lines, 1):
+        if line is not None:
+            batch.append(line)
+            size += len(line["text"])
+        if seen >= _BATCH_LINES or size >= _BATCH_BYTES:
+            return batch, False
+    return batch, True
+
+
+def _merged(begun: list[tuple[float, Iterator[_Line | None]]]) -> Iterator[_Line | None]:
+    """Oldest first. `begun`: the logs with the times at which they begin, sorted: none is opened before its time has come."""
+    waiting = collections.deque(begun)
+    heap: list[tuple[float, int, _Line, Iterator[_Line | None]]] = []
+    number = 0  # of equal times the log that began first comes first
+
+    def advance(number: int, lines: Iterator[_Line | None]) -> Iterator[None]:
+        for line in lines:
+            if line is not None:
+                heapq.heappush(heap, (line["time"], number, line, lines))
+                return
+            yield None
+
+    while heap or waiting:
+        while waiting and (not heap or waiting[0][0] <= heap[0][0]):
+            yield from advance(number := number + 1, waiting.popleft()[1])
+        if heap:
+            _, first, line, lines = heapq.heappop(heap)
+            yield line
+            yield from advance(first, lines)
+
+
+def _about(path: Path) -> Mapping[str, Any] | None:
+    """Whose log it is; None where that cannot be read."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return None
+
+
+def parse(name: str, raw: bytes) -> Mapping[str, Any] | None:
+    """One line of a log file; None when it is not one (cut off by a crash)."""
+    parts = raw.decode(errors="replace").rstrip("\n").split(" ", 3)
+    if len(parts) != 4:
+        return None
+    try:
+        moment = dt.datetime.fromisoformat(parts[0]).timestamp()
+    except ValueError:
+        return None
+    return {"time": moment, "instance": name, "stream": parts[1], "call": None if parts[2] == "-" else parts[2], "text": parts[3]}

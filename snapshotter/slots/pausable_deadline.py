@@ -1,0 +1,83 @@
+"""Time and turns of one rung of a start, which stand still while it waits for what is no part of it: bytes on their way to the node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
+from typing import Self
+
+from snapshotter.slots.boot_limiter import NOBODY, FairSemaphore
+from snapshotter.types import Share
+
+
+class YieldableSlot:
+    """A place at a gate that can be given up for a while; `share`: whose turn it is. Owner: one task."""
+
+    def __init__(self, gate: FairSemaphore, share: Share = NOBODY) -> None:
+        self._gate = gate
+        self._share = share
+        self._held = False
+
+    async def __aenter__(self) -> Self:
+        await self._enter()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._leave()
+
+    @contextlib.asynccontextmanager
+    async def given_up(self) -> AsyncIterator[None]:
+        """Others may go meanwhile. When it fails inside, the turn is not taken again."""
+        self._leave()
+        yield
+        await self._enter()
+
+    async def _enter(self) -> None:
+        await self._gate.acquire(self._share)
+        self._held = True
+
+    def _leave(self) -> None:
+        if self._held:
+            self._held = False
+            self._gate.release()
+
+
+class PausableDeadline:
+    """What bounds the rung that is tried now: a deadline, a turn, both, or neither. Owner: the start's task."""
+
+    def __init__(self) -> None:
+        self._limit: asyncio.Timeout | None = None
+        self._turn: YieldableSlot | None = None
+
+    @contextlib.contextmanager
+    def under(self, limit: asyncio.Timeout | None = None, turn: YieldableSlot | None = None) -> Iterator[None]:
+        """Bounded by these too, while the context lasts."""
+        before = self._limit, self._turn
+        self._limit, self._turn = limit or self._limit, turn or self._turn
+        try:
+            yield
+        finally:
+            self._limit, self._turn = before
+
+    @contextlib.asynccontextmanager
+    async def standing_still(self) -> AsyncIterator[None]:
+        """What happens in here takes none of the rung's time, and no turn."""
+        async with contextlib.AsyncExitStack() as stack:
+            if self._limit is not None and not self._limit.expired():
+                stack.enter_context(_stopped(self._limit))
+            if self._turn is not None:
+                await stack.enter_async_context(self._turn.given_up())
+            yield
+
+
+@contextlib.contextmanager
+def _stopped(limit: asyncio.Timeout) -> Iterator[None]:
+    loop, until = asyncio.get_running_loop(), limit.when()
+    left_s = None if until is None else until - loop.time()
+    limit.reschedule(None)
+    try:
+        yield
+    finally:
+        limit.reschedule(None if left_s is None else loop.time() + left_s)

@@ -1,0 +1,320 @@
+"""Where slots come from: the spawner process, a slot of each kind made ahead, and the slots that an earlier agent left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+from snapshotter.egress import EVERYWHERE, Egress
+from snapshotter.errors import Unsupported
+from snapshotter.linux import host_network, proc, slot_network
+from snapshotter.linux.dns_servers import DnsServers
+from snapshotter.linux.nft_watch import NftWatch
+from snapshotter.linux.slot_network import Network
+from snapshotter.shim import seqpacket
+from snapshotter.slots import slot as slots
+from snapshotter.slots.slot import Slot, SlotConnectionLost
+from weight_cache.protocol import admit
+from weight_cache.threads import cancel_and_wait
+
+_log = logging.getLogger(__name__)
+_ANSWER_PATIENCE_S = 10.0
+_NETWORK = "network"
+_BOOT = "import sys; sys.path.insert(0, {root!r}); from snapshotter.shim.spawner import main; main({fd})"
+
+
+class SlotPool:
+    """Makes slots. Owner: the event loop. One request to the spawner at a time (`_turn`), because answers come in order.
+
+    Attributes:
+        namespaced: whether slots get namespaces of their own (root with CAP_SYS_ADMIN).
+        why_not: why not, None when they do.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        logs: Path,
+        *,
+        log_max_bytes: int,
+        namespaced: bool,
+        groups: Collection[Path] = (),
+        disk_floor_bytes: int = 0,
+        egress: Egress = EVERYWHERE,
+        usual: Network = Network.HOST,
+        servers: DnsServers | None = None,
+    ) -> None:
+        """`groups`: directories of control groups (`Cgroups.bases`), which slots hold open: out of their own root they cannot be named.
+        `usual`: of which kind the first slot is. `servers`: of names, in networks of their own."""
+        self._egress, self._usual, self._servers = egress, usual, servers or DnsServers()
+        self._directory = directory
+        self._logs = logs
+        self._log_max_bytes = log_max_bytes
+        self._disk_floor_bytes = disk_floor_bytes
+        self._groups = sorted(map(str, groups))
+        self.namespaced = namespaced
+        self.why_not: str | None = None if namespaced else "the agent is not root"
+        self._spawner: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._turn = asyncio.Lock()
+        self._spares: dict[Network, list[asyncio.Task[Slot]]] = {kind: [] for kind in Network}
+        self._networks: dict[str, tuple[str, ...]] = {}
+        self._watch: NftWatch | None = None
+        self._restoring: asyncio.Task[None] | None = None
+        self._is_removed = False
+
+    def __repr__(self) -> str:
+        pid = self._spawner.pid if self._spawner else 0
+        kinds = ", ".join(kind for kind, spares in self._spares.items() if spares)
+        return f"<SlotPool spawner pid {pid}, namespaces {'on' if self.namespaced else 'off'}, spare: {kinds}>"
+
+    async def open(self) -> None:
+        """Start the spawner and make the first slot; falls back to plain slots where namespaces are refused."""
+        if self.namespaced:
+            await slot_network.sweep()
+            if self._networks:
+                self._watch_rules()
+            await self._keep_networks()
+        try:
+            spare = await self._make_first()
+        except Unsupported as e:
+            if not self.namespaced:
+                raise
+            _log.warning("namespaces.off reason=%s", e)
+            self.namespaced, self.why_not, self._usual = False, str(e), Network.HOST
+            spare = await self._make(Network.HOST)
+        self._spares[self._usual].append(asyncio.create_task(_just(spare), name="spare slot"))
+
+    async def _keep_networks(self) -> None:
+        """Adopted slots reach what today's settings say, and what their functions asked for as far as it may still be asked for."""
+        for name in list(self._networks):  # slots come and go meanwhile
+            asked = self._networks.get(name, ())
+            try:
+                await slot_network.keep([name], self._egress.requested(asked), self._servers)
+            except (Unsupported, ValueError, OSError) as e:  # it goes on under the rules that it had, or that all have
+                _log.warning("network.not_kept interface=%s reason=%s", name, e)
+                with contextlib.suppress(Unsupported, OSError):
+                    await slot_network.keep([name], self._egress, self._servers)
+
+    def _watch_rules(self) -> None:
+        if self._watch is None:
+            try:
+                self._watch = NftWatch(host_network.TABLE, self._rules_removed)
+            except OSError as e:
+                _log.warning("rules of slots' networks that another program removes come back with the next slot only reason=%s", e)
+
+    def _rules_removed(self) -> None:
+        host_network.forget()
+        self._is_removed = not self._networks.keys().isdisjoint(host_network.interfaces())  # else the last slot's end removed them
+        if self._is_removed and (self._restoring is None or self._restoring.done()):
+            self._restoring = asyncio.create_task(self._restore_rules(), name="rules of networks")
+
+    async def _restore_rules(self) -> None:
+        while self._is_removed:
+            self._is_removed = False  # they may go again meanwhile
+            _log.warning("another program removed the rules of slots' networks, they are made again table=%s", host_network.TABLE)
+            await self._keep_networks()
+
+    async def open_egress(self, slot: Slot, asked: Collection[str]) -> None:
+        """Let a slot with a network of its own reach these, too, before a worker is in it. Raises Unsupported."""
+        note = slot.directory / _NETWORK
+        try:
+            name = note.read_text().split()[0]
+            egress = self._egress.requested(asked)
+        except FileNotFoundError as e:
+            raise Unsupported("egress= needs a network of its own (snapshotter.function_network: own), which this machine has not") from e
+        except ValueError as e:
+            raise Unsupported(str(e)) from e
+        note.write_text("\n".join([name, *asked]))
+        self._networks[name] = tuple(asked)
+        await slot_network.keep([name], egress, self._servers)
+
+    async def _make_first(self) -> Slot:
+        """One whose process is known to have come up: it mounts things, which not every container lets it. Raises Unsupported."""
+        slot = await self._make(self._usual)
+        try:
+            await slot.adopt()
+        except SlotConnectionLost as e:
+            said = _last_line(slot.directory / "shim.err")
+            await slot.end()
+            raise Unsupported(f"a slot's process does not come up: {said or e}") from e
+        return slot
+
+    async def take(self, slot_network: Network | bool = Network.HOST) -> Slot:
+        """A slot nobody uses, in that network (True: one of its own); the next of its kind is made behind the caller's back.
+
+        Raises Unsupported.
+        """
+        kind = Network.of(slot_network)
+        spares, slot = self._spares[kind], None
+        if spares:
+            with contextlib.suppress(Unsupported):
+                slot = await self._wait(kind, spares.pop(0))
+        if slot is None or slot.is_lost:
+            slot = await self._wait(kind, asyncio.create_task(self._make(kind), name=f"slot, network {kind}"))
+        if not spares:
+            spares.append(asyncio.create_task(self._make(kind), name=f"spare slot, network {kind}"))
+            spares[0].add_done_callback(slots.seen)
+        return slot
+
+    async def _wait(self, kind: Network, making: asyncio.Task[Slot]) -> Slot:
+        """What is being made. A caller that leaves meanwhile leaves it to the next one: it would else be nobody's."""
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            if not making.cancelled():
+                making.add_done_callback(slots.seen)
+                self._spares[kind].append(making)
+            raise
+
+    async def aclose(self) -> None:
+        """End the spare slots and the spawner, and what the slots' networks changed on the host."""
+        spares, self._spares = [spare for each in self._spares.values() for spare in each], {kind: [] for kind in Network}
+        for spare in spares:
+            with contextlib.suppress(Unsupported):
+                await (await spare).end()
+        if self._control is not None:
+            self._control.close()
+        if self._spawner is not None:
+            await asyncio.to_thread(self._spawner.wait)
+        if self._watch is not None:
+            self._watch.close()
+        if self._restoring is not None:
+            await cancel_and_wait(self._restoring)
+        if self._networks:
+            await slot_network.remove(self._networks)
+            await slot_network.sweep()
+
+    async def adopt(self) -> list[Slot]:
+        """Slots that an earlier agent left: living ones, connected and mirrored. Dead ones are swept away."""
+        found = []
+        for directory in sorted(self._directory.iterdir()) if self._directory.exists() else []:
+            try:
+                connection = slots.connect(directory / "shim.sock")
+            except OSError:
+                shutil.rmtree(directory, ignore_errors=True)
+                continue
+            slot = Slot(directory.name, directory, connection, -1)
+            for path in (directory, *directory.glob("i-*.sock")):
+                admit(path)
+            try:
+                await slot.adopt()
+            except SlotConnectionLost:
+                await slot.end()
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                name, *asked = (directory / _NETWORK).read_text().split()
+                self._networks[name] = tuple(asked)
+            found.append(slot)
+        return found
+
+    async def _make(self, kind: Network) -> Slot:
+        if kind is not Network.HOST and not self.namespaced:
+            raise Unsupported(f"a worker with a network of its own needs namespaces: {self.why_not}")
+        slot_id = f"s-{secrets.token_hex(8)}"
+        directory = self._directory / slot_id
+        directory.mkdir(parents=True, mode=0o700)
+        admit(directory)
+        try:
+            return await self._spawn(slot_id, directory, kind)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+
+    async def _connect(self, shim: int, directory: Path) -> None:
+        """A way out for the slot of this shim; the note of it is for `aclose`, which need not wait for the kernel then."""
+        try:
+            namespace = os.open(f"/proc/{proc.host_pid(shim)}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                name = await slot_network.connect(namespace, self._egress, self._servers)
+            finally:
+                os.close(namespace)
+            (directory / _NETWORK).write_text(name)
+        except OSError as e:
+            raise Unsupported(f"cannot connect a slot's network: {e}") from e
+        self._watch_rules()
+        living = set(host_network.interfaces())
+        self._networks = {**{known: asked for known, asked in self._networks.items() if known in living}, name: ()}
+
+    async def _spawn(self, slot_id: str, directory: Path, kind: Network) -> Slot:
+        order = {
+            "slot": slot_id,
+            "directory": str(directory),
+            "logs": str(self._logs),
+            "log_max_bytes": self._log_max_bytes,
+            "disk_floor_bytes": self._disk_floor_bytes,
+            "groups": self._groups,
+            "namespaces": self.namespaced,
+            "network": kind is not Network.HOST,
+            "name_servers": self._servers.find().text if kind is Network.OWN else None,
+        }
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with listener:
+            listener.bind(str(directory / "shim.sock"))
+            listener.listen(8)
+            async with self._turn:
+                answer, fds = await asyncio.to_thread(self._ask, order, listener.fileno())
+        if not fds:
+            raise Unsupported(f"cannot make a slot: {answer.get('error', 'the spawner is gone')}")
+        if kind is Network.OWN:
+            try:
+                await self._connect(fds[0], directory)
+            except BaseException:
+                proc.send_signal(fds[0], signal.SIGKILL)
+                os.close(fds[0])
+                raise
+        return Slot(slot_id, directory, slots.connect(directory / "shim.sock"), fds[0])
+
+    def _ask(self, order: dict[str, object], listener: int) -> tuple[dict[str, object], list[int]]:
+        for _ in range(2):  # a spawner that was killed is replaced once
+            control = self._ensure()
+            try:
+                seqpacket.send(control, seqpacket.encode(order), [listener])
+                answer, fds = seqpacket.receive(control)
+            except OSError:
+                answer, fds = None, []
+            if answer is not None:
+                return answer, fds
+            self._discard()
+        return {}, []
+
+    def _ensure(self) -> socket.socket:
+        if self._control is not None:
+            return self._control
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            root = str(Path(__file__).resolve().parents[2])
+            argv = [sys.executable, "-I", "-S", "-c", _BOOT.format(root=root, fd=theirs.fileno())]
+            self._spawner = subprocess.Popen(argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env={"PATH": os.defpath})
+        ours.settimeout(_ANSWER_PATIENCE_S)
+        self._control = ours
+        return ours
+
+    def _discard(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._spawner is not None:
+            self._spawner.kill()
+            self._spawner.wait()
+            self._spawner = None
+
+
+def _last_line(file: Path) -> str:
+    with contextlib.suppress(OSError, IndexError):
+        return file.read_text(errors="replace").strip().splitlines()[-1]
+    return ""
+
+
+async def _just(slot: Slot) -> Slot:
+    return slot

@@ -1,0 +1,124 @@
+"""A new agent takes over what an earlier one left: slots that live are mirrored, everything else is swept away.
+
+Nothing is read from a journal on disk but what does not change (`manager.json`); what runs, and how it ended, the shims know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+from snapshotter.linux.cgroups import Cgroups, Group
+from snapshotter.slots.instance_process import InstanceProcess
+from snapshotter.slots.instances import Instance, Instances
+from snapshotter.slots.manager import OccupiedSlot, SlotAllocator
+from snapshotter.slots.pool import SlotPool
+from snapshotter.slots.slot import BootFailed, Slot, SlotConnectionLost
+from snapshotter.starts.teardown import Teardown
+from snapshotter.starts.template_boot import TemplateBooter
+from snapshotter.types import InstanceInfo
+
+_log = logging.getLogger(__name__)
+_CANNOT_BE_TAKEN_OVER = (
+    SlotConnectionLost,
+    BootFailed,
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    asyncio.InvalidStateError,
+)
+"""What one slot may raise whose shim or files are not as this agent's would be: another version's, or broken."""
+
+
+async def reattach(
+    *, slot_pool: SlotPool, slot_allocator: SlotAllocator, template_booter: TemplateBooter, ends: Teardown, instances: Instances
+) -> None:
+    """Take over every slot that lives. Instances keep their InstanceInfo; those that never were handed out are ended.
+
+    A slot that cannot be taken over is ended with all that is in it: the others, and the agent, go on without it.
+    """
+    for slot in await slot_pool.adopt():
+        try:
+            await _adopt(slot, slot_allocator=slot_allocator, template_booter=template_booter, ends=ends, instances=instances)
+        except _CANNOT_BE_TAKEN_OVER as e:
+            _log.warning("slot.not_adopted slot=%s error=%s: %s", slot.id, type(e).__name__, e)
+            await _give_up(slot, slot_allocator)
+
+
+async def _adopt(
+    slot: Slot, *, slot_allocator: SlotAllocator, template_booter: TemplateBooter, ends: Teardown, instances: Instances
+) -> None:
+    if slot.is_lost:
+        raise SlotConnectionLost(f"slot {slot.id} went away meanwhile")
+    occupied = OccupiedSlot.of(slot)
+    if occupied is None:
+        await slot.end()
+        return
+    if occupied.transient:
+        await slot_allocator.clear(occupied)
+        return
+    slot.owner = ends
+    slot.unpark()
+    slot_allocator.occupied_slots[slot.id] = occupied
+    for running in list(slot.running.values()):
+        _take_over(occupied, running, instances, ends)
+    if slot.worker == "booting":
+        occupied.is_booting = True
+        template_booter.resume(occupied)
+    elif slot.worker == "resident":
+        template_booter.enlist(occupied)
+    else:
+        occupied.take_part()
+        ends.clear_if_empty(occupied)
+    _log.info("slot.adopted slot=%s worker=%s instances=%d", slot.id, slot.worker, len(slot.running))
+
+
+async def _give_up(slot: Slot, slot_allocator: SlotAllocator) -> None:
+    """Its owner, if it has one by now, settles the instances that were taken over already."""
+    occupied = slot_allocator.occupied_slots.get(slot.id)
+    if occupied is not None:
+        await slot_allocator.clear(occupied)
+    else:
+        await slot.end()
+
+
+def _take_over(occupied: OccupiedSlot, running: InstanceProcess, instances: Instances, ends: Teardown) -> None:
+    slot, note = occupied.slot, running.note
+    group = Group.from_json(note["group"]) if note.get("group") else None
+    if note.get("info") is None:
+        slot.kill(running.id)
+        if running.gone.done():
+            slot.forget(running)
+        return
+    instance = Instance(info=InstanceInfo.from_json(note["info"]), occupied=occupied, group=group, running=running, was_ready=True)
+    instances.add(instance)
+    if running.gone.done():
+        slot.forget(running)
+        ends.instance_gone(slot, running)
+
+
+async def sweep_groups(cgroups: Cgroups, run: Path, slots: Iterable[Slot], instances: Instances) -> None:
+    """Remove cgroups of the dead, below this agent's base and below those of earlier agents (it may have been started elsewhere)."""
+    record = run / "cgroups.json"
+    earlier = _earlier(record)
+    here = Group(directories=dict(cgroups.bases), version=cgroups.version).to_json()
+    record.write_text(json.dumps([here, *(e for e in earlier if e != here)][:8]))
+    alive = {slot.id for slot in slots} | {i.group.name for i in instances if i.group is not None}
+    for body in [here, *earlier]:
+        base = Group.from_json(body)
+        subtree = Cgroups(bases=base.directories, version=base.version)
+        async with asyncio.TaskGroup() as tasks:
+            for name in subtree.names() - alive:
+                tasks.create_task(subtree.group(name).remove(), name=f"remove cgroup {name}")
+
+
+def _earlier(record: Path) -> list[dict[str, object]]:
+    try:
+        return list(json.loads(record.read_text()))
+    except (FileNotFoundError, ValueError):
+        return []

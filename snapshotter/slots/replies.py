@@ -1,0 +1,128 @@
+"""What a slot answers when a worker is booted, snapshotted, restored or proven."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from snapshotter import reports
+
+
+class SlotConnectionLost(Exception):
+    """Raised when a slot's shim is gone, or does not answer."""
+
+
+class BootFailed(Exception):
+    """Raised when a worker ended, or reported a failure, before its snapshot point; or could not be brought back to it."""
+
+    def __init__(self, message: str, *, error: Mapping[str, Any] | None = None, status: int | None = None) -> None:
+        super().__init__(message)
+        self.error = error
+        self.status = status
+
+
+class CheckpointFailed(Exception):
+    """Raised when a process could not be made to stand still; `obstacles`: what stood in the way, when that is known."""
+
+    def __init__(self, message: str, obstacles: Sequence[Mapping[str, Any]] = ()) -> None:
+        super().__init__(message)
+        self.obstacles = tuple(obstacles)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotPoint:
+    """A worker that waits for orders.
+
+    Attributes:
+        threads: names of its surplus threads and processes: with any it cannot be forked.
+        phases_ms: how long it took to get there.
+        joins: whether its forks enter their cgroups by themselves.
+        obstacles: what stands in the way of a snapshot on disk (`kind`, `fd`, `what`, `where`, `message`).
+        listens: addresses of TCP listeners in its tree.
+        connections_inside: TCP connections with both ends in its tree.
+    """
+
+    threads: tuple[str, ...]
+    phases_ms: Mapping[str, float]
+    joins: bool = False
+    obstacles: tuple[Mapping[str, Any], ...] = ()
+    listens: tuple[str, ...] = ()
+    connections_inside: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values: what `Slot.revive` wants back."""
+        return {
+            "threads": list(self.threads),
+            "phases_ms": dict(self.phases_ms),
+            "joins": self.joins,
+            "obstacles": [dict(o) for o in self.obstacles],
+            "listens": list(self.listens),
+            "connections_inside": self.connections_inside,
+        }
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`; what an older shim does not say is empty. Raises ValueError: an older one did not look at it either."""
+        point = reports.point_of(body)
+        return cls(**{**point, **{name: tuple(point[name]) for name in ("threads", "obstacles", "listens")}})
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuiesceResult:
+    """A process that stands still for a dump, unless there are obstacles.
+
+    Attributes:
+        pid, host_pid: in the slot, and here (0 when it is gone).
+        stdio: what stdout and stderr are, for a process dumped in place; None for a fork, which has neither.
+    """
+
+    pid: int
+    host_pid: int
+    obstacles: tuple[Mapping[str, Any], ...]
+    phases_ms: Mapping[str, float]
+    stdio: Mapping[str, str] | None
+    listens: tuple[str, ...] = ()
+    connections_inside: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleCheckResult:
+    """What a worker found when it answered its examples again. `notes`: answers that could be compared by type only."""
+
+    ok: bool
+    error: Mapping[str, Any] | None
+    phases_ms: Mapping[str, float]
+    notes: tuple[Any, ...] = ()
+
+
+@dataclass(kw_only=True, eq=False)
+class CriuRun:
+    """A CRIU process in a slot. Owner: whoever started it, who closes `socket` and `pidfd`.
+
+    Attributes:
+        socket: our end of its RPC socket; None when it was started without one.
+        stdio_fds: numbers that stdout and stderr have in CRIU; () when none were asked for.
+        exited: its wait status once it ended; None when nobody could tell.
+    """
+
+    socket: socket.socket | None
+    pidfd: int
+    stdio_fds: tuple[int, ...]
+    exited: asyncio.Future[int | None]
+    end: Callable[[], None] = field(repr=False)
+
+    def kill(self) -> None:
+        """SIGKILL; one that is gone is no error."""
+        self.end()
+
+    def close(self) -> None:
+        """Let go of what nobody took over."""
+        if self.socket is not None:
+            self.socket.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1

@@ -1,0 +1,199 @@
+"""Questions to a slot that are answered later: the snapshot side of `slots.Slot`, its events turned into awaitable answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket as sockets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from snapshotter import reports
+from snapshotter.linux import proc
+from snapshotter.shim import seqpacket
+from snapshotter.slots.replies import BootFailed, CheckpointFailed, CriuRun, ExampleCheckResult, QuiesceResult, SlotConnectionLost
+
+T = TypeVar("T")
+Send = Callable[[Mapping[str, Any], list[int]], None]
+
+
+class _Pending(Generic[T]):
+    """Answers that are waited for, by name."""
+
+    def __init__(self) -> None:
+        self._futures: dict[str, asyncio.Future[T]] = {}
+
+    async def wait(self, name: str, ask: Callable[[], None], deadline_s: float | None = None) -> T:
+        """Ask, and wait. Raises what `ask` raises, what the answer is, TimeoutError."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        if name in self._futures:
+            raise SlotConnectionLost(f"{name} is being waited for already")
+        self._futures[name] = future
+        try:
+            ask()
+            async with asyncio.timeout(deadline_s):
+                return await future
+        finally:
+            del self._futures[name]
+
+    def answer(self, name: str, value: T) -> bool:
+        """False when nobody waits any more."""
+        future = self._futures.get(name)
+        if future is None or future.done():
+            return False
+        future.set_result(value)
+        return True
+
+    def fail(self, name: str, error: Exception) -> None:
+        """Nobody need wait."""
+        future = self._futures.get(name)
+        if future is not None and not future.done():
+            future.set_exception(error)
+
+    def fail_all(self, error: Exception) -> None:
+        """The slot is gone."""
+        for name in self._futures:
+            self.fail(name, error)
+
+
+class SlotRequests:
+    """Owner: the event loop; changed in `hear` and between awaits. `send` raises SlotConnectionLost."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._checkpoints: _Pending[QuiesceResult] = _Pending()
+        self._files: _Pending[int] = _Pending()
+        self._criu_processes: _Pending[CriuRun] = _Pending()
+        self._proofs: _Pending[ExampleCheckResult] = _Pending()
+        self._moves: _Pending[Mapping[str, Any]] = _Pending()
+        self._exits: dict[str, asyncio.Future[int | None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<SlotRequests {len(self._exits)} CRIU runs>"
+
+    async def checkpoint(self, name: str, cgroup: Mapping[str, Any], *, in_place: bool, kdat: int | None) -> QuiesceResult:
+        """Raises CheckpointFailed, SlotConnectionLost. Cancelled: what stood still is ended."""
+        try:
+            order = {"op": "checkpoint", "checkpoint": name, "cgroup": cgroup, "in_place": in_place}
+            return await self._checkpoints.wait(name, lambda: self._send(order, [] if kdat is None else [os.dup(kdat)]))
+        except asyncio.CancelledError:
+            self.end_checkpoint(name)
+            raise
+
+    def end_checkpoint(self, name: str) -> None:
+        """Kill what stands still, if it still does."""
+        with contextlib.suppress(SlotConnectionLost):
+            self._send({"op": "checkpoint_end", "checkpoint": name}, [])
+
+    async def keep_files(self, name: str, fd: int) -> int:
+        """Raises CheckpointFailed, SlotConnectionLost."""
+        return await self._files.wait(name, lambda: self._send({"op": "keep_files", "checkpoint": name}, [os.dup(fd)]))
+
+    async def criu(
+        self, run: str, argv: list[str], *, uid: int, cgroup: Mapping[str, Any], fds: list[int], socket: bool, stdio: bool
+    ) -> CriuRun:
+        """Takes ownership of `fds`. Raises SlotConnectionLost. Cancelled: it is killed."""
+        if run in self._exits:
+            seqpacket.close_all(fds)
+            raise SlotConnectionLost(f"CRIU run {run} is there already")
+        self._exits[run] = asyncio.get_running_loop().create_future()
+        order = {"op": "criu", "run": run, "argv": argv, "uid": uid, "cgroup": cgroup, "socket": socket, "stdio": stdio}
+        try:
+            return await self._criu_processes.wait(run, lambda: self._send(order, fds))
+        except BaseException:
+            self._exits.pop(run, None)
+            self._kill(run)
+            raise
+
+    def _kill(self, run: str) -> None:
+        with contextlib.suppress(SlotConnectionLost):
+            self._send({"op": "criu_kill", "run": run}, [])
+
+    async def furnish(self, order: Mapping[str, Any], kdat: int, files: int) -> None:
+        """Raises BootFailed, SlotConnectionLost."""
+        await self._moves.wait("furnish", lambda: self._send({**order, "op": "furnish"}, [os.dup(kdat), os.dup(files)]))
+
+    async def revive(self, pid: int, point: Mapping[str, Any], deadline_s: float) -> int:
+        """The host pid of the worker. Raises BootFailed, SlotConnectionLost, TimeoutError."""
+        order = {"op": "revive", "pid": pid, "point": point, "deadline_s": deadline_s}
+        answer = await self._moves.wait("revive", lambda: self._send(order, []), deadline_s)
+        return int(answer["host_pid"])
+
+    async def prove(self, deadline_s: float) -> ExampleCheckResult:
+        """Raises SlotConnectionLost, TimeoutError."""
+        return await self._proofs.wait("prove", lambda: self._send({"op": "prove"}, []), deadline_s)
+
+    # -- what the shim says
+
+    def hear(self, message: Mapping[str, Any], fds: list[int]) -> bool:
+        """One event; False when it is none of these. Descriptors taken over are removed from `fds`."""
+        handler = {
+            "quiesced": self._on_quiesced,
+            "checkpoint_failed": lambda m, _: self._checkpoints.fail(m["checkpoint"], CheckpointFailed(m["message"])),
+            "checkpoint_gone": lambda *_: None,
+            "files_kept": lambda m, _: self._files.answer(m["checkpoint"], m["bytes"]),
+            "files_failed": lambda m, _: self._files.fail(m["checkpoint"], CheckpointFailed(m["message"])),
+            "criu": self._on_criu,
+            "criu_exited": lambda m, _: self._on_criu_exited(m),
+            "furnished": lambda m, _: self._moves.answer("furnish", m),
+            "revived": lambda _, fds: self._moves.answer("revive", {"host_pid": proc.host_pid(fds[0])}),
+            "revive_failed": lambda m, _: self._moves.fail("revive", BootFailed(m["message"])),
+            "proved": self._on_proved,
+        }.get(message["event"])
+        if handler is None:
+            return False
+        handler(message, fds)
+        return True
+
+    def boot_failed(self, message: str) -> None:
+        """The tree could not be made."""
+        self._moves.fail("furnish", BootFailed(message))
+
+    def worker_gone(self, status: int | None) -> None:
+        """What was asked of it will not be answered."""
+        self._proofs.fail("prove", BootFailed("the restored worker ended while it was proven", status=status))
+
+    def lost(self, slot: str) -> None:
+        """The shim is gone."""
+        error = SlotConnectionLost(f"slot {slot} is gone")
+        for pending in (self._checkpoints, self._files, self._criu_processes, self._proofs, self._moves):
+            pending.fail_all(error)
+        for exited in self._exits.values():
+            if not exited.done():
+                exited.set_result(None)
+
+    def _on_quiesced(self, m: Mapping[str, Any], fds: list[int]) -> None:
+        found = reports.quiesced_of(m)
+        quiesced = QuiesceResult(
+            pid=m["pid"],
+            host_pid=proc.host_pid(fds[0]),
+            obstacles=tuple(found["obstacles"]),
+            phases_ms=found["phases_ms"],
+            stdio=m["stdio"],
+            listens=tuple(found["listens"]),
+            connections_inside=found["connections_inside"],
+        )
+        self._checkpoints.answer(m["checkpoint"], quiesced)
+
+    def _on_criu(self, m: Mapping[str, Any], fds: list[int]) -> None:
+        name = m["run"]
+        exited = self._exits.get(name)
+        if exited is None:
+            return
+        *connection, pidfd = fds
+        fds.clear()
+        talk = sockets.socket(fileno=connection[0]) if connection else None
+        run = CriuRun(socket=talk, pidfd=pidfd, stdio_fds=tuple(m["stdio"]), exited=exited, end=lambda: self._kill(name))
+        if not self._criu_processes.answer(name, run):
+            run.close()
+
+    def _on_criu_exited(self, m: Mapping[str, Any]) -> None:
+        self._criu_processes.fail(m["run"], SlotConnectionLost(f"CRIU could not be started: {m.get('message', 'it ended at once')}"))
+        exited = self._exits.pop(m["run"], None)
+        if exited is not None and not exited.done():
+            exited.set_result(m["status"])
+
+    def _on_proved(self, m: Mapping[str, Any], _: Sequence[int]) -> None:
+        said = reports.proved_of(m)
+        self._proofs.answer("prove", ExampleCheckResult(**{**said, "notes": tuple(said["notes"])}))

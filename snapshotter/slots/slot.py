@@ -1,0 +1,453 @@
+"""Slots as the agent holds them: one connection per shim, its state mirrored, its events turned into futures and callbacks.
+
+The shim keeps the truth; a `Slot` can be rebuilt from it at any time (`Slot.adopt`), which is what a restarted agent does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from snapshotter import reports
+from snapshotter.linux import proc
+from snapshotter.shim import seqpacket
+from snapshotter.slots.instance_process import ExitStatus, InstanceProcess, SlotListener
+from snapshotter.slots.replies import (
+    BootFailed,
+    CheckpointFailed,
+    CriuRun,
+    ExampleCheckResult,
+    QuiesceResult,
+    SlotConnectionLost,
+    SnapshotPoint,
+)
+from snapshotter.slots.requests import SlotRequests
+from snapshotter.slots.sockets import connect, listen, seen, write_json
+from snapshotter.types import InstanceId
+
+__all__ = [
+    "BootFailed",
+    "CheckpointFailed",
+    "CriuRun",
+    "ExampleCheckResult",
+    "QuiesceResult",
+    "Slot",
+    "SlotConnectionLost",
+    "SnapshotPoint",
+    "connect",
+    "listen",
+    "seen",
+    "write_json",
+]
+
+_log = logging.getLogger(__name__)
+_STATE_PATIENCE_S = 5.0
+_MESSAGES_AT_ONCE = 16
+"""Of one shim in one turn of the loop: others have theirs in between."""
+_NOT_OUR_PROTOCOL = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, asyncio.InvalidStateError)
+"""What reading a message raises that is not as we send them: keys that are missing, values of other types, an answer to nothing."""
+
+
+@dataclass(eq=False)
+class Slot:
+    """One shim. Owner: the event loop; every change happens in `_on_message`, between awaits, so no lock is needed.
+
+    Attributes:
+        worker: `empty`, `booting`, `furnished`, `shim_worker`, `serving`, `frozen`, `proving` or `dead`, as `worker.Resident` says.
+        worker_pid: host pid of the worker, 0 when there is none.
+        point: the snapshot point once reached.
+        parked: forks that wait for an assignment: name → host pid.
+        owner: who is told; set by whoever puts a worker in.
+    """
+
+    id: str
+    directory: Path
+    _socket: socket.socket
+    _shim_pidfd: int
+    worker: str = "empty"
+    worker_pid: int = 0
+    running: dict[InstanceId, InstanceProcess] = field(default_factory=dict)
+    parked: dict[str, int] = field(default_factory=dict)
+    is_lost: bool = False
+    is_ending: bool = False
+    owner: SlotListener | None = None
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._outbox = seqpacket.SendQueue(self._socket)
+        self.point: asyncio.Future[SnapshotPoint] = self._loop.create_future()
+        self.point.add_done_callback(seen)
+        self._adopted: asyncio.Future[None] = self._loop.create_future()
+        self._execs: dict[int, asyncio.Future[int | None]] = {}
+        self._asks = SlotRequests(self._send)
+        self._error: Mapping[str, Any] | None = None
+        self._socket.setblocking(False)
+        self._loop.add_reader(self._socket.fileno(), self._on_readable)
+
+    def __repr__(self) -> str:
+        lost = ", lost" if self.is_lost else ""
+        return f"<Slot {self.id} worker {self.worker} pid {self.worker_pid}, {len(self.running)} instances{lost}>"
+
+    @property
+    def shim_pid(self) -> int:
+        """Host pid of the shim; 0 when it is gone."""
+        return proc.host_pid(self._shim_pidfd) if self._shim_pidfd >= 0 else 0
+
+    # -- orders
+
+    def boot(self, order: Mapping[str, Any], cgroup: Mapping[str, Any]) -> None:
+        """Execute the worker; `point` tells when it is ready for orders. Raises SlotConnectionLost, wire.MessageTooLong."""
+        self.worker = "booting"
+        self._send({**order, "cgroup": cgroup})
+
+    def start(
+        self,
+        instance: InstanceId,
+        *,
+        env: Mapping[str, str],
+        cgroup: Mapping[str, Any],
+        note: Mapping[str, Any],
+        in_place: bool,
+        listener: int,
+        parked: str | None = None,
+    ) -> InstanceProcess:
+        """Fork an instance, assign a parked fork, or turn the worker into it. Takes ownership of `listener`.
+
+        `parked`: the fork to assign; if it is gone by then, another one is forked, into the same group.
+
+        Raises SlotConnectionLost, wire.MessageTooLong.
+        """
+        running = InstanceProcess(id=instance, note=note, ready=self._loop.create_future(), gone=self._loop.create_future())
+        running.ready.add_done_callback(seen)
+        order = {"op": "start", "instance": instance, "env": dict(env), "cgroup": cgroup, "note": dict(note), "in_place": in_place}
+        self._send({**order, "parked": parked}, [listener])
+        self.running[instance] = running
+        if in_place:
+            self.worker = "serving"
+        return running
+
+    def park(self, name: str, cgroup: Mapping[str, Any]) -> None:
+        """Fork one ahead; `parked` holds it once it waits. Raises SlotConnectionLost, wire.MessageTooLong."""
+        self._send({"op": "park", "parked": name, "cgroup": cgroup})
+
+    def unpark(self) -> None:
+        """End all that are parked."""
+        self._send_quietly({"op": "unpark"})
+
+    def note(self, instance: InstanceId, note: Mapping[str, Any]) -> None:
+        """What to give back to the next agent about this instance."""
+        self._send_quietly({"op": "note", "instance": instance, "note": dict(note)})
+
+    def kill(self, instance: InstanceId) -> None:
+        """SIGKILL the instance now, or as soon as it exists."""
+        self._send_quietly({"op": "kill", "instance": instance})
+
+    def kill_worker(self) -> None:
+        """SIGKILL the worker: a Template has nothing to say good-bye to."""
+        self._send_quietly({"op": "kill_worker"})
+
+    async def execute(self, instance: InstanceId, argv: list[str], stdout: int, stderr: int) -> int | None:
+        """Run a command beside the instance; its wait status. Cancelling kills it. Raises SlotConnectionLost.
+
+        Takes ownership of the descriptors.
+        """
+        exec_id = max(self._execs, default=0) + 1
+        done: asyncio.Future[int | None] = self._loop.create_future()
+        self._execs[exec_id] = done
+        try:
+            self._send({"op": "exec", "exec": exec_id, "instance": instance, "argv": argv}, [stdout, stderr])
+            return await done
+        finally:
+            del self._execs[exec_id]
+            if not done.done() or done.cancelled():
+                self._send_quietly({"op": "exec_kill", "exec": exec_id})
+
+    async def checkpoint(self, name: str, cgroup: Mapping[str, Any], *, in_place: bool, kdat: int | None = None) -> QuiesceResult:
+        """Have a pristine fork, or the worker itself, stand still for a dump, which consumes it. With obstacles it does not.
+
+        `kdat`: what CRIU found out about the kernel, as for `furnish`; without it CRIU looks again, which takes 100 ms and tables of the
+        host's firewall that only one may make at a time.
+
+        Raises CheckpointFailed, SlotConnectionLost. Cancelled: it is ended.
+        """
+        quiesced = await self._asks.checkpoint(name, cgroup, in_place=in_place, kdat=kdat)
+        if in_place and not quiesced.obstacles:
+            self.worker = "frozen"
+        return quiesced
+
+    def end_checkpoint(self, name: str) -> None:
+        """Kill what stands still, if the dump did not consume it."""
+        self._asks.end_checkpoint(name)
+
+    async def keep_files(self, name: str, fd: int) -> int:
+        """Write the slot's files of that checkpoint to `fd`, the caller's; bytes. Raises CheckpointFailed, SlotConnectionLost."""
+        return await self._asks.keep_files(name, fd)
+
+    async def criu(
+        self,
+        run: str,
+        argv: list[str],
+        *,
+        uid: int,
+        cgroup: Mapping[str, Any],
+        fds: list[int],
+        socket: bool = True,
+        stdio: bool = False,
+    ) -> CriuRun:
+        """Start CRIU in the slot (`criu.processes.CriuSlot`). Takes over `fds`: images, work directory, more. Raises SlotConnectionLost."""
+        return await self._asks.criu(run, argv, uid=uid, cgroup=cgroup, fds=fds, socket=socket, stdio=stdio)
+
+    async def furnish(self, order: Mapping[str, Any], kdat: int, files: int) -> None:
+        """Make the tree, as `boot` does, and put a snapshot's files into it. The descriptors stay the caller's (/dev/null: none).
+
+        Raises BootFailed, SlotConnectionLost.
+        """
+        await self._asks.furnish(order, kdat, files)
+        self.worker = "furnished"
+
+    async def revive(self, pid: int, point: Mapping[str, Any], deadline_s: float) -> None:
+        """Take a restored process as the worker, at its snapshot point. Raises BootFailed, SlotConnectionLost, TimeoutError."""
+        try:
+            reached = SnapshotPoint.from_json(point)
+        except ValueError as e:
+            raise BootFailed(f"the snapshot's point cannot be read: {e}") from e
+        self.worker_pid = await self._asks.revive(pid, point, deadline_s)
+        self._reach_point(reached)
+
+    async def prove(self, deadline_s: float) -> ExampleCheckResult:
+        """Have the worker answer its examples once more; it leaves after that. Raises BootFailed, SlotConnectionLost, TimeoutError."""
+        self.worker = "proving"
+        return await self._asks.prove(deadline_s)
+
+    async def end(self) -> None:
+        """Kill everything in the slot, wait until it is gone, remove its directory. A shim that we lost may live: it is killed."""
+        self.is_ending = True
+        if self.is_lost:
+            self._shut_down_lost()
+        self._send_quietly({"op": "shutdown"})
+        if self._shim_pidfd >= 0:
+            await proc.wait_gone(self._shim_pidfd)
+        self._lose()
+        if self._shim_pidfd >= 0:
+            os.close(self._shim_pidfd)
+            self._shim_pidfd = -1
+        await asyncio.to_thread(shutil.rmtree, self.directory, ignore_errors=True)
+
+    def _shut_down_lost(self) -> None:
+        if self._shim_pidfd >= 0:
+            proc.send_signal(self._shim_pidfd, signal.SIGKILL)
+            return
+        with contextlib.suppress(OSError), connect(self.directory / "shim.sock") as connection:
+            connection.setblocking(False)
+            seqpacket.send(connection, seqpacket.encode({"op": "shutdown"}))
+
+    def close(self) -> None:
+        """Let go of the slot without ending it: the next agent finds it as it is."""
+        self._loop.remove_reader(self._socket.fileno())
+        self._outbox.clear()
+        self._socket.close()
+        self.is_lost = True
+
+    async def adopt(self) -> None:
+        """Ask the shim for its state and mirror it; of one that was just made: whether it came up. Raises SlotConnectionLost."""
+        self._send({"op": "state"})
+        try:
+            async with asyncio.timeout(_STATE_PATIENCE_S):
+                await self._adopted
+        except TimeoutError:
+            self._lose()
+            raise SlotConnectionLost(f"slot {self.id}: its shim does not answer") from None
+
+    def _send(self, message: Mapping[str, Any], fds: list[int] | None = None) -> None:
+        if self.is_lost:
+            seqpacket.close_all(fds or [])
+            raise SlotConnectionLost(f"slot {self.id} is gone")
+        try:
+            self._outbox.push(message, fds or [])
+        except OSError as e:
+            raise SlotConnectionLost(f"slot {self.id}: its shim does not answer: {e}") from e
+        if self._outbox:
+            self._loop.add_writer(self._socket.fileno(), self._on_writable)
+
+    def _send_quietly(self, message: Mapping[str, Any]) -> None:
+        with contextlib.suppress(SlotConnectionLost):
+            self._send(message)
+
+    # -- what the shim says
+
+    def _pid_of(self, pidfd: int) -> int:
+        """Its host pid; 0 when it is gone. Raises ValueError for a process outside of the slot, which nobody may end or stop for it."""
+        pid, shim = proc.host_pid(pidfd), self.shim_pid
+        if pid and shim and proc.pid_namespace(pid) not in (None, proc.pid_namespace(shim)):
+            raise ValueError(f"process {pid} is not in slot {self.id}")
+        return pid
+
+    def _on_writable(self) -> None:
+        with contextlib.suppress(OSError):  # the reader hears of a lost peer as well
+            self._outbox.flush()
+        if not self._outbox:
+            self._loop.remove_writer(self._socket.fileno())
+
+    def _on_readable(self) -> None:
+        try:
+            for _ in range(_MESSAGES_AT_ONCE):
+                if self.is_lost:
+                    return
+                message, fds = seqpacket.receive(self._socket)
+                if message is None:
+                    self._lose()
+                    return
+                try:
+                    self._on_message(message, fds)
+                finally:
+                    seqpacket.close_all(fds)
+        except BlockingIOError:
+            return
+        except (OSError, *_NOT_OUR_PROTOCOL) as e:
+            _log.warning("shim.broken slot=%s error=%s: %s", self.id, type(e).__name__, e)
+            self._send_quietly({"op": "shutdown"})  # it may live, and nobody will ask it for anything again
+            self._lose()
+
+    def _on_message(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        event = message["event"]
+        running = self.running.get(InstanceId(str(message.get("instance"))))
+        if event == "booted":
+            self.worker_pid = self._pid_of(fds[0])
+        elif event == "boot_failed":
+            self.worker = "dead"
+            self._asks.boot_failed(message["message"])
+            self._fail_boot(BootFailed(message["message"]))
+        elif event == "snapshot_point":
+            self._reach_point(SnapshotPoint.from_json(message))
+        elif event == "failed":
+            error = {**message["error"], "phase": message.get("phase")}
+            if running is not None:
+                running.error = error
+            else:
+                self._error = error
+        elif event == "forked" and running is not None:
+            running.pid = self._pid_of(fds[0])
+            running.pidfd = os.dup(fds[0])
+        elif event == "ready" and running is not None and not running.ready.done():
+            running.ready.set_result(reports.phases_of(message["phases_ms"]))
+        elif event == "exited" and running is not None:
+            self._finish(running, ExitStatus(status=_status(message), lost=message["lost"] or running.pidfd < 0))
+            self._send_quietly({"op": "forget", "instance": running.id})
+        else:
+            self._on_slot_message(message, fds)
+
+    def _on_slot_message(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        """What is not about one instance."""
+        event = message["event"]
+        if event == "worker_exited":
+            self._worker_exited(message["status"])
+        elif event == "exec_exited" and (done := self._execs.get(message["exec"])) is not None and not done.done():
+            done.set_result(message["status"])
+        elif event == "log_dropped" and self.owner is not None:
+            self.owner.log_dropped(message["bytes"])
+        elif event == "parked" and self.owner is not None:
+            self.parked[message["parked"]] = self._pid_of(fds[0])
+            self.owner.parked(self)
+        elif event == "parked_gone" and self.owner is not None:
+            self.parked.pop(message["parked"], None)
+            self.owner.parked_gone(self, message["parked"])
+        elif event in ("state", "instance", "state_end"):
+            self._on_state(message, fds)
+        else:
+            self._asks.hear(message, fds)
+
+    def _on_state(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        if message["event"] == "state":
+            self.worker = message["worker"]
+            if self._shim_pidfd < 0:
+                self._shim_pidfd = os.dup(fds[0])
+            self.worker_pid = self._pid_of(fds[1]) if len(fds) > 1 and self.worker != "dead" else 0
+            if message["point"]:
+                self._reach_point(SnapshotPoint.from_json(message["point"]), shim_worker=self.worker == "resident")
+            elif self.worker == "dead":
+                self._fail_boot(BootFailed("the worker ended while it started", status=message["status"]))
+        elif message["event"] == "state_end":
+            if not self._adopted.done():
+                self._adopted.set_result(None)
+        else:
+            self._mirror(message, fds)
+
+    def _mirror(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        instance = InstanceId(message["instance"])
+        running = InstanceProcess(id=instance, note=message["note"], ready=self._loop.create_future(), gone=self._loop.create_future())
+        running.ready.add_done_callback(seen)
+        self.running[instance] = running
+        if fds:
+            running.pid = self._pid_of(fds[0])
+            running.pidfd = os.dup(fds[0])
+        if message["state"] == "ready":
+            running.ready.set_result(reports.phases_of(message["phases_ms"]))
+        if message["state"] == "gone":
+            running.gone.set_result(ExitStatus(status=_status(message)))
+
+    def forget(self, running: InstanceProcess) -> None:
+        """Drop an instance that was found dead when this slot was adopted."""
+        self.running.pop(running.id, None)
+        self._send_quietly({"op": "forget", "instance": running.id})
+
+    def _reach_point(self, point: SnapshotPoint, *, shim_worker: bool = True) -> None:
+        if shim_worker:
+            self.worker = "resident"
+        if not self.point.done():
+            self.point.set_result(point)
+
+    def _fail_boot(self, failure: BootFailed) -> None:
+        if not self.point.done():
+            self.point.set_exception(failure)
+
+    def _worker_exited(self, status: int | None) -> None:
+        self.worker, self.worker_pid = "dead", 0
+        self._asks.worker_gone(status)
+        self._fail_boot(BootFailed("the worker ended while it started", error=self._error, status=status))
+        if self.owner is not None:
+            self.owner.worker_gone(self, status)
+
+    def _finish(self, running: InstanceProcess, how: ExitStatus) -> None:
+        self.running.pop(running.id, None)
+        if not running.gone.done():
+            running.gone.set_result(how)
+        running.ready.cancel()
+        if running.pidfd >= 0:
+            os.close(running.pidfd)
+            running.pidfd = -1
+        if self.owner is not None:
+            self.owner.instance_gone(self, running)
+
+    def _lose(self) -> None:
+        """The shim is gone: with its PID namespace everything in it is; without one we end who we know."""
+        if self.is_lost:
+            return
+        self.close()
+        for running in list(self.running.values()):
+            if running.pidfd >= 0:
+                proc.send_signal(running.pidfd, signal.SIGKILL)
+            self._finish(running, ExitStatus(status=None))
+        for done in self._execs.values():
+            if not done.done():
+                done.set_result(None)
+        self._asks.lost(self.id)
+        if not self._adopted.done():
+            self._adopted.set_exception(SlotConnectionLost(f"slot {self.id} is gone"))
+            seen(self._adopted)
+        self._fail_boot(BootFailed("the slot's shim is gone"))
+        if self.owner is not None:
+            self.owner.slot_gone(self)
+
+
+def _status(message: Mapping[str, Any]) -> int | None:
+    """How a process ended; None when nobody could tell. Raises ValueError, KeyError."""
+    return None if message["status"] is None else reports.status_of(message["status"])

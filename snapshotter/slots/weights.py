@@ -1,0 +1,128 @@
+"""A slot's weights: leases opened the moment the slot is taken, waited for the moment its worker needs the files.
+
+The slot's shim is their holder: a restore changes the worker's pid, and what nobody gives back ends with the shim. A cache that restarts
+meanwhile has forgotten what was still on its way there: it is asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapshotter.slots.launch_plan import WeightSource
+from snapshotter.slots.slot import BootFailed
+from snapshotter.types import LaunchSpec, StartKind, WeightsMount
+from weight_cache.errors import LeaseUnknown, ProtocolError, WeightCacheError
+from weight_cache.types import Lease, Tier
+
+_log = logging.getLogger(__name__)
+_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+"""Between asking a cache that does not answer: it is started again within 0.1 s, and after several crashes in a row within 5 s."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """One of a launch's weights on this node: its directory, and the tier where it was when it was asked for."""
+
+    path: Path
+    tier: Tier
+
+
+class Opening:
+    """The leases of one slot, from `Weights.open` on. Owner: the event loop.
+
+    Attributes:
+        lease_ids: of all of them, whether or not they are granted yet.
+    """
+
+    def __init__(self, source: WeightSource, mounts: Sequence[WeightsMount], *, holder: str, pid: int | None) -> None:
+        self._source = source
+        self._holder = holder
+        self._pid = pid
+        self.lease_ids = tuple(Lease.id_of(mount.manifest, holder) for mount in mounts)
+        self._tasks = {m.name: asyncio.create_task(self._have(m), name=f"weights {m.name} of {holder}") for m in mounts}
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nobody has to wait."""
+        return all(task.done() for task in self._tasks.values())
+
+    async def ready(self) -> dict[str, Served]:
+        """When all are here: by name. Raises WeightCacheError as of `WeightCacheClient.wait`, BootFailed when the slot's shim is gone."""
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_EXCEPTION)
+        for task in self._tasks.values():
+            if task.done():
+                task.result()
+        return {name: task.result() for name, task in self._tasks.items()}
+
+    async def abandon(self) -> None:
+        """Stop asking."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _have(self, mount: WeightsMount) -> Served:
+        for pause_s in _PAUSES_S:
+            try:
+                return await self._ask(mount)
+            except (ProtocolError, LeaseUnknown) as e:
+                _log.warning("weights.again slot=%s name=%s error=%s", self._holder, mount.name, e)
+                await asyncio.sleep(pause_s)
+        return await self._ask(mount)
+
+    async def _ask(self, mount: WeightsMount) -> Served:
+        began = time.perf_counter()
+        try:
+            opened = await self._source.open(mount.manifest, holder=self._holder, pid=self._pid)
+        except LeaseUnknown as e:
+            raise BootFailed(f"the slot's shim is gone: {e}") from e
+        path = opened.path
+        if path is None:
+            path = (await self._source.wait(opened.lease_id)).path
+        expected_ms = -1 if opened.expected_s is None else opened.expected_s * 1000
+        text = "weights.ready slot=%s name=%s manifest=%s tier=%s expected_ms=%.0f took_ms=%.1f"
+        _log.info(text, self._holder, mount.name, mount.manifest[:12], opened.tier, expected_ms, (time.perf_counter() - began) * 1000)
+        return Served(path=Path(path), tier=opened.tier)
+
+
+class Weights:
+    """What slots hold of the weight cache. Owner: the event loop."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+
+    def open(self, mounts: Sequence[WeightsMount], *, holder: str, pid: int | None) -> Opening:
+        """Begin to hold `mounts` for slot `holder`, whose shim is `pid`; returns at once."""
+        return Opening(self._source, mounts, holder=holder, pid=pid)
+
+    async def expect_s(self, launch: LaunchSpec) -> float:
+        """How long a start will wait for its weights: the cache's prediction, and 0 for what the cache cannot say."""
+        try:
+            predictions = [await self._source.predict(mount.manifest) for mount in launch.weights]
+        except WeightCacheError as e:
+            _log.warning("weights.unpredicted revision=%s error=%s", launch.revision, e)
+            return 0.0
+        return sum((p.seconds or 0.0 for p in predictions if p.tier is Tier.ORIGIN), start=0.0)
+
+    async def close(self, lease_ids: Sequence[str]) -> None:
+        """Give them back. A cache that cannot be told learns it from the shim's end."""
+        for lease_id in lease_ids:
+            try:
+                await self._source.close(lease_id)
+            except WeightCacheError as e:
+                _log.warning("weights.not_closed lease=%s error=%s", lease_id, e)
+
+
+def served_from(kind: StartKind, launch: LaunchSpec, weights: Mapping[str, Served]) -> dict[str, str]:
+    """Name → tier of a start of `kind`, for people. `weights`: what its slot found when its worker was brought up.
+
+    A fork, like a worker that waited at its snapshot point, has the memory that is there already.
+    """
+    if kind in (StartKind.COLD, StartKind.RESTORE):
+        return {name: served.tier.value for name, served in weights.items()}
+    return {mount.name: Tier.DRAM.value for mount in launch.weights}

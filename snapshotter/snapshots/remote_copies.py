@@ -1,0 +1,284 @@
+"""Copies of snapshots for other nodes: pushed when proven, fetched by a node whose identity matches.
+
+    chunks/<2>/<sha256 of the compressed piece>
+    snapshots/<digest of the identity>/<id>.json      manifest and pieces, signed; written last
+
+Equal pieces of two snapshots are one. Nothing is believed that the record does not sign: a fetched snapshot goes through every
+check of a local one before it has a name on this node. At most `at_once` pieces are in memory, 32 MiB each with both forms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from snapshotter.errors import SnapshotUnknown
+from snapshotter.snapshots.catalog import Catalog, Snapshot, SnapshotCorrupt, SnapshotStaging
+from snapshotter.snapshots.chunks import CHUNK_BYTES, Chunk, offsets, pack, unpack
+from snapshotter.snapshots.identity import Identity
+from snapshotter.snapshots.manifest import MAX_MANIFEST_BYTES, SnapshotInvalid, SnapshotManifest, checked_manifest, opened, sealed
+from snapshotter.snapshots.mapped_files import BindMounts
+from snapshotter.snapshots.remote_objects import Copies, CopyMissing, RemoteError
+from snapshotter.snapshots.verify import compare
+from weight_cache.objects import ObjectStore
+
+__all__ = ["Pushed", "Remote", "RemoteError"]
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_MAX_RECORD_BYTES = 2 * MAX_MANIFEST_BYTES
+"""A manifest, and 200 bytes for each 16 MiB."""
+_SETTLE_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushed:
+    """What sending a snapshot took: pieces sent, compressed bytes of them, and pieces that were there already."""
+
+    sent: int
+    sent_bytes: int
+    reused: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    """A manifest and the pieces of its files, in order."""
+
+    manifest: SnapshotManifest
+    chunks: Mapping[str, tuple[Chunk, ...]]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"manifest": self.manifest.to_json(), "chunks": {name: [c.to_json() for c in cs] for name, cs in self.chunks.items()}}
+
+
+class Remote:
+    """Owner: the event loop. Two nodes may push the same snapshot; when one forgets what another fetches, the latter fails cleanly."""
+
+    def __init__(self, store: ObjectStore, catalogue: Catalog, *, at_once: int = 4, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._store = Copies(store)
+        self._catalogue = catalogue
+        self._at_once = at_once
+        self._chunk_bytes = chunk_bytes
+
+    def __repr__(self) -> str:
+        return f"<Remote {self._store!r}>"
+
+    async def aclose(self) -> None:
+        """Let the store go."""
+        await self._store.aclose()
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+    async def push(self, snapshot: Snapshot) -> Pushed:
+        """Send what is not there yet; the record comes last, and older snapshots of the same identity go.
+
+        Raises RemoteError, SnapshotCorrupt, SnapshotUnknown, OSError. Cancelled or failed, it goes on from there the next time.
+        """
+        with self._catalogue.lease(snapshot.id):
+            await self._catalogue.verify(snapshot, None)
+            key = _record_key(snapshot.manifest)
+            sent = reused = sent_bytes = 0
+            for _ in range(_SETTLE_ROUNDS):  # pieces that were there may have gone with another snapshot in the meantime
+                record, news = await self._send(snapshot)
+                await self._store.put(key, sealed(record.to_json(), self._catalogue.key))
+                sent, sent_bytes = sent + len(news), sent_bytes + sum(c.packed_bytes for c in news)
+                reused = max(reused, sum(map(len, record.chunks.values())) - len(news))
+                if await self._is_complete(record):
+                    break
+        self._catalogue.mark_remote(snapshot.id)
+        await self._forget([k for k in await self._store.keys(f"{key.rpartition('/')[0]}/") if k != key])
+        return Pushed(sent=sent, sent_bytes=sent_bytes, reused=reused)
+
+    async def push_quietly(self, snapshot: Snapshot) -> bool:
+        """For the background: a copy that cannot be made is logged, and is no failure of the snapshot."""
+        try:
+            pushed = await self.push(snapshot)
+        except (RemoteError, SnapshotCorrupt, SnapshotUnknown, OSError) as e:
+            _log.warning("snapshot.not_pushed snapshot=%s store=%r error=%s", snapshot.id, self._store, e)
+            return False
+        _log.info("snapshot.pushed snapshot=%s store=%r pushed=%s", snapshot.id, self._store, pushed)
+        return True
+
+    async def _send(self, snapshot: Snapshot) -> tuple[_Record, list[Chunk]]:
+        wanted = [(name, offset) for name, mark in snapshot.manifest.files.items() for offset in offsets(mark.bytes, self._chunk_bytes)]
+        limit = asyncio.Semaphore(self._at_once)
+        seen: set[str] = set()
+        results = await _all(self._send_one(snapshot.directory / name, offset, limit, seen) for name, offset in wanted)
+        chunks: dict[str, tuple[Chunk, ...]] = dict.fromkeys(snapshot.manifest.files, ())
+        for (name, _), (chunk, _) in zip(wanted, results, strict=True):
+            chunks[name] += (chunk,)
+        return _Record(manifest=snapshot.manifest, chunks=chunks), [chunk for chunk, is_new in results if is_new]
+
+    async def _send_one(self, path: Path, offset: int, limit: asyncio.Semaphore, seen: set[str]) -> tuple[Chunk, bool]:
+        """`seen`: keys of this push; equal chunks are sent once."""
+        async with limit:
+            chunk, packed = await asyncio.to_thread(pack, path, offset, self._chunk_bytes)
+            if chunk.key in seen:
+                return chunk, False
+            seen.add(chunk.key)
+            if await self._store.size(chunk.key) == chunk.packed_bytes:
+                return chunk, False
+            await self._store.put(chunk.key, packed)
+            return chunk, True
+
+    async def _is_complete(self, record: _Record) -> bool:
+        limit = asyncio.Semaphore(self._at_once)
+
+        async def is_there(chunk: Chunk) -> bool:
+            async with limit:
+                return await self._store.size(chunk.key) == chunk.packed_bytes
+
+        return all(await _all(is_there(chunk) for chunks in record.chunks.values() for chunk in chunks))
+
+    # -- receiving -----------------------------------------------------------------------------------------------------
+    async def fetch(self, identity: Identity, binds: BindMounts | None = None, *, now: float | None = None) -> Snapshot | None:
+        """The newest copy of this identity, on this node now; None when there is none, or none that was not quarantined here.
+
+        With `binds` the files that it maps are compared before anything is transferred. Raises RemoteError with the reason when a
+        copy is incomplete, altered or of something else; LibraryChanged, DiskBudgetExceeded, OSError.
+        """
+        newest = await self._newest(identity)
+        if newest is None:
+            return None
+        if binds is not None:
+            await self._catalogue.check_mapped(newest.manifest, binds)
+        snapshot = await self._receive(newest, now=newest.manifest.created_at if now is None else now)
+        self._catalogue.mark_remote(snapshot.id)
+        return self._catalogue.get(snapshot.id)
+
+    async def _newest(self, identity: Identity) -> _Record | None:
+        """One record that cannot be believed does not hide another; RemoteError only when there is no better one."""
+        aside = {record.id for record in self._catalogue.quarantined}
+        found: list[_Record] = []
+        doubts: list[RemoteError] = []
+        for key in await self._store.keys(f"snapshots/{identity.digest()}/"):
+            try:
+                record = await self._record(key, identity)
+            except RemoteError as e:
+                _log.warning("snapshot.copy_refused key=%s error=%s", key, e)
+                doubts.append(e)
+                continue
+            if record is not None and record.manifest.proof is not None and record.manifest.id not in aside:
+                found.append(record)
+        if not found and doubts:
+            raise doubts[0]
+        return max(found, key=lambda r: r.manifest.created_at, default=None)
+
+    async def _record(self, key: str, identity: Identity) -> _Record | None:
+        """Raises RemoteError when it is not ours; None when it went in the meantime."""
+        try:
+            data = await self._store.get(key, max_bytes=_MAX_RECORD_BYTES)
+        except CopyMissing:
+            return None
+        record = _parsed(key, data, self._catalogue.key)
+        if (field := record.manifest.identity.first_difference(identity)) is not None:
+            raise RemoteError(f"{key} is of another identity: {field} differs")
+        if key != _record_key(record.manifest):
+            raise RemoteError(f"{key} is the record of {record.manifest.id}")
+        return record
+
+    async def _receive(self, record: _Record, *, now: float) -> Snapshot:
+        manifest = record.manifest
+        await self._catalogue.make_room(manifest.image_bytes, coming_bytes=manifest.image_bytes)
+        async with self._catalogue.stage() as stage:
+            limit = asyncio.Semaphore(self._at_once)
+            await _all(self._receive_one(*piece, limit) for piece in _places(stage, record))
+            paths = {name: stage.work.directory / name for name in manifest.files}
+            marks = await self._catalogue.memory.marks(paths.values(), settle=True)
+            try:
+                compare(manifest.files, {name: marks[path] for name, path in paths.items()})
+            except SnapshotInvalid as e:
+                raise RemoteError(f"the copy of {manifest.id} is not what was pushed: {e}") from e
+            return await self._catalogue.admit(stage, manifest, now=now)
+
+    async def _receive_one(self, chunk: Chunk, path: Path, offset: int, limit: asyncio.Semaphore) -> None:
+        async with limit:
+            packed = await self._store.get(chunk.key, max_bytes=chunk.packed_bytes)
+            await asyncio.to_thread(unpack, chunk, packed, path, offset)
+
+    # -- removing ------------------------------------------------------------------------------------------------------
+    async def forget(self, manifest: SnapshotManifest) -> None:
+        """Remove a copy, and the pieces that no other copy names. Idempotent. Raises RemoteError."""
+        await self._forget([_record_key(manifest)])
+
+    async def forget_of(self, *, revision: str | None = None, function: str | None = None) -> int:
+        """Remove the copies of a revision, or of a function id (before the `@` of a revision's key); how many. Raises RemoteError."""
+        gone = []
+        for key in await self._store.keys("snapshots/"):
+            body = await self._glance(key)
+            of = str(body.get("manifest", {}).get("identity", {}).get("revision", ""))
+            if of and (of == revision or of.partition("@")[0] == function):
+                gone.append(key)
+        await self._forget(gone)
+        return len(gone)
+
+    async def _forget(self, keys: list[str]) -> None:
+        """Records first: from then on nobody begins to fetch them."""
+        if not keys:
+            return
+        named = set().union(*[_chunk_keys(await self._glance(key)) for key in keys])
+        for key in keys:
+            await self._store.delete(key)
+        for key in await self._store.keys("snapshots/"):
+            named -= _chunk_keys(await self._glance(key))
+        for chunk_key in sorted(named):
+            await self._store.delete(chunk_key)
+
+    async def _glance(self, key: str) -> dict[str, Any]:
+        """A record unchecked, to learn which pieces it names: of another platform's snapshots nothing is removed either."""
+        try:
+            body = json.loads(await self._store.get(key, max_bytes=_MAX_RECORD_BYTES))
+        except (CopyMissing, ValueError):
+            return {}
+        return body if isinstance(body, dict) else {}
+
+
+def _record_key(manifest: SnapshotManifest) -> str:
+    return f"snapshots/{manifest.identity.digest()}/{manifest.id}.json"
+
+
+def _parsed(key: str, data: bytes, signing_key: bytes) -> _Record:
+    try:
+        body = opened(data, signing_key, max_bytes=_MAX_RECORD_BYTES)
+        manifest = checked_manifest(body["manifest"])
+        chunks = {name: tuple(Chunk.from_json(c) for c in cs) for name, cs in body["chunks"].items()}
+    except (SnapshotInvalid, ValueError, TypeError, KeyError, AttributeError) as e:
+        raise RemoteError(f"{key} cannot be believed: {e}") from e
+    sizes = {name: sum(c.plain_bytes for c in cs) for name, cs in chunks.items()}
+    if sizes != {name: mark.bytes for name, mark in manifest.files.items()}:
+        raise RemoteError(f"{key} cannot be believed: its pieces are not those of its files")
+    return _Record(manifest=manifest, chunks=chunks)
+
+
+def _places(stage: SnapshotStaging, record: _Record) -> Iterable[tuple[Chunk, Path, int]]:
+    """Each piece with the file (made here, empty) and the offset where it belongs."""
+    for name, chunks in record.chunks.items():
+        path, offset = stage.work.directory / name, 0
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        for chunk in chunks:
+            yield chunk, path, offset
+            offset += chunk.plain_bytes
+
+
+def _chunk_keys(body: Mapping[str, Any]) -> set[str]:
+    """Of the pieces that a record names; none when it has no such shape."""
+    try:
+        return {Chunk.from_json(c).key for cs in body.get("chunks", {}).values() for c in cs}
+    except (ValueError, TypeError, AttributeError):
+        return set()
+
+
+async def _all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results in order; the first failure ends the others, and is raised as it is."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

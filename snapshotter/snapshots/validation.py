@@ -1,0 +1,141 @@
+"""A snapshot is proven before it is used: restored, and its declared examples answered as they were answered in the warm-up.
+
+It is done once for each way that its memory can come back (eager, lazy), and the way that leads to the first answer sooner is recorded,
+not the one that is awake sooner: pages that come as they are touched are paid for by the first call. What is recorded becomes the
+expectation of RESTORE, so a way that waited long for a processor is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from snapshotter.linux import proc
+from snapshotter.slots.manager import SlotAllocator, StartPhase
+from snapshotter.slots.slot import BootFailed, SlotConnectionLost
+from snapshotter.snapshots.restores import RESTORE_PHASES, RestoreFailed, Restores
+from snapshotter.snapshots.stored import Snapshot
+from snapshotter.starts.teardown import Teardown
+from snapshotter.types import LaunchSpec
+
+_log = logging.getLogger(__name__)
+_STARVED_PART = 0.25
+_ATTEMPTS = 3
+"""Of one way, while it is starved."""
+
+
+def nobody_pays(cpu_ns: int) -> None:
+    """Of a proof that the platform wants."""
+
+
+class ProofFailed(Exception):
+    """Raised when a snapshot does not come back, or does not answer as the worker did that it was made of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreTiming:
+    """One proof: from the order to restore until the worker was awake, and until it had answered its first example, in ms.
+
+    waited_ms: for how long its process was ready to run, and no processor was free (proc(5), /proc/pid/schedstat).
+    """
+
+    restore_ms: float
+    answer_ms: float
+    waited_ms: float = 0.0
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether it says more of what else the machine did."""
+        return self.waited_ms > _STARVED_PART * self.answer_ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationResult:
+    """What was measured, by `eager` and `lazy`, and which of them is used."""
+
+    pages: str
+    measured: dict[str, RestoreTiming]
+
+    @property
+    def chosen(self) -> RestoreTiming:
+        """Of the way that is used."""
+        return self.measured[self.pages]
+
+
+class SnapshotValidator:
+    """Owner: the event loop.
+
+    Attributes:
+        ways: which of `eager` and `lazy` are tried, the first one first: it must work.
+        deadline_s: for each of them, at least; a slow boot is given its own time.
+    """
+
+    def __init__(
+        self, *, restores: Restores, slot_allocator: SlotAllocator, ends: Teardown, ways: Sequence[str], deadline_s: float
+    ) -> None:
+        self._restores = restores
+        self._slot_allocator = slot_allocator
+        self._ends = ends
+        self._ways = ways
+        self._deadline_s = deadline_s
+
+    async def prove(
+        self, spec: LaunchSpec, snapshot: Snapshot, *, unasked: bool = False, charge: Callable[[int], None] = nobody_pays
+    ) -> ValidationResult:
+        """Restore it and have it answer. Raises ProofFailed when the first way does not work; one that fails later is only not chosen.
+
+        unasked: nobody waits for it, and it gives way to everything else.
+        charge: is told the CPU time (ns) that each restored copy has used, whether it answered well or not.
+        """
+        measured: dict[str, RestoreTiming] = {}
+        for way in self._ways:
+            try:
+                measured[way] = await self._measure(spec, snapshot, lazy=way == "lazy", unasked=unasked, charge=charge)
+            except ProofFailed as e:
+                if not measured:
+                    raise
+                _log.info("proof.way_unfit snapshot=%s way=%s error=%s", snapshot.id, way, e)
+        pages = min(measured, key=lambda way: measured[way].answer_ms)
+        return ValidationResult(pages=pages, measured=measured)
+
+    async def _measure(
+        self, spec: LaunchSpec, snapshot: Snapshot, *, lazy: bool, unasked: bool, charge: Callable[[int], None]
+    ) -> RestoreTiming:
+        """The fastest of some attempts, of one only where that had a processor."""
+        best = await self._try(spec, snapshot, lazy=lazy, unasked=unasked, charge=charge)
+        for _ in range(_ATTEMPTS - 1):
+            if not best.is_starved:
+                break
+            again = await self._try(spec, snapshot, lazy=lazy, unasked=unasked, charge=charge)
+            best = min(best, again, key=lambda measured: measured.answer_ms)
+        return best
+
+    async def _try(
+        self, spec: LaunchSpec, snapshot: Snapshot, *, lazy: bool, unasked: bool, charge: Callable[[int], None]
+    ) -> RestoreTiming:
+        deadline_s = max(self._deadline_s, spec.startup_timeout_s)
+        try:
+            async with asyncio.timeout(deadline_s):
+                occupied = await self._restores.restore(
+                    spec, snapshot, StartPhase(gives_way=unasked), self._ends, deadline_s=deadline_s, lazy=lazy, transient=True
+                )
+                try:
+                    began = time.perf_counter()
+                    proved = await occupied.slot.prove(deadline_s)
+                    first_ms = proved.phases_ms.get("first_answer", (time.perf_counter() - began) * 1000)
+                    waited_ms = proc.waited_ns(occupied.slot.worker_pid) / 1e6
+                finally:
+                    charge(occupied.cpu_ns())
+                    await asyncio.shield(asyncio.create_task(self._slot_allocator.clear(occupied), name=f"clear {occupied.slot.id}"))
+        except TimeoutError as e:
+            raise ProofFailed(f"it did not answer within {deadline_s:g} s") from e
+        except (RestoreFailed, BootFailed, SlotConnectionLost) as e:
+            raise ProofFailed(str(e)) from e
+        if not proved.ok:
+            error = proved.error or {}
+            raise ProofFailed(f"its example was answered differently: {error.get('type')}: {error.get('message')}")
+        restore_ms = sum(ms for phase, ms in occupied.boot_ms.items() if phase in RESTORE_PHASES)
+        return RestoreTiming(restore_ms=restore_ms, answer_ms=restore_ms + first_ms, waited_ms=waited_ms)

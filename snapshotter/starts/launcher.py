@@ -1,0 +1,145 @@
+"""The last step of every start: a worker at its snapshot point becomes an instance, by a fork, by an assignment, or in place."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from snapshotter.errors import SnapshotterError, StartFailed
+from snapshotter.linux.cgroups import Cgroups, Group
+from snapshotter.shim import cpu_priority, seqpacket
+from snapshotter.slots import exit_reason as exits
+from snapshotter.slots import slot as slots
+from snapshotter.slots.instance_process import InstanceProcess
+from snapshotter.slots.instances import Instance
+from snapshotter.slots.logs import Logs
+from snapshotter.slots.manager import OccupiedSlot
+from snapshotter.slots.slot import SlotConnectionLost
+from snapshotter.slots.weights import served_from
+from snapshotter.starts.prefork_pool import PreforkPool
+from snapshotter.starts.teardown import Teardown
+from snapshotter.types import InstanceId, InstanceState, LaunchSpec, Share, StartKind
+
+_log = logging.getLogger(__name__)
+
+
+class TemplateLost(Exception):
+    """Raised when the Template was gone before it forked: the start takes the next rung."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartRequest:
+    """One start that was asked for."""
+
+    launch: LaunchSpec
+    instance_id: InstanceId
+    lessee: str
+    secret_env: Mapping[str, str]
+    share: Share | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartSource:
+    """Where an instance can be started from: the slot, whether its worker becomes the instance itself, and by which rung we got there."""
+
+    occupied: OccupiedSlot
+    in_place: bool
+    kind: StartKind
+
+
+class InstanceLauncher:
+    """Owner: the event loop; between the choice of a way and the order nothing awaits."""
+
+    def __init__(
+        self, *, ends: Teardown, prefork_pool: PreforkPool, cgroups: Cgroups, logs: Logs, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._ends = ends
+        self._prefork_pool = prefork_pool
+        self._cgroups = cgroups
+        self._logs = logs
+        self._clock = clock
+
+    async def run(self, instance: Instance, request: StartRequest, way: StartSource) -> None:
+        """Fork or serve, and wait until it is ready. Raises StartFailed, TemplateLost, SlotConnectionLost."""
+        occupied, slot = way.occupied, way.occupied.slot
+        try:
+            instance.info = replace(instance.info, start_kind=way.kind, socket=str(slot.directory / f"{instance.info.id}.sock"))
+            running = self._order(instance, request, way)
+        except (SnapshotterError, SlotConnectionLost):
+            await instance.clear()
+            self._ends.clear_if_empty(occupied)
+            raise
+        either: list[asyncio.Future[Any]] = [running.ready, running.gone]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if running.gone.done():
+            raise await self._explain(instance, running)
+        if way.kind is StartKind.COLD:
+            self._take_part(instance, occupied)
+        before = occupied.boot_ms if way.kind in (StartKind.COLD, StartKind.RESTORE) else {}
+        instance.was_ready = True
+        served = served_from(way.kind, occupied.launch, occupied.weights)
+        instance.become(InstanceState.READY, pid=running.pid, phases_ms={**before, **running.ready.result()}, weights=served)
+        slot.note(instance.info.id, instance.note())
+        if not way.in_place:
+            self._prefork_pool.used(occupied)
+        _log.info("instance.ready id=%s revision=%s kind=%s", instance.info.id, instance.info.revision, way.kind)
+
+    def abandon(self, instance: Instance) -> None:
+        """End the process of a start that did not become an instance; its claim lasts until it is gone."""
+        if instance.running is not None and instance.occupied is not None and not instance.running.gone.done():
+            instance.asked = "stopped"
+            instance.occupied.slot.kill(instance.info.id)
+
+    def _order(self, instance: Instance, request: StartRequest, way: StartSource) -> InstanceProcess:
+        launch, occupied, name = request.launch, way.occupied, instance.info.id
+        spot = None if way.in_place else self._prefork_pool.take(occupied)
+        try:
+            instance.group = occupied.group if way.in_place else spot.group if spot else self._make_group(request, way)
+            counted_ns = occupied.cpu_ns() if way.in_place else instance.group.cpu_ns() or 0
+            instance.info = replace(instance.info, cpu_file=instance.group.cpu_file, cpu_from_ns=counted_ns - occupied.take_idle_ns())
+            log_bytes = request.share.log_bytes if request.share is not None else None
+            self._logs.register(name, labels=launch.labels, revision=launch.revision, now=self._clock(), log_bytes=log_bytes)
+            listener = slots.listen(Path(instance.info.socket)).detach()
+        except OSError as e:
+            raise StartFailed(f"instance {name}: the node cannot make its socket, cgroup or log: {e}", {"log_tail": []}) from e
+        env, cgroup, note = {**launch.env, **request.secret_env}, instance.group.ways_in(), instance.note()
+        parked = spot.name if spot else None
+        occupied.is_pristine = False
+        try:
+            running = occupied.slot.start(name, env=env, cgroup=cgroup, note=note, in_place=way.in_place, listener=listener, parked=parked)
+        except seqpacket.MessageTooLong as e:
+            raise StartFailed(f"instance {name}: {e}", {"log_tail": []}) from e
+        instance.occupied, instance.running = occupied, running
+        return running
+
+    def _make_group(self, request: StartRequest, way: StartSource) -> Group:
+        group = self._cgroups.make(request.instance_id, memory_bytes=request.launch.memory_bytes, cpu=request.launch.cpu)
+        if way.kind is StartKind.COLD:
+            seconds, part = cpu_priority.FORK
+            group.weigh(part)
+            asyncio.get_running_loop().call_later(seconds, group.weigh, 1)
+        return group
+
+    @staticmethod
+    def _take_part(instance: Instance, occupied: OccupiedSlot) -> None:
+        """What gave way on the CPU until now (`cpu_priority`)."""
+        occupied.take_part()
+        if instance.group is not None and instance.group != occupied.group:
+            instance.group.weigh(1)
+
+    async def _explain(self, instance: Instance, running: InstanceProcess) -> StartFailed | TemplateLost:
+        how, word = running.gone.result(), instance.info.exit_reason or "exited"
+        await instance.cleared.wait()
+        if word == "template_lost":
+            return TemplateLost(instance.info.id)
+        detail: dict[str, Any] = {"log_tail": await self._logs.tail(running.id), "exit_reason": word, **exits.detail(how.status)}
+        message = exits.sentence(f"instance {running.id}", word, how.status, memory_bytes=instance.info.memory_bytes)
+        if running.error is not None:
+            detail["error"] = running.error
+            message = f"instance {running.id} did not start: {running.error.get('type')}: {running.error.get('message')}"
+        return StartFailed(message, detail)

@@ -1,0 +1,320 @@
+"""Starting: from the ask to an instance that is ready, by the first rung that can be reached (`strategy`), within one startup timeout.
+
+A rung that fails, or whose worker does not become ready, is closed for this start, which goes on with the next one: the caller sees a
+slower answer and the kind that it came up by. Boots are single flight per revision, starts are single flight per instance id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from snapshotter.errors import LeaseHeld, NoCapacity, SnapshotterError, StartFailed, StartStopped, StartTimeout
+from snapshotter.linux import proc
+from snapshotter.metrics import Metrics
+from snapshotter.slots import slot as slots
+from snapshotter.slots.boot_limiter import NOBODY
+from snapshotter.slots.instances import Instance, Instances
+from snapshotter.slots.logs import Logs
+from snapshotter.slots.manager import SlotAllocator, StartPhase
+from snapshotter.slots.slot import SlotConnectionLost
+from snapshotter.starts.launcher import InstanceLauncher, StartRequest, StartSource, TemplateLost
+from snapshotter.starts.node_capacity import NodeCapacity, gpus_of, reservation_of
+from snapshotter.starts.strategy import StartDeadline, StartStrategy
+from snapshotter.starts.teardown import Teardown
+from snapshotter.starts.template_boot import TemplateBooter
+from snapshotter.starts.templates import Templates
+from snapshotter.types import InstanceId, InstanceInfo, InstanceState, LaunchSpec, RevisionKey, Share, StartKind, TemplateInfo
+from weight_cache.errors import WeightCacheError
+
+_log = logging.getLogger(__name__)
+NOTICE_S = 0.05
+"""Between the word that an instance stops and its SIGTERM: time for its lessee, on this machine, to send it nothing more."""
+WRONG_ANSWER = "WrongAnswer"
+"""Type of the error of a worker that answers otherwise after a restore (`pilotlight.worker.engine.failures`)."""
+_ATTEMPTS = 4
+"""A Template may die between the choice and the fork; three times in a row is no accident. One more for a restore that fails."""
+
+
+@dataclass(kw_only=True)
+class _Flight:
+    """`cpu_ns`: what the start had used when it was stopped."""
+
+    task: asyncio.Task[InstanceInfo]
+    waiters: int = 0
+    cpu_ns: int = 0
+
+
+class InstanceStarter:
+    """Owner: the event loop. Decisions (`_acquire`, `_make_room`) do not await between the look and the act."""
+
+    def __init__(
+        self,
+        *,
+        slot_allocator: SlotAllocator,
+        template_booter: TemplateBooter,
+        ends: Teardown,
+        instances: Instances,
+        templates: Templates,
+        strategy: StartStrategy,
+        starts: InstanceLauncher,
+        logs: Logs,
+        metrics: Metrics,
+        room: NodeCapacity,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._slot_allocator = slot_allocator
+        self._template_booter = template_booter
+        self._ends = ends
+        self._instances = instances
+        self._templates = templates
+        self._strategy = strategy
+        self._starts = starts
+        self._logs = logs
+        self._metrics = metrics
+        self._room = room
+        self._clock = clock
+        self._flights: dict[InstanceId, _Flight] = {}
+
+    def __repr__(self) -> str:
+        return f"<InstanceStarter {len(self._flights)} starting, {self._template_booter!r}, {self._instances!r}, {self._templates!r}>"
+
+    async def start(self, request: StartRequest) -> InstanceInfo:
+        """See `AgentClient.start`. The last caller that leaves takes the start with it."""
+        known = self._instances.get(request.instance_id)
+        if known is not None and known.info.lessee != request.lessee:
+            raise LeaseHeld(f"instance {known.info.id} is leased to {known.info.lessee}", {"lessee": known.info.lessee})
+        if known is not None and known.info.state in (InstanceState.READY, InstanceState.ASLEEP):
+            return known.info
+        flight = self._flights.get(request.instance_id) or self._fly(request)
+        flight.waiters += 1
+        try:
+            return await asyncio.shield(flight.task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is not None and not caller.cancelling():
+                message = f"instance {request.instance_id} was stopped while it started"
+                raise StartStopped(message, {"cpu_ns": flight.cpu_ns}) from None
+            raise
+        finally:
+            flight.waiters -= 1
+            if flight.waiters == 0 and not flight.task.done():
+                flight.task.cancel()
+
+    async def prepare(self, launch: LaunchSpec, share: Share | None = None) -> TemplateInfo:
+        """See `AgentClient.prepare`."""
+        self._room.welcome(share)
+        for _ in range(_ATTEMPTS):
+            template = self._templates.get(launch.revision)
+            if template is not None:
+                return template.info()
+            await self._template_booter.once(launch, restoring=True, share=share or NOBODY)
+        raise StartFailed(f"revision {launch.revision}: its Template ends as soon as it is ready", {"log_tail": []})
+
+    async def stop(self, instance_id: InstanceId, grace_s: float) -> None:
+        """See `AgentClient.stop`."""
+        flight = self._flights.get(instance_id)
+        if flight is not None:
+            flight.task.cancel()
+            await asyncio.wait([flight.task])
+        instance = self._instances.get(instance_id)
+        if instance is not None:
+            if grace_s > 0 and instance.was_ready and instance.info.state in (InstanceState.READY, InstanceState.ASLEEP):
+                if instance.info.state is InstanceState.ASLEEP:
+                    proc.continue_tree(instance.info.pid)
+                instance.become(InstanceState.DRAINING)
+                self._ends.instance_stopping(instance)
+                await asyncio.sleep(NOTICE_S)
+            await instance.stop(grace_s)
+
+    def drop_template(self, revision: RevisionKey) -> None:
+        """See `AgentClient.drop_template`."""
+        self._template_booter.unwanted(revision)
+        template = self._templates.get(revision)
+        if template is not None:
+            self._ends.drop(template, "stopped")
+
+    async def aclose(self, grace_s: float) -> None:
+        """End everything: starts and boots first, then Templates, so that nothing new is born; then instances."""
+        flights = [f.task for f in self._flights.values()]
+        for flight in flights:
+            flight.cancel()
+        if flights:
+            await asyncio.wait(flights)
+        await self._template_booter.cancel()
+        for template in self._templates:
+            self._ends.drop(template, "stopped")
+        async with asyncio.TaskGroup() as group:
+            for instance in self._instances:
+                group.create_task(instance.stop(grace_s), name=f"stop {instance.info.id}")
+
+    def _fly(self, request: StartRequest) -> _Flight:
+        flight = _Flight(task=asyncio.create_task(self._start(request), name=f"start {request.instance_id}"))
+        self._flights[request.instance_id] = flight
+        flight.task.add_done_callback(lambda task: self._landed(request.instance_id, task))
+        return flight
+
+    def _landed(self, instance_id: InstanceId, task: asyncio.Task[InstanceInfo]) -> None:
+        del self._flights[instance_id]
+        slots.seen(task)
+
+    async def _start(self, request: StartRequest) -> InstanceInfo:
+        began, phase, timeout_s = time.perf_counter(), StartPhase(share=request.share or NOBODY), request.launch.startup_timeout_s
+        leaving = self._instances.get(request.instance_id)
+        if leaving is not None:  # an earlier life of the same id is still being cleared
+            await leaving.cleared.wait()
+        self._make_room(request)
+        attempt = self._claim(request)
+        try:
+            async with asyncio.timeout(timeout_s):
+                instance = await self._climb(request, attempt, phase)
+        except TimeoutError as e:
+            self._metrics.start_failed(phase.kind, StartTimeout.code)
+            cpu_ns = self._used_ns(request, phase)
+            detail = {"phase": phase.name, "log_tail": await self._last_lines(request, phase), "cpu_ns": cpu_ns}
+            raise StartTimeout(f"instance {request.instance_id} was not ready within {timeout_s:g} s (phase {phase.name})", detail) from e
+        except asyncio.CancelledError:
+            self._flights[request.instance_id].cpu_ns = self._used_ns(request, phase)
+            raise
+        except WeightCacheError as e:
+            self._metrics.start_failed(phase.kind, e.code)
+            raise
+        except SnapshotterError as e:
+            self._metrics.start_failed(phase.kind, e.code)
+            # One of its own: the error of a boot is every start's that waited for it, and its CPU time one start's.
+            raise type(e)(str(e), {**e.detail, "cpu_ns": self._used_ns(request, phase)}) from e
+        finally:
+            self._abandon_unless_ready(request.instance_id)
+        self._count_boots(instance, phase)
+        self._remember(request.launch, instance.info, time.perf_counter() - began)
+        return instance.info
+
+    def _remember(self, launch: LaunchSpec, info: InstanceInfo, took_s: float) -> None:
+        """For metrics and the next start. The instance is there: a number that makes no sense must not have its caller think otherwise."""
+        try:
+            self._metrics.started(info.start_kind, took_s, info.phases_ms)
+            self._strategy.took(launch, info, took_s)
+        except ValueError:
+            _log.warning("start.not_counted id=%s phases_ms=%s", info.id, info.phases_ms, exc_info=True)
+
+    def _count_boots(self, instance: Instance, phase: StartPhase) -> None:
+        """What its start used outside of its own group is its own; a restarted agent finds it so."""
+        elsewhere_ns = phase.cpu_ns + self._template_booter.take_cpu_ns(instance.info.revision)
+        if elsewhere_ns and instance.occupied is not None:
+            instance.info = replace(instance.info, cpu_from_ns=instance.info.cpu_from_ns - elsewhere_ns)
+            instance.occupied.slot.note(instance.info.id, instance.note())
+
+    def _used_ns(self, request: StartRequest, phase: StartPhase) -> int:
+        """CPU time of a start that failed: its boots, and its last attempt; of those before it the platform chose to make another."""
+        return phase.cpu_ns + phase.attempt_ns() + self._template_booter.take_cpu_ns(request.launch.revision)
+
+    async def _climb(self, request: StartRequest, instance: Instance, phase: StartPhase) -> Instance:
+        clock, closed, suspect = StartDeadline(request.launch.startup_timeout_s), set[StartKind](), ""
+        for _ in range(_ATTEMPTS):
+            way: StartSource | None = None
+            phase.attempt_ns = instance.used_ns
+            try:
+                way = await self._strategy.acquire(request.launch, phase, clock, closed)
+                async with asyncio.timeout(self._strategy.patience_s(way, clock)):
+                    await self._starts.run(instance, request, way)
+                await self._strategy.reached(way, suspect=suspect, launch=request.launch)
+                return instance
+            except (TemplateLost, SlotConnectionLost, StartFailed, TimeoutError) as e:
+                if way is not None and _is_held_against_restore(way, e):
+                    suspect = await self._fall(instance, way, closed, e)
+                elif isinstance(e, StartFailed | TimeoutError):
+                    raise
+                else:
+                    await self._cleared(instance)
+            phase.cpu_ns = 0  # of an attempt that the platform makes another after
+            instance = self._claim(request)
+        raise StartFailed(f"instance {request.instance_id}: its Template ended {_ATTEMPTS} times before the fork", {"log_tail": []})
+
+    async def _fall(self, instance: Instance, way: StartSource, closed: set[StartKind], error: Exception) -> str:
+        """A restored worker, or a fork of one, did not become ready: its process goes, and a Template of the same snapshot, which would do
+        no better; the start goes on without RESTORE. The snapshot's id."""
+        words = {StartFailed: "hook_failed", TimeoutError: "hook_timeout"}
+        reason = "wrong_answer" if _is_wrong_answer(error) else words.get(type(error), "worker_lost")
+        _log.warning("rung.failed id=%s rung=%s reason=%s error=%s", instance.info.id, way.kind, reason, error)
+        self._metrics.rung_failed(way.kind, reason)
+        closed.add(StartKind.RESTORE)
+        self._starts.abandon(instance)
+        template = self._templates.get(instance.info.revision)
+        if template is not None and template.occupied.snapshot == way.occupied.snapshot and type(error) in words:
+            self._ends.drop(template, reason)
+        await self._cleared(instance)
+        if reason == "wrong_answer" and way.occupied.snapshot is not None:
+            await self._strategy.wrong(way.occupied.snapshot, str(error))
+            return ""
+        return way.occupied.snapshot or ""
+
+    @staticmethod
+    async def _cleared(instance: Instance) -> None:
+        if instance.running is not None and not instance.cleared.is_set():
+            await instance.cleared.wait()
+
+    def _claim(self, request: StartRequest) -> Instance:
+        info = InstanceInfo(
+            id=request.instance_id,
+            revision=request.launch.revision,
+            state=InstanceState.STARTING,
+            socket="",
+            start_kind=StartKind.COLD,
+            phases_ms={},
+            lessee=request.lessee,
+            started_at=self._clock(),
+            pid=0,
+            memory_bytes=request.launch.memory_bytes,
+            cpu=request.launch.cpu,
+            gpu_count=gpus_of(request.launch),
+            labels=dict(request.launch.labels),
+        )
+        instance = Instance(info=info)
+        self._instances.add(instance)
+        return instance
+
+    async def _last_lines(self, request: StartRequest, phase: StartPhase) -> list[str]:
+        """Of the instance, else of the boot that it waited for."""
+        booting = [h.slot.id for h in self._slot_allocator.occupied_slots.values() if h.launch.revision == request.launch.revision]
+        for name in [request.instance_id, phase.subject, *booting]:
+            if name and (lines := await self._logs.tail(name)):
+                return lines
+        return []
+
+    def _abandon_unless_ready(self, instance_id: InstanceId) -> None:
+        """What a start leaves that did not become an instance: a claim, or a process whose claim lasts until it is gone."""
+        instance = self._instances.get(instance_id)
+        if instance is None or instance.was_ready:
+            return
+        if instance.running is None or instance.occupied is None:
+            self._instances.remove(instance)
+        else:
+            self._starts.abandon(instance)
+
+    def _make_room(self, request: StartRequest) -> None:
+        """Evict Templates that nobody uses where that helps. Raises NoCapacity; no await before the claim, so the answer holds."""
+        launch = request.launch
+        infos = [instance.info for instance in self._instances]
+        try:
+            self._room.check(launch, infos, request.share)
+        except NoCapacity as e:
+            if e.detail["resource"] == "memory":
+                self._ends.room_wanted(request.instance_id, request.share, e, reservation_of(infos))
+            raise
+        claimed = self._instances.claimed_bytes()
+        need = claimed + launch.memory_bytes + self._templates.pss_bytes() - self._room.memory_bytes
+        self._template_booter.evict_unused(need, but=launch.revision)
+
+
+def _is_wrong_answer(error: Exception) -> bool:
+    """Whether what was restored answered the known prompt otherwise than before: once is enough."""
+    told = error.detail.get("error") if isinstance(error, StartFailed) else None
+    return isinstance(told, Mapping) and str(told.get("type")).rpartition(".")[2] == WRONG_ANSWER
+
+
+def _is_held_against_restore(way: StartSource, error: Exception) -> bool:
+    """Whether a booted worker may do better: the one that failed was restored. A Template that was lost before it forked says nothing."""
+    return way.kind is StartKind.RESTORE or (way.occupied.snapshot is not None and isinstance(error, StartFailed | TimeoutError))

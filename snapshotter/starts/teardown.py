@@ -1,0 +1,142 @@
+"""Ends: what is done when an instance, a Template or a whole slot is gone, whoever caused it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from snapshotter.background_tasks import BackgroundTasks
+from snapshotter.errors import NoCapacity
+from snapshotter.events import Events
+from snapshotter.metrics import Metrics
+from snapshotter.slots import exit_reason
+from snapshotter.slots.instance_process import InstanceProcess
+from snapshotter.slots.instances import Instance, Instances
+from snapshotter.slots.logs import Logs
+from snapshotter.slots.manager import OccupiedSlot, SlotAllocator
+from snapshotter.slots.slot import Slot
+from snapshotter.starts.prefork_pool import PreforkPool
+from snapshotter.starts.templates import Template, Templates
+from snapshotter.types import AgentEvent, InstanceId, Share
+
+_log = logging.getLogger(__name__)
+
+
+class Teardown:
+    """Told by every slot (`running.Owner`). Owner: the event loop; the callbacks do not await, cleaning up is an errand."""
+
+    def __init__(
+        self,
+        *,
+        slot_allocator: SlotAllocator,
+        instances: Instances,
+        templates: Templates,
+        prefork_pool: PreforkPool,
+        logs: Logs,
+        events: Events,
+        metrics: Metrics,
+        background_tasks: BackgroundTasks,
+    ) -> None:
+        self._slot_allocator = slot_allocator
+        self._instances = instances
+        self._templates = templates
+        self._prefork_pool = prefork_pool
+        self._logs = logs
+        self._events = events
+        self._metrics = metrics
+        self._background_tasks = background_tasks
+
+    def instance_stopping(self, instance: Instance) -> None:
+        """Tell the watchers that it will take no more calls, so that whoever sends them stops before it does."""
+        name = instance.info.id
+        message = f"instance {name} stops once it has finished what it is doing"
+        self._events.publish(AgentEvent(kind="instance_stopping", subject=name, reason="stopped", message=message))
+
+    def room_wanted(self, instance_id: InstanceId, share: Share | None, refusal: NoCapacity, claimed: Mapping[str, int]) -> None:
+        """Tell the watchers of a start that was refused for want of memory: whoever holds idle instances may give some up for it."""
+        detail = {"tenant": share.tenant if share is not None else "", **refusal.detail, "claims": dict(claimed)}
+        self._events.publish(AgentEvent(kind="room_wanted", subject=instance_id, reason="memory", message=str(refusal), detail=detail))
+
+    def instance_gone(self, slot: Slot, running: InstanceProcess) -> None:
+        """Settle the instance, tell the watchers, clean up. One that never was ready is the business of its start; of an earlier agent's
+        start nothing is left but the slot."""
+        instance = self._instances.get(running.id)
+        if instance is None or instance.running is not running:
+            self._look_at(slot)
+            return
+        word = instance.end()
+        self._instances.remove(instance)
+        _log.info("instance.gone id=%s reason=%s", running.id, word)
+        self._background_tasks.run(self._bury(instance, word), f"clear {running.id}")
+
+    async def _bury(self, instance: Instance, word: str) -> None:
+        running, occupied = instance.running, instance.occupied
+        assert running is not None
+        assert occupied is not None
+        if instance.was_ready:
+            self._metrics.instance_gone(word)
+            status = running.gone.result().status
+            detail = {**exit_reason.detail(status), "log_tail": await self._logs.tail(running.id), "cpu_ns": instance.cpu_ns_at_end}
+            message = exit_reason.sentence(f"instance {running.id}", word, status, memory_bytes=instance.info.memory_bytes)
+            self._events.publish(AgentEvent(kind="instance_gone", subject=running.id, reason=word, message=message, detail=detail))
+        await instance.clear()
+        self.clear_if_empty(occupied)
+
+    def worker_gone(self, slot: Slot, status: int | None) -> None:
+        """A Template died by itself, or a dropped one is gone at last. Its instances go on."""
+        template = self._templates.of_slot(slot.id)
+        if template is not None and self._templates.remove(template):
+            oom_kills = template.occupied.group.oom_kills()
+            self.template_gone(template, exit_reason.reason(status, asked=None, oom_kills=oom_kills), exit_reason.detail(status))
+        self._look_at(slot)
+
+    def slot_gone(self, slot: Slot) -> None:
+        """The shim died, and everything in the slot with it."""
+        if not slot.is_ending:
+            _log.warning("slot.gone slot=%s", slot.id)
+        self.worker_gone(slot, None)
+
+    def log_dropped(self, count: int) -> None:
+        """Somebody prints faster than is kept."""
+        self._metrics.log_dropped(count)
+
+    def parked(self, slot: Slot) -> None:
+        """A fork waits for its assignment."""
+        self._prefork_pool.ready(slot)
+
+    def parked_gone(self, slot: Slot, name: str) -> None:
+        """One that waited ended."""
+        self._prefork_pool.gone(slot, name)
+
+    def template_gone(self, template: Template, reason: str, detail: Mapping[str, Any]) -> None:
+        """Tell the watchers, and let what is parked go with it."""
+        self._prefork_pool.clear(template.occupied)
+        self._metrics.template_gone(reason)
+        message = f"the Template of {template.revision} is gone: {reason}"
+        self._events.publish(
+            AgentEvent(kind="template_gone", subject=template.revision, reason=reason, message=message, detail=dict(detail))
+        )
+
+    def drop(self, template: Template, reason: str) -> None:
+        """Take a Template out of service and end its worker; its instances go on."""
+        if not self._templates.remove(template):
+            return
+        self.template_gone(template, reason, {})
+        if template.occupied.slot.running:
+            template.occupied.slot.kill_worker()
+        else:
+            self.clear_if_empty(template.occupied)
+
+    def clear_if_empty(self, occupied: OccupiedSlot) -> None:
+        """End a slot in which nothing lives and nothing is wanted any more."""
+        slot = occupied.slot
+        if occupied.is_booting or slot.is_ending or slot.running or self._templates.of_slot(slot.id) is not None:
+            return
+        slot.is_ending = True
+        self._background_tasks.run(self._slot_allocator.clear(occupied), f"clear {slot.id}")
+
+    def _look_at(self, slot: Slot) -> None:
+        occupied = self._slot_allocator.occupied_slots.get(slot.id)
+        if occupied is not None:
+            self.clear_if_empty(occupied)

@@ -1,0 +1,241 @@
+"""Bringing Templates up, by a boot or from a snapshot, one flight per revision, and keeping them within their memory budget."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+from snapshotter.background_tasks import BackgroundTasks
+from snapshotter.errors import StartFailed, StartTimeout
+from snapshotter.events import Events
+from snapshotter.linux import proc
+from snapshotter.slots import slot as slots
+from snapshotter.slots.boot_limiter import NOBODY
+from snapshotter.slots.logs import Logs
+from snapshotter.slots.manager import OccupiedSlot, SlotAllocator, StartPhase
+from snapshotter.snapshots.selector import SnapshotSelector
+from snapshotter.starts.teardown import Teardown
+from snapshotter.starts.templates import Template, Templates
+from snapshotter.types import AgentEvent, LaunchSpec, RevisionKey, Share, StartKind
+
+BEHIND_S = 0.3
+
+
+class TemplateBooter:
+    """Owner: the event loop. `_flights` changes between awaits only."""
+
+    def __init__(
+        self,
+        *,
+        slot_allocator: SlotAllocator,
+        templates: Templates,
+        ends: Teardown,
+        logs: Logs,
+        events: Events,
+        background_tasks: BackgroundTasks,
+        selector: SnapshotSelector,
+        budget_bytes: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._slot_allocator = slot_allocator
+        self._templates = templates
+        self._ends = ends
+        self._logs = logs
+        self._events = events
+        self._background_tasks = background_tasks
+        self._selector = selector
+        self._budget_bytes = budget_bytes
+        self._clock = clock
+        self._flights: dict[RevisionKey, asyncio.Task[None]] = {}
+        self._refills: set[RevisionKey] = set()
+        self._unwanted: set[RevisionKey] = set()
+        self._cpu_ns: dict[RevisionKey, int] = {}
+        self._closing = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<TemplateBooter {len(self._flights)} in flight>"
+
+    async def once(self, launch: LaunchSpec, *, restoring: bool = False, share: Share = NOBODY) -> None:
+        """Boot a Template, or wait for the boot in flight. Errors as of `boot`, and StartTimeout.
+
+        restoring: try a snapshot first. A caller that leaves does not end it: what it booted is wanted by the next one.
+        """
+        self._unwanted.discard(launch.revision)
+        if launch.revision not in self._flights:
+            self._fly(launch.revision, self._bring_up(launch, restoring=restoring, share=share))
+        await asyncio.shield(self._flights[launch.revision])
+
+    def take_cpu_ns(self, revision: RevisionKey) -> int:
+        """CPU time of the boots of Templates that starts caused, once: it is the first start's that asks."""
+        return self._cpu_ns.pop(revision, 0)
+
+    def refill(self, launch: LaunchSpec) -> None:
+        """Have a Template restored behind the caller's back, unless there is one, or it cannot be forked, or memory for it is short."""
+        self._unwanted.discard(launch.revision)
+        if launch.revision in self._refills or not launch.forkable or self._closing.is_set():
+            return
+        self._refills.add(launch.revision)
+        self._background_tasks.run(self._refill(launch), f"refill {launch.revision}")
+
+    def unwanted(self, revision: RevisionKey) -> None:
+        """A Template of this revision that is on its way is not kept, unless a start asks for one again."""
+        if revision in self._flights or revision in self._refills:
+            self._unwanted.add(revision)
+
+    async def boot(self, launch: LaunchSpec, phase: StartPhase) -> OccupiedSlot:
+        """A worker at its snapshot point, in a slot of its own. Raises StartFailed, BundleUnavailable, Unsupported.
+
+        In a network of its own, too, when somebody has the TCP port that it wants: most likely another worker of the revision.
+        """
+        try:
+            return await self._slot_allocator.boot(launch, phase, self._ends, network=self._slot_allocator.is_listening(launch.revision))
+        except StartFailed as e:
+            if not _is_address_taken(e):
+                raise
+            return await self._slot_allocator.boot(launch, phase, self._ends, network=True)
+
+    def resume(self, occupied: OccupiedSlot) -> None:
+        """Go on with the boot that an earlier agent began."""
+        self._fly(occupied.launch.revision, self._resume(occupied))
+
+    def enlist(self, occupied: OccupiedSlot) -> None:
+        """A booted worker becomes a Template; one that died meanwhile is cleared away."""
+        if occupied.slot.worker != "resident":
+            self._ends.clear_if_empty(occupied)
+            return
+        occupied.take_part()
+        occupied.settled_ns = occupied.group.cpu_ns()
+        point = occupied.slot.point.result()
+        template = Template(
+            occupied=occupied,
+            threads=point.threads,
+            phases_ms=occupied.boot_ms,
+            single=bool(point.threads) or not occupied.launch.forkable or occupied.whole,
+            last_used_at=self._clock(),
+        )
+        self._templates.add(template)
+        message = f"a Template of {template.revision} is resident"
+        self._events.publish(AgentEvent(kind="template_ready", subject=template.revision, reason="ready", message=message))
+        self._background_tasks.run(self._measure(template), f"measure {template.revision}")
+
+    def evict_unused(self, need_bytes: int, *, but: RevisionKey) -> None:
+        """Make room for an instance: Templates without instances go, least recently used first."""
+        for victim in self._templates.victims(need_bytes=need_bytes, unused_only=True):
+            if victim.revision != but:
+                self._ends.drop(victim, "evicted")
+
+    @contextlib.contextmanager
+    def kept(self, template: Template) -> Iterator[None]:
+        """Not evicted while the context lasts; looked at again after it."""
+        template.is_dumped = True
+        try:
+            yield
+        finally:
+            template.is_dumped = False
+            self._background_tasks.run(self._measure(template), f"measure {template.revision}")
+
+    async def cancel(self) -> None:
+        """End every boot in flight; nothing is refilled any more."""
+        self._closing.set()
+        flights = list(self._flights.values())
+        for flight in flights:
+            flight.cancel()
+        if flights:
+            await asyncio.wait(flights)
+
+    def _fly(self, revision: RevisionKey, work: Coroutine[Any, Any, None]) -> None:
+        flight = asyncio.create_task(work, name=f"boot {revision}")
+        self._flights[revision] = flight
+        flight.add_done_callback(lambda task: self._landed(revision, task))
+
+    def _landed(self, revision: RevisionKey, flight: asyncio.Task[None]) -> None:
+        del self._flights[revision]
+        self._unwanted.discard(revision)
+        slots.seen(flight)
+
+    async def _bring_up(self, launch: LaunchSpec, *, restoring: bool, share: Share) -> None:
+        phase = StartPhase(share=share)
+        try:
+            async with asyncio.timeout(launch.startup_timeout_s):
+                occupied = await self._restored(launch, phase) if restoring else None
+                occupied = occupied or await self.boot(launch, phase)
+            phase.cpu_ns += occupied.cpu_ns()
+        except TimeoutError as e:
+            message = f"revision {launch.revision} did not reach its snapshot point within {launch.startup_timeout_s:g} s"
+            raise StartTimeout(message, {"phase": phase.name, "log_tail": await self._logs.tail(phase.subject)}) from e
+        finally:
+            if not restoring:  # `prepare` is the platform's own
+                self._cpu_ns[launch.revision] = self._cpu_ns.get(launch.revision, 0) + phase.cpu_ns
+        self._enlist_unless_there(occupied)
+
+    async def _restored(self, launch: LaunchSpec, phase: StartPhase) -> OccupiedSlot | None:
+        """A worker from a snapshot, to be forked: its pages all there, for those that are not would be fetched by each fork."""
+        snapshot = await self._selector.find(launch, phase)
+        if snapshot is None:
+            return None
+        phase.kind = StartKind.RESTORE
+        deadline_s = launch.startup_timeout_s / (1 if phase.gives_way else 2)  # who waits for it may still need a boot
+        occupied = await self._selector.restore(launch, snapshot, phase, self._ends, deadline_s=deadline_s, lazy=False)
+        if occupied is not None:
+            self._selector.used(snapshot.id)
+        return occupied
+
+    async def _refill(self, launch: LaunchSpec) -> None:
+        """The first call of the instance that was restored has the processor to itself for a moment."""
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), BEHIND_S)
+                return
+            if self._wants_refill(launch) and (occupied := await self._restored(launch, StartPhase(gives_way=True))) is not None:
+                self._enlist_refilled(occupied)
+        finally:
+            self._refills.discard(launch.revision)
+            self._unwanted.discard(launch.revision)
+
+    def _wants_refill(self, launch: LaunchSpec) -> bool:
+        there = launch.revision in self._unwanted or launch.revision in self._flights or self._templates.get(launch.revision) is not None
+        image_bytes = self._selector.forkable_image_bytes(launch.revision)
+        return not there and image_bytes is not None and self._templates.pss_bytes() + image_bytes <= self._budget_bytes
+
+    def _enlist_refilled(self, occupied: OccupiedSlot) -> None:
+        """Unless a boot is in flight: then a start fell back to it because what is restored is no good."""
+        if occupied.launch.revision in self._flights:
+            self._ends.clear_if_empty(occupied)
+        else:
+            self._enlist_unless_there(occupied)
+
+    def _enlist_unless_there(self, occupied: OccupiedSlot) -> None:
+        revision = occupied.launch.revision
+        if self._closing.is_set() or revision in self._unwanted or self._templates.get(revision) is not None:
+            self._ends.clear_if_empty(occupied)
+        else:
+            self.enlist(occupied)
+
+    async def _resume(self, occupied: OccupiedSlot) -> None:
+        try:
+            async with asyncio.timeout(occupied.launch.startup_timeout_s):
+                await self._slot_allocator.resume(occupied)
+        except TimeoutError:
+            await self._slot_allocator.clear(occupied)
+            return
+        except asyncio.CancelledError:
+            await asyncio.shield(asyncio.create_task(self._slot_allocator.clear(occupied), name=f"clear {occupied.slot.id}"))
+            raise
+        self.enlist(occupied)
+
+    async def _measure(self, template: Template) -> None:
+        """Its PSS, and what the budget says to it: the least recently used go, in use or not, for their instances go on without them."""
+        template.pss_bytes = await asyncio.to_thread(proc.pss_bytes, template.occupied.slot.worker_pid)
+        surplus = self._templates.pss_bytes() - self._budget_bytes
+        for victim in self._templates.victims(need_bytes=surplus, unused_only=False):
+            self._ends.drop(victim, "evicted")
+
+
+def _is_address_taken(failure: StartFailed) -> bool:
+    """Whether user code could not have the address that it wanted to listen on."""
+    error = failure.detail.get("error") or {}
+    return f"[Errno {errno.EADDRINUSE}]" in str(error.get("message"))
