@@ -1,4 +1,4 @@
-"""The activator process: settings → objects (`activator.assembly`) → startup, run, shutdown.
+"""The activator process: settings → objects (`activator.app`) → startup, run, shutdown.
 
 `python -m activator --config platform.yaml [--ready-fd N] [--index I|from-hostname] [--drain-journal]`
 """
@@ -21,21 +21,21 @@ from pathlib import Path
 import uvicorn
 import uvloop
 
-from activator.assembly import Assembly, Site, own_socket, site_of
+from activator.app import ActivatorApp, ActivatorContext, load_context, own_socket
+from activator.balancing.throttler_stats import refuse_waiting
 from activator.billing.errors import JournalFull, JournalInUse
+from activator.billing.journal_drain import drain_journal
 from activator.billing.segments import require_unused
-from activator.census import refuse_waiting
-from activator.departure import drain
-from activator.identity import ANY, FROM_HOSTNAME, IdentityInvalid, identity_of
+from activator.coordination.heartbeat import HeartbeatLoop
+from activator.coordination.identity import ANY, FROM_HOSTNAME, IdentityInvalid, identity_of
+from activator.coordination.redis_access import require_protected
+from activator.coordination.state import SharedStateUnreachable
+from activator.coordination.unauthenticated_limit import SharedStrangerLimit
+from activator.gateway.websocket_frames import CallerSocket
+from activator.gateway.websocket_proxy import MAX_MESSAGE_BYTES
 from activator.knative.fleet import KnativeFleet
 from activator.process_user import leave_root
 from activator.settings import ActivatorSettings
-from activator.shared.keeper import Keeper
-from activator.shared.redis_access import require_protected
-from activator.shared.state import SharedStateUnreachable
-from activator.shared.strangers import SharedStrangerLimit
-from activator.web_socket_pieces import CallerSocket
-from activator.web_sockets import MAX_MESSAGE_BYTES
 from pilotlight import errors
 from pilotlight.addresses import serve_at
 from pilotlight.cluster.settings import ClusterSettings
@@ -66,9 +66,9 @@ LOOPS_END_S = 5.0
 
 
 class Activator:
-    """One activator's life: what it is made of (`assembly`) starts, serves and ends in the right order."""
+    """One activator's life: what it is made of (`app`) starts, serves and ends in the right order."""
 
-    def __init__(self, parts: Assembly) -> None:
+    def __init__(self, parts: ActivatorApp) -> None:
         self._parts = parts
 
     async def startup(self) -> None:
@@ -103,7 +103,7 @@ class Activator:
             background += self._parts.calls.start(tasks)
             background += [tasks.create_task(make(), name=name) for name, make in self._parts.loops]
             if self._parts.shared is not None and self._parts.siblings is not None:
-                keeper = Keeper(
+                keeper = HeartbeatLoop(
                     self._parts.shared,
                     scaler=self._parts.scaler,
                     leases=self._parts.fleet,
@@ -270,10 +270,10 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 def _drain_journal(paths: Paths, index: int, platform: PlatformSettings, settings: ActivatorSettings) -> str | None:
     """None = all of it is with the controller; else what is left, or why nothing could be done."""
     try:
-        site = site_of(paths, index, platform)
+        site = load_context(paths, index, platform)
         require_unused(site.home)
         leave_root(site, platform, settings)
-        done = uvloop.run(drain(site.home, activator=site.id, controller=site.controller, token=site.key.token))
+        done = uvloop.run(drain_journal(site.home, activator=site.id, controller=site.controller, token=site.key.token))
     except JournalInUse as e:
         return f"activator: the journal of a-{index} is in use, stop its activator first: {e}"
     except (JournalFull, SettingsInvalid) as e:
@@ -293,7 +293,13 @@ def _metrics_address(paths: Paths, platform: PlatformSettings, settings: Activat
 
 
 def _open_sockets(
-    site: Site, platform: PlatformSettings, settings: ActivatorSettings, listeners: list[socket.socket], *, offset: int, is_given: bool
+    site: ActivatorContext,
+    platform: PlatformSettings,
+    settings: ActivatorSettings,
+    listeners: list[socket.socket],
+    *,
+    offset: int,
+    is_given: bool,
 ) -> MetricsAddress:
     """Make the sockets in <run>, where only its owner can: of the metrics, for the other activators, and for functions unless a supervisor
     has given it (`is_given`). Raises JournalInUse.
@@ -323,7 +329,7 @@ def _configure_logging() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-async def _live(parts: Assembly, metrics: MetricsAddress, listeners: Sequence[socket.socket], ready_fd: int | None) -> None:
+async def _live(parts: ActivatorApp, metrics: MetricsAddress, listeners: Sequence[socket.socket], ready_fd: int | None) -> None:
     activator = Activator(parts)
     await activator.startup()
     exposed = await MetricsServer(registry=parts.metrics.registry, in_thread=True).serve(metrics)
@@ -360,11 +366,11 @@ def main(argv: list[str] | None = None) -> None:
     except OSError as e:
         sys.exit(f"activator: cannot listen on {e.strerror}: is another platform running? Set activator.listen")
     try:
-        site, dashboard = site_of(paths, identity.index, platform), read_dashboard_origin(arguments.config)
+        site, dashboard = load_context(paths, identity.index, platform), read_dashboard_origin(arguments.config)
         offset, is_given = 0 if identity.is_alone_here else identity.index, bool(arguments.listen_fd)
         metrics = _open_sockets(site, platform, settings, listeners, offset=offset, is_given=is_given)
         leave_root(site, platform, settings)
-        parts = Assembly(settings=settings, prices=prices, site=site, cluster=cluster, dashboard=dashboard)
+        parts = ActivatorApp(settings=settings, prices=prices, site=site, cluster=cluster, dashboard=dashboard)
     except JournalInUse as e:
         sys.exit(f"activator: a-{identity.index} is already served: {e}")
     except (JournalFull, SettingsInvalid) as e:

@@ -10,7 +10,7 @@ from typing import Any
 
 from redis import connection
 
-from activator.assembly import Site
+from activator.app import ActivatorContext
 from activator.settings import ActivatorSettings
 from snapshotter.process_user import ProcessUser, take_back
 from weight_cache.settings import PlatformSettings
@@ -18,7 +18,7 @@ from weight_cache.settings import PlatformSettings
 log = logging.getLogger(__name__)
 
 
-def leave_root(site: Site, platform: PlatformSettings, settings: ActivatorSettings) -> None:
+def leave_root(site: ActivatorContext, platform: PlatformSettings, settings: ActivatorSettings) -> None:
     """Go on as `platform.activator_uid`, where this process is root on a machine of its own; else, with a warning, as root.
 
     To be called before there are threads. Raises OSError: this process must not go on then.
@@ -39,7 +39,7 @@ def leave_root(site: Site, platform: PlatformSettings, settings: ActivatorSettin
     log.info("activator runs without root uid=%d", user.uid)
 
 
-def user_of(site: Site, platform: PlatformSettings, settings: ActivatorSettings) -> ProcessUser:
+def user_of(site: ActivatorContext, platform: PlatformSettings, settings: ActivatorSettings) -> ProcessUser:
     """Who an activator is, and what it needs: its directory, the sockets in <run>, and what it opens again as it runs."""
     assert site.paths.activator_uid is not None
     again = [platform.tls_cert, platform.tls_key, platform.tls_ca, _socket_of(settings.redis_url)]

@@ -16,7 +16,7 @@ from activator.quotas.admission import Admission
 from activator.quotas.process import ProcessQuotas
 from activator.quotas.redis_store import RedisQuotas
 from activator.quotas.rules import Rule, Rules
-from activator.quotas.store import Gate
+from activator.quotas.store import QuotaCheck
 from benchmarks.harness import Report, Row
 from pilotlight.quotas import Quotas
 
@@ -47,14 +47,14 @@ def in_process(report: Report, *, batches: int) -> None:
     report.rows.append(Row.of("... refused", "µs", _timed(lambda: full.take_nowait(1, 1, 0), batches)))
 
 
-def _gate(quotas: Quotas) -> Gate:
+def _gate(quotas: Quotas) -> QuotaCheck:
     gate = ProcessQuotas().gate(rules(quotas))
     if gate is None:
         raise AssertionError("quotas that count nothing")
     return gate
 
 
-def _admitted(gate: Gate) -> None:
+def _admitted(gate: QuotaCheck) -> None:
     if gate.take_nowait(1, 1, 0) is not None:
         raise AssertionError(f"refused: {gate!r}")
     Admission(gate).release()
@@ -103,7 +103,7 @@ async def _through_redis(url: str, *, callers: int, calls: int) -> tuple[list[fl
     return [us for part in took for us in part], scripts / (calls // callers * callers)
 
 
-async def _admitted_in_redis(gate: Gate, calls: int) -> list[float]:
+async def _admitted_in_redis(gate: QuotaCheck, calls: int) -> list[float]:
     took = []
     for _ in range(calls):
         began = time.perf_counter_ns()

@@ -1,7 +1,8 @@
 """Which instance of a language model should a prompt go to? Six simulated engines under prompts that begin alike, and that do not.
 
 Four ways to choose are compared: at random, the least loaded, by the prompt's beginning without a bound, and ours (by its beginning, with
-loads bounded). The code that chooses is the activator's own (`activator.engines.affinity`); only the engines and their callers are made up.
+loads bounded). The code that chooses is the activator's own (`activator.llm.prefix_affinity`); only the engines and
+their callers are made up.
 
 An engine here has slots, reads prompts one after another at a fixed pace, skips what its prefix cache holds (blocks of 16 tokens, least
 recently used go first) and writes each answer at a fixed pace of its own. Calls that find no slot wait, first come, first served. Times
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from activator.engines.affinity import LOAD, by_key, key_of, of_two
+from activator.llm.prefix_affinity import LOAD, by_key, key_of, of_two
 from benchmarks.harness import Report, Row, options, percentile, phase
 
 INSTANCES = 6

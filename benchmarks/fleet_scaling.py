@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from activator.knative.autoscaler.board import ProcessBoard
 from activator.knative.autoscaler.leader import Leader
-from activator.knative.autoscaler.statements import Load
+from activator.knative.autoscaler.load_report import Load
+from activator.knative.autoscaler.load_report_store import ProcessBoard
 from benchmarks.harness import Report, Row
 from pilotlight.cluster.api import Cluster
 from pilotlight.cluster.names import function_selector

@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from activator.call import Call
-from activator.targets import Target
+from activator.calls.call import Call
+from activator.routing.call_target import CallTarget
 from activator.tracing.context import worker_lines
-from activator.tracing.document import Json
+from activator.tracing.trace_builder import Json
 from activator.tracing.tracer import Tracer
 from pilotlight.pricing import Rates
 from pilotlight.protocol import FunctionRoute, new_call_id
@@ -73,7 +73,7 @@ def main() -> None:
         print(f"{name:<60} {microseconds:8.2f} µs")
 
 
-def _target() -> Target:
+def _target() -> CallTarget:
     spec = FunctionSpec(name="echo", module="app", qualname="echo", bundle="b" * 64, methods=(MethodSpec(),))
     launch = LaunchSpec(
         revision=RevisionKey("f-echo@v1"), trust_domain="t", uid=None, bundle=spec.bundle, image=None, entry={}, memory_bytes=1, cpu=1.0,
@@ -83,7 +83,7 @@ def _target() -> Target:
     route = FunctionRoute(
         id="f-echo", tenant="t", environment="main", app="bench", function="echo", traffic=(("v1", 100),), revisions={"v1": document}
     )
-    return Target(route, "v1", Rates(version="bench"))
+    return CallTarget(route, "v1", Rates(version="bench"))
 
 
 def _whole(tracer: Tracer, call: Call, kept: list[Json]) -> None:

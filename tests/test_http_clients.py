@@ -83,7 +83,7 @@ def test_every_client_of_the_platform_is_made_without_cookies() -> None:
 def test_the_clients_of_the_platform_are_seen() -> None:
     seen = [path.name for path in sources() if "no_cookies()" in path.read_text()]
 
-    assert {"control.py", "siblings.py", "transport.py", "webhooks.py"} <= set(seen)
+    assert {"control_plane_proxy.py", "peers.py", "transport.py", "webhooks.py"} <= set(seen)
 
 
 @pytest.mark.parametrize(

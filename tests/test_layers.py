@@ -29,10 +29,10 @@ def test_every_import_contract_is_kept() -> None:
 @pytest.mark.parametrize(
     "importer,imported",
     [
-        pytest.param("activator.gateway", "pilotlight.types", id="a door"),
-        pytest.param("activator.gateway", "snapshotter.client.pool", id="a module behind a door"),
+        pytest.param("activator.gateway.pipeline", "pilotlight.types", id="a door"),
+        pytest.param("activator.gateway.pipeline", "snapshotter.client.pool", id="a module behind a door"),
         pytest.param("pilotlight.cli.up", "pilotlight.controller.app", id="its own package"),
-        pytest.param("activator.gateway", "httptools", id="not ours"),
+        pytest.param("activator.gateway.pipeline", "httptools", id="not ours"),
     ],
 )
 def test_doors_and_the_inside_of_a_package_are_open(importer: str, imported: str) -> None:
@@ -42,9 +42,9 @@ def test_doors_and_the_inside_of_a_package_are_open(importer: str, imported: str
 @pytest.mark.parametrize(
     "importer,imported",
     [
-        pytest.param("activator.gateway", "snapshotter.shim.main", id="an inner module"),
-        pytest.param("activator.gateway", "pilotlight.controller.types", id="a door's name, deeper inside"),
-        pytest.param("activator.gateway", "pilotlight", id="the package itself"),
+        pytest.param("activator.gateway.pipeline", "snapshotter.shim.main", id="an inner module"),
+        pytest.param("activator.gateway.pipeline", "pilotlight.controller.types", id="a door's name, deeper inside"),
+        pytest.param("activator.gateway.pipeline", "pilotlight", id="the package itself"),
     ],
 )
 def test_everything_else_is_a_wall(importer: str, imported: str) -> None:

@@ -17,12 +17,12 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from activator.billing.shipping import Lag
-from activator.dispatch import Call
-from activator.engines.exposition import Reading
-from activator.engines.views import EngineView
-from activator.metrics import Metrics as ActivatorMetrics
-from activator.shared.state import SharedStatistics
-from activator.tokens.use import TokenUse
+from activator.calls.runner import Call
+from activator.coordination.state import SharedStatistics
+from activator.llm.engine_metrics import EngineMetrics
+from activator.llm.engine_state import EngineState
+from activator.llm.token_reservation import TokenReservation
+from activator.metrics.metrics import Metrics as ActivatorMetrics
 from pilotlight.controller.metrics import Metrics as ControllerMetrics
 from pilotlight.controller.objectives.alarms import QUIET_S
 from pilotlight.controller.objectives.burn import ALARMS
@@ -92,14 +92,14 @@ def _activator() -> Iterator[Any]:
     metrics.instance_ready(target, started, 1.0)
     metrics.start_failed(target, "exited")
     metrics.instance_lost(target, "out_of_memory")
-    use = TokenUse(estimated_in=1, max_out=2, began_ns=0)
+    use = TokenReservation(estimated_in=1, max_out=2, began_ns=0)
     use.on_piece(1)
     use.on_piece(2)
     use.on_usage(1, 2, 1)
     use.on_finish("stop")
     metrics.language.ended(target, use, StartKind.WARM)
-    reading = Reading(running=1, waiting=1, kv_use=0.5)
-    view = EngineView(
+    reading = EngineMetrics(running=1, waiting=1, kv_use=0.5)
+    view = EngineState(
         at=0.0, slots=1, running=1, waiting=1, kv_use=0.5, prefix_hit_rate=0.5, prompt_tokens_per_s=1.0, generation_tokens_per_s=1.0,
         peak_prompt_tokens_per_s=None, reading=reading,
     )  # fmt: skip

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from activator.openai.asked import Asked
-from activator.tokens.facts import CHAT
+from activator.llm.openai.request import OpenAIRequest
+from activator.llm.request_size import CHAT
 from pilotlight.controller import schemas
 from pilotlight.controller.schema_gaps import gaps
 from pilotlight.errors import InvalidInput
@@ -97,7 +97,7 @@ def test_values_of_a_stored_schema_whose_draft_is_unsupported_are_not_called_com
 @every_schema
 def test_the_format_of_a_chat_is_checked_without_a_request(server: SchemaServer, schema: dict[str, Any]) -> None:
     """Only the engine compiles it, and the engine's own word on it is passed back."""
-    Asked(CHAT, chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}))
+    OpenAIRequest(CHAT, chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}))
 
     assert server.requests == []
 

@@ -61,7 +61,7 @@ class BoundsSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class RevisionStatus:
     """Where a revision stands.
 
     Attributes:
@@ -81,7 +81,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounded:
+class BoundedScale:
     """What to do with a wanted scale.
 
     Attributes:
@@ -104,10 +104,10 @@ def clamp(desired: int, *, minimum: int, maximum: int) -> int:
     return maximum if maximum and desired > maximum else desired
 
 
-def bound(desired: int, *, spec: BoundsSpec, standing: Standing) -> Bounded:
+def bound(desired: int, *, spec: BoundsSpec, standing: RevisionStatus) -> BoundedScale:
     """Clamp `desired` and decide whether a zero may be applied now."""
     if desired < 0 and standing.activity is not Activity.ACTIVATING:
-        return Bounded(desired=desired)
+        return BoundedScale(desired=desired)
     floor = spec.min_instances if spec.reachable else 0
     if spec.reachable and not standing.is_initialised:
         floor = max(floor, spec.initial_scale)
@@ -121,29 +121,29 @@ def bound(desired: int, *, spec: BoundsSpec, standing: Standing) -> Bounded:
     )
 
 
-def _applied(desired: int, standing: Standing, look_again_s: float | None = None) -> Bounded:
-    return Bounded(desired=desired, is_applied=desired != standing.instances, look_again_s=look_again_s)
+def _applied(desired: int, standing: RevisionStatus, look_again_s: float | None = None) -> BoundedScale:
+    return BoundedScale(desired=desired, is_applied=desired != standing.instances, look_again_s=look_again_s)
 
 
-def _zero_activating(spec: BoundsSpec, standing: Standing) -> Bounded:
+def _zero_activating(spec: BoundsSpec, standing: RevisionStatus) -> BoundedScale:
     if standing.for_s > spec.activation_timeout_s:
         return _applied(0, standing)
-    return Bounded(desired=UNKNOWN, look_again_s=spec.activation_timeout_s)
+    return BoundedScale(desired=UNKNOWN, look_again_s=spec.activation_timeout_s)
 
 
-def _zero_active(spec: BoundsSpec, standing: Standing) -> Bounded:
+def _zero_active(spec: BoundsSpec, standing: RevisionStatus) -> BoundedScale:
     if standing.for_s < spec.stable_window_s:
         return _applied(1, standing, look_again_s=spec.stable_window_s - standing.for_s)
-    return Bounded(desired=0, look_again_s=None if standing.proxied_s is None else PROXY_RETRY_S)
+    return BoundedScale(desired=0, look_again_s=None if standing.proxied_s is None else PROXY_RETRY_S)
 
 
-def _zero_inactive(spec: BoundsSpec, standing: Standing) -> Bounded:
+def _zero_inactive(spec: BoundsSpec, standing: RevisionStatus) -> BoundedScale:
     if not spec.always_proxied and not standing.is_probe_ok:
-        return Bounded(desired=0, needs_probe=True)
+        return BoundedScale(desired=0, needs_probe=True)
     retention_s = spec.retention_s if spec.reachable else 0.0
     if standing.for_s >= max(spec.grace_s, retention_s):
         return _applied(0, standing)
     if standing.for_s < retention_s:
-        return Bounded(desired=0, look_again_s=retention_s - standing.for_s)
+        return BoundedScale(desired=0, look_again_s=retention_s - standing.for_s)
     rest_s = spec.grace_s - (standing.proxied_s or 0.0)
-    return _applied(0, standing) if rest_s <= 0 else Bounded(desired=0, look_again_s=rest_s)
+    return _applied(0, standing) if rest_s <= 0 else BoundedScale(desired=0, look_again_s=rest_s)

@@ -6,7 +6,8 @@
 * growth is held back while the running instances would work the load off before a start could help (`drains`);
 * waiting calls that nothing covers ask for starts of their own (`backlog`), and so does a call that has waited longer
   than the latency objective, whatever the averages say (`backlog_age`);
-* what binds a language model, and batches, has signals of its own (`kv_memory`, `queued_tokens`, `first_token`, `occupancy`; `binding`);
+* what binds a language model, and batches, has signals of its own (`kv_memory`, `queued_tokens`, `first_token`, `occupancy`;
+`llm_signals`);
 * spare instances while active (`buffer`), floor and ceiling (`min`, `max`);
 * an instance goes only after it was idle for `scaledown_window_s`, the last one after its own delay (`zero_delay`); or, where the
   window is "auto", when the function's own pauses say that keeping it costs more than starting it again (`pauses`; `gaps`); sooner
@@ -22,11 +23,11 @@ import math
 from dataclasses import dataclass, field, replace
 
 from activator.autoscaler import kpa
-from activator.autoscaler.binding import FirstTokenState, FirstTokenTerms, batch_want, engine_wants, first_token_state
-from activator.autoscaler.bounds import Activity, BoundsSpec, Standing, bound
-from activator.autoscaler.gaps import KeepTerms
-from activator.autoscaler.observed import Observed
-from activator.autoscaler.poke import drained_meanwhile, instances_now
+from activator.autoscaler.bounds import Activity, BoundsSpec, RevisionStatus, bound
+from activator.autoscaler.burst import drained_meanwhile, instances_now
+from activator.autoscaler.idle_histogram import KeepTerms
+from activator.autoscaler.llm_signals import FirstTokenState, FirstTokenTerms, batch_want, engine_wants, first_token_state
+from activator.autoscaler.observation import Observed
 from activator.autoscaler.target import UNLIMITED_BURST
 from pilotlight.spec import FunctionSpec, Scaling, buffer_count
 
@@ -163,7 +164,7 @@ def _at_most(target: int | None, slots: int) -> int | None:
 
 
 def initial_state(now: float, *, spec: DeciderSpec, ready: int) -> DeciderState:
-    """State of a decider made at `now` over `ready` instances that are already there."""
+    """State of a decider made at `now` over `readiness_probe` instances that are already there."""
     return DeciderState(kpa=kpa.initial_state(now, spec=spec.kpa, ready=ready))
 
 
@@ -283,7 +284,7 @@ def _hold_last(decision: ScaleDecision, observed: Observed, spec: DeciderSpec) -
     """From one to zero: our activator always proxies and no probe is needed, so only the last instance's retention is left."""
     idle_s = min(observed.idle_s, default=0.0)
     rules = BoundsSpec(grace_s=0.0, retention_s=_patience_s(spec.zero_delay_s, observed), always_proxied=True, reachable=spec.kpa.reachable)
-    standing = Standing(instances=observed.capacity, activity=Activity.INACTIVE, for_s=idle_s, proxied_s=idle_s)
+    standing = RevisionStatus(instances=observed.capacity, activity=Activity.INACTIVE, for_s=idle_s, proxied_s=idle_s)
     bounded = bound(0, spec=rules, standing=standing)
     if bounded.is_applied:
         return decision

@@ -15,7 +15,7 @@ it was estimated, which nobody knows before an engine has read it. What can, the
                + an hour of storage, and, under a budget that is new, the calls that ran when it was made and those that began before
                  the ledger said what had been spent by then (a round trip)
 
-where SETTLE_S (60 s, `scaler.SETTLE_EVERY`) is how often idle time is written down, drain how long an idle instance takes to end, and
+where SETTLE_S (60 s, `loop.SETTLE_EVERY`) is how often idle time is written down, drain how long an idle instance takes to end, and
 the clock is late only when the event loop is. Such costs count as soon as they are written, so the next call sees them.
 
 A call whose worst case fits in what is neither spent nor reserved runs. If it would fit once the running ones have settled, it is
@@ -37,12 +37,12 @@ from decimal import Decimal
 from itertools import islice
 from typing import Any, NamedTuple, NoReturn, Protocol
 
+from activator.billing.budget_balance import BudgetBalance, is_same_money, spent_of
 from activator.billing.errors import AllowanceNeeded
 from activator.billing.periods import period_at, utc_text
-from activator.billing.purse import Purse, is_same_money, spent_of
 from activator.billing.segments import Cursor
 from activator.billing.usage import as_picos, cost_text
-from activator.tokens.use import TokenUse
+from activator.llm.token_reservation import TokenReservation
 from pilotlight import errors
 from pilotlight.pricing import Footprint, Rates, billable_ns, price, rate_per_s
 from pilotlight.protocol import BudgetRecord, BudgetState
@@ -85,17 +85,17 @@ class Priced(Protocol):
 class Lender(Protocol):
     """Who lends what all activators share."""
 
-    async def borrow(self, cover: Cover, purse: Purse, worst: int) -> None:
+    async def borrow(self, cover: ApplicableBudgets, purse: BudgetBalance, worst: int) -> None:
         """Have at least `worst` left in the purse. Raises OverBudget, BudgetReserved, Unavailable."""
         ...
 
 
-class Cover:
+class ApplicableBudgets:
     """The budgets over one function, as of one `generation`; `open` are its running calls by the wall time at which they must end."""
 
     __slots__ = ("_budgets", "_worst", "generation", "open", "purses", "subject")
 
-    def __init__(self, budgets: Budgets, subject: Subject, purses: tuple[Purse, ...], open: dict[str, int]) -> None:
+    def __init__(self, budgets: Budgets, subject: Subject, purses: tuple[BudgetBalance, ...], open: dict[str, int]) -> None:
         self._budgets = budgets
         self.subject = subject
         self.purses = purses
@@ -167,14 +167,14 @@ class Cover:
             known = self._worst[asked] = as_picos(str(price(ns, rate_per_s(target.footprint, rates), rates.request)))
         return known
 
-    def _refuse(self, purse: Purse, worst: int, at_ns: int) -> NoReturn:
+    def _refuse(self, purse: BudgetBalance, worst: int, at_ns: int) -> NoReturn:
         if purse.spent + worst > purse.amount:
             raise over_budget(purse, worst, spent=purse.spent)
         if purse.is_shared:
             raise AllowanceNeeded(self, worst)
         raise self.reserved(purse, worst, at_ns)
 
-    def reserved(self, purse: Purse, worst: int, at_ns: int) -> errors.BudgetReserved:
+    def reserved(self, purse: BudgetBalance, worst: int, at_ns: int) -> errors.BudgetReserved:
         """The answer while running calls may use up what is left."""
         retry_s = self._budgets.earliest_end_s(purse, at_ns)
         return errors.BudgetReserved(
@@ -187,15 +187,15 @@ class Budgets:
     """All hard budgets. `generation` changes with them, `turn` with every period that begins."""
 
     def __init__(self, *, is_shared: bool = False, wall_ns: Callable[[], int] = time.time_ns) -> None:
-        """`is_shared`: other activators spend too, so money is borrowed before it is spent (`allowance.py`)."""
+        """`is_shared`: other activators spend too, so money is borrowed before it is spent (`budget_leases.py`)."""
         self._is_shared = is_shared
         self._wall_ns = wall_ns
-        self._purses: dict[str, Purse] = {}
-        self._of_tenant: dict[str, dict[str, Purse]] = {}
-        self._retired: dict[str, Purse] = {}
+        self._purses: dict[str, BudgetBalance] = {}
+        self._of_tenant: dict[str, dict[str, BudgetBalance]] = {}
+        self._retired: dict[str, BudgetBalance] = {}
         self._retired_at: tuple[Cursor, int] | None = None
         self._answers = 0
-        self._covers: dict[Subject, Cover] = {}
+        self._covers: dict[Subject, ApplicableBudgets] = {}
         self.generation = 0
         self.turn = 0
         self.lender: Lender | None = None
@@ -218,10 +218,10 @@ class Budgets:
             self._keep(id, known)
         else:
             mark = self.end_of_journal()
-            self._keep(id, Purse(record, at_ns=self._wall_ns(), turn=self.turn, is_shared=self._is_shared, mark=mark))
+            self._keep(id, BudgetBalance(record, at_ns=self._wall_ns(), turn=self.turn, is_shared=self._is_shared, mark=mark))
         self.on_news()
 
-    def _keep(self, id: str, purse: Purse) -> None:
+    def _keep(self, id: str, purse: BudgetBalance) -> None:
         self._purses[id] = self._of_tenant.setdefault(purse.record.tenant, {})[id] = purse
 
     def _retire(self, id: str) -> None:
@@ -232,7 +232,7 @@ class Budgets:
             self._retired[id] = gone
             del self._of_tenant[gone.record.tenant][id]
 
-    def _revived(self, id: str) -> Purse | None:
+    def _revived(self, id: str) -> BudgetBalance | None:
         """A budget that was just taken away because the feed is told anew: nothing was written or shipped since, so it still adds up."""
         return self._retired.pop(id, None) if self._retired_at == self._moment() else None
 
@@ -240,13 +240,13 @@ class Budgets:
         return self.end_of_journal(), self._answers
 
     # -- the calls' side ----------------------------------------------------------------------------------------------
-    def cover(self, subject: Subject) -> Cover:
+    def cover(self, subject: Subject) -> ApplicableBudgets:
         """The budgets over a function."""
         known = self._covers.get(subject)
         if known is None or known.generation != self.generation:
             its = self._of_tenant.get(subject.tenant, {})
             purses = tuple(purse for purse in its.values() if purse.covers(**subject._asdict()))
-            known = self._covers[subject] = Cover(self, subject, purses, known.open if known is not None else {})
+            known = self._covers[subject] = ApplicableBudgets(self, subject, purses, known.open if known is not None else {})
         return known
 
     def is_spent(self, subject: Subject, target: Priced, rates: Rates, *, limit_ns: int) -> bool:
@@ -256,7 +256,7 @@ class Budgets:
             self._turn_over_if_due(purse)
         return bool(cover.purses) and cover.worst_picos(target, rates, limit_ns) > min(p.amount - p.spent for p in cover.purses)
 
-    def check(self, subject: Subject, target: Priced, rates: Rates, *, limit_ns: int, tokens: TokenUse | None = None) -> None:
+    def check(self, subject: Subject, target: Priced, rates: Rates, *, limit_ns: int, tokens: TokenReservation | None = None) -> None:
         """Refuse a call before it waits for a slot, or has an instance started. Raises OverBudget, BudgetReserved."""
         cover = self.cover(subject)
         if cover.purses:
@@ -266,25 +266,25 @@ class Budgets:
                     worst += token_picos(rates, tokens.estimated_in, tokens.max_out)
                 cover.check(worst, self._wall_ns())
 
-    def turn_over(self, purse: Purse, at_ns: int) -> None:
+    def turn_over(self, purse: BudgetBalance, at_ns: int) -> None:
         """The period of `at_ns` begins."""
         self.turn += 1
         purse.begin(period_at(purse.record.period, at_ns), self.turn)
 
-    def pay_newer(self, older: Cover, picos: int, at_ns: int) -> None:
+    def pay_newer(self, older: ApplicableBudgets, picos: int, at_ns: int) -> None:
         """A call ended whose cover is not the newest: budgets that came while it ran pay it too."""
         for purse in self.cover(older.subject).purses:
             if purse not in older.purses and at_ns >= purse.period.starts_ns:
                 purse.pay(picos)
 
-    def earliest_end_s(self, purse: Purse, at_ns: int) -> float:
+    def earliest_end_s(self, purse: BudgetBalance, at_ns: int) -> float:
         """Seconds until the first running call under this budget must have ended: 1 at least."""
         firsts = [min(islice(c.open.values(), MAX_LOOKED_AT)) for c in self._covers.values() if c.open and purse in c.purses]
         return min(MAX_RETRY_S, max(1.0, (min(firsts) - at_ns) / 1e9)) if firsts else 1.0
 
     # -- the ledger's side --------------------------------------------------------------------------------------------
     @property
-    def purses(self) -> Mapping[str, Purse]:
+    def purses(self) -> Mapping[str, BudgetBalance]:
         """By budget id."""
         return self._purses
 
@@ -317,7 +317,7 @@ class Budgets:
             except (ValueError, TypeError) as e:
                 log.error("state of a budget is not understood budget=%s error=%s", budget, e)
 
-    def _turn_over_if_due(self, purse: Purse) -> None:
+    def _turn_over_if_due(self, purse: BudgetBalance) -> None:
         now_ns = self._wall_ns()
         if now_ns >= purse.period.ends_ns:
             self.turn_over(purse, now_ns)
@@ -328,7 +328,7 @@ def token_picos(rates: Rates, tokens_in: int, tokens_out: int) -> int:
     return as_picos(str(price(0, Decimal(0), tokens_in * rates.token_in + tokens_out * rates.token_out)))
 
 
-def picos_under(purse: Purse, record: bytes) -> int:
+def picos_under(purse: BudgetBalance, record: bytes) -> int:
     """What a usage record (as JSON) costs this budget in its period; 0 when it does not fall under it."""
     if purse.tenant_mark not in record:
         return 0  # unparsed: most records are other tenants'
@@ -339,7 +339,7 @@ def picos_under(purse: Purse, record: bytes) -> int:
     return as_picos(str(body["cost"])) if purse.period.starts_ns <= started_ns < purse.period.ends_ns else 0
 
 
-def over_budget(purse: Purse, worst: int, *, spent: int) -> errors.OverBudget:
+def over_budget(purse: BudgetBalance, worst: int, *, spent: int) -> errors.OverBudget:
     """The answer when no wait within the period helps."""
     why = "is spent" if spent >= purse.amount else f"has {cost_text(purse.amount - spent)} left, and this call may cost {cost_text(worst)}"
     return errors.OverBudget(
@@ -349,13 +349,13 @@ def over_budget(purse: Purse, worst: int, *, spent: int) -> errors.OverBudget:
     )  # fmt: skip
 
 
-def _name(purse: Purse) -> str:
+def _name(purse: BudgetBalance) -> str:
     mine = purse.record
     of = "/".join(part for part in (mine.app, mine.function) if part) or "the tenant"
     return f"the budget of {mine.amount} {mine.currency} a {mine.period} of {of}"
 
 
-def _detail(purse: Purse, spent: int) -> dict[str, Any]:
+def _detail(purse: BudgetBalance, spent: int) -> dict[str, Any]:
     return {
         "budget": purse.record.id,
         "period": purse.period.name,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pilotlight.errors import PilotlightError, StorageFull
 
 if TYPE_CHECKING:
-    from activator.billing.budgets import Cover
+    from activator.billing.budgets import ApplicableBudgets
 
 
 class JournalFull(StorageFull):
@@ -43,7 +43,7 @@ class AllowanceNeeded(PilotlightError):
     type = "allowance-needed"
     status = 503
 
-    def __init__(self, cover: Cover, worst: int) -> None:
+    def __init__(self, cover: ApplicableBudgets, worst: int) -> None:
         super().__init__("the other activators must be asked for a part of the budget", retry_after_s=1)
         self.cover = cover
         self.worst = worst

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
-from activator.billing import lines
+from activator.billing import journal_format
 from activator.billing.errors import JournalFull
-from activator.billing.log import SegmentLog
 from activator.billing.recovery import HeldCall, Scan, lost_records, scan
+from activator.billing.segment_log import SegmentLog
 from activator.billing.segments import Cursor, lock, read_segment
 from activator.billing.usage import UsageTemplate, marked
 from pilotlight.errors import Conflict, NotFound
@@ -172,7 +172,7 @@ class Journal:
         if name in self._open:
             raise Conflict(f"attempt {name} is open already: call ids must be unique", call=call)
         prefix = self._template_line(template)
-        line = lines.opened(
+        line = journal_format.opened(
             n=template.number, call=call, attempt=attempt, start_kind=start_kind, at_ns=at_ns,
             queued_ms=queued_ms, start_ms=start_ms, virtual_ns=virtual_ns, mark=mark,
         )  # fmt: skip
@@ -193,11 +193,11 @@ class Journal:
         opened = self._open.pop(id)
         self._live[opened.segment] -= opened.length
         self._clocks[opened.template.instance] = (at_ns, virtual_ns)
-        self._close(lines.closed(record, at_ns=at_ns, virtual_ns=virtual_ns), at_ns)
+        self._close(journal_format.closed(record, at_ns=at_ns, virtual_ns=virtual_ns), at_ns)
 
     def append_record(self, record: bytes, *, at_ns: int) -> None:
         """Write down a record that had no open line: an idle span, or what recovery closed. Never fails, like `close_call`."""
-        self._close(lines.closed(record, at_ns=at_ns, virtual_ns=0), at_ns)
+        self._close(journal_format.closed(record, at_ns=at_ns, virtual_ns=0), at_ns)
 
     # -- submitted calls -----------------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class Journal:
         """
         if call in self._held:
             raise Conflict(f"call {call} was submitted already", call=call)
-        line = lines.submitted(call, payload)
+        line = journal_format.submitted(call, payload)
         held = HeldCall(id=call, segment=self._log.number, offset=self._log.append(line), length=len(line))
         self._held[call] = held
         self._live[held.segment] += held.length
@@ -221,7 +221,7 @@ class Journal:
     def finish(self, call: str, result: Mapping[str, Any]) -> None:
         """Keep a submitted call's result in place of its payload until `forget`. Raises NotFound, JournalFull (then the payload stays)."""
         held = self._held_call(call)
-        line = lines.finished(call, result, attempts=held.attempts)
+        line = journal_format.finished(call, result, attempts=held.attempts)
         self._move_held(held, self._log.append(line), len(line))
         held.is_finished = True
 
@@ -230,7 +230,7 @@ class Journal:
         held = self._held_call(call)
         del self._held[call]
         self._live[held.segment] -= held.length
-        self._log.append_or_defer(lines.forgotten(call))
+        self._log.append_or_defer(journal_format.forgotten(call))
 
     def payload(self, call: str) -> Any:
         """The payload of a held call, or its result once finished; read from the disk. Raises NotFound."""
@@ -300,7 +300,7 @@ class Journal:
         try:
             self._log.write_deferred()
             if self._open:
-                self._log.append(lines.heartbeat(self._wall_ns()))
+                self._log.append(journal_format.heartbeat(self._wall_ns()))
         except JournalFull as e:
             log.warning("journal full: %s", e)
 
@@ -320,7 +320,7 @@ class Journal:
             self.beat()
 
     def _header(self, number: int) -> bytes:
-        return lines.header(activator=self._activator, life=self._life, segment=number, at_ns=self._wall_ns())
+        return journal_format.header(activator=self._activator, life=self._life, segment=number, at_ns=self._wall_ns())
 
     def _template_line(self, template: UsageTemplate) -> bytes:
         """The template's own line when this segment does not have it yet, else nothing."""
@@ -328,7 +328,7 @@ class Journal:
             return b""
         self._templates += 1
         template.number = self._templates
-        return lines.template(template.number, template)
+        return journal_format.template(template.number, template)
 
     def _close(self, line: bytes, at_ns: int) -> None:
         self._log.append_or_defer(line)
@@ -381,19 +381,19 @@ class Journal:
             self._open[name] = self._carry_open(opened)
         for held in [h for h in self._held.values() if h.segment == number]:
             body = json.loads(self._read(held))
-            make = lines.finished if held.is_finished else lines.submitted
+            make = journal_format.finished if held.is_finished else journal_format.submitted
             line = make(held.id, body["p"], attempts=held.attempts)
             self._move_held(held, self._log.append(line), len(line))
 
     def _carry_open(self, opened: OpenLine) -> OpenLine:
         body = json.loads(self._read(opened))
         prefix = self._template_line(opened.template)
-        line = lines.opened(
+        line = journal_format.opened(
             n=opened.template.number, call=body["c"], attempt=body["a"], start_kind=body["k"], at_ns=body["at"],
             queued_ms=body["q"], start_ms=body["s"], virtual_ns=body["v"], mark=marked(**body.get("m", {})),
         )  # fmt: skip
         at_ns, virtual_ns = self._clocks[opened.template.instance]
-        clock = lines.virtual(instance=opened.template.instance, at_ns=at_ns, virtual_ns=virtual_ns)
+        clock = journal_format.virtual(instance=opened.template.instance, at_ns=at_ns, virtual_ns=virtual_ns)
         offset = self._log.append(prefix + line + clock) + len(prefix)
         opened.template.segment = self._log.number
         self._live[opened.segment] -= opened.length

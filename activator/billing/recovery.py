@@ -15,7 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from activator.billing import lines
+from activator.billing import journal_format
 from activator.billing.segments import Cursor, Line, load_checkpoint, read_segment, segment_numbers, segment_path
 from pilotlight.pricing import charged_ns, price
 from pilotlight.protocol import UsageRecord
@@ -102,7 +102,7 @@ class _SegmentReader:
 
     def read(self, line: Line) -> None:
         """Take one line in. A damaged one is counted and left out: the ones around it still hold."""
-        body = lines.parse(line.text)
+        body = journal_format.parse(line.text)
         try:
             if body is None:
                 raise ValueError("not a line of ours")

@@ -1,4 +1,4 @@
-"""`MoneyStore` in Redis: one script, one round trip (EVAL is atomic: https://redis.io/docs/latest/develop/programmability/).
+"""`BudgetLeaseStore` in Redis: one script, one round trip (EVAL is atomic: https://redis.io/docs/latest/develop/programmability/).
 
 Keys, all under `pilotlight:{<platform>}:money:` (the braces keep them on one slot of a Redis Cluster): `epoch` (when this memory
 began, in ms), and for each budget and period a hash: `base`, and for each member `h:<member>` (what it claims) and `s:<member>` (the
@@ -11,10 +11,10 @@ import uuid
 
 from redis.exceptions import RedisError
 
-from activator.billing.allowance import Claim, Grant
-from activator.shared.redis_client import redis_client
-from activator.shared.redis_state import address_of
-from activator.shared.state import SharedStateUnreachable
+from activator.billing.budget_leases import BudgetClaim, BudgetGrant
+from activator.coordination.redis_client import redis_client
+from activator.coordination.redis_state import address_of
+from activator.coordination.state import SharedStateUnreachable
 
 GRACE_S = 2.0
 """After a loss of memory nothing is granted for so long: four beats, in which every living member states its claims."""
@@ -73,7 +73,7 @@ class RedisMoney:
     def __repr__(self) -> str:
         return f"<RedisMoney {self._where} member {self._member}>"
 
-    async def claim(self, claim: Claim) -> Grant:
+    async def claim(self, claim: BudgetClaim) -> BudgetGrant:
         """See MoneyStore."""
         self._said += 1
         until_ms = claim.ends_ns // 1_000_000 + KEPT_MS
@@ -87,7 +87,7 @@ class RedisMoney:
             raise SharedStateUnreachable(f"Redis at {self._where} does not answer ({type(e).__name__})") from e
         if int(granted) < 0:  # the client sent it twice, and the first answer was lost
             return await self.claim(claim)
-        return Grant(granted=int(granted), base=int(base), wait_s=int(wait_ms) / 1000, epoch=str(epoch))
+        return BudgetGrant(granted=int(granted), base=int(base), wait_s=int(wait_ms) / 1000, epoch=str(epoch))
 
     async def aclose(self) -> None:
         """See MoneyStore."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from activator.billing import lines
+from activator.billing import journal_format
 from activator.billing.errors import LedgerRefused, LedgerUnavailable
 from activator.billing.journal import Journal
 from activator.billing.segments import Cursor, save_checkpoint, segment_path
@@ -93,8 +93,8 @@ async def unshipped_records(journal: Journal, until: Cursor) -> AsyncIterator[by
         size = SLICE_BYTES if cursor.segment < until.segment else min(SLICE_BYTES, until.offset - cursor.offset)
         text = _whole_lines(journal, cursor, size)
         for line in text.split(b"\n"):
-            if line.startswith(lines.CLOSE_MARK):
-                yield lines.record_of(line)
+            if line.startswith(journal_format.CLOSE_MARK):
+                yield journal_format.record_of(line)
         cursor = Cursor(segment=cursor.segment, offset=cursor.offset + len(text)) if text else Cursor(segment=cursor.segment + 1)
         await asyncio.sleep(0)
 
@@ -112,14 +112,14 @@ def read_batch(journal: Journal, cursor: Cursor | None = None, *, max_records: i
                 return Batch(records=(), cursor=cursor, next_at_ns=None)
             cursor = Cursor(segment=cursor.segment + 1)
             continue
-        closes = [line for line in text.split(b"\n") if line.startswith(lines.CLOSE_MARK)]
+        closes = [line for line in text.split(b"\n") if line.startswith(journal_format.CLOSE_MARK)]
         if len(closes) > max_records:
             text = text[: text.index(closes[max_records])]
             del closes[max_records:]
         cursor = Cursor(segment=cursor.segment, offset=cursor.offset + len(text))
         if closes:
             # what comes next is not older than the last line of this batch
-            return Batch(records=tuple(map(lines.record_of, closes)), cursor=cursor, next_at_ns=lines.at_of(closes[-1]))
+            return Batch(records=tuple(map(journal_format.record_of, closes)), cursor=cursor, next_at_ns=journal_format.at_of(closes[-1]))
 
 
 def _whole_lines(journal: Journal, cursor: Cursor, size: int) -> bytes:

@@ -13,9 +13,9 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from activator.coordination.redis_client import redis_client
+from activator.coordination.redis_state import address_of
 from activator.idempotency.store import LEASE_S, OVERHEAD_BYTES, TENANT_BYTES, TOTAL_BYTES, Claim, Known
-from activator.shared.redis_client import redis_client
-from activator.shared.redis_state import address_of
 from pilotlight import errors
 from pilotlight.seal import SealBroken, Sealer
 

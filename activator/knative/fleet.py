@@ -1,9 +1,9 @@
 """`Fleet` on a cluster: instances are pods that Knative makes and ends; here they are found, claimed and given back.
 
-A start takes a pod that is ready and nobody's, else it has one made (`demand.Summons`) and waits for it. Nothing on that way asks the API
-server: what it knows came by watches, beforehand. A stop gives the pod back, for the next start or for the autoscaler to take away; only a
-pod with a call in it that does not end is deleted. While the API server is away pods go on serving: nothing is gone because nobody can
-say that it is there.
+A start takes a pod that is ready and nobody's, else it has one made (`scale_request.ScaleRequester`) and waits for it. Nothing on that
+way asks the API server: what it knows came by watches, beforehand. A stop gives the pod back, for the next start or for the autoscaler to
+take away; only a pod with a call in it that does not end is deleted. While the API server is away pods go on serving: nothing is gone
+because nobody can say that it is there.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
-from activator.doorstep import tcp_address
-from activator.knative import verdict
-from activator.knative.access import Access
-from activator.knative.claims import Claims, ClaimsUnreachable
-from activator.knative.demand import Summons
-from activator.knative.holding import Held, Waiting
-from activator.knative.limits import WithoutNodes
+from activator.knative import start_failure
+from activator.knative.activation_requests import Whereabouts
+from activator.knative.lazy_client import Access
+from activator.knative.pod_leases import Claims, ClaimsUnreachable
+from activator.knative.pod_registry import OwnedPod, PendingStart
+from activator.knative.pod_status import WorkerExit
 from activator.knative.pods import Pod, Pods
-from activator.knative.ready import Readiness, Ready
-from activator.knative.states import Ending
-from activator.knative.wake import Whereabouts
-from activator.routes import Target
+from activator.knative.readiness_probe import Readiness, Ready
+from activator.knative.scale_request import ScaleRequester
+from activator.knative.unsupported import PodFleetLimits
+from activator.routing.route_table import CallTarget
+from activator.worker_client.address import tcp_address
 from pilotlight.cluster.errors import ClusterError
 from pilotlight.cluster.kinds import POD
 from snapshotter import errors
@@ -46,7 +46,7 @@ ADOPT_S = 10.0
 """After a restart: how long what the cluster has is waited for, before this says that it is away."""
 
 
-class KnativeFleet(WithoutNodes):
+class KnativeFleet(PodFleetLimits):
     """See the module. Owner: the event loop."""
 
     def __init__(
@@ -55,9 +55,9 @@ class KnativeFleet(WithoutNodes):
         cluster: Access,
         pods: Pods,
         claims: Claims,
-        summons: Summons,
+        summons: ScaleRequester,
         whereabouts: Whereabouts,
-        target_of: Callable[[Pod], Target | None],
+        target_of: Callable[[Pod], CallTarget | None],
         member: str,
         port: int,
         grace_s: float,
@@ -74,10 +74,10 @@ class KnativeFleet(WithoutNodes):
         self._port = port
         self._grace_s = grace_s
         self._clock = clock
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, OwnedPod] = {}
         self._by_instance: dict[str, str] = {}
         self._crashes: dict[str, tuple[float, errors.StartFailed]] = {}
-        self._waiting: dict[str, Waiting] = {}
+        self._waiting: dict[str, PendingStart] = {}
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_heard = True
@@ -91,7 +91,7 @@ class KnativeFleet(WithoutNodes):
         return f"<KnativeFleet {self._member}: {len(self._held)} pods, {starts} starts wait, {self.pods!r}>"
 
     # -- up -----------------------------------------------------------------------------------------------------------
-    async def start(self, target: Target, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
+    async def start(self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
         """See Fleet. Secrets reach a pod by its own namespace's Secrets; `secret_env` says nothing here.
 
         Raises StartFailed, StartTimeout, NoCapacity. Cancelling it gives back what it may have claimed.
@@ -99,7 +99,7 @@ class KnativeFleet(WithoutNodes):
         if (life := self._by_instance.get(instance_id)) is not None:
             return self._info(target, self._held[life].pod, instance_id, StartKind.WARM, {})
         began = self._clock()
-        waiting = self._waiting.setdefault(target.key, Waiting())
+        waiting = self._waiting.setdefault(target.key, PendingStart())
         waiting.starts += 1
         try:
             async with asyncio.timeout(target.launch.startup_timeout_s):
@@ -119,7 +119,7 @@ class KnativeFleet(WithoutNodes):
                 for pod in self.pods.of(target.key):
                     self.readiness.leave(pod.life)
 
-    async def _start(self, target: Target, instance_id: InstanceId, began: float) -> InstanceInfo:
+    async def _start(self, target: CallTarget, instance_id: InstanceId, began: float) -> InstanceInfo:
         await self.pods.synced.wait()
         others: set[str] = set()
         if (info := await self._take_warm(target, instance_id, began, others)) is not None:
@@ -134,7 +134,7 @@ class KnativeFleet(WithoutNodes):
                     async with asyncio.timeout(LOOK_S):
                         await changed.wait()
 
-    async def _take_warm(self, target: Target, instance_id: InstanceId, began: float, others: set[str]) -> InstanceInfo | None:
+    async def _take_warm(self, target: CallTarget, instance_id: InstanceId, began: float, others: set[str]) -> InstanceInfo | None:
         """One that is there already. What Kubernetes calls ready, and was not asked yet, gets a moment to say so itself."""
         changed = self.pods.changed(target.key)
         info = await self._take(target, instance_id, began, others)
@@ -146,7 +146,7 @@ class KnativeFleet(WithoutNodes):
                 await changed.wait()
         return await self._take(target, instance_id, began, others)
 
-    async def _take(self, target: Target, instance_id: InstanceId, began: float, others: set[str]) -> InstanceInfo | None:
+    async def _take(self, target: CallTarget, instance_id: InstanceId, began: float, others: set[str]) -> InstanceInfo | None:
         """A pod that is ready and nobody's, from now on ours. `others`: lives that were somebody else's, added to."""
         async with self._waiting[target.key].lock:
             pods = self.pods.of(target.key)
@@ -172,8 +172,10 @@ class KnativeFleet(WithoutNodes):
                 return None
             return self._mine(target, found, instance_id, began, asked_at, was_others=life in others)
 
-    def _mine(self, target: Target, pod: Pod, instance_id: InstanceId, began: float, asked_at: float, *, was_others: bool) -> InstanceInfo:
-        self._held[pod.life] = Held(pod, instance_id)
+    def _mine(
+        self, target: CallTarget, pod: Pod, instance_id: InstanceId, began: float, asked_at: float, *, was_others: bool
+    ) -> InstanceInfo:
+        self._held[pod.life] = OwnedPod(pod, instance_id)
         self._by_instance[instance_id] = pod.life
         now = self._clock()
         ready = self.readiness.of(pod.life) or Ready(start_kind=StartKind.COLD)
@@ -184,27 +186,27 @@ class KnativeFleet(WithoutNodes):
         pod_ms = max(0.0, (now - began) * 1000 - claim_ms["claim"] - sum(ready.phases_ms.values()))
         return self._info(target, pod, instance_id, ready.start_kind, {"pod": pod_ms, **ready.phases_ms, **claim_ms})
 
-    def _check(self, target: Target, began: float, others: set[str]) -> None:
+    def _check(self, target: CallTarget, began: float, others: set[str]) -> None:
         """Raises where there is no use in waiting."""
         crashed_at, crash = self._crashes.get(target.key, (-1.0, None))
         if crash is not None and crashed_at >= began:
             raise crash
         pods = [pod for pod in self.pods.of(target.key) if pod.life not in self._held and pod.life not in others]
         now = self._clock()
-        why = verdict.of_pods(pods, grace_s=self._grace_s, now=now)
+        why = start_failure.of_pods(pods, grace_s=self._grace_s, now=now)
         if why is None and not any(pod.is_coming for pod in pods):
-            why = verdict.of_failure(self.pods.failure(*self._whereabouts(target)), grace_s=self._grace_s, now=now)
+            why = start_failure.of_failure(self.pods.failure(*self._whereabouts(target)), grace_s=self._grace_s, now=now)
         if why is not None:
             raise why
 
-    def _stage(self, target: Target) -> str:
+    def _stage(self, target: CallTarget) -> str:
         if not self.pods.synced.is_set():
             return "the cluster's API server does not answer"
         pods = [pod for pod in self.pods.of(target.key) if pod.life not in self._held]
         worker_said = next((said for pod in pods if (said := self.readiness.said(pod.life))), "")
-        return verdict.stage(pods, said=self._summons.said(target.key), worker_said=worker_said)
+        return start_failure.stage(pods, said=self._summons.said(target.key), worker_said=worker_said)
 
-    def _info(self, target: Target, pod: Pod, instance_id: InstanceId, kind: StartKind, phases_ms: Mapping[str, float]) -> InstanceInfo:
+    def _info(self, target: CallTarget, pod: Pod, instance_id: InstanceId, kind: StartKind, phases_ms: Mapping[str, float]) -> InstanceInfo:
         assert pod.ip is not None
         launch = target.launch
         return InstanceInfo(
@@ -228,7 +230,7 @@ class KnativeFleet(WithoutNodes):
             await self._delete(held.pod)
         await self._let_go(life)
 
-    async def _is_idle(self, held: Held, grace_s: float) -> bool | None:
+    async def _is_idle(self, held: OwnedPod, grace_s: float) -> bool | None:
         """Whether its calls have ended, waited for; None: its end, or its calls, are another's matter."""
         until = self._clock() + grace_s
         while not (held.is_lost or held.pod.is_ending) and self.pods.alive(held.pod.life) is not None:
@@ -256,10 +258,10 @@ class KnativeFleet(WithoutNodes):
             await self._claims.release(life)
 
     # -- what happens -------------------------------------------------------------------------------------------------
-    def _changed(self, before: Pod | None, after: Pod | None, ended: Ending | None) -> None:
+    def _changed(self, before: Pod | None, after: Pod | None, ended: WorkerExit | None) -> None:
         """See pods.Listener."""
         if before is not None and before.ending is None and (ended is not None or after is None):
-            self._over(before, ended or Ending("deleted", "the pod was deleted"))
+            self._over(before, ended or WorkerExit("deleted", "the pod was deleted"))
         if after is None:
             return
         held = self._held.get(after.life)
@@ -272,7 +274,7 @@ class KnativeFleet(WithoutNodes):
             held.is_told = True
             self._tell("instance_stopping", held.instance, "stopping", "its pod was asked to go")
 
-    def _over(self, pod: Pod, ending: Ending) -> None:
+    def _over(self, pod: Pod, ending: WorkerExit) -> None:
         """A life ended."""
         was_ready = pod.is_ready or self.readiness.of(pod.life) is not None
         self.readiness.forget(pod.life)
@@ -282,7 +284,7 @@ class KnativeFleet(WithoutNodes):
             reason = "deleted" if ending.reason == "exited" and pod.is_ending else ending.reason
             self._tell("instance_gone", held.instance, reason, ending.message)
             self._run(self._let_go(pod.life), f"forget {held.instance}")
-        elif not was_ready and not pod.is_ending and (crash := verdict.of_crash(ending, pod.name)) is not None:
+        elif not was_ready and not pod.is_ending and (crash := start_failure.of_crash(ending, pod.name)) is not None:
             self._crashes[pod.key] = (self._clock(), crash)
             self.pods.ring(pod.key)
 
@@ -364,7 +366,7 @@ class KnativeFleet(WithoutNodes):
             if pod is None or pod.ip is None:
                 await self._claims.release(claim.life)
             else:
-                self._held[claim.life] = Held(pod, InstanceId(claim.instance))
+                self._held[claim.life] = OwnedPod(pod, InstanceId(claim.instance))
                 self._by_instance[claim.instance] = claim.life
 
     def most_of(self, key: str) -> int | None:

@@ -17,8 +17,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from activator.knative import states
-from activator.knative.states import Bar, Ending, Object, Obstacle
+from activator.knative import pod_status
+from activator.knative.pod_status import Blocker, Object, PodBlocker, WorkerExit
 from pilotlight.cluster import kinds, names
 from pilotlight.cluster.changes import Change
 from pilotlight.cluster.errors import ClusterError
@@ -66,8 +66,8 @@ class Pod:
     ip: str | None
     is_ready: bool
     is_ending: bool
-    ending: Ending | None
-    obstacle: Obstacle | None
+    ending: WorkerExit | None
+    obstacle: PodBlocker | None
     obstacle_since: float
     restarts: int
     stage: str
@@ -86,11 +86,11 @@ class Pod:
         return not self.is_ending and self.ending is None
 
 
-Listener = Callable[[Pod | None, Pod | None, Ending | None], None]
+Listener = Callable[[Pod | None, Pod | None, WorkerExit | None], None]
 """Told of each change: the pod before and after (None: it was not, or is not there), and how the life before ended, if it did."""
 
 
-def _ignore(_before: Pod | None, _after: Pod | None, _ending: Ending | None) -> None:
+def _ignore(_before: Pod | None, _after: Pod | None, _ending: WorkerExit | None) -> None:
     """Nobody looks."""
 
 
@@ -150,14 +150,14 @@ class Pods:
         before = self._pods.get(uid)
         if change.type == "DELETED":
             if before is not None:
-                self._forget(before, states.disruption_of(change.object) or states.ending_of(change.object))
+                self._forget(before, pod_status.disruption_of(change.object) or pod_status.ending_of(change.object))
             return
         after = self._parsed(change.object, before)
         if after is None:
             return
         ended = None
         if before is not None and before.life != after.life and before.ending is None:
-            ended = states.last_ending_of(change.object)
+            ended = pod_status.last_ending_of(change.object)
         elif after.ending is not None and (before is None or before.ending is None):
             ended = after.ending
         self._put(before, after, ended)
@@ -186,16 +186,16 @@ class Pods:
         elif self._failures.get(place, ("", 0.0))[0] != message:
             self._failures[place] = (message, self._failures.get(place, ("", self._clock()))[1])
 
-    def _forget(self, pod: Pod, ending: Ending | None) -> None:
+    def _forget(self, pod: Pod, ending: WorkerExit | None) -> None:
         del self._pods[pod.uid]
         siblings = self._by_key[pod.key]
         del siblings[pod.uid]
         if not siblings:
             del self._by_key[pod.key]
-        self.listener(pod, None, ending or pod.ending or Ending("deleted", "the pod was deleted"))
+        self.listener(pod, None, ending or pod.ending or WorkerExit("deleted", "the pod was deleted"))
         self.ring(pod.key)
 
-    def _put(self, before: Pod | None, after: Pod, ended: Ending | None) -> None:
+    def _put(self, before: Pod | None, after: Pod, ended: WorkerExit | None) -> None:
         if before == after:
             return
         self._pods[after.uid] = after
@@ -210,17 +210,17 @@ class Pods:
         key = annotations.get(names.KEY)
         if not key:
             return None
-        uid, restarts, now = str(metadata["uid"]), states.restarts_of(body), self._clock()
+        uid, restarts, now = str(metadata["uid"]), pod_status.restarts_of(body), self._clock()
         life = f"{uid}.{restarts}"
         same = before if before is not None and before.life == life else None
-        obstacle = _remembered(states.obstacle_of(body), before)
+        obstacle = _remembered(pod_status.obstacle_of(body), before)
         is_old = before is not None and obstacle is not None and before.obstacle is not None and before.obstacle.bar is obstacle.bar
         return Pod(
             uid=uid, life=life, namespace=str(metadata["namespace"]), name=str(metadata["name"]), key=str(key),
             ip=status.get("podIP") or (before.ip if before is not None else None) or self._ip_in_slices(uid),
-            is_ready=states.is_ready(body), is_ending=bool(metadata.get("deletionTimestamp")), ending=states.ending_of(body),
+            is_ready=pod_status.is_ready(body), is_ending=bool(metadata.get("deletionTimestamp")), ending=pod_status.ending_of(body),
             obstacle=obstacle, obstacle_since=before.obstacle_since if is_old and before is not None else now, restarts=restarts,
-            stage=states.stage_of(body), seen_at=same.seen_at if same is not None else now, labels=dict(metadata.get("labels") or {}),
+            stage=pod_status.stage_of(body), seen_at=same.seen_at if same is not None else now, labels=dict(metadata.get("labels") or {}),
             cost=annotations.get(COST),
         )  # fmt: skip
 
@@ -259,11 +259,11 @@ class Pods:
                 self.ring(key)
 
 
-def _remembered(obstacle: Obstacle | None, before: Pod | None) -> Obstacle | None:
+def _remembered(obstacle: PodBlocker | None, before: Pod | None) -> PodBlocker | None:
     """While the kubelet backs off it no longer says why a pull failed: what it said before stays."""
     known = before.obstacle if before is not None else None
-    if obstacle is not None and obstacle.bar is Bar.IMAGE and known is not None and known.bar in (Bar.PULL, Bar.IMAGE):
-        return Obstacle(Bar.IMAGE, max(known.message, obstacle.message, key=len))
+    if obstacle is not None and obstacle.bar is Blocker.IMAGE and known is not None and known.bar in (Blocker.PULL, Blocker.IMAGE):
+        return PodBlocker(Blocker.IMAGE, max(known.message, obstacle.message, key=len))
     return obstacle
 
 

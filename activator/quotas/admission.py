@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from activator.quotas.store import Gate
+from activator.quotas.store import QuotaCheck
 from pilotlight import errors
 
 
 class Admission:
-    """Made by `admit`, or for the warm path by `WarmCalls`. Owner: the call.
+    """Made by `admit`, or for the warm path by `FastPath`. Owner: the call.
 
     Attributes:
         head: makes the header lines that tell the caller what is left, each ending in CRLF.
@@ -22,7 +22,7 @@ class Admission:
 
     __slots__ = ("_holds", "_requests", "_tokens", "gate", "head")
 
-    def __init__(self, gate: Gate, *, requests: int = 1, holds: int = 1, tokens: int = 0) -> None:
+    def __init__(self, gate: QuotaCheck, *, requests: int = 1, holds: int = 1, tokens: int = 0) -> None:
         """What was taken from `gate` already."""
         self.gate = gate
         self.head: Callable[[], bytes] = gate.head
@@ -66,7 +66,7 @@ class Admission:
         self._requests = self._holds = self._tokens = 0
 
 
-async def admit(gate: Gate | None, *, holds: int = 1, tokens: int = 0) -> Admission | None:
+async def admit(gate: QuotaCheck | None, *, holds: int = 1, tokens: int = 0) -> Admission | None:
     """Let one call in; None where nothing is counted. Raises OverQuota with the time to wait, Unavailable."""
     if gate is None:
         return None
@@ -77,7 +77,7 @@ async def admit(gate: Gate | None, *, holds: int = 1, tokens: int = 0) -> Admiss
 
 
 @asynccontextmanager
-async def counted(gate: Gate | None, *, holds: int = 1) -> AsyncIterator[None]:
+async def counted(gate: QuotaCheck | None, *, holds: int = 1) -> AsyncIterator[None]:
     """Count a request while its body is read; afterwards everything goes back, and the request is admitted as what it turned out to be.
 
     A request that is refused for what it is stays counted. Raises OverQuota with the time to wait, Unavailable.

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from activator.quotas import decision
 from activator.quotas.decision import Meter, Refusal
 from activator.quotas.meters import Meters
+from activator.quotas.ratelimit_headers import RateLimitHeaders
 from activator.quotas.rules import Rules, counted
-from activator.quotas.shown import Shown
 from activator.quotas.store import QuotaStatistics
 
 
@@ -25,7 +25,7 @@ class ProcessGate:
         self._meters = meters
         self._clock = clock
         self._note = note
-        self.head = Shown(rules, meters).lines
+        self.head = RateLimitHeaders(rules, meters).lines
 
     def __repr__(self) -> str:
         return f"<ProcessGate {', '.join(f'{r.id} {m!r}' for r, m in zip(self._rules, self._meters, strict=True))}>"

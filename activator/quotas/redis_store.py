@@ -20,14 +20,14 @@ from typing import Any, Final
 
 from redis.exceptions import RedisError
 
+from activator.coordination.redis_client import redis_client
+from activator.coordination.redis_state import BEAT_S, TTL_S, address_of
 from activator.quotas import decision, scripts
 from activator.quotas.decision import Meter, Refusal
 from activator.quotas.meters import Meters
+from activator.quotas.ratelimit_headers import RateLimitHeaders
 from activator.quotas.rules import Rules, counted
-from activator.quotas.shown import Shown
 from activator.quotas.store import QuotaStatistics
-from activator.shared.redis_client import redis_client
-from activator.shared.redis_state import BEAT_S, TTL_S, address_of
 from pilotlight import errors
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class RedisGate:
         self._rules = rules
         self.meters = meters
         self.ids = tuple(rule.id for rule in rules)
-        self.head = Shown(rules, meters).lines
+        self.head = RateLimitHeaders(rules, meters).lines
 
     def __repr__(self) -> str:
         return f"<RedisGate {', '.join(f'{name} {m!r}' for name, m in zip(self.ids, self.meters, strict=True))}>"

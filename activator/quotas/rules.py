@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from activator.fairness.rank import QueueBound
+from activator.fairness.queue_priority import QueueBound
 from pilotlight.quotas import Quotas
 
 Of = Literal["tenant", "owner", "function", "key", "address", "streams"]

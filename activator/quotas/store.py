@@ -31,7 +31,7 @@ class QuotaStatistics:
     is_reachable: bool = True
 
 
-class Gate(Protocol):
+class QuotaCheck(Protocol):
     """What calls of one way have to pass."""
 
     @property
@@ -68,7 +68,7 @@ class Gate(Protocol):
 class QuotaStore(Protocol):
     """Keeps what was used. Owner: the event loop."""
 
-    def gate(self, rules: Rules) -> Gate | None:
+    def gate(self, rules: Rules) -> QuotaCheck | None:
         """The gate of these rules; None where they leave nothing to count. The bounds of the newest gate of a subject are in force."""
         ...
 

@@ -29,7 +29,7 @@ class State(enum.StrEnum):
     HALF_OPEN = "half-open"
 
 
-class Ending(enum.Enum):
+class Outcome(enum.Enum):
     """How an attempt ended, as far as blame goes.
 
     ANSWERED: the worker answered. RAISED: it answered that user code failed: the function's own word, no reason to keep calls from a
@@ -43,7 +43,7 @@ class Ending(enum.Enum):
     NEITHER = enum.auto()
 
 
-ANSWERED = Ending.ANSWERED
+ANSWERED = Outcome.ANSWERED
 """By a name of its own for the hot path: looking a member up on its enum takes as long as five attributes (Python 3.11)."""
 
 
@@ -135,21 +135,21 @@ class Breaker:
             self.state = State.HALF_OPEN
         self._is_probing = self.state is State.HALF_OPEN
 
-    def ended(self, ending: Ending, now: float) -> None:
+    def ended(self, ending: Outcome, now: float) -> None:
         """A call ended. Whatever was under way when the breaker opened tells nothing new while it is open."""
         if self.state is State.HALF_OPEN:
             self._probed(ending, now)
-        elif self.state is State.CLOSED and ending is not Ending.NEITHER:
-            self._window.add(now, failed=ending is Ending.FAILED)
-            if ending is Ending.FAILED:
+        elif self.state is State.CLOSED and ending is not Outcome.NEITHER:
+            self._window.add(now, failed=ending is Outcome.FAILED)
+            if ending is Outcome.FAILED:
                 self._look(now)
 
-    def _probed(self, ending: Ending, now: float) -> None:
+    def _probed(self, ending: Outcome, now: float) -> None:
         self._is_probing = False
-        if ending is Ending.FAILED:
+        if ending is Outcome.FAILED:
             self._doublings = min(self._doublings + 1, MAX_DOUBLINGS)
             self._open(now)
-        elif ending is not Ending.NEITHER:
+        elif ending is not Outcome.NEITHER:
             self.state, self._doublings = State.CLOSED, 0
             self._window.clear()
 

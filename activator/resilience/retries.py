@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import Protocol
 
-from activator.upstream import UpstreamGone
+from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
 from pilotlight.policies import RetryPolicy
 from pilotlight.spec import FunctionSpec
@@ -65,7 +65,8 @@ def is_failure(error: BaseException) -> bool:
     if isinstance(error, errors.CircuitOpen):
         return False
     return isinstance(
-        error, errors.WorkerCrashed | errors.StartFailed | errors.Unavailable | errors.FunctionRaised | errors.RemoteError | UpstreamGone
+        error,
+        errors.WorkerCrashed | errors.StartFailed | errors.Unavailable | errors.FunctionRaised | errors.RemoteError | WorkerConnectionLost,
     )
 
 

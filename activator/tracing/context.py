@@ -10,9 +10,9 @@ from pilotlight.tracecontext import attempt_span_of, trace_id_of, traceparent
 from snapshotter.types import StartKind
 
 if TYPE_CHECKING:
-    from activator.call import Call, Exchange
-    from activator.instances import Instance
-    from activator.reservation import Reservation
+    from activator.balancing.instance import Instance
+    from activator.balancing.reservation import Reservation
+    from activator.calls.call import Call, Exchange
 
 ASKED, DRAWN, ERROR, COLD, SLOW, SHADOWED = "asked", "drawn", "error", "cold", "slow", "shadow"
 """Why a trace is kept: its caller keeps it; by chance; its call failed, waited for a start, or was slow; it is the copy of one."""
@@ -101,7 +101,7 @@ def kind_of(error: BaseException) -> str:
     """What `error.type` says of it: the problem's type where it is one of ours."""
     if isinstance(error, errors.PilotlightError):
         return error.type
-    return {"CancelledError": "cancelled", "UpstreamGone": "worker-gone"}.get(type(error).__name__, type(error).__qualname__)
+    return {"CancelledError": "cancelled", "WorkerConnectionLost": "worker-gone"}.get(type(error).__name__, type(error).__qualname__)
 
 
 def note(call: Call, reservation: Reservation | None, *, dispatched_ns: int, ended_ns: int, error: str) -> None:

@@ -15,7 +15,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from activator.tracing.document import CLIENT, CONSUMER, SERVER, Json
+from activator.tracing.trace_builder import CLIENT, CONSUMER, SERVER, Json
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource

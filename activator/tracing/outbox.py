@@ -10,7 +10,7 @@ from typing import Protocol
 
 import httpx
 
-from activator.tracing.document import Json
+from activator.tracing.trace_builder import Json
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN, TRACES_PATH
 from weight_cache.addresses import Address
 from weight_cache.cookies import no_cookies

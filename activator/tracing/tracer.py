@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from activator.dispatch import Call, Exchange
-from activator.reservation import Reservation
-from activator.targets import Target
-from activator.tracing import reported
+from activator.balancing.reservation import Reservation
+from activator.calls.runner import Call, Exchange
+from activator.routing.call_target import CallTarget
+from activator.tracing import worker_spans
 from activator.tracing.context import ASKED, COLD, DRAWN, ERROR, SHADOWED, SLOW, Attempt, Trace, attempt_of
-from activator.tracing.document import Ended, Json, document, trace_of
 from activator.tracing.sampling import Sampling
-from activator.upstream import Answer
+from activator.tracing.trace_builder import FinishedCall, Json, document, trace_of
+from activator.worker_client.connection import WorkerResponse
 from pilotlight.protocol import HEADER_SPANS
 from pilotlight.tracecontext import parse, passed_on_state, root_span_of
 from snapshotter.types import StartKind
@@ -31,7 +31,7 @@ _random = random.random
 class Exemplifies(Protocol):
     """What points from its figures to a trace."""
 
-    def exemplify(self, target: Target, *, exec_s: float, queued_s: float, trace_id: str, at: float) -> None:
+    def exemplify(self, target: CallTarget, *, exec_s: float, queued_s: float, trace_id: str, at: float) -> None:
         """A call of this target took so long, and its trace is kept."""
         ...
 
@@ -96,7 +96,7 @@ class Tracer:
 
     # -- at its end --------------------------------------------------------------------------------------------------------
     def answered(self, exchange: Exchange, status: int, **more: Any) -> None:
-        """A worker's answer went to the caller, or as much of it as there was. `more`: fields of `Ended`."""
+        """A worker's answer went to the caller, or as much of it as there was. `more`: fields of `FinishedCall`."""
         ended_ns = exchange.dispatched_ns + int(exchange.exec_ms * 1e6)
         self.ended(
             exchange.call, exchange.held, exchange.answer, status=status, dispatched_ns=exchange.dispatched_ns, ended_ns=ended_ns,
@@ -104,9 +104,16 @@ class Tracer:
         )  # fmt: skip
 
     def ended(
-        self, call: Call, reservation: Reservation | None, answer: Answer | None, *, status: int, dispatched_ns: int, ended_ns: int = 0,
+        self,
+        call: Call,
+        reservation: Reservation | None,
+        answer: WorkerResponse | None,
+        *,
+        status: int,
+        dispatched_ns: int,
+        ended_ns: int = 0,
         **more: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """The same for a call without an exchange. `ended_ns`: 0 = now."""
         ended_ns = ended_ns or self._clock_ns()
         reason = self._reason(call, status, ended_ns, more.get("first_byte_ms"))
@@ -114,7 +121,7 @@ class Tracer:
             reason = call.trace.kept_for if call.trace is not None else ""  # nobody waits for it
         if reason and self._is_kept(call, reason):
             last = attempt_of(call, reservation, dispatched_ns=dispatched_ns, ended_ns=ended_ns)
-            said = reported.parse(answer.header(_SPANS)) if answer is not None else None
+            said = worker_spans.parse(answer.header(_SPANS)) if answer is not None else None
             self._make(call, reason, (*call.past, last), status, ended_ns, reported=said, **more)
 
     def failed(self, call: Call, error: str, status: int, **more: Any) -> None:
@@ -149,7 +156,7 @@ class Tracer:
     def _make(self, call: Call, reason: str, attempts: tuple[Attempt, ...], status: int, ended_ns: int, **more: Any) -> None:
         more.setdefault("route", f"/v1/functions/{call.target.app}/{call.target.function}:invoke")
         trace = document(
-            Ended(
+            FinishedCall(
                 call=call, kept_for=reason, attempts=attempts, status=status, ended_ns=ended_ns, node=self._node,
                 activator=self._activator, **more,
             )

@@ -1,9 +1,9 @@
 """Who decides: pilotlight's decider, Knative's KPA with its defaults, and a fixed keep-alive.
 
-`Pilotlight` feeds the platform's own `decide`, `instances_now`, windows and pauses just as `activator.scaled.Scaled` and
-`activator.throttler.Throttler` do. `Kpa` is `activator.autoscaler.kpa.step` (held to Knative's own cases, number for number) with what is
-around it there: ticks of 2 s, a poke from zero, `bounds.bound` on the way to zero, starting instances invisible. Both get what flatters
-them: one queue for all calls, no network, no lost second between a decision and its start.
+`Pilotlight` feeds the platform's own `decide`, `instances_now`, windows and pauses just as `autoscaler.revision_scaler.RevisionScaler` and
+`balancing.throttler.Throttler` of the activator do. `Kpa` is `activator.autoscaler.kpa.step` (held to Knative's own cases, number for
+number) with what is around it there: ticks of 2 s, a poke from zero, `bounds.bound` on the way to zero, starting instances invisible.
+Both get what flatters them: one queue for all calls, no network, no lost second between a decision and its start.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import math
 from dataclasses import dataclass
 
 from activator.autoscaler import kpa
-from activator.autoscaler.bounds import Activity, BoundsSpec, Standing, bound
+from activator.autoscaler.bounds import Activity, BoundsSpec, RevisionStatus, bound
+from activator.autoscaler.burst import instances_now
+from activator.autoscaler.concurrency_meter import ConcurrencyMeter
 from activator.autoscaler.decider import DeciderSpec, decide, initial_state
-from activator.autoscaler.gaps import Gaps
-from activator.autoscaler.observed import Observed
-from activator.autoscaler.poke import instances_now
-from activator.autoscaler.rungs import StartTimes
+from activator.autoscaler.idle_histogram import Gaps
+from activator.autoscaler.observation import Observed
+from activator.autoscaler.scale_down import Candidate, choose_victims
+from activator.autoscaler.start_time_estimator import StartTimeEstimator
 from activator.autoscaler.target import panic_window_s, resolve_target
-from activator.autoscaler.victims import Candidate, choose_victims
 from activator.autoscaler.windows import TimeWindow
-from activator.load import Load
 from benchmarks.autoscaling.world import Pod, Scaled
 from pilotlight.spec import Scaling
 from snapshotter.types import StartKind
@@ -30,7 +30,7 @@ TICK_S = 2.0
 """Between decisions, in Knative and here."""
 PANIC_PERCENT = 10.0
 FORGET_S = 30.0
-"""As `activator.scaler`: a revision at zero loses its windows after this long."""
+"""As `activator.autoscaler.loop`: a revision at zero loses its windows after this long."""
 MOVE_TO_ZERO_S = 3.0
 
 
@@ -79,15 +79,15 @@ class Pilotlight:
     def __init__(self, scaled: Scaled, scaling: Scaling) -> None:
         self._scaled = scaled
         self._spec = DeciderSpec.from_scaling(scaling)
-        self._load = Load(lambda: scaled.world.now)
-        self._starts = StartTimes()
+        self._load = ConcurrencyMeter(lambda: scaled.world.now)
+        self._starts = StartTimeEstimator()
         self._gaps = Gaps()
         self._is_awake = False
         self._looks_again = False
         self._ticks = 0
 
     def _wake(self, now: float) -> None:
-        """As a `Scaled` is made: windows and the decider's memory begin anew."""
+        """As a `RevisionScaler` is made: windows and the decider's memory begin anew."""
         self._is_awake = True
         self._stable = TimeWindow(self._spec.kpa.stable_window_s)
         self._panic = TimeWindow(panic_window_s(self._spec.kpa.stable_window_s, PANIC_PERCENT))
@@ -214,7 +214,7 @@ class Kpa:
         self._scaled = scaled
         self._spec = kpa.KpaSpec(target=target.target, total=target.total, stable_window_s=terms.stable_window_s)
         self._bounds = BoundsSpec(max_instances=own.max_instances, stable_window_s=terms.stable_window_s)
-        self._load = Load(lambda: scaled.world.now)
+        self._load = ConcurrencyMeter(lambda: scaled.world.now)
         self._stable = TimeWindow(terms.stable_window_s)
         self._panic = TimeWindow(panic_window_s(terms.stable_window_s, PANIC_PERCENT))
         self._state = kpa.initial_state(0.0, spec=self._spec, ready=0)
@@ -280,7 +280,7 @@ class Kpa:
         """Knative's scaler: floor, ceiling, and the steps on the way to zero."""
         own, now = self._scaled, self._scaled.world.now
         scale = sum(1 for pod in own.pods.values() if not pod.is_draining)
-        standing = Standing(
+        standing = RevisionStatus(
             instances=scale, activity=self._activity, for_s=now - self._since, is_probe_ok=self._proxied_since is not None,
             proxied_s=None if self._proxied_since is None else now - self._proxied_since,
         )  # fmt: skip

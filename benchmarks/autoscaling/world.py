@@ -107,7 +107,7 @@ class Scaled:
         self._names = itertools.count()
 
     def __repr__(self) -> str:
-        return f"<Scaled {self.function.name} {self.ready} ready, {self.starting} starting, {len(self.line)} waiting>"
+        return f"<RevisionScaler {self.function.name} {self.ready} ready, {self.starting} starting, {len(self.line)} waiting>"
 
     # -- what a policy reads ------------------------------------------------------------------------------------------
     def live(self) -> Iterator[Pod]:

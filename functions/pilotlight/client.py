@@ -197,7 +197,7 @@ class Client(
                         yield from items.of(event)
 
     def warmup(self, app: str, function: str, *, snapshot: bool = False) -> Json:
-        """Bring one instance up; with `snapshot` wait until its snapshot is proven, too (`activator.scaler`: the report)."""
+        """Bring one instance up; with `snapshot` wait until its snapshot is proven, too (`activator.autoscaler.loop`: the report)."""
         path, params = function_path(app, function, "warmup"), {} if snapshot else {"snapshot": "false"}
         response = self._transport.request("POST", path, params=params, repeatable=True)
         return dict(response.json()) if response.content else {}

@@ -7,9 +7,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from activator.billing import lines
-from activator.billing.account import InstanceAccount
+from activator.billing import journal_format
 from activator.billing.budgets import Budgets
+from activator.billing.instance_meter import InstanceAccount
 from activator.billing.journal import Journal
 from activator.billing.segments import read_segment, segment_numbers
 from activator.billing.usage import UsageSubject, UsageTemplate
@@ -51,10 +51,10 @@ def budget(id: str = "b-1", *, amount: str = "1", period: str = "day", **more: A
 def records_on_disk(directory: Path) -> list[dict[str, Any]]:
     """Every usage record in every segment, in order."""
     return [
-        json.loads(lines.record_of(line.text))
+        json.loads(journal_format.record_of(line.text))
         for number in segment_numbers(directory)
         for line in read_segment(directory, number)
-        if line.text.startswith(lines.CLOSE_MARK)
+        if line.text.startswith(journal_format.CLOSE_MARK)
     ]
 
 

@@ -15,34 +15,34 @@ import httpx
 import pytest
 import uvicorn
 
-from activator.admission import ProcessQueue, StrangerLimit
-from activator.argument_checker import ArgumentChecker
-from activator.billing.books import Books
-from activator.calls import SubmittedCalls
-from activator.control import ControlPlane
-from activator.dashboard_host import DashboardHost
-from activator.dispatch import Dispatcher
-from activator.edge import EdgeLimits
-from activator.engines.throttler import EngineThrottler
-from activator.entry import Entrance
-from activator.fleet import Fleet
-from activator.gateway import Gateway
-from activator.handover import Handovers, StartsSeen
-from activator.health import Health
-from activator.metrics import Metrics
-from activator.passthrough import Passthrough
+from activator.async_calls.service import AsyncCalls
+from activator.autoscaler.loop import AutoscalerLoop
+from activator.balancing.admission import GlobalQueue, UnauthenticatedRateLimiter
+from activator.balancing.fleet import Fleet
+from activator.balancing.throttler import Throttler
+from activator.billing.service import BillingService
+from activator.calls.argument_checker import ArgumentChecker
+from activator.calls.fallback import FallbackChain
+from activator.calls.runner import CallRunner
+from activator.coordination.state import InstanceLeases
+from activator.gateway.control_plane_proxy import ControlPlaneProxy
+from activator.gateway.health import Health
+from activator.gateway.http_proxy import HttpProxy
+from activator.gateway.pipeline import Gateway
+from activator.gateway.websocket_frames import CallerSocket
+from activator.gateway.websocket_proxy import MAX_MESSAGE_BYTES
+from activator.http.dashboard_host import DashboardHost
+from activator.http.server import ConnectionLimits
+from activator.llm.engine_throttler import EngineThrottler
+from activator.metrics.metrics import Metrics
 from activator.quotas.process import ProcessQuotas
 from activator.quotas.store import QuotaStore
-from activator.resilience.ladder import Ladder
-from activator.routes import Target
-from activator.scaler import Scaler
+from activator.routing.access import AccessCache
+from activator.routing.cutover import CutoverStartObserver, CutoverTracker
+from activator.routing.route_table import CallTarget
 from activator.settings import ActivatorSettings
-from activator.shared.state import Allowance
-from activator.throttler import Throttler
-from activator.tracing.document import Json
+from activator.tracing.trace_builder import Json
 from activator.tracing.tracer import Tracer
-from activator.web_socket_pieces import CallerSocket
-from activator.web_sockets import MAX_MESSAGE_BYTES
 from pilotlight.protocol import BudgetState, FeedChange, FunctionRoute, UsageRecord
 from pilotlight.public_listener import for_functions
 from tests.fakes.fake_controller import FakeController
@@ -87,7 +87,7 @@ class Edge:
 
     def __init__(
         self, directory: Path, settings: ActivatorSettings, behaviour: Behaviour, quotas: QuotaStore | None = None, *,
-        fleet: Fleet | None = None, allowance: Allowance | None = None, health: Health | None = None,
+        fleet: Fleet | None = None, allowance: InstanceLeases | None = None, health: Health | None = None,
         dashboard: DashboardHost | None = None,
     ) -> None:  # fmt: skip
         """`fleet`: another than the fake one; then that has nothing to do."""
@@ -98,32 +98,32 @@ class Edge:
         self._allowance = allowance
         self.ledger = MemoryLedger()
         self.metrics = Metrics()
-        self.books = Books(
+        self.books = BillingService(
             directory=directory / "journal", activator="a-0", sync_s=0.01, free_idle_s=60.0, ledger=self.ledger,
             is_served_unbilled=settings.journal_full == "serve", on_unbilled=self.metrics.unbilled,
         )  # fmt: skip
-        self.queue = ProcessQueue(settings.max_queued)
-        self.strangers = StrangerLimit(rate_per_s=settings.unauthenticated_per_s)
-        self.scaler = Scaler(table=self.table, fleet=self.instances, make_throttler=self._throttler)
-        self.handovers = Handovers(throttler_of=self.scaler.throttler_of, finish=self.table.handed_over)
-        dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of, may_pay=self.books.check)
+        self.queue = GlobalQueue(settings.max_queued)
+        self.strangers = UnauthenticatedRateLimiter(rate_per_s=settings.unauthenticated_per_s)
+        self.scaler = AutoscalerLoop(table=self.table, fleet=self.instances, make_throttler=self._throttler)
+        self.handovers = CutoverTracker(throttler_of=self.scaler.throttler_of, finish=self.table.handed_over)
+        dispatcher = CallRunner(throttler_of=self.scaler.throttler_of, may_pay=self.books.check)
         self.arguments = ArgumentChecker(deadline_s=settings.argument_check_s)
-        dispatcher.fallbacks = Ladder(routes=self.table, throttler_of=self.scaler.throttler_of, arguments=self.arguments)
+        dispatcher.fallbacks = FallbackChain(routes=self.table, throttler_of=self.scaler.throttler_of, arguments=self.arguments)
         self.table.on_budget = self.books.budgets.apply
         nobody = Address.at(directory / "controller.sock")
-        self.control = ControlPlane(
+        self.control = ControlPlaneProxy(
             nobody, table=self.table, visitors=TEST_KEY.visitors, strangers=self.strangers, catch_up=_nothing_to_catch_up,
             body_pause_s=settings.body_timeout_s, stranger_connections=settings.stranger_connections,
         )  # fmt: skip
         self.quotas = quotas or ProcessQuotas()
-        self.entrance = Entrance(table=self.table, store=self.quotas, settings=settings)
+        self.entrance = AccessCache(table=self.table, store=self.quotas, settings=settings)
         self.traces: list[Json] = []
         self.tracer = Tracer(share=settings.traces_sampled, keep=self.keep, exemplars=self.metrics, activator="a-0")
-        self.calls = SubmittedCalls(
+        self.calls = AsyncCalls(
             books=self.books, dispatcher=dispatcher, table=self.table, entrance=self.entrance, control=self.control, settings=settings,
             metrics=self.metrics, controller=nobody, token="t", tracer=self.tracer,
         )  # fmt: skip
-        self.limits = EdgeLimits(
+        self.limits = ConnectionLimits(
             max_per_address=settings.max_connections_per_address,
             max_head_bytes=settings.max_header_bytes,
             head_timeout_s=settings.header_timeout_s,
@@ -136,7 +136,7 @@ class Edge:
             dispatcher=dispatcher,
             calls=self.calls,
             scaler=self.scaler,
-            passthrough=Passthrough(
+            passthrough=HttpProxy(
                 dispatcher=dispatcher,
                 metrics=self.metrics,
                 tracer=self.tracer,
@@ -164,11 +164,11 @@ class Edge:
         """A trace that was kept."""
         self.traces.append(trace)
 
-    def _throttler(self, target: Target) -> Throttler:
+    def _throttler(self, target: CallTarget) -> Throttler:
         make = Throttler if target.spec.engine is None else EngineThrottler
         return make(
             target, fleet=self.instances, queue=self.queue, secret_env=self.table.secret_env, account=self.books.account,
-            observer=StartsSeen(self.metrics, self.handovers), allowance=self._allowance,
+            observer=CutoverStartObserver(self.metrics, self.handovers), allowance=self._allowance,
         )  # fmt: skip
 
     def tell(self, kind: str, key: str, value: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from activator.admission import StrangerLimit, network_of
+from activator.balancing.admission import UnauthenticatedRateLimiter, network_of
 from pilotlight import errors
 
 
@@ -26,7 +26,7 @@ def test_an_ipv6_address_counts_as_its_network(address: str, counted_as: str) ->
 
 
 def test_strangers_of_one_network_share_their_attempts() -> None:
-    limit = StrangerLimit(rate_per_s=1.0)
+    limit = UnauthenticatedRateLimiter(rate_per_s=1.0)
     for n in range(2):
         limit.check(f"2001:db8::{n}", 0.0)
 

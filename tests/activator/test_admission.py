@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from activator.admission import MAX_ADDRESSES, ProcessQueue, StrangerLimit, TokenBucket
-from activator.fairness.rank import DEFAULT_RANK, QueueBound, Rank
+from activator.balancing.admission import MAX_ADDRESSES, GlobalQueue, TokenBucket, UnauthenticatedRateLimiter
+from activator.fairness.queue_priority import DEFAULT_RANK, QueueBound, QueuePriority
 from pilotlight import errors
 from pilotlight.types import Priority
 
@@ -19,7 +19,7 @@ def test_a_bucket_lets_a_burst_through_then_its_rate() -> None:
 
 
 def test_an_address_that_keeps_guessing_is_told_when_to_come_back() -> None:
-    limit = StrangerLimit(rate_per_s=1.0)
+    limit = UnauthenticatedRateLimiter(rate_per_s=1.0)
     limit.check("10.0.0.1", now=0.0)
     limit.check("10.0.0.1", now=0.0)
 
@@ -31,7 +31,7 @@ def test_an_address_that_keeps_guessing_is_told_when_to_come_back() -> None:
 
 
 def test_an_address_that_used_up_its_attempts_is_refused_until_it_has_one_again() -> None:
-    limit = StrangerLimit(rate_per_s=1.0)
+    limit = UnauthenticatedRateLimiter(rate_per_s=1.0)
     limit.guard("10.0.0.1", now=0.0)
     limit.check("10.0.0.1", now=0.0)
     limit.check("10.0.0.1", now=0.0)
@@ -43,17 +43,17 @@ def test_an_address_that_used_up_its_attempts_is_refused_until_it_has_one_again(
 
 
 def test_addresses_remembered_are_bounded() -> None:
-    limit = StrangerLimit(rate_per_s=1.0)
+    limit = UnauthenticatedRateLimiter(rate_per_s=1.0)
     for n in range(MAX_ADDRESSES + 50):
         limit.check(str(n), now=0.0)
 
-    assert repr(limit) == f"<StrangerLimit {MAX_ADDRESSES} addresses, 1/s each>"
+    assert repr(limit) == f"<UnauthenticatedRateLimiter {MAX_ADDRESSES} addresses, 1/s each>"
 
 
 class Held:
     """A call that waits (`admission.Waiting`), and how it was answered."""
 
-    def __init__(self, rank: Rank = DEFAULT_RANK, *bounds: QueueBound) -> None:
+    def __init__(self, rank: QueuePriority = DEFAULT_RANK, *bounds: QueueBound) -> None:
         self.rank = rank
         self.bounds = bounds
         self.patience_s = 2.0
@@ -65,12 +65,12 @@ class Held:
         self.answer = error
 
 
-def rank_of(tenant: str, priority: Priority = Priority.STANDARD) -> Rank:
-    return Rank(priority=priority, tenant=tenant, weight=1)
+def rank_of(tenant: str, priority: Priority = Priority.STANDARD) -> QueuePriority:
+    return QueuePriority(priority=priority, tenant=tenant, weight=1)
 
 
 def test_the_process_holds_no_more_waiting_calls_than_its_bound() -> None:
-    queue, first = ProcessQueue(limit=2), Held()
+    queue, first = GlobalQueue(limit=2), Held()
     queue.enter(first)
     queue.enter(Held())
 
@@ -81,11 +81,11 @@ def test_the_process_holds_no_more_waiting_calls_than_its_bound() -> None:
     queue.leave(first)
     queue.enter(Held())
 
-    assert repr(queue) == "<ProcessQueue 2/2 waiting>"
+    assert repr(queue) == "<GlobalQueue 2/2 waiting>"
 
 
 def test_a_call_of_a_tenant_within_its_share_takes_the_place_of_one_over_it() -> None:
-    queue = ProcessQueue(limit=4)
+    queue = GlobalQueue(limit=4)
     flood = [Held(rank_of("flood")) for _ in range(4)]
     for held in flood:
         queue.enter(held)
@@ -100,7 +100,7 @@ def test_a_call_of_a_tenant_within_its_share_takes_the_place_of_one_over_it() ->
 
 
 def test_a_tenants_quota_of_waiting_calls_is_its_own_affair() -> None:
-    queue, bound = ProcessQueue(limit=10), QueueBound("tenant", "t-1", 1)
+    queue, bound = GlobalQueue(limit=10), QueueBound("tenant", "t-1", 1)
     batch = Held(rank_of("t-1", Priority.BATCH), bound)
     queue.enter(batch)
     queue.enter(Held(rank_of("t-2")))
@@ -116,7 +116,7 @@ def test_a_tenants_quota_of_waiting_calls_is_its_own_affair() -> None:
 
 
 def test_nobody_goes_for_a_call_that_another_bound_turns_away() -> None:
-    queue = ProcessQueue(limit=1)
+    queue = GlobalQueue(limit=1)
     batch = Held(rank_of("a", Priority.BATCH))
     queue.enter(batch)
 
@@ -126,7 +126,7 @@ def test_nobody_goes_for_a_call_that_another_bound_turns_away() -> None:
 
 
 def test_a_call_that_stands_for_two_bounds_goes_once() -> None:
-    queue, bound = ProcessQueue(limit=1), QueueBound("tenant", "a", 1)
+    queue, bound = GlobalQueue(limit=1), QueueBound("tenant", "a", 1)
     batch = Held(rank_of("a", Priority.BATCH), bound)
     queue.enter(batch)
     queue.enter(Held(rank_of("a", Priority.REALTIME), bound))

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import redis
 
-from activator.billing.account import InstanceAccount, Ticket
-from activator.billing.allowance import Borrower, Claim, Grant, MoneyStore
+from activator.billing.budget_leases import BudgetClaim, BudgetGrant, BudgetLeaser, BudgetLeaseStore
+from activator.billing.budget_sync import BudgetStates
 from activator.billing.budgets import Budgets
 from activator.billing.errors import AllowanceNeeded
+from activator.billing.instance_meter import InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
 from activator.billing.redis_money import RedisMoney
 from activator.billing.shipping import Shipper
-from activator.billing.states import BudgetStates
 from activator.billing.usage import PICO, as_picos
 from pilotlight import errors
 from pilotlight.protocol import BudgetRecord
@@ -36,14 +36,16 @@ WORST = as_picos("0.040201")
 class Member:
     """One activator's money: its journal, its budgets and its borrowing; the clocks are everybody's."""
 
-    def __init__(self, directory: Path, store: MoneyStore, *, wall: Wall, clock: ManualClock, ledger: FakeLedger, is_open: bool) -> None:
+    def __init__(
+        self, directory: Path, store: BudgetLeaseStore, *, wall: Wall, clock: ManualClock, ledger: FakeLedger, is_open: bool
+    ) -> None:
         self.wall = wall
         self.clock = clock
         self.budgets = Budgets(is_shared=True, wall_ns=wall)
         self.journal = Journal.open(directory, activator=directory.name, sync_s=0.0, wall_ns=wall)[0]
         self.shipper = Shipper(self.journal, ledger, before_batch=self._before, on_accepted=self._accepted, wall_ns=wall)
         self.states = BudgetStates(self.budgets, journal=self.journal, source=ledger, lock=self.shipper.lock)
-        self.borrower = Borrower(store, budgets=self.budgets, is_open=is_open, clock=clock, wall_ns=wall)
+        self.borrower = BudgetLeaser(store, budgets=self.budgets, is_open=is_open, clock=clock, wall_ns=wall)
         self.budgets.lender = self.borrower
         self.books: InstanceAccount = account(self.journal, f"i-{directory.name}", budgets=self.budgets)
         self.calls = 0
@@ -61,7 +63,7 @@ class Member:
         await self.states.load()
         await self.borrower.beat()
 
-    async def open(self) -> Ticket:
+    async def open(self) -> OpenRecord:
         """A call, which borrows where it must. Raises OverBudget, BudgetReserved, Unavailable."""
         self.calls += 1
         while True:
@@ -73,7 +75,7 @@ class Member:
             except AllowanceNeeded as e:
                 await e.cover.borrow(e.worst)
 
-    def close(self, ticket: Ticket) -> None:
+    def close(self, ticket: OpenRecord) -> None:
         bill = self.books.close(ticket, status=200, outcome="ok", now_ns=int(self.clock() * SECOND), at_ns=self.wall.now_ns)
         self.cost += bill.picos
 
@@ -136,7 +138,7 @@ async def test_a_member_borrows_for_many_calls_at_once(platform: Platform, board
     for _ in range(64):
         one.close(await one.open())
     assert board.claims - before == 1
-    assert repr(one.borrower) == "<Borrower 1 budgets>"
+    assert repr(one.borrower) == "<BudgetLeaser 1 budgets>"
 
 
 async def test_what_one_has_borrowed_the_other_cannot_spend_until_it_is_given_back(platform: Platform) -> None:
@@ -170,7 +172,7 @@ async def test_members_that_spend_ship_die_and_come_back_never_spend_more_than_t
     draw = random.Random(seed)
     record = budget(amount="0.6")
     members = await platform.start(3, record)
-    running: list[tuple[Member, Ticket]] = []
+    running: list[tuple[Member, OpenRecord]] = []
     refused = 0
     for _ in range(600):
         n = draw.randrange(len(members))
@@ -392,11 +394,11 @@ async def test_a_redis_that_does_not_answer_holds_a_call_up_for_a_moment_and_the
 class Interrupted:
     """A store that lets something happen while its answer is on its way."""
 
-    def __init__(self, store: MoneyStore) -> None:
+    def __init__(self, store: BudgetLeaseStore) -> None:
         self._store = store
         self.meanwhile: list[Callable[[], Awaitable[object]]] = []
 
-    async def claim(self, claim: Claim) -> Grant:
+    async def claim(self, claim: BudgetClaim) -> BudgetGrant:
         """See MoneyStore."""
         answer = await self._store.claim(claim)
         for step in self.meanwhile:

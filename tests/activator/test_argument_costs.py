@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from activator.arguments import INLINE_COST, ArgumentCheck, CheckTooExpensive
+from activator.calls.arguments import INLINE_COST, ArgumentCheck, CheckTooExpensive
 from activator.settings import ActivatorSettings
 from pilotlight.spec import MethodSpec
 from pilotlight.types import FunctionAddress, TenantId

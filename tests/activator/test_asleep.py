@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from activator.engines.naps import Naps
-from activator.estate import Holdings
-from activator.throttler import Throttler
+from activator.balancing.preemptible_instances import PreemptibleInstances
+from activator.balancing.throttler import Throttler
+from activator.llm.engine_sleep import EngineSleepMode
 from pilotlight.engines import EngineSpec
 from pilotlight.spec import FunctionKind, FunctionSpec, Resources, Scaling, WeightsSpec
 from snapshotter import errors
@@ -75,7 +75,7 @@ async def test_one_that_has_slept_long_enough_ends_and_its_revision_is_forgotten
     await until(lambda: len(rig.fleet.stopped) == 1)
     rig.pass_s(40)
 
-    assert repr(rig.scaler) == "<Scaler 0 active revisions>"
+    assert repr(rig.scaler) == "<AutoscalerLoop 0 active revisions>"
 
 
 async def test_it_owes_nothing_while_it_sleeps(rig: Rig) -> None:
@@ -189,7 +189,7 @@ async def test_a_spent_budget_ends_them(rig: Rig) -> None:
 
 async def test_they_are_the_first_to_go_for_room(rig: Rig) -> None:
     throttler = await slept(rig)
-    holdings = Holdings(lambda: [throttler], clock=rig.clock)
+    holdings = PreemptibleInstances(lambda: [throttler], clock=rig.clock)
 
     (tenure,) = holdings.tenures()
     holdings.give_up(tenure.id)
@@ -225,8 +225,8 @@ def on_a_gpu(level: int) -> FunctionSpec:
 async def test_an_engine_on_a_gpu_gives_its_memory_up_and_takes_it_back_weights_first(short_tmp: Path, level: int) -> None:
     spec, served = on_a_gpu(level), await ServedEngine(short_tmp / "e.sock", model="hello").start()
     try:
-        await Naps().fall_asleep(spec, str(served.path))
-        await Naps().wake_up(spec, str(served.path))
+        await EngineSleepMode().fall_asleep(spec, str(served.path))
+        await EngineSleepMode().wake_up(spec, str(served.path))
     finally:
         await served.die()
 
@@ -240,7 +240,7 @@ async def test_an_engine_that_was_left_half_asleep_answers_no_calls(rig: Rig, sh
     rig.table.apply(change(1, route_of(spec)))
     target = rig.table.targets_of(f"{TENANT}/main/shop/hello")[0]
     half, whole = [str((await rig.fleet.start(target, InstanceId(name), {})).id) for name in ("i-half", "i-whole")]
-    await Naps().fall_asleep(spec, str(rig.fleet.engines[half].path))
+    await EngineSleepMode().fall_asleep(spec, str(rig.fleet.engines[half].path))
 
     await rig.scaler.reconcile()
 
@@ -251,4 +251,4 @@ async def test_an_engine_that_was_left_half_asleep_answers_no_calls(rig: Rig, sh
 async def test_an_engine_that_does_not_answer_says_so_in_time(short_tmp: Path) -> None:
     spec = on_a_gpu(2)
     with pytest.raises(errors.SnapshotterError, match="/sleep"):
-        await Naps().fall_asleep(spec, str(short_tmp / "nobody.sock"))
+        await EngineSleepMode().fall_asleep(spec, str(short_tmp / "nobody.sock"))

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from activator.batches import Batches, priority_lines
-from activator.collectors import Names
-from activator.fairness.rank import DEFAULT_RANK
-from activator.metrics import Metrics
-from activator.targets import Target
+from activator.fairness.queue_priority import DEFAULT_RANK
+from activator.metrics.batching import Batches, priority_lines
+from activator.metrics.collectors import LabelLimiter
+from activator.metrics.metrics import Metrics
+from activator.routing.call_target import CallTarget
 from pilotlight.policies import BatchPolicy
 from pilotlight.spec import MethodSpec, Scaling
 from pilotlight.types import Priority
@@ -30,7 +30,7 @@ def told(size: int = 4, *, first: bool = True, reason: str = "full", wait_ms: fl
 
 
 @pytest.fixture
-def target() -> Target:
+def target() -> CallTarget:
     return target_of(spec_of(methods=(METHOD,)))
 
 
@@ -43,7 +43,7 @@ def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(f"pilotlight_batch_{name}", {**LABELS, **labels})
 
 
-def test_a_batch_counts_once_and_the_waits_of_all_its_calls_count(metrics: Metrics, target: Target) -> None:
+def test_a_batch_counts_once_and_the_waits_of_all_its_calls_count(metrics: Metrics, target: CallTarget) -> None:
     for first in (True, False, False, False):
         metrics.batches.answered(target, "", told(4, first=first), 1.0)
 
@@ -63,22 +63,22 @@ def test_a_batch_counts_once_and_the_waits_of_all_its_calls_count(metrics: Metri
         told().replace(b"4", b"\xb2"),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_counts_for_nothing(metrics: Metrics, target: Target, nonsense: bytes) -> None:
+def test_what_makes_no_sense_counts_for_nothing(metrics: Metrics, target: CallTarget, nonsense: bytes) -> None:
     metrics.batches.answered(target, "", nonsense, 1.0)
 
     assert sample(metrics, "size_count") is None
     assert metrics.batches.occupancy(target.key, 1.0) is None
 
 
-def test_reasons_that_a_worker_makes_up_make_no_series(metrics: Metrics, target: Target) -> None:
+def test_reasons_that_a_worker_makes_up_make_no_series(metrics: Metrics, target: CallTarget) -> None:
     for number in range(100):
         metrics.batches.answered(target, "", told(reason=f"mine-{number}"), 1.0)
 
     assert sample(metrics, "releases_total", reason="other") == 100
 
 
-def test_occupancy_is_the_mean_share_of_the_greatest_size_and_fades_away(target: Target) -> None:
-    batches = Batches(Names(10))
+def test_occupancy_is_the_mean_share_of_the_greatest_size_and_fades_away(target: CallTarget) -> None:
+    batches = Batches(LabelLimiter(10))
     assert batches.occupancy(target.key, 0.0) is None
     batches.answered(target, "", told(8), 0.0)
     batches.answered(target, "", told(2), 0.0)
@@ -88,8 +88,8 @@ def test_occupancy_is_the_mean_share_of_the_greatest_size_and_fades_away(target:
     assert batches.occupancy(target.key, 60.0) is None, "and after a while it is no news"
 
 
-def test_new_batches_outweigh_old_ones(target: Target) -> None:
-    batches = Batches(Names(10))
+def test_new_batches_outweigh_old_ones(target: CallTarget) -> None:
+    batches = Batches(LabelLimiter(10))
     for _ in range(10):
         batches.answered(target, "", told(8), 0.0)
 
@@ -99,14 +99,14 @@ def test_new_batches_outweigh_old_ones(target: Target) -> None:
     assert batches.occupancy(target.key, 30.0) == pytest.approx(1 / 8, abs=0.06)
 
 
-def test_calls_that_were_tried_alone_say_nothing_of_how_full_batches_are(target: Target) -> None:
-    batches = Batches(Names(10))
+def test_calls_that_were_tried_alone_say_nothing_of_how_full_batches_are(target: CallTarget) -> None:
+    batches = Batches(LabelLimiter(10))
     batches.answered(target, "", told(1, reason="retried"), 0.0)
 
     assert batches.occupancy(target.key, 0.0) is None
 
 
-def test_only_a_function_that_gathers_calls_is_told_of_priorities(target: Target) -> None:
+def test_only_a_function_that_gathers_calls_is_told_of_priorities(target: CallTarget) -> None:
     realtime = replace(DEFAULT_RANK, priority=Priority.REALTIME)
 
     assert priority_lines(target, realtime) == b"\r\npilotlight-priority: realtime"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from activator.proxies import TrustedProxies
+from activator.http.trusted_proxies import TrustedProxies
 from activator.settings import ActivatorSettings
 from tests.activator.conftest import KEY, Edge
 from tests.fakes.fake_controller import FakeController

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.autoscaler.binding import SETTLE_S, FirstTokenTerms
 from activator.autoscaler.decider import DeciderSpec, DeciderState, ScaleDecision, decide
-from activator.autoscaler.observed import EngineLoad, Observed
-from activator.instances import slots_of
+from activator.autoscaler.llm_signals import SETTLE_S, FirstTokenTerms
+from activator.autoscaler.observation import EngineLoad, Observed
+from activator.balancing.instance import slots_of
 from pilotlight.policies import BatchPolicy, Objectives
 from pilotlight.spec import MethodSpec, Scaling
 from tests.activator.engines.worlds import engine_spec

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from activator.held import LEAST_BYTES
+from activator.async_calls.pending import LEAST_BYTES
 from activator.settings import ActivatorSettings
 from pilotlight.spec import MethodSpec, Scaling
 from tests.activator.conftest import KEY, PATIENCE_S, Edge

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from activator.billing.books import ControllerLedger
 from activator.billing.errors import LedgerRefused, LedgerUnavailable
+from activator.billing.service import ControllerLedger
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
 from weight_cache.addresses import Address
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activator.billing.account import InstanceAccount
+from activator.billing.budget_balance import BudgetBalance
+from activator.billing.budget_sync import STATES_NAME, BudgetStates, load_states, parse_states
 from activator.billing.budgets import Budgets, picos_under
 from activator.billing.errors import LedgerUnavailable
+from activator.billing.instance_meter import InstanceAccount
 from activator.billing.journal import Journal
-from activator.billing.purse import Purse
 from activator.billing.shipping import Shipper
-from activator.billing.states import STATES_NAME, BudgetStates, load_states, parse_states
 from activator.billing.usage import as_picos
 from pilotlight.protocol import BudgetRecord, BudgetState
 from pilotlight.spec import canonical_json
@@ -47,7 +47,7 @@ class Life:
     async def _accepted(self, states: Mapping[str, BudgetState], records: Sequence[bytes]) -> None:
         await self.states.accepted(states, records)
 
-    async def start(self, *records: BudgetRecord) -> Purse:
+    async def start(self, *records: BudgetRecord) -> BudgetBalance:
         """Hear of budgets and learn what was spent, as the process does before its first call."""
         for record in records:
             self.budgets.apply(record.id, record)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activator.billing.account import InstanceAccount, Ticket
+from activator.billing.budget_balance import BudgetBalance
 from activator.billing.budgets import CLOCK_STEP_NS, Budgets
+from activator.billing.instance_meter import InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
-from activator.billing.purse import Purse
 from activator.billing.usage import PICO
 from pilotlight import errors
 from pilotlight.protocol import BudgetRecord
@@ -46,7 +46,7 @@ class World:
         self.up_ns += int(seconds * SECOND)
         return self.wall.pass_s(seconds)
 
-    def set(self, record: BudgetRecord) -> Purse:
+    def set(self, record: BudgetRecord) -> BudgetBalance:
         """Make or change a budget."""
         self.budgets.apply(record.id, record)
         return self.budgets.purses[record.id]
@@ -56,14 +56,14 @@ class World:
             self.instances[name] = account(self.journal, name, budgets=self.budgets)
         return self.instances[name]
 
-    def open(self, instance: str = "i-1", *, limit_s: float | None = None) -> Ticket:
+    def open(self, instance: str = "i-1", *, limit_s: float | None = None) -> OpenRecord:
         self._calls += 1
         return self.instance(instance).open(
             call=f"c{self._calls}", attempt=1, key="k", method="", start_kind="WARM", queued_ms=0, start_ms=0, now_ns=self.up_ns,
             at_ns=self.wall.now_ns, limit_ns=None if limit_s is None else int(limit_s * SECOND),
         )  # fmt: skip
 
-    def close(self, ticket: Ticket, instance: str = "i-1", *, after_s: float = 0.0) -> Decimal:
+    def close(self, ticket: OpenRecord, instance: str = "i-1", *, after_s: float = 0.0) -> Decimal:
         at_ns = self.pass_s(after_s)
         return Decimal(self.instance(instance).close(ticket, status=200, outcome="ok", now_ns=self.up_ns, at_ns=at_ns).cost)
 
@@ -86,7 +86,7 @@ def test_a_call_reserves_its_worst_case_and_pays_what_it_cost(world: World) -> N
     cost = world.close(ticket, after_s=2)
     assert cost == Decimal("0.008001")
     assert (money(purse.spent), purse.reserved, money(purse.left)) == (cost, 0, 1 - cost)
-    assert repr(purse) == "<Purse b-1 2026-11-21 spent 0.008001000000, reserved 0.000000000000 of 1 USD>"
+    assert repr(purse) == "<BudgetBalance b-1 2026-11-21 spent 0.008001000000, reserved 0.000000000000 of 1 USD>"
 
 
 def test_a_spent_budget_answers_402_and_says_what_to_do(world: World) -> None:
@@ -273,7 +273,7 @@ def test_whatever_the_interleaving_spent_is_the_sum_of_the_costs_and_calls_never
 ) -> None:
     world = World(tmp_path_factory.mktemp("j"))
     purse = world.set(budget(amount=f"{amount / 1000}"))
-    running: dict[str, list[Ticket]] = {"i-1": [], "i-2": [], "i-3": []}
+    running: dict[str, list[OpenRecord]] = {"i-1": [], "i-2": [], "i-3": []}
     spans = Decimal(0)
     for what, name, ms in diary:
         for tickets in running.values():  # no call outlives its clock and the step it is looked at in

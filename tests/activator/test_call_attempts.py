@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from activator.call_records import payload, queued
-from activator.choice import Choice
-from activator.dispatch import Call
+from activator.async_calls.records import payload, queued
+from activator.calls.runner import Call
+from activator.routing.traffic_split import RoutingDecision
 from pilotlight.policies import Fallback, RetryPolicy
 from pilotlight.protocol import HEADER_REPLAYED
 from pilotlight.spec import Clocks
@@ -262,7 +262,7 @@ async def test_a_call_that_is_run_by_the_next_life_stays_in_its_arm(edge: Edge, 
     edge.add(split_route(spec_of(), {"v1-aaaaaa": 100}, named=("v2-bbbbbb",), experiment=experiment))
     caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
     target = edge.table.targets_of(f"{TENANT}/main/shop/hello")[1]
-    choice = Choice(target, experiment="x-1", arm="b", unit="0123456789abcdef")
+    choice = RoutingDecision(target, experiment="x-1", arm="b", unit="0123456789abcdef")
     call = Call(id="req-1", target=target, method="", key_id=caller.key_id, body=b'{"x":1}', choice=choice)
     kept = payload(queued(caller, call, fingerprint="", webhook=""), call)
     await edge.books.journal.submit("req-1", kept)
@@ -280,7 +280,7 @@ async def test_a_call_whose_arm_is_gone_is_in_no_experiment(edge: Edge, controll
     caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
     gone = target_of(spec_of(), revision="v2-bbbbbb")
     call = Call(id="req-1", target=gone, method="", key_id=caller.key_id, body=b'{"x":1}',
-                choice=Choice(gone, experiment="x-1", arm="b", unit="0123456789abcdef"))  # fmt: skip
+                choice=RoutingDecision(gone, experiment="x-1", arm="b", unit="0123456789abcdef"))  # fmt: skip
     kept = payload(queued(caller, call, fingerprint="", webhook=""), call)
     await edge.books.journal.submit("req-1", kept)
     edge.calls._resume(kept, 1)

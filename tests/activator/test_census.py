@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from activator.census import in_flight, refuse_waiting, waiting_in
+from activator.balancing.throttler_stats import calls_per_instance, desired_pods_hint, refuse_waiting
 from pilotlight import errors
 from pilotlight.spec import Scaling
 from tests.activator.conftest import KEY, Edge
@@ -13,17 +13,17 @@ from tests.fakes.routes import route_of, spec_of, target_of
 
 
 async def test_a_revision_without_an_instance_wants_one_and_with_one_only_what_its_calls_want(edge: Edge) -> None:
-    assert waiting_in(None) == 0
+    assert desired_pods_hint(None) == 0
     target = target_of(spec_of())
     edge.add(route_of(spec_of()))
     throttler = edge.scaler.throttler_of(target)
-    assert waiting_in(throttler) == 1
+    assert desired_pods_hint(throttler) == 1
     reservation = await throttler.reserve(5)
-    assert waiting_in(throttler) == 0
-    assert in_flight([throttler]) == {reservation.instance.id: 1}
+    assert desired_pods_hint(throttler) == 0
+    assert calls_per_instance([throttler]) == {reservation.instance.id: 1}
     reservation.give_back()
     throttler.is_retired = True
-    assert waiting_in(throttler) == 0
+    assert desired_pods_hint(throttler) == 0
 
 
 async def test_fewer_than_are_kept_warm_is_a_want(edge: Edge) -> None:
@@ -31,7 +31,7 @@ async def test_fewer_than_are_kept_warm_is_a_want(edge: Edge) -> None:
     (await throttler.reserve(5)).give_back()
     for instance in list(throttler.instances.values())[1:]:
         throttler.gone(instance.id, "lost")
-    assert waiting_in(throttler) == 1
+    assert desired_pods_hint(throttler) == 1
 
 
 async def test_all_that_wait_are_refused_at_once(edge: Edge) -> None:
@@ -39,7 +39,7 @@ async def test_all_that_wait_are_refused_at_once(edge: Edge) -> None:
     edge.fleet.gate.clear()
     calls = [asyncio.create_task(edge.call(json={"x": n}, key=KEY)) for n in range(3)]
     await until(lambda: sum(throttler.waiting for throttler in edge.scaler.throttlers()) == 3)
-    assert waiting_in(edge.scaler.throttlers()[0]) == 3
+    assert desired_pods_hint(edge.scaler.throttlers()[0]) == 3
     refuse_waiting(edge.scaler.throttlers(), errors.Unavailable("this activator is being stopped", retry_after_s=1))
     assert [(answer.status_code, answer.headers["retry-after"]) for answer in await asyncio.gather(*calls)] == [(503, "1")] * 3
     edge.fleet.gate.set()

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from activator.callers import Caller
-from activator.choice import MAX_UNITS, Routed
-from activator.routes import RouteTable
+from activator.routing.api_keys import Principal
+from activator.routing.route_table import RouteTable
+from activator.routing.traffic_split import MAX_UNITS, FunctionRouter
 from pilotlight import errors, traffic
 from pilotlight.pricing import Rates
 from pilotlight.protocol import FeedChange, FunctionRoute, KeyRecord
@@ -26,19 +26,19 @@ RATES = Rates(version="test")
 NAME = f"{TENANT}/main/shop/hello"
 
 
-def caller(key: str = "k-1", *, tenant: str = TENANT, name: str = "default") -> Caller:
-    return Caller(KeyRecord(id=key, hash="", tenant=tenant, scope="invoke"), tenant_name=name)
+def caller(key: str = "k-1", *, tenant: str = TENANT, name: str = "default") -> Principal:
+    return Principal(KeyRecord(id=key, hash="", tenant=tenant, scope="invoke"), tenant_name=name)
 
 
-def routed(weights: Mapping[str, int], **more: Any) -> Routed:
-    return Routed(split_route(spec_of(), weights, **more), RATES)
+def routed(weights: Mapping[str, int], **more: Any) -> FunctionRouter:
+    return FunctionRouter(split_route(spec_of(), weights, **more), RATES)
 
 
 def user(number: int) -> dict[bytes, bytes]:
     return {b"x-user": f"u-{number}".encode()}
 
 
-def chosen(where: Routed, count: int = 300, **more: Any) -> list[str]:
+def chosen(where: FunctionRouter, count: int = 300, **more: Any) -> list[str]:
     return [where.choose(caller(), user(n), **more).target.revision for n in range(count)]
 
 
@@ -71,7 +71,7 @@ def test_the_same_unit_stands_where_the_document_says_whatever_activator_asks() 
     route = split_route(spec_of(), {V1: 60, V2: 40}, sticky="header:x-user")
     document = traffic.from_json(route.document)
     expected = [traffic.revision_at(document.segments, traffic.point(document.salt, f"u-{n}")) for n in range(200)]
-    assert chosen(Routed(route, RATES), 200) == expected
+    assert chosen(FunctionRouter(route, RATES), 200) == expected
 
 
 def test_units_may_be_keys_or_tenants() -> None:
@@ -104,7 +104,7 @@ def test_a_tag_or_a_name_beats_the_pin_which_beats_the_experiment_which_beats_th
     assert (pinned.target.revision, pinned.is_override, pinned.arm) == (V3, True, "")
     in_arm = where.choose(caller(), user(1))
     assert (in_arm.experiment, in_arm.is_override) == ("x-1", False)
-    outside = Routed(split_route(spec_of(), {V1: 100}, named=(V2,), experiment=replace(HALVES, percent=0)), RATES)
+    outside = FunctionRouter(split_route(spec_of(), {V1: 100}, named=(V2,), experiment=replace(HALVES, percent=0)), RATES)
     assert outside.choose(caller(), user(1)).experiment == ""
 
 
@@ -159,11 +159,11 @@ def test_copies_go_to_the_shadow_of_calls_that_it_does_not_answer_itself() -> No
 
 def test_a_revision_that_is_only_named_keeps_nothing_warm_and_the_way_back_does() -> None:
     kept = spec_of(scaling=Scaling(min_instances=2))
-    where = Routed(split_route(kept, {V1: 100}, named=(V2, V3), tags={"next": V2}, shadow=Shadow(revision=V3)), RATES)
+    where = FunctionRouter(split_route(kept, {V1: 100}, named=(V2, V3), tags={"next": V2}, shadow=Shadow(revision=V3)), RATES)
     assert {name: target.spec.scaling.min_instances for name, target in where.targets.items()} == {V1: 2, V2: 0, V3: 0}
     rolling = routed({V1: 90, V2: 10}, stable=V1)
     assert {name: (t.spec.scaling.min_instances, t.is_stable) for name, t in rolling.targets.items()} == {V1: (1, True), V2: (0, False)}
-    pinned = Routed(split_route(kept, {V1: 100}, named=(V2,), pins={"acme": V2}), RATES)
+    pinned = FunctionRouter(split_route(kept, {V1: 100}, named=(V2,), pins={"acme": V2}), RATES)
     assert pinned.targets[V2].spec.scaling.min_instances == 2
 
 

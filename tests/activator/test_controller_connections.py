@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from activator.control import MAX_CONNECTIONS, MAX_OF_TENANT, MAX_STRANGER_BODY_BYTES
+from activator.gateway.control_plane_proxy import MAX_CONNECTIONS, MAX_OF_TENANT, MAX_STRANGER_BODY_BYTES
 from activator.settings import ActivatorSettings
 from pilotlight import visitors
 from tests.activator.conftest import KEY, PATIENCE_S, Edge

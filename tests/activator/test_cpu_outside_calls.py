@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from activator.billing.account import InstanceAccount, Ticket
 from activator.billing.budgets import Budgets
 from activator.billing.cpu import GRACE_S, PauseCpuMeter
+from activator.billing.instance_meter import InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
 from pilotlight.pricing import Rates, cost_of
 from pilotlight.protocol import UsageRecord
@@ -160,12 +160,12 @@ class Metered:
     def at_ns(self) -> int:
         return START_S * SECOND + self.now_ns
 
-    def open(self, call: str = "c") -> Ticket:
+    def open(self, call: str = "c") -> OpenRecord:
         return self.account.open(
             call=call, attempt=1, key="k", method="", start_kind="WARM", queued_ms=0, start_ms=0, now_ns=self.now_ns, at_ns=self.at_ns
         )
 
-    def close(self, ticket: Ticket) -> None:
+    def close(self, ticket: OpenRecord) -> None:
         self.account.close(ticket, status=200, outcome="ok", now_ns=self.now_ns, at_ns=self.at_ns)
 
     def settle(self) -> int:

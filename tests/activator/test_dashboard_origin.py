@@ -13,7 +13,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from activator.dashboard_host import DashboardHost
+from activator.http.dashboard_host import DashboardHost
 from activator.quotas.process import ProcessQuotas
 from activator.settings import ActivatorSettings
 from pilotlight.controller.settings import ControllerSettings

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activator.autoscaler import decider, kpa
+from activator.autoscaler.burst import instances_now
 from activator.autoscaler.decider import DeciderSpec, ScaleDecision
-from activator.autoscaler.observed import Observed
-from activator.autoscaler.poke import instances_now
-from activator.autoscaler.victims import Candidate, choose_victims
+from activator.autoscaler.observation import Observed
+from activator.autoscaler.scale_down import Candidate, choose_victims
 from activator.autoscaler.windows import TimeWindow
 from pilotlight.spec import Scaling
 

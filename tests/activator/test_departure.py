@@ -20,7 +20,7 @@ import pytest
 
 from activator.billing.errors import JournalInUse
 from activator.billing.journal import Journal
-from activator.departure import Drained, drain
+from activator.billing.journal_drain import DrainResult, drain_journal
 from pilotlight.controller import calls, due
 from pilotlight.controller.store import Store
 from pilotlight.protocol import CALLS_PATH, DUE_PATH, USAGE_PATH, CallRecord
@@ -137,8 +137,8 @@ async def _desk(short_tmp: Path) -> AsyncIterator[Desk]:
     store.close()
 
 
-async def drained(home: Path, desk: Desk, *, patience_s: float = 20.0) -> Drained:
-    return await drain(home, activator=GONE, controller=Address.at(desk.server.path), token="t", patience_s=patience_s)
+async def drained(home: Path, desk: Desk, *, patience_s: float = 20.0) -> DrainResult:
+    return await drain_journal(home, activator=GONE, controller=Address.at(desk.server.path), token="t", patience_s=patience_s)
 
 
 async def test_all_of_it_reaches_the_controller(short_tmp: Path, desk: Desk) -> None:
@@ -146,7 +146,7 @@ async def test_all_of_it_reaches_the_controller(short_tmp: Path, desk: Desk) -> 
 
     done = await drained(home, desk)
 
-    assert done == Drained(lost=1, records=2, results=1, handed_on=1, left="")
+    assert done == DrainResult(lost=1, records=2, results=1, handed_on=1, left="")
     assert desk.usage == ["done/1", "open/1"]
     assert desk.state("ended") == "SUCCEEDED"
     [given] = desk.for_others()
@@ -159,7 +159,7 @@ async def test_again_there_is_nothing_to_do(short_tmp: Path, desk: Desk) -> None
     await left_behind(home := short_tmp / "j")
     await drained(home, desk)
     again = await drained(home, desk)
-    assert again == Drained(lost=0, records=0, results=0, handed_on=0, left="")
+    assert again == DrainResult(lost=0, records=0, results=0, handed_on=0, left="")
     assert len(desk.for_others()) == 1
 
 
@@ -184,7 +184,7 @@ async def test_a_due_call_that_is_another_activators_by_now_is_forgotten(short_t
     journal, _ = Journal.open(home, activator=GONE)
     await asyncio.gather(journal.submit("c", given), journal.sync())
     journal.abandon()
-    assert await drained(home, desk) == Drained(lost=0, records=0, results=0, handed_on=0, left="")
+    assert await drained(home, desk) == DrainResult(lost=0, records=0, results=0, handed_on=0, left="")
     assert desk.for_others() == []
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from activator.fleet import NodeFleet
+from activator.balancing.fleet import NodeFleet
 from activator.quotas.redis_store import RedisQuotas
 from activator.quotas.store import QuotaStore
-from activator.resilience.nodes import AWAY_S, NodeGuard
+from activator.resilience.node_breaker import AWAY_S, NodeBreaker
 from activator.settings import ActivatorSettings
 from activator.tracing.otlp import OtlpExport
 from pilotlight.policies import Fallback
@@ -96,7 +96,7 @@ class TestRedis:
 
 async def test_without_the_node_agent_calls_wait_for_a_while_and_then_fall_back_at_once(edge: Edge, short_tmp: Path) -> None:
     clock = {"now": 100.0}
-    agentless = NodeFleet(socket=short_tmp / "nobody.sock", lessee="a-0", guard=NodeGuard(clock=lambda: clock["now"]))
+    agentless = NodeFleet(socket=short_tmp / "nobody.sock", lessee="a-0", guard=NodeBreaker(clock=lambda: clock["now"]))
     edge.add(route_of(spec_of(fallback=(Fallback(kind="static", body="sorry"),))))
     edge.add(route_of(spec_of("plain")))
     edge.add(route_of(spec_of("warm")))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from activator.doorstep import SILENT_MS, connect, host_and_port, is_tcp, tcp_address
-from activator.upstream import ConnectionPool, UpstreamGone, WorkerConnection
+from activator.worker_client.address import SILENT_MS, connect, host_and_port, is_tcp, tcp_address
+from activator.worker_client.connection import ConnectionPool, WorkerConnection, WorkerConnectionLost
 from tests.fakes.fake_worker import FakeWorker
 from tests.fakes.pod_maker import TcpWorker
 from tests.fakes.ports import free_port
@@ -60,6 +60,6 @@ async def test_a_pods_connection_sends_small_pieces_at_once_and_notices_a_node_t
 
 
 async def test_where_nobody_listens_nothing_was_sent() -> None:
-    with pytest.raises(UpstreamGone, match="no worker") as gone:
+    with pytest.raises(WorkerConnectionLost, match="no worker") as gone:
         await ConnectionPool(tcp_address("127.0.0.1", free_port())).open(asyncio.get_running_loop())
     assert not gone.value.sent

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from activator.due import DueCalls
+from activator.async_calls.schedule_poller import SchedulePoller
 from activator.settings import ActivatorSettings
 from pilotlight.controller import calls, due, tables
 from pilotlight.controller.store import Store
@@ -80,7 +80,7 @@ class Life:
     def __init__(self, directory: Path, desk: ControlDesk, behaviour: Behaviour, name: str = "a-0") -> None:
         self.edge = Edge(directory, ActivatorSettings(), behaviour)
         self.edge.add(route_of(spec_of()))
-        self.due = DueCalls(self.edge.calls, controller=Address.at(desk.server.path), token="t", activator=name, wait_s=0)
+        self.due = SchedulePoller(self.edge.calls, controller=Address.at(desk.server.path), token="t", activator=name, wait_s=0)
         self.edge.calls._results._client = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=str(desk.server.path)), base_url="http://controller"
         )
@@ -286,7 +286,7 @@ async def test_a_tenant_without_room_keeps_no_other_tenants_calls_back(desk: Con
         desk.add(f"req-{number}", tenant="t-full")
     desk.add("req-others", tenant="t-other")
     keeper = Refusing("t-full", error)
-    asking = DueCalls(keeper, controller=Address.at(desk.server.path), token="t", activator="a-0", wait_s=0)
+    asking = SchedulePoller(keeper, controller=Address.at(desk.server.path), token="t", activator="a-0", wait_s=0)
     try:
         await asking.round()
         desk.add("req-next", tenant="t-other")

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from activator.edge import MAX_BARE_BYTES, MAX_UNREAD_BYTES, PIECE_BYTES
+from activator.http.server import MAX_BARE_BYTES, MAX_UNREAD_BYTES, PIECE_BYTES
 from tests.activator.conftest import KEY, Edge
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
 from tests.fakes.routes import route_of, spec_of

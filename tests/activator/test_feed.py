@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from activator.feed import FeedFollower, FeedLog
-from activator.routes import RouteTable
+from activator.routing.config_feed import ConfigCache, ConfigWatcher
+from activator.routing.route_table import RouteTable
 from pilotlight import errors
 from pilotlight.protocol import FeedChange
 from tests.activator.test_routes import address
@@ -52,8 +52,8 @@ async def _controller(short_tmp: Path) -> AsyncIterator[tuple[FakeController, Fa
 
 
 @contextlib.asynccontextmanager
-async def following(table: RouteTable, directory: Path) -> AsyncIterator[FeedFollower]:
-    follower = FeedFollower(table=table, controller=Address.at(directory / "c.sock"), token="t", log_path=directory / "routes.ndjson")
+async def following(table: RouteTable, directory: Path) -> AsyncIterator[ConfigWatcher]:
+    follower = ConfigWatcher(table=table, controller=Address.at(directory / "c.sock"), token="t", log_path=directory / "routes.ndjson")
     follower.load()
     task = asyncio.create_task(follower.follow())
     try:
@@ -97,7 +97,7 @@ async def test_who_catches_up_finds_what_was_published_before(controller: tuple[
 
 
 async def test_without_a_controller_nobody_waits_to_catch_up(short_tmp: Path) -> None:
-    follower = FeedFollower(
+    follower = ConfigWatcher(
         table=empty_table(), controller=Address.at(short_tmp / "none.sock"), token="t", log_path=short_tmp / "routes.ndjson"
     )
     await follower.catch_up()
@@ -121,35 +121,35 @@ async def test_the_last_routes_stay_in_force_while_the_controller_is_down_and_af
 
 def test_a_torn_last_line_on_disk_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "routes.ndjson"
-    log = FeedLog(path)
+    log = ConfigCache(path)
     list(log.load())
     log.append([change(1, route_of(spec_of("a"))), change(2, route_of(spec_of("b")))])
     log.close()
     path.write_bytes(path.read_bytes()[:-20])
 
-    with contextlib.closing(FeedLog(path)) as again:
+    with contextlib.closing(ConfigCache(path)) as again:
         assert [c.seq for c in again.load()] == [1]
 
 
 def test_the_log_on_disk_does_not_grow_with_the_number_of_changes(tmp_path: Path) -> None:
-    log = FeedLog(tmp_path / "routes.ndjson")
+    log = ConfigCache(tmp_path / "routes.ndjson")
     list(log.load())
     for seq in range(3000):
         log.append([change(seq, route_of(spec_of()))])
     log.close()
 
     assert len((tmp_path / "routes.ndjson").read_bytes().splitlines()) < 1200
-    with contextlib.closing(FeedLog(tmp_path / "routes.ndjson")) as again:
+    with contextlib.closing(ConfigCache(tmp_path / "routes.ndjson")) as again:
         assert [c.seq for c in list(again.load())][-1] == 2999
 
 
 def test_a_removal_on_disk_is_a_removal_after_a_restart(tmp_path: Path) -> None:
-    log = FeedLog(tmp_path / "routes.ndjson")
+    log = ConfigCache(tmp_path / "routes.ndjson")
     list(log.load())
     log.append([change(1, route_of(spec_of())), FeedChange(seq=2, kind="function", key=change(1, route_of(spec_of())).key, value=None)])
     log.close()
     table = empty_table()
-    with contextlib.closing(FeedLog(tmp_path / "routes.ndjson")) as again:
+    with contextlib.closing(ConfigCache(tmp_path / "routes.ndjson")) as again:
         for item in again.load():
             table.apply(item)
 
@@ -162,12 +162,12 @@ async def test_routes_on_disk_from_before_there_were_seals_are_asked_for_again(t
     item = change(7, route_of(spec_of()))
     for document in item.value["revisions"].values():
         document["launch"]["labels"] = {"grant": "0" * 64} if is_sealed else {}
-    log = FeedLog(tmp_path / "routes.ndjson")
+    log = ConfigCache(tmp_path / "routes.ndjson")
     list(log.load())
     log.append([item])
     log.close()
     table = empty_table()
-    follower = FeedFollower(
+    follower = ConfigWatcher(
         table=table, controller=Address.at(tmp_path / "c.sock"), token="t", log_path=tmp_path / "routes.ndjson", needs_seals=True
     )
     assert (follower.load(), table.version) == ((1, 7) if is_sealed else (0, 0))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from activator.__main__ import _settings
-from activator.scaler import Scaler
+from activator.autoscaler.loop import AutoscalerLoop
+from activator.balancing.throttler import Throttler
 from activator.settings import ActivatorSettings
-from activator.throttler import Throttler
 from pilotlight.engines import EngineSpec
 from pilotlight.spec import FunctionKind, Scaling, WeightsSpec
 from snapshotter import errors
@@ -122,7 +122,7 @@ async def test_one_that_is_frozen_ends_in_its_time(rig: Rig) -> None:
 async def test_one_that_was_frozen_when_the_activator_came_is_thawed(rig: Rig) -> None:
     await frozen(rig)
     await rig.scaler.aclose()
-    rig.scaler = Scaler(table=rig.table, fleet=rig.fleet, make_throttler=rig._throttler, clock=rig.clock)
+    rig.scaler = AutoscalerLoop(table=rig.table, fleet=rig.fleet, make_throttler=rig._throttler, clock=rig.clock)
     await rig.scaler.reconcile()
     await until(lambda: rig.fleet.naps[-1][0] == "READY")
     throttler = rig.scaler.throttler_of(rig.table.targets_of(f"{TENANT}/main/shop/hello")[0])

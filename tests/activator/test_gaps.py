@@ -8,7 +8,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.autoscaler.gaps import BUCKETS, EDGES_S, LONGEST_S, Gaps, KeepTerms, Pauses, window_s
+from activator.autoscaler.idle_histogram import BUCKETS, EDGES_S, LONGEST_S, Gaps, KeepTerms, Pauses, window_s
 
 HOUR_S = 3600.0
 TERMS = KeepTerms(waiting_cost=10.0, longest_s=HOUR_S)

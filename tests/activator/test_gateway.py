@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from activator.request import Request
-from activator.starts import STUCK_GRACE_S
+from activator.balancing.instance_lifecycle import STUCK_GRACE_S
+from activator.http.request import Request
 from pilotlight.spec import Clocks, MethodSpec, Scaling, WeightsSpec
 from snapshotter import errors as agent_errors
 from tests.activator.conftest import KEY, PATIENCE_S, Edge

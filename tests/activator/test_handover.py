@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from activator.throttler import Throttler
+from activator.balancing.throttler import Throttler
 from pilotlight.policies import RolloutStrategy, RolloutTerms
 from pilotlight.spec import Clocks
 from snapshotter import errors as agent_errors

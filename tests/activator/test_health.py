@@ -12,7 +12,7 @@ import pytest
 
 from activator.billing.errors import JournalFull
 from activator.billing.journal import Journal
-from activator.health import Health
+from activator.gateway.health import Health
 from activator.settings import ActivatorSettings
 from pilotlight import errors
 from tests.activator.conftest import Edge, served

@@ -7,7 +7,7 @@ import asyncio
 import httpx
 import pytest
 
-from activator.idempotency import layer
+from activator.idempotency import middleware
 from activator.idempotency.process import ProcessIdempotency
 from activator.idempotency.store import Claim, Known
 from pilotlight.protocol import HEADER_REPLAYED
@@ -121,7 +121,7 @@ async def test_a_stream_is_kept_whole(edge: Edge) -> None:
 
 
 async def test_an_answer_that_is_too_long_is_not_kept(edge: Edge, function: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer, "MAX_ANSWER_BYTES", 0)
+    monkeypatch.setattr(middleware, "MAX_ANSWER_BYTES", 0)
     assert ((await call(edge)).json(), (await call(edge)).json()) == (1, 2)
 
 

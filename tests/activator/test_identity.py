@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from activator.identity import FROM_HOSTNAME, Identity, IdentityInvalid, identity_of
+from activator.coordination.identity import FROM_HOSTNAME, Identity, IdentityInvalid, identity_of
 
 
 def test_a_number_is_one_of_several_on_this_machine() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from activator.billing import lines
+from activator.billing import journal_format
 from activator.billing.errors import JournalFull, JournalInUse
 from activator.billing.journal import Journal
 from activator.billing.segments import Cursor, segment_numbers, segment_path
@@ -145,7 +145,7 @@ def test_the_heartbeat_is_written_only_while_calls_are_open(tmp_path: Path) -> N
     wall.pass_s(7)
     journal.beat()
     texts = segment_path(tmp_path, 1).read_bytes().splitlines()
-    assert [lines.parse(t) for t in texts if b'"H"' in t] == [{"t": "H", "at": 1007 * SECOND}]
+    assert [journal_format.parse(t) for t in texts if b'"H"' in t] == [{"t": "H", "at": 1007 * SECOND}]
     journal.close()
 
 

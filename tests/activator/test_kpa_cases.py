@@ -118,7 +118,7 @@ def bounds_of(case: dict[str, Any]) -> bounds.BoundsSpec:
 
 @pytest.mark.parametrize("case", table.ZERO, ids=[case["id"] for case in table.ZERO])
 def test_way_to_zero_agrees(case: dict[str, Any]) -> None:
-    standing = bounds.Standing(
+    standing = bounds.RevisionStatus(
         instances=case["start_replicas"],
         activity=bounds.Activity(case.get("state", "active")),
         for_s=case.get("for_s", 0),

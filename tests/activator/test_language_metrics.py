@@ -6,12 +6,12 @@ import re
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from activator.collectors import Names
-from activator.engines.exposition import Reading
-from activator.engines.views import EngineView
-from activator.language_metrics import LanguageMetrics
-from activator.targets import Target
-from activator.tokens.use import TokenUse
+from activator.llm.engine_metrics import EngineMetrics
+from activator.llm.engine_state import EngineState
+from activator.llm.token_reservation import TokenReservation
+from activator.metrics.collectors import LabelLimiter
+from activator.metrics.llm import LlmMetrics
+from activator.routing.call_target import CallTarget
 from snapshotter.types import StartKind
 from tests.fakes.routes import spec_of, target_of
 
@@ -24,7 +24,7 @@ class Told:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self.metrics = LanguageMetrics(self._registry, Names(10))
+        self.metrics = LlmMetrics(self._registry, LabelLimiter(10))
 
     def value(self, name: str, **labels: str) -> float | None:
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
@@ -35,8 +35,8 @@ class Told:
         return None
 
 
-def use_of(*pieces_ms: float, prompt: int = 5, cached: int = 0, finish: str = "stop") -> TokenUse:
-    use = TokenUse(estimated_in=prompt, max_out=10, began_ns=0)
+def use_of(*pieces_ms: float, prompt: int = 5, cached: int = 0, finish: str = "stop") -> TokenReservation:
+    use = TokenReservation(estimated_in=prompt, max_out=10, began_ns=0)
     for at_ms in pieces_ms:
         use.on_piece(int(at_ms * MS))
     use.on_usage(prompt, len(pieces_ms), cached)
@@ -44,9 +44,9 @@ def use_of(*pieces_ms: float, prompt: int = 5, cached: int = 0, finish: str = "s
     return use
 
 
-def view_of(*, running: int = 2, kv_use: float | None = 0.5, hits: float | None = 0.25) -> EngineView:
-    reading = Reading(running=running, waiting=1, kv_use=kv_use)
-    return EngineView(
+def view_of(*, running: int = 2, kv_use: float | None = 0.5, hits: float | None = 0.25) -> EngineState:
+    reading = EngineMetrics(running=running, waiting=1, kv_use=kv_use)
+    return EngineState(
         at=0.0, slots=8, running=running, waiting=1, kv_use=kv_use, prefix_hit_rate=hits, prompt_tokens_per_s=100.0,
         generation_tokens_per_s=20.0, peak_prompt_tokens_per_s=None, reading=reading,
     )  # fmt: skip
@@ -79,7 +79,10 @@ def test_times_between_tokens_add_up_over_calls() -> None:
 
 def test_engines_of_a_function_are_added_up_and_the_fullest_cache_is_shown() -> None:
     told = Told()
-    views: dict[str, tuple[Target, EngineView]] = {"i-1": (TARGET, view_of(kv_use=0.5)), "i-2": (TARGET, view_of(kv_use=0.75, hits=0.75))}
+    views: dict[str, tuple[CallTarget, EngineState]] = {
+        "i-1": (TARGET, view_of(kv_use=0.5)),
+        "i-2": (TARGET, view_of(kv_use=0.75, hits=0.75)),
+    }
     told.metrics.collect_engines(lambda: views)
 
     assert told.value("pilotlight_engines") == 2

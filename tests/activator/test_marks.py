@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from activator.billing.account import InstanceAccount
 from activator.billing.budgets import Budgets
+from activator.billing.instance_meter import InstanceAccount
 from activator.billing.journal import Journal
 from activator.billing.usage import marked
-from activator.tokens.use import TokenUse
+from activator.llm.token_reservation import TokenReservation
 from pilotlight.pricing import cost_of
 from pilotlight.protocol import UsageRecord
 from tests.activator.billing_world import FOOTPRINT, RATES, SECOND, Wall, account, budget, records_on_disk, subject
@@ -19,7 +19,7 @@ ARM = marked(experiment="x-1", arm='bold"', unit="00ff" * 4)
 
 
 def opened(books: InstanceAccount, call: str, **more: Any) -> Any:
-    use = TokenUse(estimated_in=3, max_out=4, began_ns=0)
+    use = TokenReservation(estimated_in=3, max_out=4, began_ns=0)
     return books.open(
         tokens=use, call=call, attempt=1, key="k", method="", start_kind="WARM", queued_ms=0, start_ms=0, now_ns=0, at_ns=0, **more
     )

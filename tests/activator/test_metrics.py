@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from activator.metrics import OTHER, Metrics, Names
-from activator.shared.state import SharedStatistics
+from activator.coordination.state import SharedStatistics
+from activator.metrics.metrics import OTHER, LabelLimiter, Metrics
 from pilotlight.errors import BudgetReserved, NotFound, OverBudget, OverQuota, PilotlightError, Shed
 
 
@@ -143,7 +143,7 @@ def test_waits_are_observed_by_priority_and_unbilled_calls_counted() -> None:
 
 
 def test_names_say_how_many_they_know() -> None:
-    names = Names(2)
+    names = LabelLimiter(2)
     names.of("a")
 
-    assert repr(names) == "<Names 1/2>"
+    assert repr(names) == "<LabelLimiter 1/2>"

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from activator.model_servers import Asked, is_model_path, parse
+from activator.open_inference.api import InferenceRequest, is_model_path, parse
 from pilotlight.spec import MethodSpec
 from tests.activator.conftest import KEY, Edge
 from tests.fakes.fake_worker import Behaviour, WorkerAnswer, WorkerRequest
@@ -59,18 +59,18 @@ async def get(edge: Edge, path: str) -> httpx.Response:
 @pytest.mark.parametrize(
     "path,asked",
     [
-        ("/v1/models/shop/sum:predict", Asked(model="shop/sum", version="", verb="predict")),
-        ("/v1/models/shop/sum/versions/v2:predict", Asked(model="shop/sum", version="v2", verb="predict")),
-        ("/v2/models/shop/sum", Asked(model="shop/sum", version="", verb="")),
-        ("/v2/models/shop/sum/infer", Asked(model="shop/sum", version="", verb="infer")),
-        ("/v2/models/shop/sum/versions/v2/ready", Asked(model="shop/sum", version="v2", verb="ready")),
+        ("/v1/models/shop/sum:predict", InferenceRequest(model="shop/sum", version="", verb="predict")),
+        ("/v1/models/shop/sum/versions/v2:predict", InferenceRequest(model="shop/sum", version="v2", verb="predict")),
+        ("/v2/models/shop/sum", InferenceRequest(model="shop/sum", version="", verb="")),
+        ("/v2/models/shop/sum/infer", InferenceRequest(model="shop/sum", version="", verb="infer")),
+        ("/v2/models/shop/sum/versions/v2/ready", InferenceRequest(model="shop/sum", version="v2", verb="ready")),
         ("/v2/models/shop", None),
         ("/v2/models/shop/sum/delete", None),
         ("/v2/models/shop//infer", None),
         ("/v2/nothing", None),
     ],
 )
-def test_a_path_says_which_model_in_which_version(path: str, asked: Asked | None) -> None:
+def test_a_path_says_which_model_in_which_version(path: str, asked: InferenceRequest | None) -> None:
     assert (is_model_path(path), parse(path)) == (True, asked)
     assert not is_model_path("/v1/functions/shop/sum:invoke")
     assert not is_model_path("/v20/models")

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from activator import tensors
+from activator.open_inference import tensors
+from activator.open_inference.translations import MAX_VALUES
 from activator.settings import ActivatorSettings
-from activator.translations import MAX_VALUES
 from pilotlight import errors
 from pilotlight.json_size import expect_few
 from tests.activator.conftest import KEY, Edge

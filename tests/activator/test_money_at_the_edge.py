@@ -11,7 +11,7 @@ from decimal import Decimal
 import httpx
 import pytest
 
-from activator.billing.books import Books
+from activator.billing.service import BillingService
 from activator.settings import ActivatorSettings
 from pilotlight.pricing import cost_of
 from pilotlight.protocol import FeedChange
@@ -142,7 +142,7 @@ async def test_every_record_costs_what_its_price_list_says(edge: Edge) -> None:
 
 
 @contextmanager
-def full_disk(books: Books) -> Iterator[None]:
+def full_disk(books: BillingService) -> Iterator[None]:
     """No file of this process may grow beyond what the journal has."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (books.journal.end.offset, before[1]))

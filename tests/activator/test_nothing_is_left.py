@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from activator.shadows import Shadows
+from activator.calls.shadow_traffic import ShadowTraffic
 from pilotlight.observations import SHADOW_ARM, added
 from pilotlight.policies import Fallback, RetryPolicy, Variant
 from pilotlight.spec import Clocks, Scaling
@@ -122,7 +122,7 @@ async def one(edge: Edge, rng: random.Random, seen: Counter[str]) -> None:
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_nothing_is_left_of_calls_that_end_in_any_way(edge: Edge, behaviour: Moody, controller: FakeController, seed: int) -> None:
     behaviour.edge, behaviour.random = edge, random.Random(seed)
-    shadows = Shadows(throttler_of=edge.scaler.throttler_of, observer=edge.metrics.observer, is_crowded=lambda: False)
+    shadows = ShadowTraffic(throttler_of=edge.scaler.throttler_of, observer=edge.metrics.observer, is_crowded=lambda: False)
     edge.gateway.copy_calls(shadows)
     deploy(edge)
     rng, seen = random.Random(seed), Counter[str]()

@@ -9,9 +9,9 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from activator.callers import ANONYMOUS
 from activator.quotas.process import ProcessQuotas
 from activator.quotas.store import QuotaStore
+from activator.routing.api_keys import ANONYMOUS
 from activator.settings import ActivatorSettings
 from pilotlight import errors
 from pilotlight.spec import FunctionKind, MethodSpec

@@ -24,13 +24,13 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, unix_serve
 
 import activator
-from activator.call import Call
-from activator.gateway import Gateway
-from activator.openai.asked import PATHS
-from activator.openai.front import MODELS, OURS
-from activator.payloads import JSON, PICKLE, accepts_pickles, answered_type, payload_type
+from activator.calls.call import Call
+from activator.calls.shadow_traffic import ShadowTraffic
+from activator.gateway.pipeline import Gateway
+from activator.http.payloads import JSON, PICKLE, accepts_pickles, answered_type, payload_type
+from activator.llm.openai.api import MODELS, OURS
+from activator.llm.openai.request import PATHS
 from activator.settings import ActivatorSettings
-from activator.shadows import Shadows
 from pilotlight import errors
 from pilotlight.policies import Fallback
 from pilotlight.profile import Profile
@@ -263,15 +263,15 @@ NO_ENTRANCES = {
     **dict.fromkeys(("self._dashboard.misplaced", "self._dashboard.answer"), "refuses or redirects, and reads no body"),
 }
 MAKERS = {
-    "gateway.admit": "invoke, submit, put",
-    "warm._begin": "invoke, on the fast path",
-    "raw_calls.call_of": "raw HTTP: no body, nothing is sent to /invoke/",
-    "openai.front.call_of": "the rows openai, engine, and of a model",
-    "openai.call.call_of_kept": "the same, kept: always JSON",
-    "calls._call": "test_a_foreign_pickle_in_a_journal_…",
-    "shadows._call_of": "test_a_copy_of_an_own_pickle_…",
-    "resilience.ladder._stand_in": "no worker is asked",
-    "resilience.ladder._call_of": "test_a_pickle_falls_back_within_its_tenant_…",
+    "gateway.pipeline.admit": "invoke, submit, put",
+    "gateway.fast_path._begin": "invoke, on the fast path",
+    "gateway.proxy_calls.call_of": "raw HTTP: no body, nothing is sent to /invoke/",
+    "llm.openai.api.call_of": "the rows openai, engine, and of a model",
+    "llm.openai.call.call_of_kept": "the same, kept: always JSON",
+    "async_calls.service._call": "test_a_foreign_pickle_in_a_journal_…",
+    "calls.shadow_traffic._call_of": "test_a_copy_of_an_own_pickle_…",
+    "calls.fallback._stand_in": "no worker is asked",
+    "calls.fallback._call_of": "test_a_pickle_falls_back_within_its_tenant_…",
 }
 """Where calls are made, and the row or the test that looks at it."""
 
@@ -331,7 +331,7 @@ def test_only_two_places_write_to_a_workers_route_for_calls() -> None:
         if route in path.read_text()
     }
     those_who_serve_it = {"functions/pilotlight/protocol.py", "functions/pilotlight/worker/calls.py"}
-    assert found - those_who_serve_it == {"activator/call.py", "activator/warm.py"}
+    assert found - those_who_serve_it == {"activator/calls/call.py", "activator/gateway/fast_path.py"}
 
 
 def handlers_of(function: Callable[..., Any]) -> set[str]:
@@ -536,7 +536,9 @@ def test_a_pickle_whose_caller_was_not_checked_goes_without_the_header_that_a_wo
 
 async def test_a_copy_of_an_own_pickle_is_opened_by_the_shadow(edge: Edge, pickled: MarkingPickle) -> None:
     spec = replace(service(), name="hello")
-    edge.gateway.copy_calls(Shadows(throttler_of=edge.scaler.throttler_of, observer=Seen(), is_crowded=lambda: False, draw=lambda: 0.0))
+    edge.gateway.copy_calls(
+        ShadowTraffic(throttler_of=edge.scaler.throttler_of, observer=Seen(), is_crowded=lambda: False, draw=lambda: 0.0)
+    )
     shadow = Shadow(revision="v2-bbbbbb", percent=100.0, max_compute=1.0)
     edge.add(split_route(spec, {"v1-aaaaaa": 100}, named=("v2-bbbbbb",), shadow=shadow))
 

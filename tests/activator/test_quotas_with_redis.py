@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from activator.quotas.redis_store import RedisQuotas
-from activator.quotas.store import Gate, QuotaStore
+from activator.quotas.store import QuotaCheck, QuotaStore
 from activator.settings import ActivatorSettings
 from pilotlight.spec import Scaling
 from tests.activator.conftest import KEY, Edge
@@ -56,7 +56,7 @@ async def _shop(edge: Edge) -> Edge:
     return edge
 
 
-def elsewhere(edge: Edge, other: RedisQuotas) -> Gate:
+def elsewhere(edge: Edge, other: RedisQuotas) -> QuotaCheck:
     """The same caller at the same function, at the other activator."""
     caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
     gate = other.gate(edge.entrance._rules(caller, edge.table.targets_of(f"{TENANT}/main/shop/hello")[0], ""))

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from activator.billing import lines
+from activator.billing import journal_format
 from activator.billing.journal import Journal
 from activator.billing.segments import Cursor, segment_numbers, segment_path
 from activator.billing.shipping import Shipper
@@ -267,12 +267,12 @@ async def assert_nothing_lost(directory: Path) -> None:
 
 
 def test_lines_are_what_the_table_says() -> None:
-    line = lines.opened(n=1, call="c", attempt=2, start_kind="WARM", at_ns=3, queued_ms=4, start_ms=5, virtual_ns=6)
+    line = journal_format.opened(n=1, call="c", attempt=2, start_kind="WARM", at_ns=3, queued_ms=4, start_ms=5, virtual_ns=6)
     assert json.loads(line) == {"t": "O", "n": 1, "c": "c", "a": 2, "k": "WARM", "at": 3, "q": 4, "s": 5, "v": 6}
-    close = lines.closed(b'{"id":"c/2"}', at_ns=12, virtual_ns=7)[:-1]
-    assert (lines.record_of(close), lines.at_of(close)) == (b'{"id":"c/2"}', 12)
-    assert lines.parse(b"\x00") is None
-    assert lines.parse(b'{"x":1}') is None
+    close = journal_format.closed(b'{"id":"c/2"}', at_ns=12, virtual_ns=7)[:-1]
+    assert (journal_format.record_of(close), journal_format.at_of(close)) == (b'{"id":"c/2"}', 12)
+    assert journal_format.parse(b"\x00") is None
+    assert journal_format.parse(b'{"x":1}') is None
 
 
 def test_segments_of_an_older_life_are_kept_until_shipped(tmp_path: Path) -> None:

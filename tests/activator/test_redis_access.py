@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from activator.shared.redis_access import require_protected
+from activator.coordination.redis_access import require_protected
 from tests.fakes.ports import free_port
 from weight_cache.settings import SettingsInvalid
 

@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from activator.shared import redis_client
+from activator.coordination import redis_client
 from tests.fakes.redis_server import MortalRedis
 
 TURNS = 60

@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from activator.routes import ANONYMOUS, RouteTable
+from activator.routing.route_table import ANONYMOUS, RouteTable
 from pilotlight import errors
 from pilotlight.protocol import FeedChange
 from pilotlight.spec import MethodSpec, Scaling
@@ -124,7 +124,7 @@ def test_a_key_that_is_written_in_a_thousand_ways_is_remembered_in_one() -> None
     for spaces in range(1, 1000):
         assert table.authenticate(b"Bearer" + b" " * spaces + b"pl_secret", 0.0).tenant == TENANT
         table.authenticate(b"bEaReR pl_secret" + b" " * spaces, 0.0)
-    assert repr(table._keys) == "<Keys 1, 1 in use>"
+    assert repr(table._keys) == "<ApiKeyIndex 1, 1 in use>"
 
 
 def test_a_key_is_known_by_its_hash_and_forgotten_when_revoked() -> None:

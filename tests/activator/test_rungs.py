@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from activator.autoscaler.rungs import StartTimes
+from activator.autoscaler.start_time_estimator import StartTimeEstimator
 from snapshotter.types import StartKind
 
 
 def test_nothing_known_is_not_zero() -> None:
-    assert StartTimes().expected_s() is None
-    assert repr(StartTimes()) == "<StartTimes next COLD: nothing known>"
+    assert StartTimeEstimator().expected_s() is None
+    assert repr(StartTimeEstimator()) == "<StartTimeEstimator next COLD: nothing known>"
 
 
 def test_the_rung_that_will_be_used_is_what_counts() -> None:
-    times = StartTimes()
+    times = StartTimeEstimator()
     times.took(StartKind.COLD, 5.0, ("boot", "fork"))
     assert times.next_rung() is StartKind.FORK, "a start that was forked left a Template behind"
     assert times.expected_s() == 5.0, "no fork was measured yet: the next slower rung that was"
@@ -25,7 +25,7 @@ def test_the_rung_that_will_be_used_is_what_counts() -> None:
 
 
 def test_without_a_template_a_known_snapshot_is_restored() -> None:
-    times = StartTimes()
+    times = StartTimeEstimator()
     times.took(StartKind.COLD, 5.0, ("boot",))
     times.snapshot_proven(0.12)
     assert (times.next_rung(), times.expected_s()) == (StartKind.RESTORE, 0.12)
@@ -36,15 +36,15 @@ def test_without_a_template_a_known_snapshot_is_restored() -> None:
 
 
 def test_averages_follow_what_is_new() -> None:
-    times = StartTimes()
+    times = StartTimeEstimator()
     for seconds in (1.0, 2.0, 2.0, 2.0, 2.0, 2.0):
         times.took(StartKind.COLD, seconds, ("boot",))
     assert 1.8 < (times.expected_s() or 0) < 2.0
-    assert repr(times).startswith("<StartTimes next COLD: COLD 18")
+    assert repr(times).startswith("<StartTimeEstimator next COLD: COLD 18")
 
 
 def test_a_faster_rung_says_nothing_about_a_slower_one() -> None:
-    times = StartTimes()
+    times = StartTimeEstimator()
     times.took(StartKind.FORK, 0.02, ("fork",))
     times.template(is_resident=False)
     assert times.expected_s() is None

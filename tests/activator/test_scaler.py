@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from activator.admission import ProcessQueue
-from activator.billing.books import Books
-from activator.metrics import Metrics
-from activator.routes import RouteTable, Target
-from activator.scaler import FORGET_S, Scaler
-from activator.throttler import Throttler
+from activator.autoscaler.loop import FORGET_S, AutoscalerLoop
+from activator.balancing.admission import GlobalQueue
+from activator.balancing.throttler import Throttler
+from activator.billing.service import BillingService
+from activator.metrics.metrics import Metrics
+from activator.routing.route_table import CallTarget, RouteTable
 from pilotlight.protocol import FeedChange
 from pilotlight.spec import Scaling
 from pilotlight.traffic import TrafficDocument, reweighted, to_json
@@ -35,20 +35,20 @@ class Rig:
         self.clock = ManualClock()
         self.table: RouteTable = empty_table()
         self.fleet = FakeFleet(directory)
-        self.queue = ProcessQueue(100)
+        self.queue = GlobalQueue(100)
         self.ledger = MemoryLedger()
-        self.books = Books(directory=directory / "j", activator="a-0", sync_s=0.01, free_idle_s=60, ledger=self.ledger)
+        self.books = BillingService(directory=directory / "j", activator="a-0", sync_s=0.01, free_idle_s=60, ledger=self.ledger)
         self.metrics = Metrics()
-        self.scaler = Scaler(table=self.table, fleet=self.fleet, make_throttler=self._throttler, clock=self.clock)
+        self.scaler = AutoscalerLoop(table=self.table, fleet=self.fleet, make_throttler=self._throttler, clock=self.clock)
         self._seq = 0
 
-    def _throttler(self, target: Target) -> Throttler:
+    def _throttler(self, target: CallTarget) -> Throttler:
         return Throttler(
             target, fleet=self.fleet, queue=self.queue, secret_env=self.table.secret_env, observer=self.metrics, account=self.books.account,
             clock=self.clock,
         )  # fmt: skip
 
-    def deploy(self, scaling: Scaling | None = None, *, revision: str = "v1-abcdef", snapshots: bool = True) -> Target:
+    def deploy(self, scaling: Scaling | None = None, *, revision: str = "v1-abcdef", snapshots: bool = True) -> CallTarget:
         self._seq += 1
         route = route_of(spec_of(scaling=scaling), revision=revision)
         launch: Any = route.revisions[revision]["launch"]
@@ -101,7 +101,7 @@ async def test_an_idle_instance_goes_after_its_scaledown_window_and_the_revision
     assert len(throttler.instances) == 0
     rig.pass_s(int(FORGET_S) + 4)
 
-    assert repr(rig.scaler) == "<Scaler 0 active revisions>"
+    assert repr(rig.scaler) == "<AutoscalerLoop 0 active revisions>"
     await until(lambda: len(rig.fleet.stopped) == 1)
 
 
@@ -295,7 +295,7 @@ async def test_states_are_counted_for_metrics(rig: Rig) -> None:
     reservation.release()
 
 
-async def warmed(rig: Rig, target: Target) -> Throttler:
+async def warmed(rig: Rig, target: CallTarget) -> Throttler:
     """A throttler with one instance and a Template behind it."""
     throttler = rig.scaler.throttler_of(target)
     (await throttler.reserve(5.0)).release()
@@ -318,7 +318,7 @@ async def test_the_template_of_a_replaced_revision_goes_with_its_last_instance(r
 async def test_a_template_that_nobody_called_lately_goes_too(rig: Rig) -> None:
     await warmed(rig, rig.deploy(Scaling(scaledown_window_s=1)))
     rig.pass_s(int(FORGET_S) + 4)
-    assert (repr(rig.scaler), rig.fleet.dropped) == ("<Scaler 0 active revisions>", [])
+    assert (repr(rig.scaler), rig.fleet.dropped) == ("<AutoscalerLoop 0 active revisions>", [])
 
     rig.table.apply(FeedChange(seq=9, kind="function", key=f"{TENANT}/main/shop/hello", value=None))
     await until(lambda: rig.fleet.dropped == ["f-shop-hello@v1-abcdef"])

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from activator.admission import ProcessQueue
-from activator.billing.books import Books
-from activator.instances import Instance
-from activator.metrics import Metrics
-from activator.routes import Target
-from activator.shared.keeper import START_GRACE_S, Keeper
-from activator.shared.state import Pulse, Want
-from activator.shared.strangers import SharedStrangerLimit
-from activator.surplus import IDLE_SURPLUS_S, TURN_S, Claim, Generosity, surplus
-from activator.throttler import Throttler
+from activator.balancing.admission import GlobalQueue
+from activator.balancing.instance import Instance
+from activator.balancing.rebalancing import IDLE_SURPLUS_S, TURN_S, RebalanceRequest, RebalanceState, pick_instance_to_yield
+from activator.balancing.throttler import Throttler
+from activator.billing.service import BillingService
+from activator.coordination.heartbeat import START_GRACE_S, HeartbeatLoop
+from activator.coordination.state import HeartbeatReply, InstanceDemand
+from activator.coordination.unauthenticated_limit import SharedStrangerLimit
+from activator.metrics.metrics import Metrics
+from activator.routing.call_target import CallTarget
 from pilotlight import errors
 from pilotlight.spec import Scaling
 from snapshotter import errors as agent_errors
@@ -39,7 +39,7 @@ class Members:
         self.board = Board(self.clock)
         self.fleet = FakeFleet(directory)
         self.metrics = Metrics()
-        self.books = Books(directory=directory / "j", activator="a", sync_s=0.01, free_idle_s=60, ledger=MemoryLedger())
+        self.books = BillingService(directory=directory / "j", activator="a", sync_s=0.01, free_idle_s=60, ledger=MemoryLedger())
         self.table = empty_table()
         self.states: list[BoardState] = []
         self.throttlers: list[Throttler] = []
@@ -47,11 +47,11 @@ class Members:
     async def join(self, scaling: Scaling) -> Throttler:
         """One more activator."""
         self.table.apply(change(1, route_of(spec_of(scaling=scaling))))
-        target: Target = self.table.targets_of(f"{TENANT}/main/shop/hello")[0]
+        target: CallTarget = self.table.targets_of(f"{TENANT}/main/shop/hello")[0]
         state = BoardState(self.board, member=f"a-{len(self.states)}")
         await state.join()
         throttler = Throttler(
-            target, fleet=self.fleet, queue=ProcessQueue(100), secret_env=self.table.secret_env, observer=self.metrics,
+            target, fleet=self.fleet, queue=GlobalQueue(100), secret_env=self.table.secret_env, observer=self.metrics,
             account=self.books.account, allowance=state, clock=self.clock,
         )  # fmt: skip
         self.states.append(state)
@@ -152,7 +152,7 @@ async def test_what_is_kept_warm_is_kept_once_by_all_together(members: Members) 
 
 
 # -- which instance is given up ---------------------------------------------------------------------------------------
-STARVING, WANTING = Want(wanting=1, starving=1), Want(wanting=1, starving=0)
+STARVING, WANTING = InstanceDemand(wanting=1, starving=1), InstanceDemand(wanting=1, starving=0)
 
 
 def instances(members: Members, throttler: Throttler, *in_flight: int) -> list[Instance]:
@@ -165,8 +165,12 @@ def instances(members: Members, throttler: Throttler, *in_flight: int) -> list[I
     return made
 
 
-def claim(want: Want, *, starved_s: float = 0.0, members: int = 2, max_instances: int = 2, min_instances: int = 0) -> Claim:
-    return Claim(want=want, starved_s=starved_s, members=members, min_instances=min_instances, max_instances=max_instances, waiting=0)
+def claim(
+    want: InstanceDemand, *, starved_s: float = 0.0, members: int = 2, max_instances: int = 2, min_instances: int = 0
+) -> RebalanceRequest:
+    return RebalanceRequest(
+        want=want, starved_s=starved_s, members=members, min_instances=min_instances, max_instances=max_instances, waiting=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,10 +188,10 @@ def claim(want: Want, *, starved_s: float = 0.0, members: int = 2, max_instances
     ],
 )
 async def test_which_instance_is_given_up(
-    members: Members, in_flight: tuple[int, ...], asked: Claim, idle_s: float, given: str | None
+    members: Members, in_flight: tuple[int, ...], asked: RebalanceRequest, idle_s: float, given: str | None
 ) -> None:
     live = instances(members, await members.join(Scaling()), *in_flight)
-    victim = surplus(live, asked, now=idle_s)
+    victim = pick_instance_to_yield(live, asked, now=idle_s)
     assert (victim.id if victim else None) == given
 
 
@@ -195,7 +199,7 @@ async def test_where_somebody_else_decides_how_many_there_are_the_share_is_of_th
     throttler = await members.join(Scaling(max_instances=8))
     [only] = instances(members, throttler, 1)
     throttler.instances[only.id] = only
-    generosity = Generosity()
+    generosity = RebalanceState()
     assert generosity.choose(throttler, STARVING, 2, 0.0, most=1) is None, "its turn has just begun"
     assert generosity.choose(throttler, STARVING, 2, TURN_S + 0.1) is None, "of eight, four are ours"
     assert generosity.choose(throttler, STARVING, 2, TURN_S + 0.1, most=1) is only
@@ -226,9 +230,9 @@ class Beats:
         self.clock = clock
         self.beats = 0
 
-    async def beat(self) -> Pulse:
+    async def beat(self) -> HeartbeatReply:
         self.beats += 1
-        return Pulse(members=frozenset({"a-0"}))
+        return HeartbeatReply(members=frozenset({"a-0"}))
 
     async def wait_news(self, timeout_s: float) -> None:
         if self.beats > 1:
@@ -249,7 +253,7 @@ async def test_instances_of_an_activator_that_is_really_gone_are_stopped(short_t
         return member == "a-2"  # alive, though Redis has not heard of it
 
     beats = Beats(rig.clock)
-    keeper = Keeper(beats, scaler=rig.scaler, leases=node, is_process_alive=is_alive, clock=rig.clock)
+    keeper = HeartbeatLoop(beats, scaler=rig.scaler, leases=node, is_process_alive=is_alive, clock=rig.clock)
     rig.scaler.reconciled.set()
     with pytest.raises(asyncio.CancelledError):
         await keeper.run()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from activator.billing.errors import JournalFull
-from activator.shadows import WINDOW_S, Compute, Shadows, is_same
-from activator.targets import Target
+from activator.calls.shadow_traffic import WINDOW_S, ShadowBudget, ShadowTraffic, is_same
+from activator.routing.call_target import CallTarget
 from pilotlight.observations import SHADOW_ARM
 from pilotlight.pricing import cost_of
 from pilotlight.protocol import UsageRecord
@@ -33,13 +33,13 @@ class Seen:
         self.statuses: list[int] = []
         self.left_out = 0
 
-    def shadowed(self, target: Target, *, status: int, exec_ms: float, matched: bool | None) -> None:
+    def shadowed(self, target: CallTarget, *, status: int, exec_ms: float, matched: bool | None) -> None:
         assert target.revision == V2
         assert exec_ms > 0
         self.statuses.append(status)
         self.matched.append(matched)
 
-    def skipped(self, target: Target) -> None:
+    def skipped(self, target: CallTarget) -> None:
         assert target.revision == V2
         self.left_out += 1
 
@@ -52,7 +52,7 @@ class World:
         self.script = script
         self.seen = Seen()
         self.is_crowded = False
-        self.shadows = Shadows(
+        self.shadows = ShadowTraffic(
             throttler_of=edge.scaler.throttler_of, observer=self.seen, is_crowded=lambda: self.is_crowded, draw=lambda: 0.0
         )
         edge.gateway.copy_calls(self.shadows)
@@ -204,7 +204,7 @@ async def test_copies_are_left_out_first_when_anybody_waits_for_room(world: Worl
     assert world.copies == []
 
 
-class Even(Compute):
+class Even(ShadowBudget):
     """Each call and each copy takes 10 ms, whatever the machine does meanwhile."""
 
     def __init__(self) -> None:
@@ -289,7 +289,7 @@ async def test_a_shadow_whose_worker_dies_is_replaced_and_its_record_closed(worl
 
 
 def test_compute_forgets_what_is_older_than_its_window() -> None:
-    compute = Compute()
+    compute = ShadowBudget()
     compute.add(0.0, own=1000.0)
     assert compute.may_run(150.0, 0.15)
     assert not compute.may_run(151.0, 0.15)
@@ -303,7 +303,7 @@ def test_compute_forgets_what_is_older_than_its_window() -> None:
 
 def test_one_copy_that_took_long_is_paid_off_and_does_not_end_all_copies() -> None:
     """A tenth of a second of calls each second, 15 % of it for copies, and a first copy that takes more than a minute's share."""
-    compute, ran, own = Compute(), 0.0, 0.0
+    compute, ran, own = ShadowBudget(), 0.0, 0.0
     for second in range(1, 3600):
         own += 100.0
         compute.add(float(second), own=100.0)
@@ -317,7 +317,7 @@ def test_one_copy_that_took_long_is_paid_off_and_does_not_end_all_copies() -> No
 
 
 def test_a_copy_that_still_runs_has_taken_what_it_ran_so_far() -> None:
-    compute = Compute()
+    compute = ShadowBudget()
     compute.add(1.0, own=10_000.0)
     compute.begin("a", 1.0, 100.0)
     assert compute.may_run(100.0, 0.15, now=1.5)
@@ -361,7 +361,7 @@ async def test_a_full_journal_leaves_copies_out(world: World, monkeypatch: pytes
 
 
 def test_a_clock_that_jumps_back_loses_nothing_of_the_share() -> None:
-    compute = Compute()
+    compute = ShadowBudget()
     compute.add(100.0, own=1000.0)
     compute.add(40.0, copied=150.0)
     assert not compute.may_run(1.0, 0.15)

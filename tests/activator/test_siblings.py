@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from activator.siblings import CATCH_UP_S, HEALTH, PASSED_ON, Siblings, places, socket_of
+from activator.coordination.peers import CATCH_UP_S, HEALTH, PASSED_ON, ActivatorPeers, peer_addresses, socket_of
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import until
 from tests.fakes.authority import Authority
@@ -41,7 +41,9 @@ async def _other(edge: Edge, short_tmp: Path) -> AsyncIterator[FakeWorker]:
     other = await FakeWorker(socket_of(short_tmp, 1), holds_one_call).start()
     controller = await FakeController(short_tmp / "controller.sock").start()
     controller.calls["req-old"] = {"id": "req-old", "state": "SUCCEEDED", "labels": {}}
-    siblings = edge.calls._siblings = edge.calls._questions._siblings = Siblings(places(short_tmp, None, None), index=0, count=2)
+    siblings = edge.calls._siblings = edge.calls._questions._siblings = ActivatorPeers(
+        peer_addresses(short_tmp, None, None), index=0, count=2
+    )
     yield other
     await siblings.aclose()
     await controller.aclose()
@@ -108,7 +110,7 @@ async def test_a_stranger_is_not_passed_on(edge: Edge, other: FakeWorker) -> Non
 
 
 async def test_a_process_is_alive_while_its_socket_answers(other: FakeWorker, short_tmp: Path) -> None:
-    siblings = Siblings(places(short_tmp, None, None), index=0, count=2)
+    siblings = ActivatorPeers(peer_addresses(short_tmp, None, None), index=0, count=2)
     assert await siblings.is_process_alive("a-1")
     for _ in range(5):
         await asyncio.sleep(0)  # the other end of that connection is accepted, and closed
@@ -122,9 +124,11 @@ async def test_a_process_is_alive_while_its_socket_answers(other: FakeWorker, sh
 async def test_members_beyond_the_number_that_is_meant_to_be_are_asked_too(edge: Edge, other: FakeWorker, short_tmp: Path) -> None:
     third = await FakeWorker(socket_of(short_tmp, 2), holds_one_call).start()
     await other.die()
-    siblings = Siblings(places(short_tmp, None, None), index=0, count=2, members=lambda: ["a-0", "a-2", "pod-of-another-machine"])
+    siblings = ActivatorPeers(
+        peer_addresses(short_tmp, None, None), index=0, count=2, members=lambda: ["a-0", "a-2", "pod-of-another-machine"]
+    )
     edge.calls._siblings = edge.calls._questions._siblings = siblings
-    assert repr(siblings) == "<Siblings of 0: 2>"
+    assert repr(siblings) == "<ActivatorPeers of 0: 2>"
     answer = await edge.client.get(f"{edge.url}/v1/calls/{HELD_THERE}", headers=AUTHORIZED)
     assert answer.status_code == 200
     await siblings.aclose()
@@ -133,7 +137,7 @@ async def test_members_beyond_the_number_that_is_meant_to_be_are_asked_too(edge:
 
 def test_siblings_elsewhere_need_certificates(short_tmp: Path) -> None:
     with pytest.raises(SettingsInvalid, match=r"activator\.sibling_url = .*needs mutual TLS"):
-        places(short_tmp, "https://a-{index}.activators.svc:8710", None)
+        peer_addresses(short_tmp, "https://a-{index}.activators.svc:8710", None)
 
 
 async def test_who_has_no_name_any_more_is_no_process(short_tmp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +153,7 @@ async def test_who_has_no_name_any_more_is_no_process(short_tmp: Path, tmp_path:
 
     monkeypatch.setattr(socket, "getaddrinfo", asked)
     credentials = Credentials(Authority().issue(tmp_path, "a-0"))
-    siblings = Siblings(places(short_tmp, "https://{member}.invalid:8710", credentials), index=0, count=2)
+    siblings = ActivatorPeers(peer_addresses(short_tmp, "https://{member}.invalid:8710", credentials), index=0, count=2)
     is_alive = await siblings.is_process_alive("a-1")
     # a machine without a resolver, or with a slow one, cannot tell (EAI_AGAIN): then nobody is taken for dead
     assert is_alive is (refusals != [socket.EAI_NONAME])
@@ -178,10 +182,10 @@ class _Streaming:
 
 
 @pytest.fixture(name="few")
-async def _few(edge: Edge, other: FakeWorker, short_tmp: Path) -> AsyncIterator[Siblings]:
+async def _few(edge: Edge, other: FakeWorker, short_tmp: Path) -> AsyncIterator[ActivatorPeers]:
     """Connections to it: so few that one tenant could take them all."""
     other.behaviour = _Streaming()
-    siblings = Siblings(places(short_tmp, None, None), index=0, count=2, max_connections=CONNECTIONS, unread_s=UNREAD_S)
+    siblings = ActivatorPeers(peer_addresses(short_tmp, None, None), index=0, count=2, max_connections=CONNECTIONS, unread_s=UNREAD_S)
     edge.calls._siblings = edge.calls._questions._siblings = siblings
     yield siblings
     await siblings.aclose()
@@ -195,7 +199,7 @@ async def _follow(edge: Edge, stack: AsyncExitStack, count: int, *, key: str = K
         assert answer.status_code == 200
 
 
-async def test_streams_of_one_tenant_leave_connections_to_others(edge: Edge, other: FakeWorker, few: Siblings) -> None:
+async def test_streams_of_one_tenant_leave_connections_to_others(edge: Edge, other: FakeWorker, few: ActivatorPeers) -> None:
     edge.add_key("pl_other", tenant="t-other")
     async with AsyncExitStack() as stack:
         await _follow(edge, stack, CONNECTIONS // 2)
@@ -209,7 +213,7 @@ async def test_streams_of_one_tenant_leave_connections_to_others(edge: Edge, oth
     await until(lambda: not few._of_tenants)
 
 
-async def test_a_change_is_told_though_callers_hold_all_connections(edge: Edge, other: FakeWorker, few: Siblings) -> None:
+async def test_a_change_is_told_though_callers_hold_all_connections(edge: Edge, other: FakeWorker, few: ActivatorPeers) -> None:
     edge.add_key("pl_other", tenant="t-other")
     async with AsyncExitStack() as stack:
         await _follow(edge, stack, CONNECTIONS // 2)
@@ -221,7 +225,7 @@ async def test_a_change_is_told_though_callers_hold_all_connections(edge: Edge, 
     assert [request.path for request in other.requests if request.path == HEALTH] == [HEALTH]
 
 
-async def test_who_does_not_read_a_stream_holds_no_connection(edge: Edge, other: FakeWorker, few: Siblings) -> None:
+async def test_who_does_not_read_a_stream_holds_no_connection(edge: Edge, other: FakeWorker, few: ActivatorPeers) -> None:
     place = urlsplit(edge.url)
     connection = socket.create_connection((place.hostname or "", place.port or 0))
     try:

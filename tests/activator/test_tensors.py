@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator import tensors
+from activator.open_inference import tensors
 from pilotlight.errors import InvalidInput
 
 
@@ -108,9 +108,9 @@ def test_an_object_is_a_tensor_for_each_member() -> None:
 
 def test_a_schema_says_what_its_tensor_looks_like() -> None:
     matrix = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}
-    assert tensors.described("x", matrix) == {"name": "x", "datatype": "FP64", "shape": [-1, -1]}
-    assert tensors.described("x", {"type": "boolean"}) == {"name": "x", "datatype": "BOOL", "shape": [1]}
-    assert tensors.described("x", {}) == {"name": "x", "datatype": "BYTES", "shape": [1]}
+    assert tensors.tensor_metadata("x", matrix) == {"name": "x", "datatype": "FP64", "shape": [-1, -1]}
+    assert tensors.tensor_metadata("x", {"type": "boolean"}) == {"name": "x", "datatype": "BOOL", "shape": [1]}
+    assert tensors.tensor_metadata("x", {}) == {"name": "x", "datatype": "BYTES", "shape": [1]}
     assert tensors.is_scalar({"anyOf": [{"type": "string"}, {"type": "null"}]})
     assert not tensors.is_scalar(matrix)
     assert not tensors.is_scalar(None)

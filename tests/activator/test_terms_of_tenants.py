@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from activator.fairness.rank import QueueBound
+from activator.fairness.queue_priority import QueueBound
 from activator.quotas.rules import Rule, body_bytes_of, counted, queue_bounds_of
-from activator.routes import RouteTable
-from activator.tenants import Tenants, priority_of
+from activator.routing.route_table import RouteTable
+from activator.routing.tenants import Tenants, priority_of
 from pilotlight.pricing import Rates
 from pilotlight.protocol import BudgetRecord, FeedChange
 from pilotlight.quotas import BUILT_IN, UNLIMITED, Plan, Quotas

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from activator.upstream import JOINED_BYTES, MAX_HEAD_BYTES, MAX_IDLE_S, WHOLE_BODY_BYTES, ConnectionPool, UpstreamGone
+from activator.worker_client.connection import (
+    JOINED_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_IDLE_S,
+    WHOLE_BODY_BYTES,
+    ConnectionPool,
+    WorkerConnectionLost,
+)
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest, serving
 
 GET = b"GET /x HTTP/1.1\r\nhost: worker\r\n\r\n"
@@ -174,9 +181,9 @@ async def test_a_worker_that_dies_before_it_answers_is_told_apart_from_one_that_
             await asyncio.sleep(0)
         await worker.die()
 
-        with pytest.raises(UpstreamGone) as died:
+        with pytest.raises(WorkerConnectionLost) as died:
             await future
-        with pytest.raises(UpstreamGone) as refused:
+        with pytest.raises(WorkerConnectionLost) as refused:
             await pool.open(loop)
 
     assert died.value.sent
@@ -198,7 +205,7 @@ async def test_a_worker_that_dies_in_the_middle_of_a_stream_breaks_the_stream(sh
         await anext(chunks)
         await worker.die()
 
-        with pytest.raises(UpstreamGone):
+        with pytest.raises(WorkerConnectionLost):
             await anext(chunks)
 
 
@@ -218,7 +225,7 @@ async def test_closing_an_unfinished_exchange_reaches_the_worker(short_tmp: Path
             await asyncio.sleep(0)
 
         assert worker.cancelled == 1
-        with pytest.raises(UpstreamGone):
+        with pytest.raises(WorkerConnectionLost):
             await future
 
 
@@ -241,7 +248,7 @@ async def test_a_head_without_an_end_is_cut_off(short_tmp: Path) -> None:
     pool = ConnectionPool(str(short_tmp / "w.sock"))
     loop = asyncio.get_running_loop()
     connection = await pool.open(loop)
-    with pytest.raises(UpstreamGone, match="head"):
+    with pytest.raises(WorkerConnectionLost, match="head"):
         await connection.request(b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n", loop=loop)
     assert sent < 30
     connection.close()
@@ -283,7 +290,7 @@ async def test_what_follows_a_streamed_answer_is_cut_off_and_not_kept(short_tmp:
         connection = await ConnectionPool(str(short_tmp / "w.sock")).open(loop)
         answer = await connection.request(GET, loop=loop)
         assert await anext(answer.chunks()) == b"x"
-        with pytest.raises(UpstreamGone):
+        with pytest.raises(WorkerConnectionLost):
             await anext(answer.chunks())
         assert flooding.sent < 4 << 20
         assert connection._headers == [] or connection._headers is answer.headers
@@ -324,7 +331,7 @@ async def test_a_head_in_one_read_has_its_bound_as_well(short_tmp: Path) -> None
     server = await loop.create_unix_server(worker, str(short_tmp / "w.sock"))
     async with server:
         connection = await ConnectionPool(str(short_tmp / "w.sock")).open(loop)
-        with pytest.raises(UpstreamGone, match="head"):
+        with pytest.raises(WorkerConnectionLost, match="head"):
             await connection.request(GET, loop=loop)
         assert not connection.is_usable
 

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from activator.admission import ProcessQueue
-from activator.billing.books import Books
-from activator.fairness.rank import QueueBound, Rank
-from activator.metrics import Metrics
-from activator.reservation import Reservation
-from activator.routes import Target
-from activator.throttler import Throttler
+from activator.balancing.admission import GlobalQueue
+from activator.balancing.reservation import Reservation
+from activator.balancing.throttler import Throttler
+from activator.billing.service import BillingService
+from activator.fairness.queue_priority import QueueBound, QueuePriority
+from activator.metrics.metrics import Metrics
+from activator.routing.route_table import CallTarget
 from pilotlight import errors
 from pilotlight.spec import Scaling
 from pilotlight.types import Priority
@@ -37,7 +37,7 @@ class BareFleet(FakeFleet):
 
     phases_ms: Mapping[str, float] | None = None
 
-    async def start(self, target: Target, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
+    async def start(self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
         """See Fleet."""
         self.started.append(instance_id)
         await self.gate.wait()
@@ -51,14 +51,14 @@ class World:
 
     def __init__(self, directory: Path, *, limit: int, scaling: Scaling) -> None:
         self.fleet = BareFleet(directory)
-        self.queue = ProcessQueue(limit)
-        self.books = Books(directory=directory / "j", activator="a-0", sync_s=0.01, free_idle_s=60, ledger=MemoryLedger())
+        self.queue = GlobalQueue(limit)
+        self.books = BillingService(directory=directory / "j", activator="a-0", sync_s=0.01, free_idle_s=60, ledger=MemoryLedger())
         self.throttler = Throttler(
             target_of(spec_of(scaling=scaling)), fleet=self.fleet, queue=self.queue, secret_env=lambda _: {}, observer=Metrics(),
             account=self.books.account,
         )  # fmt: skip
 
-    def call(self, rank: Rank, *, timeout_s: float = 60.0) -> asyncio.Task[Reservation]:
+    def call(self, rank: QueuePriority, *, timeout_s: float = 60.0) -> asyncio.Task[Reservation]:
         return asyncio.create_task(self.throttler.reserve(timeout_s, rank))
 
 
@@ -73,8 +73,8 @@ async def world_of(*, limit: int = 100, scaling: Scaling | None = None) -> Async
             await world.books.aclose()
 
 
-def rank_of(tenant: str, priority: Priority = Priority.STANDARD, weight: int = 1, *bounds: QueueBound) -> Rank:
-    return Rank(priority=priority, tenant=tenant, weight=weight, queued=bounds)
+def rank_of(tenant: str, priority: Priority = Priority.STANDARD, weight: int = 1, *bounds: QueueBound) -> QueuePriority:
+    return QueuePriority(priority=priority, tenant=tenant, weight=weight, queued=bounds)
 
 
 async def served(calls: Mapping[asyncio.Task[Reservation], str]) -> list[str]:
@@ -223,33 +223,33 @@ class Story:
         self.held: list[Reservation] = []
         self.answered: set[int] = set()
 
-    def call(self, _n: int, rank: Rank) -> None:
+    def call(self, _n: int, rank: QueuePriority) -> None:
         self.calls.append(self.world.call(rank))
 
-    def release(self, n: int, _rank: Rank) -> None:
+    def release(self, n: int, _rank: QueuePriority) -> None:
         if self.held:
             self.held.pop(n % len(self.held)).release()
 
-    def cancel(self, n: int, _rank: Rank) -> None:
+    def cancel(self, n: int, _rank: QueuePriority) -> None:
         waiting = [call for call in self.calls if not call.done()]
         if waiting:
             waiting[n % len(waiting)].cancel()
 
-    def expire(self, _n: int, _rank: Rank) -> None:
+    def expire(self, _n: int, _rank: QueuePriority) -> None:
         for waiter in list(self.world.throttler._line._waiters)[:1]:
             self.world.throttler._expire(waiter, 1.0)
 
-    def kill(self, _n: int, _rank: Rank) -> None:
+    def kill(self, _n: int, _rank: QueuePriority) -> None:
         for instance in list(self.world.throttler.instances)[:1]:
             self.world.throttler.gone(instance, "crashed")
 
-    def hold_starts(self, _n: int, _rank: Rank) -> None:
+    def hold_starts(self, _n: int, _rank: QueuePriority) -> None:
         self.world.fleet.gate.clear()
 
-    def let_starts_go(self, _n: int, _rank: Rank) -> None:
+    def let_starts_go(self, _n: int, _rank: QueuePriority) -> None:
         self.world.fleet.gate.set()
 
-    def pause(self, _n: int, _rank: Rank) -> None:
+    def pause(self, _n: int, _rank: QueuePriority) -> None:
         """Only the loop runs."""
 
     def collect(self) -> None:
@@ -273,11 +273,11 @@ class Story:
 
 @settings(deadline=None, max_examples=examples(60))
 @given(st.lists(_steps, max_size=60))
-def test_every_call_is_answered_exactly_once_and_nothing_is_left(steps: list[tuple[str, int, Rank]]) -> None:
+def test_every_call_is_answered_exactly_once_and_nothing_is_left(steps: list[tuple[str, int, QueuePriority]]) -> None:
     asyncio.run(_live_through(steps))
 
 
-async def _live_through(steps: list[tuple[str, int, Rank]]) -> None:
+async def _live_through(steps: list[tuple[str, int, QueuePriority]]) -> None:
     async with world_of(limit=4, scaling=Scaling(max_instances=2, max_queued=6)) as world:
         story = Story(world)
         for name, n, rank in steps:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from activator.warm import CLOCK_STEP_S, Clocks
+from activator.gateway.fast_path import CLOCK_STEP_S, DeadlineWheel
 from pilotlight.spec import Clocks as ClockSpec
 from pilotlight.spec import MethodSpec
 from tests.activator.conftest import KEY, Edge
@@ -234,7 +234,7 @@ class Overdue:
 
 async def test_a_clock_rings_within_a_step_of_its_time_unless_its_call_left() -> None:
     loop = asyncio.get_running_loop()
-    clocks, late, left = Clocks(), Overdue(), Overdue()
+    clocks, late, left = DeadlineWheel(), Overdue(), Overdue()
     began, rang = loop.time(), list[bool]()
     loop.call_at(began + 0.01, lambda: rang.append(late.rang.is_set()))
     clocks.watch(late, loop, 0.01)
@@ -245,7 +245,7 @@ async def test_a_clock_rings_within_a_step_of_its_time_unless_its_call_left() ->
 
     assert rang == [False, True]
     assert not left.rang.is_set()
-    assert repr(clocks) == "<Clocks 0 calls in 0 steps>"
+    assert repr(clocks) == "<DeadlineWheel 0 calls in 0 steps>"
 
 
 async def test_connections_that_stay_idle_are_closed_by_the_sweep(raw: Raw, warm_edge: Edge) -> None:

@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
-from activator import warmups
-from activator.request import Request
+from activator.gateway import warmup_stream
+from activator.http.request import Request
 from snapshotter import errors
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import until
@@ -77,7 +77,7 @@ async def test_a_stage_that_lasts_is_told_again() -> None:
         return {"revision": "v1"}
 
     scope = {"type": "http", "method": "POST", "path": "/", "raw_path": b"/", "query_string": b"", "headers": [], "client": ("::1", 1)}
-    await warmups.stream(Request(scope, receive, send), work, heartbeat_s=0.002)
+    await warmup_stream.stream(Request(scope, receive, send), work, heartbeat_s=0.002)
     assert [line.get("stage") for line in sent] == ["snapshot"] * 4 + [None]
     assert sent[-1] == {"report": {"revision": "v1"}}
 

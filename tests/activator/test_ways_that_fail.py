@@ -11,15 +11,15 @@ from typing import Any
 import httpx
 import pytest
 
+from activator.balancing.instance_lifecycle import STUCK_GRACE_S
+from activator.balancing.throttler import Throttler
 from activator.billing.errors import JournalFull
-from activator.call import Call
-from activator.choice import MAX_NAME_BYTES, MAX_UNITS, Routed
-from activator.resilience.answers import Answers
-from activator.resilience.breaker import BreakerTerms, Ending, State
-from activator.resilience.health import Health
-from activator.starts import STUCK_GRACE_S
-from activator.throttler import Throttler
-from activator.upstream import Answer
+from activator.calls.call import Call
+from activator.resilience.breaker import BreakerTerms, Outcome, State
+from activator.resilience.outlier_detection import RevisionHealth
+from activator.resilience.response_cache import ResponseCache
+from activator.routing.traffic_split import MAX_NAME_BYTES, MAX_UNITS, FunctionRouter
+from activator.worker_client.connection import WorkerResponse
 from pilotlight.pricing import Rates
 from pilotlight.protocol import FunctionRoute
 from pilotlight.spec import Clocks, MethodSpec, Scaling, to_json
@@ -83,7 +83,7 @@ async def test_units_of_an_arm_wait_for_its_revision_rather_than_be_answered_by_
 
 
 def test_what_is_remembered_of_units_is_bounded_in_bytes_too() -> None:
-    routed = Routed(split_route(spec_of(), {V1: 50, V2: 50}, sticky="header:x-user"), Rates(version="test"))
+    routed = FunctionRouter(split_route(spec_of(), {V1: 50, V2: 50}, sticky="header:x-user"), Rates(version="test"))
     long = [b"%d" % n + b"u" * MAX_NAME_BYTES for n in range(20)]
     first = [routed.choose(caller(), {b"x-user": name}) for name in long]
     assert [routed.choose(caller(), {b"x-user": name}) for name in long] == first  # the same unit, the same choice
@@ -96,17 +96,17 @@ def test_a_point_at_the_end_of_the_range_is_somebodys() -> None:
     route = split_route(spec_of(), {V1: 50, V2: 50})
     segments = (Segment(revision=V1, begin=0.0, end=50.0), Segment(revision=V2, begin=50.0, end=99.9999999))
     document = {**route.document, "segments": [{"revision": s.revision, "begin": s.begin, "end": s.end} for s in segments]}
-    routed = Routed(replace(route, document=document), Rates(version="test"))
+    routed = FunctionRouter(replace(route, document=document), Rates(version="test"))
     assert routed._weights.at(99.99999999).target.revision == V2
 
 
 # -- slots that no call used ----------------------------------------------------------------------------------------------
 
 
-def half_open(one: Throttler) -> Health:
+def half_open(one: Throttler) -> RevisionHealth:
     """Its next call is the probe."""
-    one.health = health = Health(BreakerTerms(min_calls=1, open_s=0.0))
-    health.breaker.ended(Ending.FAILED, 0.0)
+    one.health = health = RevisionHealth(BreakerTerms(min_calls=1, open_s=0.0))
+    health.breaker.ended(Outcome.FAILED, 0.0)
     assert health.breaker.state is State.OPEN
     return health
 
@@ -211,9 +211,9 @@ async def _one_and_wait() -> AsyncIterator[bytes]:
 
 
 async def test_a_kept_answer_holds_no_more_than_it_is_counted_for() -> None:
-    answers, spans = Answers(max_bytes=10_000), b"s" * 8000
+    answers, spans = ResponseCache(max_bytes=10_000), b"s" * 8000
     call = Call(id="req-1", target=target_of(spec_of()), method="", key_id="k", body=b"{}")
-    answers.keep(call, Answer(None, 200, [(b"content-type", b"application/json"), (b"pilotlight-spans", spans)], b"1"), 0.0)
+    answers.keep(call, WorkerResponse(None, 200, [(b"content-type", b"application/json"), (b"pilotlight-spans", spans)], b"1"), 0.0)
     kept = answers.find(call, max_age_s=1.0, now=0.0)
     assert kept is not None
     assert kept.headers == [(b"content-type", b"application/json")], "what its worker said of itself is of that call"
@@ -221,13 +221,13 @@ async def test_a_kept_answer_holds_no_more_than_it_is_counted_for() -> None:
 
 @pytest.mark.parametrize("values", [(), (5000,), (1,) * 40], ids=["no headers", "a long header", "many short headers"])
 async def test_kept_answers_take_no_more_memory_than_they_are_counted_for(values: tuple[int, ...]) -> None:
-    answers, target = Answers(), target_of(spec_of())
+    answers, target = ResponseCache(), target_of(spec_of())
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     for n in range(60):
         headers = [(bytearray(b"cache-control"), bytearray(b"%04d" % n * (size // 4 + 1))) for size in values]
         call = Call(id="req-1", target=target, method="", key_id="k", body=b"%d" % n, accept=b"%04d" % n * 250)
-        answers.keep(call, Answer(None, 200, [(bytes(name), bytes(value)) for name, value in headers], b"1"), 0.0)
+        answers.keep(call, WorkerResponse(None, 200, [(bytes(name), bytes(value)) for name, value in headers], b"1"), 0.0)
     del headers, call
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -239,8 +239,8 @@ async def test_a_cached_answer_is_for_those_who_ask_in_the_same_way() -> None:
     def called(accept: bytes, body: bytes = b"{}") -> Call:
         return Call(id="req-1", target=target_of(spec_of()), method="", key_id="k", body=body, accept=accept)
 
-    answers = Answers()
-    answers.keep(called(b"text/plain"), Answer(None, 200, [], b"1"), 0.0)
+    answers = ResponseCache()
+    answers.keep(called(b"text/plain"), WorkerResponse(None, 200, [], b"1"), 0.0)
     assert answers.find(called(b"text/plain"), max_age_s=1.0, now=0.0) is not None
     assert answers.find(called(b""), max_age_s=1.0, now=0.0) is None
     assert answers.find(called(b"text/plai", b"n{}"), max_age_s=1.0, now=0.0) is None
@@ -250,12 +250,12 @@ async def test_a_cached_answer_is_shared_within_one_tenant_and_among_callers_wit
     def called(*, key_id: str, caller: str = "") -> Call:
         return Call(id="req-1", target=target_of(spec_of()), method="", key_id=key_id, body=b"{}", caller=caller)
 
-    answers = Answers()
-    answers.keep(called(key_id="k"), Answer(None, 200, [], b"the owner's"), 0.0)
+    answers = ResponseCache()
+    answers.keep(called(key_id="k"), WorkerResponse(None, 200, [], b"the owner's"), 0.0)
     assert answers.find(called(key_id="another-key"), max_age_s=1.0, now=0.0) is not None
     assert answers.find(called(key_id=""), max_age_s=1.0, now=0.0) is None
     assert answers.find(called(key_id="k2", caller="another-tenant"), max_age_s=1.0, now=0.0) is None
-    answers.keep(called(key_id=""), Answer(None, 200, [], b"public"), 0.0)
+    answers.keep(called(key_id=""), WorkerResponse(None, 200, [], b"public"), 0.0)
     found = answers.find(called(key_id=""), max_age_s=1.0, now=0.0)
     assert found is not None
     assert found.body == b"public"

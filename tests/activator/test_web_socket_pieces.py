@@ -13,10 +13,10 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection
 from websockets.frames import Frame, Opcode
 
-from activator import web_socket_pieces
 from activator.__main__ import Activator
+from activator.gateway import websocket_frames
+from activator.gateway.websocket_frames import PIECE_BYTES, CallerSocket, Pieces, WorkerSocket
 from activator.settings import ActivatorSettings
-from activator.web_socket_pieces import PIECE_BYTES, CallerSocket, Pieces, WorkerSocket
 from tests.activator.conftest import PATIENCE_S, Edge
 from tests.activator.test_gateway import until
 from tests.activator.test_passthrough import HEADERS, chatting, in_flight
@@ -125,7 +125,7 @@ async def test_messages_that_come_in_one_read_are_passed_on_in_order_both_ways(e
 
             super().__init__(transport, parse=watched, **others)
 
-    monkeypatch.setattr(web_socket_pieces, "Pieces", Watched)
+    monkeypatch.setattr(websocket_frames, "Pieces", Watched)
 
     async def answers(caller: ServerConnection) -> None:
         got = [await caller.recv() for _ in range(COUNT)]

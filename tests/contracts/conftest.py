@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from activator.knative import redis_claims
-from activator.shared import redis_client, redis_state
+from activator.coordination import redis_client, redis_state
+from activator.knative import redis_pod_leases
 from pilotlight.controller.store import Store
 from tests.fakes.databases import empty_sqlite
 from tests.functions.controller.parts import ManualClock
@@ -18,7 +18,7 @@ from tests.functions.controller.parts import ManualClock
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stall of a busy machine is not a Redis that is away, and outlasts no refusal."""
     monkeypatch.setattr(redis_client, "ANSWER_S", 30.0)
-    for module in (redis_claims, redis_state):
+    for module in (redis_pod_leases, redis_state):
         monkeypatch.setattr(module, "REFUSAL_S", 60.0)
 
 

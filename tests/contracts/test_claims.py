@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack, suppress
 import pytest
 from redis.asyncio import Redis
 
-from activator.knative.claims import Claim, ClaimBoard, Claims, ClaimsUnreachable, ProcessClaims
-from activator.knative.redis_claims import RedisClaims
-from activator.shared.redis_state import RedisState
+from activator.coordination.redis_state import RedisState
+from activator.knative.pod_leases import Claims, ClaimsUnreachable, PodLease, PodLeaseTable, ProcessClaims
+from activator.knative.redis_pod_leases import RedisClaims
 
 REVISION = "f-shop-hello@v1"
 OTHER = "f-shop-other@v1"
@@ -44,7 +44,7 @@ class Store:
 async def _store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
     if request.param == "process":
         living: set[str] = set()
-        board = ClaimBoard(lambda: living)
+        board = PodLeaseTable(lambda: living)
 
         async def join(name: str) -> None:
             living.add(name)
@@ -166,7 +166,7 @@ async def test_a_members_next_life_finds_what_was_its_own(store: Store) -> None:
 
     again = await store.member("a-0")
 
-    assert await again.mine() == [Claim(life="p.0", revision=REVISION, instance="i-1")]
+    assert await again.mine() == [PodLease(life="p.0", revision=REVISION, instance="i-1")]
     assert await again.state() == frozenset()
 
 

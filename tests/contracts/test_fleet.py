@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import pytest
 
-from activator.fleet import Fleet, NodeFleet, new_instance_id
-from activator.knative.claims import ClaimBoard, ProcessClaims
-from activator.knative.ready import exchange
-from activator.routes import Target
+from activator.balancing.fleet import Fleet, NodeFleet, new_instance_id
+from activator.knative.pod_leases import PodLeaseTable, ProcessClaims
+from activator.knative.readiness_probe import exchange
+from activator.routing.route_table import CallTarget
 from pilotlight.spec import Clocks
 from snapshotter import errors
 from snapshotter.types import AgentEvent, InstanceInfo, InstanceState, RevisionKey
@@ -35,7 +35,7 @@ class Yard(Protocol):
         """A new life of the activator `a-0`."""
         ...
 
-    def target(self, *, is_broken: bool = False, never_ready: bool = False) -> Target:
+    def target(self, *, is_broken: bool = False, never_ready: bool = False) -> CallTarget:
         """A revision; one whose worker ends with `no model`; one that is never ready within its clock of half a second."""
         ...
 
@@ -60,7 +60,7 @@ class Node:
         self._closing.push_async_callback(fleet.aclose)
         return fleet
 
-    def target(self, *, is_broken: bool = False, never_ready: bool = False) -> Target:
+    def target(self, *, is_broken: bool = False, never_ready: bool = False) -> CallTarget:
         target = target_of(spec_of())
         steps = ["print:loading", "raise:no model"] if is_broken else ["hang"] if never_ready else []
         target.launch = self._home.launch(
@@ -84,10 +84,10 @@ class Pods:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._board = ClaimBoard(lambda: ("a-0",))
+        self._board = PodLeaseTable(lambda: ("a-0",))
         self._broken: set[str] = set()
         self._never: set[str] = set()
-        self._targets: dict[str, Target] = {}
+        self._targets: dict[str, CallTarget] = {}
         self._made: set[asyncio.Task[None]] = set()
         world.woken.clear()
         self.inner = world.on_wake
@@ -95,7 +95,7 @@ class Pods:
     async def fleet(self) -> Fleet:
         return await self._world.fleet("a-0", ProcessClaims(self._board, member="a-0"))
 
-    def target(self, *, is_broken: bool = False, never_ready: bool = False) -> Target:
+    def target(self, *, is_broken: bool = False, never_ready: bool = False) -> CallTarget:
         target = self._world.target(clocks=Clocks(startup_s=0.5 if never_ready else 20.0))
         kinds = self._broken if is_broken else self._never if never_ready else set()
         kinds.add(target.key)
@@ -109,7 +109,7 @@ class Pods:
             await self._make(target)
         return await self.inner(request)
 
-    async def _make(self, target: Target) -> None:
+    async def _make(self, target: CallTarget) -> None:
         pod = self._world.maker.made(target)
         await self._world.maker.boots(pod)
         if target.key in self._broken:
@@ -141,7 +141,7 @@ async def _yard(request: pytest.FixtureRequest, short_tmp: Path) -> AsyncIterato
             yield pods
 
 
-async def _start(fleet: Fleet, target: Target, instance: Any = None) -> InstanceInfo:
+async def _start(fleet: Fleet, target: CallTarget, instance: Any = None) -> InstanceInfo:
     return await fleet.start(target, instance or new_instance_id(), SECRETS)
 
 

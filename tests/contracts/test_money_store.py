@@ -10,9 +10,9 @@ from contextlib import AsyncExitStack
 import pytest
 import redis
 
-from activator.billing.allowance import Claim, Grant, MoneyStore
+from activator.billing.budget_leases import BudgetClaim, BudgetGrant, BudgetLeaseStore
 from activator.billing.redis_money import RedisMoney
-from activator.shared.state import SharedStateUnreachable
+from activator.coordination.state import SharedStateUnreachable
 from tests.fakes.clock import ManualClock
 from tests.fakes.money_board import BoardMoney, MoneyBoard
 
@@ -23,7 +23,12 @@ class Store:
     """Makes members of one platform, loses its memory, and lets time pass."""
 
     def __init__(
-        self, make: Callable[[str], MoneyStore], *, flush: Callable[[], None], elapse: Callable[[float], Awaitable[None]], grace_s: float
+        self,
+        make: Callable[[str], BudgetLeaseStore],
+        *,
+        flush: Callable[[], None],
+        elapse: Callable[[float], Awaitable[None]],
+        grace_s: float,
     ) -> None:
         self.member = make
         self.flush = flush
@@ -48,7 +53,7 @@ async def _store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
         else:
             url, platform, grace_s = request.getfixturevalue("redis_url"), uuid.uuid4().hex[:8], 0.05
 
-            def make(name: str) -> MoneyStore:
+            def make(name: str) -> BudgetLeaseStore:
                 money = RedisMoney(url, platform=platform, member=name, grace_s=grace_s)
                 closing.push_async_callback(money.aclose)
                 return money
@@ -60,13 +65,15 @@ async def _store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
             yield Store(make, flush=flush, elapse=asyncio.sleep, grace_s=grace_s)
 
 
-def claim(*, held: int = 0, need: int = 0, want: int | None = None, base: int = 0, amount: int = 1000, period: str = "2026-11") -> Claim:
-    return Claim(
+def claim(
+    *, held: int = 0, need: int = 0, want: int | None = None, base: int = 0, amount: int = 1000, period: str = "2026-11"
+) -> BudgetClaim:
+    return BudgetClaim(
         budget="b-1", period=period, amount=amount, base=base, held=held, need=need, want=need if want is None else want, ends_ns=ENDS_NS
     )  # fmt: skip
 
 
-async def ready(store: Store, *names: str) -> list[MoneyStore]:
+async def ready(store: Store, *names: str) -> list[BudgetLeaseStore]:
     """Members of a store that has its memory for long enough."""
     members = [store.member(name) for name in names]
     await members[0].claim(claim())
@@ -98,7 +105,7 @@ async def test_what_the_ledger_has_counts_once_and_the_highest_word_wins(store: 
     await one.claim(claim(held=600))
     assert (await two.claim(claim(need=500))).granted == 0
     await one.claim(claim(held=100, base=500))  # 500 of the 600 have reached the ledger
-    assert await two.claim(claim(need=401)) == Grant(granted=0, base=500, wait_s=0.0, epoch=(await two.claim(claim())).epoch)
+    assert await two.claim(claim(need=401)) == BudgetGrant(granted=0, base=500, wait_s=0.0, epoch=(await two.claim(claim())).epoch)
     assert (await two.claim(claim(base=300, need=400))).granted == 400
 
 

@@ -14,12 +14,12 @@ import redis
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from activator.coordination import redis_client
 from activator.quotas.admission import Admission, admit
 from activator.quotas.process import ProcessQuotas
 from activator.quotas.redis_store import RedisQuotas
 from activator.quotas.rules import Of, Rule
-from activator.quotas.store import Gate, QuotaStore, Refused
-from activator.shared import redis_client
+from activator.quotas.store import QuotaCheck, QuotaStore, Refused
 from pilotlight import errors
 from pilotlight.quotas import Quotas
 from tests.fakes.clock import ManualClock
@@ -46,7 +46,7 @@ class Stores:
             self._members[name] = self._make(name)
         return self._members[name]
 
-    def gate(self, *rules: Rule, member: str = "a-0") -> Gate:
+    def gate(self, *rules: Rule, member: str = "a-0") -> QuotaCheck:
         """A gate that counts something."""
         gate = self.member(member).gate(rules)
         assert gate is not None
@@ -84,14 +84,14 @@ async def _stores(request: pytest.FixtureRequest) -> AsyncIterator[Stores]:
         yield stores
 
 
-async def enter(gate: Gate, **more: int) -> Admission:
+async def enter(gate: QuotaCheck, **more: int) -> Admission:
     """Admitted, or the error that the caller sees."""
     admission = await admit(gate, **more)
     assert admission is not None
     return admission
 
 
-async def refused(gate: Gate, **more: int) -> errors.OverQuota:
+async def refused(gate: QuotaCheck, **more: int) -> errors.OverQuota:
     """The error of a call that must not be admitted."""
     with pytest.raises(errors.OverQuota) as caught:
         await admit(gate, **more)
@@ -428,7 +428,7 @@ def store_at(url: str, member: str = "a-0", *, is_open: Callable[[str], bool] = 
     return RedisQuotas(url, platform=platform, member=member, is_open=is_open)
 
 
-def gate_of(store: QuotaStore, *rules: Rule) -> Gate:
+def gate_of(store: QuotaStore, *rules: Rule) -> QuotaCheck:
     gate = store.gate(rules)
     assert gate is not None
     return gate

@@ -14,8 +14,8 @@ import pytest
 import redis
 import redis.asyncio
 
-from activator.shared.redis_state import RedisState, address_of
-from activator.shared.state import SharedState, SharedStateUnreachable, Want, share_of
+from activator.coordination.redis_state import RedisState, address_of
+from activator.coordination.state import InstanceDemand, SharedState, SharedStateUnreachable, share_of
 from tests.fakes.clock import ManualClock
 from tests.fakes.redis_server import MortalRedis
 from tests.fakes.shared_board import Board, BoardState
@@ -169,7 +169,7 @@ async def test_holders_learn_who_wants_and_who_starves(store: Store) -> None:
     assert await two.take_instances(KEY, 1, 3) == 0  # it has its share of 1 already
     pulse = await one.beat()
     assert pulse is not None
-    assert pulse.wants == {KEY: Want(wanting=1, starving=0)}
+    assert pulse.wants == {KEY: InstanceDemand(wanting=1, starving=0)}
 
     two.give_back(KEY)
     await two.beat()
@@ -177,7 +177,7 @@ async def test_holders_learn_who_wants_and_who_starves(store: Store) -> None:
     await two.take_instances(KEY, 1, 3)
     pulse = await one.beat()
     assert pulse is not None
-    assert pulse.wants == {KEY: Want(wanting=1, starving=1)}
+    assert pulse.wants == {KEY: InstanceDemand(wanting=1, starving=1)}
 
 
 async def test_who_got_what_it_wanted_is_not_counted_as_wanting(store: Store) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import pytest
 
-from activator.billing import lines
+from activator.billing import journal_format
 from activator.billing.segments import read_segment, segment_numbers
 from pilotlight.pricing import PriceSettings, cost_of
 from pilotlight.protocol import UsageRecord
@@ -87,7 +87,7 @@ class KeptJournal:
         found = set()
         for number in segment_numbers(self._kept):
             for line in read_segment(self._kept, number):
-                parsed = lines.parse(line.text)
+                parsed = journal_format.parse(line.text)
                 if parsed is not None and parsed["t"] == "O":
                     found.add(f"{parsed['c']}/{parsed['a']}")
         return found

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from activator.routes import Target
+from activator.routing.route_table import CallTarget
 from snapshotter import errors
 from snapshotter.types import (
     AgentEvent,
@@ -78,7 +78,7 @@ class FakeFleet:
         self.cpu_from_ns = 0
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
 
-    async def start(self, target: Target, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
+    async def start(self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
         """See Fleet."""
         self.started.append(instance_id)
         self.secrets.append(secret_env)
@@ -103,7 +103,7 @@ class FakeFleet:
         )
         return self.infos[instance_id]
 
-    def _engine_of(self, target: Target) -> dict[str, Any]:
+    def _engine_of(self, target: CallTarget) -> dict[str, Any]:
         spec, engine = target.spec, target.spec.engine
         assert engine is not None
         return {
@@ -141,13 +141,13 @@ class FakeFleet:
         self.infos[instance_id] = replace(self.infos[instance_id], state=state, **changes)
         return self.infos[instance_id]
 
-    async def prepare(self, target: Target) -> TemplateInfo:
+    async def prepare(self, target: CallTarget) -> TemplateInfo:
         """See Fleet."""
         self.prepared.add(target.key)
         self._labels[target.key] = target.launch.labels
         return self._template(target.key)
 
-    async def checkpoint(self, target: Target) -> SnapshotInfo:
+    async def checkpoint(self, target: CallTarget) -> SnapshotInfo:
         """See Fleet."""
         await self.checkpoint_gate.wait()
         if self.refusal is not None:
@@ -203,7 +203,7 @@ class FakeFleet:
             await engine.aclose()
 
 
-def info_of(target: Target, instance_id: str, socket: str, kind: StartKind) -> InstanceInfo:
+def info_of(target: CallTarget, instance_id: str, socket: str, kind: StartKind) -> InstanceInfo:
     """An InstanceInfo of a target's revision."""
     return InstanceInfo(
         id=InstanceId(instance_id),
@@ -222,7 +222,7 @@ def info_of(target: Target, instance_id: str, socket: str, kind: StartKind) -> I
     )
 
 
-def snapshot_of(target: Target) -> SnapshotInfo:
+def snapshot_of(target: CallTarget) -> SnapshotInfo:
     """A proven snapshot of a target's revision."""
     return SnapshotInfo(
         id="sn-0123456789abcdef", revision=target.launch.revision, state=SnapshotState.READY, in_place=False, pages="eager",

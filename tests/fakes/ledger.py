@@ -7,10 +7,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from activator.billing.budget_balance import BudgetBalance
 from activator.billing.budgets import picos_under
 from activator.billing.errors import LedgerRefused, LedgerUnavailable
 from activator.billing.periods import period_at
-from activator.billing.purse import Purse
 from activator.billing.usage import cost_text
 from pilotlight.protocol import BudgetRecord, BudgetState
 from pilotlight.spec import canonical_json
@@ -71,7 +71,7 @@ class FakeLedger:
         return {name: self._state(budget, []) for name, budget in self.known.items()}
 
     def _state(self, budget: BudgetRecord, batch: Sequence[bytes]) -> BudgetState:
-        purse = Purse(budget, at_ns=self.now_ns, turn=0, is_shared=False, mark=None)
+        purse = BudgetBalance(budget, at_ns=self.now_ns, turn=0, is_shared=False, mark=None)
         spent = sum(picos_under(purse, canonical_json(body)) for body in self.records.values())
         sent = sum(picos_under(purse, record) for record in batch)
         return BudgetState(period=period_at(budget.period, self.now_ns).name, spent=cost_text(spent), batch=cost_text(sent))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from activator.billing.allowance import Claim, Grant, granted
-from activator.shared.state import SharedStateUnreachable
+from activator.billing.budget_leases import BudgetClaim, BudgetGrant, granted
+from activator.coordination.state import SharedStateUnreachable
 
 
 class MoneyBoard:
@@ -46,7 +46,7 @@ class BoardMoney:
         self._board = board
         self._member = member
 
-    async def claim(self, claim: Claim) -> Grant:
+    async def claim(self, claim: BudgetClaim) -> BudgetGrant:
         """See MoneyStore."""
         board, key = self._board, (claim.budget, claim.period)
         if board.is_down:
@@ -61,7 +61,7 @@ class BoardMoney:
         if board.mute:
             board.mute -= 1
             raise SharedStateUnreachable("the answer was lost")
-        return Grant(granted=grant, base=base, wait_s=wait_s, epoch=str(board.epoch()))
+        return BudgetGrant(granted=grant, base=base, wait_s=wait_s, epoch=str(board.epoch()))
 
     async def aclose(self) -> None:
         """Nothing to close."""

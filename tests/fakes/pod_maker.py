@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from activator.routes import Target
+from activator.routing.route_table import CallTarget
 from pilotlight.cluster import names
 from pilotlight.cluster.api import Cluster
 from pilotlight.cluster.kinds import POD
@@ -99,7 +99,7 @@ class PodMaker:
         self._wakers: list[TcpWorker] = []
 
     # -- steps --------------------------------------------------------------------------------------------------------
-    def made(self, target: Target, *, key: str | None = None) -> FakePod:
+    def made(self, target: CallTarget, *, key: str | None = None) -> FakePod:
         """A pod was made: no node yet, and no address."""
         namespace, revision = whereabouts(target)
         name = f"{revision}-deployment-{uuid.uuid4().hex[:8]}"
@@ -152,7 +152,7 @@ class PodMaker:
         """Kubernetes calls it ready."""
         self.conditions(pod, {"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "True"})
 
-    async def up(self, target: Target) -> FakePod:
+    async def up(self, target: CallTarget) -> FakePod:
         """A pod that serves, known to everybody."""
         pod = self.made(target)
         await self.boots(pod)
@@ -185,7 +185,7 @@ class PodMaker:
         await self.cluster.delete(POD, pod.name, pod.namespace, grace_s=0)
         self.pods.pop(pod.name, None)
 
-    def cannot_be_made(self, target: Target, message: str) -> None:
+    def cannot_be_made(self, target: CallTarget, message: str) -> None:
         """The revision's Deployment says why there is no pod of it; "" = it says nothing."""
         namespace, revision = whereabouts(target)
         conditions = [{"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message}] if message else []
@@ -233,7 +233,7 @@ class PodMaker:
         })  # fmt: skip
 
 
-def labels_of(target: Target) -> dict[str, str]:
+def labels_of(target: CallTarget) -> dict[str, str]:
     """As the reconciler sets them, in short."""
     return {
         names.MANAGED_BY: "pilotlight",
@@ -243,6 +243,6 @@ def labels_of(target: Target) -> dict[str, str]:
     }
 
 
-def whereabouts(target: Target) -> tuple[str, str]:
+def whereabouts(target: CallTarget) -> tuple[str, str]:
     """Namespace and revision name."""
     return "fn-acme", names.revision_name(names.service_name(target.app, target.function), target.revision)

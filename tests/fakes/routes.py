@@ -7,7 +7,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from activator.routes import RouteTable, Target
+from activator.routing.route_table import CallTarget, RouteTable
 from pilotlight.pricing import Rates
 from pilotlight.protocol import FeedChange, FunctionRoute
 from pilotlight.seal import ActivatorKey
@@ -57,10 +57,10 @@ def route_of(
     )  # fmt: skip
 
 
-def target_of(spec: FunctionSpec, **more: Any) -> Target:
-    """The Target of that route."""
+def target_of(spec: FunctionSpec, **more: Any) -> CallTarget:
+    """The CallTarget of that route."""
     route = route_of(spec, **more)
-    return Target(route, route.traffic[0][0], Rates(version="test"))
+    return CallTarget(route, route.traffic[0][0], Rates(version="test"))
 
 
 def change(seq: int, route: FunctionRoute) -> FeedChange:

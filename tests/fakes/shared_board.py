@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from activator.admission import TokenBucket
-from activator.shared.state import Pulse, SharedStateUnreachable, SharedStatistics, Want, fair_share, share_of
+from activator.balancing.admission import TokenBucket
+from activator.coordination.state import HeartbeatReply, InstanceDemand, SharedStateUnreachable, SharedStatistics, fair_share, share_of
 
 
 class Board:
@@ -49,7 +49,7 @@ class BoardState:
             raise SharedStateUnreachable("the board is down")
         self._board.lapses[self.member] = self._board.clock() + self._ttl_s
 
-    async def beat(self) -> Pulse | None:
+    async def beat(self) -> HeartbeatReply | None:
         """See SharedState."""
         if self._board.is_down:
             return None
@@ -59,8 +59,8 @@ class BoardState:
         for key in +self._held:
             others = [starving for member, starving in self._board.refusals.get(key, {}).items() if member != self.member]
             if others:
-                wants[key] = Want(wanting=len(others), starving=sum(others))
-        return Pulse(members=self._board.living(), wants=wants)
+                wants[key] = InstanceDemand(wanting=len(others), starving=sum(others))
+        return HeartbeatReply(members=self._board.living(), wants=wants)
 
     async def leave(self) -> None:
         """See SharedState."""

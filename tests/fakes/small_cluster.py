@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from activator.knative.claims import Claims, ProcessClaims
-from activator.knative.demand import Summons
+from activator.knative.activation_requests import ActivationRequests
 from activator.knative.fleet import KnativeFleet
+from activator.knative.pod_leases import Claims, ProcessClaims
 from activator.knative.pods import Pods
-from activator.knative.wake import Wakes
-from activator.routes import Target
+from activator.knative.scale_request import ScaleRequester
+from activator.routing.route_table import CallTarget
 from pilotlight.cluster.api import Cluster, Patience
 from pilotlight.cluster.credentials import find_credentials
 from pilotlight.cluster.names import function_selector
@@ -46,7 +46,7 @@ class World:
         self.woken = asyncio.Event()
         self._closing = closing
         self.wake_url = ""
-        self.targets: dict[str, Target] = {}
+        self.targets: dict[str, CallTarget] = {}
 
     async def on_wake(self, request: WorkerRequest) -> WorkerAnswer:
         """Knative's activator."""
@@ -54,20 +54,26 @@ class World:
         self.woken.set()
         return WorkerAnswer(status=self.wake_status)
 
-    def target(self, name: str = "hello", **more: object) -> Target:
+    def target(self, name: str = "hello", **more: object) -> CallTarget:
         """A function's revision."""
         target = target_of(spec_of(name, **more))  # type: ignore[arg-type]
         self.targets[target.key] = target
         return target
 
     async def fleet(
-        self, member: str = "a-0", claims: Claims | None = None, *, grace_s: float = 0.05, summons: Summons | None = None, port: int = 8012
+        self,
+        member: str = "a-0",
+        claims: Claims | None = None,
+        *,
+        grace_s: float = 0.05,
+        summons: ScaleRequester | None = None,
+        port: int = 8012,
     ) -> KnativeFleet:
         """One activator's fleet; it follows the cluster."""
         settings = ClusterSettings()
         fleet = KnativeFleet(
             cluster=self.cluster, pods=Pods(selector=function_selector(settings)), claims=claims or ProcessClaims(member=member),
-            summons=summons or Wakes(self.wake_url, whereabouts=whereabouts, waiting_of=lambda _: self.waiting),
+            summons=summons or ActivationRequests(self.wake_url, whereabouts=whereabouts, waiting_of=lambda _: self.waiting),
             whereabouts=whereabouts, target_of=lambda pod: self.targets.get(pod.key), member=member, port=port, grace_s=grace_s,
         )  # fmt: skip
         running = asyncio.create_task(fleet.run(), name=f"fleet {member}")
@@ -81,7 +87,7 @@ class World:
         await self.until(lambda: "not told yet" not in repr(fleet.pods))  # deployments, which no start waits for, are told as well
         return fleet
 
-    async def start(self, fleet: KnativeFleet, target: Target, number: int = 0) -> InstanceInfo:
+    async def start(self, fleet: KnativeFleet, target: CallTarget, number: int = 0) -> InstanceInfo:
         """A start, as a throttler asks for it."""
         return await fleet.start(target, InstanceId(f"i-{number:016x}"), NO_SECRETS)
 

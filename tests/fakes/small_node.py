@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from activator.routes import Target
+from activator.routing.route_table import CallTarget
 from snapshotter.slots.boot_limiter import NOBODY, FairSemaphore
 from snapshotter.starts.node_capacity import NodeCapacity, gpus_of
 from snapshotter.types import InstanceId, InstanceInfo, Share, StartKind
@@ -47,7 +47,7 @@ class SmallNode(FakeFleet):
         """By instances, those that start and end included."""
         return sum(info.memory_bytes for info in self._claims.values())
 
-    async def start(self, target: Target, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
+    async def start(self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
         """See Fleet."""
         self.asked.append(target.tenant)
         share = self._share_of(target.tenant)

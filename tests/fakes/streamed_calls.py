@@ -6,7 +6,7 @@ import base64
 import json
 from typing import Any
 
-from activator.call_items import cutter_of
+from activator.async_calls.stream_items import cutter_of
 from pilotlight.protocol import CallRecord
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from activator.openai.asked import Asked
+from activator.llm.openai.request import OpenAIRequest
 from pilotlight.controller import schemas
 from pilotlight.errors import InvalidInput
 from pilotlight.schema_cost import MAX_DEPTH, MAX_NODES, UNBOUNDED, cost_of, pattern_weight
@@ -104,4 +104,4 @@ def test_the_schema_of_a_models_answer_has_bounds_of_its_own(schema: dict[str, A
     body = {"messages": [{"role": "user"}], "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
 
     with pytest.raises(InvalidInput, match="too large"):
-        Asked("/v1/chat/completions", body)
+        OpenAIRequest("/v1/chat/completions", body)

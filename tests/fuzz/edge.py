@@ -15,8 +15,8 @@ from typing import Any
 
 import httpx
 
-from activator.census import in_flight
-from activator.edge import EdgeProtocol
+from activator.balancing.throttler_stats import calls_per_instance
+from activator.http.server import ClientConnection
 from activator.quotas.process import ProcessQuotas
 from activator.settings import ActivatorSettings
 from pilotlight.spec import FunctionKind
@@ -130,7 +130,7 @@ class Listener:
             await asyncio.sleep(0.0005)
         await asyncio.sleep(0)
 
-    def _connection(self, port: int) -> EdgeProtocol | None:
+    def _connection(self, port: int) -> ClientConnection | None:
         return next((c for c in self.edge.limits.connections if c.client and c.client[1] == port), None)
 
     def _is_idle(self, port: int) -> bool:
@@ -145,8 +145,8 @@ class Listener:
             )
         assert (answer.status_code, answer.text) == (200, '{"x":1}')
         ends_at = time.monotonic() + PATIENCE_S
-        while self.edge.limits.connections or sum(in_flight(self.edge.scaler.throttlers()).values()):
-            assert time.monotonic() < ends_at, f"{self.edge.limits}, {in_flight(self.edge.scaler.throttlers())}"
+        while self.edge.limits.connections or sum(calls_per_instance(self.edge.scaler.throttlers()).values()):
+            assert time.monotonic() < ends_at, f"{self.edge.limits}, {calls_per_instance(self.edge.scaler.throttlers())}"
             await asyncio.sleep(0.001)
         faults, self.faults[:] = [*self.faults], []
         assert not faults, faults
@@ -158,7 +158,7 @@ def _is_empty(end: asyncio.StreamWriter | asyncio.Transport) -> bool:
     return descriptor < 0 or not any(any(fcntl.ioctl(descriptor, which, bytes(4))) for which in (termios.FIONREAD, termios.TIOCOUTQ))
 
 
-def _waits(connection: EdgeProtocol) -> bool:
+def _waits(connection: ClientConnection) -> bool:
     cycle: Any = connection.cycle
     is_parsed = connection._way is None and not connection.pipeline and not connection.flow.unparsed
     return is_parsed and (cycle is None or cycle.response_complete)

@@ -17,14 +17,14 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from activator.knative.autoscaler import conditions, podautoscalers, serverless
-from activator.knative.autoscaler.board import Board, BoardUnreachable
-from activator.knative.autoscaler.latest import Latest
-from activator.knative.autoscaler.merging import GONE_S, Merged, Roll
+from activator.knative.autoscaler.load_aggregation import GONE_S, Members, RevisionLoad
+from activator.knative.autoscaler.load_report_store import BoardUnreachable, LoadReportStore
 from activator.knative.autoscaler.podautoscalers import Scalable
 from activator.knative.autoscaler.scaling import Decision, RevisionScale, Standing, spec_of
-from activator.knative.costs import CLAIMED, cost_of
+from activator.knative.autoscaler.write_cache import Latest
+from activator.knative.deletion_cost import CLAIMED, cost_of
+from activator.knative.pod_status import Blocker
 from activator.knative.pods import COST, Pod
-from activator.knative.states import Bar
 from pilotlight.cluster.api import Cluster
 from pilotlight.cluster.changes import Change
 from pilotlight.cluster.errors import AlreadyExists, ClusterError, NotFound
@@ -68,7 +68,7 @@ class Leader:
     def __init__(
         self,
         cluster: Cluster,
-        board: Board,
+        board: LoadReportStore,
         election: Leading,
         *,
         selector: str,
@@ -89,7 +89,7 @@ class Leader:
         self._tick_s = tick_s
         self._settle_s = settle_s
         self._may_shrink_at = clock() + settle_s
-        self._roll = Roll()
+        self._roll = Members()
         self._scales: dict[Place, RevisionScale] = {}
         self._locks: dict[Place, asyncio.Lock] = {}
         self._written: dict[Place, tuple[int, float]] = {}
@@ -242,7 +242,7 @@ class Leader:
             replicas = written
         else:
             self._written.pop(scalable.place, None)
-        is_crowded = any(pod.obstacle is not None and pod.obstacle.bar is Bar.UNSCHEDULABLE for pod in pods)
+        is_crowded = any(pod.obstacle is not None and pod.obstacle.bar is Blocker.UNSCHEDULABLE for pod in pods)
         return Standing(replicas=replicas, ready=min(replicas, int(status.get("readyReplicas") or 0)), is_crowded=is_crowded)
 
     def _scale_of(self, scalable: Scalable, standing: Standing, now: float) -> RevisionScale:
@@ -253,7 +253,7 @@ class Leader:
         scale.respec(spec)
         return scale
 
-    async def _set_scale(self, scalable: Scalable, standing: Standing, decision: Decision, merged: Merged, pods: list[Pod]) -> None:
+    async def _set_scale(self, scalable: Scalable, standing: Standing, decision: Decision, merged: RevisionLoad, pods: list[Pod]) -> None:
         if decision.wanted < standing.replicas and decision.wanted:
             await self._guard(merged, pods)
         if not self._election.is_leader:
@@ -263,9 +263,12 @@ class Leader:
         await self._cluster.patch(DEPLOYMENT, scalable.target, scalable.namespace, body, subresource="scale", timeout_s=WRITE_S)
         self._written[scalable.place] = (decision.wanted, self._clock())
 
-    async def _guard(self, merged: Merged, pods: list[Pod]) -> None:
-        """No claimed pod is among the first to go. Their activators say so themselves (`costs`), a few seconds later; a scale does not wait
-        for that. Raises ClusterError: then nothing shrinks."""
+    async def _guard(self, merged: RevisionLoad, pods: list[Pod]) -> None:
+        """No claimed pod is among the first to go. Their activators say so themselves (`deletion_cost`), a few seconds later; a scale
+        does not wait for that.
+
+        Raises ClusterError: then nothing shrinks.
+        """
         for pod in pods:
             calls = merged.held.get(pod.uid)
             if calls is None or pod.is_ending or _rank(pod) >= CLAIMED:

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 from activator.autoscaler.bounds import ACTIVATION_BUFFER_S, clamp
 from activator.autoscaler.decider import DeciderSpec, DeciderState, decide, initial_state
-from activator.autoscaler.observed import Observed
+from activator.autoscaler.observation import Observed
+from activator.autoscaler.revision_scaler import PANIC_WINDOW_PERCENT
 from activator.autoscaler.target import panic_window_s
 from activator.autoscaler.windows import TimeWindow
-from activator.instances import slots_of
-from activator.knative.autoscaler.merging import Merged
+from activator.balancing.instance import slots_of
+from activator.knative.autoscaler.load_aggregation import RevisionLoad
 from activator.knative.autoscaler.podautoscalers import Scalable
-from activator.scaled import PANIC_WINDOW_PERCENT
 from pilotlight.spec import FunctionSpec, Scaling
 
 FREE_S = 1e9
@@ -82,14 +82,14 @@ class RevisionScale:
             self._stable.record(now, concurrency)
             self._panic.record(now, concurrency)
 
-    def decide(self, now: float, scalable: Scalable, merged: Merged, standing: Standing, *, may_shrink: bool) -> Decision:
+    def decide(self, now: float, scalable: Scalable, merged: RevisionLoad, standing: Standing, *, may_shrink: bool) -> Decision:
         """What there should be."""
         decision = self._bounded(scalable, self._wanted(now, scalable, merged, standing, may_shrink=may_shrink))
         decision = self._within_deadline(now, scalable, decision, serves=bool(standing.ready or merged.held))
         self.decision = decision
         return decision
 
-    def _wanted(self, now: float, scalable: Scalable, merged: Merged, standing: Standing, *, may_shrink: bool) -> Decision:
+    def _wanted(self, now: float, scalable: Scalable, merged: RevisionLoad, standing: Standing, *, may_shrink: bool) -> Decision:
         observed = self._observed(now, merged, standing)
         answer, self._state = decide(now, observed, self.spec, self._state)
         wanted, why = answer.desired, answer.signal
@@ -100,7 +100,7 @@ class RevisionScale:
             wanted, why = standing.replicas, "held_on"
         return Decision(wanted=wanted, why=why)
 
-    def _observed(self, now: float, merged: Merged, standing: Standing) -> Observed:
+    def _observed(self, now: float, merged: RevisionLoad, standing: Standing) -> Observed:
         held = len(merged.held)
         ready = min(standing.replicas, max(standing.ready, held))
         busy = sum(1 for calls in merged.held.values() if calls)

@@ -53,7 +53,7 @@ class Wanted:
 
 # -- in ---------------------------------------------------------------------------------------------------------------
 def put(write: Write, traces: Sequence[Mapping[str, Any]], *, keep: int) -> int:
-    """Take traces in (`activator.tracing.document`), newest last word; returns how many. `keep`: of each tenant. Raises InvalidInput.
+    """Take traces in (`activator.tracing.trace_builder`), newest last word; returns how many. `keep`: of each tenant. Raises InvalidInput.
 
     What another clock says is in the future is of now: it would outlive everything that comes after it.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from activator.engines.exposition import Histogram, Reading
+from activator.llm.engine_metrics import EngineMetrics, Histogram
 
 BOUNDS_S = (0.1, 0.25, 0.5, 1.0, float("inf"))
 
@@ -23,9 +23,9 @@ class Spot:
         return self.in_flight < self.capacity and not self.is_blocked
 
 
-def reading(running: int = 0, waiting: int = 0, kv_use: float | None = 0.0, **more: Any) -> Reading:
+def reading(running: int = 0, waiting: int = 0, kv_use: float | None = 0.0, **more: Any) -> EngineMetrics:
     """What an engine says."""
-    return Reading(running=running, waiting=waiting, kv_use=kv_use, **more)
+    return EngineMetrics(running=running, waiting=waiting, kv_use=kv_use, **more)
 
 
 def histogram(*times_s: float) -> Histogram:

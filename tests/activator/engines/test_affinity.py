@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from activator.engines.affinity import BLOCK_CHARS, by_key, key_of, of_two
+from activator.llm.prefix_affinity import BLOCK_CHARS, by_key, key_of, of_two
 from tests.activator.engines.samples import Spot
 
 SYSTEM = "You answer questions about gardens. " * 20

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from activator.engines.exposition import MAX_BUCKETS, parse
-from activator.engines.views import Watched
+from activator.llm.engine_metrics import MAX_BUCKETS, parse
+from activator.llm.engine_state import EngineTracker
 from tests.activator.engines.samples import histogram
 from tests.fakes.engine.engine import EngineFake
 from tests.fakes.engine.metrics import exposition
@@ -118,7 +118,7 @@ def test_an_engine_that_says_nonsense_harms_nobody(line: str, number: str) -> No
     """A tenant chooses what its engine is: what it says of itself must not stop those who listen."""
     text = b"vllm:num_requests_running 2\nvllm:num_requests_waiting 3\nvllm:kv_cache_usage_perc 0.5\nvllm:prompt_tokens_total 100\n"
     buckets = b'vllm:time_to_first_token_seconds_bucket{le="0.5"} 1\nvllm:time_to_first_token_seconds_bucket{le="+Inf"} 1\n'
-    watched = Watched(4)
+    watched = EngineTracker(4)
     for nonsense in (f"vllm:{line} {number}\n", f"vllm:{line} 1\n".replace("0.5", number or "y")):
         for now in (1.0, 3.0):
             reading = parse(text + buckets + nonsense.encode())

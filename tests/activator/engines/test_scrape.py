@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from activator.engines.scrape import IDLE_EVERY_S, MAX_BYTES, Scraper, read
-from activator.engines.views import EngineView
-from activator.routes import Target
+from activator.llm.engine_scraper import IDLE_EVERY_S, MAX_BYTES, Scraper, read
+from activator.llm.engine_state import EngineState
+from activator.routing.route_table import CallTarget
 from pilotlight.spec import Scaling
 from tests.activator.conftest import PATIENCE_S
 from tests.activator.engines.worlds import World, started
@@ -33,7 +33,7 @@ async def _world(short_tmp: Path) -> AsyncIterator[World]:
 async def test_an_engine_with_calls_is_asked_each_time_and_an_idle_one_seldom(world: World) -> None:
     throttler = world.engine(scaling=SCALING)
     busy, _ = await started(throttler, 2)
-    looks: list[Target] = []
+    looks: list[CallTarget] = []
     scraper = Scraper(world.scaler.throttlers, deadline_s=PATIENCE_S, seen=lambda target, _: looks.append(target), clock=world.clock)
     await scraper.look()
     assert len(looks) == 2, "what has just come is looked at once"
@@ -63,7 +63,7 @@ async def test_a_look_is_no_call_and_what_it_saw_is_told(world: World) -> None:
     throttler = world.engine(scaling=SCALING)
     (instance,) = await started(throttler, 1)
     before = (instance.calls, instance.idle_since, throttler.load.last_call_at)
-    told: list[tuple[Target, EngineView]] = []
+    told: list[tuple[CallTarget, EngineState]] = []
     scraper = Scraper(
         world.scaler.throttlers, deadline_s=PATIENCE_S, seen=lambda target, view: told.append((target, view)), clock=world.clock
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from activator.engines.views import MAX_MISSED
-from activator.throttler import Throttler
+from activator.balancing.throttler import Throttler
+from activator.llm.engine_state import MAX_MISSED
 from pilotlight.policies import Objectives
 from pilotlight.spec import Scaling
 from tests.activator.engines.samples import histogram, reading

@@ -6,26 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.engines.views import MAX_MISSED, RECENT_S, Watched, share_after, slots
+from activator.llm.engine_state import MAX_MISSED, RECENT_S, EngineTracker, share_after, slots
 from tests.activator.engines.samples import histogram, reading
 
 
 def test_an_engine_takes_all_its_sequences_until_its_memory_says_otherwise() -> None:
-    watched = Watched(16)
+    watched = EngineTracker(16)
 
     assert watched.saw(reading(), 0.0).slots == 16
     assert watched.saw(reading(running=4, kv_use=0.1), 2.0).slots == 16, "four take a tenth: 36 would fit"
 
 
 def test_memory_bounds_the_calls() -> None:
-    watched = Watched(16)
+    watched = EngineTracker(16)
 
     assert watched.saw(reading(running=4, kv_use=0.45), 0.0).slots == 8, "nine tenths of the memory hold eight of these"
     assert watched.saw(reading(), 2.0).slots == 8, "an idle moment says nothing of what sequences take"
 
 
 def test_memory_that_is_too_full_bounds_at_once() -> None:
-    watched = Watched(16)
+    watched = EngineTracker(16)
     for n in range(10):
         watched.saw(reading(running=8, kv_use=0.1), 2.0 * n)
 
@@ -52,7 +52,7 @@ def test_the_bound_lies_between_one_and_all_sequences(seen: list[tuple[int, int,
 
 
 def test_no_answer_is_not_known_and_not_zero() -> None:
-    watched = Watched(16)
+    watched = EngineTracker(16)
     watched.saw(reading(running=4, kv_use=0.45), 0.0)
 
     for _ in range(MAX_MISSED - 1):
@@ -62,7 +62,7 @@ def test_no_answer_is_not_known_and_not_zero() -> None:
 
 
 def test_rates_and_hits_are_of_the_time_between_two_looks() -> None:
-    watched = Watched(16)
+    watched = EngineTracker(16)
     first = watched.saw(reading(prompt_tokens=100.0, generation_tokens=10.0, prefix_queries=100.0, prefix_hits=0.0), 10.0)
     second = watched.saw(reading(prompt_tokens=700.0, generation_tokens=50.0, prefix_queries=300.0, prefix_hits=150.0), 12.0)
 
@@ -74,14 +74,14 @@ def test_rates_and_hits_are_of_the_time_between_two_looks() -> None:
 
 
 def test_an_engine_that_counts_anew_has_no_rate() -> None:
-    watched = Watched(16)
+    watched = EngineTracker(16)
     watched.saw(reading(prompt_tokens=900.0), 0.0)
 
     assert watched.saw(reading(prompt_tokens=5.0), 2.0).prompt_tokens_per_s is None
 
 
 def test_first_tokens_are_those_of_the_last_seconds() -> None:
-    watched = Watched(16)
+    watched = EngineTracker(16)
     watched.saw(reading(first_token_s=histogram(0.2, 0.2)), 0.0)
     assert watched.first_tokens_since(-1.0) is None, "those of the first look may be from before its snapshot was made"
 

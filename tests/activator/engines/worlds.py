@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from activator.admission import ProcessQueue
-from activator.billing.books import Books
-from activator.engines.throttler import EngineThrottler
-from activator.instances import Instance
-from activator.metrics import Metrics
-from activator.routes import RouteTable, Target
-from activator.scaler import Scaler
-from activator.throttler import Throttler
+from activator.autoscaler.loop import AutoscalerLoop
+from activator.balancing.admission import GlobalQueue
+from activator.balancing.instance import Instance
+from activator.balancing.throttler import Throttler
+from activator.billing.service import BillingService
+from activator.llm.engine_throttler import EngineThrottler
+from activator.metrics.metrics import Metrics
+from activator.routing.route_table import CallTarget, RouteTable
 from pilotlight.engines import EngineSpec
 from pilotlight.policies import Objectives
 from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec, Scaling, WeightsSpec
@@ -38,13 +38,13 @@ class World:
         self.clock = ManualClock()
         self.table: RouteTable = empty_table()
         self.fleet = FakeFleet(directory)
-        self.books = Books(directory=directory / "j", activator="a-0", sync_s=0.01, free_idle_s=60, ledger=MemoryLedger())
-        self.scaler = Scaler(table=self.table, fleet=self.fleet, make_throttler=self._throttler, clock=self.clock)
-        self._queue = ProcessQueue(1000)
+        self.books = BillingService(directory=directory / "j", activator="a-0", sync_s=0.01, free_idle_s=60, ledger=MemoryLedger())
+        self.scaler = AutoscalerLoop(table=self.table, fleet=self.fleet, make_throttler=self._throttler, clock=self.clock)
+        self._queue = GlobalQueue(1000)
         self._metrics = Metrics()
         self._seq = 0
 
-    def _throttler(self, target: Target) -> Throttler:
+    def _throttler(self, target: CallTarget) -> Throttler:
         make = Throttler if target.spec.engine is None else EngineThrottler
         return make(
             target, fleet=self.fleet, queue=self._queue, secret_env=self.table.secret_env, observer=self._metrics,

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from activator.admission import ProcessQueue
-from activator.billing.books import Books
-from activator.fairness.gate import Gate
-from activator.fairness.reclaim import SPARE_S, TURN_S
-from activator.fairness.terms import share_of
-from activator.metrics import Metrics
-from activator.reservation import Reservation
-from activator.routes import RouteTable, Target
-from activator.scaler import Scaler
-from activator.surplus import IDLE_SURPLUS_S
-from activator.throttler import Throttler
+from activator.autoscaler.loop import AutoscalerLoop
+from activator.balancing.admission import GlobalQueue
+from activator.balancing.rebalancing import IDLE_SURPLUS_S
+from activator.balancing.reservation import Reservation
+from activator.balancing.throttler import Throttler
+from activator.billing.service import BillingService
+from activator.fairness.preemption import SPARE_S, TURN_S
+from activator.fairness.share_policy import share_of
+from activator.fairness.start_admission import StartAdmission
+from activator.metrics.metrics import Metrics
+from activator.routing.route_table import CallTarget, RouteTable
 from pilotlight import errors
 from pilotlight.pricing import Rates
 from pilotlight.protocol import FeedChange
@@ -47,20 +47,20 @@ class World:
         self.allowance = allowance
         self.table = RouteTable({"test": Rates(version="test", gpu_s={"H100": Decimal(1)})}, TEST_KEY.secrets)
         self.node = SmallNode(directory, NodeCapacity(memory_bytes=10 * SIZE), lambda tenant: share_of(self.table, tenant))
-        self.books = Books(
+        self.books = BillingService(
             directory=directory / "j", activator="a-0", sync_s=0.01, free_idle_s=60, ledger=MemoryLedger()
         )  # fmt: skip
         self.metrics = Metrics()
-        self.gate = Gate(self.table, clock=self.clock)
-        self.queue = ProcessQueue(1000)
+        self.gate = StartAdmission(self.table, clock=self.clock)
+        self.queue = GlobalQueue(1000)
         self.spent: set[str] = set()
-        self.scaler = Scaler(
+        self.scaler = AutoscalerLoop(
             table=self.table, fleet=self.node, make_throttler=self._throttler, gate=self.gate, clock=self.clock,
             may_run=lambda target: target.tenant not in self.spent,
         )  # fmt: skip
         self._seq = 0
 
-    def _throttler(self, target: Target) -> Throttler:
+    def _throttler(self, target: CallTarget) -> Throttler:
         return Throttler(
             target, fleet=self.node, queue=self.queue, secret_env=self.table.secret_env, observer=self.metrics, account=self.books.account,
             allowance=self.allowance, gate=self.gate, clock=self.clock,
@@ -76,7 +76,7 @@ class World:
         self._seq += 1
         assert self.table.apply(FeedChange(seq=self._seq, kind=kind, key=key, value=value))
 
-    def function_quota(self, target: Target, **quotas: int) -> None:
+    def function_quota(self, target: CallTarget, **quotas: int) -> None:
         """Quotas of one function."""
         self._tell("quota", target.name, quotas)
 
@@ -107,7 +107,7 @@ async def _world(short_tmp: Path) -> AsyncIterator[World]:
     await world.scaler.aclose()
     await world.node.aclose()
     await world.books.aclose()
-    assert (repr(world.queue), world.gate.is_crowded) == ("<ProcessQueue 0/1000 waiting>", False)
+    assert (repr(world.queue), world.gate.is_crowded) == ("<GlobalQueue 0/1000 waiting>", False)
 
 
 Call = asyncio.Task[Reservation]

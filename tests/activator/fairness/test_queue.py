@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from activator.fairness.queue import FairQueue, Place
-from activator.fairness.rank import DEFAULT_RANK, Rank
+from activator.fairness.fair_queue import Entry, FairQueue
+from activator.fairness.queue_priority import DEFAULT_RANK, QueuePriority
 from pilotlight.types import Priority
 
 
-def rank_of(tenant: str, weight: int = 1, priority: Priority = Priority.STANDARD) -> Rank:
-    return Rank(priority=priority, tenant=tenant, weight=weight)
+def rank_of(tenant: str, weight: int = 1, priority: Priority = Priority.STANDARD) -> QueuePriority:
+    return QueuePriority(priority=priority, tenant=tenant, weight=weight)
 
 
 def drained(queue: FairQueue[str], count: int | None = None) -> list[str]:
@@ -176,7 +176,7 @@ class Model(RuleBasedStateMachine):
         super().__init__()
         self.queue: FairQueue[int] = FairQueue()
         self.lines: dict[tuple[int, str], deque[int]] = {}
-        self.places: dict[int, tuple[Place[int], tuple[int, str]]] = {}
+        self.places: dict[int, tuple[Entry[int], tuple[int, str]]] = {}
         self.count = 0
 
     @rule(

@@ -8,30 +8,41 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.fairness.reclaim import SPARE_S, TURN_S, Balance, Need, Tenure, spare_gpus, successor, victims
+from activator.fairness.preemption import (
+    SPARE_S,
+    TURN_S,
+    PreemptionCandidate,
+    ResourceShortfall,
+    TenantUsage,
+    pick_within_quota,
+    spare_gpus,
+    victims,
+)
 
 
 def tenure(
     id: str, tenant: str, *, idle_s: float | None = 0.1, size: int = 100, key: str = "r", is_spare: bool = True, gpus: int = 0
-) -> Tenure:
-    return Tenure(
+) -> PreemptionCandidate:
+    return PreemptionCandidate(
         id=id, tenant=tenant, key=key, function=key, memory_bytes=size, gpus=gpus, idle_s=idle_s, in_flight=int(idle_s is None),
         is_spare=is_spare,
     )  # fmt: skip
 
 
-def balance_of(tenures: list[Tenure], *, total: int = 1000, weights: dict[str, int] | None = None, **floors: int) -> Balance:
+def balance_of(
+    tenures: list[PreemptionCandidate], *, total: int = 1000, weights: dict[str, int] | None = None, **floors: int
+) -> TenantUsage:
     use: Counter[str] = Counter()
     for one in tenures:
         use[one.tenant] += one.memory_bytes
-    return Balance(use=use, weights=weights or {}, floors=floors, total_bytes=total)
+    return TenantUsage(use=use, weights=weights or {}, floors=floors, total_bytes=total)
 
 
-def need_of(tenant: str, lacking: int = 100, *, waited_s: float = 0.0, asked: int = 100) -> Need:
-    return Need(tenant=tenant, asked_bytes=asked, lacking_bytes=lacking, waited_s=waited_s)
+def need_of(tenant: str, lacking: int = 100, *, waited_s: float = 0.0, asked: int = 100) -> ResourceShortfall:
+    return ResourceShortfall(tenant=tenant, asked_bytes=asked, lacking_bytes=lacking, waited_s=waited_s)
 
 
-def chosen(tenures: list[Tenure], need: Need, balance: Balance | None = None) -> list[str]:
+def chosen(tenures: list[PreemptionCandidate], need: ResourceShortfall, balance: TenantUsage | None = None) -> list[str]:
     return [victim.id for victim in victims(tenures, need, balance or balance_of(tenures))]
 
 
@@ -94,7 +105,7 @@ _held = st.lists(
 
 @given(_held, st.integers(1, 120), st.integers(0, 200), st.dictionaries(st.sampled_from("abc"), st.integers(0, 200)))
 def test_whatever_is_chosen_suffices_is_open_and_spares_floors(
-    held: list[Tenure], lacking: int, waited: int, floors: dict[str, int]
+    held: list[PreemptionCandidate], lacking: int, waited: int, floors: dict[str, int]
 ) -> None:
     balance = replace(balance_of(held, total=500), floors=floors)
     out = victims(held, need_of("a", lacking, waited_s=waited / 50, asked=max(lacking, 20)), balance)
@@ -114,8 +125,8 @@ def test_within_a_quota_the_idlest_goes_and_a_busy_one_only_for_a_revision_witho
     busy = [tenure("x0", "a", key="x", idle_s=None), tenure("y0", "a", key="y", idle_s=None), tenure("y1", "a", key="y", idle_s=None)]
     idle = [tenure("x1", "a", key="x", idle_s=1), tenure("y2", "a", key="y", idle_s=2)]
 
-    def of(tenures: list[Tenure], key: str, waited_s: float = 0.0, *, needs_gpu: bool = False) -> str | None:
-        found = successor(tenures, key, waited_s=waited_s, needs_gpu=needs_gpu)
+    def of(tenures: list[PreemptionCandidate], key: str, waited_s: float = 0.0, *, needs_gpu: bool = False) -> str | None:
+        found = pick_within_quota(tenures, key, waited_s=waited_s, needs_gpu=needs_gpu)
         return found.id if found is not None else None
 
     assert of(busy + idle, "z") == "y2"

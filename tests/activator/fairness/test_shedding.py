@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.fairness.rank import Rank
-from activator.fairness.shedding import Crowd, level
+from activator.fairness.load_shedding import SheddingIndex, level
+from activator.fairness.queue_priority import QueuePriority
 from pilotlight.types import Priority
 
 BATCH, STANDARD, REALTIME = Priority.BATCH, Priority.STANDARD, Priority.REALTIME
@@ -16,14 +16,14 @@ class Held:
     """A call that waits."""
 
     def __init__(self, tenant: str, priority: Priority = STANDARD, weight: int = 1) -> None:
-        self.rank = Rank(priority=priority, tenant=tenant, weight=weight)
+        self.rank = QueuePriority(priority=priority, tenant=tenant, weight=weight)
 
     def __repr__(self) -> str:
         return f"<{self.rank.priority} of {self.rank.tenant}>"
 
 
-def crowd_of(*held: Held) -> Crowd:
-    crowd = Crowd()
+def crowd_of(*held: Held) -> SheddingIndex:
+    crowd = SheddingIndex()
     for one in held:
         crowd.add(one)
     return crowd
@@ -90,15 +90,15 @@ def test_a_tenants_realtime_call_takes_the_place_of_its_own_standard_one() -> No
 
 
 def test_a_house_without_places_has_nobody_to_send_away() -> None:
-    assert Crowd().victim(Held("a", REALTIME).rank, limit=0) is None
+    assert SheddingIndex().victim(Held("a", REALTIME).rank, limit=0) is None
 
 
 def test_who_left_is_not_here_any_more() -> None:
     one, two = Held("a", weight=3), Held("a", weight=4)
     crowd = crowd_of(one, two)
-    assert (crowd.of_tenant("a"), repr(crowd)) == (2, "<Crowd 2 of 1 tenants>")
+    assert (crowd.of_tenant("a"), repr(crowd)) == (2, "<SheddingIndex 2 of 1 tenants>")
     assert (crowd.remove(one), crowd.remove(one), crowd.remove(two)) == (True, False, True)
-    assert (len(crowd), repr(crowd)) == (0, "<Crowd 0 of 0 tenants>")
+    assert (len(crowd), repr(crowd)) == (0, "<SheddingIndex 0 of 0 tenants>")
 
 
 _calls = st.builds(Held, st.sampled_from("abcd"), st.sampled_from(list(Priority)))
@@ -126,7 +126,7 @@ def test_who_gives_its_place_always_ranks_below_who_gets_it(held: list[Held], ar
 @given(st.lists(_calls, min_size=4, max_size=40))
 def test_a_tenant_within_its_share_never_loses_a_standard_place_to_one_over_it(calls: list[Held]) -> None:
     """All arrive at a house of twelve: whoever is shed was over its share, or below the priority of who came."""
-    crowd, limit = Crowd(), 12
+    crowd, limit = SheddingIndex(), 12
     for call in calls:
         if len(crowd) < limit:
             crowd.add(call)

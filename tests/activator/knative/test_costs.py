@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from activator.knative.costs import Costs, cost_of
+from activator.knative.deletion_cost import Costs, cost_of
 from activator.knative.pods import COST
 from pilotlight.cluster.errors import ClusterUnreachable
 from tests.fakes.pod_maker import FakePod

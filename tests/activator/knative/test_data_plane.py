@@ -18,13 +18,13 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
-from activator.census import waiting_in
-from activator.health import Health
+from activator.balancing.throttler_stats import desired_pods_hint
+from activator.coordination.redis_state import RedisState
+from activator.gateway.health import Health
+from activator.knative.activation_requests import ActivationRequests
 from activator.knative.fleet import KnativeFleet
-from activator.knative.redis_claims import RedisClaims
-from activator.knative.wake import Wakes
+from activator.knative.redis_pod_leases import RedisClaims
 from activator.settings import ActivatorSettings
-from activator.shared.redis_state import RedisState
 from pilotlight.spec import FunctionKind, MethodSpec
 from tests.activator.conftest import KEY, Edge, served
 from tests.activator.test_gateway import until
@@ -65,7 +65,9 @@ async def site_of(world: World, directory: Path, member: str = "a-0", redis_url:
             state = RedisState(redis_url, platform=platform, member=member)
             await state.join()
             closing.push_async_callback(state.aclose)
-        wakes = Wakes(world.wake_url, whereabouts=whereabouts, waiting_of=lambda key: waiting_in(edge.scaler.active(key)))
+        wakes = ActivationRequests(
+            world.wake_url, whereabouts=whereabouts, waiting_of=lambda key: desired_pods_hint(edge.scaler.active(key))
+        )
         claims = RedisClaims(redis_url, platform=platform, member=member) if redis_url else None
         fleet = await world.fleet(member, claims, summons=wakes)
         directory.mkdir(exist_ok=True)

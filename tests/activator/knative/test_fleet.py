@@ -9,9 +9,9 @@ from typing import NoReturn
 
 import pytest
 
-from activator.knative.claims import ClaimBoard, ClaimsUnreachable, ProcessClaims
 from activator.knative.fleet import KnativeFleet
-from activator.routes import Target
+from activator.knative.pod_leases import ClaimsUnreachable, PodLeaseTable, ProcessClaims
+from activator.routing.route_table import CallTarget
 from pilotlight.spec import Clocks
 from snapshotter import errors
 from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, StartKind
@@ -27,7 +27,7 @@ async def _event(fleet: KnativeFleet) -> AgentEvent:
     raise AssertionError("watches do not end")
 
 
-def _started(world: World, fleet: KnativeFleet, target: Target, number: int = 0) -> asyncio.Task[InstanceInfo]:
+def _started(world: World, fleet: KnativeFleet, target: CallTarget, number: int = 0) -> asyncio.Task[InstanceInfo]:
     return asyncio.create_task(world.start(fleet, target, number))
 
 
@@ -281,7 +281,7 @@ async def test_watches_that_are_cut_again_and_again_lose_nothing(world: World) -
 
 
 async def test_what_was_ours_is_ours_again(world: World) -> None:
-    target, board = world.target(), ClaimBoard(lambda: ("a-0",))
+    target, board = world.target(), PodLeaseTable(lambda: ("a-0",))
     before = await world.fleet("a-0", ProcessClaims(board, member="a-0"))
     pod = await world.maker.up(target)
     info = await world.start(before, target)
@@ -333,7 +333,7 @@ async def test_without_what_activators_share_nothing_is_claimed_and_what_is_ours
 
 async def test_a_pod_that_another_activator_took_gets_no_more_calls_and_is_not_touched(world: World) -> None:
     living = {"a-0", "a-1"}
-    board = ClaimBoard(lambda: living)
+    board = PodLeaseTable(lambda: living)
     one, two = [await world.fleet(member, ProcessClaims(board, member=member)) for member in ("a-0", "a-1")]
     await one.adopt()
     target = world.target()
@@ -355,7 +355,7 @@ async def test_a_pod_that_another_activator_took_gets_no_more_calls_and_is_not_t
 
 async def test_a_pod_that_another_takes_while_its_last_calls_are_waited_for_is_not_touched_either(world: World) -> None:
     living = {"a-0", "a-1"}
-    board = ClaimBoard(lambda: living)
+    board = PodLeaseTable(lambda: living)
     one, two = [await world.fleet(member, ProcessClaims(board, member=member)) for member in ("a-0", "a-1")]
     await one.adopt()
     given_back: list[str] = []
@@ -380,7 +380,7 @@ async def test_a_pod_that_another_takes_while_its_last_calls_are_waited_for_is_n
 
 
 async def test_nothing_is_stated_before_what_was_ours_is_ours_again(world: World) -> None:
-    target, board = world.target(), ClaimBoard(lambda: ("a-0",))
+    target, board = world.target(), PodLeaseTable(lambda: ("a-0",))
     before = await world.fleet("a-0", ProcessClaims(board, member="a-0"))
     pod = await world.maker.up(target)
     info = await world.start(before, target, 1)

@@ -19,8 +19,8 @@ import httpx
 import pytest
 import yaml
 
-from activator.knative.redis_claims import RedisClaims
-from activator.shared.redis_state import RedisState, platform_id
+from activator.coordination.redis_state import RedisState, platform_id
+from activator.knative.redis_pod_leases import RedisClaims
 from pilotlight.cluster.names import namespace_of, revision_name, service_name
 from pilotlight.cluster.settings import ClusterSettings
 from pilotlight.protocol import DUE_PATH, FEED_PATH, FeedChange

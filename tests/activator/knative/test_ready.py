@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from activator.knative.ready import Readiness, _parsed
-from activator.upstream import Answer
+from activator.knative.readiness_probe import Readiness, _parsed
+from activator.worker_client.connection import WorkerResponse
 from tests.fakes.small_cluster import World
 
 
@@ -37,8 +37,8 @@ async def test_who_is_left_and_asked_again_at_once_is_asked_by_one_task_that_can
     assert asking() == []
 
 
-def said(text: str) -> Answer:
-    return Answer(None, 200, [], text.encode())
+def said(text: str) -> WorkerResponse:
+    return WorkerResponse(None, 200, [], text.encode())
 
 
 def test_a_pod_chooses_no_labels_of_metrics() -> None:

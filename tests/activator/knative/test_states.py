@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from activator.knative import states, verdict
+from activator.knative import pod_status, start_failure
+from activator.knative.pod_status import Blocker, PodBlocker, WorkerExit
 from activator.knative.pods import Pod
-from activator.knative.states import Bar, Ending, Obstacle
 from snapshotter import errors
 
 CRASHED = {"lastState": {"terminated": {"exitCode": 1, "reason": "Error", "message": "boom"}}}
@@ -33,24 +33,24 @@ def disrupted(reason: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "body, bar, says",
     [
-        (pod_with(user=waiting("ErrImagePull", "not found")), Bar.PULL, "registry.example/fn: ErrImagePull: not found"),
-        (pod_with(user=waiting("ImagePullBackOff")), Bar.IMAGE, "ImagePullBackOff"),
-        (pod_with(user=waiting("InvalidImageName", "x")), Bar.IMAGE, "InvalidImageName: x"),
-        (pod_with(user=waiting("CreateContainerConfigError", 'secret "s" not found')), Bar.CONFIG, 'secret "s" not found'),
+        (pod_with(user=waiting("ErrImagePull", "not found")), Blocker.PULL, "registry.example/fn: ErrImagePull: not found"),
+        (pod_with(user=waiting("ImagePullBackOff")), Blocker.IMAGE, "ImagePullBackOff"),
+        (pod_with(user=waiting("InvalidImageName", "x")), Blocker.IMAGE, "InvalidImageName: x"),
+        (pod_with(user=waiting("CreateContainerConfigError", 'secret "s" not found')), Blocker.CONFIG, 'secret "s" not found'),
         (
             pod_with(user={**waiting("CrashLoopBackOff"), **CRASHED}),
-            Bar.CRASH,
+            Blocker.CRASH,
             "Error, exit status 1: boom",
         ),
         (
             pod_with(conditions=({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"},)),
-            Bar.UNSCHEDULABLE,
+            Blocker.UNSCHEDULABLE,
             "0/1 nodes",
         ),
     ],
 )  # fmt: skip
-def test_what_keeps_a_pod_from_starting(body: dict[str, Any], bar: Bar, says: str) -> None:
-    obstacle = states.obstacle_of(body)
+def test_what_keeps_a_pod_from_starting(body: dict[str, Any], bar: Blocker, says: str) -> None:
+    obstacle = pod_status.obstacle_of(body)
     assert obstacle is not None
     assert obstacle.bar is bar
     assert says in obstacle.message
@@ -67,8 +67,8 @@ def test_what_keeps_a_pod_from_starting(body: dict[str, Any], bar: Bar, says: st
     ],
 )
 def test_nothing_speaks_against_a_pod_that_is_on_its_way(body: dict[str, Any]) -> None:
-    assert states.obstacle_of(body) is None
-    assert states.ending_of(body) is None
+    assert pod_status.obstacle_of(body) is None
+    assert pod_status.ending_of(body) is None
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_nothing_speaks_against_a_pod_that_is_on_its_way(body: dict[str, Any]) -
     ],
 )
 def test_how_a_worker_ended(body: dict[str, Any], reason: str) -> None:
-    ending = states.ending_of(body)
+    ending = pod_status.ending_of(body)
     assert ending is not None
     assert ending.reason == reason
 
@@ -93,8 +93,8 @@ def test_how_a_worker_ended(body: dict[str, Any], reason: str) -> None:
 def test_the_sidecar_is_not_the_worker() -> None:
     body = pod_with(user={"state": {"running": {}}, "restartCount": 0})
     body["status"]["containerStatuses"].append({"name": "queue-proxy", "state": {"terminated": {"exitCode": 1}}, "restartCount": 7})
-    assert states.restarts_of(body) == 0
-    assert states.ending_of(body) is None
+    assert pod_status.restarts_of(body) == 0
+    assert pod_status.ending_of(body) is None
 
 
 @pytest.mark.parametrize(
@@ -109,39 +109,39 @@ def test_the_sidecar_is_not_the_worker() -> None:
     ],
 )
 def test_how_far_it_is(body: dict[str, Any], says: str) -> None:
-    assert says in states.stage_of(body)
+    assert says in pod_status.stage_of(body)
 
 
 # -- verdicts -------------------------------------------------------------------------------------------------------------------------
 
 
-def pod(name: str = "p", *, bar: Bar | None = None, since: float = 0.0, message: str = "why", **more: Any) -> Pod:
+def pod(name: str = "p", *, bar: Blocker | None = None, since: float = 0.0, message: str = "why", **more: Any) -> Pod:
     values: dict[str, Any] = {
         "uid": name, "life": f"{name}.0", "namespace": "n", "name": name, "key": "f@v1", "ip": None, "is_ready": False, "is_ending": False,
-        "ending": None, "obstacle": Obstacle(bar, message) if bar is not None else None, "obstacle_since": since, "restarts": 0,
+        "ending": None, "obstacle": PodBlocker(bar, message) if bar is not None else None, "obstacle_since": since, "restarts": 0,
         "stage": "it has no node yet", "seen_at": 0.0, "labels": {}, "cost": None,
     }  # fmt: skip
     return Pod(**{**values, **more})
 
 
 def test_as_long_as_one_pod_may_come_a_start_waits() -> None:
-    assert verdict.of_pods([], grace_s=10, now=99) is None
-    assert verdict.of_pods([pod(), pod("q", bar=Bar.IMAGE)], grace_s=10, now=99) is None
+    assert start_failure.of_pods([], grace_s=10, now=99) is None
+    assert start_failure.of_pods([pod(), pod("q", bar=Blocker.IMAGE)], grace_s=10, now=99) is None
 
 
 def test_room_is_given_a_grace_and_what_is_hopeless_none() -> None:
-    assert verdict.of_pods([pod(bar=Bar.UNSCHEDULABLE, since=5)], grace_s=10, now=14) is None
-    assert isinstance(verdict.of_pods([pod(bar=Bar.UNSCHEDULABLE, since=5)], grace_s=10, now=15), errors.NoCapacity)
-    assert verdict.of_pods([pod(bar=Bar.PULL, since=5)], grace_s=10, now=9) is None
-    for bar in (Bar.CONFIG, Bar.CRASH):
-        assert isinstance(verdict.of_pods([pod(bar=bar, since=5)], grace_s=10, now=5), errors.StartFailed)
-    assert isinstance(verdict.of_pods([pod(bar=Bar.IMAGE, since=5)], grace_s=10, now=5), errors.BundleUnavailable)
-    assert isinstance(verdict.of_pods([pod(bar=Bar.PULL, since=5)], grace_s=10, now=10), errors.BundleUnavailable)
+    assert start_failure.of_pods([pod(bar=Blocker.UNSCHEDULABLE, since=5)], grace_s=10, now=14) is None
+    assert isinstance(start_failure.of_pods([pod(bar=Blocker.UNSCHEDULABLE, since=5)], grace_s=10, now=15), errors.NoCapacity)
+    assert start_failure.of_pods([pod(bar=Blocker.PULL, since=5)], grace_s=10, now=9) is None
+    for bar in (Blocker.CONFIG, Blocker.CRASH):
+        assert isinstance(start_failure.of_pods([pod(bar=bar, since=5)], grace_s=10, now=5), errors.StartFailed)
+    assert isinstance(start_failure.of_pods([pod(bar=Blocker.IMAGE, since=5)], grace_s=10, now=5), errors.BundleUnavailable)
+    assert isinstance(start_failure.of_pods([pod(bar=Blocker.PULL, since=5)], grace_s=10, now=10), errors.BundleUnavailable)
 
 
 def test_a_pod_that_leaves_is_no_hope() -> None:
-    pods = [pod(is_ending=True), pod("q", ending=Ending("evicted", "")), pod("r", bar=Bar.CONFIG)]
-    assert isinstance(verdict.of_pods(pods, grace_s=10, now=0), errors.StartFailed)
+    pods = [pod(is_ending=True), pod("q", ending=WorkerExit("evicted", "")), pod("r", bar=Blocker.CONFIG)]
+    assert isinstance(start_failure.of_pods(pods, grace_s=10, now=0), errors.StartFailed)
 
 
 @pytest.mark.parametrize(
@@ -154,11 +154,11 @@ def test_a_pod_that_leaves_is_no_hope() -> None:
     ],
 )
 def test_what_is_short_is_named_in_a_word(message: str, resource: str) -> None:
-    error = verdict.of_pods([pod(bar=Bar.UNSCHEDULABLE, message=message)], grace_s=0, now=1)
+    error = start_failure.of_pods([pod(bar=Blocker.UNSCHEDULABLE, message=message)], grace_s=0, now=1)
     assert error is not None
     assert error.detail["resource"] == resource
 
 
 def test_a_worker_that_was_evicted_before_it_was_ready_is_replaced() -> None:
-    assert verdict.of_crash(Ending("evicted", "low on memory"), "p") is None
-    assert isinstance(verdict.of_crash(Ending("out_of_memory", "OOMKilled"), "p"), errors.StartFailed)
+    assert start_failure.of_crash(WorkerExit("evicted", "low on memory"), "p") is None
+    assert isinstance(start_failure.of_crash(WorkerExit("out_of_memory", "OOMKilled"), "p"), errors.StartFailed)

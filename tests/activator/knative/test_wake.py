@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from activator.knative.demand import Demands
-from activator.knative.wake import Wakes
+from activator.knative.activation_requests import ActivationRequests
+from activator.knative.scale_request import ReportedDemand
 from tests.activator.test_gateway import until
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
 from tests.fakes.pod_maker import TcpWorker, whereabouts
@@ -53,7 +53,7 @@ async def _url(knative: Activator) -> AsyncIterator[str]:
 
 async def test_as_many_are_held_as_calls_wait_and_none_when_the_starts_are_over(knative: Activator, url: str) -> None:
     waiting = [3]
-    wakes = Wakes(url, whereabouts=whereabouts, waiting_of=lambda _: waiting[0])
+    wakes = ActivationRequests(url, whereabouts=whereabouts, waiting_of=lambda _: waiting[0])
     async with wakes.asked(TARGET):
         await until(lambda: knative.held == 3)
         waiting[0] = 5
@@ -67,7 +67,7 @@ async def test_as_many_are_held_as_calls_wait_and_none_when_the_starts_are_over(
 
 
 async def test_a_flood_of_calls_wakes_no_flood(knative: Activator, url: str) -> None:
-    wakes = Wakes(url, whereabouts=whereabouts, waiting_of=lambda _: 10_000, most=4)
+    wakes = ActivationRequests(url, whereabouts=whereabouts, waiting_of=lambda _: 10_000, most=4)
     async with wakes.asked(TARGET):
         await until(lambda: knative.held == 4)
     await wakes.aclose()
@@ -77,7 +77,7 @@ async def test_a_flood_of_calls_wakes_no_flood(knative: Activator, url: str) -> 
 @pytest.mark.parametrize("status", [404, 503, 504, 200])
 async def test_what_is_answered_without_a_pod_for_us_is_asked_again(knative: Activator, url: str, status: int) -> None:
     knative.answers = [status, status]
-    wakes = Wakes(url, whereabouts=whereabouts, waiting_of=lambda _: 1)
+    wakes = ActivationRequests(url, whereabouts=whereabouts, waiting_of=lambda _: 1)
     async with wakes.asked(TARGET):
         await until(lambda: knative.held == 1)
         assert knative.seen == 3
@@ -86,7 +86,7 @@ async def test_what_is_answered_without_a_pod_for_us_is_asked_again(knative: Act
 
 
 async def test_somebody_who_does_not_answer_is_asked_again_and_named() -> None:
-    wakes = Wakes("http://127.0.0.1:9", whereabouts=whereabouts, waiting_of=lambda _: 1)
+    wakes = ActivationRequests("http://127.0.0.1:9", whereabouts=whereabouts, waiting_of=lambda _: 1)
     async with wakes.asked(TARGET):
         await until(lambda: "failed" in wakes.said(TARGET.key))
     await wakes.aclose()
@@ -106,7 +106,7 @@ class Leader:
 
 
 async def test_our_own_autoscaler_is_told_how_many_starts_wait() -> None:
-    demands = Demands(leader := Leader())
+    demands = ReportedDemand(leader := Leader())
     async with demands.asked(TARGET), demands.asked(TARGET):
         assert demands.said(TARGET.key)
     assert [wanted for _, wanted in leader.said] == [1, 2, 1, 0]

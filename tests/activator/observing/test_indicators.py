@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from activator.metrics import Metrics
-from activator.targets import Target
+from activator.metrics.metrics import Metrics
+from activator.routing.call_target import CallTarget
 from pilotlight.errors import StartFailed
 from pilotlight.policies import Objectives
 from tests.fakes.routes import spec_of, target_of
 
 
-def exported(metrics: Metrics, target: Target, sli: str = "availability") -> tuple[float | None, float | None, float | None]:
+def exported(metrics: Metrics, target: CallTarget, sli: str = "availability") -> tuple[float | None, float | None, float | None]:
     labels = {"tenant": target.tenant, "app": target.app, "function": target.function, "sli": sli}
     names = ("pilotlight_slo_calls_total", "pilotlight_slo_bad_calls_total", "pilotlight_slo_budget")
     return tuple(metrics.registry.get_sample_value(name, labels) for name in names)  # type: ignore[return-value]
 
 
-def fail(metrics: Metrics, target: Target) -> None:
+def fail(metrics: Metrics, target: CallTarget) -> None:
     metrics.turned_away(StartFailed("no"), target.tenant, target)
 
 

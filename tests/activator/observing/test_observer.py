@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.dispatch import Call
-from activator.observing.observer import Observer
-from activator.observing.tally import BOUNDS, MAX_BUCKET
-from activator.routes import Target
+from activator.call_stats.bucket import BOUNDS, MAX_BUCKET
+from activator.call_stats.observer import CallStats
+from activator.calls.runner import Call
+from activator.routing.call_target import CallTarget
 from pilotlight.errors import CircuitOpen, DeadlineExceeded, NotFound, OverQuota, PilotlightError, StartFailed, WorkerCrashed
 from pilotlight.observations import CLOCKS, SHADOW_ARM, Observation, bucket_of
 from pilotlight.policies import STAGES, Objectives
@@ -25,7 +25,7 @@ PARTITION = ("answered", "failed", "refused", "cancelled")
 TARGET = target_of(spec_of(objectives=Objectives(stages_s={"exec": 0.05, "queue": 0.01})))
 
 
-def call_of(target: Target = TARGET, *, start_ms: float = 0.0, route_ms: float = 0.0, admit_ms: float = 0.0) -> Call:
+def call_of(target: CallTarget = TARGET, *, start_ms: float = 0.0, route_ms: float = 0.0, admit_ms: float = 0.0) -> Call:
     call = Call(id="req-1", target=target, method="", key_id="k-1", body=b"")
     call.began_ns = 0
     call.routed_ns = int(route_ms * MS)
@@ -35,7 +35,7 @@ def call_of(target: Target = TARGET, *, start_ms: float = 0.0, route_ms: float =
     return call
 
 
-def seen(observer: Observer) -> Observation:
+def seen(observer: CallStats) -> Observation:
     (one,) = observer.take(7)
     return one
 
@@ -44,7 +44,7 @@ def counted(one: Observation) -> dict[str, int]:
     return {name: getattr(one, name) for name in PARTITION if getattr(one, name)}
 
 
-def answer(observer: Observer, call: Call, *, status: int = 200, queue_ms: float = 0.0, exec_ms: float = 20.0, **more: Any) -> None:
+def answer(observer: CallStats, call: Call, *, status: int = 200, queue_ms: float = 0.0, exec_ms: float = 20.0, **more: Any) -> None:
     dispatched_ns = call.received_ns + int((call.start_ms + queue_ms) * MS)
     observer.answered(call, status=status, dispatched_ns=dispatched_ns, ended_ns=dispatched_ns + int(exec_ms * MS), **more)
 
@@ -72,7 +72,7 @@ def test_buckets_are_those_of_the_door(ms: float) -> None:
     ],
 )
 def test_an_answer_is_in_one_count(status: int, outcome: str, where: str, why: str) -> None:
-    observer = Observer()
+    observer = CallStats()
     answer(observer, call_of(), status=status, outcome=outcome)
     one = seen(observer)
     assert counted(one) == {where: 1}
@@ -94,7 +94,7 @@ def test_an_answer_is_in_one_count(status: int, outcome: str, where: str, why: s
     ],
 )
 def test_a_call_that_got_no_answer_is_refused_or_failed(error: PilotlightError, where: str) -> None:
-    observer = Observer()
+    observer = CallStats()
     observer.refused(TARGET, error.status, error)
     one = seen(observer)
     assert counted(one) == {where: 1}
@@ -102,7 +102,7 @@ def test_a_call_that_got_no_answer_is_refused_or_failed(error: PilotlightError, 
 
 
 def test_a_warm_call_is_counted_the_same_on_the_fast_path() -> None:
-    slow, fast = Observer(), Observer()
+    slow, fast = CallStats(), CallStats()
     for observer, is_fast in ((slow, False), (fast, True)):
         call = call_of()
         if is_fast:
@@ -113,7 +113,7 @@ def test_a_warm_call_is_counted_the_same_on_the_fast_path() -> None:
 
 
 def test_a_warm_call_that_waited_for_its_quotas_is_told_stage_by_stage() -> None:
-    observer = Observer()
+    observer = CallStats()
     observer.answered_warm(call_of(route_ms=2, admit_ms=30), "", ended_ns=60 * MS, dispatched_ns=40 * MS, picos=0)
     one = seen(observer)
     assert {clock: list(one.latency[clock]) for clock in ("route", "admit", "queue", "exec")} == {
@@ -124,7 +124,7 @@ def test_a_warm_call_that_waited_for_its_quotas_is_told_stage_by_stage() -> None
 
 @given(st.tuples(*[st.floats(0, 5000)] * 5), st.booleans())
 def test_stages_add_up_to_the_latency(stages: tuple[float, float, float, float, float], streamed: bool) -> None:
-    observer = Observer()
+    observer = CallStats()
     route_ms, admit_ms, queue_ms, start_ms, exec_ms = stages
     call = call_of(route_ms=route_ms, admit_ms=admit_ms, start_ms=start_ms)
     answer(observer, call, queue_ms=queue_ms, exec_ms=exec_ms, streamed=streamed)
@@ -137,7 +137,7 @@ def test_stages_add_up_to_the_latency(stages: tuple[float, float, float, float, 
 
 
 def test_each_stage_over_its_budget_is_an_overrun() -> None:
-    observer = Observer()
+    observer = CallStats()
     answer(observer, call_of(), queue_ms=11, exec_ms=49)
     answer(observer, call_of(start_ms=6000), exec_ms=51)
     assert seen(observer).overruns == {"queue": 1, "exec": 1, "start": 1}
@@ -145,7 +145,7 @@ def test_each_stage_over_its_budget_is_an_overrun() -> None:
 
 @pytest.mark.parametrize("start_ms, streamed, clock", [(0, False, "warm"), (0, True, "first_byte"), (5, False, "cold"), (5, True, "cold")])
 def test_an_answered_call_spends_one_clock(start_ms: float, streamed: bool, clock: str) -> None:
-    observer = Observer()
+    observer = CallStats()
     answer(observer, call_of(start_ms=start_ms), streamed=streamed)
     one = seen(observer)
     assert [name for name in ("warm", "cold", "first_byte") if name in one.latency] == [clock]
@@ -153,13 +153,13 @@ def test_an_answered_call_spends_one_clock(start_ms: float, streamed: bool, cloc
 
 
 def test_a_stream_counts_by_its_first_byte() -> None:
-    observer = Observer()
+    observer = CallStats()
     answer(observer, call_of(), exec_ms=9000, streamed=True, first_byte_ms=100)
     assert seen(observer).latency["first_byte"] == {bucket_of(100): 1}
 
 
 def test_a_stream_that_breaks_was_answered_and_not_completed() -> None:
-    observer = Observer()
+    observer = CallStats()
     answer(observer, call_of(), status=502, streamed=True, completed=False)
     answer(observer, call_of(), status=499, streamed=True, completed=False)
     answer(observer, call_of(), streamed=True)
@@ -169,14 +169,14 @@ def test_a_stream_that_breaks_was_answered_and_not_completed() -> None:
 
 
 def test_nobody_waits_for_a_submitted_call() -> None:
-    observer = Observer()
+    observer = CallStats()
     answer(observer, call_of(), is_awaited=False, queue_ms=60_000)
     one = seen(observer)
     assert (one.answered, one.latency, one.calls_billed) == (1, {}, 1)
 
 
 def test_arms_and_shadows_are_apart() -> None:
-    observer = Observer()
+    observer = CallStats()
     answer(observer, call_of(), arm="blue")
     observer.answered_warm(call_of(), "blue", ended_ns=MS, dispatched_ns=0, picos=0)
     observer.shadowed(TARGET, status=200, exec_ms=3, matched=True)
@@ -193,7 +193,7 @@ def test_arms_and_shadows_are_apart() -> None:
 
 
 def test_starts_are_counted() -> None:
-    observer = Observer()
+    observer = CallStats()
     for ok in (True, False, False):
         observer.started(TARGET, ok=ok)
     one = seen(observer)
@@ -201,13 +201,13 @@ def test_starts_are_counted() -> None:
 
 
 def test_what_was_taken_is_not_counted_again() -> None:
-    observer = Observer()
+    observer = CallStats()
     answer(observer, call_of())
     assert [len(observer.take(1)), len(observer.take(1))] == [1, 0]
 
 
 def test_every_clock_that_is_told_is_one_of_the_door() -> None:
-    observer = Observer()
+    observer = CallStats()
     answer(observer, call_of(start_ms=3))
     answer(observer, call_of(), streamed=True)
     answer(observer, call_of())
@@ -215,7 +215,7 @@ def test_every_clock_that_is_told_is_one_of_the_door() -> None:
 
 
 def test_a_warm_call_costs_little(capsys: pytest.CaptureFixture[str]) -> None:
-    observer, call, rounds = Observer(), call_of(), 20_000
+    observer, call, rounds = CallStats(), call_of(), 20_000
     best = float("inf")
     for _ in range(5):
         began = time.perf_counter_ns()

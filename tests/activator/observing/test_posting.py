@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from activator.observing import posting
-from activator.observing.observer import Observer
-from activator.observing.posting import KEPT_MINUTES, Kept, Posting
+from activator.call_stats import shipper
+from activator.call_stats.observer import CallStats
+from activator.call_stats.shipper import KEPT_MINUTES, PendingStats, StatsShipper
 from pilotlight.observations import Observation
 from tests.fakes.routes import spec_of, target_of
 
@@ -60,9 +60,9 @@ class Receiver:
 class World:
     def __init__(self) -> None:
         self.clock = Clock()
-        self.observer = Observer()
+        self.observer = CallStats()
         self.receiver = Receiver()
-        self.posting = Posting(self.observer, self.receiver, activator="a-0", clock=self.clock)
+        self.posting = StatsShipper(self.observer, self.receiver, activator="a-0", clock=self.clock)
 
     def call(self, number: int = 0) -> None:
         self.observer.refused(TARGETS[number], 429)
@@ -157,7 +157,7 @@ async def test_what_is_left_at_the_end_is_posted(world: World) -> None:
 
 
 async def test_large_heaps_go_in_batches(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posting, "BATCH", 2)
+    monkeypatch.setattr(shipper, "BATCH", 2)
     for number in range(3):
         world.call(number)
     await world.turn()
@@ -165,8 +165,8 @@ async def test_large_heaps_go_in_batches(world: World, monkeypatch: pytest.Monke
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posting, "MAX_KEPT", 3)
-    kept = Kept()
+    monkeypatch.setattr(shipper, "MAX_KEPT", 3)
+    kept = PendingStats()
     kept.add(Observation(tenant="t", function_id="f", revision="v", minute=minute, refused=1) for minute in (5, 1, 2, 9, 7))
     assert kept.forget(before=2) == 2
     assert [one.minute for one in kept.take(10)] == [5, 7, 9]

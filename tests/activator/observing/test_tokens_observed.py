@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from activator.dispatch import Call
-from activator.observing.observer import Observer
-from activator.openai.asked import Asked
-from activator.openai.call import EngineCall
-from activator.tokens.use import TokenUse
+from activator.call_stats.observer import CallStats
+from activator.calls.runner import Call
+from activator.llm.openai.call import EngineCall
+from activator.llm.openai.request import OpenAIRequest
+from activator.llm.token_reservation import TokenReservation
 from pilotlight.observations import Observation, bucket_of
 from snapshotter.types import StartKind
 from tests.activator.tokens.asking import model
@@ -17,8 +17,8 @@ TARGET = target_of(model())
 
 
 def call_of(*, pieces_ms: tuple[float, ...] = (), prompt: int = 10, completion: int = 0, cached: int = 0, start_ms: float = 0.0) -> Call:
-    use = TokenUse(estimated_in=prompt, max_out=100, began_ns=0)
-    asked = Asked("/v1/completions", {"prompt": "hello"})
+    use = TokenReservation(estimated_in=prompt, max_out=100, began_ns=0)
+    asked = OpenAIRequest("/v1/completions", {"prompt": "hello"})
     call = EngineCall(asked, tokens=use, id="req-1", target=TARGET, method="", key_id="k-1")
     call.began_ns = call.routed_ns = call.received_ns = 0
     for at_ms in pieces_ms:
@@ -30,7 +30,7 @@ def call_of(*, pieces_ms: tuple[float, ...] = (), prompt: int = 10, completion: 
 
 
 def observed(call: Call, *, status: int = 200, completed: bool = True) -> Observation:
-    observer = Observer()
+    observer = CallStats()
     observer.answered(
         call, status=status, dispatched_ns=0, ended_ns=100 * MS, streamed=True, completed=completed, first_byte_ms=5.0, outcome="ok"
     )
@@ -71,7 +71,7 @@ def test_calls_without_tokens_have_none() -> None:
 
 
 def test_an_instance_without_memory_is_counted_and_other_ends_are_not() -> None:
-    observer = Observer()
+    observer = CallStats()
 
     observer.lost(TARGET, "out_of_memory")
     observer.lost(TARGET, "exited")
@@ -81,7 +81,7 @@ def test_an_instance_without_memory_is_counted_and_other_ends_are_not() -> None:
 
 
 def test_the_use_of_an_engines_cache_is_kept_in_percent() -> None:
-    observer = Observer()
+    observer = CallStats()
 
     for share in (0.0, 0.874, 0.874, 1.3):
         observer.cache_used(TARGET, share)

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from activator.engines.scrape import Scraper
-from activator.engines.throttler import EngineThrottler
+from activator.llm.engine_scraper import Scraper
+from activator.llm.engine_throttler import EngineThrottler
 from pilotlight.spec import Scaling
 from tests.activator.conftest import PATIENCE_S
 from tests.activator.openai.conftest import Shop, chat, llm

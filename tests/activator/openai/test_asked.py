@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from activator.openai.asked import Asked, parsed
-from activator.openai.errors import ModelNotFound
-from activator.tokens.facts import CHAT, COMPLETIONS, EMBEDDINGS
+from activator.llm.openai.errors import ModelNotFound
+from activator.llm.openai.request import OpenAIRequest, parsed
+from activator.llm.request_size import CHAT, COMPLETIONS, EMBEDDINGS
 from pilotlight import errors
 from pilotlight.engines import Task
 from tests.activator.openai.conftest import chat, llm
@@ -56,7 +56,7 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
 )
 def test_a_chat_that_no_engine_takes_is_refused_by_name(more: dict[str, Any], parameter: str) -> None:
     with pytest.raises(errors.InvalidInput, match=f"^{parameter}: ") as refused:
-        Asked(CHAT, {**chat(), **more})
+        OpenAIRequest(CHAT, {**chat(), **more})
 
     assert refused.value.detail["parameter"] == parameter
 
@@ -67,22 +67,24 @@ def test_a_chat_that_no_engine_takes_is_refused_by_name(more: dict[str, Any], pa
 @pytest.mark.parametrize("given", [None, [], 7, {}, [[]], ["a", 1], [1.5], [True, "x"], [None]])
 def test_a_text_that_is_none_is_refused_by_name(path: str, name: str, given: Any) -> None:
     with pytest.raises(errors.InvalidInput, match=f"^{name}: "):
-        Asked(path, {"model": "m", name: given})
+        OpenAIRequest(path, {"model": "m", name: given})
 
 
 @pytest.mark.parametrize("given", ["a", "", ["a", "b"], [1, 2], [[1], [2, 3]]])
 def test_texts_and_token_ids_are_taken(given: Any) -> None:
-    assert Asked(COMPLETIONS, {"model": "m", "prompt": given}).body["prompt"] == given
-    assert Asked(EMBEDDINGS, {"model": "m", "input": given}).body["input"] == given
+    assert OpenAIRequest(COMPLETIONS, {"model": "m", "prompt": given}).body["prompt"] == given
+    assert OpenAIRequest(EMBEDDINGS, {"model": "m", "input": given}).body["input"] == given
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, {}, {"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "string"}]}])
 def test_a_schema_is_taken(schema: dict[str, Any]) -> None:
-    assert Asked(CHAT, chat(response_format=wants(schema))).body["response_format"] == wants(schema)
+    assert OpenAIRequest(CHAT, chat(response_format=wants(schema))).body["response_format"] == wants(schema)
 
 
 def test_null_stands_for_a_default() -> None:
-    asked = Asked(CHAT, chat(stream=None, temperature=None, stop=None, stream_options=None, response_format=None, model=None, tools=None))
+    asked = OpenAIRequest(
+        CHAT, chat(stream=None, temperature=None, stop=None, stream_options=None, response_format=None, model=None, tools=None)
+    )
 
     assert (asked.is_stream, asked.model) == (False, "")
 
@@ -90,13 +92,13 @@ def test_null_stands_for_a_default() -> None:
 def test_what_is_not_known_here_reaches_the_engine_as_it_came() -> None:
     body = chat(top_k=7, guided_choice=["a"], seed=1, logprobs=True, stop=["x"], n=2, tool_choice="auto", ünï="☃")
 
-    sent = json.loads(Asked(CHAT, dict(body)).written_for(target_of(llm())))
+    sent = json.loads(OpenAIRequest(CHAT, dict(body)).written_for(target_of(llm())))
 
     assert sent == {**body, "model": "assistant"}
 
 
 def test_a_stream_is_asked_for_its_usage_whatever_its_caller_said() -> None:
-    asked = Asked(CHAT, chat(stream=True, stream_options={"include_usage": False, "x": 1}))
+    asked = OpenAIRequest(CHAT, chat(stream=True, stream_options={"include_usage": False, "x": 1}))
     sent = json.loads(asked.written_for(target_of(llm())))
 
     assert sent["stream_options"] == {"include_usage": True, "continuous_usage_stats": True, "x": 1}
@@ -104,14 +106,14 @@ def test_a_stream_is_asked_for_its_usage_whatever_its_caller_said() -> None:
 
 
 def test_half_a_surrogate_pair_is_no_character() -> None:
-    asked = Asked(CHAT, chat("\ud800"))
+    asked = OpenAIRequest(CHAT, chat("\ud800"))
 
     with pytest.raises(errors.InvalidInput, match="surrogate"):
         asked.written_for(target_of(llm()))
 
 
 def test_another_function_in_its_place_gets_its_own_name() -> None:
-    asked = Asked(CHAT, chat())
+    asked = OpenAIRequest(CHAT, chat())
 
     assert json.loads(asked.written_for(target_of(llm("small"))))["model"] == "small"
     asked.adapter = "pirate"
@@ -119,7 +121,7 @@ def test_another_function_in_its_place_gets_its_own_name() -> None:
 
 
 def test_what_cannot_answer_it_is_no_stand_in() -> None:
-    asked = Asked(CHAT, chat())
+    asked = OpenAIRequest(CHAT, chat())
     asked.adapter = "pirate"
 
     with pytest.raises(ModelNotFound, match="no language model"):
@@ -127,4 +129,4 @@ def test_what_cannot_answer_it_is_no_stand_in() -> None:
     with pytest.raises(ModelNotFound, match="'pirate'; its adapters are poet"):
         asked.written_for(target_of(llm("small", lora=("poet",))))
     with pytest.raises(errors.InvalidInput, match="embeds text: call it at /v1/embeddings"):
-        Asked(CHAT, chat()).written_for(target_of(llm("small", task=Task.EMBED)))
+        OpenAIRequest(CHAT, chat()).written_for(target_of(llm("small", task=Task.EMBED)))

@@ -8,8 +8,8 @@ import httpx
 import openai
 import pytest
 
-from activator.openai.front import MAX_VALUES
-from activator.request import MAX_ACCEPT_BYTES
+from activator.http.request import MAX_ACCEPT_BYTES
+from activator.llm.openai.api import MAX_VALUES
 from activator.settings import ActivatorSettings
 from pilotlight.engines import Task, TokenLimits
 from pilotlight.spec import FunctionKind, MethodSpec

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from activator.openai.call import EngineCall
+from activator.llm.openai.call import EngineCall
 from pilotlight import errors
 from pilotlight.engines import TokenLimits
 from pilotlight.policies import Fallback, Variant

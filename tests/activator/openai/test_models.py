@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from activator.openai.catalogue import Engines
-from activator.openai.models import MAX_COMPARED, ModelName, near_names, parse
-from activator.routes import Routed
+from activator.llm.openai.model_catalog import Engines
+from activator.llm.openai.model_resolver import MAX_COMPARED, ModelName, near_names, parse
+from activator.routing.route_table import FunctionRouter
 from pilotlight.pricing import Rates
 from tests.activator.openai.conftest import llm
 from tests.fakes.routes import TENANT, change, empty_table, route_of, spec_of, split_route
@@ -72,7 +72,7 @@ def test_a_stopped_engine_is_not_offered() -> None:
 def test_what_has_most_of_the_traffic_says_what_it_is() -> None:
     engines = Engines()
     route = split_route(llm(lora=("pirate",)), {"v1-aaa": 40, "v2-bbb": 60}, tags={"beta": "v1-aaa"})
-    engines.apply("t/main/shop/assistant", Routed(route, Rates(version="test")))
+    engines.apply("t/main/shop/assistant", FunctionRouter(route, Rates(version="test")))
 
     (engine,) = engines.of("t", "main")
     assert list(engine.models()) == ["shop/assistant", "shop/assistant:pirate", "shop/assistant@beta"]

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from activator.openai.asked import Asked, parsed
-from activator.openai.call import EngineCall
-from activator.openai.reading import StreamReading, WholeReading
-from activator.resilience.ladder import StandIn
-from activator.streaming import HOLD_BYTES
-from activator.tokens.facts import CHAT, COMPLETIONS, EMBEDDINGS, asked_of
-from activator.tokens.use import TokenUse
-from activator.upstream import Answer
+from activator.calls.fallback import StandIn
+from activator.http.sse import HOLD_BYTES
+from activator.llm.openai.call import EngineCall
+from activator.llm.openai.parser import BodyParser, StreamParser
+from activator.llm.openai.request import OpenAIRequest, parsed
+from activator.llm.request_size import CHAT, COMPLETIONS, EMBEDDINGS, asked_of
+from activator.llm.token_reservation import TokenReservation
+from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
 from pilotlight.engines import Task
 from pilotlight.spec import Clocks
@@ -29,8 +29,8 @@ def in_flight(shop: Shop) -> int:
     return sum(throttler.in_flight for throttler in shop.edge.scaler.throttlers())
 
 
-def use() -> TokenUse:
-    return TokenUse(estimated_in=10, max_out=10, began_ns=0)
+def use() -> TokenReservation:
+    return TokenReservation(estimated_in=10, max_out=10, began_ns=0)
 
 
 async def test_a_name_that_cannot_be_written_costs_no_slot(shop: Shop) -> None:
@@ -72,7 +72,7 @@ def test_what_stands_behind_the_usage_does_not_hide_it(piece_bytes: int) -> None
     }  # fmt: skip
     body = json.dumps(document, separators=(",", ":")).encode()
     counts = use()
-    reader = WholeReading(counts, Asked(CHAT, chat()), "")
+    reader = BodyParser(counts, OpenAIRequest(CHAT, chat()), "")
 
     for at in range(0, len(body), piece_bytes):
         reader.feed(body[at : at + piece_bytes], 0)
@@ -84,7 +84,7 @@ def test_what_stands_behind_the_usage_does_not_hide_it(piece_bytes: int) -> None
 def test_an_event_that_is_passed_on_in_parts_is_passed_on_as_it_is() -> None:
     first, end = b'data: {"a":1}\n\n', b'"}\n\n'
     long = b'data: {"choices":[{"index":0,"text":"' + b"x" * (2 * HOLD_BYTES)
-    reader = StreamReading(use(), Asked(COMPLETIONS, {"model": "m", "prompt": "x", "stream": True}))
+    reader = StreamParser(use(), OpenAIRequest(COMPLETIONS, {"model": "m", "prompt": "x", "stream": True}))
 
     out = b"".join((reader.feed(first + first + long, 0), reader.feed(b"y" * 10, 0), reader.feed(end + first, 0)))
 
@@ -119,7 +119,7 @@ async def test_who_is_not_the_owner_does_not_reach_into_an_engine(shop: Shop, na
 
 
 def test_another_tenants_texts_are_salted_for_embeddings_too() -> None:
-    asked = Asked(EMBEDDINGS, {"model": "m", "input": "x", "cache_salt": "mine"})
+    asked = OpenAIRequest(EMBEDDINGS, {"model": "m", "input": "x", "cache_salt": "mine"})
     asked.salt = "theirs"
 
     body = json.loads(asked.written_for(target_of(llm(task=Task.EMBED))))
@@ -144,10 +144,10 @@ def test_parsed_refuses_what_is_no_json() -> None:
 
 @pytest.mark.parametrize("ago_s, is_writing", [(0.0, True), (400.0, False), (None, False)])
 def test_an_engine_that_writes_when_its_calls_time_is_over_is_not_stuck(ago_s: float | None, is_writing: bool) -> None:
-    counts = TokenUse(estimated_in=10, max_out=10, began_ns=0)
+    counts = TokenReservation(estimated_in=10, max_out=10, began_ns=0)
     if ago_s is not None:
         counts.on_piece(time.monotonic_ns() - int(ago_s * 1e9))
     target = target_of(llm(clocks=Clocks(execution_s=6000)))
-    call = EngineCall(Asked(CHAT, chat()), tokens=counts, id="req-1", target=target, method="", key_id="k")
+    call = EngineCall(OpenAIRequest(CHAT, chat()), tokens=counts, id="req-1", target=target, method="", key_id="k")
 
-    assert StandIn(call, Answer(None, 200, [], b"{}"))._is_writing is is_writing
+    assert StandIn(call, WorkerResponse(None, 200, [], b"{}"))._is_writing is is_writing

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from activator.openai.asked import Asked
-from activator.openai.reading import StreamReading, WholeReading, read_whole, renamed
-from activator.tokens.facts import CHAT
-from activator.tokens.use import TokenUse
-from activator.upstream import UpstreamGone
+from activator.llm.openai.parser import BodyParser, StreamParser, read_whole, renamed
+from activator.llm.openai.request import OpenAIRequest
+from activator.llm.request_size import CHAT
+from activator.llm.token_reservation import TokenReservation
+from activator.worker_client.connection import WorkerConnectionLost
 from tests.activator.openai.conftest import chat
 
 DONE = b"data: [DONE]\n\n"
 
 
-def use() -> TokenUse:
-    return TokenUse(estimated_in=10, max_out=10, began_ns=0)
+def use() -> TokenReservation:
+    return TokenReservation(estimated_in=10, max_out=10, began_ns=0)
 
 
 def piece(text: str = " ho", *, spoken: int | None = 1, choice: int = 0, finish: str | None = None, **delta: Any) -> bytes:
@@ -48,8 +48,8 @@ def without_usage(event: bytes) -> dict[str, Any]:
     return {key: value for key, value in body.items() if key != "usage"}
 
 
-def reading(counts: TokenUse, **more: Any) -> StreamReading:
-    return StreamReading(counts, Asked(CHAT, chat(stream=True, **more)))
+def reading(counts: TokenReservation, **more: Any) -> StreamParser:
+    return StreamParser(counts, OpenAIRequest(CHAT, chat(stream=True, **more)))
 
 
 def test_usage_is_read_and_taken_out_again() -> None:
@@ -152,7 +152,7 @@ def test_a_stream_that_just_stops_is_not_over() -> None:
     reader = reading(use())
     reader.feed(piece(), 1)
 
-    with pytest.raises(UpstreamGone, match="before its end"):
+    with pytest.raises(WorkerConnectionLost, match="before its end"):
         reader.collected(200, b"")
 
 
@@ -165,7 +165,7 @@ def test_a_whole_answer_says_its_usage_at_its_end() -> None:
 
     assert (counts.tokens_in, counts.tokens_out, counts.tokens_cached, counts.finish) == (7, 2, 3, "stop")
     counts = use()
-    tail = WholeReading(counts, Asked(CHAT, chat()), "assistant")
+    tail = BodyParser(counts, OpenAIRequest(CHAT, chat()), "assistant")
     for at in range(0, len(body), 10):
         tail.feed(body[at : at + 10], 0)
     tail.end()

@@ -8,7 +8,7 @@ from decimal import Decimal
 import openai
 import pytest
 
-from activator.throttler import Throttler
+from activator.balancing.throttler import Throttler
 from pilotlight.engines import TokenLimits
 from pilotlight.pricing import Rates, cost_of
 from pilotlight.protocol import UsageRecord

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from activator.resilience.breaker import JITTER, MAX_DOUBLINGS, WINDOW_S, Breaker, BreakerTerms, Ending, State, Window
+from activator.resilience.breaker import JITTER, MAX_DOUBLINGS, WINDOW_S, Breaker, BreakerTerms, Outcome, State, Window
 
 TERMS = BreakerTerms(error_ratio=0.5, min_calls=4, open_s=5)
 
@@ -17,7 +17,7 @@ def make_breaker(seed: int = 1) -> Breaker:
 
 def end(breaker: Breaker, text: str, now: float) -> None:
     """`.` is an answer, `x` a failure, `r` a raise, `-` nothing."""
-    kinds = {".": Ending.ANSWERED, "x": Ending.FAILED, "r": Ending.RAISED, "-": Ending.NEITHER}
+    kinds = {".": Outcome.ANSWERED, "x": Outcome.FAILED, "r": Outcome.RAISED, "-": Outcome.NEITHER}
     for letter in text:
         breaker.ended(kinds[letter], now)
 

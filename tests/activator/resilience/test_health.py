@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from activator.admission import ProcessQueue
-from activator.billing.books import Books
-from activator.metrics import Metrics
-from activator.resilience.breaker import WINDOW_S, BreakerTerms, Ending
-from activator.resilience.health import LOOK_S, MAX_PAST, SLOW_LOOKS, Health
+from activator.balancing.admission import GlobalQueue
+from activator.balancing.throttler import Throttler
+from activator.billing.service import BillingService
+from activator.metrics.metrics import Metrics
+from activator.resilience.breaker import WINDOW_S, BreakerTerms, Outcome
+from activator.resilience.outlier_detection import LOOK_S, MAX_PAST, SLOW_LOOKS, RevisionHealth
 from activator.resilience.outliers import Tally, Timed, is_outlier, may_eject, slowest
-from activator.targets import Target
-from activator.throttler import Throttler
+from activator.routing.call_target import CallTarget
 from pilotlight import errors
 from pilotlight.spec import Scaling
 from snapshotter import errors as agent_errors
@@ -31,7 +31,7 @@ TERMS = BreakerTerms(error_ratio=0.5, min_calls=4, open_s=5)
 class BareFleet(FakeFleet):
     """Instances without a process: nobody calls them here."""
 
-    async def start(self, target: Target, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
+    async def start(self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
         """See Fleet."""
         self.started.append(instance_id)
         await self.gate.wait()
@@ -44,11 +44,11 @@ class BareFleet(FakeFleet):
 class World:
     """One revision's throttler, with a manual clock."""
 
-    def __init__(self, directory: Path, books: Books) -> None:
+    def __init__(self, directory: Path, books: BillingService) -> None:
         self.now = 1000.0
         self.fleet = BareFleet(directory)
         self.throttler = Throttler(
-            target_of(spec_of(scaling=Scaling(max_instances=10))), fleet=self.fleet, queue=ProcessQueue(100), secret_env=lambda _: {},
+            target_of(spec_of(scaling=Scaling(max_instances=10))), fleet=self.fleet, queue=GlobalQueue(100), secret_env=lambda _: {},
             observer=Metrics(), account=books.account, terms=TERMS, clock=lambda: self.now,
         )  # fmt: skip
 
@@ -59,7 +59,7 @@ class World:
             await asyncio.sleep(0)
         return list(self.throttler.instances)
 
-    def call(self, instance: str, ending: Ending, *, took_s: float = 0.0) -> None:
+    def call(self, instance: str, ending: Outcome, *, took_s: float = 0.0) -> None:
         """One call on this very instance."""
         others = [one for one in self.throttler.instances.values() if one.id != instance]
         for one in others:
@@ -80,7 +80,7 @@ class World:
 @pytest.fixture(name="world")
 async def _world() -> AsyncIterator[World]:
     with tempfile.TemporaryDirectory(prefix="pl") as directory:
-        books = Books(directory=Path(directory) / "j", activator="a-0", sync_s=0.01, free_idle_s=60, ledger=MemoryLedger())
+        books = BillingService(directory=Path(directory) / "j", activator="a-0", sync_s=0.01, free_idle_s=60, ledger=MemoryLedger())
         world = World(Path(directory), books)
         try:
             yield world
@@ -92,26 +92,26 @@ async def _world() -> AsyncIterator[World]:
 async def test_a_revision_that_never_failed_has_no_watch(world: World) -> None:
     (one,) = await world.grow(1)
     for _ in range(50):
-        world.call(one, Ending.ANSWERED)
+        world.call(one, Outcome.ANSWERED)
 
     assert world.throttler.health is None
 
 
 async def test_watching_ends_ten_seconds_after_the_last_failure(world: World) -> None:
     (one,) = await world.grow(1)
-    world.call(one, Ending.FAILED)
+    world.call(one, Outcome.FAILED)
     assert world.throttler.health is not None
     world.now += WINDOW_S - 1
-    world.call(one, Ending.ANSWERED)
+    world.call(one, Outcome.ANSWERED)
     assert world.throttler.health is not None
     world.now += 1
-    world.call(one, Ending.ANSWERED)
+    world.call(one, Outcome.ANSWERED)
     assert world.throttler.health is None
 
 
 async def test_a_caller_that_left_speaks_against_nobody(world: World) -> None:
     (one,) = await world.grow(1)
-    world.call(one, Ending.NEITHER)
+    world.call(one, Outcome.NEITHER)
 
     assert world.throttler.health is None
 
@@ -119,7 +119,7 @@ async def test_a_caller_that_left_speaks_against_nobody(world: World) -> None:
 async def test_an_open_breaker_refuses_at_once_and_says_when_to_come_again(world: World) -> None:
     (one,) = await world.grow(1)
     for _ in range(4):
-        world.call(one, Ending.FAILED)
+        world.call(one, Outcome.FAILED)
 
     assert world.throttler.reserve_nowait() is None
     with pytest.raises(errors.CircuitOpen) as caught:
@@ -134,7 +134,7 @@ async def test_an_open_breaker_refuses_at_once_and_says_when_to_come_again(world
 async def test_after_the_pause_one_probe_goes_and_its_answer_lets_all_others_go(world: World) -> None:
     (one,) = await world.grow(1)
     for _ in range(4):
-        world.call(one, Ending.FAILED)
+        world.call(one, Outcome.FAILED)
     world.now += 7
     probe = world.throttler.reserve_nowait()
     assert probe is not None
@@ -147,7 +147,7 @@ async def test_after_the_pause_one_probe_goes_and_its_answer_lets_all_others_go(
 
 async def test_a_probe_that_gives_up_waiting_leaves_its_place(world: World) -> None:
     for _ in range(4):
-        world.throttler._note("", Ending.FAILED)
+        world.throttler._note("", Outcome.FAILED)
     world.now += 7
     world.fleet.gate.clear()
     probe = asyncio.create_task(world.throttler.reserve(60))
@@ -185,9 +185,9 @@ async def test_want_of_room_does_not_speak_against_a_revision(world: World) -> N
 async def test_the_one_instance_on_which_user_code_raises_is_replaced(world: World) -> None:
     good, other, bad = await world.grow(3)
     for _ in range(5):
-        world.call(good, Ending.ANSWERED)
-        world.call(other, Ending.ANSWERED)
-        world.call(bad, Ending.RAISED)
+        world.call(good, Outcome.ANSWERED)
+        world.call(other, Outcome.ANSWERED)
+        world.call(bad, Outcome.RAISED)
     await asyncio.sleep(0)
 
     assert bad not in world.live()
@@ -199,7 +199,7 @@ async def test_where_all_instances_raise_none_is_ejected(world: World) -> None:
     instances = await world.grow(3)
     for _ in range(10):
         for instance in instances:
-            world.call(instance, Ending.RAISED)
+            world.call(instance, Outcome.RAISED)
 
     assert world.live() == set(instances)
     assert world.throttler.reserve_nowait() is not None, "what user code raises opens no breaker"
@@ -208,11 +208,11 @@ async def test_where_all_instances_raise_none_is_ejected(world: World) -> None:
 async def test_at_most_half_of_the_instances_are_ejected(world: World) -> None:
     instances = await world.grow(4)
     for _ in range(20):
-        world.call(instances[0], Ending.ANSWERED)
+        world.call(instances[0], Outcome.ANSWERED)
     for bad in instances[1:]:
         for _ in range(8):
             if bad in world.live():
-                world.call(bad, Ending.RAISED)
+                world.call(bad, Outcome.RAISED)
 
     assert len(world.live() & set(instances)) >= 2
 
@@ -220,7 +220,7 @@ async def test_at_most_half_of_the_instances_are_ejected(world: World) -> None:
 async def test_a_lone_instance_is_never_ejected(world: World) -> None:
     (one,) = await world.grow(1)
     for _ in range(30):
-        world.call(one, Ending.RAISED)
+        world.call(one, Outcome.RAISED)
 
     assert world.live() == {one}
 
@@ -229,9 +229,9 @@ async def test_an_instance_that_stays_much_slower_than_the_others_is_replaced(wo
     quick, other, slow = await world.grow(3)
     for _ in range(SLOW_LOOKS):
         for _ in range(20):
-            world.call(quick, Ending.ANSWERED, took_s=0.01)
-            world.call(other, Ending.ANSWERED, took_s=0.012)
-            world.call(slow, Ending.ANSWERED, took_s=0.5)
+            world.call(quick, Outcome.ANSWERED, took_s=0.01)
+            world.call(other, Outcome.ANSWERED, took_s=0.012)
+            world.call(slow, Outcome.ANSWERED, took_s=0.5)
         world.now += LOOK_S
         assert slow in world.live()
         world.throttler.look_for_slow(world.now)
@@ -244,8 +244,8 @@ async def test_one_slow_while_is_no_reason(world: World) -> None:
     quick, slow = await world.grow(2)
     for took_s in (0.5, 0.01, 0.5, 0.01):
         for _ in range(20):
-            world.call(quick, Ending.ANSWERED, took_s=0.01)
-            world.call(slow, Ending.ANSWERED, took_s=took_s)
+            world.call(quick, Outcome.ANSWERED, took_s=0.01)
+            world.call(slow, Outcome.ANSWERED, took_s=took_s)
         world.now += LOOK_S
         world.throttler.look_for_slow(world.now)
 
@@ -253,9 +253,9 @@ async def test_one_slow_while_is_no_reason(world: World) -> None:
 
 
 def test_a_revision_that_crashes_for_days_is_not_remembered_by_instance() -> None:
-    health = Health(TERMS)
+    health = RevisionHealth(TERMS)
     for n in range(10_000):
-        health.ended(f"i-{n}", Ending.FAILED, float(n))
+        health.ended(f"i-{n}", Outcome.FAILED, float(n))
         health.should_eject(f"i-{n}", [f"i-{n}"], float(n))
 
     assert len(health._instances) <= MAX_PAST + 2

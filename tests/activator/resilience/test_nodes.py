@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from activator.resilience.breaker import BreakerTerms
-from activator.resilience.nodes import AWAY_S, PROBE_S, NodeGuard
+from activator.resilience.node_breaker import AWAY_S, PROBE_S, NodeBreaker
 from pilotlight import errors
 from snapshotter import errors as agent_errors
 
@@ -26,11 +26,11 @@ def _clock() -> Clock:
 
 
 @pytest.fixture(name="guard")
-def _guard(clock: Clock) -> NodeGuard:
-    return NodeGuard(BreakerTerms(min_calls=4), clock=clock)
+def _guard(clock: Clock) -> NodeBreaker:
+    return NodeBreaker(BreakerTerms(min_calls=4), clock=clock)
 
 
-def start(guard: NodeGuard, error: BaseException | None = None) -> None:
+def start(guard: NodeBreaker, error: BaseException | None = None) -> None:
     guard.check()
     if error is None:
         guard.started()
@@ -41,7 +41,7 @@ def start(guard: NodeGuard, error: BaseException | None = None) -> None:
 AWAY = agent_errors.AgentUnavailable("no agent on its socket")
 
 
-def test_an_agent_that_restarts_is_waited_for(guard: NodeGuard, clock: Clock) -> None:
+def test_an_agent_that_restarts_is_waited_for(guard: NodeBreaker, clock: Clock) -> None:
     for _ in range(50):
         start(guard, AWAY)
         clock.now += AWAY_S / 60
@@ -49,7 +49,7 @@ def test_an_agent_that_restarts_is_waited_for(guard: NodeGuard, clock: Clock) ->
     start(guard)
 
 
-def test_one_that_stays_away_is_asked_by_a_probe_now_and_then(guard: NodeGuard, clock: Clock) -> None:
+def test_one_that_stays_away_is_asked_by_a_probe_now_and_then(guard: NodeBreaker, clock: Clock) -> None:
     start(guard, AWAY)
     clock.now += AWAY_S
     start(guard, AWAY)
@@ -60,7 +60,7 @@ def test_one_that_stays_away_is_asked_by_a_probe_now_and_then(guard: NodeGuard, 
     start(guard)
 
 
-def test_an_agent_that_fails_starts_is_left_alone(guard: NodeGuard) -> None:
+def test_an_agent_that_fails_starts_is_left_alone(guard: NodeBreaker) -> None:
     for _ in range(4):
         start(guard, agent_errors.SnapshotterError("the fork server is broken"))
     with pytest.raises(errors.CircuitOpen, match="failed 100% of the starts"):
@@ -77,16 +77,16 @@ def test_an_agent_that_fails_starts_is_left_alone(guard: NodeGuard) -> None:
         agent_errors.ImageBuildFailed("pip"),
     ],
 )
-def test_what_is_the_revisions_own_or_want_of_room_says_nothing_against_the_node(guard: NodeGuard, error: BaseException) -> None:
+def test_what_is_the_revisions_own_or_want_of_room_says_nothing_against_the_node(guard: NodeBreaker, error: BaseException) -> None:
     for _ in range(50):
         start(guard, error)
     guard.check()
 
 
-def test_a_start_that_was_given_up_leaves_the_probes_place(guard: NodeGuard, clock: Clock) -> None:
+def test_a_start_that_was_given_up_leaves_the_probes_place(guard: NodeBreaker, clock: Clock) -> None:
     for _ in range(4):
         start(guard, agent_errors.SnapshotterError("broken"))
     clock.now += 60
     start(guard, GeneratorExit())
     start(guard)
-    assert repr(guard) == "<NodeGuard <Breaker closed <Window 0 of 0 failed>>>"
+    assert repr(guard) == "<NodeBreaker <Breaker closed <Window 0 of 0 failed>>>"

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from activator.call import Call
+from activator.calls.call import Call
+from activator.calls.fallback import StandIn
+from activator.calls.retry import RetryExecutor
 from activator.quotas.admission import Admission
 from activator.resilience.breaker import BreakerTerms
-from activator.resilience.budgets import BURST, RetryBudgets
-from activator.resilience.ladder import StandIn
-from activator.resilience.persistence import Persistence
+from activator.resilience.retry_budget import BURST, RetryBudgets
 from activator.settings import ActivatorSettings
-from activator.upstream import Answer
+from activator.worker_client.connection import WorkerResponse
 from pilotlight.policies import Fallback, RetryPolicy
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import forever, problem_of, until
@@ -277,7 +277,7 @@ class Raised(StandIn):
     __slots__ = ("closed",)
 
     def __init__(self, call: Call) -> None:
-        super().__init__(call, Answer(None, 500, [(b"pilotlight-outcome", b"raised")], b"{}"))
+        super().__init__(call, WorkerResponse(None, 500, [(b"pilotlight-outcome", b"raised")], b"{}"))
         self.closed: list[tuple[int, str]] = []
 
     def close(self, *, status: int, outcome: str, bytes_out: int, finish: str = "", is_own_word: bool = False) -> str:
@@ -297,7 +297,7 @@ async def test_a_caller_that_leaves_while_a_retry_is_asked_for_leaves_no_slot_ta
     async def again(_: Call) -> Raised:
         raise AssertionError("not begun again")
 
-    task = asyncio.create_task(Persistence(RetryBudgets(0.2)).carry(call, first(), again))
+    task = asyncio.create_task(RetryExecutor(RetryBudgets(0.2)).carry(call, first(), again))
     await gate.is_asked.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.resilience import budgets
-from activator.resilience.budgets import BURST, RetryBudgets
+from activator.resilience import retry_budget
 from activator.resilience.retries import delay_s, is_failure, may_retry, pause_s
-from activator.upstream import UpstreamGone
+from activator.resilience.retry_budget import BURST, RetryBudgets
+from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
 from pilotlight.policies import RetryPolicy
 from pilotlight.spec import FunctionSpec, MethodSpec
@@ -55,7 +55,7 @@ def test_a_delay_is_never_above_its_cap_nor_below_what_jitter_leaves(attempt: in
         (errors.FunctionRaised("ValueError"), True),
         (errors.DeadlineExceeded("ran too long", clock="execution"), True),
         (errors.DeadlineExceeded("did not start", clock="startup"), True),
-        (UpstreamGone("gone", sent=True), True),
+        (WorkerConnectionLost("gone", sent=True), True),
         (errors.DeadlineExceeded("waited", clock="queue"), False),
         (errors.CircuitOpen("it fails", revision="r"), False),
         (errors.InvalidInput("x"), False),
@@ -120,6 +120,6 @@ def test_a_share_of_zero_allows_none_at_all() -> None:
 
 def test_a_flood_of_callers_does_not_fill_the_memory() -> None:
     allowed = RetryBudgets(0.2)
-    for n in range(budgets.MAX_CALLERS + 10):
+    for n in range(retry_budget.MAX_CALLERS + 10):
         allowed.of(f"k-{n}", 0)
-    assert repr(allowed) == f"<RetryBudgets {budgets.MAX_CALLERS} callers, 0.2 per call>"
+    assert repr(allowed) == f"<RetryBudgets {retry_budget.MAX_CALLERS} callers, 0.2 per call>"

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from activator.call_items import cutter_of
+from activator.async_calls.stream_items import cutter_of
 from pilotlight.protocol import PROBLEM_BASE
 
 

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from activator.streaming import HOLD_BYTES
+from activator.http.sse import HOLD_BYTES
 from pilotlight.spec import Clocks
 from snapshotter import errors as agent_errors
 from tests.activator.conftest import Edge

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from activator.request import Request
-from activator.streaming import HOLD_BYTES, EventCutter, EventStream, data_lines, early_head
+from activator.http.request import Request
+from activator.http.sse import HOLD_BYTES, SseResponse, SseSplitter, data_lines, early_head
 from tests.activator.conftest import PATIENCE_S
 from tests.activator.streams.world import OFTEN_S
 from tests.activator.test_gateway import until
@@ -28,9 +28,9 @@ class Callers:
     async def _send(self, message: Any) -> None:
         self.sent.append(message.get("body", b"head"))
 
-    def stream(self, every_s: float = OFTEN_S) -> EventStream:
+    def stream(self, every_s: float = OFTEN_S) -> SseResponse:
         """To it."""
-        return EventStream(self.request, every_s=every_s, head=lambda: early_head(self.request))
+        return SseResponse(self.request, every_s=every_s, head=lambda: early_head(self.request))
 
 
 async def test_no_heartbeat_comes_in_the_middle_of_an_event() -> None:
@@ -73,7 +73,7 @@ async def test_what_came_is_not_lost_to_a_caller_who_leaves_in_that_moment() -> 
     request = Request({"type": "http", "method": "POST", "path": "/", "headers": []}, caller._receive, send)
 
     async def run() -> None:
-        async with EventStream(request, every_s=OFTEN_S, head=lambda: early_head(request)) as stream:
+        async with SseResponse(request, every_s=OFTEN_S, head=lambda: early_head(request)) as stream:
             got.append(await stream.during(step()))
 
     task = asyncio.create_task(run())
@@ -109,14 +109,14 @@ async def _fail() -> None:
     ],
 )
 def test_events_are_cut_where_they_end(pieces: list[bytes], passed: list[bytes]) -> None:
-    cutter = EventCutter()
+    cutter = SseSplitter()
 
     assert [cutter.feed(piece) for piece in pieces] == passed
     assert (cutter.rest(), cutter.is_inside) == (b"", False)
 
 
 def test_a_long_event_is_passed_on_in_parts_and_known_to_be_one() -> None:
-    cutter = EventCutter()
+    cutter = SseSplitter()
     long = b"data: " + b"x" * (HOLD_BYTES + 1)
     first = cutter.feed(long)
     assert (first, cutter.is_inside) == (long[:-1], True)
@@ -128,7 +128,7 @@ def test_a_long_event_is_passed_on_in_parts_and_known_to_be_one() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50])
 def test_nothing_is_lost_however_a_stream_is_cut(size: int) -> None:
     stream = b"".join(b"data: %d\n\n" % n for n in range(30)) + b"data: " + b"y" * 200_000 + b"\n\ndata: last\n\n"
-    cutter = EventCutter()
+    cutter = SseSplitter()
     step: Callable[[int], bytes] = lambda at: stream[at : at + (size if at < 400 else 4096)]  # noqa: E731
     at, out = 0, b""
     while at < len(stream):

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from activator.call_streams import PIECE_BYTES, CallReader, Position
-from activator.held import Held
-from activator.request import Request
-from activator.streaming import EventStream
+from activator.async_calls.pending import PendingCall
+from activator.async_calls.result_stream import PIECE_BYTES, Position, StreamSubscriber
+from activator.http.request import Request
+from activator.http.sse import SseResponse
 from pilotlight.protocol import CONTENT_NDJSON, CONTENT_PICKLE_STREAM, CONTENT_SSE, CallRecord
 
 SIZE = 8 * PIECE_BYTES
@@ -36,10 +36,10 @@ class Fast:
         """ASGI."""
         self.sent += message.get("body", b"")
 
-    def stream(self) -> EventStream:
+    def stream(self) -> SseResponse:
         """What it is answered with."""
         request = Request({"type": "http", "method": "GET", "path": "/", "headers": []}, self.receive, self.send)
-        return EventStream(request, every_s=60.0, head=list)
+        return SseResponse(request, every_s=60.0, head=list)
 
 
 def record_of(content_type: str, result: bytes) -> CallRecord:
@@ -64,7 +64,7 @@ async def turns_of(work: Coroutine[Any, Any, None]) -> int:
 @PLACES
 async def test_a_result_of_very_many_items_leaves_the_event_loop_to_others(content_type: str, item: bytes, after: Position) -> None:
     result = item * (SIZE // len(item))
-    turns = await turns_of(CallReader(Fast().stream(), after).finish(record_of(content_type, result).to_json()))
+    turns = await turns_of(StreamSubscriber(Fast().stream(), after).finish(record_of(content_type, result).to_json()))
 
     assert turns >= SIZE // PIECE_BYTES
 
@@ -72,9 +72,9 @@ async def test_a_result_of_very_many_items_leaves_the_event_loop_to_others(conte
 @KINDS
 @PLACES
 async def test_a_log_of_very_many_items_leaves_the_event_loop_to_others(content_type: str, item: bytes, after: Position) -> None:
-    held = Held(record_of(content_type, b""))
+    held = PendingCall(record_of(content_type, b""))
     held.begin_log(1, content_type).data += item * (SIZE // len(item))
-    turns = await turns_of(CallReader(Fast().stream(), after).follow(held))
+    turns = await turns_of(StreamSubscriber(Fast().stream(), after).follow(held))
 
     assert turns >= SIZE // PIECE_BYTES
 
@@ -82,7 +82,7 @@ async def test_a_log_of_very_many_items_leaves_the_event_loop_to_others(content_
 async def test_no_item_is_lost_where_pieces_meet() -> None:
     lines = [b'"%s"' % (b"x" * (n % 97)) for n in range(2000)]
     caller = Fast()
-    await CallReader(caller.stream(), (1, 500)).finish(record_of(CONTENT_NDJSON, b"\n".join([*lines, b""])).to_json())
+    await StreamSubscriber(caller.stream(), (1, 500)).finish(record_of(CONTENT_NDJSON, b"\n".join([*lines, b""])).to_json())
 
     events = caller.sent.split(b"\n\n")
     assert events[:1500] == [b"id: 1-%d\ndata: %b" % (n + 1, line) for n, line in enumerate(lines) if n >= 500]

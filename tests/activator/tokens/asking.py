@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from activator.callers import Caller
-from activator.entry import Entrance, Entry
 from activator.quotas.process import ProcessQuotas
 from activator.quotas.store import QuotaStore
-from activator.routes import RouteTable
+from activator.routing.access import AccessCache, AccessGrant
+from activator.routing.api_keys import Principal
+from activator.routing.route_table import RouteTable
 from activator.settings import ActivatorSettings
 from pilotlight.engines import EngineSpec, Task, TokenLimits
 from pilotlight.protocol import FeedChange, KeyRecord
@@ -37,16 +37,16 @@ class Door:
         """`plan`: of the tenant; `quotas`: of the caller's key."""
         self.table: RouteTable = empty_table()
         self.store = store or ProcessQuotas()
-        self.entrance = Entrance(table=self.table, store=self.store, settings=ActivatorSettings())
+        self.entrance = AccessCache(table=self.table, store=self.store, settings=ActivatorSettings())
         self.table.apply(change(1, route_of(spec)))
         value = {"id": TENANT, "name": "acme", "uid": None, "plan": {"name": "p", **plan} if plan else {}, "suspended": False}
         self.table.apply(FeedChange(seq=2, kind="tenant", key=TENANT, value=value))
         self._target = self.table.target(FunctionAddress(tenant=TenantId(TENANT), environment="main", app="shop", function=spec.name))
         self._quotas = quotas
 
-    def entry(self, key: str = "k-1", *, tenant: str = TENANT) -> Entry:
+    def entry(self, key: str = "k-1", *, tenant: str = TENANT) -> AccessGrant:
         """The way of one caller."""
-        return self.entrance.entry(Caller(KeyRecord(id=key, hash="", tenant=tenant, scope="invoke", quotas=self._quotas)), self._target)
+        return self.entrance.entry(Principal(KeyRecord(id=key, hash="", tenant=tenant, scope="invoke", quotas=self._quotas)), self._target)
 
 
 def chat(text: str = "hello there", **more: Any) -> dict[str, Any]:

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from activator.billing.account import Bill, InstanceAccount, Ticket
 from activator.billing.budgets import Budgets, token_picos
+from activator.billing.instance_meter import Charge, InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
 from activator.billing.usage import PICO, UsageTemplate
-from activator.tokens.use import TokenUse
+from activator.llm.token_reservation import TokenReservation
 from pilotlight import errors
 from pilotlight.pricing import BUSY, Rates, cost_of
 from pilotlight.protocol import UsageRecord
@@ -42,13 +42,13 @@ class Engine:
             limit_ns=LIMIT_S * SECOND,
         )  # fmt: skip
 
-    def open(self, use: TokenUse | None, call: str = "c1") -> Ticket:
+    def open(self, use: TokenReservation | None, call: str = "c1") -> OpenRecord:
         return self.books.open(
             call=call, attempt=1, key="k", method="", start_kind="WARM", queued_ms=0, start_ms=0, now_ns=0, at_ns=self.wall.now_ns,
             tokens=use,
         )  # fmt: skip
 
-    def close(self, ticket: Ticket, *, status: int = 200, outcome: str = "ok") -> Bill:
+    def close(self, ticket: OpenRecord, *, status: int = 200, outcome: str = "ok") -> Charge:
         return self.books.close(ticket, status=status, outcome=outcome, now_ns=SECOND, at_ns=self.wall.now_ns + SECOND)
 
     def records(self) -> list[UsageRecord]:
@@ -62,11 +62,11 @@ def _engine(tmp_path: Path) -> Iterator[Engine]:
     engine.journal.close()
 
 
-def use(estimated_in: int = 100, max_out: int = 50) -> TokenUse:
-    return TokenUse(estimated_in=estimated_in, max_out=max_out, began_ns=10 * MS)
+def use(estimated_in: int = 100, max_out: int = 50) -> TokenReservation:
+    return TokenReservation(estimated_in=estimated_in, max_out=max_out, began_ns=10 * MS)
 
 
-def counted(ticket: Ticket) -> Ticket:
+def counted(ticket: OpenRecord) -> OpenRecord:
     """The engine said what it took."""
     one = ticket.tokens
     assert one is not None
@@ -179,7 +179,7 @@ def test_a_budget_is_exceeded_by_no_more_than_prompts_were_longer_than_estimated
     with TemporaryDirectory(prefix="pl") as directory:
         engine = Engine(Path(directory), rates)
         engine.budgets.apply("b-1", budget(amount="0.001"))
-        running: list[tuple[Ticket, TokenUse, int, int]] = []
+        running: list[tuple[OpenRecord, TokenReservation, int, int]] = []
         beyond = 0
         for n, (estimated_in, max_out, tokens_in, tokens_out) in enumerate(calls):
             one = use(estimated_in, max_out)

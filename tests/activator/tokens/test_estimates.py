@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.tokens.estimates import MAX_KNOWN, Estimate, Estimates, learn
-from activator.tokens.facts import Size, asked_of
+from activator.llm.request_size import PromptSize, asked_of
+from activator.llm.token_estimates import MAX_KNOWN, Estimate, Estimates, learn
 
 
-def text(text_bytes: int) -> Size:
-    return Size(text_bytes, text_bytes, 0)
+def text(text_bytes: int) -> PromptSize:
+    return PromptSize(text_bytes, text_bytes, 0)
 
 
 def test_three_bytes_are_a_token_where_nothing_is_known() -> None:
@@ -21,8 +21,8 @@ def test_three_bytes_are_a_token_where_nothing_is_known() -> None:
 
 
 def test_tokens_that_were_given_as_such_are_exact() -> None:
-    assert Estimate().tokens(Size(0, 0, 77)) == 77
-    assert Estimate().least(Size(0, 0, 77)) == 77
+    assert Estimate().tokens(PromptSize(0, 0, 77)) == 77
+    assert Estimate().least(PromptSize(0, 0, 77)) == 77
 
 
 @pytest.mark.parametrize("bytes_per_token, template", [(4.5, 30), (1.0, 0), (2.2, 500), (12.0, 5)])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.tokens.facts import CHAT, COMPLETIONS, EMBEDDINGS, asked_of, write_cap
+from activator.llm.request_size import CHAT, COMPLETIONS, EMBEDDINGS, asked_of, write_cap
 from pilotlight import errors
 from tests.activator.tokens.asking import chat
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from activator.admission import ProcessQueue
-from activator.billing.books import Books
-from activator.engines.throttler import EngineThrottler
-from activator.fairness.queue import FairQueue
-from activator.fairness.rank import Rank
-from activator.metrics import Metrics
-from activator.reservation import Reservation
-from activator.tokens.use import TokenUse
+from activator.balancing.admission import GlobalQueue
+from activator.balancing.reservation import Reservation
+from activator.billing.service import BillingService
+from activator.fairness.fair_queue import FairQueue
+from activator.fairness.queue_priority import QueuePriority
+from activator.llm.engine_throttler import EngineThrottler
+from activator.llm.token_reservation import TokenReservation
+from activator.metrics.metrics import Metrics
 from pilotlight import errors
 from pilotlight.spec import Scaling
 from pilotlight.types import Priority
@@ -37,9 +37,9 @@ PREFILL_S = 0.2
 TOKEN_S = 0.01
 
 
-def rank_of(tenant: str, tokens: int, weight: int = 1) -> Rank:
-    use = TokenUse(estimated_in=0, max_out=tokens, began_ns=0)
-    return use.rank(Rank(priority=Priority.STANDARD, tenant=tenant, weight=weight))
+def rank_of(tenant: str, tokens: int, weight: int = 1) -> QueuePriority:
+    use = TokenReservation(estimated_in=0, max_out=tokens, began_ns=0)
+    return use.rank(QueuePriority(priority=Priority.STANDARD, tenant=tenant, weight=weight))
 
 
 def served(queue: FairQueue[str], calls: int) -> list[str]:
@@ -80,7 +80,7 @@ class Engine:
         task = asyncio.create_task(self._run(rank_of(tenant, tokens, weight), tokens, self.clock()))
         self.tasks.add(task)
 
-    async def _run(self, rank: Rank, tokens: int, came: float) -> None:
+    async def _run(self, rank: QueuePriority, tokens: int, came: float) -> None:
         reservation = await self.throttler.reserve(60, rank)
         self.waits_s.setdefault(rank.tenant, []).append(self.clock() - came)
         self._n += 1
@@ -107,9 +107,9 @@ async def engine_of(*, max_queued: int = 2000, **limits: Any) -> AsyncIterator[E
     scaling = Scaling(max_instances=1, max_inputs=SLOTS, max_queued=max_queued)
     clock = ManualClock()
     with tempfile.TemporaryDirectory(prefix="pl") as directory:
-        books = Books(directory=Path(directory) / "j", activator="a-0", sync_s=0.01, free_idle_s=60, ledger=MemoryLedger())
+        books = BillingService(directory=Path(directory) / "j", activator="a-0", sync_s=0.01, free_idle_s=60, ledger=MemoryLedger())
         throttler = EngineThrottler(
-            target_of(model(scaling=scaling, **limits)), fleet=BareFleet(Path(directory)), queue=ProcessQueue(10_000),
+            target_of(model(scaling=scaling, **limits)), fleet=BareFleet(Path(directory)), queue=GlobalQueue(10_000),
             secret_env=lambda _: {}, observer=Metrics(), account=books.account, clock=clock,
         )  # fmt: skip
         engine = Engine(throttler, clock)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from activator.fairness.rank import DEFAULT_RANK
-from activator.tokens.use import TokenUse
+from activator.fairness.queue_priority import DEFAULT_RANK
+from activator.llm.token_reservation import TokenReservation
 
 MS = 1_000_000
 
 
-def use(estimated_in: int = 100, max_out: int = 50) -> TokenUse:
-    return TokenUse(estimated_in=estimated_in, max_out=max_out, began_ns=10 * MS)
+def use(estimated_in: int = 100, max_out: int = 50) -> TokenReservation:
+    return TokenReservation(estimated_in=estimated_in, max_out=max_out, began_ns=10 * MS)
 
 
 def test_the_engines_own_count_is_what_counts() -> None:

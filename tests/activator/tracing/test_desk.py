@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from activator.dispatch import Call
-from activator.tracing.desk import TraceDesk
+from activator.calls.runner import Call
+from activator.tracing.pipeline import TracePipeline
 from pilotlight.protocol import new_call_id
 from tests.fakes.routes import spec_of, target_of
 from weight_cache.addresses import Address
@@ -19,7 +19,9 @@ from weight_cache.addresses import Address
 async def test_a_kept_trace_goes_both_ways_and_what_is_lost_on_either_is_counted(short_tmp: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         nobody = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    desk = TraceDesk(share=0.0, controller=Address.at(short_tmp / "none.sock"), token="t", activator="a-0", endpoint=nobody, exemplars=None)
+    desk = TracePipeline(
+        share=0.0, controller=Address.at(short_tmp / "none.sock"), token="t", activator="a-0", endpoint=nobody, exemplars=None
+    )
     registry = CollectorRegistry()
     desk.collect(registry)
     call = Call(id=new_call_id(), target=target_of(spec_of()), method="", key_id="k", body=b"")

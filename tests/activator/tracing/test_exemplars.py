@@ -8,7 +8,7 @@ from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from activator.metrics import Metrics
+from activator.metrics.metrics import Metrics
 from tests.activator.test_metrics import target
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

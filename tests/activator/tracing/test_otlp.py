@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from activator.tracing.document import Json
 from activator.tracing.otlp import OtlpExport
+from activator.tracing.trace_builder import Json
 
 TRACE, OTHER = "4bf92f3577b34da6a3ce929d0e0e4736", "0af7651916cd43dd8448eb211c80319c"
 ROOT, EXEC, CALLER = "00f067aa0ba902b7", "00f067aa0ba902b8", "b7ad6b7169203331"

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from activator.tracing.document import Json
 from activator.tracing.outbox import BATCH, Outbox
+from activator.tracing.trace_builder import Json
 
 
 class Store:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from activator.tracing.reported import MAX_CHARS, MAX_MS, parse
+from activator.tracing.worker_spans import MAX_CHARS, MAX_MS, parse
 from tests.hypothesis_profiles import examples
 
 ID, OTHER = "00f067aa0ba902b7", "00f067aa0ba902b8"

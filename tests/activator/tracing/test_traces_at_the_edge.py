@@ -13,8 +13,8 @@ from prometheus_client.openmetrics.exposition import generate_latest
 
 from activator.settings import ActivatorSettings
 from activator.tracing.context import ASKED, Trace
-from activator.tracing.document import Json
 from activator.tracing.sampling import BURST_S, RATES
+from activator.tracing.trace_builder import Json
 from pilotlight.policies import Objectives, RetryPolicy
 from pilotlight.spec import FunctionKind
 from pilotlight.tracecontext import attempt_span_of, parse, root_span_of, trace_id_of

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from activator.observing.observer import Observer
+from activator.call_stats.observer import CallStats
 from pilotlight.controller import observations, tables
 from pilotlight.controller.store import Store
 from pilotlight.errors import InvalidInput
@@ -198,7 +198,7 @@ def test_nothing_goes_that_was_not_summed_up(store: Store, clock: ManualClock) -
 
 
 async def test_what_an_activator_counts_is_what_the_controller_takes(controller: Controller) -> None:
-    observer = Observer()
+    observer = CallStats()
     target = target_of(spec_of())
     observer.refused(target, 429)
     observer.started(target, ok=False)

@@ -9,25 +9,25 @@ from contextlib import aclosing
 import pytest
 import redis.asyncio
 
-from activator.knative.autoscaler.board import Board, BoardUnreachable, ProcessBoard, Wall
-from activator.knative.autoscaler.redis_board import RedisBoard
-from activator.knative.autoscaler.speaker import Speaker
-from activator.knative.autoscaler.statements import Load, StatementInvalid, from_text, to_text
+from activator.knative.autoscaler.load_report import Load, StatementInvalid, from_text, to_text
+from activator.knative.autoscaler.load_report_store import BoardUnreachable, InMemoryHub, LoadReportStore, ProcessBoard
+from activator.knative.autoscaler.load_reporter import LoadReporter
+from activator.knative.autoscaler.redis_load_report_store import RedisBoard
 
 SAID = {
     "f-1@v1": Load(concurrency=1.5, in_flight=1, waiting=2, asked=1, held={"uid": 1}, oldest_wait_s=0.25, start_s=2.0),
     "f-2@v1": Load(),
 }
-Make = Callable[[str], Board]
+Make = Callable[[str], LoadReportStore]
 
 
 @pytest.fixture(params=["process", "redis"])
 async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
-    made: list[Board] = []
-    wall = Wall()
+    made: list[LoadReportStore] = []
+    wall = InMemoryHub()
     url = request.getfixturevalue("redis_url") if request.param == "redis" else ""
 
-    def board(member: str) -> Board:
+    def board(member: str) -> LoadReportStore:
         made.append(RedisBoard(url, platform="p", member=member) if url else ProcessBoard(wall, member=member))
         return made[-1]
 
@@ -36,7 +36,7 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
         await one.aclose()
 
 
-async def heard(board: Board, count: int, say: Callable[[], object]) -> list[str]:
+async def heard(board: LoadReportStore, count: int, say: Callable[[], object]) -> list[str]:
     """The next pokes; `say` is called until they come, because who does not listen yet hears nothing."""
     found: list[str] = []
 
@@ -111,9 +111,9 @@ def test_a_statement_is_the_same_after_it_was_written_down() -> None:
 
 # -- who speaks ----------------------------------------------------------------------------------------------------
 async def test_what_is_asked_for_is_said_at_once_and_withdrawn_with_the_next_word() -> None:
-    wall = Wall()
+    wall = InMemoryHub()
     board = ProcessBoard(wall, member="a-0")
-    speaker = Speaker(board, loads=lambda: {"f-2@v1": Load(held={"p": 1})})
+    speaker = LoadReporter(board, loads=lambda: {"f-2@v1": Load(held={"p": 1})})
     await speaker.ask("f-1@v1", 2)
     assert (await board.read())["a-0"].statement == {"f-1@v1": Load(asked=2), "f-2@v1": Load(held={"p": 1})}
     await speaker.ask("f-2@v1", 1)
@@ -136,7 +136,7 @@ async def test_asking_never_fails_and_what_was_not_heard_is_said_again(caplog: p
             await super().post(statement, pokes)
 
     board = Deaf(member="a-0")
-    speaker = Speaker(board, loads=dict)
+    speaker = LoadReporter(board, loads=dict)
     await speaker.ask("f-1@v1", 2)
     await speaker.speak()
     assert caplog.text.count("does not hear us") == 1

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from activator.knative.autoscaler.board import ProcessBoard, Wall
 from activator.knative.autoscaler.leader import Leader
-from activator.knative.autoscaler.statements import Load
+from activator.knative.autoscaler.load_report import Load
+from activator.knative.autoscaler.load_report_store import InMemoryHub, ProcessBoard
 from activator.knative.pods import COST, Pod, Pods
 from pilotlight.cluster.api import Cluster, Patience
 from pilotlight.cluster.credentials import find_credentials
@@ -50,7 +50,7 @@ class Rig:
         self.server = server
         self.cluster = cluster
         self.now = 1000.0
-        self.wall = Wall(clock=lambda: self.now)
+        self.wall = InMemoryHub(clock=lambda: self.now)
         self.one, self.other = ProcessBoard(self.wall, member="a-0"), ProcessBoard(self.wall, member="a-1")
         self.election = Held()
         self.pods: dict[str, list[Pod]] = {}

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from activator.autoscaler.bounds import ACTIVATION_BUFFER_S
 from activator.knative.autoscaler import conditions
 from activator.knative.autoscaler.conditions import Seen, status_of
-from activator.knative.autoscaler.latest import Latest
-from activator.knative.autoscaler.merging import GONE_S, SILENT_S, Merged, Roll
+from activator.knative.autoscaler.load_aggregation import GONE_S, SILENT_S, Members, RevisionLoad
+from activator.knative.autoscaler.load_report import Load, StoredReport
 from activator.knative.autoscaler.podautoscalers import PROGRESS_DEADLINE_S, Scalable, parsed, seconds
 from activator.knative.autoscaler.scaling import Decision, RevisionScale, Standing, spec_of
-from activator.knative.autoscaler.statements import Load, Posted
+from activator.knative.autoscaler.write_cache import Latest
 from pilotlight.cluster.kinds import POD_AUTOSCALER
 from pilotlight.spec import Scaling
 from tests.fakes.routes import spec_of as function_spec
@@ -27,30 +27,30 @@ SCALABLE = Scalable(
 KEY = "k"
 
 
-def posted(load: Load | None = None, *, age_s: float = 0.0) -> Posted:
-    return Posted(statement={} if load is None else {KEY: load}, age_s=age_s)
+def posted(load: Load | None = None, *, age_s: float = 0.0) -> StoredReport:
+    return StoredReport(statement={} if load is None else {KEY: load}, age_s=age_s)
 
 
 # -- together ------------------------------------------------------------------------------------------------------
 def test_loads_claims_and_asks_add_up() -> None:
-    roll = Roll()
+    roll = Members()
     one = Load(concurrency=1.5, in_flight=1, asked=2, held={"p": 1}, start_s=2.0)
     other = Load(concurrency=0.5, waiting=3, held={"q": 0}, start_s=3.0)
     roll.take({"a": posted(one), "b": posted(other)}, 10.0)
     merged = roll.merged(KEY, 10.0)
-    assert merged == Merged(concurrency=2.0, in_flight=1, waiting=3, asked=2, held={"p": 1, "q": 0}, start_s=3.0)
+    assert merged == RevisionLoad(concurrency=2.0, in_flight=1, waiting=3, asked=2, held={"p": 1, "q": 0}, start_s=3.0)
     assert merged.floor == 4
     assert repr(roll) == "<Roll a, b>"
 
 
 def test_a_pod_that_two_claim_for_a_moment_counts_once() -> None:
-    roll = Roll()
+    roll = Members()
     roll.take({"a": posted(Load(held={"p": 1})), "b": posted(Load(held={"p": 4}))}, 0.0)
     assert roll.merged(KEY, 0.0).held == {"p": 4}
 
 
 def test_a_member_that_says_nothing_of_a_revision_has_nothing_there_one_that_says_nothing_at_all_is_silent() -> None:
-    roll = Roll()
+    roll = Members()
     assert roll.merged(KEY, 0.0).concurrency is None
     roll.take({"a": posted()}, 0.0)
     assert roll.merged(KEY, 0.0).concurrency == 0.0
@@ -58,7 +58,7 @@ def test_a_member_that_says_nothing_of_a_revision_has_nothing_there_one_that_say
 
 
 def test_a_silent_member_still_has_what_it_had_until_it_is_gone() -> None:
-    roll = Roll()
+    roll = Members()
     roll.take({"a": posted(Load(held={"p": 1}, asked=1)), "b": posted()}, 0.0)
     roll.take({"b": posted()}, 10.0)
     roll.forget_gone(10.0)
@@ -92,7 +92,9 @@ def test_durations_are_those_of_go(text: str | None, wanted: float) -> None:
 
 
 # -- how many ------------------------------------------------------------------------------------------------------
-def decided(merged: Merged, standing: Standing, *, scalable: Scalable = SCALABLE, after_s: int = 0, may_shrink: bool = True) -> Decision:
+def decided(
+    merged: RevisionLoad, standing: Standing, *, scalable: Scalable = SCALABLE, after_s: int = 0, may_shrink: bool = True
+) -> Decision:
     """After so many seconds of the same; one second at least."""
     scale = RevisionScale(spec_of(scalable, function_spec(scaling=Scaling(scaledown_window_s=10.0))), 0.0, ready=0)
     decision = Decision(wanted=-1, why="")
@@ -102,7 +104,7 @@ def decided(merged: Merged, standing: Standing, *, scalable: Scalable = SCALABLE
     return decision
 
 
-HEARD = Merged(concurrency=0.0)
+HEARD = RevisionLoad(concurrency=0.0)
 
 
 def test_what_is_claimed_or_asked_for_is_the_floor() -> None:
@@ -111,12 +113,12 @@ def test_what_is_claimed_or_asked_for_is_the_floor() -> None:
 
 
 def test_pods_that_start_for_what_is_asked_are_not_asked_for_twice() -> None:
-    merged = Merged(concurrency=3.0, waiting=3, asked=3)
+    merged = RevisionLoad(concurrency=3.0, waiting=3, asked=3)
     assert decided(merged, Standing(replicas=3, ready=0), after_s=4).wanted == 3
 
 
 def test_a_load_that_lasts_asks_for_more_than_activators_do() -> None:
-    merged = Merged(concurrency=5.0, in_flight=5, held={"p": 5})
+    merged = RevisionLoad(concurrency=5.0, in_flight=5, held={"p": 5})
     assert decided(merged, Standing(replicas=1, ready=1), after_s=4).wanted == 5
 
 
@@ -125,7 +127,7 @@ def test_a_pod_that_starts_for_nobody_goes_when_the_load_is_over() -> None:
 
 
 def test_without_all_words_it_may_grow_and_never_shrinks() -> None:
-    deaf = Merged(concurrency=None, asked=1)
+    deaf = RevisionLoad(concurrency=None, asked=1)
     assert decided(deaf, Standing(replicas=4, ready=4), after_s=100) == Decision(wanted=4, why="no_data")
     assert decided(replace(deaf, asked=6), Standing(replicas=4, ready=4)).wanted == 6
     assert decided(HEARD, Standing(replicas=4, ready=4), after_s=100, may_shrink=False).wanted == 4
@@ -159,7 +161,7 @@ def test_without_a_route_the_pod_autoscaler_says_enough() -> None:
 def test_never_below_what_activators_have_nor_out_of_bounds(data: st.DataObject) -> None:
     held, asked, replicas, ready, least = (data.draw(st.integers(0, most)) for most in (6, 6, 12, 12, 3))
     load, may_shrink = data.draw(st.floats(0, 40) | st.none()), data.draw(st.booleans())
-    merged = Merged(concurrency=load, asked=asked, held={f"p{n}": n % 2 for n in range(held)}, in_flight=held // 2)
+    merged = RevisionLoad(concurrency=load, asked=asked, held={f"p{n}": n % 2 for n in range(held)}, in_flight=held // 2)
     standing = Standing(replicas=replicas, ready=min(ready, replicas))
     decision = decided(merged, standing, scalable=replace(SCALABLE, min_scale=least), after_s=3, may_shrink=may_shrink)
     assert least <= decision.wanted <= 8

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from activator.knative.autoscaler.statements import Statement
-from activator.knative.autoscaler.wiring import Around, Autoscaler
+from activator.knative.autoscaler.app import Around, Autoscaler
+from activator.knative.autoscaler.load_report import Statement
 from pilotlight.cluster.api import Cluster, Patience
 from pilotlight.cluster.credentials import find_credentials
 from pilotlight.cluster.errors import BadCredentials

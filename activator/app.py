@@ -1,0 +1,380 @@
+"""What one activator is made of, in the order in which it is made: settings in, objects out; nothing runs yet.
+
+Each small function makes one group of parts and says what it needs by what it reads. A part that runs by itself adds itself to `loops`,
+one that must be closed at the end to `closing`: the process (`activator.__main__`) starts and ends them without knowing them.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from activator.async_calls.schedule_poller import SchedulePoller
+from activator.async_calls.service import AsyncCalls
+from activator.autoscaler.loop import AutoscalerLoop
+from activator.balancing.admission import GlobalQueue, UnauthenticatedRateLimiter
+from activator.balancing.fleet import NodeFleet
+from activator.balancing.throttler import Throttler
+from activator.balancing.throttler_stats import calls_per_instance, desired_pods_hint
+from activator.billing.redis_money import RedisMoney
+from activator.billing.service import BillingService, ControllerLedger
+from activator.call_stats.shipper import ControllerReceiver, StatsShipper
+from activator.calls.argument_checker import ArgumentChecker
+from activator.calls.fallback import FallbackChain
+from activator.calls.runner import CallRunner
+from activator.calls.shadow_traffic import ShadowTraffic
+from activator.coordination.peers import ActivatorPeers, peer_addresses, socket_of
+from activator.coordination.redis_state import RedisState, platform_id
+from activator.coordination.unauthenticated_limit import SharedStrangerLimit
+from activator.fairness.share_policy import share_of
+from activator.fairness.start_admission import StartAdmission
+from activator.gateway.control_plane_proxy import ControlPlaneProxy
+from activator.gateway.health import Health
+from activator.gateway.http_proxy import HttpProxy
+from activator.gateway.pipeline import Gateway
+from activator.http.dashboard_host import DashboardHost
+from activator.http.server import ConnectionLimits
+from activator.idempotency.process import ProcessIdempotency
+from activator.idempotency.redis_store import RedisIdempotency
+from activator.idempotency.store import IdempotencyStore
+from activator.knative.app import FleetContext, cluster_parts
+from activator.knative.autoscaler.load_report import Statement
+from activator.knative.autoscaler.load_reporter import loads_of
+from activator.knative.fleet import KnativeFleet
+from activator.knative.lazy_client import LazyCluster
+from activator.llm.engine_scraper import Scraper
+from activator.llm.engine_throttler import EngineTerms, EngineThrottler
+from activator.metrics.metrics import Metrics
+from activator.quotas.process import ProcessQuotas
+from activator.quotas.redis_store import RedisQuotas
+from activator.quotas.store import QuotaStore
+from activator.resilience.breaker import BreakerTerms
+from activator.resilience.node_breaker import NodeBreaker
+from activator.routing.access import AccessCache
+from activator.routing.config_feed import ConfigWatcher
+from activator.routing.cutover import CutoverStartObserver, CutoverTracker
+from activator.routing.route_table import CallTarget, RouteTable
+from activator.settings import ActivatorSettings
+from activator.tracing.pipeline import TracePipeline
+from pilotlight.addresses import check_listen, tcp_listener
+from pilotlight.cluster.settings import ClusterSettings
+from pilotlight.dashboard_origin import DashboardOrigin
+from pilotlight.pricing import PriceSettings
+from pilotlight.seal import ActivatorKey, activator_key_of
+from pilotlight.spec import FunctionSpec
+from weight_cache.addresses import Address, Credentials, controller_address
+from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid
+
+if TYPE_CHECKING:
+    from activator.knative.autoscaler.app import Autoscaler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivatorContext:
+    """Where an activator lives and who it is.
+
+    Attributes:
+        id: its name among the activators: `a-0`.
+        index: which activator of this machine, from 0.
+        home: directory of its journal and its copy of the routes.
+        key: the activators' key.
+        controller: where the controller is.
+        credentials: what we show to other machines; None = there are none.
+    """
+
+    id: str
+    index: int
+    paths: Paths
+    home: Path
+    key: ActivatorKey
+    controller: Address
+    credentials: Credentials | None
+
+
+def load_context(paths: Paths, index: int, platform: PlatformSettings) -> ActivatorContext:
+    """The place of activator `index`; its directory is made. Raises SettingsInvalid."""
+    home = paths.home / "activator" / f"a-{index}"
+    home.mkdir(parents=True, exist_ok=True)
+    key = activator_key_of(platform, paths)
+    controller, credentials = controller_address(platform, paths), Credentials.of(platform)
+    return ActivatorContext(id=f"a-{index}", index=index, paths=paths, home=home, key=key, controller=controller, credentials=credentials)
+
+
+class ActivatorApp:
+    """The parts of one activator. Owner: the event loop of its process, once it runs.
+
+    Attributes:
+        loops: what runs from start to end beside the server: (name of the task, what makes it). Started once the routes and budgets are
+            known, cancelled once the last request was answered.
+        closing: closed after the loops, in this order.
+        early: like `loops`, but started before the instances that are ours are looked for.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: ActivatorSettings,
+        prices: PriceSettings,
+        site: ActivatorContext,
+        cluster: ClusterSettings | None = None,
+        dashboard: DashboardOrigin | None = None,
+    ) -> None:
+        """`cluster`: where instances are pods (`platform.fleet: knative`); None = they are this machine's.
+
+        `dashboard`: the origin that the dashboard has of its own; None = it shares the one URL.
+
+        Raises SettingsInvalid, JournalInUse, JournalFull.
+        """
+        self.settings = settings
+        self._cluster = cluster
+        self._dashboard = dashboard
+        self.early: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
+        self.site = site
+        self.loops: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
+        self.closing: list[Callable[[], Awaitable[None]]] = []
+        self.metrics = Metrics(series=settings.metrics_series)
+        self._make_posting()
+        self._make_tracing()
+        self._make_routes(prices)
+        self._make_books()
+        self._make_shared()
+        self._make_scaler()
+        self._make_dispatch()
+        self._make_calls()
+        self._make_shadows()
+        self._make_gateway()
+
+    def _make_posting(self) -> None:
+        receiver = ControllerReceiver(controller=self.site.controller, token=self.site.key.token)
+        self.posting = StatsShipper(self.metrics.observer, receiver, activator=self.site.id)
+        self.loops.append(("observations", self.posting.run))
+        self.closing.append(self.posting.aclose)
+
+    def _make_tracing(self) -> None:
+        settings, site = self.settings, self.site
+        self.traces = TracePipeline(
+            share=settings.traces_sampled, controller=site.controller, token=site.key.token, activator=site.id,
+            endpoint=settings.otlp_endpoint, exemplars=self.metrics,
+        )  # fmt: skip
+        self.traces.collect(self.metrics.registry)
+        self.loops.append(("traces", self.traces.run))
+        self.closing.append(self.traces.aclose)
+
+    def _make_routes(self, prices: PriceSettings) -> None:
+        settings, site = self.settings, self.site
+        self.table = RouteTable(prices.lists(), site.key.secrets)
+        self.metrics.collect_tenants(self.table.tenant_names)
+        self.quotas = _quota_store(settings, site)
+        self.entrance = AccessCache(table=self.table, store=self.quotas, settings=settings)
+        self.feed = ConfigWatcher(table=self.table, controller=site.controller, token=site.key.token, log_path=site.home / "routes.ndjson",
+                                 needs_seals=self._cluster is None)  # fmt: skip
+        if isinstance(self.quotas, RedisQuotas):
+            self.loops.append(("quotas", self.quotas.run))
+
+    def _make_books(self) -> None:
+        settings, site = self.settings, self.site
+        self.books = BillingService(
+            directory=site.home, activator=site.id, sync_s=settings.journal_sync_s, free_idle_s=settings.scaledown_window_s,
+            ledger=ControllerLedger(controller=site.controller, token=site.key.token, activator=site.id),
+            money=_shared_money(settings, site), is_open_without_money=settings.is_open_without_redis("budget"),
+            is_served_unbilled=settings.journal_full == "serve", on_unbilled=self.metrics.unbilled,
+        )  # fmt: skip
+        self.health = Health(journal=self.books.journal, is_served_unbilled=settings.journal_full == "serve")
+        self.table.on_budget = self.books.budgets.apply
+        self.metrics.collect_journal(self.books.lag)
+
+    def _make_shared(self) -> None:
+        settings, site = self.settings, self.site
+        self.shared = shared = _shared_state(settings, site)
+        if shared is not None:
+            self.health.needs(lambda: "" if shared.is_member else "it is no member of the activators in Redis yet")
+        rate_per_s = settings.unauthenticated_per_s
+        self.strangers = (
+            SharedStrangerLimit(self.shared, rate_per_s=rate_per_s) if self.shared else UnauthenticatedRateLimiter(rate_per_s=rate_per_s)
+        )
+        self.elsewhere, self.siblings = None, None
+        if settings.sibling_listen is not None:
+            self.elsewhere = _listener(settings.sibling_listen, site)
+        if self.shared is not None:
+            place = peer_addresses(site.paths.run, settings.sibling_url, site.credentials)
+            self.siblings = ActivatorPeers(place, index=site.index, count=settings.activators, members=self.shared.members)
+
+    def _make_scaler(self) -> None:
+        self.fleet = self._local_fleet() if self._cluster is None else self._cluster_fleet(self._cluster)
+        self.queue = GlobalQueue(self.settings.max_queued)
+        self.metrics.collect_waiting(self.queue.counts)
+        self.gate = StartAdmission(self.table)
+        self.scaler = AutoscalerLoop(
+            table=self.table, fleet=self.fleet, make_throttler=self._make_throttler, gate=self.gate,
+            may_run=lambda target: not self.books.is_spent(target), occupancy=self.metrics.batches.occupancy,
+            freeze_idle_s=self.settings.freeze_idle_s,
+        )  # fmt: skip
+        self.health.needs(lambda: "" if self.scaler.reconciled.is_set() else "instances that are its own are still looked for")
+        self.metrics.collect_instances(self.scaler.states)
+        self.engines = Scraper(self.scaler.throttlers, every_s=self.settings.engine_scrape_s, seen=self.metrics.engine_seen)
+        self.metrics.language.collect_engines(self.engines.known)
+        self.loops.append(("engines", self.engines.run))
+        self.handovers = self.table.handovers = CutoverTracker(throttler_of=self.scaler.throttler_of, finish=self.table.handed_over)
+        self.closing.append(self.handovers.aclose)
+
+    def _local_fleet(self) -> NodeFleet:
+        return NodeFleet(
+            socket=self.site.paths.socket("snapshotter"), lessee=self.site.id, share_of=lambda tenant: share_of(self.table, tenant),
+            guard=NodeBreaker(_breaker_terms(self.settings)),
+        )  # fmt: skip
+
+    def _cluster_fleet(self, cluster: ClusterSettings) -> KnativeFleet:
+        autoscaler = self._autoscaler(cluster) if cluster.autoscaler == "pilotlight" else None
+        around = FleetContext(
+            member=self.site.id, table=self.table, redis_url=self.settings.redis_url if self.shared is not None else None,
+            platform=platform_id(self.site.key.token), demand=None if autoscaler is None else autoscaler.speaker,
+            waiting_of=lambda key: desired_pods_hint(self.scaler.active(key)),
+            in_flight=lambda: calls_per_instance(self.scaler.throttlers()),
+        )  # fmt: skip
+        try:
+            parts = cluster_parts(cluster, around)
+        except ValueError as e:
+            raise SettingsInvalid(str(e)) from e
+        self.early.append(("cluster", parts.fleet.run))
+        self.loops.append(("deletion costs", parts.costs.run))
+        self.closing.append(parts.cluster.aclose)
+        return parts.fleet
+
+    def _autoscaler(self, cluster: ClusterSettings) -> Autoscaler:
+        """Class `pilotlight.dev`: this activator's part, and its candidacy for the one who decides."""
+        from activator.knative.autoscaler.app import Around, Autoscaler  # a second of imports, for clusters with this class only
+
+        own = LazyCluster(cluster)
+        around = Around(
+            member=self.site.id, redis_url=self.settings.redis_url if self.shared is not None else None,
+            platform=platform_id(self.site.key.token), is_known=lambda: self.scaler.reconciled, loads=self._loads,
+            pods_of=lambda key: self.fleet.pods.of(key) if isinstance(self.fleet, KnativeFleet) else (), spec_of=self._spec_of,
+        )  # fmt: skip
+        autoscaler = Autoscaler(cluster, own, around)
+        self.loops.append(("autoscaler", autoscaler.run))
+        self.closing += [autoscaler.aclose, own.aclose]
+        return autoscaler
+
+    def _loads(self) -> Statement:
+        held = self.fleet.held() if isinstance(self.fleet, KnativeFleet) else {}
+        return loads_of(self.scaler.throttlers(), self.scaler.concurrency(), held, time.monotonic())
+
+    def _spec_of(self, tenant: str, key: str) -> FunctionSpec | None:
+        target = self.table.target_keyed(tenant, key)
+        return target.spec if target is not None else None
+
+    def _make_throttler(self, target: CallTarget) -> Throttler:
+        make: Callable[..., Throttler] = Throttler
+        if target.spec.engine is not None:
+            make = partial(
+                EngineThrottler, engine_terms=EngineTerms(kv_target=self.settings.engine_kv_use, load=self.settings.affinity_load)
+            )
+        return make(
+            target, fleet=self.fleet, queue=self.queue, secret_env=self.table.secret_env,
+            observer=CutoverStartObserver(self.metrics, self.handovers),
+            account=self.books.account, allowance=self.shared, gate=self.gate,
+            terms=_breaker_terms(self.settings),
+        )  # fmt: skip
+
+    def _make_dispatch(self) -> None:
+        settings, throttler_of = self.settings, self.scaler.throttler_of
+        self.dispatcher = CallRunner(throttler_of=throttler_of, may_pay=self.books.check, retry_budget=settings.retry_budget)
+        self.arguments = ArgumentChecker(deadline_s=settings.argument_check_s)
+        self.closing.append(self.arguments.aclose)
+        self.dispatcher.fallbacks = FallbackChain(routes=self.table, throttler_of=throttler_of, arguments=self.arguments)
+
+    def _make_calls(self) -> None:
+        site = self.site
+        self.control = ControlPlaneProxy(
+            site.controller, table=self.table, visitors=site.key.visitors, strangers=self.strangers, catch_up=self.feed.catch_up,
+            others_catch_up=self.siblings.catch_up if self.siblings is not None else None,
+            body_pause_s=self.settings.body_timeout_s, stranger_connections=self.settings.stranger_connections,
+        )  # fmt: skip
+        self.calls = AsyncCalls(
+            books=self.books, dispatcher=self.dispatcher, table=self.table, entrance=self.entrance, control=self.control,
+            settings=self.settings, metrics=self.metrics, controller=site.controller, token=site.key.token, siblings=self.siblings,
+            tracer=self.traces.tracer,
+        )  # fmt: skip
+        self.due = SchedulePoller(self.calls, controller=site.controller, token=site.key.token, activator=site.id)
+        self.loops.append(("due calls", self.due.run))
+        self.closing.append(self.due.aclose)
+
+    def _make_shadows(self) -> None:
+        self.shadows = ShadowTraffic(
+            throttler_of=self.scaler.throttler_of, observer=self.metrics.observer,
+            is_crowded=lambda: self.gate.is_crowded or self.queue.waiting > 0, tracer=self.traces.tracer,
+        )  # fmt: skip
+        self.closing.append(self.shadows.aclose)
+
+    def _make_gateway(self) -> None:
+        settings = self.settings
+        self.limits = ConnectionLimits(
+            max_per_address=settings.max_connections_per_address,
+            max_head_bytes=settings.max_header_bytes,
+            head_timeout_s=settings.header_timeout_s,
+        )
+        self.gateway = Gateway(
+            settings=settings, table=self.table, entrance=self.entrance, strangers=self.strangers, dispatcher=self.dispatcher,
+            calls=self.calls, scaler=self.scaler,
+            passthrough=HttpProxy(
+                dispatcher=self.dispatcher, metrics=self.metrics, tracer=self.traces.tracer, body_timeout_s=settings.body_timeout_s,
+            ),
+            control=self.control, metrics=self.metrics, tracer=self.traces.tracer, shadows=self.shadows,
+            idempotency=_idempotency_store(settings, self.site), health=self.health, arguments=self.arguments,
+            dashboard=DashboardHost(self._dashboard) if self._dashboard is not None else None,
+        )  # fmt: skip
+        self.closing.append(self.gateway.idempotency.aclose)
+
+
+def _breaker_terms(settings: ActivatorSettings) -> BreakerTerms:
+    return BreakerTerms(error_ratio=settings.breaker_error_ratio, min_calls=settings.breaker_min_calls, open_s=settings.breaker_open_s)
+
+
+def _listener(listen: str, site: ActivatorContext) -> tuple[socket.socket, Credentials | None]:
+    """Where the other activators of a cluster reach us, and what we show them. Raises SettingsInvalid."""
+    check_listen("activator.sibling_listen", listen, is_known=site.credentials is not None)
+    return tcp_listener("activator.sibling_listen", listen), site.credentials
+
+
+def own_socket(settings: ActivatorSettings, site: ActivatorContext) -> Path | None:
+    """Where the other activators of this machine ask this one; None where there are none, or they are on other machines."""
+    is_alone = settings.activators == 1 or settings.redis_url is None
+    return None if is_alone or settings.sibling_url is not None else socket_of(site.paths.run, site.index)
+
+
+def _shared_state(settings: ActivatorSettings, site: ActivatorContext) -> RedisState | None:
+    """None for a lone activator: it asks nobody."""
+    if settings.activators == 1 or settings.redis_url is None:
+        return None
+    return RedisState(settings.redis_url, platform=platform_id(site.key.token), member=site.id)
+
+
+def _quota_store(settings: ActivatorSettings, site: ActivatorContext) -> QuotaStore:
+    """Where quotas are counted. Redis need not be there yet: `activator.without_redis` says what happens until it is."""
+    if not settings.counts_in_redis or settings.redis_url is None:
+        return ProcessQuotas()
+    return RedisQuotas(
+        settings.redis_url, platform=platform_id(site.key.token), member=site.id, is_open=settings.is_open_without_redis
+    )  # fmt: skip
+
+
+def _idempotency_store(settings: ActivatorSettings, site: ActivatorContext) -> IdempotencyStore:
+    """Where the answers to repeats are kept: in the process of an activator that is alone."""
+    if not settings.counts_in_redis or settings.redis_url is None:
+        return ProcessIdempotency(tenant_bytes=settings.idempotency_bytes)
+    return RedisIdempotency(
+        settings.redis_url, platform=platform_id(site.key.token), sealer=site.key.replies, tenant_bytes=settings.idempotency_bytes,
+        total_bytes=settings.idempotency_total_bytes,
+    )  # fmt: skip
+
+
+def _shared_money(settings: ActivatorSettings, site: ActivatorContext) -> RedisMoney | None:
+    """None where no other activator spends from the same budgets."""
+    if not settings.counts_in_redis or settings.redis_url is None:
+        return None
+    return RedisMoney(settings.redis_url, platform=platform_id(site.key.token), member=site.id)

@@ -1,0 +1,141 @@
+"""Questions about submitted calls: state and result, a stream of its states, cancelling. Answered here, by a sibling, or by the controller.
+
+Owner: the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import quote
+
+from activator.async_calls.pending import PendingCall, PendingCalls
+from activator.async_calls.records import is_visible_to, namespaced_call_id, receipt, unknown, wait_s
+from activator.async_calls.result_stream import FINAL, StreamSubscriber, call_stream_headers, position_of
+from activator.coordination.peers import PASSED_ON, ActivatorPeers
+from activator.gateway.control_plane_proxy import ControlPlaneProxy
+from activator.http.request import Request
+from activator.http.sse import SseResponse
+from activator.routing.api_keys import Principal
+from pilotlight import errors
+
+
+class AsyncCallApi:
+    """See the module."""
+
+    def __init__(
+        self,
+        held: PendingCalls,
+        *,
+        control: ControlPlaneProxy,
+        siblings: ActivatorPeers | None,
+        cancel: Callable[[PendingCall], Awaitable[None]],
+        heartbeat_s: float,
+    ) -> None:
+        """`cancel` ends a call that is held here. `heartbeat_s`: longest silence of a stream."""
+        self._heartbeat_s = heartbeat_s
+        self._held = held
+        self._control = control
+        self._siblings = siblings
+        self._cancel_held = cancel
+
+    def __repr__(self) -> str:
+        return f"<AsyncCallApi of {self._held!r}>"
+
+    async def answer(self, request: Request, caller: Principal, path: str) -> None:
+        """`GET /v1/calls/{id}`, `GET …/{id}/stream`, `POST …/{id}:cancel`, `POST …/{id}:redrive`. Raises NotFound."""
+        if request.verb == "POST" and path.endswith(":redrive"):
+            await self._control.forward(request)  # dead letters are the controller's
+            return
+        if await self._is_answered_by_sibling(request, caller, path):
+            return
+        if request.verb == "POST" and path.endswith(":cancel"):
+            await self._cancel(request, caller, path.removesuffix(":cancel"))
+        elif request.verb == "GET" and path.endswith("/stream"):
+            await self._stream(request, caller, path.removesuffix("/stream"))
+        elif request.verb == "GET":
+            await self._wait(caller, path, wait_s(request))
+            record = await self.find(request, caller, path) or await self.find(request, caller, namespaced_call_id(caller.tenant, path))
+            if record is None:
+                raise unknown(path)
+            await request.respond_json(200, record)
+        else:
+            raise errors.NotFound(f"{request.verb} is not served at /v1/calls/{path}: GET it, or POST …:cancel or …:redrive")
+
+    async def find(self, request: Request, caller: Principal, call_id: str) -> dict[str, Any] | None:
+        """A call of the caller's as JSON, wherever it is known; None when there is none.
+
+        Raises Forbidden, Unavailable, TooManyRequests.
+        """
+        held = self._held.get(call_id)
+        if held is not None and is_visible_to(caller, held.record):
+            return held.record.to_json()
+        authorization = request.headers.get(b"authorization", b"")
+        response = await self._control.get_json(f"/v1/calls/{quote(call_id, safe='')}", caller, authorization)
+        if response.status_code == 404:
+            return None
+        if response.status_code == 403:
+            raise errors.Forbidden("this API key may not see this call")
+        if response.is_error:
+            raise errors.Unavailable(f"the control plane answered {response.status_code}", retry_after_s=2)
+        body: dict[str, Any] = response.json()
+        if "app" in body:
+            caller.check_reach(environment=body["environment"], app=body["app"], function=body["function"])
+        return body
+
+    async def _is_answered_by_sibling(self, request: Request, caller: Principal, path: str) -> bool:
+        """A call that is not held here may be held by another activator, which knows it before the controller does."""
+        if self._siblings is None:
+            return False
+        call_id = path.removesuffix(":cancel").removesuffix("/stream")
+        if self._held.of(caller, call_id) is not None:
+            return False
+        if PASSED_ON in request.headers:
+            raise unknown(call_id)  # the one who asked us asks the controller itself
+        return await self._siblings.ask(request, caller.tenant)
+
+    async def _wait(self, caller: Principal, call_id: str, seconds: float) -> None:
+        """Up to so long for a call held here to end, so that a poll need not be repeated."""
+        held = self._held.of(caller, call_id)
+        if held is None or seconds <= 0:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                while held.record.state not in FINAL:
+                    await held.changed.wait()
+        except TimeoutError:
+            return
+
+    def _mine(self, caller: Principal, call_id: str) -> PendingCall:
+        held = self._held.of(caller, call_id)
+        if held is None:
+            raise unknown(call_id)
+        return held
+
+    async def _cancel(self, request: Request, caller: Principal, call_id: str) -> None:
+        held = self._mine(caller, call_id)
+        await self._cancel_held(held)
+        await request.respond_json(200, receipt(held.record))
+
+    async def _stream(self, request: Request, caller: Principal, call_id: str) -> None:
+        """Server-sent events of what it does (`result_stream`), from where the reader was. Raises NotFound, InvalidInput, Unavailable."""
+        position = position_of(request)
+        held = self._held.of(caller, call_id)
+        record: dict[str, Any] | None = None
+        if held is None:
+            record = await self.find(request, caller, call_id) or await self.find(
+                request, caller, namespaced_call_id(caller.tenant, call_id)
+            )
+            if record is None:
+                raise unknown(call_id)
+            if record["state"] not in FINAL:
+                raise errors.Unavailable(f"the activator that runs call {call_id} is being restarted: ask again", retry_after_s=1)
+        headers = call_stream_headers(request)
+        async with SseResponse(request, every_s=self._heartbeat_s, head=lambda: headers) as stream:
+            await stream.begin(headers)
+            reader = StreamSubscriber(stream, position)
+            if held is not None:
+                await reader.follow(held)
+            elif record is not None:
+                await reader.finish(record)

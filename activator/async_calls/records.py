@@ -1,0 +1,189 @@
+"""Records of submitted calls: how they stand in the journal, what callers are told, and what they become when a call ends."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+from activator.async_calls.result_stream import StreamBuffer
+from activator.calls.call import Reading
+from activator.calls.runner import Call, Exchange
+from activator.http.payloads import answered_type
+from activator.http.request import Request
+from activator.routing.api_keys import Principal
+from activator.worker_client.connection import WorkerConnectionLost
+from pilotlight import errors
+from pilotlight.protocol import CONTENT_PROBLEM, HEADER_FINISH, CallRecord, KeyRecord, problem
+from pilotlight.types import Scope
+
+if TYPE_CHECKING:
+    from activator.async_calls.pending import PendingCall
+
+SCHEDULER = "scheduler"
+"""Stands for the key of calls that are due: in the journal, and in usage records."""
+_FINISH = HEADER_FINISH.encode()
+MAX_WAIT_S = 60.0
+"""Longest time that a poll may be held open."""
+
+
+def namespaced_call_id(tenant: str, own_id: str) -> str:
+    """The platform's id of a call that its caller named: the same for the same tenant and name, and nobody else's."""
+    return "req-" + hashlib.sha256(f"{tenant}\0{own_id}".encode()).hexdigest()[:32]
+
+
+async def collect(exchange: Exchange, limit_bytes: int, held: PendingCall | None = None) -> tuple[int, bytes]:
+    """A worker's whole answer, also of a generator, and its status: 500 where a generator raised. `held` tells its readers as it comes.
+
+    Raises TooLarge, WorkerConnectionLost, DeadlineExceeded.
+    """
+    answer = exchange.answer
+    reading = exchange.call.reading(answer)
+    status, outcome, body, finish = 502, "error", b"", "" if answer.body is not None else "error"
+    try:
+        body = answer.body if answer.body is not None else await _collect_stream(exchange, limit_bytes, held, reading)
+        is_raised = answer.header(_FINISH) == b"error"
+        status = 500 if is_raised else answer.status
+        if reading is not None:
+            status, body = reading.collected(status, body)
+        outcome = "ok" if status < 400 else "error"
+        finish = "stop" if finish and status < 400 else finish
+        return status, body
+    except WorkerConnectionLost:
+        if exchange.cut_by is not None:
+            raise exchange.cut_by from None
+        raise
+    except errors.TooLarge:
+        finish = "length"
+        raise
+    except asyncio.CancelledError:
+        status, outcome, finish = 499, "cancelled", "cancelled" if finish else ""
+        raise
+    finally:
+        size = len(body) or exchange.bytes_out
+        exchange.close(status=status, outcome=outcome, bytes_out=size, finish=finish, is_own_word=status == 500)
+
+
+async def _collect_stream(exchange: Exchange, limit_bytes: int, held: PendingCall | None, reading: Reading | None) -> bytes:
+    answer = exchange.answer
+    content_type = answered_type(exchange.call.content_type, answer.header(b"content-type").decode("latin-1"))
+    log = held.begin_log(exchange.call.attempt, content_type) if held is not None and answer.status < 400 else StreamBuffer(0, "")
+    async for given in answer.chunks():
+        chunk = given if reading is None else reading.feed(given, time.monotonic_ns())
+        exchange.bytes_out += len(chunk)
+        if exchange.bytes_out > limit_bytes:
+            raise errors.TooLarge(f"the result is larger than {limit_bytes} bytes: store it and return where", limit_bytes=limit_bytes)
+        log.data += chunk
+        if held is not None:
+            held.wake()
+    return bytes(log.data)
+
+
+def queued(caller: Principal, call: Call, *, fingerprint: str, webhook: str) -> CallRecord:
+    """The record of a call that was just submitted."""
+    target, choice = call.target, call.choice
+    record = CallRecord(
+        id=call.id, tenant=caller.tenant, environment=target.environment, app=target.app, function=target.function, method=call.method,
+        state="QUEUED", sequence=1, submitted_at=call.started_at, revision=target.revision,
+        expires_at=call.started_at + target.spec.clocks.result_ttl_s, labels={"fingerprint": fingerprint} if fingerprint else {},
+        webhook=webhook,
+    )  # fmt: skip
+    return record if choice is None else replace(record, arm=choice.arm, unit=choice.unit, experiment=choice.experiment)
+
+
+def is_dead(record: CallRecord) -> bool:
+    """Whether a call that ended so waits as a dead letter: it failed, and not by what it was given."""
+    return record.state == "FAILED" and record.status not in (400, 415)
+
+
+def scheduler(tenant: str) -> Principal:
+    """Who calls a tenant's function when it is due: nobody's key, in the tenant's own name."""
+    return Principal(KeyRecord(id=SCHEDULER, hash="", tenant=tenant, scope=Scope.INVOKE.value))
+
+
+def payload(record: CallRecord, call: Call) -> dict[str, Any]:
+    """What the journal holds of a submitted call: enough to run it again."""
+    deadline = {} if call.deadline_s is None else {"deadline_at": call.started_at + call.deadline_s}
+    return {
+        **deadline,
+        **({"trace": call.trace.to_json()} if call.trace is not None else {}),
+        "record": record.to_json(),
+        "owner": call.target.tenant,
+        "key": call.key_id,
+        "content_type": call.content_type.decode("latin-1"),
+        "accept": call.accept.decode("latin-1"),
+        "body": base64.b64encode(call.body).decode(),
+        **call.kept(),
+    }
+
+
+def answered(record: CallRecord, exchange: Exchange, status: int, body: bytes) -> CallRecord:
+    """The record of a call that its worker answered."""
+    call, answer = exchange.call, exchange.answer
+    return replace(
+        record,
+        state="SUCCEEDED" if status < 400 else "FAILED",
+        status=status,
+        content_type=answered_type(call.content_type, answer.header(b"content-type").decode("latin-1")),
+        result=base64.b64encode(body).decode(),
+        outcome=answer.header(b"pilotlight-outcome").decode("latin-1") if status == answer.status else "raised",
+        revision=call.target.revision,
+        start_kind=call.start_kind.value,
+        queued_ms=int(call.queued_ms),
+        start_ms=int(call.start_ms),
+        exec_ms=int(exchange.exec_ms),
+        cost=exchange.cost,
+    )
+
+
+def failed(record: CallRecord, error: errors.PilotlightError) -> CallRecord:
+    """The record of a call that ended with an error of the platform's."""
+    body = problem(type=error.type, title=error.type, status=error.status, detail=str(error), instance=record.id, extra=dict(error.detail))
+    return replace(
+        record,
+        state="FAILED",
+        status=error.status,
+        content_type=CONTENT_PROBLEM,
+        result=base64.b64encode(json.dumps(body).encode()).decode(),
+        outcome="error",
+    )
+
+
+def receipt(record: CallRecord) -> dict[str, Any]:
+    """What who submitted a call is told."""
+    return receipt_of(record.to_json())
+
+
+def receipt_of(record: dict[str, Any]) -> dict[str, Any]:
+    """The same, of a record as JSON."""
+    return {"id": record["id"], "state": record["state"], "url": f"/v1/calls/{record['id']}"}
+
+
+def unknown(call_id: str) -> errors.NotFound:
+    """The error for an id that is nobody's, or another's."""
+    return errors.NotFound(f"no call {call_id!r}: it is not yours, or its result has expired")
+
+
+def is_visible_to(caller: Principal, record: CallRecord) -> bool:
+    """Whether a call is one of the caller's tenant and environment. Raises Forbidden when the key is for another function."""
+    if record.tenant != caller.tenant or caller.environment not in (None, record.environment):
+        return False
+    caller.check_reach(environment=record.environment, app=record.app, function=record.function)
+    return True
+
+
+def wait_s(request: Request) -> float:
+    """The `wait_s` query parameter of a poll, 0 when there is none. Raises InvalidInput."""
+    given = parse_qs(request.scope["query_string"].decode("latin-1")).get("wait_s", ["0"])[0]
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_WAIT_S:
+        raise errors.InvalidInput(f"wait_s = {given!r}: write seconds, at most {MAX_WAIT_S:g}", parameter="wait_s")
+    return seconds

@@ -1,0 +1,92 @@
+"""Ships states and results of submitted calls to the controller; a final one stays in the journal until the controller has it.
+
+A dead letter is shipped with what its function was given, so that it can be sent again from there, by whichever activator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import httpx
+
+from activator.async_calls.pending import PendingCalls
+from activator.async_calls.result_stream import FINAL
+from activator.billing.journal import Journal
+from pilotlight.protocol import CALLS_PATH, HEADER_PLATFORM_TOKEN, CallRecord
+from weight_cache.addresses import Address
+from weight_cache.cookies import no_cookies
+
+log = logging.getLogger(__name__)
+
+SHIP_BATCH = 200
+MAX_BATCH_BYTES = 16 * 1024 * 1024
+"""Of results and dead letters in one request: it is parsed whole at the other end."""
+SHIP_GATHER_S = 0.05
+SHIP_RETRY_S = (0.1, 0.5, 1.0, 5.0)
+
+
+class ResultShipper:
+    """Owner: the event loop."""
+
+    def __init__(self, held: PendingCalls, *, journal: Journal, controller: Address, token: str) -> None:
+        self._held = held
+        self._journal = journal
+        self._client = httpx.AsyncClient(
+            transport=controller.transport(),
+            base_url=controller.base_url,
+            headers={HEADER_PLATFORM_TOKEN: token},
+            timeout=30.0,
+            cookies=no_cookies(),
+        )
+
+    def __repr__(self) -> str:
+        return f"<ResultShipper of {self._held!r}>"
+
+    async def run(self) -> None:
+        """Ship until cancelled."""
+        failures = 0
+        while True:
+            await self._held.news.wait()
+            await asyncio.sleep(SHIP_GATHER_S)
+            batch = self._batch()
+            try:
+                response = await self._client.post(CALLS_PATH, json={"calls": [body for _, body in batch]})
+                response.raise_for_status()
+            except httpx.HTTPError as e:
+                if failures == 0:
+                    log.warning("call states not shipped count=%d error=%r", len(batch), e)
+                await asyncio.sleep(SHIP_RETRY_S[min(failures, len(SHIP_RETRY_S) - 1)])
+                failures += 1
+                continue
+            failures = 0
+            self._shipped([record for record, _ in batch])
+
+    def _batch(self) -> list[tuple[CallRecord, dict[str, Any]]]:
+        batch: list[tuple[CallRecord, dict[str, Any]]] = []
+        size = 0
+        for record in self._held.unsent.values():
+            body = record.to_json()
+            if record.is_dead and record.id in self._held:
+                kept = self._journal.payload(record.id)
+                body["payload"] = kept.get("payload", kept)  # without room for its end the journal still has the call as it came
+            size += len(record.result) + len(body.get("payload", {}).get("body", ""))
+            if batch and (size > MAX_BATCH_BYTES or len(batch) == SHIP_BATCH):
+                break
+            batch.append((record, body))
+        return batch
+
+    def _shipped(self, batch: list[CallRecord]) -> None:
+        for record in batch:
+            if self._held.unsent.get(record.id) is record:
+                del self._held.unsent[record.id]
+                if record.state in FINAL:
+                    self._held.drop(record.id)
+                    self._journal.forget(record.id)
+        if not self._held.unsent:
+            self._held.news.clear()
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self._client.aclose()

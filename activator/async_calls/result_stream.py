@@ -1,0 +1,180 @@
+"""`GET /v1/calls/{id}/stream`: what a submitted call does, as server-sent events, for as many readers as come, each from where it was.
+
+`state` at each change; then each item of a result that streams, with an `id` of attempt and number (`2-17`), or the whole `result` of one
+that does not; `error` where it failed; `end` last. A reader that comes again with `Last-Event-ID` gets what followed. While an attempt
+runs, all of it is kept here, as much as a result may have (`activator.max_body_bytes`; a call that makes more fails with 413): so readers
+are slow at nobody's cost. When it has ended the result itself is read again, from wherever it is: it survives what results survive. An
+attempt that is made again counts its items from the beginning, because it may make other ones.
+
+Owner: the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from activator.async_calls.stream_items import ItemSplitter, cutter_of
+from activator.http.request import Request, problem_of
+from activator.http.sse import SseResponse, end_event, event, stream_headers
+from pilotlight import errors
+from pilotlight.protocol import CONTENT_PICKLE, CONTENT_PROBLEM, CONTENT_SSE
+
+if TYPE_CHECKING:
+    from activator.async_calls.pending import PendingCall
+
+FINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
+"""States that a call does not leave, but for a dead letter that is sent again."""
+LAST_ID: Final = b"last-event-id"
+_ID: Final = re.compile(r"([0-9]{1,9})-([0-9]{1,12})")
+PIECE_BYTES: Final = 16 * 1024
+"""Of a result are cut at once: up to 8,192 items, some 5 ms of the event loop, which others have next, whether items came of it or not."""
+Position = tuple[int, int]
+"""Attempt and number of the last item that a reader has; (0, 0) = nothing yet."""
+
+
+class StreamBuffer:
+    """What one attempt has streamed so far. It only grows; each reader has its own place in it.
+
+    Attributes:
+        data: the result's bytes.
+    """
+
+    __slots__ = ("attempt", "content_type", "data")
+
+    def __init__(self, attempt: int, content_type: str) -> None:
+        self.attempt = attempt
+        self.content_type = content_type
+        self.data = bytearray()
+
+    def __repr__(self) -> str:
+        return f"<StreamBuffer of attempt {self.attempt}, {len(self.data)} bytes>"
+
+
+class StreamSubscriber:
+    """One reader of one call. Owner: its request's task."""
+
+    def __init__(self, stream: SseResponse, position: Position) -> None:
+        self._stream = stream
+        self._after = position
+
+    async def follow(self, held: PendingCall) -> None:
+        """All of a call that is held here, to its end."""
+        told: tuple[str, int] | None = None
+        log: StreamBuffer | None = None
+        items: _Items | None = None
+        while True:
+            changed, record = held.changed, held.record
+            attempt = record.attempt + (record.state == "RUNNING")  # a record counts those that have ended
+            state = (record.state, max(attempt, held.log.attempt if held.log is not None else 0))
+            if state != told and record.state not in FINAL:
+                told = state
+                await self._stream.send(event("state", {"id": record.id, "state": state[0], "attempt": state[1]}))
+            if held.log is not None and held.log is not log:
+                log = held.log
+                items = _Items(cutter_of(log.content_type), log.attempt, self._after)
+            if log is not None and items is not None and (out := items.next_events(log.data)) is not None:
+                await self._send_items(out, items)
+                continue  # sending may have taken long
+            if record.state in FINAL:
+                await self.finish(record.to_json())
+                return
+            await changed.wait()
+
+    async def finish(self, record: Mapping[str, Any]) -> None:
+        """What is left to tell of a call that has ended, from its record, and the end."""
+        result = base64.b64decode(record["result"])
+        cutter = cutter_of(record["content_type"])
+        if cutter is not None:
+            items = _Items(cutter, int(record["attempt"]), self._after)
+            while (out := items.next_events(result)) is not None:
+                await self._send_items(out, items)
+        elif record["state"] == "SUCCEEDED":
+            await self._stream.send(event("result", dict(record)))
+        if cutter is None and record["state"] in ("FAILED", "EXPIRED"):
+            await self._stream.send(_failure(record, result))
+        await self._stream.close(
+            end_event(
+                finish_reason=_finish_of(record), cost=record["cost"], exec_ms=record["exec_ms"], start=record["start_kind"],
+                id=record["id"], state=record["state"], attempt=record["attempt"],
+            )
+        )  # fmt: skip
+
+    async def _send_items(self, out: bytes, items: _Items) -> None:
+        self._after = items.position
+        if out:
+            await self._stream.send(out)
+        await asyncio.sleep(0)  # sending does not wait for a caller who reads fast
+
+
+class _Items:
+    """Cuts what an attempt has made into events with ids, those after a position."""
+
+    def __init__(self, cutter: ItemSplitter | None, attempt: int, after: Position) -> None:
+        self._cutter = cutter
+        self._attempt = attempt
+        self._skip = after[1] if after[0] == attempt else 0
+        self._number = 0
+        self._read = 0
+
+    @property
+    def position(self) -> Position:
+        """Of the last item that was cut."""
+        return self._attempt, max(self._number, self._skip)
+
+    def next_events(self, data: bytes | bytearray) -> bytes | None:
+        """Events in the next piece of what was not read of it yet, maybe none; None when all of it was read."""
+        if self._cutter is None or self._read >= len(data):
+            return None
+        piece = bytes(data[self._read : self._read + PIECE_BYTES])
+        self._read += len(piece)
+        out = bytearray()
+        for item in self._cutter.feed(piece):
+            self._number += 1
+            if self._number > self._skip:
+                out += b"id: %d-%d\n%b\n\n" % (self._attempt, self._number, item)
+        return bytes(out)
+
+
+def position_of(request: Request) -> Position:
+    """What a reader says that it has. Raises InvalidInput."""
+    given = request.headers.get(LAST_ID, b"").decode("latin-1").strip()
+    if not given:
+        return (0, 0)
+    found = _ID.fullmatch(given)
+    if found is None:
+        raise errors.InvalidInput(
+            f"header Last-Event-ID: {given!r} is no id of this stream's, which are like 1-17; without it you read from the beginning",
+            parameter="last-event-id",
+        )
+    return int(found[1]), int(found[2])
+
+
+def call_stream_headers(request: Request) -> list[tuple[bytes, bytes]]:
+    """The head of every one of these streams."""
+    return stream_headers([(b"content-type", CONTENT_SSE.encode()), (b"x-request-id", request.id.encode())])
+
+
+def _failure(record: Mapping[str, Any], result: bytes) -> bytes:
+    """What an `error` event says of a call whose result is not a stream."""
+    if record["content_type"] == CONTENT_PROBLEM:
+        return event("error", json.loads(result))
+    if result and record["content_type"] == CONTENT_PICKLE:
+        return b"event: exception\ndata: %b\n\n" % base64.b64encode(result)
+    if record["state"] == "FAILED":
+        failed = errors.FunctionRaised(f"call {record['id']} failed with status {record['status']}, and its answer is no problem document")
+        return event("error", problem_of(failed, record["id"]))
+    gone = errors.DeadlineExceeded(f"call {record['id']} expired: it ran out of time, or its result was kept only until its time ended")
+    return event("error", problem_of(gone, record["id"]))
+
+
+def _finish_of(record: Mapping[str, Any]) -> str:
+    """Why it ended, as `engines.FINISH_REASONS` has it."""
+    state = record["state"]
+    if state == "FAILED" and record["status"] == 413:
+        return "length"
+    return {"SUCCEEDED": "stop", "CANCELLED": "cancelled"}.get(state, "error")

@@ -1,0 +1,220 @@
+"""Runs a submitted call to its end: one attempt after the other, as its function's `retries` say.
+
+At least once: an attempt whose instance or activator died may have done its work, and is made again. The function is told which attempt
+it is (`pilotlight.context().attempt`), and so is who reads a stream's items as they come; before its end no attempt's bytes are the
+call's. So each failed attempt may be followed by another, while there is time: up to the caller's own deadline, and as long as its result
+would have been kept. Pauses between attempts hold no slot, no quota and no place. A caller's budget of retries is not asked: unlike
+callers who wait, these cannot become more than the instances of their function hold at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from activator.async_calls.concurrency import AsyncConcurrencyLimiter
+from activator.async_calls.pending import PendingCall, PendingCalls
+from activator.async_calls.records import answered, collect, failed
+from activator.calls.runner import Call, CallRunner, Exchange
+from activator.metrics.metrics import Metrics
+from activator.quotas.admission import Admission
+from activator.resilience.retries import may_retry, pause_s
+from activator.routing.access import AccessCache
+from activator.tracing.context import note_answer
+from activator.tracing.tracer import Tracer
+from activator.worker_client.connection import WorkerConnectionLost
+from pilotlight import errors
+from pilotlight.protocol import CallRecord
+
+BUSY_RETRY_S = 0.5
+"""Pause before a submitted call that found a full queue, or no capacity, asks again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ending:
+    """What an attempt came to: the record if it was the last one, what failed (None: nothing), and how it is observed then.
+
+    `remember`: called instead where it was not the last one.
+    """
+
+    record: CallRecord
+    failure: errors.PilotlightError | WorkerConnectionLost | None
+    observe: Callable[[], None]
+    remember: Callable[[], None] = lambda: None
+
+
+class AsyncCallRunner:
+    """Owner: the event loop."""
+
+    def __init__(
+        self,
+        *,
+        held: PendingCalls,
+        dispatcher: CallRunner,
+        entrance: AccessCache,
+        metrics: Metrics,
+        max_result_bytes: int,
+        admission: Callable[[Call], Admission | None],
+        load: Callable[[Call], None],
+        rng: random.Random | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        """`admission`: what a call that was counted when it came may hold, by the quotas of now. `load`: has a parked call's body read."""
+        self._load = load
+        self._held = held
+        self._dispatcher = dispatcher
+        self._entrance = entrance
+        self._metrics = metrics
+        self._max_result_bytes = max_result_bytes
+        self._admission = admission
+        self._rng = rng or random.Random()
+        self._tracer = tracer or Tracer()
+        self._gates = AsyncConcurrencyLimiter()
+
+    def __repr__(self) -> str:
+        return f"<AsyncCallRunner {self._gates!r}>"
+
+    async def run(self, held: PendingCall, call: Call) -> CallRecord:
+        """The record that it ends with."""
+        while True:
+            ending = await self._attempt(held, call)
+            pause = self._pause_s(held, call, ending.failure)
+            if pause is None:
+                ending.observe()
+                return replace(ending.record, attempt=call.attempt)
+            ending.remember()
+            waiting = replace(held.record, state="QUEUED", attempt=call.attempt, sequence=held.record.sequence + 1)
+            self._held.note(held, waiting)
+            call.attempt += 1
+            call.retries += 1
+            await asyncio.sleep(pause)
+            try:
+                await self._pay_again(held, call)
+            except errors.PilotlightError as e:  # whose call it is may not call any more
+                self._refused(held, call, e).observe()
+                return replace(failed(held.record, e), attempt=call.attempt - 1)
+
+    def _pause_s(self, held: PendingCall, call: Call, failure: errors.PilotlightError | WorkerConnectionLost | None) -> float | None:
+        """Seconds before the next attempt; None: there is none."""
+        if failure is None or not may_retry(failure, call):
+            return None
+        left_s = min(call.remaining_s(math.inf), held.give_up_at - time.time())
+        return pause_s(call, left_s=left_s, rng=self._rng)
+
+    async def _pay_again(self, held: PendingCall, call: Call) -> None:
+        """An attempt more is a request more of its quotas; where there is none left it waits for one, as at its begin."""
+        call.admission = self._admission(call)
+        while call.admission is not None:
+            try:
+                await call.admission.again()
+                return
+            except (errors.OverQuota, errors.Unavailable):
+                if time.time() > held.give_up_at:
+                    return  # `hold` says the same in a moment, and that is its end
+            await asyncio.sleep(BUSY_RETRY_S)
+
+    def left(self, held: PendingCall) -> None:
+        """Its caller wants it no more."""
+        if held.target is not None:
+            self._metrics.observer.refused(held.target, 499)
+
+    async def _attempt(self, held: PendingCall, call: Call) -> _Ending:
+        observer, target = self._metrics.observer, call.target
+        try:
+            exchange, status, body = await self._wait_for_quotas(held, call)
+        except errors.PilotlightError as e:
+            return self._refused(held, call, e)
+        except WorkerConnectionLost as e:
+            crashed = errors.WorkerCrashed(f"the instance died under this call: {e}", reason="crashed")
+
+            def died() -> None:
+                observer.refused(target, 502)
+                self._tracer.failed(call, crashed.type, crashed.status, **_of_submitted(held))
+
+            return _Ending(record=failed(held.record, crashed), failure=crashed, observe=died)
+        record = answered(held.record, exchange, status, body)
+        raised = errors.FunctionRaised("user code raised") if status >= 500 else None
+
+        def observe() -> None:
+            self._metrics.answered(exchange, status, is_awaited=False)
+            self._tracer.answered(exchange, status, **_of_submitted(held))
+
+        return _Ending(record=record, failure=raised, observe=observe, remember=lambda: note_answer(exchange, str(status)))
+
+    def _refused(self, held: PendingCall, call: Call, error: errors.PilotlightError) -> _Ending:
+        def observe() -> None:
+            self._metrics.observer.refused(call.target, error.status, error)
+            self._tracer.failed(call, error.type, error.status, **_of_submitted(held))
+
+        return _Ending(record=failed(held.record, error), failure=error, observe=observe)
+
+    async def _wait_for_quotas(self, held: PendingCall, call: Call) -> tuple[Exchange, int, bytes]:
+        """Its answer. Where its quotas are used up the call waits as long as its result would be kept, in the way of its own key only."""
+        async with self._gates.of_key(call.key_id, call.target):
+            while True:
+                try:
+                    async with self._gates.of_all(call.target):
+                        return await self._go(held, call)
+                except errors.OverQuota:
+                    if time.time() > held.give_up_at:
+                        raise
+                await asyncio.sleep(BUSY_RETRY_S)
+                call.admission = self._admission(call)  # it may be other quotas by now
+
+    async def _go(self, held: PendingCall, call: Call) -> tuple[Exchange, int, bytes]:
+        try:
+            self._load(call)
+            exchange = await self._begin(held, call)
+            return exchange, *await collect(exchange, self._max_result_bytes, held)
+        finally:
+            call.park()
+            _release(call)
+
+    async def _begin(self, held: PendingCall, call: Call) -> Exchange:
+        """For room the call waits as long as any. Raises OverQuota at once."""
+        until = time.monotonic() + call.remaining_s(call.target.spec.clocks.queue_s)
+        while True:
+            try:
+                self._entrance.check_not_suspended(call.caller or call.target.tenant, call.target.tenant)
+                if call.admission is not None:
+                    await call.admission.hold()
+                if held.record.state != "RUNNING":
+                    self._held.note(held, replace(held.record, state="RUNNING", sequence=held.record.sequence + 1))
+                return await self._dispatcher.begin(call, is_patient=False, has_fallback=False)
+            except errors.OverQuota:
+                raise
+            except errors.PilotlightError as e:
+                may_wait = isinstance(e, errors.TooManyRequests | errors.Unavailable) and time.monotonic() <= until
+                if not may_wait:
+                    return await self._instead(call, e)
+            _release(call)
+            await asyncio.sleep(BUSY_RETRY_S)
+
+    async def _instead(self, call: Call, failure: errors.PilotlightError) -> Exchange:
+        """What answers in the function's place, once no attempt is left. Raises `failure`, or one like it."""
+        if not self._is_last(call):
+            raise failure
+        return await self._dispatcher.instead(call, failure)
+
+    def _is_last(self, call: Call) -> bool:
+        """Whether no attempt follows: what answers in a function's place does so where it cannot, not where it can in a moment."""
+        policy = call.target.spec.retries
+        return policy is None or call.retries >= policy.max_retries
+
+
+def _release(call: Call) -> None:
+    if call.admission is not None:
+        call.admission.release()
+
+
+def _of_submitted(held: PendingCall) -> dict[str, Any]:
+    """What a trace says of a call that nobody waits for."""
+    return {
+        "is_submitted": True,
+        "extra": {"faas.trigger": "timer", "pilotlight.schedule": held.record.schedule} if held.record.schedule else {},
+    }

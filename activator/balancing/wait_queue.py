@@ -1,0 +1,119 @@
+"""The calls of one revision that wait for a slot: in which order they get one, and how each is answered exactly once.
+
+A waiter is in the line, or its future is done: a slot, an error, or cancelled. Whatever takes it out of the line also takes it out of the
+process's queue, in the same synchronous step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from activator.autoscaler.concurrency_meter import ConcurrencyMeter
+from activator.balancing.admission import GlobalQueue
+from activator.balancing.reservation import Reservation
+from activator.fairness.fair_queue import Entry, FairQueue
+from activator.fairness.queue_priority import QueueBound, QueuePriority
+from pilotlight import errors
+from pilotlight.types import Priority
+
+
+class QueuedCall:
+    """One call that waits (`admission.Waiting`). Owner: its Line.
+
+    Attributes:
+        affinity, tokens: of a language model's call: see `llm.prefix_affinity`, and the tokens that its prompt probably has.
+    """
+
+    __slots__ = ("affinity", "bounds", "future", "line", "patience_s", "place", "rank", "since", "tokens")
+
+    def __init__(self, line: WaitQueue, rank: QueuePriority, bounds: Sequence[QueueBound], *, since: float, patience_s: float) -> None:
+        self.line = line
+        self.rank = rank
+        self.bounds = bounds
+        self.since = since
+        self.patience_s = patience_s
+        self.future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
+        self.place: Entry[QueuedCall] | None = None
+        self.affinity: int | None = None
+        self.tokens = 0
+
+    def __repr__(self) -> str:
+        return f"<Waiter {self.rank.priority} {self.rank.tenant or '-'}>"
+
+    def shed(self, error: errors.TooManyRequests) -> None:
+        """See admission.Waiting."""
+        self.line.answer(self, error)
+
+
+class WaitQueue:
+    """See the module. Owner: the Throttler.
+
+    Attributes:
+        places: of those who wait; to read.
+    """
+
+    def __init__(self, *, queue: GlobalQueue, load: ConcurrencyMeter, clock: Callable[[], float]) -> None:
+        self._queue = queue
+        self._load = load
+        self._clock = clock
+        self._waiters: FairQueue[QueuedCall] = FairQueue()
+        self.places: Mapping[Entry[QueuedCall], None] = self._waiters.places
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def __repr__(self) -> str:
+        return f"<Line {self._waiters!r}>"
+
+    def join(self, rank: QueuePriority, bounds: Sequence[QueueBound], *, patience_s: float) -> QueuedCall:
+        """One more waits. Raises OverQuota, TooManyRequests or Shed when there is no place for it."""
+        now = self._clock()
+        waiter = QueuedCall(self, rank, bounds, since=now, patience_s=patience_s)
+        self._queue.enter(waiter)
+        waiter.place = self._waiters.push(waiter, rank, cost=rank.cost)
+        self._load.add(now)
+        return waiter
+
+    def next(self) -> QueuedCall | None:
+        """Take out whose turn it is; its load stays, for it gets a slot."""
+        while (waiter := self._waiters.pop()) is not None:
+            self._queue.leave(waiter)
+            if not waiter.future.done():
+                return waiter
+            self._load.remove(self._clock())  # cancelled in this very moment
+        return None
+
+    def leave(self, waiter: QueuedCall) -> bool:
+        """Give up its place; False when it has none any more."""
+        if waiter.place is None or not self._waiters.remove(waiter.place):
+            return False
+        self._queue.leave(waiter)
+        self._load.remove(self._clock())
+        return True
+
+    def answer(self, waiter: QueuedCall, error: errors.PilotlightError) -> None:
+        """It gets an error instead of a slot, unless it was answered before."""
+        self.leave(waiter)
+        if not waiter.future.done():
+            waiter.future.set_exception(error)
+
+    def fail(self, error: errors.PilotlightError) -> None:
+        """All get this error."""
+        for waiter in list(self._waiters):
+            self.answer(waiter, error)
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens of all that wait."""
+        return sum(waiter.tokens for waiter in self._waiters)
+
+    def oldest_wait_s(self, now: float) -> float | None:
+        """How long the one that waits longest has waited; None when nobody waits."""
+        oldest = self._waiters.oldest()
+        return now - oldest.since if oldest is not None else None
+
+    def priority(self) -> Priority:
+        """The highest of those that wait; STANDARD when nobody does."""
+        first = self._waiters.first()
+        return first.rank.priority if first is not None else Priority.STANDARD

@@ -1,0 +1,299 @@
+"""One instance's account: its meter and the journal kept together, so that a call is never measured without being written down.
+
+ticket = account.open(call="req-…", attempt=1, key="k-…", method="", start_kind="FORK", …)     # before dispatch
+cost = account.close(ticket, status=200, outcome="ok", …)                                       # at the end
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from activator.billing.budgets import CLOCK_STEP_NS, ApplicableBudgets, Budgets, Subject
+from activator.billing.cpu import PauseCpuMeter
+from activator.billing.errors import JournalFull
+from activator.billing.journal import Journal
+from activator.billing.meter import InstanceMeter
+from activator.billing.usage import CALL, CPU, SHADOW, UsageSubject, UsageTemplate, cost_text, marked_tokens
+from activator.llm.token_reservation import TokenReservation
+from pilotlight.pricing import BUSY, ONE_CORE, Footprint, Rates, kind_factor
+
+NO_LIMIT_NS = 7 * 86_400 * 10**9
+"""Of an account that was not told of an execution clock: the longest that there may be (`spec.Clocks`)."""
+
+
+@dataclass(slots=True)
+class OpenRecord:
+    """An attempt that is being billed. Opaque to the caller, who gives it back to `close`.
+
+    `worst` picounits are reserved in the budgets of `cover` since `turn`. `is_billed`: it stands in the journal. `tokens`: of a language
+    model's call, counted until it is closed.
+    """
+
+    id: str
+    call: str
+    attempt: int
+    start_kind: str
+    template: UsageTemplate
+    at_ns: int
+    queued_ms: int
+    start_ms: int
+    cover: ApplicableBudgets
+    worst: int
+    turn: int
+    mark: str = ""
+    is_shadow: bool = False
+    is_billed: bool = True
+    tokens: TokenReservation | None = None
+
+
+LEAST_CPU_NS = 1_000_000
+"""CPU time below this waits for more, or for the instance's end, before it becomes a record: a worker's own timers need no line each."""
+
+
+@dataclass(slots=True)
+class Charge:
+    """What an attempt came to: execution in whole ms, its share of the instance, its price as decimal text and in picounits."""
+
+    exec_ms: int
+    billed_ns: int
+    cost: str
+    picos: int
+
+
+class InstanceAccount:
+    """Owned by the pool that leases the instance. `now_ns` is monotonic time, `at_ns` wall time.
+
+    Close every ticket, on every path: an attempt that stays open is a lost one.
+    """
+
+    __slots__ = ("_budgets", "_cover", "_cpu", "_cpu_kept_ns", "_cpu_since_ns", "_footprint",
+                 "_is_free", "_journal", "_limit_ns", "_on_unbilled", "_paid_ns", "_rates", "_revision",
+                 "_subject", "_templates", "_worst", "meter")  # fmt: skip
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        subject: UsageSubject,
+        footprint: Footprint,
+        rates: Rates,
+        started_ns: int,
+        free_ns: int,
+        is_reserved: bool = False,
+        budgets: Budgets | None = None,
+        limit_ns: int = NO_LIMIT_NS,
+        on_unbilled: Callable[[], None] | None = None,
+        is_free: bool = False,
+    ) -> None:
+        """`subject` without key and method; `free_ns` is the idle time that the platform gives away; `limit_ns` the execution clock.
+
+        `is_free`: the instance came up for copies of calls: neither its start nor its idle time is billed, until it answers a call.
+        `on_unbilled`: a call that the journal has no room for is served all the same, and this is told. None: it is refused.
+        """
+        self._journal = journal
+        self._subject = subject
+        self._footprint = footprint
+        self._rates = rates
+        self._templates: dict[tuple[str, str, str, str], UsageTemplate] = {}
+        self._budgets = budgets if budgets is not None else Budgets()
+        self._limit_ns = limit_ns
+        self._on_unbilled = on_unbilled
+        self._is_free = is_free
+        self._revision = f"{subject.function_id}@{subject.revision}"
+        self._cover = self._budgets.cover(Subject(subject.tenant, subject.environment, subject.app, subject.function, rates.currency))
+        self._worst = UsageTemplate(subject, footprint=footprint, rates=rates).picos(limit_ns + CLOCK_STEP_NS)
+        self.meter = InstanceMeter(started_ns, free_ns=free_ns, is_reserved=is_reserved)
+        self._cpu: PauseCpuMeter | None = None
+        self._cpu_kept_ns = self._cpu_since_ns = self._paid_ns = 0
+
+    def __repr__(self) -> str:
+        return f"<InstanceAccount {self._subject.instance} {self.meter!r}>"
+
+    def open(
+        self, *, call: str, attempt: int, key: str, method: str, start_kind: str, queued_ms: int, start_ms: int, now_ns: int, at_ns: int,
+        caller: str = "", limit_ns: int | None = None, mark: str = "", is_shadow: bool = False,
+        tokens: TokenReservation | None = None,
+    ) -> OpenRecord:  # fmt: skip
+        """Reserve the worst case, write the attempt down and start metering it; `limit_ns` is less than the execution clock where known.
+
+        `mark`: what few records say (`usage.marked`). `is_shadow`: it is the copy of a call: it costs nothing, so no budget is asked.
+        `tokens`: what a language model's call may take; its worst case is that, too.
+
+        Raises JournalFull, Conflict, OverBudget, BudgetReserved, AllowanceNeeded: then it must not be dispatched.
+        """
+        if self._is_free and not is_shadow:
+            self._drop_free(now_ns, at_ns)
+        kind = SHADOW if is_shadow else CALL
+        template = self._templates.get((key, method, caller, kind)) or self._make_template(key, method, caller, kind)
+        name = f"{call}/{attempt}"
+        cover = self._cover
+        if cover.generation != self._budgets.generation:
+            cover = self._cover = self._budgets.cover(cover.subject)
+        worst = turn = 0
+        if cover.purses and not is_shadow:
+            ends_ns = self._limit_ns if limit_ns is None else min(limit_ns, self._limit_ns)
+            if tokens is not None:
+                worst = template.picos(ends_ns + CLOCK_STEP_NS, tokens.estimated_in, tokens.max_out)
+            else:
+                worst = self._worst if limit_ns is None else template.picos(ends_ns + CLOCK_STEP_NS)
+            turn = cover.reserve(name, worst, at_ns=at_ns, ends_ns=at_ns + ends_ns)
+        else:
+            turn = self._budgets.turn
+        ticket = OpenRecord(name, call, attempt, start_kind, template, at_ns, queued_ms, start_ms, cover, worst, turn, mark, is_shadow)
+        if tokens is not None:
+            tokens.begin(self._revision)
+            ticket.tokens = tokens
+        try:
+            virtual_ns = self.meter.begin(name, now_ns)
+        except BaseException:
+            if not is_shadow:
+                cover.release(name, worst, turn=turn)
+            raise
+        if self._cpu is not None and self.meter.in_flight == 1:
+            self._cpu.calls_begin()
+        try:
+            self._journal.open_call(
+                template, call=call, attempt=attempt, start_kind=start_kind, at_ns=at_ns,
+                queued_ms=queued_ms, start_ms=start_ms, virtual_ns=virtual_ns, mark=mark,
+            )  # fmt: skip
+        except BaseException as e:
+            if not is_shadow:
+                cover.release(name, worst, turn=turn)
+            if isinstance(e, JournalFull) and self._on_unbilled is not None:
+                self._on_unbilled()
+                ticket.is_billed = False
+                return ticket
+            self._end(name, now_ns)
+            raise
+        return ticket
+
+    def close(
+        self,
+        ticket: OpenRecord,
+        *,
+        status: int,
+        outcome: str,
+        now_ns: int,
+        at_ns: int,
+        bytes_in: int = 0,
+        bytes_out: int = 0,
+    ) -> Charge:
+        """Stop metering, write the complete record and settle. Raises KeyError when the ticket was closed before."""
+        meter, template, cover = self.meter, ticket.template, ticket.cover
+        billed_ns = self._end(ticket.id, now_ns)
+        tokens, mark = ticket.tokens, ticket.mark
+        if tokens is None:
+            tokens_in = tokens_out = 0
+        else:
+            tokens.close(status=status, outcome=outcome)
+            tokens_in, tokens_out = tokens.tokens_in, tokens.tokens_out
+            mark += marked_tokens(cached=tokens.tokens_cached, finish=tokens.finish, first_token_ms=tokens.first_token_ms)
+        exec_ms = (at_ns - ticket.at_ns) // 1_000_000 if at_ns > ticket.at_ns else 0
+        if not ticket.is_billed:
+            return Charge(exec_ms, billed_ns, "0", 0)
+        picos = template.picos(billed_ns, tokens_in, tokens_out) if outcome != BUSY else template.idle_picos(billed_ns)
+        cost = cost_text(picos)
+        record = template.record(
+            id=ticket.id, call=ticket.call, attempt=ticket.attempt, start_kind=ticket.start_kind, started_ns=ticket.at_ns,
+            queued_ms=ticket.queued_ms, start_ms=ticket.start_ms, exec_ms=exec_ms, billed_ns=billed_ns, cost=cost, status=status,
+            outcome=outcome, tokens_in=tokens_in, tokens_out=tokens_out, bytes_in=bytes_in, bytes_out=bytes_out,
+            mark=mark,
+        )  # fmt: skip
+        if (cover.purses or cover.generation != self._budgets.generation) and not ticket.is_shadow:
+            cover.settle(ticket.id, ticket.worst, picos, turn=ticket.turn, at_ns=ticket.at_ns)
+        self._journal.close_call(ticket.id, record, at_ns=at_ns, virtual_ns=meter.virtual_at_last_ns)
+        return Charge(exec_ms, billed_ns, cost, picos)
+
+    def started(self, *, start_kind: str, billed_ns: int, at_ns: int) -> None:
+        """The instance came up at `at_ns`: what that took, without waiting for its turn, is a START record of its own."""
+        if self._is_free:
+            return
+        self._span("START", billed_ns=billed_ns, started_ns=at_ns - billed_ns, at_ns=at_ns, start_kind=start_kind)
+
+    def meter_cpu(self, cpu: PauseCpuMeter, *, at_ns: int) -> None:
+        """Charge the CPU time that the instance uses while no call runs, from now on."""
+        self._cpu = cpu
+        self._cpu_since_ns = at_ns
+        if self.meter.in_flight:
+            cpu.calls_begin()
+
+    def start_failed(self, *, cpu_ns: int, at_ns: int) -> None:
+        """The instance never came to be; what its start used of the CPU is owed."""
+        if not self._is_free:
+            self._cpu_since_ns = at_ns - cpu_ns
+            self._charge_cpu(cpu_ns, at_ns=at_ns, is_last=True)
+
+    def end(self, *, cpu_ns: int | None, now_ns: int, at_ns: int) -> None:
+        """The instance is gone; write down what it still owes. `cpu_ns`: where its counter of CPU time stood; None = nobody knows."""
+        self.settle_idle(now_ns=now_ns, at_ns=at_ns, is_last=True, last_cpu_ns=cpu_ns)
+
+    def end_cpu(self, *, cpu_ns: int | None, at_ns: int) -> None:
+        """It was settled when it was stopped or put to sleep, and has ended or gone on since: what it used meanwhile. Idempotent."""
+        if self._cpu is None:
+            return
+        used = self._cpu.end(cpu_ns)
+        if not self._is_free:
+            self._charge_cpu(used, at_ns=at_ns, is_last=True)
+
+    def reserve(self, *, is_reserved: bool, now_ns: int) -> None:
+        """The instance is (no longer) held by min_instances."""
+        self.meter.reserve(now_ns, is_reserved=is_reserved)
+
+    def settle_idle(self, *, now_ns: int, at_ns: int, is_last: bool = False, last_cpu_ns: int | None = None) -> int:
+        """Write the idle time up to now down, as IDLE and RESERVED records, and the CPU time outside calls as a CPU record; returns how
+        many records. Call it each minute, and `end` at the end."""
+        spans = self.meter.take_idle(now_ns)
+        cpu_ns = 0
+        if self._cpu is not None:
+            cpu_ns = self._cpu.end(last_cpu_ns) if is_last else self._cpu.take()
+        if self._is_free:
+            return 0
+        for span in spans:
+            self._span(span.kind.value, billed_ns=span.billed_ns, started_ns=at_ns - (now_ns - span.started_ns), at_ns=at_ns)
+        return len(spans) + self._charge_cpu(cpu_ns, at_ns=at_ns, is_last=is_last)
+
+    def _charge_cpu(self, cpu_ns: int, *, at_ns: int, is_last: bool) -> bool:
+        """A CPU record of what the START, IDLE and RESERVED records since the last settlement do not pay for; False when there is none."""
+        self._cpu_kept_ns += max(0, cpu_ns - self._paid_ns)
+        self._paid_ns = 0
+        owed = self._cpu_kept_ns
+        if not owed or (owed < LEAST_CPU_NS and not is_last):
+            return False
+        self._cpu_kept_ns, since_ns = 0, self._cpu_since_ns
+        self._cpu_since_ns = at_ns
+        self._span(CPU, billed_ns=owed, started_ns=since_ns, at_ns=at_ns)
+        return True
+
+    def _drop_free(self, now_ns: int, at_ns: int) -> None:
+        """It answers a call of its own for the first time: what it used before stays free."""
+        self.meter.take_idle(now_ns)
+        if self._cpu is not None:
+            self._cpu.take()
+            self._cpu_since_ns = at_ns
+        self._is_free = False
+
+    def _end(self, name: str, now_ns: int) -> int:
+        billed_ns = self.meter.end(name, now_ns)
+        if self._cpu is not None and not self.meter.in_flight:
+            self._cpu.calls_ended()
+        return billed_ns
+
+    def _span(self, kind: str, *, billed_ns: int, started_ns: int, at_ns: int, start_kind: str = "") -> None:
+        footprint = ONE_CORE if kind == CPU else self._footprint
+        if kind != CPU:
+            self._paid_ns += int(billed_ns * self._footprint.cpu * min(1.0, float(kind_factor(kind, self._rates))))
+        template = UsageTemplate(self._subject, footprint=footprint, rates=self._rates, kind=kind)
+        picos = template.picos(billed_ns)
+        record = template.record(
+            id=f"{self._subject.instance}/{kind}/{started_ns // 1000}", call="", attempt=0, start_kind=start_kind, started_ns=started_ns,
+            queued_ms=0, start_ms=0, exec_ms=billed_ns // 1_000_000, billed_ns=billed_ns, cost=cost_text(picos), status=0, outcome="span",
+        )  # fmt: skip
+        self._budgets.cover(self._cover.subject).pay(picos, started_ns)
+        self._journal.append_record(record, at_ns=at_ns)
+
+    def _make_template(self, key: str, method: str, caller: str, kind: str) -> UsageTemplate:
+        subject = replace(self._subject, key=key, method=method, caller=caller)
+        template = UsageTemplate(subject, footprint=self._footprint, rates=self._rates, kind=kind)
+        self._templates[key, method, caller, kind] = template
+        return template

@@ -1,0 +1,204 @@
+"""What an activator that is gone for good left in its journal, brought to the controller: `python -m activator --drain-journal`.
+
+Opening the journal closes what was open, at the last proof of life. Then usage records go to the ledger, results of submitted calls to
+their records, and submitted calls that were not finished to whichever activator asks for them next. Each is forgotten here only once the
+controller has it, and there told apart by what it is, so this may be killed anywhere and run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+from activator.async_calls.result_shipper import MAX_BATCH_BYTES, SHIP_BATCH
+from activator.billing.errors import LedgerUnavailable
+from activator.billing.journal import Journal, Recovered
+from activator.billing.service import ControllerLedger
+from activator.billing.shipping import REFUSED_NAME, Shipper
+from pilotlight.protocol import CALLS_PATH, DUE_PATH, HEADER_PLATFORM_TOKEN
+from weight_cache.addresses import Address
+from weight_cache.cookies import no_cookies
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 60.0
+"""For a controller that does not answer: it restarts in less, and whoever runs this runs it again."""
+PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+ANSWER_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainResult:
+    """What became of a journal.
+
+    Attributes:
+        lost: attempts that were open, closed as lost.
+        records: usage records that the ledger took.
+        results: ends of submitted calls that were delivered.
+        handed_on: submitted calls that others run now.
+        left: what is still there, in words; "" = nothing.
+    """
+
+    lost: int
+    records: int
+    results: int
+    handed_on: int
+    left: str
+
+    def __str__(self) -> str:
+        done = f"{self.records} usage records shipped ({self.lost} closed as lost), {self.results} results delivered"
+        return f"{done}, {self.handed_on} unfinished calls handed on"
+
+
+async def drain_journal(directory: Path, *, activator: str, controller: Address, token: str, patience_s: float = PATIENCE_S) -> DrainResult:
+    """Empty the journal in `directory`, which was `activator`'s. Raises JournalInUse, JournalFull."""
+    journal, found = Journal.open(directory, activator=activator)
+    try:
+        async with _served(journal), _Departure(journal, found, activator, controller, token) as departure:
+            return await departure.drain(patience_s)
+    finally:
+        journal.close()
+
+
+@asynccontextmanager
+async def _served(journal: Journal) -> AsyncIterator[None]:
+    running = asyncio.create_task(journal.run(), name="journal")
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+class _Departure:
+    """One run. Owner: the event loop."""
+
+    def __init__(self, journal: Journal, found: Recovered, activator: str, controller: Address, token: str) -> None:
+        self._journal = journal
+        self._lost = len(found.lost)
+        self._undelivered = [left.id for left in found.undelivered]
+        self._unfinished = {left.id: left.attempts for left in found.unfinished}
+        self._activator = activator
+        self._ledger = ControllerLedger(controller=controller, token=token, activator=activator)
+        self._shipper = Shipper(journal, self._ledger)
+        self._client = httpx.AsyncClient(
+            transport=controller.transport(),
+            base_url=controller.base_url,
+            headers={HEADER_PLATFORM_TOKEN: token},
+            timeout=ANSWER_S,
+            cookies=no_cookies(),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        await self._client.aclose()
+        await self._ledger.aclose()
+
+    async def drain(self, patience_s: float) -> DrainResult:
+        records, results, handed_on, trouble = 0, 0, 0, ""
+        try:
+            async with asyncio.timeout(patience_s) as patience:
+                records = await self._repeated(self._shipper.flush)
+                results = await self._repeated(self._deliver)
+                handed_on = await self._repeated(self._hand_on)
+                patience.reschedule(None)
+        except TimeoutError:
+            trouble = f"the controller did not take it within {patience_s:g} s"
+        except httpx.HTTPStatusError as e:
+            trouble = f"the controller answered {e.response.status_code} to {e.request.method} {e.request.url.path}"
+        return DrainResult(
+            lost=self._lost, records=records, results=results, handed_on=handed_on, left=self._left(trouble)
+        )  # fmt: skip
+
+    def _left(self, trouble: str) -> str:
+        held = self._journal.statistics()
+        parts = [f"{held.unshipped} usage records"] if held.unshipped else []
+        parts += [f"{held.held_calls} submitted calls"] if held.held_calls else []
+        refused = self._journal.directory / REFUSED_NAME
+        if refused.exists() and refused.stat().st_size:
+            parts.append(f"records that the ledger refused for good, in {refused}")
+        if trouble and not parts:
+            return trouble
+        return ", ".join(parts) + (f": {trouble}" if trouble else "") if parts else ""
+
+    async def _repeated(self, step: Callable[[], Awaitable[int]]) -> int:
+        attempt = 0
+        while True:
+            try:
+                return await step()
+            except (LedgerUnavailable, httpx.TransportError, _Busy) as e:
+                log.warning("controller does not answer error=%s", e)
+                await asyncio.sleep(PAUSES_S[min(attempt, len(PAUSES_S) - 1)])
+                attempt += 1
+
+    async def _deliver(self) -> int:
+        """Ends that the controller has not heard of."""
+        ended = {call_id: self._journal.payload(call_id) for call_id in self._undelivered}
+        delivered = 0
+        async for ids in self._batches(ended, CALLS_PATH, "POST", {}):
+            self._forget(ids)
+            delivered += len(ids)
+        return delivered
+
+    async def _hand_on(self) -> int:
+        """Calls that others are to run. One that the control plane began, and has given to another since, is none of ours."""
+        kept = {call_id: self._attempted(call_id, attempts) for call_id, attempts in self._unfinished.items()}
+        asked = {call["due"]: call_id for call_id, call in kept.items() if "due" in call}
+        if asked:
+            answer = await self._send("POST", DUE_PATH, {"activator": self._activator, "ids": list(asked)})
+            others = [call_id for due, call_id in asked.items() if due not in frozenset(answer["yours"])]
+            self._forget(others)
+            kept = {call_id: call for call_id, call in kept.items() if call_id not in others}
+        handed_on = 0
+        async for ids in self._batches(kept, DUE_PATH, "PUT", {"activator": self._activator}):
+            self._forget(ids)
+            handed_on += len(ids)
+        return handed_on
+
+    def _attempted(self, call_id: str, attempts: int) -> dict[str, Any]:
+        kept = dict(self._journal.payload(call_id))
+        record = kept["record"]
+        return {**kept, "record": {**record, "attempt": max(int(record.get("attempt", 0)), attempts)}}
+
+    def _forget(self, ids: Sequence[str]) -> None:
+        for call_id in ids:
+            self._journal.forget(call_id)
+            self._unfinished.pop(call_id, None)
+        self._undelivered = [call_id for call_id in self._undelivered if call_id not in frozenset(ids)]
+
+    async def _batches(self, calls: dict[str, dict[str, Any]], path: str, verb: str, more: dict[str, Any]) -> AsyncIterator[list[str]]:
+        """Ids of those that the controller has now."""
+        batch: list[str] = []
+        size = 0
+        for call_id, body in calls.items():
+            weight = len(body.get("body", "")) + len(body.get("result", ""))
+            if batch and (size + weight > MAX_BATCH_BYTES or len(batch) == SHIP_BATCH):
+                await self._send(verb, path, {**more, "calls": [calls[one] for one in batch]})
+                yield batch
+                batch, size = [], 0
+            batch.append(call_id)
+            size += weight
+        if batch:
+            await self._send(verb, path, {**more, "calls": [calls[one] for one in batch]})
+            yield batch
+
+    async def _send(self, verb: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        response = await self._client.request(verb, path, json=body)
+        if response.status_code >= 500 or response.status_code == 429:
+            raise _Busy(f"{verb} {path}: {response.status_code}")
+        response.raise_for_status()
+        answer: dict[str, Any] = response.json()
+        return answer
+
+
+class _Busy(Exception):
+    """Raised when the controller cannot take something just now."""

@@ -1,0 +1,191 @@
+"""Brings observations to the controller: each second, in numbered batches, so that one that is sent twice counts once.
+
+While the controller is away what was counted is added up here, by minute, for up to `KEPT_MINUTES`; a batch whose answer never came is sent
+again as it was, under its number. Not money: what the last second of a killed process counted is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import httpx
+
+from activator.call_stats.observer import CallStats
+from pilotlight.observations import Observation, add_to
+from pilotlight.protocol import HEADER_PLATFORM_TOKEN, OBSERVATIONS_PATH
+from weight_cache.addresses import Address
+from weight_cache.cookies import no_cookies
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+KEPT_MINUTES = 15
+"""A controller that was away for longer has missed alarms anyway, and a minute of a thousand functions is megabytes."""
+BATCH = 1000
+"""Observations of a post, a megabyte or so."""
+MAX_KEPT = 50_000
+"""Observations in memory altogether."""
+RETRY_S = (1.0, 2.0, 5.0)
+Key = tuple[str, str, str, str, int]
+
+
+class StatsSink(Protocol):
+    """Where observations go."""
+
+    async def take(self, body: dict[str, Any]) -> bool:
+        """Count them; False where they were counted before. Raises httpx.HTTPError when they did not arrive, or were not understood."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close connections."""
+        ...
+
+
+class ControllerReceiver:
+    """The controller, wherever it is."""
+
+    def __init__(self, *, controller: Address, token: str) -> None:
+        self._client = httpx.AsyncClient(
+            transport=controller.transport(),
+            base_url=controller.base_url,
+            headers={HEADER_PLATFORM_TOKEN: token},
+            timeout=10.0,
+            cookies=no_cookies(),
+        )
+
+    async def take(self, body: dict[str, Any]) -> bool:
+        """See Receiver."""
+        response = await self._client.post(OBSERVATIONS_PATH, json=body)
+        response.raise_for_status()
+        return bool(response.json()["accepted"])
+
+    async def aclose(self) -> None:
+        """See Receiver."""
+        await self._client.aclose()
+
+
+class PendingStats:
+    """Observations that were not posted yet, added up by revision, arm and minute; the oldest minutes go first when there are too many."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Key, Observation] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def add(self, observations: Iterable[Observation]) -> None:
+        """Keep them."""
+        for one in observations:
+            key = (one.tenant, one.function_id, one.revision, one.arm, one.minute)
+            known = self._by_key.get(key)
+            if known is None:
+                self._by_key[key] = one
+            else:
+                add_to(known, one)
+
+    def forget(self, *, before: int) -> int:
+        """Let go of minutes before `before`, and of the oldest beyond MAX_KEPT; returns how many observations that were."""
+        old = [key for key in self._by_key if key[-1] < before]
+        if (beyond := len(self._by_key) - len(old) - MAX_KEPT) > 0:
+            old += sorted((key for key in self._by_key if key[-1] >= before), key=lambda key: key[-1])[:beyond]
+        for key in old:
+            del self._by_key[key]
+        return len(old)
+
+    def take(self, limit: int) -> list[Observation]:
+        """The oldest ones, which are kept no longer."""
+        keys = sorted(self._by_key, key=lambda key: key[-1])[:limit]
+        return [self._by_key.pop(key) for key in keys]
+
+
+class StatsShipper:
+    """The task that posts. `run()` until cancelled; `flush()` once at the end."""
+
+    def __init__(
+        self, observer: CallStats, receiver: StatsSink, *, activator: str, clock: Callable[[], float] = time.time, every_s: float = EVERY_S
+    ) -> None:
+        """`clock`: wall time in seconds since the epoch."""
+        self._observer = observer
+        self._receiver = receiver
+        self._activator = activator
+        self._clock = clock
+        self._every_s = every_s
+        self._life = secrets.token_hex(8)
+        self._sequence = 0
+        self._kept = PendingStats()
+        self._sent: Sequence[Observation] = ()
+        self._counted_since = clock()
+        self._failures = 0
+        self.lost = 0
+
+    def __repr__(self) -> str:
+        return f"<StatsShipper {self._sequence} posts, {len(self._kept) + len(self._sent)} kept, {self.lost} lost>"
+
+    async def run(self) -> None:
+        """Count and post until cancelled."""
+        while True:
+            delay_s = RETRY_S[min(self._failures, len(RETRY_S)) - 1] if self._failures else self._until_next_s()
+            await asyncio.sleep(delay_s)
+            self.count()
+            await self.post()
+
+    def _until_next_s(self) -> float:
+        """To the next whole second of the clock, so that a minute's last calls are that minute's."""
+        return self._every_s - self._clock() % self._every_s
+
+    def count(self) -> None:
+        """Keep what was counted since the last time as of the minute in which that began, and forget what is too old."""
+        now = self._clock()
+        since, self._counted_since = self._counted_since, now
+        self._kept.add(self._observer.take(int(min(since, now) // 60)))
+        oldest = int(now // 60) - KEPT_MINUTES
+        lost = self._kept.forget(before=oldest)
+        lost += sum(one.minute < oldest for one in self._sent)  # if it arrived after all, the rest of it is not taken either
+        self._sent = [one for one in self._sent if one.minute >= oldest]
+        if lost:
+            self.lost += lost
+            log.error("event=observations_lost count=%d: the controller has been away for too long", lost)
+
+    async def post(self) -> None:
+        """Post what is kept, until there is nothing left or a post fails."""
+        while self._sent or self._kept:
+            if not self._sent:
+                self._sent = self._kept.take(BATCH)
+                self._sequence += 1
+            if not await self._post():
+                return
+
+    async def _post(self) -> bool:
+        observations = [one.to_json() for one in self._sent]
+        body = {"activator": self._activator, "life": self._life, "sequence": self._sequence, "observations": observations}
+        try:
+            await self._receiver.take(body)
+        except httpx.HTTPStatusError as e:
+            if e.response.status_code < 500:  # it will never be understood: the next one may
+                log.error("event=observations_refused count=%d status=%d", len(self._sent), e.response.status_code)
+                self.lost += len(self._sent)
+                self._sent = ()
+                return True
+            return self._failed(e)
+        except httpx.HTTPError as e:
+            return self._failed(e)
+        self._failures = 0
+        self._sent = ()
+        return True
+
+    def _failed(self, error: httpx.HTTPError) -> bool:
+        if not self._failures:
+            log.warning("event=observations_not_posted error=%r", error)
+        self._failures += 1
+        return False
+
+    async def aclose(self) -> None:
+        """Post what there is, once, and close the connection."""
+        self.count()
+        await self.post()
+        await self._receiver.aclose()

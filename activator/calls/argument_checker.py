@@ -1,0 +1,171 @@
+"""Argument checks and translations within bounds: small ones at once, others in processes of their own, which are killed at a deadline.
+
+A validator, or a JSON parser, lets no other thread run while it works and cannot be interrupted, so only another process keeps an expensive
+check from delaying every other call. Each tenant has one expensive check or translation at a time, and tenants take turns, so that one
+whose checks take long does not keep the others from theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections import Counter
+from typing import Any
+from weakref import WeakValueDictionary
+
+from activator.calls.arguments import ArgumentCheck, CheckTooExpensive
+from activator.open_inference.translations import SMALL_BYTES, TRANSLATION_S, Asked, translated
+from pilotlight import errors
+
+log = logging.getLogger(__name__)
+
+PROCESSES = 2
+START_S = 30.0
+"""How long a process may take to begin: seconds on a machine under load."""
+MAX_WAITING = 256
+"""Expensive checks of one tenant that wait."""
+
+
+class _ProcessLost(Exception):
+    """The process died, or was killed, in the middle of a check."""
+
+
+class ArgumentChecker:
+    """Checks arguments. Owner: the event loop. Its processes are started when they are needed first; `aclose` ends them."""
+
+    def __init__(self, *, deadline_s: float = 2.0, processes: int = PROCESSES) -> None:
+        self._deadline_s = deadline_s
+        self._free = asyncio.Semaphore(processes)
+        self._idle: list[Process] = []
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._waiting: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[bytes]] = set()
+        self.overruns = 0
+
+    def __repr__(self) -> str:
+        return f"<ArgumentChecker {len(self._tasks)} checks run, {len(self._idle)} processes idle, {self.overruns} overruns>"
+
+    async def check(self, check: ArgumentCheck, body: bytes, *, tenant: str) -> None:
+        """Whether the arguments fit. `tenant`: whose schema it is. Raises InvalidInput, TooManyRequests, Unavailable."""
+        try:
+            check.check(body)
+        except CheckTooExpensive:
+            if answer := await self._elsewhere(check.document, body, tenant, self._deadline_s):
+                problem = json.loads(answer)
+                raise errors.InvalidInput(problem["message"], **problem["detail"]) from None
+
+    async def translate(self, asked: Asked, body: bytes, *, tenant: str, is_answer: bool) -> tuple[Any, bytes]:
+        """`open_inference.translations.translated`, for `tenant`. Raises TooManyRequests, Unavailable besides."""
+        if len(body) <= SMALL_BYTES:
+            return translated(asked, body, is_answer=is_answer)
+        document = json.dumps({"translate": asked, "is_answer": is_answer}).encode()
+        head, _, data = (await self._elsewhere(document, body, tenant, TRANSLATION_S)).partition(b"\n")
+        told = json.loads(head)
+        if told["error"] is not None:
+            kind = errors.TooLarge if told["error"] == errors.TooLarge.__name__ else errors.InvalidInput
+            raise kind(told["message"], **told["detail"])
+        return told["memo"], data
+
+    async def _elsewhere(self, document: bytes, body: bytes, tenant: str, deadline_s: float) -> bytes:
+        if self._waiting[tenant] >= MAX_WAITING:
+            raise errors.TooManyRequests("too many calls wait for checks of their arguments", retry_after_s=self._deadline_s)
+        self._waiting[tenant] += 1
+        try:
+            async with self._turns.setdefault(tenant, asyncio.Lock()), self._free:
+                # A caller that leaves does not end the exchange: the process would have to be killed with it.
+                task = asyncio.create_task(self._ask(document, body, deadline_s), name="argument check")
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+                try:
+                    return await asyncio.shield(task)
+                except asyncio.CancelledError:
+                    await asyncio.wait([task])
+                    raise
+        finally:
+            self._waiting[tenant] -= 1
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
+
+    async def _ask(self, document: bytes, body: bytes, deadline_s: float) -> bytes:
+        process = await self._process()
+        try:
+            async with asyncio.timeout(deadline_s):
+                answer = await _exchange(process, document, body)
+        except (TimeoutError, _ProcessLost) as e:
+            self.overruns += 1
+            log.warning("argument check ended document=%.200r body_bytes=%d reason=%s", document, len(body), type(e).__name__)
+            problem = f"checking the arguments took more than {deadline_s:g} s, or too much memory: send fewer, or a simpler schema"
+            raise errors.InvalidInput(problem) from e
+        else:
+            self._idle.append(process)
+            return answer
+        finally:
+            if process not in self._idle:
+                await _end(process)
+
+    async def _process(self) -> Process:
+        while self._idle:
+            process = self._idle.pop()
+            if process.returncode is None:
+                return process
+        try:
+            return await self._start()
+        except (OSError, TimeoutError, _ProcessLost) as e:
+            raise errors.Unavailable(f"the arguments cannot be checked now: {e}", retry_after_s=1) from e
+
+    async def _start(self) -> Process:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "activator.calls.argument_check_process", str(self._deadline_s), stdin=PIPE, stdout=PIPE,
+            env={"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(START_S):
+                await _read(process)
+        except BaseException:
+            await _end(process)
+            raise
+        return process
+
+    async def aclose(self) -> None:
+        """End the processes, and with them the checks that run."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        idle, self._idle = self._idle, []
+        for process in idle:
+            await _end(process)
+
+
+async def _exchange(process: Process, document: bytes, body: bytes) -> bytes:
+    assert process.stdin is not None
+    try:
+        for data in (document, body):
+            process.stdin.write(len(data).to_bytes(4, "big"))
+            process.stdin.write(data)
+        await process.stdin.drain()
+    except ConnectionError as e:
+        raise _ProcessLost(str(e)) from e
+    return await _read(process)
+
+
+async def _read(process: Process) -> bytes:
+    assert process.stdout is not None
+    try:
+        size = int.from_bytes(await process.stdout.readexactly(4), "big")
+        return await process.stdout.readexactly(size)
+    except asyncio.IncompleteReadError as e:
+        raise _ProcessLost("the process has ended") from e
+
+
+async def _end(process: Process) -> None:
+    if process.returncode is None:
+        process.kill()
+    if process.stdin is not None:
+        process.stdin.close()
+    await process.wait()
+    await asyncio.sleep(0)  # lets the pipes' transports close

@@ -1,0 +1,358 @@
+"""Copies of calls for a revision whose answers are compared and thrown away.
+
+A copy is made when its caller has the answer, runs in a task of its own, and takes only what nobody wants: a free slot of the shadow's own
+instances, while no call and no start waits for room. It passes no quota and no budget, its record costs nothing, and its instances are the
+platform's as long as they answer nobody else. Over a minute, copies take at most their share (`max_compute`) of the execution time of the
+calls that they copy; a copy that finds no room is left out, and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol
+
+from activator.balancing.reservation import Reservation
+from activator.balancing.throttler import Throttler
+from activator.billing.errors import JournalFull
+from activator.billing.instance_meter import OpenRecord
+from activator.calls.arguments import CheckTooExpensive
+from activator.calls.runner import Call
+from activator.http.payloads import JSON
+from activator.resilience.breaker import Outcome
+from activator.routing.call_target import CallTarget
+from activator.routing.traffic_split import RoutingDecision, ShadowTarget
+from activator.tracing.tracer import Tracer
+from activator.worker_client.connection import WorkerConnection, WorkerConnectionLost
+from pilotlight import errors
+from pilotlight.observations import SHADOW_ARM
+from pilotlight.pricing import BUSY
+
+log = logging.getLogger(__name__)
+
+WINDOW_S: Final = 60
+"""Copies have their share of the execution time of this long."""
+MAX_COPIES: Final = 64
+"""Copies at once; each holds its arguments and the answer that it is compared to."""
+MAX_COPIED_BYTES: Final = 1024**2
+"""Arguments and answer of one copy: with all copies, at most 64 MiB."""
+MAX_COMPARED_BYTES: Final = 256 * 1024
+"""Of each of two answers that are compared as values: parsing them stops the loop for some milliseconds. Larger ones: as bytes."""
+TOLERANCE: Final = 1e-6
+"""Numbers are the same when they differ by less than this part of the greater one."""
+
+
+class _Busy(Exception):
+    """The shadow's instance is: it still runs what nobody waits for any more."""
+
+
+_NOT_MADE = (JournalFull, _Busy, CheckTooExpensive)
+"""Why a copy that began came to nothing, and says nothing of the revision."""
+
+
+class ShadowObserver(Protocol):
+    """Who is told what became of copies."""
+
+    def shadowed(self, target: CallTarget, *, status: int, exec_ms: float, matched: bool | None) -> None:
+        """A copy was answered; `matched` None: there is nothing to compare."""
+        ...
+
+    def skipped(self, target: CallTarget) -> None:
+        """A copy was left out."""
+        ...
+
+
+class ShadowBudget:
+    """Execution time of a function's calls and of their copies, over the last WINDOW_S seconds: in milliseconds; `now` in seconds.
+
+    What a copy took beyond its share of a whole window is owed, and paid off by later calls; a copy that is expected to take more than a
+    window allows is made when nothing is owed, so that one slow copy does not end all of them.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: deque[tuple[int, float, float]] = deque()
+        self._own = 0.0
+        self._copied = 0.0
+        self._owed = 0.0
+        self._share = 0.0
+        self._since: int | None = None
+        self._running: dict[str, tuple[float, float]] = {}
+        self.expected = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Compute {self._copied:.0f} of {self._own:.0f} ms copied, {self.reserved:.0f} ms reserved, {self._owed:.0f} ms owed>"
+
+    @property
+    def reserved(self) -> float:
+        """What the copies that run are expected to take."""
+        return sum(expected for _, expected in self._running.values())
+
+    def add(self, now: float, *, own: float = 0.0, copied: float = 0.0) -> None:
+        """A call, or a copy, ran for so long."""
+        second = int(now)
+        if self._since is None:
+            self._since = second
+        self._own += own
+        self._copied += copied
+        if self._seconds and self._seconds[-1][0] >= second:
+            at, owns, copies = self._seconds[-1]
+            self._seconds[-1] = (at, owns + own, copies + copied)
+        else:
+            self._seconds.append((second, own, copied))
+        self._forget(second - WINDOW_S)
+
+    def begin(self, copy: str, now: float, expected: float) -> None:
+        """A copy begins that will take so long."""
+        self._running[copy] = (now, expected)
+
+    def end(self, copy: str) -> None:
+        """It has ended."""
+        del self._running[copy]
+
+    def ran(self, took: float) -> None:
+        """A copy took so long: so will the next ones."""
+        self.expected = took if not self.expected else 0.8 * self.expected + 0.2 * took
+
+    def may_run(self, expected: float, share: float, now: float = 0.0) -> bool:
+        """Whether a copy that will take so long keeps all of them within their share."""
+        self._share = share
+        running = sum(max(known, (now - began) * 1000) for began, known in self._running.values())
+        taken, allowed = self._copied + max(0.0, self._owed) + running, share * self._own
+        if taken + expected <= allowed:
+            return True
+        is_whole = self._since is not None and self._seconds[-1][0] - self._since >= WINDOW_S
+        return is_whole and not taken and expected > allowed > 0
+
+    def _forget(self, until: int) -> None:
+        seconds = self._seconds
+        while seconds[0][0] <= until:
+            _, own, copied = seconds.popleft()
+            self._own -= own
+            self._copied -= copied
+            if not any(copies for _, _, copies in seconds):
+                self._copied = 0.0  # sums of floats keep dust
+            self._owed = max(self._owed + copied - self._share * own, -self._copied)  # an allowance that is not used is lost
+
+
+class _Copy(NamedTuple):
+    """What is copied: the call, the answer that its caller got, and what the time of its run is counted in."""
+
+    call: Call
+    shadow: ShadowTarget
+    status: int
+    body: bytes
+    compute: ShadowBudget
+
+
+class ShadowTraffic:
+    """Owner: the event loop. `is_crowded`: whether anybody waits for room; then copies are what is left out first."""
+
+    def __init__(
+        self,
+        *,
+        throttler_of: Callable[[CallTarget], Throttler],
+        observer: ShadowObserver,
+        is_crowded: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random.random,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._throttler_of = throttler_of
+        self._observer = observer
+        self._is_crowded = is_crowded
+        self._clock = clock
+        self._draw = draw
+        self._tracer = tracer or Tracer()
+        self._computes: dict[str, ShadowBudget] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<ShadowTraffic {len(self._tasks)} copies run>"
+
+    def copy(self, call: Call, *, status: int, body: bytes, exec_ms: float) -> None:
+        """A call's caller has its answer, which is `body`: perhaps its shadow gets a copy. Returns at once."""
+        shadow = call.choice.shadow if call.choice is not None else None
+        if shadow is None or call.degraded:
+            return
+        compute = self._compute_of(call.target)
+        compute.add(self._clock(), own=exec_ms)
+        if self._draw() * 100 >= shadow.percent:
+            return
+        expected_ms = compute.expected or exec_ms
+        is_small = len(call.body) + len(body) <= MAX_COPIED_BYTES
+        has_room = len(self._tasks) < MAX_COPIES and not self._is_crowded()
+        if not is_small or not has_room or not compute.may_run(expected_ms, shadow.max_compute, self._clock()):
+            self._observer.skipped(shadow.target)
+            return
+        compute.begin(call.id, self._clock(), expected_ms)
+        copy = _Copy(call, shadow, status, body, compute)
+        task = asyncio.get_running_loop().create_task(self._run(copy), name=f"copy of {call.id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def aclose(self) -> None:
+        """Leave all copies."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _compute_of(self, target: CallTarget) -> ShadowBudget:
+        compute = self._computes.get(target.function_id)
+        if compute is None:
+            if len(self._computes) >= 4 * MAX_COPIES:
+                self._computes = {key: kept for key, kept in self._computes.items() if kept.reserved}
+            compute = self._computes[target.function_id] = ShadowBudget()
+        return compute
+
+    async def _run(self, copy: _Copy) -> None:
+        """The top of a copy's task."""
+        target, compute = copy.shadow.target, copy.compute
+        try:
+            reservation = self._slot(target)
+            if reservation is None:
+                self._observer.skipped(target)
+                return
+            call = _call_of(copy)
+            self._tracer.shadow(call, copy.call)
+            status, body = 502, None
+            began_ns = call.reserved_ns = time.monotonic_ns()
+            try:
+                status, body = await _exchange(call, reservation)
+            except _NOT_MADE:
+                self._observer.skipped(target)
+                return
+            except (errors.PilotlightError, WorkerConnectionLost, OSError) as e:  # TimeoutError is one
+                status = e.status if isinstance(e, errors.PilotlightError) else 502
+                log.debug("copy failed call=%s error=%r", call.id, e)
+            exec_ms = (time.monotonic_ns() - began_ns) / 1e6
+            compute.add(self._clock(), copied=exec_ms)
+            compute.ran(exec_ms)
+            self._tracer.ended(call, reservation, None, status=status, dispatched_ns=began_ns, is_submitted=True)
+            self._observer.shadowed(target, status=status, exec_ms=exec_ms, matched=_compared(copy, status, body))
+        finally:
+            compute.end(copy.call.id)
+
+    def _slot(self, target: CallTarget) -> Reservation | None:
+        """A slot that is free now; where there is no instance, one is begun for later copies, unless anybody waits for room."""
+        if self._is_crowded():
+            return None
+        throttler = self._throttler_of(target)
+        if throttler.is_retired:
+            return None
+        if not throttler.instances and not throttler.starting and throttler.health is None:
+            throttler.start(1)
+        return throttler.reserve_nowait()
+
+
+def _call_of(copy: _Copy) -> Call:
+    call, target = copy.call, copy.shadow.target
+    choice = RoutingDecision(target, arm=SHADOW_ARM)
+    return Call(
+        id=f"{call.id}-shadow", target=target, method=call.method, key_id="", body=call.body, content_type=call.content_type,
+        accept=call.accept, extra_headers=choice.line, choice=choice,
+        accepts_pickle=call.accepts_pickle and call.target.tenant == target.tenant,
+    )  # fmt: skip
+
+
+async def _exchange(call: Call, reservation: Reservation) -> tuple[int, bytes | None]:
+    """Have a copy answered: its status and its answer, None where that streams.
+
+    Raises PilotlightError, _Busy, WorkerConnectionLost, OSError.
+    """
+    instance = reservation.instance
+    reservation.ending = Outcome.NEITHER  # a copy says nothing of who may answer callers
+    ticket: OpenRecord | None = None
+    connection: WorkerConnection | None = None
+    status, outcome, sent = 502, "error", 0
+    try:
+        check = call.target.check(call.method)
+        if call.content_type is JSON:
+            check.check(call.body)
+        ticket = _opened(call, reservation)
+        connection = instance.connections.take_nowait(time.monotonic()) or await instance.connections.open(asyncio.get_running_loop())
+        status, body, outcome = await _asked(call, connection)
+        sent = len(body or b"")
+        if outcome == BUSY:
+            instance.block(time.monotonic())
+            raise _Busy
+        return status, body
+    except asyncio.CancelledError:
+        status, outcome = 499, "cancelled"
+        raise
+    except (WorkerConnectionLost, OSError) as e:
+        instance.is_stuck = instance.is_stuck or isinstance(e, TimeoutError)
+        reservation.throttler.drain(instance)
+        raise
+    finally:
+        try:
+            if ticket is not None:
+                reservation.close(ticket, status=status, outcome=outcome, bytes_in=len(call.body), bytes_out=sent)
+        finally:
+            if connection is not None:
+                if outcome not in ("ok", BUSY):
+                    connection.close()
+                instance.connections.give_back(connection, time.monotonic())
+            reservation.release()
+
+
+def _opened(call: Call, reservation: Reservation) -> OpenRecord:
+    return reservation.instance.account.open(
+        call=call.id, attempt=1, key="", method=call.method, start_kind=reservation.start_kind.value, queued_ms=0, start_ms=0,
+        now_ns=time.monotonic_ns(), at_ns=time.time_ns(), mark=call.mark, is_shadow=True,
+    )  # fmt: skip
+
+
+async def _asked(call: Call, connection: WorkerConnection) -> tuple[int, bytes | None, str]:
+    """Status, body and outcome of the worker's answer; a stream is not listened to. Raises WorkerConnectionLost, TimeoutError."""
+    execution_s = call.target.spec.clocks.execution_s
+    try:
+        async with asyncio.timeout(execution_s):
+            answer = await connection.request(call.request_head(execution_s) + call.body, loop=asyncio.get_running_loop())
+    except BaseException:
+        connection.close()
+        raise
+    if answer.body is None:
+        connection.close()
+        return answer.status, None, "ok"
+    is_busy = answer.status == 503 and answer.header(b"pilotlight-outcome") == BUSY.encode()
+    return answer.status, answer.body, BUSY if is_busy else "ok" if answer.status < 400 else "error"
+
+
+def _compared(copy: _Copy, status: int, body: bytes | None) -> bool | None:
+    """Whether the copy was answered the same; None where that cannot be said: a stream, a pickle, a body too large to look into."""
+    if status != copy.status:
+        return False
+    if body is None or copy.call.content_type is not JSON:
+        return None
+    if max(len(body), len(copy.body)) > MAX_COMPARED_BYTES:
+        return True if body == copy.body else None
+    return is_same(copy.body, body)
+
+
+def is_same(one: bytes, other: bytes) -> bool:
+    """Whether two answers say the same: byte for byte, or as JSON values with numbers within TOLERANCE."""
+    if one == other:
+        return True
+    try:
+        return _is_alike(json.loads(one), json.loads(other))
+    except (ValueError, RecursionError):
+        return False
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return one == other or math.isclose(one, other, rel_tol=TOLERANCE) or (math.isnan(one) and math.isnan(other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_alike(value, other[key]) for key, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_alike, one, other))
+    return bool(one == other)

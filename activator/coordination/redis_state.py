@@ -1,0 +1,226 @@
+"""`SharedState` in Redis: one script, one round trip for each verb."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from redis.exceptions import RedisError
+
+from activator.coordination import scripts
+from activator.coordination.redis_client import redis_client
+from activator.coordination.state import HeartbeatReply, InstanceDemand, SharedStateUnreachable, SharedStatistics, share_of
+
+log = logging.getLogger(__name__)
+
+TTL_S = 15.0
+"""A member that did not beat for this long is not one: far above a restart by the supervisor (2 s) and a stall on a loaded machine."""
+BEAT_S = 0.5
+"""Between beats; also how long a starving member waits until the others know."""
+REFUSAL_S = 1.5
+"""A refusal counts for this long; who still wants asks again well before (throttler.ALLOWANCE_RETRY_S)."""
+
+
+class RedisState:
+    """One member's view. Owner: the event loop.
+
+    `_held` is what this member holds now, `_stated` what Redis was last told; the lock keeps beats and takes from overtaking each other.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        platform: str,
+        member: str,
+        ttl_s: float = TTL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Connects with the first verb. Raises ValueError when the URL is none."""
+        self.member = member
+        self._where = address_of(url)
+        self._prefix = f"pilotlight:{{{platform}}}:"
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._redis = redis_client(url)
+        self._join, self._beat, self._take, self._leave, self._knock = (
+            self._redis.register_script(text) for text in (scripts.JOIN, scripts.BEAT, scripts.TAKE, scripts.LEAVE, scripts.KNOCK)
+        )
+        self._held: Counter[str] = Counter()
+        self._stated: dict[str, int] = {}
+        self._counts_until = -math.inf
+        self._members = frozenset({member})
+        self._lock = asyncio.Lock()
+        self._first_beat = asyncio.Event()
+        self._news = asyncio.Event()
+        self._refused = 0
+        self._is_reachable = True
+
+    def __repr__(self) -> str:
+        state = "" if self._is_reachable else ", unreachable"
+        return f"<RedisState {self._where} member {self.member} of {len(self._members)}, {self._held.total()} instances{state}>"
+
+    # -- membership ---------------------------------------------------------------------------------------------------
+    async def join(self) -> None:
+        """See SharedState."""
+        try:
+            await self._join(keys=self._own_keys(), args=[self.member, self._ttl_ms()])
+        except (RedisError, OSError) as e:
+            raise SharedStateUnreachable(f"Redis at {self._where} does not answer ({_say(e)}): start it, or correct redis_url") from e
+
+    async def beat(self) -> HeartbeatReply | None:
+        """See SharedState."""
+        async with self._lock:
+            pulse = await self._beat_now()
+        self._first_beat.set()
+        return pulse
+
+    async def _beat_now(self) -> HeartbeatReply | None:
+        self._news.clear()
+        sent_at = self._clock()
+        holdings = {key: count for key, count in self._held.items() if count > 0}
+        flat = [part for pair in holdings.items() for part in pair]
+        try:
+            names, counts = await self._beat(keys=self._own_keys(), args=[*self._common_args(), *flat])
+        except (RedisError, OSError) as e:
+            self._failed(e)
+            return None
+        self._answered(sent_at)
+        self._stated = holdings
+        self._members = frozenset(names)
+        pairs = zip(holdings, zip(counts[0::2], counts[1::2], strict=True), strict=True)
+        return HeartbeatReply(members=self._members, wants={key: InstanceDemand(wanting=w, starving=s) for key, (w, s) in pairs if w})
+
+    @property
+    def is_member(self) -> bool:
+        """Whether Redis has heard what it holds, at least once."""
+        return self._first_beat.is_set() and self._counts_until > -math.inf
+
+    async def wait_news(self, timeout_s: float) -> None:
+        """Returns when there is something to tell, at the latest after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+    async def leave(self) -> None:
+        """See SharedState; when Redis does not answer, the membership lapses by itself."""
+        async with self._lock:
+            self._held.clear()
+            try:
+                await self._leave(keys=self._own_keys(), args=[self.member])
+            except (RedisError, OSError) as e:
+                self._failed(e)
+
+    def members(self) -> frozenset[str]:
+        """See SharedState."""
+        return self._members
+
+    # -- allowance ----------------------------------------------------------------------------------------------------
+    async def take_instances(self, key: str, wanted: int, limit: int) -> int:
+        """See SharedState. Waits for the first beat: until then what an earlier life of this member held is not known here."""
+        await self._first_beat.wait()
+        async with self._lock:
+            try:
+                granted = await self._ask(key, wanted, limit)
+                if granted < 0 and await self._beat_now() is not None:
+                    granted = await self._ask(key, wanted, limit)
+                granted = max(0, granted)
+                self._stated[key] = self._held[key] + granted
+            except (RedisError, OSError) as e:
+                self._failed(e)
+                granted = self._credit(key, wanted)
+            self._held[key] += granted
+        self._refused += granted < wanted
+        return granted
+
+    async def _ask(self, key: str, wanted: int, limit: int) -> int:
+        keys = [*self._own_keys(), f"{self._prefix}wanting:{key}", f"{self._prefix}starving:{key}"]
+        return int(await self._take(keys=keys, args=[*self._common_args(), key, self._held[key], wanted, limit]))
+
+    def _credit(self, key: str, wanted: int) -> int:
+        """What the others still count as ours and we do not use: all that may be started while Redis is away."""
+        if self._clock() >= self._counts_until:
+            return 0
+        return max(0, min(wanted, self._stated.get(key, 0) - self._held[key]))
+
+    def hold(self, key: str, count: int = 1) -> None:
+        """See SharedState."""
+        self._held[key] += count
+        self._news.set()
+
+    def give_back(self, key: str, count: int = 1) -> None:
+        """See SharedState."""
+        self._held[key] = max(0, self._held[key] - count)
+        if not self._held[key]:
+            del self._held[key]
+        self._news.set()
+
+    def share(self, count: int) -> int:
+        """See SharedState."""
+        return share_of(count, self.member, self._members)
+
+    # -- strangers ----------------------------------------------------------------------------------------------------
+    async def stranger_wait_s(self, address: str, *, rate_per_s: float, burst: float) -> float:
+        """See SharedState."""
+        try:
+            return int(await self._knock(keys=[f"{self._prefix}stranger:{address}"], args=[rate_per_s, burst])) / 1000
+        except (RedisError, OSError) as e:
+            raise SharedStateUnreachable(f"Redis at {self._where} does not answer ({_say(e)})") from e
+
+    # -- the rest -----------------------------------------------------------------------------------------------------
+    def statistics(self) -> SharedStatistics:
+        """See SharedState."""
+        return SharedStatistics(
+            members=len(self._members), allowance=dict(self._held), refused=self._refused, is_reachable=self._is_reachable
+        )
+
+    async def aclose(self) -> None:
+        """Leave if nothing is held (instances outlive us: the next life of this member adopts them), and close the connections."""
+        if not self._held.total():
+            await self.leave()
+        await self._redis.aclose()
+
+    def _own_keys(self) -> list[str]:
+        return [f"{self._prefix}members", f"{self._prefix}held:{self.member}"]
+
+    def _common_args(self) -> list[Any]:
+        return [self.member, self._ttl_ms(), self._prefix, int(REFUSAL_S * 1000)]
+
+    def _ttl_ms(self) -> int:
+        return int(self._ttl_s * 1000)
+
+    def _failed(self, error: Exception) -> None:
+        if self._is_reachable:
+            log.warning("redis does not answer; we keep the instances that we have address=%s error=%s", self._where, _say(error))
+        self._is_reachable = False
+
+    def _answered(self, sent_at: float) -> None:
+        if not self._is_reachable:
+            log.info("redis answers again address=%s", self._where)
+        self._is_reachable = True
+        self._counts_until = sent_at + self._ttl_s
+
+
+def platform_id(token: str) -> str:
+    """The platform's name in a Redis that several share: of its key, because home paths are alike on most machines."""
+    return hashlib.sha256(b"redis\0" + token.encode()).hexdigest()[:16]
+
+
+def address_of(url: str) -> str:
+    """Host and port, or the socket's path, of a Redis URL: never its user or password."""
+    parts = urlsplit(url)
+    return parts.path if parts.scheme == "unix" else f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
+
+
+def _say(error: Exception) -> str:
+    """An error in words, without the URL that some carry."""
+    return type(error).__name__

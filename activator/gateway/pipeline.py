@@ -1,0 +1,282 @@
+"""A request's life, in one sentence: route → authenticate → admit → reserve → forward → meter.
+
+`Gateway.invoke` is that sentence for a call that waits for its answer. Its neighbours are elsewhere (`verbs`: `submit` hands the same
+call to `calls`, `warmup` starts without calling); `/fn/` streams raw HTTP (`http_proxy`), and every path that is not the data plane's goes
+to the controller. Under `/t/{tenant}/` are the functions that another tenant shares, or that are public.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from activator.async_calls.service import AsyncCalls
+from activator.autoscaler.loop import AutoscalerLoop
+from activator.balancing.admission import UnauthenticatedRateLimiter
+from activator.calls.argument_checker import ArgumentChecker
+from activator.calls.runner import Call, CallRunner, Exchange
+from activator.calls.shadow_traffic import ShadowTraffic
+from activator.coordination.peers import HEALTH, PASSED_ON
+from activator.gateway.control_plane_proxy import ControlPlaneProxy
+from activator.gateway.fast_path import FastPath, FastPathRoute
+from activator.gateway.health import READY, Health
+from activator.gateway.http_proxy import HttpProxy
+from activator.gateway.response_writer import ResponseWriter
+from activator.gateway.verbs import SubmitAndWarmup
+from activator.http.bodies import Bodies
+from activator.http.dashboard_host import DashboardHost
+from activator.http.payloads import PICKLE
+from activator.http.request import Receive, Request, Scope, Send, accept_of
+from activator.http.trusted_proxies import TrustedProxies
+from activator.idempotency.middleware import KEY, Idempotency
+from activator.idempotency.process import ProcessIdempotency
+from activator.idempotency.store import IdempotencyStore
+from activator.llm.openai.api import OpenAI, is_one_model, is_openai_path
+from activator.llm.token_admission import TokenAdmission
+from activator.metrics.metrics import Metrics
+from activator.open_inference.api import V1, OpenInferenceApi, is_model_path
+from activator.quotas.admission import Admission
+from activator.routing.access import AccessCache, AccessGrant, parse_tenant_prefix
+from activator.routing.resolver import RAW, RequestResolver
+from activator.routing.route_cache import FUNCTIONS, Handler, RouteCache
+from activator.routing.route_table import RouteTable
+from activator.settings import ActivatorSettings
+from activator.tracing.tracer import Tracer
+from activator.worker_client.connection import WorkerConnectionLost
+from pilotlight import errors
+
+log = logging.getLogger(__name__)
+
+CALLS = "/v1/calls/"
+
+
+class Gateway:
+    """The ASGI application in front of everything."""
+
+    def __init__(
+        self,
+        *,
+        settings: ActivatorSettings,
+        table: RouteTable,
+        entrance: AccessCache,
+        strangers: UnauthenticatedRateLimiter,
+        dispatcher: CallRunner,
+        calls: AsyncCalls,
+        scaler: AutoscalerLoop,
+        passthrough: HttpProxy,
+        control: ControlPlaneProxy,
+        metrics: Metrics,
+        tracer: Tracer | None = None,
+        shadows: ShadowTraffic | None = None,
+        idempotency: IdempotencyStore | None = None,
+        health: Health | None = None,
+        arguments: ArgumentChecker | None = None,
+        dashboard: DashboardHost | None = None,
+    ) -> None:
+        """`dashboard`: what is served where, if the dashboard has an origin of its own."""
+        self._dashboard = dashboard
+        self._settings = settings
+        self._proxies = TrustedProxies(settings.trusted_proxies)
+        self.bodies = Bodies(limit_bytes=settings.waiting_bytes, tenant_bytes=settings.tenant_waiting_bytes)
+        self._health = health or Health()
+        self._tracer = tracer or Tracer()
+        self._arguments = arguments or ArgumentChecker()
+        self._table = table
+        self._entrance = entrance
+        self._dispatcher = dispatcher
+        self._calls = calls
+        self._reception = RequestResolver(table=table, entrance=entrance, strangers=strangers)
+        self._variations = SubmitAndWarmup(
+            settings=settings, reception=self._reception, calls=calls, dispatcher=dispatcher, scaler=scaler, admit=self.admit_later
+        )
+        self.idempotency = Idempotency(
+            idempotency or ProcessIdempotency(), reception=self._reception, entry_of=self._entry_of, ttl_s=settings.idempotency_ttl_s,
+            body_timeout_s=settings.body_timeout_s, bodies=self.bodies,
+        )  # fmt: skip
+        self._models = OpenInferenceApi(settings=settings, reception=self._reception, invoke=self.invoke, arguments=self._arguments)
+        self._passthrough = passthrough
+        self.openai = OpenAI(
+            settings=settings, table=table, reception=self._reception, dispatcher=dispatcher, passthrough=passthrough,
+            desk=TokenAdmission(waiting_of=lambda target: dispatcher.throttler_of(target).waiting), metrics=metrics, tracer=self._tracer,
+        )  # fmt: skip
+        self._control = control
+        self._metrics = metrics
+        self._relay = ResponseWriter(metrics=metrics, tracer=self._tracer, heartbeat_s=settings.heartbeat_s, shadows=shadows)
+        self.warm = FastPath(
+            throttler_of=dispatcher.throttler_of, dispatcher=dispatcher, metrics=metrics, go_on=self._go_on, tracer=self._tracer,
+            shadows=shadows,
+        )  # fmt: skip
+        verbs: dict[str, Handler] = {"invoke": self.invoke, "submit": self._variations.submit, "warmup": self._variations.warmup}
+        self._resolutions = RouteCache(table=table, reception=self._reception, entrance=entrance, verbs=verbs)
+
+    def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> FastPathRoute | None:
+        """How a call goes that needs no task (`edge.WarmApplication`); None at the dashboard's host, which serves no calls."""
+        if self._dashboard is not None and self._dashboard.owns(headers):
+            return None
+        return self._resolutions.find_warm(url, headers)
+
+    def copy_calls(self, shadows: ShadowTraffic) -> None:
+        """From now on have calls copied, whichever way their answers go."""
+        self.warm.shadows = self._relay.shadows = shadows
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI 3."""
+        self._proxies.note_caller(scope)
+        if scope["type"] == "http":
+            request = Request(scope, receive, send)
+            if self._dashboard is not None and self._dashboard.misplaced(request):
+                await self._answer(request, self._dashboard.answer(request))
+                return
+            is_once = KEY in request.headers and self.idempotency.concerns(request)
+            await self._answer(request, self.idempotency.answer(request, self._plain) if is_once else self._route(request))
+        elif scope["type"] == "websocket":
+            await self._passthrough.websocket(scope, receive, send, self._web_socket_entry, self.bodies)
+
+    def _web_socket_entry(self, request: Request) -> AccessGrant:
+        """The function at the other end of a WebSocket. Raises NotFound, and what `RequestResolver.raw_entry` raises."""
+        if self._dashboard is not None and self._dashboard.owns(request.headers):
+            raise self._dashboard.not_here(request)
+        return self._reception.raw_entry(request)
+
+    def _entry_of(self, request: Request) -> AccessGrant:
+        """The way of a request under an idempotency key. Raises what it would raise without one."""
+        owner, place = parse_tenant_prefix(request.path)
+        if not place.startswith(FUNCTIONS):
+            return self._models.entry_of(request, owner, place)
+        resolved = self._resolutions.resolve(request, owner, place)
+        if resolved is None:
+            raise errors.NotFound(f"nothing is served at {request.verb} {request.path}")
+        return self._reception.enter(request, resolved.caller, resolved.routed, resolved.tag, unasked=resolved.unasked)
+
+    async def _plain(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The same for a request whose idempotency key was looked at."""
+        request = Request(scope, receive, send)
+        await self._answer(request, self._route(request))
+
+    async def _go_on(self, request: Request, step: Coroutine[Any, Any, Exchange]) -> None:
+        """A warm call that went out without a task stopped being simple."""
+        await self._answer(request, self._finish(request, step))
+
+    async def _answer(self, request: Request, work: Coroutine[Any, Any, None]) -> None:
+        """Answer one request, whatever happens: errors become problem documents here and nowhere else."""
+        connection = request.scope.get("connection")
+        if connection is not None:
+            connection.on_gone = asyncio.current_task().cancel  # type: ignore[union-attr]
+        try:
+            await work
+        except errors.PilotlightError as e:
+            self._metrics.turned_away(e, request.tenant, request.target, request.arm)
+            if not request.is_answered:
+                await request.respond_error(e)
+                if request.call is not None:
+                    self._tracer.failed(request.call, e.type, e.status)
+        except WorkerConnectionLost as e:
+            log.warning("answer cut short call=%s error=%s", request.id, e)
+            if connection is not None:
+                connection.transport.abort()  # half an answer went out: only a broken connection tells the truth
+        except asyncio.CancelledError:
+            if connection is None or not connection.transport.is_closing():
+                raise
+            self._metrics.refused(499, request.target, request.arm)
+            if request.call is not None and not request.is_answered:
+                self._tracer.failed(request.call, "cancelled", 499)
+        finally:
+            if connection is not None:
+                connection.on_gone = None
+
+    async def _route(self, request: Request) -> None:
+        with self.bodies.room(request):
+            await self._handle(request)
+
+    async def _handle(self, request: Request) -> None:
+        path = request.path
+        owner, place = parse_tenant_prefix(path)
+        if place.startswith(FUNCTIONS):
+            resolved = self._resolutions.resolve(request, owner, place)
+            if resolved is not None:
+                entry = self._reception.enter(request, resolved.caller, resolved.routed, resolved.tag, unasked=resolved.unasked)
+                await resolved.handler(request, entry, resolved.method)
+                return
+        if is_openai_path(place):
+            await self.openai.answer(request, owner, place)
+        elif is_model_path(place):
+            if not (is_one_model(request, place) and await self.openai.describe(request, owner, place.removeprefix(V1))):
+                await self._models.answer(request, owner, place)
+        elif place.startswith(RAW):
+            entry = self._reception.raw_entry(request)
+            await (self._passthrough.http if entry.target.spec.engine is None else self.openai.answer_raw)(request, entry)
+        elif owner is not None:
+            raise errors.NotFound(f"nothing is served at {path}: functions of another tenant are under /t/<tenant>/v1/functions/ or /fn/")
+        elif path.startswith(CALLS) and request.verb == "PUT":
+            await self._variations.put_call(request, path[len(CALLS) :])
+        elif path.startswith(CALLS):
+            await self._calls.answer(request, self._reception.reader(request), path[len(CALLS) :])
+        elif path in (HEALTH, READY):
+            await self._say_how_it_is(request)
+        else:
+            await self._control.forward(request)
+
+    async def _say_how_it_is(self, request: Request) -> None:
+        """`/healthz` and `/readyz`, for whoever asks: probes have no key."""
+        if PASSED_ON in request.headers and not request.address:  # a sibling, over our Unix socket
+            await self._control.catch_up()
+        await (self._health.expect_ready() if request.path == READY else self._health.expect_alive())
+        await request.respond_json(200, {"status": "ready" if request.path == READY else "ok", "routes": self._table.version})
+
+    # -- the sentence -------------------------------------------------------------------------------------------------
+    async def invoke(self, request: Request, entry: AccessGrant, method: str) -> None:
+        """`POST …:invoke`: call and wait for the answer."""
+        if entry.target.spec.engine is not None:
+            await self.openai.invoke(request, entry)
+            return
+        admission = await entry.admit()
+        try:
+            call = await self.admit(request, entry, method, admission)
+            await self._finish(request, self._dispatcher.begin(call))
+        finally:
+            if admission is not None:
+                admission.release()
+
+    async def _finish(self, request: Request, step: Coroutine[Any, Any, Exchange]) -> None:
+        await self._relay.answer(request, step)
+
+    async def admit_later(self, request: Request, entry: AccessGrant, method: str) -> Call:
+        """`admit` of a call that counts as a request now, and among those that run at once when it runs."""
+        if entry.target.spec.engine is not None:
+            return await self.openai.admit_later(request, entry)
+        return await self.admit(request, entry, method, await entry.admit(holds=0))
+
+    async def admit(self, request: Request, entry: AccessGrant, method: str, admission: Admission | None) -> Call:
+        """Check who sends what, read the body within its bounds and check the arguments, before anything is started or billed."""
+        check = entry.target.check(method)
+        rank = entry.rank(request.headers)
+        content_type = entry.content_type(request.headers)
+        accept = accept_of(request.headers)
+        asked_ns = time.monotonic_ns()
+        body = await request.body(limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s)
+        upload_ns = time.monotonic_ns() - asked_ns  # the caller's own time
+        if content_type is not PICKLE:
+            await self._arguments.check(check, body, tenant=entry.target.tenant)
+        choice = request.choice
+        call = request.call = Call(
+            id=request.id,
+            target=entry.target,
+            method=method,
+            key_id=entry.caller.key_id,
+            body=body,
+            content_type=content_type,
+            accepts_pickle=entry.accepts_pickle,
+            accept=accept,
+            deadline_s=request.deadline_s(),
+            admission=admission,
+            rank=rank,
+            caller=entry.foreign,
+            choice=choice,
+            extra_headers=choice.line if choice is not None else b"",
+        )
+        call.began_ns, call.routed_ns = request.began_ns + upload_ns, request.routed_ns + upload_ns
+        self._tracer.begin(call, request.headers)
+        return call

@@ -1,0 +1,95 @@
+"""What may be done with a call beside waiting for its answer: submit it, submit it under an id of one's own, or only warm up for it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from activator.async_calls.service import AsyncCalls, function_of_put, id_under_key, is_under_key
+from activator.autoscaler.loop import AutoscalerLoop
+from activator.calls.runner import Call, CallRunner
+from activator.gateway import warmup_stream
+from activator.http.request import Request
+from activator.llm.openai.call import kept_or_left
+from activator.routing.access import AccessGrant, split_function
+from activator.routing.resolver import RequestResolver
+from activator.settings import ActivatorSettings
+from pilotlight import errors
+from pilotlight.types import Scope as KeyScope
+
+AdmitLater = Callable[[Request, AccessGrant, str], Awaitable[Call]]
+"""The gateway's: count a request, read its body and check its arguments."""
+
+
+class SubmitAndWarmup:
+    """The gateway's verbs but `invoke`."""
+
+    def __init__(
+        self,
+        *,
+        settings: ActivatorSettings,
+        reception: RequestResolver,
+        calls: AsyncCalls,
+        dispatcher: CallRunner,
+        scaler: AutoscalerLoop,
+        admit: AdmitLater,
+    ) -> None:
+        self._settings = settings
+        self._reception = reception
+        self._calls = calls
+        self._dispatcher = dispatcher
+        self._scaler = scaler
+        self._admit = admit
+
+    def __repr__(self) -> str:
+        return f"<SubmitAndWarmup {self._calls!r}>"
+
+    async def submit(self, request: Request, entry: AccessGrant, method: str) -> None:
+        """`POST …:submit`: durable in the journal, then 202; the caller polls `GET /v1/calls/{id}`."""
+        if is_under_key(request) and await self._calls.put_elsewhere(request, entry.caller, id_under_key(request, entry.caller)):
+            return
+        call = await self._admit_later(request, entry, method)
+        with kept_or_left(call):
+            await self._calls.submit(request, entry.caller, call)
+
+    async def put_call(self, request: Request, own_id: str) -> None:
+        """`PUT /v1/calls/{id}?function=app/function`: submit under an id of the caller's, so that a repeat is the same call."""
+        caller = self._reception.reader(request)
+        if await self._calls.put_elsewhere(request, caller, own_id):
+            return
+        owner, function = split_function(function_of_put(request))
+        routed, method, tag = self._reception.routed(request, caller, function, owner)
+        entry = self._reception.enter(request, caller, routed, tag)
+        call = await self._admit_later(request, entry, method)
+        with kept_or_left(call):
+            await self._calls.put(request, caller, call, own_id)
+
+    async def _admit_later(self, request: Request, entry: AccessGrant, method: str) -> Call:
+        """A call that counts as a request now, and among those that run at once when it runs."""
+        if entry.caller.is_anonymous:
+            raise errors.Unauthenticated("submitting a call needs an API key: without one nobody could ask for its result")
+        with self._calls.reading(entry.caller.tenant, _size_of(request, entry)):
+            return await self._admit(request, entry, method)
+
+    async def warmup(self, request: Request, entry: AccessGrant, method: str) -> None:
+        """`POST …:warmup`: make the next start fast; counts as a request. Needs scope `deploy` of the function's own tenant.
+
+        `?snapshot=false` leaves the snapshot out; with `Accept: application/x-ndjson` its stages are told as they come.
+        """
+        if entry.foreign or not entry.caller.scope.reaches(KeyScope.DEPLOY):
+            raise errors.Forbidden("warming up needs an API key of scope 'deploy' of the function's own tenant")
+        request.target = None  # no call, whatever becomes of it
+        await entry.admit(holds=0)
+        self._dispatcher.check_start(entry.target)
+        await request.body(limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s)
+        snapshot = b"snapshot=false" not in request.scope["query_string"].split(b"&")
+        if warmup_stream.accepts_progress(request):
+            await warmup_stream.stream(request, partial(self._scaler.warm_up, entry.target, snapshot=snapshot))
+        else:
+            await request.respond_json(200, await self._scaler.warm_up(entry.target, snapshot=snapshot))
+
+
+def _size_of(request: Request, entry: AccessGrant) -> int:
+    """Bytes that a request's body may have."""
+    declared = request.headers.get(b"content-length", b"")
+    return min(int(declared), entry.body_bytes) if declared.isdigit() else entry.body_bytes

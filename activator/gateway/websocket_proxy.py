@@ -1,0 +1,271 @@
+"""WebSockets to functions that are web applications: accepted once the worker accepted, then frames both ways until either side closes.
+
+A WebSocket counts as one call for as long as it lasts, so it holds a slot and is billed until it closes.
+
+A message has at most MAX_MESSAGE_BYTES either way, else the WebSocket is closed with 1009. Of a side whose other one does not
+read some five messages are held here. The one that waits to be sent counts among the bytes of its function's tenant (`bodies`); where there
+is no room for it the WebSocket is closed with 1013.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from websockets.asyncio.client import ClientConnection, connect, unix_connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
+from websockets.frames import EXTERNAL_CLOSE_CODES, CloseCode
+
+from activator.balancing.reservation import Reservation
+from activator.balancing.throttler import Throttler
+from activator.billing.instance_meter import OpenRecord
+from activator.calls.runner import Call, CallRunner
+from activator.fairness.queue_priority import QueuePriority
+from activator.gateway.proxy_calls import call_of, expect_web, route_of
+from activator.gateway.proxy_headers import arm_of, mount_path, subpath
+from activator.gateway.websocket_frames import WorkerSocket
+from activator.http.request import Receive, Request, Scope, Send, error_answer, header_list
+from activator.metrics.metrics import Metrics
+from activator.resilience.breaker import Outcome
+from activator.routing.access import AccessGrant
+from activator.tracing.tracer import Tracer
+from activator.worker_client.address import configure_tcp, host_and_port, is_tcp
+from pilotlight import errors
+from pilotlight.protocol import HEADER_CALL, HEADER_ROOT_PATH
+
+if TYPE_CHECKING:
+    from activator.http.bodies import Bodies
+
+MAX_MESSAGE_BYTES = 1024 * 1024
+"""Of one message, either way: an activator holds some five of a WebSocket whose other side does not read, and there are thousands."""
+_MAX_QUEUE = (1, 0)
+"""Messages of a worker that are read before reading pauses, and below which it goes on: more would be memory without use."""
+_CLOSE_S = 2.0
+"""How long a worker may take to answer a WebSocket's close before its connection is cut."""
+
+_REASON_LENGTH = 120
+"""Of a close frame's reason, which has at most 123 bytes (RFC 6455 §5.5)."""
+
+RawEntry = Callable[[Request], AccessGrant]
+Held = Callable[[int], AbstractContextManager[None]]
+"""Counts so many bytes while the context lasts. Raises TooManyRequests."""
+
+
+class WebSocketProxy:
+    """Of no state of its own; owner: the event loop."""
+
+    def __init__(self, *, dispatcher: CallRunner, metrics: Metrics, tracer: Tracer) -> None:
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._tracer = tracer
+
+    def __repr__(self) -> str:
+        return f"<WebSocketProxy {self._dispatcher!r}>"
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send, raw_entry: RawEntry, bodies: Bodies) -> None:
+        """One WebSocket: accepted once the worker accepted it, then frames both ways until either side closes.
+
+        The execution clock bounds its whole life; then both sides are closed with 1011 (RFC 6455 §7.4.1). `bodies`: where its messages
+        count while they wait to be sent.
+        """
+        message = await receive()
+        assert message["type"] == "websocket.connect"
+        request = Request(scope, receive, send)
+        try:
+            entry = raw_entry(request)
+            expect_web(entry.target)
+            call = call_of(request, entry)
+            admission = call.admission = await entry.admit()
+            self._tracer.begin(call, request.headers)
+            try:
+                self._dispatcher.check(call)
+                throttler = self._dispatcher.throttler_of(entry.target)
+                reservation = await _reserve_unless_left(throttler, receive, entry.target.spec.clocks.queue_s, call.rank)
+                await self._hold(scope, receive, send, reservation, call, bodies=bodies)
+            finally:
+                if admission is not None:
+                    admission.release()
+        except errors.PilotlightError as e:
+            self._metrics.turned_away(e, request.tenant, request.target, request.arm)
+            await _deny(request, send, e)
+            if request.call is not None:
+                self._tracer.failed(request.call, e.type, e.status, verb="GET", route=route_of(request.call.target))
+
+    async def _hold(self, scope: Scope, receive: Receive, send: Send, reservation: Reservation, call: Call, *, bodies: Bodies) -> None:
+        """The life of one WebSocket on its slot, billed as one call. Raises JournalFull and what `_relay_frames` raises."""
+        call.reserved_ns = time.monotonic_ns()
+        call.start_kind, call.start_ms = reservation.start_kind, reservation.start_ms
+        ticket: OpenRecord | None = None
+        status, outcome = 500, "error"
+        try:
+            ticket = await reservation.open_paid(call)
+            await _relay_frames(scope, receive, send, reservation, call, bodies=bodies)
+            status, outcome = 101, "ok"
+        except errors.PilotlightError as e:
+            status = e.status
+            if ticket is None or isinstance(e, errors.WorkerCrashed):
+                reservation.ending = Outcome.NEITHER if ticket is None else Outcome.FAILED
+            raise
+        finally:
+            try:
+                if ticket is not None:
+                    reservation.close(ticket, status=status, outcome=outcome, bytes_in=0, bytes_out=0)
+            finally:
+                reservation.release()
+        first_byte_ms = (call.reserved_ns - call.began_ns) / 1e6
+        self._metrics.answered_raw(call, status, is_stream=True, first_byte_ms=first_byte_ms)
+        self._tracer.ended(
+            call, reservation, None, status=status, dispatched_ns=call.reserved_ns, first_byte_ms=first_byte_ms, verb="GET",
+            route=route_of(call.target),
+        )  # fmt: skip
+
+
+async def _reserve_unless_left(throttler: Throttler, receive: Receive, timeout_s: float, rank: QueuePriority) -> Reservation:
+    """A slot. Raises what `Throttler.reserve` raises, and ClientClosedRequest as soon as the caller leaves.
+
+    A caller that was not accepted yet has nothing to say (RFC 6455 §4.1), so whatever comes from it ends its wait.
+    """
+    if (free := throttler.reserve_nowait()) is not None:
+        return free
+    waiting = asyncio.create_task(throttler.reserve(timeout_s, rank=rank), name="websocket waits for a slot")
+    leaving = asyncio.create_task(_received(receive), name="websocket may leave")
+    is_taken = False
+    try:
+        await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if leaving.done():
+            raise errors.ClientClosedRequest("the caller left while it waited for an instance")
+        reservation = waiting.result()
+        is_taken = True
+        return reservation
+    finally:
+        waiting.cancel()
+        leaving.cancel()
+        slot, _ = await asyncio.gather(waiting, leaving, return_exceptions=True)
+        if not is_taken and isinstance(slot, Reservation):
+            slot.give_back()  # it came in the same moment
+
+
+async def _received(receive: Receive) -> None:
+    await receive()
+
+
+async def _relay_frames(scope: Scope, receive: Receive, send: Send, reservation: Reservation, call: Call, *, bodies: Bodies) -> None:
+    """Frames both ways until either side closes. Raises DeadlineExceeded, Forbidden (the function refused), WorkerCrashed."""
+    execution_s = call.target.spec.clocks.execution_s
+    ends_at = asyncio.get_running_loop().time() + execution_s
+    held = partial(bodies.held, call.target.tenant)
+    try:
+        async with asyncio.timeout_at(ends_at):
+            worker = await _connect(scope, reservation, call)
+        async with worker:  # closed with 1011 when what follows fails
+            await _accept(send, worker, call)
+            async with asyncio.timeout_at(ends_at), asyncio.TaskGroup() as group:
+                down = group.create_task(_from_worker(worker, send, held), name="websocket to caller")
+                up = group.create_task(_from_caller(worker, receive, send, held), name="websocket to worker")
+                up.add_done_callback(lambda _: down.cancel())
+                down.add_done_callback(lambda _: up.cancel())
+    except TimeoutError as e:
+        raise errors.DeadlineExceeded(f"the WebSocket was open for longer than {execution_s:g} s", clock="execution") from e
+
+
+async def _accept(send: Send, worker: ClientConnection, call: Call) -> None:
+    quotas = header_list(call.admission.head()) if call.admission is not None else []
+    try:
+        await send({"type": "websocket.accept", "subprotocol": worker.subprotocol, "headers": quotas})
+    except OSError as e:  # ASGI 2.4
+        raise errors.ClientClosedRequest("the caller left before it was accepted") from e
+
+
+async def _connect(scope: Scope, reservation: Reservation, call: Call) -> ClientConnection:
+    where = reservation.instance.info.socket
+    uri = f"ws://worker/asgi{subpath(scope).decode('latin-1')}"
+    options: dict[str, Any] = {
+        "subprotocols": scope.get("subprotocols") or None,
+        "max_size": MAX_MESSAGE_BYTES,
+        "max_queue": _MAX_QUEUE,
+        "create_connection": WorkerSocket,
+        "compression": None,
+        "open_timeout": None,  # ours is the execution clock
+        "close_timeout": _CLOSE_S,
+        "additional_headers": {HEADER_CALL: call.id, HEADER_ROOT_PATH: mount_path(scope, call.target), **arm_of(call)},
+    }
+    try:
+        if not is_tcp(where):
+            return await unix_connect(where, uri, **options)
+        host, port = host_and_port(where)
+        worker = await connect(uri, host=host, port=port, proxy=None, **options)
+        configure_tcp(worker.transport)
+        return worker
+    except InvalidHandshake as e:
+        raise errors.Forbidden(f"the function refused the WebSocket: {e}") from e
+    except OSError as e:
+        raise errors.WorkerCrashed(f"the instance died under this request: {e}", reason="crashed") from e
+
+
+async def _from_worker(worker: ClientConnection, send: Send, held: Held) -> None:
+    code, reason = None, None
+    try:
+        async for frame in worker:
+            key = "text" if isinstance(frame, str) else "bytes"
+            with held(len(frame)):
+                await send({"type": "websocket.send", key: frame})
+    except ConnectionClosed as e:
+        if e.sent is not None and e.sent.code == CloseCode.MESSAGE_TOO_BIG:  # whether or not the worker answered that
+            code, reason = e.sent.code, f"the function sent a message of more than {MAX_MESSAGE_BYTES} bytes"
+    except errors.TooManyRequests as e:
+        await _close(send, CloseCode.TRY_AGAIN_LATER, str(e))
+        return
+    except OSError:
+        return  # the caller left (ASGI 2.4)
+    if code is None:
+        code = worker.close_code if worker.close_code not in (None, 1005, 1006) else 1000
+    await _close(send, code, reason or worker.close_reason or "")
+
+
+async def _from_caller(worker: ClientConnection, receive: Receive, send: Send, held: Held) -> None:
+    while True:
+        message = await receive()
+        if message["type"] == "websocket.disconnect":
+            await worker.close(_close_code(message.get("code")))
+            return
+        frame: Any = message.get("text")
+        if frame is None:
+            frame = message["bytes"]
+        try:
+            with held(len(frame)):
+                await worker.send(frame)
+        except ConnectionClosed:
+            return
+        except errors.TooManyRequests as e:
+            await _close(send, CloseCode.TRY_AGAIN_LATER, str(e))
+            return
+
+
+async def _close(send: Send, code: int, reason: str) -> None:
+    with contextlib.suppress(OSError, RuntimeError):  # the caller left, or closed in the same moment
+        await send({"type": "websocket.close", "code": code, "reason": reason[:_REASON_LENGTH]})
+
+
+async def _deny(request: Request, send: Send, error: errors.PilotlightError) -> None:
+    """Refuse a WebSocket with an HTTP status where the server can, with close code 1011 where it was accepted already."""
+    if "websocket.http.response" in request.scope.get("extensions", {}):
+        head, body = error_answer(error, request.id)
+        headers = header_list(head) + request.quota_headers()
+        with contextlib.suppress(OSError, RuntimeError):
+            await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
+            await send({"type": "websocket.http.response.body", "body": body})
+            return
+    with contextlib.suppress(OSError, RuntimeError):
+        await send({"type": "websocket.close", "code": 1011, "reason": str(error)[:_REASON_LENGTH]})
+
+
+def _close_code(code: int | None) -> int:
+    """What may be sent for a close code that was received: those that only say that none came may not (RFC 6455 §7.4.1)."""
+    if code in (None, 1005):
+        return 1000
+    return code if code in EXTERNAL_CLOSE_CODES or 3000 <= code < 5000 else 1001

@@ -1,0 +1,63 @@
+"""Header lines of answered calls, made as bytes: each ends in CRLF. The hot path looks at no header twice."""
+
+from __future__ import annotations
+
+from activator.calls.runner import Call, Exchange
+from activator.http.content_types import GUARD_LINES, call_type
+from activator.worker_client.connection import WorkerResponse
+from snapshotter.types import StartKind
+
+PASSED_ON = (b"content-type", b"pilotlight-outcome", b"cache-control")
+"""A worker's headers that reach the caller; the rest are between the activator and the worker."""
+
+
+def streaming_headers(exchange: Exchange) -> bytes:
+    """What every answered call carries."""
+    call = exchange.call
+    head = call.target.warm_head
+    if call.start_kind is not StartKind.WARM:
+        head = head.replace(b"WARM", call.start_kind.encode())
+    if call.choice is not None:
+        head += call.choice.head
+    if lessened := call.lessened:
+        head += b"pilotlight-degraded: %b\r\n" % lessened.encode()
+    return b"x-request-id: %b\r\n%b%b%b" % (call.id.encode(), head, quota_lines(call), _passed_on(exchange.answer))
+
+
+def complete_headers(exchange: Exchange, cost: str) -> bytes:
+    """What a call carries that is over when its answer begins: its cost and its times too."""
+    call = exchange.call
+    return b"%bpilotlight-cost: %b\r\nserver-timing: queue;dur=%.2f, start;dur=%.2f, exec;dur=%.2f%b\r\n" % (
+        streaming_headers(exchange), cost.encode(), call.queued_ms, call.start_ms, exchange.exec_ms, weights_timing(call),
+    )  # fmt: skip
+
+
+def weights_timing(call: Call) -> bytes:
+    """Where the start that a call waited for had its weights from, as one more entry of Server-Timing; nothing when it waited for none."""
+    return b', weights;desc="%b"' % call.weights.encode() if call.weights else b""
+
+
+def fast_path_headers(call: Call, answer: WorkerResponse, *, cost: str, exec_ms: float) -> bytes:
+    """`closed_head` and the length of a call that waited for nothing."""
+    quotas = call.admission.head() if call.admission is not None else b""
+    if call.choice is not None:
+        quotas += call.choice.head
+    return (
+        b"x-request-id: %b\r\n%b%b%bpilotlight-cost: %b\r\nserver-timing: queue;dur=0.00, start;dur=0.00, exec;dur=%.2f\r\n"
+        b"content-length: %d\r\n"
+    ) % (
+        call.id.encode(), call.target.warm_head, quotas, _passed_on(answer), cost.encode(), exec_ms, len(answer.body or b""),
+    )  # fmt: skip
+
+
+def quota_lines(call: Call) -> bytes:
+    """`RateLimit` and `RateLimit-Policy` of an admitted call; nothing where no quota applies."""
+    return call.admission.head() if call.admission is not None else b""
+
+
+def _passed_on(answer: WorkerResponse) -> bytes:
+    lines: list[bytes] = [GUARD_LINES]
+    for name, value in answer.headers:
+        if name in PASSED_ON:
+            lines += (name, b": ", call_type(value) if name == b"content-type" else value, b"\r\n")
+    return b"".join(lines)

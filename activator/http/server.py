@@ -1,0 +1,513 @@
+"""The outermost line: uvicorn's HTTP protocol with bounds of ours on what strangers may cost.
+
+uvicorn parses and speaks HTTP/1.1; this adds what it leaves open: connections per address, the size of a request's head, the time
+a head may take (slow-loris), the requests that wait on a connection (pipelining), and a way for the gateway to learn at once that a caller
+left, without a task for each request.
+
+A request that the application knows as warm (`FastPathApplication`) is answered without ASGI: uvicorn's scope, cycle and task are not made
+for it. It falls back to them before anything happened, or in the middle (`continue_in_task`), so every other request sees plain uvicorn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, MutableMapping
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from activator.balancing.admission import network_of
+from activator.http.peer_credentials import user_behind
+
+if TYPE_CHECKING:
+    from activator.gateway.fast_path import FastPath, FastPathRoute
+
+SWEEP_S = 1.0
+"""How often slow heads and idle connections are looked for: bounds of 10 s and more need no finer clock, nor a timer for each request."""
+MAX_BARE_BYTES = 8 * 1024
+"""Of a chunked body, between two pieces of it: trailers, which nobody here reads, and extensions of chunks."""
+MAX_UNREAD_BYTES = 16 * 1024 * 1024
+"""Of a body whose request was answered before its end: more than calls have by default, so that clients read their answer."""
+
+PIECE_BYTES = 1024
+"""Of a read are parsed at once, up to the end of the head (or of the chunked body) there: so many bytes hold some 40 requests at most.
+
+While any of them waits for its turn, the rest of the read is kept as bytes, which cost a hundredth of what requests do.
+"""
+SEARCHED_BYTES = 3 * 1024
+"""For that end; then the piece ends without one. Searching all of a large body would take longer than parsing it."""
+_END_OF_HEAD = b"\r\n\r\n"
+
+
+@runtime_checkable
+class FastPathApplication(Protocol):
+    """An ASGI application that answers some requests without ASGI."""
+
+    warm: FastPath
+
+    def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> FastPathRoute | None:
+        """How a POST with this head goes; None when it is for ASGI."""
+        ...
+
+
+class ConnectionLimits:
+    """Connection bookkeeping of one listening process. Owner: the event loop; all methods are synchronous."""
+
+    def __init__(self, *, max_per_address: int, max_head_bytes: int, head_timeout_s: float) -> None:
+        self.max_per_address = max_per_address
+        self.max_head_bytes = max_head_bytes
+        self.head_timeout_s = head_timeout_s
+        self.by_address: Counter[str] = Counter()
+        self.connections: set[ClientConnection] = set()
+        self.refused = 0
+        self._defaults: tuple[list[tuple[bytes, bytes]] | None, bytes] = None, b""
+
+    def __repr__(self) -> str:
+        return f"<ConnectionLimits {len(self.connections)} connections, {len(self.by_address)} addresses, {self.refused} refused>"
+
+    def protocol(self) -> type[HttpToolsProtocol]:
+        """A protocol class bound to these limits, for `uvicorn.Config(http=…)`."""
+        return type("BoundEdgeProtocol", (ClientConnection,), {"limits": self})
+
+    def default_lines(self, headers: list[tuple[bytes, bytes]]) -> bytes:
+        """Headers that all answers carry, as lines: uvicorn makes their list anew each second (the date), so they are made as often."""
+        known, lines = self._defaults
+        if known is not headers:
+            lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+            self._defaults = headers, lines
+        return lines
+
+    def close_slow(self, now: float) -> int:
+        """Close connections whose request head has been incomplete for too long; returns how many."""
+        slow = [c for c in self.connections if c.head_since is not None and now - c.head_since > self.head_timeout_s]
+        for connection in slow:
+            connection.refuse(b"408 Request Timeout", b"the request's head took too long\n")
+        return len(slow)
+
+    def close_idle(self, now: float) -> int:
+        """Close connections that have waited for another request longer than the keep-alive time; returns how many."""
+        idle = [c for c in self.connections if c.idle_since is not None and now - c.idle_since > c.timeout_keep_alive]
+        for connection in idle:
+            connection.timeout_keep_alive_handler()
+        return len(idle)
+
+    async def sweep(self) -> None:
+        """Run `close_slow` and `close_idle` each SWEEP_S, forever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self.close_slow(loop.time())
+            self.close_idle(loop.time())
+
+
+class _NoEvent:
+    def set(self) -> None:
+        """Nobody waits."""
+
+
+class _DirectCycle:
+    """What uvicorn asks of a request's cycle, for requests that run without one; a connection has one, and requests take turns on it."""
+
+    __slots__ = ("disconnected", "headers", "keep_alive", "message_event", "response_complete", "url")
+
+    def __init__(self) -> None:
+        self.disconnected = False
+        self.keep_alive = True
+        self.response_complete = True
+        self.message_event = _NO_EVENT
+        self.url = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+
+
+_NO_EVENT = _NoEvent()
+
+
+class _Flow(FlowControl):
+    """uvicorn's, but that nothing more is read while requests, or bytes that were not parsed yet, wait on the connection.
+
+    Attributes:
+        unparsed: the rest of a read; it is parsed once `pipeline` is empty.
+    """
+
+    def __init__(self, transport: asyncio.Transport, pipeline: Collection[object]) -> None:
+        super().__init__(transport)
+        self._pipeline = pipeline
+        self.unparsed = b""
+
+    def resume_reading(self) -> None:
+        if self.read_paused and not self._pipeline and not self.unparsed:
+            super().resume_reading()
+
+
+class ClientConnection(HttpToolsProtocol):
+    """One client connection.
+
+    `on_gone` is set by the gateway while it works for this connection, and called once if the peer leaves.
+    """
+
+    limits: ConnectionLimits
+    flow: _Flow
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.on_gone: Callable[[], None] | None = None
+        self.head_since: float | None = None
+        self.idle_since: float | None = None
+        self._head_bytes = 0
+        self._is_deaf = False
+        self._read_bytes = 0
+        self._bare_bytes: int | None = None
+        self._body_left = 0
+        self._unread_bytes = 0
+        self._address = ""
+        self._application: FastPathApplication | None = self.app if isinstance(self.app, FastPathApplication) else None
+        self._turn = _DirectCycle()
+        self._way: FastPathRoute | None = None
+        self._known: dict[bytes, bytes] = {}
+        self._parts: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = _Flow(transport, self.pipeline)
+        if self.client is None:
+            self.client = user_behind(transport)
+        self._address = network_of(self.client[0]) if self.client else ""
+        limits = self.limits
+        limits.connections.add(self)
+        limits.by_address[self._address] += 1
+        self.head_since = self.loop.time()
+        if limits.by_address[self._address] > limits.max_per_address:
+            limits.refused += 1
+            self.refuse(b"503 Service Unavailable", b"too many connections from this address\n")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        super().connection_lost(exc)
+        self._turn.disconnected = True
+        self._way = None
+        if self.on_gone is not None:
+            on_gone, self.on_gone = self.on_gone, None
+            on_gone()
+
+    def _forget(self) -> None:
+        limits = self.limits
+        if self in limits.connections:
+            limits.connections.discard(self)
+            limits.by_address[self._address] -= 1
+            if not limits.by_address[self._address]:
+                del limits.by_address[self._address]
+
+    def refuse(self, status: bytes, text: bytes) -> None:
+        """Answer with a bare status and close: for peers that do not get as far as a request.
+
+        Requests before it on the connection are answered first, then it is closed: answers are known by their order alone.
+        """
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if not getattr(cycle, "more_body", False):
+                cycle.keep_alive = False
+                self._is_deaf = True
+                return
+            if cycle.response_started or self.pipeline:  # its own body is wrong, and its answer has begun or has to wait
+                self.transport.abort()
+        if not self.transport.is_closing():
+            head = b"HTTP/1.1 " + status + b"\r\ncontent-type: text/plain\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: "
+            self.transport.write(head + str(len(text)).encode() + b"\r\n\r\n" + text)
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn does with bytes that are no request."""
+        self.refuse(b"400 Bad Request", msg.encode() + b"\n")
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        if self.flow.unparsed:
+            self.flow.unparsed += data  # TLS had some more of it when reading was paused
+            return
+        if len(data) <= PIECE_BYTES:
+            self._feed(data)
+        else:
+            self._feed_pieces(data)
+        if self._way is not None and not self.transport.is_closing():
+            self._leave_to_asgi()  # the body is not all here: waiting for it, within its clock, is a task's work
+
+    def _feed_pieces(self, data: bytes) -> None:
+        """Parse a read until a request has to wait for the answer to another one; keep the rest."""
+        at = 0
+        while at < len(data) and not self._is_deaf and not self.transport.is_closing():
+            if self.pipeline:
+                self.flow.unparsed = data[at:]
+                self.flow.pause_reading()
+                return
+            start = at + max(PIECE_BYTES - len(_END_OF_HEAD), self._body_left)  # no request begins in a body
+            end = data.find(_END_OF_HEAD, start, start + SEARCHED_BYTES)
+            piece = data[at : end + len(_END_OF_HEAD) if end >= 0 else start + SEARCHED_BYTES]
+            at += len(piece)
+            self._feed(piece)
+            if self.parser.should_upgrade():
+                return  # the parser stopped there: what follows is of another protocol
+
+    def _feed_rest(self) -> None:
+        rest = self.flow.unparsed
+        if rest and not self.pipeline:
+            self.flow.unparsed = b""
+            self.flow.resume_reading()
+            self.data_received(rest)
+
+    def _feed(self, data: bytes) -> None:
+        if self.head_since is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > self.limits.max_head_bytes and self._is_head_only(data):
+                self._refuse_head()
+                return
+        elif self._bare_bytes is not None:
+            if self._bare_bytes > MAX_BARE_BYTES:
+                self._refuse_bare()
+                return
+            self._bare_bytes += len(data)  # until a piece of the body is among them
+        self._read_bytes = len(data)
+        super().data_received(data)
+
+    def _refuse_head(self) -> None:
+        self.refuse(b"431 Request Header Fields Too Large", b"request head over the limit\n")
+
+    def _refuse_bare(self) -> None:
+        if self.cycle is not None and self.cycle.response_complete:
+            self._close_deaf()
+        else:
+            self.refuse(b"431 Request Header Fields Too Large", b"trailers over the limit\n")
+
+    def _close_deaf(self) -> None:
+        """Close without a word: the request was answered, and more would be taken for the answer to another one."""
+        self._is_deaf = True
+        self.transport.close()
+
+    def _is_head_only(self, data: bytes) -> bool:
+        """Whether these bytes cannot contain the end of a head within the limit (a body may legally follow in the same read)."""
+        end = data.find(_END_OF_HEAD)
+        return end < 0 or self._head_bytes - len(data) + end > self.limits.max_head_bytes
+
+    def on_message_begin(self) -> None:
+        """A request begins. Its scope is made when it is known to need one."""
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
+        self.idle_since = None
+        if self.head_since is None:
+            self.head_since = self.loop.time()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A line of its head. Those behind its body are dropped: nobody here asked for any (RFC 9110, section 6.5.1)."""
+        if self.head_since is None:
+            return
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """Its head is here: it is known as warm, or goes to ASGI. Raises ValueError, which the parser answers with 400."""
+        self.head_since = None
+        self._head_bytes = 0
+        if self._read_bytes > self.limits.max_head_bytes:  # it may hold a whole head that nobody has measured
+            self._check_size()
+        known = dict(self.headers)
+        if b"host" not in known and self.parser.get_http_version() == "1.1":
+            raise ValueError("HTTP/1.1 without a host")  # RFC 9112, section 3.2; it may be empty
+        if _check_framing(self.headers, known):
+            self._bare_bytes = 0
+        elif (length := known.get(b"content-length")) is not None:
+            self._body_left = int(length)
+        if self._is_plain_post():
+            self._known = known
+            if b"connection" not in known or self.parser.get_http_version() == "1.1":  # unasked, no older version is kept alive
+                self._way = self._application.find_warm(self.url, known)  # type: ignore[union-attr]
+        if self._way is None:
+            self._begin_asgi()
+
+    def _check_size(self) -> None:
+        if sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url) > self.limits.max_head_bytes:
+            self._refuse_head()
+            raise ValueError("a head over the limit")
+
+    def _is_plain_post(self) -> bool:
+        parser, cycle = self.parser, self.cycle
+        return (
+            self._application is not None
+            and (cycle is None or cycle.response_complete)
+            and not self.expect_100_continue
+            and parser.get_method() == b"POST"
+            and parser.should_keep_alive()
+            and not parser.should_upgrade()
+        )
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._body_left -= len(body)
+        if self._bare_bytes:
+            self._bare_bytes = 0
+        if self._way is not None:
+            self._parts.append(body)
+            return
+        cycle = self.cycle
+        if cycle is not None and cycle.response_complete:
+            self._unread_bytes += len(body)
+            if self._unread_bytes > MAX_UNREAD_BYTES:
+                self._close_deaf()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is here."""
+        self._bare_bytes = None
+        self._body_left = 0
+        way = self._way
+        if way is None:
+            super().on_message_complete()
+            return
+        parts = self._parts
+        turn = self._turn
+        turn.response_complete = False
+        turn.url, turn.headers = self.url, self.headers
+        if self._application.warm.begin(self, way, self._known, parts[0] if len(parts) == 1 else b"".join(parts)):  # type: ignore[union-attr]
+            self.cycle = turn  # type: ignore[assignment]
+            self._way = None
+            if parts:
+                self._parts = []
+        else:
+            turn.response_complete = True
+            self._leave_to_asgi()
+            super().on_message_complete()
+
+    def _leave_to_asgi(self) -> None:
+        self._way = None
+        self._begin_asgi()
+        parts, self._parts = self._parts, []
+        for part in parts:
+            super().on_body(part)
+
+    def _begin_asgi(self) -> None:
+        """All that uvicorn does from a request's beginning to the end of its head."""
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self._unread_bytes = 0
+        self.url, self.headers, self.expect_100_continue = url, headers, expects
+        self.scope["headers"] = headers
+        self.scope["connection"] = self  # type: ignore[typeddict-unknown-key]
+        super().on_headers_complete()
+
+    def continue_in_task(self, application: Callable[..., Any]) -> None:
+        """Have `application` answer the request that ran without a task, through ASGI. Its body was read; there is none in `receive`."""
+        turn = self._turn
+        scope: MutableMapping[str, Any] = {
+            "type": "http", "asgi": {"version": self.asgi_version, "spec_version": "2.3"}, "http_version": "1.1", "method": "POST",
+            "scheme": self.scheme, "path": turn.url.decode("latin-1"), "raw_path": turn.url, "query_string": b"", "root_path": "",
+            "headers": turn.headers, "server": self.server, "client": self.client, "state": {}, "connection": self,
+        }  # fmt: skip
+        cycle = RequestResponseCycle(
+            scope=scope,  # type: ignore[arg-type]
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=turn.keep_alive,
+            on_response=self.on_response_complete,
+        )
+        cycle.more_body = False
+        cycle.disconnected = turn.disconnected
+        newest: object = self.cycle
+        if newest is turn:  # else another request came meanwhile: uvicorn keeps the newest there, and it waits for this one
+            self.cycle = cycle
+        self._start_asgi_task(cycle, application)
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether the caller reads too slowly for an answer in one write."""
+        return self.flow.write_paused
+
+    def answer(self, status: int, head: bytes, body: bytes) -> None:
+        """Answer the request that ran without a task, in one write; `head` as in `respond_whole`."""
+        turn = self._turn
+        turn.response_complete = True
+        self._write_whole(status, head, body, keep_alive=turn.keep_alive)
+        self.on_response_complete()
+
+    def respond_whole(self, cycle: RequestResponseCycle, status: int, head: bytes, body: bytes) -> bool:
+        """Answer an ASGI request in one write, `head` being header lines that each end in CRLF, content-length among them.
+
+        False when that is not possible just now (the peer reads slowly, or left): answer through ASGI's `send` then. It is what uvicorn's
+        `send` does for a start and a body event, without looking at each header again: ours come from httptools and from ourselves.
+        """
+        if self.flow.write_paused or cycle.disconnected or cycle.response_started:
+            return False
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        self._write_whole(status, head, body, keep_alive=cycle.keep_alive)
+        cycle.message_event.set()
+        cycle.on_response()
+        return True
+
+    def _write_whole(self, status: int, head: bytes, body: bytes, *, keep_alive: bool) -> None:
+        defaults = self.limits.default_lines(self.server_state.default_headers)
+        end = b"\r\n" if keep_alive else b"connection: close\r\n\r\n"
+        self.transport.write(b"".join((STATUS_LINE[status], defaults, head, end, body)))
+        if not keep_alive:
+            self.transport.close()
+
+    def on_response_complete(self) -> None:
+        """As uvicorn's, but for the keep-alive timer: `ConnectionLimits.close_idle` looks after that."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self.idle_since = self.loop.time()
+        if not self.flow.unparsed:
+            self.flow.resume_reading()
+        elif not self.pipeline:
+            self.loop.call_soon(self._feed_rest)  # not here: the parser may be the caller, and other connections have their turn
+
+    def handle_websocket_upgrade(self) -> None:
+        """The connection has another protocol from here on, and counts among those of its address until it ends."""
+        self.head_since = None
+        super().handle_websocket_upgrade()
+        protocol: Any = self.transport.get_protocol()
+        if protocol is not self:
+            end, receive = protocol.connection_lost, protocol.data_received
+
+            def connection_lost(exc: Exception | None) -> None:
+                self._forget()
+                end(exc)
+
+            def data_received(data: bytes) -> None:
+                if protocol.handshake_complete:
+                    receive(data)
+                else:
+                    protocol.transport.abort()  # a client says nothing before it is accepted (RFC 6455, section 4.1)
+
+            protocol.connection_lost = connection_lost
+            protocol.data_received = data_received
+
+
+def _check_framing(headers: list[tuple[bytes, bytes]], known: dict[bytes, bytes]) -> bool:
+    """Whether the body comes in chunks.
+
+    Refuses what a proxy before us may read differently: two hosts (RFC 9112, section 3.2), and codings that we do not undo (6.1).
+
+    What else ends a request in two ways (several lengths, a length and a coding) the parser refuses. Raises ValueError.
+    """
+    coding = known.get(b"transfer-encoding")
+    if coding is not None and coding.lower() != b"chunked":
+        raise ValueError("a transfer coding other than chunked")
+    if len(known) != len(headers):
+        names = [name for name, _ in headers]
+        if names.count(b"host") > 1 or names.count(b"transfer-encoding") > 1:
+            raise ValueError("several hosts or transfer codings")
+    return coding is not None

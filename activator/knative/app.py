@@ -1,0 +1,92 @@
+"""What a fleet of pods is made of, in the order in which it is made; nothing runs yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from activator.knative.activation_requests import ActivationRequests, Place
+from activator.knative.deletion_cost import Costs
+from activator.knative.fleet import KnativeFleet
+from activator.knative.lazy_client import LazyCluster
+from activator.knative.pod_leases import Claims, ProcessClaims
+from activator.knative.pods import Pod, Pods
+from activator.knative.readiness_probe import PROXY_PORT, WORKER_PORT
+from activator.knative.redis_pod_leases import RedisClaims
+from activator.knative.scale_request import Demand, ReportedDemand, ScaleRequester
+from activator.routing.route_table import CallTarget, RouteTable
+from pilotlight.cluster import names
+from pilotlight.cluster.settings import ClusterSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetContext:
+    """What a fleet needs of its activator.
+
+    Attributes:
+        redis_url: where claims are shared; None = this is the only activator.
+        platform: its name in that Redis.
+        demand: with our own autoscaler: who is told how many pods are wanted.
+        waiting_of: calls of a revision (by key) that wait for an instance here.
+        in_flight: calls in each of our instances, by its id.
+    """
+
+    member: str
+    table: RouteTable
+    redis_url: str | None
+    platform: str
+    demand: Demand | None
+    waiting_of: Callable[[str], int]
+    in_flight: Callable[[], Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterParts:
+    """A fleet, and what runs beside it."""
+
+    fleet: KnativeFleet
+    costs: Costs
+    cluster: LazyCluster
+
+
+def cluster_parts(settings: ClusterSettings, around: FleetContext) -> ClusterParts:
+    """Make them. Raises ValueError where our own autoscaler is asked for and nobody takes its demand."""
+    table = around.table
+
+    def whereabouts(target: CallTarget) -> Place:
+        namespace = names.namespace_of(settings, table.tenant_name(target.tenant), target.environment)
+        return namespace, names.revision_name(names.service_name(target.app, target.function), target.revision)
+
+    cluster = LazyCluster(settings)
+    pods = Pods(selector=names.function_selector(settings))
+    is_kpa = settings.autoscaler == "kpa"
+    summons: ScaleRequester
+    if is_kpa:
+        summons = ActivationRequests(settings.wake_url, whereabouts=whereabouts, waiting_of=around.waiting_of)
+    elif around.demand is not None:
+        summons = ReportedDemand(around.demand)
+    else:
+        raise ValueError("cluster.autoscaler = 'pilotlight': needs activator.redis_url, where activators say what they want")
+    fleet = KnativeFleet(
+        cluster=cluster, pods=pods, claims=_claims(around), summons=summons, whereabouts=whereabouts,
+        target_of=lambda pod: _target_of(table, pod), member=around.member, port=PROXY_PORT if is_kpa else WORKER_PORT,
+        grace_s=settings.unschedulable_grace_s,
+    )  # fmt: skip
+
+    def loads() -> Mapping[str, tuple[str, int]]:
+        calls = around.in_flight()
+        return {uid: (key, calls.get(instance, 0)) for uid, (instance, key) in fleet.held().items()}
+
+    costs = Costs(pods, cluster, load_of=loads)
+    fleet.on_given_back = costs.given_back
+    return ClusterParts(fleet=fleet, costs=costs, cluster=cluster)
+
+
+def _claims(around: FleetContext) -> Claims:
+    if around.redis_url is None:
+        return ProcessClaims(member=around.member)
+    return RedisClaims(around.redis_url, platform=around.platform, member=around.member)
+
+
+def _target_of(table: RouteTable, pod: Pod) -> CallTarget | None:
+    return table.target_keyed(pod.labels.get(names.TENANT, ""), pod.key)

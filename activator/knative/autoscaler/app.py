@@ -1,0 +1,125 @@
+"""The autoscaler of an activator: what it says of itself, and its candidacy for the one who decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from activator.knative.autoscaler.leader import Leader
+from activator.knative.autoscaler.load_report import Statement
+from activator.knative.autoscaler.load_report_store import LoadReportStore, ProcessBoard
+from activator.knative.autoscaler.load_reporter import LoadReporter
+from activator.knative.autoscaler.redis_load_report_store import RedisBoard
+from activator.knative.pods import Pod
+from pilotlight.cluster.api import Cluster
+from pilotlight.cluster.errors import ClusterError
+from pilotlight.cluster.lease import Election, LeaseTerms
+from pilotlight.cluster.names import function_selector
+from pilotlight.cluster.settings import ClusterSettings
+from pilotlight.spec import FunctionSpec
+
+log = logging.getLogger(__name__)
+
+LEASE_NAME = "pilotlight-autoscaler"
+AGAIN_S = 2.0
+"""Before a candidacy that failed (no credentials, no CRDs) is tried again."""
+
+
+class Connected(Protocol):
+    """`activator.knative.lazy_client.LateCluster`."""
+
+    async def connected(self) -> Cluster:
+        """The cluster. Raises BadCredentials."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What the autoscaler needs of its activator.
+
+    Attributes:
+        member: its id; `redis_url`, `platform`: see `activator.knative.app.Surroundings`.
+        loads: what it says of itself; `is_known`: set once it has taken back what was its own, and not before there is anything to say.
+        pods_of: what is known of a revision's pods, by its key.
+        spec_of: of a function, by its tenant and its revision's key; None = no route names it here.
+    """
+
+    member: str
+    redis_url: str | None
+    platform: str
+    loads: Callable[[], Statement]
+    is_known: Callable[[], asyncio.Event]
+    pods_of: Callable[[str], Iterable[Pod]]
+    spec_of: Callable[[str, str], FunctionSpec | None]
+
+
+class Autoscaler:
+    """See the module. Owner: the event loop.
+
+    Attributes:
+        speaker: the Demand of this activator.
+        leader: while this one leads; None else.
+    """
+
+    def __init__(self, settings: ClusterSettings, cluster: Connected, around: Around, *, terms: LeaseTerms | None = None) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._around = around
+        self._terms = terms
+        self._board = _board(around)
+        self.speaker = LoadReporter(_board(around) if around.redis_url is not None else self._board, loads=around.loads)
+        self.leader: Leader | None = None
+
+    def __repr__(self) -> str:
+        return f"<Autoscaler {self._around.member} {self.leader or 'follows'}>"
+
+    async def run(self) -> None:
+        """Speak, and lead whenever nobody else does, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._speak(), name="loads")
+            tasks.create_task(self._candidacy(), name="candidacy")
+
+    async def _speak(self) -> None:
+        await self._around.is_known().wait()
+        await self.speaker.run()
+
+    async def _candidacy(self) -> None:
+        while True:
+            try:
+                cluster = await self._cluster.connected()
+                await self._stand(cluster)
+            except ClusterError as e:
+                log.warning("no autoscaler here error=%s", e)
+            except (AttributeError, LookupError, TypeError, ValueError):
+                log.critical("the autoscaler broke: calls go on, and another may lead", exc_info=True)
+            await asyncio.sleep(AGAIN_S)
+
+    async def _stand(self, cluster: Cluster) -> None:
+        identity = f"{self._around.member}-{secrets.token_hex(4)}"
+        election = Election(cluster, name=LEASE_NAME, namespace=self._settings.namespace, identity=identity, terms=self._terms)
+        async with election:
+            while True:
+                await election.wait_leader()
+                self.leader = Leader(
+                    cluster, self._board, election, selector=function_selector(self._settings), pods_of=self._around.pods_of,
+                    spec_of_function=self._around.spec_of,
+                )  # fmt: skip
+                try:
+                    await self.leader.run()
+                finally:
+                    self.leader = None
+
+    async def aclose(self) -> None:
+        """After `run` has ended: nothing is wanted here any more."""
+        await self.speaker.aclose()
+        await self._board.aclose()
+
+
+def _board(around: Around) -> LoadReportStore:
+    if around.redis_url is None:
+        return ProcessBoard(member=around.member)
+    return RedisBoard(around.redis_url, platform=around.platform, member=around.member)

@@ -1,0 +1,95 @@
+"""What all activators together say of a revision.
+
+A member that was silent for a moment still holds and wants what it said last, but its load is not known: then nothing shrinks. One that
+was silent for as long as its membership would last is gone, and so is what it said. A statement that vanished (Redis lost its memory)
+counts as one of a silent member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from activator.coordination.redis_state import TTL_S
+from activator.knative.autoscaler.load_report import Load, StoredReport
+
+SILENT_S = 5.0
+"""Statements come each second."""
+GONE_S = TTL_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevisionLoad:
+    """One revision.
+
+    Attributes:
+        concurrency: calls at once over all activators; None = not all of them are heard.
+        held: calls in flight in each claimed pod, by its uid.
+        asked: pods wanted beyond those.
+    """
+
+    concurrency: float | None = None
+    in_flight: int = 0
+    waiting: int = 0
+    asked: int = 0
+    held: Mapping[str, int] = field(default_factory=dict)
+    oldest_wait_s: float = 0.0
+    start_s: float | None = None
+    call_s: float | None = None
+
+    @property
+    def floor(self) -> int:
+        """Pods that activators have or wait for."""
+        return len(self.held) + self.asked
+
+
+class Members:
+    """The members and their last words. Owner: the leader; times are its monotonic clock's."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[float, StoredReport]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Roll {', '.join(sorted(self._last)) or 'nobody'}>"
+
+    def take(self, found: Mapping[str, StoredReport], now: float) -> None:
+        """What the board says now."""
+        for member, posted in found.items():
+            said_at = now - posted.age_s
+            if posted.age_s < GONE_S:
+                self._last[member] = (said_at, posted)
+
+    def forget_gone(self, now: float) -> None:
+        """Members that were silent for too long."""
+        self._last = {member: (said_at, posted) for member, (said_at, posted) in self._last.items() if now - said_at < GONE_S}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody was heard for as long as a membership lasts."""
+        return not self._last
+
+    def is_whole(self, now: float) -> bool:
+        """Whether anybody is there, and all who are were heard of late."""
+        return bool(self._last) and all(now - said_at <= SILENT_S for said_at, _ in self._last.values())
+
+    def merged(self, key: str, now: float) -> RevisionLoad:
+        """One revision."""
+        loads = [load for _, posted in self._last.values() if (load := posted.statement.get(key)) is not None]
+        held: dict[str, int] = {}
+        for load in loads:
+            for uid, calls in load.held.items():
+                held[uid] = max(calls, held.get(uid, 0))
+        return RevisionLoad(
+            concurrency=sum(load.concurrency for load in loads) if self.is_whole(now) else None,
+            in_flight=sum(load.in_flight for load in loads),
+            waiting=sum(load.waiting for load in loads),
+            asked=sum(load.asked for load in loads),
+            held=held,
+            oldest_wait_s=max((load.oldest_wait_s for load in loads), default=0.0),
+            start_s=_longest(loads, "start_s"),
+            call_s=_longest(loads, "call_s"),
+        )
+
+
+def _longest(loads: list[Load], name: str) -> float | None:
+    return max((value for load in loads if (value := getattr(load, name)) is not None), default=None)

@@ -1,0 +1,96 @@
+"""This activator's part in the autoscaler: it states its loads each second, and at once when it wants pods (`scale_request.Demand`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+
+from activator.balancing.throttler import Throttler
+from activator.knative.autoscaler.load_report import Load, Statement
+from activator.knative.autoscaler.load_report_store import BoardUnreachable, LoadReportStore
+
+log = logging.getLogger(__name__)
+
+SPEAK_S = 1.0
+"""Between statements: a window's bucket."""
+NOTHING = Load()
+
+
+class LoadReporter:
+    """See the module. Owner: the event loop.
+
+    `loads`: of all revisions with calls or instances here, by key, without what is asked for.
+    """
+
+    def __init__(self, board: LoadReportStore, *, loads: Callable[[], Statement]) -> None:
+        self._board = board
+        self._loads = loads
+        self._asked: dict[str, int] = {}
+        self._is_heard = True
+
+    def __repr__(self) -> str:
+        return f"<LoadReporter asks for {sum(self._asked.values())} pods of {len(self._asked)} revisions>"
+
+    async def ask(self, key: str, wanted: int) -> None:
+        """See Demand."""
+        self._asked[key] = wanted
+        await self.speak((key,))
+
+    async def withdraw(self, key: str) -> None:
+        """See Demand. Nobody is in a hurry: the next statement says it."""
+        self._asked.pop(key, None)
+
+    async def run(self) -> None:
+        """Speak, for ever."""
+        while True:
+            await self.speak()
+            await asyncio.sleep(SPEAK_S)
+
+    async def speak(self, pokes: Collection[str] = ()) -> None:
+        """One statement. What could not be said is said with the next one."""
+        said = dict(self._loads())
+        for key, wanted in self._asked.items():
+            said[key] = replace(said.get(key, NOTHING), asked=wanted)
+        try:
+            await self._board.post(said, pokes)
+        except BoardUnreachable as e:
+            if self._is_heard:
+                log.warning("the autoscaler does not hear us error=%s", e)
+            self._is_heard = False
+        else:
+            self._is_heard = True
+
+    async def aclose(self) -> None:
+        """Nothing is wanted here any more; what is held is given back by whoever holds it."""
+        self._asked.clear()
+        await self._board.leave()
+        await self._board.aclose()
+
+
+def loads_of(
+    throttlers: Iterable[Throttler], concurrency: Mapping[str, float], held: Mapping[str, tuple[str, str]], now: float
+) -> dict[str, Load]:
+    """Of one activator.
+
+    Args:
+        concurrency: by revision key, of the last second.
+        held: (instance, revision key) of each claimed pod, by its uid.
+    """
+    pods: dict[str, dict[str, int]] = {}
+    said: dict[str, Load] = {}
+    calls: dict[str, int] = {}
+    for throttler in throttlers:
+        calls |= {instance.id: instance.in_flight for instance in throttler.instances.values()}
+        said[throttler.target.key] = Load(
+            concurrency=concurrency.get(throttler.target.key, 0.0),
+            in_flight=throttler.in_flight,
+            waiting=throttler.waiting,
+            oldest_wait_s=throttler.oldest_wait_s(now) or 0.0,
+            start_s=throttler.expected_start_s(),
+            call_s=throttler.call_s(now),
+        )
+    for uid, (instance, key) in held.items():
+        pods.setdefault(key, {})[uid] = calls.get(instance, 0)
+    return {key: replace(said.get(key, NOTHING), held=pods.get(key, {})) for key in said.keys() | pods.keys()}

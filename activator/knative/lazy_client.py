@@ -1,0 +1,63 @@
+"""The cluster as an activator needs it: reached with the first thing that is asked of it, so that one whose API server is away starts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Protocol
+
+from activator.knative.deletion_cost import Patching
+from activator.knative.pods import Watching
+from pilotlight.cluster.changes import Change
+from pilotlight.cluster.kinds import Kind
+from pilotlight.cluster.settings import ClusterSettings
+
+if TYPE_CHECKING:
+    from pilotlight.cluster.api import Cluster
+
+
+class Access(Watching, Patching, Protocol):
+    """The part of `pilotlight.cluster.api.Cluster` that is needed here."""
+
+    async def delete(self, kind: Kind, name: str, namespace: str | None, *, uid: str | None = None, grace_s: int | None = None) -> Any:
+        """Have an object go."""
+        ...
+
+
+class LazyCluster:
+    """See the module. Owner: the event loop. What it raises is a ClusterError."""
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        self._settings = settings
+        self._cluster: Cluster | None = None
+
+    def __repr__(self) -> str:
+        return f"<LazyCluster {self._cluster!r}>"
+
+    async def connected(self) -> Cluster:
+        """With credentials; nothing is sent yet. Raises BadCredentials."""
+        if self._cluster is None:
+            from pilotlight.cluster.api import Cluster  # a second of imports, which activators of one machine do without
+
+            self._cluster = await Cluster.connect(self._settings, tolerated=self._settings.tolerated_warnings)
+        return self._cluster
+
+    async def watch(self, kind: Kind, namespace: str | None = None, selector: str = "") -> AsyncGenerator[Change, None]:
+        """See Cluster."""
+        cluster = await self.connected()
+        async with aclosing(cluster.watch(kind, namespace, selector)) as changes:
+            async for change in changes:
+                yield change
+
+    async def patch(self, kind: Kind, name: str, namespace: str | None, body: Any) -> Mapping[str, Any]:
+        """See Cluster."""
+        return await (await self.connected()).patch(kind, name, namespace, body)
+
+    async def delete(self, kind: Kind, name: str, namespace: str | None, *, uid: str | None = None, grace_s: int | None = None) -> Any:
+        """See Cluster."""
+        return await (await self.connected()).delete(kind, name, namespace, uid=uid, grace_s=grace_s)
+
+    async def aclose(self) -> None:
+        """Close its connections."""
+        if self._cluster is not None:
+            await self._cluster.aclose()

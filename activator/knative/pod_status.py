@@ -1,0 +1,173 @@
+"""What a Pod object says about the worker in it, in our words: pure functions of its `metadata` and `status`.
+
+Reasons are those of the kubelet, the scheduler and the disruption conditions (Kubernetes API reference, core/v1 Pod, PodStatus).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Object = Mapping[str, Any]
+
+SIDECAR = "queue-proxy"
+_IMAGE = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable"}
+)
+_FIRST_PULL = "ErrImagePull"
+"""Said after each attempt; the kubelet tries again by itself."""
+_CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError", "PostStartHookError"})
+_EVICTED = frozenset(
+    {"Evicted", "EvictionByEvictionAPI", "PreemptionByScheduler", "TerminationByKubelet", "Preempting", "NodeShutdown", "Terminated"}
+)
+_NODE_LOST = frozenset({"NodeLost", "DeletionByTaintManager", "DeletionByPodGC"})
+_KILLED = 137
+"""128 + SIGKILL, as container runtimes say it."""
+
+
+class Blocker(enum.Enum):
+    """Why a pod does not become an instance."""
+
+    UNSCHEDULABLE = "unschedulable"
+    PULL = "pull"
+    """An image that could not be pulled once: it is tried again."""
+    IMAGE = "image"
+    CONFIG = "config"
+    CRASH = "crash"
+
+
+@dataclass(frozen=True, slots=True)
+class PodBlocker:
+    """What stands in the way, and what the cluster says of it."""
+
+    bar: Blocker
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExit:
+    """How a worker ended: `reason` as in InstanceInfo.exit_reason."""
+
+    reason: str
+    message: str
+
+
+def obstacle_of(pod: Object) -> PodBlocker | None:
+    """Why it does not start; None while nothing speaks against it."""
+    status = pod.get("status") or {}
+    unscheduled = _condition(status, "PodScheduled")
+    if unscheduled.get("status") == "False" and unscheduled.get("reason") == "Unschedulable":
+        return PodBlocker(Blocker.UNSCHEDULABLE, str(unscheduled.get("message") or "no node fits"))
+    for container in _containers(status):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
+        said = f"{reason}: {message}" if message else reason
+        if reason in _IMAGE:
+            return PodBlocker(Blocker.PULL if reason == _FIRST_PULL else Blocker.IMAGE, f"image {container.get('image') or '?'}: {said}")
+        if reason in _CONFIG:
+            return PodBlocker(Blocker.CONFIG, said)
+        if reason == "CrashLoopBackOff":
+            return PodBlocker(Blocker.CRASH, _words(_terminated(container)) or said)
+    return None
+
+
+def ending_of(pod: Object) -> WorkerExit | None:
+    """How the worker in it ended, if it did; a container that was started again is another life (`restarts_of`)."""
+    status = pod.get("status") or {}
+    phase = status.get("phase")
+    user = user_container(pod)
+    running = (user.get("state") or {}).get("terminated")
+    if phase not in ("Failed", "Succeeded") and not running:
+        return None
+    disrupted = disruption_of(pod)
+    if disrupted is not None:
+        return disrupted
+    if running or (running := (user.get("lastState") or {}).get("terminated")):
+        return _ended(running)
+    return WorkerExit("exited", str(status.get("message") or status.get("reason") or f"the pod is {phase}"))
+
+
+def last_ending_of(pod: Object) -> WorkerExit:
+    """How the life before this one ended, of a container that was started again."""
+    return _ended((user_container(pod).get("lastState") or {}).get("terminated") or {})
+
+
+def disruption_of(pod: Object) -> WorkerExit | None:
+    """Who took it away, where the cluster says so: evicted, or its node is gone."""
+    status = pod.get("status") or {}
+    target = _condition(status, "DisruptionTarget")
+    told = str(target.get("reason") or "") if target.get("status") == "True" else ""
+    for reason, message in ((str(status.get("reason") or ""), status.get("message")), (told, target.get("message"))):
+        if reason in _NODE_LOST:
+            return WorkerExit("node_lost", str(message or reason))
+        if reason in _EVICTED:
+            return WorkerExit("evicted", str(message or reason))
+    return None
+
+
+def restarts_of(pod: Object) -> int:
+    """How often its worker's container was started again."""
+    return int(user_container(pod).get("restartCount") or 0)
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether Kubernetes calls it ready."""
+    return bool(_condition(pod.get("status") or {}, "Ready").get("status") == "True")
+
+
+def stage_of(pod: Object) -> str:
+    """How far it is, for people."""
+    status = pod.get("status") or {}
+    if (obstacle := obstacle_of(pod)) is not None:
+        return f"{obstacle.bar.value}: {obstacle.message}"
+    if _condition(status, "PodScheduled").get("status") != "True" and not status.get("containerStatuses"):
+        return "it has no node yet"
+    state = user_container(pod).get("state") or {}
+    if "running" not in state:
+        reason = (state.get("waiting") or {}).get("reason") or "ContainerCreating"
+        return f"its node makes the container ready ({reason})"
+    return "Kubernetes calls it ready" if is_ready(pod) else "its worker boots"
+
+
+def user_container(pod: Object) -> Object:
+    """Status of the container that is the function's."""
+    containers = (pod.get("status") or {}).get("containerStatuses") or ()
+    return next((container for container in containers if container.get("name") != SIDECAR), {})
+
+
+def _containers(status: Object) -> Sequence[Object]:
+    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+
+
+def _condition(status: Object, kind: str) -> Object:
+    return next((condition for condition in status.get("conditions") or () if condition.get("type") == kind), {})
+
+
+def _terminated(container: Object) -> Object:
+    for state in ("state", "lastState"):
+        found = (container.get(state) or {}).get("terminated")
+        if found:
+            return dict(found)
+    return {}
+
+
+def _ended(terminated: Object) -> WorkerExit:
+    code = int(terminated.get("exitCode") or 0)
+    reason = (
+        "out_of_memory"
+        if terminated.get("reason") == "OOMKilled"
+        else "killed"
+        if code == _KILLED or terminated.get("signal") == 9
+        else "exited"
+    )
+    return WorkerExit(reason, _words(terminated) or "its container was started again")
+
+
+def _words(terminated: Object) -> str:
+    if not terminated:
+        return ""
+    text = str(terminated.get("message") or "").strip()
+    how = f"{terminated.get('reason') or 'ended'}, exit status {terminated.get('exitCode', '?')}"
+    return f"{how}: {text}" if text else how

@@ -1,0 +1,175 @@
+"""Whether the worker of a pod answers: asked as soon as the pod has an address, and every 50 ms from then on, until it does.
+
+Kubernetes would say the same a second or more later: the kubelet's probe, its report, the endpoints. A life of a pod is asked only while a
+start of its revision waits here, by one task each; what was answered once is remembered as long as that life lasts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from activator.knative.pods import Pod
+from activator.worker_client.address import connect, tcp_address
+from activator.worker_client.connection import WorkerConnection, WorkerConnectionLost, WorkerResponse
+from pilotlight.protocol import WORKER_STATUS
+from snapshotter.reports import phases_of
+from snapshotter.types import StartKind
+
+log = logging.getLogger(__name__)
+
+WORKER_PORT = 8080
+PROXY_PORT = 8012
+"""Of Knative's queue-proxy, which stands in front of the worker where KPA measures."""
+AGAIN_S = 0.05
+"""Between an answer that was not it and the next ask."""
+DEADLINE_S = 2.0
+"""Of one ask: well above a slow network's round trip (70 ms were seen to starve a probe of 300 ms)."""
+AT_ONCE = 64
+"""Asks under way: a burst of a hundred pods is no storm."""
+_LAUNCHER_PHASES = frozenset({"agent", "code", "weights", "gpu", "pod", "restore"})
+"""What the launcher of a pod adds to its worker's phases (`pilotlight.launcher`). A pod's word: no other name becomes a metric's label."""
+_STATUS = f"GET {WORKER_STATUS} HTTP/1.1\r\nhost: worker\r\nconnection: close\r\n\r\n".encode()
+_PROXY = f"GET {WORKER_STATUS} HTTP/1.1\r\nhost: worker\r\nk-network-probe: queue\r\nconnection: close\r\n\r\n".encode()
+"""queue-proxy answers this itself, and counts it as no request (knative.dev/networking/pkg/http/header, `K-Network-Probe`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """What a worker said of itself.
+
+    Attributes:
+        running: calls that run in it.
+        at: monotonic time of its answer.
+        asks: how many asks it took; 1 = it was ready before.
+    """
+
+    start_kind: StartKind
+    phases_ms: Mapping[str, float] = field(default_factory=dict)
+    running: int = 0
+    at: float = 0.0
+    asks: int = 1
+
+
+class Readiness:
+    """See the module. Owner: the event loop."""
+
+    def __init__(
+        self, *, port: int, on_ready: Callable[[Pod], None], again_s: float = AGAIN_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`port`: where calls go; with queue-proxy's, that is asked too. `on_ready`: told when one has answered."""
+        self._port = port
+        self._on_ready = on_ready
+        self._again_s = again_s
+        self._clock = clock
+        self._ready: dict[str, Ready] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._said: dict[str, str] = {}
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+
+    def __repr__(self) -> str:
+        return f"<Readiness {len(self._ready)} ready, {len(self._asking)} asked>"
+
+    def of(self, life: str) -> Ready | None:
+        """What the worker said; None while it has not."""
+        return self._ready.get(life)
+
+    def said(self, life: str) -> str:
+        """What came instead of its word, for people; "" when nothing was asked."""
+        return self._said.get(life, "")
+
+    def ask(self, pod: Pod) -> None:
+        """Ask until it answers; no more than one task for each life."""
+        if pod.life in self._ready or pod.life in self._asking or pod.ip is None:
+            return
+        task = asyncio.create_task(self._ask(pod), name=f"is {pod.name} ready")
+        self._asking[pod.life] = task
+        task.add_done_callback(lambda done: self._asked(pod.life, done))
+
+    def _asked(self, life: str, task: asyncio.Task[None]) -> None:
+        if self._asking.get(life) is task:  # one that was left ends later than the next one begins
+            del self._asking[life]
+
+    def leave(self, life: str) -> None:
+        """Nobody waits for it any more."""
+        task = self._asking.pop(life, None)
+        if task is not None:
+            task.cancel()
+
+    def forget(self, life: str) -> None:
+        """That life is over."""
+        self.leave(life)
+        self._ready.pop(life, None)
+        self._said.pop(life, None)
+
+    async def _ask(self, pod: Pod) -> None:
+        asks = 0
+        while True:
+            asks += 1
+            async with self._at_once:
+                ready = await self._answer(pod, asks)
+            if ready is not None:
+                self._ready[pod.life] = ready
+                self._on_ready(pod)
+                return
+            await asyncio.sleep(self._again_s)
+
+    async def _answer(self, pod: Pod, asks: int) -> Ready | None:
+        assert pod.ip is not None
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                told = last = await exchange(tcp_address(pod.ip, WORKER_PORT), _STATUS)
+                if told.status == 200 and self._port != WORKER_PORT:
+                    last = await exchange(tcp_address(pod.ip, self._port), _PROXY)
+        except (OSError, WorkerConnectionLost) as e:  # TimeoutError is an OSError
+            self._said[pod.life] = str(e) or type(e).__name__
+            return None
+        if last.status == 200:
+            return _parsed(told, self._clock(), asks)
+        self._said[pod.life] = f"it answered {last.status}"
+        return None
+
+    async def running(self, pod: Pod) -> int | None:
+        """Calls that run in it now; None when it does not say."""
+        if pod.ip is None:
+            return None
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                answer = await exchange(tcp_address(pod.ip, WORKER_PORT), _STATUS)
+        except (OSError, WorkerConnectionLost):
+            return None
+        return _parsed(answer, self._clock(), 1).running if answer.status == 200 else None
+
+    async def aclose(self) -> None:
+        """Ask no more."""
+        tasks = list(self._asking.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def exchange(where: str, request: bytes) -> WorkerResponse:
+    """One request on a connection of its own; the answer's body is here, where it is short. Raises OSError, WorkerConnectionLost."""
+    loop = asyncio.get_running_loop()
+    connection = await connect(loop, WorkerConnection, where)
+    try:
+        return await connection.request(request, loop=loop)
+    finally:
+        connection.close()
+
+
+def _parsed(answer: WorkerResponse, now: float, asks: int) -> Ready:
+    """What it does not say, or not in this way, is left out: it answered, and that counts."""
+    try:
+        body: Any = json.loads(answer.body or b"{}")
+        kind = StartKind(body.get("start_kind", StartKind.COLD))
+        phases = phases_of(body.get("phases_ms"), also=_LAUNCHER_PHASES)
+        return Ready(start_kind=kind, phases_ms=phases, running=int(body.get("running") or 0), at=now, asks=asks)
+    except (ValueError, AttributeError, TypeError, OverflowError, RecursionError) as e:
+        log.warning("a worker says of itself what nobody understands: %s", e)
+        return Ready(start_kind=StartKind.COLD, at=now, asks=asks)

@@ -1,0 +1,153 @@
+"""What an engine says of itself: its Prometheus text, of which only what is needed here is read.
+
+Names are those of vLLM 0.32 (`vllm/v1/metrics/loggers.py`). An engine that is spread over several schedulers says each number once for
+each: counts are added up, of the shares of KV memory the greatest counts. A number that is missing is None, never zero.
+
+Source: Prometheus text exposition format 0.0.4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+MOST = 1e15
+"""No engine has counted so many of anything."""
+MAX_BUCKETS = 128
+"""Of one histogram: vLLM's have some twenty. Each is gone through with every look, and kept."""
+_GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+_COUNTERS = ("prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total", "prompt_tokens_total",
+             "generation_tokens_total")  # fmt: skip
+_HISTOGRAMS = ("time_to_first_token_seconds", "inter_token_latency_seconds")
+_BUCKETS = tuple(f"{name}_bucket" for name in _HISTOGRAMS)
+_NAMES = {f"vllm:{name}".encode(): name for name in (*_GAUGES, *_COUNTERS, *_BUCKETS, *(f"{name}_sum" for name in _HISTOGRAMS))}
+_BOUND = re.compile(rb'(?:^|,)le="([^"]*)"')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Histogram:
+    """Times of one kind. `counts[n]` of them took at most `bounds_s[n]`; the last bound is infinite, so the last count is of all."""
+
+    bounds_s: tuple[float, ...]
+    counts: tuple[float, ...]
+    sum_s: float
+
+    @property
+    def count(self) -> float:
+        """How many there were."""
+        return self.counts[-1] if self.counts else 0.0
+
+    def since(self, before: Histogram | None) -> Histogram:
+        """Those that were not in `before` yet; all where that one is of other buckets, or counted further."""
+        if before is None or before.bounds_s != self.bounds_s or before.count > self.count:
+            return self
+        counts = tuple(now - then for now, then in zip(self.counts, before.counts, strict=True))
+        return Histogram(bounds_s=self.bounds_s, counts=counts, sum_s=self.sum_s - before.sum_s)
+
+    def plus(self, other: Histogram) -> Histogram:
+        """Both together; the newer one alone where their buckets differ."""
+        if other.bounds_s != self.bounds_s:
+            return other
+        counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
+        return Histogram(bounds_s=self.bounds_s, counts=counts, sum_s=self.sum_s + other.sum_s)
+
+    def longer_than(self, seconds: float) -> float:
+        """How many took longer than so long; inside a bucket they are taken to lie evenly."""
+        low_s, below = 0.0, 0.0
+        for bound_s, count in zip(self.bounds_s, self.counts, strict=True):
+            if bound_s >= seconds:
+                inside = 0.0 if bound_s == float("inf") else (count - below) * (seconds - low_s) / (bound_s - low_s)
+                return max(0.0, self.count - below - inside)
+            low_s, below = bound_s, count
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMetrics:
+    """What an engine said at one moment. Counts are since its start, the one that its snapshot was made of included.
+
+    Attributes:
+        running, waiting: requests that are computed, and that wait inside the engine.
+        kv_use: share of its KV memory that is taken, 0 to 1.
+        prefix_queries, prefix_hits: prompt tokens that were looked up among the prefixes in memory, and those found.
+        preemptions: requests that lost their KV memory to others and were begun again.
+        first_token_s, between_tokens_s: times to a first token, and from token to token.
+    """
+
+    running: int
+    waiting: int
+    kv_use: float | None = None
+    prefix_queries: float | None = None
+    prefix_hits: float | None = None
+    preemptions: float | None = None
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+    first_token_s: Histogram | None = None
+    between_tokens_s: Histogram | None = None
+
+
+def parse(text: bytes) -> EngineMetrics | None:
+    """What `text` says; None where it does not even say how many requests there are: it is no engine's, or a broken one's."""
+    values: dict[str, list[float]] = defaultdict(list)
+    buckets: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
+    for name, labels, number in _samples(text):
+        if name in _BUCKETS:
+            bound_s = _bound_s(labels)
+            if bound_s is not None:
+                buckets[name.removesuffix("_bucket")][bound_s] += number
+        else:
+            values[name].append(number)
+    if "num_requests_running" not in values or "num_requests_waiting" not in values:
+        return None
+    added = {name: sum(numbers) for name, numbers in values.items()}
+    return EngineMetrics(
+        running=int(added["num_requests_running"]),
+        waiting=int(added["num_requests_waiting"]),
+        kv_use=max(values["kv_cache_usage_perc"], default=None),
+        prefix_queries=added.get("prefix_cache_queries_total"),
+        prefix_hits=added.get("prefix_cache_hits_total"),
+        preemptions=added.get("num_preemptions_total"),
+        prompt_tokens=added.get("prompt_tokens_total"),
+        generation_tokens=added.get("generation_tokens_total"),
+        first_token_s=_histogram("time_to_first_token_seconds", buckets, added),
+        between_tokens_s=_histogram("inter_token_latency_seconds", buckets, added),
+    )
+
+
+def _bound_s(labels: bytes) -> float | None:
+    found = _BOUND.search(labels)
+    try:
+        bound_s = float(found[1]) if found is not None else math.nan
+    except ValueError:
+        return None
+    return bound_s if bound_s >= 0 else None
+
+
+def _samples(text: bytes) -> Iterator[tuple[str, bytes, float]]:
+    """Name, labels and number of the lines that are wanted: some fifty of five hundred, so the others are left by their first letters.
+
+    What counts nothing that there can be (below zero, beyond MOST, no number) is left out: engines run what tenants made of them.
+    """
+    for line in text.split(b"\n"):
+        if line[:5] != b"vllm:":
+            continue
+        brace = line.find(b"{")
+        name = _NAMES.get(line[: brace if brace >= 0 else line.find(b" ")])
+        if name is not None:
+            labels, _, rest = line.rpartition(b"} ") if brace >= 0 else line.partition(b" ")
+            with contextlib.suppress(ValueError, IndexError):
+                number = float(rest.split()[0])
+                if 0 <= number <= MOST:
+                    yield name, labels[brace + 1 :], number
+
+
+def _histogram(name: str, buckets: dict[str, dict[float, float]], added: dict[str, float]) -> Histogram | None:
+    if not 0 < len(buckets[name]) <= MAX_BUCKETS:
+        return None
+    bounds_s = tuple(sorted(buckets[name]))
+    counts = tuple(buckets[name][bound_s] for bound_s in bounds_s)
+    return Histogram(bounds_s=bounds_s, counts=counts, sum_s=added.get(f"{name}_sum", 0.0))

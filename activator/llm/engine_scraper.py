@@ -1,0 +1,138 @@
+"""Asks engines for their metrics: those with calls often, idle ones seldom.
+
+A look is no call: it takes no slot, is written into no record, keeps no instance awake and has a connection of its own, which ends with it.
+One that gets no answer within its deadline says nothing, and holds up no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from activator.balancing.instance import Instance
+from activator.llm.engine_metrics import EngineMetrics, parse
+from activator.llm.engine_throttler import EngineThrottler
+from activator.routing.route_table import CallTarget
+from activator.worker_client.address import connect
+from activator.worker_client.connection import WorkerConnection, WorkerConnectionLost
+
+if TYPE_CHECKING:
+    from activator.balancing.throttler import Throttler
+    from activator.llm.engine_state import EngineState
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 2.0
+"""Between two looks at an engine with calls: the autoscaler decides as often."""
+IDLE_EVERY_S = 15.0
+DEADLINE_S = 1.0
+MAX_BYTES = 256 * 1024
+"""Of an answer: vLLM says some 60 KiB for each scheduler; an engine runs a tenant's arguments, and must not take the activator's time."""
+AT_ONCE = 16
+_REQUEST = b"GET /metrics HTTP/1.1\r\nhost: worker\r\nconnection: close\r\n\r\n"
+
+
+def _nobody_looks(_target: CallTarget, _view: EngineState) -> None:
+    """Beside the throttlers themselves."""
+
+
+class Scraper:
+    """The loop. Owner: the event loop of the activator; `throttlers`: of all active revisions."""
+
+    def __init__(
+        self,
+        throttlers: Callable[[], Iterable[Throttler]],
+        *,
+        every_s: float = EVERY_S,
+        deadline_s: float = DEADLINE_S,
+        seen: Callable[[CallTarget, EngineState], None] = _nobody_looks,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`seen`: told of each answer."""
+        self._throttlers = throttlers
+        self._every_s = every_s
+        self._deadline_s = deadline_s
+        self._seen = seen
+        self._clock = clock
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+
+    def __repr__(self) -> str:
+        return f"<Scraper {len(self.views())} engines known>"
+
+    def views(self) -> Mapping[str, EngineState]:
+        """What is known of engines, by instance."""
+        return {instance_id: view for instance_id, (_, view) in self.known().items()}
+
+    def known(self) -> Mapping[str, tuple[CallTarget, EngineState]]:
+        """The same, with the revision that the instance is of."""
+        return {instance_id: (throttler.target, view) for throttler in self._engines() for instance_id, view in throttler.views().items()}
+
+    async def run(self) -> None:
+        """Look, forever."""
+        while True:
+            await asyncio.sleep(self._every_s)
+            await self.look()
+
+    async def look(self) -> None:
+        """Ask those that are due, all at once; returns when each has answered, or has not in time."""
+        async with asyncio.TaskGroup() as tasks:
+            for throttler, instance in self._due():
+                tasks.create_task(self._look_at(throttler, instance), name=f"metrics of {instance.id}")
+
+    def _engines(self) -> list[EngineThrottler]:
+        return [throttler for throttler in self._throttlers() if isinstance(throttler, EngineThrottler)]
+
+    def _due(self) -> list[tuple[EngineThrottler, Instance]]:
+        """Those with calls each time, and once when the last has ended; the others each IDLE_EVERY_S."""
+        now, due = self._clock(), []
+        for throttler in self._engines():
+            for instance in throttler.live():
+                watched = throttler.watched(instance)
+                if instance.in_flight or now >= watched.due_at:
+                    watched.due_at = 0.0 if instance.in_flight else now + max(IDLE_EVERY_S, self._every_s)
+                    due.append((throttler, instance))
+        return due
+
+    async def _look_at(self, throttler: EngineThrottler, instance: Instance) -> None:
+        async with self._at_once:
+            reading = await read(instance.info.socket, deadline_s=self._deadline_s)
+        if reading is None:
+            log.debug("engine said nothing instance=%s", instance.id)
+        if not instance.is_gone:
+            view = throttler.saw(instance, reading)
+            if reading is not None and view is not None:
+                self._seen(throttler.target, view)
+
+
+async def read(path: str, *, deadline_s: float = DEADLINE_S) -> EngineMetrics | None:
+    """What the engine at `path` (`address`) says; None when it does not in time, or nothing of use."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            text = await _fetch(path)
+    except (WorkerConnectionLost, TimeoutError, OSError):
+        return None
+    return parse(text) if text is not None else None
+
+
+async def _fetch(path: str) -> bytes | None:
+    """The body of its answer; None of one that is no 200, or too long."""
+    loop = asyncio.get_running_loop()
+    connection = await connect(loop, WorkerConnection, path)
+    try:
+        answer = await connection.request(_REQUEST, loop=loop)
+        if answer.status != 200:
+            return None
+        if answer.body is not None:
+            return answer.body
+        pieces, size = [], 0
+        async for piece in answer.chunks():
+            pieces.append(piece)
+            size += len(piece)
+            if size > MAX_BYTES:
+                return None
+        return b"".join(pieces)
+    finally:
+        connection.close()

@@ -1,0 +1,93 @@
+"""An engine on a GPU gives the GPU's memory up while its instance sleeps, and takes it back when it wakes.
+
+By vLLM's documented endpoints, in its order (docs: "Sleep Mode"): level 1 keeps the weights in DRAM, level 2 drops them, so that they are
+loaded again from their files. An engine on a CPU has no such mode, and other functions have no engine: they only stand still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from activator.worker_client.address import connect
+from activator.worker_client.connection import WorkerConnection, WorkerConnectionLost
+from pilotlight.spec import FunctionSpec
+from snapshotter import errors as agent_errors
+
+SLEEP_S = 60.0
+"""To copy 80 GB from the GPU at 2 GB/s, pessimistically; dropping takes far less."""
+WAKE_S = 120.0
+"""To read 80 GB from the page cache, pessimistically."""
+ASK_S = 10.0
+"""To say whether it sleeps."""
+
+
+class EngineSleepMode:
+    """Stateless; the deadlines are of one request each."""
+
+    def __init__(self, *, sleep_s: float = SLEEP_S, wake_s: float = WAKE_S) -> None:
+        self._sleep_s = sleep_s
+        self._wake_s = wake_s
+
+    def __repr__(self) -> str:
+        return f"<EngineSleepMode {self._sleep_s:g} s down, {self._wake_s:g} s up>"
+
+    async def fall_asleep(self, spec: FunctionSpec, socket: str) -> None:
+        """Give the GPU's memory up. Raises SnapshotterError where the engine does not."""
+        if spec.engine is not None and spec.resources.gpu:
+            await _post(socket, f"/sleep?level={spec.engine.sleep_level}", deadline_s=self._sleep_s)
+
+    async def wake_up(self, spec: FunctionSpec, socket: str) -> None:
+        """Take it back, weights first. Raises SnapshotterError where the engine does not."""
+        if spec.engine is None or not spec.resources.gpu:
+            return
+        await _post(socket, "/wake_up?tags=weights", deadline_s=self._wake_s)
+        if spec.engine.sleep_level == 2:
+            await _post(socket, "/collective_rpc", {"method": "reload_weights"}, deadline_s=self._wake_s)
+        await _post(socket, "/wake_up?tags=kv_cache", deadline_s=self._wake_s)
+
+    async def is_half_asleep(self, spec: FunctionSpec, socket: str) -> bool:
+        """Whether the engine of an instance that stands up has given its memory up: who put it to sleep, or woke it, ended on the way.
+
+        Raises SnapshotterError where it does not say.
+        """
+        if spec.engine is None or not spec.resources.gpu:
+            return False
+        try:
+            answer = json.loads(await _ask(socket, "GET", "/is_sleeping", deadline_s=ASK_S))
+        except ValueError as e:
+            raise agent_errors.SnapshotterError(f"the engine's answer to /is_sleeping is no JSON: {e}") from e
+        return isinstance(answer, dict) and answer.get("is_sleeping") is True
+
+
+async def _post(socket: str, path: str, body: dict[str, Any] | None = None, *, deadline_s: float) -> None:
+    await _ask(socket, "POST", path, body, deadline_s=deadline_s)
+
+
+async def _ask(socket: str, verb: str, path: str, body: dict[str, Any] | None = None, *, deadline_s: float) -> bytes:
+    """The body of its answer, where that is short; else b""."""
+    data = json.dumps(body).encode() if body is not None else b""
+    lines = (
+        f"{verb} {path} HTTP/1.1",
+        "host: engine",
+        "connection: close",
+        "content-type: application/json",
+        f"content-length: {len(data)}",
+    )
+    head = "\r\n".join((*lines, "", ""))
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(deadline_s):
+            connection = await connect(loop, WorkerConnection, socket)
+            try:
+                answer = await connection.request(head.encode() + data, loop=loop)
+            finally:
+                connection.close()
+    except TimeoutError as e:
+        raise agent_errors.SnapshotterError(f"the engine did not answer {path} within {deadline_s:g} s") from e
+    except (WorkerConnectionLost, OSError) as e:
+        raise agent_errors.SnapshotterError(f"the engine did not answer {path}: {e}") from e
+    if answer.status >= 400:
+        raise agent_errors.SnapshotterError(f"the engine answered {path} with {answer.status}")
+    return answer.body or b""

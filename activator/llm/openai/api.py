@@ -1,0 +1,285 @@
+"""The OpenAI-compatible API, from a request to its answer: read → find the model → count → admit → reserve → forward → meter.
+
+`/v1/chat/completions`, `/v1/completions`, `/v1/embeddings` and `/v1/models`, of the caller's own tenant or under `/t/{tenant}`; and the
+same paths behind `/fn/{app}/{function}`, where the model is that function unless an adapter of it is named. Between reading a body and
+passing an answer on lies the sentence of every call: the same quotas, choice of a revision, retries, fallbacks and bill.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from activator.calls.runner import CallRunner
+from activator.gateway.http_proxy import HttpProxy
+from activator.gateway.proxy_headers import subpath
+from activator.http.request import Request, accept_of, too_large
+from activator.llm.openai import errors as shapes
+from activator.llm.openai.call import EngineCall, adapter_of, wrapped
+from activator.llm.openai.model_resolver import Models, listed, served_by
+from activator.llm.openai.request import PATHS, TASKS, OpenAIRequest, parsed
+from activator.llm.openai.responses import OpenAIResponseWriter
+from activator.llm.prefix_affinity import key_of
+from activator.llm.request_size import CHAT, COMPLETIONS, EMBEDDINGS, write_cap
+from activator.llm.token_admission import TokenAdmission
+from activator.llm.token_reservation import TokenReservation
+from activator.metrics.metrics import Metrics
+from activator.quotas.admission import admit, counted
+from activator.routing.access import AccessGrant
+from activator.routing.api_keys import Principal
+from activator.routing.resolver import RequestResolver
+from activator.routing.route_table import RouteTable
+from activator.settings import ActivatorSettings
+from activator.tracing.tracer import Tracer
+from pilotlight import errors
+from pilotlight.json_size import expect_few
+from pilotlight.protocol import CONTENT_JSON
+
+MODELS = "/v1/models"
+OURS = frozenset({CHAT, COMPLETIONS, EMBEDDINGS, MODELS})
+"""Paths of this API that name their model themselves."""
+TO_LOOK_AT = frozenset({"/health", "/version", "/metrics"})
+"""What may be read of an engine itself, behind `/fn/`."""
+MAX_VALUES = 100_000
+"""Of a body (`json_size`): a hundred thousand token ids, ten thousand messages, 20 milliseconds of the event loop at most."""
+_JSON = CONTENT_JSON.encode()
+
+
+def is_openai_path(path: str) -> bool:
+    """Whether a path belongs to this API. What is below `/v1/models/` belongs to `api` as well, which is asked second."""
+    return path in OURS
+
+
+def is_one_model(request: Request, path: str) -> bool:
+    """Whether a request below `/v1/models/` asks what a model is, and not for its versions or what else model servers have."""
+    return request.verb == "GET" and path.startswith(f"{MODELS}/") and "/versions/" not in path
+
+
+class OpenAI:
+    """Answers this API's requests. Owner: the event loop."""
+
+    def __init__(
+        self,
+        *,
+        settings: ActivatorSettings,
+        table: RouteTable,
+        reception: RequestResolver,
+        dispatcher: CallRunner,
+        passthrough: HttpProxy,
+        desk: TokenAdmission,
+        metrics: Metrics,
+        tracer: Tracer,
+    ) -> None:
+        self._settings = settings
+        self._reception = reception
+        self._dispatcher = dispatcher
+        self._passthrough = passthrough
+        self._desk = desk
+        self._tracer = tracer
+        self._models = Models(table=table, reception=reception)
+        self._answers = OpenAIResponseWriter(metrics=metrics, tracer=tracer, heartbeat_s=settings.heartbeat_s)
+
+    def __repr__(self) -> str:
+        return f"<OpenAI {self._models!r}>"
+
+    # -- where requests come in -------------------------------------------------------------------------------------------
+    async def answer(self, request: Request, owner: str | None, place: str) -> None:
+        """Answer a request whose path `is_openai_path`. Raises what calls raise; errors have OpenAI's shape from here on."""
+        request.shape = shapes.shape
+        if place == MODELS:
+            await self._list(request, owner)
+            return
+        if request.verb != "POST":
+            raise errors.NotFound(f"{request.verb} is not served at {place}: POST a body to it")
+        caller = self._caller(request, owner)
+        if caller.is_anonymous and not self._models.visible(request, caller, owner):
+            raise self._reception.stranger(request)  # nobody reads what a stranger sends to nothing
+        gate, body_bytes = self._reception.before(request, caller)
+        request.gate = gate
+        async with counted(gate):
+            data = await self._read(request, body_bytes)
+            asked = OpenAIRequest(place, parsed(data))
+            found = self._models.find(request, caller, owner, asked.model)
+            try:
+                entry = self._reception.enter(request, caller, found.routed, found.asked)
+            except errors.NotFound as e:  # no such revision
+                raise shapes.ModelNotFound(str(e), parameter="model") from e
+            if len(data) > entry.body_bytes:
+                raise too_large(entry.body_bytes)
+            asked.adapter = found.adapter
+            asked.check(entry.target)
+        await self._call(request, entry, asked)
+
+    def _caller(self, request: Request, owner: str | None) -> Principal:
+        """Who asks. Raises Unauthenticated, Forbidden for a key that may not call."""
+        caller = self._reception.identify(request, owner)
+        caller.check_may_call()
+        return caller
+
+    async def _read(self, request: Request, limit_bytes: int) -> bytes:
+        """The body. The time that it took to come is the caller's own: no clock of ours counts it."""
+        _expect_json(request)
+        asked_ns = time.monotonic_ns()
+        data = await request.body(limit_bytes=limit_bytes, timeout_s=self._settings.body_timeout_s)
+        upload_ns = time.monotonic_ns() - asked_ns
+        request.began_ns += upload_ns
+        request.routed_ns += upload_ns
+        expect_few(data, MAX_VALUES, "send less in one request, or text in place of token ids")
+        return data
+
+    async def _read_admitted(
+        self, request: Request, entry: AccessGrant, made: Callable[[bytes], OpenAIRequest], *, holds: int = 1
+    ) -> OpenAIRequest:
+        """What is `made` of the body, within the quotas of requests: tokens are counted once it is known how many they may be."""
+        async with counted(entry.gate, holds=holds):
+            asked = made(await self._read(request, entry.body_bytes))
+            asked.check(entry.target)
+            return asked
+
+    async def answer_raw(self, request: Request, entry: AccessGrant) -> None:
+        """`/fn/{app}/{function}/…` of an engine: of its own paths those that are listed here, the others do not exist."""
+        request.shape = shapes.shape
+        path = subpath(request.scope).partition(b"?")[0].decode("latin-1")
+        if request.verb == "POST" and path in PATHS:
+
+            def made(data: bytes) -> OpenAIRequest:
+                asked = OpenAIRequest(path, parsed(data))
+                asked.adapter = adapter_of(asked.model, entry.target)
+                return asked
+
+            await self._call(request, entry, await self._read_admitted(request, entry, made))
+        elif request.verb == "GET" and path == MODELS:
+            request.target = None  # no call of it
+            await _respond_list(request, served_by(entry.target))
+        elif request.verb == "GET" and path in TO_LOOK_AT and (path != "/metrics" or _is_owner(entry)):
+            await self._passthrough.http(request, entry)
+        else:
+            raise errors.NotFound(f"nothing is served at {request.verb} {path[:200]}: an engine is called at {', '.join(sorted(PATHS))}")
+
+    async def describe(self, request: Request, owner: str | None, model: str) -> bool:
+        """`GET /v1/models/{model}`, where that is an engine: answered, and True. Raises ModelNotFound where no function is meant."""
+        caller = self._caller(request, owner)
+        found = self._models.described(request, caller, owner, model)
+        if found is not None:
+            await request.respond_json(200, found)
+        elif "/" not in model:
+            request.shape = shapes.shape
+            raise self._models.unknown(request, caller, owner, model)
+        return found is not None
+
+    # -- models -----------------------------------------------------------------------------------------------------------
+    async def _list(self, request: Request, owner: str | None) -> None:
+        if request.verb != "GET":
+            raise errors.NotFound(f"{request.verb} is not served at {MODELS}: GET it")
+        caller = self._caller(request, owner)
+        await _respond_list(request, [one for engine in self._models.visible(request, caller, owner) for one in listed(engine)])
+
+    # -- by the names of functions ------------------------------------------------------------------------------------------
+    async def invoke(self, request: Request, entry: AccessGrant) -> None:
+        """`POST …:invoke` of an engine with `{"path", "body"}`: the same call by the function's own name. Raises what calls raise."""
+        await self._call(request, entry, await self._read_admitted(request, entry, lambda data: wrapped(data, entry.target)))
+
+    async def admit_later(self, request: Request, entry: AccessGrant) -> EngineCall:
+        """The same to be run later: it counts as a request now, and among those that run at once when it runs."""
+
+        def made(data: bytes) -> OpenAIRequest:
+            asked = wrapped(data, entry.target)
+            asked.said = data
+            if not asked.counts:
+                raise errors.InvalidInput(f"path = {asked.path}: submitted can be {', '.join(TASKS)}", parameter="path")
+            return asked
+
+        asked = await self._read_admitted(request, entry, made, holds=0)
+        use = await self._enter(request, entry, asked, holds=0)
+        try:
+            return self.call_of(request, entry, asked, use)
+        except BaseException:
+            use.leave()
+            raise
+
+    # -- the sentence -----------------------------------------------------------------------------------------------------
+    async def _call(self, request: Request, entry: AccessGrant, asked: OpenAIRequest) -> None:
+        """One that was checked."""
+        if not asked.counts:
+            await self._call_uncounted(request, entry, asked)
+            return
+        use = await self._enter(request, entry, asked)
+        try:
+            call = self.call_of(request, entry, asked, use)
+            await self._answers.give(request, asked, use, self._dispatcher.begin(call))
+        finally:
+            use.leave()
+
+    async def _enter(self, request: Request, entry: AccessGrant, asked: OpenAIRequest, *, holds: int = 1) -> TokenReservation:
+        """Let it in as what it is; one that asks for what there is not counts as a request all the same."""
+        try:
+            return await self._desk.enter(entry, asked.path, asked.body, began_ns=request.began_ns, holds=holds)
+        except errors.InvalidInput:
+            await admit(entry.gate, holds=0)
+            raise
+
+    async def _call_uncounted(self, request: Request, entry: AccessGrant, asked: OpenAIRequest) -> None:
+        """The model does not run for it: a tokenizer's word costs its time alone."""
+        admission = await entry.admit()
+        use = TokenReservation(estimated_in=0, max_out=0, began_ns=request.began_ns)
+        try:
+            call = self.call_of(request, entry, asked, None)
+            call.admission = admission
+            await self._answers.give(request, asked, use, self._dispatcher.begin(call))
+        finally:
+            if admission is not None:
+                admission.release()
+
+    def call_of(self, request: Request, entry: AccessGrant, asked: OpenAIRequest, use: TokenReservation | None) -> EngineCall:
+        """The call of an engine that a request has become. Raises InvalidInput."""
+        choice = request.choice
+        rank = entry.rank(request.headers)
+        if not _is_owner(entry):
+            asked.salt = _salt_of(entry)
+        if use is not None:
+            write_cap(asked.path, asked.body, use.cap)
+        call = EngineCall(
+            asked,
+            tokens=use,
+            affinity=key_of(asked.body, asked.adapter + asked.salt),
+            id=request.id,
+            target=entry.target,
+            method="",
+            key_id=entry.caller.key_id,
+            accept=accept_of(request.headers),
+            deadline_s=request.deadline_s(),
+            admission=use.admission if use is not None else None,
+            rank=rank if use is None else use.rank(rank),
+            caller=entry.foreign,
+            choice=choice,
+            extra_headers=choice.line if choice is not None else b"",
+        )
+        call.began_ns, call.routed_ns = request.began_ns, request.routed_ns
+        request.call = call
+        self._tracer.begin(call, request.headers)
+        return call
+
+
+def _is_owner(entry: AccessGrant) -> bool:
+    return entry.caller.tenant == entry.target.tenant
+
+
+def _salt_of(entry: AccessGrant) -> str:
+    """Keeps what one tenant asked of a shared function from another's clock: a prompt that is answered sooner was asked before."""
+    whose = entry.caller.tenant or "-"
+    return hashlib.sha256(f"{entry.target.tenant}\0{whose}".encode()).hexdigest()[:32]
+
+
+def _expect_json(request: Request) -> None:
+    given = request.headers.get(b"content-type", _JSON).partition(b";")[0].strip().lower()
+    if given != _JSON:
+        shown = given[:80].decode("latin-1")
+        raise errors.InvalidInput(
+            f"content-type {shown!r} is not understood here: send JSON, as application/json", parameter="content-type"
+        )
+
+
+async def _respond_list(request: Request, models: list[dict[str, Any]]) -> None:
+    await request.respond_json(200, {"object": "list", "data": models})

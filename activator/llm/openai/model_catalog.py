@@ -1,0 +1,94 @@
+"""Which functions are language models, and by which names they and their adapters can be asked for.
+
+Kept beside the route table, which holds its documents packed: a list of models, or a look at what a bare name may mean, must not unpack
+thousands of functions. Owner: the event loop, through `RouteTable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from activator.routing.traffic_split import FunctionRouter
+from pilotlight.engines import Task
+from pilotlight.spec import PUBLIC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """One function that is an engine, as of its revision with most of the traffic.
+
+    Attributes:
+        adapters: names of the adapters that it serves beside its model.
+        names: tags and aliases that stand for revisions of it.
+        access: of each revision that answers, who may call it besides its own tenant.
+        max_model_len: tokens of prompt and answer together.
+    """
+
+    tenant: str
+    environment: str
+    app: str
+    function: str
+    task: Task
+    adapters: tuple[str, ...]
+    names: tuple[str, ...]
+    access: tuple[frozenset[str], ...]
+    max_model_len: int
+
+    @property
+    def model(self) -> str:
+        """Its name as a model: `app/function`."""
+        return f"{self.app}/{self.function}"
+
+    def unversioned(self) -> Iterator[str]:
+        """The same without its revisions'."""
+        yield self.model
+        for adapter in self.adapters:
+            yield f"{self.model}:{adapter}"
+
+    def models(self) -> Iterator[str]:
+        """Every name under which it may be asked for: its own, its adapters', its revisions'."""
+        yield from self.unversioned()
+        for name in self.names:
+            yield f"{self.model}@{name}"
+
+    def is_open_to(self, tenant: str, name: str) -> bool:
+        """Whether a caller of this tenant (id and name) may know that it is there."""
+        names = {PUBLIC, name} - {""}
+        return tenant == self.tenant or all(not names.isdisjoint(access) for access in self.access)
+
+
+class Engines:
+    """By `<tenant>/<environment>/<app>/<function>`."""
+
+    def __init__(self) -> None:
+        self._engines: dict[str, Engine] = {}
+
+    def __repr__(self) -> str:
+        return f"<Engines {len(self._engines)}>"
+
+    def __len__(self) -> int:
+        return len(self._engines)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._engines.clear()
+
+    def apply(self, name: str, routed: FunctionRouter | None) -> None:
+        """A function is this now; None: it is gone, or stopped."""
+        self._engines.pop(name, None)
+        if routed is None:
+            return
+        target = routed.targets[routed.document.heaviest()]
+        engine = target.spec.engine
+        if engine is not None:
+            self._engines[name] = Engine(
+                tenant=target.tenant, environment=target.environment, app=target.app, function=target.function, task=engine.task,
+                adapters=tuple(sorted(engine.lora)), names=tuple(sorted(routed.document.tags)),
+                access=tuple(frozenset(one.spec.access) for one in routed.answering), max_model_len=engine.max_model_len,
+            )  # fmt: skip
+
+    def of(self, tenant: str, environment: str) -> Iterable[Engine]:
+        """Those of one tenant's environment, by name."""
+        place = f"{tenant}/{environment}/"
+        return [self._engines[name] for name in sorted(name for name in self._engines if name.startswith(place))]

@@ -1,0 +1,274 @@
+"""Reading an engine's answers: how many tokens they took, why they ended, and what of them was asked for on our behalf only.
+
+An engine says its usage in each event of a stream, because it was asked to (`Asked.written_for`); it is taken out again unless the caller
+asked for it, too. All that costs a few microseconds an event: nothing is parsed but the usage itself, which is found by text that cannot
+stand inside a JSON string (there a quote has a backslash before it). What does not look as expected is passed on as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, Protocol
+
+from activator.http.sse import SseSplitter
+from activator.llm.openai.errors import error_of
+from activator.llm.openai.request import OpenAIRequest
+from activator.worker_client.connection import WorkerConnectionLost, WorkerResponse
+from pilotlight import errors
+from pilotlight.protocol import CONTENT_SSE
+
+USAGE_BYTES: Final = 4096
+"""More than a usage has, or the word on why an answer ended; of an answer that is too long to be held no more is kept."""
+DONE: Final = b"data: [DONE]\n\n"
+_DONE: Final = DONE.rstrip()
+_SSE: Final = CONTENT_SSE.encode()
+_ERROR: Final = b'data: {"error":'
+_DATA: Final = b"data: {"
+_END: Final = b"\n\n"
+_USAGE: Final = ',"usage":'
+_FINISH: Final = '"finish_reason":"'
+_USAGE_OPENS: Final = b'"usage":{'
+_FINISH_SAID: Final = _FINISH.encode()
+_CHOICE: Final = '"choices":[{"index":'
+_NO_CHOICES: Final = '"choices":[]'
+_decode = json.JSONDecoder().raw_decode
+
+
+class Counts(Protocol):
+    """Who is told what an answer takes (`tokens.use.TokenUse`)."""
+
+    def on_piece(self, now_ns: int, n_tokens: int = 1) -> None:
+        """A piece came that holds tokens; before the usage of the same piece."""
+        ...
+
+    def on_usage(self, prompt: int, completion: int, cached: int = 0, *, choice: int | None = None) -> None:
+        """The engine's own count."""
+        ...
+
+    def on_finish(self, reason: str) -> None:
+        """Why the answer, or one of its choices, ended."""
+        ...
+
+
+class StreamParser:
+    """Reads one stream. Owner: the task of its request.
+
+    Attributes:
+        is_done: the engine said that this was all.
+        error: what the engine said in place of the rest; None = nothing.
+    """
+
+    __slots__ = ("_counts", "_cutter", "_is_usage_asked", "_is_usage_kept", "_seen", "error", "is_done")
+
+    def __init__(self, counts: Counts, asked: OpenAIRequest) -> None:
+        self._counts = counts
+        self._cutter = SseSplitter()
+        self._seen: dict[int, int] = {}
+        self._is_usage_asked = asked.shows_usage
+        self._is_usage_kept = asked.shows_each_usage
+        self.is_done = False
+        self.error: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"<StreamParser {sum(self._seen.values())} tokens{' done' if self.is_done else ''}>"
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a part of an event was passed on, and its end was not."""
+        return self._cutter.is_inside
+
+    def feed(self, data: bytes, now_ns: int) -> bytes:
+        """What of these bytes the caller gets now; b"" for nothing."""
+        events = self._cutter.feed(data)
+        if not events:
+            return b""
+        if events.find(_END) == len(events) - len(_END):
+            return self._event(events, now_ns)
+        *whole, rest = events.split(_END)  # `rest` is a part of an event that is too long to be held
+        return b"".join([self._event(event + _END, now_ns) for event in whole if event] + ([self._event(rest, now_ns)] if rest else []))
+
+    def collected(self, status: int, body: bytes) -> tuple[int, bytes]:
+        """See `call.Reading`."""
+        if self.error is not None:
+            return status_of(self.error), json.dumps({"error": self.error}).encode()
+        if not self.is_done:
+            raise WorkerConnectionLost("the engine ended its answer before its end", sent=True)
+        return status, body + DONE
+
+    def _event(self, event: bytes, now_ns: int) -> bytes:
+        if self.error is not None:
+            return b""  # the caller was told that this is no whole answer
+        if event.startswith(_ERROR):
+            self.error = _error_in(event)
+            return b""
+        if not event.startswith(_DATA):
+            self.is_done = self.is_done or event.startswith(_DONE)
+            return b"" if event.startswith(_DONE) else event  # the end is told by us, after what it cost is known
+        text = event.decode("utf-8", "replace")
+        at = text.rfind(_USAGE)
+        if at < 0:
+            self._counted_by_pieces(text, now_ns)
+            return event
+        try:
+            usage, end = _decode(text, at + len(_USAGE))
+        except ValueError:
+            return event
+        is_last = _NO_CHOICES in text
+        if isinstance(usage, dict):
+            self._counted(text, usage, now_ns, is_last=is_last)
+        self._look_for_finish(text)
+        if self._is_usage_kept or (is_last and self._is_usage_asked):
+            return event
+        return b"" if is_last else (text[:at] + text[end:]).encode()
+
+    def _counted(self, text: str, usage: dict[str, Any], now_ns: int, *, is_last: bool) -> None:
+        prompt, completion, cached = tokens_of(usage)
+        if is_last:
+            self._counts.on_usage(prompt, completion, cached)
+            return
+        choice = _choice_of(text)
+        new = completion - self._seen.get(choice, 0)
+        if new > 0:
+            self._seen[choice] = completion
+            self._counts.on_piece(now_ns, new)
+        self._counts.on_usage(prompt, completion, cached, choice=choice)
+
+    def _counted_by_pieces(self, text: str, now_ns: int) -> None:
+        """An engine that says no usage: a piece holds one token at least."""
+        if _CHOICE in text and '"role":' not in text:
+            self._counts.on_piece(now_ns, 1)
+        self._look_for_finish(text)
+
+    def _look_for_finish(self, text: str) -> None:
+        if (at := text.find(_FINISH)) >= 0:
+            at += len(_FINISH)
+            self._counts.on_finish(text[at : text.find('"', at)])
+
+
+class BodyParser:
+    """Reads an answer that is no stream, when it is over. Behind its usage may stand all of a prompt, where its caller wished it."""
+
+    __slots__ = ("_asked", "_counts", "_finish", "_served", "_tail", "_usage")
+
+    def __init__(self, counts: Counts, asked: OpenAIRequest, served: str) -> None:
+        """`served`: what the engine calls the model; "" = not known."""
+        self._counts = counts
+        self._asked = asked
+        self._served = served
+        self._tail = self._usage = self._finish = b""
+
+    def __repr__(self) -> str:
+        return f"<BodyParser of {self._asked!r}>"
+
+    def feed(self, data: bytes, now_ns: int) -> bytes:  # as the protocol says
+        """See `call.Reading`."""
+        text = self._tail + data
+        if (at := text.rfind(_USAGE_OPENS)) >= 0:
+            self._usage = text[at : at + USAGE_BYTES]
+        if (at := text.rfind(_FINISH_SAID)) >= 0:
+            self._finish = text[at : at + USAGE_BYTES]
+        self._tail = text[-USAGE_BYTES:]
+        return data
+
+    def collected(self, status: int, body: bytes) -> tuple[int, bytes]:
+        """See `call.Reading`."""
+        if status >= 400:
+            return status, as_error(body, status)
+        read_whole(body, self._counts)
+        if self._asked.model and self._served:
+            body = renamed(body, served=self._served, model=self._asked.model)
+        return status, body
+
+    def end(self) -> None:
+        """All of it has gone by, and nobody collected it."""
+        read_whole(self._finish + self._usage, self._counts)
+
+
+class _Nobody:
+    """Who is told what an answer takes where nothing is counted."""
+
+    def on_piece(self, now_ns: int, n_tokens: int = 1) -> None:
+        """See Counts."""
+
+    def on_usage(self, prompt: int, completion: int, cached: int = 0, *, choice: int | None = None) -> None:
+        """See Counts."""
+
+    def on_finish(self, reason: str) -> None:
+        """See Counts."""
+
+
+NOBODY: Final = _Nobody()
+
+
+def reading_of(asked: OpenAIRequest, counts: Counts | None, answer: WorkerResponse, *, served: str = "") -> StreamParser | BodyParser:
+    """What reads this answer. `served`: what its engine calls the model."""
+    if answer.header(b"content-type").startswith(_SSE):
+        return StreamParser(counts or NOBODY, asked)
+    return BodyParser(counts or NOBODY, asked, served)
+
+
+def status_of(error: dict[str, Any]) -> int:
+    """The status that an engine's error in the middle of a stream would have had."""
+    code = error.get("code")
+    return code if type(code) is int and 400 <= code < 600 else 500
+
+
+def _choice_of(text: str) -> int:
+    at = text.find(_CHOICE)
+    if at < 0:
+        return 0
+    digits = text[at + len(_CHOICE) : at + len(_CHOICE) + 4].partition(",")[0]
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _error_in(event: bytes) -> dict[str, Any]:
+    try:
+        error = json.loads(event[len(b"data: ") :])["error"]
+    except ValueError:
+        error = None
+    return error if isinstance(error, dict) else {"message": "the engine failed in the middle of its answer", "code": 500}
+
+
+def tokens_of(usage: dict[str, Any]) -> tuple[int, int, int]:
+    """Tokens of prompt and answer, and how many of the prompt were known already, as a usage object says; 0 for what it does not say."""
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else 0
+    return _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")), _count(cached)
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and value >= 0 else 0
+
+
+def read_whole(body: bytes, counts: Counts) -> None:
+    """Tell what a whole answer, or the end of one, says of its tokens and its end. Nothing where it says nothing."""
+    text = body.decode("utf-8", "replace")
+    if (at := text.rfind('"usage":{')) >= 0:
+        try:
+            usage, _ = _decode(text, at + len('"usage":'))
+        except ValueError:
+            usage = {}
+        counts.on_usage(*tokens_of(usage))
+    at = text.rfind(_FINISH)
+    if at >= 0:
+        at += len(_FINISH)
+        counts.on_finish(text[at : text.find('"', at)])
+
+
+def renamed(body: bytes, *, served: str, model: str) -> bytes:
+    """A whole answer that names the model as its caller did; it stands before all that the model said."""
+    mine, theirs = json.dumps(model).encode(), json.dumps(served).encode()  # ASCII: what a caller writes may be no text
+    return body.replace(b'"model":' + theirs, b'"model":' + mine, 1)
+
+
+def as_error(body: bytes, status: int) -> bytes:
+    """An engine's refusal in OpenAI's shape, which most are already."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        document = None
+    if isinstance(document, dict) and isinstance(document.get("error"), dict):
+        return body
+    told = document.get("message") or document.get("detail") if isinstance(document, dict) else body[:500].decode("utf-8", "replace")
+    error = errors.InvalidInput if status < 500 else errors.WorkerCrashed
+    return json.dumps(error_of(error(f"the engine answered {status}: {told}"))).encode()

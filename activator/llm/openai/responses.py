@@ -1,0 +1,219 @@
+"""How an engine's answer goes to its caller: whole, or as a stream that says at its end what it took, and why where it breaks off.
+
+After the engine's last event comes `data: [DONE]`, where OpenAI's clients stop reading, and after it the end event of every stream of ours.
+A stream that breaks off has an error in OpenAI's shape in place of `[DONE]`: their clients raise it. The exchange is closed here, exactly
+once, whatever happens; the tokens that it bills are those that were read up to then.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, Final
+
+from activator.calls.call import Exchange
+from activator.calls.runner import worker_crash_error
+from activator.gateway.response_writer import WAITED_MS
+from activator.http.request import Request, header_list
+from activator.http.response_headers import complete_headers, streaming_headers
+from activator.http.sse import SseResponse, early_head, end_event, stream_headers
+from activator.llm.openai.errors import error_event
+from activator.llm.openai.parser import DONE, NOBODY, BodyParser, StreamParser, status_of
+from activator.llm.openai.request import OpenAIRequest
+from activator.llm.token_reservation import TokenReservation
+from activator.metrics.metrics import Metrics
+from activator.tracing.tracer import Tracer
+from activator.worker_client.connection import WorkerConnectionLost
+from pilotlight import errors
+from pilotlight.protocol import CONTENT_SSE
+
+_SSE: Final = CONTENT_SSE.encode()
+
+
+class OpenAIResponseWriter:
+    """Gives callers the answers of engines. Of no state of its own; owner: the event loop."""
+
+    def __init__(self, *, metrics: Metrics, tracer: Tracer, heartbeat_s: float) -> None:
+        self._metrics = metrics
+        self._tracer = tracer
+        self._heartbeat_s = heartbeat_s
+
+    def __repr__(self) -> str:
+        return f"<Answers with a heartbeat each {self._heartbeat_s:g} s>"
+
+    async def give(self, request: Request, asked: OpenAIRequest, use: TokenReservation, step: Coroutine[Any, Any, Exchange]) -> None:
+        """Give the caller what `step` comes to. Raises what `step` raises, told to the caller already where a stream had begun."""
+        if not asked.is_stream:
+            await self._give(request, asked, use, await step)
+            return
+        async with SseResponse(request, every_s=self._heartbeat_s, head=partial(early_head, request)) as stream:
+            try:
+                exchange = await stream.during(step)
+            except errors.PilotlightError as e:
+                if stream.is_begun:
+                    end = end_event(finish_reason="error", cost="0", exec_ms=0.0, start="")
+                    await stream.close(error_event(e) + end)
+                    if request.call is not None:
+                        self._tracer.failed(request.call, e.type, e.status)
+                raise
+            if exchange.answer.body is None:
+                self._waited(exchange)
+                await _Streamed(self, request, asked, use, exchange).run(stream)
+            elif stream.is_begun or exchange.answer.status < 400:
+                await self._as_stream(request, asked, use, exchange, stream)
+            else:
+                await self._give(request, asked, use, exchange)
+
+    def _waited(self, exchange: Exchange) -> None:
+        call = exchange.call
+        if call.queued_ms >= WAITED_MS:
+            self._metrics.waited(call.rank.priority.value, call.queued_ms / 1000)
+
+    def close(
+        self, request: Request, exchange: Exchange, status: int, outcome: str, *, first_byte_ms: float = 0.0, is_own_word: bool = False
+    ) -> None:  # fmt: skip
+        """The exchange is over: billed, counted, traced."""
+        is_stream = exchange.answer.body is None
+        exchange.close(status=status, outcome=outcome, bytes_out=exchange.bytes_out, is_own_word=is_own_word)
+        self._metrics.answered(exchange, status, first_byte_ms=first_byte_ms, completed=outcome == "ok")
+        request.target = None  # observed
+        self._tracer.answered(exchange, status, **({"first_byte_ms": first_byte_ms} if is_stream else {}))
+
+    # -- whole --------------------------------------------------------------------------------------------------------
+    async def _give(self, request: Request, asked: OpenAIRequest, use: TokenReservation, exchange: Exchange) -> None:
+        self._waited(exchange)
+        if exchange.answer.body is None:
+            await self._pass_on(request, asked, use, exchange)
+            return
+        status, body = self._read(request, asked, use, exchange)
+        await request.respond_whole(status, complete_headers(exchange, exchange.cost), body)
+
+    def _read(self, request: Request, asked: OpenAIRequest, use: TokenReservation, exchange: Exchange) -> tuple[int, bytes]:
+        """Status and body of an answer that is here already, whoever gave it: what no engine gave takes no tokens. The exchange is over."""
+        status, body = 502, b""
+        reading = BodyParser(use if exchange.held is not None else NOBODY, asked, asked.adapter or exchange.call.target.spec.name)
+        try:
+            status, body = reading.collected(exchange.answer.status, exchange.answer.body or b"")
+        finally:
+            exchange.bytes_out = len(body)
+            self.close(request, exchange, status, "ok" if status < 400 else "error")
+        return status, body
+
+    async def _pass_on(self, request: Request, asked: OpenAIRequest, use: TokenReservation, exchange: Exchange) -> None:
+        """An answer that is too long to be held, and no stream: its usage is at its end."""
+        reading = BodyParser(use, asked, "")
+        status, outcome, first_byte_ms = 499, "cancelled", 0.0
+        exchange.on_cut = request.give_up
+        try:
+            await request.start(exchange.answer.status, header_list(streaming_headers(exchange)))
+            async for chunk in exchange.answer.chunks():
+                first_byte_ms = first_byte_ms or _since_ms(exchange)
+                reading.feed(chunk, 0)
+                exchange.bytes_out += len(chunk)
+                await request.chunk(chunk)
+            reading.end()
+            status, outcome = exchange.answer.status, "ok" if exchange.answer.status < 400 else "error"
+        except WorkerConnectionLost:
+            status, outcome = 504 if exchange.cut_by else 502, "error"
+            raise
+        finally:
+            self.close(request, exchange, status, outcome, first_byte_ms=first_byte_ms)
+        await request.chunk(b"", more=False)
+
+    async def _as_stream(
+        self, request: Request, asked: OpenAIRequest, use: TokenReservation, exchange: Exchange, stream: SseResponse
+    ) -> None:
+        """A whole answer (a refusal, or what was declared to stand in) for a caller who reads a stream."""
+        status, body = self._read(request, asked, use, exchange)
+        is_well = status < 400
+        events = b"data: %b\n\n%b" % (as_chunk(body), DONE) if is_well else b"data: %b\n\n" % body
+        await stream.begin(stream_headers([(b"content-type", _SSE), *_without_type(header_list(streaming_headers(exchange)))]))
+        await stream.close(events + end_of(exchange, use, "" if is_well else "error"))
+
+
+class _Streamed:
+    """One stream on its way. A caller that leaves is its ending unless another one comes first."""
+
+    def __init__(
+        self, answers: OpenAIResponseWriter, request: Request, asked: OpenAIRequest, use: TokenReservation, exchange: Exchange
+    ) -> None:
+        self._answers = answers
+        self._request = request
+        self._use = use
+        self._exchange = exchange
+        exchange.on_cut = request.give_up
+        self._reading = StreamParser(use, asked)
+        self._first_byte_ms = 0.0
+        self._status, self._outcome = 499, "cancelled"
+        self._is_own_word = False
+
+    async def run(self, stream: SseResponse) -> None:
+        """All of it. Raises WorkerConnectionLost where only a broken connection tells the truth: in the middle of an event."""
+        exchange, reading = self._exchange, self._reading
+        last = DONE
+        try:
+            await stream.begin(stream_headers(header_list(streaming_headers(exchange))))
+            await self._pass_on(stream)
+            if reading.error is not None:
+                last = self._failed(reading.error)
+            elif not reading.is_done:
+                raise WorkerConnectionLost("the engine ended its answer before its end", sent=True)
+            else:
+                self._status, self._outcome = exchange.answer.status, "ok"
+        except WorkerConnectionLost:
+            self._status, self._outcome = 504 if exchange.cut_by else 502, "error"
+            if reading.is_inside:
+                raise
+            last = error_event(exchange.cut_by or await worker_crash_error(exchange.reservation))
+        finally:
+            self._answers.close(
+                self._request, exchange, self._status, self._outcome, first_byte_ms=self._first_byte_ms, is_own_word=self._is_own_word
+            )  # fmt: skip
+        await stream.close(last + end_of(exchange, self._use, "" if self._outcome == "ok" else "error"))
+
+    async def _pass_on(self, stream: SseResponse) -> None:
+        exchange, reading = self._exchange, self._reading
+        async for chunk in exchange.answer.chunks():
+            out = reading.feed(chunk, time.monotonic_ns())
+            if out:
+                self._first_byte_ms = self._first_byte_ms or _since_ms(exchange)
+                exchange.bytes_out += len(out)
+                await stream.send(out, is_inside=reading.is_inside)
+
+    def _failed(self, error: dict[str, Any]) -> bytes:
+        """The engine said in its stream that it failed; its own status counts where it is one."""
+        self._status = status_of(error)
+        self._outcome, self._is_own_word = "error", True
+        return b"data: %b\n\n" % json.dumps({"error": error}).encode()
+
+
+def end_of(exchange: Exchange, use: TokenReservation, finish: str = "") -> bytes:
+    """The last event of an engine's stream: why it ended, what it took and what that cost."""
+    call = exchange.call
+    return end_event(
+        finish_reason=finish or use.finish or "stop", cost=exchange.cost, exec_ms=exchange.exec_ms, start=call.start_kind.value,
+        degraded=call.lessened or None, tokens_in=use.tokens_in, tokens_out=use.tokens_out, tokens_cached=use.tokens_cached,
+    )  # fmt: skip
+
+
+def _since_ms(exchange: Exchange) -> float:
+    return (time.monotonic_ns() - exchange.call.began_ns) / 1e6
+
+
+def _without_type(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    return [(name, value) for name, value in headers if name != b"content-type"]
+
+
+def as_chunk(body: bytes) -> bytes:
+    """A whole answer as the only piece of a stream."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return body
+    choices = document.get("choices") if isinstance(document, dict) and document.get("object") == "chat.completion" else None
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        return body
+    choices = [{**{k: v for k, v in choice.items() if k != "message"}, "delta": choice.get("message")} for choice in choices]
+    return json.dumps({**document, "object": "chat.completion.chunk", "choices": choices}).encode()

@@ -1,0 +1,166 @@
+"""What a request in OpenAI's shape asks for, in numbers: how long its prompts are, how long its answers may get, and how many. Pure.
+
+What is not understood counts as nothing: whether a request is well formed is the engine's to say. Only numbers that we count with are
+looked at here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pilotlight import errors
+
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+COMPLETIONS_DEFAULT = 16
+"""Tokens of a text completion that does not say (OpenAI's API reference, `completions.max_tokens`; vLLM keeps to it)."""
+MAX_CHOICES = 128
+"""`n` at most, as in OpenAI's API reference: each is a sequence of the engine."""
+MAX_PROMPTS = 2048
+"""Prompts of one request, each as often as it is to be answered; OpenAI's API reference has it of `embeddings.input`."""
+_IN_CHAT = "max_completion_tokens"
+_IN_BOTH = "max_tokens"
+
+
+class PromptSize(NamedTuple):
+    """How long one prompt is.
+
+    Attributes:
+        text_bytes: of UTF-8.
+        packed_bytes: of these, without runs of white space, of which one token may hold a hundred.
+        tokens: that were given as such.
+    """
+
+    text_bytes: int
+    packed_bytes: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenDemand:
+    """One request.
+
+    Attributes:
+        prompts: sizes of its prompts; a chat is one.
+        max_tokens: of each answer, where it says; None = it does not.
+        default_tokens: what the engine makes of None; None = what the model's length leaves.
+        answers: how many it asks for, of all its prompts together; 0 of embeddings.
+        is_text: its prompts are text and nothing else, so their tokens tell of their bytes.
+    """
+
+    prompts: tuple[PromptSize, ...]
+    max_tokens: int | None = None
+    default_tokens: int | None = None
+    answers: int = 1
+    is_text: bool = True
+
+    @property
+    def text_bytes(self) -> int:
+        """Of all prompts together."""
+        return sum(size.text_bytes for size in self.prompts)
+
+
+def asked_of(path: str, body: Mapping[str, Any]) -> TokenDemand:
+    """What a request to `path` with this body asks for. Raises InvalidInput naming key, value and bound."""
+    if path == EMBEDDINGS:
+        prompts, is_text = _prompts(body.get("input", body.get("messages")))
+        _check_few("input", len(prompts))
+        return TokenDemand(prompts=prompts, answers=0, is_text=is_text)
+    if path == CHAT:
+        size, is_text = _chat(body)
+        return TokenDemand(prompts=(size,), max_tokens=_max_tokens(body, _IN_CHAT, _IN_BOTH), answers=_choices(body), is_text=is_text)
+    prompts, is_text = _prompts(body.get("prompt"))
+    answers = _choices(body) * len(prompts)
+    _check_few("prompt", answers)
+    return TokenDemand(
+        prompts=prompts, max_tokens=_max_tokens(body, _IN_BOTH), default_tokens=COMPLETIONS_DEFAULT, answers=answers, is_text=is_text
+    )
+
+
+def write_cap(path: str, body: MutableMapping[str, Any], cap: int | None) -> None:
+    """Have the engine end each answer after `cap` tokens; None leaves the request as it is."""
+    if cap is None or path == EMBEDDINGS:
+        return
+    if path == CHAT:
+        body.pop(_IN_BOTH, None)
+    body[_IN_CHAT if path == CHAT else _IN_BOTH] = cap
+
+
+def _check_few(name: str, count: int) -> None:
+    if count > MAX_PROMPTS:
+        raise errors.InvalidInput(f"{name}: {count} prompts and answers in one request, at most {MAX_PROMPTS}", parameter=name)
+
+
+def _max_tokens(body: Mapping[str, Any], *names: str) -> int | None:
+    for name in names:
+        value = body.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise errors.InvalidInput(f"{name} = {_shown(value)}: write a whole number", parameter=name)
+        least = 0 if body.get("echo") is True else 1
+        if value < least:
+            raise errors.InvalidInput(f"{name} = {_shown(value)}: must be at least {least}", parameter=name)
+        return value
+    return None
+
+
+def _choices(body: Mapping[str, Any]) -> int:
+    most = 1
+    for name in ("n", "best_of"):
+        value = body.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_CHOICES:
+            raise errors.InvalidInput(f"{name} = {_shown(value)}: must be between 1 and {MAX_CHOICES}", parameter=name)
+        most = max(most, value)
+    return most
+
+
+def _chat(body: Mapping[str, Any]) -> tuple[PromptSize, bool]:
+    texts: list[str] = []
+    is_text = True
+    messages = body.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        if not isinstance(message, Mapping):
+            continue
+        content = message.get("content")
+        if isinstance(content, str):
+            texts.append(content)
+        elif isinstance(content, list):
+            parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+            is_text = is_text and all(isinstance(part, str) for part in parts)
+            texts += (part for part in parts if isinstance(part, str))
+        if calls := message.get("tool_calls"):
+            texts.append(json.dumps(calls))
+    if tools := body.get("tools"):
+        texts.append(json.dumps(tools))
+    return _size(texts), is_text
+
+
+def _prompts(given: Any) -> tuple[tuple[PromptSize, ...], bool]:
+    """Sizes of a text, a list of texts, a list of token ids, or a list of such lists."""
+    if isinstance(given, str):
+        return (_size((given,)),), True
+    if not isinstance(given, list) or not given:
+        return (PromptSize(0, 0, 0),), False
+    if isinstance(given[0], int):
+        return (PromptSize(0, 0, len(given)),), False
+    sizes = tuple(_size((one,)) if isinstance(one, str) else PromptSize(0, 0, len(one) if isinstance(one, list) else 0) for one in given)
+    return sizes, all(isinstance(one, str) for one in given)
+
+
+def _size(texts: Iterable[str]) -> PromptSize:
+    whole = packed = 0
+    for text in texts:
+        length = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        whole += length
+        packed += length - 2 * (text.count("  ") + text.count("\n\n") + text.count("\t\t"))
+    return PromptSize(whole, max(0, packed), 0)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:40] + "…"

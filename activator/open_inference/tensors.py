@@ -1,0 +1,173 @@
+"""Tensors of the Open Inference Protocol (version 2, HTTP/REST) and JSON values, one made from the other. Pure.
+
+A tensor has a name, a shape, a datatype and its elements, nested or flat in row-major order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from operator import mul
+from typing import Any
+
+from pilotlight.errors import InvalidInput
+
+MAX_ELEMENTS = 250_000
+"""Of one tensor, an image of 224 x 224 x 3 with room: making arguments of one takes up to a microsecond of the event loop."""
+MAX_LISTS = 250_000
+"""Of all inputs together: a dimension of 1 is two bytes of a shape, and a list around each element."""
+MAX_DIMENSIONS = 32
+_INTEGERS = {
+    **{f"INT{bits}": (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) for bits in (8, 16, 32, 64)},
+    **{f"UINT{bits}": (0, (1 << bits) - 1) for bits in (8, 16, 32, 64)},
+}
+_FLOATS = ("FP16", "BF16", "FP32", "FP64")
+DATATYPES = ("BOOL", *_INTEGERS, *_FLOATS, "BYTES")
+_JSON_TYPES = {"boolean": "BOOL", "integer": "INT64", "number": "FP64", "string": "BYTES"}
+
+
+def value_of(tensor: Any) -> tuple[str, Any]:
+    """Name and value of an input: lists nested as the shape says. Raises InvalidInput naming tensor, bound and what there is."""
+    if not isinstance(tensor, Mapping) or not isinstance(tensor.get("name"), str) or not tensor["name"]:
+        raise InvalidInput("inputs: each is an object with name, shape, datatype and data", parameter="inputs")
+    name = tensor["name"]
+    shape, datatype = _shape(name, tensor.get("shape")), tensor.get("datatype")
+    if datatype not in DATATYPES:
+        raise _wrong(name, f"datatype = {datatype!r}: there are {', '.join(DATATYPES)}")
+    if not isinstance(tensor.get("data"), list):
+        raise _wrong(name, "data must be a list, nested or flat; binary data after the JSON is not understood here")
+    elements = list(_leaves(tensor["data"]))
+    if len(elements) != math.prod(shape):
+        raise _wrong(name, f"shape {shape} has {math.prod(shape)} elements, data {len(elements)}")
+    for element in elements:
+        if not _is_of(datatype, element):
+            raise _wrong(name, f"{element!r} is not of datatype {datatype}")
+    return name, _nested(elements, shape)
+
+
+def expect_few(inputs: Iterable[Any]) -> None:
+    """Raises InvalidInput where the shapes ask for more lists than MAX_LISTS; of what is no shape `value_of` says what is wrong."""
+    shapes = [given["shape"] for given in inputs if isinstance(given, Mapping) and _is_shape(given.get("shape"))]
+    lists = sum(sum(accumulate(shape[:-1], mul)) for shape in shapes)
+    if lists > MAX_LISTS:
+        raise InvalidInput(
+            f"the shapes of the inputs ask for {_shown(lists)} nested lists: at most {MAX_LISTS}; leave out dimensions of 1, "
+            "or call the function by its own name, whose arguments are not translated", parameter="inputs",
+        )  # fmt: skip
+
+
+def tensor_of(name: str, value: Any) -> dict[str, Any]:
+    """A value as an output tensor; what has no rectangular shape of one type travels as JSON text, and says so in its parameters."""
+    shape = _shape_of(value)
+    elements = list(_leaves(value)) if isinstance(value, list) else [value]
+    datatype = _datatype_of(elements)
+    if shape is None or datatype is None or len(elements) != math.prod(shape):
+        told = {"content_type": "application/json"}
+        return {"name": name, "shape": [1], "datatype": "BYTES", "parameters": told, "data": [json.dumps(value)]}
+    return {"name": name, "shape": shape, "datatype": datatype, "data": elements}
+
+
+def tensors_of(value: Any) -> list[dict[str, Any]]:
+    """An answer as output tensors: of an object one for each member, else one named `output`."""
+    if isinstance(value, dict) and value:
+        return [tensor_of(name, inner) for name, inner in value.items()]
+    return [tensor_of("output", value)]
+
+
+def is_scalar(schema: Any) -> bool:
+    """Whether an argument of that schema is one number, text or truth value."""
+    if not isinstance(schema, Mapping):
+        return False
+    if options := schema.get("anyOf"):
+        return all(is_scalar(option) or option == {"type": "null"} for option in options)
+    return schema.get("type") in _JSON_TYPES
+
+
+def tensor_metadata(name: str, schema: Any) -> dict[str, Any]:
+    """What a tensor of that JSON Schema looks like, as far as it says; -1 for dimensions of any size."""
+    dimensions = 0
+    while isinstance(schema, Mapping) and schema.get("type") == "array" and dimensions < MAX_DIMENSIONS:
+        schema, dimensions = schema.get("items"), dimensions + 1
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    return {"name": name, "datatype": _JSON_TYPES.get(str(kind), "BYTES"), "shape": [-1] * dimensions or [1]}
+
+
+def _shape(name: str, given: Any) -> list[int]:
+    if not _is_shape(given):
+        raise _wrong(name, f"shape = {given!r}: a list of at most {MAX_DIMENSIONS} whole numbers")
+    if math.prod(given) > MAX_ELEMENTS:
+        raise _wrong(name, f"shape {given} has {_shown(math.prod(given))} elements: at most {MAX_ELEMENTS}")
+    return list(given)
+
+
+def _is_shape(given: Any) -> bool:
+    is_list = isinstance(given, list) and len(given) <= MAX_DIMENSIONS
+    return is_list and all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in given)
+
+
+def _shown(count: int) -> str:
+    return str(count) if count < 10**12 else "more than 10^12"
+
+
+def _leaves(value: list[Any]) -> Iterator[Any]:
+    # Not recursively: how deep it is nested is the caller's choice.
+    pending = [iter(value)]
+    while pending:
+        for inner in pending[-1]:
+            if isinstance(inner, list):
+                pending.append(iter(inner))
+                break
+            yield inner
+        else:
+            pending.pop()
+
+
+def _nested(elements: Sequence[Any], shape: Sequence[int]) -> Any:
+    parts: list[Any] = list(elements)
+    if not shape:
+        return parts[0]
+    for size in reversed(shape[1:]):
+        parts = [parts[n : n + size] for n in range(0, len(parts), size)] if size else []
+    return parts
+
+
+def _is_of(datatype: str, element: Any) -> bool:
+    if datatype == "BOOL":
+        return isinstance(element, bool) or (type(element) is int and element in (0, 1))
+    if datatype == "BYTES":
+        return isinstance(element, str)
+    if isinstance(element, bool):
+        return False
+    if datatype in _INTEGERS:
+        low, high = _INTEGERS[datatype]
+        return isinstance(element, int) and low <= element <= high
+    return isinstance(element, int | float)
+
+
+def _datatype_of(elements: Sequence[Any]) -> str | None:
+    kinds = {type(element) for element in elements}
+    if kinds == {bool}:
+        return "BOOL"
+    if kinds == {str}:
+        return "BYTES"
+    if kinds == {int}:
+        low, high = _INTEGERS["INT64"]
+        return "INT64" if all(low <= element <= high for element in elements) else None
+    return "FP64" if kinds and kinds <= {int, float} else None
+
+
+def _shape_of(value: Any) -> list[int] | None:
+    """Sizes of the first parts, outermost first; [1] for a single value, None for an empty part."""
+    shape: list[int] = []
+    while isinstance(value, list):
+        if not value or len(shape) == MAX_DIMENSIONS:
+            return None
+        shape.append(len(value))
+        value = value[0]
+    return shape or [1]
+
+
+def _wrong(name: str, text: str) -> InvalidInput:
+    return InvalidInput(f"input {name[:80]!r}: {text[:400]}", parameter="inputs")

@@ -1,0 +1,219 @@
+"""Following the controller: routes and keys arrive as a feed of changes, and are kept on disk for the next start.
+
+`routes.ndjson` is a log: each change is appended as it arrives, and written anew from the start when the feed resets or the log
+has grown well past what it holds. It is a copy, so it is not synced: a torn last line is left out, and the controller has the truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import httpx
+
+from activator.routing.route_table import RouteTable
+from pilotlight.protocol import FEED_PATH, HEADER_PLATFORM_TOKEN, FeedChange
+from snapshotter import grants
+from weight_cache.addresses import Address
+from weight_cache.cookies import no_cookies
+
+log = logging.getLogger(__name__)
+
+POLL_S = 25.0
+"""How long the controller may hold a poll open: below common proxies' 30 s."""
+RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+"""Waits after the first, second, … failed poll; the last one repeats."""
+CATCH_UP_S = 1.0
+"""How long the answer to a change may wait for the feed: a poll takes milliseconds, and a broken feed must not hold up deploys."""
+COMPACT_FACTOR = 4
+"""The log is written anew once it holds this many lines for each live key."""
+
+
+class ConfigCache:
+    """The feed on disk. Memory holds where each live line stands, not the line. Owner: the follower task."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._live: dict[tuple[str, str], tuple[int, int]] = {}
+        self._lines = 0
+        self._size = 0
+        self._file: BinaryIO | None = None
+
+    def load(self) -> Iterator[FeedChange]:
+        """The changes on disk, oldest first; an unreadable tail is cut off. Exhaust it before `append`."""
+        self._live.clear()
+        self._lines = self._size = 0
+        self._file = self._open("ab+")
+        self._file.seek(0)
+        for line in self._file:
+            try:
+                change = FeedChange(**json.loads(line))
+            except (ValueError, TypeError):
+                log.warning("routes on disk end in a torn line path=%s after=%d", self._path, self._lines)
+                break
+            self._note(change, len(line))
+            yield change
+        self._file.truncate(self._size)
+        self._compact_if_worth()
+
+    def append(self, changes: list[FeedChange]) -> None:
+        """Keep these changes too."""
+        if self._file is None:
+            return
+        for change in changes:
+            line = json.dumps({"seq": change.seq, "kind": change.kind, "key": change.key, "value": change.value}).encode() + b"\n"
+            self._file.write(line)
+            self._note(change, len(line))
+        self._file.flush()
+        self._compact_if_worth()
+
+    def reset(self) -> None:
+        """Forget what is on disk."""
+        if self._file is not None:
+            self._file.truncate(0)
+        self._live.clear()
+        self._lines = self._size = 0
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self, mode: str) -> BinaryIO:
+        # 0600: it holds sealed secrets and hashes of keys
+        return cast(BinaryIO, open(self._path, mode, opener=lambda path, flags: os.open(path, flags, 0o600)))
+
+    def _note(self, change: FeedChange, length: int) -> None:
+        if change.value is None:
+            self._live.pop((change.kind, change.key), None)
+        else:
+            self._live[change.kind, change.key] = (self._size, length)
+        self._lines += 1
+        self._size += length
+
+    def _compact_if_worth(self) -> None:
+        if self._file is None or self._lines <= COMPACT_FACTOR * (len(self._live) + 256):
+            return
+        fresh_path = self._path.with_suffix(".new")
+        fresh_path.unlink(missing_ok=True)
+        kept: dict[tuple[str, str], tuple[int, int]] = {}
+        size = 0
+        with open(fresh_path, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as fresh:
+            for key, (offset, length) in sorted(self._live.items(), key=lambda item: item[1]):
+                self._file.seek(offset)
+                fresh.write(self._file.read(length))
+                kept[key] = (size, length)
+                size += length
+        fresh_path.replace(self._path)
+        self.close()
+        self._file = self._open("ab+")
+        self._live, self._lines, self._size = kept, len(kept), size
+
+
+def _is_sealed(change: FeedChange) -> bool:
+    if change.kind != "function" or change.value is None:
+        return True
+    return all(grants.LABEL in document["launch"].get("labels", {}) for document in change.value["revisions"].values())
+
+
+class ConfigWatcher:
+    """Keeps a RouteTable equal to the controller's state."""
+
+    def __init__(self, *, table: RouteTable, controller: Address, token: str, log_path: Path, needs_seals: bool = False) -> None:
+        """`needs_seals`: the node agent takes sealed launch documents only; routes on disk from before there were seals are of no use."""
+        self._table = table
+        self._needs_seals = needs_seals
+        self._log = ConfigCache(log_path)
+        self._client = httpx.AsyncClient(
+            transport=controller.transport(),
+            base_url=controller.base_url,
+            headers={HEADER_PLATFORM_TOKEN: token},
+            timeout=httpx.Timeout(10.0, read=POLL_S + 10.0),
+            cookies=no_cookies(),
+        )
+        self.first_answer = asyncio.Event()
+        self.is_connected = False
+        self._taken = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<ConfigWatcher {'connected' if self.is_connected else 'disconnected'} version {self._table.version}>"
+
+    def load(self) -> int:
+        """Take in what the last run left on disk; returns how many changes."""
+        count, are_sealed = 0, True
+        for change in self._log.load():
+            self._table.apply(change)
+            count += 1
+            are_sealed = are_sealed and _is_sealed(change)
+        if self._needs_seals and not are_sealed:
+            log.info("routes on disk have no seals; all of them are asked for again")
+            self._table.clear()
+            self._table.version = 0
+            self._log.reset()
+            return 0
+        return count
+
+    async def follow(self) -> None:
+        """Poll forever; a controller that is down is asked again, and the last routes stay in force."""
+        failures = 0
+        while True:
+            try:
+                await self._poll()
+                failures = 0
+            except (httpx.HTTPError, ValueError, KeyError, TypeError) as e:
+                if failures == 0:
+                    log.warning("controller does not answer; going on with routes version=%d error=%r", self._table.version, e)
+                self.is_connected = False
+                await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
+                failures += 1
+
+    async def catch_up(self) -> None:
+        """Return once the table has all that the controller holds at this moment; after CATCH_UP_S, or without a controller, give up."""
+        try:
+            async with asyncio.timeout(CATCH_UP_S):
+                response = await self._client.get(FEED_PATH, params={"after": self._table.version, "wait_s": 0})
+                response.raise_for_status()
+                position = int(response.json()["seq"])
+                while self._table.version < position:
+                    await self._taken.wait()
+        except (httpx.HTTPError, TimeoutError, ValueError, KeyError, TypeError) as e:
+            log.warning("routes may be behind version=%d error=%r", self._table.version, e)
+
+    async def _poll(self) -> None:
+        """One answer, all its pages: a fresh start is taken in at once, so that no function is missing in the middle of it."""
+        position, is_reset = self._table.version, False
+        changes: list[FeedChange] = []
+        wait_s, has_more = (POLL_S if self.is_connected else 0.0), True
+        while has_more:
+            response = await self._client.get(FEED_PATH, params={"after": position, "wait_s": wait_s})
+            response.raise_for_status()
+            body = response.json()
+            if body["reset"]:
+                is_reset, changes = True, []
+            changes += [FeedChange(**change) for change in body["changes"]]
+            position, has_more, wait_s = int(body["seq"]), bool(body.get("more")), 0.0
+        self._take(changes, position, is_reset=is_reset)
+        self.is_connected = True
+        self.first_answer.set()
+
+    def _take(self, changes: list[FeedChange], position: int, *, is_reset: bool) -> None:
+        if is_reset:
+            self._table.clear()
+            self._log.reset()
+        for change in changes:
+            self._table.apply(change)
+        self._log.append(changes)
+        self._table.version = position
+        taken, self._taken = self._taken, asyncio.Event()
+        taken.set()
+
+    async def aclose(self) -> None:
+        """Close the connection and the log."""
+        self._log.close()
+        await self._client.aclose()

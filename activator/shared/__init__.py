@@ -1,4 +1,0 @@
-"""What several activators of one platform must agree on: who is there, how many instances each may hold, how often a stranger may knock.
-
-Only with `activator.activators` above one. A lone activator has no shared state and asks nobody; a warm call never comes here either.
-"""

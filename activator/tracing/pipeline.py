@@ -1,0 +1,84 @@
+"""Everything about traces in one activator: what makes them, and the ways that they go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from activator.tracing.otlp import OtlpExport
+from activator.tracing.outbox import ControllerTraces, Outbox
+from activator.tracing.trace_builder import Json
+from activator.tracing.tracer import Exemplifies, Tracer
+from weight_cache.addresses import Address
+
+
+class TracePipeline:
+    """Owner: the event loop.
+
+    Attributes:
+        tracer: makes traces.
+        outbox: brings them to the controller.
+        otlp: and to a collector; None = there is none.
+    """
+
+    def __init__(
+        self,
+        *,
+        share: float,
+        controller: Address,
+        token: str,
+        activator: str,
+        endpoint: str | None,
+        exemplars: Exemplifies | None,
+    ) -> None:
+        self._store = ControllerTraces(controller=controller, token=token, activator=activator)
+        self.outbox = Outbox(self._store)
+        self.otlp = OtlpExport(endpoint, instance=activator) if endpoint is not None else None
+        self.tracer = Tracer(share=share, keep=self._keep, exemplars=exemplars, activator=activator)
+
+    def __repr__(self) -> str:
+        return f"<TracePipeline {self.tracer!r} {self.outbox!r} {self.otlp!r}>"
+
+    def _keep(self, trace: Json) -> None:
+        self.outbox.put(trace)
+        if self.otlp is not None:
+            self.otlp.put(trace)
+
+    async def run(self) -> None:
+        """Bring traces to the controller until cancelled."""
+        await self.outbox.run()
+
+    async def aclose(self) -> None:
+        """Tell what is left, where somebody takes it at once."""
+        await self.outbox.flush_or_drop()
+        await self._store.aclose()
+        if self.otlp is not None:
+            self.otlp.close()
+
+    def collect(self, registry: CollectorRegistry) -> None:
+        """Export what became of traces, read when scraped."""
+        registry.register(_DeskCollector(self))
+
+
+class _DeskCollector(Collector):
+    def __init__(self, desk: TracePipeline) -> None:
+        self._desk = desk
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Current values (Prometheus' own interface)."""
+        desk = self._desk
+        kept = CounterMetricFamily("pilotlight_traces_kept", "Traces that were kept, by why.", labels=("reason",))
+        for reason, count in list(desk.tracer.kept.items()):
+            kept.add_metric((reason,), count)
+        lost = CounterMetricFamily(
+            "pilotlight_traces_dropped",
+            "Traces that were not: over the rate of their tenant, or without room on the way to the controller or the collector.",
+            labels=("where",),
+        )
+        lost.add_metric(("rate",), desk.tracer.passed_over)
+        lost.add_metric(("controller",), desk.outbox.dropped)
+        if desk.otlp is not None:
+            lost.add_metric(("collector",), desk.otlp.dropped)
+        yield from (kept, lost)

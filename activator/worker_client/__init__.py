@@ -1,0 +1,1 @@
+"""Connections from the activator to workers: HTTP/1.1 over Unix sockets and TCP."""

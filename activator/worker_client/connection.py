@@ -1,0 +1,371 @@
+"""HTTP/1.1 to a worker over its Unix socket, or to a pod (`address`): pooled connections, one exchange at a time on each.
+
+An answer whose length is known and small is collected whole (one future, no queue, the hot path); anything else streams with
+back-pressure: reading from the worker pauses while the caller does not read. An exchange that is abandoned closes its connection,
+which is how the worker learns that the caller left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Final, Protocol
+
+import httptools
+
+from activator.worker_client.address import connect
+from pilotlight.protocol import HEADER_FINISH, HEADER_SPANS
+
+WHOLE_BODY_BYTES: Final = 256 * 1024
+"""An answer up to this long is collected before it is passed on, so that its cost can stand in its headers."""
+MAX_HEAD_BYTES: Final = 64 * 1024
+"""Of an answer, and of what lies between two pieces of a streamed one (trailers, extensions of chunks): a worker runs user code, which
+must not fill the activator's memory."""
+STREAM_WINDOW_BYTES: Final = 256 * 1024
+"""Bytes held for a caller that reads slowly before reading from the worker pauses."""
+JOINED_BYTES: Final = 64 * 1024
+"""Pieces that came in one read go out in one write, up to this many bytes: a worker that is fast costs a write for each of ours."""
+MAX_IDLE_S: Final = 30.0
+"""Idle connections older than this are not reused: well below the worker's keep-alive of 75 s, so a reused one is never just being
+closed."""
+_TRAILERS: Final = frozenset({HEADER_FINISH.encode(), HEADER_SPANS.encode()})
+"""What is kept of those behind a stream."""
+
+
+class WorkerConnectionLost(Exception):
+    """Raised when the worker's connection ended before its answer did.
+
+    `sent` tells whether any byte of the request may have reached the worker.
+    """
+
+    def __init__(self, message: str, *, sent: bool) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class WorkerResponse:
+    """A worker's answer: status, headers (lower-case names), and either `body` or a stream of chunks.
+
+    Of no connection (None): one that no worker gave; then it has its body.
+    """
+
+    __slots__ = ("_connection", "body", "headers", "status")
+
+    def __init__(self, connection: WorkerConnection | None, status: int, headers: list[tuple[bytes, bytes]], body: bytes | None) -> None:
+        self._connection = connection
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+    def header(self, name: bytes) -> bytes:
+        """First value of a header, or empty."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return b""
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body of a streamed answer. Raises WorkerConnectionLost when the worker dies in the middle."""
+        connection = self._connection
+        while connection is not None:
+            chunk = await connection.next_chunk()
+            if not chunk:
+                return
+            yield chunk
+
+
+class ResponseSink(Protocol):
+    """Who waits for an answer: a future, or something as simple. Told once, unless it is `done` before."""
+
+    def done(self) -> bool:
+        """Whether nothing is awaited any more."""
+        ...
+
+    def set_result(self, result: WorkerResponse, /) -> None:
+        """The answer, or its head if it streams, is there. The exchange may be over: the connection may be used again."""
+        ...
+
+    def set_exception(self, exception: WorkerConnectionLost, /) -> None:
+        """There will be none."""
+        ...
+
+
+class WorkerConnection(asyncio.Protocol):
+    """One connection. Owner: the event loop; used by one exchange at a time."""
+
+    __slots__ = (
+        "_body",
+        "_buffered",
+        "_chunks",
+        "_ended",
+        "_headers",
+        "_is_head",
+        "_parser",
+        "_paused",
+        "_ready",
+        "_sent",
+        "_streaming",
+        "_transport",
+        "_unanswered",
+        "_waiter",
+        "_wakeup",
+        "_writable",
+        "idle_since",
+        "is_usable",
+    )
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._waiter: ResponseSink | None = None
+        self._ready: WorkerResponse | None = None
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._body: list[bytes] = []
+        self._chunks: deque[bytes] = deque()
+        self._buffered = 0
+        self._streaming = False
+        self._ended = True
+        self._paused = False
+        self._sent = False
+        self._unanswered = 0
+        self._wakeup: asyncio.Event | None = None
+        self._writable: asyncio.Event | None = None
+        self.idle_since = 0.0
+        self.is_usable = True
+
+    def __repr__(self) -> str:
+        state = "streaming" if self._streaming else "idle" if self._ended else "waiting"
+        return f"<WorkerConnection {state if self.is_usable else 'closed'}>"
+
+    # -- the exchange -------------------------------------------------------------------------------------------------
+    def request(self, data: bytes, *, loop: asyncio.AbstractEventLoop, is_head: bool = False) -> asyncio.Future[WorkerResponse]:
+        """Send a whole request (or its head); the future is done when the answer, or its head if it streams, is there.
+
+        `is_head`: it is a HEAD request, whose answer ends with its head, whatever that says (RFC 9112 §6.3).
+        """
+        future: asyncio.Future[WorkerResponse] = loop.create_future()
+        if self._transport is None or not self.is_usable:
+            future.set_exception(WorkerConnectionLost("the worker closed the connection", sent=False))
+        else:
+            self.send(data, future)
+            self._is_head = is_head
+        return future
+
+    def send(self, data: bytes, waiter: ResponseSink) -> None:
+        """`request` on a connection that is usable, for a waiter of the caller's own: it is told from within the event loop's read."""
+        self._waiter = waiter
+        self._is_head = False
+        self._body = []
+        self._ended = False
+        self._streaming = False
+        self._sent = True
+        self._unanswered = 0
+        self._transport.write(data)  # type: ignore[union-attr]
+
+    async def write(self, data: bytes) -> None:
+        """More of a request's body; waits while the worker does not read. Raises WorkerConnectionLost."""
+        if self._transport is None or not self.is_usable:
+            raise WorkerConnectionLost("the worker closed the connection", sent=True)
+        self._transport.write(data)
+        if self._writable is not None:
+            await self._writable.wait()
+
+    async def next_chunk(self) -> bytes:
+        """The next piece of a streamed body, b"" at its end. Raises WorkerConnectionLost."""
+        while not self._chunks:
+            if self._ended:
+                return b""
+            if not self.is_usable:
+                raise WorkerConnectionLost("the worker died in the middle of its answer", sent=True)
+            self._wakeup = asyncio.Event()
+            await self._wakeup.wait()
+        chunk = self._take()
+        self._buffered -= len(chunk)
+        if self._paused and self._buffered < STREAM_WINDOW_BYTES and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        return chunk
+
+    def _take(self) -> bytes:
+        """What is there, as one piece; nothing is waited for."""
+        chunks = self._chunks
+        chunk = chunks.popleft()
+        if not chunks:
+            return chunk
+        parts, size = [chunk], len(chunk)
+        while chunks and size + len(chunks[0]) <= JOINED_BYTES:
+            part = chunks.popleft()
+            parts.append(part)
+            size += len(part)
+        return b"".join(parts)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the worker has sent more of its answer than was taken, or all of it: it does not keep anybody waiting."""
+        return bool(self._chunks) or self._ended
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the last exchange ended cleanly, so that another may follow."""
+        return self._ended and self.is_usable and not self._chunks
+
+    def close(self) -> None:
+        """End the connection now: an unfinished exchange is cancelled at the worker."""
+        self.is_usable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- asyncio.Protocol ---------------------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        if self._ended:  # nothing was asked
+            self.close()
+            return
+        self._unanswered += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as e:
+            self._fail(WorkerConnectionLost(f"the worker's answer is not HTTP: {e}", sent=True))
+            self.close()
+        ready = self._ready
+        if ready is not None:  # told only now: the parser is done, so the connection may be used again at once
+            self._ready = None
+            waiter, self._waiter = self._waiter, None
+            if waiter is not None and not waiter.done():
+                waiter.set_result(ready)
+        elif self._unanswered > MAX_HEAD_BYTES and (self._streaming or self._unanswered > WHOLE_BODY_BYTES + MAX_HEAD_BYTES):
+            self._fail(_too_long())
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_usable = False
+        self._fail(WorkerConnectionLost("the worker closed the connection before it answered", sent=self._sent))
+        if self._writable is not None:
+            self._writable.set()
+
+    def pause_writing(self) -> None:
+        self._writable = asyncio.Event()
+
+    def resume_writing(self) -> None:
+        if self._writable is not None:
+            self._writable.set()
+            self._writable = None
+
+    def _fail(self, error: WorkerConnectionLost) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
+        if self._wakeup is not None:
+            self._wakeup.set()
+
+    # -- httptools ----------------------------------------------------------------------------------------------------
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if not self._streaming or name in _TRAILERS:
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200 and status != 101:
+            self._headers = []
+            return
+        if self._unanswered > MAX_HEAD_BYTES:
+            self._expect_small_head()
+        if self._is_head:  # the parser goes on to wait for a body, so this connection is not used again
+            self._ended, self.is_usable = True, False
+            self._answer(b"")
+            return
+        for name, value in self._headers:
+            if name == b"content-length":
+                if int(value) <= WHOLE_BODY_BYTES:
+                    return
+                break
+        self._streaming = True
+        self._unanswered = 0
+        self._answer(None)
+
+    def _expect_small_head(self) -> None:
+        if sum(len(name) + len(value) + 4 for name, value in self._headers) > MAX_HEAD_BYTES:
+            self._fail(_too_long())
+            raise ValueError("a head over the limit")
+
+    def on_body(self, body: bytes) -> None:
+        if not self._streaming:
+            self._body.append(body)
+            return
+        self._unanswered = 0
+        self._chunks.append(body)
+        self._buffered += len(body)
+        if self._wakeup is not None:
+            self._wakeup.set()
+        if self._buffered > STREAM_WINDOW_BYTES and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() < 200:
+            return
+        self._ended = True
+        if not self._parser.should_keep_alive():
+            self.is_usable = False
+        if self._streaming:
+            if self._wakeup is not None:
+                self._wakeup.set()
+        else:
+            body = self._body
+            self._answer(body[0] if len(body) == 1 else b"".join(body))
+        self._headers = []
+
+    def _answer(self, body: bytes | None) -> None:
+        self._ready = WorkerResponse(self, self._parser.get_status_code(), self._headers, body)
+
+
+def _too_long() -> WorkerConnectionLost:
+    return WorkerConnectionLost(
+        f"the head of the worker's answer, or what follows its body, has more than {MAX_HEAD_BYTES} bytes", sent=True
+    )
+
+
+class ConnectionPool:
+    """Connections to one worker. Most recently used first, so that surplus ones grow old and go."""
+
+    __slots__ = ("_idle", "_path")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._idle: list[WorkerConnection] = []
+
+    def __repr__(self) -> str:
+        return f"<ConnectionPool {self._path} {len(self._idle)} idle>"
+
+    def take_nowait(self, now: float) -> WorkerConnection | None:
+        """An idle connection, or None when one must be opened."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_usable and now - connection.idle_since < MAX_IDLE_S:
+                return connection
+            connection.close()
+        return None
+
+    async def open(self, loop: asyncio.AbstractEventLoop) -> WorkerConnection:
+        """A new connection. Raises WorkerConnectionLost (nothing sent) when nobody listens."""
+        try:
+            return await connect(loop, WorkerConnection, self._path)
+        except OSError as e:
+            raise WorkerConnectionLost(f"no worker on its socket: {e.strerror or e!r}", sent=False) from e
+
+    def give_back(self, connection: WorkerConnection, now: float) -> None:
+        """Return a connection: kept when its exchange ended cleanly, closed otherwise."""
+        if connection.is_idle:
+            connection.idle_since = now
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
