@@ -171,7 +171,7 @@ class Activator:
         refuse_waiting(self._parts.scaler.throttlers(), errors.Unavailable("this activator is being stopped", retry_after_s=1))
 
     async def _close_shared(self) -> None:
-        # After the throttlers: they give back what they had asked for. Siblings may still be asking us, but no request is left to ask them.
+        # After the throttlers: they give back what they had asked for. Its peers may still ask us, but no request is left to ask them.
         if self._parts.siblings is not None:
             await self._parts.siblings.aclose()
         if isinstance(self._parts.strangers, SharedStrangerLimit):

@@ -34,7 +34,7 @@ class FrozenOwner(Protocol):
 
 
 class Frozen:
-    """Owner: the Roster; its methods are synchronous, the waiting is in one task for each instance."""
+    """Owner: the InstancePool; its methods are synchronous, the waiting is in one task for each instance."""
 
     def __init__(self, *, fleet: Fleet, owner: FrozenOwner) -> None:
         self._fleet = fleet

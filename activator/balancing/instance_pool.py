@@ -2,7 +2,7 @@
 
 What they are for, the slots and the calls that wait for them, is the Throttler's, which this is one half of: the mutable state here is the
 instances and the starts under way. Every change happens in one of the synchronous methods; what takes time, bringing instances up and
-ending them, is `starts.Comings`. Owner: the event loop.
+ending them, is `instance_lifecycle.InstanceLifecycle`. Owner: the event loop.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class InstancePool(ABC):
         self.poke(self._clock())
 
     def not_woken(self, instance: Instance) -> None:
-        """See asleep.Bedside: whoever waits gets another."""
+        """A call that waits for it gets another instance."""
         self._comings.stop(instance)
         self.poke(self._clock())
 

@@ -49,7 +49,7 @@ class SuspendedInstance:
 
 
 class SuspendedInstances:
-    """Owner: the Roster; its methods are synchronous, the waiting is in tasks of its own."""
+    """Owner: the InstancePool; its methods are synchronous, the waiting is in tasks of its own."""
 
     def __init__(self, *, fleet: Fleet, owner: ResumeListener, clock: Callable[[], float], naps: EngineSleepMode | None = None) -> None:
         self._fleet = fleet

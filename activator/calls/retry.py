@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RetryExecutor:
-    """See the module. Owner: the Dispatcher."""
+    """See the module. Owner: the CallRunner."""
 
     def __init__(
         self,

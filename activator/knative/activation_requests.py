@@ -77,7 +77,7 @@ class ActivationRequests:
 
     @asynccontextmanager
     async def asked(self, target: CallTarget) -> AsyncIterator[None]:
-        """See Summons."""
+        """See ScaleRequester."""
         wake = self._wakes.get(target.key)
         if wake is None:
             wake = self._wakes[target.key] = _Wake(self._whereabouts(target))
@@ -94,7 +94,7 @@ class ActivationRequests:
                 _let_go(wake)
 
     def said(self, key: str) -> str:
-        """See Summons."""
+        """See ScaleRequester."""
         return self._said.get(key, "")
 
     async def _keep(self, key: str, wake: _Wake) -> None:
@@ -127,7 +127,7 @@ class ActivationRequests:
             ended += 1
 
     async def aclose(self) -> None:
-        """See Summons."""
+        """See ScaleRequester."""
         for wake in self._wakes.values():
             _let_go(wake)
         self._wakes.clear()

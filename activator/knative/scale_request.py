@@ -1,7 +1,7 @@
 """What makes pods come: whoever decides on their number is told how many are wanted, for as long as starts wait.
 
-With Knative's autoscaler that is `wake.Wakes`: requests that wait, as calls would. With ours (class `pilotlight.dev`) each activator
-states its demand, and the leader adds them up.
+With Knative's autoscaler that is `activation_requests.ActivationRequests`: requests that wait, as calls would. With ours (class
+`pilotlight.dev`) each activator states its demand, and the leader adds them up.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ReportedDemand:
 
     @asynccontextmanager
     async def asked(self, target: CallTarget) -> AsyncIterator[None]:
-        """See Summons."""
+        """See ScaleRequester."""
         key = target.key
         self._waiting[key] += 1
         try:
@@ -72,11 +72,11 @@ class ReportedDemand:
                 await self._demand.withdraw(key)
 
     def said(self, key: str) -> str:
-        """See Summons."""
+        """See ScaleRequester."""
         return f"{self._waiting[key]} asked of the autoscaler" if self._waiting[key] else ""
 
     async def aclose(self) -> None:
-        """See Summons: what is still wanted is withdrawn."""
+        """See ScaleRequester: what is still wanted is withdrawn."""
         for key in list(self._waiting):
             await self._demand.withdraw(key)
         self._waiting.clear()

@@ -95,7 +95,7 @@ class EngineThrottler(Throttler):
 
     @property
     def slots_each(self) -> int:
-        """See Roster: as many as those that are there take on average, for their memory is alike."""
+        """See InstancePool: as many as those that are there take on average, for their memory is alike."""
         views = [view for instance in self.live() if (view := self.watched(instance).view) is not None]
         return max(1, sum(view.slots for view in views) // len(views)) if views else slots_of(self.target.spec)
 
