@@ -58,7 +58,7 @@ def make_base(directory: Path, work: Path, *, package: str = "plhello", version:
     for name in ("bin", "sbin", "lib", "lib64"):
         (base / name).symlink_to(f"usr/{name}")
     programs = [Path(found) for name in PROGRAMS if (found := shutil.which(name, path=_PATH)) is not None]
-    methods = [Path(f"/usr/lib/apt/methods/{name}") for name in ("copy", "file", "gpgv", "store")]
+    methods = [path for name in ("copy", "file", "gpgv", "sqv", "store") if (path := Path(f"/usr/lib/apt/methods/{name}")).exists()]
     for file in {*programs, *methods, *_libraries([*programs, *methods, *_interpreter()])}:
         _copy(file, base)
     for name in ("cputable", "ostable", "tupletable"):
