@@ -17,7 +17,7 @@ from snapshotter.errors import Unsupported
 from snapshotter.linux.atomic_directory import staged
 from snapshotter.shim import child
 
-_RECIPE = 2
+_RECIPE = 3
 """Goes up when what is copied changes."""
 _LIBRARY = re.compile(r"^\s*(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$")
 
@@ -56,8 +56,7 @@ async def _libraries(binary: Path) -> list[Path]:
 
 def _copy(binary: Path, loader: Path, libraries: list[Path], directory: Path) -> None:
     with staged(directory) as temp:
-        temp.chmod(0o755)
-        (temp / child.KIT_PLUGINS).mkdir(mode=0o755)
+        (temp / child.KIT_PLUGINS).mkdir(mode=0o700)
         for source, name in ((binary, "criu"), (loader, child.KIT_LOADER), *((path, path.name) for path in libraries)):
             shutil.copyfile(source.resolve(), temp / name)
-            (temp / name).chmod(0o555)
+            (temp / name).chmod(0o500)  # root alone executes it
