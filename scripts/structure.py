@@ -58,7 +58,7 @@ def report() -> dict[str, Any]:
     """All counts."""
     product = {path: path.read_text() for path in sources(*PACKAGES)}
     trees = {path: ast.parse(text) for path, text in product.items()}
-    classes: dict[tuple[str, str], int] = Counter()
+    classes: Counter[tuple[str, str]] = Counter()
     public = documented = 0
     for path, tree in trees.items():
         package = path.relative_to(ROOT).parts[0]
