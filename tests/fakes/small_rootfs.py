@@ -24,6 +24,7 @@ PROGRAMS = (
 HAS_APT = all(shutil.which(name) for name in ("apt-get", "dpkg-deb", "ldd"))
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _LIBRARY = re.compile(r"(?:=> )?(/\S+) \(0x[0-9a-f]+\)")
+_AUTHORITY = Path(__file__).parents[1] / "no_authority.pem"
 _REPOSITORY = "/srv/repository"
 _CONTROL = """Package: {name}
 Version: {version}
@@ -73,6 +74,8 @@ def make_base(directory: Path, work: Path, *, package: str = "plhello", version:
         "nobody:x:65534:65534::/:/usr/sbin/nologin",
     )
     (base / "etc/passwd").write_text("".join(f"{line}\n" for line in names))
+    (base / "etc/ssl/certs").mkdir(parents=True)
+    shutil.copy(_AUTHORITY, base / "etc/ssl/certs/ca-certificates.crt")  # Debian's pip reads it when it begins
     (base / "etc/group").write_text("root:x:0:\nnogroup:x:65534:\n")
     _add_package(base, work / "package", package, version)
     trim(base, [f"deb [trusted=yes] file:{_REPOSITORY} ./"])
