@@ -87,11 +87,15 @@ def mtu(routes: Sequence[Mapping[str, Any]]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """What this process found, or made, and when: of many slots at once, the first asks for all."""
+    """What this process found, or made, and when: of many slots at once, the first asks for all.
+
+    `last_close_ns`: when an agent of the machine, this one or another, removed the table last.
+    """
 
     rules: Rules
     routes: list[dict[str, Any]]
     at: float
+    last_close_ns: int
 
 
 _opened: _Opened | None = None
@@ -104,7 +108,7 @@ async def open_host(rules: Rules) -> list[dict[str, Any]]:
     While a slot has an interface nobody removes the table, and without our rules in it a slot reaches nothing. Raises Unsupported.
     """
     global _opened
-    if _opened is not None and _opened.rules == rules and time.monotonic() - _opened.at < _FRESH_S and interfaces():
+    if _is_fresh(rules) and _opened is not None and interfaces():
         return _opened.routes
     known: list[dict[str, Any]]
     chains, known = await asyncio.gather(net_commands.nft("list chains ip"), _routes())
@@ -120,8 +124,19 @@ async def open_host(rules: Rules) -> list[dict[str, Any]]:
         for device in closed:
             write(device, "forwarding", "1")
     await _pass_firewalls()
-    _opened = _Opened(rules, known, time.monotonic())
+    _opened = _Opened(rules, known, time.monotonic(), _last_close_ns())
     return known
+
+
+def _is_fresh(rules: Rules) -> bool:
+    """Whether these rules were in the table a moment ago, and nobody has removed it since."""
+    if _opened is None or _opened.rules != rules:
+        return False
+    return time.monotonic() - _opened.at < _FRESH_S and _opened.last_close_ns == _last_close_ns()
+
+
+def _last_close_ns() -> int:
+    return os.stat(_LOCK).st_mtime_ns
 
 
 def forget() -> None:
@@ -144,6 +159,7 @@ async def close_host() -> None:
                 write(device, "forwarding", "0")
     await _leave_firewalls()
     await net_commands.nft(f"delete table ip {TABLE}")
+    os.utime(_LOCK)
 
 
 async def _has_table() -> bool:

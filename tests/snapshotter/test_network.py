@@ -616,6 +616,46 @@ async def test_rules_that_another_program_flushes_are_back_for_every_living_slot
     assert said.count("another program removed the rules") == 2
 
 
+TWO_AGENTS = """
+import asyncio, dataclasses, subprocess, sys, time
+from snapshotter.egress import PUBLIC, Egress
+from snapshotter.linux import host_network, net_commands
+
+OTHER = '''
+import asyncio
+from snapshotter.egress import PUBLIC
+from snapshotter.linux import host_network
+async def main():
+    async with host_network.turn():
+        await host_network.close_host()
+    async with host_network.turn():
+        await host_network.open_host(PUBLIC.rules([]))
+asyncio.run(main())
+'''
+
+async def main() -> None:
+    rules = Egress.of([], ["10.0.0.7"], []).rules([])
+    await net_commands.run("ip", "link", "add", "pls1", "type", "veth", "peer", "name", "slot1")
+    for _ in range(2):
+        async with host_network.turn():
+            await host_network.open_host(rules)
+        assert f"chain {rules.chain} {{" in await net_commands.nft("list chains ip")
+        subprocess.run([sys.executable, "-c", OTHER], check=True)
+        host_network._opened = host_network._opened and dataclasses.replace(host_network._opened, at=time.monotonic())
+    print("both have their rules")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.root
+async def test_rules_that_another_agent_removed_a_moment_ago_are_made_again(tools: None) -> None:
+    """In a network namespace that stands for a host's."""
+    begin = 'mount -t sysfs sysfs /sys && exec "$@"'
+    said = await answer("unshare", "--net", "--mount", "sh", "-c", begin, "sh", sys.executable, "-c", TWO_AGENTS)
+    assert said.splitlines()[-1:] == ["both have their rules"], said
+
+
 async def test_rules_that_went_with_the_last_slot_are_not_made_again(short_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     slot_pool = SlotPool(short_tmp / "slots", short_tmp, log_max_bytes=4096, namespaced=False)
     slot_pool._networks["pls0"] = ()  # no slot has it: numbers begin with 1
