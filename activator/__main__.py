@@ -1,7 +1,7 @@
 """The activator process: settings → objects (`activator.app`) → startup, run, shutdown.
 
-`python -m activator --config platform.yaml [--ready-fd N] [--index I|from-hostname] [--drain-journal]`
-"""
+`python -m activator --config platform.yaml [--ready-fd N] [--index I|from-hostname]
+[--drain-journal]`"""
 
 from __future__ import annotations
 
@@ -54,19 +54,23 @@ log = logging.getLogger("activator")
 FIRST_ROUTES_S = 5.0
 """How long to wait for the controller at start before going on with the routes on disk."""
 FIRST_INSTANCES_S = 2.0
-"""How long to wait for the node agent at start before going on without the instances that are ours: calls start others beside them."""
+"""How long to wait for the node agent at start before going on without the instances that are ours:
+calls start others beside them."""
 BACKLOG = 4096
 KEEP_ALIVE_S = 75
 GC_YOUNG = 50_000
-"""New containers before the youngest generation is looked at: a thousand calls instead of fifteen."""
+"""New containers before the youngest generation is looked at: a thousand calls instead of
+fifteen."""
 LAST_ANSWERS_S = 2.0
 """Before the end of the shutdown: who still waits then is answered, rather than cut off."""
 LOOPS_END_S = 5.0
-"""How long the loops may take to end once cancelled, before the log names those that have not, and they are cancelled again."""
+"""How long the loops may take to end once cancelled, before the log names those that have not, and
+they are cancelled again."""
 
 
 class Activator:
-    """One activator's life: what it is made of (`app`) starts, serves and ends in the right order."""
+    """One activator's life: what it is made of (`app`) starts, serves and ends in the right
+    order."""
 
     def __init__(self, parts: ActivatorApp) -> None:
         self._parts = parts
@@ -95,7 +99,8 @@ class Activator:
             background += [tasks.create_task(make(), name=name) for name, make in self._parts.early]
             self._parts.health.needs(self._no_routes)
             await self._first_routes()
-            await self._parts.books.load_budgets()  # after the feed has named them, before anything is spent
+            # after the feed has named them, before anything is spent
+            await self._parts.books.load_budgets()
             background.append(tasks.create_task(self._parts.books.run(), name="books"))
             background.append(tasks.create_task(self._parts.scaler.watch(), name="agent events"))
             await self._first_instances()
@@ -115,7 +120,11 @@ class Activator:
             if ready_fd is not None:
                 os.write(ready_fd, b"\n")
                 os.close(ready_fd)
-            log.info("activator serves id=%s address=%s:%d", self._parts.site.id, *listeners[0].getsockname()[:2])
+            log.info(
+                "activator serves id=%s address=%s:%d",
+                self._parts.site.id,
+                *listeners[0].getsockname()[:2],
+            )
             _calm_collector()
             await stop.wait()
             await self._drain()
@@ -130,26 +139,35 @@ class Activator:
             async with asyncio.timeout(FIRST_ROUTES_S):
                 await self._parts.feed.first_answer.wait()
         except TimeoutError:
-            log.warning("controller is not there yet; serving with the routes on disk version=%d", self._parts.table.version)
+            log.warning(
+                "controller is not there yet; serving with the routes on disk version=%d",
+                self._parts.table.version,
+            )
 
     async def _first_instances(self) -> None:
         try:
             async with asyncio.timeout(FIRST_INSTANCES_S):
                 await self._parts.scaler.reconciled.wait()
         except TimeoutError:
-            log.warning("node agent is not there yet; serving without the instances that it may have")
+            log.warning(
+                "node agent is not there yet; serving without the instances that it may have"
+            )
 
     async def _drain(self) -> None:
-        """Whoever sends calls here learns that it should not; until it has, they are served as ever."""
+        """Whoever sends calls here learns that it should not; until it has, they are served as
+        ever."""
         self._parts.health.is_draining = True
         drain_s = self._parts.settings.drain_s
         if drain_s:
             log.info("activator drains drain_s=%g", drain_s)
             await asyncio.sleep(drain_s)
 
-    async def _shutdown(self, server: _Server, serving: asyncio.Task[None], background: list[asyncio.Task[None]]) -> None:
-        # First no new requests and those in flight to their end: they need routes, throttlers and the journal. Then the loops. The journal
-        # closes last (it is outermost on the exit stack), because every ended call writes to it.
+    async def _shutdown(
+        self, server: _Server, serving: asyncio.Task[None], background: list[asyncio.Task[None]]
+    ) -> None:
+        # First no new requests and those in flight to their end: they need routes, throttlers and
+        # the journal. Then the loops. The journal closes last (it is outermost on the exit stack),
+        # because every ended call writes to it.
         server.should_exit = True
         last_s = max(0.0, self._parts.settings.shutdown_s - LAST_ANSWERS_S)
         bound = asyncio.get_running_loop().call_later(last_s, self._refuse_waiting)
@@ -168,10 +186,14 @@ class Activator:
         await _cancel_again(background)
 
     def _refuse_waiting(self) -> None:
-        refuse_waiting(self._parts.scaler.throttlers(), errors.Unavailable("this activator is being stopped", retry_after_s=1))
+        refuse_waiting(
+            self._parts.scaler.throttlers(),
+            errors.Unavailable("this activator is being stopped", retry_after_s=1),
+        )
 
     async def _close_shared(self) -> None:
-        # After the throttlers: they give back what they had asked for. Its peers may still ask us, but no request is left to ask them.
+        # After the throttlers: they give back what they had asked for. Its peers may still ask us,
+        # but no request is left to ask them.
         if self._parts.siblings is not None:
             await self._parts.siblings.aclose()
         if isinstance(self._parts.strangers, SharedStrangerLimit):
@@ -179,7 +201,8 @@ class Activator:
         await self._parts.quotas.aclose()
         if self._parts.shared is not None:
             if isinstance(self._parts.fleet, KnativeFleet):
-                await self._parts.shared.leave()  # whose pods are whose hangs on it: the others may take ours now
+                # whose pods are whose hangs on it: the others may take ours now
+                await self._parts.shared.leave()
             await self._parts.shared.aclose()
 
     def _uvicorn_config(self) -> uvicorn.Config:
@@ -204,14 +227,20 @@ class Activator:
 class _Server(uvicorn.Server):
     """uvicorn without its own signal handlers, and with an event for "it serves"."""
 
-    def __init__(self, config: uvicorn.Config, *, elsewhere: tuple[socket.socket, Credentials | None] | None = None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        elsewhere: tuple[socket.socket, Credentials | None] | None = None,
+    ) -> None:
         super().__init__(config)
         self._elsewhere = elsewhere
         self._is_up = asyncio.Event()
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Signals are the process's business: a server that stops with the first of them would drain nothing."""
+        """Signals are the process's business: a server that stops with the first of them would
+        drain nothing."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -226,7 +255,8 @@ class _Server(uvicorn.Server):
 
 
 async def _cancel_again(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Name those that have not ended though they were cancelled, and cancel them once more: a library may have lost it."""
+    """Name those that have not ended though they were cancelled, and cancel them once more: a
+    library may have lost it."""
     _, running = await asyncio.wait(tasks, timeout=LOOPS_END_S)
     for task in running:
         log.error("loop does not end name=%s", task.get_name())
@@ -234,21 +264,24 @@ async def _cancel_again(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 def _calm_collector() -> None:
-    """Leave what start-up made out of every collection, and collect seldom: a call makes dozens of objects and no lasting cycle."""
+    """Leave what start-up made out of every collection, and collect seldom: a call makes dozens of
+    objects and no lasting cycle."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_YOUNG, 20, 50)
 
 
 def listen(settings: ActivatorSettings, passed: Sequence[int] = ()) -> list[socket.socket]:
-    """The listening sockets: those whose descriptors a supervisor `passed`, else our own. Raises OSError when an address is taken."""
+    """The listening sockets: those whose descriptors a supervisor `passed`, else our own. Raises
+    OSError when an address is taken."""
     if passed:
         return [socket.socket(fileno=descriptor) for descriptor in passed]
     return open_listeners(settings.listen, is_shared=settings.activators > 1)
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """The socket at which the other activators of this machine ask us; what an earlier life left there is replaced."""
+    """The socket at which the other activators of this machine ask us; what an earlier life left
+    there is replaced."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
@@ -260,35 +293,69 @@ def listen_unix(path: Path) -> socket.socket:
 def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="activator", description="The data plane of pilotlight.")
     parser.add_argument("--config", type=Path, default=None, help="platform.yaml")
-    parser.add_argument("--ready-fd", type=int, default=None, help="descriptor that gets a newline once requests are served")
-    parser.add_argument("--listen-fd", type=int, action="append", default=[], help="bound socket to serve at, instead of activator.listen")
-    parser.add_argument("--index", default="0", help=f"which activator, from 0; {FROM_HOSTNAME}: the number at the end of the host name")
-    parser.add_argument("--drain-journal", action="store_true", help="ship what the journal of that activator holds, and end")
+    parser.add_argument(
+        "--ready-fd",
+        type=int,
+        default=None,
+        help="descriptor that gets a newline once requests are served",
+    )
+    parser.add_argument(
+        "--listen-fd",
+        type=int,
+        action="append",
+        default=[],
+        help="bound socket to serve at, instead of activator.listen",
+    )
+    parser.add_argument(
+        "--index",
+        default="0",
+        help=f"which activator, from 0; {FROM_HOSTNAME}: the number at the end of the host name",
+    )
+    parser.add_argument(
+        "--drain-journal",
+        action="store_true",
+        help="ship what the journal of that activator holds, and end",
+    )
     return parser.parse_args(argv)
 
 
-def _drain_journal(paths: Paths, index: int, platform: PlatformSettings, settings: ActivatorSettings) -> str | None:
+def _drain_journal(
+    paths: Paths, index: int, platform: PlatformSettings, settings: ActivatorSettings
+) -> str | None:
     """None = all of it is with the controller; else what is left, or why nothing could be done."""
     try:
         site = load_context(paths, index, platform)
         require_unused(site.home)
         leave_root(site, platform, settings)
-        done = uvloop.run(drain_journal(site.home, activator=site.id, controller=site.controller, token=site.key.token))
+        done = uvloop.run(
+            drain_journal(
+                site.home, activator=site.id, controller=site.controller, token=site.key.token
+            )
+        )
     except JournalInUse as e:
         return f"activator: the journal of a-{index} is in use, stop its activator first: {e}"
     except (JournalFull, SettingsInvalid) as e:
         return f"activator: {e}"
     log.info("journal drained id=%s %s", site.id, done)
-    return f"activator: not all of {site.id}'s journal is with the controller; run it again: {done.left}" if done.left else None
+    return (
+        f"activator: not all of {site.id}'s journal is with the controller; run it again: "
+        f"{done.left}"
+        if done.left
+        else None
+    )
 
 
-def _metrics_address(paths: Paths, platform: PlatformSettings, settings: ActivatorSettings, offset: int) -> MetricsAddress:
-    """`offset`: which of this machine's activators, added to the port of `activator.metrics_listen`."""
+def _metrics_address(
+    paths: Paths, platform: PlatformSettings, settings: ActivatorSettings, offset: int
+) -> MetricsAddress:
+    """`offset`: which of this machine's activators, added to the port of
+    `activator.metrics_listen`."""
     return MetricsAddress(
         socket_path=metrics_socket(paths, f"activator-{offset}" if offset else "activator"),
         listen=settings.metrics_listen_of(offset),
         token_file=token_file_of(platform, paths),
-        setting="activator.metrics_listen" + (f" (activator {offset} counts up from it)" if offset else ""),
+        setting="activator.metrics_listen"
+        + (f" (activator {offset} counts up from it)" if offset else ""),
     )
 
 
@@ -301,9 +368,9 @@ def _open_sockets(
     offset: int,
     is_given: bool,
 ) -> MetricsAddress:
-    """Make the sockets in <run>, where only its owner can: of the metrics, for the other activators, and for functions unless a supervisor
-    has given it (`is_given`). Raises JournalInUse.
-    """
+    """Make the sockets in <run>, where only its owner can: of the metrics, for the other
+    activators, and for functions unless a supervisor has given it (`is_given`). Raises
+    JournalInUse."""
     require_unused(site.home)
     if not is_given and settings.activators == 1 and platform.fleet == "local":
         listeners.append(for_functions(site.paths.socket_for_functions))
@@ -313,13 +380,16 @@ def _open_sockets(
 
 
 def _settings(platform: PlatformSettings, config: Path | None) -> ActivatorSettings:
-    """Our section. Raises SettingsInvalid, also for a Redis that workers could use, where tenants have uids of their own, and for what has
-    no effect on a cluster."""
+    """Our section. Raises SettingsInvalid, also for a Redis that workers could use, where tenants
+    have uids of their own, and for what has no effect on a cluster."""
     settings = load(ActivatorSettings, "activator", config)
     if settings.redis_url is not None and os.geteuid() == 0 and platform.fleet == "local":
         require_protected(settings.redis_url)
     if settings.freeze_idle_s is not None and platform.fleet != "local":
-        raise SettingsInvalid(f"activator.freeze_idle_s = {settings.freeze_idle_s:g}: pods are not frozen: leave it out, or write null")
+        raise SettingsInvalid(
+            f"activator.freeze_idle_s = {settings.freeze_idle_s:g}: pods are not frozen: leave it "
+            f"out, or write null"
+        )
     return settings
 
 
@@ -329,7 +399,12 @@ def _configure_logging() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-async def _live(parts: ActivatorApp, metrics: MetricsAddress, listeners: Sequence[socket.socket], ready_fd: int | None) -> None:
+async def _live(
+    parts: ActivatorApp,
+    metrics: MetricsAddress,
+    listeners: Sequence[socket.socket],
+    ready_fd: int | None,
+) -> None:
     activator = Activator(parts)
     await activator.startup()
     exposed = await MetricsServer(registry=parts.metrics.registry, in_thread=True).serve(metrics)
@@ -353,7 +428,11 @@ def main(argv: list[str] | None = None) -> None:
     except SettingsInvalid as e:
         sys.exit(f"activator: {e}")
     try:
-        cluster = load(ClusterSettings, "cluster", arguments.config) if platform.fleet == "knative" else None
+        cluster = (
+            load(ClusterSettings, "cluster", arguments.config)
+            if platform.fleet == "knative"
+            else None
+        )
         most = ANY if arguments.drain_journal else settings.activators
         identity = identity_of(arguments.index, hostname=socket.gethostname(), activators=most)
     except (SettingsInvalid, IdentityInvalid) as e:
@@ -364,13 +443,26 @@ def main(argv: list[str] | None = None) -> None:
     try:
         listeners = listen(settings, arguments.listen_fd)
     except OSError as e:
-        sys.exit(f"activator: cannot listen on {e.strerror}: is another platform running? Set activator.listen")
+        sys.exit(
+            f"activator: cannot listen on {e.strerror}: is another platform running? Set "
+            f"activator.listen"
+        )
     try:
-        site, dashboard = load_context(paths, identity.index, platform), read_dashboard_origin(arguments.config)
-        offset, is_given = 0 if identity.is_alone_here else identity.index, bool(arguments.listen_fd)
-        metrics = _open_sockets(site, platform, settings, listeners, offset=offset, is_given=is_given)
+        site, dashboard = (
+            load_context(paths, identity.index, platform),
+            read_dashboard_origin(arguments.config),
+        )
+        offset, is_given = (
+            0 if identity.is_alone_here else identity.index,
+            bool(arguments.listen_fd),
+        )
+        metrics = _open_sockets(
+            site, platform, settings, listeners, offset=offset, is_given=is_given
+        )
         leave_root(site, platform, settings)
-        parts = ActivatorApp(settings=settings, prices=prices, site=site, cluster=cluster, dashboard=dashboard)
+        parts = ActivatorApp(
+            settings=settings, prices=prices, site=site, cluster=cluster, dashboard=dashboard
+        )
     except JournalInUse as e:
         sys.exit(f"activator: a-{identity.index} is already served: {e}")
     except (JournalFull, SettingsInvalid) as e:

@@ -1,8 +1,9 @@
-"""What one activator is made of, in the order in which it is made: settings in, objects out; nothing runs yet.
+"""What one activator is made of, in the order in which it is made: settings in, objects out;
+nothing runs yet.
 
-Each small function makes one group of parts and says what it needs by what it reads. A part that runs by itself adds itself to `loops`,
-one that must be closed at the end to `closing`: the process (`activator.__main__`) starts and ends them without knowing them.
-"""
+Each small function makes one group of parts and says what it needs by what it reads. A part that
+runs by itself adds itself to `loops`, one that must be closed at the end to `closing`: the process
+(`activator.__main__`) starts and ends them without knowing them."""
 
 from __future__ import annotations
 
@@ -102,14 +103,23 @@ def load_context(paths: Paths, index: int, platform: PlatformSettings) -> Activa
     home.mkdir(parents=True, exist_ok=True)
     key = activator_key_of(platform, paths)
     controller, credentials = controller_address(platform, paths), Credentials.of(platform)
-    return ActivatorContext(id=f"a-{index}", index=index, paths=paths, home=home, key=key, controller=controller, credentials=credentials)
+    return ActivatorContext(
+        id=f"a-{index}",
+        index=index,
+        paths=paths,
+        home=home,
+        key=key,
+        controller=controller,
+        credentials=credentials,
+    )
 
 
 class ActivatorApp:
     """The parts of one activator. Owner: the event loop of its process, once it runs.
 
     Attributes:
-        loops: what runs from start to end beside the server: (name of the task, what makes it). Started once the routes and budgets are
+        loops: what runs from start to end beside the server: (name of the task, what makes it).
+        Started once the routes and budgets are
             known, cancelled once the last request was answered.
         closing: closed after the loops, in this order.
         early: like `loops`, but started before the instances that are ours are looked for.
@@ -124,7 +134,8 @@ class ActivatorApp:
         cluster: ClusterSettings | None = None,
         dashboard: DashboardOrigin | None = None,
     ) -> None:
-        """`cluster`: where instances are pods (`platform.fleet: knative`); None = they are this machine's.
+        """`cluster`: where instances are pods (`platform.fleet: knative`); None = they are this
+        machine's.
 
         `dashboard`: the origin that the dashboard has of its own; None = it shares the one URL.
 
@@ -158,9 +169,13 @@ class ActivatorApp:
     def _make_tracing(self) -> None:
         settings, site = self.settings, self.site
         self.traces = TracePipeline(
-            share=settings.traces_sampled, controller=site.controller, token=site.key.token, activator=site.id,
-            endpoint=settings.otlp_endpoint, exemplars=self.metrics,
-        )  # fmt: skip
+            share=settings.traces_sampled,
+            controller=site.controller,
+            token=site.key.token,
+            activator=site.id,
+            endpoint=settings.otlp_endpoint,
+            exemplars=self.metrics,
+        )
         self.traces.collect(self.metrics.registry)
         self.loops.append(("traces", self.traces.run))
         self.closing.append(self.traces.aclose)
@@ -171,20 +186,34 @@ class ActivatorApp:
         self.metrics.collect_tenants(self.table.tenant_names)
         self.quotas = _quota_store(settings, site)
         self.entrance = AccessCache(table=self.table, store=self.quotas, settings=settings)
-        self.feed = ConfigWatcher(table=self.table, controller=site.controller, token=site.key.token, log_path=site.home / "routes.ndjson",
-                                 needs_seals=self._cluster is None)  # fmt: skip
+        self.feed = ConfigWatcher(
+            table=self.table,
+            controller=site.controller,
+            token=site.key.token,
+            log_path=site.home / "routes.ndjson",
+            needs_seals=self._cluster is None,
+        )
         if isinstance(self.quotas, RedisQuotas):
             self.loops.append(("quotas", self.quotas.run))
 
     def _make_books(self) -> None:
         settings, site = self.settings, self.site
         self.books = BillingService(
-            directory=site.home, activator=site.id, sync_s=settings.journal_sync_s, free_idle_s=settings.scaledown_window_s,
-            ledger=ControllerLedger(controller=site.controller, token=site.key.token, activator=site.id),
-            money=_shared_money(settings, site), is_open_without_money=settings.is_open_without_redis("budget"),
-            is_served_unbilled=settings.journal_full == "serve", on_unbilled=self.metrics.unbilled,
-        )  # fmt: skip
-        self.health = Health(journal=self.books.journal, is_served_unbilled=settings.journal_full == "serve")
+            directory=site.home,
+            activator=site.id,
+            sync_s=settings.journal_sync_s,
+            free_idle_s=settings.scaledown_window_s,
+            ledger=ControllerLedger(
+                controller=site.controller, token=site.key.token, activator=site.id
+            ),
+            money=_shared_money(settings, site),
+            is_open_without_money=settings.is_open_without_redis("budget"),
+            is_served_unbilled=settings.journal_full == "serve",
+            on_unbilled=self.metrics.unbilled,
+        )
+        self.health = Health(
+            journal=self.books.journal, is_served_unbilled=settings.journal_full == "serve"
+        )
         self.table.on_budget = self.books.budgets.apply
         self.metrics.collect_journal(self.books.lag)
 
@@ -192,50 +221,79 @@ class ActivatorApp:
         settings, site = self.settings, self.site
         self.shared = shared = _shared_state(settings, site)
         if shared is not None:
-            self.health.needs(lambda: "" if shared.is_member else "it is no member of the activators in Redis yet")
+            self.health.needs(
+                lambda: "" if shared.is_member else "it is no member of the activators in Redis yet"
+            )
         rate_per_s = settings.unauthenticated_per_s
         self.strangers = (
-            SharedStrangerLimit(self.shared, rate_per_s=rate_per_s) if self.shared else UnauthenticatedRateLimiter(rate_per_s=rate_per_s)
+            SharedStrangerLimit(self.shared, rate_per_s=rate_per_s)
+            if self.shared
+            else UnauthenticatedRateLimiter(rate_per_s=rate_per_s)
         )
         self.elsewhere, self.siblings = None, None
         if settings.sibling_listen is not None:
             self.elsewhere = _listener(settings.sibling_listen, site)
         if self.shared is not None:
             place = peer_addresses(site.paths.run, settings.sibling_url, site.credentials)
-            self.siblings = ActivatorPeers(place, index=site.index, count=settings.activators, members=self.shared.members)
+            self.siblings = ActivatorPeers(
+                place, index=site.index, count=settings.activators, members=self.shared.members
+            )
 
     def _make_scaler(self) -> None:
-        self.fleet = self._local_fleet() if self._cluster is None else self._cluster_fleet(self._cluster)
+        self.fleet = (
+            self._local_fleet() if self._cluster is None else self._cluster_fleet(self._cluster)
+        )
         self.queue = GlobalQueue(self.settings.max_queued)
         self.metrics.collect_waiting(self.queue.counts)
         self.gate = StartAdmission(self.table)
         self.scaler = AutoscalerLoop(
-            table=self.table, fleet=self.fleet, make_throttler=self._make_throttler, gate=self.gate,
-            may_run=lambda target: not self.books.is_spent(target), occupancy=self.metrics.batches.occupancy,
+            table=self.table,
+            fleet=self.fleet,
+            make_throttler=self._make_throttler,
+            gate=self.gate,
+            may_run=lambda target: not self.books.is_spent(target),
+            occupancy=self.metrics.batches.occupancy,
             freeze_idle_s=self.settings.freeze_idle_s,
-        )  # fmt: skip
-        self.health.needs(lambda: "" if self.scaler.reconciled.is_set() else "instances that are its own are still looked for")
+        )
+        self.health.needs(
+            lambda: (
+                ""
+                if self.scaler.reconciled.is_set()
+                else "instances that are its own are still looked for"
+            )
+        )
         self.metrics.collect_instances(self.scaler.states)
-        self.engines = Scraper(self.scaler.throttlers, every_s=self.settings.engine_scrape_s, seen=self.metrics.engine_seen)
+        self.engines = Scraper(
+            self.scaler.throttlers,
+            every_s=self.settings.engine_scrape_s,
+            seen=self.metrics.engine_seen,
+        )
         self.metrics.language.collect_engines(self.engines.known)
         self.loops.append(("engines", self.engines.run))
-        self.handovers = self.table.handovers = CutoverTracker(throttler_of=self.scaler.throttler_of, finish=self.table.handed_over)
+        self.handovers = self.table.handovers = CutoverTracker(
+            throttler_of=self.scaler.throttler_of, finish=self.table.handed_over
+        )
         self.closing.append(self.handovers.aclose)
 
     def _local_fleet(self) -> NodeFleet:
         return NodeFleet(
-            socket=self.site.paths.socket("snapshotter"), lessee=self.site.id, share_of=lambda tenant: share_of(self.table, tenant),
+            socket=self.site.paths.socket("snapshotter"),
+            lessee=self.site.id,
+            share_of=lambda tenant: share_of(self.table, tenant),
             guard=NodeBreaker(_breaker_terms(self.settings)),
-        )  # fmt: skip
+        )
 
     def _cluster_fleet(self, cluster: ClusterSettings) -> KnativeFleet:
         autoscaler = self._autoscaler(cluster) if cluster.autoscaler == "pilotlight" else None
         around = FleetContext(
-            member=self.site.id, table=self.table, redis_url=self.settings.redis_url if self.shared is not None else None,
-            platform=platform_id(self.site.key.token), demand=None if autoscaler is None else autoscaler.speaker,
+            member=self.site.id,
+            table=self.table,
+            redis_url=self.settings.redis_url if self.shared is not None else None,
+            platform=platform_id(self.site.key.token),
+            demand=None if autoscaler is None else autoscaler.speaker,
             waiting_of=lambda key: desired_pods_hint(self.scaler.active(key)),
             in_flight=lambda: calls_per_instance(self.scaler.throttlers()),
-        )  # fmt: skip
+        )
         try:
             parts = cluster_parts(cluster, around)
         except ValueError as e:
@@ -246,15 +304,23 @@ class ActivatorApp:
         return parts.fleet
 
     def _autoscaler(self, cluster: ClusterSettings) -> Autoscaler:
-        """Class `pilotlight.dev`: this activator's part, and its candidacy for the one who decides."""
-        from activator.knative.autoscaler.app import Around, Autoscaler  # a second of imports, for clusters with this class only
+        """Class `pilotlight.dev`: this activator's part, and its candidacy for the one who
+        decides."""
+        # a second of imports, for clusters with this class only
+        from activator.knative.autoscaler.app import Around, Autoscaler
 
         own = LazyCluster(cluster)
         around = Around(
-            member=self.site.id, redis_url=self.settings.redis_url if self.shared is not None else None,
-            platform=platform_id(self.site.key.token), is_known=lambda: self.scaler.reconciled, loads=self._loads,
-            pods_of=lambda key: self.fleet.pods.of(key) if isinstance(self.fleet, KnativeFleet) else (), spec_of=self._spec_of,
-        )  # fmt: skip
+            member=self.site.id,
+            redis_url=self.settings.redis_url if self.shared is not None else None,
+            platform=platform_id(self.site.key.token),
+            is_known=lambda: self.scaler.reconciled,
+            loads=self._loads,
+            pods_of=lambda key: (
+                self.fleet.pods.of(key) if isinstance(self.fleet, KnativeFleet) else ()
+            ),
+            spec_of=self._spec_of,
+        )
         autoscaler = Autoscaler(cluster, own, around)
         self.loops.append(("autoscaler", autoscaler.run))
         self.closing += [autoscaler.aclose, own.aclose]
@@ -272,43 +338,72 @@ class ActivatorApp:
         make: Callable[..., Throttler] = Throttler
         if target.spec.engine is not None:
             make = partial(
-                EngineThrottler, engine_terms=EngineTerms(kv_target=self.settings.engine_kv_use, load=self.settings.affinity_load)
+                EngineThrottler,
+                engine_terms=EngineTerms(
+                    kv_target=self.settings.engine_kv_use, load=self.settings.affinity_load
+                ),
             )
         return make(
-            target, fleet=self.fleet, queue=self.queue, secret_env=self.table.secret_env,
+            target,
+            fleet=self.fleet,
+            queue=self.queue,
+            secret_env=self.table.secret_env,
             observer=CutoverStartObserver(self.metrics, self.handovers),
-            account=self.books.account, allowance=self.shared, gate=self.gate,
+            account=self.books.account,
+            allowance=self.shared,
+            gate=self.gate,
             terms=_breaker_terms(self.settings),
-        )  # fmt: skip
+        )
 
     def _make_dispatch(self) -> None:
         settings, throttler_of = self.settings, self.scaler.throttler_of
-        self.dispatcher = CallRunner(throttler_of=throttler_of, may_pay=self.books.check, retry_budget=settings.retry_budget)
+        self.dispatcher = CallRunner(
+            throttler_of=throttler_of, may_pay=self.books.check, retry_budget=settings.retry_budget
+        )
         self.arguments = ArgumentChecker(deadline_s=settings.argument_check_s)
         self.closing.append(self.arguments.aclose)
-        self.dispatcher.fallbacks = FallbackChain(routes=self.table, throttler_of=throttler_of, arguments=self.arguments)
+        self.dispatcher.fallbacks = FallbackChain(
+            routes=self.table, throttler_of=throttler_of, arguments=self.arguments
+        )
 
     def _make_calls(self) -> None:
         site = self.site
         self.control = ControlPlaneProxy(
-            site.controller, table=self.table, visitors=site.key.visitors, strangers=self.strangers, catch_up=self.feed.catch_up,
+            site.controller,
+            table=self.table,
+            visitors=site.key.visitors,
+            strangers=self.strangers,
+            catch_up=self.feed.catch_up,
             others_catch_up=self.siblings.catch_up if self.siblings is not None else None,
-            body_pause_s=self.settings.body_timeout_s, stranger_connections=self.settings.stranger_connections,
-        )  # fmt: skip
+            body_pause_s=self.settings.body_timeout_s,
+            stranger_connections=self.settings.stranger_connections,
+        )
         self.calls = AsyncCalls(
-            books=self.books, dispatcher=self.dispatcher, table=self.table, entrance=self.entrance, control=self.control,
-            settings=self.settings, metrics=self.metrics, controller=site.controller, token=site.key.token, siblings=self.siblings,
+            books=self.books,
+            dispatcher=self.dispatcher,
+            table=self.table,
+            entrance=self.entrance,
+            control=self.control,
+            settings=self.settings,
+            metrics=self.metrics,
+            controller=site.controller,
+            token=site.key.token,
+            siblings=self.siblings,
             tracer=self.traces.tracer,
-        )  # fmt: skip
-        self.due = SchedulePoller(self.calls, controller=site.controller, token=site.key.token, activator=site.id)
+        )
+        self.due = SchedulePoller(
+            self.calls, controller=site.controller, token=site.key.token, activator=site.id
+        )
         self.loops.append(("due calls", self.due.run))
         self.closing.append(self.due.aclose)
 
     def _make_shadows(self) -> None:
         self.shadows = ShadowTraffic(
-            throttler_of=self.scaler.throttler_of, observer=self.metrics.observer,
-            is_crowded=lambda: self.gate.is_crowded or self.queue.waiting > 0, tracer=self.traces.tracer,
-        )  # fmt: skip
+            throttler_of=self.scaler.throttler_of,
+            observer=self.metrics.observer,
+            is_crowded=lambda: self.gate.is_crowded or self.queue.waiting > 0,
+            tracer=self.traces.tracer,
+        )
         self.closing.append(self.shadows.aclose)
 
     def _make_gateway(self) -> None:
@@ -319,32 +414,55 @@ class ActivatorApp:
             head_timeout_s=settings.header_timeout_s,
         )
         self.gateway = Gateway(
-            settings=settings, table=self.table, entrance=self.entrance, strangers=self.strangers, dispatcher=self.dispatcher,
-            calls=self.calls, scaler=self.scaler,
+            settings=settings,
+            table=self.table,
+            entrance=self.entrance,
+            strangers=self.strangers,
+            dispatcher=self.dispatcher,
+            calls=self.calls,
+            scaler=self.scaler,
             passthrough=HttpProxy(
-                dispatcher=self.dispatcher, metrics=self.metrics, tracer=self.traces.tracer, body_timeout_s=settings.body_timeout_s,
+                dispatcher=self.dispatcher,
+                metrics=self.metrics,
+                tracer=self.traces.tracer,
+                body_timeout_s=settings.body_timeout_s,
             ),
-            control=self.control, metrics=self.metrics, tracer=self.traces.tracer, shadows=self.shadows,
-            idempotency=_idempotency_store(settings, self.site), health=self.health, arguments=self.arguments,
+            control=self.control,
+            metrics=self.metrics,
+            tracer=self.traces.tracer,
+            shadows=self.shadows,
+            idempotency=_idempotency_store(settings, self.site),
+            health=self.health,
+            arguments=self.arguments,
             dashboard=DashboardHost(self._dashboard) if self._dashboard is not None else None,
-        )  # fmt: skip
+        )
         self.closing.append(self.gateway.idempotency.aclose)
 
 
 def _breaker_terms(settings: ActivatorSettings) -> BreakerTerms:
-    return BreakerTerms(error_ratio=settings.breaker_error_ratio, min_calls=settings.breaker_min_calls, open_s=settings.breaker_open_s)
+    return BreakerTerms(
+        error_ratio=settings.breaker_error_ratio,
+        min_calls=settings.breaker_min_calls,
+        open_s=settings.breaker_open_s,
+    )
 
 
 def _listener(listen: str, site: ActivatorContext) -> tuple[socket.socket, Credentials | None]:
-    """Where the other activators of a cluster reach us, and what we show them. Raises SettingsInvalid."""
+    """Where the other activators of a cluster reach us, and what we show them. Raises
+    SettingsInvalid."""
     check_listen("activator.sibling_listen", listen, is_known=site.credentials is not None)
     return tcp_listener("activator.sibling_listen", listen), site.credentials
 
 
 def own_socket(settings: ActivatorSettings, site: ActivatorContext) -> Path | None:
-    """Where the other activators of this machine ask this one; None where there are none, or they are on other machines."""
+    """Where the other activators of this machine ask this one; None where there are none, or they
+    are on other machines."""
     is_alone = settings.activators == 1 or settings.redis_url is None
-    return None if is_alone or settings.sibling_url is not None else socket_of(site.paths.run, site.index)
+    return (
+        None
+        if is_alone or settings.sibling_url is not None
+        else socket_of(site.paths.run, site.index)
+    )
 
 
 def _shared_state(settings: ActivatorSettings, site: ActivatorContext) -> RedisState | None:
@@ -355,12 +473,16 @@ def _shared_state(settings: ActivatorSettings, site: ActivatorContext) -> RedisS
 
 
 def _quota_store(settings: ActivatorSettings, site: ActivatorContext) -> QuotaStore:
-    """Where quotas are counted. Redis need not be there yet: `activator.without_redis` says what happens until it is."""
+    """Where quotas are counted. Redis need not be there yet: `activator.without_redis` says what
+    happens until it is."""
     if not settings.counts_in_redis or settings.redis_url is None:
         return ProcessQuotas()
     return RedisQuotas(
-        settings.redis_url, platform=platform_id(site.key.token), member=site.id, is_open=settings.is_open_without_redis
-    )  # fmt: skip
+        settings.redis_url,
+        platform=platform_id(site.key.token),
+        member=site.id,
+        is_open=settings.is_open_without_redis,
+    )
 
 
 def _idempotency_store(settings: ActivatorSettings, site: ActivatorContext) -> IdempotencyStore:
@@ -368,9 +490,12 @@ def _idempotency_store(settings: ActivatorSettings, site: ActivatorContext) -> I
     if not settings.counts_in_redis or settings.redis_url is None:
         return ProcessIdempotency(tenant_bytes=settings.idempotency_bytes)
     return RedisIdempotency(
-        settings.redis_url, platform=platform_id(site.key.token), sealer=site.key.replies, tenant_bytes=settings.idempotency_bytes,
+        settings.redis_url,
+        platform=platform_id(site.key.token),
+        sealer=site.key.replies,
+        tenant_bytes=settings.idempotency_bytes,
         total_bytes=settings.idempotency_total_bytes,
-    )  # fmt: skip
+    )
 
 
 def _shared_money(settings: ActivatorSettings, site: ActivatorContext) -> RedisMoney | None:

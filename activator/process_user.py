@@ -1,4 +1,5 @@
-"""Under which user an activator goes on, once what only root may open is open: `platform.activator_uid`, where it was started by root."""
+"""Under which user an activator goes on, once what only root may open is open:
+`platform.activator_uid`, where it was started by root."""
 
 from __future__ import annotations
 
@@ -18,8 +19,11 @@ from weight_cache.settings import PlatformSettings
 log = logging.getLogger(__name__)
 
 
-def leave_root(site: ActivatorContext, platform: PlatformSettings, settings: ActivatorSettings) -> None:
-    """Go on as `platform.activator_uid`, where this process is root on a machine of its own; else, with a warning, as root.
+def leave_root(
+    site: ActivatorContext, platform: PlatformSettings, settings: ActivatorSettings
+) -> None:
+    """Go on as `platform.activator_uid`, where this process is root on a machine of its own; else,
+    with a warning, as root.
 
     To be called before there are threads. Raises OSError: this process must not go on then.
     """
@@ -35,16 +39,23 @@ def leave_root(site: ActivatorContext, platform: PlatformSettings, settings: Act
         log.warning("activator runs as root reason=%s", why)
         return
     user.become()
-    os.environ["HOME"] = str(site.home)  # root's own is closed now: a library that looks for a file there would fail
+    # root's own is closed now: a library that looks for a file there would fail
+    os.environ["HOME"] = str(site.home)
     log.info("activator runs without root uid=%d", user.uid)
 
 
-def user_of(site: ActivatorContext, platform: PlatformSettings, settings: ActivatorSettings) -> ProcessUser:
-    """Who an activator is, and what it needs: its directory, the sockets in <run>, and what it opens again as it runs."""
+def user_of(
+    site: ActivatorContext, platform: PlatformSettings, settings: ActivatorSettings
+) -> ProcessUser:
+    """Who an activator is, and what it needs: its directory, the sockets in <run>, and what it
+    opens again as it runs."""
     assert site.paths.activator_uid is not None
     again = [platform.tls_cert, platform.tls_key, platform.tls_ca, _socket_of(settings.redis_url)]
     return ProcessUser(
-        uid=site.paths.activator_uid, owns=(site.home,), enters=(site.paths.run,), uses=tuple(Path(path) for path in again if path)
+        uid=site.paths.activator_uid,
+        owns=(site.home,),
+        enters=(site.paths.run,),
+        uses=tuple(Path(path) for path in again if path),
     )
 
 

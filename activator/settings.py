@@ -8,15 +8,26 @@ from dataclasses import dataclass, field
 
 from weight_cache.settings import secret_of
 
-WITHOUT_REDIS: Mapping[str, str] = {"requests": "open", "concurrent": "open", "tokens": "open", "budget": "closed"}
+WITHOUT_REDIS: Mapping[str, str] = {
+    "requests": "open",
+    "concurrent": "open",
+    "tokens": "open",
+    "budget": "closed",
+}
 """What is done by default while Redis does not answer."""
 
 _BOUNDS: Mapping[str, tuple[float, float]] = {
-    "drain_s": (0, 3600), "shutdown_s": (1, 86_400), "argument_check_s": (0.1, 60), "stranger_connections": (2, 192),
-    "submitted_bytes": (2**20, 2**40), "tenant_submitted_bytes": (2**20, 2**40),
-    "waiting_bytes": (2**20, 2**40), "tenant_waiting_bytes": (2**20, 2**40),
-    "idempotency_bytes": (2**22, 2**40), "idempotency_total_bytes": (2**22, 2**40),
-}  # fmt: skip
+    "drain_s": (0, 3600),
+    "shutdown_s": (1, 86_400),
+    "argument_check_s": (0.1, 60),
+    "stranger_connections": (2, 192),
+    "submitted_bytes": (2**20, 2**40),
+    "tenant_submitted_bytes": (2**20, 2**40),
+    "waiting_bytes": (2**20, 2**40),
+    "tenant_waiting_bytes": (2**20, 2**40),
+    "idempotency_bytes": (2**22, 2**40),
+    "idempotency_total_bytes": (2**22, 2**40),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,55 +35,65 @@ class ActivatorSettings:
     """How the data plane behaves.
 
     Attributes:
-        listen: host:port of the one URL that users know; a loopback address stands for 127.0.0.1 and [::1]; port 0 picks a free one.
-        metrics_listen: host:port of Prometheus text, behind a bearer token (`platform.metrics_token_file`); None = only on
-            `<run>/metrics-activator.sock` (`metrics-activator-1.sock`, … of several on one machine).
-        activators: processes; more than one needs redis_url, and is refused without.
-        redis_url: shared state of several activators; None = everything in the process.
-        redis_url_file: file that holds it, such as a mounted Secret; None = `redis_url` stands here.
-        sibling_url: where the other activators of a cluster are, with `{index}` (0, 1, …) or `{member}` (a-0, a-1, …) in it; None = on this
+        listen: host:port of the one URL that users know; a loopback address stands for 127.0.0.1
+        and [::1]; port 0 picks a free one. metrics_listen: host:port of Prometheus text, behind a
+        bearer token (`platform.metrics_token_file`); None = only on
+            `<run>/metrics-activator.sock` (`metrics-activator-1.sock`, … of several on one
+            machine).
+        activators: processes; more than one needs redis_url, and is refused without. redis_url:
+        shared state of several activators; None = everything in the process. redis_url_file: file
+        that holds it, such as a mounted Secret; None = `redis_url` stands here. sibling_url: where
+        the other activators of a cluster are, with `{index}` (0, 1, …) or `{member}` (a-0, a-1, …)
+        in it; None = on this
             machine, behind their sockets. With `platform.tls_*`.
-        sibling_listen: host:port at which the others reach us, with mutual TLS; None = only this machine.
-        max_body_bytes: a request's body; larger is answered 413 before anything is started.
-        max_header_bytes: request line and headers together; larger closes the connection with 431.
-        header_timeout_s: from the first byte of a request to the end of its headers.
-        body_timeout_s: from the first to the last byte of a body; under `/fn/` a second more for each 64 KiB of it.
-        argument_check_s: how long an expensive check of a call's arguments may take, in a process of its own.
-        max_connections_per_address: open connections of one peer address.
-        max_queued: calls that may wait in this process, all functions together.
-        max_pending_submits: submitted calls that this process is responsible for, all tenants together; one tenant has half of it.
-        submitted_bytes: their bodies and results, 4 KiB of each call at least, all tenants together.
-        tenant_submitted_bytes: the same of one tenant.
-        waiting_bytes: bodies of requests that are answered here, from their reading to their answer, all tenants together; memory.
-        tenant_waiting_bytes: the same of one tenant.
-        unauthenticated_per_s: requests without a valid key, per address, before 429; the burst is twice that.
-        trusted_proxies: networks (or addresses) whose X-Forwarded-For says who calls; empty = every peer is the caller itself.
-        stranger_connections: of 256 connections to the controller, those that requests without a known key may hold.
-        journal_sync_s: interval of the journal's group commit: the loss window of a power failure.
-        scaledown_window_s: idle time that the platform gives away; beyond it a function pays for idling.
-        freeze_idle_s: seconds without a call, stream or WebSocket after which the processes of an instance stand still until the next call;
+        sibling_listen: host:port at which the others reach us, with mutual TLS; None = only this
+        machine. max_body_bytes: a request's body; larger is answered 413 before anything is
+        started. max_header_bytes: request line and headers together; larger closes the connection
+        with 431. header_timeout_s: from the first byte of a request to the end of its headers.
+        body_timeout_s: from the first to the last byte of a body; under `/fn/` a second more for
+        each 64 KiB of it. argument_check_s: how long an expensive check of a call's arguments may
+        take, in a process of its own. max_connections_per_address: open connections of one peer
+        address. max_queued: calls that may wait in this process, all functions together.
+        max_pending_submits: submitted calls that this process is responsible for, all tenants
+        together; one tenant has half of it. submitted_bytes: their bodies and results, 4 KiB of
+        each call at least, all tenants together. tenant_submitted_bytes: the same of one tenant.
+        waiting_bytes: bodies of requests that are answered here, from their reading to their
+        answer, all tenants together; memory. tenant_waiting_bytes: the same of one tenant.
+        unauthenticated_per_s: requests without a valid key, per address, before 429; the burst is
+        twice that. trusted_proxies: networks (or addresses) whose X-Forwarded-For says who calls;
+        empty = every peer is the caller itself. stranger_connections: of 256 connections to the
+        controller, those that requests without a known key may hold. journal_sync_s: interval of
+        the journal's group commit: the loss window of a power failure. scaledown_window_s: idle
+        time that the platform gives away; beyond it a function pays for idling. freeze_idle_s:
+        seconds without a call, stream or WebSocket after which the processes of an instance stand
+        still until the next call;
             None = they go on. Not language models' engines, and on this machine only.
-        quota_store: where quotas and budgets are counted: `process`, `redis`, or `auto` (redis with several activators).
-        without_redis: what happens to each kind of bound (`requests`, `concurrent`, `tokens`, `budget`) while Redis does not answer:
-            `open` (each activator counts for itself) or `closed` (503). Kinds that are not named keep their default.
+        quota_store: where quotas and budgets are counted: `process`, `redis`, or `auto` (redis with
+        several activators). without_redis: what happens to each kind of bound (`requests`,
+        `concurrent`, `tokens`, `budget`) while Redis does not answer:
+            `open` (each activator counts for itself) or `closed` (503). Kinds that are not named
+            keep their default.
         journal_full: `refuse` (503) what could not be written down, or `serve` it unbilled.
-        metrics_series: tenants and functions that have metrics of their own; what comes after them is summed as `other`.
-        breaker_error_ratio: failed share of the calls of a revision, an instance or a node, above which calls are kept from it.
-        breaker_min_calls: calls in 10 s below which nothing is concluded from them.
-        breaker_open_s: first pause before a probe; it doubles with every probe that fails, up to 32 times.
-        retry_budget: retries that a caller may cause, as a share of its calls.
-        idempotency_ttl_s: how long an answer is kept for a repeat with the same Idempotency-Key.
-        idempotency_bytes: what these answers of one tenant may take as they are stored; beyond it its oldest go.
-        idempotency_total_bytes: what those of all tenants may take in Redis, as they are stored; beyond it the oldest of the tenant
+        metrics_series: tenants and functions that have metrics of their own; what comes after them
+        is summed as `other`. breaker_error_ratio: failed share of the calls of a revision, an
+        instance or a node, above which calls are kept from it. breaker_min_calls: calls in 10 s
+        below which nothing is concluded from them. breaker_open_s: first pause before a probe; it
+        doubles with every probe that fails, up to 32 times. retry_budget: retries that a caller may
+        cause, as a share of its calls. idempotency_ttl_s: how long an answer is kept for a repeat
+        with the same Idempotency-Key. idempotency_bytes: what these answers of one tenant may take
+        as they are stored; beyond it its oldest go. idempotency_total_bytes: what those of all
+        tenants may take in Redis, as they are stored; beyond it the oldest of the tenant
             that has most go.
-        traces_sampled: share of the calls whose trace is kept although they were neither slow, failed nor cold.
-        heartbeat_s: silence on a stream of events after which a comment is sent, so that proxies keep the connection.
-        engine_scrape_s: how often an inference engine with calls is asked for its metrics; idle ones each 15 s.
-        engine_kv_use: share of its KV memory that an engine's calls are to take: what runs still grows.
-        affinity_load: how far above the average an instance may be loaded by prompts that begin alike, before others share them.
-        drain_s: after SIGTERM: how long calls are still taken while `/readyz` says no, so that who sends them learns of it.
-        shutdown_s: and then: how long calls that run may go on; those that still wait are answered 503 a little earlier.
-        otlp_endpoint: URL of an OpenTelemetry collector (OTLP over HTTP) that gets the kept traces, too; None = nowhere.
+        traces_sampled: share of the calls whose trace is kept although they were neither slow,
+        failed nor cold. heartbeat_s: silence on a stream of events after which a comment is sent,
+        so that proxies keep the connection. engine_scrape_s: how often an inference engine with
+        calls is asked for its metrics; idle ones each 15 s. engine_kv_use: share of its KV memory
+        that an engine's calls are to take: what runs still grows. affinity_load: how far above the
+        average an instance may be loaded by prompts that begin alike, before others share them.
+        drain_s: after SIGTERM: how long calls are still taken while `/readyz` says no, so that who
+        sends them learns of it. shutdown_s: and then: how long calls that run may go on; those that
+        still wait are answered 503 a little earlier. otlp_endpoint: URL of an OpenTelemetry
+        collector (OTLP over HTTP) that gets the kept traces, too; None = nowhere.
     """
 
     listen: str = "127.0.0.1:8700"
@@ -121,19 +142,32 @@ class ActivatorSettings:
     shutdown_s: float = 30.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "redis_url", secret_of("redis_url", self.redis_url, self.redis_url_file))
+        object.__setattr__(
+            self, "redis_url", secret_of("redis_url", self.redis_url, self.redis_url_file)
+        )
         self._check_words()
         host, _, port = self.listen.rpartition(":")
         if not host or not port.isdigit():
             raise ValueError(f"listen = {self.listen!r}: write host:port")
-        for name in ("activators", "max_body_bytes", "max_header_bytes", "max_connections_per_address", "max_queued", "metrics_series",
-                     "max_pending_submits", "breaker_min_calls", "affinity_load"):  # fmt: skip
+        for name in (
+            "activators",
+            "max_body_bytes",
+            "max_header_bytes",
+            "max_connections_per_address",
+            "max_queued",
+            "metrics_series",
+            "max_pending_submits",
+            "breaker_min_calls",
+            "affinity_load",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
         for name in ("breaker_error_ratio", "retry_budget", "traces_sampled", "engine_kv_use"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be between 0 and 1")
-        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(
+            ("http://", "https://")
+        ):
             raise ValueError(f"otlp_endpoint = {self.otlp_endpoint!r}: write http:// or https://")
         positive = (
             "header_timeout_s",
@@ -150,21 +184,35 @@ class ActivatorSettings:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be greater than 0")
         if self.activators > 1 and not self.redis_url:
-            raise ValueError("activators = more than 1 needs redis_url: set it, or run one activator")
+            raise ValueError(
+                "activators = more than 1 needs redis_url: set it, or run one activator"
+            )
         if self.activators > 1 and self.port == 0:
-            raise ValueError(f"listen = {self.listen!r}: several activators share one port: name it, or run one activator")
+            raise ValueError(
+                f"listen = {self.listen!r}: several activators share one port: name it, or run "
+                f"one activator"
+            )
         self._check_siblings()
-        if self.redis_url is not None and not self.redis_url.startswith(("redis://", "rediss://", "unix://")):
+        if self.redis_url is not None and not self.redis_url.startswith(
+            ("redis://", "rediss://", "unix://")
+        ):
             raise ValueError("redis_url = ***: write redis://, rediss:// or unix://")
 
     def _check_siblings(self) -> None:
         url, listen = self.sibling_url, self.sibling_listen
-        if url is not None and not (url.startswith("https://") and ("{index}" in url or "{member}" in url)):
-            raise ValueError(f"sibling_url = {url!r}: write https://…{{index}}…:port, or {{member}} for a-0, a-1, …")
+        if url is not None and not (
+            url.startswith("https://") and ("{index}" in url or "{member}" in url)
+        ):
+            raise ValueError(
+                f"sibling_url = {url!r}: write https://…{{index}}…:port, or {{member}} for a-0, "
+                f"a-1, …"
+            )
         if listen is not None and not listen.rpartition(":")[2].isdigit():
             raise ValueError(f"sibling_listen = {listen!r}: must be host:port, or null")
         if url is not None and listen is None:
-            raise ValueError(f"sibling_url = {url!r}: needs sibling_listen, where the others reach us")
+            raise ValueError(
+                f"sibling_url = {url!r}: needs sibling_listen, where the others reach us"
+            )
 
     def _check_words(self) -> None:
         for text in self.trusted_proxies:
@@ -175,18 +223,32 @@ class ActivatorSettings:
             if not least <= getattr(self, name) <= most:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be from {least} to {most}")
         if self.freeze_idle_s is not None and not 1 <= self.freeze_idle_s <= 86_400:
-            raise ValueError(f"freeze_idle_s = {self.freeze_idle_s}: must be from 1 to 86400, or null: then idle instances go on")
-        for name, words in (("quota_store", ("auto", "process", "redis")), ("journal_full", ("refuse", "serve"))):
+            raise ValueError(
+                f"freeze_idle_s = {self.freeze_idle_s}: must be from 1 to 86400, or null: then "
+                f"idle instances go on"
+            )
+        for name, words in (
+            ("quota_store", ("auto", "process", "redis")),
+            ("journal_full", ("refuse", "serve")),
+        ):
             if getattr(self, name) not in words:
-                raise ValueError(f"{name} = {getattr(self, name)!r}: must be one of {', '.join(words)}")
+                raise ValueError(
+                    f"{name} = {getattr(self, name)!r}: must be one of {', '.join(words)}"
+                )
         for kind, word in self.without_redis.items():
             if kind not in WITHOUT_REDIS or word not in ("open", "closed"):
                 kinds = ", ".join(WITHOUT_REDIS)
-                raise ValueError(f"without_redis.{kind} = {word!r}: kinds are {kinds}; write 'open' or 'closed' for each")
+                raise ValueError(
+                    f"without_redis.{kind} = {word!r}: kinds are {kinds}; write 'open' or "
+                    f"'closed' for each"
+                )
         if self.quota_store == "redis" and not self.redis_url:
             raise ValueError("quota_store = 'redis': needs redis_url")
         if self.quota_store == "process" and self.activators > 1:
-            raise ValueError("quota_store = 'process': several activators would each grant the whole quota; write auto or redis")
+            raise ValueError(
+                "quota_store = 'process': several activators would each grant the whole quota; "
+                "write auto or redis"
+            )
 
     @property
     def counts_in_redis(self) -> bool:
@@ -194,11 +256,13 @@ class ActivatorSettings:
         return self.quota_store == "redis" or (self.quota_store == "auto" and self.activators > 1)
 
     def is_open_without_redis(self, kind: str) -> bool:
-        """Whether bounds of this kind are counted by each activator for itself while Redis does not answer."""
+        """Whether bounds of this kind are counted by each activator for itself while Redis does not
+        answer."""
         return {**WITHOUT_REDIS, **self.without_redis}[kind] == "open"
 
     def metrics_listen_of(self, index: int) -> str | None:
-        """`host:port` of activator `index`'s metrics: the port counts up, port 0 picks a free one for each; None = no TCP."""
+        """`host:port` of activator `index`'s metrics: the port counts up, port 0 picks a free one
+        for each; None = no TCP."""
         if self.metrics_listen is None:
             return None
         host, _, port = self.metrics_listen.rpartition(":")
@@ -219,6 +283,11 @@ def _check_network(text: str) -> None:
     try:
         network = ipaddress.ip_network(str(text))  # a number would be an address, too
     except ValueError as e:
-        raise ValueError(f"trusted_proxies = {text!r}: {e}: write networks such as 10.0.0.0/8, or addresses") from e
+        raise ValueError(
+            f"trusted_proxies = {text!r}: {e}: write networks such as 10.0.0.0/8, or addresses"
+        ) from e
     if not network.prefixlen:
-        raise ValueError(f"trusted_proxies = {text!r}: anyone could say to be anyone: name your proxies' networks")
+        raise ValueError(
+            f"trusted_proxies = {text!r}: anyone could say to be anyone: name your proxies' "
+            f"networks"
+        )

@@ -1,8 +1,9 @@
-"""What one admission costs: three sets of quotas (of the tenant, the key and the function), each with a rate and a count of calls at once.
+"""What one admission costs: three sets of quotas (of the tenant, the key and the function), each
+with a rate and a count of calls at once.
 
-In the process a decision is a few microseconds of arithmetic, and is timed in batches. In Redis it is one round trip of one script; how
-many commands the server got for each call is counted by the server itself.
-"""
+In the process a decision is a few microseconds of arithmetic, and is timed in batches. In Redis it
+is one round trip of one script; how many commands the server got for each call is counted by the
+server itself."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from pilotlight.quotas import Quotas
 
 BATCH = 1000
 ALONE = 50
-"""Calls through Redis for each batch of those in the process: each takes a hundred times as long."""
+"""Calls through Redis for each batch of those in the process: each takes a hundred times as
+long."""
 CALLERS = 64
 _SCRIPTS = ("cmdstat_evalsha", "cmdstat_eval", "cmdstat_fcall")
 PLENTY = Quotas(requests_per_s=1_000_000, burst=1_000_000, concurrent=1_000_000)
@@ -39,12 +41,25 @@ def rules(quotas: Quotas = PLENTY) -> Rules:
 
 
 def in_process(report: Report, *, batches: int) -> None:
-    """Microseconds of a call that is let in and let go again, with and without the headers that tell what is left; and of one refused."""
+    """Microseconds of a call that is let in and let go again, with and without the headers that
+    tell what is left; and of one refused."""
     gate = _gate(PLENTY)
-    report.rows.append(Row.of("admission in the process: 3 x (rate, at once)", "µs", _timed(lambda: _admitted(gate), batches)))
-    report.rows.append(Row.of("... its RateLimit headers", "µs", _timed(gate.head, batches), note="on every answer"))
+    report.rows.append(
+        Row.of(
+            "admission in the process: 3 x (rate, at once)",
+            "µs",
+            _timed(lambda: _admitted(gate), batches),
+        )
+    )
+    report.rows.append(
+        Row.of(
+            "... its RateLimit headers", "µs", _timed(gate.head, batches), note="on every answer"
+        )
+    )
     full = _gate(Quotas(concurrent=0))
-    report.rows.append(Row.of("... refused", "µs", _timed(lambda: full.take_nowait(1, 1, 0), batches)))
+    report.rows.append(
+        Row.of("... refused", "µs", _timed(lambda: full.take_nowait(1, 1, 0), batches))
+    )
 
 
 def _gate(quotas: Quotas) -> QuotaCheck:
@@ -72,13 +87,30 @@ def _timed(step: Callable[[], object], batches: int) -> list[float]:
 
 
 def in_redis(report: Report, *, url: str, batches: int) -> None:
-    """Microseconds of a decision in Redis: one caller, and many at once. And how many scripts the server ran for each call."""
+    """Microseconds of a decision in Redis: one caller, and many at once. And how many scripts the
+    server ran for each call."""
     alone_us, alone_trips = asyncio.run(_through_redis(url, callers=1, calls=batches * ALONE))
     report.rows.append(Row.of("admission in Redis, one caller", "µs", alone_us))
-    report.rows.append(Row.of("... round trips per call", "1", [alone_trips], note="as the server counts scripts"))
+    report.rows.append(
+        Row.of("... round trips per call", "1", [alone_trips], note="as the server counts scripts")
+    )
     many_us, many_trips = asyncio.run(_through_redis(url, callers=CALLERS, calls=batches * ALONE))
-    report.rows.append(Row.of(f"admission in Redis, {CALLERS} callers", "µs", many_us, note="until each has its answer"))
-    report.rows.append(Row.of("... round trips per call", "1", [many_trips], note="calls that come together go together"))
+    report.rows.append(
+        Row.of(
+            f"admission in Redis, {CALLERS} callers",
+            "µs",
+            many_us,
+            note="until each has its answer",
+        )
+    )
+    report.rows.append(
+        Row.of(
+            "... round trips per call",
+            "1",
+            [many_trips],
+            note="calls that come together go together",
+        )
+    )
 
 
 async def _through_redis(url: str, *, callers: int, calls: int) -> tuple[list[float], float]:
@@ -92,7 +124,9 @@ async def _through_redis(url: str, *, callers: int, calls: int) -> tuple[list[fl
             raise AssertionError("quotas that count nothing")
         await _admitted_in_redis(gate, 1)  # the script is known to the server from now on
         await server.config_resetstat()
-        took = await asyncio.gather(*(_admitted_in_redis(gate, calls // callers) for _ in range(callers)))
+        took = await asyncio.gather(
+            *(_admitted_in_redis(gate, calls // callers) for _ in range(callers))
+        )
         ran = await server.info("commandstats")
     finally:
         task.cancel()

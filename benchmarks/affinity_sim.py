@@ -1,12 +1,14 @@
-"""Which instance of a language model should a prompt go to? Six simulated engines under prompts that begin alike, and that do not.
+"""Which instance of a language model should a prompt go to? Six simulated engines under prompts
+that begin alike, and that do not.
 
-Four ways to choose are compared: at random, the least loaded, by the prompt's beginning without a bound, and ours (by its beginning, with
-loads bounded). The code that chooses is the activator's own (`activator.llm.prefix_affinity`); only the engines and
-their callers are made up.
+Four ways to choose are compared: at random, the least loaded, by the prompt's beginning without a
+bound, and ours (by its beginning, with loads bounded). The code that chooses is the activator's own
+(`activator.llm.prefix_affinity`); only the engines and their callers are made up.
 
-An engine here has slots, reads prompts one after another at a fixed pace, skips what its prefix cache holds (blocks of 16 tokens, least
-recently used go first) and writes each answer at a fixed pace of its own. Calls that find no slot wait, first come, first served. Times
-are simulated, so they do not depend on the machine; absolute numbers mean nothing, the differences between rows do.
+An engine here has slots, reads prompts one after another at a fixed pace, skips what its prefix
+cache holds (blocks of 16 tokens, least recently used go first) and writes each answer at a fixed
+pace of its own. Calls that find no slot wait, first come, first served. Times are simulated, so
+they do not depend on the machine; absolute numbers mean nothing, the differences between rows do.
 """
 
 from __future__ import annotations
@@ -34,14 +36,16 @@ WRITE_TOKEN_S = 0.02
 CALLS, QUICK_CALLS = 8000, 1500
 """Of one run."""
 SEEDS = (7, 8, 9, 10, 11)
-"""Runs that are put together: where chats come in bursts, one run's 99th percentile says more of the burst than of who chose."""
+"""Runs that are put together: where chats come in bursts, one run's 99th percentile says more of
+the burst than of who chose."""
 CHARS_PER_TOKEN = 4
 NEVER_FULL = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One request: its blocks by name (equal beginnings have equal names), its whole length, and what its caller sends.
+    """One request: its blocks by name (equal beginnings have equal names), its whole length, and
+    what its caller sends.
 
     `think`: how long its caller thinks before the next turn, against the average.
     """
@@ -100,7 +104,9 @@ def least_loaded(_: Prompt, engines: Sequence[Engine], *, chance: random.Random)
     return min(free, key=lambda engine: (engine.in_flight, chance.random()), default=None)
 
 
-def by_beginning(prompt: Prompt, engines: Sequence[Engine], *, chance: random.Random, load: float) -> Engine | None:
+def by_beginning(
+    prompt: Prompt, engines: Sequence[Engine], *, chance: random.Random, load: float
+) -> Engine | None:
     """As `EngineThrottler` does."""
     key = key_of(prompt.body)
     chosen = by_key(key, engines, 0.0, load=load) if key is not None else None
@@ -117,9 +123,10 @@ def ways(chance: random.Random) -> dict[str, Choose]:
     }
 
 
-# -- who calls -----------------------------------------------------------------------------------------------------
+# -- who calls -------------------------------------------------------------------------------------
 class Callers:
-    """Makes prompts; each chat draws from a source of its own, so that all ways to choose have the same chats. Owner: one simulation."""
+    """Makes prompts; each chat draws from a source of its own, so that all ways to choose have the
+    same chats. Owner: one simulation."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -134,19 +141,29 @@ class Callers:
         return self.blocks(tokens), f"prompt {name} " * (tokens * CHARS_PER_TOKEN // 10)
 
     def shared(self, systems: int, tokens: int) -> Iterator[Prompt]:
-        """Single questions under one of so many system prompts, the n-th of which is asked for 1/n as often as the first."""
+        """Single questions under one of so many system prompts, the n-th of which is asked for 1/n
+        as often as the first."""
         known = [self.system(n, tokens) for n in range(systems)]
         weights = [1 / (n + 1) for n in range(systems)]
         while True:
             blocks, words = self.rng.choices(known, weights)[0]
-            yield self.turn(self.one(), blocks, tokens, [{"role": "system", "content": words}], turns=1)
+            yield self.turn(
+                self.one(), blocks, tokens, [{"role": "system", "content": words}], turns=1
+            )
 
     def chats(self, tokens: int, turns: int) -> Iterator[Prompt]:
-        """Chats of some turns under one short system prompt, each turn with all that was said before."""
+        """Chats of some turns under one short system prompt, each turn with all that was said
+        before."""
         blocks, words = self.system(0, tokens)
         while True:
             chat = self.one()
-            yield self.turn(chat, blocks, tokens, [{"role": "system", "content": words}], turns=chat.randint(2, turns))
+            yield self.turn(
+                chat,
+                blocks,
+                tokens,
+                [{"role": "system", "content": words}],
+                turns=chat.randint(2, turns),
+            )
 
     def strangers(self, tokens: int) -> Iterator[Prompt]:
         """Prompts that have nothing in common."""
@@ -158,25 +175,44 @@ class Callers:
         return random.Random(self.rng.getrandbits(64))
 
     def turn(
-        self, chat: random.Random, blocks: tuple[int, ...], tokens: int, messages: list[dict[str, str]], *, turns: int,
+        self,
+        chat: random.Random,
+        blocks: tuple[int, ...],
+        tokens: int,
+        messages: list[dict[str, str]],
+        *,
+        turns: int,
         question_tokens: int = 160,
-    ) -> Prompt:  # fmt: skip
-        """The next question of a chat that has `turns` left, this one included. Most answers are short, some are very long."""
+    ) -> Prompt:
+        """The next question of a chat that has `turns` left, this one included. Most answers are
+        short, some are very long."""
         words = f"question {chat.getrandbits(64)} " * (question_tokens * CHARS_PER_TOKEN // 30)
         own, answer = self.blocks(question_tokens), max(1, int(chat.lognormvariate(4.4, 0.8)))
         said = [*messages, {"role": "user", "content": words}]
         after = [*said, {"role": "assistant", "content": "answer"}]
         heard = self.blocks(answer)
-        following = partial(self.turn, chat, blocks + own + heard, tokens + question_tokens + answer, after, turns=turns - 1)
+        following = partial(
+            self.turn,
+            chat,
+            blocks + own + heard,
+            tokens + question_tokens + answer,
+            after,
+            turns=turns - 1,
+        )
         return Prompt(
-            blocks=blocks + own, tokens=tokens + question_tokens, answer_tokens=answer, body={"messages": said},
-            think=chat.expovariate(1.0), next_turn=following if turns > 1 else None,
-        )  # fmt: skip
+            blocks=blocks + own,
+            tokens=tokens + question_tokens,
+            answer_tokens=answer,
+            body={"messages": said},
+            think=chat.expovariate(1.0),
+            next_turn=following if turns > 1 else None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """A kind of callers: who makes the prompts, how many begin in a second, and how long they think between turns."""
+    """A kind of callers: who makes the prompts, how many begin in a second, and how long they think
+    between turns."""
 
     prompts: Callable[[Callers], Iterator[Prompt]]
     begin_per_s: float
@@ -191,11 +227,11 @@ LOADS = {
 }
 
 
-# -- the simulation ------------------------------------------------------------------------------------------------
+# -- the simulation --------------------------------------------------------------------------------
 @dataclass(slots=True)
 class Outcome:
-    """Milliseconds to first tokens, prompt tokens and those of them that were in a cache, and the busiest instance of each run
-    by its calls against the average."""
+    """Milliseconds to first tokens, prompt tokens and those of them that were in a cache, and the
+    busiest instance of each run by its calls against the average."""
 
     first_token_ms: list[float] = field(default_factory=list)
     tokens: int = 0
@@ -235,7 +271,9 @@ def simulate(load: Load, choose: Choose, *, calls: int, seed: int) -> Outcome:
         elif came < calls:
             came += 1
             waiting.append((now, next(fresh)))
-            heapq.heappush(events, (now + rng.expovariate(load.begin_per_s), next(order), None, None))
+            heapq.heappush(
+                events, (now + rng.expovariate(load.begin_per_s), next(order), None, None)
+            )
         while waiting and (chosen := choose(waiting[0][1], engines)) is not None:
             since, asked = waiting.popleft()
             chosen.in_flight += 1
@@ -248,7 +286,10 @@ def simulate(load: Load, choose: Choose, *, calls: int, seed: int) -> Outcome:
             heapq.heappush(events, (ends_at, next(order), None, chosen))
             if asked.next_turn is not None and came < calls:
                 came += 1
-                heapq.heappush(events, (ends_at + asked.think * load.think_s, next(order), asked.next_turn(), None))
+                heapq.heappush(
+                    events,
+                    (ends_at + asked.think * load.think_s, next(order), asked.next_turn(), None),
+                )
     outcome.busiest.append(max(taken.values()) * INSTANCES / taken.total())
     return outcome
 
@@ -269,21 +310,33 @@ def add(report: Report, *, calls: int) -> None:
             found = compare(load, calls=calls)
         for way, outcome in found.items():
             busiest = statistics.fmean(outcome.busiest)
-            note = f"{outcome.hit_rate:.0%} of the prompt tokens in memory, busiest instance {busiest:.2f} x the average"
-            report.rows.append(Row.of(f"{name}: {way}", "ms to first token", outcome.first_token_ms, note))
+            note = (
+                f"{outcome.hit_rate:.0%} of the prompt tokens in memory, busiest instance "
+                f"{busiest:.2f} x the average"
+            )
+            report.rows.append(
+                Row.of(f"{name}: {way}", "ms to first token", outcome.first_token_ms, note)
+            )
         p99 = {way: percentile(outcome.first_token_ms, 99) for way, outcome in found.items()}
         report.ratios[f"{name}: p99 of least loaded over ours"] = p99["least loaded"] / p99["ours"]
-        report.ratios[f"{name}: hits of ours over least loaded"] = found["ours"].hit_rate / max(0.001, found["least loaded"].hit_rate)
+        report.ratios[f"{name}: hits of ours over least loaded"] = found["ours"].hit_rate / max(
+            0.001, found["least loaded"].hit_rate
+        )
         better = [way for way in found if p99[way] < p99["ours"]]
         if better:
             told = ", ".join(f"{way} {p99[way]:.0f} ms" for way in better)
-            report.remarks.append(f"{name}: we lose on p99 to first token: ours {p99['ours']:.0f} ms, {told}")
+            report.remarks.append(
+                f"{name}: we lose on p99 to first token: ours {p99['ours']:.0f} ms, {told}"
+            )
 
 
 def main() -> None:
     """Run it; print the table."""
     asked = options(__doc__.partition("\n")[0])
-    report = Report(f"prompts to {INSTANCES} simulated engines of {SLOTS} slots, loads bounded at {LOAD} x the average")
+    report = Report(
+        f"prompts to {INSTANCES} simulated engines of {SLOTS} slots, loads bounded at {LOAD} x "
+        f"the average"
+    )
     add(report, calls=QUICK_CALLS if asked.quick else CALLS)
     report.finish(asked)
 

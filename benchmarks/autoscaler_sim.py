@@ -1,13 +1,16 @@
-"""Autoscalers side by side: pilotlight's decider, Knative's KPA and a fixed keep-alive, on the same made-up traffic.
+"""Autoscalers side by side: pilotlight's decider, Knative's KPA and a fixed keep-alive, on the same
+made-up traffic.
 
-Discrete events on a clock that jumps (`benchmarks.autoscaling`): no machine is measured, the same seeds give the same table anywhere. Each
-instance holds a GPU from its start to its end. Compared are GPU-seconds, those of them that idled, how long calls waited, and starts.
+Discrete events on a clock that jumps (`benchmarks.autoscaling`): no machine is measured, the same
+seeds give the same table anywhere. Each instance holds a GPU from its start to its end. Compared
+are GPU-seconds, those of them that idled, how long calls waited, and starts.
 
-"Equal wait" is made with the one knob that users have: of some values of `waiting_cost` beside `scaledown_window="auto"` the smallest whose
-99th percentile is not above KPA's, found on seeds of its own and then shown on others. Rows in which a policy uses more GPU time than
-KPA *and* has its callers wait longer say so. Where GPUs are too few our starts get them as the platform's own gate shares them out; the row
-"placed in turn" is what becomes of that where Kubernetes' scheduler places pods instead, in the order in which they came.
-"""
+"Equal wait" is made with the one knob that users have: of some values of `waiting_cost` beside
+`scaledown_window="auto"` the smallest whose 99th percentile is not above KPA's, found on seeds of
+its own and then shown on others. Rows in which a policy uses more GPU time than KPA *and* has its
+callers wait longer say so. Where GPUs are too few our starts get them as the platform's own gate
+shares them out; the row "placed in turn" is what becomes of that where Kubernetes' scheduler places
+pods instead, in the order in which they came."""
 
 from __future__ import annotations
 
@@ -40,15 +43,21 @@ class Arm:
 
 
 def pilotlight(
-    *, waiting_cost: float | None = None, window_s: float = LONGEST_AUTO_WINDOW_S, placement: Callable[[], Placement] = Shared
+    *,
+    waiting_cost: float | None = None,
+    window_s: float = LONGEST_AUTO_WINDOW_S,
+    placement: Callable[[], Placement] = Shared,
 ) -> Arm:
     """Ours: `scaledown_window="auto"` with a waiting cost, else a fixed one."""
 
     def policy(scaled: Scaled) -> Policy:
         own = scaled.function
         scaling = Scaling(
-            max_inputs=own.max_inputs, max_instances=own.max_instances, scaledown_window_s=window_s, waiting_cost=waiting_cost
-        )  # fmt: skip
+            max_inputs=own.max_inputs,
+            max_instances=own.max_instances,
+            scaledown_window_s=window_s,
+            waiting_cost=waiting_cost,
+        )
         return Pilotlight(scaled, scaling)
 
     return Arm(policy=policy, placement=placement)
@@ -74,7 +83,8 @@ def run(arm: Arm, traces: Sequence[Trace]) -> Books:
 
 
 def equal_wait(traces: Sequence[Trace], p99_s: float) -> float:
-    """The smallest of COSTS whose 99th percentile is not above `p99_s`; the largest where none is. Waits fall as costs rise: bisected."""
+    """The smallest of COSTS whose 99th percentile is not above `p99_s`; the largest where none is.
+    Waits fall as costs rise: bisected."""
     low, high = 0, len(COSTS) - 1
     while low < high:
         middle = (low + high) // 2
@@ -95,7 +105,8 @@ def add_rows(report: Report, trace: str, results: Mapping[str, Books]) -> None:
     kpa = results[KPA]
     for name, books in results.items():
         note = (
-            f"{books.gpu_s / 3600:6.1f} GPU h, {books.idle_s / 3600:6.1f} idle, {books.starting_s / 3600:5.1f} starting; "
+            f"{books.gpu_s / 3600:6.1f} GPU h, {books.idle_s / 3600:6.1f} idle, "
+            f"{books.starting_s / 3600:5.1f} starting; "
             f"{books.starts} starts; mean wait {sum(books.waits_s) / len(books.waits_s):.2f} s"
         )
         if name != KPA and loses(books, kpa):
@@ -106,23 +117,33 @@ def add_rows(report: Report, trace: str, results: Mapping[str, Books]) -> None:
 def main(given: Options) -> None:
     """Run everything and print it."""
     report = Report("autoscalers, simulated: waits, and what they cost")
-    share, seeds, tuning = (QUICK, SEEDS[:1], TUNING_SEEDS[:1]) if given.quick else (1.0, SEEDS, TUNING_SEEDS)
+    share, seeds, tuning = (
+        (QUICK, SEEDS[:1], TUNING_SEEDS[:1]) if given.quick else (1.0, SEEDS, TUNING_SEEDS)
+    )
     for name, make in TRACES.items():
-        traces = [make(seed, HOURS[name] * share if name != "spike" else HOURS[name] * max(share, 0.5)) for seed in seeds]
+        traces = [
+            make(seed, HOURS[name] * share if name != "spike" else HOURS[name] * max(share, 0.5))
+            for seed in seeds
+        ]
         with phase(name):
             results = {arm_name: run(arm, traces) for arm_name, arm in arms().items()}
         if name == "heavy-tailed":
             with phase("equal wait"):
                 tuned = [heavy_tailed(seed, HOURS[name] * share) for seed in tuning]
                 cost = equal_wait(tuned, percentile(run(arms()[KPA], tuned).waits_s, 99))
-                equal = results[f"auto at KPA's wait, waiting_cost={cost:g}"] = run(pilotlight(waiting_cost=cost), traces)
+                equal = results[f"auto at KPA's wait, waiting_cost={cost:g}"] = run(
+                    pilotlight(waiting_cost=cost), traces
+                )
             _ratios(report, equal, results[KPA], results["KPA, utilisation 100 %"])
             report.remarks.append(
-                f"equal wait: waiting_cost={cost:g} is the smallest of {COSTS} whose p99 is not above KPA's on seeds {tuning}; "
+                f"equal wait: waiting_cost={cost:g} is the smallest of {COSTS} whose p99 is not "
+                f"above KPA's on seeds {tuning}; "
                 f"shown on seeds {seeds}"
             )
         if traces[0].gpus is not None:
-            results["auto, pods placed in turn"] = run(pilotlight(waiting_cost=WAITING_COST, placement=InTurn), traces)
+            results["auto, pods placed in turn"] = run(
+                pilotlight(waiting_cost=WAITING_COST, placement=InTurn), traces
+            )
         add_rows(report, name, results)
     report.finish(given)
 
@@ -132,7 +153,9 @@ def _ratios(report: Report, equal: Books, kpa: Books, tight: Books) -> None:
     report.ratio("p99_wait_vs_kpa", percentile(equal.waits_s, 99) / percentile(kpa.waits_s, 99))
     report.ratio("gpu_s_vs_kpa", equal.gpu_s / kpa.gpu_s)
     report.ratio("idle_gpu_s_vs_kpa_at_100", equal.idle_s / tight.idle_s)
-    report.ratio("p99_wait_vs_kpa_at_100", percentile(equal.waits_s, 99) / percentile(tight.waits_s, 99))
+    report.ratio(
+        "p99_wait_vs_kpa_at_100", percentile(equal.waits_s, 99) / percentile(tight.waits_s, 99)
+    )
 
 
 if __name__ == "__main__":

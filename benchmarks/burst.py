@@ -1,9 +1,10 @@
-"""A burst on a cold function: 100 requests at once, one at a time per instance (`max_inputs=1`), at most 8 instances.
+"""A burst on a cold function: 100 requests at once, one at a time per instance (`max_inputs=1`), at
+most 8 instances.
 
-All must succeed, and none may wait longer than needed. What is needed follows from the instances that came up: each serves from the
-moment of its first call on, and a scheduler that knew no better than "the longest waiting goes to the next free instance" would have
-begun the i-th call at the i-th smallest of these times. The printed schedule shows where it differs.
-"""
+All must succeed, and none may wait longer than needed. What is needed follows from the instances
+that came up: each serves from the moment of its first call on, and a scheduler that knew no better
+than "the longest waiting goes to the next free instance" would have begun the i-th call at the i-th
+smallest of these times. The printed schedule shows where it differs."""
 
 from __future__ import annotations
 
@@ -38,7 +39,10 @@ class Slot:
 def main() -> None:
     """Run it."""
     given = options(__doc__ or "")
-    report = Report(f"burst: {REQUESTS} requests of {SECONDS * 1000:.0f} ms at once on a cold function, at most {INSTANCES} instances")
+    report = Report(
+        f"burst: {REQUESTS} requests of {SECONDS * 1000:.0f} ms at once on a cold function, at "
+        f"most {INSTANCES} instances"
+    )
     rounds = 2 if given.quick else 5
     with stack.running() as platform:
         with phase("deploy"):
@@ -50,13 +54,26 @@ def main() -> None:
                 schedules.append(burst(platform))
     print_schedule(schedules[-1])
     late_ms = [1000 * late for slots in schedules for late in lateness_s(slots)]
-    report.rows.append(Row.of("first answer", "ms", [1000 * min(s.answered_s for s in slots) for slots in schedules]))
-    report.rows.append(Row.of("last answer", "ms", [1000 * max(s.answered_s for s in slots) for slots in schedules]))
+    report.rows.append(
+        Row.of(
+            "first answer", "ms", [1000 * min(s.answered_s for s in slots) for slots in schedules]
+        )
+    )
+    report.rows.append(
+        Row.of(
+            "last answer", "ms", [1000 * max(s.answered_s for s in slots) for slots in schedules]
+        )
+    )
     report.rows.append(Row.of("begun later than needed", "ms", late_ms))
-    report.rows.append(Row.of("instances", "", [len({s.where for s in slots}) for slots in schedules]))
+    report.rows.append(
+        Row.of("instances", "", [len({s.where for s in slots}) for slots in schedules])
+    )
     makespan = [max(s.ended_s for s in slots) for slots in schedules]
     least = [REQUESTS * SECONDS / len({s.where for s in slots}) for slots in schedules]
-    report.ratio("makespan_over_ideal", Row.of("", "", [m / ideal for m, ideal in zip(makespan, least, strict=True)]).p50)
+    report.ratio(
+        "makespan_over_ideal",
+        Row.of("", "", [m / ideal for m, ideal in zip(makespan, least, strict=True)]).p50,
+    )
     report.remarks.append("ideal: every instance there from the start; the rest is starting them")
     report.finish(given)
 
@@ -83,7 +100,8 @@ def burst(platform: stack.Stack) -> list[Slot]:
 
 
 def lateness_s(slots: Sequence[Slot]) -> list[float]:
-    """How much later than needed each call began, in order of beginning; 0 when it began as early as the instances allowed.
+    """How much later than needed each call began, in order of beginning; 0 when it began as early
+    as the instances allowed.
 
     Each instance is taken as available from its first call on, and a call as long as it was.
     """
@@ -101,11 +119,18 @@ def lateness_s(slots: Sequence[Slot]) -> list[float]:
 
 
 def print_schedule(slots: Sequence[Slot], *, columns: int = 100) -> None:
-    """One line per instance: a digit where a call ran (the last digit of its place in the order), a dot where it was idle."""
+    """One line per instance: a digit where a call ran (the last digit of its place in the order), a
+    dot where it was idle."""
     end_s = max(slot.ended_s for slot in slots)
-    places = sorted({slot.where for slot in slots}, key=lambda where: min(s.began_s for s in slots if s.where == where))
+    places = sorted(
+        {slot.where for slot in slots},
+        key=lambda where: min(s.began_s for s in slots if s.where == where),
+    )
     kinds = Counter(slot.start for slot in slots)
-    print(f"schedule: 0 to {end_s * 1000:.0f} ms; calls came by {', '.join(f'{kind} {n}' for kind, n in kinds.most_common())}")
+    print(
+        f"schedule: 0 to {end_s * 1000:.0f} ms; calls came by "
+        f"{', '.join(f'{kind} {n}' for kind, n in kinds.most_common())}"
+    )
     for number, where in enumerate(places):
         line = ["."] * columns
         for i, slot in enumerate(slots):

@@ -1,4 +1,5 @@
-"""A weight cache of the benchmark's own: the real process, its store in `.bench`, its origin an object store that the benchmark serves."""
+"""A weight cache of the benchmark's own: the real process, its store in `.bench`, its origin an
+object store that the benchmark serves."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Cache:
     pid: int
 
     def fetch(self, manifest: str) -> float:
-        """Seconds from asking for a model that is not here until it can be used: fetched, verified, durable. It is dropped afterwards."""
+        """Seconds from asking for a model that is not here until it can be used: fetched, verified,
+        durable. It is dropped afterwards."""
         return asyncio.run(self._fetch(manifest))
 
     async def _fetch(self, manifest: str) -> float:
@@ -64,8 +66,15 @@ class Cache:
 
 
 @contextlib.contextmanager
-def running(environment: Mapping[str, str], *, s3_client: str = "auto", key_file: Path | None = None, **settings: Any) -> Iterator[Cache]:
-    """Start it with a store that is empty, its origin what `environment` says of S3; it is gone with its files afterwards.
+def running(
+    environment: Mapping[str, str],
+    *,
+    s3_client: str = "auto",
+    key_file: Path | None = None,
+    **settings: Any,
+) -> Iterator[Cache]:
+    """Start it with a store that is empty, its origin what `environment` says of S3; it is gone
+    with its files afterwards.
 
     `key_file`: the platform's, by which nodes know each other. Raises DidNotStart.
     """
@@ -80,7 +89,9 @@ def running(environment: Mapping[str, str], *, s3_client: str = "auto", key_file
         "s3_client": s3_client,
         "key_file": str(key_file) if key_file else None,
     }
-    config.write_text(yaml.safe_dump({"platform": platform, "weight_cache": {"metrics_listen": None, **settings}}))
+    config.write_text(
+        yaml.safe_dump({"platform": platform, "weight_cache": {"metrics_listen": None, **settings}})
+    )
     try:
         with _process(config, home / "log", environment=environment) as process:
             yield Cache(home=home, socket=run / "weight_cache.sock", pid=process.pid)
@@ -90,17 +101,36 @@ def running(environment: Mapping[str, str], *, s3_client: str = "auto", key_file
 
 
 @contextlib.contextmanager
-def _process(config: Path, log: Path, *, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def _process(
+    config: Path, log: Path, *, environment: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
     ready, telling = os.pipe()
-    command = [sys.executable, "-m", "weight_cache", "--config", str(config), "--ready-fd", str(telling)]
+    command = [
+        sys.executable,
+        "-m",
+        "weight_cache",
+        "--config",
+        str(config),
+        "--ready-fd",
+        str(telling),
+    ]
     with log.open("wb") as stderr:
         variables = {**os.environ, **environment, "PYTHONPATH": str(ROOT)}
-        process = subprocess.Popen(command, env=variables, stderr=stderr, pass_fds=[telling], cwd=config.parent, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            env=variables,
+            stderr=stderr,
+            pass_fds=[telling],
+            cwd=config.parent,
+            start_new_session=True,
+        )
     os.close(telling)
     try:
         with os.fdopen(ready, "rb") as pipe:
             if not pipe.read(1):
-                raise DidNotStart(f"weight_cache ended with status {process.wait()}: {log.read_text()[-2000:]}")
+                raise DidNotStart(
+                    f"weight_cache ended with status {process.wait()}: {log.read_text()[-2000:]}"
+                )
         yield process
     finally:
         process.send_signal(signal.SIGTERM)

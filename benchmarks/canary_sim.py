@@ -1,12 +1,13 @@
-"""Are bad canaries caught, and good ones let through? The judge of rollouts against a thousand simulated ones of each kind.
+"""Are bad canaries caught, and good ones let through? The judge of rollouts against a thousand
+simulated ones of each kind.
 
-A function gets calls at random (Poisson), so many a second; each second the judge sees what a controller would, and its decision is
-followed. Latencies are lognormal with a tail of slow calls; a call costs what its time does. The same code judges as in the controller
+A function gets calls at random (Poisson), so many a second; each second the judge sees what a
+controller would, and its decision is followed. Latencies are lognormal with a tail of slow calls; a
+call costs what its time does. The same code judges as in the controller
 (`pilotlight.controller.rollouts`); only the calls are made up.
 
-A good candidate differs from stable by chance alone: each one that is rolled back is a false alarm, whose rate the plan bounds. A bad one
-fails 2 % of its calls, stable 0.1 %.
-"""
+A good candidate differs from stable by chance alone: each one that is rolled back is a false alarm,
+whose rate the plan bounds. A bad one fails 2 % of its calls, stable 0.1 %."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """What a revision is like: its share of errors, the median of its warm latency, and the price of its time against stable's."""
+    """What a revision is like: its share of errors, the median of its warm latency, and the price
+    of its time against stable's."""
 
     errors: float = 0.001
     median_ms: float = 30.0
@@ -70,7 +72,8 @@ CASES = {
 
 
 def latency_shares(version: Version) -> NDArray[np.float64]:
-    """Probabilities of the latency buckets: lognormal, and one call of fifty three times as slow."""
+    """Probabilities of the latency buckets: lognormal, and one call of fifty three times as
+    slow."""
     normal = statistics.NormalDist()
     edges = np.arange(-1, BUCKETS) * np.log(GROWTH)
 
@@ -83,7 +86,8 @@ def latency_shares(version: Version) -> NDArray[np.float64]:
 
 
 class Calls:
-    """The calls of one revision, second by second, as sums since the rollout began. Owner: one simulated rollout."""
+    """The calls of one revision, second by second, as sums since the rollout began. Owner: one
+    simulated rollout."""
 
     def __init__(self, version: Version, rng: np.random.Generator) -> None:
         self._version = version
@@ -105,12 +109,18 @@ class Calls:
 
     def forget_after(self, second: int) -> None:
         """What was drawn for later seconds never happened: the weights changed."""
-        self.answered, self.failed, self.latency = self.answered[: second + 1], self.failed[: second + 1], self.latency[: second + 1]
+        self.answered, self.failed, self.latency = (
+            self.answered[: second + 1],
+            self.failed[: second + 1],
+            self.latency[: second + 1],
+        )
 
     def between(self, begin: int, end: int, *, with_latency: bool) -> Observation:
         """What was seen from one second to another."""
         seen = Observation(tenant="t", function_id="f", revision="r", minute=0)
-        seen.answered, seen.failed = (int(counts[end] - counts[begin]) for counts in (self.answered, self.failed))
+        seen.answered, seen.failed = (
+            int(counts[end] - counts[begin]) for counts in (self.answered, self.failed)
+        )
         if with_latency:
             buckets = self.latency[end] - self.latency[begin]
             used = np.flatnonzero(buckets)
@@ -142,8 +152,15 @@ class Canary:
                 for calls in (self._candidate, self._stable):
                     calls.forget_after(self._second)
             elif decision.verdict is not Verdict.HOLD:
-                return End(verdict=decision.verdict.value, cause=decision.cause, step=self._step, at_s=self._second)
-        return End(verdict=decision.verdict.value, cause=decision.cause, step=self._step, at_s=self._second)
+                return End(
+                    verdict=decision.verdict.value,
+                    cause=decision.cause,
+                    step=self._step,
+                    at_s=self._second,
+                )
+        return End(
+            verdict=decision.verdict.value, cause=decision.cause, step=self._step, at_s=self._second
+        )
 
     def _draw(self) -> None:
         calls = self._rng.poisson(CALLS_PER_S, CHUNK_S)
@@ -165,7 +182,9 @@ class Canary:
     def _evidence(self, calls: Calls, begin: int) -> Evidence:
         recent = calls.between(max(0, self._second - RECENT_S), self._second, with_latency=False)
         hour = calls.between(max(0, self._second - 3600), self._second, with_latency=False)
-        return Evidence(step=calls.between(begin, self._second, with_latency=True), recent=recent, hour=hour)
+        return Evidence(
+            step=calls.between(begin, self._second, with_latency=True), recent=recent, hour=hour
+        )
 
 
 def simulate(seed: int, *, candidate: Version, plan: Plan = PLAN) -> End:
@@ -176,7 +195,13 @@ def simulate(seed: int, *, candidate: Version, plan: Plan = PLAN) -> End:
 def many(candidate: Version, *, runs: int, plan: Plan = PLAN) -> list[End]:
     """So many rollouts, on all cores."""
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return list(pool.map(partial(simulate, candidate=candidate, plan=plan), range(runs), chunksize=max(1, runs // 50)))
+        return list(
+            pool.map(
+                partial(simulate, candidate=candidate, plan=plan),
+                range(runs),
+                chunksize=max(1, runs // 50),
+            )
+        )
 
 
 def add(report: Report, *, runs: int) -> None:
@@ -185,7 +210,14 @@ def add(report: Report, *, runs: int) -> None:
         good = many(GOOD, runs=runs)
     back = _rolled_back(good)
     done = [end for end in good if end.verdict == "done"]
-    report.rows.append(Row.of("good canary: until it is done", "s", [end.at_s for end in done], f"{len(done)} of {runs}; 4 steps of 300 s"))
+    report.rows.append(
+        Row.of(
+            "good canary: until it is done",
+            "s",
+            [end.at_s for end in done],
+            f"{len(done)} of {runs}; 4 steps of 300 s",
+        )
+    )
     report.ratios["good canaries rolled back"] = len(back) / runs
     report.ratios["stated false-rollback rate"] = PLAN.false_rollback_rate
     for name, version in CASES.items():
@@ -193,9 +225,14 @@ def add(report: Report, *, runs: int) -> None:
             ends = many(version, runs=runs)
         caught = _rolled_back(ends)
         first = [end for end in caught if end.step == 0 and end.at_s <= PLAN.every_s]
-        causes = ", ".join(f"{sum(end.cause == cause for end in caught)} by {cause}" for cause in sorted({end.cause for end in caught}))
+        causes = ", ".join(
+            f"{sum(end.cause == cause for end in caught)} by {cause}"
+            for cause in sorted({end.cause for end in caught})
+        )
         if caught:
-            report.rows.append(Row.of(f"{name}: until it is caught", "s", [end.at_s for end in caught], causes))
+            report.rows.append(
+                Row.of(f"{name}: until it is caught", "s", [end.at_s for end in caught], causes)
+            )
         report.ratios[f"{name}: caught"] = len(caught) / runs
         report.ratios[f"{name}: caught within its first step"] = len(first) / runs
     silent = replace(PLAN, availability=0.5)
@@ -203,7 +240,14 @@ def add(report: Report, *, runs: int) -> None:
         ends = many(CASES["2 % errors against 0.1 %"], runs=runs, plan=silent)
     by_test = [end for end in _rolled_back(ends) if end.step == 0]
     if by_test:
-        report.rows.append(Row.of("2 % errors, by the comparison alone", "s", [end.at_s for end in by_test], f"{len(by_test)} of {runs}"))
+        report.rows.append(
+            Row.of(
+                "2 % errors, by the comparison alone",
+                "s",
+                [end.at_s for end in by_test],
+                f"{len(by_test)} of {runs}",
+            )
+        )
 
 
 def _rolled_back(ends: Sequence[End]) -> list[End]:
@@ -213,11 +257,22 @@ def _rolled_back(ends: Sequence[End]) -> list[End]:
 def main() -> None:
     """Run it; print the table."""
     asked = options(__doc__.partition("\n")[0])
-    report = Report(f"canaries, {CALLS_PER_S} calls/s, steps {', '.join(map(str, PLAN.steps))} % of {PLAN.every_s:.0f} s")
+    report = Report(
+        f"canaries, {CALLS_PER_S} calls/s, steps {', '.join(map(str, PLAN.steps))} % of "
+        f"{PLAN.every_s:.0f} s"
+    )
     add(report, runs=QUICK_RUNS if asked.quick else RUNS)
     report.finish(asked)
-    stated, found = report.ratios["stated false-rollback rate"], report.ratios["good canaries rolled back"]
-    sys.exit(0 if found <= stated and report.ratios["2 % errors against 0.1 %: caught within its first step"] == 1 else 1)
+    stated, found = (
+        report.ratios["stated false-rollback rate"],
+        report.ratios["good canaries rolled back"],
+    )
+    sys.exit(
+        0
+        if found <= stated
+        and report.ratios["2 % errors against 0.1 %: caught within its first step"] == 1
+        else 1
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Checkpoints as language models have them: some hundred bf16 tensors of a few sizes, in one safetensors file and in one of torch's own.
+"""Checkpoints as language models have them: some hundred bf16 tensors of a few sizes, in one
+safetensors file and in one of torch's own.
 
-Their shapes are those of decoders of 0.5 and 2 thousand million parameters; their bytes are noise. Made once, kept in `.bench`.
-"""
+Their shapes are those of decoders of 0.5 and 2 thousand million parameters; their bytes are noise.
+Made once, kept in `.bench`."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _NOISE_STEP = 1_048_583  # a prime: every tensor begins elsewhere in the noise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What decides a decoder's size; `kv` is the width of keys and values together with all their heads."""
+    """What decides a decoder's size; `kv` is the width of keys and values together with all their
+    heads."""
 
     name: str
     layers: int
@@ -75,8 +77,11 @@ class Checkpoint:
         return self.file.stat().st_size
 
 
-def checkpoint(shape: Shape, *, seed: int = 0, home: Path = BENCH_HOME / "checkpoints") -> Checkpoint:
-    """Make it, unless it is there. Another seed gives other bytes. The pickle is only named: see `pickled`."""
+def checkpoint(
+    shape: Shape, *, seed: int = 0, home: Path = BENCH_HOME / "checkpoints"
+) -> Checkpoint:
+    """Make it, unless it is there. Another seed gives other bytes. The pickle is only named: see
+    `pickled`."""
     directory = home / (shape.name if not seed else f"{shape.name}-{seed}")
     file = directory / "model.safetensors"
     if not file.exists():
@@ -86,7 +91,13 @@ def checkpoint(shape: Shape, *, seed: int = 0, home: Path = BENCH_HOME / "checkp
             _write(unfinished, shape, seed)
             unfinished.rename(file)
     first = next(shape.tensors())[0]
-    return Checkpoint(name=shape.name, directory=directory, file=file, pickle=home / f"{directory.name}.pt", first=first)
+    return Checkpoint(
+        name=shape.name,
+        directory=directory,
+        file=file,
+        pickle=home / f"{directory.name}.pt",
+        first=first,
+    )
 
 
 def pickled(made: Checkpoint) -> Checkpoint:

@@ -1,14 +1,17 @@
-"""From zero: a request is sent while a function has no instance, and timed until its answer is complete.
+"""From zero: a request is sent while a function has no instance, and timed until its answer is
+complete.
 
-`hello` and `embed` are the examples themselves. COLD comes from a second copy that is deployed with `snapshot=False`, so that nothing is
-kept of it; FORK from a resident Template, whose memory (PSS) is a row of its own, because a Template is not zero; WARM from an instance
-that is already there. FORK is measured twice: as the platform comes, with one fork parked behind each Template in use, and with none.
-RESTORE (`benchmarks/restores.py`) is measured for these two, for a function that only imports torch, and for synthetic models by
-reference and by value: with all memory back before the process runs (eager) and with memory that comes when it is touched (lazy), with
-the page cache warm and dropped, and 1, 4 and 8 at once. A deploy and a COLD start are timed beside programs that compute on every
-processor, and a call to a frozen instance beside one to an idle one. Every sample is filed under the StartKind that the platform itself
-reported. With --peers: Ray Serve with `min_replicas=0` and the same model.
-"""
+`hello` and `embed` are the examples themselves. COLD comes from a second copy that is deployed with
+`snapshot=False`, so that nothing is kept of it; FORK from a resident Template, whose memory (PSS)
+is a row of its own, because a Template is not zero; WARM from an instance that is already there.
+FORK is measured twice: as the platform comes, with one fork parked behind each Template in use, and
+with none. RESTORE (`benchmarks/restores.py`) is measured for these two, for a function that only
+imports torch, and for synthetic models by reference and by value: with all memory back before the
+process runs (eager) and with memory that comes when it is touched (lazy), with the page cache warm
+and dropped, and 1, 4 and 8 at once. A deploy and a COLD start are timed beside programs that
+compute on every processor, and a call to a frozen instance beside one to an idle one. Every sample
+is filed under the StartKind that the platform itself reported. With --peers: Ray Serve with
+`min_replicas=0` and the same model."""
 
 from __future__ import annotations
 
@@ -44,8 +47,20 @@ class Counts:
     at_once: tuple[int, ...]
 
 
-QUICK = Counts(fork=7, cold=2, warm=50, ray=2, restore=7, dropped=0, loaded=3, models_mib=(), at_once=())
-FULL = Counts(fork=40, cold=7, warm=500, ray=7, restore=15, dropped=4, loaded=7, models_mib=(256, 1024, 4096), at_once=(1, 4, 8))
+QUICK = Counts(
+    fork=7, cold=2, warm=50, ray=2, restore=7, dropped=0, loaded=3, models_mib=(), at_once=()
+)
+FULL = Counts(
+    fork=40,
+    cold=7,
+    warm=500,
+    ray=7,
+    restore=15,
+    dropped=4,
+    loaded=7,
+    models_mib=(256, 1024, 4096),
+    at_once=(1, 4, 8),
+)
 
 
 def main() -> None:
@@ -71,7 +86,8 @@ def main() -> None:
 
 
 def restored(report: Report, counts: Counts, *, quick: bool) -> None:
-    """Everything that comes back from a snapshot. With --quick: the examples, as the platform brings their pages back by itself."""
+    """Everything that comes back from a snapshot. With --quick: the examples, as the platform
+    brings their pages back by itself."""
     if quick:
         for subject in (HELLO, EMBED):
             restores.measure(report, subject, pages="auto", count=counts.restore, dropped=0)
@@ -80,14 +96,26 @@ def restored(report: Report, counts: Counts, *, quick: bool) -> None:
         torch = torch_only(Path(folder))
         for subject in (HELLO, torch, EMBED):
             for pages in ("auto", "eager", "lazy"):
-                restores.measure(report, subject, pages=pages, count=counts.restore, dropped=counts.dropped if pages != "auto" else 0)
+                restores.measure(
+                    report,
+                    subject,
+                    pages=pages,
+                    count=counts.restore,
+                    dropped=counts.dropped if pages != "auto" else 0,
+                )
         restores.other_rungs(report, torch, cold=counts.cold, forks=counts.restore)
         for mib in counts.models_mib:
             for by in ("reference", "value"):
                 subject = model(Path(folder), mib=mib, by=by)
                 restores.other_rungs(report, subject, cold=2, forks=5)
                 for pages in ("eager", "lazy"):
-                    restores.measure(report, subject, pages=pages, count=max(3, counts.restore // 4), dropped=counts.dropped // 2)
+                    restores.measure(
+                        report,
+                        subject,
+                        pages=pages,
+                        count=max(3, counts.restore // 4),
+                        dropped=counts.dropped // 2,
+                    )
         restores.together(report, torch, pages="auto", sizes=counts.at_once, rounds=5)
     restores.instance_memory(report, EMBED, instances=4)
 
@@ -101,7 +129,14 @@ def measure(report: Report, platform: stack.Stack, subject: Subject, counts: Cou
         platform.deploy(subject.source, app=cold_app, scaledown_window=2, snapshot=False)
     with phase(f"{subject.name}: first call after deploy"):
         first = platform.invoke(warm_app, subject.function, subject.arguments)
-    report.rows.append(Row.of(f"{subject.name}/first call", "ms", [first.milliseconds], note=f"came up by {first.start}"))
+    report.rows.append(
+        Row.of(
+            f"{subject.name}/first call",
+            "ms",
+            [first.milliseconds],
+            note=f"came up by {first.start}",
+        )
+    )
     with phase(f"{subject.name}: WARM"):
         for _ in range(counts.warm):
             answer = platform.invoke(warm_app, subject.function, subject.arguments)
@@ -113,7 +148,14 @@ def measure(report: Report, platform: stack.Stack, subject: Subject, counts: Cou
                 answer = platform.invoke(app, subject.function, subject.arguments)
                 samples[answer.start].append(answer)
     for kind, answers in sorted(samples.items()):
-        report.rows.append(Row.of(f"{subject.name}/{kind}", "ms", [a.milliseconds for a in answers], note=_timings(answers)))
+        report.rows.append(
+            Row.of(
+                f"{subject.name}/{kind}",
+                "ms",
+                [a.milliseconds for a in answers],
+                note=_timings(answers),
+            )
+        )
 
 
 def plain_forks(report: Report, platform: stack.Stack, subject: Subject, count: int) -> None:
@@ -126,7 +168,14 @@ def plain_forks(report: Report, platform: stack.Stack, subject: Subject, count: 
             platform.wait_zero(app)
             answers.append(platform.invoke(app, subject.function, subject.arguments))
     forks = [a for a in answers if a.start == "FORK"]
-    report.rows.append(Row.of(f"{subject.name}/FORK unparked", "ms", [a.milliseconds for a in forks], note=_timings(forks)))
+    report.rows.append(
+        Row.of(
+            f"{subject.name}/FORK unparked",
+            "ms",
+            [a.milliseconds for a in forks],
+            note=_timings(forks),
+        )
+    )
 
 
 def template_memory(report: Report, platform: stack.Stack, suffix: str = "") -> None:
@@ -143,7 +192,10 @@ def template_memory(report: Report, platform: stack.Stack, suffix: str = "") -> 
 async def _templates(socket: Path) -> list[tuple[str, int]]:
     agent = AgentClient(socket)
     try:
-        return [(t.labels.get("app", t.revision).removeprefix("bench-"), t.pss_bytes) for t in await agent.templates()]
+        return [
+            (t.labels.get("app", t.revision).removeprefix("bench-"), t.pss_bytes)
+            for t in await agent.templates()
+        ]
     finally:
         await agent.aclose()
 
@@ -166,7 +218,9 @@ def ray(report: Report, counts: Counts) -> None:
 
 def _post(url: str) -> float:
     host, _, path = url.removeprefix("http://").partition("/")
-    return stack.post(host, f"/{path}", peers.ECHO_BODY.encode(), {"Content-Type": "application/json"}).milliseconds
+    return stack.post(
+        host, f"/{path}", peers.ECHO_BODY.encode(), {"Content-Type": "application/json"}
+    ).milliseconds
 
 
 def ratios(report: Report) -> None:
@@ -192,7 +246,9 @@ def ratios(report: Report) -> None:
 def _timings(answers: list[stack.Answer]) -> str:
     """Medians of the platform's own Server-Timing."""
     names = sorted({name for answer in answers for name in answer.timing})
-    return ", ".join(f"{name} {percentile([a.timing.get(name, 0.0) for a in answers], 50):.1f}" for name in names)
+    return ", ".join(
+        f"{name} {percentile([a.timing.get(name, 0.0) for a in answers], 50):.1f}" for name in names
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Before anything is timed: what the weight cache fetches from an S3 server of somebody else's making (moto's) is what was put there.
+"""Before anything is timed: what the weight cache fetches from an S3 server of somebody else's
+making (moto's) is what was put there.
 
-moto answers ranged reads at some 0.05 GB/s, so that it says nothing of speed; nginx, which is used for that, is no S3 server.
-"""
+moto answers ranged reads at some 0.05 GB/s, so that it says nothing of speed; nginx, which is used
+for that, is no S3 server."""
 
 from __future__ import annotations
 
@@ -23,22 +24,30 @@ START_TIMEOUT_S = 30.0
 
 
 class Wrong(Exception):
-    """Raised when other bytes came than were put there: nothing that is measured after that means anything."""
+    """Raised when other bytes came than were put there: nothing that is measured after that means
+    anything."""
 
 
 def check(report: Report, shape: Shape) -> None:
-    """Fetch a checkpoint from moto and compare every byte; the remark says that it was done, or why not. Raises Wrong."""
+    """Fetch a checkpoint from moto and compare every byte; the remark says that it was done, or why
+    not. Raises Wrong."""
     made = checkpoint(shape)
     try:
         with _moto() as environment, phase("correctness: moto"):
             manifest = build_manifest(made.directory)
-            _put(environment, manifest, {file.digest: (made.directory / file.path).read_bytes() for file in manifest.files})
+            _put(
+                environment,
+                manifest,
+                {file.digest: (made.directory / file.path).read_bytes() for file in manifest.files},
+            )
             with cache.running(environment) as running:
                 asyncio.run(_compare(running, manifest))
     except (DidNotStart, ImportError) as e:
         report.missing("correctness against moto", str(e))
         return
-    report.remarks.append(f"correctness: {shape.name} fetched from moto's S3 server, equal byte for byte")
+    report.remarks.append(
+        f"correctness: {shape.name} fetched from moto's S3 server, equal byte for byte"
+    )
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """Many functions at zero: what each costs in memory, and whether their number slows anything down.
 
-A warm function is measured while 10 functions are deployed, then while 1,000 are (10,000 without --quick): resident bytes per function
-in controller and activator, time to deploy one more, latency of the warm one. Then a hot function's latency is taken with and without
-100 starts per minute of other functions beside it.
-"""
+A warm function is measured while 10 functions are deployed, then while 1,000 are (10,000 without
+--quick): resident bytes per function in controller and activator, time to deploy one more, latency
+of the warm one. Then a hot function's latency is taken with and without 100 starts per minute of
+other functions beside it."""
 
 from __future__ import annotations
 
@@ -55,20 +55,24 @@ def main() -> None:
             report.rows.append(Row.of(f"bytes_per_function in {name}", "B", [per_function]))
         total = sum(many_bytes.values()) - sum(few_bytes.values())
         report.rows.append(Row.of("bytes_per_function", "B", [total / (many - FEW)]))
-        report.ratio("latency_1000_over_10_functions", percentile(many_ms, 50) / percentile(few_ms, 50))
+        report.ratio(
+            "latency_1000_over_10_functions", percentile(many_ms, 50) / percentile(few_ms, 50)
+        )
         churn(report, platform, seconds=churn_s)
     report.finish(given)
 
 
 def deployed_spec(client: Client) -> FunctionSpec:
-    """The echo's specification as the registry has it, but with zero instances: a pattern for others, whose bundle is already there."""
+    """The echo's specification as the registry has it, but with zero instances: a pattern for
+    others, whose bundle is already there."""
     document = next(f["spec"] for f in client.app(APP)["functions"] if f["name"] == FUNCTION)
     spec = from_json(FunctionSpec, document)
     return replace(spec, scaling=Scaling(max_inputs=64, max_instances=1, scaledown_window_s=2.0))
 
 
 def fill(client: Client, spec: FunctionSpec, first: int, end: int) -> None:
-    """Deploy functions number `first` to `end`, PER_APP to an app; no instance and no Template is made."""
+    """Deploy functions number `first` to `end`, PER_APP to an app; no instance and no Template is
+    made."""
     for start in range(first, end, PER_APP):
         names = [f"f{i}" for i in range(start, min(end, start + PER_APP))]
         client.deploy(f"many-{start}", [replace(spec, name=name) for name in names])
@@ -97,7 +101,10 @@ def resident_bytes(platform: stack.Stack) -> dict[str, int]:
 
 def churn(report: Report, platform: stack.Stack, *, seconds: float) -> None:
     """The hot function alone, then with starts beside it."""
-    names = [(f"many-{i // PER_APP * PER_APP}" if i >= FEW else "many-0", f"f{i}") for i in range(CHURNED)]
+    names = [
+        (f"many-{i // PER_APP * PER_APP}" if i >= FEW else "many-0", f"f{i}")
+        for i in range(CHURNED)
+    ]
     with phase("first starts of the churned functions"):
         for app, function in names:
             platform.invoke(app, function, {"text": "ready"})
@@ -117,12 +124,20 @@ def churn(report: Report, platform: stack.Stack, *, seconds: float) -> None:
         beside = _with_thread(start_others, stop, lambda: paced(platform, seconds=seconds))
     report.rows.append(Row.of("hot function alone", "ms", alone))
     summary = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
-    report.rows.append(Row.of(f"hot function beside {STARTS_PER_MINUTE} calls/min to idle functions", "ms", beside, note=summary))
+    report.rows.append(
+        Row.of(
+            f"hot function beside {STARTS_PER_MINUTE} calls/min to idle functions",
+            "ms",
+            beside,
+            note=summary,
+        )
+    )
     report.ratio("hot_p99_beside_starts_over_alone", percentile(beside, 99) / percentile(alone, 99))
 
 
 def paced(platform: stack.Stack, *, seconds: float) -> list[float]:
-    """Milliseconds of calls at a fixed rate, each from the moment when it was due: a stall counts for all that it delayed."""
+    """Milliseconds of calls at a fixed rate, each from the moment when it was due: a stall counts
+    for all that it delayed."""
     origin = time.perf_counter()
     took_ms = []
     for i in range(int(seconds * CALLS_PER_S)):
@@ -134,7 +149,9 @@ def paced(platform: stack.Stack, *, seconds: float) -> list[float]:
     return took_ms
 
 
-def _with_thread(work: Callable[[], None], stop: threading.Event, measure: Callable[[], list[float]]) -> list[float]:
+def _with_thread(
+    work: Callable[[], None], stop: threading.Event, measure: Callable[[], list[float]]
+) -> list[float]:
     thread = threading.Thread(target=work, name="starts")
     thread.start()
     try:

@@ -1,7 +1,8 @@
-"""Streams of a language model, read as bytes: the same client for the engine's own Unix socket and for the gateway's port.
+"""Streams of a language model, read as bytes: the same client for the engine's own Unix socket and
+for the gateway's port.
 
-Written on asyncio's streams alone, so that it costs the two cores that everything runs on as little as possible.
-"""
+Written on asyncio's streams alone, so that it costs the two cores that everything runs on as little
+as possible."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class AskFailed(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Stream:
-    """One answer. Milliseconds from before the connection; `gaps_ms` between pieces that hold tokens."""
+    """One answer. Milliseconds from before the connection; `gaps_ms` between pieces that hold
+    tokens."""
 
     first_ms: float = 0.0
     last_ms: float = 0.0
@@ -50,9 +52,15 @@ class Door:
 def body_of(model: str, *, prompt: list[int], tokens: int) -> dict[str, Any]:
     """A completion that runs to its length, as a stream."""
     return {
-        "model": model, "prompt": prompt, "max_tokens": tokens, "min_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "min_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
         "stream_options": {"include_usage": True},
-    }  # fmt: skip
+    }
 
 
 async def ask(door: Door, *, prompt: list[int], tokens: int) -> Stream:
@@ -64,7 +72,8 @@ async def ask(door: Door, *, prompt: list[int], tokens: int) -> Stream:
             body = json.dumps(body_of(door.model, prompt=prompt, tokens=tokens)).encode()
             head = "".join(f"{name}: {value}\r\n" for name, value in door.headers.items())
             writer.write(
-                f"POST /v1/completions HTTP/1.1\r\nhost: engine\r\n{head}content-type: application/json\r\naccept: text/event-stream\r\n"
+                f"POST /v1/completions HTTP/1.1\r\nhost: engine\r\n{head}content-type: "
+                f"application/json\r\naccept: text/event-stream\r\n"
                 f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
                 + body
             )
@@ -77,7 +86,9 @@ async def _read(reader: asyncio.StreamReader, began: float) -> Stream:
     stream, last = Stream(), 0.0
     head = await reader.readuntil(b"\r\n\r\n")
     if b" 200 " not in head.partition(b"\r\n")[0]:
-        raise AskFailed(f"{head.decode(errors='replace')}{(await reader.read(2000)).decode(errors='replace')}")
+        raise AskFailed(
+            f"{head.decode(errors='replace')}{(await reader.read(2000)).decode(errors='replace')}"
+        )
     for line in head.split(b"\r\n"):
         name, _, value = line.partition(b":")
         if name.lower() == b"pilotlight-start":
@@ -89,7 +100,11 @@ async def _read(reader: asyncio.StreamReader, began: float) -> Stream:
         for line in lines:
             if b'"error"' in line and line.startswith(b"data:"):
                 raise AskFailed(line.decode(errors="replace"))
-            if not line.startswith(b"data:") or b'"text":"' not in line.replace(b'"text": "', b'"text":"') or b'"choices":[]' in line:
+            if (
+                not line.startswith(b"data:")
+                or b'"text":"' not in line.replace(b'"text": "', b'"text":"')
+                or b'"choices":[]' in line
+            ):
                 continue
             stream.pieces += 1
             if stream.pieces == 1:
@@ -103,7 +118,12 @@ async def _read(reader: asyncio.StreamReader, began: float) -> Stream:
     return stream
 
 
-async def together(door: Door, *, streams: int, tokens: int, prompt_tokens: int, seed: int) -> list[Stream]:
+async def together(
+    door: Door, *, streams: int, tokens: int, prompt_tokens: int, seed: int
+) -> list[Stream]:
     """So many streams at once, each with a prompt of its own."""
-    prompts = [[16 + (seed * 7919 + n * 104_729 + i * 31) % 200 for i in range(prompt_tokens)] for n in range(streams)]
+    prompts = [
+        [16 + (seed * 7919 + n * 104_729 + i * 31) % 200 for i in range(prompt_tokens)]
+        for n in range(streams)
+    ]
     return await asyncio.gather(*(ask(door, prompt=prompt, tokens=tokens) for prompt in prompts))

@@ -1,11 +1,13 @@
-"""A fleet of functions in a cluster: 500 from nothing, no change, one more revision each, and back up after a restart of the controller.
+"""A fleet of functions in a cluster: 500 from nothing, no change, one more revision each, and back
+up after a restart of the controller.
 
     PYTHONPATH=.:functions python -m benchmarks.fleet [--quick] [--json FILE]
 
-The reconciler is the controller's own, its cluster the API server of the tests over real HTTP (in a thread of this process, so half of what
-is measured is the server's), with as much of Knative as makes revisions of Services. No pod runs: a revision is ready as soon as Knative
-has it. Goals: from nothing at most 60 s; zero writes where nothing changed. `fleet_scaling` measures the way of a start from zero.
-"""
+The reconciler is the controller's own, its cluster the API server of the tests over real HTTP (in a
+thread of this process, so half of what is measured is the server's), with as much of Knative as
+makes revisions of Services. No pod runs: a revision is ready as soon as Knative has it. Goals: from
+nothing at most 60 s; zero writes where nothing changed. `fleet_scaling` measures the way of a start
+from zero."""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ async def measure(chosen: Options, report: Report) -> None:
         serving = SmallServing(threaded.server)
         threaded.call(serving.__enter__)
         kubeconfig = threaded.server.write_kubeconfig(home / "kubeconfig")
-        settings = ClusterSettings(kubeconfig=str(kubeconfig), runtime_image=RUNTIME, namespace="default")
+        settings = ClusterSettings(
+            kubeconfig=str(kubeconfig), runtime_image=RUNTIME, namespace="default"
+        )
         platform = FedPlatform(home, bell=Bell())
         try:
             for tenant in tenants():
@@ -61,52 +65,101 @@ async def measure(chosen: Options, report: Report) -> None:
             await fleet(platform, settings, threaded, count, report)
         finally:
             platform.close()
-        await fleet_scaling.measure(home, revisions=count // 2, pokes=20 if chosen.quick else 100, report=report)
+        await fleet_scaling.measure(
+            home, revisions=count // 2, pokes=20 if chosen.quick else 100, report=report
+        )
 
 
 def tenants() -> list[TenantRecord]:
     """Ten of them."""
-    return [TenantRecord(id=f"t-{number:012x}", name=f"tenant{number}", uid=20_000 + number, plan={}) for number in range(TENANTS)]
+    return [
+        TenantRecord(id=f"t-{number:012x}", name=f"tenant{number}", uid=20_000 + number, plan={})
+        for number in range(TENANTS)
+    ]
 
 
 def documents(count: int, specs: Mapping[str, FunctionSpec]) -> dict[str, Any]:
     """Routes of so many functions, dealt out over the tenants."""
     known, weights = tenants(), {list(specs)[-1]: 100}
-    each = (document_of(specs, app=f"app{number}", tenant=known[number % TENANTS], weights=weights) for number in range(count))
+    each = (
+        document_of(specs, app=f"app{number}", tenant=known[number % TENANTS], weights=weights)
+        for number in range(count)
+    )
     return dict(each)
 
 
-async def fleet(platform: FedPlatform, settings: ClusterSettings, threaded: ThreadedApiServer, count: int, report: Report) -> None:
+async def fleet(
+    platform: FedPlatform,
+    settings: ClusterSettings,
+    threaded: ThreadedApiServer,
+    count: int,
+    report: Report,
+) -> None:
     """From nothing, no change, another revision of all, and a controller that starts anew."""
     requests, statuses = threaded.server.requests, Statuses()
     async with await Cluster.connect(settings) as cluster:
         reconciler = Reconciler(
-            cluster, store=platform.store, key=platform.key, bell=platform.bell, statuses=statuses, pace=Pace(feed_s=3600, config_s=3600)
+            cluster,
+            store=platform.store,
+            key=platform.key,
+            bell=platform.bell,
+            statuses=statuses,
+            pace=Pace(feed_s=3600, config_s=3600),
         )
         began = time.perf_counter()
         task = asyncio.create_task(reconciler.run())
         try:
             await until_ready(statuses, count, revision="v1-000001")
             took_s = time.perf_counter() - began
-            report.rows.append(Row.of(f"{count} functions from nothing", "s", [took_s], f"{count / took_s:.0f}/s; goal {GOAL_S:g} s"))
+            report.rows.append(
+                Row.of(
+                    f"{count} functions from nothing",
+                    "s",
+                    [took_s],
+                    f"{count / took_s:.0f}/s; goal {GOAL_S:g} s",
+                )
+            )
             writes, asked = requests.writes(), len(requests)
-            report.rows.append(Row.of("writes per function", "", [writes / count], f"{asked / count:.1f} requests with the watches"))
+            report.rows.append(
+                Row.of(
+                    "writes per function",
+                    "",
+                    [writes / count],
+                    f"{asked / count:.1f} requests with the watches",
+                )
+            )
             await until_idle(reconciler)
             requests.clear()
             platform.functions(documents(count, {"v1-000001": spec("embed")}))
             platform.bell.ring()
             await until_idle(reconciler)
-            report.rows.append(Row.of("writes where nothing changed", "", [float(requests.writes())], "goal 0"))
+            report.rows.append(
+                Row.of("writes where nothing changed", "", [float(requests.writes())], "goal 0")
+            )
             began = time.perf_counter()
-            platform.functions(documents(count, {"v1-000001": spec("embed"), "v2-000002": spec("embed", env={"NEW": "1"})}))
+            platform.functions(
+                documents(
+                    count,
+                    {"v1-000001": spec("embed"), "v2-000002": spec("embed", env={"NEW": "1"})},
+                )
+            )
             await until_ready(statuses, count, revision="v2-000002")
-            report.rows.append(Row.of(f"a new revision of all {count}", "s", [time.perf_counter() - began], "in, ready, then traffic"))
+            report.rows.append(
+                Row.of(
+                    f"a new revision of all {count}",
+                    "s",
+                    [time.perf_counter() - began],
+                    "in, ready, then traffic",
+                )
+            )
             await until_idle(reconciler)
         finally:
             await stopped(task)
         requests.clear()
         fresh = Statuses()
-        again = Reconciler(cluster, store=platform.store, key=platform.key, bell=platform.bell, statuses=fresh)
+        again = Reconciler(
+            cluster, store=platform.store, key=platform.key, bell=platform.bell, statuses=fresh
+        )
         began = time.perf_counter()
         task = asyncio.create_task(again.run())
         try:
@@ -114,7 +167,12 @@ async def fleet(platform: FedPlatform, settings: ClusterSettings, threaded: Thre
             took_s = time.perf_counter() - began
             await until_idle(again)
             report.rows.append(
-                Row.of("a controller that starts anew", "s", [took_s], f"{requests.writes()} writes, {len(requests)} requests")
+                Row.of(
+                    "a controller that starts anew",
+                    "s",
+                    [took_s],
+                    f"{requests.writes()} writes, {len(requests)} requests",
+                )
             )
         finally:
             await stopped(task)
@@ -124,7 +182,13 @@ async def until_ready(statuses: Statuses, count: int, *, revision: str) -> None:
     """Wait until so many functions are ready with that revision. Raises TimeoutError."""
     async with asyncio.timeout(_LONGEST_S):
         await fleet_scaling.until(
-            lambda: sum(status.phase == "ready" and status.revision == revision for status in statuses.known().values()) >= count
+            lambda: (
+                sum(
+                    status.phase == "ready" and status.revision == revision
+                    for status in statuses.known().values()
+                )
+                >= count
+            )
         )
 
 

@@ -1,8 +1,9 @@
-"""The second half of `fleet.py`: how soon a decision reaches the Deployment, and what a start from zero asks of the API server.
+"""The second half of `fleet.py`: how soon a decision reaches the Deployment, and what a start from
+zero asks of the API server.
 
-With class `pilotlight.dev` the leader of the activators' autoscaler follows all revisions, on its own clock, while one after the other is
-poked. With Knative's own autoscaler a start asks the API server for nothing: a request wakes the revision, and pods come by watches.
-"""
+With class `pilotlight.dev` the leader of the activators' autoscaler follows all revisions, on its
+own clock, while one after the other is poked. With Knative's own autoscaler a start asks the API
+server for nothing: a request wakes the revision, and pods come by watches."""
 
 from __future__ import annotations
 
@@ -43,22 +44,49 @@ class _Always:
 async def measure(directory: Path, *, revisions: int, pokes: int, report: Report) -> None:
     """Both autoscalers."""
     took_ms, calls = await poked(directory, revisions=revisions, pokes=pokes)
-    report.rows.append(Row.of("poke to Deployment", "ms", took_ms, f"{revisions} revisions led; goal {POKE_GOAL_MS:g} ms"))
-    report.rows.append(Row.of("API calls until then, pilotlight.dev", "", calls, f"goal at most {CALLS_GOAL}"))
-    report.rows.append(Row.of("API calls of a start from zero, kpa", "", await woken(directory, starts=5), f"goal at most {CALLS_GOAL}"))
+    report.rows.append(
+        Row.of(
+            "poke to Deployment",
+            "ms",
+            took_ms,
+            f"{revisions} revisions led; goal {POKE_GOAL_MS:g} ms",
+        )
+    )
+    report.rows.append(
+        Row.of("API calls until then, pilotlight.dev", "", calls, f"goal at most {CALLS_GOAL}")
+    )
+    report.rows.append(
+        Row.of(
+            "API calls of a start from zero, kpa",
+            "",
+            await woken(directory, starts=5),
+            f"goal at most {CALLS_GOAL}",
+        )
+    )
 
 
 async def poked(directory: Path, *, revisions: int, pokes: int) -> tuple[list[float], list[float]]:
-    """Milliseconds from a poke to the Deployment's new scale, and the API calls until then, of each poke."""
+    """Milliseconds from a poke to the Deployment's new scale, and the API calls until then, of each
+    poke."""
     async with ApiServer() as server:
-        those = [ScaledRevision(server, f"f{number}-v1-aaaaaa", key=f"f-{number:016x}@v1-aaaaaa") for number in range(revisions)]
+        those = [
+            ScaledRevision(server, f"f{number}-v1-aaaaaa", key=f"f-{number:016x}@v1-aaaaaa")
+            for number in range(revisions)
+        ]
         for one in those:
             one.made()
-        settings = ClusterSettings(kubeconfig=str(server.write_kubeconfig(directory / "kubeconfig")))
+        settings = ClusterSettings(
+            kubeconfig=str(server.write_kubeconfig(directory / "kubeconfig"))
+        )
         async with await Cluster.connect(settings) as cluster:
             board = ProcessBoard(member="a-0")
             leader = Leader(
-                cluster, board, _Always(), selector=function_selector(settings), pods_of=lambda _: (), spec_of_function=lambda *_: None
+                cluster,
+                board,
+                _Always(),
+                selector=function_selector(settings),
+                pods_of=lambda _: (),
+                spec_of_function=lambda *_: None,
             )
             running = asyncio.create_task(leader.run())
             try:
@@ -70,7 +98,8 @@ async def poked(directory: Path, *, revisions: int, pokes: int) -> tuple[list[fl
 
 
 async def settled(server: ApiServer, those: Sequence[ScaledRevision]) -> None:
-    """Every revision has its ServerlessService and its status, and Knative has answered. Raises TimeoutError."""
+    """Every revision has its ServerlessService and its status, and Knative has answered. Raises
+    TimeoutError."""
     async with asyncio.timeout(_LONGEST_S):
         for one in those:
             await until(partial(_has_service, one))
@@ -83,7 +112,9 @@ async def settled(server: ApiServer, those: Sequence[ScaledRevision]) -> None:
             await asyncio.sleep(0.5)
 
 
-async def _poke_each(server: ApiServer, board: ProcessBoard, those: Sequence[ScaledRevision]) -> tuple[list[float], list[float]]:
+async def _poke_each(
+    server: ApiServer, board: ProcessBoard, those: Sequence[ScaledRevision]
+) -> tuple[list[float], list[float]]:
     took_ms, calls = [], []
     statement: dict[str, Load] = {}
     for one in those:
@@ -106,7 +137,9 @@ async def _poke_each(server: ApiServer, board: ProcessBoard, those: Sequence[Sca
         async with asyncio.timeout(_LONGEST_S):
             await until(partial(_is_noted, server, one))
         made = of_object(server.requests, one.name)
-        calls.append(1.0 + next(index for index, asked in enumerate(made) if asked.subresource == "scale"))
+        calls.append(
+            1.0 + next(index for index, asked in enumerate(made) if asked.subresource == "scale")
+        )
         await asyncio.sleep(0.05)
     return took_ms, calls
 
@@ -124,13 +157,19 @@ async def woken(directory: Path, *, starts: int) -> list[float]:
             await world.woken.wait()
             await world.maker.up(target)
             await starting
-            counts.append(float(len([asked for asked in world.server.requests if asked.verb not in _WATCHING])))
+            counts.append(
+                float(
+                    len([asked for asked in world.server.requests if asked.verb not in _WATCHING])
+                )
+            )
     return counts
 
 
 def of_object(requests: Iterable[Asked], name: str) -> list[Asked]:
     """Calls that concern one revision, in their order, watches left out."""
-    return [asked for asked in requests if asked.verb not in _WATCHING and asked.name.startswith(name)]
+    return [
+        asked for asked in requests if asked.verb not in _WATCHING and asked.name.startswith(name)
+    ]
 
 
 def _has_service(one: ScaledRevision) -> bool:

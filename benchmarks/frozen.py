@@ -1,4 +1,5 @@
-"""What a caller waits for when the idle instance that serves it was frozen (`activator.freeze_idle_s`), beside one that was not."""
+"""What a caller waits for when the idle instance that serves it was frozen
+(`activator.freeze_idle_s`), beside one that was not."""
 
 from __future__ import annotations
 
@@ -15,18 +16,26 @@ _FROZEN_BY_S = 2.5
 
 
 def measure(report: Report, *, count: int) -> None:
-    """Rows `hello/WARM idle` and `hello/WARM frozen`, and `hello/thaw`: the queue phase of the second, which 2 ms are to be enough for."""
+    """Rows `hello/WARM idle` and `hello/WARM frozen`, and `hello/thaw`: the queue phase of the
+    second, which 2 ms are to be enough for."""
     app = "bench-frozen"
     idle = _answers(app, count, None)
     frozen = _answers(app, count, _IDLE_S)
     report.rows.append(Row.of("hello/WARM idle", "ms", [answer.milliseconds for answer in idle]))
-    report.rows.append(Row.of("hello/WARM frozen", "ms", [answer.milliseconds for answer in frozen]))
+    report.rows.append(
+        Row.of("hello/WARM frozen", "ms", [answer.milliseconds for answer in frozen])
+    )
     thaws = [answer.timing.get("queue", 0.0) for answer in frozen]
-    report.rows.append(Row.of("hello/thaw", "ms", thaws, note=f"longest {percentile(thaws, 100):.2f}"))
+    report.rows.append(
+        Row.of("hello/thaw", "ms", thaws, note=f"longest {percentile(thaws, 100):.2f}")
+    )
 
 
 def _answers(app: str, count: int, freeze_idle_s: float | None) -> list[Answer]:
-    with stack.running(activator={"freeze_idle_s": freeze_idle_s}) as platform, phase(f"hello: {count} calls after a pause"):
+    with (
+        stack.running(activator={"freeze_idle_s": freeze_idle_s}) as platform,
+        phase(f"hello: {count} calls after a pause"),
+    ):
         platform.deploy(HELLO.source, app=app, scaledown_window=60)
         platform.invoke(app, HELLO.function, HELLO.arguments)
         answers = []

@@ -1,9 +1,9 @@
-"""The gateway's price: an echo function through the activator (authenticated, metered), beside nginx `proxy_pass` to the very same
-worker socket and that socket alone; with --peers beside other servers' echoes; without --quick also with 2 and 4 activators.
+"""The gateway's price: an echo function through the activator (authenticated, metered), beside
+nginx `proxy_pass` to the very same worker socket and that socket alone; with --peers beside other
+servers' echoes; without --quick also with 2 and 4 activators.
 
-Load: one wrk thread, 32 connections, closed loop. wrk cannot speak to a Unix socket, so the socket alone is driven by h2load, and nginx
-by both, which shows what the change of tool does.
-"""
+Load: one wrk thread, 32 connections, closed loop. wrk cannot speak to a Unix socket, so the socket
+alone is driven by h2load, and nginx by both, which shows what the change of tool does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ NEEDS = ("nginx", "wrk", "h2load", "redis-server")
 BODY = peers.ECHO_BODY
 APP, FUNCTION = "bench-echo", "echo"
 SOURCE = ROOT / "benchmarks" / "functions" / "echo.py"
-ACTIVATOR, NGINX, NGINX_H2LOAD, SOCKET = "activator", "nginx to the worker", "nginx to the worker (h2load)", "worker socket alone (h2load)"
+ACTIVATOR, NGINX, NGINX_H2LOAD, SOCKET = (
+    "activator",
+    "nginx to the worker",
+    "nginx to the worker (h2load)",
+    "worker socket alone (h2load)",
+)
 ACTIVATORS = (2, 4)
 SETTLE_S = 1.5
 
@@ -59,7 +64,13 @@ def beside_nginx(report: Report, platform: stack.Stack, *, seconds: float, round
         arms: Arms = {
             NGINX: lambda: wrk(url, body=BODY, headers=headers, seconds=seconds),
             ACTIVATOR: through(platform, seconds=seconds),
-            SOCKET: lambda: h2load(f"http://worker{WORKER_INVOKE}", body=BODY, headers=headers, seconds=seconds, unix=socket),
+            SOCKET: lambda: h2load(
+                f"http://worker{WORKER_INVOKE}",
+                body=BODY,
+                headers=headers,
+                seconds=seconds,
+                unix=socket,
+            ),
             NGINX_H2LOAD: lambda: h2load(url, body=BODY, headers=headers, seconds=seconds),
         }
         loads = interleave(arms, rounds=rounds)
@@ -71,12 +82,17 @@ def beside_nginx(report: Report, platform: stack.Stack, *, seconds: float, round
 
 
 def beside_peers(report: Report, platform: stack.Stack, *, seconds: float, rounds: int) -> None:
-    """One other server at a time, taking turns with the activator: each idles while the other is driven."""
+    """One other server at a time, taking turns with the activator: each idles while the other is
+    driven."""
     for peer in peers.ECHOES:
         try:
             with peers.running(peer) as other, phase(peer.name):
                 loads = interleave(
-                    {peer.name: against(other.url, peer, seconds=seconds), ACTIVATOR: through(platform, seconds=seconds)}, rounds=rounds
+                    {
+                        peer.name: against(other.url, peer, seconds=seconds),
+                        ACTIVATOR: through(platform, seconds=seconds),
+                    },
+                    rounds=rounds,
                 )
         except (peers.PeerFailed, DidNotStart, LoadFailed) as e:
             report.missing(peer.name, str(e))
@@ -89,13 +105,19 @@ def beside_peers(report: Report, platform: stack.Stack, *, seconds: float, round
 
 
 def several_activators(report: Report, *, seconds: float, rounds: int) -> None:
-    """More activator processes on one address, each with an instance of its own (an instance is leased to one activator)."""
+    """More activator processes on one address, each with an instance of its own (an instance is
+    leased to one activator)."""
     for count in ACTIVATORS:
         name = f"{count} activators"
         try:
-            with redis_server() as url, stack.running(activators=count, redis_url=url) as platform, phase(name):
+            with (
+                redis_server() as url,
+                stack.running(activators=count, redis_url=url) as platform,
+                phase(name),
+            ):
                 platform.deploy(SOURCE, min_instances=count, max_instances=2 * count)
-                for _ in range(4 * count):  # new connections are spread over the processes by the kernel
+                # new connections are spread over the processes by the kernel
+                for _ in range(4 * count):
                     platform.invoke(APP, FUNCTION, {"text": "ready"})
                 runs = [through(platform, seconds=seconds)() for _ in range(rounds)]
         except (DidNotStart, LoadFailed, stack.StackFailed) as e:
@@ -105,10 +127,13 @@ def several_activators(report: Report, *, seconds: float, rounds: int) -> None:
 
 
 def through(platform: stack.Stack, *, seconds: float) -> Callable[[], Load]:
-    """The load on the function's public address; then a pause, so that the last usage records are not shipped in another arm's time."""
+    """The load on the function's public address; then a pause, so that the last usage records are
+    not shipped in another arm's time."""
 
     def run() -> Load:
-        load = wrk(platform.invoke_url(APP, FUNCTION), body=BODY, headers=platform.headers, seconds=seconds)
+        load = wrk(
+            platform.invoke_url(APP, FUNCTION), body=BODY, headers=platform.headers, seconds=seconds
+        )
         time.sleep(SETTLE_S)
         return load
 
@@ -117,15 +142,22 @@ def through(platform: stack.Stack, *, seconds: float) -> Callable[[], Load]:
 
 def against(url: str, peer: peers.Peer, *, seconds: float) -> Callable[[], Load]:
     """The load on another server."""
-    return lambda: wrk(url, body=peer.body, headers={"Content-Type": "application/json"}, seconds=seconds)
+    return lambda: wrk(
+        url, body=peer.body, headers={"Content-Type": "application/json"}, seconds=seconds
+    )
 
 
 def add_rows(report: Report, name: str, runs: list[Load]) -> None:
-    """Throughput over rounds, and the latencies: medians over rounds of each round's own percentiles."""
+    """Throughput over rounds, and the latencies: medians over rounds of each round's own
+    percentiles."""
     report.rows.append(Row.of(f"{name} rps", "1/s", [run.rps for run in runs]))
     p50 = Row.of(name, "ms", [run.p50_ms for run in runs]).p50
     p99 = Row.of(name, "ms", [run.p99_ms for run in runs]).p50
-    report.rows.append(Row(name=f"{name} latency", unit="ms", n=sum(run.requests for run in runs), p50=p50, p99=p99))
+    report.rows.append(
+        Row(
+            name=f"{name} latency", unit="ms", n=sum(run.requests for run in runs), p50=p50, p99=p99
+        )
+    )
 
 
 @contextlib.contextmanager

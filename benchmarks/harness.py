@@ -1,9 +1,8 @@
 """What every benchmark shares: its options, its statistics, its table and its JSON.
 
-Percentiles are linear between the closest ranks. A ratio near 1 is taken from interleaved pairs: the arms take turns, each round
-gives one ratio, and the median of these comes with a bootstrap interval, because one server alone varied by 8 % on the machine where
-this was written.
-"""
+Percentiles are linear between the closest ranks. A ratio near 1 is taken from interleaved pairs:
+the arms take turns, each round gives one ratio, and the median of these comes with a bootstrap
+interval, because one server alone varied by 8 % on the machine where this was written."""
 
 from __future__ import annotations
 
@@ -32,7 +31,8 @@ BOOTSTRAP_SAMPLES = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Command line: `quick` keeps a run within a minute, `peers` installs and runs other servers."""
+    """Command line: `quick` keeps a run within a minute, `peers` installs and runs other
+    servers."""
 
     quick: bool
     peers: bool
@@ -41,7 +41,8 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of the table: `n` samples of something, in `unit`; `note` says what the numbers cannot."""
+    """One line of the table: `n` samples of something, in `unit`; `note` says what the numbers
+    cannot."""
 
     name: str
     unit: str
@@ -53,7 +54,14 @@ class Row:
     @classmethod
     def of(cls, name: str, unit: str, samples: Sequence[float], note: str = "") -> Row:
         """Summarise `samples`. Raises ValueError when there are none."""
-        return cls(name=name, unit=unit, n=len(samples), p50=percentile(samples, 50), p99=percentile(samples, 99), note=note)
+        return cls(
+            name=name,
+            unit=unit,
+            n=len(samples),
+            p50=percentile(samples, 50),
+            p99=percentile(samples, 99),
+            note=note,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +97,9 @@ class Report:
 
     def to_json(self, machine: Mapping[str, Any]) -> dict[str, Any]:
         """The shape that tools read: machine, rows, ratios."""
-        rows = [{key: value for key, value in asdict(row).items() if key != "note"} for row in self.rows]
+        rows = [
+            {key: value for key, value in asdict(row).items() if key != "note"} for row in self.rows
+        ]
         return {"machine": dict(machine), "rows": rows, "ratios": dict(self.ratios)}
 
     def finish(self, options: Options) -> None:
@@ -102,29 +112,53 @@ class Report:
     def table(self, machine: Mapping[str, Any]) -> str:
         """Everything as text."""
         cells = [("", "unit", "n", "p50", "p99", "")]
-        cells += [(r.name, r.unit, str(r.n), _number(r.p50), _number(r.p99), r.note) for r in self.rows]
+        cells += [
+            (r.name, r.unit, str(r.n), _number(r.p50), _number(r.p99), r.note) for r in self.rows
+        ]
         widths = [max(len(line[i]) for line in cells) for i in range(5)]
         lines = [
             f"== {self.title}",
-            f"   {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Linux {machine['kernel']}",
+            (
+                f"   {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Linux "
+                f"{machine['kernel']}"
+            ),
         ]
         for name, unit, *numbers, note in cells:
-            padded = "  ".join(number.rjust(width) for number, width in zip(numbers, widths[2:], strict=True))
-            lines.append(f"{name.ljust(widths[0])}  {unit.ljust(widths[1])}  {padded}  {note}".rstrip())
+            padded = "  ".join(
+                number.rjust(width) for number, width in zip(numbers, widths[2:], strict=True)
+            )
+            lines.append(
+                f"{name.ljust(widths[0])}  {unit.ljust(widths[1])}  {padded}  {note}".rstrip()
+            )
         lines += [f"{key} = {value:.3g}" for key, value in self.ratios.items()]
         lines += [f"({remark})" for remark in self.remarks]
         return "\n".join(lines)
 
 
-def options(description: str, argv: Sequence[str] | None = None, *, name: str = "", needs: Sequence[str] = ()) -> Options:
-    """Parse the command line that all benchmarks have, then check the external programs that this one needs.
+def options(
+    description: str,
+    argv: Sequence[str] | None = None,
+    *,
+    name: str = "",
+    needs: Sequence[str] = (),
+) -> Options:
+    """Parse the command line that all benchmarks have, then check the external programs that this
+    one needs.
 
-    `name`: as `python -m` takes it; `needs`: names of `programs.INSTALLERS`, whatever the options are. Raises SystemExit with
-    `programs.EXIT_STATUS`, after one line on stderr, when some are not installed.
-    """
-    parser = argparse.ArgumentParser(prog=f"python -m {name}" if name else None, description=description)
-    parser.add_argument("--quick", action="store_true", help="at most a minute: fewer and shorter rounds")
-    parser.add_argument("--peers", action="store_true", help="install other servers into environments of their own, and run them too")
+    `name`: as `python -m` takes it; `needs`: names of `programs.INSTALLERS`, whatever the options
+    are. Raises SystemExit with `programs.EXIT_STATUS`, after one line on stderr, when some are not
+    installed."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {name}" if name else None, description=description
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="at most a minute: fewer and shorter rounds"
+    )
+    parser.add_argument(
+        "--peers",
+        action="store_true",
+        help="install other servers into environments of their own, and run them too",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     given = parser.parse_args(argv)
     programs.require(name, needs)
@@ -132,7 +166,8 @@ def options(description: str, argv: Sequence[str] | None = None, *, name: str = 
 
 
 def percentile(samples: Sequence[float], q: float) -> float:
-    """The `q`-th percentile, 0 to 100, linear between the closest ranks. Raises ValueError without samples."""
+    """The `q`-th percentile, 0 to 100, linear between the closest ranks. Raises ValueError without
+    samples."""
     if not samples:
         raise ValueError("no samples: there is no percentile of nothing")
     ordered = sorted(samples)
@@ -143,7 +178,8 @@ def percentile(samples: Sequence[float], q: float) -> float:
 
 
 def interleave(arms: Mapping[str, Callable[[], Any]], *, rounds: int) -> dict[str, list[Any]]:
-    """Run every arm once per round, in alternating order, so that a drifting machine favours none."""
+    """Run every arm once per round, in alternating order, so that a drifting machine favours
+    none."""
     results: dict[str, list[Any]] = {name: [] for name in arms}
     names = list(arms)
     for i in range(rounds):
@@ -154,11 +190,18 @@ def interleave(arms: Mapping[str, Callable[[], Any]], *, rounds: int) -> dict[st
 
 
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """Median of the ratios of pairs, with a 95 % bootstrap interval. Raises ValueError without pairs."""
+    """Median of the ratios of pairs, with a 95 % bootstrap interval. Raises ValueError without
+    pairs."""
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     rng = random.Random(1)  # the same data give the same interval
-    medians = [statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(BOOTSTRAP_SAMPLES)]
-    return Interval(value=statistics.median(ratios), low=percentile(medians, 2.5), high=percentile(medians, 97.5))
+    medians = [
+        statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(BOOTSTRAP_SAMPLES)
+    ]
+    return Interval(
+        value=statistics.median(ratios),
+        low=percentile(medians, 2.5),
+        high=percentile(medians, 97.5),
+    )
 
 
 def machine_facts() -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""A ledger of a million records: what it takes to write them, and how long a month's report and the dashboard's pages then take.
+"""A ledger of a million records: what it takes to write them, and how long a month's report and the
+dashboard's pages then take.
 
-The records are put in while the platform is down, in the batches and by the code with which the controller takes them from activators;
-reports and pages are asked for over HTTP, through the activator, as anybody asks.
-"""
+The records are put in while the platform is down, in the batches and by the code with which the
+controller takes them from activators; reports and pages are asked for over HTTP, through the
+activator, as anybody asks."""
 
 from __future__ import annotations
 
@@ -43,19 +44,40 @@ def ledger(report: Report, platform: stack.Stack, *, records: int, asked: int) -
     """Rows of writing, reporting and showing."""
     tenant = _deploy(platform)
     took_ms: list[float] = []
-    platform.restart(platform={}, variables={}, between=lambda: _fill(platform, tenant, records, took_ms))
+    platform.restart(
+        platform={}, variables={}, between=lambda: _fill(platform, tenant, records, took_ms)
+    )
     size = f"{records:,} records"
-    report.rows.append(Row.of(f"ledger: {BATCH:,} records taken", "ms", took_ms, note="rollups included"))
+    report.rows.append(
+        Row.of(f"ledger: {BATCH:,} records taken", "ms", took_ms, note="rollups included")
+    )
     with _visitor(platform) as http:
-        found = sum(row["records"] for row in http.get("/v1/billing/report?by=app").raise_for_status().json()["rows"])
+        found = sum(
+            row["records"]
+            for row in http.get("/v1/billing/report?by=app").raise_for_status().json()["rows"]
+        )
         if found < records:
-            raise stack.StackFailed(f"the report has {found:,} of {records:,} records: what is timed here would be empty pages")
+            raise stack.StackFailed(
+                f"the report has {found:,} of {records:,} records: what is timed here would be "
+                f"empty pages"
+            )
         for name, by in {"by function": "function", "by key": "key", "by day": "day"}.items():
             path = f"/v1/billing/report?by={by}&since={time.time() - (DAYS + 1) * 86_400:.0f}"
-            report.rows.append(Row.of(f"monthly report {name}, {size}", "ms", _asked(http, path, asked)))
-        report.rows.append(Row.of("dashboard: first page after a start", "ms", _asked(http, "/dashboard", 1), note="libraries are loaded"))
+            report.rows.append(
+                Row.of(f"monthly report {name}, {size}", "ms", _asked(http, path, asked))
+            )
+        report.rows.append(
+            Row.of(
+                "dashboard: first page after a start",
+                "ms",
+                _asked(http, "/dashboard", 1),
+                note="libraries are loaded",
+            )
+        )
         for name, path in PAGES.items():
-            report.rows.append(Row.of(f"dashboard: {name}, {size}", "ms", _asked(http, path, asked)))
+            report.rows.append(
+                Row.of(f"dashboard: {name}, {size}", "ms", _asked(http, path, asked))
+            )
 
 
 def _deploy(platform: stack.Stack) -> str:
@@ -65,7 +87,10 @@ def _deploy(platform: stack.Stack) -> str:
         (found,) = client.app("bench-pattern")["functions"]
         spec = replace(from_json(FunctionSpec, found["spec"]), scaling=Scaling(min_instances=0))
         for app in range(APPS):
-            client.deploy(f"app-{app}", [replace(spec, name=f"function-{i}") for i in range(app, FUNCTIONS, APPS)])
+            client.deploy(
+                f"app-{app}",
+                [replace(spec, name=f"function-{i}") for i in range(app, FUNCTIONS, APPS)],
+            )
         return str(client.whoami()["tenant"]["id"])
 
 
@@ -81,7 +106,11 @@ def _asked(http: httpx.Client, path: str, times: int) -> list[float]:
 @contextlib.contextmanager
 def _visitor(platform: stack.Stack) -> Iterator[httpx.Client]:
     """A client that is signed in, and has the key for the API."""
-    with httpx.Client(base_url=platform.url, timeout=TIMEOUT_S, headers={"authorization": f"Bearer {platform.api_key}"}) as http:
+    with httpx.Client(
+        base_url=platform.url,
+        timeout=TIMEOUT_S,
+        headers={"authorization": f"Bearer {platform.api_key}"},
+    ) as http:
         _sign_in(http, platform.api_key)
         yield http
 
@@ -95,7 +124,9 @@ def _sign_in(http: httpx.Client, key: str) -> None:
 
 
 def _fill(platform: stack.Stack, tenant: str, count: int, took_ms: list[float]) -> None:
-    store = Store(f"sqlite:///{platform.directory / 'home' / 'controller' / 'controller.db'}", clock=time.time)
+    store = Store(
+        f"sqlite:///{platform.directory / 'home' / 'controller' / 'controller.db'}", clock=time.time
+    )
     try:
         for i, batch in enumerate(batches(tenant, count)):
             took_ms.append(_taken(store, batch))
@@ -113,7 +144,13 @@ def _taken(store: Store, batch: list[dict[str, Any]]) -> float:
 
 def batches(tenant: str, count: int) -> Iterator[list[dict[str, Any]]]:
     """`count` records over DAYS days, oldest first, of the functions that were deployed."""
-    month = Month(begin_at=time.time() - DAYS * 86_400, days=DAYS, tenants=(tenant,), functions=FUNCTIONS, keys=KEYS)
+    month = Month(
+        begin_at=time.time() - DAYS * 86_400,
+        days=DAYS,
+        tenants=(tenant,),
+        functions=FUNCTIONS,
+        keys=KEYS,
+    )
     rows = generate(count, month)
     while batch := list(itertools.islice(rows, BATCH)):
         for row in batch:

@@ -1,4 +1,5 @@
-"""The same deploy and the same COLD start on an idle machine and beside programs that compute on each processor, in turns."""
+"""The same deploy and the same COLD start on an idle machine and beside programs that compute on
+each processor, in turns."""
 
 from __future__ import annotations
 
@@ -17,12 +18,18 @@ _SPIN = "while True: pass"
 
 
 def measure(report: Report, *, rounds: int) -> None:
-    """Rows `hello/deploy …` and `hello/COLD …`, and how many times as long each takes beside the load: at most 3 is what we ask for."""
-    with stack.running() as platform, phase(f"hello: {rounds} deploys and COLD starts, idle and loaded"):
+    """Rows `hello/deploy …` and `hello/COLD …`, and how many times as long each takes beside the
+    load: at most 3 is what we ask for."""
+    with (
+        stack.running() as platform,
+        phase(f"hello: {rounds} deploys and COLD starts, idle and loaded"),
+    ):
         arms = {"idle": lambda: _once(platform, "idle"), "loaded": lambda: _loaded(platform)}
         runs = interleave(arms, rounds=rounds)
     for arm, pairs in runs.items():
-        report.rows.append(Row.of(f"hello/deploy {arm}", "ms", [deploy_ms for deploy_ms, _ in pairs]))
+        report.rows.append(
+            Row.of(f"hello/deploy {arm}", "ms", [deploy_ms for deploy_ms, _ in pairs])
+        )
         report.rows.append(Row.of(f"hello/COLD {arm}", "ms", [cold_ms for _, cold_ms in pairs]))
 
 
@@ -51,7 +58,8 @@ def _once(platform: stack.Stack, arm: str) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def spinning(count: int) -> Iterator[None]:
-    """Processes that want a processor each all the time, with the priority of an ordinary program."""
+    """Processes that want a processor each all the time, with the priority of an ordinary
+    program."""
     spinners = [subprocess.Popen([sys.executable, "-c", _SPIN]) for _ in range(count)]
     try:
         yield

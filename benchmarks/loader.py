@@ -1,9 +1,10 @@
-"""Files of weights made usable, in ways that compete: a script that takes orders (`benchmarks/orders.py`), run by our own interpreter.
+"""Files of weights made usable, in ways that compete: a script that takes orders
+(`benchmarks/orders.py`), run by our own interpreter.
 
-Every order runs in a fork of its own, so that no memory that an earlier one faulted in helps the next; libraries are warmed up on a tiny
-file, and pools and buffers are faulted in, before the clock runs. `first_s`: until one value of the first tensor was read. `loaded_s`:
-until the call returned. `total_s`: until one value of every page of every tensor was read.
-"""
+Every order runs in a fork of its own, so that no memory that an earlier one faulted in helps the
+next; libraries are warmed up on a tiny file, and pools and buffers are faulted in, before the clock
+runs. `first_s`: until one value of the first tensor was read. `loaded_s`: until the call returned.
+`total_s`: until one value of every page of every tensor was read."""
 
 from __future__ import annotations
 
@@ -69,11 +70,15 @@ def pooled(order: Order) -> Times:
     made = time.perf_counter()
     with weights.pool(os.stat(order["file"]).st_size + ROOM_BYTES) as pool:
         began = time.perf_counter()
-        times = _dictionary(began, order, weights.load(Path(order["file"]), device="cpu", mode="pool", pool=pool))
+        times = _dictionary(
+            began, order, weights.load(Path(order["file"]), device="cpu", mode="pool", pool=pool)
+        )
     return {"pool_s": began - made, **times}
 
 
-def preadv(order: Order, *, threads: int, faulted: bool = True, piece_bytes: int = PIECE_BYTES) -> Times:
+def preadv(
+    order: Order, *, threads: int, faulted: bool = True, piece_bytes: int = PIECE_BYTES
+) -> Times:
     """The limit: bytes into memory, nothing made of them."""
     size = os.stat(order["file"]).st_size
     buffer = mmap.mmap(-1, size)
@@ -96,7 +101,8 @@ def preadv(order: Order, *, threads: int, faulted: bool = True, piece_bytes: int
 
 
 def devices(_: Order) -> Times:
-    """How many GPUs there are; asked in a fork, because CUDA cannot be used in a fork of a process that has used it."""
+    """How many GPUs there are; asked in a fork, because CUDA cannot be used in a fork of a process
+    that has used it."""
     return {"cuda": float(torch.cuda.device_count() if torch.cuda.is_available() else 0)}
 
 
@@ -107,7 +113,11 @@ def cuda_ours(order: Order) -> Times:
         tensors = weights.load(Path(order["file"]), device=GPU, pool=pool)
         torch.cuda.synchronize()
         elapsed = time.perf_counter() - began
-        return {"loaded_s": elapsed, "tensors": float(len(tensors)), "pinned": float(pool.is_pinned)}
+        return {
+            "loaded_s": elapsed,
+            "tensors": float(len(tensors)),
+            "pinned": float(pool.is_pinned),
+        }
 
 
 def cuda_load_file(order: Order) -> Times:
@@ -140,7 +150,11 @@ def _dictionary(began: float, order: Order, tensors: Mapping[str, torch.Tensor])
     _value(tensors[order["first"]])
     first = time.perf_counter()
     touch(tensors.values())
-    return {"loaded_s": loaded - began, "first_s": first - began, "total_s": time.perf_counter() - began}
+    return {
+        "loaded_s": loaded - began,
+        "first_s": first - began,
+        "total_s": time.perf_counter() - began,
+    }
 
 
 def touch(tensors: Iterable[torch.Tensor]) -> int:
@@ -178,7 +192,14 @@ def in_fork(order: Order) -> dict[str, Any]:
     if child == 0:
         status = 1
         try:
-            ARMS[order["arm"]]({**order, "file": order["tiny"]["file"], "pickle": order["tiny"]["pickle"], "first": order["tiny"]["first"]})
+            ARMS[order["arm"]](
+                {
+                    **order,
+                    "file": order["tiny"]["file"],
+                    "pickle": order["tiny"]["pickle"],
+                    "first": order["tiny"]["first"],
+                }
+            )
             os.write(sending, json.dumps(ARMS[order["arm"]](order)).encode())
             status = 0
         finally:
@@ -189,14 +210,20 @@ def in_fork(order: Order) -> dict[str, Any]:
     with os.fdopen(receiving, "rb") as pipe:
         told = pipe.read()
     _, status = os.waitpid(child, 0)
-    return json.loads(told) if told else {"error": f"{order['arm']} ended with status {os.waitstatus_to_exitcode(status)}"}
+    return (
+        json.loads(told)
+        if told
+        else {"error": f"{order['arm']} ended with status {os.waitstatus_to_exitcode(status)}"}
+    )
 
 
 def main() -> None:
     """Take orders until there are no more."""
     torch.set_num_threads(CORES)
     gc.collect()
-    gc.freeze()  # else a collection in a fork walks over all that was imported and copies its pages: 2 ms that are nobody's loading
+    # else a collection in a fork walks over all that was imported and copies its pages: 2 ms that
+    # are nobody's loading
+    gc.freeze()
     for line in sys.stdin:
         order = json.loads(line)
         print("answer " + json.dumps({} if "ready" in order else in_fork(order)), flush=True)

@@ -1,9 +1,11 @@
-"""Loading: from a checkpoint on this disk to tensors that can be used, with its pages in memory (warm) and dropped from it (cold).
+"""Loading: from a checkpoint on this disk to tensors that can be used, with its pages in memory
+(warm) and dropped from it (cold).
 
-Every way is timed in a process of its own (`benchmarks/loader.py`, `benchmarks/peers/load_runai.py`); all take turns. Rows are seconds:
-to the first tensor, and in total, when one value of every page of every tensor was read. Reading into memory is compared as GB/s, with
-the limit beside it: threads that preadv into memory that is there already. GPU rows are where a GPU is.
-"""
+Every way is timed in a process of its own (`benchmarks/loader.py`,
+`benchmarks/peers/load_runai.py`); all take turns. Rows are seconds: to the first tensor, and in
+total, when one value of every page of every tensor was read. Reading into memory is compared as
+GB/s, with the limit beside it: threads that preadv into memory that is there already. GPU rows are
+where a GPU is."""
 
 from __future__ import annotations
 
@@ -45,23 +47,39 @@ FULL = tuple(name for name in NAMES if name not in ("runai", *ON_GPU))
 Times = Mapping[str, float]
 
 
-def measure(report: Report, shape: Shape, *, rounds: int, with_peers: bool, arms: Sequence[str], suffix: str = "") -> None:
+def measure(
+    report: Report,
+    shape: Shape,
+    *,
+    rounds: int,
+    with_peers: bool,
+    arms: Sequence[str],
+    suffix: str = "",
+) -> None:
     """Rows and ratios (their keys with `suffix`) for one checkpoint, warm and cold."""
     made, tiny = pickled(checkpoint(shape)), pickled(checkpoint(TINY))
     with contextlib.ExitStack() as held:
-        project = held.enter_context(orders.hired(sys.executable, "-m", "benchmarks.loader", environment=_environment()))
+        project = held.enter_context(
+            orders.hired(sys.executable, "-m", "benchmarks.loader", environment=_environment())
+        )
         workers = dict.fromkeys(arms, project)
         if with_peers and (runai := hire_runai(report, held)) is not None:
             workers["runai"] = runai
         for state, prepare in (("warm", page_cache.warm), ("cold", page_cache.drop)):
             timed = {arm: _arm(worker, arm, made, tiny, prepare) for arm, worker in workers.items()}
             with phase(f"load {shape.name}, {state}"):
-                took = interleave({arm: run for arm, run in timed.items() if works(report, NAMES[arm], run)}, rounds=rounds)
+                took = interleave(
+                    {arm: run for arm, run in timed.items() if works(report, NAMES[arm], run)},
+                    rounds=rounds,
+                )
             write(report, made, state, took, suffix=suffix)
         if project.ask(arm="devices", **_order(made), tiny=_order(tiny))["cuda"]:
             timed = {arm: _arm(project, arm, made, tiny, page_cache.warm) for arm in ON_GPU}
             with phase(f"load {shape.name} to the GPU"):
-                took = interleave({arm: run for arm, run in timed.items() if works(report, NAMES[arm], run)}, rounds=rounds)
+                took = interleave(
+                    {arm: run for arm, run in timed.items() if works(report, NAMES[arm], run)},
+                    rounds=rounds,
+                )
             write_gpu(report, made, took, suffix=suffix)
         else:
             report.missing(f"load {shape.name} to a GPU", "there is none here")
@@ -82,7 +100,9 @@ def hire_runai(report: Report, held: contextlib.ExitStack) -> orders.Worker | No
     try:
         python = peers.install("runai")
         site = {peers.SITE_VARIABLE: sysconfig.get_paths()["purelib"]}
-        return held.enter_context(orders.hired(str(python), str(peers.HERE / "load_runai.py"), environment=site))
+        return held.enter_context(
+            orders.hired(str(python), str(peers.HERE / "load_runai.py"), environment=site)
+        )
     except (peers.PeerFailed, DidNotStart) as e:
         report.missing(NAMES["runai"], str(e))
         return None
@@ -93,7 +113,11 @@ def _environment() -> dict[str, str]:
 
 
 def _arm(
-    worker: orders.Worker, arm: str, made: Checkpoint, tiny: Checkpoint, prepare: Callable[[Sequence[Path]], None]
+    worker: orders.Worker,
+    arm: str,
+    made: Checkpoint,
+    tiny: Checkpoint,
+    prepare: Callable[[Sequence[Path]], None],
 ) -> Callable[[], Times]:
     order = {"arm": arm, **_order(made), "tiny": _order(tiny)}
 
@@ -108,32 +132,56 @@ def _order(made: Checkpoint) -> dict[str, Any]:
     return {key: str(value) for key, value in asdict(made).items()}
 
 
-def write(report: Report, made: Checkpoint, state: str, took: Mapping[str, Sequence[Times]], *, suffix: str) -> None:
+def write(
+    report: Report,
+    made: Checkpoint,
+    state: str,
+    took: Mapping[str, Sequence[Times]],
+    *,
+    suffix: str,
+) -> None:
     """Rows, and the ratios that can be made of the arms that ran."""
     size_gb = made.size_bytes / GB
     for arm, times in took.items():
         row = f"load {made.name} {state}: {NAMES[arm]}"
         if "first_s" in times[0]:
-            report.rows.append(Row.of(f"{row}, first tensor", "ms", [1000 * t["first_s"] for t in times]))
+            report.rows.append(
+                Row.of(f"{row}, first tensor", "ms", [1000 * t["first_s"] for t in times])
+            )
         if "total_s" in times[0]:
-            report.rows.append(Row.of(f"{row}, total", "ms", [1000 * t["total_s"] for t in times], note=_note(arm, times)))
+            report.rows.append(
+                Row.of(
+                    f"{row}, total",
+                    "ms",
+                    [1000 * t["total_s"] for t in times],
+                    note=_note(arm, times),
+                )
+            )
         if arm not in ("safe_open", "mapped", "load_file", "torch_load"):  # those only map
-            report.rows.append(Row.of(f"{row}, read", "GB/s", [size_gb / t["loaded_s"] for t in times]))
+            report.rows.append(
+                Row.of(f"{row}, read", "GB/s", [size_gb / t["loaded_s"] for t in times])
+            )
     warm, cold = ("_warm", "") if state == "warm" else ("", "_cold")
 
     def ratio(key: str, field: str, above: str, below: str) -> None:
         if above in took and below in took:
-            report.ratio(f"{key}{suffix}", paired_ratio([t[field] for t in took[above]], [t[field] for t in took[below]]))
+            report.ratio(
+                f"{key}{suffix}",
+                paired_ratio([t[field] for t in took[above]], [t[field] for t in took[below]]),
+            )
 
     ratio(f"first_tensor_load_file_over_mapped{warm}", "first_s", "load_file", "mapped")
     ratio(f"total_mapped_over_load_file{warm}", "total_s", "mapped", "load_file")
     if limits := [arm for arm in LIMITS if arm in took]:
         best = min(limits, key=lambda arm: percentile([t["loaded_s"] for t in took[arm]], 50))
-        # seconds of the limit over seconds of the pool: the part of the limit's bandwidth that the pool reaches
+        # seconds of the limit over seconds of the pool: the part of the limit's bandwidth that the
+        # pool reaches
         ratio(f"pool_vs_preadv{cold}", "loaded_s", best, "pool")
 
 
-def write_gpu(report: Report, made: Checkpoint, took: Mapping[str, Sequence[Times]], *, suffix: str) -> None:
+def write_gpu(
+    report: Report, made: Checkpoint, took: Mapping[str, Sequence[Times]], *, suffix: str
+) -> None:
     """Rows in GB/s from the page cache to the device, and ours over the limit."""
     for arm, times in took.items():
         note = "" if times[0].get("pinned", 1.0) else "the driver did not take the pool: not pinned"
@@ -149,4 +197,7 @@ def _note(arm: str, times: Sequence[Times]) -> str:
         return "reads past the page cache (O_DIRECT): the next start reads the disk again"
     if "pool_s" not in times[0]:
         return ""
-    return f"after {1000 * percentile([t['pool_s'] for t in times], 50):.0f} ms to make the pool, once per process"
+    return (
+        f"after {1000 * percentile([t['pool_s'] for t in times], 50):.0f} ms to make the pool, "
+        f"once per process"
+    )

@@ -26,7 +26,10 @@ def wait_connectable(port: int, process: subprocess.Popen[Any], *, deadline: flo
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
         except OSError as e:
             if process.poll() is not None or time.monotonic() > deadline:
-                raise DidNotStart(f"{process.args!r} does not listen on port {port} (exit status {process.poll()})") from e
+                raise DidNotStart(
+                    f"{process.args!r} does not listen on port {port} (exit status "
+                    f"{process.poll()})"
+                ) from e
             time.sleep(0.02)  # another program's start can only be asked for
         else:
             return

@@ -1,4 +1,5 @@
-"""nginx as the yardstick: one worker process, `proxy_pass` over kept-alive connections to the same Unix socket.
+"""nginx as the yardstick: one worker process, `proxy_pass` over kept-alive connections to the same
+Unix socket.
 
 And nginx as an object store for reading (`benchmarks/origin.py`).
 """
@@ -53,20 +54,30 @@ http {{
 
 @contextlib.contextmanager
 def nginx(*, socket: Path, path: str) -> Iterator[str]:
-    """Proxy every request to `path` on `socket`; yields the URL. Its user is ours, so that it may open the socket."""
+    """Proxy every request to `path` on `socket`; yields the URL. Its user is ours, so that it may
+    open the socket."""
     with tempfile.TemporaryDirectory(prefix="plng") as name:
         port = free_port()
-        text = CONFIGURATION.format(home=name, socket=socket, connections=2 * CONNECTIONS, port=port, path=path)
+        text = CONFIGURATION.format(
+            home=name, socket=socket, connections=2 * CONNECTIONS, port=port, path=path
+        )
         with started(Path(name), text, port=port):
             yield f"http://127.0.0.1:{port}/"
 
 
 @contextlib.contextmanager
 def started(home: Path, configuration: str, *, port: int, niceness: int = 0) -> Iterator[None]:
-    """nginx with that configuration, as our user; it accepts on `port` when this yields. Raises DidNotStart."""
+    """nginx with that configuration, as our user; it accepts on `port` when this yields. Raises
+    DidNotStart."""
     file = home / "nginx.conf"
-    file.write_text(f"user {getpass.getuser()};\n{configuration}" if os.geteuid() == 0 else configuration)
-    process = priority.started([program("nginx"), "-p", str(home), "-c", str(file)], niceness=niceness, stderr=subprocess.DEVNULL)
+    file.write_text(
+        f"user {getpass.getuser()};\n{configuration}" if os.geteuid() == 0 else configuration
+    )
+    process = priority.started(
+        [program("nginx"), "-p", str(home), "-c", str(file)],
+        niceness=niceness,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         wait_connectable(port, process, deadline=time.monotonic() + 10)
         yield

@@ -1,8 +1,9 @@
-"""Scripts that do one thing at a time when told to, each in a process and by an interpreter of its own.
+"""Scripts that do one thing at a time when told to, each in a process and by an interpreter of its
+own.
 
-An order is one line of JSON on standard input, its answer one line `answer {json}` on standard output. What is imported and connected
-before the first order is in nobody's figures: a comparison of transfers should not measure how long an interpreter takes to start.
-"""
+An order is one line of JSON on standard input, its answer one line `answer {json}` on standard
+output. What is imported and connected before the first order is in nobody's figures: a comparison
+of transfers should not measure how long an interpreter takes to start."""
 
 from __future__ import annotations
 
@@ -68,7 +69,10 @@ class Worker:
 @contextlib.contextmanager
 def hired(*command: str, environment: Mapping[str, str] | None = None) -> Iterator[Worker]:
     """Start a script; it is ready when this yields, and gone afterwards. Raises DidNotStart."""
-    with tempfile.TemporaryDirectory(prefix="plow", ignore_cleanup_errors=True) as home, (Path(home) / "log").open("w+") as log:
+    with (
+        tempfile.TemporaryDirectory(prefix="plow", ignore_cleanup_errors=True) as home,
+        (Path(home) / "log").open("w+") as log,
+    ):
         process = subprocess.Popen(
             command,
             env={**os.environ, **(environment or {}), "HOME": home, "PYTHONUNBUFFERED": "1"},

@@ -1,8 +1,9 @@
-"""nginx as the object store that weights come from: path-style S3 for reading (`/bucket/<key>` with Range, ETag, If-Match, HEAD).
+"""nginx as the object store that weights come from: path-style S3 for reading (`/bucket/<key>` with
+Range, ETag, If-Match, HEAD).
 
-Its one worker process sends files from the page cache; it ignores signatures, and writes down what it sent, so that a benchmark can
-say how often each byte was read. It may run with a niceness, because it stands for another machine and must not win the CPU from here.
-"""
+Its one worker process sends files from the page cache; it ignores signatures, and writes down what
+it sent, so that a benchmark can say how often each byte was read. It may run with a niceness,
+because it stands for another machine and must not win the CPU from here."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ class Origin:
 
     def sent_bytes(self, *keys: str) -> int:
         """Bytes of bodies answered until now, of these objects or of all."""
-        # The only worker writes a line before it turns to the next request: whatever was answered before this one is in the file.
+        # The only worker writes a line before it turns to the next request: whatever was answered
+        # before this one is in the file.
         with contextlib.suppress(urllib.error.HTTPError):
             urllib.request.urlopen(f"{self.url}/{BUCKET}/barrier", timeout=10).close()
         return sum_sent(self.log.read_text(), {f"/{BUCKET}/{key}" for key in keys})
@@ -81,9 +83,14 @@ def environment(url: str) -> dict[str, str]:
 
 
 def sum_sent(log: str, paths: Collection[str] = ()) -> int:
-    """Bytes of the successful GETs in a log of `METHOD status bytes path` lines, of these paths or (none given) of all."""
+    """Bytes of the successful GETs in a log of `METHOD status bytes path` lines, of these paths or
+    (none given) of all."""
     lines = (line.split(" ", 3) for line in log.splitlines())
-    return sum(int(sent) for method, status, sent, path in lines if (method, status[:2]) == ("GET", "20") and (not paths or path in paths))
+    return sum(
+        int(sent)
+        for method, status, sent, path in lines
+        if (method, status[:2]) == ("GET", "20") and (not paths or path in paths)
+    )
 
 
 @contextlib.contextmanager
@@ -94,12 +101,18 @@ def serving(blobs: Path, *, niceness: int = 0) -> Iterator[Origin]:
         root = home / "root"
         root.mkdir()
         (root / BUCKET).symlink_to(blobs.resolve())
-        with started(home, CONFIGURATION.format(home=home, port=port, root=root), port=port, niceness=niceness):
+        with started(
+            home,
+            CONFIGURATION.format(home=home, port=port, root=root),
+            port=port,
+            niceness=niceness,
+        ):
             yield Origin(url=f"http://127.0.0.1:{port}", log=home / "sent.log")
 
 
 def publish(model: Path, blobs: Path) -> Manifest:
-    """Put a directory's files and their manifest where an origin serves them; files are linked, not copied."""
+    """Put a directory's files and their manifest where an origin serves them; files are linked, not
+    copied."""
     manifest = build_manifest(model)
     for file in manifest.files:
         target = blobs / blob_key(file.digest)

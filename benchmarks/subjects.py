@@ -1,9 +1,10 @@
-"""What the start benchmarks start: the examples themselves, and functions made for the purpose, of any size.
+"""What the start benchmarks start: the examples themselves, and functions made for the purpose, of
+any size.
 
-A synthetic model is a stack of square float32 layers in one safetensors file. *By reference* its tensors stay mapped from the weight
-cache's file, so that a snapshot does not carry them; *by value* they are copied to the heap, which is what a library that loads with
-`torch.load` does. A call multiplies one row by every layer: it touches every byte.
-"""
+A synthetic model is a stack of square float32 layers in one safetensors file. *By reference* its
+tensors stay mapped from the weight cache's file, so that a snapshot does not carry them; *by value*
+they are copied to the heap, which is what a library that loads with `torch.load` does. A call
+multiplies one row by every layer: it touches every byte."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is started: an app's source, how it is called, and the name under which its rows appear."""
+    """What is started: an app's source, how it is called, and the name under which its rows
+    appear."""
 
     name: str
     source: Path
@@ -92,8 +94,15 @@ class Subject:
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
-HELLO = Subject(name="hello", source=ROOT / "examples" / "hello.py", function="hello", arguments={"name": "Ada"})
-EMBED = Subject(name="embed", source=ROOT / "examples" / "embed.py", function="Embedder.embed", arguments={"text": "a happy person"})
+HELLO = Subject(
+    name="hello", source=ROOT / "examples" / "hello.py", function="hello", arguments={"name": "Ada"}
+)
+EMBED = Subject(
+    name="embed",
+    source=ROOT / "examples" / "embed.py",
+    function="Embedder.embed",
+    arguments={"text": "a happy person"},
+)
 
 
 def torch_only(directory: Path) -> Subject:
@@ -102,7 +111,8 @@ def torch_only(directory: Path) -> Subject:
 
 
 def model(directory: Path, *, mib: int, by: str) -> Subject:
-    """A synthetic model of `mib` MiB (a multiple of 64), `by` "reference" or "value"; its file is made once and kept in `.bench`."""
+    """A synthetic model of `mib` MiB (a multiple of 64), `by` "reference" or "value"; its file is
+    made once and kept in `.bench`."""
     source = MODEL_SOURCE.format(
         directory=str(layers(mib)),
         app=f"model-{mib}-{by}",
@@ -113,7 +123,9 @@ def model(directory: Path, *, mib: int, by: str) -> Subject:
     return _written(directory, f"model {mib} MiB by {by}", source, "Model.run", {"value": 1.0})
 
 
-def _written(directory: Path, name: str, source: str, function: str, arguments: dict[str, Any]) -> Subject:
+def _written(
+    directory: Path, name: str, source: str, function: str, arguments: dict[str, Any]
+) -> Subject:
     folder = directory / "subjects" / name.replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "app.py"
@@ -122,7 +134,8 @@ def _written(directory: Path, name: str, source: str, function: str, arguments: 
 
 
 def layers(mib: int) -> Path:
-    """A directory with a safetensors file of that size, written without holding it in memory. Raises ValueError."""
+    """A directory with a safetensors file of that size, written without holding it in memory.
+    Raises ValueError."""
     count, rest = divmod(mib * MIB, _LAYER_BYTES)
     if rest or not count:
         raise ValueError(f"{mib} MiB: give a multiple of {_LAYER_BYTES // MIB}")
@@ -137,9 +150,13 @@ def layers(mib: int) -> Path:
 
 
 def _write_safetensors(file: Path, count: int) -> None:
-    """The format's own layout: length of the header, the header, the tensors' bytes. Every layer has other values."""
+    """The format's own layout: length of the header, the header, the tensors' bytes. Every layer
+    has other values."""
     spans = ((n * _LAYER_BYTES, (n + 1) * _LAYER_BYTES) for n in range(count))
-    entries = {f"layer-{n:04}": {"dtype": "F32", "shape": [_SIDE, _SIDE], "data_offsets": list(span)} for n, span in enumerate(spans)}
+    entries = {
+        f"layer-{n:04}": {"dtype": "F32", "shape": [_SIDE, _SIDE], "data_offsets": list(span)}
+        for n, span in enumerate(spans)
+    }
     header = json.dumps(entries).encode()
     header += b" " * (-len(header) % 8)
     with file.open("wb") as f:

@@ -1,9 +1,11 @@
 """What tenancy costs, and what it is worth.
 
 - one admission: in the process, and in Redis (`admission`);
-- the gateway's throughput: without quotas, with them, and with everything on (quotas, hard budgets, a stepped price list, priority), beside
-  nginx `proxy_pass` to the same worker; all of it in one run, taking turns;
-- a tenant that floods, one whose arguments are costly to check, and one that streams, beside others (`neighbours`);
+- the gateway's throughput: without quotas, with them, and with everything on (quotas, hard budgets,
+  a stepped price list, priority), beside nginx `proxy_pass` to the same worker; all of it in one
+  run, taking turns;
+- a tenant that floods, one whose arguments are costly to check, and one that streams, beside others
+  (`neighbours`);
 - a ledger of a million records: a month's report and the dashboard's pages (`ledger`);
 - a hard budget under load: what was spent beyond it (`overshoot`).
 """
@@ -32,7 +34,8 @@ APP, FUNCTION = "bench-echo", "echo"
 STEPPED = "bench-stepped"
 PRICES = {"others": {STEPPED: {"request": "0.0000001", "minimum_ms": 1, "rounding_ms": 1}}}
 NO_SNAPSHOTS = {"snapshots": False}
-"""Making them in the background would take CPU from what is measured; nothing here starts from one."""
+"""Making them in the background would take CPU from what is measured; nothing here starts from
+one."""
 PLENTY = {"requests_per_s": 1_000_000, "burst": 1_000_000, "concurrent": 100_000}
 """Bounds that nobody reaches: what is measured is what it costs to look."""
 
@@ -61,10 +64,26 @@ class Subject:
 
 
 FULL = Sizes(
-    batches=100, seconds=3.0, rounds=6, neighbour_s=10.0, neighbour_rounds=4, small=200, records=1_000_000, pages=20, two_activators=True
+    batches=100,
+    seconds=3.0,
+    rounds=6,
+    neighbour_s=10.0,
+    neighbour_rounds=4,
+    small=200,
+    records=1_000_000,
+    pages=20,
+    two_activators=True,
 )
 QUICK = Sizes(
-    batches=20, seconds=1.0, rounds=1, neighbour_s=2.0, neighbour_rounds=1, small=4, records=10_000, pages=3, two_activators=False
+    batches=20,
+    seconds=1.0,
+    rounds=1,
+    neighbour_s=2.0,
+    neighbour_rounds=1,
+    small=4,
+    records=10_000,
+    pages=3,
+    two_activators=False,
 )
 
 
@@ -88,13 +107,25 @@ def measure(report: Report, sizes: Sizes) -> None:
         report.missing("admission in Redis", str(e))
     with stack.running(prices=PRICES, snapshotter=NO_SNAPSHOTS) as platform:
         parts: Mapping[str, Callable[[], None]] = {
-            "gateway": lambda: gateway(report, platform, seconds=sizes.seconds, rounds=sizes.rounds),
-            "flood": lambda: neighbours.flooded(report, platform, seconds=sizes.neighbour_s, rounds=sizes.neighbour_rounds),
-            "checks": lambda: neighbours.checked(report, platform, seconds=sizes.neighbour_s, rounds=sizes.neighbour_rounds),
-            "streams": lambda: neighbours.streaming(
-                report, platform, small=sizes.small, seconds=sizes.neighbour_s, rounds=sizes.neighbour_rounds
+            "gateway": lambda: gateway(
+                report, platform, seconds=sizes.seconds, rounds=sizes.rounds
             ),
-            "budget": lambda: overshoot.overshoot(report, platform, name="1 activator", instances=4),
+            "flood": lambda: neighbours.flooded(
+                report, platform, seconds=sizes.neighbour_s, rounds=sizes.neighbour_rounds
+            ),
+            "checks": lambda: neighbours.checked(
+                report, platform, seconds=sizes.neighbour_s, rounds=sizes.neighbour_rounds
+            ),
+            "streams": lambda: neighbours.streaming(
+                report,
+                platform,
+                small=sizes.small,
+                seconds=sizes.neighbour_s,
+                rounds=sizes.neighbour_rounds,
+            ),
+            "budget": lambda: overshoot.overshoot(
+                report, platform, name="1 activator", instances=4
+            ),
         }
         for name, part in parts.items():
             _attempt(report, name, part)
@@ -111,15 +142,27 @@ def gateway(report: Report, platform: stack.Stack, *, seconds: float, rounds: in
     (socket,) = tenants[OFF].tenant.instance_sockets(APP)
     headers = {"Content-Type": "application/json", HEADER_CALL: "req-benchmark"}
     with nginx(socket=socket, path=WORKER_INVOKE) as url:
-        arms: dict[str, Callable[[], Load]] = {NGINX: lambda: wrk(url, body=BODY, headers=headers, seconds=seconds)}
+        arms: dict[str, Callable[[], Load]] = {
+            NGINX: lambda: wrk(url, body=BODY, headers=headers, seconds=seconds)
+        }
         pid = platform.processes()["activator"]
         cpu_us: dict[str, list[float]] = {name: [] for name in tenants}
-        arms |= {name: _through(subject.caller, seconds, pid=pid, cpu_us=cpu_us[name]) for name, subject in tenants.items()}
+        arms |= {
+            name: _through(subject.caller, seconds, pid=pid, cpu_us=cpu_us[name])
+            for name, subject in tenants.items()
+        }
         loads = interleave(arms, rounds=rounds)
     for name, runs in loads.items():
         add_rows(report, name, runs)
         if name in cpu_us:
-            report.rows.append(Row.of(f"{name} activator's CPU", "µs", cpu_us[name], note="per request; machines' noise touches it less"))
+            report.rows.append(
+                Row.of(
+                    f"{name} activator's CPU",
+                    "µs",
+                    cpu_us[name],
+                    note="per request; machines' noise touches it less",
+                )
+            )
     rps = {name: [run.rps for run in runs] for name, runs in loads.items()}
     report.ratio("rps_quotas_on_vs_off", paired_ratio(rps[QUOTAS], rps[OFF]))
     report.ratio("rps_everything_on_vs_off", paired_ratio(rps[EVERYTHING], rps[OFF]))
@@ -127,7 +170,8 @@ def gateway(report: Report, platform: stack.Stack, *, seconds: float, rounds: in
 
 
 def _tenant(platform: stack.Stack, name: str) -> Subject:
-    """A tenant with an echo of its own that stays warm, and a key to call it; bounded on every level unless it is OFF."""
+    """A tenant with an echo of its own that stays warm, and a key to call it; bounded on every
+    level unless it is OFF."""
     terms: dict[str, Any] = {} if name == OFF else dict(PLENTY)
     if name == EVERYTHING:
         terms["prices"] = STEPPED
@@ -145,12 +189,17 @@ def _tenant(platform: stack.Stack, name: str) -> Subject:
     return Subject(tenant=tenant, caller=dataclasses.replace(tenant, api_key=str(key["secret"])))
 
 
-def _through(tenant: stack.Stack, seconds: float, *, pid: int, cpu_us: list[float]) -> Callable[[], Load]:
-    """As `gateway.through`, with this tenant's key; CPU time of process `pid` per request is noted, until its records are shipped."""
+def _through(
+    tenant: stack.Stack, seconds: float, *, pid: int, cpu_us: list[float]
+) -> Callable[[], Load]:
+    """As `gateway.through`, with this tenant's key; CPU time of process `pid` per request is noted,
+    until its records are shipped."""
 
     def run() -> Load:
         before_s = _cpu_s(pid)
-        load = wrk(tenant.invoke_url(APP, FUNCTION), body=BODY, headers=tenant.headers, seconds=seconds)
+        load = wrk(
+            tenant.invoke_url(APP, FUNCTION), body=BODY, headers=tenant.headers, seconds=seconds
+        )
         time.sleep(SETTLE_S)
         cpu_us.append((_cpu_s(pid) - before_s) / load.requests * 1e6)
         return load
@@ -159,7 +208,8 @@ def _through(tenant: stack.Stack, seconds: float, *, pid: int, cpu_us: list[floa
 
 
 def _cpu_s(pid: int) -> float:
-    """User and system time of a process (proc(5): fields 14 and 15 of stat, the name in parentheses being the second)."""
+    """User and system time of a process (proc(5): fields 14 and 15 of stat, the name in parentheses
+    being the second)."""
     after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -171,12 +221,16 @@ def _ledger(report: Report, sizes: Sizes) -> None:
 
 def _two_activators(report: Report) -> None:
     """Both count in Redis."""
-    with redis_server() as url, stack.running(activators=2, redis_url=url, snapshotter=NO_SNAPSHOTS) as platform:
+    with (
+        redis_server() as url,
+        stack.running(activators=2, redis_url=url, snapshotter=NO_SNAPSHOTS) as platform,
+    ):
         overshoot.overshoot(report, platform, name="2 activators", instances=4)
 
 
 def _attempt(report: Report, name: str, part: Callable[[], None]) -> None:
-    """A part that cannot be measured is said to be missing; the others are measured all the same."""
+    """A part that cannot be measured is said to be missing; the others are measured all the
+    same."""
     try:
         with phase(name):
             part()

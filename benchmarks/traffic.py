@@ -1,11 +1,13 @@
 """Changing which version answers: how soon, at what cost, and who notices.
 
 - a change of weights to the first call on the new split, and a rollback to the first good answer;
-- deploys and rollbacks under 500 requests a second: every request that was not answered 200 is counted;
+- deploys and rollbacks under 500 requests a second: every request that was not answered 200 is
+  counted;
 - sticky callers: who moves when weights change, against who must;
-- the caller's p99 beside a shadow that may take 15 % of the compute, and throughput with traces of 1 % of the calls: taking turns;
-- canaries judged in simulation (`canary_sim`): how often a good one is rolled back, and how soon a bad one is caught.
-"""
+- the caller's p99 beside a shadow that may take 15 % of the compute, and throughput with traces of
+  1 % of the calls: taking turns;
+- canaries judged in simulation (`canary_sim`): how often a good one is rolled back, and how soon a
+  bad one is caught."""
 
 from __future__ import annotations
 
@@ -19,7 +21,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import canary_sim, stack
-from benchmarks.harness import ROOT, Report, Row, interleave, options, paired_ratio, percentile, phase, progress
+from benchmarks.harness import (
+    ROOT,
+    Report,
+    Row,
+    interleave,
+    options,
+    paired_ratio,
+    percentile,
+    phase,
+    progress,
+)
 from benchmarks.load import Load, LoadFailed, flood, steady, wrk
 from pilotlight.protocol import HEADER_REVISION
 from pilotlight.spec import FunctionSpec, from_json
@@ -70,7 +82,9 @@ class Subject:
     def deploy(self, note: str, **more: Any) -> str:
         """A revision of its own, told apart by its description; returns its name."""
         with self.platform.client as client:
-            document = next(f["spec"] for f in client.app(self.app)["functions"] if f["name"] == FUNCTION)
+            document = next(
+                f["spec"] for f in client.app(self.app)["functions"] if f["name"] == FUNCTION
+            )
             spec = dataclasses.replace(from_json(FunctionSpec, document), description=note)
             return str(client.deploy(self.app, [spec], **more).functions[0].revision)
 
@@ -84,13 +98,17 @@ class Callers:
     """One connection that is kept, and asks which revision answers."""
 
     def __init__(self, subject: Subject) -> None:
-        self._connection = http.client.HTTPConnection(subject.platform.url.removeprefix("http://"), timeout=PATIENCE_S)
+        self._connection = http.client.HTTPConnection(
+            subject.platform.url.removeprefix("http://"), timeout=PATIENCE_S
+        )
         self._path = f"/v1/functions/{subject.app}/{FUNCTION}:invoke"
         self._headers = subject.platform.headers
 
     def revision(self, user: str = "") -> str:
         """The revision that answers this user. Raises LoadFailed for anything but 200."""
-        self._connection.request("POST", self._path, BODY, {**self._headers, **({USER: user} if user else {})})
+        self._connection.request(
+            "POST", self._path, BODY, {**self._headers, **({USER: user} if user else {})}
+        )
         answer = self._connection.getresponse()
         body = answer.read()
         if answer.status != 200:
@@ -114,7 +132,9 @@ def main() -> None:
     with stack.running(snapshotter=NO_SNAPSHOTS) as platform:
         parts: Mapping[str, Callable[[], None]] = {
             "changes": lambda: changes(report, platform, count=sizes.changes),
-            "deploys": lambda: deploys(report, platform, deployments=sizes.deploys, rollbacks=sizes.rollbacks),
+            "deploys": lambda: deploys(
+                report, platform, deployments=sizes.deploys, rollbacks=sizes.rollbacks
+            ),
             "sticky": lambda: sticky(report, platform, users=sizes.users),
             "shadow": lambda: shadow(report, platform, seconds=sizes.seconds, rounds=sizes.rounds),
         }
@@ -127,17 +147,29 @@ def main() -> None:
 
 
 def changes(report: Report, platform: stack.Stack, *, count: int) -> None:
-    """All traffic from one revision to the other and back, both warm; and the same by `rollback`."""
+    """All traffic from one revision to the other and back, both warm; and the same by
+    `rollback`."""
     subject, first = _deployed(platform, "bench-split")
     second = subject.deploy("second")
     callers = Callers(subject)
     callers.until(second)
-    subject.split({second: 100}, tags={"one": first, "two": second})  # what has a name is not retired
+    # what has a name is not retired
+    subject.split({second: 100}, tags={"one": first, "two": second})
     kept_ms = _to_and_fro(subject, callers, first, second, count=count)
-    report.rows.append(Row.of("split_change_ms", "ms", kept_ms, note="asked → first call on the new split; both have instances"))
+    report.rows.append(
+        Row.of(
+            "split_change_ms",
+            "ms",
+            kept_ms,
+            note="asked → first call on the new split; both have instances",
+        )
+    )
     subject.split({second: 100}, tags={"one": None, "two": None})
     retired_ms = _to_and_fro(subject, callers, first, second, count=count // 5)
-    note = "the other revision was retired: until its first instance is up, who answered before goes on"
+    note = (
+        "the other revision was retired: until its first instance is up, who answered before "
+        "goes on"
+    )
     report.rows.append(Row.of("split change, a start included", "ms", retired_ms, note=note))
     back_ms: list[float] = []
     with platform.client as client:
@@ -151,10 +183,14 @@ def changes(report: Report, platform: stack.Stack, *, count: int) -> None:
             callers.until(first)
             back_ms.append((time.perf_counter() - began) * 1000)
             progress(f"rollback {number + 1}/{count // 5}")
-    report.rows.append(Row.of("rollback_ms", "ms", back_ms, note="asked → first answer of the good revision"))
+    report.rows.append(
+        Row.of("rollback_ms", "ms", back_ms, note="asked → first answer of the good revision")
+    )
 
 
-def _to_and_fro(subject: Subject, callers: Callers, first: str, second: str, *, count: int) -> list[float]:
+def _to_and_fro(
+    subject: Subject, callers: Callers, first: str, second: str, *, count: int
+) -> list[float]:
     took_ms: list[float] = []
     for number in range(count):
         goal = first if number % 2 == 0 else second
@@ -171,7 +207,9 @@ def deploys(report: Report, platform: stack.Stack, *, deployments: int, rollback
     subject, first = _deployed(platform, "bench-deploys")
     every = max(1, deployments // rollbacks)
     last_ms: list[float] = []
-    with flood(subject.url, body=BODY, headers=platform.headers, per_s=LOAD_PER_S, connections=CONNECTIONS) as statuses:
+    with flood(
+        subject.url, body=BODY, headers=platform.headers, per_s=LOAD_PER_S, connections=CONNECTIONS
+    ) as statuses:
         time.sleep(SETTLE_S)
         callers = Callers(subject)
         with platform.client as client:
@@ -186,9 +224,21 @@ def deploys(report: Report, platform: stack.Stack, *, deployments: int, rollback
                 progress(f"deploy {number + 1}/{deployments}")
         counted = statuses()
     failed = counted.total() - counted[200]
-    note = f"{counted.total():,} requests under {LOAD_PER_S:g}/s, {deployments} deploys, {rollbacks} rollbacks; by status {dict(counted)}"
-    report.rows.append(Row(name="failed requests", unit="", n=counted.total(), p50=failed, p99=failed, note=note))
-    report.rows.append(Row.of("deploy → its first answer", "ms", last_ms, note="under that load, a cold start included"))
+    note = (
+        f"{counted.total():,} requests under {LOAD_PER_S:g}/s, {deployments} deploys, "
+        f"{rollbacks} rollbacks; by status {dict(counted)}"
+    )
+    report.rows.append(
+        Row(name="failed requests", unit="", n=counted.total(), p50=failed, p99=failed, note=note)
+    )
+    report.rows.append(
+        Row.of(
+            "deploy → its first answer",
+            "ms",
+            last_ms,
+            note="under that load, a cold start included",
+        )
+    )
 
 
 def sticky(report: Report, platform: stack.Stack, *, users: int) -> None:
@@ -204,10 +254,24 @@ def sticky(report: Report, platform: stack.Stack, *, users: int) -> None:
         now = {name: callers.revision(name) for name in names}
         if before:
             moved = [name for name in names if now[name] != before[name]]
-            gaining = second if sum(r == second for r in now.values()) >= sum(r == second for r in before.values()) else first
+            gaining = (
+                second
+                if sum(r == second for r in now.values())
+                >= sum(r == second for r in before.values())
+                else first
+            )
             astray = sum(now[name] != gaining for name in moved)
             note = f"{len(moved)} of {users} users moved; those who moved the wrong way"
-            report.rows.append(Row(name=f"moved astray, canary to {share} %", unit="users", n=users, p50=astray, p99=astray, note=note))
+            report.rows.append(
+                Row(
+                    name=f"moved astray, canary to {share} %",
+                    unit="users",
+                    n=users,
+                    p50=astray,
+                    p99=astray,
+                    note=note,
+                )
+            )
         before = now
 
 
@@ -219,20 +283,29 @@ def shadow(report: Report, platform: stack.Stack, *, seconds: float, rounds: int
     def run(**document: Any) -> list[float]:
         subject.split({first: 100}, **document)
         time.sleep(SETTLE_S)
-        with steady(subject.url, body=BODY, headers=platform.headers, per_s=SHADOW_PER_S, connections=4) as requests:
+        with steady(
+            subject.url, body=BODY, headers=platform.headers, per_s=SHADOW_PER_S, connections=4
+        ) as requests:
             time.sleep(seconds)
             found = [request.milliseconds for request in requests()]
         time.sleep(SETTLE_S)
         return found
 
-    arms = {"off": lambda: run(shadow=None), "shadow": lambda: run(shadow={"revision": second, "percent": 100.0, "max_compute": 0.15})}
+    arms = {
+        "off": lambda: run(shadow=None),
+        "shadow": lambda: run(shadow={"revision": second, "percent": 100.0, "max_compute": 0.15}),
+    }
     arms["shadow"]()  # its instance is up
     runs = interleave(arms, rounds=rounds)
     for name, found in runs.items():
         report.rows.append(Row.of(f"calls, {name}", "ms", [ms for one in found for ms in one]))
-    p99 = {name: percentile([ms for one in found for ms in one], 99) for name, found in runs.items()}
+    p99 = {
+        name: percentile([ms for one in found for ms in one], 99) for name, found in runs.items()
+    }
     report.ratio("p99_shadow_over_off", p99["shadow"] / p99["off"])
-    single = paired_ratio(*([percentile(one, 99) for one in runs[name]] for name in ("shadow", "off")))
+    single = paired_ratio(
+        *([percentile(one, 99) for one in runs[name]] for name in ("shadow", "off"))
+    )
     report.remarks.append(f"p99_shadow_over_off: of single rounds {single}")
 
 
@@ -245,16 +318,25 @@ def traces(report: Report, *, seconds: float, rounds: int) -> None:
             subject = urls[share]
 
             def run() -> Load:
-                load = wrk(subject.url, body=BODY, headers=subject.platform.headers, seconds=seconds)
+                load = wrk(
+                    subject.url, body=BODY, headers=subject.platform.headers, seconds=seconds
+                )
                 time.sleep(SETTLE_S)
                 return load
 
             return run
 
-        loads = interleave({"traces off": through(0.0), "traces of 1 %": through(0.01)}, rounds=max(rounds, 2))
+        loads = interleave(
+            {"traces off": through(0.0), "traces of 1 %": through(0.01)}, rounds=max(rounds, 2)
+        )
     for name, runs in loads.items():
         report.rows.append(Row.of(name, "req/s", [run.rps for run in runs]))
-    report.ratio("rps_traced_vs_off", paired_ratio(*([run.rps for run in loads[name]] for name in ("traces of 1 %", "traces off"))))
+    report.ratio(
+        "rps_traced_vs_off",
+        paired_ratio(
+            *([run.rps for run in loads[name]] for name in ("traces of 1 %", "traces off"))
+        ),
+    )
 
 
 @contextmanager
@@ -273,7 +355,8 @@ def _deployed(platform: stack.Stack, app: str) -> tuple[Subject, str]:
 
 
 def _attempt(report: Report, name: str, part: Callable[[], None]) -> None:
-    """A part that cannot be measured is said to be missing; the others are measured all the same."""
+    """A part that cannot be measured is said to be missing; the others are measured all the
+    same."""
     try:
         with phase(name):
             part()

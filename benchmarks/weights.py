@@ -1,10 +1,11 @@
-"""Weights: ingest into the cache, tensors out of it, many functions that want theirs at once; beside what others do with the same bytes.
+"""Weights: ingest into the cache, tensors out of it, many functions that want theirs at once;
+beside what others do with the same bytes.
 
-Ingest (`benchmarks/ingest.py`): from an object store on loopback to this disk; `benchmarks/peering.py`: from another node. Loading
-(`benchmarks/loading.py`): from this disk to tensors, with the page cache warm and dropped. Storms (`benchmarks/storm.py`): the whole
-platform. With --quick: one size, few rounds, few functions. With --peers: aws s3 cp, boto3, obstore and runai-model-streamer, each in an
-environment of its own.
-"""
+Ingest (`benchmarks/ingest.py`): from an object store on loopback to this disk;
+`benchmarks/peering.py`: from another node. Loading (`benchmarks/loading.py`): from this disk to
+tensors, with the page cache warm and dropped. Storms (`benchmarks/storm.py`): the whole platform.
+With --quick: one size, few rounds, few functions. With --peers: aws s3 cp, boto3, obstore and
+runai-model-streamer, each in an environment of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ NEEDS = ("nginx", "h2load")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How much is measured: rounds by size of checkpoint, the ways of loading, and the storm's models."""
+    """How much is measured: rounds by size of checkpoint, the ways of loading, and the storm's
+    models."""
 
     ingest: Sequence[tuple[Shape, int]]
     clients: tuple[str, ...]
@@ -30,7 +32,14 @@ class Extent:
     storm_rounds: int
 
 
-QUICK = Extent(ingest=[(SMALL, 3)], clients=("auto",), load=[(ONE_GB, 3)], arms=loading.QUICK, storm_models=8, storm_rounds=1)
+QUICK = Extent(
+    ingest=[(SMALL, 3)],
+    clients=("auto",),
+    load=[(ONE_GB, 3)],
+    arms=loading.QUICK,
+    storm_models=8,
+    storm_rounds=1,
+)
 FULL = Extent(
     ingest=[(ONE_GB, 15), (FOUR_GB, 5)],
     clients=("auto", "boto3"),
@@ -48,11 +57,31 @@ def main() -> None:
     report = Report("weights: object store to disk, disk to tensors, and many at once")
     correctness.check(report, storm.THIRTY_MB)
     for shape, rounds in extent.ingest:
-        ingest.measure(report, shape, rounds=rounds, with_peers=given.peers, clients=extent.clients, suffix=_suffix(shape, extent.ingest))
+        ingest.measure(
+            report,
+            shape,
+            rounds=rounds,
+            with_peers=given.peers,
+            clients=extent.clients,
+            suffix=_suffix(shape, extent.ingest),
+        )
     peering.measure(report, *extent.ingest[0])
     for shape, rounds in extent.load:
-        loading.measure(report, shape, rounds=rounds, with_peers=given.peers, arms=extent.arms, suffix=_suffix(shape, extent.load))
-    storm.measure(report, models=extent.storm_models, rounds=extent.storm_rounds, shape=storm.THIRTY_MB, one=SMALL)
+        loading.measure(
+            report,
+            shape,
+            rounds=rounds,
+            with_peers=given.peers,
+            arms=extent.arms,
+            suffix=_suffix(shape, extent.load),
+        )
+    storm.measure(
+        report,
+        models=extent.storm_models,
+        rounds=extent.storm_rounds,
+        shape=storm.THIRTY_MB,
+        one=SMALL,
+    )
     report.finish(given)
 
 

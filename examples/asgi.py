@@ -1,7 +1,7 @@
 """A web application as a function: served under `/fn/web/site/`, WebSocket included.
 
-Everything runs on the event loop (`async def` throughout), so no thread exists at the snapshot point and instances are forked.
-"""
+Everything runs on the event loop (`async def` throughout), so no thread exists at the snapshot
+point and instances are forked."""
 
 from typing import Any
 
@@ -14,7 +14,8 @@ app = pilotlight.App("web")
 @pilotlight.concurrent(max_inputs=100)
 @pilotlight.asgi_app(example="/")
 def site() -> Any:
-    """Build the application; called once, before the snapshot, because it declares an example (a path that it answers)."""
+    """Build the application; called once, before the snapshot, because it declares an example (a
+    path that it answers)."""
     from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 
     web = FastAPI(title="A site at zero")

@@ -1,8 +1,9 @@
-"""Single sentences in, single vectors out, and in between they share passes through the model: `embed.py` with `@batched`.
+"""Single sentences in, single vectors out, and in between they share passes through the model:
+`embed.py` with `@batched`.
 
-A short query costs the model nearly the same alone as in a batch of eight, because most of the time goes into calling its 130 layers'
-operations and reading their weights. So calls that are there at the same time are gathered: callers send one text, as before.
-"""
+A short query costs the model nearly the same alone as in a batch of eight, because most of the time
+goes into calling its 130 layers' operations and reading their weights. So calls that are there at
+the same time are gathered: callers send one text, as before."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def close(expected: Sequence[float], actual: Sequence[float]) -> bool:
 
 @app.cls(weights=minilm, cpu=1, memory="2GiB", max_instances=4, scaledown_window=60)
 class Embedder:
-    """Holds the model. It takes 64 calls at once: while one batch of 32 computes, the next one gathers."""
+    """Holds the model. It takes 64 calls at once: while one batch of 32 computes, the next one
+    gathers."""
 
     @pilotlight.enter()
     def load(self) -> None:
@@ -41,13 +43,19 @@ class Embedder:
     @pilotlight.method(example=["a happy person"], check=close)
     @pilotlight.batched(max_batch_size=32, wait_ms=10, buckets=(64, 256))
     def embed(self, texts: list[str]) -> list[list[float] | ValueError]:
-        """Each sentence as 384 numbers, of length 1. An empty one is an error for its own caller only."""
+        """Each sentence as 384 numbers, of length 1. An empty one is an error for its own caller
+        only."""
         import torch
 
-        batch = self.tokenizer(texts, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
+        batch = self.tokenizer(
+            texts, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
+        )
         with torch.inference_mode(), pilotlight.span("model", texts=len(texts)):
             hidden = self.model(**batch).last_hidden_state
             mask = batch["attention_mask"].unsqueeze(-1).to(hidden.dtype)
             mean = (hidden * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1e-9)
             vectors = torch.nn.functional.normalize(mean, dim=1).tolist()
-        return [vector if text.strip() else ValueError("the text is empty") for text, vector in zip(texts, vectors, strict=True)]
+        return [
+            vector if text.strip() else ValueError("the text is empty")
+            for text, vector in zip(texts, vectors, strict=True)
+        ]

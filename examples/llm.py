@@ -4,9 +4,9 @@
     pilotlight deploy examples/llm.py      # boots it, keeps a snapshot, proves it
     python examples/llm.py                 # chat, stream, go to zero, come back
 
-The model is made on the spot: four million random weights that babble, but the engine, the tokens, the bill and the starts are real. To
-serve one that has something to say, name it: `weights=pilotlight.Weights("hf://Qwen/Qwen3-0.6B@main")`.
-"""
+The model is made on the spot: four million random weights that babble, but the engine, the tokens,
+the bill and the starts are real. To serve one that has something to say, name it:
+`weights=pilotlight.Weights("hf://Qwen/Qwen3-0.6B@main")`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,12 @@ PATIENCE_S = 60
 
 def tiny() -> Path:
     """The directory of the small model; made when it is not there yet."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilotlight" / "examples" / "tiny-llama"
+    cache = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "pilotlight"
+        / "examples"
+        / "tiny-llama"
+    )
     if not (cache / "config.json").exists():
         sys.path.insert(0, str(Path(__file__).parent))
         importlib.import_module("tiny_llama").make(cache)
@@ -39,7 +44,9 @@ def tiny() -> Path:
 app = pilotlight.App(NAME)
 assistant = app.vllm(
     "assistant",
-    weights=pilotlight.Weights(tiny() if pilotlight.is_local() else "tiny-llama", name="tiny-llama"),
+    weights=pilotlight.Weights(
+        tiny() if pilotlight.is_local() else "tiny-llama", name="tiny-llama"
+    ),
     max_model_len=1024,
     max_num_seqs=8,
     scaledown_window=IDLE_S,
@@ -52,8 +59,13 @@ def main() -> None:
     client = assistant.client()
     print("models:", ", ".join(model.id for model in client.models.list()))
 
-    answer = client.chat.completions.create(model=assistant.model, messages=[{"role": "user", "content": QUESTION}], max_tokens=24)
-    print(f"chat: {answer.choices[0].message.content!r}, {answer.usage.prompt_tokens} tokens in, {answer.usage.completion_tokens} out")
+    answer = client.chat.completions.create(
+        model=assistant.model, messages=[{"role": "user", "content": QUESTION}], max_tokens=24
+    )
+    print(
+        f"chat: {answer.choices[0].message.content!r}, {answer.usage.prompt_tokens} tokens in, "
+        f"{answer.usage.completion_tokens} out"
+    )
 
     print("stream: ", end="")
     for text in stream(client):
@@ -76,7 +88,9 @@ def main() -> None:
 def stream(client: Any) -> Iterator[str]:
     """The pieces of one answer, as they come."""
     messages = [{"role": "user", "content": QUESTION}]
-    for piece in client.chat.completions.create(model=assistant.model, messages=messages, max_tokens=24, stream=True):
+    for piece in client.chat.completions.create(
+        model=assistant.model, messages=messages, max_tokens=24, stream=True
+    ):
         if piece.choices and piece.choices[0].delta.content:
             yield piece.choices[0].delta.content
 

@@ -1,7 +1,7 @@
 """A generator: its items reach the caller while it runs.
 
-    pilotlight call stream/count --stream -a upto=5
-    curl -N -H "Authorization: Bearer $PILOTLIGHT_API_KEY" -H "Accept: text/event-stream" -d '{"upto": 5}' \\
+    pilotlight call stream/count --stream -a upto=5 curl -N -H "Authorization: Bearer
+    $PILOTLIGHT_API_KEY" -H "Accept: text/event-stream" -d '{"upto": 5}' \\
         $PILOTLIGHT_URL/v1/functions/stream/count:invoke
 """
 

@@ -1,7 +1,7 @@
 """Ranks candidates with gradient-boosted trees (scikit-learn): small model, many rows per call.
 
-The model is fitted when an instance is prepared, on data made from a fixed seed; a real one would be loaded from `pilotlight.Weights`.
-"""
+The model is fitted when an instance is prepared, on data made from a fixed seed; a real one would
+be loaded from `pilotlight.Weights`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Score(TypedDict):
 
 
 def synthetic_clicks(rows: int = 2000, seed: int = 7) -> tuple[Any, Any]:
-    """Features and clicks of a made-up shop: cheap, well-rated, near things are clicked more often."""
+    """Features and clicks of a made-up shop: cheap, well-rated, near things are clicked more
+    often."""
     import numpy as np
 
     random = np.random.default_rng(seed)
@@ -51,9 +52,13 @@ class Ranker:
         from sklearn.ensemble import GradientBoostingClassifier
 
         features, clicked = synthetic_clicks()
-        self.model: Any = GradientBoostingClassifier(n_estimators=60, max_depth=3, random_state=0).fit(features, clicked)
+        self.model: Any = GradientBoostingClassifier(
+            n_estimators=60, max_depth=3, random_state=0
+        ).fit(features, clicked)
 
-    @pilotlight.method(example=[[{"price": 20.0, "rating": 4.5, "distance_km": 1.0, "is_new": True}]])
+    @pilotlight.method(
+        example=[[{"price": 20.0, "rating": 4.5, "distance_km": 1.0, "is_new": True}]]
+    )
     def rank(self, candidates: list[Candidate], top: int = 10) -> list[Score]:
         """The best `top` candidates, best first."""
         if not candidates:

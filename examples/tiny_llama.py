@@ -1,8 +1,11 @@
-"""A small language model made on the spot: Llama architecture, random weights from a seed, a tokenizer of its own with a chat template.
+"""A small language model made on the spot: Llama architecture, random weights from a seed, a
+tokenizer of its own with a chat template.
 
-`make(directory)` writes what a Hugging Face repository would have: config.json, model.safetensors (bfloat16), tokenizer.json and friends.
-It answers in syllables that mean nothing, always the same ones for the same prompt (greedy), and never ends by itself: its answers
-run to `max_tokens`. Standard library and numpy only; the defaults have 4 million parameters, `make(d, hidden=1024, layers=35)` 0.4 billion.
+`make(directory)` writes what a Hugging Face repository would have: config.json, model.safetensors
+(bfloat16), tokenizer.json and friends. It answers in syllables that mean nothing, always the same
+ones for the same prompt (greedy), and never ends by itself: its answers run to `max_tokens`.
+Standard library and numpy only; the defaults have 4 million parameters, `make(d, hidden=1024,
+layers=35)` 0.4 billion.
 
     python examples/tiny_llama.py models/tiny
 """
@@ -22,18 +25,25 @@ HEAD = 64
 VOCABULARY = 512
 SPECIALS = ("<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 CHAT_TEMPLATE = (
-    "<|begin|>{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "<|begin|>{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] "
+    "}}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
 
-def make(directory: Path, *, hidden: int = 256, layers: int = 5, max_len: int = 2048, seed: int = 7) -> Path:
-    """Write the model into a directory, which is made. The same arguments give the same bytes; returns the directory."""
+def make(
+    directory: Path, *, hidden: int = 256, layers: int = 5, max_len: int = 2048, seed: int = 7
+) -> Path:
+    """Write the model into a directory, which is made. The same arguments give the same bytes;
+    returns the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     config = _config(hidden=hidden, layers=layers, max_len=max_len)
     tokens = _tokens()
     _write_json(directory / "config.json", config)
-    _write_json(directory / "generation_config.json", {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"]})
+    _write_json(
+        directory / "generation_config.json",
+        {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"]},
+    )
     _write_json(directory / "tokenizer.json", _tokenizer(tokens))
     _write_json(directory / "tokenizer_config.json", _tokenizer_config(max_len))
     _write_tensors(directory / "model.safetensors", config, tokens, seed)
@@ -69,7 +79,8 @@ def _config(*, hidden: int, layers: int, max_len: int) -> dict[str, Any]:
 
 
 def _bytes_as_text() -> list[str]:
-    """How byte-level BPE writes each byte: printable ones as they are, others as letters from U+0100 on (GPT-2's table)."""
+    """How byte-level BPE writes each byte: printable ones as they are, others as letters from
+    U+0100 on (GPT-2's table)."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(0x100, 0x200))
     return [chr(b) if b in plain else chr(next(others)) for b in range(256)]
@@ -98,13 +109,31 @@ def _tokenizer(tokens: list[str]) -> dict[str, Any]:
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            {"id": i, "content": t, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+            {
+                "id": i,
+                "content": t,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
             for i, t in marked
         ],
         "normalizer": None,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "pre_tokenizer": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
         "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
         "model": {
             "type": "BPE",
             "dropout": None,
@@ -153,7 +182,8 @@ def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _write_tensors(path: Path, config: dict[str, Any], tokens: list[str], seed: int) -> None:
-    """One safetensors file: the header's length, the header as JSON, then the tensors one after another."""
+    """One safetensors file: the header's length, the header as JSON, then the tensors one after
+    another."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, shape in _shapes(config):
@@ -169,7 +199,9 @@ def _write_tensors(path: Path, config: dict[str, Any], tokens: list[str], seed: 
             f.write(_bfloat16(_values(name, shape, tokens, random)))
 
 
-def _values(name: str, shape: tuple[int, ...], tokens: list[str], random: np.random.Generator) -> np.ndarray[Any, Any]:
+def _values(
+    name: str, shape: tuple[int, ...], tokens: list[str], random: np.random.Generator
+) -> np.ndarray[Any, Any]:
     if name.endswith("norm.weight"):
         return np.ones(shape, np.float32)
     values = random.standard_normal(shape, np.float32)

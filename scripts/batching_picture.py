@@ -1,7 +1,8 @@
-"""Draws docs/img/batching.svg: calls that the worker's own gathering put into batches, on a clock that jumps.
+"""Draws docs/img/batching.svg: calls that the worker's own gathering put into batches, on a clock
+that jumps.
 
-`python -m scripts.batching_picture` from the root of the repository, after rules or drawing changed.
-"""
+`python -m scripts.batching_picture` from the root of the repository, after rules or drawing
+changed."""
 
 from __future__ import annotations
 
@@ -56,10 +57,20 @@ async def gathered() -> list[Call]:
         await asyncio.sleep(PER_ITEM_S * len(calls) + FIXED_S)
         return calls
 
-    method = Method(name="f", call=body, style=Style.COROUTINE, binder=Binder(body), example=None, check=None, batch=POLICY)
+    method = Method(
+        name="f",
+        call=body,
+        style=Style.COROUTINE,
+        binder=Binder(body),
+        example=None,
+        check=None,
+        batch=POLICY,
+    )
     gathering = Gathering({"f": method}, max_inputs=8, threads=CallThreads(), clock=loop.time)
     for size in LEARNT:
-        await asyncio.gather(*(gathering.share("f", Call(0, 0), (None,), {}, None) for _ in range(size)))
+        await asyncio.gather(
+            *(gathering.share("f", Call(0, 0), (None,), {}, None) for _ in range(size))
+        )
     zero_s = loop.time()
 
     async def one(call: Call) -> None:
@@ -84,18 +95,35 @@ def drawn(calls: Sequence[Call]) -> str:
     parts = [HEAD % (width, height)]
     for ms in range(0, int(end_ms) + 1, 20):
         x = LEFT + ms * SCALE
-        parts.append(f'<path class="grid" d="M{x:g} {TOP - 6}V{bottom}"/><text class="text" x="{x:g}" y="{bottom + 16}">{ms} ms</text>')
+        parts.append(
+            f'<path class="grid" d="M{x:g} {TOP - 6}V{bottom}"/><text class="text" x="{x:g}" y="{bottom + 16}">{ms} ms</text>'
+        )
     for call in calls:
-        y, came, began, ended = TOP + ROW * (call.number - 1), *(LEFT + ms * SCALE for ms in (call.came_ms, call.began_ms, call.ended_ms))
-        parts.append(f'<text class="name" x="{LEFT - 12}" y="{y + 13}" text-anchor="end">call {call.number}</text>')
-        parts.append(f'<rect class="wait" x="{came:g}" y="{y + 4}" width="{max(1.5, began - came):g}" height="{ROW - 10}"/>')
-        parts.append(f'<rect class="run" x="{began:g}" y="{y + 2}" width="{ended - began:g}" height="{ROW - 6}" rx="3"/>')
+        y, came, began, ended = (
+            TOP + ROW * (call.number - 1),
+            *(LEFT + ms * SCALE for ms in (call.came_ms, call.began_ms, call.ended_ms)),
+        )
+        parts.append(
+            f'<text class="name" x="{LEFT - 12}" y="{y + 13}" text-anchor="end">call {call.number}</text>'
+        )
+        parts.append(
+            f'<rect class="wait" x="{came:g}" y="{y + 4}" width="{max(1.5, began - came):g}" height="{ROW - 10}"/>'
+        )
+        parts.append(
+            f'<rect class="run" x="{began:g}" y="{y + 2}" width="{ended - began:g}" height="{ROW - 6}" rx="3"/>'
+        )
     for began_ms, members in batches.items():
         x, y = LEFT + members[0].ended_ms * SCALE + 6, TOP + ROW * (members[0].number - 1) + 13
         parts.append(f'<text class="why" x="{x:g}" y="{y:g}">{members[0].reason}</text>')
         top, last = TOP + ROW * (members[0].number - 1), TOP + ROW * members[-1].number - 2
         parts.append(f'<path class="edge" d="M{LEFT + began_ms * SCALE:g} {top}V{last}"/>')
-    return "\n".join([*parts, FOOT % (bottom + 33, bottom + 44, bottom + 33, bottom + 44, bottom + 44), "</svg>\n"])
+    return "\n".join(
+        [
+            *parts,
+            FOOT % (bottom + 33, bottom + 44, bottom + 33, bottom + 44, bottom + 44),
+            "</svg>\n",
+        ]
+    )
 
 
 HEAD = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" role="img" aria-labelledby="t d"
@@ -124,7 +152,9 @@ def main() -> None:
     calls = virtual_time.run(gathered())
     PICTURE.write_text(drawn(calls))
     for call in calls:
-        print(f"call {call.number}: came {call.came_ms:g}, began {call.began_ms:.1f}, ended {call.ended_ms:.1f} ms, {call.reason}")
+        print(
+            f"call {call.number}: came {call.came_ms:g}, began {call.began_ms:.1f}, ended {call.ended_ms:.1f} ms, {call.reason}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""values.schema.json of the Helm chart: the chart's own values by hand, the sections of platform.yaml from the records that parse them."""
+"""values.schema.json of the Helm chart: the chart's own values by hand, the sections of
+platform.yaml from the records that parse them."""
 
 from __future__ import annotations
 
@@ -30,9 +31,16 @@ SECTIONS: Mapping[str, type[Any]] = {
     "prices": PriceSettings,
 }
 SECRETS = {"controller": "database_url", "activator": "redis_url"}
-"""Keys that hold a password: the ConfigMap is no place for them (`…_file` names a mounted secret)."""
+"""Keys that hold a password: the ConfigMap is no place for them (`…_file` names a mounted
+secret)."""
 
-_SIMPLE: Mapping[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+_SIMPLE: Mapping[Any, str] = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    type(None): "null",
+}
 DIGEST = r"^[^\s@]+@sha256:[0-9a-f]{64}$"
 _NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi)?$"
@@ -61,7 +69,9 @@ def section(record: type[Any], *, leave_out: str = "") -> Schema:
 
 def config() -> Schema:
     """Values `config`."""
-    sections = {name: section(record, leave_out=SECRETS.get(name, "")) for name, record in SECTIONS.items()}
+    sections = {
+        name: section(record, leave_out=SECRETS.get(name, "")) for name, record in SECTIONS.items()
+    }
     plans = {"type": "object", "additionalProperties": section(Plan, leave_out="name")}
     return _object({**sections, "plans": plans})
 
@@ -101,8 +111,16 @@ _POD: Mapping[str, Schema] = {
 
 
 def _processes() -> dict[str, Schema]:
-    journal = _object({"size": _text(_QUANTITY), "storageClassName": _OPTIONAL_NAME, "accessMode": {"enum": _ACCESS}})
-    service = _object({"type": {"enum": ["ClusterIP", "LoadBalancer", "NodePort"]}, "annotations": _STRINGS})
+    journal = _object(
+        {
+            "size": _text(_QUANTITY),
+            "storageClassName": _OPTIONAL_NAME,
+            "accessMode": {"enum": _ACCESS},
+        }
+    )
+    service = _object(
+        {"type": {"enum": ["ClusterIP", "LoadBalancer", "NodePort"]}, "annotations": _STRINGS}
+    )
     share = {"anyOf": [_number(1, 1000), _text(r"^(100|[1-9][0-9]?)%$")]}
     return {
         "controller": _object({**_POD, "replicas": _number(1, 2), "resources": _RESOURCES}),
@@ -131,7 +149,13 @@ def _processes() -> dict[str, Schema]:
             }
         ),
         "redis": _object(
-            {**_PLACEMENT, "enabled": _BOOL, "size": _text(_QUANTITY), "storageClassName": _OPTIONAL_NAME, "resources": _RESOURCES}
+            {
+                **_PLACEMENT,
+                "enabled": _BOOL,
+                "size": _text(_QUANTITY),
+                "storageClassName": _OPTIONAL_NAME,
+                "resources": _RESOURCES,
+            }
         ),
     }
 
@@ -140,10 +164,18 @@ _ACCESS = ["ReadWriteOnce", "ReadWriteOncePod"]
 
 
 def _surroundings() -> dict[str, Schema]:
-    issuer = _object({"name": _text(_NAME), "kind": {"enum": ["Issuer", "ClusterIssuer"]}, "group": _text()})
+    issuer = _object(
+        {"name": _text(_NAME), "kind": {"enum": ["Issuer", "ClusterIssuer"]}, "group": _text()}
+    )
     named = _object(dict.fromkeys(("controller", "activator", "node"), _OPTIONAL_NAME))
     tls = {"mode": {"enum": ["certManager", "secrets"]}, "issuer": issuer, "secrets": named}
-    ingress = {"enabled": _BOOL, "className": _OPTIONAL_NAME, "annotations": _STRINGS, "host": _text(), "tlsSecretName": _OPTIONAL_NAME}
+    ingress = {
+        "enabled": _BOOL,
+        "className": _OPTIONAL_NAME,
+        "annotations": _STRINGS,
+        "host": _text(),
+        "tlsSecretName": _OPTIONAL_NAME,
+    }
     monitoring = {
         **dict.fromkeys(("podMonitors", "dashboards", "rules"), _BOOL),
         **dict.fromkeys(("labels", "dashboardLabels"), _STRINGS),
@@ -152,7 +184,9 @@ def _surroundings() -> dict[str, Schema]:
     policy = {
         "enabled": _BOOL,
         **dict.fromkeys(("callersFrom", "metricsFrom", "extraEgress"), _OBJECTS),
-        **dict.fromkeys(("databasePorts", "objectStorePorts", "apiServerPorts", "redisPorts"), _PORTS),
+        **dict.fromkeys(
+            ("databasePorts", "objectStorePorts", "apiServerPorts", "redisPorts"), _PORTS
+        ),
     }
     return {
         "secrets": _object(
@@ -160,7 +194,15 @@ def _surroundings() -> dict[str, Schema]:
                 "name": _text(_NAME),
                 "keys": _object(
                     dict.fromkeys(
-                        ("platformKey", "activatorKey", "nodeKey", "metricsToken", "databaseUrl", "redisUrl", "redisPassword"),
+                        (
+                            "platformKey",
+                            "activatorKey",
+                            "nodeKey",
+                            "metricsToken",
+                            "databaseUrl",
+                            "redisUrl",
+                            "redisPassword",
+                        ),
                         _text(r"^[-._a-zA-Z0-9]+$"),
                     )
                 ),
@@ -172,7 +214,13 @@ def _surroundings() -> dict[str, Schema]:
         "admissionPolicies": _object({"enabled": _BOOL}),
         "monitoring": _object(monitoring),
         "ingress": _object(ingress),
-        "gateway": _object({"enabled": _BOOL, "parentRefs": _OBJECTS, "hostnames": {"type": "array", "items": _text()}}),
+        "gateway": _object(
+            {
+                "enabled": _BOOL,
+                "parentRefs": _OBJECTS,
+                "hostnames": {"type": "array", "items": _text()},
+            }
+        ),
     }
 
 

@@ -1,9 +1,8 @@
 """`make demo`: a model from zero to an answer, and what it cost.
 
-Starts a platform of its own, deploys examples/embed.py, calls it from nothing, from its Template, from its snapshot where the machine
-can (root and CRIU), and warm; prints times and costs from the answers' own headers, the bill from the ledger, and stops. `--keep` (or
-`KEEP=1`) leaves it up.
-"""
+Starts a platform of its own, deploys examples/embed.py, calls it from nothing, from its Template,
+from its snapshot where the machine can (root and CRIU), and warm; prints times and costs from the
+answers' own headers, the bill from the ledger, and stops. `--keep` (or `KEEP=1`) leaves it up."""
 
 from __future__ import annotations
 
@@ -30,7 +29,11 @@ from pilotlight.client import Client
 from pilotlight.errors import PilotlightError
 
 ROOT = Path(__file__).resolve().parents[1]
-SENTENCES = ["A man is eating food.", "A man is eating a piece of bread.", "The stock market fell today."]
+SENTENCES = [
+    "A man is eating food.",
+    "A man is eating a piece of bread.",
+    "The stock market fell today.",
+]
 APP = "search"
 STOP_S = 60.0
 SHIPPED_S = 20.0
@@ -57,14 +60,18 @@ def main() -> int:
         local.refuse_running(platform)
     except PilotlightError as e:
         console.print(
-            f"[red]{e}[/]\nThe demo starts its own: stop that one with `pilotlight down`, or set PILOTLIGHT_HOME to another directory."
+            f"[red]{e}[/]\nThe demo starts its own: stop that one with `pilotlight down`, or set "
+            f"PILOTLIGHT_HOME to another directory."
         )
         return 1
     keep = "--keep" in sys.argv[1:] or os.environ.get("KEEP") == "1"
     try:
         session = start(platform)
         show(session)
-        console.print(f"\ndashboard: [bold]{platform.dashboard}[/] (sign in with the admin key)", soft_wrap=True)
+        console.print(
+            f"\ndashboard: [bold]{platform.dashboard}[/] (sign in with the admin key)",
+            soft_wrap=True,
+        )
         if keep:
             console.print("It stays up: stop it with `.venv/bin/pilotlight down`.")
         return 0
@@ -92,13 +99,16 @@ def start(platform: local.LocalPlatform) -> Session:
     for notice in supervise.detach(platform):
         console.print(f"  {notice.process:<13}{notice.text} ({notice.seconds:.2f} s)", style="dim")
     console.print(
-        f"pilotlight is up at {platform.url} after {time.monotonic() - began:.1f} s; dashboard: {platform.dashboard}", soft_wrap=True
+        f"pilotlight is up at {platform.url} after {time.monotonic() - began:.1f} s; dashboard: "
+        f"{platform.dashboard}",
+        soft_wrap=True,
     )
     return Session(options=Options(config=platform.config, profile=name))
 
 
 def profile_name(platform: local.LocalPlatform, session: Session, key: str | None) -> str:
-    """The profile that holds this platform's admin key: written now on a fresh home, found otherwise."""
+    """The profile that holds this platform's admin key: written now on a fresh home, found
+    otherwise."""
     if key is not None:
         file, name = up.save_key(platform, session, key)
         console.print(f"  admin key    written to {file}", style="dim")
@@ -108,7 +118,8 @@ def profile_name(platform: local.LocalPlatform, session: Session, key: str | Non
         if found.url == platform.url and found.api_key:
             return name
     raise PilotlightError(
-        f"the home {platform.paths.home} has keys already, and no profile holds one: set PILOTLIGHT_HOME to an empty directory for the demo"
+        f"the home {platform.paths.home} has keys already, and no profile holds one: set "
+        f"PILOTLIGHT_HOME to an empty directory for the demo"
     )
 
 
@@ -119,11 +130,22 @@ def show(session: Session) -> None:
         began = time.monotonic()
         deployer = deploying.Deployer(session, client)
         deployment, _ = deployer.deploy(app, message="make demo", wait=False)
-        console.print(f"deployed {deployment.app} version {deployment.version} in {time.monotonic() - began:.1f} s: nothing runs yet\n")
-        with httpx.Client(base_url=client.profile.url, headers={"authorization": f"Bearer {client.profile.api_key}"}, timeout=300) as http:
+        console.print(
+            f"deployed {deployment.app} version {deployment.version} in "
+            f"{time.monotonic() - began:.1f} s: nothing runs yet\n"
+        )
+        with httpx.Client(
+            base_url=client.profile.url,
+            headers={"authorization": f"Bearer {client.profile.api_key}"},
+            timeout=300,
+        ) as http:
             cold = call(http)
             fork = call_from_zero(client, http)
-            restored = [call_from_zero(client, http, templates=False)] if snapshot_is_proven(deployer) else []
+            restored = (
+                [call_from_zero(client, http, templates=False)]
+                if snapshot_is_proven(deployer)
+                else []
+            )
             warm = call(http)
         calls = [cold, *restored, fork, warm]
         wait_billed(client, len(calls))
@@ -139,18 +161,23 @@ def snapshot_is_proven(deployer: deploying.Deployer) -> bool:
     if proof.restore_ms is not None:
         console.print(f"its snapshot is proven: {proof}\n", soft_wrap=True)
         return True
-    console.print(f"RESTORE is left out: {'; '.join(proof.remarks()) or 'the platform made no snapshot'}\n", soft_wrap=True)
+    console.print(
+        f"RESTORE is left out: {'; '.join(proof.remarks()) or 'the platform made no snapshot'}\n",
+        soft_wrap=True,
+    )
     return False
 
 
 def call_from_zero(client: Client, http: httpx.Client, *, templates: bool = True) -> Measured:
-    """A call when no instance is there; without `templates` nothing of the function is left in memory."""
+    """A call when no instance is there; without `templates` nothing of the function is left in
+    memory."""
     for _ in range(ATTEMPTS):
         if not templates:
             drop_templates(client, APP)
         stop_instances(client)
         measured = call(http)
-        if measured.start != "WARM":  # else the autoscaler was faster: the last minute's calls want an instance
+        # else the autoscaler was faster: the last minute's calls want an instance
+        if measured.start != "WARM":
             break
     return measured
 
@@ -193,8 +220,14 @@ def wait_billed(client: Client, calls: int) -> None:
 def similarities(vectors: list[list[float]]) -> None:
     """Every pair of sentences, most alike first."""
     # The vectors have length 1, so their dot product is the cosine of the angle between them.
-    pairs = [(sum(map(operator.mul, vectors[i], vectors[j])), i, j) for i in range(len(vectors)) for j in range(i)]
-    table = Table(title="How alike the sentences are", box=None, title_justify="left", pad_edge=False)
+    pairs = [
+        (sum(map(operator.mul, vectors[i], vectors[j])), i, j)
+        for i in range(len(vectors))
+        for j in range(i)
+    ]
+    table = Table(
+        title="How alike the sentences are", box=None, title_justify="left", pad_edge=False
+    )
     for heading in ("similarity", "", ""):
         table.add_column(heading)
     for similarity, i, j in sorted(pairs, reverse=True):
@@ -205,14 +238,24 @@ def similarities(vectors: list[list[float]]) -> None:
 
 def timings(calls: list[Measured]) -> Table:
     """How each call came to its answer, and what it cost."""
-    table = Table(title="The same call, from zero and warm", box=None, title_justify="left", pad_edge=False)
+    table = Table(
+        title="The same call, from zero and warm", box=None, title_justify="left", pad_edge=False
+    )
     table.add_column("start")
     table.add_column("weights from")
     for heading in ("queue", "start-up", "execution", "answer after", "cost USD"):
         table.add_column(heading, justify="right")
     for measured in calls:
-        spans = [milliseconds(measured.timing_ms.get(name, 0.0)) for name in ("queue", "start", "exec")]
-        table.add_row(measured.start, measured.weights, *spans, milliseconds(measured.waited_ms), money(measured.cost))
+        spans = [
+            milliseconds(measured.timing_ms.get(name, 0.0)) for name in ("queue", "start", "exec")
+        ]
+        table.add_row(
+            measured.start,
+            measured.weights,
+            *spans,
+            milliseconds(measured.waited_ms),
+            money(measured.cost),
+        )
     return table
 
 

@@ -1,7 +1,8 @@
-"""Writes what is derived in deploy/kubernetes: the chart's schema and rights, and the plain rendering of the chart for kustomize.
+"""Writes what is derived in deploy/kubernetes: the chart's schema and rights, and the plain
+rendering of the chart for kustomize.
 
-`scripts/render-kustomize` writes it, `--check` only says what is not up to date. No cluster and no network are needed.
-"""
+`scripts/render-kustomize` writes it, `--check` only says what is not up to date. No cluster and no
+network are needed."""
 
 from __future__ import annotations
 
@@ -46,15 +47,20 @@ def rights_text() -> str:
 
 def rendering_text() -> str:
     """Of kustomize/pilotlight.yaml: the chart with its default values."""
-    done = helm("template", "pilotlight", str(CHART), "--namespace", NAMESPACE, "--kube-version", "1.34.0")
+    done = helm(
+        "template", "pilotlight", str(CHART), "--namespace", NAMESPACE, "--kube-version", "1.34.0"
+    )
     if done.returncode:
         raise SystemExit(done.stderr)
-    text = done.stdout.replace("app.kubernetes.io/managed-by: Helm", "app.kubernetes.io/managed-by: kustomize")
+    text = done.stdout.replace(
+        "app.kubernetes.io/managed-by: Helm", "app.kubernetes.io/managed-by: kustomize"
+    )
     return MARK + text
 
 
 def files() -> Mapping[Path, str]:
-    """What is derived from the chart's sources and ours. The rendering reads what comes before it."""
+    """What is derived from the chart's sources and ours. The rendering reads what comes before
+    it."""
     return {CHART / "values.schema.json": schema_text(), CHART / "files/rights.yaml": rights_text()}
 
 
@@ -65,7 +71,10 @@ def main(argv: list[str]) -> int:
         stale += _write(path, text, only_check="--check" in argv)
     stale += _write(KUSTOMIZE / "pilotlight.yaml", rendering_text(), only_check="--check" in argv)
     for path in stale:
-        print(f"{path.relative_to(ROOT)} {'is not up to date: scripts/render-kustomize' if '--check' in argv else 'written'}")
+        print(
+            f"{path.relative_to(ROOT)} "
+            f"{'is not up to date: scripts/render-kustomize' if '--check' in argv else 'written'}"
+        )
     return 1 if stale and "--check" in argv else 0
 
 

@@ -1,7 +1,8 @@
-"""`scripts/screenshots`: pictures of the dashboard for docs/pictures/, by real Chromium, over a month of made-up records.
+"""`scripts/screenshots`: pictures of the dashboard for docs/pictures/, by real Chromium, over a
+month of made-up records.
 
-The records are priced and taken into the ledger like any others. Needs Playwright and Chromium; `--only overview` makes one of them.
-"""
+The records are priced and taken into the ledger like any others. Needs Playwright and Chromium;
+`--only overview` makes one of them."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ PICTURES_WANTED = (
     Picture(name="function-light", path="/dashboard/functions/search/embed?span=30d", height=1300),
     Picture(name="calls-dark", path="/dashboard/calls", dark=True, height=860),
     Picture(name="budgets-light", path="/dashboard/budgets", height=1080),
-    Picture(name="budgets-phone-dark", path="/dashboard/budgets", size=PHONE, dark=True, height=1100),
+    Picture(
+        name="budgets-phone-dark", path="/dashboard/budgets", size=PHONE, dark=True, height=1100
+    ),
     Picture(name="invoices-light", path="/dashboard/invoices", height=420),
     Picture(name="platform-dark", path="/dashboard/platform?span=30d", dark=True, height=640),
     Picture(name="storage-light", path="/dashboard/platform/storage", height=860),
@@ -60,7 +63,9 @@ async def main() -> None:
         run.mkdir()
         async with demo(home, run, clock=time.time) as made, async_playwright() as playwright:
             await furnish(made, now=time.time())
-            browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--hide-scrollbars"])
+            browser = await playwright.chromium.launch(
+                executable_path=CHROMIUM, args=["--no-sandbox", "--hide-scrollbars"]
+            )
             for picture in PICTURES_WANTED:
                 if asked.only in picture.name:
                     await _take(browser, made, picture, asked.to)
@@ -70,9 +75,11 @@ async def main() -> None:
 async def _take(browser: Browser, made: Demo, picture: Picture, to: Path) -> None:
     width, height = picture.size
     context = await browser.new_context(
-        viewport={"width": width, "height": picture.height or height}, color_scheme="dark" if picture.dark else "light",
-        device_scale_factor=1 if width > 600 else 1.5, reduced_motion="reduce",
-    )  # fmt: skip
+        viewport={"width": width, "height": picture.height or height},
+        color_scheme="dark" if picture.dark else "light",
+        device_scale_factor=1 if width > 600 else 1.5,
+        reduced_motion="reduce",
+    )
     page = await context.new_page()
     await page.goto(f"{made.url}/dashboard/login")
     await page.fill("#key", made.keys["admin"])

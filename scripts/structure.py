@@ -21,16 +21,14 @@ PACKAGES = ("activator", "snapshotter", "weight_cache", "functions/pilotlight")
 IN_ORDER = ("activator", "snapshotter")
 """Packages whose modules lie in folders by what they do; each folder has MOST modules at most."""
 MOST = 25
-RETIRED = frozenset(
-    {
-        "Asleep", "Bedside", "Books", "Brood", "Comings", "Crius", "Dispatcher", "Errands", "Execs", "Giver", "Handovers", "Headcount",
-        "Housekeeper", "Housing", "Naps", "Nursery", "Passthrough", "Purse", "Reception", "Roster", "Shelf", "Siblings",
-        "Sleepers", "Speaker", "Summons", "TraceDesk", "UpstreamGone", "Wakes", "WithoutNodes",
-    }
-)  # fmt: skip
-"""Names of classes that said something to nobody but their author. Each has a name of the field now."""
+RETIRED = frozenset((ROOT / "scripts/retired-names.txt").read_text().split())
+"""Class names that were replaced by the standard term."""
 _WORDS = re.compile(r"\b(told|nobody|whoever|any more|of late)\b")
-_SWITCHES = {"fmt: skip": re.compile(r"# fmt: skip"), "type: ignore": re.compile(r"# type: ignore"), "noqa": re.compile(r"# noqa")}
+_SWITCHES = {
+    "fmt: skip": re.compile(r"# fmt: (?:skip|off)\b"),
+    "type: ignore": re.compile(r"# type: ignore"),
+    "noqa": re.compile(r"# noqa"),
+}
 
 
 def sources(*folders: str) -> Iterator[Path]:
@@ -43,14 +41,26 @@ def statements(tree: ast.Module) -> int:
     """Statements, without docstrings and imports."""
     found = 0
     for node in ast.walk(tree):
-        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        found += isinstance(node, ast.stmt) and not isinstance(node, ast.Import | ast.ImportFrom) and not is_text
+        is_text = (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        )
+        found += (
+            isinstance(node, ast.stmt)
+            and not isinstance(node, ast.Import | ast.ImportFrom)
+            and not is_text
+        )
     return found
 
 
 def is_documented(node: ast.AST) -> bool:
     """Whether a class or function has a docstring that says something itself."""
-    text = ast.get_docstring(node) if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Module) else None
+    text = (
+        ast.get_docstring(node)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Module)
+        else None
+    )
     return bool(text) and not re.match(r"See \S+\Z", text or "")
 
 
@@ -65,7 +75,9 @@ def report() -> dict[str, Any]:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 classes[package, node.name] += 1
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+            if isinstance(
+                node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+            ) and not node.name.startswith("_"):
                 public, documented = public + 1, documented + is_documented(node)
     folders = Counter(str(path.parent.relative_to(ROOT)) for path in product)
     return {
@@ -74,10 +86,17 @@ def report() -> dict[str, Any]:
             "tests": sum(statements(ast.parse(p.read_text())) for p in sources("tests")),
         },
         "documented": {"public": public, "with a docstring of their own": documented},
-        "folders above 20 modules": {name: count for name, count in folders.most_common() if count > 20},
-        "classes of one name in a package": {f"{p}: {name}": count for (p, name), count in classes.most_common() if count > 2},
+        "folders above 20 modules": {
+            name: count for name, count in folders.most_common() if count > 20
+        },
+        "classes of one name in a package": {
+            f"{p}: {name}": count for (p, name), count in classes.most_common() if count > 2
+        },
         "words": sum(len(_WORDS.findall(text)) for text in product.values()),
-        **{name: sum(len(pattern.findall(text)) for text in product.values()) for name, pattern in _SWITCHES.items()},
+        **{
+            name: sum(len(pattern.findall(text)) for text in product.values())
+            for name, pattern in _SWITCHES.items()
+        },
     }
 
 
@@ -89,14 +108,24 @@ def faults() -> list[str]:
         name = str(path.relative_to(ROOT))
         counts[str(path.parent.relative_to(ROOT))] += 1
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            found += [f"{name}:{number}: {word} has another name now" for word in re.findall(r"\b[A-Z]\w+", line) if word in RETIRED]
-    return found + [f"{folder} has {count} modules: at most {MOST}" for folder, count in counts.items() if count > MOST]
+            found += [
+                f"{name}:{number}: {word} has another name now"
+                for word in re.findall(r"\b[A-Z]\w+", line)
+                if word in RETIRED
+            ]
+    return found + [
+        f"{folder} has {count} modules: at most {MOST}"
+        for folder, count in counts.items()
+        if count > MOST
+    ]
 
 
 def main() -> int:
     """Exit status: 1 where `--check` finds something."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="fail where what was put in order is not any longer")
+    parser.add_argument(
+        "--check", action="store_true", help="fail where what was put in order is not any longer"
+    )
     parser.add_argument("--json", action="store_true", help="the counts as JSON")
     given = parser.parse_args()
     if given.check:
@@ -107,7 +136,9 @@ def main() -> int:
         print(json.dumps(counts))
         return 0
     for name, value in counts.items():
-        print(f"{name}: {value if not isinstance(value, dict) else ', '.join(f'{k} {v}' for k, v in value.items()) or 'none'}")
+        print(
+            f"{name}: {value if not isinstance(value, dict) else ', '.join(f'{k} {v}' for k, v in value.items()) or 'none'}"
+        )
     return 0
 
 

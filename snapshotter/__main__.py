@@ -1,4 +1,5 @@
-"""`python -m snapshotter --config platform.yaml --ready-fd N`: the composition root of the node agent."""
+"""`python -m snapshotter --config platform.yaml --ready-fd N`: the composition root of the node
+agent."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def main() -> int:
     os.umask(0o077)  # what we write is nobody else's, unless its mode is set by hand
     arguments = _arguments()
     log_lines.set_up("%(asctime)s snapshotter %(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would tell of every report of this node
+    # it would tell of every report of this node
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         platform = load(PlatformSettings, "platform", arguments.config)
         settings = load(SnapshotterSettings, "snapshotter", arguments.config)
@@ -68,7 +70,12 @@ def main() -> int:
 
 
 async def _serve(
-    paths: Paths, settings: SnapshotterSettings, blobs: ObjectStore, arguments: argparse.Namespace, *, platform: PlatformSettings
+    paths: Paths,
+    settings: SnapshotterSettings,
+    blobs: ObjectStore,
+    arguments: argparse.Namespace,
+    *,
+    platform: PlatformSettings,
 ) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -104,7 +111,10 @@ async def _serve(
             servers=name_servers,
         ),
         weights=weights,
-        runtime={**own_runtime(), **({"pilotlight": arguments.pilotlight} if arguments.pilotlight else {})},
+        runtime={
+            **own_runtime(),
+            **({"pilotlight": arguments.pilotlight} if arguments.pilotlight else {}),
+        },
         probe=probe,
         namespaces=is_root() and not arguments.plain,
         gpus=tuple({"name": gpu.name, "driver": gpus.version} for gpu in gpus.gpus),
@@ -149,11 +159,23 @@ async def _closing(driver: CudaDriver | None) -> AsyncIterator[None]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m snapshotter", description="pilotlight's node agent")
-    parser.add_argument("--config", type=Path, help="platform.yaml; without it every key has its default")
-    parser.add_argument("--ready-fd", type=int, help="write one newline to this descriptor once serving")
-    parser.add_argument("--plain", action="store_true", help="no namespaces and no uids, as without root")
-    parser.add_argument("--pilotlight", type=Path, help="directory of the package whose worker/boot.py runs in slots; default: our own")
+    parser = argparse.ArgumentParser(
+        prog="python -m snapshotter", description="pilotlight's node agent"
+    )
+    parser.add_argument(
+        "--config", type=Path, help="platform.yaml; without it every key has its default"
+    )
+    parser.add_argument(
+        "--ready-fd", type=int, help="write one newline to this descriptor once serving"
+    )
+    parser.add_argument(
+        "--plain", action="store_true", help="no namespaces and no uids, as without root"
+    )
+    parser.add_argument(
+        "--pilotlight",
+        type=Path,
+        help="directory of the package whose worker/boot.py runs in slots; default: our own",
+    )
     return parser.parse_args()
 
 

@@ -1,8 +1,7 @@
 """The node agent's door: a typed client over its Unix socket.
 
-One connection, many calls (`weight_cache.protocol`). A lost connection fails open calls with AgentUnavailable;
-the next call connects again.
-"""
+One connection, many calls (`weight_cache.protocol`). A lost connection fails open calls with
+AgentUnavailable; the next call connects again."""
 
 from __future__ import annotations
 
@@ -12,12 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from snapshotter import errors
-from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, LaunchSpec, RevisionKey, Share, SnapshotInfo, TemplateInfo
+from snapshotter.types import (
+    AgentEvent,
+    InstanceId,
+    InstanceInfo,
+    LaunchSpec,
+    RevisionKey,
+    Share,
+    SnapshotInfo,
+    TemplateInfo,
+)
 from weight_cache.errors import ProtocolError
 from weight_cache.protocol import RemoteFailure, RpcClient
 
 _BY_CODE: dict[str, type[errors.SnapshotterError]] = {
-    kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.SnapshotterError)
+    kind.code: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, errors.SnapshotterError)
 }
 
 Hear = Callable[[Mapping[str, Any]], Awaitable[object]]
@@ -34,7 +44,8 @@ def _named(share: Share | None) -> dict[str, Any]:
 
 
 class AgentClient:
-    """Asks the agent at `socket_path`. Owner: one event loop; the connection is made when first needed."""
+    """Asks the agent at `socket_path`. Owner: one event loop; the connection is made when first
+    needed."""
 
     def __init__(self, socket_path: Path) -> None:
         self._path = socket_path
@@ -42,40 +53,63 @@ class AgentClient:
         self._opening = asyncio.Lock()
 
     def __repr__(self) -> str:
-        state = "connected" if self._rpc is not None and not self._rpc.is_closed else "not connected"
+        state = (
+            "connected" if self._rpc is not None and not self._rpc.is_closed else "not connected"
+        )
         return f"<AgentClient {self._path} {state}>"
 
     async def start(
-        self, launch: LaunchSpec, *, instance_id: InstanceId, lessee: str, secret_env: Mapping[str, str], share: Share | None = None
+        self,
+        launch: LaunchSpec,
+        *,
+        instance_id: InstanceId,
+        lessee: str,
+        secret_env: Mapping[str, str],
+        share: Share | None = None,
     ) -> InstanceInfo:
         """Bring one instance up by the fastest rung; returns when it is ready.
 
-        `share`: whose it is; tenants take turns, and keep what is reserved for them. Idempotent on `instance_id`.
-        Raises StartFailed, StartTimeout, NoCapacity, BundleUnavailable, Unsupported or
-        AgentUnavailable. Cancelling it abandons the start: a half-started instance is stopped.
+        `share`: whose it is; tenants take turns, and keep what is reserved for them. Idempotent on
+        `instance_id`. Raises StartFailed, StartTimeout, NoCapacity, BundleUnavailable, Unsupported
+        or AgentUnavailable. Cancelling it abandons the start: a half-started instance is stopped.
         """
-        args = {"launch": launch.to_json(), "instance_id": instance_id, "lessee": lessee, "secret_env": dict(secret_env), **_named(share)}
+        args = {
+            "launch": launch.to_json(),
+            "instance_id": instance_id,
+            "lessee": lessee,
+            "secret_env": dict(secret_env),
+            **_named(share),
+        }
         return InstanceInfo.from_json(await self._call("start", args))
 
     async def prepare(self, launch: LaunchSpec, *, share: Share | None = None) -> TemplateInfo:
-        """Make sure that a Template of this revision is resident, without an instance. Same errors as `start`."""
-        return TemplateInfo.from_json(await self._call("prepare", {"launch": launch.to_json(), **_named(share)}))
+        """Make sure that a Template of this revision is resident, without an instance. Same errors
+        as `start`."""
+        return TemplateInfo.from_json(
+            await self._call("prepare", {"launch": launch.to_json(), **_named(share)})
+        )
 
     async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
-        """Run exit hooks, SIGTERM, and SIGKILL after `grace_s`; returns when the process is gone. Idempotent."""
+        """Run exit hooks, SIGTERM, and SIGKILL after `grace_s`; returns when the process is gone.
+        Idempotent."""
         await self._call("stop", {"instance_id": instance_id, "grace_s": grace_s})
 
     async def sleep(self, instance_id: InstanceId) -> InstanceInfo:
-        """Have every process of a ready instance stand still; its memory stays. Idempotent. Raises InstanceUnknown."""
+        """Have every process of a ready instance stand still; its memory stays. Idempotent. Raises
+        InstanceUnknown."""
         return InstanceInfo.from_json(await self._call("sleep", {"instance_id": instance_id}))
 
     async def wake(self, instance_id: InstanceId) -> InstanceInfo:
-        """Let an instance that is asleep go on; its start kind is WAKE from then on. Idempotent. Raises InstanceUnknown."""
+        """Let an instance that is asleep go on; its start kind is WAKE from then on. Idempotent.
+        Raises InstanceUnknown."""
         return InstanceInfo.from_json(await self._call("wake", {"instance_id": instance_id}))
 
     async def adopt(self, *, lessee: str) -> list[InstanceInfo]:
         """The live instances leased to `lessee`, after its restart; those asleep, too."""
-        return [InstanceInfo.from_json(i) for i in (await self._call("adopt", {"lessee": lessee}))["instances"]]
+        return [
+            InstanceInfo.from_json(i)
+            for i in (await self._call("adopt", {"lessee": lessee}))["instances"]
+        ]
 
     async def instances(self, labels: Mapping[str, str] | None = None) -> list[InstanceInfo]:
         """Live instances whose labels include `labels`."""
@@ -93,21 +127,25 @@ class AgentClient:
     async def checkpoint(self, launch: LaunchSpec) -> SnapshotInfo:
         """Make sure that a proven snapshot of this revision is on the node; returns once it is.
 
-        Raises SnapshotRefused when it cannot be made (the reasons name what stands in the way), and the errors of `start`.
-        """
+        Raises SnapshotRefused when it cannot be made (the reasons name what stands in the way), and
+        the errors of `start`."""
         return SnapshotInfo.from_json(await self._call("checkpoint", {"launch": launch.to_json()}))
 
     async def snapshots(self, labels: Mapping[str, str] | None = None) -> list[SnapshotInfo]:
         """Snapshots on this node whose labels include `labels`."""
-        return [SnapshotInfo.from_json(s) for s in (await self._call("snapshots", {"labels": dict(labels or {})}))["snapshots"]]
+        return [
+            SnapshotInfo.from_json(s)
+            for s in (await self._call("snapshots", {"labels": dict(labels or {})}))["snapshots"]
+        ]
 
     async def prove_snapshot(self, snapshot_id: str, hear: Hear | None = None) -> SnapshotInfo:
-        """Restore it once and have it answer its example: READY again, or QUARANTINED with the reason.
+        """Restore it once and have it answer its example: READY again, or QUARANTINED with the
+        reason.
 
         hear: is told `{"build": id of the proof, "cpu_ns": n}` when it has ended, well or not.
 
-        Raises SnapshotUnknown, ProofsBusy (one of a tenant at a time), NoCapacity, SnapshotRefused when it took too long to tell.
-        """
+        Raises SnapshotUnknown, ProofsBusy (one of a tenant at a time), NoCapacity, SnapshotRefused
+        when it took too long to tell."""
         answer: Mapping[str, Any] = {}
         async for body in self._stream("prove_snapshot", {"snapshot_id": snapshot_id}):
             if "cpu_ns" in body:
@@ -117,13 +155,21 @@ class AgentClient:
                 answer = body
         return SnapshotInfo.from_json(answer)
 
-    async def delete_snapshots(self, *, snapshot_id: str | None = None, revision: str | None = None, function: str | None = None) -> int:
-        """Remove one snapshot, those of a revision, or those of all revisions of a function id; how many went. Idempotent."""
+    async def delete_snapshots(
+        self,
+        *,
+        snapshot_id: str | None = None,
+        revision: str | None = None,
+        function: str | None = None,
+    ) -> int:
+        """Remove one snapshot, those of a revision, or those of all revisions of a function id; how
+        many went. Idempotent."""
         args = {"snapshot_id": snapshot_id, "revision": revision, "function": function}
         return int((await self._call("delete_snapshots", args))["deleted"])
 
     async def capabilities(self) -> Mapping[str, Any]:
-        """What this machine can do: `{"features": [{"name", "on", "why"}], "node": {…}}`, each proven, not assumed."""
+        """What this machine can do: `{"features": [{"name", "on", "why"}], "node": {…}}`, each
+        proven, not assumed."""
         return await self._call("capabilities", {})
 
     async def usage(self, instance_id: InstanceId) -> Mapping[str, Any]:
@@ -149,17 +195,26 @@ class AgentClient:
         call_id: str | None = None,
         follow: bool = False,
     ) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Log lines as `{"time", "instance", "stream", "call", "text"}`, oldest first; dead instances included.
+        """Log lines as `{"time", "instance", "stream", "call", "text"}`, oldest first; dead
+        instances included.
 
-        Returns once the agent reads them: what it refuses is raised here, LogsBusy among it. The caller closes what is returned.
-        """
-        args = {"labels": dict(labels), "instance_id": instance_id, "since": since, "tail": tail, "call_id": call_id, "follow": follow}
+        Returns once the agent reads them: what it refuses is raised here, LogsBusy among it. The
+        caller closes what is returned."""
+        args = {
+            "labels": dict(labels),
+            "instance_id": instance_id,
+            "since": since,
+            "tail": tail,
+            "call_id": call_id,
+            "follow": follow,
+        }
         lines = self._lines(args)
         await anext(lines)  # the agent's word that it reads
         return lines
 
     async def _lines(self, args: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        """On a connection of its own: what is not read here is not sent there, and holds up no other call."""
+        """On a connection of its own: what is not read here is not sent there, and holds up no
+        other call."""
         try:
             rpc = await RpcClient.open(self._path, most_waiting=_LINES_WAITING)
         except ProtocolError as e:
@@ -174,15 +229,20 @@ class AgentClient:
             await rpc.aclose()
 
     def exec(self, instance_id: InstanceId, argv: list[str]) -> AsyncIterator[Mapping[str, Any]]:
-        """Run a command beside an instance (its namespaces, uid and environment): `{"stream", "text"}` parts, then `{"exit_status"}`."""
+        """Run a command beside an instance (its namespaces, uid and environment): `{"stream",
+        "text"}` parts, then `{"exit_status"}`."""
         return self._stream("exec", {"instance_id": instance_id, "argv": argv})
 
-    def build_image(self, spec: Mapping[str, Any], *, uid: int | None) -> AsyncIterator[Mapping[str, Any]]:
-        """Build the environment `spec` (`pilotlight.packaging.image`): `{"step", "text"}` parts, then `{"image": digest, "size_bytes"}`."""
+    def build_image(
+        self, spec: Mapping[str, Any], *, uid: int | None
+    ) -> AsyncIterator[Mapping[str, Any]]:
+        """Build the environment `spec` (`pilotlight.packaging.image`): `{"step", "text"}` parts,
+        then `{"image": digest, "size_bytes"}`."""
         return self._stream("build_image", {"spec": dict(spec), "uid": uid})
 
     async def delete_image(self, digest: str, *, uid: int | None) -> int:
-        """Delete an environment that `uid` built; its bytes, 0 where there was none. One that is being built stays."""
+        """Delete an environment that `uid` built; its bytes, 0 where there was none. One that is
+        being built stays."""
         return int((await self._call("delete_image", {"digest": digest, "uid": uid}))["size_bytes"])
 
     async def aclose(self) -> None:
@@ -192,7 +252,8 @@ class AgentClient:
             self._rpc = None
 
     async def _connection(self) -> RpcClient:
-        async with self._opening:  # calls made at once share the connection that the first of them opens
+        # calls made at once share the connection that the first of them opens
+        async with self._opening:
             if self._rpc is None or self._rpc.is_closed:
                 self._rpc = await RpcClient.open(self._path)
             return self._rpc
@@ -205,7 +266,9 @@ class AgentClient:
         except ProtocolError as e:
             raise errors.AgentUnavailable(f"node agent: {e}") from e
 
-    async def _stream(self, op: str, args: Mapping[str, Any], rpc: RpcClient | None = None) -> AsyncIterator[Mapping[str, Any]]:
+    async def _stream(
+        self, op: str, args: Mapping[str, Any], rpc: RpcClient | None = None
+    ) -> AsyncIterator[Mapping[str, Any]]:
         try:
             async for body in (rpc or await self._connection()).stream(op, args):
                 yield body

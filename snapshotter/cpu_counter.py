@@ -1,11 +1,14 @@
-"""The CPU time that an instance has used so far, read by whoever bills it: a process on the same machine.
+"""The CPU time that an instance has used so far, read by whoever bills it: a process on the same
+machine.
 
-The counter is a file of the instance's cgroup, `cpuacct.usage` (cgroup v1, nanoseconds) or `cpu.stat` (v2, microseconds). It counts every
-process that was ever in the group: commands beside the instance, and processes whose parent has ended. Without a cgroup it is
-`/proc/<pid>/stat` of the worker (proc(5), in steps of 10 ms): its children count once it has reaped them, and nothing else does.
+The counter is a file of the instance's cgroup, `cpuacct.usage` (cgroup v1, nanoseconds) or
+`cpu.stat` (v2, microseconds). It counts every process that was ever in the group: commands beside
+the instance, and processes whose parent has ended. Without a cgroup it is `/proc/<pid>/stat` of the
+worker (proc(5), in steps of 10 ms): its children count once it has reaped them, and nothing else
+does.
 
-The kernel adds the time of a running process with its next tick or context switch, so a counter is up to 10 ms behind.
-"""
+The kernel adds the time of a running process with its next tick or context switch, so a counter is
+up to 10 ms behind."""
 
 from __future__ import annotations
 
@@ -35,7 +38,8 @@ class CpuCounter:
 
     @classmethod
     def of(cls, info: InstanceInfo) -> Self | None:
-        """The counter of an instance on this machine; None for one that runs elsewhere: nothing of it can be read here."""
+        """The counter of an instance on this machine; None for one that runs elsewhere: nothing of
+        it can be read here."""
         return cls(info.cpu_file, info.pid) if info.cpu_file or info.pid > 0 else None
 
     def __repr__(self) -> str:

@@ -1,8 +1,9 @@
-"""Names of Debian packages that an image may install. One pattern for the SDK, the controller and the node agent.
+"""Names of Debian packages that an image may install. One pattern for the SDK, the controller and
+the node agent.
 
-`apt-get install` takes more than names: `foo-` removes a package, `foo+` installs one, `foo/suite` and `foo=1.0` choose a version,
-`foo^` is a task, and what looks like a regular expression is one (apt-get(8)). None of these is accepted here.
-"""
+`apt-get install` takes more than names: `foo-` removes a package, `foo+` installs one, `foo/suite`
+and `foo=1.0` choose a version, `foo^` is a task, and what looks like a regular expression is one
+(apt-get(8)). None of these is accepted here."""
 
 from __future__ import annotations
 
@@ -11,22 +12,27 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9+.-]*(?:[a-z0-9]|\+\+))\Z")
-"""Debian Policy §5.6.1, without names that end in `-`, `.` or a single `+` (apt reads the first and the last as modifiers)."""
+"""Debian Policy §5.6.1, without names that end in `-`, `.` or a single `+` (apt reads the first and
+the last as modifiers)."""
 _MAX_CHARS = 128
 
 
 def check_package_name(name: object) -> str:
-    """Return `name` if it is the plain name of a Debian package. Raises ValueError that says what is allowed."""
+    """Return `name` if it is the plain name of a Debian package. Raises ValueError that says what
+    is allowed."""
     if isinstance(name, str) and len(name) <= _MAX_CHARS and _NAME.match(name):
         return name
     raise ValueError(
-        f"{name!r} is not the name of a Debian package: use lowercase letters, digits, '+', '.' and '-', at least two, ending with a "
-        "letter, a digit or '++'. Versions (=1.0), suites (/stable), architectures (:arm64) and modifiers (foo-, foo+) are not accepted"
+        f"{name!r} is not the name of a Debian package: use lowercase letters, digits, '+', '.' "
+        f"and '-', at least two, ending with a "
+        "letter, a digit or '++'. Versions (=1.0), suites (/stable), architectures (:arm64) and "
+        "modifiers (foo-, foo+) are not accepted"
     )
 
 
 def packages_of(steps: Iterable[Mapping[str, Any]]) -> list[str]:
-    """All packages that the `apt` steps of an image name, each once. Raises ValueError for one that is not a plain name."""
+    """All packages that the `apt` steps of an image name, each once. Raises ValueError for one that
+    is not a plain name."""
     found: dict[str, None] = {}
     for step in steps:
         if step.get("op") == "apt":

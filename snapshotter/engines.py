@@ -1,9 +1,10 @@
-"""Engine environments: virtual environments with an inference server, which an operator installed on this node.
+"""Engine environments: virtual environments with an inference server, which an operator installed
+on this node.
 
-One is named in `snapshotter.engines` of platform.yaml, or is a directory of `<home>/engines/`. It has the usual layout of a virtual
-environment (PEP 405): `pyvenv.cfg` names the interpreter behind it, which slots bind beside its packages, as they do with a built image.
-What is installed in it is part of a snapshot's identity.
-"""
+One is named in `snapshotter.engines` of platform.yaml, or is a directory of `<home>/engines/`. It
+has the usual layout of a virtual environment (PEP 405): `pyvenv.cfg` names the interpreter behind
+it, which slots bind beside its packages, as they do with a built image. What is installed in it is
+part of a snapshot's identity."""
 
 from __future__ import annotations
 
@@ -24,9 +25,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 
 
 def check_environment_name(name: str) -> str:
-    """Return `name` if it may name an engine environment: it becomes part of a path. Raises ValueError that says what is allowed."""
+    """Return `name` if it may name an engine environment: it becomes part of a path. Raises
+    ValueError that says what is allowed."""
     if not _NAME.match(name):
-        raise ValueError(f"engine environment {name!r}: use 1 to 63 letters, digits, '.', '-' or '_', starting with a letter or a digit")
+        raise ValueError(
+            f"engine environment {name!r}: use 1 to 63 letters, digits, '.', '-' or '_', starting "
+            f"with a letter or a digit"
+        )
     return name
 
 
@@ -59,18 +64,25 @@ class Engines:
     def __init__(self, home: Path, configured: Mapping[str, str] | None = None) -> None:
         """`configured`: name → directory; they come before those of the home."""
         self._home = home / "engines"
-        self._configured = {name: Path(directory).expanduser() for name, directory in (configured or {}).items()}
+        self._configured = {
+            name: Path(directory).expanduser() for name, directory in (configured or {}).items()
+        }
 
     def __repr__(self) -> str:
         return f"<Engines {', '.join(self.names()) or 'none'}>"
 
     def names(self) -> tuple[str, ...]:
         """Of all that are there, whether or not they are whole."""
-        found = {d.parent.name for d in self._home.glob("*/pyvenv.cfg")} if self._home.is_dir() else set[str]()
+        found = (
+            {d.parent.name for d in self._home.glob("*/pyvenv.cfg")}
+            if self._home.is_dir()
+            else set[str]()
+        )
         return tuple(sorted({*self._configured, *found}))
 
     def get(self, name: str) -> EngineEnvironment:
-        """Raises BundleUnavailable when there is none of that name, Unsupported when it is not whole or the name is none."""
+        """Raises BundleUnavailable when there is none of that name, Unsupported when it is not
+        whole or the name is none."""
         try:
             check_environment_name(name)
         except ValueError as e:
@@ -81,13 +93,16 @@ class Engines:
         except (FileNotFoundError, NotADirectoryError):
             there = f"there are: {', '.join(self.names())}" if self.names() else "there is none"
             raise BundleUnavailable(
-                f"no engine environment {name!r} on this node ({there}): make one with {INSTALLER}, which "
-                f"puts it into {self._home / name}, or name a virtual environment with vLLM in it in platform.yaml, snapshotter.engines"
+                f"no engine environment {name!r} on this node ({there}): make one with "
+                f"{INSTALLER}, which "
+                f"puts it into {self._home / name}, or name a virtual environment with vLLM in it "
+                f"in platform.yaml, snapshotter.engines"
             ) from None
         return _opened(name, directory, settings)
 
     def describe(self) -> list[dict[str, str]]:
-        """For `capabilities()`: of each `name`, `version` and `directory`, or `name` and `why` it cannot be used."""
+        """For `capabilities()`: of each `name`, `version` and `directory`, or `name` and `why` it
+        cannot be used."""
         return [self._describe(name) for name in self.names()]
 
     def _describe(self, name: str) -> dict[str, str]:
@@ -95,7 +110,11 @@ class Engines:
             found = self.get(name)
         except (BundleUnavailable, Unsupported) as e:
             return {"name": name, "why": str(e)}
-        return {"name": name, "version": found.version, "directory": str(self._configured.get(name, self._home / name))}
+        return {
+            "name": name,
+            "version": found.version,
+            "directory": str(self._configured.get(name, self._home / name)),
+        }
 
 
 def _opened(name: str, directory: Path, settings: Mapping[str, str]) -> EngineEnvironment:
@@ -103,18 +122,31 @@ def _opened(name: str, directory: Path, settings: Mapping[str, str]) -> EngineEn
     prefix = Path(settings.get("home", "/nonexistent")).parent
     python = prefix / "bin" / f"python{version}"
     if not python.exists():
-        raise Unsupported(f"engine environment {name!r} in {directory} was made for {python}, which is gone: make it again")
+        raise Unsupported(
+            f"engine environment {name!r} in {directory} was made for {python}, which is gone: "
+            f"make it again"
+        )
     packages = Path("lib") / f"python{version}" / "site-packages"
     shared = prefix / packages
     try:
         site = check_directory(directory, str(packages))
     except OSError as e:
-        raise Unsupported(f"engine environment {name!r} cannot be used: {e.strerror}: make it again with {INSTALLER}") from e
+        raise Unsupported(
+            f"engine environment {name!r} cannot be used: {e.strerror}: make it again with "
+            f"{INSTALLER}"
+        ) from e
     if not (site / _SERVER).exists():
-        raise Unsupported(f"engine environment {name!r} in {directory} has no vLLM in it: make it again with {INSTALLER}, or install vllm")
-    sees_shared = settings.get("include-system-site-packages", "").lower() == "true" and shared.is_dir()
+        raise Unsupported(
+            f"engine environment {name!r} in {directory} has no vLLM in it: make it again with "
+            f"{INSTALLER}, or install vllm"
+        )
+    sees_shared = (
+        settings.get("include-system-site-packages", "").lower() == "true" and shared.is_dir()
+    )
     sites = (site, shared) if sees_shared else (site,)
-    return EngineEnvironment(name=name, python=python, prefix=prefix, site=sites, env={}, version=_version(site))
+    return EngineEnvironment(
+        name=name, python=python, prefix=prefix, site=sites, env={}, version=_version(site)
+    )
 
 
 def _settings(text: str) -> dict[str, str]:

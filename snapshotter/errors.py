@@ -7,7 +7,8 @@ from typing import Any
 
 
 class SnapshotterError(Exception):
-    """Base of every error that leaves this package. `code` travels over the wire and picks the class again."""
+    """Base of every error that leaves this package. `code` travels over the wire and picks the
+    class again."""
 
     code = "snapshotter_error"
 
@@ -27,13 +28,15 @@ class StartFailed(SnapshotterError):
 
 
 class StartTimeout(SnapshotterError):
-    """Raised when a worker did not become ready within its startup timeout. `detail` carries `log_tail`, `phase`."""
+    """Raised when a worker did not become ready within its startup timeout. `detail` carries
+    `log_tail`, `phase`."""
 
     code = "start_timeout"
 
 
 class StartStopped(SnapshotterError):
-    """Raised when somebody stopped the instance while it started: nothing is wrong with it, and another may be started."""
+    """Raised when somebody stopped the instance while it started: nothing is wrong with it, and
+    another may be started."""
 
     code = "start_stopped"
 
@@ -41,8 +44,8 @@ class StartStopped(SnapshotterError):
 class NoCapacity(SnapshotterError):
     """Raised when this node cannot hold one more instance; `detail` carries `resource`.
 
-    `memory`: also `asked`, `free` (for this tenant), `claimed` (by all) and `total`; `dedicated`: the node is not for this tenant.
-    """
+    `memory`: also `asked`, `free` (for this tenant), `claimed` (by all) and `total`; `dedicated`:
+    the node is not for this tenant."""
 
     code = "no_capacity"
 
@@ -54,13 +57,15 @@ class InstanceUnknown(SnapshotterError):
 
 
 class OrderRefused(SnapshotterError):
-    """Raised when an activator asks for what the controller has not sealed, or names what is no name."""
+    """Raised when an activator asks for what the controller has not sealed, or names what is no
+    name."""
 
     code = "order_refused"
 
 
 class LogsBusy(SnapshotterError):
-    """Raised when a tenant reads as many logs at once as it may; `detail` carries `limit`, `retry_after_s`."""
+    """Raised when a tenant reads as many logs at once as it may; `detail` carries `limit`,
+    `retry_after_s`."""
 
     code = "logs_busy"
 
@@ -72,31 +77,36 @@ class LeaseHeld(SnapshotterError):
 
 
 class ImageBuildFailed(SnapshotterError):
-    """Raised when an image's environment cannot be built; `detail` carries `step` and `log_tail`."""
+    """Raised when an image's environment cannot be built; `detail` carries `step` and
+    `log_tail`."""
 
     code = "image_build_failed"
 
 
 class BundleUnavailable(SnapshotterError):
-    """Raised when a source archive or a blob that a launch names is not in the blob store, or does not match its hash."""
+    """Raised when a source archive or a blob that a launch names is not in the blob store, or does
+    not match its hash."""
 
     code = "bundle_unavailable"
 
 
 class Unsupported(SnapshotterError):
-    """Raised when this machine cannot do what was asked (no root, no such interpreter, no GPU); says what would help."""
+    """Raised when this machine cannot do what was asked (no root, no such interpreter, no GPU);
+    says what would help."""
 
     code = "unsupported"
 
 
 class SnapshotRefused(SnapshotterError):
-    """Raised when a revision cannot be snapshotted; `detail["reasons"]` lists what stands in the way (`kind, what, where, message`)."""
+    """Raised when a revision cannot be snapshotted; `detail["reasons"]` lists what stands in the
+    way (`kind, what, where, message`)."""
 
     code = "snapshot_refused"
 
 
 class ProofsBusy(SnapshotterError):
-    """Raised when a tenant asks for more proofs of snapshots than it may have; `detail` carries `retry_after_s`."""
+    """Raised when a tenant asks for more proofs of snapshots than it may have; `detail` carries
+    `retry_after_s`."""
 
     code = "proofs_busy"
 

@@ -1,4 +1,5 @@
-"""Events to everybody who watches. A watcher that does not keep up is cut off, so that it asks for the state again."""
+"""Events to everybody who watches. A watcher that does not keep up is cut off, so that it asks for
+the state again."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ class Watcher:
     async def next(self) -> AgentEvent:
         """The next event. Raises WatcherTooSlow."""
         if self._overflowed:
-            raise WatcherTooSlow(f"{_MAX_WAITING} events were not read: watch again, and ask for the state first")
+            raise WatcherTooSlow(
+                f"{_MAX_WAITING} events were not read: watch again, and ask for the state first"
+            )
         return await self._queue.get()
 
     def put_nowait(self, event: AgentEvent) -> None:

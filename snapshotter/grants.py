@@ -1,9 +1,10 @@
-"""A launch document's seal: what a pod announces is what the controller wrote, and not what code in the pod made up.
+"""A launch document's seal: what a pod announces is what the controller wrote, and not what code in
+the pod made up.
 
-Code in a pod can speak to the node agent as well as its launcher can. Without a seal it could name any bundle or weights whose digest it
-has heard of, and find them in its tenant's directory. The controller seals each launch document with the node agents' key (HMAC-SHA256,
-RFC 2104), in a label of the document; a tenant's pods can announce their tenant's documents, and no others.
-"""
+Code in a pod can speak to the node agent as well as its launcher can. Without a seal it could name
+any bundle or weights whose digest it has heard of, and find them in its tenant's directory. The
+controller seals each launch document with the node agents' key (HMAC-SHA256, RFC 2104), in a label
+of the document; a tenant's pods can announce their tenant's documents, and no others."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ class Grants:
 
     def holds(self, launch: LaunchSpec) -> bool:
         """Whether it is as it was sealed."""
-        return hmac.compare_digest(str(launch.labels.get(LABEL, "")).encode(), self._seal(unsealed(launch)).encode())
+        return hmac.compare_digest(
+            str(launch.labels.get(LABEL, "")).encode(), self._seal(unsealed(launch)).encode()
+        )
 
     def _seal(self, bare: LaunchSpec) -> str:
         return hmac.new(self._key, _text(bare), hashlib.sha256).hexdigest()
@@ -50,14 +53,19 @@ class Grants:
 
 def unsealed(launch: LaunchSpec) -> LaunchSpec:
     """Without a seal: it is nobody's to read."""
-    return replace(launch, labels={name: value for name, value in launch.labels.items() if name != LABEL})
+    return replace(
+        launch, labels={name: value for name, value in launch.labels.items() if name != LABEL}
+    )
 
 
 def _text(bare: LaunchSpec) -> bytes:
-    """Fields at their defaults are left out: one that a newer version adds breaks no seal of an older one."""
+    """Fields at their defaults are left out: one that a newer version adds breaks no seal of an
+    older one."""
     values = bare.to_json()
     usual = {field.name: _default(field) for field in fields(bare)}
-    said: Mapping[str, Any] = {name: value for name, value in values.items() if _plain(value) != usual[name]}
+    said: Mapping[str, Any] = {
+        name: value for name, value in values.items() if _plain(value) != usual[name]
+    }
     return json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
 
 

@@ -1,4 +1,5 @@
-"""Every metric that the node agent exports, in one place; names are part of the contract with dashboards.
+"""Every metric that the node agent exports, in one place; names are part of the contract with
+dashboards.
 
 | name | what |
 |---|---|
@@ -27,7 +28,24 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from snapshotter.types import InstanceState, SnapshotState, StartKind
 
-_START_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84)
+_START_BUCKETS = (
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.08,
+    0.16,
+    0.32,
+    0.64,
+    1.28,
+    2.56,
+    5.12,
+    10.24,
+    20.48,
+    40.96,
+    81.92,
+    163.84,
+)
 _RATIO_BUCKETS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0, 8.0)
 
 
@@ -36,31 +54,82 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._starts = Counter("pilotlight_starts", "Starts of instances", ["kind", "outcome"], registry=self.registry)
-        self._seconds = Histogram("pilotlight_start_seconds", "Ask to ready", ["kind"], buckets=_START_BUCKETS, registry=self.registry)
+        self._starts = Counter(
+            "pilotlight_starts", "Starts of instances", ["kind", "outcome"], registry=self.registry
+        )
+        self._seconds = Histogram(
+            "pilotlight_start_seconds",
+            "Ask to ready",
+            ["kind"],
+            buckets=_START_BUCKETS,
+            registry=self.registry,
+        )
         self._phases = Histogram(
-            "pilotlight_start_phase_seconds", "Phases of starts", ["phase"], buckets=_START_BUCKETS, registry=self.registry
+            "pilotlight_start_phase_seconds",
+            "Phases of starts",
+            ["phase"],
+            buckets=_START_BUCKETS,
+            registry=self.registry,
         )
-        self._instances = Gauge("pilotlight_instances", "Instances now", ["state"], registry=self.registry)
-        self._templates = Gauge("pilotlight_templates", "Resident Templates", registry=self.registry)
-        self._template_pss = Gauge("pilotlight_template_pss_bytes", "PSS of resident Templates", registry=self.registry)
-        self._parked = Gauge("pilotlight_parked_forks", "Forks that wait for an assignment", registry=self.registry)
-        self._templates_gone = Counter("pilotlight_templates_gone", "Templates that ended", ["reason"], registry=self.registry)
-        self._instances_gone = Counter("pilotlight_instances_gone", "Instances that ended", ["reason"], registry=self.registry)
-        self._rung_failures = Counter("pilotlight_rung_failures", "Rungs tried in vain", ["rung", "reason"], registry=self.registry)
+        self._instances = Gauge(
+            "pilotlight_instances", "Instances now", ["state"], registry=self.registry
+        )
+        self._templates = Gauge(
+            "pilotlight_templates", "Resident Templates", registry=self.registry
+        )
+        self._template_pss = Gauge(
+            "pilotlight_template_pss_bytes", "PSS of resident Templates", registry=self.registry
+        )
+        self._parked = Gauge(
+            "pilotlight_parked_forks", "Forks that wait for an assignment", registry=self.registry
+        )
+        self._templates_gone = Counter(
+            "pilotlight_templates_gone", "Templates that ended", ["reason"], registry=self.registry
+        )
+        self._instances_gone = Counter(
+            "pilotlight_instances_gone", "Instances that ended", ["reason"], registry=self.registry
+        )
+        self._rung_failures = Counter(
+            "pilotlight_rung_failures",
+            "Rungs tried in vain",
+            ["rung", "reason"],
+            registry=self.registry,
+        )
         self._predictions = Histogram(
-            "pilotlight_start_prediction_ratio", "Actual by predicted", ["kind"], buckets=_RATIO_BUCKETS, registry=self.registry
+            "pilotlight_start_prediction_ratio",
+            "Actual by predicted",
+            ["kind"],
+            buckets=_RATIO_BUCKETS,
+            registry=self.registry,
         )
-        self._snapshots = Gauge("pilotlight_snapshots", "Snapshots on this node", ["state"], registry=self.registry)
-        self._snapshot_bytes = Gauge("pilotlight_snapshot_bytes", "Their disk", registry=self.registry)
-        self._snapshots_made = Counter("pilotlight_snapshots_made", "Snapshots made or refused", ["outcome"], registry=self.registry)
+        self._snapshots = Gauge(
+            "pilotlight_snapshots", "Snapshots on this node", ["state"], registry=self.registry
+        )
+        self._snapshot_bytes = Gauge(
+            "pilotlight_snapshot_bytes", "Their disk", registry=self.registry
+        )
+        self._snapshots_made = Counter(
+            "pilotlight_snapshots_made",
+            "Snapshots made or refused",
+            ["outcome"],
+            registry=self.registry,
+        )
         self._snapshot_phases = Histogram(
-            "pilotlight_snapshot_phase_seconds", "Phases of making one", ["phase"], buckets=_START_BUCKETS, registry=self.registry
+            "pilotlight_snapshot_phase_seconds",
+            "Phases of making one",
+            ["phase"],
+            buckets=_START_BUCKETS,
+            registry=self.registry,
         )
         self._snapshot_misses = Counter(
-            "pilotlight_snapshot_misses", "Snapshots that did not fit, by identity field", ["field"], registry=self.registry
+            "pilotlight_snapshot_misses",
+            "Snapshots that did not fit, by identity field",
+            ["field"],
+            registry=self.registry,
         )
-        self._log_dropped = Counter("pilotlight_log_dropped_bytes", "Output that was not kept", registry=self.registry)
+        self._log_dropped = Counter(
+            "pilotlight_log_dropped_bytes", "Output that was not kept", registry=self.registry
+        )
 
     def started(self, kind: StartKind, seconds: float, phases_ms: Mapping[str, float]) -> None:
         """An instance is ready."""
@@ -110,9 +179,21 @@ class Metrics:
         """Bytes of output that were thrown away."""
         self._log_dropped.inc(count)
 
-    def observe(self, *, by_state: Mapping[InstanceState, int], templates: int, template_pss_bytes: int, parked: int) -> None:
+    def observe(
+        self,
+        *,
+        by_state: Mapping[InstanceState, int],
+        templates: int,
+        template_pss_bytes: int,
+        parked: int,
+    ) -> None:
         """What there is now; called before each scrape."""
-        for state in (InstanceState.STARTING, InstanceState.READY, InstanceState.ASLEEP, InstanceState.DRAINING):
+        for state in (
+            InstanceState.STARTING,
+            InstanceState.READY,
+            InstanceState.ASLEEP,
+            InstanceState.DRAINING,
+        ):
             self._instances.labels(state=state.value).set(by_state.get(state, 0))
         self._templates.set(templates)
         self._template_pss.set(template_pss_bytes)

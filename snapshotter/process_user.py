@@ -1,9 +1,10 @@
-"""How a process of the platform that was started by root goes on without it, under a uid of its own.
+"""How a process of the platform that was started by root goes on without it, under a uid of its
+own.
 
-It sees a part of the file system only (`mount_view`), has no capabilities and never gets any, and makes no system calls that reach other
-processes (`isolation`). Whether all of that works on this machine a child process finds out first, so that a process either gives up root
-wholly, or keeps it and can say why. Sources: capabilities(7), prctl(2), credentials(7).
-"""
+It sees a part of the file system only (`mount_view`), has no capabilities and never gets any, and
+makes no system calls that reach other processes (`isolation`). Whether all of that works on this
+machine a child process finds out first, so that a process either gives up root wholly, or keeps it
+and can say why. Sources: capabilities(7), prctl(2), credentials(7)."""
 
 from __future__ import annotations
 
@@ -30,11 +31,10 @@ class ProcessUser:
     """Whom a process goes on as, and what it needs then.
 
     Attributes:
-        uid: and gid.
-        owns: directories that become its own, with all that is in them.
-        enters: further directories, whose modes say what it may do there.
-        writes: further directories in which it must be able to write.
-        uses: files and sockets of others that it must be able to open for reading; sockets for writing, too.
+        uid: and gid. owns: directories that become its own, with all that is in them. enters:
+        further directories, whose modes say what it may do there. writes: further directories in
+        which it must be able to write. uses: files and sockets of others that it must be able to
+        open for reading; sockets for writing, too.
     """
 
     uid: int
@@ -44,22 +44,33 @@ class ProcessUser:
     uses: tuple[Path, ...] = ()
 
     def obstacle(self) -> str:
-        """Why this process cannot go on as that user; "" when it can. A child tries: nothing of it stays.
+        """Why this process cannot go on as that user; "" when it can. A child tries: nothing of it
+        stays.
 
-        Raises OSError when the child ended without an answer: who can have it killed, as another process of that user can, would else
-        choose that this one keeps root.
-        """
+        Raises OSError when the child ended without an answer: who can have it killed, as another
+        process of that user can, would else choose that this one keeps root."""
         for directory in self.owns:
-            if directory.stat().st_uid != self.uid and (shared := next(_with_several_names(directory), None)) is not None:
-                return f"{shared} has several names (hard links), and another of them may be anywhere: copy it, or remove the others"
-        there = [path for path in self.uses if path.exists()]  # who looks from the view finds nothing in a directory that is covered
+            if (
+                directory.stat().st_uid != self.uid
+                and (shared := next(_with_several_names(directory), None)) is not None
+            ):
+                return (
+                    f"{shared} has several names (hard links), and another of them may be "
+                    f"anywhere: copy it, or remove the others"
+                )
+        # who looks from the view finds nothing in a directory that is covered
+        there = [path for path in self.uses if path.exists()]
         found = _answer_of_child(lambda: self._tried(there).encode()[:_MAX_REASON_BYTES] or b"\0")
         if not found:
-            raise OSError(f"the process that tried to go on as uid {self.uid} was killed: end what else runs as that user, and start again")
+            raise OSError(
+                f"the process that tried to go on as uid {self.uid} was killed: end what else "
+                f"runs as that user, and start again"
+            )
         return found.strip(b"\0").decode(errors="replace")
 
     def become(self) -> None:
-        """Give up root for good, before there are threads. Raises OSError; this process must not go on then."""
+        """Give up root for good, before there are threads. Raises OSError; this process must not go
+        on then."""
         parent, parents_signal = os.getppid(), ctypes.c_int(0)
         _libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(parents_signal))
         for directory in self.owns:
@@ -77,8 +88,8 @@ class ProcessUser:
             take_back(directory)
 
     def answer(self, work: Callable[[], bytes]) -> bytes:
-        """What `work` returns in a child process that is this user and nothing else; empty where it failed. The directories keep their
-        owners."""
+        """What `work` returns in a child process that is this user and nothing else; empty where it
+        failed. The directories keep their owners."""
 
         def as_user() -> bytes:
             self._confine()
@@ -87,7 +98,9 @@ class ProcessUser:
         return _answer_of_child(as_user)
 
     def _confine(self) -> None:
-        mount_view.enter([*self.owns, *self.enters, *self.writes, *code_directories()], uid=self.uid)
+        mount_view.enter(
+            [*self.owns, *self.enters, *self.writes, *code_directories()], uid=self.uid
+        )
         drop_bounding_set()
         confine(uid=self.uid, limits={})
 
@@ -98,25 +111,34 @@ class ProcessUser:
             return f"this machine refuses it: {e}"
         for file in code_files():
             if not os.access(file, os.R_OK):
-                return f"uid {self.uid} cannot read {file}: install the platform with umask 022, or run chmod -R go+rX on that directory"
+                return (
+                    f"uid {self.uid} cannot read {file}: install the platform with umask 022, "
+                    f"or run chmod -R go+rX on that directory"
+                )
         for directory in (*self.owns, *self.enters):
             if not os.access(directory.parent, os.X_OK):
                 return f"uid {self.uid} cannot enter {directory.parent}"
         for directory in self.writes:
             if (closed := _not_writable(directory)) is not None:
-                return f"uid {self.uid} cannot write in {closed}: give it to that user (chown -R {self.uid}:{self.uid} {directory})"
+                return (
+                    f"uid {self.uid} cannot write in {closed}: give it to that user (chown -R "
+                    f"{self.uid}:{self.uid} {directory})"
+                )
         for path in uses:
             if not _is_usable(path):
-                return f"uid {self.uid} cannot use {path}: give group {self.uid} access to it, and to the directories above it"
+                return (
+                    f"uid {self.uid} cannot use {path}: give group {self.uid} access to it, "
+                    f"and to the directories above it"
+                )
         return ""
 
 
 def give(directory: Path, uid: int) -> None:
-    """Make `directory` and all in it `uid`'s. Nothing happens where the directory itself is: what is in it is, too.
+    """Make `directory` and all in it `uid`'s. Nothing happens where the directory itself is: what
+    is in it is, too.
 
-    The directory changes hands last, so that its new owner changes nothing meanwhile; no link is followed. Raises OSError, also for a
-    file with several names.
-    """
+    The directory changes hands last, so that its new owner changes nothing meanwhile; no link is
+    followed. Raises OSError, also for a file with several names."""
     if directory.stat().st_uid == uid:
         return
     os.chown(directory, 0, 0)
@@ -131,18 +153,21 @@ def give(directory: Path, uid: int) -> None:
 def take_back(directory: Path) -> None:
     """Make `directory` and all in it root's again. Nothing happens where it is.
 
-    Raises OSError, then and each time after it, where its former owner has left what is neither a file nor a directory: root would follow
-    a link.
-    """
+    Raises OSError, then and each time after it, where its former owner has left what is neither a
+    file nor a directory: root would follow a link."""
     status = directory.stat()
     if (status.st_uid, status.st_gid) == (0, 0):
         return
-    os.chown(directory, 0, -1)  # each directory before its content: from here on the former owner makes nothing in it
+    # each directory before its content: from here on the former owner makes nothing in it
+    os.chown(directory, 0, -1)
     for root, folders, files, descriptor in os.fwalk(directory, follow_symlinks=False):
         for name in (*folders, *files):
             mode = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise OSError(f"{root}/{name} ({stat.filemode(mode)}) is nothing that the platform made: look who did, and remove it")
+                raise OSError(
+                    f"{root}/{name} ({stat.filemode(mode)}) is nothing that the platform made: "
+                    f"look who did, and remove it"
+                )
             os.chown(name, 0, 0, dir_fd=descriptor, follow_symlinks=False)
     os.chown(directory, 0, 0)  # last: it says that all of this was done
 
@@ -157,7 +182,11 @@ def _with_several_names(directory: Path) -> Iterator[str]:
 def code_directories() -> list[Path]:
     """Where this interpreter and the packages that it has loaded modules of are."""
     loaded = code_files()
-    used = [each for each in map(os.path.abspath, sys.path) if any(file.startswith(f"{each}/") for file in loaded)]
+    used = [
+        each
+        for each in map(os.path.abspath, sys.path)
+        if any(file.startswith(f"{each}/") for file in loaded)
+    ]
     binaries = (os.path.dirname(sys.executable), os.path.dirname(os.path.realpath(sys.executable)))
     asked = (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, *binaries, *used)
     return [path for path in dict.fromkeys(map(Path, asked)) if path.is_dir()]
@@ -166,7 +195,10 @@ def code_directories() -> list[Path]:
 def code_files() -> list[str]:
     """The interpreter, and a file for each module that is loaded."""
     loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    return [os.path.realpath(sys.executable), *(file for file in loaded if isinstance(file, str) and os.path.isabs(file))]
+    return [
+        os.path.realpath(sys.executable),
+        *(file for file in loaded if isinstance(file, str) and os.path.isabs(file)),
+    ]
 
 
 def _answer_of_child(work: Callable[[], bytes]) -> bytes:
@@ -187,7 +219,14 @@ def _answer_of_child(work: Callable[[], bytes]) -> bytes:
 def _not_writable(directory: Path) -> Path | None:
     """The directory, or the first one in it, in which this process cannot make files."""
     try:
-        each = [directory, *(Path(entry.path) for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False))]
+        each = [
+            directory,
+            *(
+                Path(entry.path)
+                for entry in os.scandir(directory)
+                if entry.is_dir(follow_symlinks=False)
+            ),
+        ]
     except OSError:
         return directory
     return next((path for path in each if not os.access(path, os.W_OK | os.X_OK)), None)

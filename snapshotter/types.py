@@ -11,10 +11,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NewType, Self
 
 InstanceId = NewType("InstanceId", str)
-"""`i-` and 16 hex digits; chosen by whoever asks for the start, so that a repeated ask is the same start."""
+"""`i-` and 16 hex digits; chosen by whoever asks for the start, so that a repeated ask is the same
+start."""
 
 RevisionKey = NewType("RevisionKey", str)
-"""Names one immutable revision on the whole platform: `<function id>@<revision name>`; opaque here."""
+"""Names one immutable revision on the whole platform: `<function id>@<revision name>`; opaque
+here."""
 
 
 NODES_PATH = "/internal/nodes"
@@ -32,7 +34,8 @@ class StartKind(enum.StrEnum):
 
 
 class InstanceState(enum.StrEnum):
-    """Where an instance is in its life. ASLEEP: it stands still, and is ready as soon as it is woken."""
+    """Where an instance is in its life. ASLEEP: it stands still, and is ready as soon as it is
+    woken."""
 
     STARTING = "STARTING"
     READY = "READY"
@@ -47,12 +50,12 @@ class Share:
     """Whose a start is, and what that tenant may have of the node.
 
     Attributes:
-        tenant: id, as label `tenant` of a launch; "" = nobody's in particular.
-        name: the tenant's name; a node that is dedicated to one tenant knows it by that.
-        weight: its share of what several want at once, 1 or more.
-        is_dedicated: it has nodes of its own, and runs on no other.
-        reserved: memory (bytes) that is kept free for tenants, by id: what one of them does not use is nobody else's.
-        log_bytes: of its logs that are kept on the node; None = no bound of its own.
+        tenant: id, as label `tenant` of a launch; "" = nobody's in particular. name: the tenant's
+        name; a node that is dedicated to one tenant knows it by that. weight: its share of what
+        several want at once, 1 or more. is_dedicated: it has nodes of its own, and runs on no
+        other. reserved: memory (bytes) that is kept free for tenants, by id: what one of them does
+        not use is nobody else's. log_bytes: of its logs that are kept on the node; None = no bound
+        of its own.
     """
 
     tenant: str = ""
@@ -64,9 +67,15 @@ class Share:
 
     def __post_init__(self) -> None:
         """Raises ValueError: who sends it need not be root, and what it says is counted with."""
-        numbers = (self.weight, *((self.log_bytes,) if self.log_bytes is not None else ()), *self.reserved.values())
+        numbers = (
+            self.weight,
+            *((self.log_bytes,) if self.log_bytes is not None else ()),
+            *self.reserved.values(),
+        )
         if not all(type(number) is int and number >= 0 for number in numbers) or self.weight < 1:
-            raise ValueError(f"a share of weight {str(self.weight)[:40]}: weight must be 1 or more, bytes 0 or more")
+            raise ValueError(
+                f"a share of weight {str(self.weight)[:40]}: weight must be 1 or more, bytes 0 or more"
+            )
         if not all(isinstance(text, str) for text in (self.tenant, self.name, *self.reserved)):
             raise ValueError("a share's tenant, name and reserved tenants must be texts")
 
@@ -98,25 +107,25 @@ class LaunchSpec:
     """Everything the node needs to boot a worker of one revision; immutable like the revision.
 
     Attributes:
-        revision: the revision's platform-wide key; one Template per key.
-        trust_domain: opaque; processes of different trust domains never share a slot (a tenant, above).
-        uid: uid and gid to run as when the agent is root; None keeps the agent's own.
-        bundle: sha256 (hex) of the source archive, a `.tar.gz` in the blob store.
-        image: digest of a built image, or None for the platform's own interpreter and packages.
-        entry: what the worker runs; opaque here, written to the worker as JSON (`pilotlight.spec`).
-        env: environment variables that are not secret.
-        weights: weights to be on the node before boot.
-        memory_bytes: memory limit of one instance.
-        cpu: cores of one instance (a share, not a pin).
-        engine: name of an environment that the operator installed on the node (`snapshotter.engines`), in place of an image; None = none.
-        offline: True gives each of its slots a network namespace with nothing but a loopback interface, where there is root.
-        egress: networks that it reaches beside those open to all (`snapshotter.egress_on_request`).
-        gpu: accelerator wanted, e.g. "H100"; None for none. `gpu_count`: how many, on this node, or not at all.
-        startup_timeout_s: budget from start to ready.
-        forkable: False asks for a process of its own for each instance.
-        snapshot: False keeps it off the disk: no snapshot is made of it, and none is restored.
-        secret_variables: names of the environment variables that its secrets set after every start; read before the snapshot
-            they are missing, and whoever reads them there is told so by name. Not part of what is launched.
+        revision: the revision's platform-wide key; one Template per key. trust_domain: opaque;
+        processes of different trust domains never share a slot (a tenant, above). uid: uid and gid
+        to run as when the agent is root; None keeps the agent's own. bundle: sha256 (hex) of the
+        source archive, a `.tar.gz` in the blob store. image: digest of a built image, or None for
+        the platform's own interpreter and packages. entry: what the worker runs; opaque here,
+        written to the worker as JSON (`pilotlight.spec`). env: environment variables that are not
+        secret. weights: weights to be on the node before boot. memory_bytes: memory limit of one
+        instance. cpu: cores of one instance (a share, not a pin). engine: name of an environment
+        that the operator installed on the node (`snapshotter.engines`), in place of an image; None
+        = none. offline: True gives each of its slots a network namespace with nothing but a
+        loopback interface, where there is root. egress: networks that it reaches beside those open
+        to all (`snapshotter.egress_on_request`). gpu: accelerator wanted, e.g. "H100"; None for
+        none. `gpu_count`: how many, on this node, or not at all. startup_timeout_s: budget from
+        start to ready. forkable: False asks for a process of its own for each instance. snapshot:
+        False keeps it off the disk: no snapshot is made of it, and none is restored.
+        secret_variables: names of the environment variables that its secrets set after every start;
+        read before the snapshot
+            they are missing, and whoever reads them there is told so by name. Not part of what is
+            launched.
         labels: copied to every instance, log and event (app, function, …); opaque here.
     """
 
@@ -162,18 +171,18 @@ class InstanceInfo:
     """One instance as the agent sees it.
 
     Attributes:
-        socket: host path of the Unix socket on which its worker serves HTTP/1.1.
-        start_kind: how it came up.
-        phases_ms: duration of each phase of its start, in order (`slot, weights, boot, import, enter, warmup, fork, wake, …`).
-        lessee: id of the activator that owns its slots and its bill; None when nobody does.
-        started_at: wall clock, seconds since the epoch.
-        pid: host pid; 0 once it is gone.
-        exit_reason: None while it lives; else `stopped`, `exited`, `killed`, `out_of_memory`, `template_lost`, …
-        weights: mount's name → tier that its start had them from: `origin, nvme, dram, hbm` (`weight_cache.types.Tier`).
-        gpu_count: GPUs of the node that are its own.
-        cpu_file: of its cgroup, on its node: counts the CPU time that it uses (`cpu_counter`); "" where nothing counts.
-        cpu_from_ns: where that counter stood when the instance began, less the CPU time that its start used elsewhere (the boot of the
-            Template that it caused): counter - cpu_from_ns is what the instance has used. Below 0 when that boot is the most of it.
+        socket: host path of the Unix socket on which its worker serves HTTP/1.1. start_kind: how it
+        came up. phases_ms: duration of each phase of its start, in order (`slot, weights, boot,
+        import, enter, warmup, fork, wake, …`). lessee: id of the activator that owns its slots and
+        its bill; None when nobody does. started_at: wall clock, seconds since the epoch. pid: host
+        pid; 0 once it is gone. exit_reason: None while it lives; else `stopped`, `exited`,
+        `killed`, `out_of_memory`, `template_lost`, … weights: mount's name → tier that its start
+        had them from: `origin, nvme, dram, hbm` (`weight_cache.types.Tier`). gpu_count: GPUs of the
+        node that are its own. cpu_file: of its cgroup, on its node: counts the CPU time that it
+        uses (`cpu_counter`); "" where nothing counts. cpu_from_ns: where that counter stood when
+        the instance began, less the CPU time that its start used elsewhere (the boot of the
+            Template that it caused): counter - cpu_from_ns is what the instance has used. Below 0
+            when that boot is the most of it.
     """
 
     id: InstanceId
@@ -212,10 +221,10 @@ class TemplateInfo:
     """A Template resident on this node.
 
     Attributes:
-        pss_bytes: proportional set size: what it costs to keep it, parked forks included.
-        parked: forks that wait behind it for an instance to become.
-        threads: names of surplus threads found at the snapshot point; non-empty means it cannot be forked.
-        forks: children born of it so far.
+        pss_bytes: proportional set size: what it costs to keep it, parked forks included. parked:
+        forks that wait behind it for an instance to become. threads: names of surplus threads found
+        at the snapshot point; non-empty means it cannot be forked. forks: children born of it so
+        far.
     """
 
     revision: RevisionKey
@@ -251,20 +260,16 @@ class SnapshotInfo:
     """A snapshot on this node.
 
     Attributes:
-        id: `sn-` and 16 hex digits, of its content.
-        in_place: a server snapshot: a whole process tree, restored one to one.
-        pages: `eager` or `lazy`: how its memory comes back, chosen by measurement when it was proven.
-        image_bytes: on disk.
-        reason: why it is quarantined, "" otherwise.
-        phases_ms: what making it took: `quiesce, dump, publish, prove`.
-        cold_ms: from nothing to the snapshot point, when it was booted for this.
-        restore_ms: to the first answer, when it was proven.
-        created_at, last_used_at: wall clock, seconds since the epoch.
-        restores: instances and Templates born of it on this node.
-        remote: whether a copy is in the object store.
-        identity: what must be the same for it to be restored, by field.
-        heap_bytes: memory that the image carries by value: what restoring it has to read.
-        heap_why: where that is much: of what it consists, for people.
+        id: `sn-` and 16 hex digits, of its content. in_place: a server snapshot: a whole process
+        tree, restored one to one. pages: `eager` or `lazy`: how its memory comes back, chosen by
+        measurement when it was proven. image_bytes: on disk. reason: why it is quarantined, ""
+        otherwise. phases_ms: what making it took: `quiesce, dump, publish, prove`. cold_ms: from
+        nothing to the snapshot point, when it was booted for this. restore_ms: to the first answer,
+        when it was proven. created_at, last_used_at: wall clock, seconds since the epoch. restores:
+        instances and Templates born of it on this node. remote: whether a copy is in the object
+        store. identity: what must be the same for it to be restored, by field. heap_bytes: memory
+        that the image carries by value: what restoring it has to read. heap_why: where that is
+        much: of what it consists, for people.
     """
 
     id: str
@@ -301,13 +306,13 @@ class AgentEvent:
     """Something that happened to an instance or a Template.
 
     Attributes:
-        kind: `instance_stopping` (it was asked to stop, and gets SIGTERM a moment later: send it nothing more), `instance_gone`,
-            `template_ready`, `template_gone`, `room_wanted` (a start was refused for want of memory; `detail`: `tenant`, those of
-            NoCapacity, and `claims`, bytes by tenant).
-        subject: the instance's id, or the revision's key.
-        reason: why, one word; see InstanceInfo.exit_reason.
-        message: for people.
-        detail: `exit_status`, `signal`, `log_tail`, …; of `instance_gone` also `cpu_ns`, where its counter of CPU time stood at its end.
+        kind: `instance_stopping` (it was asked to stop, and gets SIGTERM a moment later: send it
+        nothing more), `instance_gone`,
+            `template_ready`, `template_gone`, `room_wanted` (a start was refused for want of
+            memory; `detail`: `tenant`, those of NoCapacity, and `claims`, bytes by tenant).
+        subject: the instance's id, or the revision's key. reason: why, one word; see
+        InstanceInfo.exit_reason. message: for people. detail: `exit_status`, `signal`, `log_tail`,
+        …; of `instance_gone` also `cpu_ns`, where its counter of CPU time stood at its end.
     """
 
     kind: str
@@ -328,7 +333,8 @@ class AgentEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSnapshot:
-    """A proven snapshot on a node: of which revision, and what must be the same for it to be restored."""
+    """A proven snapshot on a node: of which revision, and what must be the same for it to be
+    restored."""
 
     revision: str
     identity: Mapping[str, str] = field(default_factory=dict)
@@ -369,7 +375,9 @@ class NodeReport:
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         out: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        out["snapshots"] = [{"revision": s.revision, "identity": dict(s.identity)} for s in self.snapshots]
+        out["snapshots"] = [
+            {"revision": s.revision, "identity": dict(s.identity)} for s in self.snapshots
+        ]
         out["gpus"] = [{f.name: getattr(gpu, f.name) for f in fields(gpu)} for gpu in self.gpus]
         return {**out, "weights": list(self.weights)}
 
@@ -378,6 +386,8 @@ class NodeReport:
         """The reverse of `to_json`. Raises TypeError, KeyError or ValueError for what is none."""
         values = dict(body)
         values["weights"] = tuple(str(manifest) for manifest in body.get("weights", ()))
-        values["snapshots"] = tuple(NodeSnapshot(**snapshot) for snapshot in body.get("snapshots", ()))
+        values["snapshots"] = tuple(
+            NodeSnapshot(**snapshot) for snapshot in body.get("snapshots", ())
+        )
         values["gpus"] = tuple(NodeGpu(**gpu) for gpu in body.get("gpus", ()))
         return cls(**values)

@@ -1,4 +1,5 @@
-"""Which external programs the benchmarks' code runs, read from its syntax: nothing is imported or run."""
+"""Which external programs the benchmarks' code runs, read from its syntax: nothing is imported or
+run."""
 
 from __future__ import annotations
 
@@ -14,17 +15,24 @@ EXECUTES = re.compile(
     r"|asyncio\.create_subprocess_(exec|shell)|os\.(system|popen|exec\w+|spawn\w+|posix_spawnp?)"
 )
 LAUNCHERS = ("nice",)
-"""Programs that run the command which follows their own arguments: that command is checked as well."""
+"""Programs that run the command which follows their own arguments: that command is checked as
+well."""
 COMMAND_LINES = ("pilotlight.worker.engine.arguments.command",)
-"""Functions of the platform that return a whole command line; their caller passes the program's path."""
+"""Functions of the platform that return a whole command line; their caller passes the program's
+path."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def read(root: Path) -> Sources:
     """The package `benchmarks` below `root`."""
-    files = {".".join(f.relative_to(root).with_suffix("").parts): f for f in sorted((root / "benchmarks").rglob("*.py"))}
-    return Sources({name.removesuffix(".__init__"): file.read_text() for name, file in files.items()})
+    files = {
+        ".".join(f.relative_to(root).with_suffix("").parts): f
+        for f in sorted((root / "benchmarks").rglob("*.py"))
+    }
+    return Sources(
+        {name.removesuffix(".__init__"): file.read_text() for name, file in files.items()}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,8 @@ class Sources:
         return ""
 
     def programs_of(self, start: str) -> set[str]:
-        """Programs that `start` (a dotted name) looks up, itself or in anything that it refers to, however far away."""
+        """Programs that `start` (a dotted name) looks up, itself or in anything that it refers to,
+        however far away."""
         seen, todo, found = {start}, [start], set()
         while todo:
             name = todo.pop()
@@ -67,19 +76,28 @@ class Sources:
             for node in ast.walk(self.definitions[name]):
                 if isinstance(node, ast.Call) and self.resolve(module, node.func) == PROGRAM:
                     found.add(self._text(module, node.args[0]))
-                if isinstance(node, ast.expr) and (other := self.resolve(module, node)) in self.definitions and other not in seen:
+                if (
+                    isinstance(node, ast.expr)
+                    and (other := self.resolve(module, node)) in self.definitions
+                    and other not in seen
+                ):
                     seen.add(other)
                     todo.append(other)
         return found
 
     def calls(self, module: str, function: str) -> bool:
         """Whether `module` calls `function`, a dotted name."""
-        return any(self.resolve(module, call.node.func) == function for call in _calls(module, self.modules[module], ()))
+        return any(
+            self.resolve(module, call.node.func) == function
+            for call in _calls(module, self.modules[module], ())
+        )
 
     def bare(self) -> list[str]:
-        """`module:line: code` of each call that runs a program whose path does not come from `program()` (or is this Python)."""
+        """`module:line: code` of each call that runs a program whose path does not come from
+        `program()` (or is this Python)."""
         calls = [call for module, tree in self.modules.items() for call in _calls(module, tree, ())]
-        runners: set[str] = set()  # functions that run a command which their caller passes as first argument
+        # functions that run a command which their caller passes as first argument
+        runners: set[str] = set()
         while True:
             known, offences = len(runners), []
             for call in calls:
@@ -87,24 +105,39 @@ class Sources:
                 if not EXECUTES.fullmatch(name) and name not in runners:
                     continue
                 given = {keyword.arg for keyword in call.node.keywords}
-                is_found = bool(call.node.args) and not given & {"shell", "executable"} and self._is_found(call, call.node.args[0], runners)
+                is_found = (
+                    bool(call.node.args)
+                    and not given & {"shell", "executable"}
+                    and self._is_found(call, call.node.args[0], runners)
+                )
                 if not is_found:
                     offences.append(f"{call.module}:{call.node.lineno}: {ast.unparse(call.node)}")
             if len(runners) == known:
                 return offences
 
     def _is_found(self, call: Call, command: ast.expr, runners: set[str]) -> bool:
-        """Whether the first word of a command is found by `program`, or is an interpreter's path."""
+        """Whether the first word of a command is found by `program`, or is an interpreter's
+        path."""
         match command:
-            case ast.List(elts=[ast.Call(func=function, args=[ast.Constant(value=launcher)]), *rest]) if launcher in LAUNCHERS:
+            case ast.List(
+                elts=[ast.Call(func=function, args=[ast.Constant(value=launcher)]), *rest]
+            ) if launcher in LAUNCHERS:
                 launched = [word for word in rest if isinstance(word, ast.Starred)]
                 is_looked_up = self.resolve(call.module, function) == PROGRAM
-                return is_looked_up and bool(launched) and self._is_found(call, launched[0], runners)
-            case ast.List(elts=[first, *_]) | ast.Tuple(elts=[first, *_]) | ast.Starred(value=first):
+                return (
+                    is_looked_up and bool(launched) and self._is_found(call, launched[0], runners)
+                )
+            case (
+                ast.List(elts=[first, *_]) | ast.Tuple(elts=[first, *_]) | ast.Starred(value=first)
+            ):
                 return self._is_found(call, first, runners)
             case ast.Call(func=function, args=arguments):
                 name = self.resolve(call.module, function)
-                is_path = name == "str" and bool(arguments) and not isinstance(arguments[0], ast.Constant | ast.JoinedStr)
+                is_path = (
+                    name == "str"
+                    and bool(arguments)
+                    and not isinstance(arguments[0], ast.Constant | ast.JoinedStr)
+                )
                 return name in (PROGRAM, *COMMAND_LINES) or is_path
             case ast.Name(id=local):
                 return self._is_local_found(call, local, runners)
@@ -128,16 +161,23 @@ class Sources:
         constant = self.definitions.get(self.resolve(module, expression))
         if isinstance(constant, ast.Assign) and isinstance(constant.value, ast.Constant):
             return str(constant.value.value)
-        raise AssertionError(f"{module}: program() takes a literal or a constant, not {ast.unparse(expression)}")
+        raise AssertionError(
+            f"{module}: program() takes a literal or a constant, not {ast.unparse(expression)}"
+        )
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
-            yield from ((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
+            yield from (
+                (alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names
+            )
         elif isinstance(node, ast.Import):
             yield from (
-                (alias.asname or alias.name.partition(".")[0], alias.name if alias.asname else alias.name.partition(".")[0])
+                (
+                    alias.asname or alias.name.partition(".")[0],
+                    alias.name if alias.asname else alias.name.partition(".")[0],
+                )
                 for alias in node.names
             )
 
@@ -148,14 +188,25 @@ def _defined(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
             yield statement.name, statement
         elif isinstance(statement, ast.Assign | ast.AnnAssign):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            yield from ((name.id, statement) for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
+            yield from (
+                (name.id, statement)
+                for target in targets
+                for name in ast.walk(target)
+                if isinstance(name, ast.Name)
+            )
 
 
 def _assigned(function: Function) -> Iterator[tuple[str, ast.expr]]:
     for node in ast.walk(function):
         if isinstance(node, ast.Assign):
-            yield from ((target.id, node.value) for target in node.targets if isinstance(target, ast.Name))
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            yield from (
+                (target.id, node.value) for target in node.targets if isinstance(target, ast.Name)
+            )
+        elif (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+            and node.value is not None
+        ):
             yield node.target.id, node.value
 
 
@@ -163,5 +214,9 @@ def _calls(module: str, node: ast.AST, inside: tuple[Function, ...]) -> Iterator
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Call):
             yield Call(module, child, inside)
-        around = (*inside, child) if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else inside
+        around = (
+            (*inside, child)
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            else inside
+        )
         yield from _calls(module, child, around)

@@ -1,8 +1,8 @@
 """Plugin: bytecode is made once, before the first test, in one process for each processor.
 
-Without it each worker of pytest-xdist parses every test and rewrites its asserts by itself, at the same time as the others, and each
-process that a test starts compiles all that it imports (workers of functions write no bytecode: `-B`).
-"""
+Without it each worker of pytest-xdist parses every test and rewrites its asserts by itself, at the
+same time as the others, and each process that a test starts compiles all that it imports (workers
+of functions write no bytecode: `-B`)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,17 @@ from _pytest.assertion import rewrite
 from _pytest.assertion.rewrite import assertstate_key
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("activator", "snapshotter", "weight_cache", "functions/pilotlight", "benchmarks", "tests")
+PACKAGES = (
+    "activator",
+    "snapshotter",
+    "weight_cache",
+    "functions/pilotlight",
+    "benchmarks",
+    "tests",
+)
 LARGE_LIBRARIES = ("kubernetes",)
-"""What scripts/setup leaves to whoever imports it first: here all workers would, at the same time."""
+"""What scripts/setup leaves to whoever imports it first: here all workers would, at the same
+time."""
 _REWRITTEN = re.compile(r"/(test_[^/]*|conftest)\.py$")
 """What pytest compiles in a way of its own."""
 
@@ -41,7 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _rewrite(files: list[Path], config: pytest.Config) -> None:
-    """Leave what pytest would make of `files` where it looks for it. A process that fails leaves its share to the workers."""
+    """Leave what pytest would make of `files` where it looks for it. A process that fails leaves
+    its share to the workers."""
     count = os.cpu_count() or 1
     children = []
     for share in range(count):

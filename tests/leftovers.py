@@ -1,9 +1,10 @@
-"""Fails a run whose tests leave processes, mounts or network namespaces behind, and names them; names control groups.
+"""Fails a run whose tests leave processes, mounts or network namespaces behind, and names them;
+names control groups.
 
-Processes are attributed to the run: they carry its id in their environment or descend from pytest's first process, which
-adopts orphans while pytest-xdist distributes (PR_SET_CHILD_SUBREAPER, prctl(2)). Everything else belongs to the machine,
-so what another program does at the same time cannot be told apart: it is looked at in CI only, which has the machine to itself.
-"""
+Processes are attributed to the run: they carry its id in their environment or descend from pytest's
+first process, which adopts orphans while pytest-xdist distributes (PR_SET_CHILD_SUBREAPER,
+prctl(2)). Everything else belongs to the machine, so what another program does at the same time
+cannot be told apart: it is looked at in CI only, which has the machine to itself."""
 
 from __future__ import annotations
 
@@ -22,10 +23,12 @@ from pathlib import Path
 import pytest
 
 RUN_ID = "TEST_RUN_ID"
-"""Environment variable that all processes of a run inherit. Tests' environments drop names that begin with PILOTLIGHT_."""
+"""Environment variable that all processes of a run inherit. Tests' environments drop names that
+begin with PILOTLIGHT_."""
 _PR_SET_CHILD_SUBREAPER = 36
 _GROUP = "control group"
-"""Named, but no failure: a platform that was stopped on an overloaded machine has been seen to leave a slot's group behind."""
+"""Named, but no failure: a platform that was stopped on an overloaded machine has been seen to
+leave a slot's group behind."""
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Processes of Python's own that end with the process that started them."""
 
@@ -64,24 +67,34 @@ class Leftovers:
         for process in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
-        self._processes = [f"process {one.pid}, started by {self._starter(one)}: {one.command[:200]}" for one in found]
+        self._processes = [
+            f"process {one.pid}, started by {self._starter(one)}: {one.command[:200]}"
+            for one in found
+        ]
         self._machine = sorted(machine_state() - self._before) if os.environ.get("CI") else []
         failing = [line for line in self._machine if not line.startswith(_GROUP)]
         if (self._processes or failing) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _starter(self, process: Process) -> str:
-        """The test that its environment names; where that was cleaned, the tests that ran when it started."""
+        """The test that its environment names; where that was cleaned, the tests that ran when it
+        started."""
         if (named := process.environment.get("PYTEST_CURRENT_TEST")) is not None:
             return named.rpartition(" (")[0]
         tick = 0.02  # the kernel notes starts in hundredths of a second
-        ran = [nodeid for start, stop, nodeid in self._phases if start - tick <= process.started_at <= stop + tick]
+        ran = [
+            nodeid
+            for start, stop, nodeid in self._phases
+            if start - tick <= process.started_at <= stop + tick
+        ]
         return " or ".join(dict.fromkeys(ran)) or "no test that is known"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Name what was found."""
         if self._processes:
-            terminalreporter.section("Tests left processes behind (they were killed)", sep="=", red=True, bold=True)
+            terminalreporter.section(
+                "Tests left processes behind (they were killed)", sep="=", red=True, bold=True
+            )
             terminalreporter.write("".join(f"{line}\n" for line in self._processes))
         if self._machine:
             terminalreporter.section("Tests left these behind", sep="=", red=True, bold=True)
@@ -90,7 +103,12 @@ class Leftovers:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--leftovers-grace-s SECONDS`."""
-    parser.addoption("--leftovers-grace-s", type=float, default=15.0, help="longest time that processes may take to end")
+    parser.addoption(
+        "--leftovers-grace-s",
+        type=float,
+        default=15.0,
+        help="longest time that processes may take to end",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -98,14 +116,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         os.environ[RUN_ID] = uuid.uuid4().hex
         adopt = bool(config.getoption("numprocesses", None))
-        config.pluginmanager.register(Leftovers(adopt=adopt, grace_s=config.getoption("leftovers_grace_s")), "leftovers")
+        config.pluginmanager.register(
+            Leftovers(adopt=adopt, grace_s=config.getoption("leftovers_grace_s")), "leftovers"
+        )
 
 
 def _adopt_orphans() -> None:
     """Become the parent of every orphan below, and reap them as init would.
 
-    Only in a process that runs no tests: it also reaps the workers of pytest-xdist, which nobody asks for their status.
-    """
+    Only in a process that runs no tests: it also reaps the workers of pytest-xdist, which nobody
+    asks for their status."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     threading.Thread(target=_reap, daemon=True, name="reaper").start()
 
@@ -160,24 +180,40 @@ def _processes() -> Iterator[Process]:
             if fields[0] in "ZX":
                 continue
             started_at = boot + int(fields[19]) / ticks
-            pairs = (entry.partition("=") for entry in (directory / "environ").read_text(errors="replace").split("\0"))
+            pairs = (
+                entry.partition("=")
+                for entry in (directory / "environ").read_text(errors="replace").split("\0")
+            )
             command = (directory / "cmdline").read_text(errors="replace").replace("\0", " ").strip()
-            yield Process(int(directory.name), int(fields[1]), command, started_at, {name: value for name, _, value in pairs})
+            yield Process(
+                int(directory.name),
+                int(fields[1]),
+                command,
+                started_at,
+                {name: value for name, _, value in pairs},
+            )
 
 
 def machine_state() -> set[str]:
-    """Mounts of our mount namespace, control groups of slots and instances, named network namespaces and network interfaces.
+    """Mounts of our mount namespace, control groups of slots and instances, named network
+    namespaces and network interfaces.
 
-    A node agent's own control group is left out: an agent that is killed leaves it, empty, for its next life.
-    """
-    mounts = [line.partition(" - ") for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    A node agent's own control group is left out: an agent that is killed leaves it, empty, for its
+    next life."""
+    mounts = [
+        line.partition(" - ") for line in Path("/proc/self/mountinfo").read_text().splitlines()
+    ]
     points = [(left.split()[4], right.split()[0]) for left, _, right in mounts]
     found = {f"mount {point}" for point, _ in points}
     for point, kind in points:
         if kind in ("cgroup", "cgroup2"):
-            walk = os.walk(point)  # other than Path.rglob it passes over directories that go away meanwhile
+            # other than Path.rglob it passes over directories that go away meanwhile
+            walk = os.walk(point)
             found |= {
-                f"{_GROUP} {above}/{name}" for above, names, _ in walk for name in names if re.search(r"/pilotlight-[0-9a-f]{12}$", above)
+                f"{_GROUP} {above}/{name}"
+                for above, names, _ in walk
+                for name in names
+                if re.search(r"/pilotlight-[0-9a-f]{12}$", above)
             }
     found |= {f"network namespace {path}" for path in Path("/run/netns").glob("*")}
     found |= {f"network interface {path.name}" for path in Path("/sys/class/net").glob("pl*")}

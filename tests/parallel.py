@@ -1,9 +1,10 @@
-"""How pytest-xdist distributes the suite: `make test` runs it in several processes, a plain `pytest PATH` in one.
+"""How pytest-xdist distributes the suite: `make test` runs it in several processes, a plain `pytest
+PATH` in one.
 
-A file is the unit of distribution, because its tests share fixtures of module scope, among them whole platforms. Tests
-marked `vllm` share one group: two real engines at once do not fit into a small machine's memory. Everything else may run
-beside anything: platforms, ports, databases and directories are each test's own.
-"""
+A file is the unit of distribution, because its tests share fixtures of module scope, among them
+whole platforms. Tests marked `vllm` share one group: two real engines at once do not fit into a
+small machine's memory. Everything else may run beside anything: platforms, ports, databases and
+directories are each test's own."""
 
 from __future__ import annotations
 
@@ -30,8 +31,9 @@ LONGEST_FIRST = (
     "tests/cluster/",
     "tests/snapshotter/",
 )
-"""Files and folders that take longest, in the order in which they start: a long one that starts last keeps one worker
-busy while the others have nothing to do. Everything else follows in the order of collection."""
+"""Files and folders that take longest, in the order in which they start: a long one that starts
+last keeps one worker busy while the others have nothing to do. Everything else follows in the order
+of collection."""
 
 
 class FileScheduling(LoadGroupScheduling):  # type: ignore[misc]  # no type information
@@ -43,10 +45,12 @@ class FileScheduling(LoadGroupScheduling):  # type: ignore[misc]  # no type info
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileScheduling | None:
-    """Replace the scheduler of `--dist loadgroup`, which would distribute the tests of a file one by one."""
+    """Replace the scheduler of `--dist loadgroup`, which would distribute the tests of a file one
+    by one."""
     if config.getoption("dist") != "loadgroup":
         return None
-    config.option.loadscopereorder = False  # by the number of tests: most tests are short, and the longest files have few
+    # by the number of tests: most tests are short, and the longest files have few
+    config.option.loadscopereorder = False
     return FileScheduling(config, log)
 
 
@@ -64,5 +68,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _rank(item: pytest.Item) -> int:
     last = len(LONGEST_FIRST)
     if item.get_closest_marker("vllm"):
-        return last  # takes all processors for minutes: beside short tests, not beside snapshots that are made in the background
-    return next((rank for rank, prefix in enumerate(LONGEST_FIRST) if item.nodeid.startswith(prefix)), last + 1)
+        # takes all processors for minutes: beside short tests, not beside snapshots that are made
+        # in the background
+        return last
+    return next(
+        (rank for rank, prefix in enumerate(LONGEST_FIRST) if item.nodeid.startswith(prefix)),
+        last + 1,
+    )

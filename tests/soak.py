@@ -1,8 +1,9 @@
-"""What `make test` leaves to `make test-all`: tests that take seconds and prove again what others prove sooner, at another point or in
-another combination, or what few changes can break. CI runs them all.
+"""What `make test` leaves to `make test-all`: tests that take seconds and prove again what others
+prove sooner, at another point or in another combination, or what few changes can break. CI runs
+them all.
 
-Whole files, and single tests of files; a name up to `[…` stands for the cases that begin so. The mark `soak` at a test says the same.
-"""
+Whole files, and single tests of files; a name up to `[…` stands for the cases that begin so. The
+mark `soak` at a test says the same."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ TESTS = {
         "test_killed_when_the_controller_has_taken_something_it_goes_on_where_it_was[/internal/calls",
         "test_killed_when_the_controller_has_taken_something_it_goes_on_where_it_was[/internal/due",
     ),
-    "tests/activator/test_model_sizes.py": ("test_translating_what_is_just_within_the_bounds_holds_nobody_up[predict",),
+    "tests/activator/test_model_sizes.py": (
+        "test_translating_what_is_just_within_the_bounds_holds_nobody_up[predict",
+    ),
     "tests/activator/test_recovery.py": ("test_killed_at_any_step_no_record_is_lost_or_doubled",),
     "tests/contracts/test_storage_contract.py": (
         "test_sweep_killed_in_the_middle_loses_nothing_that_is_needed[postgresql",
@@ -144,12 +147,16 @@ TESTS = {
         "test_one_that_stood_by_in_the_same_home_takes_over_without_root",
         "test_with_postgresql_it_serves_without_root",
     ),
-    "tests/functions/packaging/oci/test_export.py": ("test_an_image_from_nothing_serves_in_a_read_only_root_as_nobody",),
+    "tests/functions/packaging/oci/test_export.py": (
+        "test_an_image_from_nothing_serves_in_a_read_only_root_as_nobody",
+    ),
     "tests/snapshotter/test_engine.py": (
         "test_one_that_answers_wrongly_is_set_aside_and_its_caller_is_served_cold",
         "test_one_that_does_not_stand_its_proof_is_never_used",
     ),
-    "tests/snapshotter/test_image_isolation.py": ("test_tenants_build_the_same_description_each_for_itself",),
+    "tests/snapshotter/test_image_isolation.py": (
+        "test_tenants_build_the_same_description_each_for_itself",
+    ),
     "tests/snapshotter/test_images.py": (
         "test_steps_run_in_order_and_the_image_serves[None]",
         "test_conflict_with_the_workers_requirements_names_both[plold",
@@ -185,4 +192,7 @@ def is_soak(nodeid: str) -> bool:
     file, _, name = nodeid.partition("::")
     if file in FILES:
         return True
-    return any(name.startswith(one) if "[" in one else name.partition("[")[0] == one for one in TESTS.get(file, ()))
+    return any(
+        name.startswith(one) if "[" in one else name.partition("[")[0] == one
+        for one in TESTS.get(file, ())
+    )

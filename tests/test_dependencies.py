@@ -1,4 +1,5 @@
-"""docs/dependencies.md says what happens without each thing that the platform needs; each of its rows is held by a test."""
+"""docs/dependencies.md says what happens without each thing that the platform needs; each of its
+rows is held by a test."""
 
 from __future__ import annotations
 
@@ -11,12 +12,32 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "dependencies.md"
-FILES = ("tests/activator/test_dependencies.py", "tests/functions/controller/test_dependencies.py", "tests/e2e/test_dependencies.py")
-COLUMNS = ("Dependency", "Needed for", "Timeout", "Breaker", "Fallback", "What the caller sees", "SLI charged", "Test")
+FILES = (
+    "tests/activator/test_dependencies.py",
+    "tests/functions/controller/test_dependencies.py",
+    "tests/e2e/test_dependencies.py",
+)
+COLUMNS = (
+    "Dependency",
+    "Needed for",
+    "Timeout",
+    "Breaker",
+    "Fallback",
+    "What the caller sees",
+    "SLI charged",
+    "Test",
+)
 DEPENDENCIES = {
-    "Redis", "Database", "Controller", "Node agent", "Weight cache", "Object store", "Webhook receiver", "OTLP collector",
+    "Redis",
+    "Database",
+    "Controller",
+    "Node agent",
+    "Weight cache",
+    "Object store",
+    "Webhook receiver",
+    "OTLP collector",
     "Kubernetes API server (`fleet: knative`)",
-}  # fmt: skip
+}
 
 
 def table() -> list[dict[str, str]]:
@@ -38,7 +59,8 @@ def written(files: Iterable[str] = FILES) -> set[str]:
         f"{file}::{node.name}"
         for file in files
         for node in ast.walk(ast.parse((ROOT / file).read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
     }
 
 

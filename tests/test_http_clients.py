@@ -1,4 +1,5 @@
-"""No HTTP client of the platform keeps cookies: each is made with `cookies=no_cookies()` (`weight_cache.cookies`)."""
+"""No HTTP client of the platform keeps cookies: each is made with `cookies=no_cookies()`
+(`weight_cache.cookies`)."""
 
 from __future__ import annotations
 
@@ -19,29 +20,46 @@ CLIENTS = frozenset(
         "aiohttp.ClientSession",
     }
 )
-"""What keeps the cookies of its answers, unless it is told not to. `httpx.get` and its like make a client for one request."""
+"""What keeps the cookies of its answers, unless it is told not to. `httpx.get` and its like make a
+client for one request."""
 LIBRARIES = frozenset(name.partition(".")[0] for name in CLIENTS)
 
 
 def clients_with_cookies(source: str) -> list[int]:
-    """Lines of `source` that name such a client otherwise than in an annotation, or in a call with `cookies=no_cookies()`."""
+    """Lines of `source` that name such a client otherwise than in an annotation, or in a call with
+    `cookies=no_cookies()`."""
     if not any(library in source for library in LIBRARIES):
         return []  # parsing every module would take seconds
     tree = ast.parse(source)
     names = dict(imported(tree))
     ignored = set(nodes_of_annotations(tree))
-    ignored.update(node.func for node in ast.walk(tree) if isinstance(node, ast.Call) and is_without_cookies(node))
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute) and full_name(node, names) in CLIENTS]
+    ignored.update(
+        node.func
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and is_without_cookies(node)
+    )
+    found = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name | ast.Attribute) and full_name(node, names) in CLIENTS
+    ]
     return sorted(node.lineno for node in found if node not in ignored)
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """(name in this module, full name) of what is imported from the libraries, anywhere in the module."""
+    """(name in this module, full name) of what is imported from the libraries, anywhere in the
+    module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((alias.asname or alias.name, alias.name) for alias in node.names if alias.name in LIBRARIES)
+            yield from (
+                (alias.asname or alias.name, alias.name)
+                for alias in node.names
+                if alias.name in LIBRARIES
+            )
         elif isinstance(node, ast.ImportFrom) and node.module in LIBRARIES:
-            yield from ((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
+            yield from (
+                (alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names
+            )
 
 
 def full_name(node: ast.expr, names: dict[str, str]) -> str:
@@ -65,7 +83,12 @@ def nodes_of_annotations(tree: ast.Module) -> Iterator[ast.AST]:
 def is_without_cookies(call: ast.Call) -> bool:
     """Whether the call has the argument `cookies=no_cookies()`."""
     values = [keyword.value for keyword in call.keywords if keyword.arg == "cookies"]
-    return any(isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "no_cookies" for value in values)
+    return any(
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Name)
+        and value.func.id == "no_cookies"
+        for value in values
+    )
 
 
 def sources() -> list[Path]:
@@ -75,9 +98,16 @@ def sources() -> list[Path]:
 
 @pytest.mark.slow  # parses every file of the platform
 def test_every_client_of_the_platform_is_made_without_cookies() -> None:
-    found = {str(path.relative_to(ROOT)): lines for path in sources() if (lines := clients_with_cookies(path.read_text()))}
+    found = {
+        str(path.relative_to(ROOT)): lines
+        for path in sources()
+        if (lines := clients_with_cookies(path.read_text()))
+    }
 
-    assert not found, "pass cookies=no_cookies() of weight_cache.cookies: a client with a jar gives one caller's cookies to the next"
+    assert not found, (
+        "pass cookies=no_cookies() of weight_cache.cookies: a client with a jar gives one "
+        "caller's cookies to the next"
+    )
 
 
 def test_the_clients_of_the_platform_are_seen() -> None:

@@ -12,9 +12,21 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LIMIT_S = 0.150
-"""A tenth of a second is where a command stops feeling immediate; half of that again for a slow machine. Of the process's own time: what
-else runs on the machine is no part of it."""
-HEAVY = ("torch", "numpy", "fastapi", "pydantic", "httpx", "rich", "typer", "boto3", "sqlalchemy", "uvicorn", "transformers")
+"""A tenth of a second is where a command stops feeling immediate; half of that again for a slow
+machine. Of the process's own time: what else runs on the machine is no part of it."""
+HEAVY = (
+    "torch",
+    "numpy",
+    "fastapi",
+    "pydantic",
+    "httpx",
+    "rich",
+    "typer",
+    "boto3",
+    "sqlalchemy",
+    "uvicorn",
+    "transformers",
+)
 
 PROBE = f"""
 import json, sys, time
@@ -27,7 +39,9 @@ print(json.dumps([seconds, [name for name in {HEAVY!r} if name in sys.modules]])
 
 def _import_in_a_fresh_interpreter() -> tuple[float, list[str]]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "functions")}
-    run = subprocess.run([sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, check=True
+    )
     seconds, heavy = json.loads(run.stdout)
     return seconds, heavy
 

@@ -21,7 +21,14 @@ def test_every_import_contract_is_kept() -> None:
     program = Path(sys.executable).parent / "lint-imports"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "functions")}
 
-    run = subprocess.run([program, "--no-logo"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [program, "--no-logo"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
     assert run.returncode == 0, run.stdout + run.stderr
 
@@ -30,7 +37,9 @@ def test_every_import_contract_is_kept() -> None:
     "importer,imported",
     [
         pytest.param("activator.gateway.pipeline", "pilotlight.types", id="a door"),
-        pytest.param("activator.gateway.pipeline", "snapshotter.client.pool", id="a module behind a door"),
+        pytest.param(
+            "activator.gateway.pipeline", "snapshotter.client.pool", id="a module behind a door"
+        ),
         pytest.param("pilotlight.cli.up", "pilotlight.controller.app", id="its own package"),
         pytest.param("activator.gateway.pipeline", "httptools", id="not ours"),
     ],
@@ -43,7 +52,11 @@ def test_doors_and_the_inside_of_a_package_are_open(importer: str, imported: str
     "importer,imported",
     [
         pytest.param("activator.gateway.pipeline", "snapshotter.shim.main", id="an inner module"),
-        pytest.param("activator.gateway.pipeline", "pilotlight.controller.types", id="a door's name, deeper inside"),
+        pytest.param(
+            "activator.gateway.pipeline",
+            "pilotlight.controller.types",
+            id="a door's name, deeper inside",
+        ),
         pytest.param("activator.gateway.pipeline", "pilotlight", id="the package itself"),
     ],
 )

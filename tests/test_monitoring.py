@@ -1,4 +1,5 @@
-"""deploy/monitoring: promtool accepts and proves the rules, Grafana's files are well formed, and what they ask for is really exported."""
+"""deploy/monitoring: promtool accepts and proves the rules, Grafana's files are well formed, and
+what they ask for is really exported."""
 
 from __future__ import annotations
 
@@ -55,7 +56,14 @@ def _promtool(require_or_skip: RequireOrSkip) -> Callable[..., str]:
         require_or_skip("promtool is not installed (scripts/install-system-packages test)")
 
     def run(*arguments: str | Path) -> str:
-        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=50, check=False, cwd=MONITORING)
+        done = subprocess.run(
+            [program, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+            cwd=MONITORING,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -70,7 +78,9 @@ def _exported() -> Exported:
         for family in families:
             for sample in family.samples:
                 found.setdefault(sample.name, set()).update(sample.labels)
-    for record, expression in ((rule["record"], rule["expr"]) for rule in _rules() if "record" in rule):
+    for record, expression in (
+        (rule["record"], rule["expr"]) for rule in _rules() if "record" in rule
+    ):
         by = re.search(r"sum by \(([^)]*)\)", expression)
         found[record] = {label.strip() for label in by[1].split(",")} - {"le"} if by else set()
     return {name: frozenset(labels) for name, labels in found.items()}
@@ -83,10 +93,16 @@ def _activator() -> Iterator[Any]:
     call = Call(id="req-1", target=target, method="", key_id="k-1", body=b"")
     call.start_ms, call.start_kind = 1.0, StartKind.FORK
     answer = SimpleNamespace(status=200, body=b"{}", header=lambda _: b"ok")
-    exchange: Any = SimpleNamespace(call=call, exec_ms=1, answer=answer, cost="0.000000000001", dispatched_ns=0)
+    exchange: Any = SimpleNamespace(
+        call=call, exec_ms=1, answer=answer, cost="0.000000000001", dispatched_ns=0
+    )
     metrics.answered(exchange, 200)
     metrics.observer.take(0)
-    for error in (OverQuota("", of="key", quota="concurrent"), Shed("", priority="batch"), BudgetReserved("")):
+    for error in (
+        OverQuota("", of="key", quota="concurrent"),
+        Shed("", priority="batch"),
+        BudgetReserved(""),
+    ):
         metrics.turned_away(error, "t-1")
     metrics.waited("batch", 1.0)
     metrics.instance_ready(target, started, 1.0)
@@ -100,15 +116,25 @@ def _activator() -> Iterator[Any]:
     metrics.language.ended(target, use, StartKind.WARM)
     reading = EngineMetrics(running=1, waiting=1, kv_use=0.5)
     view = EngineState(
-        at=0.0, slots=1, running=1, waiting=1, kv_use=0.5, prefix_hit_rate=0.5, prompt_tokens_per_s=1.0, generation_tokens_per_s=1.0,
-        peak_prompt_tokens_per_s=None, reading=reading,
-    )  # fmt: skip
+        at=0.0,
+        slots=1,
+        running=1,
+        waiting=1,
+        kv_use=0.5,
+        prefix_hit_rate=0.5,
+        prompt_tokens_per_s=1.0,
+        generation_tokens_per_s=1.0,
+        peak_prompt_tokens_per_s=None,
+        reading=reading,
+    )
     metrics.language.collect_engines(lambda: {"i-1": (target, view)})
     metrics.collect_journal(lambda: Lag(records=0, seconds=0.0))
     metrics.collect_instances(lambda: {("t-1", "a", "f", "idle"): 1})
     metrics.collect_waiting(lambda: {("t-1", "batch"): 1})
     metrics.collect_tenants(lambda: {"t-1": "acme"})
-    metrics.collect_shared(lambda: SharedStatistics(members=1, allowance={"r": 1}, refused=0, is_reachable=True))
+    metrics.collect_shared(
+        lambda: SharedStatistics(members=1, allowance={"r": 1}, refused=0, is_reachable=True)
+    )
     yield from metrics.registry.collect()
 
 
@@ -134,8 +160,12 @@ def _agent() -> Iterator[Any]:
         "pilotlight_snapshot_misses_total": {"field"},
         "pilotlight_start_prediction_ratio_bucket": {"kind", "le"},
     }.items():
-        assert name.removesuffix("_total").removesuffix("_bucket") in {family.name for family in metrics.registry.collect()}
-        yield SimpleNamespace(samples=[SimpleNamespace(name=name, labels=dict.fromkeys(labels, ""))])
+        assert name.removesuffix("_total").removesuffix("_bucket") in {
+            family.name for family in metrics.registry.collect()
+        }
+        yield SimpleNamespace(
+            samples=[SimpleNamespace(name=name, labels=dict.fromkeys(labels, ""))]
+        )
 
 
 def _weights() -> list[Any]:
@@ -145,17 +175,23 @@ def _weights() -> list[Any]:
         async with node_with_client() as (_, cache, _client):
             registry = CollectorRegistry()
             registry.register(StoreCollector(cache.store.statistics))
-            registry.register(TierCollector(leases=cache.leases, bandwidths=cache.bandwidths, ahead=cache.ahead))
+            registry.register(
+                TierCollector(leases=cache.leases, bandwidths=cache.bandwidths, ahead=cache.ahead)
+            )
             return list(registry.collect())
 
     return asyncio.run(collect())
 
 
 def _rules() -> list[dict[str, Any]]:
-    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    return [
+        rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
+    ]
 
 
-_NAME = re.compile(r"(?<![\w:$\"/-])((?:(?:tenant|function):)?pilotlight_[a-z0-9_]+(?::[a-z0-9_]+)?|up(?=\{))(\{[^}]*\})?")
+_NAME = re.compile(
+    r"(?<![\w:$\"/-])((?:(?:tenant|function):)?pilotlight_[a-z0-9_]+(?::[a-z0-9_]+)?|up(?=\{))(\{[^}]*\})?"
+)
 
 
 def asked_for(expression: str) -> Iterator[tuple[str, set[str]]]:
@@ -164,7 +200,9 @@ def asked_for(expression: str) -> Iterator[tuple[str, set[str]]]:
         yield match[1], set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", match[2] or ""))
 
 
-def test_promtool_accepts_the_rules_and_the_example_configuration(promtool: Callable[..., str], tmp_path: Path) -> None:
+def test_promtool_accepts_the_rules_and_the_example_configuration(
+    promtool: Callable[..., str], tmp_path: Path
+) -> None:
     promtool("check", "rules", "rules.yml")
     for name in ("prometheus.yml", "rules.yml"):
         shutil.copy(MONITORING / name, tmp_path)
@@ -178,7 +216,9 @@ def test_every_alert_fires_when_it_should_and_not_before(promtool: Callable[...,
 
     tested: Counter[str] = Counter()
     fired: Counter[str] = Counter()
-    for case in (case for file in RULES_TESTS for case in yaml.safe_load(file.read_text())["tests"]):
+    for case in (
+        case for file in RULES_TESTS for case in yaml.safe_load(file.read_text())["tests"]
+    ):
         for check in case["alert_rule_test"]:
             (fired if check.get("exp_alerts") else tested)[check["alertname"]] += 1
     alerts = {rule["alert"] for rule in _rules() if "alert" in rule}
@@ -192,9 +232,12 @@ def test_objectives_are_judged_by_the_same_numbers_inside_and_outside() -> None:
     for alarm in ALARMS:
         name = f"PilotlightObjective{alarm.severity.value.title()}"
         long, short = alarm.name.split("/")
-        burning = " and ".join(f"function:pilotlight_slo_burn:{window} > {alarm.factor:g}" for window in (long, short))
+        burning = " and ".join(
+            f"function:pilotlight_slo_burn:{window} > {alarm.factor:g}" for window in (long, short)
+        )
         enough = (
-            f"function:pilotlight_slo_bad:{long} >= {alarm.min_bad_long} and function:pilotlight_slo_bad:{short} >= {alarm.min_bad_short} "
+            f"function:pilotlight_slo_bad:{long} >= {alarm.min_bad_long} and "
+            f"function:pilotlight_slo_bad:{short} >= {alarm.min_bad_short} "
             f"and function:pilotlight_slo_calls:{long} >= {alarm.min_total}"
         )
         assert f"{burning} and {enough}" in rules[name]
@@ -213,13 +256,17 @@ def test_rules_ask_for_what_is_exported(exported: Exported) -> None:
         _check_known(rule["expr"], exported, rule.get("alert") or rule["record"])
 
 
-def test_the_example_scrapes_the_addresses_that_platform_yaml_suggests_under_the_jobs_that_rules_name() -> None:
+def test_the_example_scrapes_the_addresses_that_platform_yaml_suggests_under_the_jobs_that_rules_name() -> (
+    None
+):
     jobs = {
         job["job_name"]: job["static_configs"][0]["targets"]
         for job in yaml.safe_load((MONITORING / "prometheus.yml").read_text())["scrape_configs"]
     }
     text = (MONITORING.parents[1] / "platform.yaml").read_text()
-    sections = {part.partition(":")[0]: part for part in re.split(r"^(?=\w)", text, flags=re.MULTILINE)}
+    sections = {
+        part.partition(":")[0]: part for part in re.split(r"^(?=\w)", text, flags=re.MULTILINE)
+    }
     suggested = {
         name: re.findall(r"metrics_listen: null .*such as ([\d.]+:\d+)", sections[name])
         for name in ("activator", "controller", "snapshotter", "weight_cache")
@@ -230,7 +277,9 @@ def test_the_example_scrapes_the_addresses_that_platform_yaml_suggests_under_the
 
 def test_the_example_scrapes_with_the_token() -> None:
     for job in yaml.safe_load((MONITORING / "prometheus.yml").read_text())["scrape_configs"]:
-        assert job["authorization"] == {"type": "Bearer", "credentials_file": "metrics.token"}, job["job_name"]
+        assert job["authorization"] == {"type": "Bearer", "credentials_file": "metrics.token"}, job[
+            "job_name"
+        ]
 
 
 @pytest.mark.parametrize("file", DASHBOARDS, ids=lambda file: file.stem)
@@ -245,12 +294,29 @@ def test_a_dashboard_asks_for_what_is_exported(file: Path, exported: Exported) -
 
 
 @pytest.mark.parametrize("file", DASHBOARDS, ids=lambda file: file.stem)
-def test_promtool_understands_every_query_of_a_dashboard(file: Path, promtool: Callable[..., str], tmp_path: Path) -> None:
-    queries = [target["expr"] for panel in json.loads(file.read_text())["panels"] for target in panel.get("targets", ())]
+def test_promtool_understands_every_query_of_a_dashboard(
+    file: Path, promtool: Callable[..., str], tmp_path: Path
+) -> None:
+    queries = [
+        target["expr"]
+        for panel in json.loads(file.read_text())["panels"]
+        for target in panel.get("targets", ())
+    ]
     plain = [re.sub(r"\$\w+", "x", query.replace("$__rate_interval", "5m")) for query in queries]
     rules = tmp_path / "queries.yml"
     rules.write_text(
-        yaml.safe_dump({"groups": [{"name": "g", "rules": [{"record": f"q{i}", "expr": query} for i, query in enumerate(plain)]}]})
+        yaml.safe_dump(
+            {
+                "groups": [
+                    {
+                        "name": "g",
+                        "rules": [
+                            {"record": f"q{i}", "expr": query} for i, query in enumerate(plain)
+                        ],
+                    }
+                ]
+            }
+        )
     )
 
     promtool("check", "rules", rules)
@@ -288,7 +354,9 @@ def _check_panel(panel: Mapping[str, Any], variables: set[str]) -> None:
         used = set(re.findall(r"\$(\w+)", target["expr"])) - {"__rate_interval"}
         assert used <= variables, f"{where}: {used - variables}"
         legend = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
-        assert legend <= _grouped(target["expr"]), f"{where}: the legend names {legend}, the query groups by {_grouped(target['expr'])}"
+        assert legend <= _grouped(target["expr"]), (
+            f"{where}: the legend names {legend}, the query groups by {_grouped(target['expr'])}"
+        )
 
 
 def _grouped(expression: str) -> set[str]:
@@ -303,7 +371,11 @@ def _check_layout(panels: list[dict[str, Any]]) -> None:
     for panel in panels:
         grid = panel["gridPos"]
         assert grid["x"] + grid["w"] <= GRID_WIDTH
-        cells = {(x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])}
+        cells = {
+            (x, y)
+            for x in range(grid["x"], grid["x"] + grid["w"])
+            for y in range(grid["y"], grid["y"] + grid["h"])
+        }
         assert not cells & taken, f"{panel['title']} lies over another panel"
         taken |= cells
 
@@ -313,10 +385,19 @@ def _check_known(expression: str, exported: Exported, where: str) -> None:
     assert names, f"{where}: no metric in {expression!r}"
     for name, labels in names:
         assert name in exported, f"{where}: nothing exports {name}"
-        assert labels <= exported[name] | FROM_PROMETHEUS, f"{where}: {name} has no label {sorted(labels - exported[name])}"
+        assert labels <= exported[name] | FROM_PROMETHEUS, (
+            f"{where}: {name} has no label {sorted(labels - exported[name])}"
+        )
 
 
 def test_a_query_is_taken_apart_into_its_series() -> None:
-    query = 'sum by (tenant) (rate(pilotlight_a_total{x="1",y=~"b"}[5m])) / up{job="c"} and tenant:pilotlight_b:rate5m > 1'
+    query = (
+        'sum by (tenant) (rate(pilotlight_a_total{x="1",y=~"b"}[5m])) / up{job="c"} and '
+        "tenant:pilotlight_b:rate5m > 1"
+    )
 
-    assert list(asked_for(query)) == [("pilotlight_a_total", {"x", "y"}), ("up", {"job"}), ("tenant:pilotlight_b:rate5m", set())]
+    assert list(asked_for(query)) == [
+        ("pilotlight_a_total", {"x", "y"}),
+        ("up", {"job"}),
+        ("tenant:pilotlight_b:rate5m", set()),
+    ]

@@ -1,4 +1,5 @@
-"""Processes of the platform never unpickle: only a tenant's own worker, and the SDK with answers that it asked for, do."""
+"""Processes of the platform never unpickle: only a tenant's own worker, and the SDK with answers
+that it asked for, do."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ def loads(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module in MODULES:
             yield from (f"{node.module}.{one.name}" for one in node.names if one.name in LOADERS)
-        if isinstance(node, ast.Attribute) and node.attr in LOADERS and isinstance(node.value, ast.Name) and node.value.id in MODULES:
+        if (
+            isinstance(node, ast.Attribute)
+            and node.attr in LOADERS
+            and isinstance(node.value, ast.Name)
+            and node.value.id in MODULES
+        ):
             yield f"{node.value.id}.{node.attr}"
 
 
@@ -31,7 +37,8 @@ def test_no_process_that_others_depend_on_unpickles() -> None:
     found = {
         str(path.relative_to(ROOT)): names
         for path in files
-        if not str(path.relative_to(ROOT)).startswith(TRUSTED) and (names := sorted(loads(path.read_text())))
+        if not str(path.relative_to(ROOT)).startswith(TRUSTED)
+        and (names := sorted(loads(path.read_text())))
     }
     assert found == {}
 
@@ -40,4 +47,6 @@ def test_a_module_that_unpickles_is_found() -> None:
     assert list(loads("import pickle\npickle.loads(b'')")) == ["pickle.loads"]
     assert list(loads("from cloudpickle import loads")) == ["cloudpickle.loads"]
     assert list(loads("import pickle, json\npickle.dumps(json.loads('1'))")) == []
-    assert sorted(loads((ROOT / "functions/pilotlight/worker/arguments.py").read_text())), "there they are loaded"
+    assert sorted(loads((ROOT / "functions/pilotlight/worker/arguments.py").read_text())), (
+        "there they are loaded"
+    )

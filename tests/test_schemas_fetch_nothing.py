@@ -1,4 +1,5 @@
-"""A tenant's JSON Schema makes no process of the platform open a connection or read a file, whatever it names."""
+"""A tenant's JSON Schema makes no process of the platform open a connection or read a file,
+whatever it names."""
 
 from __future__ import annotations
 
@@ -19,10 +20,23 @@ from pilotlight.json_schema import validator_of
 from pilotlight.spec import MethodSpec
 from tests.activator.openai.conftest import chat
 from tests.fakes.routes import spec_of, target_of
-from tests.fakes.schema_server import DIALECT, NAMES, SCHEMA, SchemaServer, schemas_from, serve_schemas
+from tests.fakes.schema_server import (
+    DIALECT,
+    NAMES,
+    SCHEMA,
+    SchemaServer,
+    schemas_from,
+    serve_schemas,
+)
 
 ROOT = Path(__file__).parents[1]
-ARGUMENTS: tuple[Mapping[str, Any], ...] = ({}, {"a": "text"}, {"a": 7}, {"a": [1]}, {"enum": "text"})
+ARGUMENTS: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"a": "text"},
+    {"a": 7},
+    {"a": [1]},
+    {"enum": "text"},
+)
 METASCHEMAS = (
     DIALECT,
     f"{DIALECT}#",
@@ -63,13 +77,17 @@ def is_refused(check: Callable[..., object], *arguments: object) -> bool:
 
 
 @every_schema
-def test_a_deploy_refuses_it_without_a_request(server: SchemaServer, schema: dict[str, Any]) -> None:
+def test_a_deploy_refuses_it_without_a_request(
+    server: SchemaServer, schema: dict[str, Any]
+) -> None:
     assert is_refused(schemas.check, schema, "function 'f'")
     assert server.requests == []
 
 
 @every_schema
-def test_calls_of_a_stored_revision_are_refused_without_a_request(server: SchemaServer, schema: dict[str, Any]) -> None:
+def test_calls_of_a_stored_revision_are_refused_without_a_request(
+    server: SchemaServer, schema: dict[str, Any]
+) -> None:
     check = target_of(spec_of(methods=(MethodSpec(schema=schema, parameters=("a",)),))).check("")
 
     assert all(is_refused(check.check, json.dumps(arguments).encode()) for arguments in ARGUMENTS)
@@ -86,40 +104,67 @@ def test_a_comparison_ends_without_a_request(server: SchemaServer, schema: dict[
     assert server.requests == []
 
 
-def test_values_of_a_stored_schema_whose_draft_is_unsupported_are_not_called_compatible(server: SchemaServer) -> None:
+def test_values_of_a_stored_schema_whose_draft_is_unsupported_are_not_called_compatible(
+    server: SchemaServer,
+) -> None:
     server.requests.clear()
-    stored = {"properties": {"a": {"$schema": f"{server.url}/x", "enum": [1, 2], "type": "integer"}}}
+    stored = {
+        "properties": {"a": {"$schema": f"{server.url}/x", "enum": [1, 2], "type": "integer"}}
+    }
 
     assert [gap.where for gap in gaps({"properties": {"a": {"enum": [1]}}}, stored)] == ["a"]
     assert server.requests == []
 
 
 @every_schema
-def test_the_format_of_a_chat_is_checked_without_a_request(server: SchemaServer, schema: dict[str, Any]) -> None:
+def test_the_format_of_a_chat_is_checked_without_a_request(
+    server: SchemaServer, schema: dict[str, Any]
+) -> None:
     """Only the engine compiles it, and the engine's own word on it is passed back."""
-    OpenAIRequest(CHAT, chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}))
+    OpenAIRequest(
+        CHAT,
+        chat(
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        ),
+    )
 
     assert server.requests == []
 
 
 def test_the_refusal_of_a_draft_names_the_parameter_the_value_and_the_way_out() -> None:
     with pytest.raises(InvalidInput) as refused:
-        schemas.check({"properties": {"a": {"$schema": "http://127.0.0.1:9/x"}}}, "function 'f': schema of 'g'")
+        schemas.check(
+            {"properties": {"a": {"$schema": "http://127.0.0.1:9/x"}}},
+            "function 'f': schema of 'g'",
+        )
 
     text = str(refused.value)
-    assert text.startswith("function 'f': schema of 'g': $schema 'http://127.0.0.1:9/x' is not supported")
+    assert text.startswith(
+        "function 'f': schema of 'g': $schema 'http://127.0.0.1:9/x' is not supported"
+    )
     assert f"remove it, or write {DIALECT}" in text
     assert refused.value.detail["parameter"] == "function 'f': schema of 'g'"
 
 
 def test_a_refusal_is_short_however_long_the_address_is() -> None:
-    for schema in ({"$schema": f"http://127.0.0.1/{'x' * 9000}"}, {"$ref": f"http://127.0.0.1/{'x' * 9000}"}):
+    for schema in (
+        {"$schema": f"http://127.0.0.1/{'x' * 9000}"},
+        {"$ref": f"http://127.0.0.1/{'x' * 9000}"},
+    ):
         with pytest.raises(InvalidInput) as refused:
             validator_of(schema, "w")
         assert len(str(refused.value)) < 700
 
 
-@pytest.mark.parametrize("schema", [{"$schema": 5}, {"$schema": ["x"]}, {"$schema": ""}, {"$schema": "json-schema.org/draft-07/schema"}])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$schema": 5},
+        {"$schema": ["x"]},
+        {"$schema": ""},
+        {"$schema": "json-schema.org/draft-07/schema"},
+    ],
+)
 def test_a_draft_that_is_no_address_is_refused(schema: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         schemas.check(schema, "w")
@@ -127,7 +172,11 @@ def test_a_draft_that_is_no_address_is_refused(schema: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("metaschema", METASCHEMAS)
 def test_supported_drafts_are_accepted_without_a_request(metaschema: str) -> None:
-    schema = {"$schema": metaschema, "type": "object", "properties": {"a": {"$schema": metaschema, "type": "integer"}}}
+    schema = {
+        "$schema": metaschema,
+        "type": "object",
+        "properties": {"a": {"$schema": metaschema, "type": "integer"}},
+    }
     schemas.check(schema, "w")
 
     validator = validator_of(schema, "w")
@@ -140,8 +189,18 @@ def test_supported_drafts_are_accepted_without_a_request(metaschema: str) -> Non
     [
         ({"prefixItems": [{"type": "string"}]}, [1]),
         ({"$schema": DIALECT, "prefixItems": [{"type": "string"}]}, [1]),
-        ({"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "string"}]}, [1]),
-        ({"$schema": "http://json-schema.org/draft-04/schema#", "minimum": 1, "exclusiveMinimum": True}, 1),
+        (
+            {"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "string"}]},
+            [1],
+        ),
+        (
+            {
+                "$schema": "http://json-schema.org/draft-04/schema#",
+                "minimum": 1,
+                "exclusiveMinimum": True,
+            },
+            1,
+        ),
     ],
 )
 def test_keywords_mean_what_their_draft_says(schema: dict[str, Any], refused: Any) -> None:
@@ -150,7 +209,11 @@ def test_keywords_mean_what_their_draft_says(schema: dict[str, Any], refused: An
 
 def test_references_within_a_schema_with_an_id_are_followed(server: SchemaServer) -> None:
     server.requests.clear()
-    schema = {"$id": f"{server.url}/base", "properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"type": "integer"}}}
+    schema = {
+        "$id": f"{server.url}/base",
+        "properties": {"a": {"$ref": "#/$defs/x"}},
+        "$defs": {"x": {"type": "integer"}},
+    }
 
     schemas.check(schema, "w")
 
@@ -184,12 +247,19 @@ def test_only_one_module_builds_validators() -> None:
 
 def imports_library(source: str) -> bool:
     """Whether the module imports a library of validators, but for its annotations."""
-    return any(name.partition(".")[0] in ("jsonschema", "jsonschema_rs") for name in imported(ast.parse(source)))
+    return any(
+        name.partition(".")[0] in ("jsonschema", "jsonschema_rs")
+        for name in imported(ast.parse(source))
+    )
 
 
 def imported(node: ast.AST) -> Iterator[str]:
     """Modules that are imported at run time."""
-    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+    if (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+    ):
         return
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)

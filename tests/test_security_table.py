@@ -1,7 +1,8 @@
-"""docs/security.md names a mechanism and a test for each promise: its modules and its tests exist, and no cell is empty.
+"""docs/security.md names a mechanism and a test for each promise: its modules and its tests exist,
+and no cell is empty.
 
-A test is named as pytest does (`tests/path.py::test_name`); `none yet` stands for a row that no test covers.
-"""
+A test is named as pytest does (`tests/path.py::test_name`); `none yet` stands for a row that no
+test covers."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Row:
 
 
 def rows_of(text: str) -> list[Row]:
-    """The rows of all tables of promises in a page. Raises ValueError for one that has not three cells."""
+    """The rows of all tables of promises in a page. Raises ValueError for one that has not three
+    cells."""
     found: list[Row] = []
     is_inside = False
     for number, line in enumerate(text.splitlines(), 1):
@@ -59,9 +61,17 @@ def faults(row: Row) -> list[str]:
     if row.test != NONE:
         rest = re.sub(r"`[^`]+`", "", row.test).strip()
         found += [f"neither a test nor {NONE!r}: {rest}"] if rest else []
-        found += [f"no such test: {name}" for name in re.findall(r"`([^`]+)`", row.test) if not is_test(name)]
+        found += [
+            f"no such test: {name}"
+            for name in re.findall(r"`([^`]+)`", row.test)
+            if not is_test(name)
+        ]
     modules = re.findall(r"`([\w/]+\.py)`", row.mechanism)
-    return found + [f"no such module: {name}" for name in modules if not any((place / name).is_file() for place in PLACES)]
+    return found + [
+        f"no such module: {name}"
+        for name in modules
+        if not any((place / name).is_file() for place in PLACES)
+    ]
 
 
 def is_test(name: str) -> bool:
@@ -74,12 +84,17 @@ def is_test(name: str) -> bool:
 def names_in(path: Path) -> frozenset[str]:
     """Names of the tests in a file; of those in a class with its name before them."""
     tree = ast.parse(path.read_text())
-    classes = [(f"{node.name}::", node.body) for node in tree.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test")]
+    classes = [
+        (f"{node.name}::", node.body)
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name.startswith("Test")
+    ]
     return frozenset(
         f"{prefix}{node.name}"
         for prefix, body in [("", tree.body), *classes]
         for node in body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
     )
 
 
@@ -99,12 +114,20 @@ def test_no_promise_stands_twice() -> None:
 def test_attempts_of_a_worker_are_counted_and_those_that_succeed_are_listed() -> None:
     table = load_module(str(ROOT / "tests/e2e/apps/attacker.py")).TABLE
     page = PAGE.read_text()
-    listed = re.findall(r"^- (.+)$", page.partition("\n## What is open\n")[2].partition("\n## ")[0], re.MULTILINE)
+    listed = re.findall(
+        r"^- (.+)$", page.partition("\n## What is open\n")[2].partition("\n## ")[0], re.MULTILINE
+    )
     still_open = [attempt.name for attempt in table if attempt.open_until]
-    said = f"{len(table)} attempts from inside one tenant's worker, against the platform, its host and another tenant: "
+    said = (
+        f"{len(table)} attempts from inside one tenant's worker, against the platform, its "
+        f"host and another tenant: "
+    )
 
     assert sorted(listed) == sorted(still_open)
-    assert f"{said}{len(table) - len(still_open)} must be denied, the other {len(still_open)} are [open]" in " ".join(page.split())
+    assert (
+        f"{said}{len(table) - len(still_open)} must be denied, the other {len(still_open)} are "
+        f"[open]" in " ".join(page.split())
+    )
 
 
 HEAD = "| promise | mechanism | test |\n|---|---|---|\n"
@@ -121,10 +144,19 @@ GOOD = "`tests/test_security_table.py::test_no_promise_stands_twice`"
         ("| A | B | |", "no test"),
         ("| A | B | soon |", "neither a test nor 'none yet': soon"),
         (f"| A | B | {GOOD} and others |", "neither a test nor 'none yet': and others"),
-        ("| A | B | `tests/test_security_table.py::test_gone` |", "no such test: tests/test_security_table.py::test_gone"),
+        (
+            "| A | B | `tests/test_security_table.py::test_gone` |",
+            "no such test: tests/test_security_table.py::test_gone",
+        ),
         ("| A | B | `tests/gone.py::test_x` |", "no such test: tests/gone.py::test_x"),
-        ("| A | B | `tests/test_security_table.py` |", "no such test: tests/test_security_table.py"),
-        ("| A | B | `tests/test_security_table.py::rows_of` |", "no such test: tests/test_security_table.py::rows_of"),
+        (
+            "| A | B | `tests/test_security_table.py` |",
+            "no such test: tests/test_security_table.py",
+        ),
+        (
+            "| A | B | `tests/test_security_table.py::rows_of` |",
+            "no such test: tests/test_security_table.py::rows_of",
+        ),
         (f"| A | `activator/gone.py` | {GOOD} |", "no such module: activator/gone.py"),
     ],
 )
@@ -142,7 +174,10 @@ def test_a_method_of_a_test_class_is_named_with_its_class() -> None:
 
 
 def test_only_tables_of_promises_are_read() -> None:
-    text = f"| scope | may |\n|---|---|\n| `admin` | everything |\n\n{HEAD}| A | B | none yet |\n\n| A | B | C |\n"
+    text = (
+        f"| scope | may |\n|---|---|\n| `admin` | everything |\n\n{HEAD}| A | B | none yet "
+        f"|\n\n| A | B | C |\n"
+    )
 
     assert [(row.line, row.promise) for row in rows_of(text)] == [(7, "A")]
     with pytest.raises(ValueError, match="line 3 has 4 cells"):

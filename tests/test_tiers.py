@@ -34,9 +34,18 @@ def test_every_file_that_is_left_out_is_there(file: str) -> None:
         ("tests/e2e/test_frozen.py::test_anything", True),
         ("tests/e2e/test_cli.py::test_keys_secrets_and_environments", True),
         ("tests/e2e/test_cli.py::test_logs_of_one_call", False),
-        ("tests/snapshotter/test_images.py::test_steps_run_in_order_and_the_image_serves[None]", True),
-        ("tests/snapshotter/test_images.py::test_steps_run_in_order_and_the_image_serves[20077]", False),
-        ("tests/functions/controller/test_process_user.py::test_one_that_stood_by_in_the_same_home_takes_over_without_root[9]", True),
+        (
+            "tests/snapshotter/test_images.py::test_steps_run_in_order_and_the_image_serves[None]",
+            True,
+        ),
+        (
+            "tests/snapshotter/test_images.py::test_steps_run_in_order_and_the_image_serves[20077]",
+            False,
+        ),
+        (
+            "tests/functions/controller/test_process_user.py::test_one_that_stood_by_in_the_same_home_takes_over_without_root[9]",
+            True,
+        ),
         ("tests/test_tiers.py::test_keys_secrets_and_environments", False),
     ],
 )

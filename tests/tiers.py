@@ -1,12 +1,12 @@
 """Which tests `make test-fast` runs: those that take no seconds and stay in their process.
 
-`make test` runs all but `soak`, which are marked, or listed in `tests/soak.py`. They are `slow`, and so is what drives a whole platform. A
-test that has a directory, a server or a process of its own is `integration`: most are quick, together they take minutes. Which those are
-is read from their fixtures; FILES names those that do without a fixture.
+`make test` runs all but `soak`, which are marked, or listed in `tests/soak.py`. They are `slow`,
+and so is what drives a whole platform. A test that has a directory, a server or a process of its
+own is `integration`: most are quick, together they take minutes. Which those are is read from their
+fixtures; FILES names those that do without a fixture.
 
-A test that takes longer than `SLOW_S`, its fixtures not counted, and is not marked `slow` is named at the end of a run: as a reminder
-only, since a busy machine makes every test slow.
-"""
+A test that takes longer than `SLOW_S`, its fixtures not counted, and is not marked `slow` is named
+at the end of a run: as a reminder only, since a busy machine makes every test slow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,16 @@ SLOW_FILES = (
     "tests/functions/worker/test_memory.py",  # workers with torch
     "tests/snapshotter/test_restore.py",  # real dumps and restores
 )
-FIXTURES = {"tmp_path", "tmp_path_factory", "short_tmp", "redis_server", "postgres_server", "s3_address", "controller", "api_server"}
+FIXTURES = {
+    "tmp_path",
+    "tmp_path_factory",
+    "short_tmp",
+    "redis_server",
+    "postgres_server",
+    "s3_address",
+    "controller",
+    "api_server",
+}
 """Directories, servers, and the applications of the controller and of an API server."""
 FILES = (
     "tests/cluster/test_chart",
@@ -47,20 +56,32 @@ FILES = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is `soak`, what is `slow` because of another mark or its file, and what is `integration`."""
+    """Mark what is `soak`, what is `slow` because of another mark or its file, and what is
+    `integration`."""
     for item in items:
         if is_soak(item.nodeid):
             item.add_marker("soak")
-        if any(item.get_closest_marker(name) for name in SLOW_MARKS) or item.nodeid.startswith(SLOW_FILES):
+        if any(item.get_closest_marker(name) for name in SLOW_MARKS) or item.nodeid.startswith(
+            SLOW_FILES
+        ):
             item.add_marker("slow")
-        if not FIXTURES.isdisjoint(getattr(item, "fixturenames", ())) or item.nodeid.startswith(FILES):
+        if not FIXTURES.isdisjoint(getattr(item, "fixturenames", ())) or item.nodeid.startswith(
+            FILES
+        ):
             item.add_marker("integration")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Name the tests that should be marked."""
-    reports = [report for report in terminalreporter.getreports("passed") if report.when == "call" and "slow" not in report.keywords]
-    unmarked = sorted((report for report in reports if report.duration > SLOW_S), key=lambda report: -report.duration)
+    reports = [
+        report
+        for report in terminalreporter.getreports("passed")
+        if report.when == "call" and "slow" not in report.keywords
+    ]
+    unmarked = sorted(
+        (report for report in reports if report.duration > SLOW_S),
+        key=lambda report: -report.duration,
+    )
     if unmarked:
         terminalreporter.section(f"Tests above {SLOW_S:g} s that are not marked slow")
         for report in unmarked:

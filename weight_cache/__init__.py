@@ -7,6 +7,6 @@
     readahead, bandwidth  the page cache, and how long bytes will take
     tensors               in the worker: tensors mapped, pooled, or delivered to a device
 
-The bottom layer: it imports nothing of ours and knows no tenants, only manifests and who may lease them. Other packages enter
-through its doors: `types`, `errors`, `protocol`, `manifest`, `client`, `objects`, `sources`, `tensors`, `settings`.
-"""
+The bottom layer: it imports nothing of ours and knows no tenants, only manifests and who may lease
+them. Other packages enter through its doors: `types`, `errors`, `protocol`, `manifest`, `client`,
+`objects`, `sources`, `tensors`, `settings`."""

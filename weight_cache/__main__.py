@@ -43,8 +43,11 @@ _KEEP_SPEEDS_S = 60.0
 """Between two times that speeds are written down: what a kill can cost of what was learned."""
 
 
-async def run(paths: Paths, platform: PlatformSettings, settings: WeightCacheSettings, *, ready_fd: int | None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises StoreOwned, SettingsInvalid, OSError (an address in use)."""
+async def run(
+    paths: Paths, platform: PlatformSettings, settings: WeightCacheSettings, *, ready_fd: int | None
+) -> None:
+    """Serve until SIGTERM or SIGINT. Raises StoreOwned, SettingsInvalid, OSError (an address in
+    use)."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -54,9 +57,18 @@ async def run(paths: Paths, platform: PlatformSettings, settings: WeightCacheSet
         credentials = Credentials.of(platform)
         station = open_station(paths, platform, settings, credentials)
         floor = DiskFloor(root, platform.disk_floor_bytes)
-        store = open_store(root, origin, bandwidths, settings, neighbours=None if station is None else station.exchange, floor=floor)
+        store = open_store(
+            root,
+            origin,
+            bandwidths,
+            settings,
+            neighbours=None if station is None else station.exchange,
+            floor=floor,
+        )
         ahead = ReadAhead(max_bytes=settings.dram_bytes(), observe=bandwidths.observe)
-        leases = Leases(store, bandwidths=bandwidths, ahead=ahead, on_fetched=Forecasts(registry).fetched)
+        leases = Leases(
+            store, bandwidths=bandwidths, ahead=ahead, on_fetched=Forecasts(registry).fetched
+        )
         await leases.adopt()
         registry.register(StoreCollector(store.statistics))
         registry.register(TierCollector(leases=leases, bandwidths=bandwidths, ahead=ahead))
@@ -72,26 +84,32 @@ async def run(paths: Paths, platform: PlatformSettings, settings: WeightCacheSet
             socket = paths.socket_for_controller("weight_cache")
             servers.append(await serve_controller(store, leases, socket, uid=paths.controller_uid))
         if station is not None:
-            await station.open(store.shelf, tls=None if credentials is None else credentials.server_context())
+            await station.open(
+                store.shelf, tls=None if credentials is None else credentials.server_context()
+            )
             registry.register(station.collector())
         behind = [
             _behind(store.scrubber(settings.scrub_bytes_per_s).run(), "scrub"),
             _behind(_keep_speeds(root, bandwidths), "keep speeds"),
         ]
-        _log.info("serving store=%r origin=%r speeds=%r peers=%r", store, origin, bandwidths, station)
+        _log.info(
+            "serving store=%r origin=%r speeds=%r peers=%r", store, origin, bandwidths, station
+        )
         if ready_fd is not None:
             os.write(ready_fd, b"\n")
             os.close(ready_fd)
         await stop.wait()
         _log.info("stopping behind=%d", sum(not task.done() for task in behind))
-        for server in reversed(servers):  # the store's socket first: no new work, then the figures go
+        # the store's socket first: no new work, then the figures go
+        for server in reversed(servers):
             server.close()
         if station is not None:
             await station.aclose()
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in others:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)  # nothing is half written when the directory is let go
+        # nothing is half written when the directory is let go
+        await asyncio.gather(*others, return_exceptions=True)
         await leases.aclose()
         await ahead.aclose()
         bandwidth.keep(root / "bandwidth.json", bandwidths)
@@ -99,7 +117,10 @@ async def run(paths: Paths, platform: PlatformSettings, settings: WeightCacheSet
 
 
 def open_station(
-    paths: Paths, platform: PlatformSettings, settings: WeightCacheSettings, credentials: Credentials | None
+    paths: Paths,
+    platform: PlatformSettings,
+    settings: WeightCacheSettings,
+    credentials: Credentials | None,
 ) -> Station | None:
     """This node among others; None where it is to be alone. Raises SettingsInvalid."""
     terms = Terms(
@@ -110,8 +131,12 @@ def open_station(
         upload_bytes_per_s=settings.peer_upload_bytes_per_s,
         distrust_s=settings.peer_distrust_s,
     )
-    key_file = Path(platform.key_file) if platform.key_file is not None else paths.home / "platform.key"
-    return Station.of(terms, key_file, client_tls=None if credentials is None else credentials.client_context())
+    key_file = (
+        Path(platform.key_file) if platform.key_file is not None else paths.home / "platform.key"
+    )
+    return Station.of(
+        terms, key_file, client_tls=None if credentials is None else credentials.client_context()
+    )
 
 
 def open_store(
@@ -138,10 +163,15 @@ def open_store(
 
 
 @contextlib.asynccontextmanager
-async def opened_origin(paths: Paths, platform: PlatformSettings, settings: WeightCacheSettings) -> AsyncIterator[Origin]:
+async def opened_origin(
+    paths: Paths, platform: PlatformSettings, settings: WeightCacheSettings
+) -> AsyncIterator[Origin]:
     """Where the platform's blobs are, for as long as the context lasts. Raises SettingsInvalid."""
-    blobs = blob_store(platform, paths, attempts=1, timeout_s=settings.origin_timeout_s)  # the origin asks again
-    async with contextlib.aclosing(ObjectOrigin(blobs, attempts=settings.origin_attempts, timeout_s=settings.origin_timeout_s)) as origin:
+    # the origin asks again
+    blobs = blob_store(platform, paths, attempts=1, timeout_s=settings.origin_timeout_s)
+    async with contextlib.aclosing(
+        ObjectOrigin(blobs, attempts=settings.origin_attempts, timeout_s=settings.origin_timeout_s)
+    ) as origin:
         yield origin
 
 
@@ -170,9 +200,13 @@ def main() -> int:
     """Parse the command line and run; returns the exit status."""
     manners.settle()
     os.umask(0o077)  # what we write is nobody else's, unless its mode is set by hand
-    parser = argparse.ArgumentParser(prog="python -m weight_cache", description="One node's weight cache.")
+    parser = argparse.ArgumentParser(
+        prog="python -m weight_cache", description="One node's weight cache."
+    )
     parser.add_argument("--config", type=Path, help="platform.yaml; every key has a default")
-    parser.add_argument("--ready-fd", type=int, help="descriptor that receives one newline once the socket serves")
+    parser.add_argument(
+        "--ready-fd", type=int, help="descriptor that receives one newline once the socket serves"
+    )
     arguments = parser.parse_args()
     log_lines.set_up("%(asctime)s %(levelname)s %(name)s %(message)s")
     try:

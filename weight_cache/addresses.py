@@ -1,9 +1,10 @@
-"""Where another process of the platform is: a Unix socket of this machine, or `https://host:port` of a cluster, with mutual TLS.
+"""Where another process of the platform is: a Unix socket of this machine, or `https://host:port`
+of a cluster, with mutual TLS.
 
-Both ends of a TLS connection show a certificate of the platform's own authority (`platform.tls_ca`): who has none is nobody. Files are read
-anew when they have changed, at the next handshake; connections that stand go on. A renewal that cannot be used (half written, of another
-key) is left alone and said once: the certificate before it stays in force until it ends.
-"""
+Both ends of a TLS connection show a certificate of the platform's own authority
+(`platform.tls_ca`): who has none is nobody. Files are read anew when they have changed, at the next
+handshake; connections that stand go on. A renewal that cannot be used (half written, of another
+key) is left alone and said once: the certificate before it stays in force until it ends."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 HANDSHAKE_S = 10.0
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Trusts nobody, as nobody is asked. Without it each transport reads all certificates of the machine: 30 ms, ten times at a start."""
+"""Trusts nobody, as nobody is asked. Without it each transport reads all certificates of the
+machine: 30 ms, ten times at a start."""
 _WATCHED: Final = (
     (sockets.IPPROTO_TCP, sockets.TCP_NODELAY, 1),
     (sockets.SOL_SOCKET, sockets.SO_KEEPALIVE, 1),
@@ -40,18 +42,21 @@ _WATCHED: Final = (
     (sockets.IPPROTO_TCP, sockets.TCP_KEEPCNT, 4),
     (sockets.IPPROTO_TCP, sockets.TCP_USER_TIMEOUT, 30_000),
 )
-"""tcp(7): a machine that vanished without a word is noticed after half a minute, not when a followed log ends by its clock."""
+"""tcp(7): a machine that vanished without a word is noticed after half a minute, not when a
+followed log ends by its clock."""
 _LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=20)
 
 
 class Credentials:
-    """Our certificate and key, and the authority whose certificates we believe. Any number of contexts may be made of them.
+    """Our certificate and key, and the authority whose certificates we believe. Any number of
+    contexts may be made of them.
 
-    Owner: none; handshakes of one process may be in several threads, and at worst both read the files.
-    """
+    Owner: none; handshakes of one process may be in several threads, and at worst both read the
+    files."""
 
     def __init__(self, files: TlsFiles) -> None:
-        """Raises CertificateInvalid when the files are not there, cannot be used, or their time is not now."""
+        """Raises CertificateInvalid when the files are not there, cannot be used, or their time is
+        not now."""
         self.files = files
         files.check()
         self._contexts: dict[bool, tuple[object, ssl.SSLContext]] = {}
@@ -91,7 +96,11 @@ class Credentials:
             self._refused = state
             return known[1]
         if known is not None:
-            log.info("event=certificate_renewed file=%s side=%s", self.files.cert, "server" if is_server else "client")
+            log.info(
+                "event=certificate_renewed file=%s side=%s",
+                self.files.cert,
+                "server" if is_server else "client",
+            )
         self._contexts[is_server] = (state, context)
         return context
 
@@ -104,7 +113,8 @@ def _context(files: TlsFiles, *, is_server: bool) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED
     context.set_alpn_protocols(["http/1.1"])
     if is_server:
-        context.num_tickets = 0  # a resumed session would not show its certificate again, which may have ended meanwhile
+        # a resumed session would not show its certificate again, which may have ended meanwhile
+        context.num_tickets = 0
         context.sslobject_class = _Refusing
     return context
 
@@ -112,9 +122,9 @@ def _context(files: TlsFiles, *, is_server: bool) -> ssl.SSLContext:
 class _Refusing(ssl.SSLObject):
     """A server's side of a handshake that tells the other why it is refused.
 
-    Event loops drop a connection whose handshake fails, with the alert (RFC 8446, 6.2) still unsent, and callers would never learn what
-    is wrong with their certificate. Here the failure waits until the loop has sent what there is: the other leaves, or its time ends.
-    """
+    Event loops drop a connection whose handshake fails, with the alert (RFC 8446, 6.2) still
+    unsent, and callers would never learn what is wrong with their certificate. Here the failure
+    waits until the loop has sent what there is: the other leaves, or its time ends."""
 
     outgoing: ssl.MemoryBIO
     _refusal: ssl.SSLError | None = None
@@ -135,7 +145,8 @@ class _Refusing(ssl.SSLObject):
 
 
 class _Renewed(ssl.SSLContext):
-    """Stands where a context is asked for once and for all, and makes each handshake of what is current."""
+    """Stands where a context is asked for once and for all, and makes each handshake of what is
+    current."""
 
     current: Callable[[], ssl.SSLContext]
 
@@ -172,12 +183,16 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, credentials: Credentials | None = None) -> Address:
-        """A path, `unix:<path>`, or `https://host:port`. Raises ValueError, saying what is wrong with `text`."""
+        """A path, `unix:<path>`, or `https://host:port`. Raises ValueError, saying what is wrong
+        with `text`."""
         if text.startswith(("/", "unix:/")):
             return cls(socket=Path(text.removeprefix("unix:")))
         host, port = host_and_port(text)
         if credentials is None:
-            raise ValueError(f"{text!r} needs mutual TLS: set platform.tls_cert, platform.tls_key and platform.tls_ca")
+            raise ValueError(
+                f"{text!r} needs mutual TLS: set platform.tls_cert, platform.tls_key and "
+                f"platform.tls_ca"
+            )
         return cls(host=host, port=port, credentials=credentials)
 
     def __str__(self) -> str:
@@ -200,18 +215,25 @@ class Address:
             return httpx.AsyncHTTPTransport(uds=str(self.socket), verify=_NO_TLS, limits=limits)
         assert self.credentials is not None
         return _ExplainedTransport(
-            str(self), verify=self.credentials.client_context(), limits=limits, trust_env=False, socket_options=_WATCHED
+            str(self),
+            verify=self.credentials.client_context(),
+            limits=limits,
+            trust_env=False,
+            socket_options=_WATCHED,
         )
 
     async def connect(self, loop: asyncio.AbstractEventLoop, make: Callable[[], P]) -> P:
-        """One connection for a protocol of the caller's own. Raises OSError, which says why where it is the certificates."""
+        """One connection for a protocol of the caller's own. Raises OSError, which says why where
+        it is the certificates."""
         if self.socket is not None:
             _, protocol = await loop.create_unix_connection(make, str(self.socket))
             return protocol
         assert self.credentials is not None
         context = self.credentials.client_context()
         try:
-            transport, protocol = await loop.create_connection(make, self.host, self.port, ssl=context, ssl_handshake_timeout=HANDSHAKE_S)
+            transport, protocol = await loop.create_connection(
+                make, self.host, self.port, ssl=context, ssl_handshake_timeout=HANDSHAKE_S
+            )
         except ssl.SSLError as e:
             raise ConnectionError(explain(e, str(self))) from e
         for option in _WATCHED:
@@ -230,8 +252,8 @@ class _ExplainedTransport(httpx.AsyncHTTPTransport):
         try:
             response = await super().handle_async_request(request)
         except (httpx.TransportError, ssl.SSLError) as e:
-            # TLS 1.3 (RFC 8446, 4.4.2): a refusal of our own certificate comes with the first read, after our side of the handshake, where
-            # httpx has no name for it
+            # TLS 1.3 (RFC 8446, 4.4.2): a refusal of our own certificate comes with the first read,
+            # after our side of the handshake, where httpx has no name for it
             error = tls_error_in(e)
             if error is None:
                 raise
@@ -267,13 +289,20 @@ def host_and_port(url: str) -> tuple[str, int]:
         host, port = parts.hostname, parts.port
     except ValueError as e:
         raise ValueError(f"{url!r}: {e}") from e
-    if parts.scheme != "https" or not host or parts.path not in ("", "/") or parts.query or parts.username is not None:
+    if (
+        parts.scheme != "https"
+        or not host
+        or parts.path not in ("", "/")
+        or parts.query
+        or parts.username is not None
+    ):
         raise ValueError(f"{url!r}: write https://host:port, or the path of a Unix socket")
     return host, port or 443
 
 
 def controller_address(platform: PlatformSettings, paths: Paths) -> Address:
-    """Where the controller is: `platform.controller_url`, else its socket in <run>. Raises SettingsInvalid."""
+    """Where the controller is: `platform.controller_url`, else its socket in <run>. Raises
+    SettingsInvalid."""
     if platform.controller_url is None:
         return Address.at(paths.socket("controller"))
     try:

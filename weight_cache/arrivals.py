@@ -1,8 +1,9 @@
-"""Models on their way into the store: each once, each file once, however many ask; what comes whole is published.
+"""Models on their way into the store: each once, each file once, however many ask; what comes whole
+is published.
 
-claim room → bury what must go → fetch what is missing, file by file → link the model's directory → it is here. A fetch that
-fails, or that nobody waits for any more, gives its claim back and leaves its half files for the next try.
-"""
+claim room → bury what must go → fetch what is missing, file by file → link the model's directory →
+it is here. A fetch that fails, or that nobody waits for any more, gives its claim back and leaves
+its half files for the next try."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ _FILES_AT_ONCE = 8
 """Of one model: small ones wait for a disk flush each, which the disk does for several at once."""
 _FEW_FOLDERS = 128
 _FEW_FILES = 2048
-"""A model with more of either is linked in threads of their own: flushing 10,000 directories can take minutes."""
+"""A model with more of either is linked in threads of their own: flushing 10,000 directories can
+take minutes."""
 
 OnProgress = Callable[[LoadProgress], None]
 """Told while a model comes in; called on the store's event loop, must not block."""
@@ -43,7 +45,8 @@ T = TypeVar("T")
 
 
 class Arrivals:
-    """Brings models here. Owner: the store's event loop; see Catalogue for why no lock is needed."""
+    """Brings models here. Owner: the store's event loop; see Catalogue for why no lock is
+    needed."""
 
     def __init__(
         self,
@@ -77,12 +80,14 @@ class Arrivals:
         self._long_links.close()
 
     async def bring(self, name: str, *, lane_of: LaneOf) -> None:
-        """Return when the model is here. Raises ManifestInvalid, OriginUnavailable, ChunkCorrupt, StoreFull, StoreFailed."""
+        """Return when the model is here. Raises ManifestInvalid, OriginUnavailable, ChunkCorrupt,
+        StoreFull, StoreFailed."""
         await self._models.join(name, lambda lane: self._bring(name, lane), lane_of=lane_of)
 
     @contextlib.contextmanager
     def told(self, name: str, on_progress: OnProgress | None) -> Iterator[None]:
-        """While this lasts, `on_progress` hears how far the model is; at once when it is on its way."""
+        """While this lasts, `on_progress` hears how far the model is; at once when it is on its
+        way."""
         if on_progress is None:
             yield
             return
@@ -108,7 +113,8 @@ class Arrivals:
         if removal.models:
             _log.info("evicted models=%d bytes=%d", len(removal.models), removal.size_bytes)
         try:
-            await finish_in_thread(self._directory.remove, *graves)  # in one go: a cancellation must leave none behind
+            # in one go: a cancellation must leave none behind
+            await finish_in_thread(self._directory.remove, *graves)
             await self._fetch_files(name, manifest, lane_of)
             is_large = folders > _FEW_FOLDERS or len(manifest.files) > _FEW_FILES
             await (self._long_links if is_large else self._links).run_until_cancelled(
@@ -120,7 +126,8 @@ class Arrivals:
             raise _condemned(name) from e
         except BaseException:
             self._catalogue.abandon(name)
-            if (grave := self._directory.bury_model(name)) is not None:  # a cancellation can come after the rename
+            # a cancellation can come after the rename
+            if (grave := self._directory.bury_model(name)) is not None:
                 await finish_in_thread(self._directory.remove, grave)
             raise
         now = self._clock()
@@ -128,7 +135,8 @@ class Arrivals:
         self._directory.touch(name, now=now)
 
     def _check_none_condemned(self, name: str, manifest: Manifest) -> None:
-        """Another model's check may condemn a file that both share after this one linked it; before, linking finds it gone."""
+        """Another model's check may condemn a file that both share after this one linked it;
+        before, linking finds it gone."""
         if not all(self._catalogue.has_file(digest) for digest in manifest.blobs()):
             raise _condemned(name)
 
@@ -151,7 +159,9 @@ class Arrivals:
 
         async def bring(digest: str, file: ManifestFile) -> None:
             with _listening(self._file_listeners, digest, lambda size: on_file(digest, size)):
-                await self._files.join(digest, lambda lane: self._fetch(file, lane), lane_of=lane_of)
+                await self._files.join(
+                    digest, lambda lane: self._fetch(file, lane), lane_of=lane_of
+                )
             if here.get(digest) != file.size_bytes:
                 on_file(digest, file.size_bytes)
 
@@ -171,7 +181,8 @@ class Arrivals:
             self._meter.ended(well=well)
 
     async def _fetch(self, file: ManifestFile, lane_of: LaneOf) -> None:
-        """One file, from where the last try left it; what of it is verified may be read by other nodes meanwhile."""
+        """One file, from where the last try left it; what of it is verified may be read by other
+        nodes meanwhile."""
         if self._catalogue.has_file(file.digest):
             return  # it landed between the look and the flight
         partial = self._directory.partials.open(file)
@@ -203,7 +214,14 @@ class Arrivals:
 
         partials = self._directory.partials
         try:
-            await self._ingest.complete(file, partial, lane_of=lane_of, on_fetched=on_fetched, on_given=on_given, on_resumed=on_resumed)
+            await self._ingest.complete(
+                file,
+                partial,
+                lane_of=lane_of,
+                on_fetched=on_fetched,
+                on_given=on_given,
+                on_resumed=on_resumed,
+            )
             await finish_in_thread(self._directory.publish_file, partial.path, digest)
         finally:  # a cancellation can come after the rename: what is on the disk decides
             try:
@@ -232,23 +250,31 @@ class Arrivals:
         """From the origin; its bytes are what its name says."""
         size = await self._ingest.origin.size(name)
         if size > MAX_MANIFEST_BYTES:
-            raise ManifestInvalid(f"blob {name[:12]} of {size} bytes is too long for a manifest ({MAX_MANIFEST_BYTES})")
+            raise ManifestInvalid(
+                f"blob {name[:12]} of {size} bytes is too long for a manifest "
+                f"({MAX_MANIFEST_BYTES})"
+            )
         raw = bytes(await self._ingest.origin.read(name, offset_bytes=0, length_bytes=size))
         if hashlib.sha256(raw).hexdigest() != name:
             raise ChunkCorrupt(
-                f"manifest {name[:12]} does not match its hash: the origin's copy is damaged. Remove {blob_key(name)} there, deploy again"
+                f"manifest {name[:12]} does not match its hash: the origin's copy is damaged. "
+                f"Remove {blob_key(name)} there, deploy again"
             )
         return raw
 
     async def _take_down(self, name: str, raw: bytes) -> Manifest:
-        manifest = await finish_in_thread(parse, raw)  # some seconds for the longest: others are served meanwhile
+        # some seconds for the longest: others are served meanwhile
+        manifest = await finish_in_thread(parse, raw)
         await finish_in_thread(self._directory.notes.keep_manifest, name, raw)
         await finish_in_thread(self._directory.notes.forget_manifests, self._catalogue.names())
         return manifest
 
 
 def _condemned(name: str) -> ChunkCorrupt:
-    return ChunkCorrupt(f"a file of model {name[:12]} was found corrupt while the model was put together: try again, it is fetched anew")
+    return ChunkCorrupt(
+        f"a file of model {name[:12]} was found corrupt while the model was put together: try "
+        f"again, it is fetched anew"
+    )
 
 
 @contextlib.contextmanager

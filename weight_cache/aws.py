@@ -1,7 +1,7 @@
 """Sessions of boto3 that share one reading of botocore's data files.
 
-A session of its own parses the description of S3 anew: 0.1 s of CPU for each client that is made. Credentials, region and configuration
-are each session's own; they are looked up when it is made.
+A session of its own parses the description of S3 anew: 0.1 s of CPU for each client that is made.
+Credentials, region and configuration are each session's own; they are looked up when it is made.
 """
 
 from __future__ import annotations
@@ -25,5 +25,6 @@ def session(**given: str) -> Any:
             _loader = core.get_component("data_loader")
         core.register_component("data_loader", _loader)
         made = boto3.session.Session(botocore_session=core, **given)
-        _loader.search_paths[:] = dict.fromkeys(_loader.search_paths)  # each session adds boto3's own directory
+        # each session adds boto3's own directory
+        _loader.search_paths[:] = dict.fromkeys(_loader.search_paths)
     return made

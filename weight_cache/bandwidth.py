@@ -1,9 +1,10 @@
 """How fast bytes climb from tier to tier, from what was seen, and how long the next ones will take.
 
-A hop's speed is a moving average that weighs by bytes: a transfer of `HALF_BYTES` halves the weight of all before it, so that small files
-(which are slow for reasons of their own) hardly count, and one large model is believed at once. Sums of bytes and of seconds fade
-together, which averages seconds per byte: what predicts a time. Times pass through `Rate` as values; nothing here reads a clock.
-"""
+A hop's speed is a moving average that weighs by bytes: a transfer of `HALF_BYTES` halves the weight
+of all before it, so that small files (which are slow for reasons of their own) hardly count, and
+one large model is believed at once. Sums of bytes and of seconds fade together, which averages
+seconds per byte: what predicts a time. Times pass through `Rate` as values; nothing here reads a
+clock."""
 
 from __future__ import annotations
 
@@ -22,12 +23,14 @@ HALF_BYTES = 256 * 1024**2
 _GUESS_BYTES = 16 * 1024**2
 """What a first guess weighs: less than one chunk that was really seen."""
 _GUESSES: Mapping[Tier, float] = {Tier.ORIGIN: 500e6, Tier.NVME: 2e9, Tier.DRAM: 10e9}
-"""Bytes per second upwards from a tier until something was seen: an object store over 10 Gbit/s with hashing and fsync, a cloud's NVMe
-disk, PCIe 4 with pageable memory. Wrong by a factor of a few on any machine, and forgotten after the first model."""
+"""Bytes per second upwards from a tier until something was seen: an object store over 10 Gbit/s
+with hashing and fsync, a cloud's NVMe disk, PCIe 4 with pageable memory. Wrong by a factor of a few
+on any machine, and forgotten after the first model."""
 
 _REQUEST_S = 0.05
-"""To ask for a manifest and a file, to sync and publish them, and a start that stands still meanwhile. Without it a second would cost
-the same bytes whatever the model's size, and of two models that are used alike eviction could not prefer the larger."""
+"""To ask for a manifest and a file, to sync and publish them, and a start that stands still
+meanwhile. Without it a second would cost the same bytes whatever the model's size, and of two
+models that are used alike eviction could not prefer the larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +53,14 @@ class Rate:
     def seen(self, size_bytes: int, seconds: float) -> Rate:
         """After a transfer of `size_bytes` in `seconds`."""
         fade = 0.5 ** (size_bytes / HALF_BYTES)
-        return Rate(size_bytes=self.size_bytes * fade + size_bytes, seconds=self.seconds * fade + seconds)
+        return Rate(
+            size_bytes=self.size_bytes * fade + size_bytes, seconds=self.seconds * fade + seconds
+        )
 
 
 class Bandwidths:
-    """The speed of each hop, named by the tier that bytes leave. Owner: one event loop; every method is synchronous.
+    """The speed of each hop, named by the tier that bytes leave. Owner: one event loop; every
+    method is synchronous.
 
     `origin`: where bytes come from (its repr): each origin has a speed of its own.
     """
@@ -76,21 +82,28 @@ class Bandwidths:
         return {tier: self.bytes_per_s(tier) for tier in _GUESSES}
 
     def observe(self, tier: Tier, size_bytes: int, seconds: float) -> None:
-        """`size_bytes` climbed from `tier` in `seconds`. What took no time, or moved nothing, says nothing."""
+        """`size_bytes` climbed from `tier` in `seconds`. What took no time, or moved nothing, says
+        nothing."""
         if size_bytes > 0 and 0 < seconds < float("inf"):
             key = self._key(tier)
             self._rates[key] = self._rates[key].seen(size_bytes, seconds)
 
     def predict(self, missing: Mapping[Tier, int], *, queued_bytes: int = 0) -> float:
-        """Seconds until bytes that lie in these tiers are in memory, `queued_bytes` of others from the origin before them.
+        """Seconds until bytes that lie in these tiers are in memory, `queued_bytes` of others from
+        the origin before them.
 
-        What comes from the origin passes through memory on its way to the disk: it does not have to be read again.
-        """
+        What comes from the origin passes through memory on its way to the disk: it does not have to
+        be read again."""
         ahead = queued_bytes if missing.get(Tier.ORIGIN) else 0
-        return sum((size + (ahead if tier is Tier.ORIGIN else 0)) / self.bytes_per_s(tier) for tier, size in missing.items() if size > 0)
+        return sum(
+            (size + (ahead if tier is Tier.ORIGIN else 0)) / self.bytes_per_s(tier)
+            for tier, size in missing.items()
+            if size > 0
+        )
 
     def reload_s(self, size_bytes: int) -> float:
-        """What evicting these bytes would cost whoever needs them next: their transfer, and what even the smallest model costs."""
+        """What evicting these bytes would cost whoever needs them next: their transfer, and what
+        even the smallest model costs."""
         return _REQUEST_S + self.predict({Tier.ORIGIN: size_bytes})
 
     def to_json(self) -> dict[str, Any]:
@@ -110,7 +123,8 @@ class Bandwidths:
 
 
 def read(path: Path, *, origin: str) -> Bandwidths:
-    """The speeds that an earlier process kept at `path`; first guesses where it kept none. Blocking."""
+    """The speeds that an earlier process kept at `path`; first guesses where it kept none.
+    Blocking."""
     bandwidths = Bandwidths(origin=origin)
     with contextlib.suppress(OSError, ValueError, AttributeError):
         bandwidths.take_over(json.loads(path.read_text()))
@@ -118,7 +132,8 @@ def read(path: Path, *, origin: str) -> Bandwidths:
 
 
 def keep(path: Path, bandwidths: Bandwidths) -> None:
-    """Write the speeds for the next process, whole or not at all. Raises OSError. Blocking; not flushed: it can be learned again."""
+    """Write the speeds for the next process, whole or not at all. Raises OSError. Blocking; not
+    flushed: it can be learned again."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(bandwidths.to_json()))
     temporary.rename(path)

@@ -1,8 +1,7 @@
 """Opening files below a directory without leaving it and without following a link: openat2(2).
 
-For trees that somebody else wrote, or may still be writing: a path is checked and then used, and a link can take its place in between;
-a descriptor stays what it is. Standard library only.
-"""
+For trees that somebody else wrote, or may still be writing: a path is checked and then used, and a
+link can take its place in between; a descriptor stays what it is. Standard library only."""
 
 from __future__ import annotations
 
@@ -28,8 +27,18 @@ def open_beneath(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
 
     Raises OSError: ELOOP where any part of it is a symbolic link, EXDEV where it leads out, ENOENT.
     """
-    how = _OpenHow(flags=flags | os.O_CLOEXEC, mode=0, resolve=_RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS)
-    fd: int = _libc.syscall(_SYS_OPENAT2, folder, os.fsencode(name), ctypes.byref(how), ctypes.c_size_t(ctypes.sizeof(how)))
+    how = _OpenHow(
+        flags=flags | os.O_CLOEXEC,
+        mode=0,
+        resolve=_RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS,
+    )
+    fd: int = _libc.syscall(
+        _SYS_OPENAT2,
+        folder,
+        os.fsencode(name),
+        ctypes.byref(how),
+        ctypes.c_size_t(ctypes.sizeof(how)),
+    )
     if fd >= 0:
         return fd
     code = ctypes.get_errno()
@@ -39,7 +48,8 @@ def open_beneath(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
 
 
 def open_by_parts(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
-    """`open_beneath` without openat2(2): part by part, each below the descriptor of the one before."""
+    """`open_beneath` without openat2(2): part by part, each below the descriptor of the one
+    before."""
     parts = PurePosixPath(name).parts
     if not parts or ".." in parts or name.startswith("/"):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)
@@ -55,10 +65,12 @@ def open_by_parts(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
 
 
 def open_file(root: Path, name: str) -> int:
-    """A descriptor to read the regular file `root / name`, where no part of `name` is a link. Raises OSError: EINVAL for what is none."""
+    """A descriptor to read the regular file `root / name`, where no part of `name` is a link.
+    Raises OSError: EINVAL for what is none."""
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fd = open_beneath(folder, name, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that nobody writes to would hold us
+        # a pipe that nobody writes to would hold us
+        fd = open_beneath(folder, name, os.O_RDONLY | os.O_NONBLOCK)
     finally:
         os.close(folder)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -68,12 +80,19 @@ def open_file(root: Path, name: str) -> int:
 
 
 def check_directory(root: Path, name: str) -> Path:
-    """`root / name`, where no part of `name` is a link or leads out of `root`. Raises OSError that says what is wrong with it."""
+    """`root / name`, where no part of `name` is a link or leads out of `root`. Raises OSError that
+    says what is wrong with it."""
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.close(open_beneath(folder, name, os.O_PATH | os.O_DIRECTORY))
     except OSError as e:
-        why = "leads through a symbolic link" if e.errno == errno.ELOOP else "leads out of it" if e.errno == errno.EXDEV else e.strerror
+        why = (
+            "leads through a symbolic link"
+            if e.errno == errno.ELOOP
+            else "leads out of it"
+            if e.errno == errno.EXDEV
+            else e.strerror
+        )
         raise OSError(e.errno or errno.EINVAL, f"{name} in {root}: {why}") from e
     finally:
         os.close(folder)
@@ -87,7 +106,8 @@ def _open_part(part: str, flags: int, folder: int, shown: str) -> int:
         if stat.S_ISLNK(os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), shown) from e
         raise
-    if flags & os.O_PATH and stat.S_ISLNK(os.fstat(fd).st_mode):  # of O_PATH, O_NOFOLLOW opens the link itself
+    # of O_PATH, O_NOFOLLOW opens the link itself
+    if flags & os.O_PATH and stat.S_ISLNK(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), shown)
     return fd

@@ -1,4 +1,5 @@
-"""What is on the disk, looked at again: what somebody wrote to, and what rotted, is set aside and never served."""
+"""What is on the disk, looked at again: what somebody wrote to, and what rotted, is set aside and
+never served."""
 
 from __future__ import annotations
 
@@ -19,26 +20,41 @@ _log = logging.getLogger(__name__)
 class Checks:
     """Compares files with their digests. Owner: the store's event loop."""
 
-    def __init__(self, *, directory: StoreDirectory, catalogue: Catalogue, threads: QuietThreads, tally: Tally) -> None:
+    def __init__(
+        self,
+        *,
+        directory: StoreDirectory,
+        catalogue: Catalogue,
+        threads: QuietThreads,
+        tally: Tally,
+    ) -> None:
         self._directory = directory
         self._catalogue = catalogue
         self._threads = threads
         self._tally = tally
 
     def suspects(self, name: str) -> list[str]:
-        """The files of a model that is here that somebody wrote to, by the look of them (they are not read)."""
+        """The files of a model that is here that somebody wrote to, by the look of them (they are
+        not read)."""
         files = self._catalogue.files_of(name)
-        return [d for d, size in files.items() if not self._directory.is_sealed(self._directory.file(d), size)]
+        return [
+            d
+            for d, size in files.items()
+            if not self._directory.is_sealed(self._directory.file(d), size)
+        ]
 
     async def read_again(self, digests: Collection[str]) -> list[str]:
-        """Read files; those that are corrupt (returned) are set aside, those that are right sealed anew."""
+        """Read files; those that are corrupt (returned) are set aside, those that are right sealed
+        anew."""
         corrupt = [d for d in digests if not await self._threads.run(self._is_intact, d)]
         await self.condemn(corrupt)
         return corrupt
 
     async def condemn(self, digests: Collection[str]) -> None:
-        """These files are corrupt: they are quarantined, and the models that have them are fetched anew when next asked for."""
-        corrupt = {digest for digest in digests if self._catalogue.has_file(digest)}  # else somebody was here before
+        """These files are corrupt: they are quarantined, and the models that have them are fetched
+        anew when next asked for."""
+        # else somebody was here before
+        corrupt = {digest for digest in digests if self._catalogue.has_file(digest)}
         if not corrupt:
             return
         _log.error("corrupt files quarantined count=%d first=%s", len(corrupt), min(corrupt))

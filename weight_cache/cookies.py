@@ -1,9 +1,8 @@
 """Cookies of HTTP clients that serve more than one caller: such a client keeps none.
 
-An httpx client keeps each `Set-Cookie` that it receives and sends it with its later requests. In a client that forwards
-requests of several callers, that gives the session of one caller to all others. Each caller's own `Cookie` header is a header
-like any other and passes through.
-"""
+An httpx client keeps each `Set-Cookie` that it receives and sends it with its later requests. In a
+client that forwards requests of several callers, that gives the session of one caller to all
+others. Each caller's own `Cookie` header is a header like any other and passes through."""
 
 from __future__ import annotations
 

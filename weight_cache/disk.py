@@ -1,10 +1,11 @@
 """The floor of free disk: what only journals may use.
 
-The journal of calls and the ledger must grow when everything else has filled the disk: what cannot be written down cannot be billed.
-So every other writer (uploads, image builds, snapshots, weights, logs) asks first, and is refused, or makes room, below the floor.
+The journal of calls and the ledger must grow when everything else has filled the disk: what cannot
+be written down cannot be billed. So every other writer (uploads, image builds, snapshots, weights,
+logs) asks first, and is refused, or makes room, below the floor.
 
-A file system ends in two ways, for want of bytes and for want of inodes; a floor of bytes has one of inodes with it.
-"""
+A file system ends in two ways, for want of bytes and for want of inodes; a floor of bytes has one
+of inodes with it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 GUARD_INTERVAL_S = 0.5
-"""Between two looks at the disk while something is written that nobody can count: a build writes some 100 MB in that time."""
+"""Between two looks at the disk while something is written that nobody can count: a build writes
+some 100 MB in that time."""
 
 
 FLOOR_INODES = 65_536
@@ -31,12 +33,14 @@ DEFAULT_FLOOR_SHARE = 50
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that may still be written to the file system of `path`, or of its nearest parent that is there."""
+    """Bytes that may still be written to the file system of `path`, or of its nearest parent that
+    is there."""
     return shutil.disk_usage(_existing(path)).free
 
 
 def inodes(path: Path) -> tuple[int, int]:
-    """Inodes of the file system of `path` that are free to us, and all of them; (0, 0) where it does not count them (btrfs)."""
+    """Inodes of the file system of `path` that are free to us, and all of them; (0, 0) where it
+    does not count them (btrfs)."""
     found = os.statvfs(_existing(path))
     return found.f_favail, found.f_files
 
@@ -51,7 +55,8 @@ def _existing(path: Path) -> Path:
 
 
 class BelowFloor(OSError):
-    """Raised where a write would leave less free disk than the floor; a full disk to whoever knows no better."""
+    """Raised where a write would leave less free disk than the floor; a full disk to whoever knows
+    no better."""
 
     def __init__(self, message: str) -> None:
         super().__init__(errno.ENOSPC, message)
@@ -68,7 +73,8 @@ class DiskFloor:
         free: Callable[[Path], int] = free_bytes,
         inodes: Callable[[Path], tuple[int, int]] = inodes,
     ) -> None:
-        """`floor_bytes`: as `platform.disk_floor_bytes`; None: `default_floor`, 0: none, of inodes either."""
+        """`floor_bytes`: as `platform.disk_floor_bytes`; None: `default_floor`, 0: none, of inodes
+        either."""
         self._path = path
         self._free = free
         self._inodes = inodes
@@ -78,13 +84,15 @@ class DiskFloor:
         return f"<DiskFloor {self._path} {self.floor_bytes} bytes>"
 
     def missing_bytes(self, more_bytes: int = 0) -> int:
-        """What has to go before `more_bytes` may be written; 0 where they fit. Blocking, some microseconds."""
+        """What has to go before `more_bytes` may be written; 0 where they fit. Blocking, some
+        microseconds."""
         if not self.floor_bytes:
             return 0
         return max(0, self.floor_bytes + more_bytes - self._free(self._path))
 
     def missing_inodes(self, more_files: int = 0) -> int:
-        """How many inodes have to go before `more_files` may be made. Blocking, some microseconds."""
+        """How many inodes have to go before `more_files` may be made. Blocking, some
+        microseconds."""
         free, total = self._inodes(self._path) if self.floor_bytes else (0, 0)
         return max(0, self._floor_inodes(total) + more_files - free) if total else 0
 
@@ -105,16 +113,20 @@ class DiskFloor:
         if not self.missing_bytes(more_bytes) and self.missing_inodes():
             free, total = self._inodes(self._path)
             return (
-                f"the disk has no room for files: only {free} of {total} inodes are free in {self._path}, and "
-                f"{self._floor_inodes(total)} are kept for the journals: remove directories with many small files"
+                f"the disk has no room for files: only {free} of {total} inodes are free in "
+                f"{self._path}, and "
+                f"{self._floor_inodes(total)} are kept for the journals: remove directories with "
+                f"many small files"
             )
         return (
-            f"the disk has no room: only {self._free(self._path)} bytes are free in {self._path}, and platform.disk_floor_bytes keeps "
+            f"the disk has no room: only {self._free(self._path)} bytes are free in {self._path}, "
+            f"and platform.disk_floor_bytes keeps "
             f"{self.floor_bytes} for the journals: free some space"
         )
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work`, and cancel it when free bytes or inodes fall below the floor. Raises BelowFloor, and what `work` raises."""
+        """Run `work`, and cancel it when free bytes or inodes fall below the floor. Raises
+        BelowFloor, and what `work` raises."""
         try:
             self.require()
         except BelowFloor:

@@ -55,7 +55,8 @@ class ProtocolError(WeightCacheError):
 
 
 class SourceInvalid(WeightCacheError):
-    """Raised when what `Weights(...)` names cannot be read: wrong address, no rights, changed while it was read."""
+    """Raised when what `Weights(...)` names cannot be read: wrong address, no rights, changed while
+    it was read."""
 
     code = "source_invalid"
 
@@ -85,7 +86,8 @@ class LeaseUnknown(WeightCacheError):
 
 
 class ObjectStoreError(WeightCacheError):
-    """Raised when an object store does not answer in time, or refuses; the message names the object and the reason."""
+    """Raised when an object store does not answer in time, or refuses; the message names the object
+    and the reason."""
 
     code = "object_store_error"
 
@@ -103,6 +105,7 @@ class ObjectChanged(ObjectStoreError):
 
 
 class ObjectStoreUnavailable(ObjectStoreError):
-    """Raised when the store did not answer, or not as it should, this time (5xx, 429, silence, a cut): asking again may help."""
+    """Raised when the store did not answer, or not as it should, this time (5xx, 429, silence, a
+    cut): asking again may help."""
 
     code = "object_store_unavailable"

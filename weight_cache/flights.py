@@ -27,9 +27,8 @@ class _Flight(Generic[T]):
 class Flights(Generic[T]):
     """Work in progress by key. Owner: one event loop; `_flying` changes between awaits only.
 
-    The work ends with its last passenger: when everyone who waits is cancelled, it is too. It is as urgent as its most urgent
-    passenger; `on_change` is told when that may have changed.
-    """
+    The work ends with its last passenger: when everyone who waits is cancelled, it is too. It is as
+    urgent as its most urgent passenger; `on_change` is told when that may have changed."""
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
         self._flying: dict[str, _Flight[T]] = {}
@@ -38,14 +37,23 @@ class Flights(Generic[T]):
     def __len__(self) -> int:
         return len(self._flying)
 
-    async def join(self, key: str, work: Callable[[LaneOf], Coroutine[Any, Any, T]], *, lane_of: LaneOf = lambda: Lane.START) -> T:
-        """The result of `work` for `key`, begun here or already under way. Its exception reaches everyone.
+    async def join(
+        self,
+        key: str,
+        work: Callable[[LaneOf], Coroutine[Any, Any, T]],
+        *,
+        lane_of: LaneOf = lambda: Lane.START,
+    ) -> T:
+        """The result of `work` for `key`, begun here or already under way. Its exception reaches
+        everyone.
 
         `work` is given what tells its lane, `lane_of` tells that of this passenger.
         """
         while (flight := self._flying.get(key)) is not None and not flight.passengers:
-            await asyncio.wait([flight.task])  # everyone left it; its successor must not meet it on the disk
-            await asyncio.sleep(0)  # one that has ended already lands only when the loop has had its turn
+            # everyone left it; its successor must not meet it on the disk
+            await asyncio.wait([flight.task])
+            # one that has ended already lands only when the loop has had its turn
+            await asyncio.sleep(0)
         if flight is None:
             flight = self._flying[key] = _Flight()
             flight.task = asyncio.create_task(work(flight.lane), name=f"flight {key[:16]}")

@@ -1,8 +1,8 @@
 """From a source to its manifest: every byte is read once, chunks are hashed side by side.
 
-Each reader takes one chunk, reads and hashes it, so that `workers` chunks are in memory at a time. Safetensors files get an
-index of their tensors, from the first chunk; a header that goes beyond it is read once more.
-"""
+Each reader takes one chunk, reads and hashes it, so that `workers` chunks are in memory at a time.
+Safetensors files get an index of their tensors, from the first chunk; a header that goes beyond it
+is read once more."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weight_cache.errors import ManifestInvalid, SourceInvalid, TensorsInvalid
-from weight_cache.manifest import CHUNK_BYTES, MAX_MANIFEST_BYTES, Manifest, ManifestFile, Progress, check_paths, check_tensors
+from weight_cache.manifest import (
+    CHUNK_BYTES,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    ManifestFile,
+    Progress,
+    check_paths,
+    check_tensors,
+)
 from weight_cache.sources import Source, SourceFile
 from weight_cache.sources.directory import DirectorySource
 from weight_cache.tensors.header import header_bytes, parse_header
@@ -23,14 +31,16 @@ from weight_cache.types import Tensor
 
 _SAFETENSORS = ".safetensors"
 _MAX_CHUNKS = MAX_MANIFEST_BYTES // len('"",' + "0" * 64)
-"""More hashes do not fit into a manifest: said before work is planned for as many as a server makes up."""
+"""More hashes do not fit into a manifest: said before work is planned for as many as a server makes
+up."""
 _POINTER = b"version https://git-lfs.github.com/spec/"
 """How a file begins that Git LFS left in place of the real one. Source: git-lfs, docs/spec.md."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Consecutive chunks of a file: their hashes and, where it begins a safetensors file, its tensors."""
+    """Consecutive chunks of a file: their hashes and, where it begins a safetensors file, its
+    tensors."""
 
     length_bytes: int
     sha256s: tuple[str, ...]
@@ -46,11 +56,11 @@ def build_manifest(
 ) -> Manifest:
     """Read every file of `source` (a directory, or what `weight_cache.sources` opened) and hash it.
 
-    `files`: what `source.files()` told, if it was asked before. `workers`: chunks read at once, default: what the source says.
-    `progress` is told in the calling thread. Raises ManifestInvalid for paths that no manifest can name, SourceInvalid (as
-    ManifestInvalid for a directory given as a path) for what cannot be read or changes meanwhile, TensorsInvalid for a
-    safetensors file that is none.
-    """
+    `files`: what `source.files()` told, if it was asked before. `workers`: chunks read at once,
+    default: what the source says. `progress` is told in the calling thread. Raises ManifestInvalid
+    for paths that no manifest can name, SourceInvalid (as ManifestInvalid for a directory given as
+    a path) for what cannot be read or changes meanwhile, TensorsInvalid for a safetensors file that
+    is none."""
     if isinstance(source, Path):
         try:
             return build_manifest(DirectorySource(source), progress=progress, workers=workers)
@@ -61,16 +71,24 @@ def build_manifest(
     if sum(-(-file.size_bytes // CHUNK_BYTES) for file in files) > _MAX_CHUNKS:
         total = sum(file.size_bytes for file in files)
         raise ManifestInvalid(
-            f"{source.name}: {total} bytes, more than a manifest can name ({_MAX_CHUNKS * CHUNK_BYTES}): deploy it in parts"
+            f"{source.name}: {total} bytes, more than a manifest can name "
+            f"({_MAX_CHUNKS * CHUNK_BYTES}): deploy it in parts"
         )
-    manifest = Manifest(files=tuple(_hash(source, files, workers or source.reads_at_once, progress)))
+    manifest = Manifest(
+        files=tuple(_hash(source, files, workers or source.reads_at_once, progress))
+    )
     check_tensors(manifest.files)
     if (length := len(manifest.to_bytes())) > MAX_MANIFEST_BYTES:
-        raise ManifestInvalid(f"{source.name}: its manifest has {length} bytes, at most {MAX_MANIFEST_BYTES}: deploy it in parts")
+        raise ManifestInvalid(
+            f"{source.name}: its manifest has {length} bytes, at most {MAX_MANIFEST_BYTES}: "
+            f"deploy it in parts"
+        )
     return manifest
 
 
-def _hash(source: Source, files: Sequence[SourceFile], workers: int, progress: Progress | None) -> Iterator[ManifestFile]:
+def _hash(
+    source: Source, files: Sequence[SourceFile], workers: int, progress: Progress | None
+) -> Iterator[ManifestFile]:
     total, done = sum(file.size_bytes for file in files), 0
     steps = [(file, begin, end) for file in files for begin, end in _steps(file)]
     pieces: dict[str, list[_Piece]] = {file.path: [] for file in files}
@@ -89,8 +107,11 @@ def _hash(source: Source, files: Sequence[SourceFile], workers: int, progress: P
 _Step = tuple[SourceFile, int, int]
 
 
-def _ahead(pool: ThreadPoolExecutor, source: Source, steps: Sequence[_Step], *, window: int) -> Iterator[tuple[_Step, _Piece]]:
-    """The pieces in order, while later ones are being read; `window` of them are waited for at most."""
+def _ahead(
+    pool: ThreadPoolExecutor, source: Source, steps: Sequence[_Step], *, window: int
+) -> Iterator[tuple[_Step, _Piece]]:
+    """The pieces in order, while later ones are being read; `window` of them are waited for at
+    most."""
     waiting: deque[tuple[_Step, Future[_Piece]]] = deque()
     remaining = iter(steps)
     while True:
@@ -103,9 +124,14 @@ def _ahead(pool: ThreadPoolExecutor, source: Source, steps: Sequence[_Step], *, 
 
 
 def _steps(file: SourceFile) -> Iterator[tuple[int, int]]:
-    """Chunks by number, [begin, end): one at a time, or all in one where they must be read in order."""
+    """Chunks by number, [begin, end): one at a time, or all in one where they must be read in
+    order."""
     count = -(-file.size_bytes // CHUNK_BYTES)
-    return ((i, i + 1) for i in range(count)) if file.is_ranged else iter([(0, count)] if count else [])
+    return (
+        ((i, i + 1) for i in range(count))
+        if file.is_ranged
+        else iter([(0, count)] if count else [])
+    )
 
 
 def _read_piece(source: Source, file: SourceFile, begin: int, end: int) -> _Piece:
@@ -122,15 +148,20 @@ def _read_piece(source: Source, file: SourceFile, begin: int, end: int) -> _Piec
 
 
 def _index(source: Source, file: SourceFile, head: bytes) -> tuple[Tensor, ...]:
-    """The file's tensors in the order of their bytes. Raises TensorsInvalid with the file's name."""
+    """The file's tensors in the order of their bytes. Raises TensorsInvalid with the file's
+    name."""
     if head.startswith(_POINTER):
-        raise TensorsInvalid(f"{file.path} is a pointer that Git LFS left in place of the file: run `git lfs pull` first")
+        raise TensorsInvalid(
+            f"{file.path} is a pointer that Git LFS left in place of the file: run `git lfs pull` first"
+        )
     try:
         if len(head) < (wanted := header_bytes(head, file_bytes=file.size_bytes)):
             head = source.read(file, 0, wanted)
         return parse_header(head, file_bytes=file.size_bytes)
     except TensorsInvalid as e:
-        raise TensorsInvalid(f"{file.path}: {e}. Repair the file, or keep it out of the model's directory") from e
+        raise TensorsInvalid(
+            f"{file.path}: {e}. Repair the file, or keep it out of the model's directory"
+        ) from e
 
 
 def _described(source: Source, file: SourceFile, pieces: Sequence[_Piece]) -> ManifestFile:

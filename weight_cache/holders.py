@@ -1,8 +1,8 @@
 """Processes that hold leases, watched until they end: pidfd_open(2), which becomes readable then.
 
-A pid may be another process's by the time we look: the start time (proc_pid_stat(5), field 22) tells them apart, and is read again after
-the pidfd was opened, for the pidfd then stands for the process of that time.
-"""
+A pid may be another process's by the time we look: the start time (proc_pid_stat(5), field 22)
+tells them apart, and is read again after the pidfd was opened, for the pidfd then stands for the
+process of that time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from weight_cache.errors import LeaseUnknown, StoreFailed
 
 
 def started_ticks(pid: int) -> int | None:
-    """When the process began, in clock ticks since boot; None when there is none, or it is a zombie."""
+    """When the process began, in clock ticks since boot; None when there is none, or it is a
+    zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -42,15 +43,20 @@ class Holder:
     def find(cls, pid: int, *, started: int | None = None) -> Holder:
         """The process of that pid, and of that start time if one is given.
 
-        Raises LeaseUnknown when it is gone (it holds nothing), StoreFailed when it cannot be watched.
-        """
-        gone = LeaseUnknown(f"process {pid} is gone, and what it held with it: open the lease for a process that lives")
+        Raises LeaseUnknown when it is gone (it holds nothing), StoreFailed when it cannot be
+        watched."""
+        gone = LeaseUnknown(
+            f"process {pid} is gone, and what it held with it: open the lease for a process that lives"
+        )
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError as e:
             raise gone from e
         except OSError as e:
-            raise StoreFailed(f"process {pid} cannot be watched: {e.strerror}. Let the weight cache open more files (LimitNOFILE)") from e
+            raise StoreFailed(
+                f"process {pid} cannot be watched: {e.strerror}. Let the weight cache open more "
+                f"files (LimitNOFILE)"
+            ) from e
         now = started_ticks(pid)
         if now is None or started not in (None, now):
             os.close(pidfd)

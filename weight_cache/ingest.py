@@ -1,4 +1,5 @@
-"""One file on its way from the origin to the disk: chunks in parallel, every byte hashed before it may be used."""
+"""One file on its way from the origin to the disk: chunks in parallel, every byte hashed before it
+may be used."""
 
 from __future__ import annotations
 
@@ -19,14 +20,16 @@ from weight_cache.threads import QuietThreads, each
 from weight_cache.types import Chunk
 
 _ATTEMPTS = 2
-"""A chunk that arrives wrong is asked for once more: a transfer may have failed. Wrong twice means wrong at the origin."""
+"""A chunk that arrives wrong is asked for once more: a transfer may have failed. Wrong twice means
+wrong at the origin."""
 
 OnBytes = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingest:
-    """What a fetch works with: where bytes come from (neighbours first, where there are any), whose turn it is, who hashes and writes."""
+    """What a fetch works with: where bytes come from (neighbours first, where there are any), whose
+    turn it is, who hashes and writes."""
 
     origin: Origin
     lanes: Lanes
@@ -34,19 +37,28 @@ class Ingest:
     neighbours: Neighbours | None = None
 
     async def complete(
-        self, file: ManifestFile, partial: Partial, *, lane_of: LaneOf, on_fetched: OnBytes, on_given: OnBytes, on_resumed: OnBytes
+        self,
+        file: ManifestFile,
+        partial: Partial,
+        *,
+        lane_of: LaneOf,
+        on_fetched: OnBytes,
+        on_given: OnBytes,
+        on_resumed: OnBytes,
     ) -> None:
         """Fetch what `partial` lacks of `file`, verify every chunk, make it durable and read-only.
 
-        Told of each chunk's bytes: `on_fetched` of those from the origin, `on_given` from neighbours, `on_resumed` of those here.
-        Their hashes are the file's: nothing else remains to be checked. Raises ChunkCorrupt, OriginUnavailable, StoreFull, OSError;
-        what did arrive stays in `partial`.
-        """
+        Told of each chunk's bytes: `on_fetched` of those from the origin, `on_given` from
+        neighbours, `on_resumed` of those here. Their hashes are the file's: nothing else remains to
+        be checked. Raises ChunkCorrupt, OriginUnavailable, StoreFull, OSError; what did arrive
+        stays in `partial`."""
         check_room(partial.path.parent, partial.missing_bytes)
 
         def jobs() -> Iterator[Callable[[], Coroutine[None, None, None]]]:
             chunks = list(file.chunks())
-            for index in range(len(chunks)) if self.neighbours is None else self.neighbours.in_turn(file):
+            for index in (
+                range(len(chunks)) if self.neighbours is None else self.neighbours.in_turn(file)
+            ):
                 chunk = chunks[index]
                 if index in partial.verified:
                     on_resumed(chunk.length_bytes)
@@ -69,7 +81,9 @@ class Ingest:
         if self.neighbours is None:
             await self._fetch(file, index, chunk, partial)
             return False
-        wanted = Wanted(digest=file.digest, index=index, length_bytes=chunk.length_bytes, sha256=chunk.sha256)
+        wanted = Wanted(
+            digest=file.digest, index=index, length_bytes=chunk.length_bytes, sha256=chunk.sha256
+        )
         async with self.neighbours.asked(wanted) as given:
             if given is not None:
                 if await self.threads.run(partial.write, index, chunk, given.block):
@@ -81,31 +95,41 @@ class Ingest:
 
     async def _fetch(self, file: ManifestFile, index: int, chunk: Chunk, partial: Partial) -> None:
         for _ in range(_ATTEMPTS):
-            block = await self.origin.read(file.digest, offset_bytes=chunk.offset_bytes, length_bytes=chunk.length_bytes)
+            block = await self.origin.read(
+                file.digest, offset_bytes=chunk.offset_bytes, length_bytes=chunk.length_bytes
+            )
             if await self.threads.run(partial.write, index, chunk, block):
                 return
             if len(block) < chunk.length_bytes:
                 raise OriginUnavailable(
-                    f"{file.path}: the origin's {file.digest[:12]} ends before byte {chunk.offset_bytes + chunk.length_bytes}"
+                    f"{file.path}: the origin's {file.digest[:12]} ends before byte "
+                    f"{chunk.offset_bytes + chunk.length_bytes}"
                 )
         raise ChunkCorrupt(
-            f"{file.path}: bytes from {chunk.offset_bytes} of {file.digest[:12]} do not match their hash: the origin's copy is damaged. "
+            f"{file.path}: bytes from {chunk.offset_bytes} of {file.digest[:12]} do not match "
+            f"their hash: the origin's copy is damaged. "
             f"Remove {blob_key(file.digest)} there, and deploy or push again"
         )
 
 
 def check_room(folder: Path, size_bytes: int) -> None:
-    """A disk that is too full says so before anything is fetched. Raises StoreFull with both figures."""
+    """A disk that is too full says so before anything is fetched. Raises StoreFull with both
+    figures."""
     free = shutil.disk_usage(folder).free
     if free < size_bytes:
-        raise StoreFull(f"the disk below {folder} has no room for {size_bytes} bytes: {free} are free")
+        raise StoreFull(
+            f"the disk below {folder} has no room for {size_bytes} bytes: {free} are free"
+        )
 
 
 def translated(error: OSError, folder: Path, what: str) -> StoreFull | StoreFailed:
     """What the disk said, in our words."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull(f"the disk below {folder} has no room for {what}: {error.strerror}")
-    return StoreFailed(f"the disk below {folder} refuses {what}: {error.strerror or error}. See to its rights and its health")
+    return StoreFailed(
+        f"the disk below {folder} refuses {what}: {error.strerror or error}. See to its rights "
+        f"and its health"
+    )
 
 
 def hash_file(path: Path) -> str:

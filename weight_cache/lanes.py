@@ -1,11 +1,13 @@
-"""Whose turn it is to read: a caller who waits before what nobody waits for yet, and that before checking what is here.
+"""Whose turn it is to read: a caller who waits before what nobody waits for yet, and that before
+checking what is here.
 
-A *turn* is one range on its way: it takes memory, the origin's bandwidth and a core to hash it, so there are only so many at
-once. A waiting START goes first. PREFETCH has all the turns while no START is about, else its share, so that it neither starves
-nor holds anybody up for long. SCRUB has one turn at a time, when nobody else wants any.
+A *turn* is one range on its way: it takes memory, the origin's bandwidth and a core to hash it, so
+there are only so many at once. A waiting START goes first. PREFETCH has all the turns while no
+START is about, else its share, so that it neither starves nor holds anybody up for long. SCRUB has
+one turn at a time, when nobody else wants any.
 
-A ticket's lane is asked for whenever a turn is given away, not once: a fetch that a caller joins is urgent from then on.
-"""
+A ticket's lane is asked for whenever a turn is given away, not once: a fetch that a caller joins is
+urgent from then on."""
 
 from __future__ import annotations
 
@@ -72,7 +74,8 @@ class Lanes:
         while (ticket := self._next()) is not None:
             self._waiting.remove(ticket)
             self._running.append(ticket)
-            if not ticket.admitted.done():  # else its owner was cancelled, and is about to give the turn back
+            # else its owner was cancelled, and is about to give the turn back
+            if not ticket.admitted.done():
                 ticket.admitted.set_result(None)
 
     def _next(self) -> _Ticket | None:
@@ -85,7 +88,9 @@ class Lanes:
                 return ticket
             first.setdefault(lane, ticket)
         is_calm = not self.running(Lane.START)
-        if Lane.PREFETCH in first and (is_calm or self.running(Lane.PREFETCH) < self._prefetch_share):
+        if Lane.PREFETCH in first and (
+            is_calm or self.running(Lane.PREFETCH) < self._prefetch_share
+        ):
             return first[Lane.PREFETCH]
         if Lane.SCRUB in first and not self._running and Lane.PREFETCH not in first:
             return first[Lane.SCRUB]

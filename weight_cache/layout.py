@@ -1,4 +1,5 @@
-"""The store's directory: what lies where, and how each thing appears and disappears so that a kill at any moment does no harm.
+"""The store's directory: what lies where, and how each thing appears and disappears so that a kill
+at any moment does no harm.
 
     lock                 held (flock) by the owner, and naming it
     partial/             files on their way in (`weight_cache.partials`); renamed to files/ when complete
@@ -8,7 +9,8 @@
     leases/<id>          one JSON document per lease
     pins/<manifest>      empty: this model stays
     scrubbed             name of the file that was checked last
-    quarantine/<digest>  corrupt files, for whoever wants to know what happened to the disk; at most two, and 2 GiB
+    quarantine/<digest>  corrupt files, for whoever wants to know what happened to the disk; at most
+    two, and 2 GiB
     tmp/                 everything on its way in or out; emptied at start-up
 
 Blocking; called in threads, except for the renames.
@@ -40,7 +42,8 @@ _STEPS_BETWEEN_LOOKS = 64
 """Links, each with up to 32 directories, or flushes, between two looks at the disk."""
 _COPY_BYTES = 4 * 1024**2
 _SEALED_AT_S = 1_000_000_000
-"""Modification time of every sealed file: whoever writes to one afterwards moves it, and is noticed without reading it again."""
+"""Modification time of every sealed file: whoever writes to one afterwards moves it, and is noticed
+without reading it again."""
 
 
 class LinkingStopped(Exception):
@@ -48,7 +51,8 @@ class LinkingStopped(Exception):
 
 
 class StoreDirectory:
-    """The directory, locked for this process until `close`. Raises StoreOwned naming the owner when another one has it."""
+    """The directory, locked for this process until `close`. Raises StoreOwned naming the owner when
+    another one has it."""
 
     def __init__(self, root: Path, *, floor: DiskFloor | None = None) -> None:
         """`floor`: free disk that making directories leaves to others; None: none."""
@@ -61,9 +65,15 @@ class StoreDirectory:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as e:
-            owner = os.pread(self._lock, 200, 0).decode(errors="replace").strip() or "a process that has not said its name yet"
+            owner = (
+                os.pread(self._lock, 200, 0).decode(errors="replace").strip()
+                or "a process that has not said its name yet"
+            )
             os.close(self._lock)
-            raise StoreOwned(f"{root} belongs to {owner}: one weight cache per directory. Stop that one, or set another home") from e
+            raise StoreOwned(
+                f"{root} belongs to {owner}: one weight cache per directory. Stop that one, or "
+                f"set another home"
+            ) from e
         self._renewing = threading.Lock()
         self.partials = Partials(root / "partial")
         self.notes = Notes(root, self.temp)
@@ -94,16 +104,20 @@ class StoreDirectory:
         return self.root / "models" / manifest
 
     def publish_file(self, temp: Path, digest: str) -> None:
-        """Give a verified, durable file its name. The name itself is durable with the first model that has it."""
+        """Give a verified, durable file its name. The name itself is durable with the first model
+        that has it."""
         os.utime(temp, (_SEALED_AT_S, _SEALED_AT_S))
         temp.rename(self.file(digest))
         self.partials.finish(digest)
 
-    def publish_model(self, name: str, manifest: Manifest, stopped: threading.Event | None = None) -> None:
-        """Build the model's directory from files that are here, and give it its name; the manifest was kept before.
+    def publish_model(
+        self, name: str, manifest: Manifest, stopped: threading.Event | None = None
+    ) -> None:
+        """Build the model's directory from files that are here, and give it its name; the manifest
+        was kept before.
 
-        Raises LinkingStopped soon after `stopped` is set, BelowFloor where directories would take what is kept for journals.
-        """
+        Raises LinkingStopped soon after `stopped` is set, BelowFloor where directories would take
+        what is kept for journals."""
         building = self.temp()
         try:
             self._link(building, manifest, stopped or threading.Event())
@@ -116,7 +130,8 @@ class StoreDirectory:
         sync_directory(self.root / "models")
 
     def settle(self, name: str) -> None:
-        """Close a model's own directory for writing: only now, because without root a closed one could not be moved in."""
+        """Close a model's own directory for writing: only now, because without root a closed one
+        could not be moved in."""
         self.model(name).chmod(0o555)
 
     def _link(self, building: Path, manifest: Manifest, stopped: threading.Event) -> None:
@@ -140,14 +155,14 @@ class StoreDirectory:
             os.chmod(folder, 0o755 if folder == str(building) else 0o555)
 
     def _link_file(self, digest: str, path: Path, step: Callable[[], None]) -> None:
-        """One more name for a file. A file has as many as its file system allows (65,000 on ext4): then a copy of it takes its place here,
-        and those that have the old one keep it.
-        """
+        """One more name for a file. A file has as many as its file system allows (65,000 on ext4):
+        then a copy of it takes its place here, and those that have the old one keep it."""
         source = self.file(digest)
         if _has_linked(source, path):
             return
         with self._renewing:
-            while not _has_linked(source, path):  # somebody else may have renewed it, and used that up, too
+            # somebody else may have renewed it, and used that up, too
+            while not _has_linked(source, path):
                 self._floor.require(source.stat().st_size)
                 self._renew(source, step)
 
@@ -169,7 +184,8 @@ class StoreDirectory:
             fresh.unlink(missing_ok=True)
 
     def bury_model(self, name: str) -> Path | None:
-        """Take a model's name away (one rename); the returned remains are `remove`d later. None when it was not here."""
+        """Take a model's name away (one rename); the returned remains are `remove`d later. None
+        when it was not here."""
         grave = self.temp()
         try:
             self.model(name).chmod(0o755)
@@ -191,7 +207,8 @@ class StoreDirectory:
         return grave
 
     def bury(self, removal: Removal) -> list[Path]:
-        """Take names away at once; whoever asks for these next fetches them anew. The remains are for `remove`."""
+        """Take names away at once; whoever asks for these next fetches them anew. The remains are
+        for `remove`."""
         graves = [self.bury_model(name) for name in removal.models]
         graves += [self.bury_file(digest) for digest in removal.files]
         graves += [self._bury(self.root / "partial" / digest) for digest in removal.partials]
@@ -228,12 +245,17 @@ class StoreDirectory:
             shutil.rmtree(grave)
 
     def is_sealed(self, path: Path, size_bytes: int) -> bool:
-        """Whether a file looks as it was published: size, modification time, mode. Cheap; it does not read the bytes."""
+        """Whether a file looks as it was published: size, modification time, mode. Cheap; it does
+        not read the bytes."""
         try:
             status = path.lstat()
         except OSError:
             return False
-        return (status.st_size, status.st_mtime_ns, status.st_mode & 0o222) == (size_bytes, _SEALED_AT_S * 10**9, 0)
+        return (status.st_size, status.st_mtime_ns, status.st_mode & 0o222) == (
+            size_bytes,
+            _SEALED_AT_S * 10**9,
+            0,
+        )
 
     def reseal(self, path: Path) -> None:
         """A file was read again and is what it should be: say so."""

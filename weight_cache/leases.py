@@ -1,12 +1,13 @@
-"""Leases as their holders see them: opened at once, waited for late, ended by a word or with the process that holds them.
+"""Leases as their holders see them: opened at once, waited for late, ended by a word or with the
+process that holds them.
 
     open → (arriving) → ready → closed            by `close`, or by the end of the holder's process
                └→ failed: the next `wait` says why, the next `open` begins anew
 
-Opening begins to fetch, and returns; the holder goes on with what it has to do and waits when it needs the bytes. A lease counts, and is
-on disk, from the moment its model is here (`Store.lease`); our own restart takes up those, and forgets those that were still arriving:
-their holders find LeaseUnknown, and open again.
-"""
+Opening begins to fetch, and returns; the holder goes on with what it has to do and waits when it
+needs the bytes. A lease counts, and is on disk, from the moment its model is here (`Store.lease`);
+our own restart takes up those, and forgets those that were still arriving: their holders find
+LeaseUnknown, and open again."""
 
 from __future__ import annotations
 
@@ -26,19 +27,30 @@ from weight_cache.errors import LeaseUnknown, StoreFailed
 from weight_cache.holders import Holder
 from weight_cache.readahead import ReadAhead
 from weight_cache.residency import Residency
-from weight_cache.types import Lane, Lease, LoadProgress, OpenedLease, Prediction, Tier, WeightsLease
+from weight_cache.types import (
+    Lane,
+    Lease,
+    LoadProgress,
+    OpenedLease,
+    Prediction,
+    Tier,
+    WeightsLease,
+)
 
 _log = logging.getLogger(__name__)
 _SOON_S = 0.02
-"""A model that is here is held within a millisecond; one whose files look touched is read again first, and nobody waits for that here."""
+"""A model that is here is held within a millisecond; one whose files look touched is read again
+first, and nobody waits for that here."""
 _SMALL_BYTES, _FEW_FILES = 256 * 1024**2, 16
-"""Of a model that is looked at between two turns of the loop: 0.05 ms with large folios, below 1 ms with pages of 4 KiB."""
+"""Of a model that is looked at between two turns of the loop: 0.05 ms with large folios, below 1 ms
+with pages of 4 KiB."""
 _FAILED_KEPT = 256
 """Failures that nobody has asked about yet."""
 
 OnProgress = Callable[[LoadProgress], None]
 OnFetched = Callable[[float, float], None]
-"""Told of a model that had to be fetched: the seconds that were predicted, and those that it took."""
+"""Told of a model that had to be fetched: the seconds that were predicted, and those that it
+took."""
 
 
 class Holdings(Protocol):
@@ -73,10 +85,9 @@ class _Opening:
     """One lease from `open` to its end.
 
     Attributes:
-        name, holder: who holds it, and the process that is watched for it.
-        found: where its model was when it was opened.
-        model: done when the model is here, with its directory.
-        forecast: seconds that were predicted for the fetch, and when that was; None before its size is known.
+        name, holder: who holds it, and the process that is watched for it. found: where its model
+        was when it was opened. model: done when the model is here, with its directory. forecast:
+        seconds that were predicted for the fetch, and when that was; None before its size is known.
         is_ahead: it is among those that are read ahead.
     """
 
@@ -94,7 +105,11 @@ class _Opening:
     @property
     def remaining_bytes(self) -> int:
         """What is still to be fetched, as far as it is known."""
-        return self.newest.total_bytes - self.newest.done_bytes if self.newest is not None and not self.model.done() else 0
+        return (
+            self.newest.total_bytes - self.newest.done_bytes
+            if self.newest is not None and not self.model.done()
+            else 0
+        )
 
 
 class Leases:
@@ -104,7 +119,14 @@ class Leases:
         served: leases by the tier that their model was in when they were opened.
     """
 
-    def __init__(self, store: Holdings, *, bandwidths: Bandwidths, ahead: ReadAhead, on_fetched: OnFetched | None = None) -> None:
+    def __init__(
+        self,
+        store: Holdings,
+        *,
+        bandwidths: Bandwidths,
+        ahead: ReadAhead,
+        on_fetched: OnFetched | None = None,
+    ) -> None:
         self._store = store
         self._bandwidths = bandwidths
         self._ahead = ahead
@@ -112,7 +134,8 @@ class Leases:
         self._open: dict[str, _Opening] = {}
         self._failed: OrderedDict[str, _Opening] = OrderedDict()
         self._closing: dict[str, asyncio.Task[None]] = {}
-        self._lookers = ThreadPoolExecutor(2, thread_name_prefix="residency")  # of its own: a storm of fetches fills the common one
+        # of its own: a storm of fetches fills the common one
+        self._lookers = ThreadPoolExecutor(2, thread_name_prefix="residency")
         self.served: Counter[Tier] = Counter()
 
     def __repr__(self) -> str:
@@ -120,29 +143,38 @@ class Leases:
         return f"<Leases {len(self._open)} open, {arriving} of them arriving>"
 
     async def adopt(self) -> None:
-        """Take up what an earlier process granted; leases whose holders have ended meanwhile end now."""
+        """Take up what an earlier process granted; leases whose holders have ended meanwhile end
+        now."""
         for lease in self._store.leases():
             try:
-                holder = None if lease.pid is None else Holder.find(lease.pid, started=lease.pid_started)
+                holder = (
+                    None if lease.pid is None else Holder.find(lease.pid, started=lease.pid_started)
+                )
             except LeaseUnknown as e:
                 _log.info("lease.ended id=%s holder=%s reason=%s", lease.id, lease.holder, e)
                 await self._store.release(lease.id)
                 continue
             except StoreFailed as e:  # better held too long than taken from somebody who maps it
-                _log.warning("lease.not_watched id=%s holder=%s error=%s", lease.id, lease.holder, e)
+                _log.warning(
+                    "lease.not_watched id=%s holder=%s error=%s", lease.id, lease.holder, e
+                )
                 holder = None
-            found = asyncio.create_task(self.predict(lease.manifest), name=f"look at {lease.manifest[:12]}")
-            opening = _Opening(id=lease.id, manifest=lease.manifest, name=lease.holder, holder=holder, found=found)
+            found = asyncio.create_task(
+                self.predict(lease.manifest), name=f"look at {lease.manifest[:12]}"
+            )
+            opening = _Opening(
+                id=lease.id, manifest=lease.manifest, name=lease.holder, holder=holder, found=found
+            )
             opening.model = asyncio.get_running_loop().create_future()
             opening.model.set_result(self._store.path(lease.manifest))
             self._add(opening)
 
     async def open(self, manifest: str, *, holder: str, pid: int | None = None) -> OpenedLease:
-        """Hold a model, and begin to fetch what of it is not here; returns at once. Idempotent per (manifest, holder).
+        """Hold a model, and begin to fetch what of it is not here; returns at once. Idempotent per
+        (manifest, holder).
 
-        pid: the process whose end ends the lease; None: it ends when it is closed. Raises LeaseUnknown when that process is gone.
-        What is wrong with the model, `wait` says.
-        """
+        pid: the process whose end ends the lease; None: it ends when it is closed. Raises
+        LeaseUnknown when that process is gone. What is wrong with the model, `wait` says."""
         lease_id = Lease.id_of(manifest, holder)
         while (closing := self._closing.get(lease_id)) is not None:
             await asyncio.wait([closing])
@@ -154,18 +186,26 @@ class Leases:
             await asyncio.wait([opening.model], timeout=_SOON_S)
         path = opening.model.result() if _is_good(opening.model) else None
         return OpenedLease(
-            lease_id=lease_id, manifest=manifest, ready=path is not None, tier=found.tier, path=path, expected_s=found.seconds
+            lease_id=lease_id,
+            manifest=manifest,
+            ready=path is not None,
+            tier=found.tier,
+            path=path,
+            expected_s=found.seconds,
         )
 
     async def wait(self, lease_id: str, *, on_progress: OnProgress | None = None) -> WeightsLease:
         """Until the model is here. Cancelling it ends neither lease nor fetch.
 
-        Raises LeaseUnknown when there is no such lease, or it is closed meanwhile; ManifestInvalid, OriginUnavailable, ChunkCorrupt,
-        StoreFull when the model cannot be had: the lease is gone then.
-        """
+        Raises LeaseUnknown when there is no such lease, or it is closed meanwhile; ManifestInvalid,
+        OriginUnavailable, ChunkCorrupt, StoreFull when the model cannot be had: the lease is gone
+        then."""
         opening = self._open.get(lease_id) or self._failed.pop(lease_id, None)
         if opening is None:
-            raise LeaseUnknown(f"no lease {lease_id}: it was closed, or the cache restarted before its model was here. Open it again")
+            raise LeaseUnknown(
+                f"no lease {lease_id}: it was closed, or the cache restarted before its model was "
+                f"here. Open it again"
+            )
         if on_progress is not None:
             opening.listeners.append(on_progress)
             if opening.newest is not None:
@@ -177,12 +217,17 @@ class Leases:
                 opening.listeners.remove(on_progress)
         self._failed.pop(lease_id, None)
         if opening.model.cancelled():
-            raise LeaseUnknown(f"lease {lease_id} was closed, or its holder ended, before its model was here")
+            raise LeaseUnknown(
+                f"lease {lease_id} was closed, or its holder ended, before its model was here"
+            )
         path, found = opening.model.result(), await opening.found
-        return WeightsLease(lease_id=lease_id, manifest=opening.manifest, path=path, tier=found.tier)
+        return WeightsLease(
+            lease_id=lease_id, manifest=opening.manifest, path=path, tier=found.tier
+        )
 
     async def close(self, lease_id: str) -> bool:
-        """Let go; ends a fetch that nobody else waits for. False when there was no such lease (closing twice is harmless)."""
+        """Let go; ends a fetch that nobody else waits for. False when there was no such lease
+        (closing twice is harmless)."""
         self._failed.pop(lease_id, None)
         opening = self._open.get(lease_id)
         if opening is not None:
@@ -196,12 +241,18 @@ class Leases:
         if self._store.is_here(manifest):
             found = await self._look(manifest)
             missing = {Tier.NVME: found.absent_bytes}
-            return Prediction(tier=found.tier, seconds=self._bandwidths.predict(missing), missing=missing)
+            return Prediction(
+                tier=found.tier, seconds=self._bandwidths.predict(missing), missing=missing
+            )
         size = self._store.missing_bytes(manifest)
         if size is None:
             return Prediction(tier=Tier.ORIGIN, seconds=None, missing={})
         missing = {Tier.ORIGIN: size}
-        return Prediction(tier=Tier.ORIGIN, seconds=self._bandwidths.predict(missing, queued_bytes=self._queued(manifest)), missing=missing)
+        return Prediction(
+            tier=Tier.ORIGIN,
+            seconds=self._bandwidths.predict(missing, queued_bytes=self._queued(manifest)),
+            missing=missing,
+        )
 
     async def aclose(self) -> None:
         """Stop watching and fetching; what is held stays held, for our successor."""
@@ -258,14 +309,20 @@ class Leases:
                 self._failed.popitem(last=False)
             if opening.holder is not None:
                 opening.holder.close()
-            _log.warning("lease.failed id=%s manifest=%s error=%s", opening.id, opening.manifest[:12], error)
+            _log.warning(
+                "lease.failed id=%s manifest=%s error=%s", opening.id, opening.manifest[:12], error
+            )
             return
         if opening.forecast is not None and self._on_fetched is not None:
             predicted_s, since = opening.forecast
             actual_s = time.monotonic() - since
             self._on_fetched(predicted_s, actual_s)
             _log.info(
-                "lease.fetched id=%s manifest=%s predicted_s=%.2f took_s=%.2f", opening.id, opening.manifest[:12], predicted_s, actual_s
+                "lease.fetched id=%s manifest=%s predicted_s=%.2f took_s=%.2f",
+                opening.id,
+                opening.manifest[:12],
+                predicted_s,
+                actual_s,
             )
         if opening.found.done():
             self._warm(opening)
@@ -273,31 +330,39 @@ class Leases:
             opening.found.add_done_callback(lambda _: self._warm(opening))
 
     def _warm(self, opening: _Opening) -> None:
-        """The model is here, and was looked at: count it, and have it read ahead while it is held."""
+        """The model is here, and was looked at: count it, and have it read ahead while it is
+        held."""
         if self._open.get(opening.id) is not opening or opening.is_ahead:
             return
         found = opening.found.result()
         self.served[found.tier] += 1
         opening.is_ahead = True
         is_resident = found.tier is Tier.DRAM and not any(found.missing.values())
-        self._ahead.begin(opening.manifest, self._store.files(opening.manifest), is_resident=is_resident)
+        self._ahead.begin(
+            opening.manifest, self._store.files(opening.manifest), is_resident=is_resident
+        )
 
     def _progressed(self, opening: _Opening, progress: LoadProgress) -> None:
         opening.newest = progress
         remaining = progress.total_bytes - progress.done_bytes
         if opening.forecast is None and remaining:
-            predicted_s = self._bandwidths.predict({Tier.ORIGIN: remaining}, queued_bytes=self._queued(opening.manifest))
+            predicted_s = self._bandwidths.predict(
+                {Tier.ORIGIN: remaining}, queued_bytes=self._queued(opening.manifest)
+            )
             opening.forecast = (predicted_s, time.monotonic())
         for listener in opening.listeners:
             listener(progress)
 
     def _holder_gone(self, opening: _Opening) -> None:
         if self._open.get(opening.id) is opening:
-            _log.info("lease.ended id=%s holder=%s process=%r", opening.id, opening.name, opening.holder)
+            _log.info(
+                "lease.ended id=%s holder=%s process=%r", opening.id, opening.name, opening.holder
+            )
             self._close_nowait(opening)
 
     def _close_nowait(self, opening: _Opening) -> None:
-        """From here on there is no such lease; one of the same name waits until this one's end is over."""
+        """From here on there is no such lease; one of the same name waits until this one's end is
+        over."""
         del self._open[opening.id]
         closing = asyncio.create_task(self._end(opening), name=f"close {opening.id}")
         self._closing[opening.id] = closing
@@ -315,7 +380,11 @@ class Leases:
 
     def _queued(self, manifest: str) -> int:
         """Bytes of other models that are on their way."""
-        return sum({o.manifest: o.remaining_bytes for o in self._open.values() if o.manifest != manifest}.values())
+        return sum(
+            {
+                o.manifest: o.remaining_bytes for o in self._open.values() if o.manifest != manifest
+            }.values()
+        )
 
     async def _look(self, manifest: str) -> Residency:
         """Of a small model here and now: a thread costs more than the look."""
@@ -323,7 +392,9 @@ class Leases:
         lengths = residency.sizes(files)
         if len(lengths) <= _FEW_FILES and sum(lengths.values()) <= _SMALL_BYTES:
             return residency.look(files)
-        return await asyncio.get_running_loop().run_in_executor(self._lookers, residency.look, files)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._lookers, residency.look, files
+        )
 
 
 def _is_good(future: asyncio.Future[Path]) -> bool:

@@ -1,8 +1,8 @@
 """Logs of the platform's processes: one record is one line, whatever stands in it.
 
-Messages carry text of others: names, paths, what a function raised. A control character in it is written as an escape (`\\n`, `\\x1b`), so
-that nobody forges a line or speaks to the terminal of who reads it. Tracebacks keep their lines, indented.
-"""
+Messages carry text of others: names, paths, what a function raised. A control character in it is
+written as an escape (`\\n`, `\\x1b`), so that nobody forges a line or speaks to the terminal of who
+reads it. Tracebacks keep their lines, indented."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 def escaped(text: str, *, keep: str = "") -> str:
     """The same on one line, without a control character but those in `keep`."""
-    return _UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
+    return _UNPRINTABLE.sub(
+        lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text
+    )
 
 
 def set_up(form: str) -> None:

@@ -1,11 +1,12 @@
 """A manifest names a model's files and the hashes of their bytes; its own sha256 names the model.
 
-Canonical JSON (sorted keys, no spaces), files in the order of their paths' bytes: the same directory gives the same
-manifest everywhere. Files are cut into chunks of 16 MiB, each with its sha256, so that they can be fetched and verified in
-parallel. A file's name in the origin and in the store is its *digest*: a hash of its size and its chunks' hashes. Who verified the
-chunks has verified the file, without reading it twice, and a manifest cannot lie about it. Equal files of two models are one.
-The digest is a keyed BLAKE2s (RFC 7693, `person`), so that no plain blob, which sha256 names, can take a file's place.
-"""
+Canonical JSON (sorted keys, no spaces), files in the order of their paths' bytes: the same
+directory gives the same manifest everywhere. Files are cut into chunks of 16 MiB, each with its
+sha256, so that they can be fetched and verified in parallel. A file's name in the origin and in the
+store is its *digest*: a hash of its size and its chunks' hashes. Who verified the chunks has
+verified the file, without reading it twice, and a manifest cannot lie about it. Equal files of two
+models are one. The digest is a keyed BLAKE2s (RFC 7693, `person`), so that no plain blob, which
+sha256 names, can take a file's place."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from weight_cache.sources import Source, SourceFile
 
 CHUNK_BYTES = 16 * 1024 * 1024
-"""Large enough that a request to an object store pays for itself, small enough to verify and resume in pieces."""
+"""Large enough that a request to an object store pays for itself, small enough to verify and resume
+in pieces."""
 MAX_MANIFEST_BYTES = 32 * 1024 * 1024
 """A terabyte has 65,536 chunks, whose hashes take 4.4 MB, and 250,000 tensors take some 25 MB."""
 MAX_FILES = 100_000
@@ -42,13 +44,15 @@ _MAX_PATH_BYTES = 1024
 _MAX_NAME_BYTES = 255  # NAME_MAX of every file system that matters
 _VERSION = 2
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
-_NOT_PLAIN = re.compile(rb"(?:\A|/)\.{0,2}(?:/|\Z)|\0")  # a name that is empty, . or .., or ends early for the kernel
+# a name that is empty, . or .., or ends early for the kernel
+_NOT_PLAIN = re.compile(rb"(?:\A|/)\.{0,2}(?:/|\Z)|\0")
 _PERSON = b"plfile2"
 _HEAD = f'{{"chunk_bytes":{CHUNK_BYTES},"files":['.encode()
 _TAIL = f'],"version":{_VERSION}}}'.encode()
 _FILE_HEAD = b'{"chunks":'
 _BETWEEN = b"}," + _FILE_HEAD
-"""What stands between two files, and nowhere else: a quotation mark inside a string is escaped, and none ends before a name."""
+"""What stands between two files, and nowhere else: a quotation mark inside a string is escaped, and
+none ends before a name."""
 
 Progress = Callable[[int, int], None]
 """Told (bytes done, bytes in all)."""
@@ -75,7 +79,11 @@ class ManifestFile:
         """The file's chunks in order; an empty file has none."""
         for index, digest in enumerate(self.chunk_sha256s):
             offset = index * CHUNK_BYTES
-            yield Chunk(offset_bytes=offset, length_bytes=min(CHUNK_BYTES, self.size_bytes - offset), sha256=digest)
+            yield Chunk(
+                offset_bytes=offset,
+                length_bytes=min(CHUNK_BYTES, self.size_bytes - offset),
+                sha256=digest,
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +171,8 @@ def _file_texts(raw: bytes) -> list[bytes]:
         raise ManifestInvalid("this manifest was written by an earlier pilotlight: deploy again")
     if not (raw.startswith(_HEAD) and raw.endswith(_TAIL)):
         raise ManifestInvalid(
-            f"not a manifest in canonical JSON: expected chunk_bytes {CHUNK_BYTES}, a list of files and version {_VERSION}, "
+            f"not a manifest in canonical JSON: expected chunk_bytes {CHUNK_BYTES}, a list of "
+            f"files and version {_VERSION}, "
             "sorted, with nothing between them"
         )
     inner = raw[len(_HEAD) : len(raw) - len(_TAIL)]
@@ -179,14 +188,20 @@ def _file_texts(raw: bytes) -> list[bytes]:
 
 
 def _check_few(where: str, text: bytes, *, files: int, most: int) -> None:
-    """Refuse JSON with more values than `files` files with `most` tensors can have: decoding takes as long as there are values.
+    """Refuse JSON with more values than `files` files with `most` tensors can have: decoding takes
+    as long as there are values.
 
-    Brackets and commas in names count, too, as far as they are more than a tensor of eight dimensions leaves room for.
-    """
+    Brackets and commas in names count, too, as far as they are more than a tensor of eight
+    dimensions leaves room for."""
     chunks = len(text) // 67  # a hash, its quotation marks, a comma
-    is_much = text.count(b"[") + text.count(b"{") > 2 * most + 3 * files or text.count(b",") > _VALUES_OF_TENSOR * most + 4 * files + chunks
+    is_much = (
+        text.count(b"[") + text.count(b"{") > 2 * most + 3 * files
+        or text.count(b",") > _VALUES_OF_TENSOR * most + 4 * files + chunks
+    )
     if is_much:
-        raise ManifestInvalid(f"{where} has more values than {most} tensors, which is the most: deploy the model in parts")
+        raise ManifestInvalid(
+            f"{where} has more values than {most} tensors, which is the most: deploy the model in parts"
+        )
 
 
 def build_manifest(
@@ -196,7 +211,8 @@ def build_manifest(
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> Manifest:
-    """The manifest of a directory or of another source: see `weight_cache.hashing`, which reads and hashes it."""
+    """The manifest of a directory or of another source: see `weight_cache.hashing`, which reads and
+    hashes it."""
     from weight_cache.hashing import build_manifest as build  # which imports this module
 
     return build(source, files=files, progress=progress, workers=workers)
@@ -209,37 +225,64 @@ def _file(index: int, text: bytes) -> ManifestFile:
     except (ValueError, RecursionError) as e:
         raise ManifestInvalid(f"{where}: not JSON: {e}") from e
     if not isinstance(body, Mapping) or set(body) - {"tensors"} != {"path", "size_bytes", "chunks"}:
-        raise ManifestInvalid(f"{where}: expected path, size_bytes, chunks, and for a safetensors file tensors")
+        raise ManifestInvalid(
+            f"{where}: expected path, size_bytes, chunks, and for a safetensors file tensors"
+        )
     path, size, chunks = body["path"], body["size_bytes"], body["chunks"]
     if not isinstance(path, str) or not isinstance(chunks, list):
         raise ManifestInvalid(f"{where}: path must be a text, chunks a list")
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise ManifestInvalid(f"{where}.size_bytes = {size!r}: expected a whole number of at least 0")
+        raise ManifestInvalid(
+            f"{where}.size_bytes = {size!r}: expected a whole number of at least 0"
+        )
     if not all(isinstance(d, str) and _HEX.match(d) for d in chunks):
         raise ManifestInvalid(f"{where}: hashes are 64 hex digits of a sha256")
     if len(chunks) != -(-size // CHUNK_BYTES):
-        raise ManifestInvalid(f"{where}: {size} bytes have {-(-size // CHUNK_BYTES)} chunks, not {len(chunks)}")
+        raise ManifestInvalid(
+            f"{where}: {size} bytes have {-(-size // CHUNK_BYTES)} chunks, not {len(chunks)}"
+        )
     tensors = _tensors(f"{where}.tensors", body["tensors"], size) if "tensors" in body else ()
     file = ManifestFile(path=path, size_bytes=size, chunk_sha256s=tuple(chunks), tensors=tensors)
     if _file_bytes(file) != text:
-        raise ManifestInvalid(f"{where}: not canonical: keys must be sorted, and nothing may stand between them")
+        raise ManifestInvalid(
+            f"{where}: not canonical: keys must be sorted, and nothing may stand between them"
+        )
     return file
 
 
 def _tensors(where: str, rows: Any, size_bytes: int) -> tuple[Tensor, ...]:
-    """Rows of [name, dtype, shape, offset, length]: in the order of their bytes, inside the file, none overlapping another."""
+    """Rows of [name, dtype, shape, offset, length]: in the order of their bytes, inside the file,
+    none overlapping another."""
     if not isinstance(rows, list) or not rows:
         raise ManifestInvalid(f"{where}: expected a list that is not empty")
     tensors, end = [], 0
     for row in rows:
-        if not (isinstance(row, list) and [type(value) for value in row] == [str, str, list, int, int]):
-            raise ManifestInvalid(f"{where}: a row is [name, dtype, shape, offset_bytes, length_bytes], not {str(row)[:100]}")
+        if not (
+            isinstance(row, list) and [type(value) for value in row] == [str, str, list, int, int]
+        ):
+            raise ManifestInvalid(
+                f"{where}: a row is [name, dtype, shape, offset_bytes, length_bytes], not "
+                f"{str(row)[:100]}"
+            )
         name, dtype, shape, offset, length = row
-        if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in [*shape, offset, length]):
-            raise ManifestInvalid(f"{where}: {name[:100]!r} has a size or an offset that is no whole number of at least 0")
+        if not all(
+            isinstance(n, int) and not isinstance(n, bool) and n >= 0
+            for n in [*shape, offset, length]
+        ):
+            raise ManifestInvalid(
+                f"{where}: {name[:100]!r} has a size or an offset that is no whole number of at "
+                f"least 0"
+            )
         if not end <= offset <= offset + length <= size_bytes:
-            raise ManifestInvalid(f"{where}: {name[:100]!r} lies at {offset} to {offset + length}, of {size_bytes} bytes with {end} taken")
-        tensors.append(Tensor(name=name, dtype=dtype, shape=tuple(shape), offset_bytes=offset, length_bytes=length))
+            raise ManifestInvalid(
+                f"{where}: {name[:100]!r} lies at {offset} to {offset + length}, of {size_bytes} "
+                f"bytes with {end} taken"
+            )
+        tensors.append(
+            Tensor(
+                name=name, dtype=dtype, shape=tuple(shape), offset_bytes=offset, length_bytes=length
+            )
+        )
         end = offset + length
     if len({t.name for t in tensors}) != len(tensors):
         raise ManifestInvalid(f"{where}: two tensors share a name")
@@ -252,9 +295,15 @@ def _tensors(where: str, rows: Any, size_bytes: int) -> tuple[Tensor, ...]:
 
 def _file_bytes(file: ManifestFile) -> bytes:
     """The canonical JSON of one file. Raises ManifestInvalid for a path that is not UTF-8."""
-    body: dict[str, Any] = {"path": file.path, "size_bytes": file.size_bytes, "chunks": list(file.chunk_sha256s)}
+    body: dict[str, Any] = {
+        "path": file.path,
+        "size_bytes": file.size_bytes,
+        "chunks": list(file.chunk_sha256s),
+    }
     if file.tensors:
-        body["tensors"] = [[t.name, t.dtype, list(t.shape), t.offset_bytes, t.length_bytes] for t in file.tensors]
+        body["tensors"] = [
+            [t.name, t.dtype, list(t.shape), t.offset_bytes, t.length_bytes] for t in file.tensors
+        ]
     try:
         return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError as e:
@@ -265,9 +314,14 @@ def check_tensors(files: Sequence[ManifestFile]) -> None:
     """Refuse more tensors than a manifest may name. Raises ManifestInvalid."""
     for file in files:
         if len(file.tensors) > MAX_TENSORS_OF_FILE:
-            raise ManifestInvalid(f"{file.path!r} has {len(file.tensors)} tensors: a file has at most {MAX_TENSORS_OF_FILE}")
+            raise ManifestInvalid(
+                f"{file.path!r} has {len(file.tensors)} tensors: a file has at most "
+                f"{MAX_TENSORS_OF_FILE}"
+            )
     if (total := sum(len(file.tensors) for file in files)) > MAX_TENSORS:
-        raise ManifestInvalid(f"{total} tensors: a model has at most {MAX_TENSORS}; deploy it in parts")
+        raise ManifestInvalid(
+            f"{total} tensors: a model has at most {MAX_TENSORS}; deploy it in parts"
+        )
 
 
 def _folders(paths: Iterable[str]) -> set[str]:
@@ -284,7 +338,8 @@ def _folders(paths: Iterable[str]) -> set[str]:
 
 
 def check_paths(paths: list[str]) -> None:
-    """Refuse what could leave the model's directory, exist twice, or be a file and a directory at once, and too many directories."""
+    """Refuse what could leave the model's directory, exist twice, or be a file and a directory at
+    once, and too many directories."""
     if not 0 < len(paths) <= MAX_FILES:
         raise ManifestInvalid(f"{len(paths)} files: a model has 1 to {MAX_FILES}")
     for path in paths:
@@ -292,15 +347,26 @@ def check_paths(paths: list[str]) -> None:
             raw = path.encode()
         except UnicodeEncodeError as e:
             raise ManifestInvalid(f"path {path!r} is not UTF-8: rename the file") from e
-        if len(raw) > _MAX_PATH_BYTES or _NOT_PLAIN.search(raw) or max(map(len, raw.split(b"/"))) > _MAX_NAME_BYTES:
-            raise ManifestInvalid(f"path {path!r} is not a plain relative path of at most {_MAX_PATH_BYTES} bytes")
+        if (
+            len(raw) > _MAX_PATH_BYTES
+            or _NOT_PLAIN.search(raw)
+            or max(map(len, raw.split(b"/"))) > _MAX_NAME_BYTES
+        ):
+            raise ManifestInvalid(
+                f"path {path!r} is not a plain relative path of at most {_MAX_PATH_BYTES} bytes"
+            )
         if (depth := path.count("/")) > MAX_DEPTH:
-            raise ManifestInvalid(f"path {path[:100]!r} lies {depth} directories deep: at most {MAX_DEPTH}")
+            raise ManifestInvalid(
+                f"path {path[:100]!r} lies {depth} directories deep: at most {MAX_DEPTH}"
+            )
     if len(_folders(paths)) > MAX_FOLDERS:
-        raise ManifestInvalid(f"more than {MAX_FOLDERS} directories: pack what is in them, as .tar or .zip")
+        raise ManifestInvalid(
+            f"more than {MAX_FOLDERS} directories: pack what is in them, as .tar or .zip"
+        )
     if any(b.encode() <= a.encode() for a, b in itertools.pairwise(paths)):
         raise ManifestInvalid("files must be sorted by path, each once")
-    by_folder = sorted(path.replace("/", "\0") for path in paths)  # so that nothing comes between a directory and what is in it
+    # so that nothing comes between a directory and what is in it
+    by_folder = sorted(path.replace("/", "\0") for path in paths)
     if both := [a for a, b in itertools.pairwise(by_folder) if b.startswith(f"{a}\0")]:
         path = min(both).replace("\0", "/")
         raise ManifestInvalid(f"path {path!r} is a file and a directory at once")

@@ -12,7 +12,8 @@ from pathlib import Path
 from weight_cache.threads import NICENESS
 
 SWITCH_S = 0.0005
-"""A thread that hashes or reads hands the interpreter over within this time (5 ms by default): a start waits for the loop's answer."""
+"""A thread that hashes or reads hands the interpreter over within this time (5 ms by default): a
+start waits for the loop's answer."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 64 * 1024**2
@@ -27,11 +28,12 @@ def settle() -> None:
 
 
 def step_back() -> bool:
-    """Lower the scheduling group of this process's session (sched(7), "The autogroup feature"); whether there was one to lower.
+    """Lower the scheduling group of this process's session (sched(7), "The autogroup feature");
+    whether there was one to lower.
 
-    Without it the niceness of its threads counts for nothing against processes of other sessions: 50 models on their way took a hot
-    function's p99 from 4 ms to 54 ms on two cores, and with it to 8 ms, in the same time. A group that others share is left alone.
-    """
+    Without it the niceness of its threads counts for nothing against processes of other sessions:
+    50 models on their way took a hot function's p99 from 4 ms to 54 ms on two cores, and with it to
+    8 ms, in the same time. A group that others share is left alone."""
     if os.getsid(0) != os.getpid():
         return False
     with contextlib.suppress(OSError):
@@ -43,8 +45,8 @@ def step_back() -> bool:
 def keep_buffers() -> None:
     """Have malloc keep the memory of chunks instead of giving it back each time (mallopt(3)).
 
-    A fresh buffer of 16 MiB is 4,096 page faults, which took 6 % of an ingest. What is kept is bounded by what is in flight.
-    """
+    A fresh buffer of 16 MiB is 4,096 page faults, which took 6 % of an ingest. What is kept is
+    bounded by what is in flight."""
     with contextlib.suppress(OSError, AttributeError):  # a C library without it
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
@@ -52,7 +54,8 @@ def keep_buffers() -> None:
 
 
 def open_many_files() -> None:
-    """Take the hard limit of open files: a lease is one (the pidfd of its holder), and the soft limit is often 1,024."""
+    """Take the hard limit of open files: a lease is one (the pidfd of its holder), and the soft
+    limit is often 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -19,7 +19,8 @@ pilotlight_weights_dram_budget_bytes          of models that are read ahead into
 pilotlight_weights_dram_bytes                 room that held models take of it
 pilotlight_weights_read_ahead_bytes_total     read from the disk into memory before anybody asked for them
 pilotlight_weights_leases_served_total        by tier: where the model was when its lease was opened
-pilotlight_weights_bandwidth_bytes_per_second by tier that bytes leave: moving averages, what predictions are made of
+pilotlight_weights_bandwidth_bytes_per_second by tier that bytes leave: moving averages, what
+predictions are made of
 pilotlight_weights_prediction_ratio           seconds that fetches took, as a multiple of what was predicted
 """
 
@@ -50,24 +51,46 @@ class StoreCollector(Collector):
         """All metrics, once per scrape."""
         now = self._statistics()
         prefix = "pilotlight_weights"
-        yield GaugeMetricFamily(f"{prefix}_budget_bytes", "Disk that the store may use.", now.max_bytes)
-        yield GaugeMetricFamily(f"{prefix}_used_bytes", "Disk that it uses, what is arriving included.", now.used_bytes)
+        yield GaugeMetricFamily(
+            f"{prefix}_budget_bytes", "Disk that the store may use.", now.max_bytes
+        )
+        yield GaugeMetricFamily(
+            f"{prefix}_used_bytes", "Disk that it uses, what is arriving included.", now.used_bytes
+        )
         yield GaugeMetricFamily(f"{prefix}_models", "Models that are here.", now.models)
         yield GaugeMetricFamily(f"{prefix}_leases", "Leases held.", now.leases)
         yield GaugeMetricFamily(f"{prefix}_arriving", "Models on their way in.", now.arriving)
-        granted = CounterMetricFamily(f"{prefix}_leases_granted", "Leases by whether their model was here.", labels=["result"])
+        granted = CounterMetricFamily(
+            f"{prefix}_leases_granted", "Leases by whether their model was here.", labels=["result"]
+        )
         granted.add_metric(["hit"], now.hits)
         granted.add_metric(["miss"], now.misses)
         yield granted
-        yield CounterMetricFamily(f"{prefix}_fetched_bytes", "Bytes taken from the origin.", now.fetched_bytes)
-        yield CounterMetricFamily(f"{prefix}_evicted_models", "Models made to go for others.", now.evicted_models)
-        yield CounterMetricFamily(f"{prefix}_evicted_bytes", "Bytes of evicted files.", now.evicted_bytes)
-        yield CounterMetricFamily(f"{prefix}_quarantined_files", "Files found corrupt.", now.quarantined_files)
-        yield GaugeMetricFamily(f"{prefix}_partial_bytes", "Of files that are half here.", now.partial_bytes)
+        yield CounterMetricFamily(
+            f"{prefix}_fetched_bytes", "Bytes taken from the origin.", now.fetched_bytes
+        )
+        yield CounterMetricFamily(
+            f"{prefix}_evicted_models", "Models made to go for others.", now.evicted_models
+        )
+        yield CounterMetricFamily(
+            f"{prefix}_evicted_bytes", "Bytes of evicted files.", now.evicted_bytes
+        )
+        yield CounterMetricFamily(
+            f"{prefix}_quarantined_files", "Files found corrupt.", now.quarantined_files
+        )
+        yield GaugeMetricFamily(
+            f"{prefix}_partial_bytes", "Of files that are half here.", now.partial_bytes
+        )
         yield GaugeMetricFamily(f"{prefix}_pinned_bytes", "Of models that stay.", now.pinned_bytes)
-        yield CounterMetricFamily(f"{prefix}_resumed_bytes", "Not fetched again.", now.resumed_bytes)
-        yield CounterMetricFamily(f"{prefix}_scrubbed_bytes", "Read again and compared.", now.scrubbed_bytes)
-        yield CounterMetricFamily(f"{prefix}_given_bytes", "Bytes taken from other nodes.", now.given_bytes)
+        yield CounterMetricFamily(
+            f"{prefix}_resumed_bytes", "Not fetched again.", now.resumed_bytes
+        )
+        yield CounterMetricFamily(
+            f"{prefix}_scrubbed_bytes", "Read again and compared.", now.scrubbed_bytes
+        )
+        yield CounterMetricFamily(
+            f"{prefix}_given_bytes", "Bytes taken from other nodes.", now.given_bytes
+        )
 
 
 class TierCollector(Collector):
@@ -81,14 +104,28 @@ class TierCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All metrics, once per scrape."""
         prefix = "pilotlight_weights"
-        yield GaugeMetricFamily(f"{prefix}_dram_budget_bytes", "Of models read ahead into memory.", self._ahead.max_bytes)
-        yield GaugeMetricFamily(f"{prefix}_dram_bytes", "Room that held models take of it.", self._ahead.held_bytes)
-        yield CounterMetricFamily(f"{prefix}_read_ahead_bytes", "Read into memory before anybody asked.", self._ahead.brought_bytes)
-        served = CounterMetricFamily(f"{prefix}_leases_served", "Leases by the tier their model was in.", labels=["tier"])
+        yield GaugeMetricFamily(
+            f"{prefix}_dram_budget_bytes",
+            "Of models read ahead into memory.",
+            self._ahead.max_bytes,
+        )
+        yield GaugeMetricFamily(
+            f"{prefix}_dram_bytes", "Room that held models take of it.", self._ahead.held_bytes
+        )
+        yield CounterMetricFamily(
+            f"{prefix}_read_ahead_bytes",
+            "Read into memory before anybody asked.",
+            self._ahead.brought_bytes,
+        )
+        served = CounterMetricFamily(
+            f"{prefix}_leases_served", "Leases by the tier their model was in.", labels=["tier"]
+        )
         for tier in Tier:
             served.add_metric([tier.value], self._leases.served[tier])
         yield served
-        speeds = GaugeMetricFamily(f"{prefix}_bandwidth_bytes_per_second", "Speed upwards from a tier.", labels=["tier"])
+        speeds = GaugeMetricFamily(
+            f"{prefix}_bandwidth_bytes_per_second", "Speed upwards from a tier.", labels=["tier"]
+        )
         for tier, speed in self._bandwidths.speeds().items():
             speeds.add_metric([tier.value], speed)
         yield speeds
@@ -99,7 +136,10 @@ class Forecasts:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._ratio = Histogram(
-            "pilotlight_weights_prediction_ratio", "Actual by predicted seconds of fetches.", buckets=_RATIO_BUCKETS, registry=registry
+            "pilotlight_weights_prediction_ratio",
+            "Actual by predicted seconds of fetches.",
+            buckets=_RATIO_BUCKETS,
+            registry=registry,
         )
 
     def fetched(self, predicted_s: float, actual_s: float) -> None:

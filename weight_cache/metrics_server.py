@@ -1,9 +1,10 @@
-"""Serves a process's metrics over HTTP/1.1: on a Unix socket, and on a TCP address where the operator asks for one.
+"""Serves a process's metrics over HTTP/1.1: on a Unix socket, and on a TCP address where the
+operator asks for one.
 
-The Unix socket belongs to the platform's user (mode 0600). Every process of the machine can connect to a TCP address, those of
-tenants included, so over TCP a request needs the bearer token of the platform (`metrics_token`). `/healthz`, and paths that `probe`
-answers, need none: they say whether a process works, and nothing about tenants.
-"""
+The Unix socket belongs to the platform's user (mode 0600). Every process of the machine can connect
+to a TCP address, those of tenants included, so over TCP a request needs the bearer token of the
+platform (`metrics_token`). `/healthz`, and paths that `probe` answers, need none: they say whether
+a process works, and nothing about tenants."""
 
 from __future__ import annotations
 
@@ -26,7 +27,13 @@ from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid
 REQUEST_TIMEOUT_S = 10.0
 _MAX_HEAD_BYTES = 16 * 1024
 _MIN_TOKEN_CHARACTERS = 16
-_REASONS = {200: "OK", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+_REASONS = {
+    200: "OK",
+    401: "Unauthorized",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    503: "Service Unavailable",
+}
 
 Probe = Callable[[str], Awaitable[tuple[int, str] | None]]
 """Answers a probe's path with a status and a text; None for every other path."""
@@ -53,9 +60,14 @@ class MetricsAddress:
     token: str | None = None
 
     def opened(self) -> MetricsAddress:
-        """The same, with all done that takes the rights of who owns the directories. Raises SettingsInvalid, OSError."""
+        """The same, with all done that takes the rights of who owns the directories. Raises
+        SettingsInvalid, OSError."""
         listener = private_listener(self.socket_path) if self.socket_path is not None else None
-        token = metrics_token(self.token_file) if self.listen is not None and self.token_file is not None else None
+        token = (
+            metrics_token(self.token_file)
+            if self.listen is not None and self.token_file is not None
+            else None
+        )
         return replace(self, listener=listener, token=token)
 
 
@@ -66,7 +78,11 @@ def metrics_socket(paths: Paths, process: str) -> Path:
 
 def token_file_of(platform: PlatformSettings, paths: Paths) -> Path:
     """`platform.metrics_token_file`, else `<home>/metrics.token`."""
-    return Path(platform.metrics_token_file) if platform.metrics_token_file is not None else paths.home / "metrics.token"
+    return (
+        Path(platform.metrics_token_file)
+        if platform.metrics_token_file is not None
+        else paths.home / "metrics.token"
+    )
 
 
 def metrics_token(file: Path) -> str:
@@ -76,9 +92,14 @@ def metrics_token(file: Path) -> str:
             _create(file)
         token = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as e:
-        raise SettingsInvalid(f"{file}: cannot use it as the metrics token: {e}: set platform.metrics_token_file") from e
+        raise SettingsInvalid(
+            f"{file}: cannot use it as the metrics token: {e}: set platform.metrics_token_file"
+        ) from e
     if len(token) < _MIN_TOKEN_CHARACTERS or not token.isascii() or len(token.split()) != 1:
-        raise SettingsInvalid(f"{file}: holds no metrics token: write one word of at least {_MIN_TOKEN_CHARACTERS} ASCII characters")
+        raise SettingsInvalid(
+            f"{file}: holds no metrics token: write one word of at least {_MIN_TOKEN_CHARACTERS} "
+            f"ASCII characters"
+        )
     return token
 
 
@@ -88,7 +109,8 @@ def _create(file: Path) -> None:
     try:
         with os.fdopen(descriptor, "w") as f:
             f.write(secrets.token_urlsafe(32) + "\n")
-        with contextlib.suppress(FileExistsError):  # another process was first: its token is the one
+        # another process was first: its token is the one
+        with contextlib.suppress(FileExistsError):
             os.link(fresh, file)
     finally:
         fresh.unlink()
@@ -111,15 +133,24 @@ class MetricsServer:
     in_thread: bool = False
 
     async def serve(self, address: MetricsAddress) -> list[asyncio.Server]:
-        """Answer at `address` until the servers are closed. Raises SettingsInvalid when it cannot be had, OSError for the socket."""
+        """Answer at `address` until the servers are closed. Raises SettingsInvalid when it cannot
+        be had, OSError for the socket."""
         servers: list[asyncio.Server] = []
         try:
             if address.socket_path is not None:
                 listener = address.listener or private_listener(address.socket_path)
-                servers.append(await asyncio.start_unix_server(self._on_connection(None), sock=listener, limit=_MAX_HEAD_BYTES))
+                servers.append(
+                    await asyncio.start_unix_server(
+                        self._on_connection(None), sock=listener, limit=_MAX_HEAD_BYTES
+                    )
+                )
             if address.listen is not None:
                 assert address.token_file is not None
-                servers.append(await self._serve_tcp(address, address.token or metrics_token(address.token_file)))
+                servers.append(
+                    await self._serve_tcp(
+                        address, address.token or metrics_token(address.token_file)
+                    )
+                )
         except BaseException:
             for server in servers:
                 server.close()
@@ -129,15 +160,25 @@ class MetricsServer:
     async def _serve_tcp(self, address: MetricsAddress, token: str) -> asyncio.Server:
         host, _, port = (address.listen or "").rpartition(":")
         try:
-            return await asyncio.start_server(self._on_connection(token), host.strip("[]"), int(port), limit=_MAX_HEAD_BYTES)
+            return await asyncio.start_server(
+                self._on_connection(token), host.strip("[]"), int(port), limit=_MAX_HEAD_BYTES
+            )
         except OSError as e:
-            raise SettingsInvalid(f"{address.setting} = {address.listen!r}: cannot listen there: {e.strerror or e}") from e
+            raise SettingsInvalid(
+                f"{address.setting} = {address.listen!r}: cannot listen there: {e.strerror or e}"
+            ) from e
 
-    def _on_connection(self, token: str | None) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    def _on_connection(
+        self, token: str | None
+    ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
         async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            with contextlib.suppress(
+                OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError
+            ):
                 async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                    writer.write(await self.answer(await reader.readuntil(b"\r\n\r\n"), token=token))
+                    writer.write(
+                        await self.answer(await reader.readuntil(b"\r\n\r\n"), token=token)
+                    )
                     await writer.drain()
             writer.close()
 
@@ -158,7 +199,11 @@ class MetricsServer:
             return _response(404, b"/metrics or /healthz\n")
         headers = _headers(rest)
         if token is not None and not _carries(headers.get("authorization", ""), token):
-            return _response(401, b"a bearer token is needed: see metrics_token_file\n", {"WWW-Authenticate": "Bearer"})
+            return _response(
+                401,
+                b"a bearer token is needed: see metrics_token_file\n",
+                {"WWW-Authenticate": "Bearer"},
+            )
         if self.refresh is not None:
             self.refresh()
         encode, content_type = choose_encoder(headers.get("accept", ""))
@@ -170,11 +215,14 @@ class MetricsServer:
 
         body = await asyncio.to_thread(render) if self.in_thread else render()
         extra = {"Content-Encoding": "gzip"} if is_zipped else {}
-        return _response(200, body, {"Content-Type": content_type, **extra}, with_body=method == "GET")
+        return _response(
+            200, body, {"Content-Type": content_type, **extra}, with_body=method == "GET"
+        )
 
 
 def private_listener(path: Path) -> socket.socket:
-    """A Unix socket that only its owner can connect to, from its first moment on; what an earlier process left there is replaced."""
+    """A Unix socket that only its owner can connect to, from its first moment on; what an earlier
+    process left there is replaced."""
     fresh = path.with_suffix(f".{os.getpid()}")
     fresh.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -198,10 +246,23 @@ def _headers(text: str) -> dict[str, str]:
 
 def _carries(authorization: str, token: str) -> bool:
     scheme, _, given = authorization.partition(" ")
-    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
+    return scheme.lower() == "bearer" and hmac.compare_digest(
+        given.strip().encode(), token.encode()
+    )
 
 
-def _response(status: int, body: bytes, headers: dict[str, str] | None = None, *, with_body: bool = True) -> bytes:
-    lines = {"Content-Type": "text/plain; charset=utf-8", **(headers or {}), "Content-Length": str(len(body)), "Connection": "close"}
-    head = f"HTTP/1.1 {status} {_REASONS[status]}\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items()) + "\r\n"
+def _response(
+    status: int, body: bytes, headers: dict[str, str] | None = None, *, with_body: bool = True
+) -> bytes:
+    lines = {
+        "Content-Type": "text/plain; charset=utf-8",
+        **(headers or {}),
+        "Content-Length": str(len(body)),
+        "Connection": "close",
+    }
+    head = (
+        f"HTTP/1.1 {status} {_REASONS[status]}\r\n"
+        + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        + "\r\n"
+    )
     return head.encode() + (body if with_body else b"")

@@ -1,8 +1,9 @@
-"""What the store asks of other nodes: chunks that one of them has verified, before the origin is asked.
+"""What the store asks of other nodes: chunks that one of them has verified, before the origin is
+asked.
 
-The store believes them as little as the origin: every byte is hashed before it is written. `weight_cache.peers` is who answers;
-without it (a lone node) there are no neighbours, and everything comes from the origin.
-"""
+The store believes them as little as the origin: every byte is hashed before it is written.
+`weight_cache.peers` is who answers; without it (a lone node) there are no neighbours, and
+everything comes from the origin."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from weight_cache.manifest import ManifestFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A piece that somebody needs: chunk `index` of file `digest`, or the manifest `digest` where `index` is None.
+    """A piece that somebody needs: chunk `index` of file `digest`, or the manifest `digest` where
+    `index` is None.
 
     `length_bytes`: of the chunk exactly, of a manifest at most. `sha256`: hex, of just these bytes.
     """
@@ -34,7 +36,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """Bytes from a neighbour, not verified yet, and which one they came from (`giver`: its address)."""
+    """Bytes from a neighbour, not verified yet, and which one they came from (`giver`: its
+    address)."""
 
     block: bytes
     giver: str
@@ -44,8 +47,8 @@ class Neighbours(Protocol):
     """Other nodes of this platform. Owner: the store's event loop."""
 
     def asked(self, wanted: Wanted) -> AbstractAsyncContextManager[Given | None]:
-        """A neighbour's bytes, or None: then the caller reads them from the origin, and while the context lasts neighbours who want
-        the same wait for that. Raises nothing of its own."""
+        """A neighbour's bytes, or None: then the caller reads them from the origin, and while the
+        context lasts neighbours who want the same wait for that. Raises nothing of its own."""
         ...
 
     def used(self, given: Given) -> None:

@@ -1,8 +1,8 @@
-"""What the store writes down beside its files: manifests, leases, pins, and how far the scrubber is.
+"""What the store writes down beside its files: manifests, leases, pins, and how far the scrubber
+is.
 
-Each note is one small file, renamed in whole. What nobody asks for again after a power cut (manifests, pins) is flushed, what ends
-with it (leases) is not. Blocking, and quick.
-"""
+Each note is one small file, renamed in whole. What nobody asks for again after a power cut
+(manifests, pins) is flushed, what ends with it (leases) is not. Blocking, and quick."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from weight_cache.manifest import Manifest, parse
 from weight_cache.types import Lease
 
 _MANIFESTS_KEPT = 64
-"""Of models that are not here: what a fetch lacks can be said, and a fetch begin, without asking the origin."""
+"""Of models that are not here: what a fetch lacks can be said, and a fetch begin, without asking
+the origin."""
 _MANIFESTS_BYTES = 128 * 1024**2
 """Of these, but for the newest: they are outside the budget."""
 FOLDERS = ("manifests", "leases", "pins")
@@ -56,10 +57,16 @@ class Notes:
 
     def manifests(self) -> list[str]:
         """Every manifest that is kept, oldest first."""
-        return [note.name for note in sorted((self._root / "manifests").iterdir(), key=lambda n: n.stat().st_mtime_ns)]
+        return [
+            note.name
+            for note in sorted(
+                (self._root / "manifests").iterdir(), key=lambda n: n.stat().st_mtime_ns
+            )
+        ]
 
     def manifest(self, name: str) -> Manifest | None:
-        """The manifest of a model; None when it is not here, not readable, or not what its name says."""
+        """The manifest of a model; None when it is not here, not readable, or not what its name
+        says."""
         raw = self.raw_manifest(name)
         try:
             return parse(raw) if raw is not None else None
@@ -111,7 +118,8 @@ class Notes:
         (self._root / "leases" / lease_id).unlink(missing_ok=True)
 
     def leases(self) -> Iterator[Lease]:
-        """Leases of this boot; those of an earlier one, whose holders are gone, and broken ones are removed."""
+        """Leases of this boot; those of an earlier one, whose holders are gone, and broken ones are
+        removed."""
         for note in sorted((self._root / "leases").iterdir()):
             try:
                 body = json.loads(note.read_text())

@@ -1,8 +1,8 @@
 """Where bytes come from: content-addressed blobs, read by range.
 
-What an origin delivers is not believed: the store hashes every chunk. What an origin promises is that all ranges of a blob are of one
-version of its object, that a range is whole, and that an end comes: bytes, or an error that says what to do.
-"""
+What an origin delivers is not believed: the store hashes every chunk. What an origin promises is
+that all ranges of a blob are of one version of its object, that a range is whole, and that an end
+comes: bytes, or an error that says what to do."""
 
 from __future__ import annotations
 
@@ -12,14 +12,21 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
-from weight_cache.errors import ObjectChanged, ObjectMissing, ObjectStoreError, ObjectStoreUnavailable, OriginUnavailable
+from weight_cache.errors import (
+    ObjectChanged,
+    ObjectMissing,
+    ObjectStoreError,
+    ObjectStoreUnavailable,
+    OriginUnavailable,
+)
 from weight_cache.manifest import CHUNK_BYTES
 from weight_cache.objects import ObjectInfo, ObjectStore, blob_key
 from weight_cache.objects.retries import Pause, insistent
 
 T = TypeVar("T")
 SLOWEST_BYTES_PER_S = 64 * 1024
-"""An attempt may take its timeout, and the time that its bytes need at this pace: a trickle is no answer either."""
+"""An attempt may take its timeout, and the time that its bytes need at this pace: a trickle is no
+answer either."""
 _REMEMBERED = 10_000
 """Blobs whose version is remembered, least recently used go first: some MB."""
 _log = logging.getLogger(__name__)
@@ -32,20 +39,31 @@ class Origin(Protocol):
         """Length of blob `digest` in bytes. Raises OriginUnavailable."""
         ...
 
-    async def read(self, digest: str, *, offset_bytes: int, length_bytes: int) -> bytes | memoryview:
-        """Up to `length_bytes` from `offset_bytes`; shorter only where the blob ends. Raises OriginUnavailable."""
+    async def read(
+        self, digest: str, *, offset_bytes: int, length_bytes: int
+    ) -> bytes | memoryview:
+        """Up to `length_bytes` from `offset_bytes`; shorter only where the blob ends. Raises
+        OriginUnavailable."""
         ...
 
 
 class ObjectOrigin:
     """The platform's blobs in an object store.
 
-    `size` asks for the blob's current version, which later reads insist on. What may pass is asked for again, up to `attempts` times in
-    all with pauses between them; an attempt without an answer fails after `timeout_s`, so that a store that hangs is given up after
-    `attempts * timeout_s`. Give it a store that makes one attempt itself. Owner: the event loop; no `await` while `_known` changes.
-    """
+    `size` asks for the blob's current version, which later reads insist on. What may pass is asked
+    for again, up to `attempts` times in all with pauses between them; an attempt without an answer
+    fails after `timeout_s`, so that a store that hangs is given up after `attempts * timeout_s`.
+    Give it a store that makes one attempt itself. Owner: the event loop; no `await` while `_known`
+    changes."""
 
-    def __init__(self, store: ObjectStore, *, attempts: int = 5, timeout_s: float = 30.0, pause: Pause = asyncio.sleep) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        attempts: int = 5,
+        timeout_s: float = 30.0,
+        pause: Pause = asyncio.sleep,
+    ) -> None:
         self._store = store
         self._attempts = attempts
         self._timeout_s = timeout_s
@@ -59,8 +77,11 @@ class ObjectOrigin:
         """See Origin. Always asks."""
         return (await self._ask_info(digest)).size_bytes
 
-    async def read(self, digest: str, *, offset_bytes: int, length_bytes: int) -> bytes | memoryview:
-        """See Origin. What may be one range of several is read of one version; a blob of one range is one version by nature."""
+    async def read(
+        self, digest: str, *, offset_bytes: int, length_bytes: int
+    ) -> bytes | memoryview:
+        """See Origin. What may be one range of several is read of one version; a blob of one range
+        is one version by nature."""
         key = _key(digest)
         info = self._known.get(digest)
         if info is None and (offset_bytes or length_bytes >= CHUNK_BYTES):
@@ -68,12 +89,20 @@ class ObjectOrigin:
 
         async def attempt() -> bytes | memoryview:
             etag = info.etag if info is not None else None
-            data = await self._store.read(key, offset_bytes=offset_bytes, length_bytes=length_bytes, etag=etag)
-            if info is not None and len(data) != (whole := max(0, min(length_bytes, info.size_bytes - offset_bytes))):
-                raise ObjectStoreUnavailable(f"{len(data)} of {whole} bytes from {offset_bytes} came")
+            data = await self._store.read(
+                key, offset_bytes=offset_bytes, length_bytes=length_bytes, etag=etag
+            )
+            if info is not None and len(data) != (
+                whole := max(0, min(length_bytes, info.size_bytes - offset_bytes))
+            ):
+                raise ObjectStoreUnavailable(
+                    f"{len(data)} of {whole} bytes from {offset_bytes} came"
+                )
             return data
 
-        return await self._insist(digest, attempt, timeout_s=self._timeout_s + length_bytes / SLOWEST_BYTES_PER_S)
+        return await self._insist(
+            digest, attempt, timeout_s=self._timeout_s + length_bytes / SLOWEST_BYTES_PER_S
+        )
 
     async def aclose(self) -> None:
         """Close the store."""
@@ -83,14 +112,18 @@ class ObjectOrigin:
         key = _key(digest)
         info = await self._insist(digest, lambda: self._store.info(key), timeout_s=self._timeout_s)
         if info is None:
-            raise self._unavailable(digest, "is missing. Deploy again to upload it, or push the weights again")
+            raise self._unavailable(
+                digest, "is missing. Deploy again to upload it, or push the weights again"
+            )
         self._known[digest] = info
         self._known.move_to_end(digest)
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
         return info
 
-    async def _insist(self, digest: str, work: Callable[[], Awaitable[T]], *, timeout_s: float) -> T:
+    async def _insist(
+        self, digest: str, work: Callable[[], Awaitable[T]], *, timeout_s: float
+    ) -> T:
         async def limited() -> T:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -102,19 +135,31 @@ class ObjectOrigin:
             try:
                 return await limited()
             except ObjectStoreUnavailable as e:
-                _log.warning("origin failed blob=%s store=%r reason=%s", digest[:12], self._store, e)
+                _log.warning(
+                    "origin failed blob=%s store=%r reason=%s", digest[:12], self._store, e
+                )
                 raise
 
         try:
-            return await insistent(told, attempts=self._attempts, longest_pause_s=self._timeout_s, pause=self._pause)
+            return await insistent(
+                told, attempts=self._attempts, longest_pause_s=self._timeout_s, pause=self._pause
+            )
         except ObjectMissing as e:
             self._known.pop(digest, None)
-            raise self._unavailable(digest, "is missing. Deploy again to upload it, or push the weights again") from e
+            raise self._unavailable(
+                digest, "is missing. Deploy again to upload it, or push the weights again"
+            ) from e
         except ObjectChanged as e:
             self._known.pop(digest, None)
-            raise self._unavailable(digest, "was replaced while it was read. Nothing of it is used; the next start reads it anew") from e
+            raise self._unavailable(
+                digest,
+                "was replaced while it was read. Nothing of it is used; the next start reads it anew",
+            ) from e
         except ObjectStoreUnavailable as e:
-            reason = f"did not come in {self._attempts} attempts: {e}. Look at the store and the network to it, then start again"
+            reason = (
+                f"did not come in {self._attempts} attempts: {e}. Look at the store and the "
+                f"network to it, then start again"
+            )
             raise self._unavailable(digest, reason) from e
         except ObjectStoreError as e:
             raise self._unavailable(digest, f"cannot be read: {e}") from e

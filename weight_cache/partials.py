@@ -1,10 +1,12 @@
-"""Files on their way in, so that nothing is fetched twice: what is half here, and which chunks of it are right.
+"""Files on their way in, so that nothing is fetched twice: what is half here, and which chunks of
+it are right.
 
     partial/<digest>        a sparse file; only verified chunks were ever written to it
     partial/<digest>.done   a bit per chunk: these are on the disk (the data is flushed before its bits are written)
 
-A file of one chunk has no bits: it is here or it is not. After a restart chunks are read again before their bits are believed;
-what this process wrote itself it knows, unless somebody touched the file since.
+A file of one chunk has no bits: it is here or it is not. After a restart chunks are read again
+before their bits are believed; what this process wrote itself it knows, unless somebody touched the
+file since.
 
 Blocking; called in threads, except for `remove`.
 """
@@ -24,7 +26,8 @@ from weight_cache.manifest import CHUNK_BYTES, ManifestFile
 from weight_cache.types import Chunk
 
 FLUSHED_EVERY_CHUNKS = 16
-"""256 MiB: what is fetched again at most after a kill, against a commit of the file system's journal each time."""
+"""256 MiB: what is fetched again at most after a kill, against a commit of the file system's
+journal each time."""
 _DONE = ".done"
 _SYNC_FILE_RANGE_WRITE = 2  # <linux/fs.h>
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -33,14 +36,23 @@ _log = logging.getLogger(__name__)
 
 
 class Partial:
-    """One file on its way. Owner: its fetch, whose threads write chunks side by side; the lock guards the figures.
+    """One file on its way. Owner: its fetch, whose threads write chunks side by side; the lock
+    guards the figures.
 
     Attributes:
         verified: indices of the chunks that are in the file and right.
         claimed: those that an earlier process says it wrote; `check` them before they are believed.
     """
 
-    def __init__(self, path: Path, file: ManifestFile, *, verified: set[int], claimed: set[int], flushed_every: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        file: ManifestFile,
+        *,
+        verified: set[int],
+        claimed: set[int],
+        flushed_every: int,
+    ) -> None:
         self.path = path
         self.verified = verified
         self.claimed = claimed - verified
@@ -116,15 +128,18 @@ class Partial:
 
 
 class Partials:
-    """The directory of partial files. Owner: the store's event loop; one `Partial` per digest at a time (single flight)."""
+    """The directory of partial files. Owner: the store's event loop; one `Partial` per digest at a
+    time (single flight)."""
 
     def __init__(self, folder: Path, *, flushed_every: int = FLUSHED_EVERY_CHUNKS) -> None:
         self._folder = folder
         self._flushed_every = flushed_every
-        self._known: dict[str, tuple[int, set[int]]] = {}  # digest → modification time and chunks, as this process left them
+        # digest → modification time and chunks, as this process left them
+        self._known: dict[str, tuple[int, set[int]]] = {}
 
     def stock(self, complete: set[str]) -> dict[str, int]:
-        """What is half here: digest → bytes. What is of no use (no bits, or the file is `complete` elsewhere) is removed."""
+        """What is half here: digest → bytes. What is of no use (no bits, or the file is `complete`
+        elsewhere) is removed."""
         found = {}
         for name in {entry.name.removesuffix(_DONE) for entry in self._folder.iterdir()}:
             size = _bytes_of(self._bits(name), self._size(name))
@@ -141,13 +156,17 @@ class Partials:
         if not path.exists():
             self.remove(digest)  # bits of a file that is gone
         else:
-            known = known if path.stat().st_mtime_ns == left_at else set()  # else not ours, or somebody wrote to it
+            # else not ours, or somebody wrote to it
+            known = known if path.stat().st_mtime_ns == left_at else set()
             path.chmod(0o600)  # sealed already, when its last owner died before it had its name
         claimed = {i for i in self._bits(digest) if i < len(file.chunk_sha256s)}
-        return Partial(path, file, verified=known, claimed=claimed, flushed_every=self._flushed_every)
+        return Partial(
+            path, file, verified=known, claimed=claimed, flushed_every=self._flushed_every
+        )
 
     def leave(self, partial: Partial) -> None:
-        """Close a partial, complete (and renamed) or not; what is verified stays for the next try."""
+        """Close a partial, complete (and renamed) or not; what is verified stays for the next
+        try."""
         digest = partial.path.name
         try:
             if partial.path.exists():
@@ -208,7 +227,8 @@ def _overwrite(path: Path, content: bytes | bytearray) -> None:
 
 
 def _begin_writeback(descriptor: int, chunk: Chunk) -> None:
-    """Let the disk begin now (sync_file_range(2)), so that the flush at the end is short. Where it cannot, the flush does it all."""
+    """Let the disk begin now (sync_file_range(2)), so that the flush at the end is short. Where it
+    cannot, the flush does it all."""
     _libc.sync_file_range(
         ctypes.c_int(descriptor),
         ctypes.c_int64(chunk.offset_bytes),

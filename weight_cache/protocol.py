@@ -1,14 +1,15 @@
 """The wire of this platform's node-local sockets: newline-delimited JSON over a Unix stream.
 
-A connection carries many calls at once, at most `MAX_CALLS`; one more is answered `too_many_calls`. A request is
-`{"id": 7, "op": "open", "args": {…}}`; the answer is either one frame `{"id": 7, "ok": {…}}` or `{"id": 7, "error":
-{"code", "message", "detail"}}`, or, for an operation that streams, any number of `{"id": 7, "part": {…}}` before that
-last frame. `{"id": 7, "op": "cancel"}` ends a call early. Frames are at most `MAX_FRAME_BYTES` long; payloads larger
-than that do not belong on this wire.
+A connection carries many calls at once, at most `MAX_CALLS`; one more is answered `too_many_calls`.
+A request is `{"id": 7, "op": "open", "args": {…}}`; the answer is either one frame `{"id": 7, "ok":
+{…}}` or `{"id": 7, "error": {"code", "message", "detail"}}`, or, for an operation that streams, any
+number of `{"id": 7, "part": {…}}` before that last frame. `{"id": 7, "op": "cancel"}` ends a call
+early. Frames are at most `MAX_FRAME_BYTES` long; payloads larger than that do not belong on this
+wire.
 
-The server reads the peer's credentials from the kernel (SO_PEERCRED, unix(7)). It serves its own uid and root, and a guest
-where it has one: another uid, with operations of its own. The socket's mode says the same thing twice.
-"""
+The server reads the peer's credentials from the kernel (SO_PEERCRED, unix(7)). It serves its own
+uid and root, and a guest where it has one: another uid, with operations of its own. The socket's
+mode says the same thing twice."""
 
 from __future__ import annotations
 
@@ -29,12 +30,15 @@ from weight_cache.threads import cancel_and_wait
 from weight_cache.turns import Turns
 
 MAX_FRAME_BYTES = 8 * 1024 * 1024
-"""Longest frame: a launch spec with secrets and a schema is some 100 KiB; 8 MiB is generous and still bounds memory."""
+"""Longest frame: a launch spec with secrets and a schema is some 100 KiB; 8 MiB is generous and
+still bounds memory."""
 
 MAX_CALLS = 1024
-"""Calls of one connection at once: an activator has one for each start that waits; log readers have connections of their own."""
+"""Calls of one connection at once: an activator has one for each start that waits; log readers have
+connections of their own."""
 MAX_CALLS_BYTES = 64 * 1024 * 1024
-"""Of their requests together: what waits for its answer is in memory. A start's launch document is some 100 KiB."""
+"""Of their requests together: what waits for its answer is in memory. A start's launch document is
+some 100 KiB."""
 _MAX_MESSAGE = 64 * 1024
 """Characters of an error's message where its frame was too long."""
 _PEER_CREDENTIALS = struct.Struct("3i")
@@ -69,19 +73,25 @@ def encode(frame: Mapping[str, Any]) -> bytes:
     """One frame as bytes, newline included. Raises ProtocolError when it is too long."""
     line = json.dumps(frame, separators=(",", ":")).encode() + b"\n"
     if len(line) > MAX_FRAME_BYTES:
-        raise ProtocolError(f"frame of {len(line)} bytes exceeds {MAX_FRAME_BYTES}: send large data as files, not frames")
+        raise ProtocolError(
+            f"frame of {len(line)} bytes exceeds {MAX_FRAME_BYTES}: send large data as files, not "
+            f"frames"
+        )
     return line
 
 
 class RpcClient:
     """Many concurrent calls over one connection.
 
-    Owner: the event loop it was opened on; no lock is needed because every change of `_waiting` happens between
-    awaits. When the connection is lost every open call fails with ProtocolError at once.
-    """
+    Owner: the event loop it was opened on; no lock is needed because every change of `_waiting`
+    happens between awaits. When the connection is lost every open call fails with ProtocolError at
+    once."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, most_waiting: int = 0) -> None:
-        """`most_waiting`: frames of a call that nobody has taken yet; with so many nothing more is read, for any call. 0: no bound."""
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, most_waiting: int = 0
+    ) -> None:
+        """`most_waiting`: frames of a call that nobody has taken yet; with so many nothing more is
+        read, for any call. 0: no bound."""
         self._reader = reader
         self._writer = writer
         self._most_waiting = most_waiting
@@ -92,7 +102,8 @@ class RpcClient:
 
     @classmethod
     async def open(cls, path: Path, *, most_waiting: int = 0) -> RpcClient:
-        """Connect to the socket at `path`; a bound of waiting frames is for connections with one call.
+        """Connect to the socket at `path`; a bound of waiting frames is for connections with one
+        call.
 
         Raises ProtocolError, naming the path, when nobody listens.
         """
@@ -108,20 +119,25 @@ class RpcClient:
         return self._closed
 
     async def call(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """One question, one answer. Raises RemoteFailure or ProtocolError. Cancelling it cancels it there too."""
+        """One question, one answer. Raises RemoteFailure or ProtocolError. Cancelling it cancels it
+        there too."""
         async with contextlib.aclosing(self._frames(op, args)) as frames:
             async for kind, body in frames:
                 if kind == "ok":
                     return body
         raise ProtocolError(f"{op}: the stream ended without an answer")
 
-    async def stream(self, op: str, args: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+    async def stream(
+        self, op: str, args: Mapping[str, Any]
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
         """The parts of a streaming call, then its final answer as the last item."""
         async with contextlib.aclosing(self._frames(op, args)) as frames:
             async for _, body in frames:
                 yield body
 
-    async def _frames(self, op: str, args: Mapping[str, Any]) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
+    async def _frames(
+        self, op: str, args: Mapping[str, Any]
+    ) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
         if self._closed:
             raise ProtocolError(f"{op}: the connection is closed")
         self._next_id += 1
@@ -164,12 +180,14 @@ class RpcClient:
                     await inbox.put(frame)
                 await turns.handled(line)
         except (OSError, ValueError, KeyError):
-            pass  # a peer that breaks the protocol is a peer that left: every open call learns it below
+            # a peer that breaks the protocol is a peer that left: every open call learns it below
+            pass
         finally:
             self._closed = True
             for inbox in self._waiting.values():
                 if inbox.full():
-                    inbox.get_nowait()  # who is told that the connection is lost has no use for a frame more
+                    # who is told that the connection is lost has no use for a frame more
+                    inbox.get_nowait()
                 inbox.put_nowait(None)
             self._writer.close()
 
@@ -195,11 +213,11 @@ async def serve(
     *,
     guest: Guest | None = None,
 ) -> asyncio.Server:
-    """Serve `operations` on a Unix socket at `path` (mode 0600, for a guest see `admit`), replacing a stale socket file.
+    """Serve `operations` on a Unix socket at `path` (mode 0600, for a guest see `admit`), replacing
+    a stale socket file.
 
-    `describe` turns an operation's exception into (code, message, detail); None means a defect, which the peer sees as
-    `internal` and which is re-raised into the loop's exception handler.
-    """
+    `describe` turns an operation's exception into (code, message, detail); None means a defect,
+    which the peer sees as `internal` and which is re-raised into the loop's exception handler."""
 
     async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         uid = uid_of(writer.get_extra_info("socket"))
@@ -222,7 +240,8 @@ async def serve(
 
 
 def admit(path: Path) -> None:
-    """Let the group that may enter the directory of `path` connect to it (a socket) or enter it (a directory), and nobody else but us."""
+    """Let the group that may enter the directory of `path` connect to it (a socket) or enter it (a
+    directory), and nobody else but us."""
     folder, is_directory = path.parent.stat(), path.is_dir()
     if not folder.st_mode & stat.S_IXGRP:
         path.chmod(0o700 if is_directory else 0o600)
@@ -265,7 +284,15 @@ class _Connection:
             while line := await self._reader.readline():
                 await self._take(json.loads(line), len(line))
                 await turns.handled(line)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, _PeerLeft, asyncio.CancelledError):
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            RecursionError,
+            _PeerLeft,
+            asyncio.CancelledError,
+        ):
             pass  # the peer left, or does not speak our protocol: either way this connection ends
         finally:
             for task in list(self._running.values()):
@@ -273,7 +300,8 @@ class _Connection:
             self._writer.close()
 
     async def _take(self, frame: Mapping[str, Any], size_bytes: int) -> None:
-        """Begin a call, or end one: that is heard however many there are. Raises ValueError for an id that is in use."""
+        """Begin a call, or end one: that is heard however many there are. Raises ValueError for an
+        id that is in use."""
         call_id = frame["id"]
         if frame["op"] == "cancel":
             task = self._running.get(call_id)
@@ -282,10 +310,15 @@ class _Connection:
             return
         if call_id in self._running:
             raise ValueError(f"call {call_id!r} is running already")
-        if self._running and (len(self._running) >= MAX_CALLS or self._held_bytes + size_bytes > MAX_CALLS_BYTES):
+        if self._running and (
+            len(self._running) >= MAX_CALLS or self._held_bytes + size_bytes > MAX_CALLS_BYTES
+        ):
             held = f"{len(self._running)} calls of {self._held_bytes} bytes run on this connection"
             await self._fail(
-                call_id, "too_many_calls", f"{held}: at most {MAX_CALLS} of {MAX_CALLS_BYTES} bytes may; wait for the answer to one"
+                call_id,
+                "too_many_calls",
+                f"{held}: at most {MAX_CALLS} of {MAX_CALLS_BYTES} bytes may; wait for the answer "
+                f"to one",
             )
             return
         self._held_bytes += size_bytes
@@ -308,7 +341,11 @@ class _Connection:
             operation = self._operations.get(frame["op"])
             if operation is None:
                 known = ", ".join(sorted(self._operations))
-                await self._fail(call_id, "unknown_operation", f"no operation {frame['op']!r}; there are: {known}")
+                await self._fail(
+                    call_id,
+                    "unknown_operation",
+                    f"no operation {frame['op']!r}; there are: {known}",
+                )
                 return
             await self._send({"id": call_id, "ok": await operation(frame.get("args") or {}, part)})
         except _PeerLeft:
@@ -316,12 +353,17 @@ class _Connection:
         except Exception as e:
             described = self._describe(e)
             with contextlib.suppress(_PeerLeft):
-                await self._fail(call_id, *(described or ("internal", f"{type(e).__name__}: {e}", {})))
+                await self._fail(
+                    call_id, *(described or ("internal", f"{type(e).__name__}: {e}", {}))
+                )
             if described is None:
                 raise
 
-    async def _fail(self, call_id: int, code: str, message: str, detail: Mapping[str, Any] | None = None) -> None:
-        """Whoever asked gets an answer in any case: where the detail is too long for a frame, the error without it."""
+    async def _fail(
+        self, call_id: int, code: str, message: str, detail: Mapping[str, Any] | None = None
+    ) -> None:
+        """Whoever asked gets an answer in any case: where the detail is too long for a frame, the
+        error without it."""
         error = {"code": code, "message": message, "detail": dict(detail or {})}
         try:
             await self._send({"id": call_id, "error": error})

@@ -1,12 +1,12 @@
 """The DRAM tier: how much of a file is in the page cache, and asking for more of it.
 
-How much: cachestat(2) (Linux 6.5), else mincore(2) over a mapping. Of large models only evenly spread windows are looked at, so that
-the answer costs about the same for all.
+How much: cachestat(2) (Linux 6.5), else mincore(2) over a mapping. Of large models only evenly
+spread windows are looked at, so that the answer costs about the same for all.
 
-Asking for more: posix_fadvise(2), POSIX_FADV_WILLNEED. One call reads at most what one request to the device, or the read-ahead window,
-holds, whatever its length says (`force_page_cache_ra` in mm/readahead.c; measured: 8 MiB of 256), so a piece is asked for in small steps.
-That does not wait; one byte of each step does, and only so the speed is known.
-"""
+Asking for more: posix_fadvise(2), POSIX_FADV_WILLNEED. One call reads at most what one request to
+the device, or the read-ahead window, holds, whatever its length says (`force_page_cache_ra` in
+mm/readahead.c; measured: 8 MiB of 256), so a piece is asked for in small steps. That does not wait;
+one byte of each step does, and only so the speed is known."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from pathlib import Path
 from weight_cache.types import Tier
 
 WARM_SHARE = 0.9
-"""A model of which this much is in memory starts at memory's speed: the rest is read while the first layers are used."""
+"""A model of which this much is in memory starts at memory's speed: the rest is read while the
+first layers are used."""
 PIECE_BYTES = 16 * 1024**2
 _STEP_BYTES = 256 * 1024
 """Below the longest request of the disks of today's clouds."""
@@ -29,7 +30,14 @@ _WINDOWS, _WINDOW_BYTES = 64, 16 * 1024**2
 _CACHESTAT = 451
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 
@@ -39,7 +47,10 @@ class _Range(ctypes.Structure):
 
 
 class _Cachestat(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_uint64) for name in ("cache", "dirty", "writeback", "evicted", "recently_evicted"))
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in ("cache", "dirty", "writeback", "evicted", "recently_evicted")
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +72,8 @@ class Residency:
 
 
 def look(files: Iterable[Path]) -> Residency:
-    """How much of these files is in memory. Blocking; about 0.1 ms. A file that is gone counts for nothing."""
+    """How much of these files is in memory. Blocking; about 0.1 ms. A file that is gone counts for
+    nothing."""
     resident = total = looked = 0
     lengths = sizes(files)
     whole = sum(lengths.values())
@@ -89,13 +101,19 @@ def tier_of(files: Iterable[Path]) -> Tier:
 def cached_bytes(descriptor: int, offset: int, length: int) -> int:
     """Bytes of the range that are in the page cache (whole pages, at most `length`). Blocking."""
     found = _Cachestat()
-    if _libc.syscall(_CACHESTAT, descriptor, ctypes.byref(_Range(offset, length)), ctypes.byref(found), 0) == 0:
+    if (
+        _libc.syscall(
+            _CACHESTAT, descriptor, ctypes.byref(_Range(offset, length)), ctypes.byref(found), 0
+        )
+        == 0
+    ):
         return min(int(found.cache) * mmap.PAGESIZE, length)
     return mapped_bytes(descriptor, offset, length)
 
 
 def mapped_bytes(descriptor: int, offset: int, length: int) -> int:
-    """As `cached_bytes`, for kernels before 6.5: mincore(2) over a mapping of the range. What cannot be mapped is not in memory."""
+    """As `cached_bytes`, for kernels before 6.5: mincore(2) over a mapping of the range. What
+    cannot be mapped is not in memory."""
     start = offset - offset % mmap.PAGESIZE
     span = offset + length - start
     address = _libc.mmap(None, span, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, start)
@@ -111,17 +129,21 @@ def mapped_bytes(descriptor: int, offset: int, length: int) -> int:
 
 
 def available_bytes() -> int:
-    """Memory that could be had without swapping (MemAvailable, proc_meminfo(5)); 0 when the kernel does not say. Blocking."""
+    """Memory that could be had without swapping (MemAvailable, proc_meminfo(5)); 0 when the kernel
+    does not say. Blocking."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
+    return next(
+        (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brought:
-    """What reading ahead did: bytes that were not in memory, the seconds that it took, and bytes that were left out for want of room."""
+    """What reading ahead did: bytes that were not in memory, the seconds that it took, and bytes
+    that were left out for want of room."""
 
     size_bytes: int
     seconds: float
@@ -129,10 +151,11 @@ class Brought:
 
 
 def bring(files: Iterable[Path], *, room_bytes: int, stopped: Callable[[], bool]) -> Brought:
-    """Read files into the page cache, the first ones first, until `room_bytes` of them are in it or `stopped()` says so. Blocking.
+    """Read files into the page cache, the first ones first, until `room_bytes` of them are in it or
+    `stopped()` says so. Blocking.
 
-    Room is taken by what is there already, too. Two pieces are on their way at once: one is asked for while the one before is awaited.
-    """
+    Room is taken by what is there already, too. Two pieces are on their way at once: one is asked
+    for while the one before is awaited."""
     began, brought, left = time.perf_counter(), 0, 0
     for path, size in sizes(files).items():
         taken = min(size, room_bytes)
@@ -144,7 +167,8 @@ def bring(files: Iterable[Path], *, room_bytes: int, stopped: Callable[[], bool]
 
 
 def _bring_file(path: Path, size: int, stopped: Callable[[], bool]) -> int:
-    """Bytes that were not in memory. A file that cannot be opened or read is the business of whoever needs it."""
+    """Bytes that were not in memory. A file that cannot be opened or read is the business of
+    whoever needs it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -158,7 +182,12 @@ def _bring_file(path: Path, size: int, stopped: Callable[[], bool]) -> int:
             absent = length - cached_bytes(descriptor, offset, length)
             steps = range(offset, offset + length, _STEP_BYTES) if absent else range(0)
             for step in steps:
-                os.posix_fadvise(descriptor, step, min(_STEP_BYTES, offset + length - step), os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(
+                    descriptor,
+                    step,
+                    min(_STEP_BYTES, offset + length - step),
+                    os.POSIX_FADV_WILLNEED,
+                )
             _await_steps(descriptor, before)
             brought, before = brought + absent, steps
         _await_steps(descriptor, before)

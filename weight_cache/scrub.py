@@ -1,9 +1,10 @@
-"""The scrubber: reads what is on the disk again, in a circle, when nobody else has anything to read, and compares.
+"""The scrubber: reads what is on the disk again, in a circle, when nobody else has anything to
+read, and compares.
 
-Disks rot silently. What is corrupt is set aside, and the models that have it are fetched anew when they are next asked for. The
-pace is a bound: `bytes_per_s` of the disk at most, less while others read. It is kept with a monotonic clock, so that a
-step of the wall clock neither stalls nor hurries it. The file that was checked last is remembered over restarts.
-"""
+Disks rot silently. What is corrupt is set aside, and the models that have it are fetched anew when
+they are next asked for. The pace is a bound: `bytes_per_s` of the disk at most, less while others
+read. It is kept with a monotonic clock, so that a step of the wall clock neither stalls nor hurries
+it. The file that was checked last is remembered over restarts."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ Sleep = Callable[[float], Awaitable[None]]
 PIECE_BYTES = 4 * 1024 * 1024
 """Read in one turn: whoever is more urgent waits for one of these at most."""
 ROUND_S = 3600.0
-"""A round takes no less: a small store is not read all day long. Also the time between two looks at one that holds nothing."""
+"""A round takes no less: a small store is not read all day long. Also the time between two looks at
+one that holds nothing."""
 
 
 class Scrubber:
@@ -61,7 +63,10 @@ class Scrubber:
         self._free_at = 0.0
 
     def __repr__(self) -> str:
-        return f"<Scrubber after={self._directory.notes.scrubbed()[:12] or 'nothing'} {self._bytes_per_s} bytes/s>"
+        return (
+            f"<Scrubber after={self._directory.notes.scrubbed()[:12] or 'nothing'} "
+            f"{self._bytes_per_s} bytes/s>"
+        )
 
     async def run(self) -> None:
         """Go round until cancelled; return at once when the pace is 0."""
@@ -77,7 +82,8 @@ class Scrubber:
                 await self._remember(digest)
 
     async def check(self, digest: str) -> bool:
-        """Read one file at the pace; False (and set aside) when it is not what its name says. One that left meanwhile is right."""
+        """Read one file at the pace; False (and set aside) when it is not what its name says. One
+        that left meanwhile is right."""
         path = self._directory.file(digest)
         try:
             reader = _Reader(path)
@@ -99,7 +105,8 @@ class Scrubber:
             size = await self._threads.run(reader.read)
         self._tally.scrubbed_bytes += size
         now = self._clock()
-        self._free_at = max(now, self._free_at) + size / self._bytes_per_s  # what was missed is not made up for
+        # what was missed is not made up for
+        self._free_at = max(now, self._free_at) + size / self._bytes_per_s
         await self._sleep(self._free_at - now)
         return size
 
@@ -120,11 +127,14 @@ class Scrubber:
     def _next(self) -> str | None:
         """The file after the last one; None at the end of a round."""
         last = self._directory.notes.scrubbed()
-        return min((digest for digest in self._catalogue.file_names() if digest > last), default=None)
+        return min(
+            (digest for digest in self._catalogue.file_names() if digest > last), default=None
+        )
 
 
 class _Reader:
-    """A file in pieces, from the disk itself where it can be (open(2), O_DIRECT): what memory holds is not what is checked."""
+    """A file in pieces, from the disk itself where it can be (open(2), O_DIRECT): what memory holds
+    is not what is checked."""
 
     def __init__(self, path: Path) -> None:
         self.hash = FileHash()
@@ -141,8 +151,13 @@ class _Reader:
         """Read and hash the next piece; its length, 0 at the end. Raises OSError."""
         if self._offset >= self._size:
             return 0
-        if self._offset % mmap.PAGESIZE:  # the last read was short in the middle: O_DIRECT does not go on from there
-            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, fcntl.fcntl(self._descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
+        # the last read was short in the middle: O_DIRECT does not go on from there
+        if self._offset % mmap.PAGESIZE:
+            fcntl.fcntl(
+                self._descriptor,
+                fcntl.F_SETFL,
+                fcntl.fcntl(self._descriptor, fcntl.F_GETFL) & ~os.O_DIRECT,
+            )
         size = os.preadv(self._descriptor, [self._piece], self._offset)
         with memoryview(self._piece) as view:
             self.hash.update(view[:size])

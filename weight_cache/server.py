@@ -19,19 +19,29 @@ T = TypeVar("T")
 
 
 FOR_CONTROLLER = ("predict", "prefetch", "verify", "pin", "unpin", "drop", "stat", "list")
-"""What a controller with a uid of its own may ask: where models are, to bring, keep and drop them; it holds none."""
+"""What a controller with a uid of its own may ask: where models are, to bring, keep and drop them;
+it holds none."""
 _MANIFEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
 async def serve_store(store: Store, leases: Leases, socket_path: Path) -> asyncio.Server:
     """Answer on `socket_path` until the returned server is closed."""
-    return await serve(socket_path, {**lease_operations(leases), **store_operations(store)}, _describe)
+    return await serve(
+        socket_path, {**lease_operations(leases), **store_operations(store)}, _describe
+    )
 
 
-async def serve_controller(store: Store, leases: Leases, socket_path: Path, *, uid: int) -> asyncio.Server:
+async def serve_controller(
+    store: Store, leases: Leases, socket_path: Path, *, uid: int
+) -> asyncio.Server:
     """The same for a controller that has a uid of its own."""
     operations = {**lease_operations(leases), **store_operations(store)}
-    return await serve(socket_path, operations, _describe, guest=Guest(uid=uid, operations=controller_operations(operations)))
+    return await serve(
+        socket_path,
+        operations,
+        _describe,
+        guest=Guest(uid=uid, operations=controller_operations(operations)),
+    )
 
 
 def controller_operations(of_root: Mapping[str, Operation]) -> Mapping[str, Operation]:
@@ -42,7 +52,9 @@ def controller_operations(of_root: Mapping[str, Operation]) -> Mapping[str, Oper
 def _checked(operation: Operation) -> Operation:
     async def run(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
         if "manifest" in args and not _MANIFEST.match(_text(args, "manifest")):
-            raise ManifestInvalid(f"manifest {_text(args, 'manifest')[:80]!r}: expected the 64 hex digits of a sha256")
+            raise ManifestInvalid(
+                f"manifest {_text(args, 'manifest')[:80]!r}: expected the 64 hex digits of a sha256"
+            )
         return await operation(args, part)
 
     return run
@@ -52,7 +64,9 @@ def lease_operations(leases: Leases) -> dict[str, Operation]:
     """What holders ask, by name."""
 
     async def open_lease(args: Mapping[str, Any], _: Part) -> Mapping[str, Any]:
-        opened = await leases.open(_text(args, "manifest"), holder=_text(args, "holder"), pid=_pid(args))
+        opened = await leases.open(
+            _text(args, "manifest"), holder=_text(args, "holder"), pid=_pid(args)
+        )
         path = None if opened.path is None else str(opened.path)
         return {**dataclasses.asdict(opened), "path": path}
 
@@ -96,13 +110,25 @@ def store_operations(store: Store) -> dict[str, Operation]:
         return store.statistics().to_json()
 
     async def list_all(_args: Mapping[str, Any], _: Part) -> Mapping[str, Any]:
-        return {"models": [dataclasses.asdict(m) for m in store.models()], "leases": [held.to_json() for held in store.leases()]}
+        return {
+            "models": [dataclasses.asdict(m) for m in store.models()],
+            "leases": [held.to_json() for held in store.leases()],
+        }
 
-    return {"prefetch": prefetch, "verify": verify, "pin": pin, "unpin": unpin, "drop": drop, "stat": stat, "list": list_all}
+    return {
+        "prefetch": prefetch,
+        "verify": verify,
+        "pin": pin,
+        "unpin": unpin,
+        "drop": drop,
+        "stat": stat,
+        "list": list_all,
+    }
 
 
 async def _reporting(part: Part, work: Callable[[OnProgress], Coroutine[Any, Any, T]]) -> T:
-    """Run `work`; the peer is sent the newest progress as fast as it reads, never a backlog of old figures."""
+    """Run `work`; the peer is sent the newest progress as fast as it reads, never a backlog of old
+    figures."""
     newest: LoadProgress | None = None
     changed = asyncio.Event()
 

@@ -1,8 +1,8 @@
-"""`platform.yaml`, read once at start-up into frozen records; nothing here reads the environment at import.
+"""`platform.yaml`, read once at start-up into frozen records; nothing here reads the environment at
+import.
 
-Every package declares its own section as a frozen dataclass and calls `load`. A wrong key is refused with the file,
-the line, the key, the value and what would be right: `SettingsInvalid`.
-"""
+Every package declares its own section as a frozen dataclass and calls `load`. A wrong key is
+refused with the file, the line, the key, the value and what would be right: `SettingsInvalid`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,21 @@ _MAX_RECORD_NAME = 40
 _HIGHEST_UID = 65533
 """Below `nobody`."""
 _CONTROLLER_UID = 19902
-_SECTIONS = ("platform", "cluster", "activator", "controller", "snapshotter", "weight_cache", "prices", "plans")
+_SECTIONS = (
+    "platform",
+    "cluster",
+    "activator",
+    "controller",
+    "snapshotter",
+    "weight_cache",
+    "prices",
+    "plans",
+)
 
 
 class SettingsInvalid(Exception):
-    """Raised when platform.yaml cannot be used; the message names file, line, key, value and bound."""
+    """Raised when platform.yaml cannot be used; the message names file, line, key, value and
+    bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,27 +51,33 @@ class PlatformSettings:
     """Section `platform`.
 
     Attributes:
-        home: directory of everything that must survive; None = $PILOTLIGHT_HOME or $XDG_DATA_HOME/pilotlight.
-        run: directory of sockets; None = <home>/run, or a short private one under the temporary directory.
-        trust: "isolated", or "shared" to let several tenants share one uid where there is no root.
-        blobs: where bundles, manifests and files of weights lie: a directory that all nodes see, or s3://bucket/prefix;
+        home: directory of everything that must survive; None = $PILOTLIGHT_HOME or
+        $XDG_DATA_HOME/pilotlight. run: directory of sockets; None = <home>/run, or a short private
+        one under the temporary directory. trust: "isolated", or "shared" to let several tenants
+        share one uid where there is no root. blobs: where bundles, manifests and files of weights
+        lie: a directory that all nodes see, or s3://bucket/prefix;
             None = <home>/blobs.
-        s3_client: who speaks S3: "boto3", "obstore", or "auto" for the faster one that is installed.
-        fleet: where instances run: "local", behind this machine's node agent, or "knative", as pods of a cluster (section `cluster`).
-        controller_url: `https://host:port` where the controller is on another machine; None = its socket in <run>.
-        key_file: the platform's key, where somebody else keeps it (a mounted Secret); None = <home>/platform.key, made at the first start.
-        activator_key_file: key of activators, where it is one of its own (a mounted Secret), for them and the controller; None =
+        s3_client: who speaks S3: "boto3", "obstore", or "auto" for the faster one that is
+        installed. fleet: where instances run: "local", behind this machine's node agent, or
+        "knative", as pods of a cluster (section `cluster`). controller_url: `https://host:port`
+        where the controller is on another machine; None = its socket in <run>. key_file: the
+        platform's key, where somebody else keeps it (a mounted Secret); None = <home>/platform.key,
+        made at the first start. activator_key_file: key of activators, where it is one of its own
+        (a mounted Secret), for them and the controller; None =
             <home>/activator.key, which the controller derives from the platform's.
-        activator_uid: uid and gid of activators where the platform runs as root on one machine, below `snapshotter.uid_base`; None =
+        activator_uid: uid and gid of activators where the platform runs as root on one machine,
+        below `snapshotter.uid_base`; None =
             they run as root.
         controller_uid: the same of the controller; another than `activator_uid`.
-        metrics_token_file: file with the bearer token of metrics over TCP (`metrics_listen`); None = <home>/metrics.token, made when it is
+        metrics_token_file: file with the bearer token of metrics over TCP (`metrics_listen`); None
+        = <home>/metrics.token, made when it is
             first needed.
-        disk_floor_bytes: free disk that only the journals may use; uploads, builds, snapshots, weights and logs stop before; None = 1 GiB,
+        disk_floor_bytes: free disk that only the journals may use; uploads, builds, snapshots,
+        weights and logs stop before; None = 1 GiB,
             of a disk below 50 GiB a fiftieth; 0 = no floor.
-        tls_cert: PEM file of our certificate and its chain, for connections between machines; read anew when it changes.
-        tls_key: PEM file of its key.
-        tls_ca: PEM file of the authorities whose certificates the others must show.
+        tls_cert: PEM file of our certificate and its chain, for connections between machines; read
+        anew when it changes. tls_key: PEM file of its key. tls_ca: PEM file of the authorities
+        whose certificates the others must show.
     """
 
     home: str | None = None
@@ -84,14 +100,22 @@ class PlatformSettings:
     def __post_init__(self) -> None:
         self._check_tls()
         if self.disk_floor_bytes is not None and self.disk_floor_bytes < 0:
-            raise ValueError(f"disk_floor_bytes = {self.disk_floor_bytes}: must be at least 0, which is no floor, or null for 1 GiB")
+            raise ValueError(
+                f"disk_floor_bytes = {self.disk_floor_bytes}: must be at least 0, which is no "
+                f"floor, or null for 1 GiB"
+            )
         self._check_uids()
         if self.fleet not in ("local", "knative"):
             raise ValueError(f"fleet = {self.fleet!r}: must be 'local' or 'knative'")
         if self.s3_client not in ("auto", "boto3", "obstore"):
-            raise ValueError(f"s3_client = {self.s3_client!r}: must be 'auto', 'boto3' or 'obstore'")
+            raise ValueError(
+                f"s3_client = {self.s3_client!r}: must be 'auto', 'boto3' or 'obstore'"
+            )
         if self.blobs is not None and "://" in self.blobs and not self.blobs.startswith("s3://"):
-            raise ValueError(f"blobs = {self.blobs!r}: must be a directory, s3://bucket/prefix, or null for <home>/blobs")
+            raise ValueError(
+                f"blobs = {self.blobs!r}: must be a directory, s3://bucket/prefix, or null for "
+                f"<home>/blobs"
+            )
         if self.trust not in ("isolated", "shared"):
             raise ValueError(f"trust = {self.trust!r}: must be 'isolated' or 'shared'")
 
@@ -101,21 +125,36 @@ class PlatformSettings:
             ("controller_uid", self.controller_uid, "the controller runs"),
         ):
             if uid is not None and not 0 < uid <= _HIGHEST_UID:
-                raise ValueError(f"{name} = {uid}: must be 1 to {_HIGHEST_UID}, or null: then {who} as root")
+                raise ValueError(
+                    f"{name} = {uid}: must be 1 to {_HIGHEST_UID}, or null: then {who} as root"
+                )
         if self.activator_uid is not None and self.activator_uid == self.controller_uid:
-            named, other = ("activator_uid", "controller_uid")[:: 1 if self.controller_uid == _CONTROLLER_UID else -1]
-            raise ValueError(f"{named} = {self.activator_uid}: is {other}, too; who took one of these processes over would have both")
+            named, other = ("activator_uid", "controller_uid")[
+                :: 1 if self.controller_uid == _CONTROLLER_UID else -1
+            ]
+            raise ValueError(
+                f"{named} = {self.activator_uid}: is {other}, too; who took one of these "
+                f"processes over would have both"
+            )
 
     def _check_tls(self) -> None:
         files = {"tls_cert": self.tls_cert, "tls_key": self.tls_key, "tls_ca": self.tls_ca}
         missing = [name for name, value in files.items() if not value]
         if 0 < len(missing) < len(files):
             named = next(name for name, value in files.items() if value)
-            raise ValueError(f"{named} = {files[named]!r}: tls_cert, tls_key and tls_ca come together; {' and '.join(missing)} is missing")
+            raise ValueError(
+                f"{named} = {files[named]!r}: tls_cert, tls_key and tls_ca come together; "
+                f"{' and '.join(missing)} is missing"
+            )
         if self.controller_url is not None and not self.controller_url.startswith("https://"):
-            raise ValueError(f"controller_url = {self.controller_url!r}: write https://host:port, or null for the socket in <run>")
+            raise ValueError(
+                f"controller_url = {self.controller_url!r}: write https://host:port, or null for "
+                f"the socket in <run>"
+            )
         if self.controller_url is not None and missing:
-            raise ValueError(f"controller_url = {self.controller_url!r}: needs tls_cert, tls_key and tls_ca")
+            raise ValueError(
+                f"controller_url = {self.controller_url!r}: needs tls_cert, tls_key and tls_ca"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +162,9 @@ class Paths:
     """Where things are. Directories are made on first use, 0700.
 
     Attributes:
-        activator_uid: uid and gid of activators, who may enter `run`, where the platform runs as root; None = they are of our own uid.
-        controller_uid: the same of the controller, which may enter `<run>/controller`.
+        activator_uid: uid and gid of activators, who may enter `run`, where the platform runs as
+        root; None = they are of our own uid. controller_uid: the same of the controller, which may
+        enter `<run>/controller`.
     """
 
     home: Path
@@ -135,12 +175,21 @@ class Paths:
     @classmethod
     def of(cls, settings: PlatformSettings, environ: Mapping[str, str]) -> Paths:
         """Resolve `settings` against the environment (XDG base directories)."""
-        data = Path(environ.get("XDG_DATA_HOME") or Path(environ.get("HOME", "/root")) / ".local/share")
-        home = Path(settings.home or environ.get("PILOTLIGHT_HOME") or data / "pilotlight").expanduser().resolve()
+        data = Path(
+            environ.get("XDG_DATA_HOME") or Path(environ.get("HOME", "/root")) / ".local/share"
+        )
+        home = (
+            Path(settings.home or environ.get("PILOTLIGHT_HOME") or data / "pilotlight")
+            .expanduser()
+            .resolve()
+        )
         run = Path(settings.run).resolve() if settings.run else home / "run"
         if len(str(run)) + _LONGEST_SOCKET_NAME > MAX_SOCKET_PATH:
             name = home.as_posix().encode().hex()[-24:]
-            run = Path(environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"pilotlight-{os.getuid()}-{name[-12:]}"
+            run = (
+                Path(environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+                / f"pilotlight-{os.getuid()}-{name[-12:]}"
+            )
         is_apart = os.geteuid() == 0 and settings.fleet == "local"
         uids = (settings.activator_uid, settings.controller_uid) if is_apart else (None, None)
         return cls(home=home, run=run, activator_uid=uids[0], controller_uid=uids[1])
@@ -148,8 +197,8 @@ class Paths:
     def make(self) -> Paths:
         """Create both directories, private to this user.
 
-        Activators with a uid of their own may enter `run`, a controller with one `<run>/controller`; neither lists or makes anything there.
-        """
+        Activators with a uid of their own may enter `run`, a controller with one
+        `<run>/controller`; neither lists or makes anything there."""
         for directory in (self.home, self.run):
             directory.mkdir(parents=True, exist_ok=True)
         self.home.chmod(0o700)
@@ -172,7 +221,8 @@ class Paths:
 
     @property
     def for_functions(self) -> Path:
-        """`<run>/functions`: what every slot sees of `run`; it holds `socket_for_functions` and nothing else."""
+        """`<run>/functions`: what every slot sees of `run`; it holds `socket_for_functions` and
+        nothing else."""
         return self.run / "functions"
 
     @property
@@ -181,8 +231,13 @@ class Paths:
         return self.for_functions / FUNCTIONS_SOCKET
 
     def socket_for_controller(self, process: str) -> Path:
-        """Where the controller reaches `process`: `<run>/controller/<process>.sock` where it has a uid of its own, else `socket`."""
-        return self.socket(process) if self.controller_uid is None else self.for_controller / f"{process}.sock"
+        """Where the controller reaches `process`: `<run>/controller/<process>.sock` where it has a
+        uid of its own, else `socket`."""
+        return (
+            self.socket(process)
+            if self.controller_uid is None
+            else self.for_controller / f"{process}.sock"
+        )
 
 
 def _admit_group(directory: Path, gid: int | None) -> None:
@@ -194,7 +249,8 @@ def _admit_group(directory: Path, gid: int | None) -> None:
 
 
 def secret_of(key: str, value: str | None, file: str | None) -> str | None:
-    """A setting with a password in it: `value`, or what `file` (setting `<key>_file`) holds. Raises ValueError."""
+    """A setting with a password in it: `value`, or what `file` (setting `<key>_file`) holds. Raises
+    ValueError."""
     if file is None:
         return value
     if value is not None:
@@ -202,30 +258,41 @@ def secret_of(key: str, value: str | None, file: str | None) -> str | None:
     try:
         return Path(file).read_text().strip()
     except (OSError, UnicodeDecodeError) as e:
-        raise ValueError(f"{key}_file = {file!r}: cannot be read ({e}): is the secret mounted?") from e
+        raise ValueError(
+            f"{key}_file = {file!r}: cannot be read ({e}): is the secret mounted?"
+        ) from e
 
 
 def load(kind: type[T], section: str, file: Path | None) -> T:
-    """Read one section of `file` (None or missing file: defaults) into the record `kind`. Raises SettingsInvalid."""
+    """Read one section of `file` (None or missing file: defaults) into the record `kind`. Raises
+    SettingsInvalid."""
     node = _section(section, file)
     return kind() if node is None or file is None else _parse(kind, section, node, file)
 
 
-def load_each(kind: type[T], section: str, file: Path | None, *, base: Mapping[str, T]) -> dict[str, T]:
-    """Read a section of named records, each a `kind` with a field `name`; those of `base` are there unless the file changes them.
+def load_each(
+    kind: type[T], section: str, file: Path | None, *, base: Mapping[str, T]
+) -> dict[str, T]:
+    """Read a section of named records, each a `kind` with a field `name`; those of `base` are there
+    unless the file changes them.
 
-    What a record of the file does not say is as in the record of the same name in `base`, or the default. Raises SettingsInvalid.
-    """
+    What a record of the file does not say is as in the record of the same name in `base`, or the
+    default. Raises SettingsInvalid."""
     found = dict(base)
     node = _section(section, file)
     if node is None or file is None:
         return found
     if not isinstance(node, yaml.MappingNode):
-        raise SettingsInvalid(f"{_at(file, node)}: section {section!r} must hold names with keys and values")
+        raise SettingsInvalid(
+            f"{_at(file, node)}: section {section!r} must hold names with keys and values"
+        )
     for key, value in node.value:
         name = str(key.value)
         if not name.isidentifier() or len(name) > _MAX_RECORD_NAME:
-            raise SettingsInvalid(f"{_at(file, key)}: {section}.{name}: a name has letters, digits and _, at most {_MAX_RECORD_NAME}")
+            raise SettingsInvalid(
+                f"{_at(file, key)}: {section}.{name}: a name has letters, digits and _, at most "
+                f"{_MAX_RECORD_NAME}"
+            )
         known = base.get(name)
         given = {f.name: getattr(known, f.name) for f in fields(kind)} if known is not None else {}  # type: ignore[arg-type]
         found[name] = _parse(kind, f"{section}.{name}", value, file, given={**given, "name": name})
@@ -233,7 +300,8 @@ def load_each(kind: type[T], section: str, file: Path | None, *, base: Mapping[s
 
 
 def load_key(section: str, key: str, file: Path | None) -> Any:
-    """One key of a section that another process reads and checks; None where it is not there. Raises SettingsInvalid."""
+    """One key of a section that another process reads and checks; None where it is not there.
+    Raises SettingsInvalid."""
     node = _section(section, file)
     if not isinstance(node, yaml.MappingNode):
         return None
@@ -251,7 +319,9 @@ def _section(section: str, file: Path | None) -> yaml.Node | None:
     sections = {key.value: (key, value) for key, value in node.value}
     for name, (key, _) in sections.items():
         if name not in _SECTIONS:
-            raise SettingsInvalid(f"{_at(file, key)}: unknown section {name!r}; sections are: {', '.join(_SECTIONS)}")
+            raise SettingsInvalid(
+                f"{_at(file, key)}: unknown section {name!r}; sections are: {', '.join(_SECTIONS)}"
+            )
     if section not in sections or sections[section][1].tag == "tag:yaml.org,2002:null":
         return None
     found: yaml.Node = sections[section][1]
@@ -264,11 +334,20 @@ def _compose(file: Path) -> yaml.MappingNode | None:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
         raise SettingsInvalid(f"{file}: cannot be read: {e}") from e
     if node is not None and not isinstance(node, yaml.MappingNode):
-        raise SettingsInvalid(f"{_at(file, node)}: expected sections, got {node.tag.rpartition(':')[2]}")
+        raise SettingsInvalid(
+            f"{_at(file, node)}: expected sections, got {node.tag.rpartition(':')[2]}"
+        )
     return node
 
 
-def _parse(kind: type[T], section: str, node: yaml.Node, file: Path, *, given: Mapping[str, Any] | None = None) -> T:
+def _parse(
+    kind: type[T],
+    section: str,
+    node: yaml.Node,
+    file: Path,
+    *,
+    given: Mapping[str, Any] | None = None,
+) -> T:
     if not isinstance(node, yaml.MappingNode):
         raise SettingsInvalid(f"{_at(file, node)}: section {section!r} must hold keys and values")
     hints = typing.get_type_hints(kind)
@@ -277,10 +356,18 @@ def _parse(kind: type[T], section: str, node: yaml.Node, file: Path, *, given: M
     lines: dict[str, str] = {}
     for key, value_node in node.value:
         if key.value not in known:
-            raise SettingsInvalid(f"{_at(file, key)}: unknown key {section}.{key.value}; known: {', '.join(sorted(known))}")
-        value = _as_enum(hints[key.value], yaml.SafeLoader("").construct_object(value_node, deep=True))
+            raise SettingsInvalid(
+                f"{_at(file, key)}: unknown key {section}.{key.value}; known: "
+                f"{', '.join(sorted(known))}"
+            )
+        value = _as_enum(
+            hints[key.value], yaml.SafeLoader("").construct_object(value_node, deep=True)
+        )
         if not _fits(hints[key.value], value):
-            raise SettingsInvalid(f"{_at(file, key)}: {section}.{key.value} = {value!r}: expected {_say(hints[key.value])}")
+            raise SettingsInvalid(
+                f"{_at(file, key)}: {section}.{key.value} = {value!r}: expected "
+                f"{_say(hints[key.value])}"
+            )
         values[key.value] = float(value) if hints[key.value] is float else value
         lines[key.value] = _at(file, key)
     try:
@@ -292,7 +379,11 @@ def _parse(kind: type[T], section: str, node: yaml.Node, file: Path, *, given: M
 
 def _as_enum(hint: Any, value: Any) -> Any:
     """A member's value as the member; anything else as it is."""
-    if isinstance(hint, type) and issubclass(hint, enum.Enum) and value in [member.value for member in hint]:
+    if (
+        isinstance(hint, type)
+        and issubclass(hint, enum.Enum)
+        and value in [member.value for member in hint]
+    ):
         return hint(value)
     return value
 
@@ -311,10 +402,18 @@ def _fits(hint: Any, value: Any) -> bool:
 def _say(hint: Any) -> str:
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return "one of " + ", ".join(str(member.value) for member in hint)
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+    names = {
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        bool: "true or false",
+        type(None): "null",
+    }
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return " or ".join(_say(arg) for arg in typing.get_args(hint))
-    return names.get(hint, "keys and values" if isinstance(typing.get_origin(hint) or hint, type) else str(hint))
+    return names.get(
+        hint, "keys and values" if isinstance(typing.get_origin(hint) or hint, type) else str(hint)
+    )
 
 
 def _at(file: Path, node: yaml.Node) -> str:

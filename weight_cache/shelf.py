@@ -1,4 +1,5 @@
-"""What of this store other nodes may read: whole files, chunks of half ones that are verified, and manifests."""
+"""What of this store other nodes may read: whole files, chunks of half ones that are verified, and
+manifests."""
 
 from __future__ import annotations
 
@@ -16,14 +17,16 @@ from weight_cache.partials import Partial
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A verified chunk on the disk. `paths`: where its file is, or will be when it was given its final name meanwhile."""
+    """A verified chunk on the disk. `paths`: where its file is, or will be when it was given its
+    final name meanwhile."""
 
     paths: tuple[Path, ...]
     offset_bytes: int
     length_bytes: int
 
     def open(self) -> int:
-        """A descriptor of the file, which stays good when the file is evicted. Raises FileNotFoundError."""
+        """A descriptor of the file, which stays good when the file is evicted. Raises
+        FileNotFoundError."""
         for path in self.paths:
             with contextlib.suppress(FileNotFoundError):
                 return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -31,7 +34,8 @@ class Place:
 
 
 class Shelf:
-    """Finds what is verified. Owner: the store's event loop; nothing here blocks for longer than a stat(2)."""
+    """Finds what is verified. Owner: the store's event loop; nothing here blocks for longer than a
+    stat(2)."""
 
     def __init__(self, directory: StoreDirectory, catalogue: Catalogue) -> None:
         self._directory = directory
@@ -51,7 +55,8 @@ class Shelf:
             self._arriving.pop(file.digest, None)
 
     def chunk(self, digest: str, index: int) -> Place | None:
-        """Where a chunk lies; None when it is not here, not verified, or its file was touched since."""
+        """Where a chunk lies; None when it is not here, not verified, or its file was touched
+        since."""
         if self._catalogue.has_file(digest):
             return self._of_whole(digest, index)
         if digest not in self._arriving:
@@ -61,7 +66,8 @@ class Shelf:
         return _place(paths, file.size_bytes, index) if index in partial.verified else None
 
     def manifest(self, name: str) -> bytes | None:
-        """A manifest's bytes, which are what its name says. Blocking: some milliseconds for the longest."""
+        """A manifest's bytes, which are what its name says. Blocking: some milliseconds for the
+        longest."""
         return self._directory.notes.raw_manifest(name)
 
     def files(self) -> list[str]:
@@ -85,4 +91,6 @@ def _place(paths: tuple[Path, ...], size_bytes: int, index: int) -> Place | None
     offset = index * CHUNK_BYTES
     if not 0 <= offset < size_bytes:
         return None
-    return Place(paths=paths, offset_bytes=offset, length_bytes=min(CHUNK_BYTES, size_bytes - offset))
+    return Place(
+        paths=paths, offset_bytes=offset, length_bytes=min(CHUNK_BYTES, size_bytes - offset)
+    )

@@ -1,10 +1,11 @@
-"""The NVMe tier: models as read-only directories at stable paths, for as long as somebody holds a lease on them.
+"""The NVMe tier: models as read-only directories at stable paths, for as long as somebody holds a
+lease on them.
 
-One process owns the directory. Files are content-addressed and verified while they come in; equal files of two models are
-one. When room is needed, what is cheapest to bring back goes first (`victims`), never what is held, pinned or arriving. A lease
-names its holder and survives our restart; it ends when the holder releases it, or with the machine. What came half is kept, and
-the next try fetches the rest.
-"""
+One process owns the directory. Files are content-addressed and verified while they come in; equal
+files of two models are one. When room is needed, what is cheapest to bring back goes first
+(`victims`), never what is held, pinned or arriving. A lease names its holder and survives our
+restart; it ends when the holder releases it, or with the machine. What came half is kept, and the
+next try fetches the rest."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ class Store:
         self._verifying = asyncio.Lock()
         self._tally = Tally()
         self._threads = QuietThreads()
-        self._checks = Checks(directory=directory, catalogue=catalogue, threads=self._threads, tally=self._tally)
+        self._checks = Checks(
+            directory=directory, catalogue=catalogue, threads=self._threads, tally=self._tally
+        )
         self.shelf = Shelf(directory, catalogue)
         self._arrivals = Arrivals(
             directory=directory,
@@ -86,16 +89,17 @@ class Store:
         neighbours: Neighbours | None = None,
         floor: DiskFloor | None = None,
     ) -> Store:
-        """Take the directory, clean up after a dead owner, and take stock. Raises StoreOwned. Blocking.
+        """Take the directory, clean up after a dead owner, and take stock. Raises StoreOwned.
+        Blocking.
 
         Args:
-            max_bytes: None means half of what is free on the disk, what the store holds already counted as free.
-            clock: seconds since the epoch; stamps leases and uses.
-            lanes: whose turn it is to read from the origin; None: 8 at once, a quarter of them for prefetches.
-            observe: told (bytes, seconds) whenever a fetch from the origin ended well.
-            reload_s: bytes → predicted seconds to fetch them again: what keeps a model when room is needed.
-            neighbours: other nodes, asked before the origin; None: there are none.
-            floor: free disk that the store leaves to others; None: none.
+            max_bytes: None means half of what is free on the disk, what the store holds already
+            counted as free. clock: seconds since the epoch; stamps leases and uses. lanes: whose
+            turn it is to read from the origin; None: 8 at once, a quarter of them for prefetches.
+            observe: told (bytes, seconds) whenever a fetch from the origin ended well. reload_s:
+            bytes → predicted seconds to fetch them again: what keeps a model when room is needed.
+            neighbours: other nodes, asked before the origin; None: there are none. floor: free disk
+            that the store leaves to others; None: none.
         """
         directory = StoreDirectory(root, floor=floor)
         directory.empty_tmp()
@@ -109,7 +113,15 @@ class Store:
         for digest, size in partials.items():
             catalogue.partial_left(digest, size)
         _take_stock(directory, catalogue, files)
-        return cls(directory, catalogue, origin, clock, lanes=lanes or Lanes(8, 0.25), observe=observe, neighbours=neighbours)
+        return cls(
+            directory,
+            catalogue,
+            origin,
+            clock,
+            lanes=lanes or Lanes(8, 0.25),
+            observe=observe,
+            neighbours=neighbours,
+        )
 
     def __repr__(self) -> str:
         return f"<Store {self._directory.root} {self._catalogue!r}>"
@@ -124,22 +136,30 @@ class Store:
         pid_started: int | None = None,
         on_progress: OnProgress | None = None,
     ) -> tuple[Lease, Path]:
-        """Hold model `manifest`, fetching it first when it is not here; returns the lease and the model's directory.
+        """Hold model `manifest`, fetching it first when it is not here; returns the lease and the
+        model's directory.
 
-        Asking again with the same holder gives the same lease (of the process named last). Cancelling it leaves no lease, and
-        ends the fetching when nobody else waits for it. Raises ManifestInvalid, OriginUnavailable, ChunkCorrupt, StoreFull,
-        StoreFailed.
-        """
+        Asking again with the same holder gives the same lease (of the process named last).
+        Cancelling it leaves no lease, and ends the fetching when nobody else waits for it. Raises
+        ManifestInvalid, OriginUnavailable, ChunkCorrupt, StoreFull, StoreFailed."""
         hit = self._catalogue.is_here(manifest)
         await self._bring(manifest, lambda: lane, on_progress)
         now = self._clock()
-        lease = Lease(id=Lease.id_of(manifest, holder), manifest=manifest, holder=holder, acquired_at=now, pid=pid, pid_started=pid_started)
+        lease = Lease(
+            id=Lease.id_of(manifest, holder),
+            manifest=manifest,
+            holder=holder,
+            acquired_at=now,
+            pid=pid,
+            pid_started=pid_started,
+        )
         held = self._catalogue.held(lease.id)
         if held is not None and pid in (None, held.pid):
             lease = held
         else:
             with self._noted(f"lease {lease.id}"):
-                self._directory.notes.write_lease(lease)  # before it counts: a lease that was answered is on disk
+                # before it counts: a lease that was answered is on disk
+                self._directory.notes.write_lease(lease)
         self._catalogue.lease(lease, now=now)
         self._directory.touch(manifest, now=now)
         self._tally.hits += hit
@@ -158,11 +178,13 @@ class Store:
         return True
 
     async def prefetch(self, manifest: str, *, on_progress: OnProgress | None = None) -> None:
-        """Bring a model here without holding it; when this returns it is here until something is awaited. Errors as `lease`."""
+        """Bring a model here without holding it; when this returns it is here until something is
+        awaited. Errors as `lease`."""
         await self._bring(manifest, lambda: Lane.PREFETCH, on_progress)
 
     async def pin(self, manifest: str, *, on_progress: OnProgress | None = None) -> None:
-        """Bring a model here, as `prefetch`, and keep it whoever needs room, over restarts too, until `unpin`. Idempotent.
+        """Bring a model here, as `prefetch`, and keep it whoever needs room, over restarts too,
+        until `unpin`. Idempotent.
 
         Raises StoreFull, too, when more than one half of the budget would be pinned.
         """
@@ -178,7 +200,8 @@ class Store:
         return was_pinned
 
     async def drop(self, manifest: str) -> bool:
-        """Take a model away by hand, and what is half here of it; False when it is held, pinned, arriving, or not here."""
+        """Take a model away by hand, and what is half here of it; False when it is held, pinned,
+        arriving, or not here."""
         removal = self._catalogue.drop(manifest)
         if removal is None:
             return False
@@ -189,18 +212,26 @@ class Store:
         return True
 
     async def verify(self, manifest: str) -> list[str]:
-        """Read every byte of a model that is here again; returns the digests of files that were corrupt (now quarantined).
+        """Read every byte of a model that is here again; returns the digests of files that were
+        corrupt (now quarantined).
 
-        One model at a time: a file keeps a thread for as long as it is read, and arrivals need the others.
-        """
+        One model at a time: a file keeps a thread for as long as it is read, and arrivals need the
+        others."""
         async with self._verifying:
             if not self._catalogue.is_here(manifest):
                 return []
             with self._noted(f"model {manifest[:12]}"):
                 return await self._checks.read_again(list(self._catalogue.files_of(manifest)))
 
-    def scrubber(self, bytes_per_s: int, *, sleep: Sleep = asyncio.sleep, clock: Callable[[], float] = time.monotonic) -> Scrubber:
-        """What reads everything again, at that pace, for as long as its `run` is awaited; `sleep` and `clock` keep the pace."""
+    def scrubber(
+        self,
+        bytes_per_s: int,
+        *,
+        sleep: Sleep = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Scrubber:
+        """What reads everything again, at that pace, for as long as its `run` is awaited; `sleep`
+        and `clock` keep the pace."""
         return Scrubber(
             directory=self._directory,
             catalogue=self._catalogue,
@@ -218,7 +249,8 @@ class Store:
         return self._catalogue.is_here(manifest)
 
     def missing_bytes(self, manifest: str) -> int | None:
-        """What would have to be fetched (chunks that are here of a half file would not); None: nobody asked for this model yet."""
+        """What would have to be fetched (chunks that are here of a half file would not); None:
+        nobody asked for this model yet."""
         return self._catalogue.missing(manifest)
 
     def path(self, manifest: str) -> Path:
@@ -254,7 +286,10 @@ class Store:
         async with self._noting:
             notes = self._directory.notes
             with self._noted(f"pin {manifest[:12]}"):
-                await finish_in_thread(notes.write_pin if self._catalogue.is_pinned(manifest) else notes.remove_pin, manifest)
+                await finish_in_thread(
+                    notes.write_pin if self._catalogue.is_pinned(manifest) else notes.remove_pin,
+                    manifest,
+                )
 
     @contextlib.contextmanager
     def _noted(self, what: str) -> Iterator[None]:
@@ -264,9 +299,12 @@ class Store:
             raise translated(e, self._directory.root, what) from e
 
     async def _bring(self, manifest: str, lane_of: LaneOf, on_progress: OnProgress | None) -> None:
-        """Return when the model is here and looks as it was published, until something is awaited."""
+        """Return when the model is here and looks as it was published, until something is
+        awaited."""
         if not _NAME.match(manifest):
-            raise ManifestInvalid(f"{manifest[:80]!r} names no manifest: expected the 64 hex digits of its sha256")
+            raise ManifestInvalid(
+                f"{manifest[:80]!r} names no manifest: expected the 64 hex digits of its sha256"
+            )
         with self._arrivals.told(manifest, on_progress):
             while True:
                 if not self._catalogue.is_here(manifest):
@@ -286,7 +324,9 @@ def _take_stock(directory: StoreDirectory, catalogue: Catalogue, files: dict[str
     for name, used_at in directory.models():
         manifest = directory.notes.manifest(name)
         if manifest is not None and manifest.blobs().items() <= files.items():
-            catalogue.adopt(name, manifest.blobs(), folders=manifest.folders(), last_used_at=used_at)
+            catalogue.adopt(
+                name, manifest.blobs(), folders=manifest.folders(), last_used_at=used_at
+            )
             directory.settle(name)
         elif (grave := directory.bury_model(name)) is not None:
             directory.remove(grave)

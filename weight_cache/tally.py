@@ -55,11 +55,11 @@ class Tally:
 
 
 class FetchMeter:
-    """How many bytes came in how many busy seconds, however many models came at once. Owner: the store's event loop.
+    """How many bytes came in how many busy seconds, however many models came at once. Owner: the
+    store's event loop.
 
-    Two models that share the origin's bandwidth each see half of it; what the predictor wants is the whole. So bytes are counted
-    over all of them, and seconds while any is on its way.
-    """
+    Two models that share the origin's bandwidth each see half of it; what the predictor wants is
+    the whole. So bytes are counted over all of them, and seconds while any is on its way."""
 
     def __init__(self, clock: Callable[[], float], observe: Observe | None) -> None:
         self._observe = observe
@@ -79,7 +79,8 @@ class FetchMeter:
         self._bytes += size_bytes
 
     def ended(self, *, well: bool) -> None:
-        """A model is complete (told to the observer), or was given up (a silent origin says nothing about its speed)."""
+        """A model is complete (told to the observer), or was given up (a silent origin says nothing
+        about its speed)."""
         self._under_way -= 1
         now = self._clock()
         if self._observe is not None and well and self._bytes and now > self._since:

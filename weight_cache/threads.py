@@ -1,8 +1,9 @@
-"""Work in threads that steps back for everybody else, and is never left alone with what its caller is about to close.
+"""Work in threads that steps back for everybody else, and is never left alone with what its caller
+is about to close.
 
-Niceness counts among the threads of one scheduling group. Where the kernel groups by session (sched(7), "The autogroup feature"), it
-orders only what goes on inside this process; the process lowers its whole group when it starts.
-"""
+Niceness counts among the threads of one scheduling group. Where the kernel groups by session
+(sched(7), "The autogroup feature"), it orders only what goes on inside this process; the process
+lowers its whole group when it starts."""
 
 from __future__ import annotations
 
@@ -14,27 +15,38 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 NICENESS = 10
-"""Of threads that hash and write: about a tenth of the weight of a process that serves (sched(7)), and all of what is left over."""
+"""Of threads that hash and write: about a tenth of the weight of a process that serves (sched(7)),
+and all of what is left over."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class BoundedThreads:
-    """A pool of a few threads for one kind of work, so that much of it keeps nothing else waiting."""
+    """A pool of a few threads for one kind of work, so that much of it keeps nothing else
+    waiting."""
 
-    def __init__(self, count: int, name: str, *, initializer: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, count: int, name: str, *, initializer: Callable[[], None] | None = None
+    ) -> None:
         self.count = count
         self._pool = ThreadPoolExecutor(count, name, initializer=initializer)
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of `work`, which runs to its end even when the caller is cancelled meanwhile."""
-        return await _finish(asyncio.get_running_loop().run_in_executor(self._pool, lambda: work(*args, **kwargs)))
+        """The result of `work`, which runs to its end even when the caller is cancelled
+        meanwhile."""
+        return await _finish(
+            asyncio.get_running_loop().run_in_executor(self._pool, lambda: work(*args, **kwargs))
+        )
 
     async def run_until_cancelled(self, work: Callable[[threading.Event], T]) -> T:
-        """As `run`, of work that ends early, with an error of its own, once the event that it is given is set: on cancellation."""
+        """As `run`, of work that ends early, with an error of its own, once the event that it is
+        given is set: on cancellation."""
         stopped = threading.Event()
-        return await _finish(asyncio.get_running_loop().run_in_executor(self._pool, lambda: work(stopped)), on_cancel=stopped.set)
+        return await _finish(
+            asyncio.get_running_loop().run_in_executor(self._pool, lambda: work(stopped)),
+            on_cancel=stopped.set,
+        )
 
     def close(self) -> None:
         """End the threads; work that has begun is waited for."""
@@ -42,20 +54,24 @@ class BoundedThreads:
 
 
 class QuietThreads(BoundedThreads):
-    """Threads that run at nice 10: on Linux niceness belongs to the thread (setpriority(2), notes)."""
+    """Threads that run at nice 10: on Linux niceness belongs to the thread (setpriority(2),
+    notes)."""
 
     def __init__(self, count: int | None = None) -> None:
-        count = count if count is not None else (os.cpu_count() or 1) + 2  # some of them wait for the disk
+        # some of them wait for the disk
+        count = count if count is not None else (os.cpu_count() or 1) + 2
         super().__init__(count, "quiet", initializer=_step_back)
 
 
 async def finish_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run in a thread, to the end even when cancelled: a thread cannot be stopped, and it holds what its caller is about to close."""
+    """Run in a thread, to the end even when cancelled: a thread cannot be stopped, and it holds
+    what its caller is about to close."""
     return await _finish(asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs)))
 
 
 async def settle(tasks: Collection[asyncio.Future[Any]]) -> None:
-    """Wait until all of `tasks` have ended, however often the caller is cancelled meanwhile; then the cancellation goes on."""
+    """Wait until all of `tasks` have ended, however often the caller is cancelled meanwhile; then
+    the cancellation goes on."""
     cancelled: asyncio.CancelledError | None = None
     while any(not task.done() for task in tasks):
         try:
@@ -67,10 +83,11 @@ async def settle(tasks: Collection[asyncio.Future[Any]]) -> None:
 
 
 async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel `tasks` and wait until all have ended. Raises what one of them raised; its cancellation is not that, but the caller's is.
+    """Cancel `tasks` and wait until all have ended. Raises what one of them raised; its
+    cancellation is not that, but the caller's is.
 
-    `with suppress(CancelledError): await task` would swallow the caller's, too: a loop that is cancelled there goes on for ever.
-    """
+    `with suppress(CancelledError): await task` would swallow the caller's, too: a loop that is
+    cancelled there goes on for ever."""
     for task in tasks:
         task.cancel()
     await settle(tasks)
@@ -80,7 +97,8 @@ async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
 
 
 async def each(jobs: Iterable[Callable[[], Coroutine[Any, Any, None]]], *, at_once: int) -> None:
-    """Run all `jobs`, `at_once` of them at a time. The first failure ends the others, and is raised when they have ended."""
+    """Run all `jobs`, `at_once` of them at a time. The first failure ends the others, and is raised
+    when they have ended."""
     running: set[asyncio.Task[None]] = set()
     try:
         for job in jobs:

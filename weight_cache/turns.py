@@ -1,8 +1,7 @@
 """Turns of one event loop, for whoever reads what somebody else sends.
 
-A read of what is in the buffer already does not suspend (asyncio.StreamReader), so a peer that sends many small frames at once would
-have the loop for itself until they are all handled.
-"""
+A read of what is in the buffer already does not suspend (asyncio.StreamReader), so a peer that
+sends many small frames at once would have the loop for itself until they are all handled."""
 
 from __future__ import annotations
 
@@ -10,7 +9,8 @@ import asyncio
 
 _TURN_BYTES = 64 * 1024
 _FRAME_BYTES = 1024
-"""What handling a frame costs beside its length, in bytes that are parsed in the same time: some 10 µs."""
+"""What handling a frame costs beside its length, in bytes that are parsed in the same time: some 10
+µs."""
 
 
 class Turns:

@@ -29,7 +29,8 @@ class Tier(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A verified range of one file: `length_bytes` from `offset_bytes`, with the sha256 (hex) of just these bytes."""
+    """A verified range of one file: `length_bytes` from `offset_bytes`, with the sha256 (hex) of
+    just these bytes."""
 
     offset_bytes: int
     length_bytes: int
@@ -58,12 +59,13 @@ class Lease:
     """Somebody's hold on a model: while it lasts, nothing of the model is evicted.
 
     Attributes:
-        id: derived from holder and manifest, so that asking twice gives the same lease.
-        manifest: sha256 (hex) of the manifest.
-        holder: who holds it; opaque, unique per use (the node agent names a slot).
-        acquired_at: wall clock, seconds since the epoch.
-        pid, pid_started: the process whose end ends the lease: its id, and its start time in clock ticks since boot (proc_pid_stat(5),
-            field 22), so that another process of that id is not taken for it. None: the lease ends when it is closed.
+        id: derived from holder and manifest, so that asking twice gives the same lease. manifest:
+        sha256 (hex) of the manifest. holder: who holds it; opaque, unique per use (the node agent
+        names a slot). acquired_at: wall clock, seconds since the epoch. pid, pid_started: the
+        process whose end ends the lease: its id, and its start time in clock ticks since boot
+        (proc_pid_stat(5),
+            field 22), so that another process of that id is not taken for it. None: the lease ends
+            when it is closed.
     """
 
     id: str
@@ -90,7 +92,8 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsLease:
-    """A lease as its holder sees it: `path` is the read-only model directory, stable and immutable while the lease lasts.
+    """A lease as its holder sees it: `path` is the read-only model directory, stable and immutable
+    while the lease lasts.
 
     `tier`: where most of its bytes were when it was asked for.
     """
@@ -106,10 +109,11 @@ class OpenedLease:
     """A lease that was opened; its model may still be on its way.
 
     Attributes:
-        ready: whether the model is here already: `path` is its directory then, and nobody needs to wait.
-        path: where the model lies once it is here; None while it is on its way.
-        tier: where its bytes were when it was opened: ORIGIN when some have to be fetched.
-        expected_s: how long until it can be read at the speed of memory, as predicted; None when its size is not known here yet.
+        ready: whether the model is here already: `path` is its directory then, and nobody needs to
+        wait. path: where the model lies once it is here; None while it is on its way. tier: where
+        its bytes were when it was opened: ORIGIN when some have to be fetched. expected_s: how long
+        until it can be read at the speed of memory, as predicted; None when its size is not known
+        here yet.
     """
 
     lease_id: str
@@ -145,7 +149,8 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """A model in the store: its bytes (shared files counted in full), its leases, its last use (seconds since the epoch).
+    """A model in the store: its bytes (shared files counted in full), its leases, its last use
+    (seconds since the epoch).
 
     `is_pinned`: kept whoever needs room.
     """

@@ -1,11 +1,12 @@
-"""Who goes when room is needed: GreedyDual-Size-Frequency (L. Cherkasova, HP Labs HPL-98-69R1, 1998) over models.
+"""Who goes when room is needed: GreedyDual-Size-Frequency (L. Cherkasova, HP Labs HPL-98-69R1,
+1998) over models.
 
-A model is worth `clock + uses * seconds to fetch it again / bytes that its going frees`. The least worth goes first, and the clock
-moves on to its worth: what is used now starts from there, so that old fame fades. What serves nobody goes before any model: half
-files, then files of no model. A file that another model needs stays; whose going frees nothing goes last. A directory counts
-as one inode, and in a model's worth as a block of bytes. Uses are counted since the
-process started; what it found on the disk goes in the order of last use.
-"""
+A model is worth `clock + uses * seconds to fetch it again / bytes that its going frees`. The least
+worth goes first, and the clock moves on to its worth: what is used now starts from there, so that
+old fame fades. What serves nobody goes before any model: half files, then files of no model. A file
+that another model needs stays; whose going frees nothing goes last. A directory counts as one
+inode, and in a model's worth as a block of bytes. Uses are counted since the process started; what
+it found on the disk goes in the order of last use."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _FOLDER_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """What must leave the disk: models (their directories) first, then files; `partials` are half files."""
+    """What must leave the disk: models (their directories) first, then files; `partials` are half
+    files."""
 
     models: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
@@ -43,7 +45,8 @@ class Removal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A model that may go: nobody holds it. `clock`: what the clock said at its last use; `folders`: its directories beside its own."""
+    """A model that may go: nobody holds it. `clock`: what the clock said at its last use;
+    `folders`: its directories beside its own."""
 
     files: Files
     folders: int = 0
@@ -66,14 +69,19 @@ def choose(
     kept: Iterable[Files],
     reload_s: ReloadSeconds,
 ) -> tuple[Removal, float]:
-    """Victims of at least `excess_bytes` and `excess_files`, or all that may go; and the clock afterwards (0 when no model went).
+    """Victims of at least `excess_bytes` and `excess_files`, or all that may go; and the clock
+    afterwards (0 when no model went).
 
-    `files` are on the disk; `kept` are the files of models that stay: held, pinned, arriving, wanted.
-    """
+    `files` are on the disk; `kept` are the files of models that stay: held, pinned, arriving,
+    wanted."""
     users = _Users(files, candidates, kept)
     half = _until(excess_bytes, excess_files, partials.items())
     freed = sum(partials[digest] for digest in half)
-    loose = _until(excess_bytes - freed, excess_files - len(half), ((d, size) for d, size in files.items() if not users.has(d)))
+    loose = _until(
+        excess_bytes - freed,
+        excess_files - len(half),
+        ((d, size) for d, size in files.items() if not users.has(d)),
+    )
     freed += sum(files[digest] for digest in loose)
     models: list[str] = []
     gone = [*loose]
@@ -82,7 +90,8 @@ def choose(
     left = dict(candidates)
     while left and (freed < excess_bytes or len(half) + len(gone) + folders < excess_files):
         name, worth = min(
-            ((n, users.worth(n, c, reload_s)) for n, c in left.items()), key=lambda pair: (pair[1], left[pair[0]].last_used_at)
+            ((n, users.worth(n, c, reload_s)) for n, c in left.items()),
+            key=lambda pair: (pair[1], left[pair[0]].last_used_at),
         )
         candidate = left.pop(name)
         alone = users.leave(name, candidate)
@@ -91,7 +100,13 @@ def choose(
         gone += alone
         freed += sum(files[digest] for digest in alone)
         clock = max(clock, worth if alone or candidate.folders else 0.0)
-    return Removal(models=tuple(models), files=tuple(gone), partials=tuple(half), size_bytes=freed, folders=folders), clock
+    return Removal(
+        models=tuple(models),
+        files=tuple(gone),
+        partials=tuple(half),
+        size_bytes=freed,
+        folders=folders,
+    ), clock
 
 
 def _until(excess_bytes: int, excess_files: int, sized: Iterable[tuple[str, int]]) -> list[str]:
@@ -107,7 +122,9 @@ def _until(excess_bytes: int, excess_files: int, sized: Iterable[tuple[str, int]
 class _Users:
     """Who needs which file, and how many bytes each candidate has for itself."""
 
-    def __init__(self, files: Files, candidates: Mapping[str, Candidate], kept: Iterable[Files]) -> None:
+    def __init__(
+        self, files: Files, candidates: Mapping[str, Candidate], kept: Iterable[Files]
+    ) -> None:
         self._files = files
         self._users: dict[str, set[str]] = {}
         for number, claim in enumerate(kept):

@@ -1,4 +1,5 @@
-"""Questions about submitted calls: state and result, a stream of its states, cancelling. Answered here, by a sibling, or by the controller.
+"""Questions about submitted calls: state and result, a stream of its states, cancelling. Answered
+here, by a sibling, or by the controller.
 
 Owner: the event loop.
 """
@@ -11,8 +12,19 @@ from typing import Any
 from urllib.parse import quote
 
 from activator.async_calls.pending import PendingCall, PendingCalls
-from activator.async_calls.records import is_visible_to, namespaced_call_id, receipt, unknown, wait_s
-from activator.async_calls.result_stream import FINAL, StreamSubscriber, call_stream_headers, position_of
+from activator.async_calls.records import (
+    is_visible_to,
+    namespaced_call_id,
+    receipt,
+    unknown,
+    wait_s,
+)
+from activator.async_calls.result_stream import (
+    FINAL,
+    StreamSubscriber,
+    call_stream_headers,
+    position_of,
+)
 from activator.coordination.peers import PASSED_ON, ActivatorPeers
 from activator.gateway.control_plane_proxy import ControlPlaneProxy
 from activator.http.request import Request
@@ -44,7 +56,8 @@ class AsyncCallApi:
         return f"<AsyncCallApi of {self._held!r}>"
 
     async def answer(self, request: Request, caller: Principal, path: str) -> None:
-        """`GET /v1/calls/{id}`, `GET …/{id}/stream`, `POST …/{id}:cancel`, `POST …/{id}:redrive`. Raises NotFound."""
+        """`GET /v1/calls/{id}`, `GET …/{id}/stream`, `POST …/{id}:cancel`, `POST …/{id}:redrive`.
+        Raises NotFound."""
         if request.verb == "POST" and path.endswith(":redrive"):
             await self._control.forward(request)  # dead letters are the controller's
             return
@@ -56,14 +69,21 @@ class AsyncCallApi:
             await self._stream(request, caller, path.removesuffix("/stream"))
         elif request.verb == "GET":
             await self._wait(caller, path, wait_s(request))
-            record = await self.find(request, caller, path) or await self.find(request, caller, namespaced_call_id(caller.tenant, path))
+            record = await self.find(request, caller, path) or await self.find(
+                request, caller, namespaced_call_id(caller.tenant, path)
+            )
             if record is None:
                 raise unknown(path)
             await request.respond_json(200, record)
         else:
-            raise errors.NotFound(f"{request.verb} is not served at /v1/calls/{path}: GET it, or POST …:cancel or …:redrive")
+            raise errors.NotFound(
+                f"{request.verb} is not served at /v1/calls/{path}: GET it, or POST …:cancel or "
+                f"…:redrive"
+            )
 
-    async def find(self, request: Request, caller: Principal, call_id: str) -> dict[str, Any] | None:
+    async def find(
+        self, request: Request, caller: Principal, call_id: str
+    ) -> dict[str, Any] | None:
         """A call of the caller's as JSON, wherever it is known; None when there is none.
 
         Raises Forbidden, Unavailable, TooManyRequests.
@@ -72,20 +92,27 @@ class AsyncCallApi:
         if held is not None and is_visible_to(caller, held.record):
             return held.record.to_json()
         authorization = request.headers.get(b"authorization", b"")
-        response = await self._control.get_json(f"/v1/calls/{quote(call_id, safe='')}", caller, authorization)
+        response = await self._control.get_json(
+            f"/v1/calls/{quote(call_id, safe='')}", caller, authorization
+        )
         if response.status_code == 404:
             return None
         if response.status_code == 403:
             raise errors.Forbidden("this API key may not see this call")
         if response.is_error:
-            raise errors.Unavailable(f"the control plane answered {response.status_code}", retry_after_s=2)
+            raise errors.Unavailable(
+                f"the control plane answered {response.status_code}", retry_after_s=2
+            )
         body: dict[str, Any] = response.json()
         if "app" in body:
-            caller.check_reach(environment=body["environment"], app=body["app"], function=body["function"])
+            caller.check_reach(
+                environment=body["environment"], app=body["app"], function=body["function"]
+            )
         return body
 
     async def _is_answered_by_sibling(self, request: Request, caller: Principal, path: str) -> bool:
-        """A call that is not held here may be held by another activator, which knows it before the controller does."""
+        """A call that is not held here may be held by another activator, which knows it before the
+        controller does."""
         if self._siblings is None:
             return False
         call_id = path.removesuffix(":cancel").removesuffix("/stream")
@@ -119,7 +146,8 @@ class AsyncCallApi:
         await request.respond_json(200, receipt(held.record))
 
     async def _stream(self, request: Request, caller: Principal, call_id: str) -> None:
-        """Server-sent events of what it does (`result_stream`), from where the reader was. Raises NotFound, InvalidInput, Unavailable."""
+        """Server-sent events of what it does (`result_stream`), from where the reader was. Raises
+        NotFound, InvalidInput, Unavailable."""
         position = position_of(request)
         held = self._held.of(caller, call_id)
         record: dict[str, Any] | None = None
@@ -130,7 +158,10 @@ class AsyncCallApi:
             if record is None:
                 raise unknown(call_id)
             if record["state"] not in FINAL:
-                raise errors.Unavailable(f"the activator that runs call {call_id} is being restarted: ask again", retry_after_s=1)
+                raise errors.Unavailable(
+                    f"the activator that runs call {call_id} is being restarted: ask again",
+                    retry_after_s=1,
+                )
         headers = call_stream_headers(request)
         async with SseResponse(request, every_s=self._heartbeat_s, head=lambda: headers) as stream:
             await stream.begin(headers)

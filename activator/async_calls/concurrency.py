@@ -1,8 +1,8 @@
-"""How many submitted calls of a function are dispatched at once: as many as its instances can hold; the rest wait here, first in first out.
+"""How many submitted calls of a function are dispatched at once: as many as its instances can hold;
+the rest wait here, first in first out.
 
-A call that waits for its quotas leaves the function's gate to others, and keeps its place among those of its own key: so no more calls
-of one key ask again and again than could run.
-"""
+A call that waits for its quotas leaves the function's gate to others, and keeps its place among
+those of its own key: so no more calls of one key ask again and again than could run."""
 
 from __future__ import annotations
 
@@ -33,5 +33,7 @@ class AsyncConcurrencyLimiter:
         scaling = target.spec.scaling
         gate = self._gates.get(whose)
         if gate is None:
-            gate = self._gates[whose] = asyncio.Semaphore(scaling.max_instances * scaling.max_inputs)
+            gate = self._gates[whose] = asyncio.Semaphore(
+                scaling.max_instances * scaling.max_inputs
+            )
         return gate

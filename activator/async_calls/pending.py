@@ -1,4 +1,5 @@
-"""The submitted calls that this activator is responsible for, and which of their states the controller has not heard of yet."""
+"""The submitted calls that this activator is responsible for, and which of their states the
+controller has not heard of yet."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from activator.routing.call_target import CallTarget
 from pilotlight.protocol import CallRecord
 
 LEAST_BYTES = 4096
-"""What a call counts at least, of the bytes that calls may take: its record here and in the journal is there whatever its body."""
+"""What a call counts at least, of the bytes that calls may take: its record here and in the journal
+is there whatever its body."""
 
 
 class PendingCall:
@@ -59,10 +61,9 @@ class PendingCalls:
     """By id. Owner: the event loop; each call's task changes its own entry, so no lock is needed.
 
     Attributes:
-        unsent: newest states that were not shipped, by id.
-        news: set while there are any.
-        bytes_of: by tenant, what its calls take, bodies that are still read included; a call LEAST_BYTES at least.
-        calls_of: by tenant, how many they are.
+        unsent: newest states that were not shipped, by id. news: set while there are any. bytes_of:
+        by tenant, what its calls take, bodies that are still read included; a call LEAST_BYTES at
+        least. calls_of: by tenant, how many they are.
     """
 
     def __init__(self) -> None:
@@ -120,7 +121,8 @@ class PendingCalls:
         self.news.set()
 
     def of(self, caller: Principal, call_id: str) -> PendingCall | None:
-        """A call that is the caller's, by the platform's id or by its own. Raises Forbidden for a key of another function."""
+        """A call that is the caller's, by the platform's id or by its own. Raises Forbidden for a
+        key of another function."""
         for candidate in (call_id, namespaced_call_id(caller.tenant, call_id)):
             held = self._held.get(candidate)
             if held is not None and is_visible_to(caller, held.record):
@@ -129,7 +131,11 @@ class PendingCalls:
 
     def tasks(self) -> list[asyncio.Task[None]]:
         """What runs now."""
-        return [held.task for held in self._held.values() if held.task is not None and not held.task.done()]
+        return [
+            held.task
+            for held in self._held.values()
+            if held.task is not None and not held.task.done()
+        ]
 
 
 def _cost(size: int) -> int:

@@ -1,4 +1,5 @@
-"""Records of submitted calls: how they stand in the journal, what callers are told, and what they become when a call ends."""
+"""Records of submitted calls: how they stand in the journal, what callers are told, and what they
+become when a call ends."""
 
 from __future__ import annotations
 
@@ -33,12 +34,16 @@ MAX_WAIT_S = 60.0
 
 
 def namespaced_call_id(tenant: str, own_id: str) -> str:
-    """The platform's id of a call that its caller named: the same for the same tenant and name, and nobody else's."""
+    """The platform's id of a call that its caller named: the same for the same tenant and name, and
+    nobody else's."""
     return "req-" + hashlib.sha256(f"{tenant}\0{own_id}".encode()).hexdigest()[:32]
 
 
-async def collect(exchange: Exchange, limit_bytes: int, held: PendingCall | None = None) -> tuple[int, bytes]:
-    """A worker's whole answer, also of a generator, and its status: 500 where a generator raised. `held` tells its readers as it comes.
+async def collect(
+    exchange: Exchange, limit_bytes: int, held: PendingCall | None = None
+) -> tuple[int, bytes]:
+    """A worker's whole answer, also of a generator, and its status: 500 where a generator raised.
+    `held` tells its readers as it comes.
 
     Raises TooLarge, WorkerConnectionLost, DeadlineExceeded.
     """
@@ -46,7 +51,11 @@ async def collect(exchange: Exchange, limit_bytes: int, held: PendingCall | None
     reading = exchange.call.reading(answer)
     status, outcome, body, finish = 502, "error", b"", "" if answer.body is not None else "error"
     try:
-        body = answer.body if answer.body is not None else await _collect_stream(exchange, limit_bytes, held, reading)
+        body = (
+            answer.body
+            if answer.body is not None
+            else await _collect_stream(exchange, limit_bytes, held, reading)
+        )
         is_raised = answer.header(_FINISH) == b"error"
         status = 500 if is_raised else answer.status
         if reading is not None:
@@ -66,18 +75,31 @@ async def collect(exchange: Exchange, limit_bytes: int, held: PendingCall | None
         raise
     finally:
         size = len(body) or exchange.bytes_out
-        exchange.close(status=status, outcome=outcome, bytes_out=size, finish=finish, is_own_word=status == 500)
+        exchange.close(
+            status=status, outcome=outcome, bytes_out=size, finish=finish, is_own_word=status == 500
+        )
 
 
-async def _collect_stream(exchange: Exchange, limit_bytes: int, held: PendingCall | None, reading: Reading | None) -> bytes:
+async def _collect_stream(
+    exchange: Exchange, limit_bytes: int, held: PendingCall | None, reading: Reading | None
+) -> bytes:
     answer = exchange.answer
-    content_type = answered_type(exchange.call.content_type, answer.header(b"content-type").decode("latin-1"))
-    log = held.begin_log(exchange.call.attempt, content_type) if held is not None and answer.status < 400 else StreamBuffer(0, "")
+    content_type = answered_type(
+        exchange.call.content_type, answer.header(b"content-type").decode("latin-1")
+    )
+    log = (
+        held.begin_log(exchange.call.attempt, content_type)
+        if held is not None and answer.status < 400
+        else StreamBuffer(0, "")
+    )
     async for given in answer.chunks():
         chunk = given if reading is None else reading.feed(given, time.monotonic_ns())
         exchange.bytes_out += len(chunk)
         if exchange.bytes_out > limit_bytes:
-            raise errors.TooLarge(f"the result is larger than {limit_bytes} bytes: store it and return where", limit_bytes=limit_bytes)
+            raise errors.TooLarge(
+                f"the result is larger than {limit_bytes} bytes: store it and return where",
+                limit_bytes=limit_bytes,
+            )
         log.data += chunk
         if held is not None:
             held.wake()
@@ -88,16 +110,30 @@ def queued(caller: Principal, call: Call, *, fingerprint: str, webhook: str) -> 
     """The record of a call that was just submitted."""
     target, choice = call.target, call.choice
     record = CallRecord(
-        id=call.id, tenant=caller.tenant, environment=target.environment, app=target.app, function=target.function, method=call.method,
-        state="QUEUED", sequence=1, submitted_at=call.started_at, revision=target.revision,
-        expires_at=call.started_at + target.spec.clocks.result_ttl_s, labels={"fingerprint": fingerprint} if fingerprint else {},
+        id=call.id,
+        tenant=caller.tenant,
+        environment=target.environment,
+        app=target.app,
+        function=target.function,
+        method=call.method,
+        state="QUEUED",
+        sequence=1,
+        submitted_at=call.started_at,
+        revision=target.revision,
+        expires_at=call.started_at + target.spec.clocks.result_ttl_s,
+        labels={"fingerprint": fingerprint} if fingerprint else {},
         webhook=webhook,
-    )  # fmt: skip
-    return record if choice is None else replace(record, arm=choice.arm, unit=choice.unit, experiment=choice.experiment)
+    )
+    return (
+        record
+        if choice is None
+        else replace(record, arm=choice.arm, unit=choice.unit, experiment=choice.experiment)
+    )
 
 
 def is_dead(record: CallRecord) -> bool:
-    """Whether a call that ended so waits as a dead letter: it failed, and not by what it was given."""
+    """Whether a call that ended so waits as a dead letter: it failed, and not by what it was
+    given."""
     return record.state == "FAILED" and record.status not in (400, 415)
 
 
@@ -129,9 +165,13 @@ def answered(record: CallRecord, exchange: Exchange, status: int, body: bytes) -
         record,
         state="SUCCEEDED" if status < 400 else "FAILED",
         status=status,
-        content_type=answered_type(call.content_type, answer.header(b"content-type").decode("latin-1")),
+        content_type=answered_type(
+            call.content_type, answer.header(b"content-type").decode("latin-1")
+        ),
         result=base64.b64encode(body).decode(),
-        outcome=answer.header(b"pilotlight-outcome").decode("latin-1") if status == answer.status else "raised",
+        outcome=answer.header(b"pilotlight-outcome").decode("latin-1")
+        if status == answer.status
+        else "raised",
         revision=call.target.revision,
         start_kind=call.start_kind.value,
         queued_ms=int(call.queued_ms),
@@ -143,7 +183,14 @@ def answered(record: CallRecord, exchange: Exchange, status: int, body: bytes) -
 
 def failed(record: CallRecord, error: errors.PilotlightError) -> CallRecord:
     """The record of a call that ended with an error of the platform's."""
-    body = problem(type=error.type, title=error.type, status=error.status, detail=str(error), instance=record.id, extra=dict(error.detail))
+    body = problem(
+        type=error.type,
+        title=error.type,
+        status=error.status,
+        detail=str(error),
+        instance=record.id,
+        extra=dict(error.detail),
+    )
     return replace(
         record,
         state="FAILED",
@@ -170,7 +217,8 @@ def unknown(call_id: str) -> errors.NotFound:
 
 
 def is_visible_to(caller: Principal, record: CallRecord) -> bool:
-    """Whether a call is one of the caller's tenant and environment. Raises Forbidden when the key is for another function."""
+    """Whether a call is one of the caller's tenant and environment. Raises Forbidden when the key
+    is for another function."""
     if record.tenant != caller.tenant or caller.environment not in (None, record.environment):
         return False
     caller.check_reach(environment=record.environment, app=record.app, function=record.function)
@@ -185,5 +233,7 @@ def wait_s(request: Request) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= MAX_WAIT_S:
-        raise errors.InvalidInput(f"wait_s = {given!r}: write seconds, at most {MAX_WAIT_S:g}", parameter="wait_s")
+        raise errors.InvalidInput(
+            f"wait_s = {given!r}: write seconds, at most {MAX_WAIT_S:g}", parameter="wait_s"
+        )
     return seconds

@@ -1,7 +1,8 @@
-"""Ships states and results of submitted calls to the controller; a final one stays in the journal until the controller has it.
+"""Ships states and results of submitted calls to the controller; a final one stays in the journal
+until the controller has it.
 
-A dead letter is shipped with what its function was given, so that it can be sent again from there, by whichever activator.
-"""
+A dead letter is shipped with what its function was given, so that it can be sent again from there,
+by whichever activator."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ SHIP_RETRY_S = (0.1, 0.5, 1.0, 5.0)
 class ResultShipper:
     """Owner: the event loop."""
 
-    def __init__(self, held: PendingCalls, *, journal: Journal, controller: Address, token: str) -> None:
+    def __init__(
+        self, held: PendingCalls, *, journal: Journal, controller: Address, token: str
+    ) -> None:
         self._held = held
         self._journal = journal
         self._client = httpx.AsyncClient(
@@ -52,7 +55,9 @@ class ResultShipper:
             await asyncio.sleep(SHIP_GATHER_S)
             batch = self._batch()
             try:
-                response = await self._client.post(CALLS_PATH, json={"calls": [body for _, body in batch]})
+                response = await self._client.post(
+                    CALLS_PATH, json={"calls": [body for _, body in batch]}
+                )
                 response.raise_for_status()
             except httpx.HTTPError as e:
                 if failures == 0:
@@ -70,7 +75,8 @@ class ResultShipper:
             body = record.to_json()
             if record.is_dead and record.id in self._held:
                 kept = self._journal.payload(record.id)
-                body["payload"] = kept.get("payload", kept)  # without room for its end the journal still has the call as it came
+                # without room for its end the journal still has the call as it came
+                body["payload"] = kept.get("payload", kept)
             size += len(record.result) + len(body.get("payload", {}).get("body", ""))
             if batch and (size > MAX_BATCH_BYTES or len(batch) == SHIP_BATCH):
                 break

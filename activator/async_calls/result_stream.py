@@ -1,10 +1,13 @@
-"""`GET /v1/calls/{id}/stream`: what a submitted call does, as server-sent events, for as many readers as come, each from where it was.
+"""`GET /v1/calls/{id}/stream`: what a submitted call does, as server-sent events, for as many
+readers as come, each from where it was.
 
-`state` at each change; then each item of a result that streams, with an `id` of attempt and number (`2-17`), or the whole `result` of one
-that does not; `error` where it failed; `end` last. A reader that comes again with `Last-Event-ID` gets what followed. While an attempt
-runs, all of it is kept here, as much as a result may have (`activator.max_body_bytes`; a call that makes more fails with 413): so readers
-are slow at nobody's cost. When it has ended the result itself is read again, from wherever it is: it survives what results survive. An
-attempt that is made again counts its items from the beginning, because it may make other ones.
+`state` at each change; then each item of a result that streams, with an `id` of attempt and number
+(`2-17`), or the whole `result` of one that does not; `error` where it failed; `end` last. A reader
+that comes again with `Last-Event-ID` gets what followed. While an attempt runs, all of it is kept
+here, as much as a result may have (`activator.max_body_bytes`; a call that makes more fails with
+413): so readers are slow at nobody's cost. When it has ended the result itself is read again, from
+wherever it is: it survives what results survive. An attempt that is made again counts its items
+from the beginning, because it may make other ones.
 
 Owner: the event loop.
 """
@@ -32,7 +35,8 @@ FINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
 LAST_ID: Final = b"last-event-id"
 _ID: Final = re.compile(r"([0-9]{1,9})-([0-9]{1,12})")
 PIECE_BYTES: Final = 16 * 1024
-"""Of a result are cut at once: up to 8,192 items, some 5 ms of the event loop, which others have next, whether items came of it or not."""
+"""Of a result are cut at once: up to 8,192 items, some 5 ms of the event loop, which others have
+next, whether items came of it or not."""
 Position = tuple[int, int]
 """Attempt and number of the last item that a reader has; (0, 0) = nothing yet."""
 
@@ -69,15 +73,22 @@ class StreamSubscriber:
         items: _Items | None = None
         while True:
             changed, record = held.changed, held.record
-            attempt = record.attempt + (record.state == "RUNNING")  # a record counts those that have ended
+            # a record counts those that have ended
+            attempt = record.attempt + (record.state == "RUNNING")
             state = (record.state, max(attempt, held.log.attempt if held.log is not None else 0))
             if state != told and record.state not in FINAL:
                 told = state
-                await self._stream.send(event("state", {"id": record.id, "state": state[0], "attempt": state[1]}))
+                await self._stream.send(
+                    event("state", {"id": record.id, "state": state[0], "attempt": state[1]})
+                )
             if held.log is not None and held.log is not log:
                 log = held.log
                 items = _Items(cutter_of(log.content_type), log.attempt, self._after)
-            if log is not None and items is not None and (out := items.next_events(log.data)) is not None:
+            if (
+                log is not None
+                and items is not None
+                and (out := items.next_events(log.data)) is not None
+            ):
                 await self._send_items(out, items)
                 continue  # sending may have taken long
             if record.state in FINAL:
@@ -99,10 +110,15 @@ class StreamSubscriber:
             await self._stream.send(_failure(record, result))
         await self._stream.close(
             end_event(
-                finish_reason=_finish_of(record), cost=record["cost"], exec_ms=record["exec_ms"], start=record["start_kind"],
-                id=record["id"], state=record["state"], attempt=record["attempt"],
+                finish_reason=_finish_of(record),
+                cost=record["cost"],
+                exec_ms=record["exec_ms"],
+                start=record["start_kind"],
+                id=record["id"],
+                state=record["state"],
+                attempt=record["attempt"],
             )
-        )  # fmt: skip
+        )
 
     async def _send_items(self, out: bytes, items: _Items) -> None:
         self._after = items.position
@@ -127,7 +143,8 @@ class _Items:
         return self._attempt, max(self._number, self._skip)
 
     def next_events(self, data: bytes | bytearray) -> bytes | None:
-        """Events in the next piece of what was not read of it yet, maybe none; None when all of it was read."""
+        """Events in the next piece of what was not read of it yet, maybe none; None when all of it
+        was read."""
         if self._cutter is None or self._read >= len(data):
             return None
         piece = bytes(data[self._read : self._read + PIECE_BYTES])
@@ -148,7 +165,8 @@ def position_of(request: Request) -> Position:
     found = _ID.fullmatch(given)
     if found is None:
         raise errors.InvalidInput(
-            f"header Last-Event-ID: {given!r} is no id of this stream's, which are like 1-17; without it you read from the beginning",
+            f"header Last-Event-ID: {given!r} is no id of this stream's, which are like 1-17; "
+            f"without it you read from the beginning",
             parameter="last-event-id",
         )
     return int(found[1]), int(found[2])
@@ -156,7 +174,9 @@ def position_of(request: Request) -> Position:
 
 def call_stream_headers(request: Request) -> list[tuple[bytes, bytes]]:
     """The head of every one of these streams."""
-    return stream_headers([(b"content-type", CONTENT_SSE.encode()), (b"x-request-id", request.id.encode())])
+    return stream_headers(
+        [(b"content-type", CONTENT_SSE.encode()), (b"x-request-id", request.id.encode())]
+    )
 
 
 def _failure(record: Mapping[str, Any], result: bytes) -> bytes:
@@ -166,9 +186,15 @@ def _failure(record: Mapping[str, Any], result: bytes) -> bytes:
     if result and record["content_type"] == CONTENT_PICKLE:
         return b"event: exception\ndata: %b\n\n" % base64.b64encode(result)
     if record["state"] == "FAILED":
-        failed = errors.FunctionRaised(f"call {record['id']} failed with status {record['status']}, and its answer is no problem document")
+        failed = errors.FunctionRaised(
+            f"call {record['id']} failed with status {record['status']}, and its answer is no "
+            f"problem document"
+        )
         return event("error", problem_of(failed, record["id"]))
-    gone = errors.DeadlineExceeded(f"call {record['id']} expired: it ran out of time, or its result was kept only until its time ended")
+    gone = errors.DeadlineExceeded(
+        f"call {record['id']} expired: it ran out of time, or its result was kept only until its "
+        f"time ended"
+    )
     return event("error", problem_of(gone, record["id"]))
 
 

@@ -1,11 +1,12 @@
 """Runs a submitted call to its end: one attempt after the other, as its function's `retries` say.
 
-At least once: an attempt whose instance or activator died may have done its work, and is made again. The function is told which attempt
-it is (`pilotlight.context().attempt`), and so is who reads a stream's items as they come; before its end no attempt's bytes are the
-call's. So each failed attempt may be followed by another, while there is time: up to the caller's own deadline, and as long as its result
-would have been kept. Pauses between attempts hold no slot, no quota and no place. A caller's budget of retries is not asked: unlike
-callers who wait, these cannot become more than the instances of their function hold at once.
-"""
+At least once: an attempt whose instance or activator died may have done its work, and is made
+again. The function is told which attempt it is (`pilotlight.context().attempt`), and so is who
+reads a stream's items as they come; before its end no attempt's bytes are the call's. So each
+failed attempt may be followed by another, while there is time: up to the caller's own deadline, and
+as long as its result would have been kept. Pauses between attempts hold no slot, no quota and no
+place. A caller's budget of retries is not asked: unlike callers who wait, these cannot become more
+than the instances of their function hold at once."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ BUSY_RETRY_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ending:
-    """What an attempt came to: the record if it was the last one, what failed (None: nothing), and how it is observed then.
+    """What an attempt came to: the record if it was the last one, what failed (None: nothing), and
+    how it is observed then.
 
     `remember`: called instead where it was not the last one.
     """
@@ -64,7 +66,8 @@ class AsyncCallRunner:
         rng: random.Random | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """`admission`: what a call that was counted when it came may hold, by the quotas of now. `load`: has a parked call's body read."""
+        """`admission`: what a call that was counted when it came may hold, by the quotas of now.
+        `load`: has a parked call's body read."""
         self._load = load
         self._held = held
         self._dispatcher = dispatcher
@@ -88,7 +91,9 @@ class AsyncCallRunner:
                 ending.observe()
                 return replace(ending.record, attempt=call.attempt)
             ending.remember()
-            waiting = replace(held.record, state="QUEUED", attempt=call.attempt, sequence=held.record.sequence + 1)
+            waiting = replace(
+                held.record, state="QUEUED", attempt=call.attempt, sequence=held.record.sequence + 1
+            )
             self._held.note(held, waiting)
             call.attempt += 1
             call.retries += 1
@@ -99,7 +104,12 @@ class AsyncCallRunner:
                 self._refused(held, call, e).observe()
                 return replace(failed(held.record, e), attempt=call.attempt - 1)
 
-    def _pause_s(self, held: PendingCall, call: Call, failure: errors.PilotlightError | WorkerConnectionLost | None) -> float | None:
+    def _pause_s(
+        self,
+        held: PendingCall,
+        call: Call,
+        failure: errors.PilotlightError | WorkerConnectionLost | None,
+    ) -> float | None:
         """Seconds before the next attempt; None: there is none."""
         if failure is None or not may_retry(failure, call):
             return None
@@ -107,7 +117,8 @@ class AsyncCallRunner:
         return pause_s(call, left_s=left_s, rng=self._rng)
 
     async def _pay_again(self, held: PendingCall, call: Call) -> None:
-        """An attempt more is a request more of its quotas; where there is none left it waits for one, as at its begin."""
+        """An attempt more is a request more of its quotas; where there is none left it waits for
+        one, as at its begin."""
         call.admission = self._admission(call)
         while call.admission is not None:
             try:
@@ -130,7 +141,9 @@ class AsyncCallRunner:
         except errors.PilotlightError as e:
             return self._refused(held, call, e)
         except WorkerConnectionLost as e:
-            crashed = errors.WorkerCrashed(f"the instance died under this call: {e}", reason="crashed")
+            crashed = errors.WorkerCrashed(
+                f"the instance died under this call: {e}", reason="crashed"
+            )
 
             def died() -> None:
                 observer.refused(target, 502)
@@ -144,7 +157,12 @@ class AsyncCallRunner:
             self._metrics.answered(exchange, status, is_awaited=False)
             self._tracer.answered(exchange, status, **_of_submitted(held))
 
-        return _Ending(record=record, failure=raised, observe=observe, remember=lambda: note_answer(exchange, str(status)))
+        return _Ending(
+            record=record,
+            failure=raised,
+            observe=observe,
+            remember=lambda: note_answer(exchange, str(status)),
+        )
 
     def _refused(self, held: PendingCall, call: Call, error: errors.PilotlightError) -> _Ending:
         def observe() -> None:
@@ -154,7 +172,8 @@ class AsyncCallRunner:
         return _Ending(record=failed(held.record, error), failure=error, observe=observe)
 
     async def _wait_for_quotas(self, held: PendingCall, call: Call) -> tuple[Exchange, int, bytes]:
-        """Its answer. Where its quotas are used up the call waits as long as its result would be kept, in the way of its own key only."""
+        """Its answer. Where its quotas are used up the call waits as long as its result would be
+        kept, in the way of its own key only."""
         async with self._gates.of_key(call.key_id, call.target):
             while True:
                 try:
@@ -180,29 +199,39 @@ class AsyncCallRunner:
         until = time.monotonic() + call.remaining_s(call.target.spec.clocks.queue_s)
         while True:
             try:
-                self._entrance.check_not_suspended(call.caller or call.target.tenant, call.target.tenant)
+                self._entrance.check_not_suspended(
+                    call.caller or call.target.tenant, call.target.tenant
+                )
                 if call.admission is not None:
                     await call.admission.hold()
                 if held.record.state != "RUNNING":
-                    self._held.note(held, replace(held.record, state="RUNNING", sequence=held.record.sequence + 1))
+                    self._held.note(
+                        held,
+                        replace(held.record, state="RUNNING", sequence=held.record.sequence + 1),
+                    )
                 return await self._dispatcher.begin(call, is_patient=False, has_fallback=False)
             except errors.OverQuota:
                 raise
             except errors.PilotlightError as e:
-                may_wait = isinstance(e, errors.TooManyRequests | errors.Unavailable) and time.monotonic() <= until
+                may_wait = (
+                    isinstance(e, errors.TooManyRequests | errors.Unavailable)
+                    and time.monotonic() <= until
+                )
                 if not may_wait:
                     return await self._instead(call, e)
             _release(call)
             await asyncio.sleep(BUSY_RETRY_S)
 
     async def _instead(self, call: Call, failure: errors.PilotlightError) -> Exchange:
-        """What answers in the function's place, once no attempt is left. Raises `failure`, or one like it."""
+        """What answers in the function's place, once no attempt is left. Raises `failure`, or one
+        like it."""
         if not self._is_last(call):
             raise failure
         return await self._dispatcher.instead(call, failure)
 
     def _is_last(self, call: Call) -> bool:
-        """Whether no attempt follows: what answers in a function's place does so where it cannot, not where it can in a moment."""
+        """Whether no attempt follows: what answers in a function's place does so where it cannot,
+        not where it can in a moment."""
         policy = call.target.spec.retries
         return policy is None or call.retries >= policy.max_retries
 
@@ -216,5 +245,7 @@ def _of_submitted(held: PendingCall) -> dict[str, Any]:
     """What a trace says of a call that nobody waits for."""
     return {
         "is_submitted": True,
-        "extra": {"faas.trigger": "timer", "pilotlight.schedule": held.record.schedule} if held.record.schedule else {},
+        "extra": {"faas.trigger": "timer", "pilotlight.schedule": held.record.schedule}
+        if held.record.schedule
+        else {},
     }

@@ -1,10 +1,13 @@
-"""Asks the controller for calls that are due (schedules, dead letters sent again), and sees to it that each is run here or elsewhere, once.
+"""Asks the controller for calls that are due (schedules, dead letters sent again), and sees to it
+that each is run here or elsewhere, once.
 
-The order is what makes it once: a call that is handed out is written into the journal, then taken, and begun only when the answer says that
-it is ours. Killed before it is written down, the claim lapses and another asks. Killed after that, this activator finds it in its journal,
-and asks whether it is still its own before it begins it.
+The order is what makes it once: a call that is handed out is written into the journal, then taken,
+and begun only when the answer says that it is ours. Killed before it is written down, the claim
+lapses and another asks. Killed after that, this activator finds it in its journal, and asks whether
+it is still its own before it begins it.
 
-A call that there is no room for stays with the controller, and so do its tenant's others for a while: other tenants' calls go on.
+A call that there is no room for stays with the controller, and so do its tenant's others for a
+while: other tenants' calls go on.
 
 Owner: the event loop.
 """
@@ -30,7 +33,8 @@ WAIT_S = 25.0
 ANSWER_S = 10.0
 RETRY_S = (0.1, 0.5, 1.0, 5.0)
 FULL_S = 5.0
-"""A tenant whose call was refused is not asked for again before: until then some of what fills its room may have ended."""
+"""A tenant whose call was refused is not asked for again before: until then some of what fills its
+room may have ended."""
 
 CROWDED_S = 0.5
 
@@ -54,7 +58,15 @@ class ScheduledCallSink(Protocol):
 class SchedulePoller:
     """See the module."""
 
-    def __init__(self, keeper: ScheduledCallSink, *, controller: Address, token: str, activator: str, wait_s: float = WAIT_S) -> None:
+    def __init__(
+        self,
+        keeper: ScheduledCallSink,
+        *,
+        controller: Address,
+        token: str,
+        activator: str,
+        wait_s: float = WAIT_S,
+    ) -> None:
         self._keeper = keeper
         self._activator = activator
         self._wait_s = wait_s
@@ -85,12 +97,14 @@ class SchedulePoller:
                 failures += 1
 
     async def round(self) -> None:
-        """First what an earlier life, or an earlier round, left in the journal; then what has become due.
+        """First what an earlier life, or an earlier round, left in the journal; then what has
+        become due.
 
         Raises httpx.HTTPError, JournalFull.
         """
         await self._take()
-        if len(self._full) > MAX_WITHOUT:  # not all can be named: what comes may be theirs again, at once
+        # not all can be named: what comes may be theirs again, at once
+        if len(self._full) > MAX_WITHOUT:
             await asyncio.sleep(CROWDED_S)
         response = await self._client.get(DUE_PATH, params=self._question())
         response.raise_for_status()
@@ -122,7 +136,9 @@ class SchedulePoller:
         asked = self._keeper.kept()
         if not asked:
             return
-        response = await self._client.post(DUE_PATH, json={"activator": self._activator, "ids": asked})
+        response = await self._client.post(
+            DUE_PATH, json={"activator": self._activator, "ids": asked}
+        )
         response.raise_for_status()
         self._keeper.begin_kept(asked, response.json()["yours"])
 

@@ -1,14 +1,17 @@
-"""Submitted calls: durable before their 202, run when there is a slot, polled by id until their result expires.
+"""Submitted calls: durable before their 202, run when there is a slot, polled by id until their
+result expires.
 
-A call is in the journal from its 202 until the controller has its result, so no death of a process loses it: the next start of this
-activator runs what is unfinished again (at least once: a function whose instance died under a call may see it twice, and is told which
-attempt it sees). Until it runs its body is in the journal only: what the bodies and results of a tenant, and of all, may take is bounded in
-bytes, and so is their number. Only as many calls of a function are dispatched at once as its instances can hold; the rest wait here, not
-in the throttler's queue, which is for callers who wait. A call counts as a request of its quotas when it is submitted, and among those
-that run at once while it runs.
+A call is in the journal from its 202 until the controller has its result, so no death of a process
+loses it: the next start of this activator runs what is unfinished again (at least once: a function
+whose instance died under a call may see it twice, and is told which attempt it sees). Until it runs
+its body is in the journal only: what the bodies and results of a tenant, and of all, may take is
+bounded in bytes, and so is their number. Only as many calls of a function are dispatched at once as
+its instances can hold; the rest wait here, not in the throttler's queue, which is for callers who
+wait. A call counts as a request of its quotas when it is submitted, and among those that run at
+once while it runs.
 
-Calls that the control plane began (schedules, dead letters sent again) are written down here, too (`keep`), but run only once the
-controller has said that they are ours (`begin_kept`).
+Calls that the control plane began (schedules, dead letters sent again) are written down here, too
+(`keep`), but run only once the controller has said that they are ours (`begin_kept`).
 
 Owner: the event loop. What is held is `_held`; each call's task changes its own entry.
 """
@@ -30,7 +33,16 @@ from weakref import WeakValueDictionary
 
 from activator.async_calls.api import AsyncCallApi
 from activator.async_calls.pending import LEAST_BYTES, PendingCall, PendingCalls
-from activator.async_calls.records import SCHEDULER, failed, is_dead, namespaced_call_id, payload, queued, receipt_of, scheduler
+from activator.async_calls.records import (
+    SCHEDULER,
+    failed,
+    is_dead,
+    namespaced_call_id,
+    payload,
+    queued,
+    receipt_of,
+    scheduler,
+)
 from activator.async_calls.result_shipper import ResultShipper
 from activator.async_calls.result_stream import FINAL
 from activator.async_calls.runner import AsyncCallRunner
@@ -58,7 +70,8 @@ from weight_cache.addresses import Address
 log = logging.getLogger(__name__)
 
 DEAD_TTL_S = 7 * 86_400.0
-"""A dead letter is kept at least this long: a weekend, and the days in which somebody finds out why."""
+"""A dead letter is kept at least this long: a weekend, and the days in which somebody finds out
+why."""
 _KEY = HEADER_IDEMPOTENCY_KEY.encode()
 _WEBHOOK = HEADER_WEBHOOK.encode()
 
@@ -88,24 +101,38 @@ class AsyncCalls:
         self._settings = settings
         self._held = PendingCalls()
         self._kept: dict[str, tuple[str, int]] = {}
-        """By `due`: ids of calls in the journal that may be another activator's, and how many attempts were made."""
+        """By `due`: ids of calls in the journal that may be another activator's, and how many
+        attempts were made."""
         self._putting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._attempts = AsyncCallRunner(
-            held=self._held, dispatcher=dispatcher, entrance=entrance, metrics=metrics, max_result_bytes=settings.max_body_bytes,
-            admission=self._admission, load=self._load, tracer=tracer,
-        )  # fmt: skip
-        self._results = ResultShipper(self._held, journal=books.journal, controller=controller, token=token)
+            held=self._held,
+            dispatcher=dispatcher,
+            entrance=entrance,
+            metrics=metrics,
+            max_result_bytes=settings.max_body_bytes,
+            admission=self._admission,
+            load=self._load,
+            tracer=tracer,
+        )
+        self._results = ResultShipper(
+            self._held, journal=books.journal, controller=controller, token=token
+        )
         self._questions = AsyncCallApi(
-            self._held, control=control, siblings=siblings, cancel=self._cancel, heartbeat_s=settings.heartbeat_s
+            self._held,
+            control=control,
+            siblings=siblings,
+            cancel=self._cancel,
+            heartbeat_s=settings.heartbeat_s,
         )
         self.answer = self._questions.answer
 
     def __repr__(self) -> str:
         return f"<AsyncCalls {self._held!r}, {len(self._kept)} not taken>"
 
-    # -- submitting ---------------------------------------------------------------------------------------------------
+    # -- submitting --------------------------------------------------------------------------------
     async def submit(self, request: Request, caller: Principal, call: Call) -> None:
-        """Hold the call durably, then answer 202 with where to look; a repeat under the same idempotency key is the same call.
+        """Hold the call durably, then answer 202 with where to look; a repeat under the same
+        idempotency key is the same call.
 
         Raises TooManyRequests, JournalFull, Conflict, InvalidInput.
         """
@@ -120,7 +147,9 @@ class AsyncCalls:
             headers.append((HEADER_REPLAYED.encode(), b"true"))
         await request.respond_json(202, receipt_of(record), headers)
 
-    async def hold(self, caller: Principal, call: Call, *, fingerprint: str, webhook: str = "") -> CallRecord:
+    async def hold(
+        self, caller: Principal, call: Call, *, fingerprint: str, webhook: str = ""
+    ) -> CallRecord:
         """Take responsibility for a call; returns once it is durable."""
         self.check_room(caller.tenant, len(call.body))
         record = queued(caller, call, fingerprint=fingerprint, webhook=webhook)
@@ -141,22 +170,38 @@ class AsyncCalls:
         """Whether a call of so many bytes may be submitted. Raises TooManyRequests."""
         taken, settings, size = self._held.bytes_of, self._settings, max(size, LEAST_BYTES)
         for whose, pending, bound in (
-            ("of this tenant", self._held.calls_of[tenant], max(1, settings.max_pending_submits // 2)),
+            (
+                "of this tenant",
+                self._held.calls_of[tenant],
+                max(1, settings.max_pending_submits // 2),
+            ),
             ("of all tenants", len(self._held), settings.max_pending_submits),
         ):
             if pending >= bound:
-                problem = f"{pending} submitted calls {whose} are pending, the bound (activator.max_pending_submits; a tenant's is half)"
+                problem = (
+                    f"{pending} submitted calls {whose} are pending, the bound "
+                    f"(activator.max_pending_submits; a tenant's is half)"
+                )
                 raise errors.TooManyRequests(problem, retry_after_s=5)
         for whose, used, name, limit in (
-            ("this tenant's", taken[tenant], "tenant_submitted_bytes", settings.tenant_submitted_bytes),
+            (
+                "this tenant's",
+                taken[tenant],
+                "tenant_submitted_bytes",
+                settings.tenant_submitted_bytes,
+            ),
             ("all tenants'", taken.total(), "submitted_bytes", settings.submitted_bytes),
         ):
             if used + size > limit:
-                problem = f"{whose} submitted calls take {used} of {limit} bytes, the bound (activator.{name}): wait until some have ended"
+                problem = (
+                    f"{whose} submitted calls take {used} of {limit} bytes, the bound "
+                    f"(activator.{name}): wait until some have ended"
+                )
                 raise errors.TooManyRequests(problem, retry_after_s=5)
 
     def reading(self, tenant: str, size: int) -> AbstractContextManager[None]:
-        """Set room aside for a body that is about to be read, of `size` bytes at most. Raises TooManyRequests."""
+        """Set room aside for a body that is about to be read, of `size` bytes at most. Raises
+        TooManyRequests."""
         self.check_room(tenant, size)
         return self._held.reading(tenant, size)
 
@@ -165,7 +210,9 @@ class AsyncCalls:
         try:
             call.load(base64.b64decode(self._books.journal.payload(call.id)["body"]))
         except (OSError, StopIteration, ValueError, KeyError) as e:
-            raise errors.Unavailable(f"the journal cannot be read: {type(e).__name__}", retry_after_s=1) from e
+            raise errors.Unavailable(
+                f"the journal cannot be read: {type(e).__name__}", retry_after_s=1
+            ) from e
 
     async def put_elsewhere(self, request: Request, caller: Principal, own_id: str) -> bool:
         """Whether another activator keeps the calls of this id, and has answered.
@@ -177,23 +224,36 @@ class AsyncCalls:
         )
 
     async def put(self, request: Request, caller: Principal, call: Call, own_id: str) -> None:
-        """`PUT /v1/calls/{id}`: the caller's own id makes a repeat the same call. Raises Conflict when the arguments differ."""
+        """`PUT /v1/calls/{id}`: the caller's own id makes a repeat the same call. Raises Conflict
+        when the arguments differ."""
         record, is_new = await self._once(request, caller, call, own_id)
         await request.respond_json(202 if is_new else 200, {**receipt_of(record), "id": own_id})
 
-    async def _once(self, request: Request, caller: Principal, call: Call, own_id: str) -> tuple[dict[str, Any], bool]:
+    async def _once(
+        self, request: Request, caller: Principal, call: Call, own_id: str
+    ) -> tuple[dict[str, Any], bool]:
         """The call of this id, and whether it is new."""
-        fingerprint = hashlib.sha256(b"%s\0%s\0%s" % (call.target.function_id.encode(), call.method.encode(), call.said)).hexdigest()
+        fingerprint = hashlib.sha256(
+            b"%s\0%s\0%s" % (call.target.function_id.encode(), call.method.encode(), call.said)
+        ).hexdigest()
         call.id = namespaced_call_id(caller.tenant, own_id)
-        async with self._putting.setdefault(call.id, asyncio.Lock()):  # a repeat that comes at once waits for the first to be held
+        # a repeat that comes at once waits for the first to be held
+        async with self._putting.setdefault(call.id, asyncio.Lock()):
             known = await self._questions.find(request, caller, call.id)
             if known is None:
-                return (await self.hold(caller, call, fingerprint=fingerprint, webhook=webhook_of(request))).to_json(), True
+                return (
+                    await self.hold(
+                        caller, call, fingerprint=fingerprint, webhook=webhook_of(request)
+                    )
+                ).to_json(), True
         if known["labels"].get("fingerprint") != fingerprint:
-            raise errors.Conflict("this id, or idempotency key, was used already for another function or other arguments")
+            raise errors.Conflict(
+                "this id, or idempotency key, was used already for another function or other "
+                "arguments"
+            )
         return known, False
 
-    # -- running ------------------------------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------
     async def _run(self, held: PendingCall, call: Call) -> None:
         held.target = call.target
         try:
@@ -205,27 +265,41 @@ class AsyncCalls:
 
     def _finish(self, held: PendingCall, record: CallRecord, *, ttl_s: float = 0.0) -> None:
         now = time.time()
-        record = replace(record, sequence=held.record.sequence + 1, finished_at=now, expires_at=max(record.expires_at, now + ttl_s))
+        record = replace(
+            record,
+            sequence=held.record.sequence + 1,
+            finished_at=now,
+            expires_at=max(record.expires_at, now + ttl_s),
+        )
         kept: dict[str, Any] = {}
         if is_dead(record):
-            record = replace(record, is_dead=True, expires_at=max(record.expires_at, now + DEAD_TTL_S))
+            record = replace(
+                record, is_dead=True, expires_at=max(record.expires_at, now + DEAD_TTL_S)
+            )
             kept = {"payload": self._books.journal.payload(record.id)}
         try:
             self._books.journal.finish(record.id, {**record.to_json(), **kept})
         except errors.StorageFull as e:
-            log.error("result not journalled, kept in memory until shipped call=%s error=%s", record.id, e)
+            log.error(
+                "result not journalled, kept in memory until shipped call=%s error=%s", record.id, e
+            )
         self._held.note(held, record)
 
     async def _cancel(self, held: PendingCall) -> None:
         if held.record.state in FINAL:
             return
         if held.task is None:
-            raise errors.Conflict(f"call {held.record.id} has not begun, and cannot be cancelled yet: try again", retry_after_s=1)
+            raise errors.Conflict(
+                f"call {held.record.id} has not begun, and cannot be cancelled yet: try again",
+                retry_after_s=1,
+            )
         held.task.cancel()
         await asyncio.wait([held.task])
         if held.record.state not in FINAL:
             self._attempts.left(held)
-            self._finish(held, replace(held.record, state="CANCELLED", status=499, outcome="cancelled"))
+            self._finish(
+                held, replace(held.record, state="CANCELLED", status=499, outcome="cancelled")
+            )
 
     def _admission(self, call: Call) -> Admission | None:
         """What a call that was counted when it came may hold. Raises Forbidden."""
@@ -233,9 +307,11 @@ class AsyncCalls:
         return Admission(entry.gate, requests=0, holds=0) if entry.gate is not None else None
 
     def _caller(self, key_id: str, tenant: str) -> Principal:
-        return scheduler(tenant) if key_id == SCHEDULER else self._table.caller_of(key_id) or ANONYMOUS
+        return (
+            scheduler(tenant) if key_id == SCHEDULER else self._table.caller_of(key_id) or ANONYMOUS
+        )
 
-    # -- recovery -----------------------------------------------------------------------------------------------------
+    # -- recovery ----------------------------------------------------------------------------------
     def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Run what the last process left unfinished, deliver its results, and begin to ship."""
         for left in self._books.recovered.undelivered:
@@ -260,7 +336,8 @@ class AsyncCalls:
             self._finish(held, failed(record, e))
             return
         call.attempt = max(attempts, record.attempt) + 1
-        call.retries = max(0, attempts - record.attempt - 1)  # the one that was cut off by our own end does not count against it
+        # the one that was cut off by our own end does not count against it
+        call.retries = max(0, attempts - record.attempt - 1)
         if "due" in kept:  # only here it is known how long its result is kept
             held.give_up_at = time.time() + call.target.spec.clocks.result_ttl_s
             held.record = replace(record, expires_at=held.give_up_at)
@@ -270,38 +347,55 @@ class AsyncCalls:
     def _call(self, record: CallRecord, kept: dict[str, Any]) -> Call:
         """The call that a journal holds, as its function and its key are now.
 
-        Raises NotFound, Forbidden, Unavailable; UnsupportedMediaType for a pickle that an older version took from another tenant.
-        """
+        Raises NotFound, Forbidden, Unavailable; UnsupportedMediaType for a pickle that an older
+        version took from another tenant."""
         owner = TenantId(kept.get("owner") or record.tenant)
-        address = FunctionAddress(tenant=owner, environment=record.environment, app=record.app, function=record.function)
+        address = FunctionAddress(
+            tenant=owner, environment=record.environment, app=record.app, function=record.function
+        )
         target = self._table.target(address, record.revision)
         target.check(record.method)
-        accepts_pickle = accepts_pickles(record.tenant, owner)  # the key of its caller may have been revoked since
+        # the key of its caller may have been revoked since
+        accepts_pickle = accepts_pickles(record.tenant, owner)
         content_type = checked_type(kept["content_type"].encode(), accepts=accepts_pickle)
         choice = _choice_of(record, target)
         entry = self._entrance.entry(self._caller(kept["key"], owner), target)
         deadline_at = kept.get("deadline_at")
-        make = partial(call_of_kept, kept) if target.spec.engine is not None or "path" in kept else Call
+        make = (
+            partial(call_of_kept, kept)
+            if target.spec.engine is not None or "path" in kept
+            else Call
+        )
         call = make(
-            body=base64.b64decode(kept["body"]), id=record.id, target=target, method=record.method, key_id=kept["key"],
-            content_type=content_type, accepts_pickle=accepts_pickle, accept=kept["accept"].encode(), rank=entry.ranks[None],
+            body=base64.b64decode(kept["body"]),
+            id=record.id,
+            target=target,
+            method=record.method,
+            key_id=kept["key"],
+            content_type=content_type,
+            accepts_pickle=accepts_pickle,
+            accept=kept["accept"].encode(),
+            rank=entry.ranks[None],
             caller="" if record.tenant == owner else record.tenant,
             deadline_s=None if deadline_at is None else max(0.001, deadline_at - time.time()),
-            choice=choice, extra_headers=choice.line if choice is not None else b"",
-        )  # fmt: skip
+            choice=choice,
+            extra_headers=choice.line if choice is not None else b"",
+        )
         call.admission = self._admission(call)
         call.trace = Trace.from_json(kept["trace"]) if kept.get("trace") else None
         return call
 
-    # -- what the control plane began ---------------------------------------------------------------------------------
+    # -- what the control plane began --------------------------------------------------------------
     async def keep(self, kept: dict[str, Any]) -> None:
-        """Write a due call down, without running it; again: nothing. Raises TooManyRequests, JournalFull; Conflict while an earlier life
-        of it is still being told."""
+        """Write a due call down, without running it; again: nothing. Raises TooManyRequests,
+        JournalFull; Conflict while an earlier life of it is still being told."""
         record = CallRecord.from_json(kept["record"])
         if kept["due"] in self._kept:
             return
         if record.id in self._held:
-            raise errors.Conflict(f"call {record.id} has not been told to its end yet", retry_after_s=1)
+            raise errors.Conflict(
+                f"call {record.id} has not been told to its end yet", retry_after_s=1
+            )
         self.check_room(record.tenant, _size_of(kept))
         self._held.add(record, _size_of(kept))
         try:
@@ -316,7 +410,8 @@ class AsyncCalls:
         return list(self._kept)
 
     def begin_kept(self, asked: Collection[str], ours: Collection[str]) -> None:
-        """Of those `request` about run `ours`; the others are another activator's, and forgotten."""
+        """Of those `request` about run `ours`; the others are another activator's, and
+        forgotten."""
         mine = frozenset(ours)
         for name in asked:
             call_id, attempts = self._kept.pop(name)
@@ -327,7 +422,8 @@ class AsyncCalls:
                 self._books.journal.forget(call_id)
 
     async def aclose(self) -> None:
-        """Stop: what runs is abandoned here and run again by the next start, because the journal still holds it."""
+        """Stop: what runs is abandoned here and run again by the next start, because the journal
+        still holds it."""
         tasks = self._held.tasks()
         for task in tasks:
             task.cancel()
@@ -356,7 +452,9 @@ def id_under_key(request: Request, caller: Principal) -> str:
     """The own id of a call that is submitted under an idempotency key. Raises InvalidInput."""
     key = request.headers[_KEY]
     if not 0 < len(key) <= 255:
-        raise errors.InvalidInput(f"{HEADER_IDEMPOTENCY_KEY}: write 1 to 255 characters", parameter=HEADER_IDEMPOTENCY_KEY)
+        raise errors.InvalidInput(
+            f"{HEADER_IDEMPOTENCY_KEY}: write 1 to 255 characters", parameter=HEADER_IDEMPOTENCY_KEY
+        )
     return f"key\0{caller.key_id}\0{key.decode('latin-1')}"
 
 
@@ -373,5 +471,7 @@ def function_of_put(request: Request) -> str:
     """The `function` query parameter of a PUT. Raises InvalidInput."""
     given = parse_qs(request.scope["query_string"].decode("latin-1")).get("function")
     if not given:
-        raise errors.InvalidInput("name the function: PUT /v1/calls/{id}?function=app/function", parameter="function")
+        raise errors.InvalidInput(
+            "name the function: PUT /v1/calls/{id}?function=app/function", parameter="function"
+        )
     return str(given[0])

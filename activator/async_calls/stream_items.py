@@ -1,4 +1,5 @@
-"""What a streamed result consists of: events, lines or pickles become items, each one server-sent event. Nothing is unpickled here."""
+"""What a streamed result consists of: events, lines or pickles become items, each one server-sent
+event. Nothing is unpickled here."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class ItemSplitter(Protocol):
     """Owner: one reader of one stream."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The items that `data` completes, each as the lines of an event, without its id and the empty line behind it."""
+        """The items that `data` completes, each as the lines of an event, without its id and the
+        empty line behind it."""
         ...
 
 
@@ -31,7 +33,11 @@ class SseItems:
 
     def feed(self, data: bytes) -> list[bytes]:
         """See Cutter."""
-        return [event for event in self._parts.feed(data) if event.strip(b"\n") and not _is_comment(event)]
+        return [
+            event
+            for event in self._parts.feed(data)
+            if event.strip(b"\n") and not _is_comment(event)
+        ]
 
 
 class NdjsonItems:
@@ -42,11 +48,16 @@ class NdjsonItems:
 
     def feed(self, data: bytes) -> list[bytes]:
         """See Cutter."""
-        return [(b"event: error\ndata: " if _is_problem(line) else b"data: ") + line for line in self._parts.feed(data) if line.strip()]
+        return [
+            (b"event: error\ndata: " if _is_problem(line) else b"data: ") + line
+            for line in self._parts.feed(data)
+            if line.strip()
+        ]
 
 
 class PickleItems:
-    """A pickle is an item in base64: `event: pickle`, and `event: exception` for what was raised."""
+    """A pickle is an item in base64: `event: pickle`, and `event: exception` for what was
+    raised."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -66,14 +77,18 @@ class PickleItems:
             if len(self._buffer) < end:
                 break
             name = b"exception" if self._exception_follows else b"pickle"
-            found.append(b"event: %b\ndata: %b" % (name, base64.b64encode(self._buffer[at + _LENGTH.size : end])))
+            found.append(
+                b"event: %b\ndata: %b"
+                % (name, base64.b64encode(self._buffer[at + _LENGTH.size : end]))
+            )
             self._exception_follows, at = False, end
         del self._buffer[:at]
         return found
 
 
 class _Parts:
-    """Parts of a stream that each end with `delimiter`; each byte is looked at once, however small the pieces come."""
+    """Parts of a stream that each end with `delimiter`; each byte is looked at once, however small
+    the pieces come."""
 
     def __init__(self, delimiter: bytes) -> None:
         self._delimiter = delimiter
@@ -95,7 +110,11 @@ class _Parts:
 def cutter_of(content_type: str) -> ItemSplitter | None:
     """What finds the items of a result of this type; None for one that is a single value."""
     kind = content_type.partition(";")[0].strip()
-    makers: dict[str, Callable[[], ItemSplitter]] = {CONTENT_SSE: SseItems, CONTENT_NDJSON: NdjsonItems, CONTENT_PICKLE_STREAM: PickleItems}
+    makers: dict[str, Callable[[], ItemSplitter]] = {
+        CONTENT_SSE: SseItems,
+        CONTENT_NDJSON: NdjsonItems,
+        CONTENT_PICKLE_STREAM: PickleItems,
+    }
     made = makers.get(kind)
     return made() if made is not None else None
 
@@ -111,4 +130,8 @@ def _is_problem(line: bytes) -> bool:
         body = json.loads(line)
     except ValueError:
         return False
-    return isinstance(body, dict) and str(body.get("type", "")).startswith(PROBLEM_BASE) and "status" in body
+    return (
+        isinstance(body, dict)
+        and str(body.get("type", "")).startswith(PROBLEM_BASE)
+        and "status" in body
+    )

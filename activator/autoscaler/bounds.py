@@ -1,8 +1,9 @@
 """Floor, ceiling, and the careful way to zero, as a pure function.
 
-A wanted scale is clamped, and a zero is applied only when nothing can get lost by it: an active revision first becomes
-inactive after its stable window; an inactive one goes once the activator has been in front of it for the grace period and
-the last instance's own retention is over; one that never became ready goes after its deadline.
+A wanted scale is clamped, and a zero is applied only when nothing can get lost by it: an active
+revision first becomes inactive after its stable window; an inactive one goes once the activator has
+been in front of it for the grace period and the last instance's own retention is over; one that
+never became ready goes after its deadline.
 
 Source: knative/serving pkg/reconciler/autoscaling/kpa/scaler.go (Apache-2.0), semantics restated.
 """
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 UNKNOWN = -1
 """A scale that nobody knows yet: nothing is applied."""
 ACTIVATION_BUFFER_S = 30.0
-"""Added to the progress deadline, so that the reason of a failed start is found before its instances are gone."""
+"""Added to the progress deadline, so that the reason of a failed start is found before its
+instances are gone."""
 PROXY_RETRY_S = 3.0
 
 
@@ -116,13 +118,19 @@ def bound(desired: int, *, spec: BoundsSpec, standing: RevisionStatus) -> Bounde
         return _applied(desired, standing)
     if not spec.scale_to_zero:
         return _applied(1, standing)
-    return {Activity.ACTIVATING: _zero_activating, Activity.ACTIVE: _zero_active, Activity.INACTIVE: _zero_inactive}[standing.activity](
-        spec, standing
+    return {
+        Activity.ACTIVATING: _zero_activating,
+        Activity.ACTIVE: _zero_active,
+        Activity.INACTIVE: _zero_inactive,
+    }[standing.activity](spec, standing)
+
+
+def _applied(
+    desired: int, standing: RevisionStatus, look_again_s: float | None = None
+) -> BoundedScale:
+    return BoundedScale(
+        desired=desired, is_applied=desired != standing.instances, look_again_s=look_again_s
     )
-
-
-def _applied(desired: int, standing: RevisionStatus, look_again_s: float | None = None) -> BoundedScale:
-    return BoundedScale(desired=desired, is_applied=desired != standing.instances, look_again_s=look_again_s)
 
 
 def _zero_activating(spec: BoundsSpec, standing: RevisionStatus) -> BoundedScale:
@@ -134,7 +142,9 @@ def _zero_activating(spec: BoundsSpec, standing: RevisionStatus) -> BoundedScale
 def _zero_active(spec: BoundsSpec, standing: RevisionStatus) -> BoundedScale:
     if standing.for_s < spec.stable_window_s:
         return _applied(1, standing, look_again_s=spec.stable_window_s - standing.for_s)
-    return BoundedScale(desired=0, look_again_s=None if standing.proxied_s is None else PROXY_RETRY_S)
+    return BoundedScale(
+        desired=0, look_again_s=None if standing.proxied_s is None else PROXY_RETRY_S
+    )
 
 
 def _zero_inactive(spec: BoundsSpec, standing: RevisionStatus) -> BoundedScale:

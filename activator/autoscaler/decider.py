@@ -2,16 +2,18 @@
 
 `decide(now, observed, spec, state)` is pure. Its core is `kpa.step`; around it:
 
-* instances that are *starting* count as capacity, so a slow start is neither started twice nor taken for a panic;
-* growth is held back while the running instances would work the load off before a start could help (`drains`);
-* waiting calls that nothing covers ask for starts of their own (`backlog`), and so does a call that has waited longer
-  than the latency objective, whatever the averages say (`backlog_age`);
-* what binds a language model, and batches, has signals of its own (`kv_memory`, `queued_tokens`, `first_token`, `occupancy`;
-`llm_signals`);
+* instances that are *starting* count as capacity, so a slow start is neither started twice nor
+  taken for a panic;
+* growth is held back while the running instances would work the load off before a start could help
+  (`drains`);
+* waiting calls that nothing covers ask for starts of their own (`backlog`), and so does a call that
+  has waited longer than the latency objective, whatever the averages say (`backlog_age`);
+* what binds a language model, and batches, has signals of its own (`kv_memory`, `queued_tokens`,
+  `first_token`, `occupancy`; `llm_signals`);
 * spare instances while active (`buffer`), floor and ceiling (`min`, `max`);
-* an instance goes only after it was idle for `scaledown_window_s`, the last one after its own delay (`zero_delay`); or, where the
-  window is "auto", when the function's own pauses say that keeping it costs more than starting it again (`pauses`; `gaps`); sooner
-  while other starts wait for room;
+* an instance goes only after it was idle for `scaledown_window_s`, the last one after its own delay
+  (`zero_delay`); or, where the window is "auto", when the function's own pauses say that keeping it
+  costs more than starting it again (`pauses`; `gaps`); sooner while other starts wait for room;
 * no data is never zero: without a measurement nothing goes (`no_data`).
 
 The decision names the signal that bound, and carries the numbers that explain it.
@@ -26,17 +28,24 @@ from activator.autoscaler import kpa
 from activator.autoscaler.bounds import Activity, BoundsSpec, RevisionStatus, bound
 from activator.autoscaler.burst import drained_meanwhile, instances_now
 from activator.autoscaler.idle_histogram import KeepTerms
-from activator.autoscaler.llm_signals import FirstTokenState, FirstTokenTerms, batch_want, engine_wants, first_token_state
+from activator.autoscaler.llm_signals import (
+    FirstTokenState,
+    FirstTokenTerms,
+    batch_want,
+    engine_wants,
+    first_token_state,
+)
 from activator.autoscaler.observation import Observed
 from activator.autoscaler.target import UNLIMITED_BURST
 from pilotlight.spec import FunctionSpec, Scaling, buffer_count
 
 MAX_STABLE_WINDOW_S = 60.0
 MIN_STABLE_WINDOW_S = 1.0
-"""The stable window follows scaledown_window within these bounds: averages over more than a minute react too late,
-and a bucket is one second."""
+"""The stable window follows scaledown_window within these bounds: averages over more than a minute
+react too late, and a bucket is one second."""
 AUTO_STABLE_WINDOW_S = 6.0
-"""Knative's shortest: where `gaps` decides what is kept, the averages need not keep anything beside it."""
+"""Knative's shortest: where `gaps` decides what is kept, the averages need not keep anything beside
+it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +53,14 @@ class DeciderSpec:
     """Settings of one revision.
 
     Attributes:
-        kpa: the core's settings.
-        max_inputs: calls at once on one instance.
-        min_instances, max_instances: floor and ceiling.
-        buffer_instances: spare ones while active: a number, or a share of the busy ones as "15%".
-        scaledown_window_s: idle time before an instance goes.
-        zero_delay_s: idle time before the last one goes.
-        latency_objective_s: a call waiting longer is a signal; None = off.
-        first_token: the objective of a language model's first tokens; None = it declared none.
-        max_batch_size: of a function that gathers calls: the greatest of its methods; 0 = it does not.
-        keep: what decides how long instances stay idle in place of `scaledown_window_s`; None = that does.
+        kpa: the core's settings. max_inputs: calls at once on one instance. min_instances,
+        max_instances: floor and ceiling. buffer_instances: spare ones while active: a number, or a
+        share of the busy ones as "15%". scaledown_window_s: idle time before an instance goes.
+        zero_delay_s: idle time before the last one goes. latency_objective_s: a call waiting longer
+        is a signal; None = off. first_token: the objective of a language model's first tokens; None
+        = it declared none. max_batch_size: of a function that gathers calls: the greatest of its
+        methods; 0 = it does not. keep: what decides how long instances stay idle in place of
+        `scaledown_window_s`; None = that does.
     """
 
     kpa: kpa.KpaSpec
@@ -71,22 +78,45 @@ class DeciderSpec:
     @classmethod
     def of(cls, spec: FunctionSpec, *, slots: int) -> DeciderSpec:
         """Of a function whose instances take `slots` calls at once."""
-        own = cls.from_scaling(replace(spec.scaling, max_inputs=slots, target_inputs=_at_most(spec.scaling.target_inputs, slots)))
-        own = replace(own, max_batch_size=max((m.batch.max_batch_size for m in spec.methods if m.batch is not None), default=0))
+        own = cls.from_scaling(
+            replace(
+                spec.scaling,
+                max_inputs=slots,
+                target_inputs=_at_most(spec.scaling.target_inputs, slots),
+            )
+        )
+        own = replace(
+            own,
+            max_batch_size=max(
+                (m.batch.max_batch_size for m in spec.methods if m.batch is not None), default=0
+            ),
+        )
         if spec.engine is None or spec.objectives is None:
             return own
-        wait_s = own.latency_objective_s if own.latency_objective_s is not None else spec.objectives.first_token_s
-        terms = FirstTokenTerms(objective_s=spec.objectives.first_token_s, late=round(1 - spec.objectives.first_token_ratio, 9))
+        wait_s = (
+            own.latency_objective_s
+            if own.latency_objective_s is not None
+            else spec.objectives.first_token_s
+        )
+        terms = FirstTokenTerms(
+            objective_s=spec.objectives.first_token_s,
+            late=round(1 - spec.objectives.first_token_ratio, 9),
+        )
         return replace(own, first_token=terms, latency_objective_s=wait_s)
 
     @classmethod
-    def from_scaling(cls, scaling: Scaling, *, zero_delay_s: float | None = None, reachable: bool = True) -> DeciderSpec:
-        """From what the user declared. `zero_delay_s` None means the same as the other instances' window."""
+    def from_scaling(
+        cls, scaling: Scaling, *, zero_delay_s: float | None = None, reachable: bool = True
+    ) -> DeciderSpec:
+        """From what the user declared. `zero_delay_s` None means the same as the other instances'
+        window."""
         stable_s = min(MAX_STABLE_WINDOW_S, max(MIN_STABLE_WINDOW_S, scaling.scaledown_window_s))
         keep = None
         if scaling.waiting_cost is not None:
             stable_s = min(stable_s, AUTO_STABLE_WINDOW_S)
-            keep = KeepTerms(waiting_cost=scaling.waiting_cost, longest_s=scaling.scaledown_window_s)
+            keep = KeepTerms(
+                waiting_cost=scaling.waiting_cost, longest_s=scaling.scaledown_window_s
+            )
         core = kpa.KpaSpec(
             target=float(scaling.target_inputs or scaling.max_inputs),
             total=float(scaling.max_inputs),
@@ -120,10 +150,11 @@ class ScaleDecision:
     """How many instances there should be, and why.
 
     Attributes:
-        desired: instances, starting ones included.
-        valid: False when nothing was known and nothing should change.
-        signal: what bound: `stable`, `panic`, `activation`, `delay`, `drains`, `backlog`, `backlog_age`, `buffer`, `min`,
-            `kv_memory`, `queued_tokens`, `first_token`, `occupancy`, `max`, `scaledown_window`, `pauses`, `zero_delay` or `no_data`.
+        desired: instances, starting ones included. valid: False when nothing was known and nothing
+        should change. signal: what bound: `stable`, `panic`, `activation`, `delay`, `drains`,
+        `backlog`, `backlog_age`, `buffer`, `min`,
+            `kv_memory`, `queued_tokens`, `first_token`, `occupancy`, `max`, `scaledown_window`,
+            `pauses`, `zero_delay` or `no_data`.
         capacity: instances that there are (ready and starting) when it was taken.
         excess_burst_capacity, in_panic: of the core; -1 where the activator never leaves the path.
         want: what each signal asked for, the reason in numbers.
@@ -141,7 +172,8 @@ class ScaleDecision:
 
     @property
     def wanted(self) -> int:
-        """As many as the load needs, whatever else is held back because it was not idle for long enough."""
+        """As many as the load needs, whatever else is held back because it was not idle for long
+        enough."""
         return max((count for _, count in self.want), default=self.desired)
 
     @property
@@ -168,12 +200,23 @@ def initial_state(now: float, *, spec: DeciderSpec, ready: int) -> DeciderState:
     return DeciderState(kpa=kpa.initial_state(now, spec=spec.kpa, ready=ready))
 
 
-def decide(now: float, observed: Observed, spec: DeciderSpec, state: DeciderState) -> tuple[ScaleDecision, DeciderState]:
+def decide(
+    now: float, observed: Observed, spec: DeciderSpec, state: DeciderState
+) -> tuple[ScaleDecision, DeciderState]:
     """The decision at `now` (seconds) and what to remember for the next one."""
     first_token = first_token_state(now, observed, spec.first_token, state.first_token)
-    load = kpa.KpaLoad(stable=observed.stable, panic=observed.panic, ready=observed.ready, starting=observed.starting)
+    load = kpa.KpaLoad(
+        stable=observed.stable,
+        panic=observed.panic,
+        ready=observed.ready,
+        starting=observed.starting,
+    )
     core, core_state = kpa.step(now, load, spec.kpa, state.kpa)
-    wants = [_core_want(core, observed, spec), *_binding_wants(observed, spec, first_token), *_own_wants(observed, spec)]
+    wants = [
+        _core_want(core, observed, spec),
+        *_binding_wants(observed, spec, first_token),
+        *_own_wants(observed, spec),
+    ]
     signal, desired = max(wants, key=lambda want: want[1])
     valid = core.valid or signal != "no_data"
     ceiling = spec.max_instances
@@ -192,7 +235,8 @@ def decide(now: float, observed: Observed, spec: DeciderSpec, state: DeciderStat
 
 
 def _core_want(core: kpa.KpaDecision, observed: Observed, spec: DeciderSpec) -> tuple[str, int]:
-    """The core's wish; without data what there is; growth that would come too late to help is left out."""
+    """The core's wish; without data what there is; growth that would come too late to help is left
+    out."""
     if not core.valid:
         return "no_data", observed.capacity
     useful = _useful(observed, spec)
@@ -202,15 +246,19 @@ def _core_want(core: kpa.KpaDecision, observed: Observed, spec: DeciderSpec) -> 
 
 
 def _useful(observed: Observed, spec: DeciderSpec) -> int | None:
-    """Instances that the load can still use once a start begun now is ready; None when the times are not known.
+    """Instances that the load can still use once a start begun now is ready; None when the times
+    are not known.
 
-    By Little's law the lasting load is arrivals times call time; beyond it there is only what is here now, plus what arrives,
-    less what the running slots finish meanwhile.
-    """
+    By Little's law the lasting load is arrivals times call time; beyond it there is only what is
+    here now, plus what arrives, less what the running slots finish meanwhile."""
     if observed.arrivals_per_s is None or observed.call_s is None or observed.start_s is None:
         return None
-    drained = drained_meanwhile(slots=observed.ready * spec.max_inputs, start_s=observed.start_s, call_s=observed.call_s)
-    later = observed.in_flight + observed.waiting + observed.arrivals_per_s * observed.start_s - drained
+    drained = drained_meanwhile(
+        slots=observed.ready * spec.max_inputs, start_s=observed.start_s, call_s=observed.call_s
+    )
+    later = (
+        observed.in_flight + observed.waiting + observed.arrivals_per_s * observed.start_s - drained
+    )
     return math.ceil(max(observed.arrivals_per_s * observed.call_s, later) / spec.kpa.target)
 
 
@@ -221,7 +269,9 @@ def _own_wants(observed: Observed, spec: DeciderSpec) -> list[tuple[str, int]]:
         wants.append(("backlog", observed.capacity + _backlog(observed, spec, counting_drain=True)))
     objective_s = spec.latency_objective_s
     if observed.waiting and objective_s is not None and observed.oldest_wait_s > objective_s:
-        wants.append(("backlog_age", observed.capacity + _backlog(observed, spec, counting_drain=False)))
+        wants.append(
+            ("backlog_age", observed.capacity + _backlog(observed, spec, counting_drain=False))
+        )
     if spec.kpa.reachable:
         spare = buffer_count(spec.buffer_instances, busy=max(1, observed.busy))
         if spare and (observed.busy or observed.waiting):
@@ -230,15 +280,23 @@ def _own_wants(observed: Observed, spec: DeciderSpec) -> list[tuple[str, int]]:
     return wants
 
 
-def _binding_wants(observed: Observed, spec: DeciderSpec, state: FirstTokenState | None) -> list[tuple[str, int]]:
+def _binding_wants(
+    observed: Observed, spec: DeciderSpec, state: FirstTokenState | None
+) -> list[tuple[str, int]]:
     """What binds a language model, and a function that gathers calls."""
     wants = engine_wants(observed, target=spec.kpa.target, terms=spec.first_token, state=state)
-    batches = batch_want(observed, max_batch_size=spec.max_batch_size) if spec.max_batch_size else None
+    batches = (
+        batch_want(observed, max_batch_size=spec.max_batch_size) if spec.max_batch_size else None
+    )
     return wants if batches is None else [*wants, batches]
 
 
 def _backlog(observed: Observed, spec: DeciderSpec, *, counting_drain: bool) -> int:
-    slots = spec.max_inputs if observed.engine is None else max(1, min(spec.max_inputs, math.floor(observed.engine.slots)))
+    slots = (
+        spec.max_inputs
+        if observed.engine is None
+        else max(1, min(spec.max_inputs, math.floor(observed.engine.slots)))
+    )
     return instances_now(
         waiting=observed.waiting,
         free_slots=observed.free_slots(slots),
@@ -263,28 +321,53 @@ def _hold(decision: ScaleDecision, observed: Observed, spec: DeciderSpec) -> Sca
     floor = min(observed.capacity - expired, spec.max_instances)
     if decision.desired < floor:
         rests = [window_s - idle_s for idle_s in observed.idle_s if idle_s < window_s]
-        return replace(decision, desired=floor, signal="scaledown_window", look_again_s=min(rests, default=None))
+        return replace(
+            decision,
+            desired=floor,
+            signal="scaledown_window",
+            look_again_s=min(rests, default=None),
+        )
     return decision if decision.desired else _hold_last(decision, observed, spec)
 
 
 def _patience_s(window_s: float, observed: Observed) -> float:
-    """While starts wait for room, idling for longer than a start takes costs others more than it can save here."""
-    return min(window_s, observed.start_s) if observed.is_crowded and observed.start_s is not None else window_s
+    """While starts wait for room, idling for longer than a start takes costs others more than it
+    can save here."""
+    return (
+        min(window_s, observed.start_s)
+        if observed.is_crowded and observed.start_s is not None
+        else window_s
+    )
 
 
-def _hold_by_pauses(decision: ScaleDecision, observed: Observed, spec: DeciderSpec) -> ScaleDecision:
-    """Keep what the function's pauses say is worth it, and what its calls need now; those that start stand beside the ready ones."""
+def _hold_by_pauses(
+    decision: ScaleDecision, observed: Observed, spec: DeciderSpec
+) -> ScaleDecision:
+    """Keep what the function's pauses say is worth it, and what its calls need now; those that
+    start stand beside the ready ones."""
     assert observed.kept is not None
     needed = math.ceil((observed.in_flight + observed.waiting) / spec.max_inputs)
-    floor = min(max(observed.kept, needed) + observed.starting, observed.capacity, spec.max_instances)
-    return replace(decision, desired=floor, signal="pauses") if decision.desired < floor else decision
+    floor = min(
+        max(observed.kept, needed) + observed.starting, observed.capacity, spec.max_instances
+    )
+    return (
+        replace(decision, desired=floor, signal="pauses") if decision.desired < floor else decision
+    )
 
 
 def _hold_last(decision: ScaleDecision, observed: Observed, spec: DeciderSpec) -> ScaleDecision:
-    """From one to zero: our activator always proxies and no probe is needed, so only the last instance's retention is left."""
+    """From one to zero: our activator always proxies and no probe is needed, so only the last
+    instance's retention is left."""
     idle_s = min(observed.idle_s, default=0.0)
-    rules = BoundsSpec(grace_s=0.0, retention_s=_patience_s(spec.zero_delay_s, observed), always_proxied=True, reachable=spec.kpa.reachable)
-    standing = RevisionStatus(instances=observed.capacity, activity=Activity.INACTIVE, for_s=idle_s, proxied_s=idle_s)
+    rules = BoundsSpec(
+        grace_s=0.0,
+        retention_s=_patience_s(spec.zero_delay_s, observed),
+        always_proxied=True,
+        reachable=spec.kpa.reachable,
+    )
+    standing = RevisionStatus(
+        instances=observed.capacity, activity=Activity.INACTIVE, for_s=idle_s, proxied_s=idle_s
+    )
     bounded = bound(0, spec=rules, standing=standing)
     if bounded.is_applied:
         return decision

@@ -1,8 +1,9 @@
 """Knative's pod autoscaler decision, number for number, as a pure function.
 
-Per tick: the averages over a long (stable) and a short (panic) window are divided by the target, limited in how fast
-they may grow or shrink, and while the short one says that load has at least doubled (`panic_threshold`) the scale only
-rises. Excess burst capacity says how much a sudden burst the ready instances could still take.
+Per tick: the averages over a long (stable) and a short (panic) window are divided by the target,
+limited in how fast they may grow or shrink, and while the short one says that load has at least
+doubled (`panic_threshold`) the scale only rises. Excess burst capacity says how much a sudden burst
+the ready instances could still take.
 
 Source: knative/serving pkg/autoscaler/scaling/autoscaler.go (Apache-2.0), semantics restated.
 """
@@ -49,7 +50,8 @@ class KpaSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KpaState:
-    """What is remembered between ticks: since when it is a panic (None: it is not), its highest scale, the delay's window."""
+    """What is remembered between ticks: since when it is a panic (None: it is not), its highest
+    scale, the delay's window."""
 
     panic_at: float | None = None
     max_panic: int = 0
@@ -61,9 +63,9 @@ class KpaLoad:
     """What is seen at a tick.
 
     Attributes:
-        stable, panic: load averaged over the two windows, summed over all instances; None = no data.
-        ready: instances that take calls.
-        starting: instances on their way; Knative has no such number, 0 gives its decision exactly.
+        stable, panic: load averaged over the two windows, summed over all instances; None = no
+        data. ready: instances that take calls. starting: instances on their way; Knative has no
+        such number, 0 gives its decision exactly.
     """
 
     stable: float | None
@@ -78,8 +80,9 @@ class KpaDecision:
 
     Attributes:
         want_stable, want_panic: what each window asked for, limited by the rates.
-        excess_burst_capacity: calls beyond the target burst that ready instances could take; negative = keep buffering.
-        signal: `stable`, `panic`, `activation` or `delay`: which of them set `desired`.
+        excess_burst_capacity: calls beyond the target burst that ready instances could take;
+        negative = keep buffering. signal: `stable`, `panic`, `activation` or `delay`: which of them
+        set `desired`.
     """
 
     valid: bool
@@ -92,7 +95,8 @@ class KpaDecision:
 
 
 def initial_state(now: float, *, spec: KpaSpec, ready: int) -> KpaState:
-    """State of a decider made at `now`: with two or more ready instances it starts in panic, so that a restart keeps the scale."""
+    """State of a decider made at `now`: with two or more ready instances it starts in panic, so
+    that a restart keeps the scale."""
     slots = math.ceil(spec.scale_down_delay_s / DELAY_SLOT_S)
     delay = MaxWindow(size=slots) if slots else None
     return KpaState(panic_at=now if ready > 1 else None, max_panic=ready, delay=delay)
@@ -132,7 +136,8 @@ def step(now: float, load: KpaLoad, spec: KpaSpec, state: KpaState) -> tuple[Kpa
 
 
 def burst_capacity(*, ready: int, panic_load: float, spec: KpaSpec) -> int:
-    """Capacity of the ready instances less the target burst and the present load, rounded down; 0 and -1 mean themselves."""
+    """Capacity of the ready instances less the target burst and the present load, rounded down; 0
+    and -1 mean themselves."""
     if spec.target_burst_capacity == 0:
         return 0
     if spec.target_burst_capacity < 0:
@@ -141,7 +146,8 @@ def burst_capacity(*, ready: int, panic_load: float, spec: KpaSpec) -> int:
 
 
 def _limited(wanted: int, capacity: int, spec: KpaSpec) -> tuple[int, bool]:
-    """`wanted` within what the rates allow from `capacity`, and whether the activation scale raised it."""
+    """`wanted` within what the rates allow from `capacity`, and whether the activation scale raised
+    it."""
     ceiling = math.ceil(spec.max_scale_up_rate * capacity)
     floor = math.floor(capacity / spec.max_scale_down_rate) if spec.reachable else 0
     limited = min(max(wanted, floor), ceiling)

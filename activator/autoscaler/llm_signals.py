@@ -1,9 +1,13 @@
-"""What binds a language model, and a function that gathers calls: none of it is CPU. Pure functions beside the decider.
+"""What binds a language model, and a function that gathers calls: none of it is CPU. Pure functions
+beside the decider.
 
-* `kv_memory`: an instance holds as many calls at once as its KV memory allows, which its engine says (`engines.views`);
-* `queued_tokens`: the prompts that wait are more than the instances work off while another one starts, or within the objective;
-* `first_token`: first tokens come late. The calls at once that an instance may have are then cut by a quarter, and rise again slowly
-  while they come in time (additive increase, multiplicative decrease: Chiu and Jain 1989), so that it settles where the objective holds;
+* `kv_memory`: an instance holds as many calls at once as its KV memory allows, which its engine
+  says (`engines.views`);
+* `queued_tokens`: the prompts that wait are more than the instances work off while another one
+  starts, or within the objective;
+* `first_token`: first tokens come late. The calls at once that an instance may have are then cut by
+  a quarter, and rise again slowly while they come in time (additive increase, multiplicative
+  decrease: Chiu and Jain 1989), so that it settles where the objective holds;
 * `occupancy`: batches leave full, so calls wait for the next one.
 
 Each speaks only where it was told something: without a measurement there is no signal.
@@ -22,9 +26,11 @@ CUT = 0.75
 RISE_PER_S = 0.01
 """Of the target, relative: doubled after 70 s in time."""
 SETTLE_S = 10.0
-"""After a cut, before the next: what is measured must have seen the first (`engines.views.RECENT_S`)."""
+"""After a cut, before the next: what is measured must have seen the first
+(`engines.views.RECENT_S`)."""
 FULL = 0.8
-"""Occupancy of batches from which more instances are wanted: full on average would mean that most calls wait for the next one."""
+"""Occupancy of batches from which more instances are wanted: full on average would mean that most
+calls wait for the next one."""
 MOST = 2
 """Growth at once for queued tokens: they are an estimate, and the next look is two seconds away."""
 
@@ -39,7 +45,8 @@ class FirstTokenTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstTokenState:
-    """Calls at once on one instance with which first tokens came in time; `cut_at`, `at`: when it was cut last, and set last."""
+    """Calls at once on one instance with which first tokens came in time; `cut_at`, `at`: when it
+    was cut last, and set last."""
 
     target: float
     cut_at: float
@@ -57,17 +64,30 @@ def first_token_state(
     is_late = is_told and (engine.late or 0.0) > terms.late
     if is_late and not observed.starting and (state is None or now - state.cut_at >= SETTLE_S):
         each = observed.stable / max(1, observed.ready)
-        return FirstTokenState(target=max(1.0, CUT * min(each, state.target if state else engine.slots)), cut_at=now, at=now)
+        return FirstTokenState(
+            target=max(1.0, CUT * min(each, state.target if state else engine.slots)),
+            cut_at=now,
+            at=now,
+        )
     if state is None or is_late:
         return state
     target = state.target * (1 + RISE_PER_S * (now - state.at))
-    return FirstTokenState(target=target, cut_at=state.cut_at, at=now) if target < engine.slots else None
+    return (
+        FirstTokenState(target=target, cut_at=state.cut_at, at=now)
+        if target < engine.slots
+        else None
+    )
 
 
 def engine_wants(
-    observed: Observed, *, target: float, terms: FirstTokenTerms | None, state: FirstTokenState | None
+    observed: Observed,
+    *,
+    target: float,
+    terms: FirstTokenTerms | None,
+    state: FirstTokenState | None,
 ) -> list[tuple[str, int]]:
-    """What a language model's own signals ask for; only those that speak. `target`: calls at once on one instance as declared."""
+    """What a language model's own signals ask for; only those that speak. `target`: calls at once
+    on one instance as declared."""
     engine, wants = observed.engine, []
     if engine is None:
         return []
@@ -81,8 +101,11 @@ def engine_wants(
     return wants
 
 
-def _for_tokens(engine: EngineLoad, observed: Observed, terms: FirstTokenTerms | None) -> int | None:
-    """Instances that work the waiting prompts off in time: within the objective, or before one that starts now could help."""
+def _for_tokens(
+    engine: EngineLoad, observed: Observed, terms: FirstTokenTerms | None
+) -> int | None:
+    """Instances that work the waiting prompts off in time: within the objective, or before one that
+    starts now could help."""
     within_s = max(terms.objective_s if terms is not None else 0.0, observed.start_s or 0.0)
     if not engine.queued_tokens or not engine.tokens_per_s or not within_s:
         return None
@@ -91,7 +114,8 @@ def _for_tokens(engine: EngineLoad, observed: Observed, terms: FirstTokenTerms |
 
 
 def batch_want(observed: Observed, *, max_batch_size: int) -> tuple[str, int] | None:
-    """What full batches ask for: so many instances that they would be FULL, and no more than there are batches in the calls at once."""
+    """What full batches ask for: so many instances that they would be FULL, and no more than there
+    are batches in the calls at once."""
     if observed.occupancy is None or observed.stable is None or not observed.ready:
         return None
     wanted = math.ceil(observed.ready * observed.occupancy / FULL)

@@ -1,9 +1,9 @@
 """The loop around the decider: gather, decide, apply. It owns the throttlers.
 
-Each second the load of every active revision is recorded in its windows; each two seconds (Knative's tick) `decider.decide` says how many
-instances there should be, and the difference is started or drained. A revision without instances, calls or starts is
-forgotten, so thousands of functions at zero cost nothing here. Calls do not wait for a tick: see `Throttler.poke`.
-"""
+Each second the load of every active revision is recorded in its windows; each two seconds
+(Knative's tick) `decider.decide` says how many instances there should be, and the difference is
+started or drained. A revision without instances, calls or starts is forgotten, so thousands of
+functions at zero cost nothing here. Calls do not wait for a tick: see `Throttler.poke`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,14 @@ from activator.llm.engine_sleep import EngineSleepMode
 from activator.resilience.breaker import State
 from activator.routing.route_table import CallTarget, RouteTable
 from snapshotter import errors as agent_errors
-from snapshotter.types import AgentEvent, InstanceInfo, InstanceState, RevisionKey, SnapshotState, TemplateInfo
+from snapshotter.types import (
+    AgentEvent,
+    InstanceInfo,
+    InstanceState,
+    RevisionKey,
+    SnapshotState,
+    TemplateInfo,
+)
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +44,15 @@ RECORD_S = 1.0
 DECIDE_EVERY = 2
 """Ticks of RECORD_S between decisions (Knative: 2 s)."""
 SETTLE_EVERY = 60
-"""Ticks between settlements of idle time: what an idle instance owes is in the ledger within a minute."""
+"""Ticks between settlements of idle time: what an idle instance owes is in the ledger within a
+minute."""
 FORGET_S = 30.0
-"""A revision at zero is forgotten after this long without a call: its windows would be silent anyway."""
+"""A revision at zero is forgotten after this long without a call: its windows would be silent
+anyway."""
 REWATCH_S = (0.05, 0.1, 0.5, 1.0, 2.0)
 ORPHAN_GRACE_S = 5.0
-"""An instance that nobody routes to has no caller who waits; it gets this long for its exit hooks."""
+"""An instance that nobody routes to has no caller who waits; it gets this long for its exit
+hooks."""
 
 
 def _always(_target: CallTarget) -> bool:
@@ -61,10 +71,10 @@ def _ignore(_stage: str) -> None:
 class AutoscalerLoop:
     """All throttlers of this activator. Owner: the event loop.
 
-    `gate`: what the throttlers' starts pass; room is made among their instances. `may_run`: False for a function whose budget is spent:
-    nothing is started or kept for it unasked. `occupancy`: how full the batches of a revision (by `Target.key`) were of late, 0 to 1;
-    None = there were none. `freeze_idle_s`: after how long instances without calls stand still; None = never.
-    """
+    `gate`: what the throttlers' starts pass; room is made among their instances. `may_run`: False
+    for a function whose budget is spent: nothing is started or kept for it unasked. `occupancy`:
+    how full the batches of a revision (by `Target.key`) were of late, 0 to 1; None = there were
+    none. `freeze_idle_s`: after how long instances without calls stand still; None = never."""
 
     def __init__(
         self,
@@ -87,7 +97,9 @@ class AutoscalerLoop:
         self._occupancy = occupancy
         self._freeze_idle_s = freeze_idle_s
         self._gate = gate or StartAdmission(clock=clock)
-        self._holdings = PreemptibleInstances(lambda: [scaled.throttler for scaled in self._scaled.values()], clock=clock)
+        self._holdings = PreemptibleInstances(
+            lambda: [scaled.throttler for scaled in self._scaled.values()], clock=clock
+        )
         self._gate.serve(self._holdings)
         self._pauses = Pauses()
         self._drops: set[asyncio.Task[None]] = set()
@@ -104,7 +116,9 @@ class AutoscalerLoop:
         if scaled is None:
             name = f"{target.tenant}/{target.environment}/{target.app}/{target.function}"
             gaps = self._pauses.of(name)
-            scaled = self._scaled[target.key] = RevisionScaler(name, self._make_throttler(target), self._clock(), gaps)
+            scaled = self._scaled[target.key] = RevisionScaler(
+                name, self._make_throttler(target), self._clock(), gaps
+            )
         return scaled.throttler
 
     def active(self, key: str) -> Throttler | None:
@@ -112,14 +126,17 @@ class AutoscalerLoop:
         scaled = self._scaled.get(key)
         return scaled.throttler if scaled is not None else None
 
-    async def warm_up(self, target: CallTarget, stage: Callable[[str], None] = _ignore, *, snapshot: bool = True) -> Mapping[str, Any]:
-        """Make a revision's next starts fast: a Template, a proven snapshot unless `snapshot` is False, and one instance brought up.
+    async def warm_up(
+        self, target: CallTarget, stage: Callable[[str], None] = _ignore, *, snapshot: bool = True
+    ) -> Mapping[str, Any]:
+        """Make a revision's next starts fast: a Template, a proven snapshot unless `snapshot` is
+        False, and one instance brought up.
 
-        The snapshot is made of a Template before an instance runs beside it, else a worker would be booted for it alone. `stage` is told
-        `template`, `snapshot`, `instance` as they begin; where there is no Template `snapshot` is the last. What stands in the way of a
-        snapshot is part of the report, and no failure: FORK and COLD remain. Raises like `Throttler.reserve`. Warm-ups at once are one on
-        the node.
-        """
+        The snapshot is made of a Template before an instance runs beside it, else a worker would be
+        booted for it alone. `stage` is told `template`, `snapshot`, `instance` as they begin; where
+        there is no Template `snapshot` is the last. What stands in the way of a snapshot is part of
+        the report, and no failure: FORK and COLD remain. Raises like `Throttler.reserve`. Warm-ups
+        at once are one on the node."""
         began = self._clock()
         report: dict[str, Any] = {"revision": target.revision}
         if target.launch.forkable and self._fleet.has_templates:
@@ -153,11 +170,19 @@ class AutoscalerLoop:
         if not target.spec.snapshot:
             return {"off": "the function says snapshot=False"}
         if not target.launch.snapshot:
-            return {"off": f"switched off: `pilotlight snapshot enable {target.app}/{target.function}` allows it again"}
+            return {
+                "off": f"switched off: `pilotlight snapshot enable "
+                f"{target.app}/{target.function}` allows it again"
+            }
         try:
             info = await self._fleet.checkpoint(target)
         except agent_errors.SnapshotRefused as e:
-            return {"refused": list(e.detail.get("reasons") or [{"kind": "other", "what": "", "where": None, "message": str(e)}])}
+            return {
+                "refused": list(
+                    e.detail.get("reasons")
+                    or [{"kind": "other", "what": "", "where": None, "message": str(e)}]
+                )
+            }
         except agent_errors.Unsupported as e:
             return {"off": str(e)}
         except agent_errors.SnapshotterError as e:
@@ -167,12 +192,13 @@ class AutoscalerLoop:
             self.throttler_of(target).start_times.snapshot_proven(info.restore_ms / 1000)
         return info.to_json()
 
-    # -- reconciling with what others decide --------------------------------------------------------------------------
+    # -- reconciling with what others decide -------------------------------------------------------
     def route_changed(self, name: str, left: frozenset[str] = frozenset()) -> None:
-        """A function was deployed, stopped or removed: revisions without traffic are drained, wanted ones made.
+        """A function was deployed, stopped or removed: revisions without traffic are drained,
+        wanted ones made.
 
-        `left`: keys of the revisions that lost their last traffic. What makes their starts fast goes with their last instance; changes
-        from before the first reconciliation are left to it.
+        `left`: keys of the revisions that lost their last traffic. What makes their starts fast
+        goes with their last instance; changes from before the first reconciliation are left to it.
         """
         targets = {target.key: target for target in self._table.targets_of(name)}
         for key, scaled in self._scaled.items():
@@ -194,10 +220,19 @@ class AutoscalerLoop:
         return self._scaled[target.key]
 
     async def reconcile(self) -> None:
-        """Compare notes with the node: take back what is ours, note what is gone, stop what nobody routes to any more."""
+        """Compare notes with the node: take back what is ours, note what is gone, stop what nobody
+        routes to any more."""
         throttlers = self.throttlers()
-        known = {instance_id: throttler for throttler in throttlers for instance_id in throttler.instances}
-        known |= {instance.id: throttler for throttler in throttlers for instance in throttler.asleep.instances()}
+        known = {
+            instance_id: throttler
+            for throttler in throttlers
+            for instance_id in throttler.instances
+        }
+        known |= {
+            instance.id: throttler
+            for throttler in throttlers
+            for instance in throttler.asleep.instances()
+        }
         infos = {str(info.id): info for info in await self._fleet.adopt()}
         for instance_id, throttler in known.items():
             if instance_id not in infos:
@@ -214,7 +249,8 @@ class AutoscalerLoop:
                     self._drop_template(template.revision)
 
     def _drop_template(self, key: str) -> None:
-        """In a task. Should it fail, the next reconciliation does it; should a call come for it after all, it starts COLD once."""
+        """In a task. Should it fail, the next reconciliation does it; should a call come for it
+        after all, it starts COLD once."""
         if not self.reconciled.is_set():
             return
 
@@ -241,7 +277,9 @@ class AutoscalerLoop:
 
     async def _adopt(self, info: InstanceInfo) -> None:
         target = self._target_of(info)
-        if target is None or (info.state is InstanceState.READY and await self._is_half_asleep(target, info)):
+        if target is None or (
+            info.state is InstanceState.READY and await self._is_half_asleep(target, info)
+        ):
             await self._fleet.stop(info.id, grace_s=ORPHAN_GRACE_S)
         else:
             self.throttler_of(target).add(info)
@@ -256,7 +294,9 @@ class AutoscalerLoop:
     def _target_of(self, info: InstanceInfo | TemplateInfo) -> CallTarget | None:
         """The target that it serves; None when nobody routes to it."""
         labels = info.labels
-        name = "/".join(labels.get(part, "") for part in ("tenant", "environment", "app", "function"))
+        name = "/".join(
+            labels.get(part, "") for part in ("tenant", "environment", "app", "function")
+        )
         return next((t for t in self._table.targets_of(name) if t.key == str(info.revision)), None)
 
     async def watch(self) -> None:
@@ -291,9 +331,10 @@ class AutoscalerLoop:
             elif instance is not None and event.kind == "instance_stopping":
                 throttler.drain(instance)
 
-    # -- the loop -----------------------------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Record and decide, forever; from the first reconciliation on, because what looks missing before may be there."""
+        """Record and decide, forever; from the first reconciliation on, because what looks missing
+        before may be there."""
         await self.reconciled.wait()
         for name in self._table.kept_warm():
             self.route_changed(name)
@@ -314,13 +355,18 @@ class AutoscalerLoop:
                     scaled.throttler.settle_idle()
 
     def record(self, now: float) -> None:
-        """Take every revision's load since the last time. A rollout's way back is scaled as if all calls of its function were its own:
-        when the candidate is taken back, there is room for them. Copies are no calls."""
+        """Take every revision's load since the last time. A rollout's way back is scaled as if all
+        calls of its function were its own: when the candidate is taken back, there is room for
+        them. Copies are no calls."""
         loads = {key: scaled.measure(now) for key, scaled in self._scaled.items()}
         for key, scaled in self._scaled.items():
             load = loads[key]
             if scaled.throttler.target.is_stable:
-                load = sum(loads[other] for other, beside in self._scaled.items() if beside.name == scaled.name and not beside.is_shadow)
+                load = sum(
+                    loads[other]
+                    for other, beside in self._scaled.items()
+                    if beside.name == scaled.name and not beside.is_shadow
+                )
             scaled.record(now, load)
 
     def _apply(self, scaled: RevisionScaler, now: float) -> None:
@@ -343,7 +389,12 @@ class AutoscalerLoop:
         if decision.stops:
             live = {i.id: i for i in throttler.live()}
             candidates = [
-                Candidate(id=i.id, in_flight=i.in_flight, idle_s=0.0 if i.in_flight else now - i.idle_since) for i in live.values()
+                Candidate(
+                    id=i.id,
+                    in_flight=i.in_flight,
+                    idle_s=0.0 if i.in_flight else now - i.idle_since,
+                )
+                for i in live.values()
             ]
             for victim in choose_victims(candidates, decision.stops):
                 throttler.rest(live[victim])
@@ -351,8 +402,18 @@ class AutoscalerLoop:
 
     def _forget_if_over(self, scaled: RevisionScaler, now: float) -> None:
         throttler = scaled.throttler
-        is_kept = throttler.is_kept and not throttler.is_retired and throttler.target.spec.scaling.min_instances
-        is_busy = throttler.instances or len(throttler.asleep) or throttler.waiting or throttler.starting or is_kept
+        is_kept = (
+            throttler.is_kept
+            and not throttler.is_retired
+            and throttler.target.spec.scaling.min_instances
+        )
+        is_busy = (
+            throttler.instances
+            or len(throttler.asleep)
+            or throttler.waiting
+            or throttler.starting
+            or is_kept
+        )
         if not throttler.is_retired and now - throttler.load.last_call_at < FORGET_S:
             return
         if not is_busy:
@@ -378,14 +439,17 @@ class AutoscalerLoop:
             for instance in throttler.instances.values():
                 counts[*labels, _state_of(instance)] += 1
             counts[*labels, "starting"] += throttler.starting
-            counts[*labels, "circuit_open"] += throttler.health is not None and throttler.health.breaker.state is not State.CLOSED
+            counts[*labels, "circuit_open"] += (
+                throttler.health is not None and throttler.health.breaker.state is not State.CLOSED
+            )
             counts[*labels, "starts_held_up"] += throttler.held_up
             counts[*labels, "calls_waiting"] += throttler.waiting
             counts[*labels, "calls_in_flight"] += throttler.in_flight
         return counts
 
     async def aclose(self) -> None:
-        """Close every throttler. Instances stay: they belong to the node, and the next activator of this name adopts them."""
+        """Close every throttler. Instances stay: they belong to the node, and the next activator of
+        this name adopts them."""
         for scaled in self._scaled.values():
             scaled.throttler.settle_idle()
         self._gate.close()

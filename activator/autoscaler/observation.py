@@ -1,4 +1,5 @@
-"""What the decider is told of a revision: frozen records of one moment. What is not known is None, which is not zero."""
+"""What the decider is told of a revision: frozen records of one moment. What is not known is None,
+which is not zero."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ class EngineLoad:
     """What the engines of a language model say, those of its ready instances that could be asked.
 
     Attributes:
-        slots: calls at once that one instance takes, by its KV memory: the average.
-        queued_tokens: prompt tokens of the calls that wait, for a slot or inside an engine.
-        tokens_per_s: prompt tokens that one instance works off, answers included: the best of late; None = unknown.
-        first_tokens: answers that began lately, since the newest instance came.
-        late: the share of them that began later than the objective; None = there is no objective.
+        slots: calls at once that one instance takes, by its KV memory: the average. queued_tokens:
+        prompt tokens of the calls that wait, for a slot or inside an engine. tokens_per_s: prompt
+        tokens that one instance works off, answers included: the best of late; None = unknown.
+        first_tokens: answers that began lately, since the newest instance came. late: the share of
+        them that began later than the objective; None = there is no objective.
     """
 
     slots: float
@@ -29,17 +30,17 @@ class Observed:
     """What is seen of a revision now.
 
     Attributes:
-        stable, panic: calls at once (executing and waiting), averaged over the two windows; None = no data.
-        ready, starting: instances that take calls, and that are on their way; draining ones are neither.
-        in_flight, waiting: calls executing, and calls without a slot.
-        idle_s: for each ready instance without a call, for how long.
-        oldest_wait_s: age of the oldest waiting call.
-        start_s: expected time of the rung that the next start will take; None = unknown.
-        call_s, arrivals_per_s: mean execution time and rate of calls; None = unknown.
-        engine: of a language model's server, what its engines say; None = it is none, or they said nothing lately.
-        kept: how many instances the function's pauses say are worth keeping (`gaps`); None = a fixed window decides.
-        is_crowded: starts wait for room, of whatever function: what idles here is waited for elsewhere.
-        occupancy: of a function that gathers calls, how full its batches are: size ÷ the greatest size, 0 to 1; None = there were none.
+        stable, panic: calls at once (executing and waiting), averaged over the two windows; None =
+        no data. ready, starting: instances that take calls, and that are on their way; draining
+        ones are neither. in_flight, waiting: calls executing, and calls without a slot. idle_s: for
+        each ready instance without a call, for how long. oldest_wait_s: age of the oldest waiting
+        call. start_s: expected time of the rung that the next start will take; None = unknown.
+        call_s, arrivals_per_s: mean execution time and rate of calls; None = unknown. engine: of a
+        language model's server, what its engines say; None = it is none, or they said nothing
+        lately. kept: how many instances the function's pauses say are worth keeping (`gaps`); None
+        = a fixed window decides. is_crowded: starts wait for room, of whatever function: what idles
+        here is waited for elsewhere. occupancy: of a function that gathers calls, how full its
+        batches are: size ÷ the greatest size, 0 to 1; None = there were none.
     """
 
     stable: float | None

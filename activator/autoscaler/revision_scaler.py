@@ -1,4 +1,5 @@
-"""One revision as the autoscaler remembers it: its windows, its decider's state, and what was decided last."""
+"""One revision as the autoscaler remembers it: its windows, its decider's state, and what was
+decided last."""
 
 from __future__ import annotations
 
@@ -6,7 +7,13 @@ import logging
 import math
 from dataclasses import replace
 
-from activator.autoscaler.decider import DeciderSpec, DeciderState, ScaleDecision, decide, initial_state
+from activator.autoscaler.decider import (
+    DeciderSpec,
+    DeciderState,
+    ScaleDecision,
+    decide,
+    initial_state,
+)
 from activator.autoscaler.idle_histogram import Gaps
 from activator.autoscaler.observation import Observed
 from activator.autoscaler.target import panic_window_s
@@ -20,19 +27,34 @@ PANIC_WINDOW_PERCENT = 10.0
 
 
 class RevisionScaler:
-    """One revision's throttler with its windows and the decider's memory. Owner: the Scaler. `gaps`: what is known of its function's
-    pauses; they outlive it."""
+    """One revision's throttler with its windows and the decider's memory. Owner: the Scaler.
+    `gaps`: what is known of its function's pauses; they outlive it."""
 
-    __slots__ = ("concurrency", "decision", "gaps", "name", "panic", "recorded_at", "spec", "stable", "state", "throttler")
+    __slots__ = (
+        "concurrency",
+        "decision",
+        "gaps",
+        "name",
+        "panic",
+        "recorded_at",
+        "spec",
+        "stable",
+        "state",
+        "throttler",
+    )
 
-    def __init__(self, name: str, throttler: Throttler, now: float, gaps: Gaps | None = None) -> None:
+    def __init__(
+        self, name: str, throttler: Throttler, now: float, gaps: Gaps | None = None
+    ) -> None:
         self.name = name
         self.gaps = gaps or Gaps()
         self.throttler = throttler
         self.spec = DeciderSpec.of(throttler.target.spec, slots=slots_of(throttler.target.spec))
         self.stable = TimeWindow(self.spec.kpa.stable_window_s)
         self.panic = TimeWindow(panic_window_s(self.spec.kpa.stable_window_s, PANIC_WINDOW_PERCENT))
-        self.state: DeciderState = initial_state(now, spec=self.spec, ready=len(throttler.instances))
+        self.state: DeciderState = initial_state(
+            now, spec=self.spec, ready=len(throttler.instances)
+        )
         self.recorded_at = now
         self.concurrency = 0.0
         self.decision: ScaleDecision | None = None
@@ -57,7 +79,13 @@ class RevisionScaler:
         self.panic.record(now, concurrency)
         if self.spec.keep is not None:
             slots = self.throttler.slots_each
-            self.gaps.record(now, min(len(list(self.throttler.live())), math.ceil(self.throttler.load.take_peak() / slots)))
+            self.gaps.record(
+                now,
+                min(
+                    len(list(self.throttler.live())),
+                    math.ceil(self.throttler.load.take_peak() / slots),
+                ),
+            )
 
     def decide(self, now: float, occupancy: float | None = None) -> ScaleDecision:
         """What there should be now. `occupancy`: of its batches, None = there were none."""
@@ -80,12 +108,18 @@ class RevisionScaler:
             is_crowded=throttler.is_crowded,
         )
         spec = self.spec
-        if spec.min_instances != throttler.min_instances:  # a budget is spent, activators share it, or a rollout keeps it as the way back
+        # a budget is spent, activators share it, or a rollout keeps it as the way back
+        if spec.min_instances != throttler.min_instances:
             spec = replace(spec, min_instances=throttler.min_instances)
         decision, self.state = decide(now, observed, spec, self.state)
         if self.decision is None or decision.desired != self.decision.desired:
-            log.info("scale app=%s function=%s revision=%s decision=%s", throttler.target.app, throttler.target.function,
-                     throttler.target.revision, decision)  # fmt: skip
+            log.info(
+                "scale app=%s function=%s revision=%s decision=%s",
+                throttler.target.app,
+                throttler.target.function,
+                throttler.target.revision,
+                decision,
+            )
         self.decision = decision
         throttler.settle_on(decision.wanted)
         return decision
@@ -94,4 +128,6 @@ class RevisionScaler:
         terms, start_s = self.spec.keep, self.throttler.expected_start_s()
         if terms is None or start_s is None:
             return None
-        return self.gaps.kept(now, instances=ready, start_s=start_s, terms=terms, is_crowded=self.throttler.is_crowded)
+        return self.gaps.kept(
+            now, instances=ready, start_s=start_s, terms=terms, is_crowded=self.throttler.is_crowded
+        )

@@ -1,7 +1,8 @@
-"""What the settings of a revision mean in numbers: target per instance, panic window, first scale, first burst capacity.
+"""What the settings of a revision mean in numbers: target per instance, panic window, first scale,
+first burst capacity.
 
-Source: knative/serving pkg/reconciler/autoscaling/{resources,kpa} and pkg/autoscaler/scaling (Apache-2.0), restated.
-"""
+Source: knative/serving pkg/reconciler/autoscaling/{resources,kpa} and pkg/autoscaler/scaling
+(Apache-2.0), restated."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class TargetDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """`total`: the whole capacity of an instance; `target`: the part of it that the autoscaler aims at."""
+    """`total`: the whole capacity of an instance; `target`: the part of it that the autoscaler aims
+    at."""
 
     target: float
     total: float
@@ -54,11 +56,15 @@ def resolve_target(
     utilisation: float | None = None,
     defaults: TargetDefaults = TargetDefaults(),
 ) -> Target:
-    """The target of one instance. A concurrency limit of 0 means "none"; a concurrency target never exceeds the limit."""
+    """The target of one instance. A concurrency limit of 0 means "none"; a concurrency target never
+    exceeds the limit."""
     if metric is Metric.RPS:
         total, share = defaults.rps, defaults.rps_utilisation
     else:
-        total, share = float(concurrency_limit) or defaults.concurrency, defaults.concurrency_utilisation
+        total, share = (
+            float(concurrency_limit) or defaults.concurrency,
+            defaults.concurrency_utilisation,
+        )
     if target is not None:
         limited = metric is Metric.CONCURRENCY and concurrency_limit > 0
         total = min(target, float(concurrency_limit)) if limited else target
@@ -67,7 +73,8 @@ def resolve_target(
 
 
 def panic_window_s(stable_window_s: float, percentage: float) -> int:
-    """Length of the panic window: a share of the stable one, half up to whole seconds, at least 1."""
+    """Length of the panic window: a share of the stable one, half up to whole seconds, at least
+    1."""
     return max(1, math.floor(stable_window_s * percentage / 100 + 0.5))
 
 
@@ -85,7 +92,9 @@ def initial_burst_capacity(*, scale: int, total: float, target_burst_capacity: f
     return int(scale * total - target_burst_capacity)
 
 
-def activator_count(*, ready: int, total: float, target_burst_capacity: float, activator_capacity: float) -> int:
+def activator_count(
+    *, ready: int, total: float, target_burst_capacity: float, activator_capacity: float
+) -> int:
     """How many activators should share a revision, at least two so that one may die."""
     if target_burst_capacity == 0:
         return MIN_ACTIVATORS

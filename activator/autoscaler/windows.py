@@ -1,7 +1,8 @@
 """Averages and maxima over sliding time, with the semantics of Knative's aggregation package.
 
-Time is in seconds since any fixed origin; it is cut to whole buckets of `granularity_s`. Values recorded into the same
-bucket add up (several reporters). The mutable windows belong to one scaler task; no lock is needed.
+Time is in seconds since any fixed origin; it is cut to whole buckets of `granularity_s`. Values
+recorded into the same bucket add up (several reporters). The mutable windows belong to one scaler
+task; no lock is needed.
 
 Source: knative/serving pkg/autoscaler/aggregation (Apache-2.0), semantics restated.
 """
@@ -12,7 +13,8 @@ import math
 from dataclasses import dataclass
 
 _DIGITS = 10**6
-"""Averages are cut (floor) to six digits, so that float dust in the running total never asks for one more instance."""
+"""Averages are cut (floor) to six digits, so that float dust in the running total never asks for
+one more instance."""
 _MIN_SMOOTHING = 0.2
 _WEIGHT_OUTSIDE = 0.0001
 """What the weights beyond the window may add up to: the smoothing coefficient follows from it."""
@@ -21,10 +23,9 @@ _WEIGHT_OUTSIDE = 0.0001
 class TimeWindow:
     """Linear average over the last `window_s` seconds in buckets of `granularity_s`.
 
-    The divisor is the number of buckets since the first write, at most the window, less the silent ones at the end: a
-    reporter that stopped talking does not dilute the average, and a window without any write is 0 (`is_empty` tells
-    that apart from a measured 0).
-    """
+    The divisor is the number of buckets since the first write, at most the window, less the silent
+    ones at the end: a reporter that stopped talking does not dilute the average, and a window
+    without any write is 0 (`is_empty` tells that apart from a measured 0)."""
 
     def __init__(self, window_s: float, *, granularity_s: int = 1) -> None:
         self._granularity_s = granularity_s
@@ -35,10 +36,14 @@ class TimeWindow:
         self._last: int | None = None
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._size}x{self._granularity_s}s first={self._first} last={self._last} total={self._total:g}>"
+        return (
+            f"<{type(self).__name__} {self._size}x{self._granularity_s}s first={self._first} "
+            f"last={self._last} total={self._total:g}>"
+        )
 
     def record(self, now_s: float, value: float) -> None:
-        """Add `value` to the bucket of `now_s`; later buckets in between become 0. Older than the window: ignored."""
+        """Add `value` to the bucket of `now_s`; later buckets in between become 0. Older than the
+        window: ignored."""
         index = self._index(now_s)
         if self._last is None:
             self._first = self._last = index
@@ -68,7 +73,8 @@ class TimeWindow:
         return 0.0 if silent >= self._size else self._sum_without(silent)
 
     def is_empty(self, now_s: float) -> bool:
-        """True when nothing was written for more than a window: there is no data, which is not the same as zero."""
+        """True when nothing was written for more than a window: there is no data, which is not the
+        same as zero."""
         return self._last is None or self._index(now_s) - self._last > self._size
 
     def resize(self, window_s: float, *, now_s: float) -> None:
@@ -103,18 +109,22 @@ class TimeWindow:
 
     def _sum_without(self, silent: int) -> float:
         assert self._last is not None
-        return self._total - sum(self._buckets[i % self._size] for i in range(self._last + 1, self._last + silent + 1))
+        return self._total - sum(
+            self._buckets[i % self._size] for i in range(self._last + 1, self._last + silent + 1)
+        )
 
 
 class WeightedWindow(TimeWindow):
-    """Exponentially weighted average: the newest bucket counts most, 99.99 % of the weight lies inside the window."""
+    """Exponentially weighted average: the newest bucket counts most, 99.99 % of the weight lies
+    inside the window."""
 
     def __init__(self, window_s: float, *, granularity_s: int = 1) -> None:
         super().__init__(window_s, granularity_s=granularity_s)
         self.smoothing = smoothing(self._size)
 
     def average(self, now_s: float) -> float:
-        """Σ value · m · (1 - m)^age over the window, where m is `smoothing` and age counts buckets."""
+        """Σ value · m · (1 - m)^age over the window, where m is `smoothing` and age counts
+        buckets."""
         if self._last is None or self.is_empty(now_s):
             return 0.0
         silent = max(0, self._index(now_s) - self._last)
@@ -132,13 +142,15 @@ class WeightedWindow(TimeWindow):
 
 
 def smoothing(buckets: int) -> float:
-    """Weight of the newest of `buckets` buckets: at least 0.2, else long windows would be plain averages."""
+    """Weight of the newest of `buckets` buckets: at least 0.2, else long windows would be plain
+    averages."""
     return max(_MIN_SMOOTHING, 1 - float(_WEIGHT_OUTSIDE ** (1 / buckets)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaxWindow:
-    """The greatest of the values recorded at the last `size` indexes, as an immutable descending list.
+    """The greatest of the values recorded at the last `size` indexes, as an immutable descending
+    list.
 
     Indexes never fall. A value recorded at the same index keeps the larger of the two.
     """

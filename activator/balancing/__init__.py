@@ -1,4 +1,5 @@
-"""Which instance takes a call: throttlers, instance pools, queues, reservations, and instances that are suspended or yielded.
+"""Which instance takes a call: throttlers, instance pools, queues, reservations, and instances that
+are suspended or yielded.
 
 How many there should be is decided in `autoscaler`.
 """

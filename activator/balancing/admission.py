@@ -1,8 +1,8 @@
 """Who may go on: pure bounds, checked before anything is started or billed.
 
-Traffic without a valid key is held to a rate per address (a token bucket, Turner 1986), and shares it with no valid key: that is looked up
-first, which costs one hash whatever came. Calls that wait are bounded for the process, for each function, and by every `queued` quota that
-they count towards.
+Traffic without a valid key is held to a rate per address (a token bucket, Turner 1986), and shares
+it with no valid key: that is looked up first, which costs one hash whatever came. Calls that wait
+are bounded for the process, for each function, and by every `queued` quota that they count towards.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from activator.fairness.queue_priority import QueueBound
 from pilotlight import errors
 
 MAX_ADDRESSES = 10_000
-"""Addresses remembered; the least recently seen goes first (it starts again with a full bucket, which costs us one burst)."""
+"""Addresses remembered; the least recently seen goes first (it starts again with a full bucket,
+which costs us one burst)."""
 
 
 @lru_cache(maxsize=4096)
 def network_of(address: str) -> str:
-    """Whom an address is counted as: an IPv6 address as its /64, which one host may take any address of; any other as itself."""
+    """Whom an address is counted as: an IPv6 address as its /64, which one host may take any
+    address of; any other as itself."""
     if ":" not in address:
         return address
     try:
@@ -36,7 +38,8 @@ def network_of(address: str) -> str:
 
 
 class TokenBucket:
-    """`rate_per_s` tokens flow in, at most `burst` are kept. `now` in seconds, any monotonic clock."""
+    """`rate_per_s` tokens flow in, at most `burst` are kept. `now` in seconds, any monotonic
+    clock."""
 
     __slots__ = ("_at", "_burst", "_rate_per_s", "_tokens")
 
@@ -61,17 +64,22 @@ class TokenBucket:
 
 
 class UnauthenticatedRateLimiter:
-    """A bucket per address (of IPv6, per /64) for requests without a valid key. Owner: the event loop."""
+    """A bucket per address (of IPv6, per /64) for requests without a valid key. Owner: the event
+    loop."""
 
     def __init__(self, *, rate_per_s: float) -> None:
         self._rate_per_s = rate_per_s
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<UnauthenticatedRateLimiter {len(self._buckets)} addresses, {self._rate_per_s:g}/s each>"
+        return (
+            f"<UnauthenticatedRateLimiter {len(self._buckets)} addresses, "
+            f"{self._rate_per_s:g}/s each>"
+        )
 
     def guard(self, address: str, now: float) -> None:
-        """Refuse an address that has used up its attempts. Raises TooManyRequests with the time to wait."""
+        """Refuse an address that has used up its attempts. Raises TooManyRequests with the time to
+        wait."""
         bucket = self._buckets.get(network_of(address))
         if bucket is not None and (wait_s := bucket.wait_s(now)) > 0:
             raise _too_many(wait_s)
@@ -85,7 +93,9 @@ class UnauthenticatedRateLimiter:
     def _take(self, address: str, now: float) -> float:
         bucket = self._buckets.get(address)
         if bucket is None:
-            bucket = self._buckets[address] = TokenBucket(rate_per_s=self._rate_per_s, burst=2 * self._rate_per_s, now=now)
+            bucket = self._buckets[address] = TokenBucket(
+                rate_per_s=self._rate_per_s, burst=2 * self._rate_per_s, now=now
+            )
             if len(self._buckets) > MAX_ADDRESSES:
                 self._buckets.popitem(last=False)
         else:
@@ -94,7 +104,9 @@ class UnauthenticatedRateLimiter:
 
 
 def _too_many(wait_s: float) -> errors.TooManyRequests:
-    return errors.TooManyRequests("too many requests without a valid API key from this address", retry_after_s=wait_s)
+    return errors.TooManyRequests(
+        "too many requests without a valid API key from this address", retry_after_s=wait_s
+    )
 
 
 class QueuedItem(Prioritized, Protocol):
@@ -116,7 +128,8 @@ class QueuedItem(Prioritized, Protocol):
 
 
 class GlobalQueue:
-    """Who waits in this process, all functions together, and the bounds: the process's own and those of `queued` quotas.
+    """Who waits in this process, all functions together, and the bounds: the process's own and
+    those of `queued` quotas.
 
     Where a bound is reached, `load_shedding` chooses who goes away. Owner: the event loop.
     """
@@ -139,7 +152,8 @@ class GlobalQueue:
         return self._all.counts()
 
     def enter(self, call: QueuedItem) -> None:
-        """One more waits, in the place of another where a bound is reached. Raises OverQuota, TooManyRequests or Shed: nobody gave way."""
+        """One more waits, in the place of another where a bound is reached. Raises OverQuota,
+        TooManyRequests or Shed: nobody gave way."""
         victims = [self._victim(call, bound) for bound in call.bounds if self._is_full(bound)]
         if self.waiting >= self.limit:
             victims.append(self._victim_of_all(call))
@@ -172,17 +186,33 @@ class GlobalQueue:
     def _victim_of_all(self, call: QueuedItem) -> QueuedItem:
         victim = self._all.victim(call.rank, self.limit)
         if victim is None:
-            message = f"this platform already holds {self.waiting} waiting calls, its bound (activator.max_queued)"
-            raise errors.Shed(message, retry_after_s=call.patience_s, priority=str(call.rank.priority), tenant=call.rank.tenant)
+            message = (
+                f"this platform already holds {self.waiting} waiting calls, its bound "
+                f"(activator.max_queued)"
+            )
+            raise errors.Shed(
+                message,
+                retry_after_s=call.patience_s,
+                priority=str(call.rank.priority),
+                tenant=call.rank.tenant,
+            )
         return cast(QueuedItem, victim)
 
     def _shed(self, victim: QueuedItem) -> None:
         """Its answer; one that stands for two bounds goes once."""
         if victim in self._all:
             self.leave(victim)
-            message = f"a waiting call of priority {victim.rank.priority} gave its place to one that goes before it: come again"
+            message = (
+                f"a waiting call of priority {victim.rank.priority} gave its place to one "
+                f"that goes before it: come again"
+            )
             victim.shed(
-                errors.Shed(message, retry_after_s=victim.patience_s, priority=str(victim.rank.priority), tenant=victim.rank.tenant)
+                errors.Shed(
+                    message,
+                    retry_after_s=victim.patience_s,
+                    priority=str(victim.rank.priority),
+                    tenant=victim.rank.tenant,
+                )
             )
 
 
@@ -193,9 +223,13 @@ MAX_QUEUED = "max_queued"
 def _over(bound: QueueBound, call: QueuedItem) -> errors.TooManyRequests:
     if bound.of == MAX_QUEUED:
         return errors.TooManyRequests(
-            f"this function already has {bound.limit} calls waiting, its bound (max_queued)", retry_after_s=call.patience_s
+            f"this function already has {bound.limit} calls waiting, its bound (max_queued)",
+            retry_after_s=call.patience_s,
         )
     return errors.OverQuota(
         f"the {bound.of} already has {bound.limit} calls waiting, its quota (queued)",
-        retry_after_s=call.patience_s, quota="queued", of=bound.of, limit=bound.limit,
-    )  # fmt: skip
+        retry_after_s=call.patience_s,
+        quota="queued",
+        of=bound.of,
+        limit=bound.limit,
+    )

@@ -10,7 +10,15 @@ from typing import Any, Protocol
 from activator.resilience.node_breaker import NodeBreaker
 from activator.routing.route_table import CallTarget
 from snapshotter.client import AgentClient
-from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, RevisionKey, Share, SnapshotInfo, TemplateInfo
+from snapshotter.types import (
+    AgentEvent,
+    InstanceId,
+    InstanceInfo,
+    RevisionKey,
+    Share,
+    SnapshotInfo,
+    TemplateInfo,
+)
 
 
 class Fleet(Protocol):
@@ -24,7 +32,9 @@ class Fleet(Protocol):
     has_templates: bool
     can_sleep: bool
 
-    async def start(self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
+    async def start(
+        self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]
+    ) -> InstanceInfo:
         """Bring one instance up; cancelling abandons it."""
         ...
 
@@ -45,7 +55,8 @@ class Fleet(Protocol):
         ...
 
     async def checkpoint(self, target: CallTarget) -> SnapshotInfo:
-        """Make sure that a proven snapshot is on the node; raises SnapshotRefused, Unsupported, and what `prepare` raises."""
+        """Make sure that a proven snapshot is on the node; raises SnapshotRefused, Unsupported, and
+        what `prepare` raises."""
         ...
 
     async def templates(self) -> list[TemplateInfo]:
@@ -53,7 +64,8 @@ class Fleet(Protocol):
         ...
 
     async def drop_template(self, revision: RevisionKey) -> None:
-        """Nobody routes to this revision any more: give up what makes its starts fast; idempotent."""
+        """Nobody routes to this revision any more: give up what makes its starts fast;
+        idempotent."""
         ...
 
     async def adopt(self) -> list[InstanceInfo]:
@@ -61,7 +73,8 @@ class Fleet(Protocol):
         ...
 
     def most_of(self, key: str) -> int | None:
-        """Instances of a revision that all activators together can have now, where somebody else decides on that; None = they decide."""
+        """Instances of a revision that all activators together can have now, where somebody else
+        decides on that; None = they decide."""
         ...
 
     def watch(self) -> AsyncIterator[AgentEvent]:
@@ -75,7 +88,8 @@ def _nobodys(_tenant: str) -> Share | None:
 
 
 class NodeFleet:
-    """Instances on this machine. `lessee` names this activator to the agent, `share_of` whose a start is (by tenant id).
+    """Instances on this machine. `lessee` names this activator to the agent, `share_of` whose a
+    start is (by tenant id).
 
     `guard` keeps starts from an agent that is away or fails them.
     """
@@ -84,7 +98,12 @@ class NodeFleet:
     can_sleep = True
 
     def __init__(
-        self, *, socket: Path, lessee: str, share_of: Callable[[str], Share | None] = _nobodys, guard: NodeBreaker | None = None
+        self,
+        *,
+        socket: Path,
+        lessee: str,
+        share_of: Callable[[str], Share | None] = _nobodys,
+        guard: NodeBreaker | None = None,
     ) -> None:
         self._socket = socket
         self._agent = AgentClient(socket)
@@ -96,12 +115,20 @@ class NodeFleet:
     def __repr__(self) -> str:
         return f"<NodeFleet {self._socket} lessee {self._lessee}>"
 
-    async def start(self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
+    async def start(
+        self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]
+    ) -> InstanceInfo:
         """See Fleet. Raises CircuitOpen too."""
         share = self._share_of(target.tenant)
         self._guard.check()
         try:
-            info = await self._agent.start(target.launch, instance_id=instance_id, lessee=self._lessee, secret_env=secret_env, share=share)
+            info = await self._agent.start(
+                target.launch,
+                instance_id=instance_id,
+                lessee=self._lessee,
+                secret_env=secret_env,
+                share=share,
+            )
         except BaseException as e:
             self._guard.failed(e)
             raise

@@ -1,9 +1,10 @@
-"""Idle instances of one revision whose processes stand still until the next call, where the operator says so (`activator.freeze_idle_s`).
+"""Idle instances of one revision whose processes stand still until the next call, where the
+operator says so (`activator.freeze_idle_s`).
 
-A frozen instance keeps its slots, its memory and its bill; it has no processor. It stays among the instances, takes no call, and is thawed
-as soon as a call waits: on one machine that is one order to the node agent (SIGCONT, signal(7)). Language models' engines are not frozen:
-they work for their scheduler between calls.
-"""
+A frozen instance keeps its slots, its memory and its bill; it has no processor. It stays among the
+instances, takes no call, and is thawed as soon as a call waits: on one machine that is one order to
+the node agent (SIGCONT, signal(7)). Language models' engines are not frozen: they work for their
+scheduler between calls."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class FrozenOwner(Protocol):
 
 
 class Frozen:
-    """Owner: the InstancePool; its methods are synchronous, the waiting is in one task for each instance."""
+    """Owner: the InstancePool; its methods are synchronous, the waiting is in one task for each
+    instance."""
 
     def __init__(self, *, fleet: Fleet, owner: FrozenOwner) -> None:
         self._fleet = fleet
@@ -53,24 +55,32 @@ class Frozen:
         self._begin(instance, lambda: self._fleet.sleep(instance.info.id))
 
     def adopt(self, instance: Instance) -> None:
-        """One was frozen when this activator came: it is thawed, and frozen again after its time."""
+        """One was frozen when this activator came: it is thawed, and frozen again after its
+        time."""
         self._begin(instance, lambda: asyncio.sleep(0))
         self.thaw([instance], 1)
 
     def thaw(self, instances: Iterable[Instance], most: int) -> None:
         """Have up to `most` of these go on, those that were used last first."""
-        frozen = [instance for instance in instances if instance.is_frozen and not instance.is_gone and not instance.is_draining]
+        frozen = [
+            instance
+            for instance in instances
+            if instance.is_frozen and not instance.is_gone and not instance.is_draining
+        ]
         for instance in sorted(frozen, key=lambda instance: -instance.idle_since)[: max(0, most)]:
             self._wanted[instance.id].set()
 
     def _begin(self, instance: Instance, freeze: Callable[[], Awaitable[object]]) -> None:
         instance.is_frozen = True
         self._wanted[instance.id] = asyncio.Event()
-        self._tasks[instance.id] = asyncio.create_task(self._hold(instance, freeze), name=f"freeze {instance.id}")
+        self._tasks[instance.id] = asyncio.create_task(
+            self._hold(instance, freeze), name=f"freeze {instance.id}"
+        )
 
     async def _hold(self, instance: Instance, freeze: Callable[[], Awaitable[object]]) -> None:
         try:
-            with contextlib.suppress(agent_errors.AgentUnavailable):  # it may have done it all the same
+            # it may have done it all the same
+            with contextlib.suppress(agent_errors.AgentUnavailable):
                 await freeze()
             await self._wanted[instance.id].wait()
             await self._thaw(instance)
@@ -84,7 +94,8 @@ class Frozen:
             self._owner.thawed(instance)
 
     async def _thaw(self, instance: Instance) -> None:
-        """Again and again while the node agent is away: it comes back and finds the instance as it was."""
+        """Again and again while the node agent is away: it comes back and finds the instance as it
+        was."""
         while True:
             try:
                 await self._fleet.wake(instance.info.id)
@@ -103,7 +114,8 @@ class Frozen:
         self._tasks.pop(instance.id, None)
 
     async def aclose(self) -> None:
-        """Those that are frozen stay so: they belong to the node, and whoever comes next adopts them."""
+        """Those that are frozen stay so: they belong to the node, and whoever comes next adopts
+        them."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

@@ -1,8 +1,7 @@
 """Instances as the activator sees them: a breaker around each, and plain functions that pick one.
 
-Owner of every Instance is its Throttler; nobody else changes one. An instance is leased to one activator, so its slots and its bill have
-one owner.
-"""
+Owner of every Instance is its Throttler; nobody else changes one. An instance is leased to one
+activator, so its slots and its bill have one owner."""
 
 from __future__ import annotations
 
@@ -16,29 +15,49 @@ from pilotlight.spec import FunctionSpec
 from snapshotter.types import InstanceInfo, StartKind
 
 BUSY_PAUSE_S = 0.02
-"""How long an instance that said "busy" is left alone: it is finishing a call whose caller left, most last milliseconds."""
+"""How long an instance that said "busy" is left alone: it is finishing a call whose caller left,
+most last milliseconds."""
 
 
 class Instance:
     """One running worker and its breaker: at most `node_capacity` calls at once.
 
     Attributes:
-        in_flight: calls that hold a slot.
-        idle_since: monotonic time since which nothing is in flight; meaningless while something is.
-        is_draining: no new calls; stopped once idle.
+        in_flight: calls that hold a slot. idle_since: monotonic time since which nothing is in
+        flight; meaningless while something is. is_draining: no new calls; stopped once idle.
         may_rest: it is drained because nothing is left to do: it may sleep instead of ending.
-        is_frozen: its processes stand still, or are about to: it takes calls once it is thawed (`frozen.Frozen`).
-        is_stuck: a call ran out of its execution clock in it, and perhaps never ends.
-        is_gone: its process has ended or is being ended; `gone_reason` says why once the agent told.
-        account: its meter and its records.
-        calls: that have ended.
-        held_s: seconds for which calls held slots, less the time when those in flight got theirs: add `in_flight * now` to read it.
+        is_frozen: its processes stand still, or are about to: it takes calls once it is thawed
+        (`frozen.Frozen`). is_stuck: a call ran out of its execution clock in it, and perhaps never
+        ends. is_gone: its process has ended or is being ended; `gone_reason` says why once the
+        agent told. account: its meter and its records. calls: that have ended. held_s: seconds for
+        which calls held slots, less the time when those in flight got theirs: add `in_flight * now`
+        to read it.
     """
 
-    __slots__ = ("_gone", "account", "blocked_until", "calls", "capacity", "connections", "gone_reason", "held_s", "id", "idle_since",
-                 "in_flight", "info", "is_draining", "is_frozen", "is_gone", "is_stuck", "may_rest", "started_at")  # fmt: skip
+    __slots__ = (
+        "_gone",
+        "account",
+        "blocked_until",
+        "calls",
+        "capacity",
+        "connections",
+        "gone_reason",
+        "held_s",
+        "id",
+        "idle_since",
+        "in_flight",
+        "info",
+        "is_draining",
+        "is_frozen",
+        "is_gone",
+        "is_stuck",
+        "may_rest",
+        "started_at",
+    )
 
-    def __init__(self, info: InstanceInfo, *, account: InstanceAccount, capacity: int, now: float) -> None:
+    def __init__(
+        self, info: InstanceInfo, *, account: InstanceAccount, capacity: int, now: float
+    ) -> None:
         self.id = str(info.id)
         self.info = info
         self.capacity = capacity
@@ -59,7 +78,15 @@ class Instance:
         self._gone = asyncio.Event()
 
     def __repr__(self) -> str:
-        state = "gone" if self.is_gone else "draining" if self.is_draining else "frozen" if self.is_frozen else "ready"
+        state = (
+            "gone"
+            if self.is_gone
+            else "draining"
+            if self.is_draining
+            else "frozen"
+            if self.is_frozen
+            else "ready"
+        )
         return f"<Instance {self.id} {state} {self.in_flight}/{self.capacity}>"
 
     @property
@@ -82,15 +109,18 @@ class Instance:
         self.account.settle_idle(now_ns=time.monotonic_ns(), at_ns=time.time_ns())
 
     def settle_end(self, cpu_ns: int | None) -> None:
-        """It is gone: write down what it still owes. `cpu_ns`: where its counter of CPU time stood, None = nobody knows."""
+        """It is gone: write down what it still owes. `cpu_ns`: where its counter of CPU time stood,
+        None = nobody knows."""
         self.account.end(cpu_ns=cpu_ns, now_ns=time.monotonic_ns(), at_ns=time.time_ns())
 
     def settle_cpu(self, cpu_ns: int | None) -> None:
-        """It was settled, and is over: write down what it used since. `cpu_ns`: see `settle_end`. Idempotent."""
+        """It was settled, and is over: write down what it used since. `cpu_ns`: see `settle_end`.
+        Idempotent."""
         self.account.end_cpu(cpu_ns=cpu_ns, at_ns=time.time_ns())
 
     def leave(self) -> None:
-        """It is being stopped. Should it turn out to have died of something else, `mark_gone` still says so."""
+        """It is being stopped. Should it turn out to have died of something else, `mark_gone` still
+        says so."""
         self.is_gone = True
         self.connections.close()
 
@@ -112,12 +142,14 @@ class Instance:
 
 
 def slots_of(spec: FunctionSpec) -> int:
-    """Calls at once that one instance takes at most: the sequences that a language model's server runs, else what is declared."""
+    """Calls at once that one instance takes at most: the sequences that a language model's server
+    runs, else what is declared."""
     return spec.engine.max_num_seqs if spec.engine is not None else spec.scaling.max_inputs
 
 
 def least_loaded(instances: Iterable[Instance], now: float) -> Instance | None:
-    """The instance with a free slot and the fewest calls in flight; among equals the last one used, so that the others grow idle."""
+    """The instance with a free slot and the fewest calls in flight; among equals the last one used,
+    so that the others grow idle."""
     best: Instance | None = None
     for instance in instances:
         if instance.has_slot(now):

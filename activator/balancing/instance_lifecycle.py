@@ -1,9 +1,10 @@
-"""Instances of one revision on their way up and on their way out: everything about them that takes time.
+"""Instances of one revision on their way up and on their way out: everything about them that takes
+time.
 
-The Throttler decides; this passes the gate (`fairness.gate`), waits for allowances where several activators share them, asks the fleet,
-tries again while the agent is down or the node is full, and says how it went. Owner: the Throttler; its methods are synchronous, the
-waiting is in tasks of its own.
-"""
+The Throttler decides; this passes the gate (`fairness.gate`), waits for allowances where several
+activators share them, asks the fleet, tries again while the agent is down or the node is full, and
+says how it went. Owner: the Throttler; its methods are synchronous, the waiting is in tasks of its
+own."""
 
 from __future__ import annotations
 
@@ -28,15 +29,18 @@ log = logging.getLogger(__name__)
 AGENT_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Waits between starts while the agent is down; the last one repeats as long as somebody waits."""
 ALLOWANCE_RETRY_S = (0.02, 0.05, 0.1, 0.25)
-"""Waits between requests for an allowance that the other activators hold; the last one repeats as long as the start is needed."""
+"""Waits between requests for an allowance that the other activators hold; the last one repeats as
+long as the start is needed."""
 STOP_GRACE_S = 30.0
-"""Between SIGTERM and SIGKILL: exit hooks and calls in flight get this long, an idle instance needs none of it."""
+"""Between SIGTERM and SIGKILL: exit hooks and calls in flight get this long, an idle instance needs
+none of it."""
 USED_CPU = "cpu_ns"
 """In the detail of a start that failed: for the bill, and no caller's business."""
 LAST_WORD_S = 1.0
 """After a stop the agent may still tell that the process had died before it, and of what."""
 STUCK_GRACE_S = 5.0
-"""The same for an instance with a call in it that did not end with its clock: enough for exit hooks, and nothing to hope for beyond."""
+"""The same for an instance with a call in it that did not end with its clock: enough for exit
+hooks, and nothing to hope for beyond."""
 
 
 class StartListener(Protocol):
@@ -44,7 +48,8 @@ class StartListener(Protocol):
 
     @property
     def is_needed(self) -> bool:
-        """Whether somebody waits for the last of the starts under way, or fewer instances are there than are kept warm."""
+        """Whether somebody waits for the last of the starts under way, or fewer instances are there
+        than are kept warm."""
         ...
 
     @property
@@ -134,16 +139,22 @@ class InstanceLifecycle:
         """The same revision, with another launch from now on."""
         self._target = target
 
-    # -- up -----------------------------------------------------------------------------------------------------------
+    # -- up ----------------------------------------------------------------------------------------
     def start(self, count: int) -> None:
         """Begin `count` starts."""
         for _ in range(count):
             instance_id = new_instance_id()
-            self._starts[instance_id] = asyncio.create_task(self._start(instance_id), name=f"start {instance_id}")
+            self._starts[instance_id] = asyncio.create_task(
+                self._start(instance_id), name=f"start {instance_id}"
+            )
 
     async def _start(self, instance_id: str) -> None:
         ask = self._asks[instance_id] = self._gate.ask(
-            instance_id, self._target, priority=self._owner.priority, is_needed=lambda: self._owner.is_needed, on_given_up=self._one_less
+            instance_id,
+            self._target,
+            priority=self._owner.priority,
+            is_needed=lambda: self._owner.is_needed,
+            on_given_up=self._one_less,
         )
         try:
             await self._gate.headcount.enter(ask)
@@ -172,7 +183,8 @@ class InstanceLifecycle:
         self._given_up -= ask is not None and ask.is_given_up
 
     async def _wait_allowances(self, ask: StartRequest) -> None:
-        """Until all activators together may hold one instance more. The calls meanwhile wait, each to its own deadline."""
+        """Until all activators together may hold one instance more. The calls meanwhile wait, each
+        to its own deadline."""
         attempt = 0
         while not await self._take_allowances(ask):
             if not self._owner.is_needed:
@@ -185,7 +197,10 @@ class InstanceLifecycle:
         if self._allowance is None:
             return True
         taken = self._taken.setdefault(ask.id, [])
-        for key, amount, limit in ((self._target.key, 1, self._target.spec.scaling.max_instances), *self._gate.pools(self._target)):
+        for key, amount, limit in (
+            (self._target.key, 1, self._target.spec.scaling.max_instances),
+            *self._gate.pools(self._target),
+        ):
             if limit is None:
                 self._allowance.hold(key, amount)
                 taken.append((key, amount))
@@ -199,15 +214,20 @@ class InstanceLifecycle:
         return True
 
     async def _bring_up(self, ask: StartRequest) -> tuple[InstanceInfo, float]:
-        """The instance, and when the start that led to it began: what was waited for before is no part of it."""
+        """The instance, and when the start that led to it began: what was waited for before is no
+        part of it."""
         await self._gate.capacity.enter(ask)
         attempt = 0
         while True:
             began = self._clock()
             try:
-                info = await self._fleet.start(self._target, InstanceId(ask.id), self._secret_env(self._target))
+                info = await self._fleet.start(
+                    self._target, InstanceId(ask.id), self._secret_env(self._target)
+                )
             except agent_errors.NoCapacity as e:
-                await self._gate.capacity.wait_for_room(ask, e, start_error_for_caller(self._target, e))
+                await self._gate.capacity.wait_for_room(
+                    ask, e, start_error_for_caller(self._target, e)
+                )
             except agent_errors.AgentUnavailable:
                 if not self._owner.is_needed:
                     raise
@@ -230,12 +250,15 @@ class InstanceLifecycle:
         """An instance that was there already counts as well."""
         self._gate.hold(instance_id, self._target)
         if self._allowance is not None:
-            pools = [(self._target.key, 1), *((key, amount) for key, amount, _ in self._gate.pools(self._target))]
+            pools = [
+                (self._target.key, 1),
+                *((key, amount) for key, amount, _ in self._gate.pools(self._target)),
+            ]
             self._taken[instance_id] = pools
             for key, amount in pools:
                 self._allowance.hold(key, amount)
 
-    # -- out ----------------------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------------------
     def stop(self, instance: Instance) -> None:
         """End an instance that takes no more calls."""
         self._leaving[instance.id] = instance
@@ -245,7 +268,9 @@ class InstanceLifecycle:
 
     async def _stop(self, instance: Instance) -> None:
         try:
-            await self._fleet.stop(instance.info.id, grace_s=STUCK_GRACE_S if instance.is_stuck else STOP_GRACE_S)
+            await self._fleet.stop(
+                instance.info.id, grace_s=STUCK_GRACE_S if instance.is_stuck else STOP_GRACE_S
+            )
         except agent_errors.SnapshotterError as e:
             log.warning("stop failed instance=%s error=%s", instance.id, e)
         finally:
@@ -253,7 +278,8 @@ class InstanceLifecycle:
             self.give_back(instance.id)
 
     def last_word(self, instance_id: str, reason: str, cpu_ns: int | None = None) -> bool:
-        """The agent's word on an instance that is being stopped: calls that broke with it wait for it. False when it is not."""
+        """The agent's word on an instance that is being stopped: calls that broke with it wait for
+        it. False when it is not."""
         leaving = self._leaving.pop(instance_id, None)
         if leaving is not None:
             leaving.settle_cpu(cpu_ns)
@@ -283,12 +309,17 @@ class InstanceLifecycle:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def start_error_for_caller(target: CallTarget, error: agent_errors.SnapshotterError) -> errors.PilotlightError:
-    """What the caller is told of a failed start: user errors are theirs to mend, the platform's carry Retry-After."""
+def start_error_for_caller(
+    target: CallTarget, error: agent_errors.SnapshotterError
+) -> errors.PilotlightError:
+    """What the caller is told of a failed start: user errors are theirs to mend, the platform's
+    carry Retry-After."""
     name = f"{target.app}/{target.function}"
     detail = {key: value for key, value in error.detail.items() if key != USED_CPU}
     if isinstance(error, agent_errors.StartTimeout):
-        return errors.DeadlineExceeded(f"{name} did not start in time: {error}", clock="startup", retry_after_s=5, **detail)
+        return errors.DeadlineExceeded(
+            f"{name} did not start in time: {error}", clock="startup", retry_after_s=5, **detail
+        )
     if isinstance(error, agent_errors.StartFailed):
         return errors.StartFailed(f"{name} could not start: {error}", **detail)
     if isinstance(error, agent_errors.NoCapacity):

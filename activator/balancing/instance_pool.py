@@ -1,9 +1,10 @@
-"""The instances of one revision: how they come, how they go, and what is owed for them while they are idle.
+"""The instances of one revision: how they come, how they go, and what is owed for them while they
+are idle.
 
-What they are for, the slots and the calls that wait for them, is the Throttler's, which this is one half of: the mutable state here is the
-instances and the starts under way. Every change happens in one of the synchronous methods; what takes time, bringing instances up and
-ending them, is `instance_lifecycle.InstanceLifecycle`. Owner: the event loop.
-"""
+What they are for, the slots and the calls that wait for them, is the Throttler's, which this is one
+half of: the mutable state here is the instances and the starts under way. Every change happens in
+one of the synchronous methods; what takes time, bringing instances up and ending them, is
+`instance_lifecycle.InstanceLifecycle`. Owner: the event loop."""
 
 from __future__ import annotations
 
@@ -35,14 +36,15 @@ log = logging.getLogger(__name__)
 
 
 class InstancePool(ABC):
-    """One revision's instances and starts. `allowance`: None when this activator is the only one; `gate`: None lets every start go.
+    """One revision's instances and starts. `allowance`: None when this activator is the only one;
+    `gate`: None lets every start go.
 
     Attributes:
-        instances: by id, those on their way out too, until they are idle.
-        is_retired: no traffic any more.
-        is_kept: False while its budget is spent: `min_instances` keeps nothing.
-        is_awaited: it is to take over from another revision as soon as it has an instance: its start is worth waiting for.
-        kept_until: monotonic time until which one instance stays although it is retired, for the way back.
+        instances: by id, those on their way out too, until they are idle. is_retired: no traffic
+        any more. is_kept: False while its budget is spent: `min_instances` keeps nothing.
+        is_awaited: it is to take over from another revision as soon as it has an instance: its
+        start is worth waiting for. kept_until: monotonic time until which one instance stays
+        although it is retired, for the way back.
     """
 
     def __init__(
@@ -67,8 +69,14 @@ class InstancePool(ABC):
         self.instances: dict[str, Instance] = {}
         self._gate = gate or StartAdmission(clock=clock)
         self._comings = InstanceLifecycle(
-            target, fleet=fleet, secret_env=secret_env, allowance=allowance, gate=self._gate, owner=self, clock=clock
-        )  # fmt: skip
+            target,
+            fleet=fleet,
+            secret_env=secret_env,
+            allowance=allowance,
+            gate=self._gate,
+            owner=self,
+            clock=clock,
+        )
         self.start_times = StartTimeEstimator()
         self.asleep = SuspendedInstances(fleet=fleet, owner=self, clock=clock)
         self.frozen = Frozen(fleet=fleet, owner=self)
@@ -78,7 +86,7 @@ class InstancePool(ABC):
         self.kept_until = 0.0
         self._is_unmetered = False
 
-    # -- what the calls say to it -------------------------------------------------------------------------------------
+    # -- what the calls say to it ------------------------------------------------------------------
     @property
     @abstractmethod
     def waiting(self) -> int:
@@ -108,16 +116,18 @@ class InstancePool(ABC):
 
     @abstractmethod
     def _hand_out(self, now: float, fresh: Instance | None = None, start_ms: float = 0.0) -> None:
-        """Free slots go to those who wait; `fresh`: the instance that has just come, after `start_ms`."""
+        """Free slots go to those who wait; `fresh`: the instance that has just come, after
+        `start_ms`."""
 
-    # -- up -----------------------------------------------------------------------------------------------------------
+    # -- up ----------------------------------------------------------------------------------------
     @property
     def slots_each(self) -> int:
         """Calls at once that an instance which starts now will take."""
         return slots_of(self.target.spec)
 
     def retarget(self, target: CallTarget) -> None:
-        """The same revision was told anew: starts from now on launch what `target` says (whether it may be kept on disk, its prices, …)."""
+        """The same revision was told anew: starts from now on launch what `target` says (whether it
+        may be kept on disk, its prices, …)."""
         is_other = target.launch != self.target.launch or target.rates != self.target.rates
         self.target = target
         if is_other:
@@ -129,13 +139,16 @@ class InstancePool(ABC):
         wanted = min(count, room)
         if len(self.asleep):
             wanted -= self.asleep.wake(self.target, wanted)
-            wanted = min(wanted, room - len(self.asleep))  # one that is just falling asleep has its place
+            # one that is just falling asleep has its place
+            wanted = min(wanted, room - len(self.asleep))
         self._comings.start(wanted)
 
     def add(self, info: InstanceInfo, began: float | None = None) -> None:
         """An instance is ready (or was adopted): its slots go to those who wait."""
         now = self._clock()
-        instance = Instance(info, account=self._account(self.target, info.id), capacity=self.slots_each, now=now)
+        instance = Instance(
+            info, account=self._account(self.target, info.id), capacity=self.slots_each, now=now
+        )
         self._meter_cpu(instance, is_new=began is not None)
         is_asleep = info.state is InstanceState.ASLEEP
         if is_asleep and self.target.spec.scaling.keep_asleep_s > 0:
@@ -155,11 +168,16 @@ class InstancePool(ABC):
             self.drain(instance)
 
     def _meter_cpu(self, instance: Instance, *, is_new: bool) -> None:
-        """From its beginning, or, where it was adopted, from now on: what came before is in the ledger, or was lost with who metered it."""
+        """From its beginning, or, where it was adopted, from now on: what came before is in the
+        ledger, or was lost with who metered it."""
         counter = CpuCounter.of(instance.info)
         if counter is None:
             if not self._is_unmetered:
-                log.warning("cpu time outside calls is not metered: the instance is not on this machine target=%r", self.target)
+                log.warning(
+                    "cpu time outside calls is not metered: the instance is not on this machine "
+                    "target=%r",
+                    self.target,
+                )
             self._is_unmetered = True
             return
         cpu = PauseCpuMeter(counter, from_ns=instance.info.cpu_from_ns if is_new else None)
@@ -168,23 +186,37 @@ class InstancePool(ABC):
     def start_used(self, instance_id: str, cpu_ns: int) -> None:
         """See starts.Owner."""
         if cpu_ns > 0:
-            self._account(self.target, instance_id).start_failed(cpu_ns=cpu_ns, at_ns=time.time_ns())
+            self._account(self.target, instance_id).start_failed(
+                cpu_ns=cpu_ns, at_ns=time.time_ns()
+            )
 
     def _started(self, instance: Instance, start_s: float) -> None:
-        """Charge the start, then remember what it took, which may fail nobody's start: bytes come to a node once, whatever rung waits for
-        them; a place is waited for by who is late."""
+        """Charge the start, then remember what it took, which may fail nobody's start: bytes come
+        to a node once, whatever rung waits for them; a place is waited for by who is late."""
         info = instance.info
         billed_s = max(0.0, start_s - _phase_s(info, "queue"))
-        instance.account.started(start_kind=info.start_kind.value, billed_ns=int(billed_s * 1e9), at_ns=time.time_ns())
+        instance.account.started(
+            start_kind=info.start_kind.value, billed_ns=int(billed_s * 1e9), at_ns=time.time_ns()
+        )
         try:
-            self.start_times.took(info.start_kind, max(0.0, start_s - _phase_s(info, "weights")), info.phases_ms.keys())
+            self.start_times.took(
+                info.start_kind,
+                max(0.0, start_s - _phase_s(info, "weights")),
+                info.phases_ms.keys(),
+            )
             self._observer.instance_ready(self.target, info, start_s)
         except ValueError:
-            log.warning("start is not counted in metrics instance=%s target=%r", info.id, self.target, exc_info=True)
+            log.warning(
+                "start is not counted in metrics instance=%s target=%r",
+                info.id,
+                self.target,
+                exc_info=True,
+            )
 
-    # -- out ----------------------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------------------
     def gone(self, instance_id: str, reason: str, cpu_ns: int | None = None) -> None:
-        """An instance's process ended unasked: calls on it fail by themselves, waiters get another. `cpu_ns`: see `Instance.settle_end`."""
+        """An instance's process ended unasked: calls on it fail by themselves, waiters get another.
+        `cpu_ns`: see `Instance.settle_end`."""
         if self._comings.last_word(instance_id, reason, cpu_ns):
             return
         if self.asleep.has(instance_id):
@@ -230,7 +262,8 @@ class InstancePool(ABC):
         return True
 
     def rest(self, instance: Instance) -> None:
-        """It is not needed: no more calls for it, and as soon as it is idle it sleeps, where the function says so, or is stopped."""
+        """It is not needed: no more calls for it, and as soon as it is idle it sleeps, where the
+        function says so, or is stopped."""
         instance.may_rest = True
         self.drain(instance)
 
@@ -247,7 +280,12 @@ class InstancePool(ABC):
         if not self._fleet.can_sleep or self.target.spec.engine is not None:
             return
         for instance in self.live():
-            if not instance.in_flight and not instance.is_frozen and now - instance.idle_since >= idle_s and now >= instance.blocked_until:
+            if (
+                not instance.in_flight
+                and not instance.is_frozen
+                and now - instance.idle_since >= idle_s
+                and now >= instance.blocked_until
+            ):
                 self.frozen.freeze(instance)
 
     def thawed(self, instance: Instance) -> None:
@@ -263,11 +301,13 @@ class InstancePool(ABC):
     @property
     def is_making_room(self) -> bool:
         """Whether an instance is on its way out."""
-        return bool(self._comings.stopping) or any(instance.is_draining for instance in self.instances.values())
+        return bool(self._comings.stopping) or any(
+            instance.is_draining for instance in self.instances.values()
+        )
 
     def settle_idle(self) -> None:
-        """Write down what idle instances owe: those that min_instances holds from their first idle moment, others beyond the free
-        window."""
+        """Write down what idle instances owe: those that min_instances holds from their first idle
+        moment, others beyond the free window."""
         reserved = self.min_instances if not self.is_retired else 0
         for n, instance in enumerate(self.instances.values()):
             instance.account.reserve(is_reserved=n < reserved, now_ns=time.monotonic_ns())
@@ -280,7 +320,8 @@ class InstancePool(ABC):
         return wanted if self._allowance is None else self._allowance.share(wanted)
 
     def make_room(self, want: InstanceDemand | None, members: int) -> None:
-        """Other activators were refused a start of this revision (None: no longer): drain one instance for them, where that is fair."""
+        """Other activators were refused a start of this revision (None: no longer): drain one
+        instance for them, where that is fair."""
         if want is not None and (sleeping := self.asleep.instances()) and not self.is_making_room:
             self.give_up_asleep(sleeping[0].id)
             return
@@ -291,7 +332,8 @@ class InstancePool(ABC):
             self.drain(victim)
 
     def retire(self) -> None:
-        """This revision has no traffic any more: drain everything, but one instance as long as it is kept for the way back."""
+        """This revision has no traffic any more: drain everything, but one instance as long as it
+        is kept for the way back."""
         self.is_retired = True
         live = sorted(self.live(), key=lambda instance: instance.in_flight)
         kept = live[:1] if self.is_kept and self._clock() < self.kept_until else []
@@ -304,7 +346,12 @@ class InstancePool(ABC):
         self.instances.pop(instance.id, None)
         self.frozen.leave(instance)
         instance.settle_idle()
-        sleeps = self._fleet.can_sleep and may_sleep(self.target, instance) and self.is_kept and not self.is_retired
+        sleeps = (
+            self._fleet.can_sleep
+            and may_sleep(self.target, instance)
+            and self.is_kept
+            and not self.is_retired
+        )
         instance.leave()
         if sleeps:
             self.asleep.put(self.target, instance)
@@ -314,7 +361,7 @@ class InstancePool(ABC):
         self._comings.stop(instance)
         self.poke(self._clock())  # its place within max_instances is free
 
-    # -- what is there ------------------------------------------------------------------------------------------------
+    # -- what is there -----------------------------------------------------------------------------
     @property
     def starting(self) -> int:
         """Starts under way."""
@@ -335,7 +382,8 @@ class InstancePool(ABC):
         return sum(i.in_flight for i in self.instances.values())
 
     def expected_start_s(self) -> float | None:
-        """Seconds that the next start will take, by the rung that it will use; None when nothing is known."""
+        """Seconds that the next start will take, by the rung that it will use; None when nothing is
+        known."""
         return self.start_times.expected_s()
 
     @property

@@ -1,4 +1,5 @@
-"""The instances of all throttlers as those see them who make room: which may be given up, and for whom."""
+"""The instances of all throttlers as those see them who make room: which may be given up, and for
+whom."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ ASLEEP_S = 1e9
 class PreemptibleInstances:
     """`fairness.headcount.Estate` over the throttlers of one activator. Owner: the event loop."""
 
-    def __init__(self, throttlers: Callable[[], Iterable[Throttler]], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        throttlers: Callable[[], Iterable[Throttler]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._throttlers = throttlers
         self._clock = clock
         self._starved_since: dict[str, float] = {}
@@ -34,13 +40,22 @@ class PreemptibleInstances:
         """See Estate."""
         now = self._clock()
         for throttler in self._throttlers():
-            live = sorted(throttler.live(), key=lambda instance: (instance.in_flight, instance.idle_since))
+            live = sorted(
+                throttler.live(), key=lambda instance: (instance.in_flight, instance.idle_since)
+            )
             target = throttler.target
             for instance in throttler.asleep.instances():  # nobody waits for these: the first to go
                 yield PreemptionCandidate(
-                    id=instance.id, tenant=target.tenant, key=target.key, function=target.name, memory_bytes=target.launch.memory_bytes,
-                    gpus=target.footprint.gpu_count if target.footprint.gpu else 0, idle_s=ASLEEP_S, in_flight=0, is_spare=True,
-                )  # fmt: skip
+                    id=instance.id,
+                    tenant=target.tenant,
+                    key=target.key,
+                    function=target.name,
+                    memory_bytes=target.launch.memory_bytes,
+                    gpus=target.footprint.gpu_count if target.footprint.gpu else 0,
+                    idle_s=ASLEEP_S,
+                    in_flight=0,
+                    is_spare=True,
+                )
             spare = len(live) - (0 if throttler.is_retired else throttler.min_instances)
             for n, instance in enumerate(live):
                 yield PreemptionCandidate(
@@ -65,21 +80,28 @@ class PreemptibleInstances:
                 throttler.give_up_asleep(instance_id)
 
     def make_room(self, pulse: HeartbeatReply, plan_of: Callable[[str], Plan]) -> None:
-        """Other activators were refused an instance by a tenant's quota: give one up, where that is fair."""
-        self._starved_since = {key: since for key, since in self._starved_since.items() if key in pulse.wants}
+        """Other activators were refused an instance by a tenant's quota: give one up, where that is
+        fair."""
+        self._starved_since = {
+            key: since for key, since in self._starved_since.items() if key in pulse.wants
+        }
         for key, want in pulse.wants.items():
             kind, _, tenant = key.partition(":")
             if kind not in (INSTANCES, GPUS):
                 continue
             plan = plan_of(tenant)
-            own = [throttler for throttler in self._throttlers() if throttler.target.tenant == tenant]
+            own = [
+                throttler for throttler in self._throttlers() if throttler.target.tenant == tenant
+            ]
             if kind == GPUS:
                 own = [throttler for throttler in own if throttler.target.footprint.gpu]
             limit = plan.gpus if kind == GPUS else plan.instances
             if limit is not None and not any(throttler.is_making_room for throttler in own):
                 self._give_one(key, want, own, limit=limit, members=len(pulse.members))
 
-    def _give_one(self, key: str, want: InstanceDemand, own: list[Throttler], *, limit: int, members: int) -> None:
+    def _give_one(
+        self, key: str, want: InstanceDemand, own: list[Throttler], *, limit: int, members: int
+    ) -> None:
         now = self._clock()
         claim = RebalanceRequest(
             want=want,
@@ -89,8 +111,15 @@ class PreemptibleInstances:
             max_instances=limit,
             waiting=sum(throttler.waiting for throttler in own),
         )
-        victim = pick_instance_to_yield([instance for throttler in own for instance in throttler.live()], claim, now)
+        victim = pick_instance_to_yield(
+            [instance for throttler in own for instance in throttler.live()], claim, now
+        )
         if victim is not None:
-            log.info("instance given up for another activator instance=%s quota=%s want=%s", victim.id, key, want)
+            log.info(
+                "instance given up for another activator instance=%s quota=%s want=%s",
+                victim.id,
+                key,
+                want,
+            )
             self._starved_since.pop(key, None)
             self.give_up(victim.id)

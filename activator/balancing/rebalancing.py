@@ -1,8 +1,8 @@
 """Which instance an activator gives up for others that were refused a start: a pure choice.
 
-An idle instance goes to a member below its fair share at once, and to one that merely wants more after IDLE_SURPLUS_S. A busy one goes
-only to a member below its fair share, if this activator is above its own; where there are fewer instances than members, they take turns.
-"""
+An idle instance goes to a member below its fair share at once, and to one that merely wants more
+after IDLE_SURPLUS_S. A busy one goes only to a member below its fair share, if this activator is
+above its own; where there are fewer instances than members, they take turns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class RebalanceRequest:
     waiting: int
 
 
-def pick_instance_to_yield(live: Sequence[Instance], claim: RebalanceRequest, now: float) -> Instance | None:
+def pick_instance_to_yield(
+    live: Sequence[Instance], claim: RebalanceRequest, now: float
+) -> Instance | None:
     """The instance to drain, or None to keep them all."""
     if not live:
         return None
@@ -50,7 +52,11 @@ def pick_instance_to_yield(live: Sequence[Instance], claim: RebalanceRequest, no
         return least if claim.want.starving and _must_share(len(live), claim) else None
     if claim.want.starving:
         return least
-    return least if now - least.idle_since >= IDLE_SURPLUS_S and len(live) > claim.min_instances else None
+    return (
+        least
+        if now - least.idle_since >= IDLE_SURPLUS_S and len(live) > claim.min_instances
+        else None
+    )
 
 
 def _must_share(held: int, claim: RebalanceRequest) -> bool:
@@ -85,7 +91,8 @@ class Donor(Protocol):
 
 
 class RebalanceState:
-    """For how long the other activators have lacked instances of a revision, and which one they are given. Owner: a Throttler."""
+    """For how long the other activators have lacked instances of a revision, and which one they are
+    given. Owner: a Throttler."""
 
     __slots__ = ("_starved_since",)
 
@@ -95,8 +102,17 @@ class RebalanceState:
     def __repr__(self) -> str:
         return f"<RebalanceState starved since {self._starved_since}>"
 
-    def choose(self, giver: Donor, want: InstanceDemand | None, members: int, now: float, *, most: int | None = None) -> Instance | None:
-        """The instance to drain for others that `want` one (None: they want nothing). A gift ends their time of want.
+    def choose(
+        self,
+        giver: Donor,
+        want: InstanceDemand | None,
+        members: int,
+        now: float,
+        *,
+        most: int | None = None,
+    ) -> Instance | None:
+        """The instance to drain for others that `want` one (None: they want nothing). A gift ends
+        their time of want.
 
         `most`: instances that there can be of it now; None = as many as it may have.
         """

@@ -1,9 +1,10 @@
-"""Instances of one revision that sleep: put to rest where they would be stopped, woken before anything is started, ended in time.
+"""Instances of one revision that sleep: put to rest where they would be stopped, woken before
+anything is started, ended in time.
 
-An instance that sleeps takes no calls and no processor, and owes nothing; its memory stays claimed on the node, so it is the first to go
-where room, a quota or another activator wants it. A language model on a GPU gives the GPU's memory up meanwhile, by its engine's own sleep
-mode: before it stands still, and after it goes on.
-"""
+An instance that sleeps takes no calls and no processor, and owes nothing; its memory stays claimed
+on the node, so it is the first to go where room, a quota or another activator wants it. A language
+model on a GPU gives the GPU's memory up meanwhile, by its engine's own sleep mode: before it stands
+still, and after it goes on."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class ResumeListener(Protocol):
 
 @dataclass(slots=True)
 class SuspendedInstance:
-    """One that sleeps until `until` (monotonic seconds), unless it is woken. `is_down`: it really stands still."""
+    """One that sleeps until `until` (monotonic seconds), unless it is woken. `is_down`: it really
+    stands still."""
 
     instance: Instance
     until: float
@@ -51,7 +53,14 @@ class SuspendedInstance:
 class SuspendedInstances:
     """Owner: the InstancePool; its methods are synchronous, the waiting is in tasks of its own."""
 
-    def __init__(self, *, fleet: Fleet, owner: ResumeListener, clock: Callable[[], float], naps: EngineSleepMode | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        owner: ResumeListener,
+        clock: Callable[[], float],
+        naps: EngineSleepMode | None = None,
+    ) -> None:
         self._fleet = fleet
         self._owner = owner
         self._clock = clock
@@ -79,15 +88,19 @@ class SuspendedInstances:
         """Those that sleep, the longest first."""
         return [sleeper.instance for sleeper in self._sleepers.values()]
 
-    # -- down ---------------------------------------------------------------------------------------------------------
+    # -- down --------------------------------------------------------------------------------------
     def put(self, target: CallTarget, instance: Instance) -> None:
         """An idle instance, which takes no calls any more, goes to sleep."""
-        sleeper = self._sleepers[instance.id] = SuspendedInstance(instance, self._clock() + target.spec.scaling.keep_asleep_s)
+        sleeper = self._sleepers[instance.id] = SuspendedInstance(
+            instance, self._clock() + target.spec.scaling.keep_asleep_s
+        )
         self._run(self._lay_down(target, sleeper), f"sleep {instance.id}")
 
     def adopt(self, target: CallTarget, instance: Instance) -> None:
         """One was asleep when this activator came."""
-        self._sleepers[instance.id] = SuspendedInstance(instance, self._clock() + target.spec.scaling.keep_asleep_s, is_down=True)
+        self._sleepers[instance.id] = SuspendedInstance(
+            instance, self._clock() + target.spec.scaling.keep_asleep_s, is_down=True
+        )
 
     async def _lay_down(self, target: CallTarget, sleeper: SuspendedInstance) -> None:
         instance = sleeper.instance
@@ -103,10 +116,13 @@ class SuspendedInstances:
         log.info("instance sleeps instance=%s", instance.id)
         self._owner.poke(self._clock())
 
-    # -- up -----------------------------------------------------------------------------------------------------------
+    # -- up ----------------------------------------------------------------------------------------
     def wake(self, target: CallTarget, most: int) -> int:
-        """Wake up to `most` of them, those that fell asleep last first: their pages are the warmest. How many that are."""
-        ready = [sleeper for sleeper in reversed(self._sleepers.values()) if sleeper.is_down][: max(0, most)]
+        """Wake up to `most` of them, those that fell asleep last first: their pages are the
+        warmest. How many that are."""
+        ready = [sleeper for sleeper in reversed(self._sleepers.values()) if sleeper.is_down][
+            : max(0, most)
+        ]
         for sleeper in ready:
             instance = self._sleepers.pop(sleeper.instance.id).instance
             task = asyncio.create_task(self._wake(target, instance), name=f"wake {instance.id}")
@@ -131,7 +147,7 @@ class SuspendedInstances:
             if self._waking.pop(instance.id, None) is not None:
                 self._owner.add(info, began)
 
-    # -- out ----------------------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------------------
     def take(self, instance_id: str) -> Instance | None:
         """One of those that sleep is to be ended: it is its caller's from now on."""
         sleeper = self._sleepers.pop(instance_id, None)
@@ -146,7 +162,11 @@ class SuspendedInstances:
 
     def expired(self, now: float) -> list[Instance]:
         """Those whose time is over."""
-        return [sleeper.instance for sleeper in self._sleepers.values() if sleeper.is_down and now >= sleeper.until]
+        return [
+            sleeper.instance
+            for sleeper in self._sleepers.values()
+            if sleeper.is_down and now >= sleeper.until
+        ]
 
     def _run(self, work: object, name: str) -> None:
         task: asyncio.Task[None] = asyncio.create_task(work, name=name)  # type: ignore[arg-type]

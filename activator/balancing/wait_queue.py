@@ -1,8 +1,8 @@
-"""The calls of one revision that wait for a slot: in which order they get one, and how each is answered exactly once.
+"""The calls of one revision that wait for a slot: in which order they get one, and how each is
+answered exactly once.
 
-A waiter is in the line, or its future is done: a slot, an error, or cancelled. Whatever takes it out of the line also takes it out of the
-process's queue, in the same synchronous step.
-"""
+A waiter is in the line, or its future is done: a slot, an error, or cancelled. Whatever takes it
+out of the line also takes it out of the process's queue, in the same synchronous step."""
 
 from __future__ import annotations
 
@@ -22,12 +22,31 @@ class QueuedCall:
     """One call that waits (`admission.Waiting`). Owner: its Line.
 
     Attributes:
-        affinity, tokens: of a language model's call: see `llm.prefix_affinity`, and the tokens that its prompt probably has.
+        affinity, tokens: of a language model's call: see `llm.prefix_affinity`, and the tokens that
+        its prompt probably has.
     """
 
-    __slots__ = ("affinity", "bounds", "future", "line", "patience_s", "place", "rank", "since", "tokens")
+    __slots__ = (
+        "affinity",
+        "bounds",
+        "future",
+        "line",
+        "patience_s",
+        "place",
+        "rank",
+        "since",
+        "tokens",
+    )
 
-    def __init__(self, line: WaitQueue, rank: QueuePriority, bounds: Sequence[QueueBound], *, since: float, patience_s: float) -> None:
+    def __init__(
+        self,
+        line: WaitQueue,
+        rank: QueuePriority,
+        bounds: Sequence[QueueBound],
+        *,
+        since: float,
+        patience_s: float,
+    ) -> None:
         self.line = line
         self.rank = rank
         self.bounds = bounds
@@ -53,7 +72,9 @@ class WaitQueue:
         places: of those who wait; to read.
     """
 
-    def __init__(self, *, queue: GlobalQueue, load: ConcurrencyMeter, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, *, queue: GlobalQueue, load: ConcurrencyMeter, clock: Callable[[], float]
+    ) -> None:
         self._queue = queue
         self._load = load
         self._clock = clock
@@ -66,8 +87,11 @@ class WaitQueue:
     def __repr__(self) -> str:
         return f"<Line {self._waiters!r}>"
 
-    def join(self, rank: QueuePriority, bounds: Sequence[QueueBound], *, patience_s: float) -> QueuedCall:
-        """One more waits. Raises OverQuota, TooManyRequests or Shed when there is no place for it."""
+    def join(
+        self, rank: QueuePriority, bounds: Sequence[QueueBound], *, patience_s: float
+    ) -> QueuedCall:
+        """One more waits. Raises OverQuota, TooManyRequests or Shed when there is no place for
+        it."""
         now = self._clock()
         waiter = QueuedCall(self, rank, bounds, since=now, patience_s=patience_s)
         self._queue.enter(waiter)

@@ -1,14 +1,15 @@
-"""One hard budget's money in the period that runs, in picounits: what is known to be spent, what is held here, what is left of that.
+"""One hard budget's money in the period that runs, in picounits: what is known to be spent, what is
+held here, what is left of that.
 
-`held` is what this activator may dispose of and no other: without others all that the ledger has not seen spent, else what was
-borrowed (`budget_leases.py`). It is always own + reserved + left:
+`held` is what this activator may dispose of and no other: without others all that the ledger has
+not seen spent, else what was borrowed (`budget_leases.py`). It is always own + reserved + left:
 
 - own: cost of records that were written here and are not part of `ledger` yet,
 - reserved: worst cases of the calls that run,
 - left: what the next call may reserve.
 
-Owner: the event loop; every method is synchronous, so no lock is needed. A refused method changes nothing.
-"""
+Owner: the event loop; every method is synchronous, so no lock is needed. A refused method changes
+nothing."""
 
 from __future__ import annotations
 
@@ -25,17 +26,31 @@ class BudgetBalance:
     """See the module.
 
     Attributes:
-        since: the `turn` of all budgets at which this period began here: calls that were opened before it belong to the one before.
-        is_shared: other activators spend from the same budget.
+        since: the `turn` of all budgets at which this period began here: calls that were opened
+        before it belong to the one before. is_shared: other activators spend from the same budget.
         is_stale: the ledger was not asked yet for what was spent before this budget was heard of.
-        tenant_mark: stands in every record of its tenant.
-        mark: records before this place of the journal are not in `own` yet, those behind it are; None = all are.
+        tenant_mark: stands in every record of its tenant. mark: records before this place of the
+        journal are not in `own` yet, those behind it are; None = all are.
     """
 
-    __slots__ = ("amount", "held", "is_shared", "is_stale", "ledger", "left", "mark", "own", "period",
-                 "record", "since", "tenant_mark")  # fmt: skip
+    __slots__ = (
+        "amount",
+        "held",
+        "is_shared",
+        "is_stale",
+        "ledger",
+        "left",
+        "mark",
+        "own",
+        "period",
+        "record",
+        "since",
+        "tenant_mark",
+    )
 
-    def __init__(self, record: BudgetRecord, *, at_ns: int, turn: int, is_shared: bool, mark: Cursor | None) -> None:
+    def __init__(
+        self, record: BudgetRecord, *, at_ns: int, turn: int, is_shared: bool, mark: Cursor | None
+    ) -> None:
         """Raises ValueError for an amount or a period that is none."""
         self.record = record
         self.amount = _amount(record)
@@ -46,7 +61,10 @@ class BudgetBalance:
         self.begin(period_at(record.period, at_ns), turn)
 
     def __repr__(self) -> str:
-        money = f"spent {cost_text(self.spent)}, reserved {cost_text(self.reserved)} of {self.record.amount} {self.record.currency}"
+        money = (
+            f"spent {cost_text(self.spent)}, reserved {cost_text(self.reserved)} of "
+            f"{self.record.amount} {self.record.currency}"
+        )
         return f"<BudgetBalance {self.record.id} {self.period.name} {money}>"
 
     @property
@@ -67,7 +85,8 @@ class BudgetBalance:
         self.held = self.left = 0 if self.is_shared else self.amount
 
     def change(self, record: BudgetRecord) -> None:
-        """The same budget with other terms: another amount, of the same period and scope. Raises ValueError."""
+        """The same budget with other terms: another amount, of the same period and scope. Raises
+        ValueError."""
         amount = _amount(record)
         if not self.is_shared:
             self.held += amount - self.amount
@@ -76,7 +95,9 @@ class BudgetBalance:
             self.give_back()  # it may not be there any more: to be borrowed anew
         self.amount, self.record = amount, record
 
-    def covers(self, *, tenant: str, environment: str, app: str, function: str, currency: str) -> bool:
+    def covers(
+        self, *, tenant: str, environment: str, app: str, function: str, currency: str
+    ) -> bool:
         """Whether records of this function are paid from it."""
         mine = self.record
         return (
@@ -123,7 +144,8 @@ class BudgetBalance:
             self.lend(-self.left)
 
     def hold_debt(self) -> None:
-        """What was paid beyond all that is held is held too: it is spent, nobody else may spend it."""
+        """What was paid beyond all that is held is held too: it is spent, nobody else may spend
+        it."""
         if self.left < 0:
             self.lend(-self.left)
 
@@ -134,7 +156,8 @@ def spent_of(state: BudgetState) -> tuple[int, int]:
 
 
 def is_same_money(one: BudgetRecord, other: BudgetRecord) -> bool:
-    """Whether numbers of one mean the same for the other: only the amount, or whether it is hard, differs."""
+    """Whether numbers of one mean the same for the other: only the amount, or whether it is hard,
+    differs."""
     return replace(one, amount="0", hard=True) == replace(other, amount="0", hard=True)
 
 

@@ -1,20 +1,25 @@
-"""Hard budgets that several activators spend from: each borrows money before it spends it, and all together never hold more than there is.
+"""Hard budgets that several activators spend from: each borrows money before it spends it, and all
+together never hold more than there is.
 
-For each budget and period the store keeps `base`, the most that any activator has heard from the ledger, and what each activator
-claims beyond it: its own costs on their way to the ledger, what its running calls reserve, and what it borrowed and has left.
-A claim is granted, atomically, only while base + all claims <= amount; so whatever activators do afterwards without asking, they
-spend no more together. A cost that reaches the ledger leaves its activator's claim in the same step in which `base` takes it up.
+For each budget and period the store keeps `base`, the most that any activator has heard from the
+ledger, and what each activator claims beyond it: its own costs on their way to the ledger, what its
+running calls reserve, and what it borrowed and has left. A claim is granted, atomically, only while
+base + all claims <= amount; so whatever activators do afterwards without asking, they spend no more
+together. A cost that reaches the ledger leaves its activator's claim in the same step in which
+`base` takes it up.
 
-Money is borrowed some dozens of calls at once, so that a call seldom asks; what was not needed between two beats is given back.
-What an activator claims does not lapse when it dies: its unshipped records are real money, and its next life states anew.
+Money is borrowed some dozens of calls at once, so that a call seldom asks; what was not needed
+between two beats is given back. What an activator claims does not lapse when it dies: its unshipped
+records are real money, and its next life states anew.
 
-A store that lost its memory grants nothing until `grace_s` after its first word, while every living activator states its claims
-again with its beat. (An activator that is dead in that moment is missed until its next life: its unshipped records alone.) A store
-that does not answer grants nothing: calls go on with what is left here, and then are answered 503, or (`without_redis.budget: open`)
+A store that lost its memory grants nothing until `grace_s` after its first word, while every living
+activator states its claims again with its beat. (An activator that is dead in that moment is missed
+until its next life: its unshipped records alone.) A store that does not answer grants nothing:
+calls go on with what is left here, and then are answered 503, or (`without_redis.budget: open`)
 each activator goes on as if it were alone.
 
-Numbers are whole micro-units there, because the store counts in binary floating point; claims are rounded up, amounts down.
-"""
+Numbers are whole micro-units there, because the store counts in binary floating point; claims are
+rounded up, amounts down."""
 
 from __future__ import annotations
 
@@ -39,7 +44,8 @@ CALLS_AT_ONCE = 64
 """Worst cases that are borrowed together, where there is enough: a round trip for so many calls."""
 MAX_YOUNG_WAITS = 3
 AWAY_S = 0.5
-"""After the store did not answer it is not asked for so long: a call must not wait for each timeout."""
+"""After the store did not answer it is not asked for so long: a call must not wait for each
+timeout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +89,8 @@ class BudgetLeaseStore(Protocol):
     """What members share; one verb, atomic."""
 
     async def claim(self, claim: BudgetClaim) -> BudgetGrant:
-        """State, and ask. Raises SharedStateUnreachable; then it may have been heard all the same, and the next statement mends it."""
+        """State, and ask. Raises SharedStateUnreachable; then it may have been heard all the same,
+        and the next statement mends it."""
         ...
 
     async def aclose(self) -> None:
@@ -92,7 +99,8 @@ class BudgetLeaseStore(Protocol):
 
 
 class BudgetLeaser:
-    """A member's borrowing (`retry_budget.Lender`). Owner: the event loop; a lock for each budget keeps its statements in order."""
+    """A member's borrowing (`retry_budget.Lender`). Owner: the event loop; a lock for each budget
+    keeps its statements in order."""
 
     def __init__(
         self,
@@ -117,9 +125,12 @@ class BudgetLeaser:
         self.is_reachable = True
 
     def __repr__(self) -> str:
-        return f"<BudgetLeaser {len(self._stated)} budgets{'' if self.is_reachable else ', store unreachable'}>"
+        return (
+            f"<BudgetLeaser {len(self._stated)} "
+            f"budgets{'' if self.is_reachable else ', store unreachable'}>"
+        )
 
-    # -- calls --------------------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
     async def borrow(self, cover: ApplicableBudgets, purse: BudgetBalance, worst: int) -> None:
         """See budgets.Lender."""
         for _ in range(MAX_YOUNG_WAITS):
@@ -135,24 +146,36 @@ class BudgetLeaser:
                     return
                 if not grant.wait_s:
                     raise self._refusal(cover, purse, worst, grant)
-            await asyncio.sleep(grant.wait_s)  # without the lock: what this budget claims is to be stated meanwhile
-        raise errors.Unavailable("the activators state their budgets anew: try again", retry_after_s=1)
+            # without the lock: what this budget claims is to be stated meanwhile
+            await asyncio.sleep(grant.wait_s)
+        raise errors.Unavailable(
+            "the activators state their budgets anew: try again", retry_after_s=1
+        )
 
     async def _ask(self, purse: BudgetBalance, worst: int) -> BudgetGrant:
         purse.hold_debt()
         need = worst - purse.left
         return await self._claim(purse, need=_up(need), want=_up(max(need, CALLS_AT_ONCE * worst)))
 
-    def _refusal(self, cover: ApplicableBudgets, purse: BudgetBalance, worst: int, grant: BudgetGrant) -> errors.PilotlightError:
+    def _refusal(
+        self, cover: ApplicableBudgets, purse: BudgetBalance, worst: int, grant: BudgetGrant
+    ) -> errors.PilotlightError:
         spent = max(purse.spent, grant.base * PICOS_PER_MICRO)
         if spent + worst > purse.amount:
             return over_budget(purse, worst, spent=spent)
         return cover.reserved(purse, worst, self._wall_ns())
 
-    def _go_on_alone(self, cover: ApplicableBudgets, purse: BudgetBalance, worst: int, why: SharedStateUnreachable) -> None:
+    def _go_on_alone(
+        self,
+        cover: ApplicableBudgets,
+        purse: BudgetBalance,
+        worst: int,
+        why: SharedStateUnreachable,
+    ) -> None:
         if not self._is_open:
             raise errors.Unavailable(
-                f"what is left of a budget is shared by several activators and not known now: {why} (activator.without_redis.budget)",
+                f"what is left of a budget is shared by several activators and not known now: "
+                f"{why} (activator.without_redis.budget)",
                 retry_after_s=1,
             ) from why
         room = purse.amount - purse.ledger - purse.held
@@ -164,7 +187,7 @@ class BudgetLeaser:
             )
         purse.lend(worst - purse.left)
 
-    # -- beats --------------------------------------------------------------------------------------------------------
+    # -- beats -------------------------------------------------------------------------------------
     async def run(self) -> None:
         """State what changed, and give back what is not needed, until cancelled."""
         while True:
@@ -172,7 +195,8 @@ class BudgetLeaser:
             await asyncio.sleep(BEAT_S)
 
     async def beat(self) -> None:
-        """One round over the budgets; everything is stated when the store has lost its memory, and one at least to find that out."""
+        """One round over the budgets; everything is stated when the store has lost its memory, and
+        one at least to find that out."""
         epoch = self._epoch
         purses = list(self._budgets.purses.values())
         for gone in self._seen.keys() - self._budgets.purses.keys():
@@ -208,15 +232,21 @@ class BudgetLeaser:
             if is_due or self._stated.get(purse.record.id) != _statement(purse):
                 await self._claim(purse, need=0, want=0)
 
-    # -- the store ----------------------------------------------------------------------------------------------------
+    # -- the store ---------------------------------------------------------------------------------
     async def _claim(self, purse: BudgetBalance, *, need: int, want: int) -> BudgetGrant:
         if self._clock() < self._away_until and need:
             raise SharedStateUnreachable("the store of shared budgets did not answer a moment ago")
         period, statement = purse.period, _statement(purse)
         claim = BudgetClaim(
-            budget=purse.record.id, period=period.name, amount=purse.amount // PICOS_PER_MICRO, base=_up(purse.ledger),
-            held=_up(purse.held), need=need, want=want, ends_ns=period.ends_ns,
-        )  # fmt: skip
+            budget=purse.record.id,
+            period=period.name,
+            amount=purse.amount // PICOS_PER_MICRO,
+            base=_up(purse.ledger),
+            held=_up(purse.held),
+            need=need,
+            want=want,
+            ends_ns=period.ends_ns,
+        )
         try:
             grant = await self._store.claim(claim)
         except SharedStateUnreachable as e:
@@ -227,13 +257,15 @@ class BudgetLeaser:
             self.is_reachable = False
             raise
         self.is_reachable, self._away_until = True, -1.0
-        if grant.epoch != self._epoch:  # the store has forgotten what it was told, whoever finds out
+        # the store has forgotten what it was told, whoever finds out
+        if grant.epoch != self._epoch:
             self._epoch = grant.epoch
             self._stated.clear()
         if purse.period == period:
             picos = grant.granted * PICOS_PER_MICRO
             purse.lend(picos)
-            # What was said and is known there; what has changed while the answer was on its way is still to be said.
+            # What was said and is known there; what has changed while the answer was on its way is
+            # still to be said.
             self._stated[purse.record.id] = *statement[:-1], statement[-1] + picos
         return grant
 
@@ -249,7 +281,8 @@ class BudgetLeaser:
 
 
 def granted(*, room: int, need: int, want: int) -> int:
-    """What a store grants of `room`: nothing below the need, and beyond it an eighth of the room at most, so that others get theirs."""
+    """What a store grants of `room`: nothing below the need, and beyond it an eighth of the room at
+    most, so that others get theirs."""
     return 0 if room < need else min(room, max(need, min(want, room // 8)))
 
 

@@ -1,8 +1,8 @@
-"""Keeps budgets and ledger together: asked at the start, after each batch, and now and then; kept on disk for a start without a controller.
+"""Keeps budgets and ledger together: asked at the start, after each batch, and now and then; kept
+on disk for a start without a controller.
 
-`retry_budget.json` is a copy of the ledger's last answers, written before the checkpoint that goes with them: dying in between counts a
-batch twice until it is sent again, and never not at all.
-"""
+`retry_budget.json` is a copy of the ledger's last answers, written before the checkpoint that goes
+with them: dying in between counts a batch twice until it is sent again, and never not at all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ STATES_NAME = "budgets.json"
 FIRST_STATES_S = 2.0
 """How long a start waits for the ledger's word before it goes on with what is on disk."""
 REFRESH_S = 30.0
-"""What others spend, and corrections, are heard of with our own next batch; without one, after this long."""
+"""What others spend, and corrections, are heard of with our own next batch; without one, after this
+long."""
 RETRY_S = 1.0
 
 
@@ -39,9 +40,12 @@ class BudgetSource(Protocol):
 
 
 class BudgetStates:
-    """See the module. `lock` is the shipper's: who holds it has no records on their way. Owner: the event loop."""
+    """See the module. `lock` is the shipper's: who holds it has no records on their way. Owner: the
+    event loop."""
 
-    def __init__(self, budgets: Budgets, *, journal: Journal, source: BudgetSource, lock: asyncio.Lock) -> None:
+    def __init__(
+        self, budgets: Budgets, *, journal: Journal, source: BudgetSource, lock: asyncio.Lock
+    ) -> None:
         self._budgets = budgets
         self._journal = journal
         self._source = source
@@ -56,14 +60,17 @@ class BudgetStates:
         return f"<BudgetStates {len(self._budgets.purses)} budgets, {stale} not heard of>"
 
     async def load(self) -> None:
-        """At the start, before there are calls: the ledger's word, or else the last one that is on disk."""
+        """At the start, before there are calls: the ledger's word, or else the last one that is on
+        disk."""
         async with self._lock:
             try:
                 async with asyncio.timeout(FIRST_STATES_S):
                     states = await self._source.budgets()
             except (LedgerUnavailable, TimeoutError) as e:
                 states = load_states(self._path)
-                log.warning("budgets go on as they were last known budgets=%d error=%s", len(states), e)
+                log.warning(
+                    "budgets go on as they were last known budgets=%d error=%s", len(states), e
+                )
                 self._budgets.take_states(states)
                 for purse in self._budgets.purses.values():
                     purse.is_stale = True
@@ -97,12 +104,18 @@ class BudgetStates:
         return not any(purse.is_stale for purse in self._budgets.purses.values())
 
     async def count_own(self) -> None:
-        """Count what budgets that were just heard of owe for the records before them that were not shipped."""
-        for end in sorted({purse.mark for purse in self._budgets.purses.values() if purse.mark is not None}):
+        """Count what budgets that were just heard of owe for the records before them that were not
+        shipped."""
+        for end in sorted(
+            {purse.mark for purse in self._budgets.purses.values() if purse.mark is not None}
+        ):
             new = [purse for purse in self._budgets.purses.values() if purse.mark == end]
             owed = [0] * len(new)
             async for record in unshipped_records(self._journal, end):
-                owed = [picos + picos_under(purse, record) for picos, purse in zip(owed, new, strict=True)]
+                owed = [
+                    picos + picos_under(purse, record)
+                    for picos, purse in zip(owed, new, strict=True)
+                ]
             for purse, picos in zip(new, owed, strict=True):
                 purse.pay(picos)
                 purse.mark = None
@@ -130,7 +143,11 @@ def parse_states(body: Any) -> dict[str, BudgetState]:
     states: dict[str, BudgetState] = {}
     for budget, state in body.items() if isinstance(body, dict) else ():
         try:
-            states[str(budget)] = BudgetState(period=str(state["period"]), spent=str(state["spent"]), batch=str(state.get("batch", "0")))
+            states[str(budget)] = BudgetState(
+                period=str(state["period"]),
+                spent=str(state["spent"]),
+                batch=str(state.get("batch", "0")),
+            )
         except (KeyError, TypeError, AttributeError) as e:
             log.error("state of a budget is not understood budget=%s error=%r", budget, e)
     return states

@@ -1,11 +1,14 @@
-"""The CPU time that one instance uses while no call runs on it: its start, its pauses, commands beside it, its end.
+"""The CPU time that one instance uses while no call runs on it: its start, its pauses, commands
+beside it, its end.
 
-The counter is read where the first call begins and GRACE_S after the last one has ended, so a pause shorter than that counts as part of the
-calls around it, and calls that follow each other closely cost no reading at all. The grace is there because the kernel counts late
-(`snapshotter.cpu_counter`): without it the end of a call would be charged twice, as the call's time and as the pause's.
+The counter is read where the first call begins and GRACE_S after the last one has ended, so a pause
+shorter than that counts as part of the calls around it, and calls that follow each other closely
+cost no reading at all. The grace is there because the kernel counts late
+(`snapshotter.cpu_counter`): without it the end of a call would be charged twice, as the call's time
+and as the pause's.
 
-What cannot be read is not charged. A reading that fails is made up by the next one, because the counter only grows.
-"""
+What cannot be read is not charged. A reading that fails is made up by the next one, because the
+counter only grows."""
 
 from __future__ import annotations
 
@@ -47,14 +50,30 @@ def _in_loop(seconds: float, function: Callable[[], None]) -> Timer:
 
 
 class PauseCpuMeter:
-    """See the module. Owner: the instance's account; every method is synchronous, so no lock is needed."""
+    """See the module. Owner: the instance's account; every method is synchronous, so no lock is
+    needed."""
 
-    __slots__ = ("_busy", "_clock", "_counter", "_ended_at", "_later", "_mark", "_timer", "_used_ns")
+    __slots__ = (
+        "_busy",
+        "_clock",
+        "_counter",
+        "_ended_at",
+        "_later",
+        "_mark",
+        "_timer",
+        "_used_ns",
+    )
 
     def __init__(
-        self, counter: Counter, *, from_ns: int | None, later: Later = _in_loop, clock: Callable[[], float] = time.monotonic
+        self,
+        counter: Counter,
+        *,
+        from_ns: int | None,
+        later: Later = _in_loop,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`from_ns`: the reading from which on CPU time counts; None = as it is now (the instance was there before its meter)."""
+        """`from_ns`: the reading from which on CPU time counts; None = as it is now (the instance
+        was there before its meter)."""
         self._counter = counter
         self._later = later
         self._clock = clock
@@ -65,7 +84,11 @@ class PauseCpuMeter:
         self._timer: Timer | None = None
 
     def __repr__(self) -> str:
-        return f"<PauseCpuMeter {self._counter!r} {'in a call' if self._mark is None else 'in a pause'}, {self._used_ns / 1e9:.3f} s kept>"
+        return (
+            f"<PauseCpuMeter {self._counter!r} "
+            f"{'in a call' if self._mark is None else 'in a pause'}, "
+            f"{self._used_ns / 1e9:.3f} s kept>"
+        )
 
     def calls_begin(self) -> None:
         """The first call begins."""
@@ -89,7 +112,8 @@ class PauseCpuMeter:
         return used
 
     def end(self, last_ns: int | None) -> int:
-        """The instance is gone; `last_ns`: where its counter stood then, None = nobody knows. What is left to charge."""
+        """The instance is gone; `last_ns`: where its counter stood then, None = nobody knows. What
+        is left to charge."""
         if self._mark is not None:
             self._count(last_ns)
         self._mark = None

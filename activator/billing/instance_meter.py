@@ -1,4 +1,5 @@
-"""One instance's account: its meter and the journal kept together, so that a call is never measured without being written down.
+"""One instance's account: its meter and the journal kept together, so that a call is never measured
+without being written down.
 
 ticket = account.open(call="req-…", attempt=1, key="k-…", method="", start_kind="FORK", …)     # before dispatch
 cost = account.close(ticket, status=200, outcome="ok", …)                                       # at the end
@@ -14,21 +15,29 @@ from activator.billing.cpu import PauseCpuMeter
 from activator.billing.errors import JournalFull
 from activator.billing.journal import Journal
 from activator.billing.meter import InstanceMeter
-from activator.billing.usage import CALL, CPU, SHADOW, UsageSubject, UsageTemplate, cost_text, marked_tokens
+from activator.billing.usage import (
+    CALL,
+    CPU,
+    SHADOW,
+    UsageSubject,
+    UsageTemplate,
+    cost_text,
+    marked_tokens,
+)
 from activator.llm.token_reservation import TokenReservation
 from pilotlight.pricing import BUSY, ONE_CORE, Footprint, Rates, kind_factor
 
 NO_LIMIT_NS = 7 * 86_400 * 10**9
-"""Of an account that was not told of an execution clock: the longest that there may be (`spec.Clocks`)."""
+"""Of an account that was not told of an execution clock: the longest that there may be
+(`spec.Clocks`)."""
 
 
 @dataclass(slots=True)
 class OpenRecord:
     """An attempt that is being billed. Opaque to the caller, who gives it back to `close`.
 
-    `worst` picounits are reserved in the budgets of `cover` since `turn`. `is_billed`: it stands in the journal. `tokens`: of a language
-    model's call, counted until it is closed.
-    """
+    `worst` picounits are reserved in the budgets of `cover` since `turn`. `is_billed`: it stands in
+    the journal. `tokens`: of a language model's call, counted until it is closed."""
 
     id: str
     call: str
@@ -48,12 +57,14 @@ class OpenRecord:
 
 
 LEAST_CPU_NS = 1_000_000
-"""CPU time below this waits for more, or for the instance's end, before it becomes a record: a worker's own timers need no line each."""
+"""CPU time below this waits for more, or for the instance's end, before it becomes a record: a
+worker's own timers need no line each."""
 
 
 @dataclass(slots=True)
 class Charge:
-    """What an attempt came to: execution in whole ms, its share of the instance, its price as decimal text and in picounits."""
+    """What an attempt came to: execution in whole ms, its share of the instance, its price as
+    decimal text and in picounits."""
 
     exec_ms: int
     billed_ns: int
@@ -67,9 +78,25 @@ class InstanceAccount:
     Close every ticket, on every path: an attempt that stays open is a lost one.
     """
 
-    __slots__ = ("_budgets", "_cover", "_cpu", "_cpu_kept_ns", "_cpu_since_ns", "_footprint",
-                 "_is_free", "_journal", "_limit_ns", "_on_unbilled", "_paid_ns", "_rates", "_revision",
-                 "_subject", "_templates", "_worst", "meter")  # fmt: skip
+    __slots__ = (
+        "_budgets",
+        "_cover",
+        "_cpu",
+        "_cpu_kept_ns",
+        "_cpu_since_ns",
+        "_footprint",
+        "_is_free",
+        "_journal",
+        "_limit_ns",
+        "_on_unbilled",
+        "_paid_ns",
+        "_rates",
+        "_revision",
+        "_subject",
+        "_templates",
+        "_worst",
+        "meter",
+    )
 
     def __init__(
         self,
@@ -86,11 +113,12 @@ class InstanceAccount:
         on_unbilled: Callable[[], None] | None = None,
         is_free: bool = False,
     ) -> None:
-        """`subject` without key and method; `free_ns` is the idle time that the platform gives away; `limit_ns` the execution clock.
+        """`subject` without key and method; `free_ns` is the idle time that the platform gives
+        away; `limit_ns` the execution clock.
 
-        `is_free`: the instance came up for copies of calls: neither its start nor its idle time is billed, until it answers a call.
-        `on_unbilled`: a call that the journal has no room for is served all the same, and this is told. None: it is refused.
-        """
+        `is_free`: the instance came up for copies of calls: neither its start nor its idle time is
+        billed, until it answers a call. `on_unbilled`: a call that the journal has no room for is
+        served all the same, and this is told. None: it is refused."""
         self._journal = journal
         self._subject = subject
         self._footprint = footprint
@@ -101,8 +129,14 @@ class InstanceAccount:
         self._on_unbilled = on_unbilled
         self._is_free = is_free
         self._revision = f"{subject.function_id}@{subject.revision}"
-        self._cover = self._budgets.cover(Subject(subject.tenant, subject.environment, subject.app, subject.function, rates.currency))
-        self._worst = UsageTemplate(subject, footprint=footprint, rates=rates).picos(limit_ns + CLOCK_STEP_NS)
+        self._cover = self._budgets.cover(
+            Subject(
+                subject.tenant, subject.environment, subject.app, subject.function, rates.currency
+            )
+        )
+        self._worst = UsageTemplate(subject, footprint=footprint, rates=rates).picos(
+            limit_ns + CLOCK_STEP_NS
+        )
         self.meter = InstanceMeter(started_ns, free_ns=free_ns, is_reserved=is_reserved)
         self._cpu: PauseCpuMeter | None = None
         self._cpu_kept_ns = self._cpu_since_ns = self._paid_ns = 0
@@ -111,21 +145,38 @@ class InstanceAccount:
         return f"<InstanceAccount {self._subject.instance} {self.meter!r}>"
 
     def open(
-        self, *, call: str, attempt: int, key: str, method: str, start_kind: str, queued_ms: int, start_ms: int, now_ns: int, at_ns: int,
-        caller: str = "", limit_ns: int | None = None, mark: str = "", is_shadow: bool = False,
+        self,
+        *,
+        call: str,
+        attempt: int,
+        key: str,
+        method: str,
+        start_kind: str,
+        queued_ms: int,
+        start_ms: int,
+        now_ns: int,
+        at_ns: int,
+        caller: str = "",
+        limit_ns: int | None = None,
+        mark: str = "",
+        is_shadow: bool = False,
         tokens: TokenReservation | None = None,
-    ) -> OpenRecord:  # fmt: skip
-        """Reserve the worst case, write the attempt down and start metering it; `limit_ns` is less than the execution clock where known.
+    ) -> OpenRecord:
+        """Reserve the worst case, write the attempt down and start metering it; `limit_ns` is less
+        than the execution clock where known.
 
-        `mark`: what few records say (`usage.marked`). `is_shadow`: it is the copy of a call: it costs nothing, so no budget is asked.
-        `tokens`: what a language model's call may take; its worst case is that, too.
+        `mark`: what few records say (`usage.marked`). `is_shadow`: it is the copy of a call: it
+        costs nothing, so no budget is asked. `tokens`: what a language model's call may take; its
+        worst case is that, too.
 
-        Raises JournalFull, Conflict, OverBudget, BudgetReserved, AllowanceNeeded: then it must not be dispatched.
-        """
+        Raises JournalFull, Conflict, OverBudget, BudgetReserved, AllowanceNeeded: then it must not
+        be dispatched."""
         if self._is_free and not is_shadow:
             self._drop_free(now_ns, at_ns)
         kind = SHADOW if is_shadow else CALL
-        template = self._templates.get((key, method, caller, kind)) or self._make_template(key, method, caller, kind)
+        template = self._templates.get((key, method, caller, kind)) or self._make_template(
+            key, method, caller, kind
+        )
         name = f"{call}/{attempt}"
         cover = self._cover
         if cover.generation != self._budgets.generation:
@@ -140,7 +191,21 @@ class InstanceAccount:
             turn = cover.reserve(name, worst, at_ns=at_ns, ends_ns=at_ns + ends_ns)
         else:
             turn = self._budgets.turn
-        ticket = OpenRecord(name, call, attempt, start_kind, template, at_ns, queued_ms, start_ms, cover, worst, turn, mark, is_shadow)
+        ticket = OpenRecord(
+            name,
+            call,
+            attempt,
+            start_kind,
+            template,
+            at_ns,
+            queued_ms,
+            start_ms,
+            cover,
+            worst,
+            turn,
+            mark,
+            is_shadow,
+        )
         if tokens is not None:
             tokens.begin(self._revision)
             ticket.tokens = tokens
@@ -154,9 +219,16 @@ class InstanceAccount:
             self._cpu.calls_begin()
         try:
             self._journal.open_call(
-                template, call=call, attempt=attempt, start_kind=start_kind, at_ns=at_ns,
-                queued_ms=queued_ms, start_ms=start_ms, virtual_ns=virtual_ns, mark=mark,
-            )  # fmt: skip
+                template,
+                call=call,
+                attempt=attempt,
+                start_kind=start_kind,
+                at_ns=at_ns,
+                queued_ms=queued_ms,
+                start_ms=start_ms,
+                virtual_ns=virtual_ns,
+                mark=mark,
+            )
         except BaseException as e:
             if not is_shadow:
                 cover.release(name, worst, turn=turn)
@@ -179,7 +251,8 @@ class InstanceAccount:
         bytes_in: int = 0,
         bytes_out: int = 0,
     ) -> Charge:
-        """Stop metering, write the complete record and settle. Raises KeyError when the ticket was closed before."""
+        """Stop metering, write the complete record and settle. Raises KeyError when the ticket was
+        closed before."""
         meter, template, cover = self.meter, ticket.template, ticket.cover
         billed_ns = self._end(ticket.id, now_ns)
         tokens, mark = ticket.tokens, ticket.mark
@@ -188,28 +261,58 @@ class InstanceAccount:
         else:
             tokens.close(status=status, outcome=outcome)
             tokens_in, tokens_out = tokens.tokens_in, tokens.tokens_out
-            mark += marked_tokens(cached=tokens.tokens_cached, finish=tokens.finish, first_token_ms=tokens.first_token_ms)
+            mark += marked_tokens(
+                cached=tokens.tokens_cached,
+                finish=tokens.finish,
+                first_token_ms=tokens.first_token_ms,
+            )
         exec_ms = (at_ns - ticket.at_ns) // 1_000_000 if at_ns > ticket.at_ns else 0
         if not ticket.is_billed:
             return Charge(exec_ms, billed_ns, "0", 0)
-        picos = template.picos(billed_ns, tokens_in, tokens_out) if outcome != BUSY else template.idle_picos(billed_ns)
+        picos = (
+            template.picos(billed_ns, tokens_in, tokens_out)
+            if outcome != BUSY
+            else template.idle_picos(billed_ns)
+        )
         cost = cost_text(picos)
         record = template.record(
-            id=ticket.id, call=ticket.call, attempt=ticket.attempt, start_kind=ticket.start_kind, started_ns=ticket.at_ns,
-            queued_ms=ticket.queued_ms, start_ms=ticket.start_ms, exec_ms=exec_ms, billed_ns=billed_ns, cost=cost, status=status,
-            outcome=outcome, tokens_in=tokens_in, tokens_out=tokens_out, bytes_in=bytes_in, bytes_out=bytes_out,
+            id=ticket.id,
+            call=ticket.call,
+            attempt=ticket.attempt,
+            start_kind=ticket.start_kind,
+            started_ns=ticket.at_ns,
+            queued_ms=ticket.queued_ms,
+            start_ms=ticket.start_ms,
+            exec_ms=exec_ms,
+            billed_ns=billed_ns,
+            cost=cost,
+            status=status,
+            outcome=outcome,
+            tokens_in=tokens_in,
+            tokens_out=tokens_out,
+            bytes_in=bytes_in,
+            bytes_out=bytes_out,
             mark=mark,
-        )  # fmt: skip
+        )
         if (cover.purses or cover.generation != self._budgets.generation) and not ticket.is_shadow:
             cover.settle(ticket.id, ticket.worst, picos, turn=ticket.turn, at_ns=ticket.at_ns)
-        self._journal.close_call(ticket.id, record, at_ns=at_ns, virtual_ns=meter.virtual_at_last_ns)
+        self._journal.close_call(
+            ticket.id, record, at_ns=at_ns, virtual_ns=meter.virtual_at_last_ns
+        )
         return Charge(exec_ms, billed_ns, cost, picos)
 
     def started(self, *, start_kind: str, billed_ns: int, at_ns: int) -> None:
-        """The instance came up at `at_ns`: what that took, without waiting for its turn, is a START record of its own."""
+        """The instance came up at `at_ns`: what that took, without waiting for its turn, is a START
+        record of its own."""
         if self._is_free:
             return
-        self._span("START", billed_ns=billed_ns, started_ns=at_ns - billed_ns, at_ns=at_ns, start_kind=start_kind)
+        self._span(
+            "START",
+            billed_ns=billed_ns,
+            started_ns=at_ns - billed_ns,
+            at_ns=at_ns,
+            start_kind=start_kind,
+        )
 
     def meter_cpu(self, cpu: PauseCpuMeter, *, at_ns: int) -> None:
         """Charge the CPU time that the instance uses while no call runs, from now on."""
@@ -225,11 +328,13 @@ class InstanceAccount:
             self._charge_cpu(cpu_ns, at_ns=at_ns, is_last=True)
 
     def end(self, *, cpu_ns: int | None, now_ns: int, at_ns: int) -> None:
-        """The instance is gone; write down what it still owes. `cpu_ns`: where its counter of CPU time stood; None = nobody knows."""
+        """The instance is gone; write down what it still owes. `cpu_ns`: where its counter of CPU
+        time stood; None = nobody knows."""
         self.settle_idle(now_ns=now_ns, at_ns=at_ns, is_last=True, last_cpu_ns=cpu_ns)
 
     def end_cpu(self, *, cpu_ns: int | None, at_ns: int) -> None:
-        """It was settled when it was stopped or put to sleep, and has ended or gone on since: what it used meanwhile. Idempotent."""
+        """It was settled when it was stopped or put to sleep, and has ended or gone on since: what
+        it used meanwhile. Idempotent."""
         if self._cpu is None:
             return
         used = self._cpu.end(cpu_ns)
@@ -240,9 +345,12 @@ class InstanceAccount:
         """The instance is (no longer) held by min_instances."""
         self.meter.reserve(now_ns, is_reserved=is_reserved)
 
-    def settle_idle(self, *, now_ns: int, at_ns: int, is_last: bool = False, last_cpu_ns: int | None = None) -> int:
-        """Write the idle time up to now down, as IDLE and RESERVED records, and the CPU time outside calls as a CPU record; returns how
-        many records. Call it each minute, and `end` at the end."""
+    def settle_idle(
+        self, *, now_ns: int, at_ns: int, is_last: bool = False, last_cpu_ns: int | None = None
+    ) -> int:
+        """Write the idle time up to now down, as IDLE and RESERVED records, and the CPU time
+        outside calls as a CPU record; returns how many records. Call it each minute, and `end` at
+        the end."""
         spans = self.meter.take_idle(now_ns)
         cpu_ns = 0
         if self._cpu is not None:
@@ -250,11 +358,17 @@ class InstanceAccount:
         if self._is_free:
             return 0
         for span in spans:
-            self._span(span.kind.value, billed_ns=span.billed_ns, started_ns=at_ns - (now_ns - span.started_ns), at_ns=at_ns)
+            self._span(
+                span.kind.value,
+                billed_ns=span.billed_ns,
+                started_ns=at_ns - (now_ns - span.started_ns),
+                at_ns=at_ns,
+            )
         return len(spans) + self._charge_cpu(cpu_ns, at_ns=at_ns, is_last=is_last)
 
     def _charge_cpu(self, cpu_ns: int, *, at_ns: int, is_last: bool) -> bool:
-        """A CPU record of what the START, IDLE and RESERVED records since the last settlement do not pay for; False when there is none."""
+        """A CPU record of what the START, IDLE and RESERVED records since the last settlement do
+        not pay for; False when there is none."""
         self._cpu_kept_ns += max(0, cpu_ns - self._paid_ns)
         self._paid_ns = 0
         owed = self._cpu_kept_ns
@@ -279,16 +393,30 @@ class InstanceAccount:
             self._cpu.calls_ended()
         return billed_ns
 
-    def _span(self, kind: str, *, billed_ns: int, started_ns: int, at_ns: int, start_kind: str = "") -> None:
+    def _span(
+        self, kind: str, *, billed_ns: int, started_ns: int, at_ns: int, start_kind: str = ""
+    ) -> None:
         footprint = ONE_CORE if kind == CPU else self._footprint
         if kind != CPU:
-            self._paid_ns += int(billed_ns * self._footprint.cpu * min(1.0, float(kind_factor(kind, self._rates))))
+            self._paid_ns += int(
+                billed_ns * self._footprint.cpu * min(1.0, float(kind_factor(kind, self._rates)))
+            )
         template = UsageTemplate(self._subject, footprint=footprint, rates=self._rates, kind=kind)
         picos = template.picos(billed_ns)
         record = template.record(
-            id=f"{self._subject.instance}/{kind}/{started_ns // 1000}", call="", attempt=0, start_kind=start_kind, started_ns=started_ns,
-            queued_ms=0, start_ms=0, exec_ms=billed_ns // 1_000_000, billed_ns=billed_ns, cost=cost_text(picos), status=0, outcome="span",
-        )  # fmt: skip
+            id=f"{self._subject.instance}/{kind}/{started_ns // 1000}",
+            call="",
+            attempt=0,
+            start_kind=start_kind,
+            started_ns=started_ns,
+            queued_ms=0,
+            start_ms=0,
+            exec_ms=billed_ns // 1_000_000,
+            billed_ns=billed_ns,
+            cost=cost_text(picos),
+            status=0,
+            outcome="span",
+        )
         self._budgets.cover(self._cover.subject).pay(picos, started_ns)
         self._journal.append_record(record, at_ns=at_ns)
 

@@ -1,13 +1,15 @@
-"""The activator's journal: what is about to run and what it cost, written down before and after, by one owner.
+"""The activator's journal: what is about to run and what it cost, written down before and after, by
+one owner.
 
-Hot path: `open_call` and `close_call` are one `write(2)` each, so they survive `kill -9`; `fdatasync` is grouped and runs
-in a thread, at most `sync_s` later (what a power failure can cost); `submit` waits for it. Segments are rotated by size and
-deleted, oldest first, once they are shipped and hold nothing open; what is still open in an old segment that is mostly
-garbage is carried over to the current one, so the journal stays below twice its live content plus a few segments.
+Hot path: `open_call` and `close_call` are one `write(2)` each, so they survive `kill -9`;
+`fdatasync` is grouped and runs in a thread, at most `sync_s` later (what a power failure can cost);
+`submit` waits for it. Segments are rotated by size and deleted, oldest first, once they are shipped
+and hold nothing open; what is still open in an old segment that is mostly garbage is carried over
+to the current one, so the journal stays below twice its live content plus a few segments.
 
-A close that the disk refuses is kept in memory and written as soon as there is room; until then no call is opened.
-Owner: the activator's event loop; every method that is not `async` is one step, so no lock is needed.
-"""
+A close that the disk refuses is kept in memory and written as soon as there is room; until then no
+call is opened. Owner: the activator's event loop; every method that is not `async` is one step, so
+no lock is needed."""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ log = logging.getLogger(__name__)
 SEGMENT_BYTES = 64 * 1024**2
 HEARTBEAT_S = 1.0
 GARBAGE_SEGMENTS = 4
-"""An old segment is emptied by carrying its open lines over only when the journal is this many segments over twice its live content."""
+"""An old segment is emptied by carrying its open lines over only when the journal is this many
+segments over twice its live content."""
 
 
 @dataclass(slots=True)
@@ -53,7 +56,8 @@ class OpenLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalStatistics:
-    """What the journal holds. `deferred`: closes that wait for room on the disk; `unshipped`: closes the ledger does not have."""
+    """What the journal holds. `deferred`: closes that wait for room on the disk; `unshipped`:
+    closes the ledger does not have."""
 
     segments: int
     size_bytes: int
@@ -69,7 +73,8 @@ class JournalStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """What the process before left: attempts closed as lost, calls to run again, results to deliver again."""
+    """What the process before left: attempts closed as lost, calls to run again, results to deliver
+    again."""
 
     lost: tuple[UsageRecord, ...]
     unfinished: tuple[HeldCall, ...]
@@ -110,7 +115,12 @@ class Journal:
         if self._unshipped:
             self._unshipped_event.set()
         self._log = SegmentLog(
-            directory, sizes=found.sizes, segment_bytes=segment_bytes, sync_s=sync_s, make_header=self._header, tidy=self._tidy
+            directory,
+            sizes=found.sizes,
+            segment_bytes=segment_bytes,
+            sync_s=sync_s,
+            make_header=self._header,
+            tidy=self._tidy,
         )
 
     @classmethod
@@ -125,15 +135,20 @@ class Journal:
     ) -> tuple[Self, Recovered]:
         """Own `directory`, recover what is in it, and start a new segment. Blocks on the disk.
 
-        Raises JournalInUse when another process owns it, JournalFull when there is no room for a segment.
-        """
+        Raises JournalInUse when another process owns it, JournalFull when there is no room for a
+        segment."""
         descriptor = lock(directory)
         try:
             found = scan(directory)
             journal = cls(
-                directory, activator=activator, found=found, lock_descriptor=descriptor,
-                segment_bytes=segment_bytes, sync_s=sync_s, wall_ns=wall_ns,
-            )  # fmt: skip
+                directory,
+                activator=activator,
+                found=found,
+                lock_descriptor=descriptor,
+                segment_bytes=segment_bytes,
+                sync_s=sync_s,
+                wall_ns=wall_ns,
+            )
             lost = tuple(lost_records(found))
             for record in lost:
                 journal.append_record(canonical_json(record.to_json()), at_ns=wall_ns())
@@ -152,7 +167,7 @@ class Journal:
         counts = f"{len(self._open)} open, {len(self._held)} held, {self._unshipped} unshipped"
         return f"<Journal {self._directory} segment {self._log.number}, {counts}>"
 
-    # -- the hot path --------------------------------------------------------------------------------------------------
+    # -- the hot path ------------------------------------------------------------------------------
 
     def open_call(
         self,
@@ -167,15 +182,23 @@ class Journal:
         virtual_ns: int,
         mark: str = "",
     ) -> None:
-        """Write down that an attempt is about to be dispatched. Raises JournalFull: then it must not be; Conflict: it is open already."""
+        """Write down that an attempt is about to be dispatched. Raises JournalFull: then it must
+        not be; Conflict: it is open already."""
         name = f"{call}/{attempt}"
         if name in self._open:
             raise Conflict(f"attempt {name} is open already: call ids must be unique", call=call)
         prefix = self._template_line(template)
         line = journal_format.opened(
-            n=template.number, call=call, attempt=attempt, start_kind=start_kind, at_ns=at_ns,
-            queued_ms=queued_ms, start_ms=start_ms, virtual_ns=virtual_ns, mark=mark,
-        )  # fmt: skip
+            n=template.number,
+            call=call,
+            attempt=attempt,
+            start_kind=start_kind,
+            at_ns=at_ns,
+            queued_ms=queued_ms,
+            start_ms=start_ms,
+            virtual_ns=virtual_ns,
+            mark=mark,
+        )
         offset = self._log.append(prefix + line if prefix else line) + len(prefix)
         template.segment = segment = self._log.number
         length = len(line)
@@ -186,7 +209,8 @@ class Journal:
             held.attempts = max(held.attempts, attempt)
 
     def close_call(self, id: str, record: bytes, *, at_ns: int, virtual_ns: int) -> None:
-        """Write down the complete record of an attempt (`id` = call/attempt). Never fails: without room it is kept until there is some.
+        """Write down the complete record of an attempt (`id` = call/attempt). Never fails: without
+        room it is kept until there is some.
 
         Raises KeyError when it was not open.
         """
@@ -196,20 +220,24 @@ class Journal:
         self._close(journal_format.closed(record, at_ns=at_ns, virtual_ns=virtual_ns), at_ns)
 
     def append_record(self, record: bytes, *, at_ns: int) -> None:
-        """Write down a record that had no open line: an idle span, or what recovery closed. Never fails, like `close_call`."""
+        """Write down a record that had no open line: an idle span, or what recovery closed. Never
+        fails, like `close_call`."""
         self._close(journal_format.closed(record, at_ns=at_ns, virtual_ns=0), at_ns)
 
-    # -- submitted calls -----------------------------------------------------------------------------------------------
+    # -- submitted calls ---------------------------------------------------------------------------
 
     async def submit(self, call: str, payload: Mapping[str, Any]) -> None:
-        """Hold a submitted call; returns once it is on the disk. Raises JournalFull (it is not held), Conflict (it is already).
+        """Hold a submitted call; returns once it is on the disk. Raises JournalFull (it is not
+        held), Conflict (it is already).
 
         Cancelled, it stays held: the caller may have been told nothing, but the call may run.
         """
         if call in self._held:
             raise Conflict(f"call {call} was submitted already", call=call)
         line = journal_format.submitted(call, payload)
-        held = HeldCall(id=call, segment=self._log.number, offset=self._log.append(line), length=len(line))
+        held = HeldCall(
+            id=call, segment=self._log.number, offset=self._log.append(line), length=len(line)
+        )
         self._held[call] = held
         self._live[held.segment] += held.length
         try:
@@ -219,21 +247,24 @@ class Journal:
             raise
 
     def finish(self, call: str, result: Mapping[str, Any]) -> None:
-        """Keep a submitted call's result in place of its payload until `forget`. Raises NotFound, JournalFull (then the payload stays)."""
+        """Keep a submitted call's result in place of its payload until `forget`. Raises NotFound,
+        JournalFull (then the payload stays)."""
         held = self._held_call(call)
         line = journal_format.finished(call, result, attempts=held.attempts)
         self._move_held(held, self._log.append(line), len(line))
         held.is_finished = True
 
     def forget(self, call: str) -> None:
-        """A submitted call is over: its result was delivered, or nobody wants it. Raises NotFound."""
+        """A submitted call is over: its result was delivered, or nobody wants it. Raises
+        NotFound."""
         held = self._held_call(call)
         del self._held[call]
         self._live[held.segment] -= held.length
         self._log.append_or_defer(journal_format.forgotten(call))
 
     def payload(self, call: str) -> Any:
-        """The payload of a held call, or its result once finished; read from the disk. Raises NotFound."""
+        """The payload of a held call, or its result once finished; read from the disk. Raises
+        NotFound."""
         return json.loads(self._read(self._held_call(call)))["p"]
 
     @property
@@ -256,7 +287,8 @@ class Journal:
         await self._unshipped_event.wait()
 
     def mark_shipped(self, cursor: Cursor, *, count: int, oldest_unshipped_ns: int | None) -> None:
-        """The ledger has everything before `cursor`, `count` records more than before, and the checkpoint says so durably."""
+        """The ledger has everything before `cursor`, `count` records more than before, and the
+        checkpoint says so durably."""
         self.shipped = cursor
         self._unshipped -= count
         if self._unshipped <= 0:
@@ -288,7 +320,8 @@ class Journal:
             group.create_task(self._beat_for_ever(), name="journal-heartbeat")
 
     async def wait_synced(self) -> None:
-        """Wait until what was written so far is on the disk. Raises JournalFull when the disk failed."""
+        """Wait until what was written so far is on the disk. Raises JournalFull when the disk
+        failed."""
         await self._log.wait_synced()
 
     async def sync(self) -> bool:
@@ -305,7 +338,8 @@ class Journal:
             log.warning("journal full: %s", e)
 
     def close(self) -> None:
-        """Make everything durable and give the directory up. The task of `run()` must have ended."""
+        """Make everything durable and give the directory up. The task of `run()` must have
+        ended."""
         self._log.close()
         os.close(self._lock)
 
@@ -320,7 +354,9 @@ class Journal:
             self.beat()
 
     def _header(self, number: int) -> bytes:
-        return journal_format.header(activator=self._activator, life=self._life, segment=number, at_ns=self._wall_ns())
+        return journal_format.header(
+            activator=self._activator, life=self._life, segment=number, at_ns=self._wall_ns()
+        )
 
     def _template_line(self, template: UsageTemplate) -> bytes:
         """The template's own line when this segment does not have it yet, else nothing."""
@@ -351,7 +387,8 @@ class Journal:
         return next(read_segment(self._directory, place.segment, offset=place.offset)).text
 
     def _tidy(self) -> None:
-        """Doom the oldest segments that nobody needs; what is carried over becomes durable by the sync that deletes them."""
+        """Doom the oldest segments that nobody needs; what is carried over becomes durable by the
+        sync that deletes them."""
         for number in self._log.older:
             if self.shipped.segment <= number:
                 return
@@ -368,13 +405,19 @@ class Journal:
 
     def _forget_idle_clocks(self) -> None:
         busy = {opened.template.instance for opened in self._open.values()}
-        self._clocks = {instance: clock for instance, clock in self._clocks.items() if instance in busy}
+        self._clocks = {
+            instance: clock for instance, clock in self._clocks.items() if instance in busy
+        }
 
     def _is_mostly_garbage(self) -> bool:
-        return self._log.size_bytes > 2 * sum(self._live.values()) + GARBAGE_SEGMENTS * self._segment_bytes
+        return (
+            self._log.size_bytes
+            > 2 * sum(self._live.values()) + GARBAGE_SEGMENTS * self._segment_bytes
+        )
 
     def _carry(self, number: int) -> None:
-        """Write again what is open in segment `number`. Twice the same line means the same, so dying in between is harmless."""
+        """Write again what is open in segment `number`. Twice the same line means the same, so
+        dying in between is harmless."""
         if not self._live[number]:
             return
         for name, opened in [(name, o) for name, o in self._open.items() if o.segment == number]:
@@ -389,11 +432,20 @@ class Journal:
         body = json.loads(self._read(opened))
         prefix = self._template_line(opened.template)
         line = journal_format.opened(
-            n=opened.template.number, call=body["c"], attempt=body["a"], start_kind=body["k"], at_ns=body["at"],
-            queued_ms=body["q"], start_ms=body["s"], virtual_ns=body["v"], mark=marked(**body.get("m", {})),
-        )  # fmt: skip
+            n=opened.template.number,
+            call=body["c"],
+            attempt=body["a"],
+            start_kind=body["k"],
+            at_ns=body["at"],
+            queued_ms=body["q"],
+            start_ms=body["s"],
+            virtual_ns=body["v"],
+            mark=marked(**body.get("m", {})),
+        )
         at_ns, virtual_ns = self._clocks[opened.template.instance]
-        clock = journal_format.virtual(instance=opened.template.instance, at_ns=at_ns, virtual_ns=virtual_ns)
+        clock = journal_format.virtual(
+            instance=opened.template.instance, at_ns=at_ns, virtual_ns=virtual_ns
+        )
         offset = self._log.append(prefix + line + clock) + len(prefix)
         opened.template.segment = self._log.number
         self._live[opened.segment] -= opened.length

@@ -1,9 +1,10 @@
-"""What an activator that is gone for good left in its journal, brought to the controller: `python -m activator --drain-journal`.
+"""What an activator that is gone for good left in its journal, brought to the controller: `python
+-m activator --drain-journal`.
 
-Opening the journal closes what was open, at the last proof of life. Then usage records go to the ledger, results of submitted calls to
-their records, and submitted calls that were not finished to whichever activator asks for them next. Each is forgotten here only once the
-controller has it, and there told apart by what it is, so this may be killed anywhere and run again.
-"""
+Opening the journal closes what was open, at the last proof of life. Then usage records go to the
+ledger, results of submitted calls to their records, and submitted calls that were not finished to
+whichever activator asks for them next. Each is forgotten here only once the controller has it, and
+there told apart by what it is, so this may be killed anywhere and run again."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ from weight_cache.cookies import no_cookies
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
-"""For a controller that does not answer: it restarts in less, and whoever runs this runs it again."""
+"""For a controller that does not answer: it restarts in less, and whoever runs this runs it
+again."""
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 ANSWER_S = 30.0
 
@@ -53,15 +55,29 @@ class DrainResult:
     left: str
 
     def __str__(self) -> str:
-        done = f"{self.records} usage records shipped ({self.lost} closed as lost), {self.results} results delivered"
+        done = (
+            f"{self.records} usage records shipped ({self.lost} closed as lost), "
+            f"{self.results} results delivered"
+        )
         return f"{done}, {self.handed_on} unfinished calls handed on"
 
 
-async def drain_journal(directory: Path, *, activator: str, controller: Address, token: str, patience_s: float = PATIENCE_S) -> DrainResult:
-    """Empty the journal in `directory`, which was `activator`'s. Raises JournalInUse, JournalFull."""
+async def drain_journal(
+    directory: Path,
+    *,
+    activator: str,
+    controller: Address,
+    token: str,
+    patience_s: float = PATIENCE_S,
+) -> DrainResult:
+    """Empty the journal in `directory`, which was `activator`'s. Raises JournalInUse,
+    JournalFull."""
     journal, found = Journal.open(directory, activator=activator)
     try:
-        async with _served(journal), _Departure(journal, found, activator, controller, token) as departure:
+        async with (
+            _served(journal),
+            _Departure(journal, found, activator, controller, token) as departure,
+        ):
             return await departure.drain(patience_s)
     finally:
         journal.close()
@@ -80,7 +96,9 @@ async def _served(journal: Journal) -> AsyncIterator[None]:
 class _Departure:
     """One run. Owner: the event loop."""
 
-    def __init__(self, journal: Journal, found: Recovered, activator: str, controller: Address, token: str) -> None:
+    def __init__(
+        self, journal: Journal, found: Recovered, activator: str, controller: Address, token: str
+    ) -> None:
         self._journal = journal
         self._lost = len(found.lost)
         self._undelivered = [left.id for left in found.undelivered]
@@ -114,10 +132,17 @@ class _Departure:
         except TimeoutError:
             trouble = f"the controller did not take it within {patience_s:g} s"
         except httpx.HTTPStatusError as e:
-            trouble = f"the controller answered {e.response.status_code} to {e.request.method} {e.request.url.path}"
+            trouble = (
+                f"the controller answered {e.response.status_code} to {e.request.method} "
+                f"{e.request.url.path}"
+            )
         return DrainResult(
-            lost=self._lost, records=records, results=results, handed_on=handed_on, left=self._left(trouble)
-        )  # fmt: skip
+            lost=self._lost,
+            records=records,
+            results=results,
+            handed_on=handed_on,
+            left=self._left(trouble),
+        )
 
     def _left(self, trouble: str) -> str:
         held = self._journal.statistics()
@@ -150,12 +175,20 @@ class _Departure:
         return delivered
 
     async def _hand_on(self) -> int:
-        """Calls that others are to run. One that the control plane began, and has given to another since, is none of ours."""
-        kept = {call_id: self._attempted(call_id, attempts) for call_id, attempts in self._unfinished.items()}
+        """Calls that others are to run. One that the control plane began, and has given to another
+        since, is none of ours."""
+        kept = {
+            call_id: self._attempted(call_id, attempts)
+            for call_id, attempts in self._unfinished.items()
+        }
         asked = {call["due"]: call_id for call_id, call in kept.items() if "due" in call}
         if asked:
-            answer = await self._send("POST", DUE_PATH, {"activator": self._activator, "ids": list(asked)})
-            others = [call_id for due, call_id in asked.items() if due not in frozenset(answer["yours"])]
+            answer = await self._send(
+                "POST", DUE_PATH, {"activator": self._activator, "ids": list(asked)}
+            )
+            others = [
+                call_id for due, call_id in asked.items() if due not in frozenset(answer["yours"])
+            ]
             self._forget(others)
             kept = {call_id: call for call_id, call in kept.items() if call_id not in others}
         handed_on = 0
@@ -167,15 +200,22 @@ class _Departure:
     def _attempted(self, call_id: str, attempts: int) -> dict[str, Any]:
         kept = dict(self._journal.payload(call_id))
         record = kept["record"]
-        return {**kept, "record": {**record, "attempt": max(int(record.get("attempt", 0)), attempts)}}
+        return {
+            **kept,
+            "record": {**record, "attempt": max(int(record.get("attempt", 0)), attempts)},
+        }
 
     def _forget(self, ids: Sequence[str]) -> None:
         for call_id in ids:
             self._journal.forget(call_id)
             self._unfinished.pop(call_id, None)
-        self._undelivered = [call_id for call_id in self._undelivered if call_id not in frozenset(ids)]
+        self._undelivered = [
+            call_id for call_id in self._undelivered if call_id not in frozenset(ids)
+        ]
 
-    async def _batches(self, calls: dict[str, dict[str, Any]], path: str, verb: str, more: dict[str, Any]) -> AsyncIterator[list[str]]:
+    async def _batches(
+        self, calls: dict[str, dict[str, Any]], path: str, verb: str, more: dict[str, Any]
+    ) -> AsyncIterator[list[str]]:
         """Ids of those that the controller has now."""
         batch: list[str] = []
         size = 0

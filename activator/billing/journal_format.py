@@ -31,18 +31,43 @@ _RECORD_MARK = b'"u":'
 
 def header(*, activator: str, life: str, segment: int, at_ns: int) -> bytes:
     """First line of a segment."""
-    return _line({"t": "J", "version": VERSION, "activator": activator, "life": life, "segment": segment, "at": at_ns})
+    return _line(
+        {
+            "t": "J",
+            "version": VERSION,
+            "activator": activator,
+            "life": life,
+            "segment": segment,
+            "at": at_ns,
+        }
+    )
 
 
 def template(n: int, usage: UsageTemplate) -> bytes:
     """The fixed part of records, to be named by `n`."""
     return _line(
-        {"t": "T", "n": n, "request": usage.request_price, "minimum": usage.minimum_ms, "step": usage.rounding_ms, "u": dict(usage.fixed)}
+        {
+            "t": "T",
+            "n": n,
+            "request": usage.request_price,
+            "minimum": usage.minimum_ms,
+            "step": usage.rounding_ms,
+            "u": dict(usage.fixed),
+        }
     )
 
 
 def opened(
-    *, n: int, call: str, attempt: int, start_kind: str, at_ns: int, queued_ms: int, start_ms: int, virtual_ns: int, mark: str = ""
+    *,
+    n: int,
+    call: str,
+    attempt: int,
+    start_kind: str,
+    at_ns: int,
+    queued_ms: int,
+    start_ms: int,
+    virtual_ns: int,
+    mark: str = "",
 ) -> bytes:
     """An attempt is being dispatched. `mark`: see `usage.marked`."""
     more = f',"m":{{{mark[1:]}}}' if mark else ""

@@ -1,15 +1,16 @@
 """Processor sharing: while k calls run on an instance, each is charged 1/k of its time.
 
-A virtual clock runs at 1/k of the real one; a call's charge is how far it went between the call's begin and its end. It
-is kept in whole nanoseconds: what does not divide by k is carried to the next event, and with one call left nothing
-remains. So whatever the overlaps, the charges of an instance's calls add up to its busy time exactly, and an event costs
-the same with 1 or 10,000 calls.
+A virtual clock runs at 1/k of the real one; a call's charge is how far it went between the call's
+begin and its end. It is kept in whole nanoseconds: what does not divide by k is carried to the next
+event, and with one call left nothing remains. So whatever the overlaps, the charges of an
+instance's calls add up to its busy time exactly, and an event costs the same with 1 or 10,000
+calls.
 
-Idle time counts only beyond `free_ns` of each pause, which the platform gives away (IDLE), or from its first moment
-while the instance is held by `min_instances` (RESERVED).
+Idle time counts only beyond `free_ns` of each pause, which the platform gives away (IDLE), or from
+its first moment while the instance is held by `min_instances` (RESERVED).
 
-Source of the virtual clock: Parekh and Gallager, "A generalized processor sharing approach to flow control", 1993.
-"""
+Source of the virtual clock: Parekh and Gallager, "A generalized processor sharing approach to flow
+control", 1993."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from pilotlight.errors import Conflict
 
 
 class IdleKind(enum.StrEnum):
-    """IDLE: idle beyond the free window. RESERVED: idle because min_instances holds the instance."""
+    """IDLE: idle beyond the free window. RESERVED: idle because min_instances holds the
+    instance."""
 
     IDLE = "IDLE"
     RESERVED = "RESERVED"
@@ -28,7 +30,8 @@ class IdleKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleSpan:
-    """Idle time of one kind that was not billed before: it began at `started_ns` on the meter's clock, and may have been interrupted."""
+    """Idle time of one kind that was not billed before: it began at `started_ns` on the meter's
+    clock, and may have been interrupted."""
 
     kind: IdleKind
     started_ns: int
@@ -36,12 +39,24 @@ class IdleSpan:
 
 
 class InstanceMeter:
-    """The meter of one instance. Times are monotonic nanoseconds; a clock that steps back counts as standing still.
+    """The meter of one instance. Times are monotonic nanoseconds; a clock that steps back counts as
+    standing still.
 
-    Owned by the activator that leases the instance; every method is synchronous, so no lock is needed.
-    """
+    Owned by the activator that leases the instance; every method is synchronous, so no lock is
+    needed."""
 
-    __slots__ = ("_billed_to", "_busy_ns", "_carry", "_free_ns", "_idle_from", "_is_reserved", "_last", "_open", "_spans", "_virtual")
+    __slots__ = (
+        "_billed_to",
+        "_busy_ns",
+        "_carry",
+        "_free_ns",
+        "_idle_from",
+        "_is_reserved",
+        "_last",
+        "_open",
+        "_spans",
+        "_virtual",
+    )
 
     def __init__(self, started_ns: int, *, free_ns: int = 0, is_reserved: bool = False) -> None:
         self._virtual = 0
@@ -56,7 +71,10 @@ class InstanceMeter:
         self._spans: dict[IdleKind, tuple[int, int]] = {}
 
     def __repr__(self) -> str:
-        return f"<InstanceMeter {len(self._open)} calls, busy {self._busy_ns / 1e9:.3f} s{', reserved' if self._is_reserved else ''}>"
+        return (
+            f"<InstanceMeter {len(self._open)} calls, busy {self._busy_ns / 1e9:.3f} "
+            f"s{', reserved' if self._is_reserved else ''}>"
+        )
 
     @property
     def in_flight(self) -> int:
@@ -72,7 +90,9 @@ class InstanceMeter:
         """A call begins; returns the virtual clock. Raises Conflict when it has begun already."""
         calls = self._open
         if call_id in calls:
-            raise Conflict(f"call {call_id} is already being metered: call ids must be unique", call=call_id)
+            raise Conflict(
+                f"call {call_id} is already being metered: call ids must be unique", call=call_id
+            )
         if calls:
             self._advance(now_ns, len(calls))
         else:
@@ -83,7 +103,8 @@ class InstanceMeter:
         return self._virtual
 
     def end(self, call_id: str, now_ns: int) -> int:
-        """A call ends; returns the nanoseconds it is charged. Raises KeyError when it never began."""
+        """A call ends; returns the nanoseconds it is charged. Raises KeyError when it never
+        began."""
         calls = self._open
         started = calls[call_id]
         self._advance(now_ns, len(calls))
@@ -111,11 +132,15 @@ class InstanceMeter:
             self._is_reserved = is_reserved
 
     def take_idle(self, now_ns: int) -> list[IdleSpan]:
-        """The idle time up to `now_ns` that was not taken yet, one span per kind; a pause in progress is cut here and goes on."""
+        """The idle time up to `now_ns` that was not taken yet, one span per kind; a pause in
+        progress is cut here and goes on."""
         if not self._open:
             self._cut_idle(now_ns)
         spans, self._spans = self._spans, {}
-        return [IdleSpan(kind=kind, started_ns=started, billed_ns=billed) for kind, (started, billed) in spans.items()]
+        return [
+            IdleSpan(kind=kind, started_ns=started, billed_ns=billed)
+            for kind, (started, billed) in spans.items()
+        ]
 
     def _advance(self, now_ns: int, sharers: int) -> None:
         elapsed = now_ns - self._last

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 _NS = 10**9
 _DAY_S = 86_400
 _ROUNDING_NS = 500
-"""A record's `started_at` is written to the microsecond, rounded: the last half of one before midnight belongs to the next day."""
+"""A record's `started_at` is written to the microsecond, rounded: the last half of one before
+midnight belongs to the next day."""
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """One day (`2026-11-21`) or month (`2026-11`): what starts in `starts_ns <= t < ends_ns` belongs to it."""
+    """One day (`2026-11-21`) or month (`2026-11`): what starts in `starts_ns <= t < ends_ns`
+    belongs to it."""
 
     name: str
     starts_ns: int

@@ -1,8 +1,10 @@
-"""What a dead activator left in its journal: calls that were open, calls that were submitted, and what was not shipped.
+"""What a dead activator left in its journal: calls that were open, calls that were submitted, and
+what was not shipped.
 
-An attempt that was opened and never closed becomes a `lost` record, closed at the last proof of life of the process that
-opened it: the latest time on any line of its segments. Its charge is exact processor sharing: the instance's virtual
-clock stands at its last opening or closing, and since then exactly the lost attempts have shared it.
+An attempt that was opened and never closed becomes a `lost` record, closed at the last proof of
+life of the process that opened it: the latest time on any line of its segments. Its charge is exact
+processor sharing: the instance's virtual clock stands at its last opening or closing, and since
+then exactly the lost attempts have shared it.
 
 Reading changes nothing, so a recovery that dies is simply done again: ids make the result the same.
 """
@@ -16,7 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from activator.billing import journal_format
-from activator.billing.segments import Cursor, Line, load_checkpoint, read_segment, segment_numbers, segment_path
+from activator.billing.segments import (
+    Cursor,
+    Line,
+    load_checkpoint,
+    read_segment,
+    segment_numbers,
+    segment_path,
+)
 from pilotlight.pricing import charged_ns, price
 from pilotlight.protocol import UsageRecord
 
@@ -25,7 +34,8 @@ LOST = "lost"
 
 @dataclass(slots=True, kw_only=True)
 class HeldCall:
-    """A submitted call that the journal holds: where its latest line stands, how many attempts were opened, whether it has a result."""
+    """A submitted call that the journal holds: where its latest line stands, how many attempts were
+    opened, whether it has a result."""
 
     id: str
     segment: int
@@ -37,7 +47,8 @@ class HeldCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAttempt:
-    """An attempt that was opened: the fixed fields of its record, its own line, and the life of its process."""
+    """An attempt that was opened: the fixed fields of its record, its own line, and the life of its
+    process."""
 
     fixed: dict[str, Any]
     request_price: str
@@ -91,7 +102,8 @@ def scan(directory: Path) -> Scan:
 
 
 class _SegmentReader:
-    """Reads the lines of one segment into a scan; templates are known by number within their segment only."""
+    """Reads the lines of one segment into a scan; templates are known by number within their
+    segment only."""
 
     def __init__(self, found: Scan, attempts: Counter[str], closed: set[str]) -> None:
         self._found = found
@@ -101,7 +113,8 @@ class _SegmentReader:
         self._life = ""
 
     def read(self, line: Line) -> None:
-        """Take one line in. A damaged one is counted and left out: the ones around it still hold."""
+        """Take one line in. A damaged one is counted and left out: the ones around it still
+        hold."""
         body = journal_format.parse(line.text)
         try:
             if body is None:
@@ -124,22 +137,32 @@ class _SegmentReader:
                 self._closed_line(body, line)
             case "S" | "R":
                 self._found.held[body["c"]] = HeldCall(
-                    id=body["c"], segment=line.segment, offset=line.offset, length=len(line.text) + 1,
-                    attempts=body["n"], is_finished=body["t"] == "R",
-                )  # fmt: skip
+                    id=body["c"],
+                    segment=line.segment,
+                    offset=line.offset,
+                    length=len(line.text) + 1,
+                    attempts=body["n"],
+                    is_finished=body["t"] == "R",
+                )
             case "F":
                 self._found.held.pop(body["c"], None)
         if "at" in body:
-            self._found.proof_ns[self._life] = max(self._found.proof_ns.get(self._life, 0), body["at"])
+            self._found.proof_ns[self._life] = max(
+                self._found.proof_ns.get(self._life, 0), body["at"]
+            )
 
     def _opened(self, body: dict[str, Any]) -> None:
         known = self._templates[body["n"]]
         call, attempt = body["c"], body["a"]
         self._attempts[call] = max(self._attempts[call], attempt)
         self._found.open[f"{call}/{attempt}"] = OpenAttempt(
-            fixed=known["u"], request_price=known["request"], minimum_ms=known.get("minimum", 0), rounding_ms=known.get("step", 0),
-            line=body, life=self._life,
-        )  # fmt: skip
+            fixed=known["u"],
+            request_price=known["request"],
+            minimum_ms=known.get("minimum", 0),
+            rounding_ms=known.get("step", 0),
+            line=body,
+            life=self._life,
+        )
         self._found.clocks[known["u"]["instance"]] = (body["at"], body["v"])
 
     def _closed_line(self, body: dict[str, Any], line: Line) -> None:
@@ -156,7 +179,10 @@ class _SegmentReader:
 def lost_records(found: Scan) -> list[UsageRecord]:
     """The records that close what was left open, each at its process' last proof of life."""
     sharers = Counter(a.fixed["instance"] for a in found.open.values())
-    return [_lost(name, attempt, found, sharers[attempt.fixed["instance"]]) for name, attempt in found.open.items()]
+    return [
+        _lost(name, attempt, found, sharers[attempt.fixed["instance"]])
+        for name, attempt in found.open.items()
+    ]
 
 
 def _lost(id: str, attempt: OpenAttempt, found: Scan, sharers: int) -> UsageRecord:

@@ -1,9 +1,11 @@
-"""`BudgetLeaseStore` in Redis: one script, one round trip (EVAL is atomic: https://redis.io/docs/latest/develop/programmability/).
+"""`BudgetLeaseStore` in Redis: one script, one round trip (EVAL is atomic:
+https://redis.io/docs/latest/develop/programmability/).
 
-Keys, all under `pilotlight:{<platform>}:money:` (the braces keep them on one slot of a Redis Cluster): `epoch` (when this memory
-began, in ms), and for each budget and period a hash: `base`, and for each member `h:<member>` (what it claims) and `s:<member>` (the
-number of its last word, so that one that was delayed cannot undo a later one). Redis must not evict (`maxmemory-policy noeviction`).
-"""
+Keys, all under `pilotlight:{<platform>}:money:` (the braces keep them on one slot of a Redis
+Cluster): `epoch` (when this memory began, in ms), and for each budget and period a hash: `base`,
+and for each member `h:<member>` (what it claims) and `s:<member>` (the number of its last word, so
+that one that was delayed cannot undo a later one). Redis must not evict (`maxmemory-policy
+noeviction`)."""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ from activator.coordination.redis_state import address_of
 from activator.coordination.state import SharedStateUnreachable
 
 GRACE_S = 2.0
-"""After a loss of memory nothing is granted for so long: four beats, in which every living member states its claims."""
+"""After a loss of memory nothing is granted for so long: four beats, in which every living member
+states its claims."""
 KEPT_MS = 2 * 86_400_000
-"""A period's numbers are kept so long after its end: a member whose clock is behind may still be in it."""
+"""A period's numbers are kept so long after its end: a member whose clock is behind may still be in
+it."""
 
 CLAIM = """
 -- Returns what is granted (-1: this word, or a later one, was heard already), base, milliseconds to wait, epoch.
@@ -77,17 +81,29 @@ class RedisMoney:
         """See MoneyStore."""
         self._said += 1
         until_ms = claim.ends_ns // 1_000_000 + KEPT_MS
-        numbers = (claim.amount, claim.base, claim.held, claim.need, claim.want, self._grace_ms, until_ms)
+        numbers = (
+            claim.amount,
+            claim.base,
+            claim.held,
+            claim.need,
+            claim.want,
+            self._grace_ms,
+            until_ms,
+        )
         try:
             granted, base, wait_ms, epoch = await self._claim(
                 keys=[f"{self._prefix}epoch", f"{self._prefix}{claim.budget}:{claim.period}"],
                 args=[self._member, self._life, self._said, *numbers],
             )
         except (RedisError, OSError) as e:
-            raise SharedStateUnreachable(f"Redis at {self._where} does not answer ({type(e).__name__})") from e
+            raise SharedStateUnreachable(
+                f"Redis at {self._where} does not answer ({type(e).__name__})"
+            ) from e
         if int(granted) < 0:  # the client sent it twice, and the first answer was lost
             return await self.claim(claim)
-        return BudgetGrant(granted=int(granted), base=int(base), wait_s=int(wait_ms) / 1000, epoch=str(epoch))
+        return BudgetGrant(
+            granted=int(granted), base=int(base), wait_s=int(wait_ms) / 1000, epoch=str(epoch)
+        )
 
     async def aclose(self) -> None:
         """See MoneyStore."""

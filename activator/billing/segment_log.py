@@ -1,10 +1,11 @@
-"""A durable, append-only log in segments: lines go in at once, reach the disk in groups, and leave oldest first.
+"""A durable, append-only log in segments: lines go in at once, reach the disk in groups, and leave
+oldest first.
 
-`append` is one `write(2)`. `sync` rotates when due, calls `fdatasync` in a thread, wakes who waits for it, and deletes the
-segments that were doomed before it, so that whatever replaced their content is durable first. Lines that the disk refuses
-and that must not be lost are deferred: kept in memory and written, in order, as soon as there is room.
-Owner: the activator's event loop; every method that is not `async` is one step, so no lock is needed.
-"""
+`append` is one `write(2)`. `sync` rotates when due, calls `fdatasync` in a thread, wakes who waits
+for it, and deletes the segments that were doomed before it, so that whatever replaced their content
+is durable first. Lines that the disk refuses and that must not be lost are deferred: kept in memory
+and written, in order, as soon as there is room. Owner: the activator's event loop; every method
+that is not `async` is one step, so no lock is needed."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ RETRY_S = 1.0
 
 
 class SegmentLog:
-    """See the module. `make_header` gives the first line of a segment; `tidy` runs after each successful sync."""
+    """See the module. `make_header` gives the first line of a segment; `tidy` runs after each
+    successful sync."""
 
     def __init__(
         self,
@@ -36,7 +38,8 @@ class SegmentLog:
         make_header: Callable[[int], bytes],
         tidy: Callable[[], None],
     ) -> None:
-        """`sizes`: bytes of the segments that are there already. Raises JournalFull when there is no room for a new one."""
+        """`sizes`: bytes of the segments that are there already. Raises JournalFull when there is
+        no room for a new one."""
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._sync_s = sync_s
@@ -51,7 +54,9 @@ class SegmentLog:
         self._file = self._new_segment(max(self._sizes, default=0) + 1)
 
     def __repr__(self) -> str:
-        return f"<SegmentLog {self._directory} segment {self._file.number}, {len(self._sizes)} older>"
+        return (
+            f"<SegmentLog {self._directory} segment {self._file.number}, {len(self._sizes)} older>"
+        )
 
     @property
     def number(self) -> int:
@@ -79,7 +84,8 @@ class SegmentLog:
         return len(self._deferred)
 
     def append(self, line: bytes) -> int:
-        """Write a line behind what was deferred; returns its offset in segment `number`. Raises JournalFull."""
+        """Write a line behind what was deferred; returns its offset in segment `number`. Raises
+        JournalFull."""
         if self._deferred:
             self.write_deferred()
         offset = self._file.append(line)
@@ -93,7 +99,9 @@ class SegmentLog:
             self.append(line)
         except JournalFull as e:
             self._deferred.append(line)
-            log.error("journal full, keeping lines in memory: lines=%d error=%s", len(self._deferred), e)
+            log.error(
+                "journal full, keeping lines in memory: lines=%d error=%s", len(self._deferred), e
+            )
 
     def write_deferred(self) -> None:
         """Write what had no room. Raises JournalFull when there still is none."""
@@ -112,7 +120,8 @@ class SegmentLog:
         self._dirty.set()
 
     async def wait_synced(self) -> None:
-        """Wait until what was written so far is on the disk. Raises JournalFull when the disk failed."""
+        """Wait until what was written so far is on the disk. Raises JournalFull when the disk
+        failed."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         self._urgent.set()
@@ -120,7 +129,8 @@ class SegmentLog:
         await waiter
 
     async def run(self) -> None:
-        """Group commit until cancelled: at once when somebody waits for it, else every `sync_s` while something was written."""
+        """Group commit until cancelled: at once when somebody waits for it, else every `sync_s`
+        while something was written."""
         while True:
             await self._dirty.wait()
             try:
@@ -146,10 +156,16 @@ class SegmentLog:
             self._doomed = doomed + self._doomed
             self._dirty.set()
             log.error("journal sync failed: segment=%s error=%s", written.path, e)
-            _resolve(waiters, JournalFull(f"{written.path} could not be made durable: {e.strerror}", retry_after_s=5))
+            _resolve(
+                waiters,
+                JournalFull(
+                    f"{written.path} could not be made durable: {e.strerror}", retry_after_s=5
+                ),
+            )
             return False
         except asyncio.CancelledError:
-            os.fdatasync(written.fd)  # at shutdown: who waits has its answer, and the segment may be closed
+            # at shutdown: who waits has its answer, and the segment may be closed
+            os.fdatasync(written.fd)
             self._doomed = doomed + self._doomed
             _resolve(waiters, None)
             raise
@@ -168,12 +184,17 @@ class SegmentLog:
         os.fdatasync(self._file.fd)
 
     def close(self) -> None:
-        """Make everything durable and close the file. Blocks on the disk; `run()` must have ended."""
+        """Make everything durable and close the file. Blocks on the disk; `run()` must have
+        ended."""
         try:
             self.write_deferred()
             os.fdatasync(self._file.fd)
         except (JournalFull, OSError) as e:
-            log.error("journal closed without its last lines on disk: deferred=%d error=%s", len(self._deferred), e)
+            log.error(
+                "journal closed without its last lines on disk: deferred=%d error=%s",
+                len(self._deferred),
+                e,
+            )
         finally:
             self.abandon()
 
@@ -186,7 +207,8 @@ class SegmentLog:
         return SegmentFile(self._directory, number, header=self._make_header(number))
 
     async def _rotate_if_due(self) -> None:
-        """Go on in a new segment when this one is full. A thread makes it: that waits for the disk; until then, lines go to the old one."""
+        """Go on in a new segment when this one is full. A thread makes it: that waits for the disk;
+        until then, lines go to the old one."""
         if self._file.size < self._segment_bytes:
             return
         try:

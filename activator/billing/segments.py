@@ -1,8 +1,9 @@
-"""The journal's files: numbered segments, appended to by one process, read by offset, deleted oldest first.
+"""The journal's files: numbered segments, appended to by one process, read by offset, deleted
+oldest first.
 
-A line is written with one `write(2)`: it survives the death of the process the moment the call returns, and that of the
-machine after the next `fdatasync`. A write that fits only in part is taken back, so no torn line is ever in the middle.
-"""
+A line is written with one `write(2)`: it survives the death of the process the moment the call
+returns, and that of the machine after the next `fdatasync`. A write that fits only in part is taken
+back, so no torn line is ever in the middle."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ CHECKPOINT_NAME = "shipped.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Cursor:
-    """A place in the journal: everything before byte `offset` of segment `segment`, and all older segments."""
+    """A place in the journal: everything before byte `offset` of segment `segment`, and all older
+    segments."""
 
     segment: int = 0
     offset: int = 0
@@ -66,14 +68,17 @@ class SegmentFile:
     """The segment that is being written. Owned by the journal."""
 
     def __init__(self, directory: Path, number: int, *, header: bytes) -> None:
-        """Create it with its first line, durably. Raises JournalFull; then nothing is left behind."""
+        """Create it with its first line, durably. Raises JournalFull; then nothing is left
+        behind."""
         self.number = number
         self.size = 0
         self.path = segment_path(directory, number)
         try:
             self.fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
         except OSError as e:
-            raise JournalFull(f"cannot create {self.path}: {e.strerror}; free some space", retry_after_s=5) from e
+            raise JournalFull(
+                f"cannot create {self.path}: {e.strerror}; free some space", retry_after_s=5
+            ) from e
         try:
             self.append(header)
             os.fdatasync(self.fd)
@@ -84,21 +89,29 @@ class SegmentFile:
             raise
 
     def append(self, line: bytes) -> int:
-        """Write a line; returns its offset. Raises JournalFull when the disk does not take all of it; then none of it is there."""
+        """Write a line; returns its offset. Raises JournalFull when the disk does not take all of
+        it; then none of it is there."""
         try:
             written = os.write(self.fd, line)
         except OSError as e:
-            raise JournalFull(f"the journal {self.path} takes no more: {e.strerror}; free some space", retry_after_s=5) from e
+            raise JournalFull(
+                f"the journal {self.path} takes no more: {e.strerror}; free some space",
+                retry_after_s=5,
+            ) from e
         if written != len(line):
             os.ftruncate(self.fd, self.size)
-            raise JournalFull(f"the journal {self.path} took {written} of {len(line)} bytes: free some space", retry_after_s=5)
+            raise JournalFull(
+                f"the journal {self.path} took {written} of {len(line)} bytes: free some space",
+                retry_after_s=5,
+            )
         offset = self.size
         self.size = offset + written
         return offset
 
 
 def lock(directory: Path) -> int:
-    """Become the directory's owner; returns the lock's descriptor, which must stay open. Raises JournalInUse."""
+    """Become the directory's owner; returns the lock's descriptor, which must stay open. Raises
+    JournalInUse."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = directory / LOCK_NAME
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -116,7 +129,10 @@ def lock(directory: Path) -> int:
 def require_unused(directory: Path) -> None:
     """Raises JournalInUse where another process owns the directory. Nothing is made there."""
     try:
-        descriptor = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # we may be root yet
+        # we may be root yet
+        descriptor = os.open(
+            directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        )
     except FileNotFoundError:
         return
     try:
@@ -129,11 +145,14 @@ def require_unused(directory: Path) -> None:
 
 def _in_use(directory: Path, descriptor: int) -> JournalInUse:
     owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-    return JournalInUse(f"{directory} belongs to process {owner}: stop it, or give this activator an id of its own")
+    return JournalInUse(
+        f"{directory} belongs to process {owner}: stop it, or give this activator an id of its own"
+    )
 
 
 def load_checkpoint(directory: Path) -> Cursor:
-    """Up to where the ledger has everything; the very beginning when that was never written (records are sent again)."""
+    """Up to where the ledger has everything; the very beginning when that was never written
+    (records are sent again)."""
     try:
         body = json.loads((directory / CHECKPOINT_NAME).read_bytes())
         return Cursor(segment=int(body["segment"]), offset=int(body["offset"]))

@@ -21,7 +21,12 @@ from activator.billing.shipping import Lag, Ledger, Shipper, usage_body
 from activator.billing.usage import UsageSubject
 from activator.llm.token_reservation import TokenReservation
 from activator.routing.route_table import CallTarget
-from activator.worker_client.connection import ConnectionPool, WorkerConnection, WorkerConnectionLost, WorkerResponse
+from activator.worker_client.connection import (
+    ConnectionPool,
+    WorkerConnection,
+    WorkerConnectionLost,
+    WorkerResponse,
+)
 from pilotlight.pricing import Rates
 from pilotlight.protocol import BUDGETS_PATH, HEADER_PLATFORM_TOKEN, USAGE_PATH, BudgetState
 from weight_cache.addresses import Address
@@ -30,7 +35,8 @@ log = logging.getLogger(__name__)
 
 POST_TIMEOUT_S = 30.0
 LAST_FLUSH_S = 5.0
-"""At shutdown the ledger gets this long to take the last records; what it did not take is shipped by the next start."""
+"""At shutdown the ledger gets this long to take the last records; what it did not take is shipped
+by the next start."""
 UNBILLED_LOG_S = 60.0
 """Between two lines about calls that run unbilled."""
 
@@ -57,17 +63,22 @@ class _ControllerPool(ConnectionPool):
         try:
             return await self._address.connect(loop, WorkerConnection)
         except OSError as e:
-            raise WorkerConnectionLost(f"no controller at {self._address}: {e.strerror or e}", sent=False) from e
+            raise WorkerConnectionLost(
+                f"no controller at {self._address}: {e.strerror or e}", sent=False
+            ) from e
 
 
 class ControllerLedger:
-    """The controller's ledger (`ClosableLedger`): a megabyte of records is one write on a pooled connection."""
+    """The controller's ledger (`ClosableLedger`): a megabyte of records is one write on a pooled
+    connection."""
 
     def __init__(self, *, controller: Address, token: str, activator: str) -> None:
         self._activator = activator
         self._connections = _ControllerPool(controller)
         head = f"HTTP/1.1\r\nhost: controller\r\n{HEADER_PLATFORM_TOKEN}: {token}\r\n"
-        self._post_head = f"POST {USAGE_PATH} {head}content-type: application/json\r\ncontent-length: ".encode()
+        self._post_head = (
+            f"POST {USAGE_PATH} {head}content-type: application/json\r\ncontent-length: ".encode()
+        )
         self._get_budgets = f"GET {BUDGETS_PATH} {head}\r\n".encode()
 
     async def accept(self, records: Sequence[bytes]) -> Mapping[str, BudgetState]:
@@ -84,7 +95,10 @@ class ControllerLedger:
         """See states.BudgetSource."""
         answer = await self._ask(self._get_budgets)
         if answer.status >= 400:
-            raise LedgerUnavailable(f"the controller answered {answer.status} when asked for budgets: {_start_of(answer)}")
+            raise LedgerUnavailable(
+                f"the controller answered {answer.status} when asked for budgets: "
+                f"{_start_of(answer)}"
+            )
         return _states_in(answer)
 
     async def _ask(self, request: bytes) -> WorkerResponse:
@@ -96,7 +110,9 @@ class ControllerLedger:
 
     async def _exchange(self, request: bytes) -> WorkerResponse:
         loop = asyncio.get_running_loop()
-        connection = self._connections.take_nowait(loop.time()) or await self._connections.open(loop)
+        connection = self._connections.take_nowait(loop.time()) or await self._connections.open(
+            loop
+        )
         try:
             answer = await connection.request(request, loop=loop)
             if answer.body is None:
@@ -111,7 +127,8 @@ class ControllerLedger:
 
 
 class BillingService:
-    """Everything that is written down. Made by `BillingService.open`, which owns the directory; `run()` is a task; `aclose()` comes last.
+    """Everything that is written down. Made by `BillingService.open`, which owns the directory;
+    `run()` is a task; `aclose()` comes last.
 
     Attributes:
         budgets: the hard ones, and what is left of them.
@@ -131,26 +148,39 @@ class BillingService:
         is_served_unbilled: bool = False,
         on_unbilled: Callable[[], None] | None = None,
     ) -> None:
-        """Opens the journal and recovers what the last process left. Raises JournalInUse, JournalFull.
+        """Opens the journal and recovers what the last process left. Raises JournalInUse,
+        JournalFull.
 
-        `money`: what several activators share of hard budgets; None = there is no other. While it does not answer, each spends as if it
-        were alone (`is_open_without_money`), or nothing beyond what it has.
-        `is_served_unbilled`: a call that the journal has no room for runs all the same, and `on_unbilled` is told (`journal_full: serve`).
-        """
+        `money`: what several activators share of hard budgets; None = there is no other. While it
+        does not answer, each spends as if it were alone (`is_open_without_money`), or nothing
+        beyond what it has. `is_served_unbilled`: a call that the journal has no room for runs all
+        the same, and `on_unbilled` is told (`journal_full: serve`)."""
         self.journal, self.recovered = Journal.open(directory, activator=activator, sync_s=sync_s)
         self._free_idle_ns = int(free_idle_s * 1e9)
         self._ledger = ledger
         self.budgets = Budgets(is_shared=money is not None)
-        self._borrower = BudgetLeaser(money, budgets=self.budgets, is_open=is_open_without_money) if money is not None else None
+        self._borrower = (
+            BudgetLeaser(money, budgets=self.budgets, is_open=is_open_without_money)
+            if money is not None
+            else None
+        )
         self.budgets.lender = self._borrower
-        self._shipper = Shipper(self.journal, ledger, before_batch=self._before_batch, on_accepted=self._on_accepted)
-        self._states = BudgetStates(self.budgets, journal=self.journal, source=ledger, lock=self._shipper.lock)
+        self._shipper = Shipper(
+            self.journal, ledger, before_batch=self._before_batch, on_accepted=self._on_accepted
+        )
+        self._states = BudgetStates(
+            self.budgets, journal=self.journal, source=ledger, lock=self._shipper.lock
+        )
         self.unbilled = 0
         self._is_served_unbilled = is_served_unbilled
         self._on_unbilled = on_unbilled
         self._unbilled_said_at = -UNBILLED_LOG_S
         if self.recovered.lost or self.recovered.unfinished:
-            log.warning("recovered lost=%d unfinished=%d", len(self.recovered.lost), len(self.recovered.unfinished))
+            log.warning(
+                "recovered lost=%d unfinished=%d",
+                len(self.recovered.lost),
+                len(self.recovered.unfinished),
+            )
 
     def __repr__(self) -> str:
         return f"<BillingService {self.journal!r} {self._shipper!r} {self.budgets!r}>"
@@ -180,28 +210,40 @@ class BillingService:
         )
 
     def is_spent(self, target: CallTarget) -> bool:
-        """Whether a hard budget leaves no room for even one call of this target: then nothing is kept warm or started for it."""
+        """Whether a hard budget leaves no room for even one call of this target: then nothing is
+        kept warm or started for it."""
         rates = target.rates
-        return self.budgets.is_spent(_subject(target, rates), target, rates, limit_ns=_ns(target.spec.clocks.execution_s))
+        return self.budgets.is_spent(
+            _subject(target, rates), target, rates, limit_ns=_ns(target.spec.clocks.execution_s)
+        )
 
-    def check(self, target: CallTarget, limit_s: float, tokens: TokenReservation | None = None) -> None:
-        """Refuse a call that may take `limit_s`, and these tokens, before it waits, or has an instance started.
+    def check(
+        self, target: CallTarget, limit_s: float, tokens: TokenReservation | None = None
+    ) -> None:
+        """Refuse a call that may take `limit_s`, and these tokens, before it waits, or has an
+        instance started.
 
         Raises OverBudget, BudgetReserved.
         """
         rates = target.rates
-        self.budgets.check(_subject(target, rates), target, rates, limit_ns=_ns(limit_s), tokens=tokens)
+        self.budgets.check(
+            _subject(target, rates), target, rates, limit_ns=_ns(limit_s), tokens=tokens
+        )
 
     async def load_budgets(self) -> None:
-        """Learn what was spent, before calls are served; takes `budget_sync.FIRST_STATES_S` at most without a controller."""
+        """Learn what was spent, before calls are served; takes `budget_sync.FIRST_STATES_S` at most
+        without a controller."""
         await self._states.load()
         if self._borrower is not None:
-            await self._borrower.beat()  # what our last life had borrowed is free again, what it spent is not
+            # what our last life had borrowed is free again, what it spent is not
+            await self._borrower.beat()
 
     async def _before_batch(self) -> None:
         await self._states.count_own()
 
-    async def _on_accepted(self, states: Mapping[str, BudgetState], records: Sequence[bytes]) -> None:
+    async def _on_accepted(
+        self, states: Mapping[str, BudgetState], records: Sequence[bytes]
+    ) -> None:
         await self._states.accepted(states, records)
 
     def _note_unbilled(self) -> None:
@@ -211,7 +253,10 @@ class BillingService:
         now_s = time.monotonic()
         if now_s - self._unbilled_said_at >= UNBILLED_LOG_S:
             self._unbilled_said_at = now_s
-            log.error("the journal is full and journal_full is 'serve': calls run unbilled total=%d", self.unbilled)
+            log.error(
+                "the journal is full and journal_full is 'serve': calls run unbilled total=%d",
+                self.unbilled,
+            )
 
     def lag(self) -> Lag:
         """How far the ledger is behind."""

@@ -1,4 +1,5 @@
-"""Usage records as JSON text, fast: what is the same for all calls of a (key, method, instance) is formatted once."""
+"""Usage records as JSON text, fast: what is the same for all calls of a (key, method, instance) is
+formatted once."""
 
 from __future__ import annotations
 
@@ -19,13 +20,15 @@ SHADOW = "SHADOW"
 PICO = 10**12
 """Picounits of one unit: costs are kept to them (pricing.COST_QUANTUM)."""
 MAX_MAGNITUDE = 15
-"""Power of ten beyond which a number is no amount of money, but a mistake or an attack on our memory."""
+"""Power of ten beyond which a number is no amount of money, but a mistake or an attack on our
+memory."""
 _PREC = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageSubject:
-    """Whose use is recorded: the fields of a UsageRecord that an instance, a key, a method and a foreign caller fix."""
+    """Whose use is recorded: the fields of a UsageRecord that an instance, a key, a method and a
+    foreign caller fix."""
 
     tenant: str
     environment: str
@@ -40,23 +43,41 @@ class UsageSubject:
 
 
 class UsageTemplate:
-    """Formats the records of one subject. Immutable but for `segment` and `number`, where the journal notes its own copy.
+    """Formats the records of one subject. Immutable but for `segment` and `number`, where the
+    journal notes its own copy.
 
-    `kind` other than CALL gives the records of spans: their rate is that of their kind, no call is priced, and nothing is rounded up.
-    Those of SHADOW cost nothing.
-    """
+    `kind` other than CALL gives the records of spans: their rate is that of their kind, no call is
+    priced, and nothing is rounded up. Those of SHADOW cost nothing."""
 
-    __slots__ = ("_half", "_is_stepped", "_per_ns", "_per_request", "_per_token_in", "_per_token_out", "_prefix", "_rates", "_unit",
-                 "fixed", "instance", "number", "request_price", "segment")  # fmt: skip
+    __slots__ = (
+        "_half",
+        "_is_stepped",
+        "_per_ns",
+        "_per_request",
+        "_per_token_in",
+        "_per_token_out",
+        "_prefix",
+        "_rates",
+        "_unit",
+        "fixed",
+        "instance",
+        "number",
+        "request_price",
+        "segment",
+    )
 
-    def __init__(self, subject: UsageSubject, *, footprint: Footprint, rates: Rates, kind: str = CALL) -> None:
+    def __init__(
+        self, subject: UsageSubject, *, footprint: Footprint, rates: Rates, kind: str = CALL
+    ) -> None:
         """Raises KeyError when the footprint's accelerator has no price."""
         is_call = kind == CALL
         rate = rate_per_s(footprint, rates) * kind_factor(kind, rates)
         request = rates.request if is_call else Decimal(0)
         tokens = (rates.token_in, rates.token_out) if kind != SHADOW else (Decimal(0), Decimal(0))
         prices = (rate.scaleb(-9), request, *tokens)
-        (self._per_ns, self._per_request, self._per_token_in, self._per_token_out), self._unit = _as_integers(prices)
+        (self._per_ns, self._per_request, self._per_token_in, self._per_token_out), self._unit = (
+            _as_integers(prices)
+        )
         self._half = self._unit // 2
         self._rates = rates
         self._is_stepped = is_call and bool(rates.minimum_ms or rates.rounding_ms)
@@ -88,7 +109,8 @@ class UsageTemplate:
         return self._rates.rounding_ms
 
     def picos(self, billed_ns: int, tokens_in: int = 0, tokens_out: int = 0) -> int:
-        """Price in picounits, half to even, as `pricing.cost_of` has it; in integers, which is four times as fast."""
+        """Price in picounits, half to even, as `pricing.cost_of` has it; in integers, which is four
+        times as fast."""
         if self._is_stepped:
             billed_ns = billable_ns(billed_ns, self._rates)
         amount = self._per_ns * billed_ns + self._per_request
@@ -131,7 +153,8 @@ class UsageTemplate:
         bytes_out: int = 0,
         mark: str = "",
     ) -> bytes:
-        """A whole UsageRecord as one line of JSON (no newline). `started_ns` is wall time; `outcome` and `start_kind` are our own words.
+        """A whole UsageRecord as one line of JSON (no newline). `started_ns` is wall time;
+        `outcome` and `start_kind` are our own words.
 
         `mark`: what few records say (`marked`).
         """
@@ -145,12 +168,14 @@ class UsageTemplate:
 
 
 def marked(**fields: str) -> str:
-    """Fields of a record that few records have, as JSON members that each begin with a comma; those that are "" are left out."""
+    """Fields of a record that few records have, as JSON members that each begin with a comma; those
+    that are "" are left out."""
     return "".join(f',"{name}":{quoted(value)}' for name, value in fields.items() if value)
 
 
 def marked_tokens(*, cached: int, finish: str, first_token_ms: int) -> str:
-    """The same of a language model's call: tokens of its prompt that were there already, why it ended, when it began to answer."""
+    """The same of a language model's call: tokens of its prompt that were there already, why it
+    ended, when it began to answer."""
     mark = marked(finish=finish)
     if cached:
         mark += f',"tokens_cached":{cached}'
@@ -166,7 +191,8 @@ def cost_text(picos: int) -> str:
 
 
 def as_picos(text: str) -> int:
-    """Decimal text in whole units as picounits. Raises ValueError when it is no finite decimal; digits beyond picounits are cut off."""
+    """Decimal text in whole units as picounits. Raises ValueError when it is no finite decimal;
+    digits beyond picounits are cut off."""
     try:
         value = Decimal(text)
     except (InvalidOperation, TypeError) as e:
@@ -178,7 +204,8 @@ def as_picos(text: str) -> int:
 
 
 def _as_integers(prices: tuple[Decimal, ...]) -> tuple[list[int], int]:
-    """All prices as whole multiples of one power of ten, and how many of it make a picounit. Exact."""
+    """All prices as whole multiples of one power of ten, and how many of it make a picounit.
+    Exact."""
     exponent = max(12, *(-int(price.as_tuple().exponent) for price in prices))
     with localcontext(prec=_PREC):
         return [int(price.scaleb(exponent)) for price in prices], 10 ** (exponent - 12)

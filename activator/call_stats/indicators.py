@@ -1,7 +1,8 @@
-"""Indicators of objectives for Prometheus: calls that count and bad ones by function, and which share may be bad.
+"""Indicators of objectives for Prometheus: calls that count and bad ones by function, and which
+share may be bad.
 
-The rules in deploy/monitoring compute burn rates from them: the numbers are those that the controller judges by.
-"""
+The rules in deploy/monitoring compute burn rates from them: the numbers are those that the
+controller judges by."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class Indicators(Collector):
         return f"<Indicators {len(self._sums)}>"
 
     def add(self, target: CallTarget, observation: Observation) -> None:
-        """Count what was observed of a revision; functions beyond those that have series of their own are left out."""
+        """Count what was observed of a revision; functions beyond those that have series of their
+        own are left out."""
         labels = self._functions.of(target.tenant, target.app, target.function)
         if labels[0] == OTHER or observation.arm == SHADOW_ARM:
             return
@@ -39,16 +41,26 @@ class Indicators(Collector):
             one = spent(observation, declared or DEFAULT_OBJECTIVES, sli)
             known = self._sums.get((labels, sli))
             if known is not None:
-                self._sums[labels, sli] = Spent(bad=known.bad + one.bad, total=known.total + one.total, budget=one.budget)
+                self._sums[labels, sli] = Spent(
+                    bad=known.bad + one.bad, total=known.total + one.total, budget=one.budget
+                )
             elif one.total:
                 self._sums[labels, sli] = one
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """Current values (Prometheus' own interface)."""
         names = (*FUNCTION, "sli")
-        calls = CounterMetricFamily("pilotlight_slo_calls", "Calls that count for an indicator of an objective.", labels=names)
-        bad = CounterMetricFamily("pilotlight_slo_bad_calls", "Of these, the bad ones.", labels=names)
-        budget = GaugeMetricFamily("pilotlight_slo_budget", "Share of them that may be bad.", labels=names)
+        calls = CounterMetricFamily(
+            "pilotlight_slo_calls",
+            "Calls that count for an indicator of an objective.",
+            labels=names,
+        )
+        bad = CounterMetricFamily(
+            "pilotlight_slo_bad_calls", "Of these, the bad ones.", labels=names
+        )
+        budget = GaugeMetricFamily(
+            "pilotlight_slo_budget", "Share of them that may be bad.", labels=names
+        )
         for (labels, sli), one in list(self._sums.items()):
             calls.add_metric((*labels, sli.value), one.total)
             bad.add_metric((*labels, sli.value), one.bad)

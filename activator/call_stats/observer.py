@@ -1,7 +1,8 @@
-"""Counts every finished call into tallies, one for each revision and arm, and hands them over as observations.
+"""Counts every finished call into tallies, one for each revision and arm, and hands them over as
+observations.
 
-The hot path is `answered_warm`: a dictionary look-up, two bisections and some additions. Owner: the event loop.
-"""
+The hot path is `answered_warm`: a dictionary look-up, two bisections and some additions. Owner: the
+event loop."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ _BY_STATUS = {502: "crashed", 504: "late"}
 
 
 class CallStats:
-    """What was counted since the last `take`; `on_taken` is told each observation with whose it is."""
+    """What was counted since the last `take`; `on_taken` is told each observation with whose it
+    is."""
 
     def __init__(self, on_taken: Callable[[CallTarget, Observation], None] | None = None) -> None:
         self._on_taken = on_taken
@@ -37,7 +39,9 @@ class CallStats:
     def __repr__(self) -> str:
         return f"<CallStats {len(self._plain) + len(self._armed)} tallies>"
 
-    def answered_warm(self, call: Call, arm: str, *, ended_ns: int, dispatched_ns: int, picos: int) -> None:
+    def answered_warm(
+        self, call: Call, arm: str, *, ended_ns: int, dispatched_ns: int, picos: int
+    ) -> None:
         """A call that waited for nothing was answered whole, well, and by its own function."""
         target = call.target
         tally = (self._plain.get(target) if not arm else None) or self._tally(target, arm)
@@ -74,11 +78,11 @@ class CallStats:
         """A call got a worker's answer.
 
         Args:
-            status: of the answer, 499 where its caller left meanwhile.
-            outcome: the worker's own word (HEADER_OUTCOME); "" where there is none.
-            first_byte_ms: of a stream: milliseconds from the call's beginning to its first bytes; 0: none came.
-            completed: of a stream: it ended by itself.
-            is_awaited: False where how long it took matters to no clock of this function: a submitted call, one in another's place.
+            status: of the answer, 499 where its caller left meanwhile. outcome: the worker's own
+            word (HEADER_OUTCOME); "" where there is none. first_byte_ms: of a stream: milliseconds
+            from the call's beginning to its first bytes; 0: none came. completed: of a stream: it
+            ended by itself. is_awaited: False where how long it took matters to no clock of this
+            function: a submitted call, one in another's place.
         """
         tally = self._tally(call.target, arm)
         tally.records += 1
@@ -88,7 +92,9 @@ class CallStats:
         if call.tokens is not None:
             _count_tokens(tally, call.tokens, is_cold=call.start_ms > 0)
         if status >= 400 and not (streamed and not completed and status != _CLIENT_LEFT):
-            _turn_away(tally, status, outcome or _BY_STATUS.get(status, ""), is_own_word=outcome == "ok")
+            _turn_away(
+                tally, status, outcome or _BY_STATUS.get(status, ""), is_own_word=outcome == "ok"
+            )
             return
         tally.answered += 1
         is_cold = call.start_ms > 0
@@ -99,11 +105,14 @@ class CallStats:
         if not is_awaited:
             return
         whole_ms = (ended_ns - call.began_ns) / 1e6
-        tally.clock("cold" if is_cold else "first_byte" if streamed else "warm", first_byte_ms or whole_ms)
+        tally.clock(
+            "cold" if is_cold else "first_byte" if streamed else "warm", first_byte_ms or whole_ms
+        )
         tally.stages({**_before(call, dispatched_ns), "exec": exec_ms})
 
     def degraded(self, target: CallTarget, status: int = 200, *, arm: str = "") -> None:
-        """A call of `target` was answered in its place: by a variant, or by a rung of its fallback ladder."""
+        """A call of `target` was answered in its place: by a variant, or by a rung of its fallback
+        ladder."""
         tally = self._tally(target, arm)
         if status >= 400:
             _turn_away(tally, status, "")
@@ -111,9 +120,22 @@ class CallStats:
         tally.answered += 1
         tally.degraded += 1
 
-    def refused(self, target: CallTarget, status: int, error: PilotlightError | None = None, *, arm: str = "") -> None:
+    def refused(
+        self,
+        target: CallTarget,
+        status: int,
+        error: PilotlightError | None = None,
+        *,
+        arm: str = "",
+    ) -> None:
         """A call ended without a worker's answer; 499: its caller left."""
-        why = "crashed" if isinstance(error, WorkerCrashed) else "late" if isinstance(error, DeadlineExceeded) else ""
+        why = (
+            "crashed"
+            if isinstance(error, WorkerCrashed)
+            else "late"
+            if isinstance(error, DeadlineExceeded)
+            else ""
+        )
         _turn_away(self._tally(target, arm), status, why)
 
     def started(self, target: CallTarget, *, ok: bool) -> None:
@@ -131,7 +153,9 @@ class CallStats:
         """An engine was looked at, and had this share (0 to 1) of its cache in use."""
         self._tally(target, "").add("kv", {round(min(1.0, max(0.0, share)) * 100): 1})
 
-    def shadowed(self, target: CallTarget, *, status: int, exec_ms: float, matched: bool | None) -> None:
+    def shadowed(
+        self, target: CallTarget, *, status: int, exec_ms: float, matched: bool | None
+    ) -> None:
         """A copy was answered by a shadow; `matched` None: nothing to compare."""
         tally = self._tally(target, SHADOW_ARM)
         tally.exec_ms += exec_ms
@@ -157,8 +181,12 @@ class CallStats:
         observations = []
         for target, arm, tally in found:
             one = tally.to_observation(
-                tenant=target.tenant, function_id=target.function_id, revision=target.revision, arm=arm, minute=minute
-            )  # fmt: skip
+                tenant=target.tenant,
+                function_id=target.function_id,
+                revision=target.revision,
+                arm=arm,
+                minute=minute,
+            )
             if self._on_taken is not None:
                 self._on_taken(target, one)
             observations.append(one)
@@ -168,11 +196,15 @@ class CallStats:
         if not arm:
             tally = self._plain.get(target)
             if tally is None:
-                tally = self._plain[target] = StatsBucket(target.spec.objectives or DEFAULT_OBJECTIVES)
+                tally = self._plain[target] = StatsBucket(
+                    target.spec.objectives or DEFAULT_OBJECTIVES
+                )
             return tally
         tally = self._armed.get((target, arm))
         if tally is None:
-            tally = self._armed[target, arm] = StatsBucket(target.spec.objectives or DEFAULT_OBJECTIVES)
+            tally = self._armed[target, arm] = StatsBucket(
+                target.spec.objectives or DEFAULT_OBJECTIVES
+            )
         return tally
 
 
@@ -196,10 +228,14 @@ def _turn_away(tally: StatsBucket, status: int, why: str, *, is_own_word: bool =
 
 
 def _before(call: Call, dispatched_ns: int) -> dict[str, float]:
-    """The stages of a call up to its worker, in milliseconds: what was spent neither on a start nor before its admission is the queue's."""
+    """The stages of a call up to its worker, in milliseconds: what was spent neither on a start nor
+    before its admission is the queue's."""
     stages = stages_of(
-        route_ms=(call.routed_ns - call.began_ns) / 1e6, admit_ms=(call.received_ns - call.routed_ns) / 1e6,
-        queue_ms=max(0.0, (dispatched_ns - call.received_ns) / 1e6 - call.start_ms), start_ms=call.start_ms, exec_ms=0.0,
-    )  # fmt: skip
+        route_ms=(call.routed_ns - call.began_ns) / 1e6,
+        admit_ms=(call.received_ns - call.routed_ns) / 1e6,
+        queue_ms=max(0.0, (dispatched_ns - call.received_ns) / 1e6 - call.start_ms),
+        start_ms=call.start_ms,
+        exec_ms=0.0,
+    )
     del stages["exec"]
     return stages

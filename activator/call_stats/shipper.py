@@ -1,8 +1,9 @@
-"""Brings observations to the controller: each second, in numbered batches, so that one that is sent twice counts once.
+"""Brings observations to the controller: each second, in numbered batches, so that one that is sent
+twice counts once.
 
-While the controller is away what was counted is added up here, by minute, for up to `KEPT_MINUTES`; a batch whose answer never came is sent
-again as it was, under its number. Not money: what the last second of a killed process counted is lost.
-"""
+While the controller is away what was counted is added up here, by minute, for up to `KEPT_MINUTES`;
+a batch whose answer never came is sent again as it was, under its number. Not money: what the last
+second of a killed process counted is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 KEPT_MINUTES = 15
-"""A controller that was away for longer has missed alarms anyway, and a minute of a thousand functions is megabytes."""
+"""A controller that was away for longer has missed alarms anyway, and a minute of a thousand
+functions is megabytes."""
 BATCH = 1000
 """Observations of a post, a megabyte or so."""
 MAX_KEPT = 50_000
@@ -38,7 +40,8 @@ class StatsSink(Protocol):
     """Where observations go."""
 
     async def take(self, body: dict[str, Any]) -> bool:
-        """Count them; False where they were counted before. Raises httpx.HTTPError when they did not arrive, or were not understood."""
+        """Count them; False where they were counted before. Raises httpx.HTTPError when they did
+        not arrive, or were not understood."""
         ...
 
     async def aclose(self) -> None:
@@ -70,7 +73,8 @@ class ControllerReceiver:
 
 
 class PendingStats:
-    """Observations that were not posted yet, added up by revision, arm and minute; the oldest minutes go first when there are too many."""
+    """Observations that were not posted yet, added up by revision, arm and minute; the oldest
+    minutes go first when there are too many."""
 
     def __init__(self) -> None:
         self._by_key: dict[Key, Observation] = {}
@@ -89,10 +93,13 @@ class PendingStats:
                 add_to(known, one)
 
     def forget(self, *, before: int) -> int:
-        """Let go of minutes before `before`, and of the oldest beyond MAX_KEPT; returns how many observations that were."""
+        """Let go of minutes before `before`, and of the oldest beyond MAX_KEPT; returns how many
+        observations that were."""
         old = [key for key in self._by_key if key[-1] < before]
         if (beyond := len(self._by_key) - len(old) - MAX_KEPT) > 0:
-            old += sorted((key for key in self._by_key if key[-1] >= before), key=lambda key: key[-1])[:beyond]
+            old += sorted(
+                (key for key in self._by_key if key[-1] >= before), key=lambda key: key[-1]
+            )[:beyond]
         for key in old:
             del self._by_key[key]
         return len(old)
@@ -107,7 +114,13 @@ class StatsShipper:
     """The task that posts. `run()` until cancelled; `flush()` once at the end."""
 
     def __init__(
-        self, observer: CallStats, receiver: StatsSink, *, activator: str, clock: Callable[[], float] = time.time, every_s: float = EVERY_S
+        self,
+        observer: CallStats,
+        receiver: StatsSink,
+        *,
+        activator: str,
+        clock: Callable[[], float] = time.time,
+        every_s: float = EVERY_S,
     ) -> None:
         """`clock`: wall time in seconds since the epoch."""
         self._observer = observer
@@ -124,32 +137,44 @@ class StatsShipper:
         self.lost = 0
 
     def __repr__(self) -> str:
-        return f"<StatsShipper {self._sequence} posts, {len(self._kept) + len(self._sent)} kept, {self.lost} lost>"
+        return (
+            f"<StatsShipper {self._sequence} posts, {len(self._kept) + len(self._sent)} kept, "
+            f"{self.lost} lost>"
+        )
 
     async def run(self) -> None:
         """Count and post until cancelled."""
         while True:
-            delay_s = RETRY_S[min(self._failures, len(RETRY_S)) - 1] if self._failures else self._until_next_s()
+            delay_s = (
+                RETRY_S[min(self._failures, len(RETRY_S)) - 1]
+                if self._failures
+                else self._until_next_s()
+            )
             await asyncio.sleep(delay_s)
             self.count()
             await self.post()
 
     def _until_next_s(self) -> float:
-        """To the next whole second of the clock, so that a minute's last calls are that minute's."""
+        """To the next whole second of the clock, so that a minute's last calls are that
+        minute's."""
         return self._every_s - self._clock() % self._every_s
 
     def count(self) -> None:
-        """Keep what was counted since the last time as of the minute in which that began, and forget what is too old."""
+        """Keep what was counted since the last time as of the minute in which that began, and
+        forget what is too old."""
         now = self._clock()
         since, self._counted_since = self._counted_since, now
         self._kept.add(self._observer.take(int(min(since, now) // 60)))
         oldest = int(now // 60) - KEPT_MINUTES
         lost = self._kept.forget(before=oldest)
-        lost += sum(one.minute < oldest for one in self._sent)  # if it arrived after all, the rest of it is not taken either
+        # if it arrived after all, the rest of it is not taken either
+        lost += sum(one.minute < oldest for one in self._sent)
         self._sent = [one for one in self._sent if one.minute >= oldest]
         if lost:
             self.lost += lost
-            log.error("event=observations_lost count=%d: the controller has been away for too long", lost)
+            log.error(
+                "event=observations_lost count=%d: the controller has been away for too long", lost
+            )
 
     async def post(self) -> None:
         """Post what is kept, until there is nothing left or a post fails."""
@@ -162,12 +187,21 @@ class StatsShipper:
 
     async def _post(self) -> bool:
         observations = [one.to_json() for one in self._sent]
-        body = {"activator": self._activator, "life": self._life, "sequence": self._sequence, "observations": observations}
+        body = {
+            "activator": self._activator,
+            "life": self._life,
+            "sequence": self._sequence,
+            "observations": observations,
+        }
         try:
             await self._receiver.take(body)
         except httpx.HTTPStatusError as e:
             if e.response.status_code < 500:  # it will never be understood: the next one may
-                log.error("event=observations_refused count=%d status=%d", len(self._sent), e.response.status_code)
+                log.error(
+                    "event=observations_refused count=%d status=%d",
+                    len(self._sent),
+                    e.response.status_code,
+                )
                 self.lost += len(self._sent)
                 self._sent = ()
                 return True

@@ -1,10 +1,11 @@
-"""The process that makes expensive argument checks: `python -m activator.calls.argument_check_process <seconds>`.
+"""The process that makes expensive argument checks: `python -m
+activator.calls.argument_check_process <seconds>`.
 
-It reads requests from standard input and answers each on standard output. Both are frames: four bytes of length, then the data. A
-request is two frames, the check's document and the body; the answer is one, the problem document of InvalidInput or nothing. One check
-at a time; SIGALRM ends the process where a check takes longer than it may, also when the parent is gone: the validator lets no Python
-code run meanwhile.
-"""
+It reads requests from standard input and answers each on standard output. Both are frames: four
+bytes of length, then the data. A request is two frames, the check's document and the body; the
+answer is one, the problem document of InvalidInput or nothing. One check at a time; SIGALRM ends
+the process where a check takes longer than it may, also when the parent is gone: the validator lets
+no Python code run meanwhile."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ _PR_SET_DUMPABLE = 4
 
 def main() -> None:
     """Answer requests until standard input ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)  # another activator has the same uid: it does not look in here
+    # another activator has the same uid: it does not look in here
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
     seconds = float(sys.argv[1])
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
@@ -46,14 +48,17 @@ def main() -> None:
         body = read_frame(requests)
         if body is None:
             return
-        signal.setitimer(signal.ITIMER_REAL, TRANSLATION_S if document.startswith(TRANSLATE) else seconds)
+        signal.setitimer(
+            signal.ITIMER_REAL, TRANSLATION_S if document.startswith(TRANSLATE) else seconds
+        )
         answer = answer_of(document, body)
         signal.setitimer(signal.ITIMER_REAL, 0)
         write_frame(answers, answer)
 
 
 def answer_of(document: bytes, body: bytes) -> bytes:
-    """What is wrong with the arguments, as JSON; nothing where they fit. Of a translation: a line of JSON, and what it made."""
+    """What is wrong with the arguments, as JSON; nothing where they fit. Of a translation: a line
+    of JSON, and what it made."""
     if document.startswith(TRANSLATE):
         return _translation(json.loads(document), body)
     try:
@@ -61,7 +66,9 @@ def answer_of(document: bytes, body: bytes) -> bytes:
     except errors.InvalidInput as e:
         return json.dumps({"message": str(e), "detail": e.detail}).encode()
     except MemoryError:
-        return json.dumps({"message": "checking the arguments takes too much memory: send fewer", "detail": {}}).encode()
+        return json.dumps(
+            {"message": "checking the arguments takes too much memory: send fewer", "detail": {}}
+        ).encode()
     return b""
 
 
@@ -69,9 +76,17 @@ def _translation(asked: dict[str, Any], body: bytes) -> bytes:
     try:
         memo, data = translated(asked["translate"], body, is_answer=asked["is_answer"])
     except (errors.InvalidInput, errors.TooLarge) as e:
-        return json.dumps({"error": type(e).__name__, "message": str(e), "detail": e.detail}).encode()
+        return json.dumps(
+            {"error": type(e).__name__, "message": str(e), "detail": e.detail}
+        ).encode()
     except MemoryError:
-        return json.dumps({"error": "TooLarge", "message": "translating it takes too much memory: send less", "detail": {}}).encode()
+        return json.dumps(
+            {
+                "error": "TooLarge",
+                "message": "translating it takes too much memory: send less",
+                "detail": {},
+            }
+        ).encode()
     return json.dumps({"error": None, "memo": memo}).encode() + b"\n" + data
 
 

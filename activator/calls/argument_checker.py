@@ -1,9 +1,10 @@
-"""Argument checks and translations within bounds: small ones at once, others in processes of their own, which are killed at a deadline.
+"""Argument checks and translations within bounds: small ones at once, others in processes of their
+own, which are killed at a deadline.
 
-A validator, or a JSON parser, lets no other thread run while it works and cannot be interrupted, so only another process keeps an expensive
-check from delaying every other call. Each tenant has one expensive check or translation at a time, and tenants take turns, so that one
-whose checks take long does not keep the others from theirs.
-"""
+A validator, or a JSON parser, lets no other thread run while it works and cannot be interrupted, so
+only another process keeps an expensive check from delaying every other call. Each tenant has one
+expensive check or translation at a time, and tenants take turns, so that one whose checks take long
+does not keep the others from theirs."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class _ProcessLost(Exception):
 
 
 class ArgumentChecker:
-    """Checks arguments. Owner: the event loop. Its processes are started when they are needed first; `aclose` ends them."""
+    """Checks arguments. Owner: the event loop. Its processes are started when they are needed
+    first; `aclose` ends them."""
 
     def __init__(self, *, deadline_s: float = 2.0, processes: int = PROCESSES) -> None:
         self._deadline_s = deadline_s
@@ -47,10 +49,14 @@ class ArgumentChecker:
         self.overruns = 0
 
     def __repr__(self) -> str:
-        return f"<ArgumentChecker {len(self._tasks)} checks run, {len(self._idle)} processes idle, {self.overruns} overruns>"
+        return (
+            f"<ArgumentChecker {len(self._tasks)} checks run, {len(self._idle)} processes "
+            f"idle, {self.overruns} overruns>"
+        )
 
     async def check(self, check: ArgumentCheck, body: bytes, *, tenant: str) -> None:
-        """Whether the arguments fit. `tenant`: whose schema it is. Raises InvalidInput, TooManyRequests, Unavailable."""
+        """Whether the arguments fit. `tenant`: whose schema it is. Raises InvalidInput,
+        TooManyRequests, Unavailable."""
         try:
             check.check(body)
         except CheckTooExpensive:
@@ -58,26 +64,42 @@ class ArgumentChecker:
                 problem = json.loads(answer)
                 raise errors.InvalidInput(problem["message"], **problem["detail"]) from None
 
-    async def translate(self, asked: Asked, body: bytes, *, tenant: str, is_answer: bool) -> tuple[Any, bytes]:
-        """`open_inference.translations.translated`, for `tenant`. Raises TooManyRequests, Unavailable besides."""
+    async def translate(
+        self, asked: Asked, body: bytes, *, tenant: str, is_answer: bool
+    ) -> tuple[Any, bytes]:
+        """`open_inference.translations.translated`, for `tenant`. Raises TooManyRequests,
+        Unavailable besides."""
         if len(body) <= SMALL_BYTES:
             return translated(asked, body, is_answer=is_answer)
         document = json.dumps({"translate": asked, "is_answer": is_answer}).encode()
-        head, _, data = (await self._elsewhere(document, body, tenant, TRANSLATION_S)).partition(b"\n")
+        head, _, data = (await self._elsewhere(document, body, tenant, TRANSLATION_S)).partition(
+            b"\n"
+        )
         told = json.loads(head)
         if told["error"] is not None:
-            kind = errors.TooLarge if told["error"] == errors.TooLarge.__name__ else errors.InvalidInput
+            kind = (
+                errors.TooLarge
+                if told["error"] == errors.TooLarge.__name__
+                else errors.InvalidInput
+            )
             raise kind(told["message"], **told["detail"])
         return told["memo"], data
 
-    async def _elsewhere(self, document: bytes, body: bytes, tenant: str, deadline_s: float) -> bytes:
+    async def _elsewhere(
+        self, document: bytes, body: bytes, tenant: str, deadline_s: float
+    ) -> bytes:
         if self._waiting[tenant] >= MAX_WAITING:
-            raise errors.TooManyRequests("too many calls wait for checks of their arguments", retry_after_s=self._deadline_s)
+            raise errors.TooManyRequests(
+                "too many calls wait for checks of their arguments", retry_after_s=self._deadline_s
+            )
         self._waiting[tenant] += 1
         try:
             async with self._turns.setdefault(tenant, asyncio.Lock()), self._free:
-                # A caller that leaves does not end the exchange: the process would have to be killed with it.
-                task = asyncio.create_task(self._ask(document, body, deadline_s), name="argument check")
+                # A caller that leaves does not end the exchange: the process would have to be
+                # killed with it.
+                task = asyncio.create_task(
+                    self._ask(document, body, deadline_s), name="argument check"
+                )
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
                 try:
@@ -97,8 +119,16 @@ class ArgumentChecker:
                 answer = await _exchange(process, document, body)
         except (TimeoutError, _ProcessLost) as e:
             self.overruns += 1
-            log.warning("argument check ended document=%.200r body_bytes=%d reason=%s", document, len(body), type(e).__name__)
-            problem = f"checking the arguments took more than {deadline_s:g} s, or too much memory: send fewer, or a simpler schema"
+            log.warning(
+                "argument check ended document=%.200r body_bytes=%d reason=%s",
+                document,
+                len(body),
+                type(e).__name__,
+            )
+            problem = (
+                f"checking the arguments took more than {deadline_s:g} s, or too much "
+                f"memory: send fewer, or a simpler schema"
+            )
             raise errors.InvalidInput(problem) from e
         else:
             self._idle.append(process)
@@ -115,13 +145,23 @@ class ArgumentChecker:
         try:
             return await self._start()
         except (OSError, TimeoutError, _ProcessLost) as e:
-            raise errors.Unavailable(f"the arguments cannot be checked now: {e}", retry_after_s=1) from e
+            raise errors.Unavailable(
+                f"the arguments cannot be checked now: {e}", retry_after_s=1
+            ) from e
 
     async def _start(self) -> Process:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "activator.calls.argument_check_process", str(self._deadline_s), stdin=PIPE, stdout=PIPE,
-            env={"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": os.pathsep.join(sys.path)},
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "activator.calls.argument_check_process",
+            str(self._deadline_s),
+            stdin=PIPE,
+            stdout=PIPE,
+            env={
+                "PATH": os.environ.get("PATH", os.defpath),
+                "PYTHONPATH": os.pathsep.join(sys.path),
+            },
+        )
         try:
             async with asyncio.timeout(START_S):
                 await _read(process)

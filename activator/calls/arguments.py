@@ -1,9 +1,9 @@
 """Checks of JSON arguments against the schema of a function's method, before anything is started.
 
-A check holds the event loop until it ends, and its schema and its arguments are a tenant's. `ArgumentCheck.check` therefore runs only
-checks whose estimated cost is within INLINE_COST, and raises CheckTooExpensive for all others: those run in a process of their own
-(`activator.calls.argument_checker`), which can be killed.
-"""
+A check holds the event loop until it ends, and its schema and its arguments are a tenant's.
+`ArgumentCheck.check` therefore runs only checks whose estimated cost is within INLINE_COST, and
+raises CheckTooExpensive for all others: those run in a process of their own
+(`activator.calls.argument_checker`), which can be killed."""
 
 from __future__ import annotations
 
@@ -21,21 +21,25 @@ if TYPE_CHECKING:
     import jsonschema_rs
 
 MAX_NAMED_PROBLEMS = 5
-"""Argument errors listed in one answer: enough to mend a call, not a way to make the platform write essays."""
+"""Argument errors listed in one answer: enough to mend a call, not a way to make the platform write
+essays."""
 MAX_PROBLEM_CHARS = 500
 """Of one of them: it quotes the argument, which may be megabytes."""
 INLINE_COST: Final = 25_000
-"""Visits of a validator that one check may make on the event loop: at most about 1 ms, mostly a tenth of it."""
+"""Visits of a validator that one check may make on the event loop: at most about 1 ms, mostly a
+tenth of it."""
 VISITS_PER_VALUE: Final = 4
 """What decoding one value costs, in visits."""
 BYTES_PER_VISIT: Final = 40
 """Text that is decoded, or matched by a pattern of weight 1, for what one visit costs."""
 MAX_INLINE_COMPILE: Final = 20_000
-"""Weight of the patterns that are compiled on the event loop: a few milliseconds, once for each revision."""
+"""Weight of the patterns that are compiled on the event loop: a few milliseconds, once for each
+revision."""
 
 
 class CheckTooExpensive(errors.InvalidInput):
-    """A check whose cost cannot be bounded was asked for on the event loop. Whoever has no process for it refuses the arguments."""
+    """A check whose cost cannot be bounded was asked for on the event loop. Whoever has no process
+    for it refuses the arguments."""
 
 
 class ArgumentCheck:
@@ -48,7 +52,8 @@ class ArgumentCheck:
     __slots__ = ("_compiled", "_cost", "_inline_bytes", "_method", "_where")
 
     def __init__(self, method: MethodSpec, where: str) -> None:
-        """`where` names the revision in the error that `check` raises if the schema cannot be used."""
+        """`where` names the revision in the error that `check` raises if the schema cannot be
+        used."""
         self._method = method
         self._where = where
         self._compiled: jsonschema_rs.Validator | _UnusableSchema | None = None
@@ -61,16 +66,22 @@ class ArgumentCheck:
         self._inline_bytes = self._safe_bytes()
 
     def __repr__(self) -> str:
-        return f"<ArgumentCheck {self._where}: {self._inline_bytes} bytes at least without another process>"
+        return (
+            f"<ArgumentCheck {self._where}: {self._inline_bytes} bytes at least without "
+            f"another process>"
+        )
 
     @property
     def document(self) -> bytes:
         """See the class."""
         method = self._method
-        return json.dumps({"schema": method.schema, "parameters": method.parameters, "where": self._where}).encode()
+        return json.dumps(
+            {"schema": method.schema, "parameters": method.parameters, "where": self._where}
+        ).encode()
 
     def check(self, body: bytes) -> None:
-        """Raises InvalidInput naming the parameter and what is wrong with it; CheckTooExpensive, before anything is done."""
+        """Raises InvalidInput naming the parameter and what is wrong with it; CheckTooExpensive,
+        before anything is done."""
         if len(body) > self._inline_bytes:
             self._require_inexpensive(body)
         check_arguments(self._method, self._compiled, body)
@@ -83,11 +94,14 @@ class ArgumentCheck:
         check_arguments(self._method, self._compiled, body)
 
     def _safe_bytes(self) -> int:
-        """Bodies of so many bytes are inexpensive, whatever they hold: the shortest value takes two bytes."""
+        """Bodies of so many bytes are inexpensive, whatever they hold: the shortest value takes two
+        bytes."""
         cost = self._cost
         if cost.is_recursive:
             return 0
-        per_2_bytes = cost.by_depth[-1] + VISITS_PER_VALUE + 2 * (1 + cost.per_byte) / BYTES_PER_VISIT
+        per_2_bytes = (
+            cost.by_depth[-1] + VISITS_PER_VALUE + 2 * (1 + cost.per_byte) / BYTES_PER_VISIT
+        )
         return int(2 * INLINE_COST / per_2_bytes) - 2
 
     def _require_inexpensive(self, body: bytes) -> None:
@@ -95,11 +109,15 @@ class ArgumentCheck:
         size = len(body)
         values = 1 + body.count(b",") + body.count(b"[") + body.count(b"{")
         visits = cost.by_depth[0] if not cost.is_recursive else self._visits(body, values)
-        if values * (visits + VISITS_PER_VALUE) + size * (1 + cost.per_byte) // BYTES_PER_VISIT > INLINE_COST:
+        if (
+            values * (visits + VISITS_PER_VALUE) + size * (1 + cost.per_byte) // BYTES_PER_VISIT
+            > INLINE_COST
+        ):
             raise CheckTooExpensive("checking these arguments may take too long")
 
     def _visits(self, body: bytes, values: int) -> int:
-        """Of each value, where the schema refers to itself: by how deep the arguments are nested."""
+        """Of each value, where the schema refers to itself: by how deep the arguments are
+        nested."""
         by_depth = self._cost.by_depth
         openings = body.count(b"[") + body.count(b"{")
         if openings < len(by_depth) - 1:
@@ -111,10 +129,14 @@ class ArgumentCheck:
 
 
 _NO_SCHEMA: Final = SchemaCost(by_depth=(0,), is_recursive=False, per_byte=0, compile_weight=0)
-_UNKNOWN: Final = SchemaCost(by_depth=(INLINE_COST,), is_recursive=False, per_byte=0, compile_weight=0)
+_UNKNOWN: Final = SchemaCost(
+    by_depth=(INLINE_COST,), is_recursive=False, per_byte=0, compile_weight=0
+)
 
 
-def check_arguments(method: MethodSpec, validator: jsonschema_rs.Validator | _UnusableSchema | None, body: bytes) -> None:
+def check_arguments(
+    method: MethodSpec, validator: jsonschema_rs.Validator | _UnusableSchema | None, body: bytes
+) -> None:
     """Raises InvalidInput naming the parameter and what is wrong with it."""
     arguments = _parsed(body) if body else {}
     named = arguments if type(arguments) is dict else _by_name(method, arguments)
@@ -126,12 +148,18 @@ def check_arguments(method: MethodSpec, validator: jsonschema_rs.Validator | _Un
         raise errors.InvalidInput(f"the arguments cannot be checked: {e}") from e
     first = problems[0]
     what = f"argument {first['parameter']!r}: " if first["parameter"] else ""
-    raise errors.InvalidInput(f"{what}{first['message']}", parameter=first["parameter"], errors=problems)
+    raise errors.InvalidInput(
+        f"{what}{first['message']}", parameter=first["parameter"], errors=problems
+    )
 
 
-def _problems(validator: jsonschema_rs.Validator | _UnusableSchema, named: Mapping[str, Any]) -> list[dict[str, str]]:
+def _problems(
+    validator: jsonschema_rs.Validator | _UnusableSchema, named: Mapping[str, Any]
+) -> list[dict[str, str]]:
     found = itertools.islice(validator.iter_errors(named), MAX_NAMED_PROBLEMS)
-    return [{"parameter": _shortened(_parameter(e)), "message": _shortened(e.message)} for e in found]
+    return [
+        {"parameter": _shortened(_parameter(e)), "message": _shortened(e.message)} for e in found
+    ]
 
 
 def _by_name(method: MethodSpec, arguments: Any) -> Mapping[str, Any]:
@@ -139,15 +167,20 @@ def _by_name(method: MethodSpec, arguments: Any) -> Mapping[str, Any]:
         return arguments
     if not isinstance(arguments, list):
         raise errors.InvalidInput(
-            f"the body must be a JSON object of arguments by name, or an array of them in order; got {type(arguments).__name__}"
+            f"the body must be a JSON object of arguments by name, or an array of them in order; "
+            f"got {type(arguments).__name__}"
         )
     names = method.parameters
     if len(arguments) > len(names) and method.schema is not None:
-        raise errors.InvalidInput(f"{len(arguments)} positional arguments given, at most {len(names)} accepted")
+        raise errors.InvalidInput(
+            f"{len(arguments)} positional arguments given, at most {len(names)} accepted"
+        )
     return dict(zip(names, arguments, strict=False))
 
 
-def _compiled(schema: Mapping[str, Any], where: str) -> tuple[jsonschema_rs.Validator | _UnusableSchema, bool]:
+def _compiled(
+    schema: Mapping[str, Any], where: str
+) -> tuple[jsonschema_rs.Validator | _UnusableSchema, bool]:
     """The validator, and whether its patterns match in linear time."""
     try:
         return compiled(schema, where)
@@ -156,14 +189,17 @@ def _compiled(schema: Mapping[str, Any], where: str) -> tuple[jsonschema_rs.Vali
 
 
 class _UnusableSchema:
-    """Stands for the validator of a schema that was stored before schemas of its kind were refused at deploy: it refuses all arguments."""
+    """Stands for the validator of a schema that was stored before schemas of its kind were refused
+    at deploy: it refuses all arguments."""
 
     def __init__(self, problem: str) -> None:
         self._problem = problem
 
     def is_valid(self, named: Mapping[str, Any]) -> NoReturn:
         """Raises InvalidInput."""
-        raise errors.InvalidInput(f"the arguments cannot be checked: {self._problem}; then deploy the function again")
+        raise errors.InvalidInput(
+            f"the arguments cannot be checked: {self._problem}; then deploy the function again"
+        )
 
     iter_errors = is_valid
 
@@ -175,7 +211,8 @@ def _parsed(body: bytes) -> Any:
     try:
         text = body.decode()
         if text[0] in "{[":
-            value, end = _decode_at_once(text)  # `json.loads` without looking for white space around it
+            # `json.loads` without looking for white space around it
+            value, end = _decode_at_once(text)
             if end == len(text):
                 return value
         return json.loads(text)
@@ -189,7 +226,12 @@ def _depth(value: Any, most: int) -> int:
     """How deep a value is nested, up to `most`."""
     depth, level = 0, [value]
     while depth < most:
-        level = [child for node in level if isinstance(node, dict | list) for child in (node.values() if type(node) is dict else node)]
+        level = [
+            child
+            for node in level
+            if isinstance(node, dict | list)
+            for child in (node.values() if type(node) is dict else node)
+        ]
         if not level:
             return depth
         depth += 1

@@ -37,7 +37,8 @@ class Reading(Protocol):
         ...
 
     def collected(self, status: int, body: bytes) -> tuple[int, bytes]:
-        """Status and body of an answer that is over and was collected, `body` being what `feed` gave.
+        """Status and body of an answer that is over and was collected, `body` being what `feed`
+        gave.
 
         Raises WorkerConnectionLost: it is not.
         """
@@ -45,28 +46,58 @@ class Reading(Protocol):
 
 
 class Call:
-    """One invocation, from the moment its request was read. `now` values are monotonic seconds, `*_ns` monotonic nanoseconds.
+    """One invocation, from the moment its request was read. `now` values are monotonic seconds,
+    `*_ns` monotonic nanoseconds.
 
     Attributes:
-        admission: what it holds of its quotas until its end; None = nothing.
-        choice: why `target` answers it; None = it is the only one, and there is nothing to say.
-        rank: its place among those that wait.
-        caller: id of the tenant that calls another one's function; "" = the function's own, who pays in either case.
-        began_ns, routed_ns: when its request was there, and when it was routed; without the time that its body took to come. `received_ns`:
+        admission: what it holds of its quotas until its end; None = nothing. choice: why `target`
+        answers it; None = it is the only one, and there is nothing to say. rank: its place among
+        those that wait. caller: id of the tenant that calls another one's function; "" = the
+        function's own, who pays in either case. began_ns, routed_ns: when its request was there,
+        and when it was routed; without the time that its body took to come. `received_ns`:
             when it was admitted.
-        attempt: which one this is, from 1, of those that took a slot; `retries`: those of them that the function's own policy asked for.
-        trace: its place in a trace; None = one of its own, and nobody asked for it. `past`: attempts before the one that runs.
-        content_type: `payloads.JSON` or `payloads.PICKLE`.
-        accepts_pickle: whether its function opens a pickle of its caller; a worker refuses one that comes without this.
-        degraded: what answers in place of the target that was asked, as `pilotlight-degraded` says it; "" for the target itself.
-        asked: the target that was asked, where `target` is a variant or a fallback of it; None where it is `target`.
-        tokens: a language model's tokens, as far as they are known; None = it is none.
-        affinity: what calls with the same beginning have in common, so that they may meet on one instance; None = nothing.
+        attempt: which one this is, from 1, of those that took a slot; `retries`: those of them that
+        the function's own policy asked for. trace: its place in a trace; None = one of its own, and
+        nobody asked for it. `past`: attempts before the one that runs. content_type:
+        `payloads.JSON` or `payloads.PICKLE`. accepts_pickle: whether its function opens a pickle of
+        its caller; a worker refuses one that comes without this. degraded: what answers in place of
+        the target that was asked, as `pilotlight-degraded` says it; "" for the target itself.
+        asked: the target that was asked, where `target` is a variant or a fallback of it; None
+        where it is `target`. tokens: a language model's tokens, as far as they are known; None = it
+        is none. affinity: what calls with the same beginning have in common, so that they may meet
+        on one instance; None = nothing.
     """
 
-    __slots__ = ("accept", "accepts_pickle", "admission", "asked", "attempt", "began_ns", "body", "caller", "choice", "content_type",
-                 "deadline_s", "degraded", "extra_headers", "id", "key_id", "method", "past", "rank", "received_ns", "reserved_ns",
-                 "retries", "routed_ns", "start_kind", "start_ms", "started_at", "target", "trace", "weights")  # fmt: skip
+    __slots__ = (
+        "accept",
+        "accepts_pickle",
+        "admission",
+        "asked",
+        "attempt",
+        "began_ns",
+        "body",
+        "caller",
+        "choice",
+        "content_type",
+        "deadline_s",
+        "degraded",
+        "extra_headers",
+        "id",
+        "key_id",
+        "method",
+        "past",
+        "rank",
+        "received_ns",
+        "reserved_ns",
+        "retries",
+        "routed_ns",
+        "start_kind",
+        "start_ms",
+        "started_at",
+        "target",
+        "trace",
+        "weights",
+    )
 
     tokens: TokenReservation | None = None
     affinity: int | None = None
@@ -90,7 +121,8 @@ class Call:
         began_ns: int = 0,
         accepts_pickle: bool = False,
     ) -> None:
-        """`began_ns`: when its request was there, and routed at once; 0 = now, or the caller sets it."""
+        """`began_ns`: when its request was there, and routed at once; 0 = now, or the caller sets
+        it."""
         self.id = id
         self.target = target
         self.method = method
@@ -124,7 +156,8 @@ class Call:
 
     @property
     def mark(self) -> str:
-        """What its records say that few do (`usage.marked`): its arm, and what answered in place of the target."""
+        """What its records say that few do (`usage.marked`): its arm, and what answered in place of
+        the target."""
         mark = self.choice.mark if self.choice is not None else ""
         if self.degraded or self.tokens is not None:
             mark += marked(degraded=self.lessened)
@@ -132,7 +165,8 @@ class Call:
 
     @property
     def lessened(self) -> str:
-        """All that `pilotlight-degraded` says: what answers in place of its target, and how its answer is cut; "" for neither."""
+        """All that `pilotlight-degraded` says: what answers in place of its target, and how its
+        answer is cut; "" for neither."""
         cut = self.tokens.degraded if self.tokens is not None else ""
         return f"{self.degraded}, {cut}" if self.degraded and cut else self.degraded or cut
 
@@ -149,15 +183,17 @@ class Call:
 
     @property
     def blame(self) -> Outcome:
-        """What it says of the revision that this call was cut off: nothing where its caller's own deadline did it."""
+        """What it says of the revision that this call was cut off: nothing where its caller's own
+        deadline did it."""
         return Outcome.NEITHER if self.remaining_s(1.0) <= 0 else Outcome.FAILED
 
     def stand_in(self, target: CallTarget, degraded: str) -> Call:
-        """The same call as answered by something else, which `degraded` names: what was asked stays known, its clocks run on.
+        """The same call as answered by something else, which `degraded` names: what was asked stays
+        known, its clocks run on.
 
-        Raises InvalidInput for a function that does not understand what this one was asked: an engine's path, where it is none.
-        UnsupportedMediaType for a pickle where that function is another tenant's.
-        """
+        Raises InvalidInput for a function that does not understand what this one was asked: an
+        engine's path, where it is none. UnsupportedMediaType for a pickle where that function is
+        another tenant's."""
         if self.content_type is PICKLE and target.tenant != self.target.tenant:
             raise not_accepted()
         other = copy.copy(self)
@@ -166,13 +202,17 @@ class Call:
         if target is not self.target:
             other.body = self.body_for(target)
             other.asked = self.asked or self.target
-            other.choice = None  # an arm is a revision of what was asked: no record of another's may carry it
+            # an arm is a revision of what was asked: no record of another's may carry it
+            other.choice = None
         return other
 
     def body_for(self, target: CallTarget) -> bytes:
-        """Its body for another function in its place. Raises InvalidInput for one that is called otherwise."""
+        """Its body for another function in its place. Raises InvalidInput for one that is called
+        otherwise."""
         if target.spec.engine is not None:
-            raise errors.InvalidInput(f"{target.app}/{target.function} is a language model, and takes no arguments")
+            raise errors.InvalidInput(
+                f"{target.app}/{target.function} is a language model, and takes no arguments"
+            )
         return self.body
 
     @property
@@ -205,22 +245,33 @@ class Call:
         """The request to the worker, up to its body."""
         return b"".join(
             (
-                b"POST /invoke/", self.method.encode(), b" HTTP/1.1\r\nhost: worker\r\npilotlight-call: ", self.id.encode(),
-                b"\r\npilotlight-deadline-s: ", b"%.3f" % execution_s,
+                b"POST /invoke/",
+                self.method.encode(),
+                b" HTTP/1.1\r\nhost: worker\r\npilotlight-call: ",
+                self.id.encode(),
+                b"\r\npilotlight-deadline-s: ",
+                b"%.3f" % execution_s,
                 b"\r\npilotlight-attempt: %d" % self.attempt if self.attempt > 1 else b"",
-                b"\r\ncontent-type: ", self.content_type,
+                b"\r\ncontent-type: ",
+                self.content_type,
                 TRUSTED_LINE if self.content_type is PICKLE and self.accepts_pickle else b"",
                 b"\r\naccept: " + self.accept if self.accept else b"",
-                self.extra_headers, priority_lines(self.target, self.rank), worker_lines(self),
-                b"\r\ncontent-length: ", b"%d" % len(self.body), b"\r\n\r\n",
+                self.extra_headers,
+                priority_lines(self.target, self.rank),
+                worker_lines(self),
+                b"\r\ncontent-length: ",
+                b"%d" % len(self.body),
+                b"\r\n\r\n",
             )
-        )  # fmt: skip
+        )
 
 
 class Exchange:
-    """One attempt that reached a worker and has its answer, whole or streaming. Whoever holds it must `close` it exactly once.
+    """One attempt that reached a worker and has its answer, whole or streaming. Whoever holds it
+    must `close` it exactly once.
 
-    The execution clock runs until the last byte (`spec.Clocks`): a stream that does not end with it is closed, billed and cut off.
+    The execution clock runs until the last byte (`spec.Clocks`): a stream that does not end with it
+    is closed, billed and cut off.
 
     Attributes:
         bytes_out: of a stream: what its caller was sent so far.
@@ -228,8 +279,22 @@ class Exchange:
         on_cut: told when one does.
     """
 
-    __slots__ = ("_clock", "_is_blameless", "_is_closed", "answer", "bytes_out", "call", "connection", "cost", "cut_by", "dispatched_ns",
-                 "exec_ms", "on_cut", "reservation", "ticket")  # fmt: skip
+    __slots__ = (
+        "_clock",
+        "_is_blameless",
+        "_is_closed",
+        "answer",
+        "bytes_out",
+        "call",
+        "connection",
+        "cost",
+        "cut_by",
+        "dispatched_ns",
+        "exec_ms",
+        "on_cut",
+        "reservation",
+        "ticket",
+    )
 
     def __init__(
         self,
@@ -260,7 +325,9 @@ class Exchange:
         ran_s = (time.monotonic_ns() - self.dispatched_ns) / 1e9
         whole_s = self.call.target.spec.clocks.execution_s - ran_s
         left_s = self.call.remaining_s(whole_s)
-        return asyncio.get_running_loop().call_later(max(0.0, left_s), self._overrun if left_s >= whole_s else self._leave)
+        return asyncio.get_running_loop().call_later(
+            max(0.0, left_s), self._overrun if left_s >= whole_s else self._leave
+        )
 
     @property
     def held(self) -> Reservation | None:
@@ -273,8 +340,8 @@ class Exchange:
         return self.reservation.instance
 
     def _overrun(self) -> None:
-        """It may never end: billed now, and its instance is replaced, unless that goes on as it should and only its caller does not read,
-        or has asked for more than fits into the time."""
+        """It may never end: billed now, and its instance is replaced, unless that goes on as it
+        should and only its caller does not read, or has asked for more than fits into the time."""
         self._is_blameless = self.connection.is_ahead or self._is_writing
         if not self._is_blameless:
             self.reservation.instance.is_stuck = True
@@ -286,11 +353,17 @@ class Exchange:
         """Whether a language model has just written more."""
         tokens = self.call.tokens
         lively_ns = self.call.target.spec.clocks.execution_s * 1e9 / LIVELY
-        return tokens is not None and tokens.last_ns > 0 and time.monotonic_ns() - tokens.last_ns < lively_ns
+        return (
+            tokens is not None
+            and tokens.last_ns > 0
+            and time.monotonic_ns() - tokens.last_ns < lively_ns
+        )
 
     def _leave(self) -> None:
         """Its caller's own deadline came: it is billed now."""
-        self._cut(f"the caller's deadline of {self.call.deadline_s:g} s came in the middle of the answer")
+        self._cut(
+            f"the caller's deadline of {self.call.deadline_s:g} s came in the middle of the answer"
+        )
 
     def _cut(self, why: str) -> None:
         self.cut_by = errors.DeadlineExceeded(why, clock="execution")
@@ -304,11 +377,20 @@ class Exchange:
         """Whether the worker did not begin: it still finishes another call."""
         return self.answer.status == 503 and self.answer.header(b"pilotlight-outcome") == b"busy"
 
-    def close(self, *, status: int, outcome: str, bytes_out: int, finish: str = "", is_own_word: bool = False) -> str:
-        """End the attempt: the record is closed, the slot and the connection are given back. Returns the cost as text.
+    def close(
+        self,
+        *,
+        status: int,
+        outcome: str,
+        bytes_out: int,
+        finish: str = "",
+        is_own_word: bool = False,
+    ) -> str:
+        """End the attempt: the record is closed, the slot and the connection are given back.
+        Returns the cost as text.
 
-        `finish`: why a stream ended (`engines.FINISH_REASONS`), where no `tokens` of the call say it. `is_own_word`: user code said in its
-        stream that it failed.
+        `finish`: why a stream ended (`engines.FINISH_REASONS`), where no `tokens` of the call say
+        it. `is_own_word`: user code said in its stream that it failed.
 
         Nothing more happens when the execution clock has ended it before.
         """
@@ -319,14 +401,26 @@ class Exchange:
             self._clock.cancel()
         if status >= 500:  # the worker's own word, or its end
             is_said = is_own_word or status == self.answer.status
-            self.reservation.ending = Outcome.NEITHER if self._is_blameless else Outcome.RAISED if is_said else self.call.blame
+            self.reservation.ending = (
+                Outcome.NEITHER
+                if self._is_blameless
+                else Outcome.RAISED
+                if is_said
+                else self.call.blame
+            )
         if finish and self.call.tokens is None:
             self.ticket.mark += marked(finish=finish)
         now_ns = time.monotonic_ns()
         self.exec_ms = (now_ns - self.dispatched_ns) / 1e6
         body_bytes = len(self.call.body)
         try:
-            self.cost = self.reservation.close(self.ticket, status=status, outcome=outcome, bytes_in=body_bytes, bytes_out=bytes_out)
+            self.cost = self.reservation.close(
+                self.ticket,
+                status=status,
+                outcome=outcome,
+                bytes_in=body_bytes,
+                bytes_out=bytes_out,
+            )
         finally:  # a record that cannot be closed must not cost a slot as well
             self.reservation.instance.connections.give_back(self.connection, now_ns / 1e9)
             self.reservation.release()

@@ -1,9 +1,10 @@
 """What answers when a function cannot: its variants and fallbacks, tried in order until one does.
 
-A rung that is a function runs as a call of that function: on its instances, at its price, under the same admission and call id. It has
-rungs of its own, which are tried when it fails; so that this ends, a function that is already on the way is refused (the fallbacks go
-round), and no more than MAX_RUNGS are tried for one call. Where none answers the caller is told what failed first, and of each rung why.
-"""
+A rung that is a function runs as a call of that function: on its instances, at its price, under the
+same admission and call id. It has rungs of its own, which are tried when it fails; so that this
+ends, a function that is already on the way is refused (the fallbacks go round), and no more than
+MAX_RUNGS are tried for one call. Where none answers the caller is told what failed first, and of
+each rung why."""
 
 from __future__ import annotations
 
@@ -18,7 +19,13 @@ from activator.balancing.reservation import Reservation
 from activator.balancing.throttler import Throttler
 from activator.calls.argument_checker import ArgumentChecker
 from activator.calls.arguments import ArgumentCheck
-from activator.calls.fallback_rules import VARIANT, fallback_chain, may_fall_back, name_of, static_answer
+from activator.calls.fallback_rules import (
+    VARIANT,
+    fallback_chain,
+    may_fall_back,
+    name_of,
+    static_answer,
+)
 from activator.calls.runner import Call, Exchange
 from activator.http.payloads import PICKLE
 from activator.resilience.response_cache import ResponseCache
@@ -45,7 +52,8 @@ class Routes(Protocol):
 
 
 class StandIn(Exchange):
-    """An answer that no worker gave: kept, or declared. It has no reservation, no ticket and no connection, and costs nothing."""
+    """An answer that no worker gave: kept, or declared. It has no reservation, no ticket and no
+    connection, and costs nothing."""
 
     __slots__ = ()
 
@@ -109,11 +117,16 @@ class FallbackChain:
 
     def remember(self, call: Call, answer: WorkerResponse) -> None:
         """Keep an answer of the function itself, where it declares that it may be given again."""
-        if answer.status < 400 and not call.degraded and any(rung.kind == "cached" for rung in call.target.spec.fallback):
+        if (
+            answer.status < 400
+            and not call.degraded
+            and any(rung.kind == "cached" for rung in call.target.spec.fallback)
+        ):
             self._answers.keep(call, answer, self._clock())
 
     def free_variant(self, call: Call) -> tuple[Call, Reservation] | None:
-        """A variant that has a free slot for a call whose own function has none, if that is acceptable for its priority."""
+        """A variant that has a free slot for a call whose own function has none, if that is
+        acceptable for its priority."""
         for kind, rung in fallback_chain(call.target.spec, call.rank.priority):
             if kind != VARIANT:
                 return None
@@ -122,14 +135,25 @@ class FallbackChain:
                 if check is not None:
                     check.check(call.body)
             except errors.PilotlightError:
-                continue  # gone, stopped, or it takes other arguments, or checking these would take long
-            reservation = self._throttler_of(other.target).reserve_nowait() if other.target.name != call.target.name else None
+                # gone, stopped, or it takes other arguments, or checking these would take long
+                continue
+            reservation = (
+                self._throttler_of(other.target).reserve_nowait()
+                if other.target.name != call.target.name
+                else None
+            )
             if reservation is not None:
                 return other, reservation
         return None
 
-    async def climb(self, call: Call, failure: errors.PilotlightError, run: Callable[[Call], Awaitable[Exchange]]) -> Exchange:
-        """The answer of the first rung that has one; `run` begins a call. Raises `failure`, with what became of each rung."""
+    async def climb(
+        self,
+        call: Call,
+        failure: errors.PilotlightError,
+        run: Callable[[Call], Awaitable[Exchange]],
+    ) -> Exchange:
+        """The answer of the first rung that has one; `run` begins a call. Raises `failure`, with
+        what became of each rung."""
         if not may_fall_back(failure):
             raise failure
         climb = _Climb(run, attempt=call.attempt)
@@ -137,7 +161,12 @@ class FallbackChain:
         call.attempt = climb.attempt
         if exchange is None:
             raise _with_rungs(failure, climb.why) from failure
-        log.info("degraded call=%s answered_by=%s because=%s", call.id, exchange.call.degraded, failure.type)
+        log.info(
+            "degraded call=%s answered_by=%s because=%s",
+            call.id,
+            exchange.call.degraded,
+            failure.type,
+        )
         return exchange
 
     async def _climb(self, call: Call, climb: _Climb, path: tuple[str, ...]) -> Exchange | None:
@@ -146,7 +175,11 @@ class FallbackChain:
                 climb.why.append(f"no more than {MAX_RUNGS} rungs are tried for one call")
                 return None
             climb.tried += 1
-            exchange = await self._step(call, climb, path, kind, rung) if rung.function else self._stand_in(call, kind, rung)
+            exchange = (
+                await self._step(call, climb, path, kind, rung)
+                if rung.function
+                else self._stand_in(call, kind, rung)
+            )
             if exchange is not None:
                 return exchange
             if not rung.function:
@@ -163,7 +196,9 @@ class FallbackChain:
             return None
         return StandIn(call.stand_in(call.target, kind), answer)
 
-    async def _step(self, call: Call, climb: _Climb, path: tuple[str, ...], kind: str, rung: Fallback) -> Exchange | None:
+    async def _step(
+        self, call: Call, climb: _Climb, path: tuple[str, ...], kind: str, rung: Fallback
+    ) -> Exchange | None:
         """Have another function answer, or what it falls back to."""
         name = name_of(kind, rung.function)
         try:
@@ -173,7 +208,9 @@ class FallbackChain:
             if other.target.name in path:
                 raise errors.Conflict(f"the fallbacks go round: {_way(*path, other.target.name)}")
             if other.remaining_s(1.0) <= 0:
-                raise errors.DeadlineExceeded("nothing is left of the caller's deadline", clock="queue")
+                raise errors.DeadlineExceeded(
+                    "nothing is left of the caller's deadline", clock="queue"
+                )
         except errors.PilotlightError as e:
             climb.why.append(f"{name}: {e}")
             return None
@@ -182,24 +219,36 @@ class FallbackChain:
         except errors.PilotlightError as e:
             climb.attempt = max(climb.attempt, other.attempt)
             climb.why.append(f"{name}: {e}")
-            return await self._climb(other, climb, (*path, other.target.name)) if may_fall_back(e) else None
+            return (
+                await self._climb(other, climb, (*path, other.target.name))
+                if may_fall_back(e)
+                else None
+            )
         climb.attempt = max(climb.attempt, other.attempt)
         if exchange.answer.body is None or not _is_no_answer(exchange.answer):
             return exchange
-        exchange.close(status=exchange.answer.status, outcome="error", bytes_out=len(exchange.answer.body))
+        exchange.close(
+            status=exchange.answer.status, outcome="error", bytes_out=len(exchange.answer.body)
+        )
         climb.why.append(f"{name}: it answered {exchange.answer.status}")
         return None
 
-    def _call_of(self, call: Call, kind: str, rung: Fallback, attempt: int) -> tuple[Call, ArgumentCheck | None]:
-        """The same call, of the rung's function, and the check that its arguments have to pass there; None: they are a pickle.
+    def _call_of(
+        self, call: Call, kind: str, rung: Fallback, attempt: int
+    ) -> tuple[Call, ArgumentCheck | None]:
+        """The same call, of the rung's function, and the check that its arguments have to pass
+        there; None: they are a pickle.
 
-        Raises NotFound, Unavailable; Forbidden: the caller's key is for other functions; UnsupportedMediaType: it is another tenant's, and
-        this is a pickle.
-        """
+        Raises NotFound, Unavailable; Forbidden: the caller's key is for other functions;
+        UnsupportedMediaType: it is another tenant's, and this is a pickle."""
         app, _, function = rung.function.rpartition("/")
         asked = call.target
         address = FunctionAddress(
-            tenant=TenantId(asked.tenant), environment=asked.environment, app=app or asked.app, function=function, method=call.method
+            tenant=TenantId(asked.tenant),
+            environment=asked.environment,
+            app=app or asked.app,
+            function=function,
+            method=call.method,
         )
         self._check_reach(call, address)
         target = self._routes.target(address)
@@ -209,13 +258,16 @@ class FallbackChain:
         return other, check if call.content_type is not PICKLE else None
 
     def _check_reach(self, call: Call, address: FunctionAddress) -> None:
-        """A key that is bound to an app or a function calls no other by way of a fallback. Raises Forbidden."""
+        """A key that is bound to an app or a function calls no other by way of a fallback. Raises
+        Forbidden."""
         if call.key_id in ("", SCHEDULER):
             return
         caller = self._routes.caller_of(call.key_id)
         if caller is None:
             raise errors.Forbidden("the API key of this call was revoked")
-        caller.check_reach(environment=address.environment, app=address.app, function=address.function)
+        caller.check_reach(
+            environment=address.environment, app=address.app, function=address.function
+        )
 
 
 def _is_no_answer(answer: WorkerResponse) -> bool:
@@ -228,5 +280,8 @@ def _way(*names: str) -> str:
 
 
 def _with_rungs(failure: errors.PilotlightError, why: list[str]) -> errors.PilotlightError:
-    """The failure with what became of each rung; another object, because many calls may share one."""
-    return type(failure)(str(failure), retry_after_s=failure.retry_after_s, **{**failure.detail, "fallbacks": why})
+    """The failure with what became of each rung; another object, because many calls may share
+    one."""
+    return type(failure)(
+        str(failure), retry_after_s=failure.retry_after_s, **{**failure.detail, "fallbacks": why}
+    )

@@ -1,4 +1,5 @@
-"""The rungs of a fallback ladder: which failures it is for, in what order it is climbed, and what a static rung says. Pure."""
+"""The rungs of a fallback ladder: which failures it is for, in what order it is climbed, and what a
+static rung says. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +12,13 @@ from activator.http.payloads import PICKLE
 from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
 from pilotlight.policies import Fallback
-from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, CONTENT_PICKLE, CONTENT_PICKLE_STREAM, CONTENT_SSE
+from pilotlight.protocol import (
+    CONTENT_JSON,
+    CONTENT_NDJSON,
+    CONTENT_PICKLE,
+    CONTENT_PICKLE_STREAM,
+    CONTENT_SSE,
+)
 from pilotlight.types import Priority
 
 if TYPE_CHECKING:
@@ -23,16 +30,21 @@ VARIANT = "variant"
 
 
 def may_fall_back(error: errors.PilotlightError) -> bool:
-    """Whether a call that ended so may be answered by another: the platform could not serve it, and nothing was refused on purpose."""
+    """Whether a call that ended so may be answered by another: the platform could not serve it, and
+    nothing was refused on purpose."""
     if isinstance(error, errors.OverQuota | errors.BudgetReserved):
         return False
     if isinstance(error, errors.DeadlineExceeded):
         return error.detail.get("clock") in ("queue", "startup")
-    return isinstance(error, errors.Unavailable | errors.StartFailed | errors.WorkerCrashed | errors.TooManyRequests)
+    return isinstance(
+        error,
+        errors.Unavailable | errors.StartFailed | errors.WorkerCrashed | errors.TooManyRequests,
+    )
 
 
 def fallback_chain(spec: FunctionSpec, priority: Priority) -> Iterator[tuple[str, Fallback]]:
-    """(kind, rung) in order: first the variants that are acceptable for this priority, then the fallbacks."""
+    """(kind, rung) in order: first the variants that are acceptable for this priority, then the
+    fallbacks."""
     for variant in spec.variants:
         if priority in variant.priorities:
             yield VARIANT, Fallback(kind="function", function=variant.function)
@@ -46,16 +58,24 @@ def name_of(kind: str, function: str) -> str:
 
 
 def static_answer(call: Call, rung: Fallback) -> WorkerResponse:
-    """The declared answer, in the form in which its caller expects one: of a generator, a stream of this one item."""
+    """The declared answer, in the form in which its caller expects one: of a generator, a stream of
+    this one item."""
     method = call.target.spec.method(call.method)
     speaks_pickle = call.content_type is PICKLE
     if method is not None and method.is_generator:
-        content_type, body = _one_item(rung.body, speaks_pickle=speaks_pickle, is_events=CONTENT_SSE.encode() in call.accept)
+        content_type, body = _one_item(
+            rung.body, speaks_pickle=speaks_pickle, is_events=CONTENT_SSE.encode() in call.accept
+        )
     elif speaks_pickle:
         content_type, body = CONTENT_PICKLE, _pickled(rung.body)
     else:
         content_type, body = CONTENT_JSON, _as_json(rung.body)
-    return WorkerResponse(None, rung.status, [(b"content-type", content_type.encode()), (b"pilotlight-outcome", b"ok")], body)
+    return WorkerResponse(
+        None,
+        rung.status,
+        [(b"content-type", content_type.encode()), (b"pilotlight-outcome", b"ok")],
+        body,
+    )
 
 
 def _one_item(value: Any, *, speaks_pickle: bool, is_events: bool) -> tuple[str, bytes]:

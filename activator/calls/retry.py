@@ -1,8 +1,9 @@
-"""Carries a call through the retries that its function declares: decide, give the slot back, wait, begin again.
+"""Carries a call through the retries that its function declares: decide, give the slot back, wait,
+begin again.
 
-Nothing is tried again once the caller has seen a byte: what streams is handed on as it is. Each attempt more is charged like one, takes
-a request of the caller's quotas, and one retry of its budget (`retry_budget`); where any of them has none left, the failure stands.
-"""
+Nothing is tried again once the caller has seen a byte: what streams is handed on as it is. Each
+attempt more is charged like one, takes a request of the caller's quotas, and one retry of its
+budget (`retry_budget`); where any of them has none left, the failure stands."""
 
 from __future__ import annotations
 
@@ -46,9 +47,13 @@ class RetryExecutor:
         self.budgets.of(key_id, self._clock()).calls += 1
 
     async def carry(
-        self, call: Call, step: Coroutine[Any, Any, Exchange], again: Callable[[Call], Coroutine[Any, Any, Exchange]]
+        self,
+        call: Call,
+        step: Coroutine[Any, Any, Exchange],
+        again: Callable[[Call], Coroutine[Any, Any, Exchange]],
     ) -> Exchange:
-        """The answer of the first attempt, which is `step`, or of a later one. Raises what the last one raised."""
+        """The answer of the first attempt, which is `step`, or of a later one. Raises what the last
+        one raised."""
         while True:
             try:
                 exchange = await step
@@ -78,7 +83,8 @@ class RetryExecutor:
             raise
 
     async def _pause_s(self, call: Call, error: errors.PilotlightError) -> float | None:
-        """How long to wait before one attempt more; None when there is none. Where there is, it is paid for."""
+        """How long to wait before one attempt more; None when there is none. Where there is, it is
+        paid for."""
         if not may_retry(error, call):
             return None
         wait_s = pause_s(call, left_s=call.remaining_s(math.inf), rng=self._rng)
@@ -96,10 +102,16 @@ _RAISED = errors.FunctionRaised("user code raised")
 
 
 def _close(exchange: Exchange) -> None:
-    exchange.close(status=exchange.answer.status, outcome="error", bytes_out=len(exchange.answer.body or b""))
+    exchange.close(
+        status=exchange.answer.status, outcome="error", bytes_out=len(exchange.answer.body or b"")
+    )
 
 
 def _is_raised(exchange: Exchange) -> bool:
     """Whether user code failed before its caller saw anything of the answer."""
     answer = exchange.answer
-    return answer.status >= 500 and answer.body is not None and answer.header(b"pilotlight-outcome") == b"raised"
+    return (
+        answer.status >= 500
+        and answer.body is not None
+        and answer.header(b"pilotlight-outcome") == b"raised"
+    )

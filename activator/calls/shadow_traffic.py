@@ -1,9 +1,10 @@
 """Copies of calls for a revision whose answers are compared and thrown away.
 
-A copy is made when its caller has the answer, runs in a task of its own, and takes only what nobody wants: a free slot of the shadow's own
-instances, while no call and no start waits for room. It passes no quota and no budget, its record costs nothing, and its instances are the
-platform's as long as they answer nobody else. Over a minute, copies take at most their share (`max_compute`) of the execution time of the
-calls that they copy; a copy that finds no room is left out, and counted.
+A copy is made when its caller has the answer, runs in a task of its own, and takes only what nobody
+wants: a free slot of the shadow's own instances, while no call and no start waits for room. It
+passes no quota and no budget, its record costs nothing, and its instances are the platform's as
+long as they answer nobody else. Over a minute, copies take at most their share (`max_compute`) of
+the execution time of the calls that they copy; a copy that finds no room is left out, and counted.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ MAX_COPIES: Final = 64
 MAX_COPIED_BYTES: Final = 1024**2
 """Arguments and answer of one copy: with all copies, at most 64 MiB."""
 MAX_COMPARED_BYTES: Final = 256 * 1024
-"""Of each of two answers that are compared as values: parsing them stops the loop for some milliseconds. Larger ones: as bytes."""
+"""Of each of two answers that are compared as values: parsing them stops the loop for some
+milliseconds. Larger ones: as bytes."""
 TOLERANCE: Final = 1e-6
 """Numbers are the same when they differ by less than this part of the greater one."""
 
@@ -59,7 +61,9 @@ _NOT_MADE = (JournalFull, _Busy, CheckTooExpensive)
 class ShadowObserver(Protocol):
     """Who is told what became of copies."""
 
-    def shadowed(self, target: CallTarget, *, status: int, exec_ms: float, matched: bool | None) -> None:
+    def shadowed(
+        self, target: CallTarget, *, status: int, exec_ms: float, matched: bool | None
+    ) -> None:
         """A copy was answered; `matched` None: there is nothing to compare."""
         ...
 
@@ -69,11 +73,12 @@ class ShadowObserver(Protocol):
 
 
 class ShadowBudget:
-    """Execution time of a function's calls and of their copies, over the last WINDOW_S seconds: in milliseconds; `now` in seconds.
+    """Execution time of a function's calls and of their copies, over the last WINDOW_S seconds: in
+    milliseconds; `now` in seconds.
 
-    What a copy took beyond its share of a whole window is owed, and paid off by later calls; a copy that is expected to take more than a
-    window allows is made when nothing is owed, so that one slow copy does not end all of them.
-    """
+    What a copy took beyond its share of a whole window is owed, and paid off by later calls; a copy
+    that is expected to take more than a window allows is made when nothing is owed, so that one
+    slow copy does not end all of them."""
 
     def __init__(self) -> None:
         self._seconds: deque[tuple[int, float, float]] = deque()
@@ -86,7 +91,10 @@ class ShadowBudget:
         self.expected = 0.0
 
     def __repr__(self) -> str:
-        return f"<Compute {self._copied:.0f} of {self._own:.0f} ms copied, {self.reserved:.0f} ms reserved, {self._owed:.0f} ms owed>"
+        return (
+            f"<Compute {self._copied:.0f} of {self._own:.0f} ms copied, {self.reserved:.0f} ms "
+            f"reserved, {self._owed:.0f} ms owed>"
+        )
 
     @property
     def reserved(self) -> float:
@@ -137,11 +145,13 @@ class ShadowBudget:
             self._copied -= copied
             if not any(copies for _, _, copies in seconds):
                 self._copied = 0.0  # sums of floats keep dust
-            self._owed = max(self._owed + copied - self._share * own, -self._copied)  # an allowance that is not used is lost
+            # an allowance that is not used is lost
+            self._owed = max(self._owed + copied - self._share * own, -self._copied)
 
 
 class _Copy(NamedTuple):
-    """What is copied: the call, the answer that its caller got, and what the time of its run is counted in."""
+    """What is copied: the call, the answer that its caller got, and what the time of its run is
+    counted in."""
 
     call: Call
     shadow: ShadowTarget
@@ -151,7 +161,8 @@ class _Copy(NamedTuple):
 
 
 class ShadowTraffic:
-    """Owner: the event loop. `is_crowded`: whether anybody waits for room; then copies are what is left out first."""
+    """Owner: the event loop. `is_crowded`: whether anybody waits for room; then copies are what is
+    left out first."""
 
     def __init__(
         self,
@@ -176,7 +187,8 @@ class ShadowTraffic:
         return f"<ShadowTraffic {len(self._tasks)} copies run>"
 
     def copy(self, call: Call, *, status: int, body: bytes, exec_ms: float) -> None:
-        """A call's caller has its answer, which is `body`: perhaps its shadow gets a copy. Returns at once."""
+        """A call's caller has its answer, which is `body`: perhaps its shadow gets a copy. Returns
+        at once."""
         shadow = call.choice.shadow if call.choice is not None else None
         if shadow is None or call.degraded:
             return
@@ -187,7 +199,11 @@ class ShadowTraffic:
         expected_ms = compute.expected or exec_ms
         is_small = len(call.body) + len(body) <= MAX_COPIED_BYTES
         has_room = len(self._tasks) < MAX_COPIES and not self._is_crowded()
-        if not is_small or not has_room or not compute.may_run(expected_ms, shadow.max_compute, self._clock()):
+        if (
+            not is_small
+            or not has_room
+            or not compute.may_run(expected_ms, shadow.max_compute, self._clock())
+        ):
             self._observer.skipped(shadow.target)
             return
         compute.begin(call.id, self._clock(), expected_ms)
@@ -207,7 +223,9 @@ class ShadowTraffic:
         compute = self._computes.get(target.function_id)
         if compute is None:
             if len(self._computes) >= 4 * MAX_COPIES:
-                self._computes = {key: kept for key, kept in self._computes.items() if kept.reserved}
+                self._computes = {
+                    key: kept for key, kept in self._computes.items() if kept.reserved
+                }
             compute = self._computes[target.function_id] = ShadowBudget()
         return compute
 
@@ -228,19 +246,25 @@ class ShadowTraffic:
             except _NOT_MADE:
                 self._observer.skipped(target)
                 return
-            except (errors.PilotlightError, WorkerConnectionLost, OSError) as e:  # TimeoutError is one
+            except (errors.PilotlightError, WorkerConnectionLost, OSError) as e:
+                # TimeoutError is one
                 status = e.status if isinstance(e, errors.PilotlightError) else 502
                 log.debug("copy failed call=%s error=%r", call.id, e)
             exec_ms = (time.monotonic_ns() - began_ns) / 1e6
             compute.add(self._clock(), copied=exec_ms)
             compute.ran(exec_ms)
-            self._tracer.ended(call, reservation, None, status=status, dispatched_ns=began_ns, is_submitted=True)
-            self._observer.shadowed(target, status=status, exec_ms=exec_ms, matched=_compared(copy, status, body))
+            self._tracer.ended(
+                call, reservation, None, status=status, dispatched_ns=began_ns, is_submitted=True
+            )
+            self._observer.shadowed(
+                target, status=status, exec_ms=exec_ms, matched=_compared(copy, status, body)
+            )
         finally:
             compute.end(copy.call.id)
 
     def _slot(self, target: CallTarget) -> Reservation | None:
-        """A slot that is free now; where there is no instance, one is begun for later copies, unless anybody waits for room."""
+        """A slot that is free now; where there is no instance, one is begun for later copies,
+        unless anybody waits for room."""
         if self._is_crowded():
             return None
         throttler = self._throttler_of(target)
@@ -255,10 +279,17 @@ def _call_of(copy: _Copy) -> Call:
     call, target = copy.call, copy.shadow.target
     choice = RoutingDecision(target, arm=SHADOW_ARM)
     return Call(
-        id=f"{call.id}-shadow", target=target, method=call.method, key_id="", body=call.body, content_type=call.content_type,
-        accept=call.accept, extra_headers=choice.line, choice=choice,
+        id=f"{call.id}-shadow",
+        target=target,
+        method=call.method,
+        key_id="",
+        body=call.body,
+        content_type=call.content_type,
+        accept=call.accept,
+        extra_headers=choice.line,
+        choice=choice,
         accepts_pickle=call.accepts_pickle and call.target.tenant == target.tenant,
-    )  # fmt: skip
+    )
 
 
 async def _exchange(call: Call, reservation: Reservation) -> tuple[int, bytes | None]:
@@ -276,7 +307,9 @@ async def _exchange(call: Call, reservation: Reservation) -> tuple[int, bytes | 
         if call.content_type is JSON:
             check.check(call.body)
         ticket = _opened(call, reservation)
-        connection = instance.connections.take_nowait(time.monotonic()) or await instance.connections.open(asyncio.get_running_loop())
+        connection = instance.connections.take_nowait(
+            time.monotonic()
+        ) or await instance.connections.open(asyncio.get_running_loop())
         status, body, outcome = await _asked(call, connection)
         sent = len(body or b"")
         if outcome == BUSY:
@@ -293,7 +326,9 @@ async def _exchange(call: Call, reservation: Reservation) -> tuple[int, bytes | 
     finally:
         try:
             if ticket is not None:
-                reservation.close(ticket, status=status, outcome=outcome, bytes_in=len(call.body), bytes_out=sent)
+                reservation.close(
+                    ticket, status=status, outcome=outcome, bytes_in=len(call.body), bytes_out=sent
+                )
         finally:
             if connection is not None:
                 if outcome not in ("ok", BUSY):
@@ -304,17 +339,29 @@ async def _exchange(call: Call, reservation: Reservation) -> tuple[int, bytes | 
 
 def _opened(call: Call, reservation: Reservation) -> OpenRecord:
     return reservation.instance.account.open(
-        call=call.id, attempt=1, key="", method=call.method, start_kind=reservation.start_kind.value, queued_ms=0, start_ms=0,
-        now_ns=time.monotonic_ns(), at_ns=time.time_ns(), mark=call.mark, is_shadow=True,
-    )  # fmt: skip
+        call=call.id,
+        attempt=1,
+        key="",
+        method=call.method,
+        start_kind=reservation.start_kind.value,
+        queued_ms=0,
+        start_ms=0,
+        now_ns=time.monotonic_ns(),
+        at_ns=time.time_ns(),
+        mark=call.mark,
+        is_shadow=True,
+    )
 
 
 async def _asked(call: Call, connection: WorkerConnection) -> tuple[int, bytes | None, str]:
-    """Status, body and outcome of the worker's answer; a stream is not listened to. Raises WorkerConnectionLost, TimeoutError."""
+    """Status, body and outcome of the worker's answer; a stream is not listened to. Raises
+    WorkerConnectionLost, TimeoutError."""
     execution_s = call.target.spec.clocks.execution_s
     try:
         async with asyncio.timeout(execution_s):
-            answer = await connection.request(call.request_head(execution_s) + call.body, loop=asyncio.get_running_loop())
+            answer = await connection.request(
+                call.request_head(execution_s) + call.body, loop=asyncio.get_running_loop()
+            )
     except BaseException:
         connection.close()
         raise
@@ -326,7 +373,8 @@ async def _asked(call: Call, connection: WorkerConnection) -> tuple[int, bytes |
 
 
 def _compared(copy: _Copy, status: int, body: bytes | None) -> bool | None:
-    """Whether the copy was answered the same; None where that cannot be said: a stream, a pickle, a body too large to look into."""
+    """Whether the copy was answered the same; None where that cannot be said: a stream, a pickle, a
+    body too large to look into."""
     if status != copy.status:
         return False
     if body is None or copy.call.content_type is not JSON:
@@ -337,7 +385,8 @@ def _compared(copy: _Copy, status: int, body: bytes | None) -> bool | None:
 
 
 def is_same(one: bytes, other: bytes) -> bool:
-    """Whether two answers say the same: byte for byte, or as JSON values with numbers within TOLERANCE."""
+    """Whether two answers say the same: byte for byte, or as JSON values with numbers within
+    TOLERANCE."""
     if one == other:
         return True
     try:
@@ -350,9 +399,15 @@ def _is_alike(one: Any, other: Any) -> bool:
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, int | float) and isinstance(other, int | float):
-        return one == other or math.isclose(one, other, rel_tol=TOLERANCE) or (math.isnan(one) and math.isnan(other))
+        return (
+            one == other
+            or math.isclose(one, other, rel_tol=TOLERANCE)
+            or (math.isnan(one) and math.isnan(other))
+        )
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_is_alike(value, other[key]) for key, value in one.items())
+        return one.keys() == other.keys() and all(
+            _is_alike(value, other[key]) for key, value in one.items()
+        )
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_is_alike, one, other))
     return bool(one == other)

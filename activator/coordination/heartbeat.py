@@ -1,8 +1,8 @@
 """The loop that keeps a member alive: beat, make room for others, end what the dead left behind.
 
-An instance is leased to one activator. When that one has lapsed and its process is really gone (its socket refuses), its instances would
-run on with nobody to call them, so whoever sees it first stops them. An activator that is restarted in time finds its own again.
-"""
+An instance is leased to one activator. When that one has lapsed and its process is really gone (its
+socket refuses), its instances would run on with nobody to call them, so whoever sees it first stops
+them. An activator that is restarted in time finds its own again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from snapshotter.types import InstanceId, InstanceInfo
 log = logging.getLogger(__name__)
 
 START_GRACE_S = 2 * TTL_S
-"""After our own start the others may not have joined yet: nothing is taken for left behind before this."""
+"""After our own start the others may not have joined yet: nothing is taken for left behind before
+this."""
 
 
 class HeartbeatStore(Protocol):
@@ -69,7 +70,8 @@ class HeartbeatLoop:
         self._look_at = clock() + START_GRACE_S
 
     async def run(self) -> None:
-        """Forever. The first beat waits until the instances that are ours were adopted, because it states what we hold."""
+        """Forever. The first beat waits until the instances that are ours were adopted, because it
+        states what we hold."""
         await self._scaler.reconciled.wait()
         while True:
             pulse = await self._state.beat()
@@ -83,10 +85,22 @@ class HeartbeatLoop:
     async def free_abandoned(self, members: frozenset[str]) -> None:
         """Stop the instances of activators that are neither members nor processes any more."""
         try:
-            abandoned = [info for info in await self._leases.leased() if info.lessee is not None and info.lessee not in members]
+            abandoned = [
+                info
+                for info in await self._leases.leased()
+                if info.lessee is not None and info.lessee not in members
+            ]
             for info in abandoned:
-                if info.lessee is not None and info.lessee != self._state.member and not await self._is_process_alive(info.lessee):
-                    log.warning("instance of an activator that is gone is stopped instance=%s lessee=%s", info.id, info.lessee)
+                if (
+                    info.lessee is not None
+                    and info.lessee != self._state.member
+                    and not await self._is_process_alive(info.lessee)
+                ):
+                    log.warning(
+                        "instance of an activator that is gone is stopped instance=%s lessee=%s",
+                        info.id,
+                        info.lessee,
+                    )
                     await self._leases.stop(info.id, grace_s=ORPHAN_GRACE_S)
         except agent_errors.SnapshotterError as e:
             log.warning("instances left behind were not looked for error=%s", e)

@@ -1,4 +1,5 @@
-"""Which activator this process is: a number, given or read from the host name that a StatefulSet gives each of its pods."""
+"""Which activator this process is: a number, given or read from the host name that a StatefulSet
+gives each of its pods."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ class IdentityInvalid(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """`index`: from 0. `is_alone_here`: no other activator runs on this machine (this pod), so its ports are those of the settings."""
+    """`index`: from 0. `is_alone_here`: no other activator runs on this machine (this pod), so its
+    ports are those of the settings."""
 
     index: int
     is_alone_here: bool
@@ -28,12 +30,18 @@ def identity_of(text: str, *, hostname: str, activators: int) -> Identity:
     if text == FROM_HOSTNAME:
         found = _ORDINAL.search(hostname.partition(".")[0])
         if found is None:
-            raise IdentityInvalid(f"--index {FROM_HOSTNAME}: host name {hostname!r} does not end in -<number>, as a StatefulSet's pods do")
+            raise IdentityInvalid(
+                f"--index {FROM_HOSTNAME}: host name {hostname!r} does not end in -<number>, as a "
+                f"StatefulSet's pods do"
+            )
         index = int(found[1])
     elif text.isdigit():
         index = int(text)
     else:
         raise IdentityInvalid(f"--index {text!r}: write a number from 0, or {FROM_HOSTNAME}")
     if index >= activators:
-        raise IdentityInvalid(f"--index {index}: must be from 0 to {activators - 1} (activator.activators: as many as there are replicas)")
+        raise IdentityInvalid(
+            f"--index {index}: must be from 0 to {activators - 1} (activator.activators: as many "
+            f"as there are replicas)"
+        )
     return Identity(index=index, is_alone_here=text == FROM_HOSTNAME)

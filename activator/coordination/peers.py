@@ -1,12 +1,14 @@
-"""The other activators, with the same gateway: of this machine, each behind a Unix socket of its own, or of a cluster, with mutual TLS.
+"""The other activators, with the same gateway: of this machine, each behind a Unix socket of its
+own, or of a cluster, with mutual TLS.
 
-Callers reach whichever activator the kernel picks (SO_REUSEPORT, socket(7)), or a cluster's Service, but a submitted call lives in one of
-them. A question about a call that is not here is passed on to the others, once (the header `pilotlight-passed-on` marks it); an id that a
-caller chose belongs to the member that its hash names, so that the same PUT sent twice meets itself.
+Callers reach whichever activator the kernel picks (SO_REUSEPORT, socket(7)), or a cluster's
+Service, but a submitted call lives in one of them. A question about a call that is not here is
+passed on to the others, once (the header `pilotlight-passed-on` marks it); an id that a caller
+chose belongs to the member that its hash names, so that the same PUT sent twice meets itself.
 
-Connections to another activator are bounded, and a followed call holds one for as long as it runs: all requests of one tenant that are with
-the others hold no more than half of those to one of them, nobody holds one by not reading, and what must not wait (`catch_up`) has its own.
-"""
+Connections to another activator are bounded, and a followed call holds one for as long as it runs:
+all requests of one tenant that are with the others hold no more than half of those to one of them,
+nobody holds one by not reading, and what must not wait (`catch_up`) has its own."""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ log = logging.getLogger(__name__)
 PASSED_ON = b"pilotlight-passed-on"
 HEALTH = "/healthz"
 CATCH_UP_S = 1.5
-"""How long a change may wait for the other activators: each waits a second at most for its own feed."""
+"""How long a change may wait for the other activators: each waits a second at most for its own
+feed."""
 _IDLE_S = 630.0
 """Read time-out: a followed call may be silent for long; then the client asks again."""
 UNREAD_S = 10.0
@@ -45,16 +48,22 @@ Places = Callable[[int], Address]
 
 
 class ActivatorPeers:
-    """Owner: the event loop. With one activator there are none, and every question is answered here.
+    """Owner: the event loop. With one activator there are none, and every question is answered
+    here.
 
-    `count` of them are meant to be there, and share the ids that callers choose; `members` are those that are, some more while
-    the number is being changed, and these are asked, too.
-    """
+    `count` of them are meant to be there, and share the ids that callers choose; `members` are
+    those that are, some more while the number is being changed, and these are asked, too."""
 
     def __init__(
-        self, place: Places, *, index: int, count: int, members: Callable[[], Iterable[str]] = tuple,
-        max_connections: int = MAX_CONNECTIONS, unread_s: float = UNREAD_S,
-    ) -> None:  # fmt: skip
+        self,
+        place: Places,
+        *,
+        index: int,
+        count: int,
+        members: Callable[[], Iterable[str]] = tuple,
+        max_connections: int = MAX_CONNECTIONS,
+        unread_s: float = UNREAD_S,
+    ) -> None:
         self._index = index
         self._count = count
         self._place = place
@@ -77,9 +86,14 @@ class ActivatorPeers:
         if index not in clients:
             address = self._place(index)
             timeout = httpx.Timeout(5.0, read=_IDLE_S, write=_IDLE_S)
-            limits = httpx.Limits(max_connections=self._max_connections, max_keepalive_connections=20)
+            limits = httpx.Limits(
+                max_connections=self._max_connections, max_keepalive_connections=20
+            )
             clients[index] = httpx.AsyncClient(
-                transport=address.transport(limits=limits), base_url=address.base_url, timeout=timeout, cookies=no_cookies()
+                transport=address.transport(limits=limits),
+                base_url=address.base_url,
+                timeout=timeout,
+                cookies=no_cookies(),
             )
         return clients[index]
 
@@ -87,7 +101,9 @@ class ActivatorPeers:
     def _share(self, tenant: str) -> Iterator[None]:
         """One of the tenant's requests to the others. Raises TooManyRequests."""
         if self._of_tenants[tenant] >= max(1, self._max_connections // 2):
-            raise errors.TooManyRequests("too many requests of this tenant are with other activators", retry_after_s=1)
+            raise errors.TooManyRequests(
+                "too many requests of this tenant are with other activators", retry_after_s=1
+            )
         self._of_tenants[tenant] += 1
         try:
             yield
@@ -97,7 +113,8 @@ class ActivatorPeers:
                 del self._of_tenants[tenant]
 
     async def ask(self, request: Request, tenant: str) -> bool:
-        """Pass a tenant's request without a body on to each until one does not answer 404; False when none knew. Raises TooManyRequests."""
+        """Pass a tenant's request without a body on to each until one does not answer 404; False
+        when none knew. Raises TooManyRequests."""
         with self._share(tenant):
             for index in self._others():
                 try:
@@ -122,18 +139,26 @@ class ActivatorPeers:
             return False
         with self._share(tenant):
             try:
-                response = await self._send(self._client(owner, self._known), request, _body(request))
+                response = await self._send(
+                    self._client(owner, self._known), request, _body(request)
+                )
             except httpx.HTTPError as e:
-                raise errors.Unavailable(f"activator a-{owner}, which keeps this call, is being restarted", retry_after_s=1) from e
+                raise errors.Unavailable(
+                    f"activator a-{owner}, which keeps this call, is being restarted",
+                    retry_after_s=1,
+                ) from e
             await _relay(request, response, self._unread_s)
         return True
 
     async def catch_up(self) -> None:
-        """Return once the others know all that the controller knows at this moment: a key that was revoked is revoked everywhere.
+        """Return once the others know all that the controller knows at this moment: a key that was
+        revoked is revoked everywhere.
 
-        Who does not answer in time is not waited for; its feed tells it within moments, or before it serves again.
-        """
-        await asyncio.gather(*(self._caught_up(self._client(index, self._for_changes)) for index in self._others()))
+        Who does not answer in time is not waited for; its feed tells it within moments, or before
+        it serves again."""
+        await asyncio.gather(
+            *(self._caught_up(self._client(index, self._for_changes)) for index in self._others())
+        )
 
     async def _caught_up(self, client: httpx.AsyncClient) -> None:
         try:
@@ -142,12 +167,18 @@ class ActivatorPeers:
         except (httpx.HTTPError, TimeoutError) as e:
             log.info("sibling may be behind error=%r", e)
 
-    async def _send(self, client: httpx.AsyncClient, request: Request, body: AsyncIterator[bytes] | None) -> httpx.Response:
+    async def _send(
+        self, client: httpx.AsyncClient, request: Request, body: AsyncIterator[bytes] | None
+    ) -> httpx.Response:
         query = request.scope["query_string"]
-        url = client.base_url.copy_with(raw_path=request.scope["raw_path"] + (b"?" + query if query else b""))
+        url = client.base_url.copy_with(
+            raw_path=request.scope["raw_path"] + (b"?" + query if query else b"")
+        )
         skip = HOP_BY_HOP if body is not None else HOP_BY_HOP | {b"content-length"}
         headers = [(k, v) for k, v in request.scope["headers"] if k not in skip]
-        out = client.build_request(request.verb, url, headers=[*headers, (PASSED_ON, b"1")], content=body)
+        out = client.build_request(
+            request.verb, url, headers=[*headers, (PASSED_ON, b"1")], content=body
+        )
         return await client.send(out, stream=True)
 
     async def is_process_alive(self, member: str) -> bool:
@@ -160,7 +191,8 @@ class ActivatorPeers:
         except (FileNotFoundError, ConnectionRefusedError):
             return False
         except socket.gaierror as e:
-            return e.errno != socket.EAI_NONAME  # a pod's name goes with the pod; names that cannot be asked about say nothing
+            # a pod's name goes with the pod; names that cannot be asked about say nothing
+            return e.errno != socket.EAI_NONAME
         except (OSError, TimeoutError):
             return True
         probe.close()
@@ -183,12 +215,15 @@ def _number(member: str) -> int | None:
 
 
 def peer_addresses(run: Path, url: str | None, credentials: Credentials | None) -> Places:
-    """Where each activator is: behind its socket in `run`, or at `url` (`activator.sibling_url`). Raises SettingsInvalid."""
+    """Where each activator is: behind its socket in `run`, or at `url` (`activator.sibling_url`).
+    Raises SettingsInvalid."""
     if url is None:
         return lambda index: Address.at(socket_of(run, index))
 
     def place(index: int) -> Address:
-        return Address.parse(url.replace("{index}", str(index)).replace("{member}", f"a-{index}"), credentials)
+        return Address.parse(
+            url.replace("{index}", str(index)).replace("{member}", f"a-{index}"), credentials
+        )
 
     try:
         place(0)
@@ -204,7 +239,11 @@ def socket_of(run: Path, index: int) -> Path:
 
 async def _relay(request: Request, response: httpx.Response, unread_s: float) -> None:
     try:
-        headers: Headers = [(k.lower(), v) for k, v in response.headers.raw if k.lower() not in HOP_BY_HOP and k.lower() != b"date"]
+        headers: Headers = [
+            (k.lower(), v)
+            for k, v in response.headers.raw
+            if k.lower() not in HOP_BY_HOP and k.lower() != b"date"
+        ]
         await request.wait_read(unread_s)
         await request.start(response.status_code, headers)
         async for chunk in response.aiter_raw():
@@ -213,7 +252,8 @@ async def _relay(request: Request, response: httpx.Response, unread_s: float) ->
         await request.wait_read(unread_s)
         await request.chunk(b"", more=False)
     except httpx.HTTPError:
-        request.scope["connection"].transport.abort()  # the head is out: a broken connection is the only honest end
+        # the head is out: a broken connection is the only honest end
+        request.scope["connection"].transport.abort()
     finally:
         await response.aclose()
 

@@ -1,4 +1,5 @@
-"""Whether code of tenants could use the platform's Redis: refused at start, because quotas, budgets and kept answers lie in it."""
+"""Whether code of tenants could use the platform's Redis: refused at start, because quotas, budgets
+and kept answers lie in it."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ _OTHERS_CONNECT = stat.S_IWOTH
 def require_protected(url: str) -> None:
     """Raise SettingsInvalid for a Redis that any process of this machine can use.
 
-    Workers reach what the machine reaches over TCP, its loopback addresses included: there a password is needed. A Unix socket
-    needs one only where other users may connect to it. A socket that is not there yet is not checked.
-    """
+    Workers reach what the machine reaches over TCP, its loopback addresses included: there a
+    password is needed. A Unix socket needs one only where other users may connect to it. A socket
+    that is not there yet is not checked."""
     try:
         parts: Mapping[str, Any] = connection.parse_url(url)  # type: ignore[no-untyped-call]
     except ValueError as e:
@@ -30,19 +31,24 @@ def require_protected(url: str) -> None:
     path = parts.get("path")
     if path is None:
         raise SettingsInvalid(
-            "activator.redis_url = ***: has no password, and workers of all tenants reach Redis over TCP: set `requirepass` in "
-            "redis.conf, write redis://:PASSWORD@host:port/0 into a file and name it in activator.redis_url_file; or use a Unix "
+            "activator.redis_url = ***: has no password, and workers of all tenants reach Redis "
+            "over TCP: set `requirepass` in "
+            "redis.conf, write redis://:PASSWORD@host:port/0 into a file and name it in "
+            "activator.redis_url_file; or use a Unix "
             "socket (unix://PATH, `unixsocketperm 770` and the group of platform.activator_uid)"
         )
     if others_can_connect(Path(path)):
         raise SettingsInvalid(
-            f"activator.redis_url = unix://{path}: every user may connect to this socket, workers of all tenants included: set "
-            "`unixsocketperm 770` in redis.conf and give it the group of platform.activator_uid, or set a password (`requirepass`)"
+            f"activator.redis_url = unix://{path}: every user may connect to this socket, workers "
+            f"of all tenants included: set "
+            "`unixsocketperm 770` in redis.conf and give it the group of platform.activator_uid, "
+            "or set a password (`requirepass`)"
         )
 
 
 def others_can_connect(path: Path) -> bool:
-    """Whether users other than owner and group may connect: by the modes of the socket and of the directories above it."""
+    """Whether users other than owner and group may connect: by the modes of the socket and of the
+    directories above it."""
     try:
         socket = path.resolve(strict=True)
         can_reach = all(folder.stat().st_mode & stat.S_IXOTH for folder in socket.parents)

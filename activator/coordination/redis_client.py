@@ -1,4 +1,5 @@
-"""The connection to the platform's Redis, as every store has it: each command is answered within ANSWER_S, or fails."""
+"""The connection to the platform's Redis, as every store has it: each command is answered within
+ANSWER_S, or fails."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ ANSWER_S = 1.0
 class RedisClient(Redis):
     """Redis with one deadline for a command, connecting and its one retry included.
 
-    Not the client's `socket_timeout`: that sends through asyncio.wait_for(), which before Python 3.12 loses a cancellation that arrives
-    as the command has gone out, and a loop that lost its cancellation keeps the process from ending.
-    """
+    Not the client's `socket_timeout`: that sends through asyncio.wait_for(), which before Python
+    3.12 loses a cancellation that arrives as the command has gone out, and a loop that lost its
+    cancellation keeps the process from ending."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """See Redis. Raises RedisError, OSError (TimeoutError is one)."""
@@ -29,5 +30,9 @@ class RedisClient(Redis):
 def redis_client(url: str) -> Redis:
     """Connects with the first command. Raises ValueError when the URL is none."""
     return RedisClient.from_url(
-        url, socket_timeout=None, socket_connect_timeout=ANSWER_S, decode_responses=True, retry=Retry(NoBackoff(), 1)
+        url,
+        socket_timeout=None,
+        socket_connect_timeout=ANSWER_S,
+        decode_responses=True,
+        retry=Retry(NoBackoff(), 1),
     )

@@ -16,23 +16,31 @@ from redis.exceptions import RedisError
 
 from activator.coordination import scripts
 from activator.coordination.redis_client import redis_client
-from activator.coordination.state import HeartbeatReply, InstanceDemand, SharedStateUnreachable, SharedStatistics, share_of
+from activator.coordination.state import (
+    HeartbeatReply,
+    InstanceDemand,
+    SharedStateUnreachable,
+    SharedStatistics,
+    share_of,
+)
 
 log = logging.getLogger(__name__)
 
 TTL_S = 15.0
-"""A member that did not beat for this long is not one: far above a restart by the supervisor (2 s) and a stall on a loaded machine."""
+"""A member that did not beat for this long is not one: far above a restart by the supervisor (2 s)
+and a stall on a loaded machine."""
 BEAT_S = 0.5
 """Between beats; also how long a starving member waits until the others know."""
 REFUSAL_S = 1.5
-"""A refusal counts for this long; who still wants asks again well before (throttler.ALLOWANCE_RETRY_S)."""
+"""A refusal counts for this long; who still wants asks again well before
+(throttler.ALLOWANCE_RETRY_S)."""
 
 
 class RedisState:
     """One member's view. Owner: the event loop.
 
-    `_held` is what this member holds now, `_stated` what Redis was last told; the lock keeps beats and takes from overtaking each other.
-    """
+    `_held` is what this member holds now, `_stated` what Redis was last told; the lock keeps beats
+    and takes from overtaking each other."""
 
     def __init__(
         self,
@@ -51,7 +59,8 @@ class RedisState:
         self._clock = clock
         self._redis = redis_client(url)
         self._join, self._beat, self._take, self._leave, self._knock = (
-            self._redis.register_script(text) for text in (scripts.JOIN, scripts.BEAT, scripts.TAKE, scripts.LEAVE, scripts.KNOCK)
+            self._redis.register_script(text)
+            for text in (scripts.JOIN, scripts.BEAT, scripts.TAKE, scripts.LEAVE, scripts.KNOCK)
         )
         self._held: Counter[str] = Counter()
         self._stated: dict[str, int] = {}
@@ -65,15 +74,21 @@ class RedisState:
 
     def __repr__(self) -> str:
         state = "" if self._is_reachable else ", unreachable"
-        return f"<RedisState {self._where} member {self.member} of {len(self._members)}, {self._held.total()} instances{state}>"
+        return (
+            f"<RedisState {self._where} member {self.member} of {len(self._members)}, "
+            f"{self._held.total()} instances{state}>"
+        )
 
-    # -- membership ---------------------------------------------------------------------------------------------------
+    # -- membership --------------------------------------------------------------------------------
     async def join(self) -> None:
         """See SharedState."""
         try:
             await self._join(keys=self._own_keys(), args=[self.member, self._ttl_ms()])
         except (RedisError, OSError) as e:
-            raise SharedStateUnreachable(f"Redis at {self._where} does not answer ({_say(e)}): start it, or correct redis_url") from e
+            raise SharedStateUnreachable(
+                f"Redis at {self._where} does not answer ({_say(e)}): start it, or correct "
+                f"redis_url"
+            ) from e
 
     async def beat(self) -> HeartbeatReply | None:
         """See SharedState."""
@@ -88,7 +103,9 @@ class RedisState:
         holdings = {key: count for key, count in self._held.items() if count > 0}
         flat = [part for pair in holdings.items() for part in pair]
         try:
-            names, counts = await self._beat(keys=self._own_keys(), args=[*self._common_args(), *flat])
+            names, counts = await self._beat(
+                keys=self._own_keys(), args=[*self._common_args(), *flat]
+            )
         except (RedisError, OSError) as e:
             self._failed(e)
             return None
@@ -96,7 +113,10 @@ class RedisState:
         self._stated = holdings
         self._members = frozenset(names)
         pairs = zip(holdings, zip(counts[0::2], counts[1::2], strict=True), strict=True)
-        return HeartbeatReply(members=self._members, wants={key: InstanceDemand(wanting=w, starving=s) for key, (w, s) in pairs if w})
+        return HeartbeatReply(
+            members=self._members,
+            wants={key: InstanceDemand(wanting=w, starving=s) for key, (w, s) in pairs if w},
+        )
 
     @property
     def is_member(self) -> bool:
@@ -124,9 +144,10 @@ class RedisState:
         """See SharedState."""
         return self._members
 
-    # -- allowance ----------------------------------------------------------------------------------------------------
+    # -- allowance ---------------------------------------------------------------------------------
     async def take_instances(self, key: str, wanted: int, limit: int) -> int:
-        """See SharedState. Waits for the first beat: until then what an earlier life of this member held is not known here."""
+        """See SharedState. Waits for the first beat: until then what an earlier life of this member
+        held is not known here."""
         await self._first_beat.wait()
         async with self._lock:
             try:
@@ -144,10 +165,15 @@ class RedisState:
 
     async def _ask(self, key: str, wanted: int, limit: int) -> int:
         keys = [*self._own_keys(), f"{self._prefix}wanting:{key}", f"{self._prefix}starving:{key}"]
-        return int(await self._take(keys=keys, args=[*self._common_args(), key, self._held[key], wanted, limit]))
+        return int(
+            await self._take(
+                keys=keys, args=[*self._common_args(), key, self._held[key], wanted, limit]
+            )
+        )
 
     def _credit(self, key: str, wanted: int) -> int:
-        """What the others still count as ours and we do not use: all that may be started while Redis is away."""
+        """What the others still count as ours and we do not use: all that may be started while
+        Redis is away."""
         if self._clock() >= self._counts_until:
             return 0
         return max(0, min(wanted, self._stated.get(key, 0) - self._held[key]))
@@ -168,23 +194,36 @@ class RedisState:
         """See SharedState."""
         return share_of(count, self.member, self._members)
 
-    # -- strangers ----------------------------------------------------------------------------------------------------
+    # -- strangers ---------------------------------------------------------------------------------
     async def stranger_wait_s(self, address: str, *, rate_per_s: float, burst: float) -> float:
         """See SharedState."""
         try:
-            return int(await self._knock(keys=[f"{self._prefix}stranger:{address}"], args=[rate_per_s, burst])) / 1000
+            return (
+                int(
+                    await self._knock(
+                        keys=[f"{self._prefix}stranger:{address}"], args=[rate_per_s, burst]
+                    )
+                )
+                / 1000
+            )
         except (RedisError, OSError) as e:
-            raise SharedStateUnreachable(f"Redis at {self._where} does not answer ({_say(e)})") from e
+            raise SharedStateUnreachable(
+                f"Redis at {self._where} does not answer ({_say(e)})"
+            ) from e
 
-    # -- the rest -----------------------------------------------------------------------------------------------------
+    # -- the rest ----------------------------------------------------------------------------------
     def statistics(self) -> SharedStatistics:
         """See SharedState."""
         return SharedStatistics(
-            members=len(self._members), allowance=dict(self._held), refused=self._refused, is_reachable=self._is_reachable
+            members=len(self._members),
+            allowance=dict(self._held),
+            refused=self._refused,
+            is_reachable=self._is_reachable,
         )
 
     async def aclose(self) -> None:
-        """Leave if nothing is held (instances outlive us: the next life of this member adopts them), and close the connections."""
+        """Leave if nothing is held (instances outlive us: the next life of this member adopts
+        them), and close the connections."""
         if not self._held.total():
             await self.leave()
         await self._redis.aclose()
@@ -200,7 +239,11 @@ class RedisState:
 
     def _failed(self, error: Exception) -> None:
         if self._is_reachable:
-            log.warning("redis does not answer; we keep the instances that we have address=%s error=%s", self._where, _say(error))
+            log.warning(
+                "redis does not answer; we keep the instances that we have address=%s error=%s",
+                self._where,
+                _say(error),
+            )
         self._is_reachable = False
 
     def _answered(self, sent_at: float) -> None:
@@ -211,14 +254,19 @@ class RedisState:
 
 
 def platform_id(token: str) -> str:
-    """The platform's name in a Redis that several share: of its key, because home paths are alike on most machines."""
+    """The platform's name in a Redis that several share: of its key, because home paths are alike
+    on most machines."""
     return hashlib.sha256(b"redis\0" + token.encode()).hexdigest()[:16]
 
 
 def address_of(url: str) -> str:
     """Host and port, or the socket's path, of a Redis URL: never its user or password."""
     parts = urlsplit(url)
-    return parts.path if parts.scheme == "unix" else f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
+    return (
+        parts.path
+        if parts.scheme == "unix"
+        else f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
+    )
 
 
 def _say(error: Exception) -> str:

@@ -1,10 +1,10 @@
-"""The verbs as Redis scripts (EVAL is atomic: https://redis.io/docs/latest/develop/programmability/). Time is the server's, in ms.
+"""The verbs as Redis scripts (EVAL is atomic:
+https://redis.io/docs/latest/develop/programmability/). Time is the server's, in ms.
 
 Keys, all under `pilotlight:{<platform>}:` (the braces keep them on one slot of a Redis Cluster):
-`members` (sorted set: id by the time it lapses), `held:<member>` (hash: instances by revision; lapses with its member),
-`wanting:<revision>` and `starving:<revision>` (sorted sets: member by the time of its last refusal),
-`stranger:<address>` (hash: tokens, at).
-"""
+`members` (sorted set: id by the time it lapses), `held:<member>` (hash: instances by revision;
+lapses with its member), `wanting:<revision>` and `starving:<revision>` (sorted sets: member by the
+time of its last refusal), `stranger:<address>` (hash: tokens, at)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""The bound on strangers over all activators: the process's own bucket decides at once, the shared one a moment later.
+"""The bound on strangers over all activators: the process's own bucket decides at once, the shared
+one a moment later.
 
-Authentication is synchronous, so it cannot wait for Redis: each failed attempt that the own bucket lets pass is reported in the background,
-and an address whose shared bucket is empty is refused here until it has a token again. A stranger that spreads over N activators gains the
-attempts of one round trip, not N times the rate. When the shared state does not answer, the own bucket is all there is.
-"""
+Authentication is synchronous, so it cannot wait for Redis: each failed attempt that the own bucket
+lets pass is reported in the background, and an address whose shared bucket is empty is refused here
+until it has a token again. A stranger that spreads over N activators gains the attempts of one
+round trip, not N times the rate. When the shared state does not answer, the own bucket is all there
+is."""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ class SharedStrangerLimit(UnauthenticatedRateLimiter):
         self._reports: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
-        return f"<SharedStrangerLimit {len(self._refused_until)} refused, {len(self._reports)} reports under way, {self._rate:g}/s each>"
+        return (
+            f"<SharedStrangerLimit {len(self._refused_until)} refused, {len(self._reports)} "
+            f"reports under way, {self._rate:g}/s each>"
+        )
 
     def guard(self, address: str, now: float) -> None:
         """See StrangerLimit."""
@@ -45,24 +50,33 @@ class SharedStrangerLimit(UnauthenticatedRateLimiter):
         address = network_of(address)
         self._refuse(address, now)
         if len(self._reports) < MAX_REPORTS:
-            report = asyncio.get_running_loop().create_task(self._report(address), name="stranger report")
+            report = asyncio.get_running_loop().create_task(
+                self._report(address), name="stranger report"
+            )
             self._reports.add(report)
             report.add_done_callback(self._reports.discard)
 
     def _refuse(self, address: str, now: float) -> None:
         until = self._refused_until.get(address, 0.0)
         if until > now:
-            raise errors.TooManyRequests("too many requests without a valid API key from this address", retry_after_s=until - now)
+            raise errors.TooManyRequests(
+                "too many requests without a valid API key from this address",
+                retry_after_s=until - now,
+            )
         self._refused_until.pop(address, None)
 
     async def _report(self, address: str) -> None:
         try:
-            wait_s = await self._state.stranger_wait_s(address, rate_per_s=self._rate, burst=2 * self._rate)
+            wait_s = await self._state.stranger_wait_s(
+                address, rate_per_s=self._rate, burst=2 * self._rate
+            )
         except SharedStateUnreachable:
             return  # said once by the beat
         if wait_s > 0:
             now = time.monotonic()
-            self._refused_until = {a: until for a, until in self._refused_until.items() if until > now} | {address: now + wait_s}
+            self._refused_until = {
+                a: until for a, until in self._refused_until.items() if until > now
+            } | {address: now + wait_s}
 
     async def aclose(self) -> None:
         """Drop the reports under way."""

@@ -1,12 +1,14 @@
 """The order of those who wait. Pure; every operation is O(1) in the number that wait.
 
-Strict by priority. Within one priority tenants take turns by deficit round robin (Shreedhar & Varghese, "Efficient Fair Queuing using
-Deficit Round Robin", SIGCOMM 1995; ToN 4(3), 1996): at its turn a tenant is credited its weight times the largest cost seen, and is
-served while its credit covers the cost of its first. A tenant that has nothing left loses its credit. Within one tenant: first in, first
-out. A tenant of which nothing waited has its first turn before those that wait already (as new flows have in FQ-CoDel, RFC 8290 §4.2), and
-is one of them afterwards, also when it has nothing left meanwhile. So a tenant that waits with a thousand calls delays another's one call
-by what is being handed out in that moment, and one that always has some waiting by the part of a turn that its weight is.
-"""
+Strict by priority. Within one priority tenants take turns by deficit round robin (Shreedhar &
+Varghese, "Efficient Fair Queuing using Deficit Round Robin", SIGCOMM 1995; ToN 4(3), 1996): at its
+turn a tenant is credited its weight times the largest cost seen, and is served while its credit
+covers the cost of its first. A tenant that has nothing left loses its credit. Within one tenant:
+first in, first out. A tenant of which nothing waited has its first turn before those that wait
+already (as new flows have in FQ-CoDel, RFC 8290 §4.2), and is one of them afterwards, also when it
+has nothing left meanwhile. So a tenant that waits with a thousand calls delays another's one call
+by what is being handed out in that moment, and one that always has some waiting by the part of a
+turn that its weight is."""
 
 from __future__ import annotations
 
@@ -51,9 +53,9 @@ class _Ring(Generic[T]):
     """The flows of one priority: those that just came, then the others in the order of their turns.
 
     Attributes:
-        fresh: had nothing waiting, and no turn since.
-        flows: the others. One that has nothing left after its turn as a fresh one rests here until it would be at turn again.
-        waiting: places in all of them.
+        fresh: had nothing waiting, and no turn since. flows: the others. One that has nothing left
+        after its turn as a fresh one rests here until it would be at turn again. waiting: places in
+        all of them.
     """
 
     __slots__ = ("flows", "fresh", "quantum", "waiting")
@@ -68,7 +70,8 @@ class _Ring(Generic[T]):
         if not self.waiting:
             self.flows.clear()
             self.quantum = 0.0
-        self.quantum = max(self.quantum, place.cost)  # so that one turn always suffices for one item: O(1)
+        # so that one turn always suffices for one item: O(1)
+        self.quantum = max(self.quantum, place.cost)
         tenant = place.rank.tenant
         flow = self.flows.get(tenant) or self.fresh.get(tenant)
         if flow is None:
@@ -130,7 +133,8 @@ class _Ring(Generic[T]):
         self.waiting -= 1
         if not flow.places:
             flow.credit = 0.0
-        flow.is_at_turn = bool(flow.places) and flow.credit >= next(iter(flow.places)).cost  # else its turn is over
+        # else its turn is over
+        flow.is_at_turn = bool(flow.places) and flow.credit >= next(iter(flow.places)).cost
 
     def first(self) -> Entry[T] | None:
         """The first of one of them."""
@@ -148,11 +152,14 @@ class FairQueue(Generic[T]):
     """See the module. Owner: one event loop; it never awaits.
 
     Attributes:
-        places: of all who wait, in the order of arrival. To read: who asks for each call whether anybody waits need not call `len`.
+        places: of all who wait, in the order of arrival. To read: who asks for each call whether
+        anybody waits need not call `len`.
     """
 
     def __init__(self) -> None:
-        self._rings: dict[Priority, _Ring[T]] = {priority: _Ring() for priority in sorted(Priority, key=lambda p: p.rank)}
+        self._rings: dict[Priority, _Ring[T]] = {
+            priority: _Ring() for priority in sorted(Priority, key=lambda p: p.rank)
+        }
         self.places: OrderedDict[Entry[T], None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -163,11 +170,16 @@ class FairQueue(Generic[T]):
         return (place.item for place in self.places)
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{ring.waiting} {priority}" for priority, ring in self._rings.items() if ring.waiting)
+        parts = ", ".join(
+            f"{ring.waiting} {priority}" for priority, ring in self._rings.items() if ring.waiting
+        )
         return f"<FairQueue {parts or 'empty'}>"
 
-    def push(self, item: T, rank: QueuePriority, *, cost: float = 1.0, is_first: bool = False) -> Entry[T]:
-        """At the end of its tenant's line, or at its head. `cost` > 0: what it takes of what is handed out, in any unit."""
+    def push(
+        self, item: T, rank: QueuePriority, *, cost: float = 1.0, is_first: bool = False
+    ) -> Entry[T]:
+        """At the end of its tenant's line, or at its head. `cost` > 0: what it takes of what is
+        handed out, in any unit."""
         place = Entry(item, rank, cost)
         self._rings[rank.priority].push(place, is_first=is_first)
         self.places[place] = None
@@ -176,8 +188,8 @@ class FairQueue(Generic[T]):
     def pop(self, is_wanted: Callable[[T], bool] = _anybody) -> T | None:
         """Take out whose turn it is; None when nobody waits.
 
-        `is_wanted`: asked about the first of each tenant; a tenant whose first is not wanted is passed over, and keeps its credit. Only
-        then the time is linear in the number of tenants.
+        `is_wanted`: asked about the first of each tenant; a tenant whose first is not wanted is
+        passed over, and keeps its credit. Only then the time is linear in the number of tenants.
         """
         for ring in self._rings.values():
             place = ring.pop(is_wanted) if ring.waiting else None
@@ -198,7 +210,8 @@ class FairQueue(Generic[T]):
         return next(iter(self.places)).item if self.places else None
 
     def first(self) -> T | None:
-        """One of those with the highest priority, without taking it out; not necessarily the one whose turn it is."""
+        """One of those with the highest priority, without taking it out; not necessarily the one
+        whose turn it is."""
         for ring in self._rings.values():
             if ring.waiting and (place := ring.first()) is not None:
                 return place.item

@@ -1,8 +1,9 @@
-"""The quotas `instances` and `gpus` of tenants and functions: counted over all revisions, what is starting included.
+"""The quotas `instances` and `gpus` of tenants and functions: counted over all revisions, what is
+starting included.
 
-A start beyond a quota waits while the tenant has instances that will be free: an idle one of another revision is given up for it at once,
-and a revision without any gets a turn from the one that has most. Where waiting is no use it is refused at once.
-"""
+A start beyond a quota waits while the tenant has instances that will be free: an idle one of
+another revision is given up for it at once, and a revision without any gets a turn from the one
+that has most. Where waiting is no use it is refused at once."""
 
 from __future__ import annotations
 
@@ -21,9 +22,11 @@ from activator.routing.route_table import CallTarget
 from pilotlight import errors
 
 LOOK_S = 1.0
-"""Between looks while somebody waits: for turns, for callers that left, and for quotas that changed."""
+"""Between looks while somebody waits: for turns, for callers that left, and for quotas that
+changed."""
 RETRY_S = 2.0
-"""When a caller may come again after a quota of instances refused it: one of them may have ended by then."""
+"""When a caller may come again after a quota of instances refused it: one of them may have ended by
+then."""
 
 
 class InstanceInventory(Protocol):
@@ -53,7 +56,8 @@ class InstanceQuota:
     """See the module. Owner: the event loop; decisions (`look`) do not await.
 
     Attributes:
-        lines: of the starts that a quota holds up, by tenant; to read. None of a tenant of which none waits.
+        lines: of the starts that a quota holds up, by tenant; to read. None of a tenant of which
+        none waits.
     """
 
     def __init__(self, terms: SharePolicy, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -81,7 +85,8 @@ class InstanceQuota:
         return self._instances[tenant], self._gpus[tenant]
 
     async def enter(self, ask: StartRequest) -> None:
-        """Be counted, as soon as the quotas allow. Raises OverQuota where waiting is no use, StartCancelled."""
+        """Be counted, as soon as the quotas allow. Raises OverQuota where waiting is no use,
+        StartCancelled."""
         refusal = self.refusal(ask)
         if refusal is None:
             self.hold(ask.id, ask.target)
@@ -134,9 +139,13 @@ class InstanceQuota:
             ):
                 if limit is not None and more and held + more > limit:
                     return errors.OverQuota(
-                        f"the {of} has {held} of {limit} {quota} in use, and {ask.target.app}/{ask.target.function} needs {more} more",
-                        retry_after_s=RETRY_S, quota=quota, of=of, limit=limit,
-                    )  # fmt: skip
+                        f"the {of} has {held} of {limit} {quota} in use, and "
+                        f"{ask.target.app}/{ask.target.function} needs {more} more",
+                        retry_after_s=RETRY_S,
+                        quota=quota,
+                        of=of,
+                        limit=limit,
+                    )
         return None
 
     def look_soon(self, delay_s: float = 0.0) -> None:
@@ -157,10 +166,13 @@ class InstanceQuota:
         self._make_room(tenant, [ask for ask in line if ask.is_waiting])
 
     def _fits(self, ask: StartRequest, line: FairQueue[StartRequest]) -> bool:
-        """Those go first for whom an instance had to go; who does not wait any more is only taken out."""
+        """Those go first for whom an instance had to go; who does not wait any more is only taken
+        out."""
         if not ask.is_waiting:
             return True
-        return self.refusal(ask) is None and (ask.is_first or not any(other.is_first and other.is_waiting for other in line))
+        return self.refusal(ask) is None and (
+            ask.is_first or not any(other.is_first and other.is_waiting for other in line)
+        )
 
     def look_everywhere(self) -> bool:
         """Time has passed, or a plan changed. Whether anybody waits."""
@@ -182,10 +194,18 @@ class InstanceQuota:
                 continue
             of = ask.target.name if refusal.detail["of"] == "function" else None
             known = (
-                tenure for tenure in self.estate.tenures()
-                if tenure.tenant == tenant and of in (None, tenure.function) and tenure.id not in self._leaving
-            )  # fmt: skip
-            victim = pick_within_quota(known, ask.target.key, waited_s=now - ask.since, needs_gpu=refusal.detail["quota"] == "gpus")
+                tenure
+                for tenure in self.estate.tenures()
+                if tenure.tenant == tenant
+                and of in (None, tenure.function)
+                and tenure.id not in self._leaving
+            )
+            victim = pick_within_quota(
+                known,
+                ask.target.key,
+                waited_s=now - ask.since,
+                needs_gpu=refusal.detail["quota"] == "gpus",
+            )
             if victim is not None:
                 ask.is_first = True
                 self._leaving.add(victim.id)

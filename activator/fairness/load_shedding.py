@@ -1,11 +1,12 @@
-"""Which waiting call gives its place when there are no more places: a pure choice over an index of all that wait.
+"""Which waiting call gives its place when there are no more places: a pure choice over an index of
+all that wait.
 
-Places are shared by weight: a tenant's share of `limit` places is its weight over the weights of all tenants that wait, at least one.
-Who goes first: batch calls (of tenants over their share before others'), then standard calls of tenants over their share, then their
-realtime ones, then standard calls, realtime ones last. An arriving call takes the place of the newest of those that go first, if they go
-strictly before itself; otherwise it is turned away. So a tenant never sheds its own calls for equal ones, and one within its share never
-loses a place to one that is over.
-"""
+Places are shared by weight: a tenant's share of `limit` places is its weight over the weights of
+all tenants that wait, at least one. Who goes first: batch calls (of tenants over their share before
+others'), then standard calls of tenants over their share, then their realtime ones, then standard
+calls, realtime ones last. An arriving call takes the place of the newest of those that go first, if
+they go strictly before itself; otherwise it is turned away. So a tenant never sheds its own calls
+for equal ones, and one within its share never loses a place to one that is over."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Prioritized(Protocol):
 
 
 class SheddingIndex:
-    """All that wait, by tenant and priority. Owner: the event loop; adding and removing is O(1), a choice O(tenants that wait)."""
+    """All that wait, by tenant and priority. Owner: the event loop; adding and removing is O(1), a
+    choice O(tenants that wait)."""
 
     def __init__(self) -> None:
         self._lines: dict[str, dict[Priority, OrderedDict[Prioritized, None]]] = {}
@@ -60,7 +62,9 @@ class SheddingIndex:
     def add(self, waiting: Prioritized) -> None:
         """One more waits."""
         rank = waiting.rank
-        self._lines.setdefault(rank.tenant, {}).setdefault(rank.priority, OrderedDict())[waiting] = None
+        self._lines.setdefault(rank.tenant, {}).setdefault(rank.priority, OrderedDict())[
+            waiting
+        ] = None
         self._sizes[rank.tenant] += 1
         self._weight += rank.weight - self._weights.get(rank.tenant, 0)
         self._weights[rank.tenant] = rank.weight
@@ -85,12 +89,18 @@ class SheddingIndex:
         return self._sizes[tenant]
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """How many wait, by tenant and priority. May be asked from another thread, which sees each line as it is in that moment."""
-        lines = [(tenant, priority, line) for tenant, found in list(self._lines.items()) for priority, line in list(found.items())]
+        """How many wait, by tenant and priority. May be asked from another thread, which sees each
+        line as it is in that moment."""
+        lines = [
+            (tenant, priority, line)
+            for tenant, found in list(self._lines.items())
+            for priority, line in list(found.items())
+        ]
         return {(tenant, priority.value): len(line) for tenant, priority, line in lines}
 
     def victim(self, arriving: QueuePriority, limit: int) -> Prioritized | None:
-        """Who gives its place to `arriving` when `limit` places are taken; None: `arriving` goes away itself."""
+        """Who gives its place to `arriving` when `limit` places are taken; None: `arriving` goes
+        away itself."""
         total = self._weight if arriving.tenant in self._weights else self._weight + arriving.weight
         per_weight = limit / max(1, total)
         own_share = max(1.0, arriving.weight * per_weight)

@@ -1,4 +1,5 @@
-"""A call's place in the order: its priority, whose it is, and whose bounds on waiting calls it counts towards. Pure."""
+"""A call's place in the order: its priority, whose it is, and whose bounds on waiting calls it
+counts towards. Pure."""
 
 from __future__ import annotations
 
@@ -27,11 +28,11 @@ class QueuePriority:
     """What decides when a call's turn comes, and whether it gives its place to another.
 
     Attributes:
-        priority: the call's, already bounded by the plan of its tenant.
-        tenant: id of the tenant that calls; calls of one tenant share one turn.
-        weight: the tenant's share of what several want at once, 1 or more (`Plan.weight`).
-        queued: every `queued` quota that the call counts towards; empty where none bounds it.
-        cost: what it takes of what is handed out: 1 of a call, and of a language model's the tokens that it reserved. Calls that wait for
+        priority: the call's, already bounded by the plan of its tenant. tenant: id of the tenant
+        that calls; calls of one tenant share one turn. weight: the tenant's share of what several
+        want at once, 1 or more (`Plan.weight`). queued: every `queued` quota that the call counts
+        towards; empty where none bounds it. cost: what it takes of what is handed out: 1 of a call,
+        and of a language model's the tokens that it reserved. Calls that wait for
             the same slots have costs of one kind.
     """
 
@@ -43,4 +44,5 @@ class QueuePriority:
 
 
 DEFAULT_RANK = QueuePriority(priority=Priority.STANDARD, tenant="", weight=1)
-"""Of calls that nobody told anything about, the platform's own among them: a warm-up for example."""
+"""Of calls that nobody told anything about, the platform's own among them: a warm-up for
+example."""

@@ -1,4 +1,5 @@
-"""A start that wants to go through: whose it is, what it takes, whether anybody still needs it, and how it waits."""
+"""A start that wants to go through: whose it is, what it takes, whether anybody still needs it, and
+how it waits."""
 
 from __future__ import annotations
 
@@ -12,23 +13,34 @@ from pilotlight import errors
 
 
 class StartCancelled(Exception):
-    """Raised when a start that had to wait is not needed any more, or was none that calls wait for."""
+    """Raised when a start that had to wait is not needed any more, or was none that calls wait
+    for."""
 
 
 class StartRequest:
     """One start on its way to the node. Owner: the task that starts it.
 
     Attributes:
-        id: the instance's.
-        rank: priority of the calls that wait for it; tenant and weight of the function's owner.
-        is_needed: asked whenever it would go on waiting, or go through after it waited.
-        since: when it began to wait, in the clock's seconds.
-        obstacle: why it waits now, as its callers will be told at their deadline; None while it does not.
-        is_first: instances were asked to go for it, so nobody else gets their place.
-        is_given_up: nobody needs it any more, and its task is about to find out; `on_given_up` was told.
+        id: the instance's. rank: priority of the calls that wait for it; tenant and weight of the
+        function's owner. is_needed: asked whenever it would go on waiting, or go through after it
+        waited. since: when it began to wait, in the clock's seconds. obstacle: why it waits now, as
+        its callers will be told at their deadline; None while it does not. is_first: instances were
+        asked to go for it, so nobody else gets their place. is_given_up: nobody needs it any more,
+        and its task is about to find out; `on_given_up` was told.
     """
 
-    __slots__ = ("future", "id", "is_first", "is_given_up", "is_needed", "obstacle", "on_given_up", "rank", "since", "target")
+    __slots__ = (
+        "future",
+        "id",
+        "is_first",
+        "is_given_up",
+        "is_needed",
+        "obstacle",
+        "on_given_up",
+        "rank",
+        "since",
+        "target",
+    )
 
     def __init__(
         self,
@@ -87,9 +99,16 @@ class StartRequest:
             self.future.set_exception(StartCancelled())
 
     async def wait_in(
-        self, line: FairQueue[StartRequest], rank: QueuePriority, *, cost: float, look: Callable[[], None], is_first: bool = False
+        self,
+        line: FairQueue[StartRequest],
+        rank: QueuePriority,
+        *,
+        cost: float,
+        look: Callable[[], None],
+        is_first: bool = False,
     ) -> None:
-        """Wait in a line until it is let through. `look`: what hands out, called once it stands there. Raises StartCancelled."""
+        """Wait in a line until it is let through. `look`: what hands out, called once it stands
+        there. Raises StartCancelled."""
         self.future = asyncio.get_running_loop().create_future()
         place = line.push(self, rank, cost=cost, is_first=is_first)
         try:

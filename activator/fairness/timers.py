@@ -1,4 +1,5 @@
-"""When to look: again and again for as long as somebody waits, and once for all that happens in the same moment."""
+"""When to look: again and again for as long as somebody waits, and once for all that happens in the
+same moment."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from collections.abc import Callable
 
 
 class PeriodicTimer:
-    """Calls `look` every `every_s` seconds from `begin` on, until it answers False. Owner: the event loop."""
+    """Calls `look` every `every_s` seconds from `begin` on, until it answers False. Owner: the
+    event loop."""
 
     __slots__ = ("_every_s", "_look", "_timer")
 
@@ -52,7 +54,9 @@ class Debouncer:
         """Look after `delay_s`, unless it was asked before."""
         if self._handle is None:
             loop = asyncio.get_running_loop()
-            self._handle = loop.call_later(delay_s, self._now) if delay_s else loop.call_soon(self._now)
+            self._handle = (
+                loop.call_later(delay_s, self._now) if delay_s else loop.call_soon(self._now)
+            )
 
     def close(self) -> None:
         """Do not look any more."""

@@ -1,14 +1,17 @@
-"""Everything that is not the data plane's: passed through to the controller, which authenticates it itself.
+"""Everything that is not the data plane's: passed through to the controller, which authenticates it
+itself.
 
-Connections to the controller are few, so who may hold them is bounded. A request without a key that the data plane knows has a small share
-of them, and gets one only once its body, which must be small, is here. Others stream their bodies, and must not pause; all of one tenant
-together hold no more than half of the connections, questions that are asked for them included. A browser that signed in to the dashboard
-counts as the tenant of its key (`pilotlight.visitors`). Nobody holds a connection by not reading an answer.
+Connections to the controller are few, so who may hold them is bounded. A request without a key that
+the data plane knows has a small share of them, and gets one only once its body, which must be
+small, is here. Others stream their bodies, and must not pause; all of one tenant together hold no
+more than half of the connections, questions that are asked for them included. A browser that signed
+in to the dashboard counts as the tenant of its key (`pilotlight.visitors`). Nobody holds a
+connection by not reading an answer.
 
-While the controller is down these paths answer 503 with `Retry-After`; calls go on. The answer to a change is sent once every activator
-knows of the change: who deploys and then calls, or makes a key and then uses it, is never told that it does not exist, and a key that was
-revoked is refused by all.
-"""
+While the controller is down these paths answer 503 with `Retry-After`; calls go on. The answer to a
+change is sent once every activator knows of the change: who deploys and then calls, or makes a key
+and then uses it, is never told that it does not exist, and a key that was revoked is refused by
+all."""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ _DOTS = frozenset({".", ".."})
 """Segments that would be resolved on the way, behind the look at the prefix."""
 _READING = ("GET", "HEAD")
 _IDLE_S = 630.0
-"""Read time-out towards the controller: a followed log may be silent for ten minutes; then the client connects again."""
+"""Read time-out towards the controller: a followed log may be silent for ten minutes; then the
+client connects again."""
 
 MAX_CONNECTIONS = 256
 MAX_OF_TENANT = MAX_CONNECTIONS // 2
@@ -45,7 +49,8 @@ MAX_STRANGER_BODY_BYTES = 65_536
 STRANGER_BODY_S = 10.0
 """How long such a body may take to arrive."""
 UNREAD_S = 10.0
-"""How long a caller may leave an answer unread; one that reads may take as long as it likes, and a stream may last."""
+"""How long a caller may leave an answer unread; one that reads may take as long as it likes, and a
+stream may last."""
 
 
 class ControlPlaneProxy:
@@ -66,11 +71,12 @@ class ControlPlaneProxy:
     ) -> None:
         """`visitors` opens what activators read of the dashboard's cookies.
 
-        `catch_up` returns once this process knows what the controller knows, `others_catch_up` once the other activators do.
+        `catch_up` returns once this process knows what the controller knows, `others_catch_up` once
+        the other activators do.
 
-        `body_pause_s`: longest pause in a body that is passed on. `stranger_connections`: those that requests without a known key may hold
-        at once; half of them for one address. `unread_s`: how long a caller may leave an answer unread.
-        """
+        `body_pause_s`: longest pause in a body that is passed on. `stranger_connections`: those
+        that requests without a known key may hold at once; half of them for one address.
+        `unread_s`: how long a caller may leave an answer unread."""
         self._unread_s = unread_s
         self._body_pause_s = body_pause_s
         self._stranger_connections = stranger_connections
@@ -97,22 +103,33 @@ class ControlPlaneProxy:
         return self._of_strangers.total() + self._of_tenants.total()
 
     async def forward(self, request: Request) -> None:
-        """Pass one request through, streaming both ways. Raises NotFound, Unavailable, TooManyRequests, TooLarge, InvalidInput."""
+        """Pass one request through, streaming both ways. Raises NotFound, Unavailable,
+        TooManyRequests, TooLarge, InvalidInput."""
         path = request.path
         caller = self._caller(request)
-        if (not path.startswith(PUBLIC_PREFIXES) and path != "/") or not _DOTS.isdisjoint(path.split("/")):
-            raise errors.NotFound(f"nothing is served at {path}: the API is under /v1/, its description at /docs")
+        if (not path.startswith(PUBLIC_PREFIXES) and path != "/") or not _DOTS.isdisjoint(
+            path.split("/")
+        ):
+            raise errors.NotFound(
+                f"nothing is served at {path}: the API is under /v1/, its description at /docs"
+            )
         raw_path = request.scope["raw_path"] if path != "/" else b"/dashboard"
         query = request.scope["query_string"]
         url = self._client.base_url.copy_with(raw_path=raw_path + (b"?" + query if query else b""))
-        headers = [(k, v) for k, v in request.scope["headers"] if k not in HOP_BY_HOP and k != b"x-request-id"]
+        headers = [
+            (k, v)
+            for k, v in request.scope["headers"]
+            if k not in HOP_BY_HOP and k != b"x-request-id"
+        ]
         headers.append((b"x-request-id", request.id.encode()))
         hops = dict.fromkeys((request.peer, request.address))  # the last one is our word
         headers += [(b"x-forwarded-for", hop.encode()) for hop in hops]
         has_body = b"content-length" in request.headers or b"transfer-encoding" in request.headers
         body: bytes | AsyncIterator[bytes] | None = None
         if has_body and caller is None:
-            body = await request.body(limit_bytes=MAX_STRANGER_BODY_BYTES, timeout_s=STRANGER_BODY_S)
+            body = await request.body(
+                limit_bytes=MAX_STRANGER_BODY_BYTES, timeout_s=STRANGER_BODY_S
+            )
             headers = [(k, v) for k, v in headers if k != b"content-length"]
         elif has_body:
             body = _body(request, self._body_pause_s)
@@ -122,18 +139,28 @@ class ControlPlaneProxy:
                 response = await self._client.send(out, stream=True)
             except httpx.HTTPError as e:
                 raise errors.Unavailable(
-                    f"the control plane does not answer ({type(e).__name__}); calls to functions go on", retry_after_s=2
+                    f"the control plane does not answer ({type(e).__name__}); calls to functions go on",
+                    retry_after_s=2,
                 ) from e
             await self._relay(request, response)
 
     @contextmanager
     def _share(self, caller: Principal | None, address: str = "") -> Iterator[None]:
-        """One of the connections. Raises TooManyRequests where the caller's kind holds its share of them."""
-        held, whose = (self._of_strangers, network_of(address)) if caller is None else (self._of_tenants, caller.tenant)
-        is_full = held[whose] >= (MAX_OF_TENANT if caller is not None else max(1, self._stranger_connections // 2))
+        """One of the connections. Raises TooManyRequests where the caller's kind holds its share of
+        them."""
+        held, whose = (
+            (self._of_strangers, network_of(address))
+            if caller is None
+            else (self._of_tenants, caller.tenant)
+        )
+        is_full = held[whose] >= (
+            MAX_OF_TENANT if caller is not None else max(1, self._stranger_connections // 2)
+        )
         if is_full or (caller is None and held.total() >= self._stranger_connections):
             who = "without a known API key" if caller is None else "of this tenant"
-            raise errors.TooManyRequests(f"too many requests {who} are with the control plane", retry_after_s=1)
+            raise errors.TooManyRequests(
+                f"too many requests {who} are with the control plane", retry_after_s=1
+            )
         held[whose] += 1
         try:
             yield
@@ -143,7 +170,8 @@ class ControlPlaneProxy:
                 del held[whose]
 
     def _caller(self, request: Request) -> Principal | None:
-        """Whose key it carries, or signed in. None for one that the data plane does not know: a stranger's."""
+        """Whose key it carries, or signed in. None for one that the data plane does not know: a
+        stranger's."""
         if (visitor := self._visitor(request)) is not None:
             return visitor
         try:
@@ -156,19 +184,35 @@ class ControlPlaneProxy:
 
     def _visitor(self, request: Request) -> Principal | None:
         """Who is signed in to the dashboard, whose pages carry no key."""
-        if (not request.path.startswith(HOME) and request.path != "/") or b"authorization" in request.headers:
+        if (
+            not request.path.startswith(HOME) and request.path != "/"
+        ) or b"authorization" in request.headers:
             return None
         now = time.time()
-        key = visitors.key_of(self._visitors, request.headers.get(b"cookie", b"").decode("latin-1"), now=now)
+        key = visitors.key_of(
+            self._visitors, request.headers.get(b"cookie", b"").decode("latin-1"), now=now
+        )
         caller = self._table.caller_of(key) if key is not None else None
-        return caller if caller is not None and (caller.expires_at is None or now < caller.expires_at) else None
+        return (
+            caller
+            if caller is not None and (caller.expires_at is None or now < caller.expires_at)
+            else None
+        )
 
     async def _relay(self, request: Request, response: httpx.Response) -> None:
         try:
             if request.verb not in _READING and response.is_success:
-                await asyncio.gather(self.catch_up(), *([self._others_catch_up()] if self._others_catch_up is not None else []))
-            headers: Headers = [(k.lower(), v) for k, v in response.headers.raw if k.lower() not in HOP_BY_HOP and k.lower() != b"date"]
-            await request.wait_read(self._unread_s)  # of what was answered before, to requests that came at once with this one
+                await asyncio.gather(
+                    self.catch_up(),
+                    *([self._others_catch_up()] if self._others_catch_up is not None else []),
+                )
+            headers: Headers = [
+                (k.lower(), v)
+                for k, v in response.headers.raw
+                if k.lower() not in HOP_BY_HOP and k.lower() != b"date"
+            ]
+            # of what was answered before, to requests that came at once with this one
+            await request.wait_read(self._unread_s)
             await request.start(response.status_code, headers)
             async for chunk in response.aiter_raw():
                 await request.wait_read(self._unread_s)
@@ -176,17 +220,21 @@ class ControlPlaneProxy:
             await request.wait_read(self._unread_s)
             await request.chunk(b"", more=False)
         except httpx.HTTPError:
-            request.scope["connection"].transport.abort()  # the head is out: a broken connection is the only honest end
+            # the head is out: a broken connection is the only honest end
+            request.scope["connection"].transport.abort()
         finally:
             await response.aclose()
 
     async def get_json(self, path: str, caller: Principal, authorization: bytes) -> httpx.Response:
-        """One GET on behalf of a caller, whose tenant's share it counts in. Raises Unavailable, TooManyRequests."""
+        """One GET on behalf of a caller, whose tenant's share it counts in. Raises Unavailable,
+        TooManyRequests."""
         with self._share(caller):
             try:
                 return await self._client.get(path, headers=[(b"authorization", authorization)])
             except httpx.HTTPError as e:
-                raise errors.Unavailable("the control plane does not answer", retry_after_s=2) from e
+                raise errors.Unavailable(
+                    "the control plane does not answer", retry_after_s=2
+                ) from e
 
     async def aclose(self) -> None:
         """Close the connections."""

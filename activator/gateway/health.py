@@ -1,10 +1,11 @@
-"""Whether this activator lives, and whether calls may be sent to it: what `/healthz` and `/readyz` answer.
+"""Whether this activator lives, and whether calls may be sent to it: what `/healthz` and `/readyz`
+answer.
 
-Alive: its event loop turns (or nobody would answer) and its journal takes lines. Ready: it also knows routes, budgets and the instances
-that are its own, is a member where several share quotas, and is not on its way out. Once it was ready it stays so while the controller,
-Redis or the cluster's API server are away: it goes on with what it knows, and taking all activators out of a Service at once would help
-nobody.
-"""
+Alive: its event loop turns (or nobody would answer) and its journal takes lines. Ready: it also
+knows routes, budgets and the instances that are its own, is a member where several share quotas,
+and is not on its way out. Once it was ready it stays so while the controller, Redis or the
+cluster's API server are away: it goes on with what it knows, and taking all activators out of a
+Service at once would help nobody."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Health:
     """
 
     def __init__(self, *, journal: Journal | None = None, is_served_unbilled: bool = False) -> None:
-        """`is_served_unbilled`: calls run although nothing can be written down (`activator.journal_full: serve`)."""
+        """`is_served_unbilled`: calls run although nothing can be written down
+        (`activator.journal_full: serve`)."""
         self._journal = journal
         self._is_served_unbilled = is_served_unbilled
         self._checks: list[Check] = []
@@ -43,7 +45,9 @@ class Health:
         self.is_draining = False
 
     def __repr__(self) -> str:
-        return f"<Health {'draining' if self.is_draining else ', '.join(self.missing()) or 'ready'}>"
+        return (
+            f"<Health {'draining' if self.is_draining else ', '.join(self.missing()) or 'ready'}>"
+        )
 
     def needs(self, check: Check) -> None:
         """Not ready before `check` has passed once."""
@@ -65,7 +69,11 @@ class Health:
         """Raises Unavailable naming what is wrong."""
         trouble = await self._trouble()
         if trouble:
-            raise errors.Unavailable(f"this activator cannot write its journal: {trouble}", retry_after_s=5, missing=["journal"])
+            raise errors.Unavailable(
+                f"this activator cannot write its journal: {trouble}",
+                retry_after_s=5,
+                missing=["journal"],
+            )
 
     async def expect_ready(self) -> None:
         """Raises Unavailable naming what is missing."""
@@ -75,7 +83,11 @@ class Health:
         if trouble := await self._trouble():
             missing.append(f"its journal: {trouble}")
         if missing:
-            raise errors.Unavailable(f"this activator is not ready: {'; '.join(missing)}", retry_after_s=1, missing=missing)
+            raise errors.Unavailable(
+                f"this activator is not ready: {'; '.join(missing)}",
+                retry_after_s=1,
+                missing=missing,
+            )
 
     async def _trouble(self) -> str:
         journal = self._journal

@@ -1,6 +1,5 @@
-"""Raw HTTP to functions that are web applications: `ANY /fn/{app}/{function}/…`, also under `/t/{tenant}`. Bodies stream both ways with
-back-pressure. WebSockets are `websocket_proxy`'.
-"""
+"""Raw HTTP to functions that are web applications: `ANY /fn/{app}/{function}/…`, also under
+`/t/{tenant}`. Bodies stream both ways with back-pressure. WebSockets are `websocket_proxy`'."""
 
 from __future__ import annotations
 
@@ -22,11 +21,16 @@ from activator.routing.access import AccessGrant
 from activator.routing.call_target import CallTarget
 from activator.tracing.context import note
 from activator.tracing.tracer import Tracer
-from activator.worker_client.connection import WorkerConnection, WorkerConnectionLost, WorkerResponse
+from activator.worker_client.connection import (
+    WorkerConnection,
+    WorkerConnectionLost,
+    WorkerResponse,
+)
 from pilotlight import errors
 
 LEAST_BYTES_PER_S: Final = 64 * 1024
-"""A body may take `body_timeout_s`, and a second for each so many bytes of it: files of any size come through, and a trickle does not."""
+"""A body may take `body_timeout_s`, and a second for each so many bytes of it: files of any size
+come through, and a trickle does not."""
 BODY_TIMEOUT_S: Final = 60.0
 
 
@@ -34,20 +38,28 @@ class HttpProxy:
     """Streams raw requests to ASGI functions, and to engines what may be read of them."""
 
     def __init__(
-        self, *, dispatcher: CallRunner, metrics: Metrics, tracer: Tracer | None = None, body_timeout_s: float = BODY_TIMEOUT_S
-    ) -> None:  # fmt: skip
-        """`body_timeout_s`: longest pause in a body, and longest time that one may take beside LEAST_BYTES_PER_S."""
+        self,
+        *,
+        dispatcher: CallRunner,
+        metrics: Metrics,
+        tracer: Tracer | None = None,
+        body_timeout_s: float = BODY_TIMEOUT_S,
+    ) -> None:
+        """`body_timeout_s`: longest pause in a body, and longest time that one may take beside
+        LEAST_BYTES_PER_S."""
         self._dispatcher = dispatcher
         self._body_timeout_s = body_timeout_s
         self._metrics = metrics
         self._tracer = tracer or Tracer()
-        self.websocket = WebSocketProxy(dispatcher=dispatcher, metrics=metrics, tracer=self._tracer).answer
+        self.websocket = WebSocketProxy(
+            dispatcher=dispatcher, metrics=metrics, tracer=self._tracer
+        ).answer
 
     async def http(self, request: Request, entry: AccessGrant) -> None:
         """One request, streamed both ways.
 
-        Raises what `Throttler.reserve` raises, NotFound, OverQuota, InvalidInput, TooLarge, WorkerCrashed.
-        """
+        Raises what `Throttler.reserve` raises, NotFound, OverQuota, InvalidInput, TooLarge,
+        WorkerCrashed."""
         target = entry.target
         if target.spec.engine is None:  # of an engine the OpenAI front has looked at the path
             expect_web(target)
@@ -58,16 +70,23 @@ class HttpProxy:
         try:
             self._dispatcher.check(call)
             body = await self._begun_body(request, call)
-            reservation = await self._dispatcher.throttler_of(target).reserve(call.remaining_s(target.spec.clocks.queue_s), rank=call.rank)
+            reservation = await self._dispatcher.throttler_of(target).reserve(
+                call.remaining_s(target.spec.clocks.queue_s), rank=call.rank
+            )
             call.reserved_ns = time.monotonic_ns()
-            call.start_kind, call.start_ms, call.weights = reservation.start_kind, reservation.start_ms, reservation.weights
+            call.start_kind, call.start_ms, call.weights = (
+                reservation.start_kind,
+                reservation.start_ms,
+                reservation.weights,
+            )
             await self._relay(target, _Relay(request, call, reservation, entry, body), request)
         finally:
             if admission is not None:
                 admission.release()
 
     async def _begun_body(self, request: Request, call: Call) -> _Body | None:
-        """Its body, of which something has come: a slot is for those that have something to say. None where it has none."""
+        """Its body, of which something has come: a slot is for those that have something to say.
+        None where it has none."""
         if b"content-length" not in request.headers and b"transfer-encoding" not in request.headers:
             return None
         body = _Body(request, self._body_timeout_s)
@@ -86,12 +105,19 @@ class HttpProxy:
             relay.status, relay.outcome, relay.ending = 502, "error", Outcome.FAILED
             if request.is_answered:
                 raise
-            raise errors.WorkerCrashed("the instance died under this request; another takes its place", reason="crashed") from e
+            raise errors.WorkerCrashed(
+                "the instance died under this request; another takes its place", reason="crashed"
+            ) from e
         except TimeoutError as e:
             relay.status, relay.outcome, relay.ending = 504, "error", Outcome.FAILED
             if request.is_answered:
-                raise WorkerConnectionLost("the execution clock ran out in the middle of the answer", sent=True) from e
-            raise errors.DeadlineExceeded(f"the request ran longer than {target.spec.clocks.execution_s:g} s", clock="execution") from e
+                raise WorkerConnectionLost(
+                    "the execution clock ran out in the middle of the answer", sent=True
+                ) from e
+            raise errors.DeadlineExceeded(
+                f"the request ran longer than {target.spec.clocks.execution_s:g} s",
+                clock="execution",
+            ) from e
         finally:
             relay.close()
             if request.is_answered:  # else it is observed as the error that it becomes
@@ -103,7 +129,14 @@ class HttpProxy:
 class _Relay:
     """One raw request on a reserved slot. `close` it on every path."""
 
-    def __init__(self, request: Request, call: Call, reservation: Reservation, entry: AccessGrant, body: _Body | None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        call: Call,
+        reservation: Reservation,
+        entry: AccessGrant,
+        body: _Body | None,
+    ) -> None:
         self._entry = entry
         self._body = body
         self._request = request
@@ -122,14 +155,21 @@ class _Relay:
         self.ending = Outcome.ANSWERED
 
     async def run(self) -> None:
-        """Open the record, send the request, relay the answer. Raises WorkerConnectionLost, JournalFull, InvalidInput, TooLarge."""
+        """Open the record, send the request, relay the answer. Raises WorkerConnectionLost,
+        JournalFull, InvalidInput, TooLarge."""
         request, loop = self._request, asyncio.get_running_loop()
         self._ticket = await self._reservation.open_paid(self._call)
         connections = self._reservation.instance.connections
-        connection = self._connection = connections.take_nowait(self._call.reserved_ns / 1e9) or await connections.open(loop)
+        connection = self._connection = connections.take_nowait(
+            self._call.reserved_ns / 1e9
+        ) or await connections.open(loop)
         has_body = self._body is not None
         self._dispatched_ns = time.monotonic_ns()
-        future = connection.request(request_head(request, self._call, has_body=has_body), loop=loop, is_head=request.verb == "HEAD")
+        future = connection.request(
+            request_head(request, self._call, has_body=has_body),
+            loop=loop,
+            is_head=request.verb == "HEAD",
+        )
         try:
             if self._body is not None:
                 await _send_body(self._body, connection, self._entry.raw_body_bytes)
@@ -137,8 +177,14 @@ class _Relay:
         finally:
             if not future.cancel() and not future.cancelled():
                 future.exception()  # of a body that did not come whole nobody awaits the answer
-        self._is_stream, self._first_byte_ms = answer.body is None, (time.monotonic_ns() - self._call.began_ns) / 1e6
-        await request.start(answer.status, restrict_public_headers(answer_headers(request, self._call, answer.headers)))
+        self._is_stream, self._first_byte_ms = (
+            answer.body is None,
+            (time.monotonic_ns() - self._call.began_ns) / 1e6,
+        )
+        await request.start(
+            answer.status,
+            restrict_public_headers(answer_headers(request, self._call, answer.headers)),
+        )
         if answer.body is not None:
             self._sent = len(answer.body)
             await request.chunk(answer.body, more=False)
@@ -156,8 +202,12 @@ class _Relay:
         try:
             if self._ticket is not None:
                 self._cost = self._reservation.close(
-                    self._ticket, status=self.status, outcome=self.outcome, bytes_in=0, bytes_out=self._sent
-                )  # fmt: skip
+                    self._ticket,
+                    status=self.status,
+                    outcome=self.outcome,
+                    bytes_in=0,
+                    bytes_out=self._sent,
+                )
         finally:
             if self._connection is not None:
                 self._reservation.instance.connections.give_back(self._connection, time.monotonic())
@@ -165,18 +215,35 @@ class _Relay:
 
     def remember(self) -> None:
         """It failed before it was answered."""
-        note(self._call, self._reservation, dispatched_ns=self._dispatched_ns, ended_ns=time.monotonic_ns(), error=str(self.status))
+        note(
+            self._call,
+            self._reservation,
+            dispatched_ns=self._dispatched_ns,
+            ended_ns=time.monotonic_ns(),
+            error=str(self.status),
+        )
 
     def observe(self, metrics: Metrics, tracer: Tracer) -> None:
         """It was answered, wholly or in part."""
         metrics.answered_raw(
-            self._call, self.status, cost=self._cost, is_stream=self._is_stream, first_byte_ms=self._first_byte_ms,
+            self._call,
+            self.status,
+            cost=self._cost,
+            is_stream=self._is_stream,
+            first_byte_ms=self._first_byte_ms,
             completed=self.ending is not Outcome.FAILED,
-        )  # fmt: skip
+        )
         tracer.ended(
-            self._call, self._reservation, self._answer, status=self.status, dispatched_ns=self._dispatched_ns, cost=self._cost,
-            first_byte_ms=self._first_byte_ms if self._is_stream else None, verb=self._request.verb, route=route_of(self._call.target),
-        )  # fmt: skip
+            self._call,
+            self._reservation,
+            self._answer,
+            status=self.status,
+            dispatched_ns=self._dispatched_ns,
+            cost=self._cost,
+            first_byte_ms=self._first_byte_ms if self._is_stream else None,
+            verb=self._request.verb,
+            route=route_of(self._call.target),
+        )
         self._request.target = None
 
 
@@ -187,7 +254,8 @@ def _expect_small(request: Request, limit_bytes: int | None) -> None:
 
 
 class _Body:
-    """A body that is passed on as it comes, in bounded time: what was sent is time to send more, up to `timeout_s` of it."""
+    """A body that is passed on as it comes, in bounded time: what was sent is time to send more, up
+    to `timeout_s` of it."""
 
     def __init__(self, request: Request, timeout_s: float) -> None:
         self._request = request
@@ -199,7 +267,8 @@ class _Body:
         self._first = await self.next()
 
     async def next(self) -> MutableMapping[str, Any]:
-        """Its next piece, an ASGI message. Raises InvalidInput where it comes too slowly, ClientClosedRequest."""
+        """Its next piece, an ASGI message. Raises InvalidInput where it comes too slowly,
+        ClientClosedRequest."""
         if (first := self._first) is not None:
             self._first = None
             return first
@@ -208,7 +277,10 @@ class _Body:
             async with asyncio.timeout(self._left_s):
                 message = await self._request.receive()
         except TimeoutError as e:
-            text = f"the body came too slowly: {self._timeout_s:g} s, and a second for each {LEAST_BYTES_PER_S} bytes"
+            text = (
+                f"the body came too slowly: {self._timeout_s:g} s, and a second for each "
+                f"{LEAST_BYTES_PER_S} bytes"
+            )
             raise errors.InvalidInput(text) from e
         if message["type"] == "http.disconnect":
             raise errors.ClientClosedRequest("the caller left while sending its body")
@@ -218,14 +290,16 @@ class _Body:
 
 
 async def _send_body(whole: _Body, connection: WorkerConnection, limit_bytes: int | None) -> None:
-    """Pass the body on as it comes. Raises TooLarge in the middle of one that did not say how long it is, and what `_Body.next` raises."""
+    """Pass the body on as it comes. Raises TooLarge in the middle of one that did not say how long
+    it is, and what `_Body.next` raises."""
     sent = 0
     while True:
         message = await whole.next()
         if body := message["body"]:
             sent += len(body)
             if limit_bytes is not None and sent > limit_bytes:
-                connection.close()  # half a request went out: the worker must not take it for a whole one
+                # half a request went out: the worker must not take it for a whole one
+                connection.close()
                 raise too_large(limit_bytes)
             await connection.write(b"%x\r\n%s\r\n" % (len(body), body))
         if not message.get("more_body", False):

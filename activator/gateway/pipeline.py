@@ -1,9 +1,9 @@
 """A request's life, in one sentence: route → authenticate → admit → reserve → forward → meter.
 
-`Gateway.invoke` is that sentence for a call that waits for its answer. Its neighbours are elsewhere (`verbs`: `submit` hands the same
-call to `calls`, `warmup` starts without calling); `/fn/` streams raw HTTP (`http_proxy`), and every path that is not the data plane's goes
-to the controller. Under `/t/{tenant}/` are the functions that another tenant shares, or that are public.
-"""
+`Gateway.invoke` is that sentence for a call that waits for its answer. Its neighbours are elsewhere
+(`verbs`: `submit` hands the same call to `calls`, `warmup` starts without calling); `/fn/` streams
+raw HTTP (`http_proxy`), and every path that is not the data plane's goes to the controller. Under
+`/t/{tenant}/` are the functions that another tenant shares, or that are public."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ class Gateway:
         self._dashboard = dashboard
         self._settings = settings
         self._proxies = TrustedProxies(settings.trusted_proxies)
-        self.bodies = Bodies(limit_bytes=settings.waiting_bytes, tenant_bytes=settings.tenant_waiting_bytes)
+        self.bodies = Bodies(
+            limit_bytes=settings.waiting_bytes, tenant_bytes=settings.tenant_waiting_bytes
+        )
         self._health = health or Health()
         self._tracer = tracer or Tracer()
         self._arguments = arguments or ArgumentChecker()
@@ -90,30 +92,63 @@ class Gateway:
         self._calls = calls
         self._reception = RequestResolver(table=table, entrance=entrance, strangers=strangers)
         self._variations = SubmitAndWarmup(
-            settings=settings, reception=self._reception, calls=calls, dispatcher=dispatcher, scaler=scaler, admit=self.admit_later
+            settings=settings,
+            reception=self._reception,
+            calls=calls,
+            dispatcher=dispatcher,
+            scaler=scaler,
+            admit=self.admit_later,
         )
         self.idempotency = Idempotency(
-            idempotency or ProcessIdempotency(), reception=self._reception, entry_of=self._entry_of, ttl_s=settings.idempotency_ttl_s,
-            body_timeout_s=settings.body_timeout_s, bodies=self.bodies,
-        )  # fmt: skip
-        self._models = OpenInferenceApi(settings=settings, reception=self._reception, invoke=self.invoke, arguments=self._arguments)
+            idempotency or ProcessIdempotency(),
+            reception=self._reception,
+            entry_of=self._entry_of,
+            ttl_s=settings.idempotency_ttl_s,
+            body_timeout_s=settings.body_timeout_s,
+            bodies=self.bodies,
+        )
+        self._models = OpenInferenceApi(
+            settings=settings,
+            reception=self._reception,
+            invoke=self.invoke,
+            arguments=self._arguments,
+        )
         self._passthrough = passthrough
         self.openai = OpenAI(
-            settings=settings, table=table, reception=self._reception, dispatcher=dispatcher, passthrough=passthrough,
-            desk=TokenAdmission(waiting_of=lambda target: dispatcher.throttler_of(target).waiting), metrics=metrics, tracer=self._tracer,
-        )  # fmt: skip
+            settings=settings,
+            table=table,
+            reception=self._reception,
+            dispatcher=dispatcher,
+            passthrough=passthrough,
+            desk=TokenAdmission(waiting_of=lambda target: dispatcher.throttler_of(target).waiting),
+            metrics=metrics,
+            tracer=self._tracer,
+        )
         self._control = control
         self._metrics = metrics
-        self._relay = ResponseWriter(metrics=metrics, tracer=self._tracer, heartbeat_s=settings.heartbeat_s, shadows=shadows)
+        self._relay = ResponseWriter(
+            metrics=metrics, tracer=self._tracer, heartbeat_s=settings.heartbeat_s, shadows=shadows
+        )
         self.warm = FastPath(
-            throttler_of=dispatcher.throttler_of, dispatcher=dispatcher, metrics=metrics, go_on=self._go_on, tracer=self._tracer,
+            throttler_of=dispatcher.throttler_of,
+            dispatcher=dispatcher,
+            metrics=metrics,
+            go_on=self._go_on,
+            tracer=self._tracer,
             shadows=shadows,
-        )  # fmt: skip
-        verbs: dict[str, Handler] = {"invoke": self.invoke, "submit": self._variations.submit, "warmup": self._variations.warmup}
-        self._resolutions = RouteCache(table=table, reception=self._reception, entrance=entrance, verbs=verbs)
+        )
+        verbs: dict[str, Handler] = {
+            "invoke": self.invoke,
+            "submit": self._variations.submit,
+            "warmup": self._variations.warmup,
+        }
+        self._resolutions = RouteCache(
+            table=table, reception=self._reception, entrance=entrance, verbs=verbs
+        )
 
     def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> FastPathRoute | None:
-        """How a call goes that needs no task (`edge.WarmApplication`); None at the dashboard's host, which serves no calls."""
+        """How a call goes that needs no task (`edge.WarmApplication`); None at the dashboard's
+        host, which serves no calls."""
         if self._dashboard is not None and self._dashboard.owns(headers):
             return None
         return self._resolutions.find_warm(url, headers)
@@ -131,12 +166,18 @@ class Gateway:
                 await self._answer(request, self._dashboard.answer(request))
                 return
             is_once = KEY in request.headers and self.idempotency.concerns(request)
-            await self._answer(request, self.idempotency.answer(request, self._plain) if is_once else self._route(request))
+            await self._answer(
+                request,
+                self.idempotency.answer(request, self._plain) if is_once else self._route(request),
+            )
         elif scope["type"] == "websocket":
-            await self._passthrough.websocket(scope, receive, send, self._web_socket_entry, self.bodies)
+            await self._passthrough.websocket(
+                scope, receive, send, self._web_socket_entry, self.bodies
+            )
 
     def _web_socket_entry(self, request: Request) -> AccessGrant:
-        """The function at the other end of a WebSocket. Raises NotFound, and what `RequestResolver.raw_entry` raises."""
+        """The function at the other end of a WebSocket. Raises NotFound, and what
+        `RequestResolver.raw_entry` raises."""
         if self._dashboard is not None and self._dashboard.owns(request.headers):
             raise self._dashboard.not_here(request)
         return self._reception.raw_entry(request)
@@ -149,7 +190,9 @@ class Gateway:
         resolved = self._resolutions.resolve(request, owner, place)
         if resolved is None:
             raise errors.NotFound(f"nothing is served at {request.verb} {request.path}")
-        return self._reception.enter(request, resolved.caller, resolved.routed, resolved.tag, unasked=resolved.unasked)
+        return self._reception.enter(
+            request, resolved.caller, resolved.routed, resolved.tag, unasked=resolved.unasked
+        )
 
     async def _plain(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The same for a request whose idempotency key was looked at."""
@@ -161,7 +204,8 @@ class Gateway:
         await self._answer(request, self._finish(request, step))
 
     async def _answer(self, request: Request, work: Coroutine[Any, Any, None]) -> None:
-        """Answer one request, whatever happens: errors become problem documents here and nowhere else."""
+        """Answer one request, whatever happens: errors become problem documents here and nowhere
+        else."""
         connection = request.scope.get("connection")
         if connection is not None:
             connection.on_gone = asyncio.current_task().cancel  # type: ignore[union-attr]
@@ -176,7 +220,8 @@ class Gateway:
         except WorkerConnectionLost as e:
             log.warning("answer cut short call=%s error=%s", request.id, e)
             if connection is not None:
-                connection.transport.abort()  # half an answer went out: only a broken connection tells the truth
+                # half an answer went out: only a broken connection tells the truth
+                connection.transport.abort()
         except asyncio.CancelledError:
             if connection is None or not connection.transport.is_closing():
                 raise
@@ -197,19 +242,35 @@ class Gateway:
         if place.startswith(FUNCTIONS):
             resolved = self._resolutions.resolve(request, owner, place)
             if resolved is not None:
-                entry = self._reception.enter(request, resolved.caller, resolved.routed, resolved.tag, unasked=resolved.unasked)
+                entry = self._reception.enter(
+                    request,
+                    resolved.caller,
+                    resolved.routed,
+                    resolved.tag,
+                    unasked=resolved.unasked,
+                )
                 await resolved.handler(request, entry, resolved.method)
                 return
         if is_openai_path(place):
             await self.openai.answer(request, owner, place)
         elif is_model_path(place):
-            if not (is_one_model(request, place) and await self.openai.describe(request, owner, place.removeprefix(V1))):
+            if not (
+                is_one_model(request, place)
+                and await self.openai.describe(request, owner, place.removeprefix(V1))
+            ):
                 await self._models.answer(request, owner, place)
         elif place.startswith(RAW):
             entry = self._reception.raw_entry(request)
-            await (self._passthrough.http if entry.target.spec.engine is None else self.openai.answer_raw)(request, entry)
+            await (
+                self._passthrough.http
+                if entry.target.spec.engine is None
+                else self.openai.answer_raw
+            )(request, entry)
         elif owner is not None:
-            raise errors.NotFound(f"nothing is served at {path}: functions of another tenant are under /t/<tenant>/v1/functions/ or /fn/")
+            raise errors.NotFound(
+                f"nothing is served at {path}: functions of another tenant are under "
+                f"/t/<tenant>/v1/functions/ or /fn/"
+            )
         elif path.startswith(CALLS) and request.verb == "PUT":
             await self._variations.put_call(request, path[len(CALLS) :])
         elif path.startswith(CALLS):
@@ -223,10 +284,15 @@ class Gateway:
         """`/healthz` and `/readyz`, for whoever asks: probes have no key."""
         if PASSED_ON in request.headers and not request.address:  # a sibling, over our Unix socket
             await self._control.catch_up()
-        await (self._health.expect_ready() if request.path == READY else self._health.expect_alive())
-        await request.respond_json(200, {"status": "ready" if request.path == READY else "ok", "routes": self._table.version})
+        await (
+            self._health.expect_ready() if request.path == READY else self._health.expect_alive()
+        )
+        await request.respond_json(
+            200,
+            {"status": "ready" if request.path == READY else "ok", "routes": self._table.version},
+        )
 
-    # -- the sentence -------------------------------------------------------------------------------------------------
+    # -- the sentence ------------------------------------------------------------------------------
     async def invoke(self, request: Request, entry: AccessGrant, method: str) -> None:
         """`POST …:invoke`: call and wait for the answer."""
         if entry.target.spec.engine is not None:
@@ -244,19 +310,25 @@ class Gateway:
         await self._relay.answer(request, step)
 
     async def admit_later(self, request: Request, entry: AccessGrant, method: str) -> Call:
-        """`admit` of a call that counts as a request now, and among those that run at once when it runs."""
+        """`admit` of a call that counts as a request now, and among those that run at once when it
+        runs."""
         if entry.target.spec.engine is not None:
             return await self.openai.admit_later(request, entry)
         return await self.admit(request, entry, method, await entry.admit(holds=0))
 
-    async def admit(self, request: Request, entry: AccessGrant, method: str, admission: Admission | None) -> Call:
-        """Check who sends what, read the body within its bounds and check the arguments, before anything is started or billed."""
+    async def admit(
+        self, request: Request, entry: AccessGrant, method: str, admission: Admission | None
+    ) -> Call:
+        """Check who sends what, read the body within its bounds and check the arguments, before
+        anything is started or billed."""
         check = entry.target.check(method)
         rank = entry.rank(request.headers)
         content_type = entry.content_type(request.headers)
         accept = accept_of(request.headers)
         asked_ns = time.monotonic_ns()
-        body = await request.body(limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s)
+        body = await request.body(
+            limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s
+        )
         upload_ns = time.monotonic_ns() - asked_ns  # the caller's own time
         if content_type is not PICKLE:
             await self._arguments.check(check, body, tenant=entry.target.tenant)

@@ -1,4 +1,5 @@
-"""Heads of raw HTTP: what of a request reaches the function, under which root, and what of its answer reaches the caller."""
+"""Heads of raw HTTP: what of a request reaches the function, under which root, and what of its
+answer reaches the caller."""
 
 from __future__ import annotations
 
@@ -7,14 +8,39 @@ from activator.http.request import Headers, Request, Scope
 from activator.http.response_headers import weights_timing
 from activator.routing.call_target import CallTarget
 from activator.tracing.context import worker_lines
-from pilotlight.protocol import HEADER_ARM, HEADER_RATE_LIMIT, HEADER_RATE_LIMIT_POLICY, HEADER_SPANS, TENANT_PATH, WORKER_ASGI
+from pilotlight.protocol import (
+    HEADER_ARM,
+    HEADER_RATE_LIMIT,
+    HEADER_RATE_LIMIT_POLICY,
+    HEADER_SPANS,
+    TENANT_PATH,
+    WORKER_ASGI,
+)
 
-_HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"})
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"transfer-encoding",
+        b"te",
+        b"trailer",
+        b"upgrade",
+        b"proxy-connection",
+    }
+)
 _UNDER = WORKER_ASGI.encode()
 _OURS = b"pilotlight-"
-"""Headers between the activator and its workers begin so: a caller's are dropped, it must not speak for us."""
-_NOT_FOR_WORKERS = _HOP_BY_HOP | {b"authorization", b"content-length", b"x-request-id", b"traceparent", b"tracestate"}
-"""A caller's API key ends here: user code never sees it. Its trace goes on with our span as the parent."""
+"""Headers between the activator and its workers begin so: a caller's are dropped, it must not speak
+for us."""
+_NOT_FOR_WORKERS = _HOP_BY_HOP | {
+    b"authorization",
+    b"content-length",
+    b"x-request-id",
+    b"traceparent",
+    b"tracestate",
+}
+"""A caller's API key ends here: user code never sees it. Its trace goes on with our span as the
+parent."""
 _OURS_TO_SAY = frozenset(
     {
         b"date",
@@ -40,21 +66,29 @@ _OF_THE_ORIGIN = frozenset(
         b"x-content-type-options",
     }
 )
-"""What a browser keeps for the origin, or asks its user in the origin's name: it is the platform's, whoever's page this is."""
+"""What a browser keeps for the origin, or asks its user in the origin's name: it is the platform's,
+whoever's page this is."""
 _OUR_COOKIES = b"pilotlight_"
-"""The dashboard's begin so: a page that sets one would sign its visitors in as somebody else there."""
+"""The dashboard's begin so: a page that sets one would sign its visitors in as somebody else
+there."""
 _SANDBOX = b"sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads"
-"""Pages of functions share the dashboard's origin: what they run must not act as the person who is signed in there."""
+"""Pages of functions share the dashboard's origin: what they run must not act as the person who is
+signed in there."""
 
 
 def _prefix(scope: Scope) -> str:
     """`/t/{tenant}` where the caller named one."""
     path = str(scope["path"])
-    return f"{TENANT_PATH}{path[len(TENANT_PATH) :].partition('/')[0]}" if path.startswith(TENANT_PATH) else ""
+    return (
+        f"{TENANT_PATH}{path[len(TENANT_PATH) :].partition('/')[0]}"
+        if path.startswith(TENANT_PATH)
+        else ""
+    )
 
 
 def mount_path(scope: Scope, target: CallTarget) -> str:
-    """`/fn/{app}/{function}`, with the tag that the path names: links that the function makes stay with its revision."""
+    """`/fn/{app}/{function}`, with the tag that the path names: links that the function makes stay
+    with its revision."""
     prefix = _prefix(scope)
     _, at, tag = str(scope["path"])[len(prefix) :].split("/", 4)[3].partition("@")
     return f"{prefix}/fn/{target.app}/{target.function}{at}{tag}"
@@ -65,7 +99,10 @@ def subpath(scope: Scope) -> bytes:
     before = 6 if _prefix(scope) else 4
     raw = scope["raw_path"].partition(b"?")[0].split(b"/", before)
     query = scope["query_string"]
-    return b"%b%b" % (b"/" + raw[before] if len(raw) > before else b"/", b"?" + query if query else b"")
+    return b"%b%b" % (
+        b"/" + raw[before] if len(raw) > before else b"/",
+        b"?" + query if query else b"",
+    )
 
 
 def request_head(request: Request, call: Call, *, has_body: bool) -> bytes:
@@ -73,9 +110,19 @@ def request_head(request: Request, call: Call, *, has_body: bool) -> bytes:
     place = mount_path(request.scope, call.target).encode()
     under = b"" if call.target.spec.engine is not None else _UNDER  # an engine's paths are its own
     lines = [b"%s %s%s HTTP/1.1" % (request.verb.encode(), under, subpath(request.scope))]
-    lines += [b"%s: %s" % (name, value) for name, value in request.scope["headers"] if _is_for_worker(name)]
-    lines += [b"pilotlight-call: " + request.id.encode(), b"pilotlight-root-path: " + place, b"x-request-id: " + request.id.encode()]
-    lines.append(b"pilotlight-deadline-s: %.3f" % call.remaining_s(call.target.spec.clocks.execution_s))
+    lines += [
+        b"%s: %s" % (name, value)
+        for name, value in request.scope["headers"]
+        if _is_for_worker(name)
+    ]
+    lines += [
+        b"pilotlight-call: " + request.id.encode(),
+        b"pilotlight-root-path: " + place,
+        b"x-request-id: " + request.id.encode(),
+    ]
+    lines.append(
+        b"pilotlight-deadline-s: %.3f" % call.remaining_s(call.target.spec.clocks.execution_s)
+    )
     lines += [f"{name}: {value}".encode() for name, value in arm_of(call).items()]
     if has_body:
         lines.append(b"transfer-encoding: chunked")
@@ -87,7 +134,8 @@ def _is_for_worker(name: bytes) -> bool:
 
 
 def arm_of(call: Call) -> dict[str, str]:
-    """The header that says the arm of the experiment that a call is in; nothing where it is in none."""
+    """The header that says the arm of the experiment that a call is in; nothing where it is in
+    none."""
     return {HEADER_ARM: call.choice.arm} if call.choice is not None and call.choice.arm else {}
 
 
@@ -97,7 +145,11 @@ def answer_headers(request: Request, call: Call, headers: Headers) -> Headers:
         (b"x-request-id", request.id.encode()),
         (b"pilotlight-revision", call.target.revision.encode()),
         (b"pilotlight-start", call.start_kind.encode()),
-        (b"server-timing", b"queue;dur=%.2f, start;dur=%.2f%b" % (call.queued_ms, call.start_ms, weights_timing(call))),
+        (
+            b"server-timing",
+            b"queue;dur=%.2f, start;dur=%.2f%b"
+            % (call.queued_ms, call.start_ms, weights_timing(call)),
+        ),
     ]
     own += [(name.encode(), value.encode()) for name, value in arm_of(call).items()]
     passed_on = [(k, v) for k, v in headers if k not in _HOP_BY_HOP and k not in _OURS_TO_SAY]
@@ -105,7 +157,10 @@ def answer_headers(request: Request, call: Call, headers: Headers) -> Headers:
 
 
 def restrict_public_headers(headers: Headers) -> Headers:
-    """The same in a sandbox, for a browser may show it; what the function says of its own content is kept."""
+    """The same in a sandbox, for a browser may show it; what the function says of its own content
+    is kept."""
     kept = (header for header in headers if header[0] not in _OF_THE_ORIGIN)
-    kept = (header for header in kept if header[0] != b"set-cookie" or _OUR_COOKIES not in header[1])
+    kept = (
+        header for header in kept if header[0] != b"set-cookie" or _OUR_COOKIES not in header[1]
+    )
     return [*kept, (b"content-security-policy", _SANDBOX), (b"x-content-type-options", b"nosniff")]

@@ -1,9 +1,10 @@
 """How an answer goes to its caller: whole, with its cost in a header, or as it comes.
 
-A generator's caller who asks for server-sent events gets a stream that tells all of itself: comments while it waits, `event: error` where
-it fails after its head went out, and `event: end` last, with why it ended and what it cost. NDJSON and pickles have no place for that:
-they break off. The exchange is closed here, exactly once, whatever happens: its record says what the caller really got.
-"""
+A generator's caller who asks for server-sent events gets a stream that tells all of itself:
+comments while it waits, `event: error` where it fails after its head went out, and `event: end`
+last, with why it ended and what it cost. NDJSON and pickles have no place for that: they break off.
+The exchange is closed here, exactly once, whatever happens: its record says what the caller really
+got."""
 
 from __future__ import annotations
 
@@ -18,7 +19,16 @@ from activator.calls.runner import worker_crash_error
 from activator.calls.shadow_traffic import ShadowTraffic
 from activator.http.request import Request, header_list
 from activator.http.response_headers import complete_headers, streaming_headers
-from activator.http.sse import SseResponse, SseSplitter, data_lines, early_head, end_event, error_event, event, stream_headers
+from activator.http.sse import (
+    SseResponse,
+    SseSplitter,
+    data_lines,
+    early_head,
+    end_event,
+    error_event,
+    event,
+    stream_headers,
+)
 from activator.metrics.metrics import Metrics
 from activator.tracing.tracer import Tracer
 from activator.worker_client.connection import WorkerConnectionLost, WorkerResponse
@@ -39,7 +49,14 @@ class ResponseWriter:
         shadows: copy calls whose answers went out; None = none do.
     """
 
-    def __init__(self, *, metrics: Metrics, tracer: Tracer, heartbeat_s: float, shadows: ShadowTraffic | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        metrics: Metrics,
+        tracer: Tracer,
+        heartbeat_s: float,
+        shadows: ShadowTraffic | None = None,
+    ) -> None:
         """`heartbeat_s`: longest silence of a stream of events."""
         self._metrics = metrics
         self._tracer = tracer
@@ -52,19 +69,23 @@ class ResponseWriter:
     async def answer(self, request: Request, step: Coroutine[Any, Any, Exchange]) -> None:
         """Give the caller of `request.call` what `step` comes to.
 
-        Raises what `step` raises, told to the caller already where a stream had begun; WorkerConnectionLost when the worker breaks off in
-        the middle of what cannot say so.
-        """
+        Raises what `step` raises, told to the caller already where a stream had begun;
+        WorkerConnectionLost when the worker breaks off in the middle of what cannot say so."""
         call = request.call
         if call is None or _SSE not in call.accept:
             await self._give(request, await step)
             return
-        async with SseResponse(request, every_s=self._heartbeat_s, head=partial(early_head, request)) as stream:
+        async with SseResponse(
+            request, every_s=self._heartbeat_s, head=partial(early_head, request)
+        ) as stream:
             try:
                 exchange = await (stream.during(step) if must_answer_as_sse(call) else step)
             except errors.PilotlightError as e:
                 if stream.is_begun:
-                    await stream.close(error_event(e, request.id) + end_event(finish_reason="error", cost="0", exec_ms=0.0, start=""))
+                    await stream.close(
+                        error_event(e, request.id)
+                        + end_event(finish_reason="error", cost="0", exec_ms=0.0, start="")
+                    )
                     self._tracer.failed(call, e.type, e.status)
                 raise
             if stream.is_begun or (exchange.answer.body is None and _is_events(exchange.answer)):
@@ -84,7 +105,7 @@ class ResponseWriter:
         else:
             await self._whole(request, exchange, exchange.answer.body)
 
-    # -- whole --------------------------------------------------------------------------------------------------------
+    # -- whole -------------------------------------------------------------------------------------
     async def _whole(self, request: Request, exchange: Exchange, body: bytes) -> None:
         answer = exchange.answer
         outcome = "ok" if answer.status < 400 else "error"
@@ -94,14 +115,18 @@ class ResponseWriter:
         end = _end_of(exchange, "stop") if _is_events(answer) else b""  # a declared one
         await request.respond_whole(answer.status, complete_headers(exchange, cost), body + end)
         if exchange.call.choice is not None and self.shadows is not None:
-            self.shadows.copy(exchange.call, status=answer.status, body=body, exec_ms=exchange.exec_ms)
+            self.shadows.copy(
+                exchange.call, status=answer.status, body=body, exec_ms=exchange.exec_ms
+            )
         self._tracer.answered(exchange, answer.status)
 
-    # -- as it comes, without a word of ours --------------------------------------------------------------------------
+    # -- as it comes, without a word of ours -------------------------------------------------------
     async def _stream(self, request: Request, exchange: Exchange) -> None:
         ending = _StreamOutcome(self._metrics, self._tracer, request, exchange)
         try:
-            await request.start(exchange.answer.status, stream_headers(header_list(streaming_headers(exchange))))
+            await request.start(
+                exchange.answer.status, stream_headers(header_list(streaming_headers(exchange)))
+            )
             async for chunk in exchange.answer.chunks():
                 ending.passed(len(chunk))
                 await request.chunk(chunk)
@@ -113,8 +138,10 @@ class ResponseWriter:
             ending.close()
         await request.chunk(b"", more=False)
 
-    # -- as events ----------------------------------------------------------------------------------------------------
-    async def _stream_events(self, request: Request, exchange: Exchange, stream: SseResponse) -> None:
+    # -- as events ---------------------------------------------------------------------------------
+    async def _stream_events(
+        self, request: Request, exchange: Exchange, stream: SseResponse
+    ) -> None:
         ending = _StreamOutcome(self._metrics, self._tracer, request, exchange)
         cutter = SseSplitter()
         last = b""
@@ -130,18 +157,33 @@ class ResponseWriter:
             ending.broken()
             if cutter.is_inside:  # half an event went out: only a broken connection tells the truth
                 raise
-            last = error_event(exchange.cut_by or await worker_crash_error(exchange.reservation), request.id)
+            last = error_event(
+                exchange.cut_by or await worker_crash_error(exchange.reservation), request.id
+            )
         finally:
             ending.close()
         await stream.close(last + _end_of(exchange, ending.finish))
 
 
 class _StreamOutcome:
-    """How a stream ends, for its record and for those who watch. A caller that leaves is the ending unless another one comes first."""
+    """How a stream ends, for its record and for those who watch. A caller that leaves is the ending
+    unless another one comes first."""
 
-    __slots__ = ("_exchange", "_first_byte_ms", "_is_own_word", "_metrics", "_outcome", "_request", "_status", "_tracer", "finish")
+    __slots__ = (
+        "_exchange",
+        "_first_byte_ms",
+        "_is_own_word",
+        "_metrics",
+        "_outcome",
+        "_request",
+        "_status",
+        "_tracer",
+        "finish",
+    )
 
-    def __init__(self, metrics: Metrics, tracer: Tracer, request: Request, exchange: Exchange) -> None:
+    def __init__(
+        self, metrics: Metrics, tracer: Tracer, request: Request, exchange: Exchange
+    ) -> None:
         self._metrics = metrics
         self._tracer = tracer
         self._request = request
@@ -154,7 +196,9 @@ class _StreamOutcome:
     def passed(self, size: int) -> None:
         """So many bytes more are on their way to the caller."""
         exchange = self._exchange
-        self._first_byte_ms = self._first_byte_ms or (time.monotonic_ns() - exchange.call.began_ns) / 1e6
+        self._first_byte_ms = (
+            self._first_byte_ms or (time.monotonic_ns() - exchange.call.began_ns) / 1e6
+        )
         exchange.bytes_out += size
 
     def by_itself(self) -> None:
@@ -163,30 +207,54 @@ class _StreamOutcome:
         if answer.status >= 400:
             self._status, self._outcome, self.finish = answer.status, "error", "error"
         elif answer.header(_FINISH) == b"error":
-            self._status, self._outcome, self.finish, self._is_own_word = 500, "error", "error", True
+            self._status, self._outcome, self.finish, self._is_own_word = (
+                500,
+                "error",
+                "error",
+                True,
+            )
         else:
             self._status, self._outcome, self.finish = answer.status, "ok", "stop"
 
     def broken(self) -> None:
         """The worker is gone, or a clock cut it off."""
-        self._status, self._outcome, self.finish = 504 if self._exchange.cut_by else 502, "error", "error"
+        self._status, self._outcome, self.finish = (
+            504 if self._exchange.cut_by else 502,
+            "error",
+            "error",
+        )
 
     def close(self) -> None:
         """It is over, whether or not the caller has read all of it."""
         exchange, request = self._exchange, self._request
         finish = self.finish if exchange.answer.body is None else ""
         exchange.close(
-            status=self._status, outcome=self._outcome, bytes_out=exchange.bytes_out, finish=finish, is_own_word=self._is_own_word
-        )  # fmt: skip
-        self._metrics.answered(exchange, self._status, first_byte_ms=self._first_byte_ms, completed=self.finish == "stop")
+            status=self._status,
+            outcome=self._outcome,
+            bytes_out=exchange.bytes_out,
+            finish=finish,
+            is_own_word=self._is_own_word,
+        )
+        self._metrics.answered(
+            exchange,
+            self._status,
+            first_byte_ms=self._first_byte_ms,
+            completed=self.finish == "stop",
+        )
         request.target = None  # observed
         self._tracer.answered(exchange, self._status, first_byte_ms=self._first_byte_ms)
 
 
 def must_answer_as_sse(call: Call) -> bool:
-    """Whether a call is answered by events whatever becomes of it: its function is a generator, and its caller asked for them."""
+    """Whether a call is answered by events whatever becomes of it: its function is a generator, and
+    its caller asked for them."""
     method = call.target.spec.method(call.method)
-    return method is not None and method.is_generator and call.content_type == _JSON and _SSE in call.accept
+    return (
+        method is not None
+        and method.is_generator
+        and call.content_type == _JSON
+        and _SSE in call.accept
+    )
 
 
 def _is_events(answer: WorkerResponse) -> bool:
@@ -199,11 +267,19 @@ def _as_events(answer: WorkerResponse, body: bytes) -> bytes:
         return body
     if answer.status < 400:
         return data_lines(body)
-    return event("error", json.loads(body)) if answer.header(b"content-type").endswith(b"json") else b"event: error\n" + data_lines(body)
+    return (
+        event("error", json.loads(body))
+        if answer.header(b"content-type").endswith(b"json")
+        else b"event: error\n" + data_lines(body)
+    )
 
 
 def _end_of(exchange: Exchange, finish: str) -> bytes:
     call = exchange.call
     return end_event(
-        finish_reason=finish, cost=exchange.cost, exec_ms=exchange.exec_ms, start=call.start_kind.value, degraded=call.degraded or None
-    )  # fmt: skip
+        finish_reason=finish,
+        cost=exchange.cost,
+        exec_ms=exchange.exec_ms,
+        start=call.start_kind.value,
+        degraded=call.degraded or None,
+    )

@@ -1,4 +1,5 @@
-"""What may be done with a call beside waiting for its answer: submit it, submit it under an id of one's own, or only warm up for it."""
+"""What may be done with a call beside waiting for its answer: submit it, submit it under an id of
+one's own, or only warm up for it."""
 
 from __future__ import annotations
 
@@ -45,15 +46,19 @@ class SubmitAndWarmup:
         return f"<SubmitAndWarmup {self._calls!r}>"
 
     async def submit(self, request: Request, entry: AccessGrant, method: str) -> None:
-        """`POST …:submit`: durable in the journal, then 202; the caller polls `GET /v1/calls/{id}`."""
-        if is_under_key(request) and await self._calls.put_elsewhere(request, entry.caller, id_under_key(request, entry.caller)):
+        """`POST …:submit`: durable in the journal, then 202; the caller polls `GET
+        /v1/calls/{id}`."""
+        if is_under_key(request) and await self._calls.put_elsewhere(
+            request, entry.caller, id_under_key(request, entry.caller)
+        ):
             return
         call = await self._admit_later(request, entry, method)
         with kept_or_left(call):
             await self._calls.submit(request, entry.caller, call)
 
     async def put_call(self, request: Request, own_id: str) -> None:
-        """`PUT /v1/calls/{id}?function=app/function`: submit under an id of the caller's, so that a repeat is the same call."""
+        """`PUT /v1/calls/{id}?function=app/function`: submit under an id of the caller's, so that a
+        repeat is the same call."""
         caller = self._reception.reader(request)
         if await self._calls.put_elsewhere(request, caller, own_id):
             return
@@ -67,26 +72,35 @@ class SubmitAndWarmup:
     async def _admit_later(self, request: Request, entry: AccessGrant, method: str) -> Call:
         """A call that counts as a request now, and among those that run at once when it runs."""
         if entry.caller.is_anonymous:
-            raise errors.Unauthenticated("submitting a call needs an API key: without one nobody could ask for its result")
+            raise errors.Unauthenticated(
+                "submitting a call needs an API key: without one nobody could ask for its result"
+            )
         with self._calls.reading(entry.caller.tenant, _size_of(request, entry)):
             return await self._admit(request, entry, method)
 
     async def warmup(self, request: Request, entry: AccessGrant, method: str) -> None:
-        """`POST …:warmup`: make the next start fast; counts as a request. Needs scope `deploy` of the function's own tenant.
+        """`POST …:warmup`: make the next start fast; counts as a request. Needs scope `deploy` of
+        the function's own tenant.
 
-        `?snapshot=false` leaves the snapshot out; with `Accept: application/x-ndjson` its stages are told as they come.
-        """
+        `?snapshot=false` leaves the snapshot out; with `Accept: application/x-ndjson` its stages
+        are told as they come."""
         if entry.foreign or not entry.caller.scope.reaches(KeyScope.DEPLOY):
-            raise errors.Forbidden("warming up needs an API key of scope 'deploy' of the function's own tenant")
+            raise errors.Forbidden(
+                "warming up needs an API key of scope 'deploy' of the function's own tenant"
+            )
         request.target = None  # no call, whatever becomes of it
         await entry.admit(holds=0)
         self._dispatcher.check_start(entry.target)
         await request.body(limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s)
         snapshot = b"snapshot=false" not in request.scope["query_string"].split(b"&")
         if warmup_stream.accepts_progress(request):
-            await warmup_stream.stream(request, partial(self._scaler.warm_up, entry.target, snapshot=snapshot))
+            await warmup_stream.stream(
+                request, partial(self._scaler.warm_up, entry.target, snapshot=snapshot)
+            )
         else:
-            await request.respond_json(200, await self._scaler.warm_up(entry.target, snapshot=snapshot))
+            await request.respond_json(
+                200, await self._scaler.warm_up(entry.target, snapshot=snapshot)
+            )
 
 
 def _size_of(request: Request, entry: AccessGrant) -> int:

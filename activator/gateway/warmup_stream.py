@@ -1,8 +1,9 @@
-"""A warm-up's answer as it goes on: a line for each stage, one now and then while a stage lasts, and the report last.
+"""A warm-up's answer as it goes on: a line for each stage, one now and then while a stage lasts,
+and the report last.
 
-Making a snapshot of gigabytes takes minutes, and proxies on the way close a connection that says nothing for one.
-Lines (NDJSON): `{"stage": name, "elapsed_ms": n}`, then `{"report": {…}}`, or `{"error": problem}`.
-"""
+Making a snapshot of gigabytes takes minutes, and proxies on the way close a connection that says
+nothing for one. Lines (NDJSON): `{"stage": name, "elapsed_ms": n}`, then `{"report": {…}}`, or
+`{"error": problem}`."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def accepts_progress(request: Request) -> bool:
 
 
 async def stream(request: Request, work: Work, *, heartbeat_s: float = HEARTBEAT_S) -> None:
-    """Do `work`, telling its stages; it is given what to call at each. A caller who leaves cancels it."""
+    """Do `work`, telling its stages; it is given what to call at each. A caller who leaves cancels
+    it."""
     headers = [(b"content-type", CONTENT_NDJSON.encode()), (b"x-request-id", request.id.encode())]
     await request.start(200, headers)
     began, stage = time.monotonic(), "start"

@@ -1,4 +1,5 @@
-"""Both sides of a WebSocket parse what was read in pieces: one read may hold 40,000 frames, which take the event loop a second.
+"""Both sides of a WebSocket parse what was read in pieces: one read may hold 40,000 frames, which
+take the event loop a second.
 
 What is not parsed yet stays bytes, and nothing more is read meanwhile.
 """
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 PIECE_BYTES = 1024
 """Parsed before the clock is looked at: 170 frames of a caller at most, some 3 ms."""
 TURN_S = 0.002
-"""Of the event loop, for the frames of one WebSocket; a read of one large frame takes a quarter of it."""
+"""Of the event loop, for the frames of one WebSocket; a read of one large frame takes a quarter of
+it."""
 MAX_FRAGMENTS = 16_384
 """Of one message: empty ones count nowhere else."""
 
@@ -31,9 +33,14 @@ class Pieces:
     """What was read and is not parsed yet. Owner: the event loop; every method is synchronous."""
 
     def __init__(
-        self, transport: asyncio.Transport, *, parse: Callable[[bytes], None], is_full: Callable[[], bool],
-        call_soon: Callable[[Callable[[], None]], object], clock: Callable[[], float] = time.perf_counter,
-    ) -> None:  # fmt: skip
+        self,
+        transport: asyncio.Transport,
+        *,
+        parse: Callable[[bytes], None],
+        is_full: Callable[[], bool],
+        call_soon: Callable[[Callable[[], None]], object],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         """`is_full`: messages wait to be taken; who takes them calls `go_on`."""
         self._transport = transport
         self._parse = parse
@@ -89,7 +96,12 @@ class CallerSocket(WebSocketsSansIOProtocol):
         """See asyncio.Protocol."""
         super().connection_made(transport)
         self.client = self.client or user_behind(transport)
-        self._pieces = Pieces(self.transport, parse=self._parse, is_full=lambda: self.read_paused, call_soon=self.loop.call_soon)
+        self._pieces = Pieces(
+            self.transport,
+            parse=self._parse,
+            is_full=lambda: self.read_paused,
+            call_soon=self.loop.call_soon,
+        )
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
@@ -98,7 +110,9 @@ class CallerSocket(WebSocketsSansIOProtocol):
     def _parse(self, data: bytes) -> None:
         super().data_received(data)
         if len(self.frames) > MAX_FRAGMENTS and not self.close_sent:
-            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"a message of more than {MAX_FRAGMENTS} fragments")
+            self.conn.fail(
+                CloseCode.MESSAGE_TOO_BIG, f"a message of more than {MAX_FRAGMENTS} fragments"
+            )
             self.handle_parser_exception()
 
     async def receive(self) -> ASGIReceiveEvent:
@@ -127,7 +141,12 @@ class WorkerSocket(ClientConnection):
         """See asyncio.Protocol."""
         super().connection_made(transport)
         messages = self.recv_messages
-        self._pieces = Pieces(self.transport, parse=super().data_received, is_full=lambda: messages.paused, call_soon=self.loop.call_soon)
+        self._pieces = Pieces(
+            self.transport,
+            parse=super().data_received,
+            is_full=lambda: messages.paused,
+            call_soon=self.loop.call_soon,
+        )
         messages.resume = self._pieces.go_on
 
     def data_received(self, data: bytes) -> None:

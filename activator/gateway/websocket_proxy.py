@@ -1,11 +1,13 @@
-"""WebSockets to functions that are web applications: accepted once the worker accepted, then frames both ways until either side closes.
+"""WebSockets to functions that are web applications: accepted once the worker accepted, then frames
+both ways until either side closes.
 
-A WebSocket counts as one call for as long as it lasts, so it holds a slot and is billed until it closes.
+A WebSocket counts as one call for as long as it lasts, so it holds a slot and is billed until it
+closes.
 
-A message has at most MAX_MESSAGE_BYTES either way, else the WebSocket is closed with 1009. Of a side whose other one does not
-read some five messages are held here. The one that waits to be sent counts among the bytes of its function's tenant (`bodies`); where there
-is no room for it the WebSocket is closed with 1013.
-"""
+A message has at most MAX_MESSAGE_BYTES either way, else the WebSocket is closed with 1009. Of a
+side whose other one does not read some five messages are held here. The one that waits to be sent
+counts among the bytes of its function's tenant (`bodies`); where there is no room for it the
+WebSocket is closed with 1013."""
 
 from __future__ import annotations
 
@@ -42,9 +44,11 @@ if TYPE_CHECKING:
     from activator.http.bodies import Bodies
 
 MAX_MESSAGE_BYTES = 1024 * 1024
-"""Of one message, either way: an activator holds some five of a WebSocket whose other side does not read, and there are thousands."""
+"""Of one message, either way: an activator holds some five of a WebSocket whose other side does not
+read, and there are thousands."""
 _MAX_QUEUE = (1, 0)
-"""Messages of a worker that are read before reading pauses, and below which it goes on: more would be memory without use."""
+"""Messages of a worker that are read before reading pauses, and below which it goes on: more would
+be memory without use."""
 _CLOSE_S = 2.0
 """How long a worker may take to answer a WebSocket's close before its connection is cut."""
 
@@ -67,12 +71,14 @@ class WebSocketProxy:
     def __repr__(self) -> str:
         return f"<WebSocketProxy {self._dispatcher!r}>"
 
-    async def answer(self, scope: Scope, receive: Receive, send: Send, raw_entry: RawEntry, bodies: Bodies) -> None:
-        """One WebSocket: accepted once the worker accepted it, then frames both ways until either side closes.
+    async def answer(
+        self, scope: Scope, receive: Receive, send: Send, raw_entry: RawEntry, bodies: Bodies
+    ) -> None:
+        """One WebSocket: accepted once the worker accepted it, then frames both ways until either
+        side closes.
 
-        The execution clock bounds its whole life; then both sides are closed with 1011 (RFC 6455 §7.4.1). `bodies`: where its messages
-        count while they wait to be sent.
-        """
+        The execution clock bounds its whole life; then both sides are closed with 1011 (RFC 6455
+        §7.4.1). `bodies`: where its messages count while they wait to be sent."""
         message = await receive()
         assert message["type"] == "websocket.connect"
         request = Request(scope, receive, send)
@@ -85,7 +91,9 @@ class WebSocketProxy:
             try:
                 self._dispatcher.check(call)
                 throttler = self._dispatcher.throttler_of(entry.target)
-                reservation = await _reserve_unless_left(throttler, receive, entry.target.spec.clocks.queue_s, call.rank)
+                reservation = await _reserve_unless_left(
+                    throttler, receive, entry.target.spec.clocks.queue_s, call.rank
+                )
                 await self._hold(scope, receive, send, reservation, call, bodies=bodies)
             finally:
                 if admission is not None:
@@ -94,10 +102,22 @@ class WebSocketProxy:
             self._metrics.turned_away(e, request.tenant, request.target, request.arm)
             await _deny(request, send, e)
             if request.call is not None:
-                self._tracer.failed(request.call, e.type, e.status, verb="GET", route=route_of(request.call.target))
+                self._tracer.failed(
+                    request.call, e.type, e.status, verb="GET", route=route_of(request.call.target)
+                )
 
-    async def _hold(self, scope: Scope, receive: Receive, send: Send, reservation: Reservation, call: Call, *, bodies: Bodies) -> None:
-        """The life of one WebSocket on its slot, billed as one call. Raises JournalFull and what `_relay_frames` raises."""
+    async def _hold(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        reservation: Reservation,
+        call: Call,
+        *,
+        bodies: Bodies,
+    ) -> None:
+        """The life of one WebSocket on its slot, billed as one call. Raises JournalFull and what
+        `_relay_frames` raises."""
         call.reserved_ns = time.monotonic_ns()
         call.start_kind, call.start_ms = reservation.start_kind, reservation.start_ms
         ticket: OpenRecord | None = None
@@ -114,25 +134,38 @@ class WebSocketProxy:
         finally:
             try:
                 if ticket is not None:
-                    reservation.close(ticket, status=status, outcome=outcome, bytes_in=0, bytes_out=0)
+                    reservation.close(
+                        ticket, status=status, outcome=outcome, bytes_in=0, bytes_out=0
+                    )
             finally:
                 reservation.release()
         first_byte_ms = (call.reserved_ns - call.began_ns) / 1e6
         self._metrics.answered_raw(call, status, is_stream=True, first_byte_ms=first_byte_ms)
         self._tracer.ended(
-            call, reservation, None, status=status, dispatched_ns=call.reserved_ns, first_byte_ms=first_byte_ms, verb="GET",
+            call,
+            reservation,
+            None,
+            status=status,
+            dispatched_ns=call.reserved_ns,
+            first_byte_ms=first_byte_ms,
+            verb="GET",
             route=route_of(call.target),
-        )  # fmt: skip
+        )
 
 
-async def _reserve_unless_left(throttler: Throttler, receive: Receive, timeout_s: float, rank: QueuePriority) -> Reservation:
-    """A slot. Raises what `Throttler.reserve` raises, and ClientClosedRequest as soon as the caller leaves.
+async def _reserve_unless_left(
+    throttler: Throttler, receive: Receive, timeout_s: float, rank: QueuePriority
+) -> Reservation:
+    """A slot. Raises what `Throttler.reserve` raises, and ClientClosedRequest as soon as the caller
+    leaves.
 
-    A caller that was not accepted yet has nothing to say (RFC 6455 §4.1), so whatever comes from it ends its wait.
-    """
+    A caller that was not accepted yet has nothing to say (RFC 6455 §4.1), so whatever comes from it
+    ends its wait."""
     if (free := throttler.reserve_nowait()) is not None:
         return free
-    waiting = asyncio.create_task(throttler.reserve(timeout_s, rank=rank), name="websocket waits for a slot")
+    waiting = asyncio.create_task(
+        throttler.reserve(timeout_s, rank=rank), name="websocket waits for a slot"
+    )
     leaving = asyncio.create_task(_received(receive), name="websocket may leave")
     is_taken = False
     try:
@@ -154,8 +187,17 @@ async def _received(receive: Receive) -> None:
     await receive()
 
 
-async def _relay_frames(scope: Scope, receive: Receive, send: Send, reservation: Reservation, call: Call, *, bodies: Bodies) -> None:
-    """Frames both ways until either side closes. Raises DeadlineExceeded, Forbidden (the function refused), WorkerCrashed."""
+async def _relay_frames(
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    reservation: Reservation,
+    call: Call,
+    *,
+    bodies: Bodies,
+) -> None:
+    """Frames both ways until either side closes. Raises DeadlineExceeded, Forbidden (the function
+    refused), WorkerCrashed."""
     execution_s = call.target.spec.clocks.execution_s
     ends_at = asyncio.get_running_loop().time() + execution_s
     held = partial(bodies.held, call.target.tenant)
@@ -165,18 +207,26 @@ async def _relay_frames(scope: Scope, receive: Receive, send: Send, reservation:
         async with worker:  # closed with 1011 when what follows fails
             await _accept(send, worker, call)
             async with asyncio.timeout_at(ends_at), asyncio.TaskGroup() as group:
-                down = group.create_task(_from_worker(worker, send, held), name="websocket to caller")
-                up = group.create_task(_from_caller(worker, receive, send, held), name="websocket to worker")
+                down = group.create_task(
+                    _from_worker(worker, send, held), name="websocket to caller"
+                )
+                up = group.create_task(
+                    _from_caller(worker, receive, send, held), name="websocket to worker"
+                )
                 up.add_done_callback(lambda _: down.cancel())
                 down.add_done_callback(lambda _: up.cancel())
     except TimeoutError as e:
-        raise errors.DeadlineExceeded(f"the WebSocket was open for longer than {execution_s:g} s", clock="execution") from e
+        raise errors.DeadlineExceeded(
+            f"the WebSocket was open for longer than {execution_s:g} s", clock="execution"
+        ) from e
 
 
 async def _accept(send: Send, worker: ClientConnection, call: Call) -> None:
     quotas = header_list(call.admission.head()) if call.admission is not None else []
     try:
-        await send({"type": "websocket.accept", "subprotocol": worker.subprotocol, "headers": quotas})
+        await send(
+            {"type": "websocket.accept", "subprotocol": worker.subprotocol, "headers": quotas}
+        )
     except OSError as e:  # ASGI 2.4
         raise errors.ClientClosedRequest("the caller left before it was accepted") from e
 
@@ -192,7 +242,11 @@ async def _connect(scope: Scope, reservation: Reservation, call: Call) -> Client
         "compression": None,
         "open_timeout": None,  # ours is the execution clock
         "close_timeout": _CLOSE_S,
-        "additional_headers": {HEADER_CALL: call.id, HEADER_ROOT_PATH: mount_path(scope, call.target), **arm_of(call)},
+        "additional_headers": {
+            HEADER_CALL: call.id,
+            HEADER_ROOT_PATH: mount_path(scope, call.target),
+            **arm_of(call),
+        },
     }
     try:
         if not is_tcp(where):
@@ -204,7 +258,9 @@ async def _connect(scope: Scope, reservation: Reservation, call: Call) -> Client
     except InvalidHandshake as e:
         raise errors.Forbidden(f"the function refused the WebSocket: {e}") from e
     except OSError as e:
-        raise errors.WorkerCrashed(f"the instance died under this request: {e}", reason="crashed") from e
+        raise errors.WorkerCrashed(
+            f"the instance died under this request: {e}", reason="crashed"
+        ) from e
 
 
 async def _from_worker(worker: ClientConnection, send: Send, held: Held) -> None:
@@ -215,8 +271,12 @@ async def _from_worker(worker: ClientConnection, send: Send, held: Held) -> None
             with held(len(frame)):
                 await send({"type": "websocket.send", key: frame})
     except ConnectionClosed as e:
-        if e.sent is not None and e.sent.code == CloseCode.MESSAGE_TOO_BIG:  # whether or not the worker answered that
-            code, reason = e.sent.code, f"the function sent a message of more than {MAX_MESSAGE_BYTES} bytes"
+        # whether or not the worker answered that
+        if e.sent is not None and e.sent.code == CloseCode.MESSAGE_TOO_BIG:
+            code, reason = (
+                e.sent.code,
+                f"the function sent a message of more than {MAX_MESSAGE_BYTES} bytes",
+            )
     except errors.TooManyRequests as e:
         await _close(send, CloseCode.TRY_AGAIN_LATER, str(e))
         return
@@ -247,17 +307,25 @@ async def _from_caller(worker: ClientConnection, receive: Receive, send: Send, h
 
 
 async def _close(send: Send, code: int, reason: str) -> None:
-    with contextlib.suppress(OSError, RuntimeError):  # the caller left, or closed in the same moment
+    # the caller left, or closed in the same moment
+    with contextlib.suppress(OSError, RuntimeError):
         await send({"type": "websocket.close", "code": code, "reason": reason[:_REASON_LENGTH]})
 
 
 async def _deny(request: Request, send: Send, error: errors.PilotlightError) -> None:
-    """Refuse a WebSocket with an HTTP status where the server can, with close code 1011 where it was accepted already."""
+    """Refuse a WebSocket with an HTTP status where the server can, with close code 1011 where it
+    was accepted already."""
     if "websocket.http.response" in request.scope.get("extensions", {}):
         head, body = error_answer(error, request.id)
         headers = header_list(head) + request.quota_headers()
         with contextlib.suppress(OSError, RuntimeError):
-            await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
+            await send(
+                {
+                    "type": "websocket.http.response.start",
+                    "status": error.status,
+                    "headers": headers,
+                }
+            )
             await send({"type": "websocket.http.response.body", "body": body})
             return
     with contextlib.suppress(OSError, RuntimeError):
@@ -265,7 +333,8 @@ async def _deny(request: Request, send: Send, error: errors.PilotlightError) -> 
 
 
 def _close_code(code: int | None) -> int:
-    """What may be sent for a close code that was received: those that only say that none came may not (RFC 6455 §7.4.1)."""
+    """What may be sent for a close code that was received: those that only say that none came may
+    not (RFC 6455 §7.4.1)."""
     if code in (None, 1005):
         return 1000
     return code if code in EXTERNAL_CLOSE_CODES or 3000 <= code < 5000 else 1001

@@ -1,10 +1,11 @@
-"""Bodies of requests that are answered here: what they may take of the memory, all together and of one tenant.
+"""Bodies of requests that are answered here: what they may take of the memory, all together and of
+one tenant.
 
-A call that waits for a slot has its body in memory until it is answered (a submitted one has it in the journal, and budgets of its own).
-The room for a body is taken before it is read where its length is known, else as it comes, and given back once the request was answered.
-An answer that is translated before it goes out takes of the same room. Callers without a key share the room of the function's tenant, or
-one of their own where no function is known yet.
-"""
+A call that waits for a slot has its body in memory until it is answered (a submitted one has it in
+the journal, and budgets of its own). The room for a body is taken before it is read where its
+length is known, else as it comes, and given back once the request was answered. An answer that is
+translated before it goes out takes of the same room. Callers without a key share the room of the
+function's tenant, or one of their own where no function is known yet."""
 
 from __future__ import annotations
 
@@ -37,14 +38,16 @@ class Bodies:
         return Room(self, request)
 
     def take(self, tenant: str, size: int) -> None:
-        """Count so many bytes more. Raises TooManyRequests; one body alone has room, however large it may be."""
+        """Count so many bytes more. Raises TooManyRequests; one body alone has room, however large
+        it may be."""
         for whose, used, name, limit in (
             ("this tenant's", self.bytes_of[tenant], "tenant_waiting_bytes", self._tenant_bytes),
             ("all tenants'", self._total, "waiting_bytes", self._limit_bytes),
         ):
             if used and used + size > limit:
                 problem = (
-                    f"bodies of {whose} calls take {used} of {limit} bytes, the bound (activator.{name}): wait until some are answered"
+                    f"bodies of {whose} calls take {used} of {limit} bytes, the bound "
+                    f"(activator.{name}): wait until some are answered"
                 )
                 raise errors.TooManyRequests(problem, retry_after_s=RETRY_S)
         self.bytes_of[tenant] += size
@@ -82,7 +85,8 @@ class Room:
         return f"<Room {self._size} bytes of {self._tenant or 'nobody'}>"
 
     def take(self, size: int) -> None:
-        """Count so many bytes more, of the tenant that is known with the first of them. Raises TooManyRequests."""
+        """Count so many bytes more, of the tenant that is known with the first of them. Raises
+        TooManyRequests."""
         if not self._size:
             self._tenant = self._request.tenant
         self._bodies.take(self._tenant, size)
@@ -92,7 +96,12 @@ class Room:
         self._request.room = self
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._request.room = None
         if self._size:
             self._bodies.give_back(self._tenant, self._size)

@@ -1,7 +1,8 @@
-"""What a browser may make of an answer: its type, and the headers that keep it from acting in this origin.
+"""What a browser may make of an answer: its type, and the headers that keep it from acting in this
+origin.
 
-Functions answer from the origin of the dashboard, and a tenant decides what they answer. Calls are answered with types that no browser
-runs; whatever a function says carries `nosniff` and a sandbox.
+Functions answer from the origin of the dashboard, and a tenant decides what they answer. Calls are
+answered with types that no browser runs; whatever a function says carries `nosniff` and a sandbox.
 """
 
 from __future__ import annotations
@@ -9,24 +10,44 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, CONTENT_PICKLE, CONTENT_PICKLE_STREAM, CONTENT_PROBLEM, CONTENT_SSE
+from pilotlight.protocol import (
+    CONTENT_JSON,
+    CONTENT_NDJSON,
+    CONTENT_PICKLE,
+    CONTENT_PICKLE_STREAM,
+    CONTENT_PROBLEM,
+    CONTENT_SSE,
+)
 
 OPAQUE: Final = b"application/octet-stream"
 GUARD: Final = ((b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"sandbox"))
-"""Of every answer that a function has a say in, and of the platform's own that repeat what callers and functions said."""
+"""Of every answer that a function has a say in, and of the platform's own that repeat what callers
+and functions said."""
 GUARD_LINES: Final = b"".join(b"%b: %b\r\n" % line for line in GUARD)
 _TYPES: Final = frozenset(
     {
-        CONTENT_JSON, CONTENT_NDJSON, CONTENT_PICKLE, CONTENT_PICKLE_STREAM, CONTENT_PROBLEM, CONTENT_SSE, OPAQUE.decode(),
-        "image/avif", "image/gif", "image/jpeg", "image/png", "image/webp", "text/plain",
+        CONTENT_JSON,
+        CONTENT_NDJSON,
+        CONTENT_PICKLE,
+        CONTENT_PICKLE_STREAM,
+        CONTENT_PROBLEM,
+        CONTENT_SSE,
+        OPAQUE.decode(),
+        "image/avif",
+        "image/gif",
+        "image/jpeg",
+        "image/png",
+        "image/webp",
+        "text/plain",
     }
-)  # fmt: skip
+)
 _KINDS: Final = ("audio/", "video/")
 
 
 @lru_cache(maxsize=1024)
 def call_type(given: bytes) -> bytes:
-    """The Content-Type of a call's answer: what the function said where that is one of these, else OPAQUE."""
+    """The Content-Type of a call's answer: what the function said where that is one of these, else
+    OPAQUE."""
     name = given.partition(b";")[0].strip().lower().decode("latin-1")
     is_one = name in _TYPES or (name.startswith(_KINDS) and b"," not in given)
     return given if is_one else OPAQUE

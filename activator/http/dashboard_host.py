@@ -1,4 +1,5 @@
-"""What is served at which of two origins, where the dashboard has one of its own (`controller.dashboard_url`).
+"""What is served at which of two origins, where the dashboard has one of its own
+(`controller.dashboard_url`).
 
 | request | at the dashboard's host | at any other host |
 |---|---|---|
@@ -7,9 +8,9 @@
 | `/healthz`, `/readyz` | served | served |
 | all else: API, calls, `/fn/`, `/t/`, WebSockets | 404 | served |
 
-The host is that of the `Host` header: `X-Forwarded-Host` is not read, since any caller can write it. A form is not redirected: the key
-in it goes only where its page came from. Nothing of the request but its path and query reaches the redirect, and its cookies are not read.
-"""
+The host is that of the `Host` header: `X-Forwarded-Host` is not read, since any caller can write
+it. A form is not redirected: the key in it goes only where its page came from. Nothing of the
+request but its path and query reaches the redirect, and its cookies are not read."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from pilotlight.dashboard_origin import HOME, STATIC, DashboardOrigin
 
 _EVERYWHERE = ("/healthz", "/readyz")
 _AS_WRITTEN = "/?%:@!$&'()*+,;=-._~"
-"""What may stand in a path or a query (RFC 3986, section 3.3 and 3.4) besides letters and digits."""
+"""What may stand in a path or a query (RFC 3986, section 3.3 and 3.4) besides letters and
+digits."""
 
 
 class DashboardHost:
@@ -49,12 +51,24 @@ class DashboardHost:
         if self.owns(request.headers):
             raise self.not_here(request)
         if request.verb not in ("GET", "HEAD"):
-            raise errors.NotFound(f"the dashboard is at {self._origin.url}{HOME}: load its page there")
-        path, query = request.scope["raw_path"] if request.path != "/" else HOME.encode(), request.scope["query_string"]
+            raise errors.NotFound(
+                f"the dashboard is at {self._origin.url}{HOME}: load its page there"
+            )
+        path, query = (
+            request.scope["raw_path"] if request.path != "/" else HOME.encode(),
+            request.scope["query_string"],
+        )
         place = self._origin.url + quote(path + (b"?" + query if query else b""), safe=_AS_WRITTEN)
-        headers = [(b"location", place.encode()), (b"cache-control", b"no-store"), (b"content-length", b"0")]
+        headers = [
+            (b"location", place.encode()),
+            (b"cache-control", b"no-store"),
+            (b"content-length", b"0"),
+        ]
         await request.respond(308, [*headers, (b"x-request-id", request.id.encode())], b"")
 
     def not_here(self, request: Request) -> errors.NotFound:
         """The error for what is served at the other origin."""
-        return errors.NotFound(f"{request.path} is not served at this host: it is the dashboard's ({self._origin.url}{HOME})")
+        return errors.NotFound(
+            f"{request.path} is not served at this host: it is the dashboard's "
+            f"({self._origin.url}{HOME})"
+        )

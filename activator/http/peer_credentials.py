@@ -10,10 +10,11 @@ from weight_cache.protocol import uid_of
 
 
 def user_behind(transport: asyncio.BaseTransport) -> tuple[str, int] | None:
-    """`("uid-<n>", 0)` for a function at the Unix socket of functions; None for the platform's own processes at the others' socket.
+    """`("uid-<n>", 0)` for a function at the Unix socket of functions; None for the platform's own
+    processes at the others' socket.
 
-    It has no address, but the uid of its tenant: what is bounded by address is bounded for each tenant there.
-    """
+    It has no address, but the uid of its tenant: what is bounded by address is bounded for each
+    tenant there."""
     peer = transport.get_extra_info("socket")
     if peer is None or peer.family != socket.AF_UNIX:
         return None

@@ -25,7 +25,18 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
-HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection", b"host"})
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"transfer-encoding",
+        b"te",
+        b"trailer",
+        b"upgrade",
+        b"proxy-connection",
+        b"host",
+    }
+)
 """Headers that end at each hop (RFC 9110 §7.6.1)."""
 
 
@@ -37,9 +48,11 @@ MAX_WAIT_S = 7 * 86_400
 
 
 MAX_ACCEPT_BYTES = 1024
-"""Of a call's `Accept`, which is kept with the call for as long as that waits, in memory and in the journal: browsers send 150."""
+"""Of a call's `Accept`, which is kept with the call for as long as that waits, in memory and in the
+journal: browsers send 150."""
 LEAST_READ_BYTES = 16 * 1024
-"""What a caller has to read of an answer in each period of `Request.wait_read`: who reads a byte now and then holds it for ever."""
+"""What a caller has to read of an answer in each period of `Request.wait_read`: who reads a byte
+now and then holds it for ever."""
 UNREAD_S = 2.0
 """How long a caller may leave the rest of an answer unread that was cut off."""
 
@@ -53,21 +66,37 @@ class RateLimitHeaderSource(Protocol):
 
 
 class Request:
-    """A request as the gateway sees it. `id` is always ours: records are unique by it, so a caller must not choose it.
+    """A request as the gateway sees it. `id` is always ours: records are unique by it, so a caller
+    must not choose it.
 
     Attributes:
-        gate: the quotas that it falls under, once they are known; None = none.
-        call: what it became once it was admitted; None = not yet, or no call.
-        tenant: whose request it is, once that is known; "" before.
-        target: what it calls, once that is known and until its end was observed.
-        began_ns, routed_ns: monotonic time when it was made, and when it was routed.
-        choice: which revision answers it, and why; None = one revision answers all, or nobody has chosen yet.
-        room: where its body counts; None = nowhere.
-        shape: content type and body of the errors that it is answered with.
+        gate: the quotas that it falls under, once they are known; None = none. call: what it became
+        once it was admitted; None = not yet, or no call. tenant: whose request it is, once that is
+        known; "" before. target: what it calls, once that is known and until its end was observed.
+        began_ns, routed_ns: monotonic time when it was made, and when it was routed. choice: which
+        revision answers it, and why; None = one revision answers all, or nobody has chosen yet.
+        room: where its body counts; None = nowhere. shape: content type and body of the errors that
+        it is answered with.
     """
 
-    __slots__ = ("_receive", "_send", "began_ns", "call", "choice", "gate", "headers", "id", "is_answered", "path", "room", "routed_ns",
-                 "scope", "shape", "target", "tenant")  # fmt: skip
+    __slots__ = (
+        "_receive",
+        "_send",
+        "began_ns",
+        "call",
+        "choice",
+        "gate",
+        "headers",
+        "id",
+        "is_answered",
+        "path",
+        "room",
+        "routed_ns",
+        "scope",
+        "shape",
+        "target",
+        "tenant",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -91,7 +120,8 @@ class Request:
 
     @property
     def cycle(self) -> Any:
-        """uvicorn's side of this very request, of which a connection may have several (pipelining); None in front of another server."""
+        """uvicorn's side of this very request, of which a connection may have several (pipelining);
+        None in front of another server."""
         return getattr(self._send, "__self__", None)
 
     @property
@@ -106,7 +136,8 @@ class Request:
 
     @property
     def address(self) -> str:
-        """The caller's address: the peer's, or what a trusted proxy says (`activator.http.trusted_proxies`); "" when unknown."""
+        """The caller's address: the peer's, or what a trusted proxy says
+        (`activator.http.trusted_proxies`); "" when unknown."""
         return self.scope.get(CALLER) or self.peer
 
     @property
@@ -118,8 +149,8 @@ class Request:
     async def body(self, *, limit_bytes: int, timeout_s: float) -> bytes:
         """The whole body.
 
-        Raises TooLarge before reading on, TooManyRequests where it has no room, InvalidInput when it comes too slowly, ClientClosedRequest.
-        """
+        Raises TooLarge before reading on, TooManyRequests where it has no room, InvalidInput when
+        it comes too slowly, ClientClosedRequest."""
         declared = self.headers.get(b"content-length")
         room = self.room
         if declared is not None and declared.isdigit():
@@ -131,7 +162,11 @@ class Request:
         message: MutableMapping[str, Any] | None = None
         if not getattr(self.cycle, "more_body", False):
             message = await self._receive()
-            if message["type"] == "http.request" and not message.get("more_body", False) and len(message["body"]) <= limit_bytes:
+            if (
+                message["type"] == "http.request"
+                and not message.get("more_body", False)
+                and len(message["body"]) <= limit_bytes
+            ):
                 if room is not None:
                     room.take(len(message["body"]))
                 self._listen()
@@ -145,12 +180,15 @@ class Request:
         return body
 
     def _listen(self) -> None:
-        """Read on, so that it is seen when the caller leaves: uvicorn stops within a large body, until more of it is asked for."""
+        """Read on, so that it is seen when the caller leaves: uvicorn stops within a large body,
+        until more of it is asked for."""
         connection = self.scope.get("connection")
         if connection is not None:
             connection.flow.resume_reading()
 
-    async def _rest(self, message: MutableMapping[str, Any] | None, limit_bytes: int, room: Room | None) -> bytes:
+    async def _rest(
+        self, message: MutableMapping[str, Any] | None, limit_bytes: int, room: Room | None
+    ) -> bytes:
         parts: list[bytes] = []
         size = 0
         while True:
@@ -170,7 +208,8 @@ class Request:
             message = None
 
     def deadline_s(self) -> float | None:
-        """Seconds that its caller is ready to wait in all; None = it does not say. Raises InvalidInput."""
+        """Seconds that its caller is ready to wait in all; None = it does not say. Raises
+        InvalidInput."""
         given = self.headers.get(b"pilotlight-timeout")
         if given is None:
             return None
@@ -179,7 +218,10 @@ class Request:
         except ValueError:
             seconds = -1.0
         if not 0 < seconds <= MAX_WAIT_S:
-            raise errors.InvalidInput(f"header pilotlight-timeout: write the seconds you will wait, more than 0, at most {MAX_WAIT_S}")
+            raise errors.InvalidInput(
+                f"header pilotlight-timeout: write the seconds you will wait, more than 0, at "
+                f"most {MAX_WAIT_S}"
+            )
         return seconds
 
     async def receive(self) -> MutableMapping[str, Any]:
@@ -192,7 +234,8 @@ class Request:
         await self._send({"type": "http.response.body", "body": body})
 
     async def respond_whole(self, status: int, head: bytes, body: bytes) -> None:
-        """Answer at once with header lines that are bytes already (each ends in CRLF, content-length left out): the hot path."""
+        """Answer at once with header lines that are bytes already (each ends in CRLF,
+        content-length left out): the hot path."""
         head += b"content-length: %d\r\n" % len(body)
         connection = self.scope.get("connection")
         if connection is not None and connection.respond_whole(self.cycle, status, head, body):
@@ -212,8 +255,8 @@ class Request:
     async def wait_read(self, pause_s: float) -> None:
         """Return once the caller has read what it was sent, but for what a buffer takes.
 
-        One that reads less than LEAST_READ_BYTES in `pause_s` is cut off: raises ClientClosedRequest.
-        """
+        One that reads less than LEAST_READ_BYTES in `pause_s` is cut off: raises
+        ClientClosedRequest."""
         connection = self.scope.get("connection")
         while connection is not None and connection.is_congested:
             unread = connection.transport.get_write_buffer_size()
@@ -224,28 +267,46 @@ class Request:
                 if unread - connection.transport.get_write_buffer_size() < LEAST_READ_BYTES:
                     self.is_answered = True  # nobody reads an error either
                     connection.transport.abort()
-                    raise errors.ClientClosedRequest(f"the caller did not read its answer for {pause_s:g} s") from None
+                    raise errors.ClientClosedRequest(
+                        f"the caller did not read its answer for {pause_s:g} s"
+                    ) from None
 
     def quota_headers(self) -> Headers:
-        """`RateLimit` and `RateLimit-Policy` of whatever is answered; none where no quota applies."""
+        """`RateLimit` and `RateLimit-Policy` of whatever is answered; none where no quota
+        applies."""
         return header_list(self.gate.head()) if self.gate is not None else []
 
     def give_up(self) -> None:
-        """Its answer was cut off. A caller who does not read what there is of it soon is, too: what it holds it would hold for ever."""
+        """Its answer was cut off. A caller who does not read what there is of it soon is, too: what
+        it holds it would hold for ever."""
         connection = self.scope.get("connection")
         if connection is not None and connection.on_gone is not None:
-            asyncio.get_running_loop().call_later(UNREAD_S, _abort_unread, connection, connection.on_gone)
+            asyncio.get_running_loop().call_later(
+                UNREAD_S, _abort_unread, connection, connection.on_gone
+            )
 
-    async def respond_json(self, status: int, body: Mapping[str, Any], headers: Headers | None = None) -> None:
+    async def respond_json(
+        self, status: int, body: Mapping[str, Any], headers: Headers | None = None
+    ) -> None:
         """Answer with JSON."""
         data = json.dumps(body).encode()
-        own = [(b"content-type", b"application/json"), *GUARD, (b"content-length", b"%d" % len(data)), (b"x-request-id", self.id.encode())]
+        own = [
+            (b"content-type", b"application/json"),
+            *GUARD,
+            (b"content-length", b"%d" % len(data)),
+            (b"x-request-id", self.id.encode()),
+        ]
         await self.respond(status, own + self.quota_headers() + (headers or []), data)
 
-    async def respond_error(self, error: errors.PilotlightError, headers: Headers | None = None) -> None:
-        """Answer with a problem document, and `Retry-After` where a retry makes sense (RFC 9457, RFC 9110 §10.2.3)."""
+    async def respond_error(
+        self, error: errors.PilotlightError, headers: Headers | None = None
+    ) -> None:
+        """Answer with a problem document, and `Retry-After` where a retry makes sense (RFC 9457,
+        RFC 9110 §10.2.3)."""
         head, data = error_answer(error, self.id, self.shape)
-        await self.respond(error.status, header_list(head) + self.quota_headers() + (headers or []), data)
+        await self.respond(
+            error.status, header_list(head) + self.quota_headers() + (headers or []), data
+        )
 
 
 def _abort_unread(connection: Any, on_gone: Callable[[], object]) -> None:
@@ -262,12 +323,17 @@ Shape = Callable[[errors.PilotlightError, str], tuple[bytes, bytes]]
 """How an error is told: content type and body, of the error and the request's id."""
 
 
-def error_answer(error: errors.PilotlightError, request_id: str, shape: Shape = problem_shape) -> tuple[bytes, bytes]:
+def error_answer(
+    error: errors.PilotlightError, request_id: str, shape: Shape = problem_shape
+) -> tuple[bytes, bytes]:
     """Header lines, each ending in CRLF, and body of an answer that is an error."""
     content_type, data = shape(error, request_id)
     head = b"content-type: %b\r\n%bcontent-length: %d\r\nx-request-id: %b\r\n" % (
-        content_type, GUARD_LINES, len(data), request_id.encode(),
-    )  # fmt: skip
+        content_type,
+        GUARD_LINES,
+        len(data),
+        request_id.encode(),
+    )
     retry_after_s = error.retry_after_s
     if retry_after_s is None and error.status in (429, 503):
         retry_after_s = 1.0
@@ -280,26 +346,45 @@ def error_answer(error: errors.PilotlightError, request_id: str, shape: Shape = 
 
 def problem_of(error: errors.PilotlightError, request_id: str) -> dict[str, Any]:
     """Its problem document."""
-    title = HTTPStatus(error.status).phrase if error.status in HTTPStatus._value2member_map_ else "Client Closed Request"
-    return problem(type=error.type, title=title, status=error.status, detail=str(error), instance=request_id, extra=dict(error.detail))
+    title = (
+        HTTPStatus(error.status).phrase
+        if error.status in HTTPStatus._value2member_map_
+        else "Client Closed Request"
+    )
+    return problem(
+        type=error.type,
+        title=title,
+        status=error.status,
+        detail=str(error),
+        instance=request_id,
+        extra=dict(error.detail),
+    )
 
 
 def header_list(head: bytes) -> Headers:
     """Header lines, each ending in CRLF, as ASGI's list of pairs."""
-    return [(name, value) for name, _, value in (line.partition(b": ") for line in head.split(b"\r\n")[:-1])]
+    return [
+        (name, value)
+        for name, _, value in (line.partition(b": ") for line in head.split(b"\r\n")[:-1])
+    ]
 
 
 def accept_of(headers: Mapping[bytes, bytes]) -> bytes:
-    """What a call's caller wants its answer to be; b"" where it does not say. Raises InvalidInput for one over its bound."""
+    """What a call's caller wants its answer to be; b"" where it does not say. Raises InvalidInput
+    for one over its bound."""
     given = headers.get(b"accept", b"")
     if len(given) > MAX_ACCEPT_BYTES:
-        raise errors.InvalidInput(f"header accept: {len(given)} bytes, more than {MAX_ACCEPT_BYTES}: shorten it", parameter="accept")
+        raise errors.InvalidInput(
+            f"header accept: {len(given)} bytes, more than {MAX_ACCEPT_BYTES}: shorten it",
+            parameter="accept",
+        )
     return given
 
 
 def too_large(limit_bytes: int) -> errors.TooLarge:
     """The error of a body over its bound."""
     return errors.TooLarge(
-        f"the body is larger than {limit_bytes} bytes (activator.max_body_bytes, or a quota body_bytes): send a reference to it instead",
+        f"the body is larger than {limit_bytes} bytes (activator.max_body_bytes, or a quota "
+        f"body_bytes): send a reference to it instead",
         limit_bytes=limit_bytes,
     )

@@ -1,4 +1,5 @@
-"""Header lines of answered calls, made as bytes: each ends in CRLF. The hot path looks at no header twice."""
+"""Header lines of answered calls, made as bytes: each ends in CRLF. The hot path looks at no header
+twice."""
 
 from __future__ import annotations
 
@@ -21,19 +22,34 @@ def streaming_headers(exchange: Exchange) -> bytes:
         head += call.choice.head
     if lessened := call.lessened:
         head += b"pilotlight-degraded: %b\r\n" % lessened.encode()
-    return b"x-request-id: %b\r\n%b%b%b" % (call.id.encode(), head, quota_lines(call), _passed_on(exchange.answer))
+    return b"x-request-id: %b\r\n%b%b%b" % (
+        call.id.encode(),
+        head,
+        quota_lines(call),
+        _passed_on(exchange.answer),
+    )
 
 
 def complete_headers(exchange: Exchange, cost: str) -> bytes:
     """What a call carries that is over when its answer begins: its cost and its times too."""
     call = exchange.call
-    return b"%bpilotlight-cost: %b\r\nserver-timing: queue;dur=%.2f, start;dur=%.2f, exec;dur=%.2f%b\r\n" % (
-        streaming_headers(exchange), cost.encode(), call.queued_ms, call.start_ms, exchange.exec_ms, weights_timing(call),
-    )  # fmt: skip
+    return (
+        b"%bpilotlight-cost: %b\r\nserver-timing: queue;dur=%.2f, start;dur=%.2f, "
+        b"exec;dur=%.2f%b\r\n"
+        % (
+            streaming_headers(exchange),
+            cost.encode(),
+            call.queued_ms,
+            call.start_ms,
+            exchange.exec_ms,
+            weights_timing(call),
+        )
+    )
 
 
 def weights_timing(call: Call) -> bytes:
-    """Where the start that a call waited for had its weights from, as one more entry of Server-Timing; nothing when it waited for none."""
+    """Where the start that a call waited for had its weights from, as one more entry of
+    Server-Timing; nothing when it waited for none."""
     return b', weights;desc="%b"' % call.weights.encode() if call.weights else b""
 
 
@@ -43,11 +59,18 @@ def fast_path_headers(call: Call, answer: WorkerResponse, *, cost: str, exec_ms:
     if call.choice is not None:
         quotas += call.choice.head
     return (
-        b"x-request-id: %b\r\n%b%b%bpilotlight-cost: %b\r\nserver-timing: queue;dur=0.00, start;dur=0.00, exec;dur=%.2f\r\n"
+        b"x-request-id: %b\r\n%b%b%bpilotlight-cost: %b\r\nserver-timing: queue;dur=0.00, "
+        b"start;dur=0.00, exec;dur=%.2f\r\n"
         b"content-length: %d\r\n"
     ) % (
-        call.id.encode(), call.target.warm_head, quotas, _passed_on(answer), cost.encode(), exec_ms, len(answer.body or b""),
-    )  # fmt: skip
+        call.id.encode(),
+        call.target.warm_head,
+        quotas,
+        _passed_on(answer),
+        cost.encode(),
+        exec_ms,
+        len(answer.body or b""),
+    )
 
 
 def quota_lines(call: Call) -> bytes:

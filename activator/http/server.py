@@ -1,12 +1,13 @@
 """The outermost line: uvicorn's HTTP protocol with bounds of ours on what strangers may cost.
 
-uvicorn parses and speaks HTTP/1.1; this adds what it leaves open: connections per address, the size of a request's head, the time
-a head may take (slow-loris), the requests that wait on a connection (pipelining), and a way for the gateway to learn at once that a caller
-left, without a task for each request.
+uvicorn parses and speaks HTTP/1.1; this adds what it leaves open: connections per address, the size
+of a request's head, the time a head may take (slow-loris), the requests that wait on a connection
+(pipelining), and a way for the gateway to learn at once that a caller left, without a task for each
+request.
 
-A request that the application knows as warm (`FastPathApplication`) is answered without ASGI: uvicorn's scope, cycle and task are not made
-for it. It falls back to them before anything happened, or in the middle (`continue_in_task`), so every other request sees plain uvicorn.
-"""
+A request that the application knows as warm (`FastPathApplication`) is answered without ASGI:
+uvicorn's scope, cycle and task are not made for it. It falls back to them before anything happened,
+or in the middle (`continue_in_task`), so every other request sees plain uvicorn."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ from collections.abc import Callable, Collection, MutableMapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from activator.balancing.admission import network_of
 from activator.http.peer_credentials import user_behind
@@ -25,19 +30,24 @@ if TYPE_CHECKING:
     from activator.gateway.fast_path import FastPath, FastPathRoute
 
 SWEEP_S = 1.0
-"""How often slow heads and idle connections are looked for: bounds of 10 s and more need no finer clock, nor a timer for each request."""
+"""How often slow heads and idle connections are looked for: bounds of 10 s and more need no finer
+clock, nor a timer for each request."""
 MAX_BARE_BYTES = 8 * 1024
-"""Of a chunked body, between two pieces of it: trailers, which nobody here reads, and extensions of chunks."""
+"""Of a chunked body, between two pieces of it: trailers, which nobody here reads, and extensions of
+chunks."""
 MAX_UNREAD_BYTES = 16 * 1024 * 1024
-"""Of a body whose request was answered before its end: more than calls have by default, so that clients read their answer."""
+"""Of a body whose request was answered before its end: more than calls have by default, so that
+clients read their answer."""
 
 PIECE_BYTES = 1024
-"""Of a read are parsed at once, up to the end of the head (or of the chunked body) there: so many bytes hold some 40 requests at most.
+"""Of a read are parsed at once, up to the end of the head (or of the chunked body) there: so many
+bytes hold some 40 requests at most.
 
-While any of them waits for its turn, the rest of the read is kept as bytes, which cost a hundredth of what requests do.
-"""
+While any of them waits for its turn, the rest of the read is kept as bytes, which cost a hundredth
+of what requests do. """
 SEARCHED_BYTES = 3 * 1024
-"""For that end; then the piece ends without one. Searching all of a large body would take longer than parsing it."""
+"""For that end; then the piece ends without one. Searching all of a large body would take longer
+than parsing it."""
 _END_OF_HEAD = b"\r\n\r\n"
 
 
@@ -53,7 +63,8 @@ class FastPathApplication(Protocol):
 
 
 class ConnectionLimits:
-    """Connection bookkeeping of one listening process. Owner: the event loop; all methods are synchronous."""
+    """Connection bookkeeping of one listening process. Owner: the event loop; all methods are
+    synchronous."""
 
     def __init__(self, *, max_per_address: int, max_head_bytes: int, head_timeout_s: float) -> None:
         self.max_per_address = max_per_address
@@ -65,14 +76,18 @@ class ConnectionLimits:
         self._defaults: tuple[list[tuple[bytes, bytes]] | None, bytes] = None, b""
 
     def __repr__(self) -> str:
-        return f"<ConnectionLimits {len(self.connections)} connections, {len(self.by_address)} addresses, {self.refused} refused>"
+        return (
+            f"<ConnectionLimits {len(self.connections)} connections, {len(self.by_address)} "
+            f"addresses, {self.refused} refused>"
+        )
 
     def protocol(self) -> type[HttpToolsProtocol]:
         """A protocol class bound to these limits, for `uvicorn.Config(http=…)`."""
         return type("BoundEdgeProtocol", (ClientConnection,), {"limits": self})
 
     def default_lines(self, headers: list[tuple[bytes, bytes]]) -> bytes:
-        """Headers that all answers carry, as lines: uvicorn makes their list anew each second (the date), so they are made as often."""
+        """Headers that all answers carry, as lines: uvicorn makes their list anew each second (the
+        date), so they are made as often."""
         known, lines = self._defaults
         if known is not headers:
             lines = b"".join([b"%b: %b\r\n" % header for header in headers])
@@ -80,15 +95,25 @@ class ConnectionLimits:
         return lines
 
     def close_slow(self, now: float) -> int:
-        """Close connections whose request head has been incomplete for too long; returns how many."""
-        slow = [c for c in self.connections if c.head_since is not None and now - c.head_since > self.head_timeout_s]
+        """Close connections whose request head has been incomplete for too long; returns how
+        many."""
+        slow = [
+            c
+            for c in self.connections
+            if c.head_since is not None and now - c.head_since > self.head_timeout_s
+        ]
         for connection in slow:
             connection.refuse(b"408 Request Timeout", b"the request's head took too long\n")
         return len(slow)
 
     def close_idle(self, now: float) -> int:
-        """Close connections that have waited for another request longer than the keep-alive time; returns how many."""
-        idle = [c for c in self.connections if c.idle_since is not None and now - c.idle_since > c.timeout_keep_alive]
+        """Close connections that have waited for another request longer than the keep-alive time;
+        returns how many."""
+        idle = [
+            c
+            for c in self.connections
+            if c.idle_since is not None and now - c.idle_since > c.timeout_keep_alive
+        ]
         for connection in idle:
             connection.timeout_keep_alive_handler()
         return len(idle)
@@ -108,9 +133,17 @@ class _NoEvent:
 
 
 class _DirectCycle:
-    """What uvicorn asks of a request's cycle, for requests that run without one; a connection has one, and requests take turns on it."""
+    """What uvicorn asks of a request's cycle, for requests that run without one; a connection has
+    one, and requests take turns on it."""
 
-    __slots__ = ("disconnected", "headers", "keep_alive", "message_event", "response_complete", "url")
+    __slots__ = (
+        "disconnected",
+        "headers",
+        "keep_alive",
+        "message_event",
+        "response_complete",
+        "url",
+    )
 
     def __init__(self) -> None:
         self.disconnected = False
@@ -125,7 +158,8 @@ _NO_EVENT = _NoEvent()
 
 
 class _Flow(FlowControl):
-    """uvicorn's, but that nothing more is read while requests, or bytes that were not parsed yet, wait on the connection.
+    """uvicorn's, but that nothing more is read while requests, or bytes that were not parsed yet,
+    wait on the connection.
 
     Attributes:
         unparsed: the rest of a read; it is parsed once `pipeline` is empty.
@@ -144,8 +178,8 @@ class _Flow(FlowControl):
 class ClientConnection(HttpToolsProtocol):
     """One client connection.
 
-    `on_gone` is set by the gateway while it works for this connection, and called once if the peer leaves.
-    """
+    `on_gone` is set by the gateway while it works for this connection, and called once if the peer
+    leaves."""
 
     limits: ConnectionLimits
     flow: _Flow
@@ -162,7 +196,9 @@ class ClientConnection(HttpToolsProtocol):
         self._body_left = 0
         self._unread_bytes = 0
         self._address = ""
-        self._application: FastPathApplication | None = self.app if isinstance(self.app, FastPathApplication) else None
+        self._application: FastPathApplication | None = (
+            self.app if isinstance(self.app, FastPathApplication) else None
+        )
         self._turn = _DirectCycle()
         self._way: FastPathRoute | None = None
         self._known: dict[bytes, bytes] = {}
@@ -202,18 +238,24 @@ class ClientConnection(HttpToolsProtocol):
     def refuse(self, status: bytes, text: bytes) -> None:
         """Answer with a bare status and close: for peers that do not get as far as a request.
 
-        Requests before it on the connection are answered first, then it is closed: answers are known by their order alone.
-        """
+        Requests before it on the connection are answered first, then it is closed: answers are
+        known by their order alone."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             if not getattr(cycle, "more_body", False):
                 cycle.keep_alive = False
                 self._is_deaf = True
                 return
-            if cycle.response_started or self.pipeline:  # its own body is wrong, and its answer has begun or has to wait
+            # its own body is wrong, and its answer has begun or has to wait
+            if cycle.response_started or self.pipeline:
                 self.transport.abort()
         if not self.transport.is_closing():
-            head = b"HTTP/1.1 " + status + b"\r\ncontent-type: text/plain\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: "
+            head = (
+                b"HTTP/1.1 "
+                + status
+                + b"\r\ncontent-type: text/plain\r\nretry-after: 1\r\nconnection: "
+                b"close\r\ncontent-length: "
+            )
             self.transport.write(head + str(len(text)).encode() + b"\r\n\r\n" + text)
             self.transport.close()
 
@@ -232,7 +274,8 @@ class ClientConnection(HttpToolsProtocol):
         else:
             self._feed_pieces(data)
         if self._way is not None and not self.transport.is_closing():
-            self._leave_to_asgi()  # the body is not all here: waiting for it, within its clock, is a task's work
+            # the body is not all here: waiting for it, within its clock, is a task's work
+            self._leave_to_asgi()
 
     def _feed_pieces(self, data: bytes) -> None:
         """Parse a read until a request has to wait for the answer to another one; keep the rest."""
@@ -242,7 +285,8 @@ class ClientConnection(HttpToolsProtocol):
                 self.flow.unparsed = data[at:]
                 self.flow.pause_reading()
                 return
-            start = at + max(PIECE_BYTES - len(_END_OF_HEAD), self._body_left)  # no request begins in a body
+            # no request begins in a body
+            start = at + max(PIECE_BYTES - len(_END_OF_HEAD), self._body_left)
             end = data.find(_END_OF_HEAD, start, start + SEARCHED_BYTES)
             piece = data[at : end + len(_END_OF_HEAD) if end >= 0 else start + SEARCHED_BYTES]
             at += len(piece)
@@ -281,12 +325,14 @@ class ClientConnection(HttpToolsProtocol):
             self.refuse(b"431 Request Header Fields Too Large", b"trailers over the limit\n")
 
     def _close_deaf(self) -> None:
-        """Close without a word: the request was answered, and more would be taken for the answer to another one."""
+        """Close without a word: the request was answered, and more would be taken for the answer to
+        another one."""
         self._is_deaf = True
         self.transport.close()
 
     def _is_head_only(self, data: bytes) -> bool:
-        """Whether these bytes cannot contain the end of a head within the limit (a body may legally follow in the same read)."""
+        """Whether these bytes cannot contain the end of a head within the limit (a body may legally
+        follow in the same read)."""
         end = data.find(_END_OF_HEAD)
         return end < 0 or self._head_bytes - len(data) + end > self.limits.max_head_bytes
 
@@ -300,7 +346,8 @@ class ClientConnection(HttpToolsProtocol):
             self.head_since = self.loop.time()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A line of its head. Those behind its body are dropped: nobody here asked for any (RFC 9110, section 6.5.1)."""
+        """A line of its head. Those behind its body are dropped: nobody here asked for any (RFC
+        9110, section 6.5.1)."""
         if self.head_since is None:
             return
         name = name.lower()
@@ -309,10 +356,12 @@ class ClientConnection(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Its head is here: it is known as warm, or goes to ASGI. Raises ValueError, which the parser answers with 400."""
+        """Its head is here: it is known as warm, or goes to ASGI. Raises ValueError, which the
+        parser answers with 400."""
         self.head_since = None
         self._head_bytes = 0
-        if self._read_bytes > self.limits.max_head_bytes:  # it may hold a whole head that nobody has measured
+        # it may hold a whole head that nobody has measured
+        if self._read_bytes > self.limits.max_head_bytes:
             self._check_size()
         known = dict(self.headers)
         if b"host" not in known and self.parser.get_http_version() == "1.1":
@@ -323,13 +372,17 @@ class ClientConnection(HttpToolsProtocol):
             self._body_left = int(length)
         if self._is_plain_post():
             self._known = known
-            if b"connection" not in known or self.parser.get_http_version() == "1.1":  # unasked, no older version is kept alive
+            # unasked, no older version is kept alive
+            if b"connection" not in known or self.parser.get_http_version() == "1.1":
                 self._way = self._application.find_warm(self.url, known)  # type: ignore[union-attr]
         if self._way is None:
             self._begin_asgi()
 
     def _check_size(self) -> None:
-        if sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url) > self.limits.max_head_bytes:
+        if (
+            sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url)
+            > self.limits.max_head_bytes
+        ):
             self._refuse_head()
             raise ValueError("a head over the limit")
 
@@ -371,7 +424,9 @@ class ClientConnection(HttpToolsProtocol):
         turn = self._turn
         turn.response_complete = False
         turn.url, turn.headers = self.url, self.headers
-        if self._application.warm.begin(self, way, self._known, parts[0] if len(parts) == 1 else b"".join(parts)):  # type: ignore[union-attr]
+        if self._application.warm.begin(  # type: ignore[union-attr]
+            self, way, self._known, parts[0] if len(parts) == 1 else b"".join(parts)
+        ):
             self.cycle = turn  # type: ignore[assignment]
             self._way = None
             if parts:
@@ -399,13 +454,25 @@ class ClientConnection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def continue_in_task(self, application: Callable[..., Any]) -> None:
-        """Have `application` answer the request that ran without a task, through ASGI. Its body was read; there is none in `receive`."""
+        """Have `application` answer the request that ran without a task, through ASGI. Its body was
+        read; there is none in `receive`."""
         turn = self._turn
         scope: MutableMapping[str, Any] = {
-            "type": "http", "asgi": {"version": self.asgi_version, "spec_version": "2.3"}, "http_version": "1.1", "method": "POST",
-            "scheme": self.scheme, "path": turn.url.decode("latin-1"), "raw_path": turn.url, "query_string": b"", "root_path": "",
-            "headers": turn.headers, "server": self.server, "client": self.client, "state": {}, "connection": self,
-        }  # fmt: skip
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": self.scheme,
+            "path": turn.url.decode("latin-1"),
+            "raw_path": turn.url,
+            "query_string": b"",
+            "root_path": "",
+            "headers": turn.headers,
+            "server": self.server,
+            "client": self.client,
+            "state": {},
+            "connection": self,
+        }
         cycle = RequestResponseCycle(
             scope=scope,  # type: ignore[arg-type]
             transport=self.transport,
@@ -422,7 +489,9 @@ class ClientConnection(HttpToolsProtocol):
         cycle.more_body = False
         cycle.disconnected = turn.disconnected
         newest: object = self.cycle
-        if newest is turn:  # else another request came meanwhile: uvicorn keeps the newest there, and it waits for this one
+        # else another request came meanwhile: uvicorn keeps the newest there, and it waits for this
+        # one
+        if newest is turn:
             self.cycle = cycle
         self._start_asgi_task(cycle, application)
 
@@ -432,18 +501,22 @@ class ClientConnection(HttpToolsProtocol):
         return self.flow.write_paused
 
     def answer(self, status: int, head: bytes, body: bytes) -> None:
-        """Answer the request that ran without a task, in one write; `head` as in `respond_whole`."""
+        """Answer the request that ran without a task, in one write; `head` as in
+        `respond_whole`."""
         turn = self._turn
         turn.response_complete = True
         self._write_whole(status, head, body, keep_alive=turn.keep_alive)
         self.on_response_complete()
 
-    def respond_whole(self, cycle: RequestResponseCycle, status: int, head: bytes, body: bytes) -> bool:
-        """Answer an ASGI request in one write, `head` being header lines that each end in CRLF, content-length among them.
+    def respond_whole(
+        self, cycle: RequestResponseCycle, status: int, head: bytes, body: bytes
+    ) -> bool:
+        """Answer an ASGI request in one write, `head` being header lines that each end in CRLF,
+        content-length among them.
 
-        False when that is not possible just now (the peer reads slowly, or left): answer through ASGI's `send` then. It is what uvicorn's
-        `send` does for a start and a body event, without looking at each header again: ours come from httptools and from ourselves.
-        """
+        False when that is not possible just now (the peer reads slowly, or left): answer through
+        ASGI's `send` then. It is what uvicorn's `send` does for a start and a body event, without
+        looking at each header again: ours come from httptools and from ourselves."""
         if self.flow.write_paused or cycle.disconnected or cycle.response_started:
             return False
         cycle.response_started = cycle.response_complete = True
@@ -461,7 +534,8 @@ class ClientConnection(HttpToolsProtocol):
             self.transport.close()
 
     def on_response_complete(self) -> None:
-        """As uvicorn's, but for the keep-alive timer: `ConnectionLimits.close_idle` looks after that."""
+        """As uvicorn's, but for the keep-alive timer: `ConnectionLimits.close_idle` looks after
+        that."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -472,10 +546,12 @@ class ClientConnection(HttpToolsProtocol):
         if not self.flow.unparsed:
             self.flow.resume_reading()
         elif not self.pipeline:
-            self.loop.call_soon(self._feed_rest)  # not here: the parser may be the caller, and other connections have their turn
+            # not here: the parser may be the caller, and other connections have their turn
+            self.loop.call_soon(self._feed_rest)
 
     def handle_websocket_upgrade(self) -> None:
-        """The connection has another protocol from here on, and counts among those of its address until it ends."""
+        """The connection has another protocol from here on, and counts among those of its address
+        until it ends."""
         self.head_since = None
         super().handle_websocket_upgrade()
         protocol: Any = self.transport.get_protocol()
@@ -490,7 +566,8 @@ class ClientConnection(HttpToolsProtocol):
                 if protocol.handshake_complete:
                     receive(data)
                 else:
-                    protocol.transport.abort()  # a client says nothing before it is accepted (RFC 6455, section 4.1)
+                    # a client says nothing before it is accepted (RFC 6455, section 4.1)
+                    protocol.transport.abort()
 
             protocol.connection_lost = connection_lost
             protocol.data_received = data_received
@@ -499,10 +576,11 @@ class ClientConnection(HttpToolsProtocol):
 def _check_framing(headers: list[tuple[bytes, bytes]], known: dict[bytes, bytes]) -> bool:
     """Whether the body comes in chunks.
 
-    Refuses what a proxy before us may read differently: two hosts (RFC 9112, section 3.2), and codings that we do not undo (6.1).
+    Refuses what a proxy before us may read differently: two hosts (RFC 9112, section 3.2), and
+    codings that we do not undo (6.1).
 
-    What else ends a request in two ways (several lengths, a length and a coding) the parser refuses. Raises ValueError.
-    """
+    What else ends a request in two ways (several lengths, a length and a coding) the parser
+    refuses. Raises ValueError."""
     coding = known.get(b"transfer-encoding")
     if coding is not None and coding.lower() != b"chunked":
         raise ValueError("a transfer coding other than chunked")

@@ -1,10 +1,12 @@
-"""A stream of server-sent events on its way to one caller (WHATWG HTML §9.2), and what keeps it alive while nothing comes.
+"""A stream of server-sent events on its way to one caller (WHATWG HTML §9.2), and what keeps it
+alive while nothing comes.
 
-Whole events only are passed on: a stream that breaks off between two events can still say why, and how it ended. Nothing else is held
-back: an event goes out in the turn of the event loop in which its last byte came. While a call waits for its slot, a cold start or its
-first item, and between items, a comment goes out each `every_s` seconds, so that proxies and callers do not take silence for death; the
-first one takes the head with it, and from then on the answer is a stream whatever becomes of the call.
-"""
+Whole events only are passed on: a stream that breaks off between two events can still say why, and
+how it ended. Nothing else is held back: an event goes out in the turn of the event loop in which
+its last byte came. While a call waits for its slot, a cold start or its first item, and between
+items, a comment goes out each `every_s` seconds, so that proxies and callers do not take silence
+for death; the first one takes the head with it, and from then on the answer is a stream whatever
+becomes of the call."""
 
 from __future__ import annotations
 
@@ -23,13 +25,20 @@ from pilotlight.protocol import CONTENT_SSE
 T = TypeVar("T")
 
 HEARTBEAT: Final = b": waiting\n\n"
-"""A comment: clients drop it. It is an event's length of its own, so it may only stand between events."""
+"""A comment: clients drop it. It is an event's length of its own, so it may only stand between
+events."""
 HOLD_BYTES: Final = 64 * 1024
-"""Of an event that is not whole yet; a longer one is passed on as it comes, and a break in it is a broken connection."""
+"""Of an event that is not whole yet; a longer one is passed on as it comes, and a break in it is a
+broken connection."""
 _END: Final = b"\n\n"
 _SSE: Final = CONTENT_SSE.encode()
-STREAM_LINES: Final[Headers] = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *GUARD]
-"""Of every stream: a proxy that keeps bytes back would undo it (nginx: ngx_http_proxy_module, X-Accel-Buffering)."""
+STREAM_LINES: Final[Headers] = [
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+    *GUARD,
+]
+"""Of every stream: a proxy that keeps bytes back would undo it (nginx: ngx_http_proxy_module,
+X-Accel-Buffering)."""
 
 
 class SseSplitter:
@@ -59,7 +68,8 @@ class SseSplitter:
         out, rest = (data[:end], data[end:]) if end > 1 else (b"", data)
         if out:
             self.is_inside = False
-        if self.is_inside or len(rest) > HOLD_BYTES:  # the last byte waits: it may be the first half of an end
+        # the last byte waits: it may be the first half of an end
+        if self.is_inside or len(rest) > HOLD_BYTES:
             self.is_inside, out, rest = True, out + rest[:-1], rest[-1:]
         self._held = rest
         return out
@@ -74,7 +84,8 @@ class SseSplitter:
 
 
 class SseResponse:
-    """One caller's stream. Owner: the task of its request; its heartbeats are callbacks and short tasks of the same event loop.
+    """One caller's stream. Owner: the task of its request; its heartbeats are callbacks and short
+    tasks of the same event loop.
 
     async with EventStream(request, every_s=10, head=…) as stream:
         exchange = await stream.during(step)        # heartbeats; raises what `step` raises, and tells the caller nothing of it
@@ -101,7 +112,12 @@ class SseResponse:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._rest()
 
     @property
@@ -115,7 +131,8 @@ class SseResponse:
         try:
             return await step
         finally:
-            self._rest()  # nothing is waited for here: what came must reach its owner, who gives its slot back
+            # nothing is waited for here: what came must reach its owner, who gives its slot back
+            self._rest()
 
     async def begin(self, headers: Headers) -> None:
         """Send the head, if no heartbeat did; from now on there are heartbeats."""
@@ -125,7 +142,8 @@ class SseResponse:
         self._arm(self._every_s)
 
     async def send(self, data: bytes, *, is_inside: bool = False) -> None:
-        """Pass events on; waits while the caller does not read. `is_inside`: the last of them is not whole."""
+        """Pass events on; waits while the caller does not read. `is_inside`: the last of them is
+        not whole."""
         if self._beat is not None:
             await self._beat
         self._is_busy, self._is_inside = True, is_inside
@@ -136,7 +154,8 @@ class SseResponse:
         self._sent_at = self._loop.time()
 
     async def pass_on(self, answer: WorkerResponse, cutter: SseSplitter) -> AsyncIterator[bytes]:
-        """Send a worker's events on as they come; yields what was sent. Raises WorkerConnectionLost when the worker dies."""
+        """Send a worker's events on as they come; yields what was sent. Raises WorkerConnectionLost
+        when the worker dies."""
         async for chunk in answer.chunks():
             if out := cutter.feed(chunk):
                 await self.send(out, is_inside=cutter.is_inside)
@@ -152,7 +171,7 @@ class SseResponse:
             await self._request.start(200, self._head())
         await self._request.chunk(data, more=False)
 
-    # -- heartbeats ---------------------------------------------------------------------------------------------------
+    # -- heartbeats --------------------------------------------------------------------------------
     def _arm(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -160,12 +179,16 @@ class SseResponse:
 
     def _ring(self) -> None:
         left_s = self._sent_at + self._every_s - self._loop.time()
-        if left_s > 0:  # something was sent meanwhile: one timer for a stream, not one for each piece
+        # something was sent meanwhile: one timer for a stream, not one for each piece
+        if left_s > 0:
             self._arm(left_s)
-        elif self._is_busy or self._is_inside or self._is_congested:  # what the caller has not read yet keeps its connection alive
+        elif self._is_busy or self._is_inside or self._is_congested:
+            # what the caller has not read yet keeps its connection alive
             self._arm(self._every_s)
         else:
-            self._beat = self._loop.create_task(self._send_heartbeat(), name=f"heartbeat {self._request.id}")
+            self._beat = self._loop.create_task(
+                self._send_heartbeat(), name=f"heartbeat {self._request.id}"
+            )
 
     @property
     def _is_congested(self) -> bool:
@@ -184,7 +207,8 @@ class SseResponse:
         self._arm(self._every_s)
 
     def _rest(self) -> None:
-        """No more heartbeats. One that was about to be sent is not, or was sent whole: servers write at once, or wait and write then."""
+        """No more heartbeats. One that was about to be sent is not, or was sent whole: servers
+        write at once, or wait and write then."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -194,8 +218,15 @@ class SseResponse:
 
 
 def end_event(*, finish_reason: str, cost: str, exec_ms: float, start: str, **more: Any) -> bytes:
-    """The last event of every stream. `more`: what only some have, such as `tokens_in`; None is left out."""
-    told = {"finish_reason": finish_reason, "cost": cost, "exec_ms": round(exec_ms, 2), "start": start, **more}
+    """The last event of every stream. `more`: what only some have, such as `tokens_in`; None is
+    left out."""
+    told = {
+        "finish_reason": finish_reason,
+        "cost": cost,
+        "exec_ms": round(exec_ms, 2),
+        "start": start,
+        **more,
+    }
     return event("end", {key: value for key, value in told.items() if value is not None})
 
 
@@ -222,4 +253,9 @@ def stream_headers(headers: Headers) -> Headers:
 
 def early_head(request: Request) -> Headers:
     """The head of a stream that begins before it is known who answers."""
-    return [(b"content-type", _SSE), *STREAM_LINES, (b"x-request-id", request.id.encode()), *request.quota_headers()]
+    return [
+        (b"content-type", _SSE),
+        *STREAM_LINES,
+        (b"x-request-id", request.id.encode()),
+        *request.quota_headers(),
+    ]

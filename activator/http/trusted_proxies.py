@@ -1,10 +1,11 @@
-"""Who calls through a proxy: the proxies that the operator names are believed, nobody else is (`activator.trusted_proxies`).
+"""Who calls through a proxy: the proxies that the operator names are believed, nobody else is
+(`activator.trusted_proxies`).
 
-A proxy appends the address of its own peer to X-Forwarded-For, so the last entry is its word and the ones before it are what that peer
-said. Read from the end, the first address that is no trusted proxy's is the caller: whatever it wrote itself stands before that. What is
-counted by address (attempts without a key, calls without a key) counts by this one, and the audit log has it; connections count by their
-real peer.
-"""
+A proxy appends the address of its own peer to X-Forwarded-For, so the last entry is its word and
+the ones before it are what that peer said. Read from the end, the first address that is no trusted
+proxy's is the caller: whatever it wrote itself stands before that. What is counted by address
+(attempts without a key, calls without a key) counts by this one, and the audit log has it;
+connections count by their real peer."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class TrustedProxies:
             scope[CALLER] = self.caller(client[0], said.decode("latin-1"))
 
     def caller(self, peer: str, said: str) -> str:
-        """The caller's address, where `peer` sent us `said` in X-Forwarded-For; of what is no address on, nobody is believed."""
+        """The caller's address, where `peer` sent us `said` in X-Forwarded-For; of what is no
+        address on, nobody is believed."""
         caller = peer
         address = _parsed(peer)
         hops = said.split(",")
@@ -60,4 +62,6 @@ def _parsed(text: str) -> Address | None:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
         return None
-    return (address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address
+    return (
+        (address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address
+    )

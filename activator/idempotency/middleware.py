@@ -1,12 +1,15 @@
-"""The layer in front of the gateway for calls under an idempotency key (draft-ietf-httpapi-idempotency-key-header).
+"""The layer in front of the gateway for calls under an idempotency key
+(draft-ietf-httpapi-idempotency-key-header).
 
-A key is its API key's alone, and stands for one request: path, headers that decide on the answer, and body. Its first use runs, and goes
-on to its end though its caller leaves; a repeat gets the same answer, marked; one that comes meanwhile is told to come again (409 with
-`Retry-After`). Kept is what went well: what failed may be asked for again under the same key. An answer of more than MAX_ANSWER_BYTES
-is not kept either; it says so to its repeats by running again, and so does one that had to make room for newer ones of its tenant.
+A key is its API key's alone, and stands for one request: path, headers that decide on the answer,
+and body. Its first use runs, and goes on to its end though its caller leaves; a repeat gets the
+same answer, marked; one that comes meanwhile is told to come again (409 with `Retry-After`). Kept
+is what went well: what failed may be asked for again under the same key. An answer of more than
+MAX_ANSWER_BYTES is not kept either; it says so to its repeats by running again, and so does one
+that had to make room for newer ones of its tenant.
 
-`:submit` is none of this layer's: there a key is the call's id, which is durable (`activator.async_calls.service`).
-"""
+`:submit` is none of this layer's: there a key is the call's id, which is durable
+(`activator.async_calls.service`)."""
 
 from __future__ import annotations
 
@@ -44,9 +47,17 @@ class Idempotency:
     """Owner: the event loop."""
 
     def __init__(
-        self, store: IdempotencyStore, *, reception: RequestResolver, entry_of: EntryOf, ttl_s: float, body_timeout_s: float, bodies: Bodies
+        self,
+        store: IdempotencyStore,
+        *,
+        reception: RequestResolver,
+        entry_of: EntryOf,
+        ttl_s: float,
+        body_timeout_s: float,
+        bodies: Bodies,
     ) -> None:
-        """`entry_of`: the way of a request that `concerns` this layer. `bodies`: where bodies count while they are read."""
+        """`entry_of`: the way of a request that `concerns` this layer. `bodies`: where bodies count
+        while they are read."""
         self._bodies = bodies
         self._entry_of = entry_of
         self._store = store
@@ -67,36 +78,53 @@ class Idempotency:
     async def answer(self, request: Request, app: App) -> None:
         """Run the request by `app`, or repeat its answer.
 
-        Raises Conflict, InvalidInput, Unauthenticated, Unavailable, OverQuota, and what stands in the way of any call of its path.
-        """
+        Raises Conflict, InvalidInput, Unauthenticated, Unavailable, OverQuota, and what stands in
+        the way of any call of its path."""
         caller = self._reception.identify(request, parse_tenant_prefix(request.path)[0])
         if caller.is_anonymous:
-            raise errors.Unauthenticated(f"{HEADER_IDEMPOTENCY_KEY} needs an API key: without one nobody could say whose it is")
+            raise errors.Unauthenticated(
+                f"{HEADER_IDEMPOTENCY_KEY} needs an API key: without one nobody could say whose it is"
+            )
         given = request.headers[KEY]
         if not 0 < len(given) <= MAX_KEY:
-            raise errors.InvalidInput(f"{HEADER_IDEMPOTENCY_KEY}: write 1 to {MAX_KEY} characters", parameter=HEADER_IDEMPOTENCY_KEY)
+            raise errors.InvalidInput(
+                f"{HEADER_IDEMPOTENCY_KEY}: write 1 to {MAX_KEY} characters",
+                parameter=HEADER_IDEMPOTENCY_KEY,
+            )
         entry = self._entry_of(request)
         request.target = None  # no call yet
         async with counted(entry.gate, holds=0 if request.path.endswith(":warmup") else 1):
             with self._bodies.room(request):  # then it counts where it is run
-                body = await request.body(limit_bytes=entry.body_bytes, timeout_s=self._body_timeout_s)
+                body = await request.body(
+                    limit_bytes=entry.body_bytes, timeout_s=self._body_timeout_s
+                )
         name = hashlib.sha256(b"%b\0%b" % (caller.key_id.encode(), given)).hexdigest()
         fingerprint = _fingerprint(request, body)
         known = await self._store.claim(name, fingerprint)
         if known is None:
-            await self._run(request, body, app, Claim(name=name, tenant=caller.tenant, fingerprint=fingerprint))
+            await self._run(
+                request, body, app, Claim(name=name, tenant=caller.tenant, fingerprint=fingerprint)
+            )
         elif known.fingerprint != fingerprint:
-            raise errors.Conflict("this idempotency key was used for another request", hint="Use a new key for each call.")
+            raise errors.Conflict(
+                "this idempotency key was used for another request",
+                hint="Use a new key for each call.",
+            )
         elif known.answer is None:
-            raise errors.Conflict("the first request under this idempotency key still runs", retry_after_s=1.0)
+            raise errors.Conflict(
+                "the first request under this idempotency key still runs", retry_after_s=1.0
+            )
         else:
             await _replay(request, known.answer)
 
     async def _run(self, request: Request, body: bytes, app: App, claim: Claim) -> None:
-        """In a task of its own, which a caller that leaves does not end: who repeats the request finds its answer."""
+        """In a task of its own, which a caller that leaves does not end: who repeats the request
+        finds its answer."""
         keeper = _Keeper(request, lambda answer: self._settle(claim, answer))
         scope = {key: value for key, value in request.scope.items() if key != "connection"}
-        task = asyncio.create_task(self._work(app, scope, body, keeper, claim), name=f"call under a key {request.id}")
+        task = asyncio.create_task(
+            self._work(app, scope, body, keeper, claim), name=f"call under a key {request.id}"
+        )
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         try:
@@ -105,7 +133,9 @@ class Idempotency:
             keeper.is_left = True
             raise
 
-    async def _work(self, app: App, scope: Scope, body: bytes, keeper: _Keeper, claim: Claim) -> None:
+    async def _work(
+        self, app: App, scope: Scope, body: bytes, keeper: _Keeper, claim: Claim
+    ) -> None:
         holding = asyncio.create_task(self._hold(claim.name), name="claim of an idempotency key")
         try:
             await app(scope, _given_again(body), keeper)
@@ -121,7 +151,9 @@ class Idempotency:
             else:
                 await self._store.forget(claim.name)
         except errors.Unavailable as e:
-            log.warning("answer under an idempotency key not kept: a repeat will run again error=%s", e)
+            log.warning(
+                "answer under an idempotency key not kept: a repeat will run again error=%s", e
+            )
 
     async def _hold(self, name: str) -> None:
         while True:
@@ -141,7 +173,8 @@ class Idempotency:
 
 
 class _Keeper:
-    """Passes an answer on to the caller while it is there; it is kept before its last part goes out. Owner: one request."""
+    """Passes an answer on to the caller while it is there; it is kept before its last part goes
+    out. Owner: one request."""
 
     def __init__(self, request: Request, keep: Callable[[bytes | None], Awaitable[None]]) -> None:
         self._request = request
@@ -179,24 +212,37 @@ class _Keeper:
         """What is kept; None: nothing, because it failed, was cut off, or is too long."""
         if not self._is_whole or not 200 <= self._status < 300 or self._size > MAX_ANSWER_BYTES:
             return None
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self._headers]
-        return json.dumps({"status": self._status, "headers": headers}).encode() + b"\n" + b"".join(self._parts)
+        headers = [
+            (name.decode("latin-1"), value.decode("latin-1")) for name, value in self._headers
+        ]
+        return (
+            json.dumps({"status": self._status, "headers": headers}).encode()
+            + b"\n"
+            + b"".join(self._parts)
+        )
 
 
 async def _replay(request: Request, answer: bytes) -> None:
     head, _, body = answer.partition(b"\n")
     known = json.loads(head)
-    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in known["headers"]]
+    headers = [
+        (name.encode("latin-1"), value.encode("latin-1")) for name, value in known["headers"]
+    ]
     await request.respond(known["status"], [*headers, (HEADER_REPLAYED.encode(), b"true")], body)
 
 
 def _fingerprint(request: Request, body: bytes) -> str:
-    told = [request.path.encode(), request.scope["query_string"], *(request.headers.get(name, b"") for name in _TELLING)]
+    told = [
+        request.path.encode(),
+        request.scope["query_string"],
+        *(request.headers.get(name, b"") for name in _TELLING),
+    ]
     return hashlib.sha256(b"\0".join(told) + b"\0" + body).hexdigest()
 
 
 def _given_again(body: bytes) -> Receive:
-    """A body that was read, and then nothing: whether the caller leaves is no concern of the request."""
+    """A body that was read, and then nothing: whether the caller leaves is no concern of the
+    request."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> MutableMapping[str, Any]:

@@ -9,13 +9,16 @@ from collections.abc import Callable
 from activator.idempotency.store import LEASE_S, OVERHEAD_BYTES, TENANT_BYTES, Claim, Known
 
 MAX_BYTES = 64 * 1024 * 1024
-"""Of answers that are kept; beyond it the oldest of the tenant that has most go. Of requests that run none goes."""
+"""Of answers that are kept; beyond it the oldest of the tenant that has most go. Of requests that
+run none goes."""
 
 
 class _Entry:
     __slots__ = ("answer", "ends_at", "fingerprint", "tenant")
 
-    def __init__(self, fingerprint: str, ends_at: float, *, tenant: str = "", answer: bytes | None = None) -> None:
+    def __init__(
+        self, fingerprint: str, ends_at: float, *, tenant: str = "", answer: bytes | None = None
+    ) -> None:
         self.fingerprint = fingerprint
         self.tenant = tenant
         self.answer = answer
@@ -30,7 +33,11 @@ class ProcessIdempotency:
     """See `IdempotencyStore`. Owner: the event loop; no method waits, so none is interrupted."""
 
     def __init__(
-        self, *, max_bytes: int = MAX_BYTES, tenant_bytes: int = TENANT_BYTES, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        max_bytes: int = MAX_BYTES,
+        tenant_bytes: int = TENANT_BYTES,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._entries: dict[str, _Entry] = {}
         self._answers: dict[str, dict[str, None]] = {}
@@ -57,7 +64,10 @@ class ProcessIdempotency:
             entry.ends_at = self._clock() + LEASE_S
 
     async def keep(self, claim: Claim, answer: bytes, *, ttl_s: float) -> None:
-        self._put(claim.name, _Entry(claim.fingerprint, self._clock() + ttl_s, tenant=claim.tenant, answer=answer))
+        self._put(
+            claim.name,
+            _Entry(claim.fingerprint, self._clock() + ttl_s, tenant=claim.tenant, answer=answer),
+        )
 
     async def forget(self, name: str) -> None:
         entry = self._entries.get(name)

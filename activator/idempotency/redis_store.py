@@ -1,10 +1,12 @@
-"""Idempotency keys in Redis, for several activators: one key each, a hash of the request's fingerprint and its answer, sealed.
+"""Idempotency keys in Redis, for several activators: one key each, a hash of the request's
+fingerprint and its answer, sealed.
 
-`pilotlight:{<platform>}:once:<name>` (the braces keep them on one slot of a Redis Cluster). What answers take is counted beside them:
-`…:once-of:<tenant>` has a tenant's names and sizes by the time at which they end, `…:once-bytes` each tenant's sum, `…:once-ends` when the
-first of each tenant's ends, `…:once-total` the sum of all. EVAL is atomic (https://redis.io/docs/latest/develop/programmability/). While
-Redis is away nobody knows whether a request ran: it is refused with 503.
-"""
+`pilotlight:{<platform>}:once:<name>` (the braces keep them on one slot of a Redis Cluster). What
+answers take is counted beside them: `…:once-of:<tenant>` has a tenant's names and sizes by the time
+at which they end, `…:once-bytes` each tenant's sum, `…:once-ends` when the first of each tenant's
+ends, `…:once-total` the sum of all. EVAL is atomic
+(https://redis.io/docs/latest/develop/programmability/). While Redis is away nobody knows whether a
+request ran: it is refused with 503."""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from redis.exceptions import RedisError
 
 from activator.coordination.redis_client import redis_client
 from activator.coordination.redis_state import address_of
-from activator.idempotency.store import LEASE_S, OVERHEAD_BYTES, TENANT_BYTES, TOTAL_BYTES, Claim, Known
+from activator.idempotency.store import (
+    LEASE_S,
+    OVERHEAD_BYTES,
+    TENANT_BYTES,
+    TOTAL_BYTES,
+    Claim,
+    Known,
+)
 from pilotlight import errors
 from pilotlight.seal import SealBroken, Sealer
 
@@ -27,7 +36,10 @@ redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return {}
 """
-HOLD = "if redis.call('HEXISTS', KEYS[1], 'answer') == 0 then redis.call('PEXPIRE', KEYS[1], ARGV[1]) end return 1"
+HOLD = (
+    "if redis.call('HEXISTS', KEYS[1], 'answer') == 0 then redis.call('PEXPIRE', KEYS[1], "
+    "ARGV[1]) end return 1"
+)
 KEEP = """
 -- The tenant's oldest answers make room, then those of the tenant that has most.
 -- KEYS: name, names of the tenant, bytes by tenant, earliest ends by tenant, bytes of all.
@@ -79,16 +91,24 @@ settle(own)
 for _, key in ipairs({KEYS[3], KEYS[4], KEYS[5]}) do redis.call('PEXPIRE', key, ttl) end
 return 1
 """
-FORGET = "if redis.call('HEXISTS', KEYS[1], 'answer') == 0 then redis.call('DEL', KEYS[1]) end return 1"
+FORGET = (
+    "if redis.call('HEXISTS', KEYS[1], 'answer') == 0 then redis.call('DEL', KEYS[1]) end return 1"
+)
 
 
 class RedisIdempotency:
     """See `IdempotencyStore`. Owner: the event loop."""
 
     def __init__(
-        self, url: str, *, platform: str, sealer: Sealer, lease_s: float = LEASE_S, tenant_bytes: int = TENANT_BYTES,
+        self,
+        url: str,
+        *,
+        platform: str,
+        sealer: Sealer,
+        lease_s: float = LEASE_S,
+        tenant_bytes: int = TENANT_BYTES,
         total_bytes: int = TOTAL_BYTES,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Connects with the first claim. Raises ValueError when the URL is none."""
         self._where = address_of(url)
         self._platform = f"pilotlight:{{{platform}}}:"
@@ -106,18 +126,32 @@ class RedisIdempotency:
         found = await self._eval(CLAIM, [name], fingerprint, self._lease_ms)
         if not found:
             return None
-        return Known(fingerprint=str(found[0]), answer=self._opened(str(found[1])) if found[1] else None)
+        return Known(
+            fingerprint=str(found[0]), answer=self._opened(str(found[1])) if found[1] else None
+        )
 
     async def hold(self, name: str) -> None:
         await self._eval(HOLD, [name], self._lease_ms)
 
     async def keep(self, claim: Claim, answer: bytes, *, ttl_s: float) -> None:
         sealed = self._sealer.seal(base64.b64encode(answer).decode())
-        names, *counts = (f"{self._platform}once-{kind}" for kind in ("of:", "bytes", "ends", "total"))
+        names, *counts = (
+            f"{self._platform}once-{kind}" for kind in ("of:", "bytes", "ends", "total")
+        )
         await self._eval(
-            KEEP, [claim.name, names + claim.tenant, *counts], claim.fingerprint, sealed, int(ttl_s * 1000), claim.name, claim.tenant,
-            self._prefix, names, self._tenant_bytes, self._total_bytes, OVERHEAD_BYTES,
-        )  # fmt: skip
+            KEEP,
+            [claim.name, names + claim.tenant, *counts],
+            claim.fingerprint,
+            sealed,
+            int(ttl_s * 1000),
+            claim.name,
+            claim.tenant,
+            self._prefix,
+            names,
+            self._tenant_bytes,
+            self._total_bytes,
+            OVERHEAD_BYTES,
+        )
 
     async def forget(self, name: str) -> None:
         await self._eval(FORGET, [name])
@@ -129,14 +163,19 @@ class RedisIdempotency:
         try:
             return base64.b64decode(self._sealer.open(sealed))
         except SealBroken as e:
-            raise errors.Conflict(f"the answer kept under this idempotency key cannot be read: {e}") from e
+            raise errors.Conflict(
+                f"the answer kept under this idempotency key cannot be read: {e}"
+            ) from e
 
     async def _eval(self, script: str, keys: list[str], *args: Any) -> Any:
         """`keys`: a name, and keys as they are behind it."""
         try:
-            return await self._redis.eval(script, len(keys), self._prefix + keys[0], *keys[1:], *args)
+            return await self._redis.eval(
+                script, len(keys), self._prefix + keys[0], *keys[1:], *args
+            )
         except (RedisError, OSError) as e:
             raise errors.Unavailable(
-                f"idempotency keys are kept in Redis at {self._where}, which does not answer: nobody knows whether this request ran before",
+                f"idempotency keys are kept in Redis at {self._where}, which does not answer: "
+                f"nobody knows whether this request ran before",
                 retry_after_s=1,
             ) from e

@@ -1,11 +1,11 @@
-"""What a store of idempotency keys promises: of all who claim a name at once, one runs, and the others are told what came of it.
+"""What a store of idempotency keys promises: of all who claim a name at once, one runs, and the
+others are told what came of it.
 
-A claim ends with its answer (`keep`), by being given up (`forget`), or LEASE_S after its owner said last that it still runs (`hold`): a
-process that died does not close a key for good.
+A claim ends with its answer (`keep`), by being given up (`forget`), or LEASE_S after its owner said
+last that it still runs (`hold`): a process that died does not close a key for good.
 
-Answers of one tenant have a bound in bytes: beyond it its own oldest go, and a repeat of theirs is a new request. All together have one,
-too: beyond it the oldest of the tenant that has most go.
-"""
+Answers of one tenant have a bound in bytes: beyond it its own oldest go, and a repeat of theirs is
+a new request. All together have one, too: beyond it the oldest of the tenant that has most go."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ LEASE_S = 30.0
 TENANT_BYTES = 64 * 1024 * 1024
 """Of one tenant's answers, as they are stored."""
 TOTAL_BYTES = 256 * 1024 * 1024
-"""Of all tenants' in Redis: half of what the chart gives it, which rewrites its log and holds quotas, too."""
+"""Of all tenants' in Redis: half of what the chart gives it, which rewrites its log and holds
+quotas, too."""
 OVERHEAD_BYTES = 768
 """Of an entry beside its answer, as measured in Redis 7: names, fingerprint, what counts them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A name that is ours, whose it is, and the request that it stands for. Name and fingerprint are hashes."""
+    """A name that is ours, whose it is, and the request that it stands for. Name and fingerprint
+    are hashes."""
 
     name: str
     tenant: str
@@ -45,7 +47,8 @@ class Known:
 
 
 class IdempotencyStore(Protocol):
-    """Names are hashes; answers are opaque. Each method raises Unavailable while the store cannot be asked."""
+    """Names are hashes; answers are opaque. Each method raises Unavailable while the store cannot
+    be asked."""
 
     async def claim(self, name: str, fingerprint: str) -> Known | None:
         """Claim a name; None: it is the caller's to run now, otherwise what is known of it."""
@@ -56,7 +59,8 @@ class IdempotencyStore(Protocol):
         ...
 
     async def keep(self, claim: Claim, answer: bytes, *, ttl_s: float) -> None:
-        """What a request that was claimed was answered, for so long; older answers make room for it."""
+        """What a request that was claimed was answered, for so long; older answers make room for
+        it."""
         ...
 
     async def forget(self, name: str) -> None:

@@ -1,10 +1,11 @@
-"""Requests that wake a revision, for Knative's own autoscaler: as many as calls wait here, each held until it is answered.
+"""Requests that wake a revision, for Knative's own autoscaler: as many as calls wait here, each
+held until it is answered.
 
-Our activators stand where Knative's own would: they hold the calls. KPA counts what its activators and the queue-proxies hold, so a call
-that waits here is shown to it as a request that waits there: with the headers that Knative's ingress would set it names the revision,
-Knative's activator counts it, tells the autoscaler at once, and holds it until a pod answers. Once there are pods they answer at once, and
-are asked again more and more seldom. None of this is a call to the API server.
-"""
+Our activators stand where Knative's own would: they hold the calls. KPA counts what its activators
+and the queue-proxies hold, so a call that waits here is shown to it as a request that waits there:
+with the headers that Knative's ingress would set it names the revision, Knative's activator counts
+it, tells the autoscaler at once, and holds it until a pod answers. Once there are pods they answer
+at once, and are asked again more and more seldom. None of this is a call to the API server."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from weight_cache.cookies import no_cookies
 log = logging.getLogger(__name__)
 
 MOST = 100
-"""Requests held for one revision: KPA adds up to 1000 % a tick, and the next tick sees what still waits."""
+"""Requests held for one revision: KPA adds up to 1000 % a tick, and the next tick sees what still
+waits."""
 MOST_ALL = 2000
 """Of all revisions together; each has one in any case."""
 LOOK_S = 0.25
@@ -52,17 +54,28 @@ class _Wake:
 class ActivationRequests:
     """`scale_request.ScaleRequester` by requests.
 
-    Owner: the event loop. `waiting_of`: calls of a revision (by key) that wait here for an instance.
-    """
+    Owner: the event loop. `waiting_of`: calls of a revision (by key) that wait here for an
+    instance."""
 
-    def __init__(self, url: str, *, whereabouts: Whereabouts, waiting_of: Callable[[str], int], most: int = MOST) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        whereabouts: Whereabouts,
+        waiting_of: Callable[[str], int],
+        most: int = MOST,
+    ) -> None:
         """`url`: of Knative's activator. `most`: held for one revision."""
         self._most = most
         self._whereabouts = whereabouts
         self._waiting_of = waiting_of
         self._wakes: dict[str, _Wake] = {}
         self._said: dict[str, str] = {}
-        verify = ssl.create_default_context() if url.startswith("https://") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        verify = (
+            ssl.create_default_context()
+            if url.startswith("https://")
+            else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        )
         self._client = httpx.AsyncClient(
             base_url=url,
             verify=verify,
@@ -84,7 +97,9 @@ class ActivationRequests:
             self._said.pop(target.key, None)
         wake.starts += 1
         if wake.keeper is None:
-            wake.keeper = asyncio.create_task(self._keep(target.key, wake), name=f"wake {wake.place[1]}")
+            wake.keeper = asyncio.create_task(
+                self._keep(target.key, wake), name=f"wake {wake.place[1]}"
+            )
         try:
             yield
         finally:
@@ -100,9 +115,13 @@ class ActivationRequests:
     async def _keep(self, key: str, wake: _Wake) -> None:
         """As many as calls wait, from now on."""
         while True:
-            wanted = min(self._most, self._waiting_of(key), max(1, MOST_ALL - self._elsewhere(wake)))
+            wanted = min(
+                self._most, self._waiting_of(key), max(1, MOST_ALL - self._elsewhere(wake))
+            )
             while len(wake.held) < wanted:
-                task = asyncio.create_task(self._hold(key, wake), name=f"held wake of {wake.place[1]}")
+                task = asyncio.create_task(
+                    self._hold(key, wake), name=f"held wake of {wake.place[1]}"
+                )
                 wake.held.add(task)
                 task.add_done_callback(wake.held.discard)
             for surplus in list(wake.held)[wanted:]:
@@ -119,7 +138,9 @@ class ActivationRequests:
         ended = 0
         while True:
             try:
-                answer = await self._client.get(WORKER_STATUS, headers={NAMESPACE: namespace, REVISION: revision})
+                answer = await self._client.get(
+                    WORKER_STATUS, headers={NAMESPACE: namespace, REVISION: revision}
+                )
                 self._said[key] = f"the request that wakes it was answered {answer.status_code}"
             except httpx.HTTPError as e:
                 self._said[key] = f"the request that wakes it failed: {e or type(e).__name__}"

@@ -50,28 +50,44 @@ class ClusterParts:
 
 
 def cluster_parts(settings: ClusterSettings, around: FleetContext) -> ClusterParts:
-    """Make them. Raises ValueError where our own autoscaler is asked for and nobody takes its demand."""
+    """Make them. Raises ValueError where our own autoscaler is asked for and nobody takes its
+    demand."""
     table = around.table
 
     def whereabouts(target: CallTarget) -> Place:
-        namespace = names.namespace_of(settings, table.tenant_name(target.tenant), target.environment)
-        return namespace, names.revision_name(names.service_name(target.app, target.function), target.revision)
+        namespace = names.namespace_of(
+            settings, table.tenant_name(target.tenant), target.environment
+        )
+        return namespace, names.revision_name(
+            names.service_name(target.app, target.function), target.revision
+        )
 
     cluster = LazyCluster(settings)
     pods = Pods(selector=names.function_selector(settings))
     is_kpa = settings.autoscaler == "kpa"
     summons: ScaleRequester
     if is_kpa:
-        summons = ActivationRequests(settings.wake_url, whereabouts=whereabouts, waiting_of=around.waiting_of)
+        summons = ActivationRequests(
+            settings.wake_url, whereabouts=whereabouts, waiting_of=around.waiting_of
+        )
     elif around.demand is not None:
         summons = ReportedDemand(around.demand)
     else:
-        raise ValueError("cluster.autoscaler = 'pilotlight': needs activator.redis_url, where activators say what they want")
+        raise ValueError(
+            "cluster.autoscaler = 'pilotlight': needs activator.redis_url, where activators say "
+            "what they want"
+        )
     fleet = KnativeFleet(
-        cluster=cluster, pods=pods, claims=_claims(around), summons=summons, whereabouts=whereabouts,
-        target_of=lambda pod: _target_of(table, pod), member=around.member, port=PROXY_PORT if is_kpa else WORKER_PORT,
+        cluster=cluster,
+        pods=pods,
+        claims=_claims(around),
+        summons=summons,
+        whereabouts=whereabouts,
+        target_of=lambda pod: _target_of(table, pod),
+        member=around.member,
+        port=PROXY_PORT if is_kpa else WORKER_PORT,
         grace_s=settings.unschedulable_grace_s,
-    )  # fmt: skip
+    )
 
     def loads() -> Mapping[str, tuple[str, int]]:
         calls = around.in_flight()

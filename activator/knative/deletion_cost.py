@@ -1,8 +1,9 @@
-"""Which pods a Deployment gives up first when it shrinks: the idle ones that nobody has, then idle ones, the busiest last.
+"""Which pods a Deployment gives up first when it shrinks: the idle ones that nobody has, then idle
+ones, the busiest last.
 
-Kubernetes takes the lowest `controller.kubernetes.io/pod-deletion-cost` first (0 where nothing is said), among pods that are equally
-ready. Written beside the request path, only where the order changed, and never for the only pod of its revision.
-"""
+Kubernetes takes the lowest `controller.kubernetes.io/pod-deletion-cost` first (0 where nothing is
+said), among pods that are equally ready. Written beside the request path, only where the order
+changed, and never for the only pod of its revision."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ STEP = 10
 class Patching(Protocol):
     """The part of `pilotlight.cluster.api.Cluster` that is needed here."""
 
-    async def patch(self, kind: Kind, name: str, namespace: str | None, body: Any) -> Mapping[str, Any]:
+    async def patch(
+        self, kind: Kind, name: str, namespace: str | None, body: Any
+    ) -> Mapping[str, Any]:
         """A merge patch."""
         ...
 
@@ -39,9 +42,12 @@ def cost_of(in_flight: int | None) -> str:
 
 
 class Costs:
-    """The loop. Owner: the event loop; `load_of`: calls in flight of each instance that is ours, by the pod's uid."""
+    """The loop. Owner: the event loop; `load_of`: calls in flight of each instance that is ours, by
+    the pod's uid."""
 
-    def __init__(self, pods: Pods, cluster: Patching, *, load_of: Callable[[], Mapping[str, tuple[str, int]]]) -> None:
+    def __init__(
+        self, pods: Pods, cluster: Patching, *, load_of: Callable[[], Mapping[str, tuple[str, int]]]
+    ) -> None:
         """`load_of`: (revision key, calls) by uid."""
         self._pods = pods
         self._cluster = cluster
@@ -62,9 +68,12 @@ class Costs:
             await self.look()
 
     async def look(self) -> None:
-        """Write what changed. What cannot be written now is written later: nothing depends on it but an order."""
+        """Write what changed. What cannot be written now is written later: nothing depends on it
+        but an order."""
         loads = self._load_of()
-        wanted = {uid: (key, cost_of(None)) for uid, key in self._released.items() if uid not in loads}
+        wanted = {
+            uid: (key, cost_of(None)) for uid, key in self._released.items() if uid not in loads
+        }
         self._released = {uid: key for uid, (key, _) in wanted.items()}
         wanted |= {uid: (key, cost_of(calls)) for uid, (key, calls) in loads.items()}
         for uid, (key, cost) in wanted.items():
@@ -73,8 +82,14 @@ class Costs:
             if pod is None or pod.is_ending or pod.cost == cost or len(siblings) < 2:
                 continue
             try:
-                await self._cluster.patch(POD, pod.name, pod.namespace, {"metadata": {"annotations": {COST: cost}}})
+                await self._cluster.patch(
+                    POD, pod.name, pod.namespace, {"metadata": {"annotations": {COST: cost}}}
+                )
             except ClusterError as e:
                 log.info("deletion cost not written pod=%s/%s error=%s", pod.namespace, pod.name, e)
                 return
-        self._released = {uid: key for uid, key in self._released.items() if any(pod.uid == uid for pod in self._pods.of(key))}
+        self._released = {
+            uid: key
+            for uid, key in self._released.items()
+            if any(pod.uid == uid for pod in self._pods.of(key))
+        }

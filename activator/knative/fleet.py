@@ -1,10 +1,11 @@
-"""`Fleet` on a cluster: instances are pods that Knative makes and ends; here they are found, claimed and given back.
+"""`Fleet` on a cluster: instances are pods that Knative makes and ends; here they are found,
+claimed and given back.
 
-A start takes a pod that is ready and nobody's, else it has one made (`scale_request.ScaleRequester`) and waits for it. Nothing on that
-way asks the API server: what it knows came by watches, beforehand. A stop gives the pod back, for the next start or for the autoscaler to
-take away; only a pod with a call in it that does not end is deleted. While the API server is away pods go on serving: nothing is gone
-because nobody can say that it is there.
-"""
+A start takes a pod that is ready and nobody's, else it has one made
+(`scale_request.ScaleRequester`) and waits for it. Nothing on that way asks the API server: what it
+knows came by watches, beforehand. A stop gives the pod back, for the next start or for the
+autoscaler to take away; only a pod with a call in it that does not end is deleted. While the API
+server is away pods go on serving: nothing is gone because nobody can say that it is there."""
 
 from __future__ import annotations
 
@@ -30,20 +31,30 @@ from activator.worker_client.address import tcp_address
 from pilotlight.cluster.errors import ClusterError
 from pilotlight.cluster.kinds import POD
 from snapshotter import errors
-from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, InstanceState, RevisionKey, StartKind
+from snapshotter.types import (
+    AgentEvent,
+    InstanceId,
+    InstanceInfo,
+    InstanceState,
+    RevisionKey,
+    StartKind,
+)
 
 log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 """Between statements of what is ours; a fifteenth of a membership."""
 LOOK_S = 0.25
-"""While a start waits: between attempts at pods that were others' when it looked last. Changes of pods are told, and not waited for."""
+"""While a start waits: between attempts at pods that were others' when it looked last. Changes of
+pods are told, and not waited for."""
 FIRST_WORD_S = 0.25
-"""How long the worker of a pod that Kubernetes calls ready may take to say so, before another pod is asked for."""
+"""How long the worker of a pod that Kubernetes calls ready may take to say so, before another pod
+is asked for."""
 RUNNING_S = 0.5
 """Between looks whether the last calls of a pod have ended, before it is given back."""
 ADOPT_S = 10.0
-"""After a restart: how long what the cluster has is waited for, before this says that it is away."""
+"""After a restart: how long what the cluster has is waited for, before this says that it is
+away."""
 
 
 class KnativeFleet(PodFleetLimits):
@@ -63,7 +74,8 @@ class KnativeFleet(PodFleetLimits):
         grace_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`target_of`: what a pod serves; None of one that nobody routes to. `port`: of pods, where calls go. `grace_s`: see verdict."""
+        """`target_of`: what a pod serves; None of one that nobody routes to. `port`: of pods, where
+        calls go. `grace_s`: see verdict."""
         self._cluster = cluster
         self.pods = pods
         self._claims = claims
@@ -88,14 +100,20 @@ class KnativeFleet(PodFleetLimits):
 
     def __repr__(self) -> str:
         starts = sum(waiting.starts for waiting in self._waiting.values())
-        return f"<KnativeFleet {self._member}: {len(self._held)} pods, {starts} starts wait, {self.pods!r}>"
+        return (
+            f"<KnativeFleet {self._member}: {len(self._held)} pods, {starts} starts wait, "
+            f"{self.pods!r}>"
+        )
 
-    # -- up -----------------------------------------------------------------------------------------------------------
-    async def start(self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
-        """See Fleet. Secrets reach a pod by its own namespace's Secrets; `secret_env` says nothing here.
+    # -- up ----------------------------------------------------------------------------------------
+    async def start(
+        self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]
+    ) -> InstanceInfo:
+        """See Fleet. Secrets reach a pod by its own namespace's Secrets; `secret_env` says nothing
+        here.
 
-        Raises StartFailed, StartTimeout, NoCapacity. Cancelling it gives back what it may have claimed.
-        """
+        Raises StartFailed, StartTimeout, NoCapacity. Cancelling it gives back what it may have
+        claimed."""
         if (life := self._by_instance.get(instance_id)) is not None:
             return self._info(target, self._held[life].pod, instance_id, StartKind.WARM, {})
         began = self._clock()
@@ -107,7 +125,10 @@ class KnativeFleet(PodFleetLimits):
         except TimeoutError as e:
             waited_s = self._clock() - began
             stage = self._stage(target)
-            raise errors.StartTimeout(f"no pod was ready after {waited_s:.0f} s: {stage}", {"phase": stage, "log_tail": []}) from e
+            raise errors.StartTimeout(
+                f"no pod was ready after {waited_s:.0f} s: {stage}",
+                {"phase": stage, "log_tail": []},
+            ) from e
         except BaseException:
             if (life := self._by_instance.get(instance_id)) is not None:
                 self._run(self._let_go(life), f"give back {instance_id}")
@@ -119,7 +140,9 @@ class KnativeFleet(PodFleetLimits):
                 for pod in self.pods.of(target.key):
                     self.readiness.leave(pod.life)
 
-    async def _start(self, target: CallTarget, instance_id: InstanceId, began: float) -> InstanceInfo:
+    async def _start(
+        self, target: CallTarget, instance_id: InstanceId, began: float
+    ) -> InstanceInfo:
         await self.pods.synced.wait()
         others: set[str] = set()
         if (info := await self._take_warm(target, instance_id, began, others)) is not None:
@@ -134,11 +157,18 @@ class KnativeFleet(PodFleetLimits):
                     async with asyncio.timeout(LOOK_S):
                         await changed.wait()
 
-    async def _take_warm(self, target: CallTarget, instance_id: InstanceId, began: float, others: set[str]) -> InstanceInfo | None:
-        """One that is there already. What Kubernetes calls ready, and was not asked yet, gets a moment to say so itself."""
+    async def _take_warm(
+        self, target: CallTarget, instance_id: InstanceId, began: float, others: set[str]
+    ) -> InstanceInfo | None:
+        """One that is there already. What Kubernetes calls ready, and was not asked yet, gets a
+        moment to say so itself."""
         changed = self.pods.changed(target.key)
         info = await self._take(target, instance_id, began, others)
-        unasked = [pod for pod in self.pods.of(target.key) if pod.is_ready and pod.is_usable and self.readiness.of(pod.life) is None]
+        unasked = [
+            pod
+            for pod in self.pods.of(target.key)
+            if pod.is_ready and pod.is_usable and self.readiness.of(pod.life) is None
+        ]
         if info is not None or not unasked:
             return info
         with suppress(TimeoutError):
@@ -146,11 +176,16 @@ class KnativeFleet(PodFleetLimits):
                 await changed.wait()
         return await self._take(target, instance_id, began, others)
 
-    async def _take(self, target: CallTarget, instance_id: InstanceId, began: float, others: set[str]) -> InstanceInfo | None:
-        """A pod that is ready and nobody's, from now on ours. `others`: lives that were somebody else's, added to."""
+    async def _take(
+        self, target: CallTarget, instance_id: InstanceId, began: float, others: set[str]
+    ) -> InstanceInfo | None:
+        """A pod that is ready and nobody's, from now on ours. `others`: lives that were somebody
+        else's, added to."""
         async with self._waiting[target.key].lock:
             pods = self.pods.of(target.key)
-            candidates = {pod.life: pod for pod in pods if pod.is_usable and pod.life not in self._held}
+            candidates = {
+                pod.life: pod for pod in pods if pod.is_usable and pod.life not in self._held
+            }
             for pod in candidates.values():
                 self.readiness.ask(pod)
             ready = [life for life in candidates if self.readiness.of(life) is not None]
@@ -158,7 +193,9 @@ class KnativeFleet(PodFleetLimits):
                 return None
             asked_at = self._clock()
             try:
-                life = await self._claims.claim(target.key, instance_id, ready, pods=sum(pod.is_coming for pod in pods))
+                life = await self._claims.claim(
+                    target.key, instance_id, ready, pods=sum(pod.is_coming for pod in pods)
+                )
             except ClaimsUnreachable as e:
                 self._unheard(e)
                 return None
@@ -170,32 +207,55 @@ class KnativeFleet(PodFleetLimits):
             if found is None or not found.is_usable:  # it went while we asked
                 await self._claims.release(life)
                 return None
-            return self._mine(target, found, instance_id, began, asked_at, was_others=life in others)
+            return self._mine(
+                target, found, instance_id, began, asked_at, was_others=life in others
+            )
 
     def _mine(
-        self, target: CallTarget, pod: Pod, instance_id: InstanceId, began: float, asked_at: float, *, was_others: bool
+        self,
+        target: CallTarget,
+        pod: Pod,
+        instance_id: InstanceId,
+        began: float,
+        asked_at: float,
+        *,
+        was_others: bool,
     ) -> InstanceInfo:
         self._held[pod.life] = OwnedPod(pod, instance_id)
         self._by_instance[instance_id] = pod.life
         now = self._clock()
         ready = self.readiness.of(pod.life) or Ready(start_kind=StartKind.COLD)
-        is_fresh = not was_others and (pod.seen_at >= began or (ready.asks > 1 and ready.at >= began))
+        is_fresh = not was_others and (
+            pod.seen_at >= began or (ready.asks > 1 and ready.at >= began)
+        )
         claim_ms = {"claim": (now - asked_at) * 1000}
         if not is_fresh:
             return self._info(target, pod, instance_id, StartKind.WARM, claim_ms)
         pod_ms = max(0.0, (now - began) * 1000 - claim_ms["claim"] - sum(ready.phases_ms.values()))
-        return self._info(target, pod, instance_id, ready.start_kind, {"pod": pod_ms, **ready.phases_ms, **claim_ms})
+        return self._info(
+            target,
+            pod,
+            instance_id,
+            ready.start_kind,
+            {"pod": pod_ms, **ready.phases_ms, **claim_ms},
+        )
 
     def _check(self, target: CallTarget, began: float, others: set[str]) -> None:
         """Raises where there is no use in waiting."""
         crashed_at, crash = self._crashes.get(target.key, (-1.0, None))
         if crash is not None and crashed_at >= began:
             raise crash
-        pods = [pod for pod in self.pods.of(target.key) if pod.life not in self._held and pod.life not in others]
+        pods = [
+            pod
+            for pod in self.pods.of(target.key)
+            if pod.life not in self._held and pod.life not in others
+        ]
         now = self._clock()
         why = start_failure.of_pods(pods, grace_s=self._grace_s, now=now)
         if why is None and not any(pod.is_coming for pod in pods):
-            why = start_failure.of_failure(self.pods.failure(*self._whereabouts(target)), grace_s=self._grace_s, now=now)
+            why = start_failure.of_failure(
+                self.pods.failure(*self._whereabouts(target)), grace_s=self._grace_s, now=now
+            )
         if why is not None:
             raise why
 
@@ -204,20 +264,40 @@ class KnativeFleet(PodFleetLimits):
             return "the cluster's API server does not answer"
         pods = [pod for pod in self.pods.of(target.key) if pod.life not in self._held]
         worker_said = next((said for pod in pods if (said := self.readiness.said(pod.life))), "")
-        return start_failure.stage(pods, said=self._summons.said(target.key), worker_said=worker_said)
+        return start_failure.stage(
+            pods, said=self._summons.said(target.key), worker_said=worker_said
+        )
 
-    def _info(self, target: CallTarget, pod: Pod, instance_id: InstanceId, kind: StartKind, phases_ms: Mapping[str, float]) -> InstanceInfo:
+    def _info(
+        self,
+        target: CallTarget,
+        pod: Pod,
+        instance_id: InstanceId,
+        kind: StartKind,
+        phases_ms: Mapping[str, float],
+    ) -> InstanceInfo:
         assert pod.ip is not None
         launch = target.launch
         return InstanceInfo(
-            id=instance_id, revision=RevisionKey(pod.key), state=InstanceState.READY, socket=tcp_address(pod.ip, self._port),
-            start_kind=kind, phases_ms=phases_ms, lessee=self._member, started_at=time.time(), pid=0, memory_bytes=launch.memory_bytes,
-            cpu=launch.cpu, labels=launch.labels, gpu_count=launch.gpu_count,
-        )  # fmt: skip
+            id=instance_id,
+            revision=RevisionKey(pod.key),
+            state=InstanceState.READY,
+            socket=tcp_address(pod.ip, self._port),
+            start_kind=kind,
+            phases_ms=phases_ms,
+            lessee=self._member,
+            started_at=time.time(),
+            pid=0,
+            memory_bytes=launch.memory_bytes,
+            cpu=launch.cpu,
+            labels=launch.labels,
+            gpu_count=launch.gpu_count,
+        )
 
-    # -- out ----------------------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------------------
     async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
-        """See Fleet: the pod is given back. One whose calls have not ended after `grace_s` is deleted, and another comes in its place."""
+        """See Fleet: the pod is given back. One whose calls have not ended after `grace_s` is
+        deleted, and another comes in its place."""
         life = self._by_instance.get(instance_id)
         held = self._held.get(life) if life is not None else None
         if life is None or held is None:
@@ -231,9 +311,12 @@ class KnativeFleet(PodFleetLimits):
         await self._let_go(life)
 
     async def _is_idle(self, held: OwnedPod, grace_s: float) -> bool | None:
-        """Whether its calls have ended, waited for; None: its end, or its calls, are another's matter."""
+        """Whether its calls have ended, waited for; None: its end, or its calls, are another's
+        matter."""
         until = self._clock() + grace_s
-        while not (held.is_lost or held.pod.is_ending) and self.pods.alive(held.pod.life) is not None:
+        while (
+            not (held.is_lost or held.pod.is_ending) and self.pods.alive(held.pod.life) is not None
+        ):
             running = await self.readiness.running(held.pod)
             if running is None:
                 self.readiness.forget(held.pod.life)  # whoever wants it next has it answer first
@@ -257,7 +340,7 @@ class KnativeFleet(PodFleetLimits):
             self._by_instance.pop(held.instance, None)
             await self._claims.release(life)
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- what happens ------------------------------------------------------------------------------
     def _changed(self, before: Pod | None, after: Pod | None, ended: WorkerExit | None) -> None:
         """See pods.Listener."""
         if before is not None and before.ending is None and (ended is not None or after is None):
@@ -284,12 +367,18 @@ class KnativeFleet(PodFleetLimits):
             reason = "deleted" if ending.reason == "exited" and pod.is_ending else ending.reason
             self._tell("instance_gone", held.instance, reason, ending.message)
             self._run(self._let_go(pod.life), f"forget {held.instance}")
-        elif not was_ready and not pod.is_ending and (crash := start_failure.of_crash(ending, pod.name)) is not None:
+        elif (
+            not was_ready
+            and not pod.is_ending
+            and (crash := start_failure.of_crash(ending, pod.name)) is not None
+        ):
             self._crashes[pod.key] = (self._clock(), crash)
             self.pods.ring(pod.key)
 
     def _tell(self, kind: str, instance: str, reason: str, message: str) -> None:
-        self._events.put_nowait(AgentEvent(kind=kind, subject=instance, reason=reason, message=message))
+        self._events.put_nowait(
+            AgentEvent(kind=kind, subject=instance, reason=reason, message=message)
+        )
 
     async def watch(self) -> AsyncIterator[AgentEvent]:
         """See Fleet."""
@@ -308,8 +397,8 @@ class KnativeFleet(PodFleetLimits):
             await self.state()
 
     async def state(self) -> None:
-        """One beat. What others took while we were away gets no more calls here. Before what was ours is known again nothing is stated:
-        it would be given up by that."""
+        """One beat. What others took while we were away gets no more calls here. Before what was
+        ours is known again nothing is stated: it would be given up by that."""
         if not self._is_taken_back:
             return
         try:
@@ -325,22 +414,31 @@ class KnativeFleet(PodFleetLimits):
             held.is_lost = True
             if not held.is_told:
                 held.is_told = True
-                log.warning("another activator took a pod of ours instance=%s pod=%s", held.instance, held.pod.name)
-                self._tell("instance_stopping", held.instance, "lost", "another activator owns its pod")
+                log.warning(
+                    "another activator took a pod of ours instance=%s pod=%s",
+                    held.instance,
+                    held.pod.name,
+                )
+                self._tell(
+                    "instance_stopping", held.instance, "lost", "another activator owns its pod"
+                )
 
     def _unheard(self, error: ClaimsUnreachable) -> None:
         if self._is_heard:
             log.warning("pods cannot be claimed; those that are ours serve on error=%s", error)
         self._is_heard = False
 
-    # -- what is there ------------------------------------------------------------------------------------------------
+    # -- what is there -----------------------------------------------------------------------------
     async def adopt(self) -> list[InstanceInfo]:
-        """See Fleet. Raises AgentUnavailable while the cluster, or what activators share, does not say."""
+        """See Fleet. Raises AgentUnavailable while the cluster, or what activators share, does not
+        say."""
         try:
             async with asyncio.timeout(ADOPT_S):
                 await self.pods.synced.wait()
         except TimeoutError as e:
-            raise errors.AgentUnavailable("the cluster's API server does not answer: its pods are not known yet") from e
+            raise errors.AgentUnavailable(
+                "the cluster's API server does not answer: its pods are not known yet"
+            ) from e
         if not self._is_taken_back:
             await self._take_back()
         infos = []
@@ -371,7 +469,9 @@ class KnativeFleet(PodFleetLimits):
 
     def most_of(self, key: str) -> int | None:
         """See Fleet: the autoscaler of the cluster decides how many pods there are."""
-        return sum(pod.is_usable and (pod.is_ready or pod.life in self._held) for pod in self.pods.of(key))
+        return sum(
+            pod.is_usable and (pod.is_ready or pod.life in self._held) for pod in self.pods.of(key)
+        )
 
     def held(self) -> Mapping[str, tuple[str, str]]:
         """Instance and revision key of each pod of ours, by its uid."""
@@ -383,7 +483,8 @@ class KnativeFleet(PodFleetLimits):
         task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """Ask nobody any more. Claims stay: whoever ends for good leaves the members, and its pods are free."""
+        """Ask nobody any more. Claims stay: whoever ends for good leaves the members, and its pods
+        are free."""
         await self._summons.aclose()
         await self.readiness.aclose()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,4 +1,5 @@
-"""The cluster as an activator needs it: reached with the first thing that is asked of it, so that one whose API server is away starts."""
+"""The cluster as an activator needs it: reached with the first thing that is asked of it, so that
+one whose API server is away starts."""
 
 from __future__ import annotations
 
@@ -19,7 +20,15 @@ if TYPE_CHECKING:
 class Access(Watching, Patching, Protocol):
     """The part of `pilotlight.cluster.api.Cluster` that is needed here."""
 
-    async def delete(self, kind: Kind, name: str, namespace: str | None, *, uid: str | None = None, grace_s: int | None = None) -> Any:
+    async def delete(
+        self,
+        kind: Kind,
+        name: str,
+        namespace: str | None,
+        *,
+        uid: str | None = None,
+        grace_s: int | None = None,
+    ) -> Any:
         """Have an object go."""
         ...
 
@@ -37,25 +46,42 @@ class LazyCluster:
     async def connected(self) -> Cluster:
         """With credentials; nothing is sent yet. Raises BadCredentials."""
         if self._cluster is None:
-            from pilotlight.cluster.api import Cluster  # a second of imports, which activators of one machine do without
+            # a second of imports, which activators of one machine do without
+            from pilotlight.cluster.api import Cluster
 
-            self._cluster = await Cluster.connect(self._settings, tolerated=self._settings.tolerated_warnings)
+            self._cluster = await Cluster.connect(
+                self._settings, tolerated=self._settings.tolerated_warnings
+            )
         return self._cluster
 
-    async def watch(self, kind: Kind, namespace: str | None = None, selector: str = "") -> AsyncGenerator[Change, None]:
+    async def watch(
+        self, kind: Kind, namespace: str | None = None, selector: str = ""
+    ) -> AsyncGenerator[Change, None]:
         """See Cluster."""
         cluster = await self.connected()
         async with aclosing(cluster.watch(kind, namespace, selector)) as changes:
             async for change in changes:
                 yield change
 
-    async def patch(self, kind: Kind, name: str, namespace: str | None, body: Any) -> Mapping[str, Any]:
+    async def patch(
+        self, kind: Kind, name: str, namespace: str | None, body: Any
+    ) -> Mapping[str, Any]:
         """See Cluster."""
         return await (await self.connected()).patch(kind, name, namespace, body)
 
-    async def delete(self, kind: Kind, name: str, namespace: str | None, *, uid: str | None = None, grace_s: int | None = None) -> Any:
+    async def delete(
+        self,
+        kind: Kind,
+        name: str,
+        namespace: str | None,
+        *,
+        uid: str | None = None,
+        grace_s: int | None = None,
+    ) -> Any:
         """See Cluster."""
-        return await (await self.connected()).delete(kind, name, namespace, uid=uid, grace_s=grace_s)
+        return await (await self.connected()).delete(
+            kind, name, namespace, uid=uid, grace_s=grace_s
+        )
 
     async def aclose(self) -> None:
         """Close its connections."""

@@ -1,15 +1,18 @@
 """Which activator a pod belongs to: one, so that its slots and its bill have one owner.
 
-A claim is of one *life* of a pod (`pods.Pod.life`) and lasts until it is given back, the pod's life is over, or its owner is no member any
-more (`activator.coordination`): then whoever wants it may have it. Each member states all its claims with every beat, so that an answer
-that was lost heals with the next one: what it holds without knowing is free again, and what others took while it was away is told to it.
+A claim is of one *life* of a pod (`pods.Pod.life`) and lasts until it is given back, the pod's life
+is over, or its owner is no member any more (`activator.coordination`): then whoever wants it may
+have it. Each member states all its claims with every beat, so that an answer that was lost heals
+with the next one: what it holds without knowing is free again, and what others took while it was
+away is told to it.
 
-A member whose start finds no free pod is noted, as it is for allowances: *starving* while it has less than its share of the pods
-that there are. The others read it in the answer to their next beat, and give one up (`activator.balancing.rebalancing`).
+A member whose start finds no free pod is noted, as it is for allowances: *starving* while it has
+less than its share of the pods that there are. The others read it in the answer to their next beat,
+and give one up (`activator.balancing.rebalancing`).
 
-When the store cannot be reached nothing new is claimed, and what is claimed is used on. A member that cannot reach the store longer than
-its membership lasts may find its pods taken by others who can: for that long such a pod has two users, and each bills its own calls.
-"""
+When the store cannot be reached nothing new is claimed, and what is claimed is used on. A member
+that cannot reach the store longer than its membership lasts may find its pods taken by others who
+can: for that long such a pod has two users, and each bills its own calls."""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from typing import Protocol
 
 
 class ClaimsUnreachable(Exception):
-    """Raised when what activators share does not answer; the message names its address, never its password."""
+    """Raised when what activators share does not answer; the message names its address, never its
+    password."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,24 +43,29 @@ class PodLease:
 class Claims(Protocol):
     """The verbs, as one member sees them."""
 
-    async def claim(self, revision: str, instance: str, lives: Sequence[str], *, pods: int) -> str | None:
-        """The first of `lives` that is free, from now on ours; None when all are others'. `pods`: how many of the revision there are.
+    async def claim(
+        self, revision: str, instance: str, lives: Sequence[str], *, pods: int
+    ) -> str | None:
+        """The first of `lives` that is free, from now on ours; None when all are others'. `pods`:
+        how many of the revision there are.
 
-        Asked again for the same instance it answers the same. Raises ClaimsUnreachable; what became of it is then unknown until the
-        next `state`, or a `release` of that instance.
-        """
+        Asked again for the same instance it answers the same. Raises ClaimsUnreachable; what became
+        of it is then unknown until the next `state`, or a `release` of that instance."""
         ...
 
     async def release(self, life: str) -> None:
-        """Give one back; idempotent, and never another's. Does not raise: what the store could not be told, the next `state` tells."""
+        """Give one back; idempotent, and never another's. Does not raise: what the store could not
+        be told, the next `state` tells."""
         ...
 
     async def state(self) -> frozenset[str]:
-        """State what is ours; lives that are not any more, because others took them. Raises ClaimsUnreachable."""
+        """State what is ours; lives that are not any more, because others took them. Raises
+        ClaimsUnreachable."""
         ...
 
     async def mine(self) -> list[PodLease]:
-        """What the store has of this member, after its restart; all of it is ours from now on. Raises ClaimsUnreachable."""
+        """What the store has of this member, after its restart; all of it is ours from now on.
+        Raises ClaimsUnreachable."""
         ...
 
     async def aclose(self) -> None:
@@ -81,7 +90,8 @@ class PodLeaseTable:
 
 
 class ProcessClaims:
-    """`Claims` on a board in this process. A lone activator has one of its own; then every claim is granted."""
+    """`Claims` on a board in this process. A lone activator has one of its own; then every claim is
+    granted."""
 
     def __init__(self, board: PodLeaseTable | None = None, *, member: str) -> None:
         self._board = board or PodLeaseTable(lambda: (member,))
@@ -91,7 +101,9 @@ class ProcessClaims:
     def __repr__(self) -> str:
         return f"<ProcessClaims of {self._member}: {len(self._held)}>"
 
-    async def claim(self, revision: str, instance: str, lives: Sequence[str], *, pods: int) -> str | None:
+    async def claim(
+        self, revision: str, instance: str, lives: Sequence[str], *, pods: int
+    ) -> str | None:
         """See Claims."""
         for claim in self._held.values():
             if claim.instance == instance and claim.life in lives:
@@ -123,7 +135,11 @@ class ProcessClaims:
 
     async def mine(self) -> list[PodLease]:
         """See Claims."""
-        self._held = {life: claim for life, (owner, claim) in self._board.owners.items() if owner == self._member}
+        self._held = {
+            life: claim
+            for life, (owner, claim) in self._board.owners.items()
+            if owner == self._member
+        }
         return list(self._held.values())
 
     async def aclose(self) -> None:

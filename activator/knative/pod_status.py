@@ -1,7 +1,8 @@
-"""What a Pod object says about the worker in it, in our words: pure functions of its `metadata` and `status`.
+"""What a Pod object says about the worker in it, in our words: pure functions of its `metadata` and
+`status`.
 
-Reasons are those of the kubelet, the scheduler and the disruption conditions (Kubernetes API reference, core/v1 Pod, PodStatus).
-"""
+Reasons are those of the kubelet, the scheduler and the disruption conditions (Kubernetes API
+reference, core/v1 Pod, PodStatus)."""
 
 from __future__ import annotations
 
@@ -14,13 +15,36 @@ Object = Mapping[str, Any]
 
 SIDECAR = "queue-proxy"
 _IMAGE = frozenset(
-    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable"}
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+        "RegistryUnavailable",
+    }
 )
 _FIRST_PULL = "ErrImagePull"
 """Said after each attempt; the kubelet tries again by itself."""
-_CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError", "PostStartHookError"})
+_CONFIG = frozenset(
+    {
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "RunContainerError",
+        "PreCreateHookError",
+        "PostStartHookError",
+    }
+)
 _EVICTED = frozenset(
-    {"Evicted", "EvictionByEvictionAPI", "PreemptionByScheduler", "TerminationByKubelet", "Preempting", "NodeShutdown", "Terminated"}
+    {
+        "Evicted",
+        "EvictionByEvictionAPI",
+        "PreemptionByScheduler",
+        "TerminationByKubelet",
+        "Preempting",
+        "NodeShutdown",
+        "Terminated",
+    }
 )
 _NODE_LOST = frozenset({"NodeLost", "DeletionByTaintManager", "DeletionByPodGC"})
 _KILLED = 137
@@ -65,7 +89,10 @@ def obstacle_of(pod: Object) -> PodBlocker | None:
         reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
         said = f"{reason}: {message}" if message else reason
         if reason in _IMAGE:
-            return PodBlocker(Blocker.PULL if reason == _FIRST_PULL else Blocker.IMAGE, f"image {container.get('image') or '?'}: {said}")
+            return PodBlocker(
+                Blocker.PULL if reason == _FIRST_PULL else Blocker.IMAGE,
+                f"image {container.get('image') or '?'}: {said}",
+            )
         if reason in _CONFIG:
             return PodBlocker(Blocker.CONFIG, said)
         if reason == "CrashLoopBackOff":
@@ -74,7 +101,8 @@ def obstacle_of(pod: Object) -> PodBlocker | None:
 
 
 def ending_of(pod: Object) -> WorkerExit | None:
-    """How the worker in it ended, if it did; a container that was started again is another life (`restarts_of`)."""
+    """How the worker in it ended, if it did; a container that was started again is another life
+    (`restarts_of`)."""
     status = pod.get("status") or {}
     phase = status.get("phase")
     user = user_container(pod)
@@ -86,7 +114,9 @@ def ending_of(pod: Object) -> WorkerExit | None:
         return disrupted
     if running or (running := (user.get("lastState") or {}).get("terminated")):
         return _ended(running)
-    return WorkerExit("exited", str(status.get("message") or status.get("reason") or f"the pod is {phase}"))
+    return WorkerExit(
+        "exited", str(status.get("message") or status.get("reason") or f"the pod is {phase}")
+    )
 
 
 def last_ending_of(pod: Object) -> WorkerExit:
@@ -99,7 +129,10 @@ def disruption_of(pod: Object) -> WorkerExit | None:
     status = pod.get("status") or {}
     target = _condition(status, "DisruptionTarget")
     told = str(target.get("reason") or "") if target.get("status") == "True" else ""
-    for reason, message in ((str(status.get("reason") or ""), status.get("message")), (told, target.get("message"))):
+    for reason, message in (
+        (str(status.get("reason") or ""), status.get("message")),
+        (told, target.get("message")),
+    ):
         if reason in _NODE_LOST:
             return WorkerExit("node_lost", str(message or reason))
         if reason in _EVICTED:
@@ -122,7 +155,9 @@ def stage_of(pod: Object) -> str:
     status = pod.get("status") or {}
     if (obstacle := obstacle_of(pod)) is not None:
         return f"{obstacle.bar.value}: {obstacle.message}"
-    if _condition(status, "PodScheduled").get("status") != "True" and not status.get("containerStatuses"):
+    if _condition(status, "PodScheduled").get("status") != "True" and not status.get(
+        "containerStatuses"
+    ):
         return "it has no node yet"
     state = user_container(pod).get("state") or {}
     if "running" not in state:
@@ -142,7 +177,14 @@ def _containers(status: Object) -> Sequence[Object]:
 
 
 def _condition(status: Object, kind: str) -> Object:
-    return next((condition for condition in status.get("conditions") or () if condition.get("type") == kind), {})
+    return next(
+        (
+            condition
+            for condition in status.get("conditions") or ()
+            if condition.get("type") == kind
+        ),
+        {},
+    )
 
 
 def _terminated(container: Object) -> Object:

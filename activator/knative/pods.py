@@ -1,11 +1,12 @@
 """What is known of the pods of functions, all tenants', as the cluster tells it.
 
-Pods say what they are (annotation `pilotlight.dev/key`) and what keeps them from starting; EndpointSlices of the revisions' private
-services say where those are that have an address, ready or not; Deployments say why no pod could be made at all. Each is watched; while
-the API server is away, what was known stays: nothing is gone because nobody can say that it is there.
+Pods say what they are (annotation `pilotlight.dev/key`) and what keeps them from starting;
+EndpointSlices of the revisions' private services say where those are that have an address, ready or
+not; Deployments say why no pod could be made at all. Each is watched; while the API server is away,
+what was known stays: nothing is gone because nobody can say that it is there.
 
-A pod whose container was started again is another *life*: what was known of its worker is void, and whoever had it has lost it.
-"""
+A pod whose container was started again is another *life*: what was known of its worker is void, and
+whoever had it has lost it."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ Key = tuple[str, str]
 class Watching(Protocol):
     """The part of `pilotlight.cluster.api.Cluster` that is needed here."""
 
-    def watch(self, kind: Kind, namespace: str | None = None, selector: str = "") -> AsyncGenerator[Change, None]:
+    def watch(
+        self, kind: Kind, namespace: str | None = None, selector: str = ""
+    ) -> AsyncGenerator[Change, None]:
         """List, then changes, for ever."""
         ...
 
@@ -87,7 +90,8 @@ class Pod:
 
 
 Listener = Callable[[Pod | None, Pod | None, WorkerExit | None], None]
-"""Told of each change: the pod before and after (None: it was not, or is not there), and how the life before ended, if it did."""
+"""Told of each change: the pod before and after (None: it was not, or is not there), and how the
+life before ended, if it did."""
 
 
 def _ignore(_before: Pod | None, _after: Pod | None, _ending: WorkerExit | None) -> None:
@@ -119,7 +123,7 @@ class Pods:
         missing = f", {', '.join(sorted(self._unsynced))} not told yet" if self._unsynced else ""
         return f"<Pods {len(self._pods)} of {len(self._by_key)} revisions{missing}>"
 
-    # -- asked --------------------------------------------------------------------------------------------------------
+    # -- asked -------------------------------------------------------------------------------------
     def of(self, key: str) -> list[Pod]:
         """Pods of a revision, those that were seen first in front."""
         return sorted(self._by_key.get(key, {}).values(), key=lambda pod: (pod.seen_at, pod.name))
@@ -130,11 +134,13 @@ class Pods:
         return pod if pod is not None and pod.life == life and pod.ending is None else None
 
     def failure(self, namespace: str, revision: str) -> tuple[str, float] | None:
-        """Why no pod of a revision (its name in the cluster) could be made, and since when (monotonic); None when nothing is said."""
+        """Why no pod of a revision (its name in the cluster) could be made, and since when
+        (monotonic); None when nothing is said."""
         return self._failures.get((namespace, revision))
 
     def changed(self, key: str) -> asyncio.Event:
-        """Set with the next change of that revision's pods: take it before looking, wait for it after."""
+        """Set with the next change of that revision's pods: take it before looking, wait for it
+        after."""
         return self._changed.setdefault(key, asyncio.Event())
 
     def ring(self, key: str) -> None:
@@ -143,14 +149,17 @@ class Pods:
         if event is not None:
             event.set()
 
-    # -- told ---------------------------------------------------------------------------------------------------------
+    # -- told --------------------------------------------------------------------------------------
     def take_pod(self, change: Change) -> None:
         """A Pod came, changed or went."""
         uid = str(change.object["metadata"]["uid"])
         before = self._pods.get(uid)
         if change.type == "DELETED":
             if before is not None:
-                self._forget(before, pod_status.disruption_of(change.object) or pod_status.ending_of(change.object))
+                self._forget(
+                    before,
+                    pod_status.disruption_of(change.object) or pod_status.ending_of(change.object),
+                )
             return
         after = self._parsed(change.object, before)
         if after is None:
@@ -192,7 +201,9 @@ class Pods:
         del siblings[pod.uid]
         if not siblings:
             del self._by_key[pod.key]
-        self.listener(pod, None, ending or pod.ending or WorkerExit("deleted", "the pod was deleted"))
+        self.listener(
+            pod, None, ending or pod.ending or WorkerExit("deleted", "the pod was deleted")
+        )
         self.ring(pod.key)
 
     def _put(self, before: Pod | None, after: Pod, ended: WorkerExit | None) -> None:
@@ -214,20 +225,39 @@ class Pods:
         life = f"{uid}.{restarts}"
         same = before if before is not None and before.life == life else None
         obstacle = _remembered(pod_status.obstacle_of(body), before)
-        is_old = before is not None and obstacle is not None and before.obstacle is not None and before.obstacle.bar is obstacle.bar
+        is_old = (
+            before is not None
+            and obstacle is not None
+            and before.obstacle is not None
+            and before.obstacle.bar is obstacle.bar
+        )
         return Pod(
-            uid=uid, life=life, namespace=str(metadata["namespace"]), name=str(metadata["name"]), key=str(key),
-            ip=status.get("podIP") or (before.ip if before is not None else None) or self._ip_in_slices(uid),
-            is_ready=pod_status.is_ready(body), is_ending=bool(metadata.get("deletionTimestamp")), ending=pod_status.ending_of(body),
-            obstacle=obstacle, obstacle_since=before.obstacle_since if is_old and before is not None else now, restarts=restarts,
-            stage=pod_status.stage_of(body), seen_at=same.seen_at if same is not None else now, labels=dict(metadata.get("labels") or {}),
+            uid=uid,
+            life=life,
+            namespace=str(metadata["namespace"]),
+            name=str(metadata["name"]),
+            key=str(key),
+            ip=status.get("podIP")
+            or (before.ip if before is not None else None)
+            or self._ip_in_slices(uid),
+            is_ready=pod_status.is_ready(body),
+            is_ending=bool(metadata.get("deletionTimestamp")),
+            ending=pod_status.ending_of(body),
+            obstacle=obstacle,
+            obstacle_since=before.obstacle_since if is_old and before is not None else now,
+            restarts=restarts,
+            stage=pod_status.stage_of(body),
+            seen_at=same.seen_at if same is not None else now,
+            labels=dict(metadata.get("labels") or {}),
             cost=annotations.get(COST),
-        )  # fmt: skip
+        )
 
     def _ip_in_slices(self, uid: str) -> str | None:
-        return next((addresses[uid] for addresses in self._slices.values() if uid in addresses), None)
+        return next(
+            (addresses[uid] for addresses in self._slices.values() if uid in addresses), None
+        )
 
-    # -- watching -----------------------------------------------------------------------------------------------------
+    # -- watching ----------------------------------------------------------------------------------
     async def follow(self, cluster: Watching) -> None:
         """Watch, for ever."""
         async with asyncio.TaskGroup() as tasks:
@@ -236,9 +266,18 @@ class Pods:
                 ("slices", kinds.ENDPOINT_SLICE, f"{PRIVATE},{self._selector}", self.take_slice),
                 ("deployments", kinds.DEPLOYMENT, self._selector, self.take_deployment),
             ):
-                tasks.create_task(self._watch(cluster, name, kind, selector, take), name=f"watch {name}")
+                tasks.create_task(
+                    self._watch(cluster, name, kind, selector, take), name=f"watch {name}"
+                )
 
-    async def _watch(self, cluster: Watching, name: str, kind: Kind, selector: str, take: Callable[[Change], None]) -> None:
+    async def _watch(
+        self,
+        cluster: Watching,
+        name: str,
+        kind: Kind,
+        selector: str,
+        take: Callable[[Change], None],
+    ) -> None:
         while True:
             try:
                 async with aclosing(cluster.watch(kind, selector=selector)) as changes:
@@ -260,9 +299,15 @@ class Pods:
 
 
 def _remembered(obstacle: PodBlocker | None, before: Pod | None) -> PodBlocker | None:
-    """While the kubelet backs off it no longer says why a pull failed: what it said before stays."""
+    """While the kubelet backs off it no longer says why a pull failed: what it said before
+    stays."""
     known = before.obstacle if before is not None else None
-    if obstacle is not None and obstacle.bar is Blocker.IMAGE and known is not None and known.bar in (Blocker.PULL, Blocker.IMAGE):
+    if (
+        obstacle is not None
+        and obstacle.bar is Blocker.IMAGE
+        and known is not None
+        and known.bar in (Blocker.PULL, Blocker.IMAGE)
+    ):
         return PodBlocker(Blocker.IMAGE, max(known.message, obstacle.message, key=len))
     return obstacle
 
@@ -271,7 +316,10 @@ def _addresses(body: Object) -> dict[str, str]:
     """Address by the pod's uid; ready or not is no matter."""
     found: dict[str, str] = {}
     for endpoint in body.get("endpoints") or ():
-        uid, addresses = (endpoint.get("targetRef") or {}).get("uid"), endpoint.get("addresses") or ()
+        uid, addresses = (
+            (endpoint.get("targetRef") or {}).get("uid"),
+            endpoint.get("addresses") or (),
+        )
         if uid and addresses:
             found[str(uid)] = str(addresses[0])
     return found
@@ -280,5 +328,7 @@ def _addresses(body: Object) -> dict[str, str]:
 def _failure(body: Object) -> str:
     for condition in (body.get("status") or {}).get("conditions") or ():
         if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
-            return str(condition.get("message") or condition.get("reason") or "its pods cannot be made")
+            return str(
+                condition.get("message") or condition.get("reason") or "its pods cannot be made"
+            )
     return ""

@@ -1,8 +1,9 @@
-"""Whether the worker of a pod answers: asked as soon as the pod has an address, and every 50 ms from then on, until it does.
+"""Whether the worker of a pod answers: asked as soon as the pod has an address, and every 50 ms
+from then on, until it does.
 
-Kubernetes would say the same a second or more later: the kubelet's probe, its report, the endpoints. A life of a pod is asked only while a
-start of its revision waits here, by one task each; what was answered once is remembered as long as that life lasts.
-"""
+Kubernetes would say the same a second or more later: the kubelet's probe, its report, the
+endpoints. A life of a pod is asked only while a start of its revision waits here, by one task each;
+what was answered once is remembered as long as that life lasts."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ from typing import Any
 
 from activator.knative.pods import Pod
 from activator.worker_client.address import connect, tcp_address
-from activator.worker_client.connection import WorkerConnection, WorkerConnectionLost, WorkerResponse
+from activator.worker_client.connection import (
+    WorkerConnection,
+    WorkerConnectionLost,
+    WorkerResponse,
+)
 from pilotlight.protocol import WORKER_STATUS
 from snapshotter.reports import phases_of
 from snapshotter.types import StartKind
@@ -29,14 +34,17 @@ PROXY_PORT = 8012
 AGAIN_S = 0.05
 """Between an answer that was not it and the next ask."""
 DEADLINE_S = 2.0
-"""Of one ask: well above a slow network's round trip (70 ms were seen to starve a probe of 300 ms)."""
+"""Of one ask: well above a slow network's round trip (70 ms were seen to starve a probe of 300
+ms)."""
 AT_ONCE = 64
 """Asks under way: a burst of a hundred pods is no storm."""
 _LAUNCHER_PHASES = frozenset({"agent", "code", "weights", "gpu", "pod", "restore"})
-"""What the launcher of a pod adds to its worker's phases (`pilotlight.launcher`). A pod's word: no other name becomes a metric's label."""
+"""What the launcher of a pod adds to its worker's phases (`pilotlight.launcher`). A pod's word: no
+other name becomes a metric's label."""
 _STATUS = f"GET {WORKER_STATUS} HTTP/1.1\r\nhost: worker\r\nconnection: close\r\n\r\n".encode()
 _PROXY = f"GET {WORKER_STATUS} HTTP/1.1\r\nhost: worker\r\nk-network-probe: queue\r\nconnection: close\r\n\r\n".encode()
-"""queue-proxy answers this itself, and counts it as no request (knative.dev/networking/pkg/http/header, `K-Network-Probe`)."""
+"""queue-proxy answers this itself, and counts it as no request
+(knative.dev/networking/pkg/http/header, `K-Network-Probe`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +68,15 @@ class Readiness:
     """See the module. Owner: the event loop."""
 
     def __init__(
-        self, *, port: int, on_ready: Callable[[Pod], None], again_s: float = AGAIN_S, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        port: int,
+        on_ready: Callable[[Pod], None],
+        again_s: float = AGAIN_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`port`: where calls go; with queue-proxy's, that is asked too. `on_ready`: told when one has answered."""
+        """`port`: where calls go; with queue-proxy's, that is asked too. `on_ready`: told when one
+        has answered."""
         self._port = port
         self._on_ready = on_ready
         self._again_s = again_s
@@ -154,7 +168,8 @@ class Readiness:
 
 
 async def exchange(where: str, request: bytes) -> WorkerResponse:
-    """One request on a connection of its own; the answer's body is here, where it is short. Raises OSError, WorkerConnectionLost."""
+    """One request on a connection of its own; the answer's body is here, where it is short. Raises
+    OSError, WorkerConnectionLost."""
     loop = asyncio.get_running_loop()
     connection = await connect(loop, WorkerConnection, where)
     try:
@@ -169,7 +184,13 @@ def _parsed(answer: WorkerResponse, now: float, asks: int) -> Ready:
         body: Any = json.loads(answer.body or b"{}")
         kind = StartKind(body.get("start_kind", StartKind.COLD))
         phases = phases_of(body.get("phases_ms"), also=_LAUNCHER_PHASES)
-        return Ready(start_kind=kind, phases_ms=phases, running=int(body.get("running") or 0), at=now, asks=asks)
+        return Ready(
+            start_kind=kind,
+            phases_ms=phases,
+            running=int(body.get("running") or 0),
+            at=now,
+            asks=asks,
+        )
     except (ValueError, AttributeError, TypeError, OverflowError, RecursionError) as e:
         log.warning("a worker says of itself what nobody understands: %s", e)
         return Ready(start_kind=StartKind.COLD, at=now, asks=asks)

@@ -1,4 +1,5 @@
-"""`Claims` in Redis: one script, one round trip for each verb. Members are those of `activator.coordination.redis_state`."""
+"""`Claims` in Redis: one script, one round trip for each verb. Members are those of
+`activator.coordination.redis_state`."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ from activator.knative.pod_leases import ClaimsUnreachable, PodLease
 log = logging.getLogger(__name__)
 
 KEEP_S = 600.0
-"""What nobody states any more is forgotten after this long: far above a membership, which is what decides."""
+"""What nobody states any more is forgotten after this long: far above a membership, which is what
+decides."""
 
 
 class RedisClaims:
-    """One member's view. Owner: the event loop. The lock keeps claims, releases and statements from overtaking each other."""
+    """One member's view. Owner: the event loop. The lock keeps claims, releases and statements from
+    overtaking each other."""
 
     def __init__(self, url: str, *, platform: str, member: str) -> None:
         """Connects with the first verb. Raises ValueError when the URL is none."""
@@ -29,7 +32,8 @@ class RedisClaims:
         self._prefix = f"pilotlight:{{{platform}}}:"
         self._redis = redis_client(url)
         self._claim, self._state, self._release, self._mine = (
-            self._redis.register_script(text) for text in (scripts.CLAIM, scripts.STATE, scripts.RELEASE, scripts.MINE)
+            self._redis.register_script(text)
+            for text in (scripts.CLAIM, scripts.STATE, scripts.RELEASE, scripts.MINE)
         )
         self._held: dict[str, PodLease] = {}
         self._lock = asyncio.Lock()
@@ -37,12 +41,27 @@ class RedisClaims:
     def __repr__(self) -> str:
         return f"<RedisClaims {self._where} of {self._member}: {len(self._held)}>"
 
-    async def claim(self, revision: str, instance: str, lives: Sequence[str], *, pods: int) -> str | None:
+    async def claim(
+        self, revision: str, instance: str, lives: Sequence[str], *, pods: int
+    ) -> str | None:
         """See Claims. None, too, while this activator is no member: its next beat makes it one."""
-        wanted = [life for life in lives if life not in self._held or self._held[life].instance == instance]
+        wanted = [
+            life
+            for life in lives
+            if life not in self._held or self._held[life].instance == instance
+        ]
         async with self._lock:
             held = sum(claim.revision == revision for claim in self._held.values())
-            args: list[str | int] = [self._member, int(KEEP_S * 1000), int(REFUSAL_S * 1000), revision, instance, held, pods, *wanted]
+            args: list[str | int] = [
+                self._member,
+                int(KEEP_S * 1000),
+                int(REFUSAL_S * 1000),
+                revision,
+                instance,
+                held,
+                pods,
+                *wanted,
+            ]
             shared = [f"{self._prefix}{kind}:{revision}" for kind in ("wanting", "starving")]
             keys = [self._members, self._claims(revision), self._claimed, *shared]
             try:
@@ -61,17 +80,29 @@ class RedisClaims:
             if claim is None:
                 return
             try:
-                await self._release(keys=[self._members, self._claims(claim.revision), self._claimed], args=[self._member, life])
+                await self._release(
+                    keys=[self._members, self._claims(claim.revision), self._claimed],
+                    args=[self._member, life],
+                )
             except (RedisError, OSError) as e:
-                log.warning("a pod could not be given back; it is with the next beat life=%s error=%s", life, type(e).__name__)
+                log.warning(
+                    "a pod could not be given back; it is with the next beat life=%s error=%s",
+                    life,
+                    type(e).__name__,
+                )
 
     async def state(self) -> frozenset[str]:
         """See Claims. Nothing is lost, and nothing stated, while this activator is no member."""
         async with self._lock:
-            flat = [part for claim in self._held.values() for part in (claim.life, claim.revision, claim.instance)]
+            flat = [
+                part
+                for claim in self._held.values()
+                for part in (claim.life, claim.revision, claim.instance)
+            ]
             try:
                 answer = await self._state(
-                    keys=[self._members, self._claimed], args=[self._member, int(KEEP_S * 1000), self._prefix, *flat]
+                    keys=[self._members, self._claimed],
+                    args=[self._member, int(KEEP_S * 1000), self._prefix, *flat],
                 )
             except (RedisError, OSError) as e:
                 raise self._unreachable(e) from e
@@ -83,11 +114,16 @@ class RedisClaims:
         """See Claims."""
         async with self._lock:
             try:
-                flat = await self._mine(keys=[self._members, self._claimed], args=[self._member, self._prefix])
+                flat = await self._mine(
+                    keys=[self._members, self._claimed], args=[self._member, self._prefix]
+                )
             except (RedisError, OSError) as e:
                 raise self._unreachable(e) from e
             triples = zip(flat[0::3], flat[1::3], flat[2::3], strict=True)
-            self._held = {life: PodLease(life=life, revision=revision, instance=instance) for life, revision, instance in triples}
+            self._held = {
+                life: PodLease(life=life, revision=revision, instance=instance)
+                for life, revision, instance in triples
+            }
             return list(self._held.values())
 
     async def aclose(self) -> None:

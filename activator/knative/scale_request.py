@@ -1,8 +1,9 @@
-"""What makes pods come: whoever decides on their number is told how many are wanted, for as long as starts wait.
+"""What makes pods come: whoever decides on their number is told how many are wanted, for as long as
+starts wait.
 
-With Knative's autoscaler that is `activation_requests.ActivationRequests`: requests that wait, as calls would. With ours (class
-`pilotlight.dev`) each activator states its demand, and the leader adds them up.
-"""
+With Knative's autoscaler that is `activation_requests.ActivationRequests`: requests that wait, as
+calls would. With ours (class `pilotlight.dev`) each activator states its demand, and the leader
+adds them up."""
 
 from __future__ import annotations
 
@@ -15,13 +16,15 @@ from activator.routing.route_table import CallTarget
 
 
 class Demand(Protocol):
-    """What this activator wants, as the leader of the autoscaler sees it. Absolute numbers: a lost message heals with the next one.
+    """What this activator wants, as the leader of the autoscaler sees it. Absolute numbers: a lost
+    message heals with the next one.
 
-    Neither method waits for pods, or raises because the store is away: what could not be said is said again.
-    """
+    Neither method waits for pods, or raises because the store is away: what could not be said is
+    said again."""
 
     async def ask(self, key: str, wanted: int) -> None:
-        """`wanted` instances of revision `key` are needed here beyond those that this activator has; the leader is poked."""
+        """`wanted` instances of revision `key` are needed here beyond those that this activator
+        has; the leader is poked."""
         ...
 
     async def withdraw(self, key: str) -> None:

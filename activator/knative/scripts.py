@@ -1,9 +1,11 @@
-"""The verbs of claims as Redis scripts (EVAL is atomic: https://redis.io/docs/latest/develop/programmability/). Time is the server's, ms.
+"""The verbs of claims as Redis scripts (EVAL is atomic:
+https://redis.io/docs/latest/develop/programmability/). Time is the server's, ms.
 
-Keys, all under `pilotlight:{<platform>}:` like those of `activator.coordination.scripts`, whose `members`, `wanting:<revision>` and
-`starving:<revision>` are used here too: `claims:<revision>` (hash: a pod's life → `<member> <instance>`), `claimed:<member>` (hash: a pod's
-life → `<revision> <instance>`). `claimed` is what a member is asked for after its restart; where the two differ, `pod_leases` is right.
-"""
+Keys, all under `pilotlight:{<platform>}:` like those of `activator.coordination.scripts`, whose
+`members`, `wanting:<revision>` and `starving:<revision>` are used here too: `claims:<revision>`
+(hash: a pod's life → `<member> <instance>`), `claimed:<member>` (hash: a pod's life → `<revision>
+<instance>`). `claimed` is what a member is asked for after its restart; where the two differ,
+`pod_leases` is right."""
 
 from __future__ import annotations
 

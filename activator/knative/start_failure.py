@@ -1,8 +1,8 @@
 """When a start has waited for a pod long enough, and why: pure functions of what the cluster says.
 
-What nobody can expect to pass by itself (an image that is not there, a worker that dies) ends a start at once. What only needs room is
-given a grace, because nodes may be on their way. As long as one pod may still come of it, a start waits, to the end of its clock.
-"""
+What nobody can expect to pass by itself (an image that is not there, a worker that dies) ends a
+start at once. What only needs room is given a grace, because nodes may be on their way. As long as
+one pod may still come of it, a start waits, to the end of its clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from activator.knative.pods import Pod
 from snapshotter import errors
 
 PULL_S = 5.0
-"""The kubelet tries an image again after ten seconds, and says that it backs off: one stumble of a registry is no failure yet."""
+"""The kubelet tries an image again after ten seconds, and says that it backs off: one stumble of a
+registry is no failure yet."""
 CRASHES = frozenset({"exited", "killed", "out_of_memory"})
 """Endings that are the worker's own; a pod that was evicted, or lost with its node, is replaced."""
 
@@ -24,11 +25,15 @@ def of_crash(ending: WorkerExit, where: str) -> errors.StartFailed | None:
     if ending.reason not in CRASHES:
         return None
     tail = ending.message.splitlines()
-    return errors.StartFailed(f"the worker ended in its pod {where}: {ending.message}", {"log_tail": tail, "reason": ending.reason})
+    return errors.StartFailed(
+        f"the worker ended in its pod {where}: {ending.message}",
+        {"log_tail": tail, "reason": ending.reason},
+    )
 
 
 def of_pods(pods: Sequence[Pod], *, grace_s: float, now: float) -> errors.SnapshotterError | None:
-    """`pods`: of the revision, as far as they are nobody's. None: one of them may still come, or there is none."""
+    """`pods`: of the revision, as far as they are nobody's. None: one of them may still come, or
+    there is none."""
     verdicts: list[errors.SnapshotterError] = []
     for pod in pods:
         if not pod.is_coming:
@@ -37,21 +42,31 @@ def of_pods(pods: Sequence[Pod], *, grace_s: float, now: float) -> errors.Snapsh
         if verdict is None:
             return None
         verdicts.append(verdict)
-    return next((v for v in verdicts if isinstance(v, errors.StartFailed)), verdicts[0] if verdicts else None)
+    return next(
+        (v for v in verdicts if isinstance(v, errors.StartFailed)),
+        verdicts[0] if verdicts else None,
+    )
 
 
-def of_failure(failure: tuple[str, float] | None, *, grace_s: float, now: float) -> errors.SnapshotterError | None:
+def of_failure(
+    failure: tuple[str, float] | None, *, grace_s: float, now: float
+) -> errors.SnapshotterError | None:
     """No pod could even be made: (what the cluster says, since when)."""
     if failure is None or now - failure[1] < grace_s:
         return None
     message = failure[0]
     if "quota" in message:
-        return errors.NoCapacity(f"the namespace's quota has no room: {message}", {"resource": "quota"})
-    return errors.StartFailed(f"the cluster refuses its pods: {message}", {"log_tail": [message], "reason": "refused"})
+        return errors.NoCapacity(
+            f"the namespace's quota has no room: {message}", {"resource": "quota"}
+        )
+    return errors.StartFailed(
+        f"the cluster refuses its pods: {message}", {"log_tail": [message], "reason": "refused"}
+    )
 
 
 def stage(pods: Sequence[Pod], *, said: str, worker_said: str) -> str:
-    """How far it came, for whoever waited in vain. `said`: what became of the wish for a pod; `worker_said`: of asking its worker."""
+    """How far it came, for whoever waited in vain. `said`: what became of the wish for a pod;
+    `worker_said`: of asking its worker."""
     coming = [pod for pod in pods if pod.is_coming]
     if not coming:
         return f"no pod was made{f' ({said})' if said else ''}"
@@ -68,18 +83,30 @@ def _of_pod(pod: Pod, *, grace_s: float, now: float) -> errors.SnapshotterError 
     if obstacle.bar is Blocker.UNSCHEDULABLE:
         if age_s < grace_s:
             return None
-        return errors.NoCapacity(f"no node takes its pod: {obstacle.message}", {"resource": _lacking(obstacle.message), "pod": pod.name})
+        return errors.NoCapacity(
+            f"no node takes its pod: {obstacle.message}",
+            {"resource": _lacking(obstacle.message), "pod": pod.name},
+        )
     if obstacle.bar is Blocker.PULL and age_s < PULL_S:
         return None
-    detail = {"log_tail": obstacle.message.splitlines(), "reason": obstacle.bar.value, "pod": pod.name}
+    detail = {
+        "log_tail": obstacle.message.splitlines(),
+        "reason": obstacle.bar.value,
+        "pod": pod.name,
+    }
     if obstacle.bar in (Blocker.PULL, Blocker.IMAGE):
         return errors.BundleUnavailable(f"its image cannot be had: {obstacle.message}", detail)
-    what = "the worker keeps ending" if obstacle.bar is Blocker.CRASH else "its container cannot be made"
+    what = (
+        "the worker keeps ending"
+        if obstacle.bar is Blocker.CRASH
+        else "its container cannot be made"
+    )
     return errors.StartFailed(f"{what}: {obstacle.message}", detail)
 
 
 def _lacking(message: str) -> str:
-    """What the scheduler lacks, in one word: `0/3 nodes are available: 1 Insufficient memory, 2 Insufficient nvidia.com/gpu.`"""
+    """What the scheduler lacks, in one word: `0/3 nodes are available: 1 Insufficient memory, 2
+    Insufficient nvidia.com/gpu.`"""
     named = {name.rstrip(".,") for name in re.findall(r"Insufficient (\S+)", message)}
     if any("gpu" in name for name in named):
         return "gpu"

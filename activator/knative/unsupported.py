@@ -14,7 +14,8 @@ class PodFleetLimits:
     can_sleep = False
 
     async def leased(self) -> list[InstanceInfo]:
-        """Nobody ends the instances of an activator that is gone: its pods are free, and found by whoever needs one."""
+        """Nobody ends the instances of an activator that is gone: its pods are free, and found by
+        whoever needs one."""
         return []
 
     async def sleep(self, instance_id: InstanceId) -> InstanceInfo:
@@ -27,11 +28,15 @@ class PodFleetLimits:
 
     async def prepare(self, target: CallTarget) -> TemplateInfo:
         """Raises Unsupported."""
-        raise errors.Unsupported("a cluster keeps no templates: on each node its own agent decides how a pod starts")
+        raise errors.Unsupported(
+            "a cluster keeps no templates: on each node its own agent decides how a pod starts"
+        )
 
     async def checkpoint(self, target: CallTarget) -> SnapshotInfo:
         """Raises Unsupported."""
-        raise errors.Unsupported("snapshots are made by the agents of the nodes, for pods that start there")
+        raise errors.Unsupported(
+            "snapshots are made by the agents of the nodes, for pods that start there"
+        )
 
     async def templates(self) -> list[TemplateInfo]:
         """There are none."""

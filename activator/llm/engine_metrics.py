@@ -1,7 +1,8 @@
 """What an engine says of itself: its Prometheus text, of which only what is needed here is read.
 
-Names are those of vLLM 0.32 (`vllm/v1/metrics/loggers.py`). An engine that is spread over several schedulers says each number once for
-each: counts are added up, of the shares of KV memory the greatest counts. A number that is missing is None, never zero.
+Names are those of vLLM 0.32 (`vllm/v1/metrics/loggers.py`). An engine that is spread over several
+schedulers says each number once for each: counts are added up, of the shares of KV memory the
+greatest counts. A number that is missing is None, never zero.
 
 Source: Prometheus text exposition format 0.0.4.
 """
@@ -20,17 +21,26 @@ MOST = 1e15
 MAX_BUCKETS = 128
 """Of one histogram: vLLM's have some twenty. Each is gone through with every look, and kept."""
 _GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-_COUNTERS = ("prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total", "prompt_tokens_total",
-             "generation_tokens_total")  # fmt: skip
+_COUNTERS = (
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+    "num_preemptions_total",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+)
 _HISTOGRAMS = ("time_to_first_token_seconds", "inter_token_latency_seconds")
 _BUCKETS = tuple(f"{name}_bucket" for name in _HISTOGRAMS)
-_NAMES = {f"vllm:{name}".encode(): name for name in (*_GAUGES, *_COUNTERS, *_BUCKETS, *(f"{name}_sum" for name in _HISTOGRAMS))}
+_NAMES = {
+    f"vllm:{name}".encode(): name
+    for name in (*_GAUGES, *_COUNTERS, *_BUCKETS, *(f"{name}_sum" for name in _HISTOGRAMS))
+}
 _BOUND = re.compile(rb'(?:^|,)le="([^"]*)"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Histogram:
-    """Times of one kind. `counts[n]` of them took at most `bounds_s[n]`; the last bound is infinite, so the last count is of all."""
+    """Times of one kind. `counts[n]` of them took at most `bounds_s[n]`; the last bound is
+    infinite, so the last count is of all."""
 
     bounds_s: tuple[float, ...]
     counts: tuple[float, ...]
@@ -42,7 +52,8 @@ class Histogram:
         return self.counts[-1] if self.counts else 0.0
 
     def since(self, before: Histogram | None) -> Histogram:
-        """Those that were not in `before` yet; all where that one is of other buckets, or counted further."""
+        """Those that were not in `before` yet; all where that one is of other buckets, or counted
+        further."""
         if before is None or before.bounds_s != self.bounds_s or before.count > self.count:
             return self
         counts = tuple(now - then for now, then in zip(self.counts, before.counts, strict=True))
@@ -60,7 +71,11 @@ class Histogram:
         low_s, below = 0.0, 0.0
         for bound_s, count in zip(self.bounds_s, self.counts, strict=True):
             if bound_s >= seconds:
-                inside = 0.0 if bound_s == float("inf") else (count - below) * (seconds - low_s) / (bound_s - low_s)
+                inside = (
+                    0.0
+                    if bound_s == float("inf")
+                    else (count - below) * (seconds - low_s) / (bound_s - low_s)
+                )
                 return max(0.0, self.count - below - inside)
             low_s, below = bound_s, count
         return 0.0
@@ -68,14 +83,15 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMetrics:
-    """What an engine said at one moment. Counts are since its start, the one that its snapshot was made of included.
+    """What an engine said at one moment. Counts are since its start, the one that its snapshot was
+    made of included.
 
     Attributes:
-        running, waiting: requests that are computed, and that wait inside the engine.
-        kv_use: share of its KV memory that is taken, 0 to 1.
-        prefix_queries, prefix_hits: prompt tokens that were looked up among the prefixes in memory, and those found.
-        preemptions: requests that lost their KV memory to others and were begun again.
-        first_token_s, between_tokens_s: times to a first token, and from token to token.
+        running, waiting: requests that are computed, and that wait inside the engine. kv_use: share
+        of its KV memory that is taken, 0 to 1. prefix_queries, prefix_hits: prompt tokens that were
+        looked up among the prefixes in memory, and those found. preemptions: requests that lost
+        their KV memory to others and were begun again. first_token_s, between_tokens_s: times to a
+        first token, and from token to token.
     """
 
     running: int
@@ -91,7 +107,8 @@ class EngineMetrics:
 
 
 def parse(text: bytes) -> EngineMetrics | None:
-    """What `text` says; None where it does not even say how many requests there are: it is no engine's, or a broken one's."""
+    """What `text` says; None where it does not even say how many requests there are: it is no
+    engine's, or a broken one's."""
     values: dict[str, list[float]] = defaultdict(list)
     buckets: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
     for name, labels, number in _samples(text):
@@ -128,10 +145,11 @@ def _bound_s(labels: bytes) -> float | None:
 
 
 def _samples(text: bytes) -> Iterator[tuple[str, bytes, float]]:
-    """Name, labels and number of the lines that are wanted: some fifty of five hundred, so the others are left by their first letters.
+    """Name, labels and number of the lines that are wanted: some fifty of five hundred, so the
+    others are left by their first letters.
 
-    What counts nothing that there can be (below zero, beyond MOST, no number) is left out: engines run what tenants made of them.
-    """
+    What counts nothing that there can be (below zero, beyond MOST, no number) is left out: engines
+    run what tenants made of them."""
     for line in text.split(b"\n"):
         if line[:5] != b"vllm:":
             continue
@@ -145,7 +163,9 @@ def _samples(text: bytes) -> Iterator[tuple[str, bytes, float]]:
                     yield name, labels[brace + 1 :], number
 
 
-def _histogram(name: str, buckets: dict[str, dict[float, float]], added: dict[str, float]) -> Histogram | None:
+def _histogram(
+    name: str, buckets: dict[str, dict[float, float]], added: dict[str, float]
+) -> Histogram | None:
     if not 0 < len(buckets[name]) <= MAX_BUCKETS:
         return None
     bounds_s = tuple(sorted(buckets[name]))

@@ -1,8 +1,8 @@
 """Asks engines for their metrics: those with calls often, idle ones seldom.
 
-A look is no call: it takes no slot, is written into no record, keeps no instance awake and has a connection of its own, which ends with it.
-One that gets no answer within its deadline says nothing, and holds up no other.
-"""
+A look is no call: it takes no slot, is written into no record, keeps no instance awake and has a
+connection of its own, which ends with it. One that gets no answer within its deadline says nothing,
+and holds up no other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ EVERY_S = 2.0
 IDLE_EVERY_S = 15.0
 DEADLINE_S = 1.0
 MAX_BYTES = 256 * 1024
-"""Of an answer: vLLM says some 60 KiB for each scheduler; an engine runs a tenant's arguments, and must not take the activator's time."""
+"""Of an answer: vLLM says some 60 KiB for each scheduler; an engine runs a tenant's arguments, and
+must not take the activator's time."""
 AT_ONCE = 16
 _REQUEST = b"GET /metrics HTTP/1.1\r\nhost: worker\r\nconnection: close\r\n\r\n"
 
@@ -68,7 +69,11 @@ class Scraper:
 
     def known(self) -> Mapping[str, tuple[CallTarget, EngineState]]:
         """The same, with the revision that the instance is of."""
-        return {instance_id: (throttler.target, view) for throttler in self._engines() for instance_id, view in throttler.views().items()}
+        return {
+            instance_id: (throttler.target, view)
+            for throttler in self._engines()
+            for instance_id, view in throttler.views().items()
+        }
 
     async def run(self) -> None:
         """Look, forever."""
@@ -77,22 +82,30 @@ class Scraper:
             await self.look()
 
     async def look(self) -> None:
-        """Ask those that are due, all at once; returns when each has answered, or has not in time."""
+        """Ask those that are due, all at once; returns when each has answered, or has not in
+        time."""
         async with asyncio.TaskGroup() as tasks:
             for throttler, instance in self._due():
-                tasks.create_task(self._look_at(throttler, instance), name=f"metrics of {instance.id}")
+                tasks.create_task(
+                    self._look_at(throttler, instance), name=f"metrics of {instance.id}"
+                )
 
     def _engines(self) -> list[EngineThrottler]:
-        return [throttler for throttler in self._throttlers() if isinstance(throttler, EngineThrottler)]
+        return [
+            throttler for throttler in self._throttlers() if isinstance(throttler, EngineThrottler)
+        ]
 
     def _due(self) -> list[tuple[EngineThrottler, Instance]]:
-        """Those with calls each time, and once when the last has ended; the others each IDLE_EVERY_S."""
+        """Those with calls each time, and once when the last has ended; the others each
+        IDLE_EVERY_S."""
         now, due = self._clock(), []
         for throttler in self._engines():
             for instance in throttler.live():
                 watched = throttler.watched(instance)
                 if instance.in_flight or now >= watched.due_at:
-                    watched.due_at = 0.0 if instance.in_flight else now + max(IDLE_EVERY_S, self._every_s)
+                    watched.due_at = (
+                        0.0 if instance.in_flight else now + max(IDLE_EVERY_S, self._every_s)
+                    )
                     due.append((throttler, instance))
         return due
 
@@ -108,7 +121,8 @@ class Scraper:
 
 
 async def read(path: str, *, deadline_s: float = DEADLINE_S) -> EngineMetrics | None:
-    """What the engine at `path` (`address`) says; None when it does not in time, or nothing of use."""
+    """What the engine at `path` (`address`) says; None when it does not in time, or nothing of
+    use."""
     try:
         async with asyncio.timeout(deadline_s):
             text = await _fetch(path)

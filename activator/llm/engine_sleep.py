@@ -1,8 +1,9 @@
-"""An engine on a GPU gives the GPU's memory up while its instance sleeps, and takes it back when it wakes.
+"""An engine on a GPU gives the GPU's memory up while its instance sleeps, and takes it back when it
+wakes.
 
-By vLLM's documented endpoints, in its order (docs: "Sleep Mode"): level 1 keeps the weights in DRAM, level 2 drops them, so that they are
-loaded again from their files. An engine on a CPU has no such mode, and other functions have no engine: they only stand still.
-"""
+By vLLM's documented endpoints, in its order (docs: "Sleep Mode"): level 1 keeps the weights in
+DRAM, level 2 drops them, so that they are loaded again from their files. An engine on a CPU has no
+such mode, and other functions have no engine: they only stand still."""
 
 from __future__ import annotations
 
@@ -44,11 +45,14 @@ class EngineSleepMode:
             return
         await _post(socket, "/wake_up?tags=weights", deadline_s=self._wake_s)
         if spec.engine.sleep_level == 2:
-            await _post(socket, "/collective_rpc", {"method": "reload_weights"}, deadline_s=self._wake_s)
+            await _post(
+                socket, "/collective_rpc", {"method": "reload_weights"}, deadline_s=self._wake_s
+            )
         await _post(socket, "/wake_up?tags=kv_cache", deadline_s=self._wake_s)
 
     async def is_half_asleep(self, spec: FunctionSpec, socket: str) -> bool:
-        """Whether the engine of an instance that stands up has given its memory up: who put it to sleep, or woke it, ended on the way.
+        """Whether the engine of an instance that stands up has given its memory up: who put it to
+        sleep, or woke it, ended on the way.
 
         Raises SnapshotterError where it does not say.
         """
@@ -57,15 +61,21 @@ class EngineSleepMode:
         try:
             answer = json.loads(await _ask(socket, "GET", "/is_sleeping", deadline_s=ASK_S))
         except ValueError as e:
-            raise agent_errors.SnapshotterError(f"the engine's answer to /is_sleeping is no JSON: {e}") from e
+            raise agent_errors.SnapshotterError(
+                f"the engine's answer to /is_sleeping is no JSON: {e}"
+            ) from e
         return isinstance(answer, dict) and answer.get("is_sleeping") is True
 
 
-async def _post(socket: str, path: str, body: dict[str, Any] | None = None, *, deadline_s: float) -> None:
+async def _post(
+    socket: str, path: str, body: dict[str, Any] | None = None, *, deadline_s: float
+) -> None:
     await _ask(socket, "POST", path, body, deadline_s=deadline_s)
 
 
-async def _ask(socket: str, verb: str, path: str, body: dict[str, Any] | None = None, *, deadline_s: float) -> bytes:
+async def _ask(
+    socket: str, verb: str, path: str, body: dict[str, Any] | None = None, *, deadline_s: float
+) -> bytes:
     """The body of its answer, where that is short; else b""."""
     data = json.dumps(body).encode() if body is not None else b""
     lines = (
@@ -85,7 +95,9 @@ async def _ask(socket: str, verb: str, path: str, body: dict[str, Any] | None = 
             finally:
                 connection.close()
     except TimeoutError as e:
-        raise agent_errors.SnapshotterError(f"the engine did not answer {path} within {deadline_s:g} s") from e
+        raise agent_errors.SnapshotterError(
+            f"the engine did not answer {path} within {deadline_s:g} s"
+        ) from e
     except (WorkerConnectionLost, OSError) as e:
         raise agent_errors.SnapshotterError(f"the engine did not answer {path}: {e}") from e
     if answer.status >= 400:

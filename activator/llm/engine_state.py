@@ -1,9 +1,10 @@
-"""What is known of one engine: what it said last, what that means for the calls that it can take, and what it did lately.
+"""What is known of one engine: what it said last, what that means for the calls that it can take,
+and what it did lately.
 
-The bound of its calls follows from its KV memory: what one sequence takes of it on average is measured (share in use ÷ sequences that run)
-and smoothed, and as many fit as fill it to `kv_target`. A sequence grows as it is written, so the measure lags behind a burst: memory that
-is fuller than the target bounds at once, by what runs.
-"""
+The bound of its calls follows from its KV memory: what one sequence takes of it on average is
+measured (share in use ÷ sequences that run) and smoothed, and as many fit as fill it to
+`kv_target`. A sequence grows as it is written, so the measure lags behind a burst: memory that is
+fuller than the target bounds at once, by what runs."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 from activator.llm.engine_metrics import EngineMetrics, Histogram
 
 KV_TARGET = 0.9
-"""Share of KV memory aimed at: what runs still grows, and an engine whose memory is full begins sequences again."""
+"""Share of KV memory aimed at: what runs still grows, and an engine whose memory is full begins
+sequences again."""
 RISE = 0.5
 """Weight of a measure that says sequences take more than was thought: believed after two."""
 FALL = 0.2
@@ -22,7 +24,8 @@ FALL = 0.2
 RECENT_S = 10.0
 """First tokens that are this old still say how it is."""
 PEAK_HALVES_S = 300.0
-"""An engine's best pace of late is remembered: half of it after five minutes in which nothing was as fast."""
+"""An engine's best pace of late is remembered: half of it after five minutes in which nothing was
+as fast."""
 MAX_MISSED = 3
 """Scrapes in a row without an answer after which nothing is known of an engine any more."""
 
@@ -56,7 +59,11 @@ class EngineState:
     def mean_prompt_tokens(self) -> float:
         """Of the prompts that it has answered; 0 before the first."""
         first = self.reading.first_token_s
-        return (self.reading.prompt_tokens or 0.0) / first.count if first is not None and first.count else 0.0
+        return (
+            (self.reading.prompt_tokens or 0.0) / first.count
+            if first is not None and first.count
+            else 0.0
+        )
 
 
 class EngineTracker:
@@ -66,7 +73,16 @@ class EngineTracker:
         view: None = nothing is known.
     """
 
-    __slots__ = ("_first_tokens", "_kv_target", "_max_num_seqs", "_missed", "_peak", "_share", "due_at", "view")
+    __slots__ = (
+        "_first_tokens",
+        "_kv_target",
+        "_max_num_seqs",
+        "_missed",
+        "_peak",
+        "_share",
+        "due_at",
+        "view",
+    )
 
     def __init__(self, max_num_seqs: int, *, kv_target: float = KV_TARGET) -> None:
         self._max_num_seqs = max_num_seqs
@@ -87,18 +103,26 @@ class EngineTracker:
         self._share = share_after(self._share, reading)
         elapsed_s = now - before.at if before is not None else 0.0
         then = before.reading if before is not None else None
-        prompt_per_s = _rate(then.prompt_tokens if then is not None else None, reading.prompt_tokens, elapsed_s)
+        prompt_per_s = _rate(
+            then.prompt_tokens if then is not None else None, reading.prompt_tokens, elapsed_s
+        )
         self._take_peak(prompt_per_s, elapsed_s)
         self._take_first_tokens(then, reading, now)
         self.view = EngineState(
             at=now,
-            slots=slots(reading, self._share, max_num_seqs=self._max_num_seqs, kv_target=self._kv_target),
+            slots=slots(
+                reading, self._share, max_num_seqs=self._max_num_seqs, kv_target=self._kv_target
+            ),
             running=reading.running,
             waiting=reading.waiting,
             kv_use=reading.kv_use,
             prefix_hit_rate=_hit_rate(then, reading),
             prompt_tokens_per_s=prompt_per_s,
-            generation_tokens_per_s=_rate(then.generation_tokens if then is not None else None, reading.generation_tokens, elapsed_s),
+            generation_tokens_per_s=_rate(
+                then.generation_tokens if then is not None else None,
+                reading.generation_tokens,
+                elapsed_s,
+            ),
             peak_prompt_tokens_per_s=self._peak,
             reading=reading,
         )
@@ -113,7 +137,8 @@ class EngineTracker:
         return self.view
 
     def first_tokens_since(self, since: float) -> Histogram | None:
-        """Times to first tokens of the last RECENT_S, none from before `since`; None = there were none."""
+        """Times to first tokens of the last RECENT_S, none from before `since`; None = there were
+        none."""
         found = [histogram for at, histogram in self._first_tokens if at > since]
         if not found:
             return None
@@ -128,8 +153,11 @@ class EngineTracker:
         if per_s:
             self._peak = max(per_s, self._peak or 0.0)
 
-    def _take_first_tokens(self, before: EngineMetrics | None, reading: EngineMetrics, now: float) -> None:
-        """Those of the first look are not known by their time: they may be from before its snapshot was made."""
+    def _take_first_tokens(
+        self, before: EngineMetrics | None, reading: EngineMetrics, now: float
+    ) -> None:
+        """Those of the first look are not known by their time: they may be from before its snapshot
+        was made."""
         if before is not None and reading.first_token_s is not None:
             fresh = reading.first_token_s.since(before.first_token_s)
             if fresh.count:
@@ -139,7 +167,8 @@ class EngineTracker:
 
 
 def share_after(before: float | None, reading: EngineMetrics) -> float | None:
-    """The share of KV memory that one sequence takes on average, as it is believed after `parser`; None = not known yet."""
+    """The share of KV memory that one sequence takes on average, as it is believed after `parser`;
+    None = not known yet."""
     if reading.kv_use is None or not reading.running or not reading.kv_use:
         return before
     measured = reading.kv_use / reading.running
@@ -148,8 +177,11 @@ def share_after(before: float | None, reading: EngineMetrics) -> float | None:
     return before + (RISE if measured > before else FALL) * (measured - before)
 
 
-def slots(reading: EngineMetrics, share: float | None, *, max_num_seqs: int, kv_target: float = KV_TARGET) -> int:
-    """Calls that an engine takes at once: `max_num_seqs`, or what its KV memory allows where that is less; at least one."""
+def slots(
+    reading: EngineMetrics, share: float | None, *, max_num_seqs: int, kv_target: float = KV_TARGET
+) -> int:
+    """Calls that an engine takes at once: `max_num_seqs`, or what its KV memory allows where that
+    is less; at least one."""
     bound = max_num_seqs
     if share:
         bound = math.floor(min(float(bound), kv_target / share))
@@ -165,7 +197,12 @@ def _rate(before: float | None, now: float | None, elapsed_s: float) -> float | 
 
 
 def _hit_rate(before: EngineMetrics | None, now: EngineMetrics) -> float | None:
-    if before is None or None in (before.prefix_queries, now.prefix_queries, before.prefix_hits, now.prefix_hits):
+    if before is None or None in (
+        before.prefix_queries,
+        now.prefix_queries,
+        before.prefix_hits,
+        now.prefix_hits,
+    ):
         return None
     asked = (now.prefix_queries or 0.0) - (before.prefix_queries or 0.0)
     return ((now.prefix_hits or 0.0) - (before.prefix_hits or 0.0)) / asked if asked > 0 else None

@@ -1,10 +1,11 @@
-"""The throttler of a language model's server: its instances take what their KV memory allows, and calls go where their beginning is known.
+"""The throttler of a language model's server: its instances take what their KV memory allows, and
+calls go where their beginning is known.
 
-Two things differ from other functions. An instance's slots move with what its engine says (`engine_state`), so that calls which would
-only wait inside the engine wait here instead, in the fair order of all that wait. And the instance of a call is not the least loaded one
-but the one that its beginning belongs to (`prefix_affinity`), among as many as the autoscaler wants to keep: the others get nothing, so
-that they grow idle.
-"""
+Two things differ from other functions. An instance's slots move with what its engine says
+(`engine_state`), so that calls which would only wait inside the engine wait here instead, in the
+fair order of all that wait. And the instance of a call is not the least loaded one but the one that
+its beginning belongs to (`prefix_affinity`), among as many as the autoscaler wants to keep: the
+others get nothing, so that they grow idle."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ from activator.routing.route_table import CallTarget
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTerms:
-    """`kv_target`: share of its KV memory that an engine's calls are to take; `load`: see `prefix_affinity.LOAD`."""
+    """`kv_target`: share of its KV memory that an engine's calls are to take; `load`: see
+    `prefix_affinity.LOAD`."""
 
     kv_target: float = KV_TARGET
     load: float = LOAD
@@ -62,21 +64,36 @@ class EngineThrottler(Throttler):
         self._watched: dict[str, EngineTracker] = {}
         self._wanted: int | None = None
         super().__init__(
-            target, fleet=fleet, queue=queue, secret_env=secret_env, observer=observer, account=account, allowance=allowance, gate=gate,
-            terms=terms, clock=clock,
-        )  # fmt: skip
+            target,
+            fleet=fleet,
+            queue=queue,
+            secret_env=secret_env,
+            observer=observer,
+            account=account,
+            allowance=allowance,
+            gate=gate,
+            terms=terms,
+            clock=clock,
+        )
 
-    # -- what its engines say -----------------------------------------------------------------------------------------
+    # -- what its engines say ----------------------------------------------------------------------
     def watched(self, instance: Instance) -> EngineTracker:
         """What is known of an instance's engine; those of instances that are gone are forgotten."""
         found = self._watched.get(instance.id)
         if found is None:
-            self._watched = {known: watched for known, watched in self._watched.items() if known in self.instances}
-            found = self._watched[instance.id] = EngineTracker(slots_of(self.target.spec), kv_target=self._engine_terms.kv_target)
+            self._watched = {
+                known: watched
+                for known, watched in self._watched.items()
+                if known in self.instances
+            }
+            found = self._watched[instance.id] = EngineTracker(
+                slots_of(self.target.spec), kv_target=self._engine_terms.kv_target
+            )
         return found
 
     def saw(self, instance: Instance, reading: EngineMetrics | None) -> EngineState | None:
-        """An engine said this, or (None) did not answer: from now on its instance takes as many calls as follow from it.
+        """An engine said this, or (None) did not answer: from now on its instance takes as many
+        calls as follow from it.
 
         Returns what is known now.
         """
@@ -90,14 +107,25 @@ class EngineThrottler(Throttler):
 
     def views(self) -> Mapping[str, EngineState]:
         """What is known, by instance."""
-        found = ((instance_id, self._watched[instance_id].view) for instance_id in list(self.instances) if instance_id in self._watched)
+        found = (
+            (instance_id, self._watched[instance_id].view)
+            for instance_id in list(self.instances)
+            if instance_id in self._watched
+        )
         return {instance_id: view for instance_id, view in found if view is not None}
 
     @property
     def slots_each(self) -> int:
-        """See InstancePool: as many as those that are there take on average, for their memory is alike."""
-        views = [view for instance in self.live() if (view := self.watched(instance).view) is not None]
-        return max(1, sum(view.slots for view in views) // len(views)) if views else slots_of(self.target.spec)
+        """See InstancePool: as many as those that are there take on average, for their memory is
+        alike."""
+        views = [
+            view for instance in self.live() if (view := self.watched(instance).view) is not None
+        ]
+        return (
+            max(1, sum(view.slots for view in views) // len(views))
+            if views
+            else slots_of(self.target.spec)
+        )
 
     def engine_load(self, now: float) -> EngineLoad | None:
         """What its engines say together; None when none has said anything lately."""
@@ -110,14 +138,18 @@ class EngineThrottler(Throttler):
         peaks = [view.peak_prompt_tokens_per_s for view in views if view.peak_prompt_tokens_per_s]
         return EngineLoad(
             slots=sum(view.slots for view in views) / len(views),
-            queued_tokens=self._line.tokens + sum(int(view.waiting * view.mean_prompt_tokens) for view in views),
+            queued_tokens=self._line.tokens
+            + sum(int(view.waiting * view.mean_prompt_tokens) for view in views),
             tokens_per_s=sum(peaks) / len(peaks) if peaks else None,
             first_tokens=int(first.count) if first is not None else 0,
-            late=first.longer_than(objectives.first_token_s) / first.count if first is not None and objectives is not None else None,
+            late=first.longer_than(objectives.first_token_s) / first.count
+            if first is not None and objectives is not None
+            else None,
         )
 
     def _first_tokens(self, live: Collection[Instance]) -> Histogram | None:
-        """Of all instances together, since the newest of them came: what was before it came says nothing of now."""
+        """Of all instances together, since the newest of them came: what was before it came says
+        nothing of now."""
         since = max(instance.started_at for instance in live)
         together: Histogram | None = None
         for instance in live:
@@ -126,7 +158,7 @@ class EngineThrottler(Throttler):
                 together = own if together is None else together.plus(own)
         return together
 
-    # -- which instance -----------------------------------------------------------------------------------------------
+    # -- which instance ----------------------------------------------------------------------------
     def settle_on(self, wanted: int) -> None:
         """The autoscaler wants to keep so many: calls go to those that have been there longest."""
         self._wanted = wanted
@@ -135,7 +167,11 @@ class EngineThrottler(Throttler):
         """See Throttler."""
         now = self._clock()
         health = self.health
-        if self._line.places or (health is not None and not health.breaker.admits(now)) or not self._has_stream():
+        if (
+            self._line.places
+            or (health is not None and not health.breaker.admits(now))
+            or not self._has_stream()
+        ):
             return None
         instance = self._choose(now, affinity)
         if instance is None:
@@ -155,16 +191,25 @@ class EngineThrottler(Throttler):
             waiter = self._line.next()
             if waiter is None:
                 return
-            instance = fresh if fresh is not None and fresh.has_slot(now) else self._choose(now, waiter.affinity)
+            instance = (
+                fresh
+                if fresh is not None and fresh.has_slot(now)
+                else self._choose(now, waiter.affinity)
+            )
             assert instance is not None  # one has a slot
             self._give(waiter, instance, now, start_ms if instance is fresh else None)
 
     def _has_stream(self) -> bool:
-        """Whether one more call may run beside the others (`TokenLimits.max_streams`); of several activators each has its part."""
+        """Whether one more call may run beside the others (`TokenLimits.max_streams`); of several
+        activators each has its part."""
         limits = self.target.spec.limits
         if limits is None or limits.max_streams is None:
             return True
-        most = limits.max_streams if self._allowance is None else max(1, self._allowance.share(limits.max_streams))
+        most = (
+            limits.max_streams
+            if self._allowance is None
+            else max(1, self._allowance.share(limits.max_streams))
+        )
         return self.in_flight < most
 
     def _choose(self, now: float, affinity: int | None) -> Instance | None:
@@ -173,7 +218,11 @@ class EngineThrottler(Throttler):
         if len(live) < 2:
             return live[0] if live and live[0].has_slot(now) else None
         for instances in self._kept_first(live):
-            chosen = by_key(affinity, instances, now, load=self._engine_terms.load) if affinity is not None else None
+            chosen = (
+                by_key(affinity, instances, now, load=self._engine_terms.load)
+                if affinity is not None
+                else None
+            )
             chosen = chosen or of_two(instances, now, self._chance)
             if chosen is not None:
                 return chosen

@@ -1,11 +1,13 @@
-"""Which instance a prompt belongs to: prompts that begin alike meet on one instance, where that beginning is in KV memory already.
+"""Which instance a prompt belongs to: prompts that begin alike meet on one instance, where that
+beginning is in KV memory already.
 
-`key_of` names a beginning, `by_key` picks the instance: each key has an order of its own over the instances (highest random weight,
-Thaler and Ravishankar 1998), so that an instance that comes or goes moves its own share of the keys and nobody else's; the first in that
-order which is not above its bound takes the call. The bound is that of consistent hashing with bounded loads (Mirrokni, Thorup and
-Zadimoghaddam 2018): `LOAD` times the average, so that a beginning which everybody shares does not drown one instance. What has no key goes
-to the emptier of two at random (Mitzenmacher 2001).
-"""
+`key_of` names a beginning, `by_key` picks the instance: each key has an order of its own over the
+instances (highest random weight, Thaler and Ravishankar 1998), so that an instance that comes or
+goes moves its own share of the keys and nobody else's; the first in that order which is not above
+its bound takes the call. The bound is that of consistent hashing with bounded loads (Mirrokni,
+Thorup and Zadimoghaddam 2018): `LOAD` times the average, so that a beginning which everybody shares
+does not drown one instance. What has no key goes to the emptier of two at random (Mitzenmacher
+2001)."""
 
 from __future__ import annotations
 
@@ -17,17 +19,22 @@ from functools import lru_cache
 from typing import Any, Final, Protocol, TypeVar
 
 BLOCK_CHARS: Final = 256
-"""Beginnings are cut to whole blocks: four or five of an engine's own (16 tokens each), so that what is shared is worth a detour."""
+"""Beginnings are cut to whole blocks: four or five of an engine's own (16 tokens each), so that
+what is shared is worth a detour."""
 BLOCKS: Final = 8
-"""Two thousand characters tell system prompts apart; more would only tell chats apart, which their first question does."""
+"""Two thousand characters tell system prompts apart; more would only tell chats apart, which their
+first question does."""
 LOAD: Final = 1.25
-"""How far above the average an instance may be loaded: c of the paper, which found 1.25 a good trade."""
+"""How far above the average an instance may be loaded: c of the paper, which found 1.25 a good
+trade."""
 EASY: Final = 0.25
-"""Below this share of its slots an instance is never above its bound: where little runs, the average is a call or two, and a chat would be
-sent away from what is known of it because another one is there (simulated: 74 % instead of 64 % of its tokens in memory)."""
+"""Below this share of its slots an instance is never above its bound: where little runs, the
+average is a call or two, and a chat would be sent away from what is known of it because another one
+is there (simulated: 74 % instead of 64 % of its tokens in memory)."""
 _MAX_CHARS: Final = BLOCK_CHARS * BLOCKS
 _MAX_VISITS: Final = 4 * _MAX_CHARS
-"""Values of a prompt that are looked at for so many characters: most of what there is may be empty."""
+"""Values of a prompt that are looked at for so many characters: most of what there is may be
+empty."""
 _WORD: Final = (1 << 64) - 1
 _LEADING: Final = frozenset({"system", "developer"})
 
@@ -48,11 +55,12 @@ P = TypeVar("P", bound=Place)
 
 
 def key_of(body: Mapping[str, Any], adapter: str = "") -> int | None:
-    """What the beginning of a prompt hashes to; None where there is too little of it to be worth anything.
+    """What the beginning of a prompt hashes to; None where there is too little of it to be worth
+    anything.
 
-    Of a chat it is its system messages and its first question, so that all turns of a chat have one key; of other prompts their first
-    blocks. `adapter`: the same words mean other KV under another adapter. A body that is no proper request has None: the engine refuses it.
-    """
+    Of a chat it is its system messages and its first question, so that all turns of a chat have one
+    key; of other prompts their first blocks. `adapter`: the same words mean other KV under another
+    adapter. A body that is no proper request has None: the engine refuses it."""
     messages = body.get("messages")
     if isinstance(messages, list):
         text = _chat(messages)
@@ -78,13 +86,15 @@ def _chat(messages: Sequence[Any]) -> str:
 
 
 def _whole_blocks(text: str) -> str:
-    """The first 1, 2, 4 or 8 blocks: a prompt that grows from call to call changes its key three times, not with every block."""
+    """The first 1, 2, 4 or 8 blocks: a prompt that grows from call to call changes its key three
+    times, not with every block."""
     blocks = len(text) // BLOCK_CHARS
     return text[: BLOCK_CHARS << (blocks.bit_length() - 1)] if blocks else ""
 
 
 def _words(content: Any) -> str:
-    """The beginning of a prompt or of a message, as text: at most _MAX_CHARS of it, however long it is."""
+    """The beginning of a prompt or of a message, as text: at most _MAX_CHARS of it, however long it
+    is."""
     found: list[str] = []
     left = _MAX_CHARS
     for piece in _pieces(content):
@@ -96,7 +106,8 @@ def _words(content: Any) -> str:
 
 
 def _pieces(content: Any) -> Iterator[str]:
-    """Texts and token ids of what is nested anyhow: lists are parts of a message, token ids, or several prompts."""
+    """Texts and token ids of what is nested anyhow: lists are parts of a message, token ids, or
+    several prompts."""
     pending: list[Iterator[Any]] = [iter((content,))]
     for _ in range(_MAX_VISITS):
         for part in pending[-1]:
@@ -116,7 +127,9 @@ def _pieces(content: Any) -> Iterator[str]:
 
 
 def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+    return int.from_bytes(
+        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big"
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -125,19 +138,25 @@ def _seed_of(instance_id: str) -> int:
 
 
 def _mixed(bits: int) -> int:
-    """64 bits in which each depends on all of `bits` (the finalizer of splitmix64: Steele, Lea and Flood 2014)."""
+    """64 bits in which each depends on all of `bits` (the finalizer of splitmix64: Steele, Lea and
+    Flood 2014)."""
     bits = ((bits ^ bits >> 30) * 0xBF58476D1CE4E5B9) & _WORD
     bits = ((bits ^ bits >> 27) * 0x94D049BB133111EB) & _WORD
     return bits ^ bits >> 31
 
 
 def by_key(key: int, instances: Collection[P], now: float, *, load: float = LOAD) -> P | None:
-    """The instance that calls with this key go to: the first in the key's order that has a free slot and is not above its bound.
+    """The instance that calls with this key go to: the first in the key's order that has a free
+    slot and is not above its bound.
 
     None: none is below its bound. Instances that take fewer calls have a lower bound.
     """
     slots = sum(instance.capacity for instance in instances)
-    share = max(EASY, load * (sum(instance.in_flight for instance in instances) + 1) / slots) if slots else 0.0
+    share = (
+        max(EASY, load * (sum(instance.in_flight for instance in instances) + 1) / slots)
+        if slots
+        else 0.0
+    )
     best: P | None = None
     best_weight = 0
     for instance in instances:

@@ -1,8 +1,8 @@
-"""What a request in OpenAI's shape asks for, in numbers: how long its prompts are, how long its answers may get, and how many. Pure.
+"""What a request in OpenAI's shape asks for, in numbers: how long its prompts are, how long its
+answers may get, and how many. Pure.
 
-What is not understood counts as nothing: whether a request is well formed is the engine's to say. Only numbers that we count with are
-looked at here.
-"""
+What is not understood counts as nothing: whether a request is well formed is the engine's to say.
+Only numbers that we count with are looked at here."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from pilotlight import errors
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 COMPLETIONS_DEFAULT = 16
-"""Tokens of a text completion that does not say (OpenAI's API reference, `completions.max_tokens`; vLLM keeps to it)."""
+"""Tokens of a text completion that does not say (OpenAI's API reference, `completions.max_tokens`;
+vLLM keeps to it)."""
 MAX_CHOICES = 128
 """`n` at most, as in OpenAI's API reference: each is a sequence of the engine."""
 MAX_PROMPTS = 2048
-"""Prompts of one request, each as often as it is to be answered; OpenAI's API reference has it of `embeddings.input`."""
+"""Prompts of one request, each as often as it is to be answered; OpenAI's API reference has it of
+`embeddings.input`."""
 _IN_CHAT = "max_completion_tokens"
 _IN_BOTH = "max_tokens"
 
@@ -63,19 +65,29 @@ class TokenDemand:
 
 
 def asked_of(path: str, body: Mapping[str, Any]) -> TokenDemand:
-    """What a request to `path` with this body asks for. Raises InvalidInput naming key, value and bound."""
+    """What a request to `path` with this body asks for. Raises InvalidInput naming key, value and
+    bound."""
     if path == EMBEDDINGS:
         prompts, is_text = _prompts(body.get("input", body.get("messages")))
         _check_few("input", len(prompts))
         return TokenDemand(prompts=prompts, answers=0, is_text=is_text)
     if path == CHAT:
         size, is_text = _chat(body)
-        return TokenDemand(prompts=(size,), max_tokens=_max_tokens(body, _IN_CHAT, _IN_BOTH), answers=_choices(body), is_text=is_text)
+        return TokenDemand(
+            prompts=(size,),
+            max_tokens=_max_tokens(body, _IN_CHAT, _IN_BOTH),
+            answers=_choices(body),
+            is_text=is_text,
+        )
     prompts, is_text = _prompts(body.get("prompt"))
     answers = _choices(body) * len(prompts)
     _check_few("prompt", answers)
     return TokenDemand(
-        prompts=prompts, max_tokens=_max_tokens(body, _IN_BOTH), default_tokens=COMPLETIONS_DEFAULT, answers=answers, is_text=is_text
+        prompts=prompts,
+        max_tokens=_max_tokens(body, _IN_BOTH),
+        default_tokens=COMPLETIONS_DEFAULT,
+        answers=answers,
+        is_text=is_text,
     )
 
 
@@ -90,7 +102,10 @@ def write_cap(path: str, body: MutableMapping[str, Any], cap: int | None) -> Non
 
 def _check_few(name: str, count: int) -> None:
     if count > MAX_PROMPTS:
-        raise errors.InvalidInput(f"{name}: {count} prompts and answers in one request, at most {MAX_PROMPTS}", parameter=name)
+        raise errors.InvalidInput(
+            f"{name}: {count} prompts and answers in one request, at most {MAX_PROMPTS}",
+            parameter=name,
+        )
 
 
 def _max_tokens(body: Mapping[str, Any], *names: str) -> int | None:
@@ -99,10 +114,14 @@ def _max_tokens(body: Mapping[str, Any], *names: str) -> int | None:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int):
-            raise errors.InvalidInput(f"{name} = {_shown(value)}: write a whole number", parameter=name)
+            raise errors.InvalidInput(
+                f"{name} = {_shown(value)}: write a whole number", parameter=name
+            )
         least = 0 if body.get("echo") is True else 1
         if value < least:
-            raise errors.InvalidInput(f"{name} = {_shown(value)}: must be at least {least}", parameter=name)
+            raise errors.InvalidInput(
+                f"{name} = {_shown(value)}: must be at least {least}", parameter=name
+            )
         return value
     return None
 
@@ -114,7 +133,9 @@ def _choices(body: Mapping[str, Any]) -> int:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_CHOICES:
-            raise errors.InvalidInput(f"{name} = {_shown(value)}: must be between 1 and {MAX_CHOICES}", parameter=name)
+            raise errors.InvalidInput(
+                f"{name} = {_shown(value)}: must be between 1 and {MAX_CHOICES}", parameter=name
+            )
         most = max(most, value)
     return most
 
@@ -148,7 +169,12 @@ def _prompts(given: Any) -> tuple[tuple[PromptSize, ...], bool]:
         return (PromptSize(0, 0, 0),), False
     if isinstance(given[0], int):
         return (PromptSize(0, 0, len(given)),), False
-    sizes = tuple(_size((one,)) if isinstance(one, str) else PromptSize(0, 0, len(one) if isinstance(one, list) else 0) for one in given)
+    sizes = tuple(
+        _size((one,))
+        if isinstance(one, str)
+        else PromptSize(0, 0, len(one) if isinstance(one, list) else 0)
+        for one in given
+    )
     return sizes, all(isinstance(one, str) for one in given)
 
 

@@ -1,4 +1,5 @@
-"""Where calls of language models come in: read what they ask for, bound it, set it aside in quotas, settle it when they have ended."""
+"""Where calls of language models come in: read what they ask for, bound it, set it aside in quotas,
+settle it when they have ended."""
 
 from __future__ import annotations
 
@@ -37,23 +38,44 @@ class TokenAdmission:
     def __repr__(self) -> str:
         return f"<TokenAdmission {self._estimates!r}>"
 
-    async def enter(self, entry: AccessGrant, path: str, body: Mapping[str, Any], *, began_ns: int, holds: int = 1) -> TokenReservation:
-        """Let one call in, to a function of kind ENGINE. Whoever gets the answer calls its `leave` once.
+    async def enter(
+        self,
+        entry: AccessGrant,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        began_ns: int,
+        holds: int = 1,
+    ) -> TokenReservation:
+        """Let one call in, to a function of kind ENGINE. Whoever gets the answer calls its `leave`
+        once.
 
-        `holds`: 0 for a call that does not begin to run now. Raises InvalidInput, OverQuota with the time to wait, Unavailable.
-        """
+        `holds`: 0 for a call that does not begin to run now. Raises InvalidInput, OverQuota with
+        the time to wait, Unavailable."""
         asked = asked_of(path, body)
         allowed = self._allow(entry, asked)
         admission, allowed = await _admitted(entry, allowed, holds=holds)
         return TokenReservation(
-            estimated_in=allowed.estimated_in, max_out=allowed.max_out, expected=allowed.expected, began_ns=began_ns, cap=allowed.cap,
-            degraded=allowed.degraded, admission=admission, on_end=lambda use: self._learn(asked, use),
-        )  # fmt: skip
+            estimated_in=allowed.estimated_in,
+            max_out=allowed.max_out,
+            expected=allowed.expected,
+            began_ns=began_ns,
+            cap=allowed.cap,
+            degraded=allowed.degraded,
+            admission=admission,
+            on_end=lambda use: self._learn(asked, use),
+        )
 
     def _learn(self, asked: TokenDemand, use: TokenReservation) -> None:
         if use.is_counted and use.revision:
             is_ended = use.finish in _ENDED_BY_ITSELF
-            learn(self._estimates.of(use.revision), asked, tokens_in=use.tokens_in, tokens_out=use.tokens_out, is_ended=is_ended)
+            learn(
+                self._estimates.of(use.revision),
+                asked,
+                tokens_in=use.tokens_in,
+                tokens_out=use.tokens_out,
+                is_ended=is_ended,
+            )
 
     def _allow(self, entry: AccessGrant, asked: TokenDemand) -> TokenGrant:
         target = entry.target
@@ -61,36 +83,61 @@ class TokenAdmission:
         limits = target.spec.limits or NO_LIMITS
         waiting = self._waiting_of(target) if limits.pressured_output_tokens is not None else 0
         return allow(
-            asked, engine=engine, limits=limits, estimate=self._estimates.of(target.key), bound=entry.token_bound, waiting=waiting
-        )  # fmt: skip
+            asked,
+            engine=engine,
+            limits=limits,
+            estimate=self._estimates.of(target.key),
+            bound=entry.token_bound,
+            waiting=waiting,
+        )
 
 
-async def _admitted(entry: AccessGrant, allowed: TokenGrant, *, holds: int) -> tuple[Admission | None, TokenGrant]:
-    """Set aside what it may have, or, where quotas have not so many tokens left, what it may have under pressure."""
+async def _admitted(
+    entry: AccessGrant, allowed: TokenGrant, *, holds: int
+) -> tuple[Admission | None, TokenGrant]:
+    """Set aside what it may have, or, where quotas have not so many tokens left, what it may have
+    under pressure."""
     try:
         return await entry.admit(holds=holds, tokens=allowed.reserve), allowed
     except errors.OverQuota as e:
-        short = allowed.cut(entry.target.spec.limits or NO_LIMITS) if e.detail.get("quota") == "tokens_per_min" else None
+        short = (
+            allowed.cut(entry.target.spec.limits or NO_LIMITS)
+            if e.detail.get("quota") == "tokens_per_min"
+            else None
+        )
         if short is None:
             raise
     return await entry.admit(holds=holds, tokens=short.reserve), short
 
 
-def use_of_kept(target: CallTarget, path: str, body: Mapping[str, Any], *, began_ns: int) -> TokenReservation:
-    """Of a submitted call that was let in before, by a process that is gone: quotas have counted it, budgets look at it again.
+def use_of_kept(
+    target: CallTarget, path: str, body: Mapping[str, Any], *, began_ns: int
+) -> TokenReservation:
+    """Of a submitted call that was let in before, by a process that is gone: quotas have counted
+    it, budgets look at it again.
 
     Raises InvalidInput when its function is no language model any more.
     """
     asked = asked_of(path, body)
     engine = engine_of(target)
     size = Estimate()
-    most = engine.max_model_len if asked.max_tokens is None else min(asked.max_tokens, engine.max_model_len)
-    return TokenReservation(estimated_in=sum(size.tokens(one) for one in asked.prompts), max_out=most * asked.answers, began_ns=began_ns)
+    most = (
+        engine.max_model_len
+        if asked.max_tokens is None
+        else min(asked.max_tokens, engine.max_model_len)
+    )
+    return TokenReservation(
+        estimated_in=sum(size.tokens(one) for one in asked.prompts),
+        max_out=most * asked.answers,
+        began_ns=began_ns,
+    )
 
 
 def engine_of(target: CallTarget) -> EngineSpec:
     """The engine that a function is. Raises InvalidInput."""
     engine = target.spec.engine
     if engine is None:
-        raise errors.InvalidInput(f"{target.app}/{target.function} is no language model: call it by its own name")
+        raise errors.InvalidInput(
+            f"{target.app}/{target.function} is no language model: call it by its own name"
+        )
     return engine

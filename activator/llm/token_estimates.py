@@ -1,8 +1,9 @@
-"""How many tokens a prompt has before an engine has counted them: learned, for each revision, from what engines counted before.
+"""How many tokens a prompt has before an engine has counted them: learned, for each revision, from
+what engines counted before.
 
-A prompt of b bytes has about s·b + c tokens: s is the tokenizer's, c what the chat template adds. Both are the least squares through what
-was seen, older prompts counting less, with two made-up prompts (three bytes to a token, as English has at least) while little was.
-"""
+A prompt of b bytes has about s·b + c tokens: s is the tokenizer's, c what the chat template adds.
+Both are the least squares through what was seen, older prompts counting less, with two made-up
+prompts (three bytes to a token, as English has at least) while little was."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from activator.llm.request_size import PromptSize, TokenDemand
 BYTES_PER_TOKEN = 3.0
 """Where nothing was seen; English has 4 to 5, code 3, most other scripts 2 to 3."""
 LONG_TOKEN_BYTES = 8.0
-"""No text has so many bytes to a token on average, white space aside; a revision that was seen to have more is believed."""
+"""No text has so many bytes to a token on average, white space aside; a revision that was seen to
+have more is believed."""
 _TEMPLATE_TOKENS = 8.0
 _FAR_BYTES = 3000.0
 _DECAY = 0.98
@@ -23,7 +25,8 @@ _MAX_TEMPLATE = 4096.0
 _FIRST_ANSWER = 256.0
 _ANSWER_WEIGHT = 0.05
 _ROOM = 4
-"""An answer without a bound is expected to be at most so many times as long as they are on average."""
+"""An answer without a bound is expected to be at most so many times as long as they are on
+average."""
 MAX_KNOWN = 4096
 """Revisions that are remembered, the ones used last."""
 
@@ -40,7 +43,10 @@ class Estimate:
         self._slope, self._const = 1 / BYTES_PER_TOKEN, _TEMPLATE_TOKENS
 
     def __repr__(self) -> str:
-        return f"<Estimate {1 / self._slope:.2f} bytes per token + {self._const:.0f} tokens, {self._seen} seen>"
+        return (
+            f"<Estimate {1 / self._slope:.2f} bytes per token + {self._const:.0f} tokens, "
+            f"{self._seen} seen>"
+        )
 
     def tokens(self, size: PromptSize) -> int:
         """Tokens that a prompt probably has."""
@@ -50,7 +56,9 @@ class Estimate:
 
     def least(self, size: PromptSize) -> int:
         """Tokens that it has at least, to refuse by."""
-        return size.tokens + int(min(size.packed_bytes / LONG_TOKEN_BYTES, size.packed_bytes * self._slope / 2))
+        return size.tokens + int(
+            min(size.packed_bytes / LONG_TOKEN_BYTES, size.packed_bytes * self._slope / 2)
+        )
 
     def answer(self) -> int:
         """Tokens that an answer without a bound is expected to have, generously."""
@@ -73,7 +81,11 @@ class Estimate:
     def _solve(self) -> None:
         prior = 1 / (1 + self._seen)
         far_tokens = _FAR_BYTES / BYTES_PER_TOKEN + _TEMPLATE_TOKENS
-        n, sx, sxx = self._n + 2 * prior, self._sx + prior * _FAR_BYTES, self._sxx + prior * _FAR_BYTES**2
+        n, sx, sxx = (
+            self._n + 2 * prior,
+            self._sx + prior * _FAR_BYTES,
+            self._sxx + prior * _FAR_BYTES**2,
+        )
         sy = self._sy + prior * (_TEMPLATE_TOKENS + far_tokens)
         sxy = self._sxy + prior * _FAR_BYTES * far_tokens
         spread = n * sxx - sx * sx
@@ -108,7 +120,9 @@ class Estimates:
         return known
 
 
-def learn(estimate: Estimate, asked: TokenDemand, *, tokens_in: int, tokens_out: int, is_ended: bool) -> None:
+def learn(
+    estimate: Estimate, asked: TokenDemand, *, tokens_in: int, tokens_out: int, is_ended: bool
+) -> None:
     """What an engine counted of a whole call. `is_ended`: its answers ended by themselves."""
     if asked.is_text and tokens_in:
         estimate.learn(asked.text_bytes // len(asked.prompts), tokens_in // len(asked.prompts))

@@ -1,8 +1,9 @@
-"""What a call of a language model may have: the bounds of its model, of its function and of quotas, put together. Pure.
+"""What a call of a language model may have: the bounds of its model, of its function and of quotas,
+put together. Pure.
 
-A call is refused here only where no count of the engine's could let it pass; whether its prompt fits to the token, the engine says. Before
-a call is refused that its function would rather answer shortly (`pressured_output_tokens`), its answer is cut, and marked.
-"""
+A call is refused here only where no count of the engine's could let it pass; whether its prompt
+fits to the token, the engine says. Before a call is refused that its function would rather answer
+shortly (`pressured_output_tokens`), its answer is cut, and marked."""
 
 from __future__ import annotations
 
@@ -22,12 +23,10 @@ class TokenGrant:
     """What one call gets.
 
     Attributes:
-        estimated_in: tokens of its prompts, probably.
-        each: the most that one answer may have.
-        answers: how many there are.
-        expected: tokens of all answers together that quotas set aside; what is used beyond them is owed.
-        cap: what the engine has to be told, because the call does not say it; None = nothing.
-        degraded: `output<=N` of an answer that was cut, else "".
+        estimated_in: tokens of its prompts, probably. each: the most that one answer may have.
+        answers: how many there are. expected: tokens of all answers together that quotas set aside;
+        what is used beyond them is owed. cap: what the engine has to be told, because the call does
+        not say it; None = nothing. degraded: `output<=N` of an answer that was cut, else "".
     """
 
     estimated_in: int
@@ -48,7 +47,8 @@ class TokenGrant:
         return self.estimated_in + self.expected
 
     def cut(self, limits: TokenLimits) -> TokenGrant | None:
-        """The same with answers as short as under pressure; None where they are that already, or it is not configured."""
+        """The same with answers as short as under pressure; None where they are that already, or it
+        is not configured."""
         most = limits.pressured_output_tokens
         if most is None or most >= self.each:
             return None
@@ -65,7 +65,8 @@ def allow(
     bound: TokenBound | None = None,
     waiting: int = 0,
 ) -> TokenGrant:
-    """What a call gets that asks for this while so many wait. Raises InvalidInput naming the bound that it breaks."""
+    """What a call gets that asks for this while so many wait. Raises InvalidInput naming the bound
+    that it breaks."""
     least = [estimate.least(size) for size in asked.prompts]
     _check_prompts(least, engine, limits)
     if asked.max_tokens is not None:
@@ -82,56 +83,91 @@ def allow(
 
 
 def _bounded(allowed: TokenGrant, asked: TokenDemand, least: int, bound: TokenBound) -> TokenGrant:
-    """A call that says no length gets what a full bucket holds: what is used beyond is owed for a minute's worth at most."""
-    if asked.max_tokens is not None or not allowed.answers or allowed.max_out + least <= bound.limit:
+    """A call that says no length gets what a full bucket holds: what is used beyond is owed for a
+    minute's worth at most."""
+    if (
+        asked.max_tokens is not None
+        or not allowed.answers
+        or allowed.max_out + least <= bound.limit
+    ):
         return allowed
     each = max(1, (bound.limit - least) // allowed.answers)
-    return replace(allowed, each=each, expected=min(allowed.expected, each * allowed.answers), cap=each)
+    return replace(
+        allowed, each=each, expected=min(allowed.expected, each * allowed.answers), cap=each
+    )
 
 
-def _granted(asked: TokenDemand, longest: int, engine: EngineSpec, limits: TokenLimits, estimate: Estimate) -> TokenGrant:
+def _granted(
+    asked: TokenDemand, longest: int, engine: EngineSpec, limits: TokenLimits, estimate: Estimate
+) -> TokenGrant:
     estimated_in = sum(estimate.tokens(size) for size in asked.prompts)
     if not asked.answers:
         return TokenGrant(estimated_in=estimated_in, each=0, answers=0, expected=0)
     leaves = max(1, engine.max_model_len - longest)
     if asked.max_tokens is not None:
         each = min(asked.max_tokens, leaves)
-        return TokenGrant(estimated_in=estimated_in, each=each, answers=asked.answers, expected=each * asked.answers)
+        return TokenGrant(
+            estimated_in=estimated_in,
+            each=each,
+            answers=asked.answers,
+            expected=each * asked.answers,
+        )
     own = leaves if asked.default_tokens is None else min(leaves, asked.default_tokens)
-    told = [most for most in (limits.default_output_tokens, limits.max_output_tokens) if most is not None]
+    told = [
+        most
+        for most in (limits.default_output_tokens, limits.max_output_tokens)
+        if most is not None
+    ]
     each = min(leaves, limits.default_output_tokens or own, *told)
     cap = each if told and each != own else None
     return TokenGrant(
-        estimated_in=estimated_in, each=each, answers=asked.answers, expected=min(each, estimate.answer()) * asked.answers, cap=cap
-    )  # fmt: skip
+        estimated_in=estimated_in,
+        each=each,
+        answers=asked.answers,
+        expected=min(each, estimate.answer()) * asked.answers,
+        cap=cap,
+    )
 
 
 def _check_prompts(least: list[int], engine: EngineSpec, limits: TokenLimits) -> None:
     room = engine.max_model_len - (1 if engine.task is Task.GENERATE else 0)
     if max(least) > room:
         raise errors.InvalidInput(
-            f"the prompt has more than {max(least)} tokens, and this model takes {engine.max_model_len} of prompt and answer together "
+            f"the prompt has more than {max(least)} tokens, and this model takes "
+            f"{engine.max_model_len} of prompt and answer together "
             "(max_model_len): shorten it",
-            parameter="prompt", limit=engine.max_model_len, bound="max_model_len",
-        )  # fmt: skip
+            parameter="prompt",
+            limit=engine.max_model_len,
+            bound="max_model_len",
+        )
     most = limits.max_input_tokens
     if most is not None and sum(least) > most:
         raise errors.InvalidInput(
-            f"the prompt has more than {sum(least)} tokens, and this function takes {most} (max_input_tokens): shorten it",
-            parameter="prompt", limit=most, bound="max_input_tokens",
-        )  # fmt: skip
+            f"the prompt has more than {sum(least)} tokens, and this function takes {most} "
+            f"(max_input_tokens): shorten it",
+            parameter="prompt",
+            limit=most,
+            bound="max_input_tokens",
+        )
 
 
 def _check_answer(max_tokens: int, engine: EngineSpec, limits: TokenLimits) -> None:
-    for name, most in (("max_output_tokens", limits.max_output_tokens), ("max_model_len", engine.max_model_len)):
+    for name, most in (
+        ("max_output_tokens", limits.max_output_tokens),
+        ("max_model_len", engine.max_model_len),
+    ):
         if most is not None and max_tokens > most:
             raise errors.InvalidInput(
-                f"max_tokens = {max_tokens}: this function gives at most {most} ({name})", parameter="max_tokens", limit=most, bound=name
+                f"max_tokens = {max_tokens}: this function gives at most {most} ({name})",
+                parameter="max_tokens",
+                limit=most,
+                bound=name,
             )
 
 
 def _is_beyond(allowed: TokenGrant, asked: TokenDemand, least: int, bound: TokenBound) -> bool:
-    """Whether it would not fit into a bucket that is full: a call that says no length is given what there is."""
+    """Whether it would not fit into a bucket that is full: a call that says no length is given what
+    there is."""
     out = allowed.max_out if asked.max_tokens is not None or allowed.degraded else 0
     return least + out > bound.limit
 
@@ -140,11 +176,16 @@ def _never(allowed: TokenGrant, least: int, bound: TokenBound) -> errors.Invalid
     what = f"its prompt of at least {least} tokens and answers of up to {allowed.max_out}"
     if not bound.is_shown:
         return errors.InvalidInput(
-            f"this call can never run: {what} are more than the tenant of this function may use in a minute (tokens_per_min)",
-            parameter="max_tokens", bound="tokens_per_min",
-        )  # fmt: skip
+            f"this call can never run: {what} are more than the tenant of this function may use "
+            f"in a minute (tokens_per_min)",
+            parameter="max_tokens",
+            bound="tokens_per_min",
+        )
     return errors.InvalidInput(
-        f"this call can never run: {what} are more than the quota tokens_per_min = {bound.limit:g} of this {bound.of} holds: ask for "
+        f"this call can never run: {what} are more than the quota tokens_per_min = "
+        f"{bound.limit:g} of this {bound.of} holds: ask for "
         "less, or have it raised",
-        parameter="max_tokens", limit=bound.limit, bound="tokens_per_min",
-    )  # fmt: skip
+        parameter="max_tokens",
+        limit=bound.limit,
+        bound="tokens_per_min",
+    )

@@ -1,8 +1,9 @@
-"""Batches of functions that gather calls, as their workers tell of them on each answer (`pilotlight-batch`).
+"""Batches of functions that gather calls, as their workers tell of them on each answer
+(`pilotlight-batch`).
 
-What a worker says is its tenant's word: numbers out of bounds are left out, and nothing that a caller pays rests on them. A batch is
-counted by the one answer that says it is the first of it; how long calls waited is counted by each.
-"""
+What a worker says is its tenant's word: numbers out of bounds are left out, and nothing that a
+caller pays rests on them. A batch is counted by the one answer that says it is the first of it; how
+long calls waited is counted by each."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ _KEYS = ("size", "wait_ms", "held_ms", "compute_ms", "reason", "first")
 
 
 def priority_lines(target: CallTarget, rank: QueuePriority) -> bytes:
-    """What a worker that gathers calls is told of a call's priority, beginning with CRLF; nothing for others, and for the usual one."""
+    """What a worker that gathers calls is told of a call's priority, beginning with CRLF; nothing
+    for others, and for the usual one."""
     if not target.batched or rank.priority is Priority.STANDARD:
         return b""
     return b"\r\npilotlight-priority: " + rank.priority.value.encode()
@@ -56,7 +58,9 @@ class Histogram:
     def add_to(self, family: HistogramMetricFamily, labels: tuple[str, ...]) -> None:
         """Into a family, cumulative as Prometheus wants it."""
         bounds = [str(bound) for bound in self._bounds] + ["+Inf"]
-        family.add_metric(labels, list(zip(bounds, accumulate(self._counts), strict=True)), self._total)
+        family.add_metric(
+            labels, list(zip(bounds, accumulate(self._counts), strict=True)), self._total
+        )
 
 
 class BatchCounters:
@@ -95,7 +99,8 @@ class _Fullness:
 
 
 class Batches(Collector):
-    """Counts batches by function, and knows how full those of each revision are. Owner: the event loop; read by the metrics thread."""
+    """Counts batches by function, and knows how full those of each revision are. Owner: the event
+    loop; read by the metrics thread."""
 
     def __init__(self, functions: LabelLimiter) -> None:
         self._functions = functions
@@ -106,7 +111,8 @@ class Batches(Collector):
         return f"<Batches of {len(self._tallies)} functions>"
 
     def answered(self, target: CallTarget, method: str, told: bytes, now: float) -> None:
-        """A call was answered out of a batch; `told`: the header's value, empty where there was none. `now`: monotonic seconds."""
+        """A call was answered out of a batch; `told`: the header's value, empty where there was
+        none. `now`: monotonic seconds."""
         parts = _parsed(told)
         if parts is None:
             return
@@ -131,7 +137,8 @@ class Batches(Collector):
             fullness.note(min(1.0, size / most), now)
 
     def occupancy(self, key: str, now: float | None = None) -> float | None:
-        """How full the batches of a revision (by `Target.key`) were of late, 0 to 1; None = there were none. `now`: None = now."""
+        """How full the batches of a revision (by `Target.key`) were of late, 0 to 1; None = there
+        were none. `now`: None = now."""
         fullness = self._fullness.get(key)
         return None if fullness is None else fullness.mean(time.monotonic() if now is None else now)
 
@@ -143,15 +150,28 @@ class Batches(Collector):
         """Current values (Prometheus' own interface)."""
         size = HistogramMetricFamily("pilotlight_batch_size", "Calls in a batch.", labels=FUNCTION)
         wait = HistogramMetricFamily(
-            "pilotlight_batch_wait_seconds", "From a call's arrival in its instance to its batch.", labels=FUNCTION
+            "pilotlight_batch_wait_seconds",
+            "From a call's arrival in its instance to its batch.",
+            labels=FUNCTION,
         )
         held = HistogramMetricFamily(
-            "pilotlight_batch_held_seconds", "The part of that wait in which its batch could have run.", labels=FUNCTION
+            "pilotlight_batch_held_seconds",
+            "The part of that wait in which its batch could have run.",
+            labels=FUNCTION,
         )
-        compute = HistogramMetricFamily("pilotlight_batch_compute_seconds", "What the body took for a batch.", labels=FUNCTION)
-        released = CounterMetricFamily("pilotlight_batch_releases", "Batches, by why they went.", labels=(*FUNCTION, "reason"))
+        compute = HistogramMetricFamily(
+            "pilotlight_batch_compute_seconds", "What the body took for a batch.", labels=FUNCTION
+        )
+        released = CounterMetricFamily(
+            "pilotlight_batch_releases", "Batches, by why they went.", labels=(*FUNCTION, "reason")
+        )
         for tally in list(self._tallies.values()):
-            for family, values in ((size, tally.size), (wait, tally.wait), (held, tally.held), (compute, tally.compute)):
+            for family, values in (
+                (size, tally.size),
+                (wait, tally.wait),
+                (held, tally.held),
+                (compute, tally.compute),
+            ):
                 values.add_to(family, tally.labels)
             for reason, count in list(tally.reasons.items()):
                 released.add_metric((*tally.labels, reason), count)
@@ -159,12 +179,16 @@ class Batches(Collector):
 
 
 def _parsed(told: bytes) -> tuple[int, float, float, float, str, bool] | None:
-    """(size, wait, held, compute in seconds, reason, whether it is the first answer of its batch), None for what makes no sense."""
+    """(size, wait, held, compute in seconds, reason, whether it is the first answer of its batch),
+    None for what makes no sense."""
     found = dict(part.partition("=")[::2] for part in told.decode("latin-1").split(";"))
     if not all(key in found for key in _KEYS):
         return None
     try:
-        size, times = int(found["size"]), [float(found[key]) for key in ("wait_ms", "held_ms", "compute_ms")]
+        size, times = (
+            int(found["size"]),
+            [float(found[key]) for key in ("wait_ms", "held_ms", "compute_ms")],
+        )
     except ValueError:
         return None
     if not 1 <= size <= 10_000 or not all(0 <= ms <= MOST_MS for ms in times):

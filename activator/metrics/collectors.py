@@ -1,4 +1,5 @@
-"""What Prometheus is told when it scrapes: read from the activator's own counts then, so that calls pay for plain additions only."""
+"""What Prometheus is told when it scrapes: read from the activator's own counts then, so that calls
+pay for plain additions only."""
 
 from __future__ import annotations
 
@@ -15,14 +16,33 @@ from activator.coordination.state import SharedStatistics
 
 OTHER = "other"
 FUNCTION = ("tenant", "app", "function")
-FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+FAST = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+)
 
 STATUSES_PER_FUNCTION = 24
-"""A web application may answer with any of 500 statuses; what it adds to these is counted by its hundred, as `4xx`."""
+"""A web application may answer with any of 500 statuses; what it adds to these is counted by its
+hundred, as `4xx`."""
 
 
 class LabelLimiter:
-    """The first `limit` names that come; all others are `other`. Safe from any thread: known names take no lock, new ones do."""
+    """The first `limit` names that come; all others are `other`. Safe from any thread: known names
+    take no lock, new ones do."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -44,7 +64,8 @@ class LabelLimiter:
 
 
 class _Tally:
-    """A histogram that costs a call one bisection: the hot path cannot afford a lock for each of a dozen numbers."""
+    """A histogram that costs a call one bisection: the hot path cannot afford a lock for each of a
+    dozen numbers."""
 
     __slots__ = ("counts", "exemplars", "total")
 
@@ -58,18 +79,21 @@ class _Tally:
         self.total += value
 
     def exemplify(self, value: float, trace_id: str, at: float) -> None:
-        """One of the values in its bucket has a trace that was kept: shown to whoever asks for OpenMetrics."""
+        """One of the values in its bucket has a trace that was kept: shown to whoever asks for
+        OpenMetrics."""
         self.exemplars[bisect_left(FAST, value)] = Exemplar({"trace_id": trace_id}, value, at)
 
     def buckets(self) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
-        """Cumulative counts by upper bound, as Prometheus wants them, with the exemplars that there are."""
+        """Cumulative counts by upper bound, as Prometheus wants them, with the exemplars that there
+        are."""
         bounds = [str(bound) for bound in FAST] + ["+Inf"]
         pairs = enumerate(zip(bounds, accumulate(self.counts), strict=True))
         return [(*pair, self.exemplars[n]) if n in self.exemplars else pair for n, pair in pairs]
 
 
 class FunctionTally:
-    """What is counted for each call of one function. Owner: the event loop; read by the metrics thread, which may see it a call late."""
+    """What is counted for each call of one function. Owner: the event loop; read by the metrics
+    thread, which may see it a call late."""
 
     __slots__ = ("execution", "labels", "queue_wait", "rare", "statuses")
 
@@ -111,11 +135,17 @@ class CallCollector(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily | HistogramMetricFamily]:
         """Current values (Prometheus' own interface)."""
-        requests = CounterMetricFamily("pilotlight_requests", "Calls answered, by status.", labels=(*FUNCTION, "status"))
-        queue = HistogramMetricFamily(
-            "pilotlight_queue_wait_seconds", "From arrival to a slot, without the start waited for.", labels=FUNCTION
+        requests = CounterMetricFamily(
+            "pilotlight_requests", "Calls answered, by status.", labels=(*FUNCTION, "status")
         )
-        execution = HistogramMetricFamily("pilotlight_execution_seconds", "From dispatch to the last byte.", labels=FUNCTION)
+        queue = HistogramMetricFamily(
+            "pilotlight_queue_wait_seconds",
+            "From arrival to a slot, without the start waited for.",
+            labels=FUNCTION,
+        )
+        execution = HistogramMetricFamily(
+            "pilotlight_execution_seconds", "From dispatch to the last byte.", labels=FUNCTION
+        )
         for tally in list(self._tallies.values()):
             for status, count in tally.by_status():
                 requests.add_metric((*tally.labels, status), count)
@@ -125,7 +155,9 @@ class CallCollector(Collector):
 
 
 class InstanceCollector(Collector):
-    def __init__(self, states: Callable[[], Mapping[tuple[str, str, str, str], int]], functions: LabelLimiter) -> None:
+    def __init__(
+        self, states: Callable[[], Mapping[tuple[str, str, str, str], int]], functions: LabelLimiter
+    ) -> None:
         self._states = states
         self._functions = functions
 
@@ -133,22 +165,43 @@ class InstanceCollector(Collector):
         """Current counts (Prometheus' own interface)."""
         family = GaugeMetricFamily(
             "pilotlight_instances",
-            "Instances by state; calls_waiting and calls_in_flight are calls, starts_held_up starts that wait for a quota or for room, "
+            "Instances by state; calls_waiting and calls_in_flight are calls, starts_held_up "
+            "starts that wait for a quota or for room, "
             "circuit_open revisions from which calls are kept because they failed.",
             labels=(*FUNCTION, "state"),
         )
-        return [_summed(family, (((*self._functions.of(*labels[:3]), labels[3]), count) for labels, count in self._states().items()))]
+        return [
+            _summed(
+                family,
+                (
+                    ((*self._functions.of(*labels[:3]), labels[3]), count)
+                    for labels, count in self._states().items()
+                ),
+            )
+        ]
 
 
 class WaitingCollector(Collector):
-    def __init__(self, waiting: Callable[[], Mapping[tuple[str, str], int]], tenants: LabelLimiter) -> None:
+    def __init__(
+        self, waiting: Callable[[], Mapping[tuple[str, str], int]], tenants: LabelLimiter
+    ) -> None:
         self._waiting = waiting
         self._tenants = tenants
 
     def collect(self) -> list[GaugeMetricFamily]:
         """Current counts (Prometheus' own interface)."""
-        family = GaugeMetricFamily("pilotlight_waiting_calls", "Calls that wait for a slot.", labels=("tenant", "priority"))
-        return [_summed(family, (((*self._tenants.of(tenant), priority), count) for (tenant, priority), count in self._waiting().items()))]
+        family = GaugeMetricFamily(
+            "pilotlight_waiting_calls", "Calls that wait for a slot.", labels=("tenant", "priority")
+        )
+        return [
+            _summed(
+                family,
+                (
+                    ((*self._tenants.of(tenant), priority), count)
+                    for (tenant, priority), count in self._waiting().items()
+                ),
+            )
+        ]
 
 
 class TenantCollector(Collector):
@@ -157,8 +210,11 @@ class TenantCollector(Collector):
         self._tenants = tenants
 
     def collect(self) -> list[GaugeMetricFamily]:
-        """Those that have series of their own, and `other`, so that joins keep it (Prometheus' own interface)."""
-        family = GaugeMetricFamily("pilotlight_tenant", "1 for each tenant, with its name.", labels=("tenant", "name"))
+        """Those that have series of their own, and `other`, so that joins keep it (Prometheus' own
+        interface)."""
+        family = GaugeMetricFamily(
+            "pilotlight_tenant", "1 for each tenant, with its name.", labels=("tenant", "name")
+        )
         for tenant, name in self._names().items():
             if self._tenants.of(tenant) == (tenant,):
                 family.add_metric((tenant, name), 1)
@@ -166,7 +222,9 @@ class TenantCollector(Collector):
         return [family]
 
 
-def _summed(family: GaugeMetricFamily, values: Iterable[tuple[tuple[str, ...], float]]) -> GaugeMetricFamily:
+def _summed(
+    family: GaugeMetricFamily, values: Iterable[tuple[tuple[str, ...], float]]
+) -> GaugeMetricFamily:
     """`family` with the sums of `values` by their labels: several may have come to be `other`."""
     sums: dict[tuple[str, ...], float] = {}
     for labels, value in values:
@@ -184,12 +242,26 @@ class SharedCollector(Collector):
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """Current values (Prometheus' own interface)."""
         now = self._statistics()
-        yield GaugeMetricFamily("pilotlight_activator_members", "Activators that live, as this one sees it.", value=now.members)
-        yield GaugeMetricFamily("pilotlight_shared_state_up", "1 while the shared state (Redis) answers.", value=int(now.is_reachable))
-        yield CounterMetricFamily(
-            "pilotlight_allowance_refused", "Starts that had to wait because other activators hold the instances.", value=now.refused
+        yield GaugeMetricFamily(
+            "pilotlight_activator_members",
+            "Activators that live, as this one sees it.",
+            value=now.members,
         )
-        allowance = GaugeMetricFamily("pilotlight_instance_allowance", "Instances that this activator may hold now.", labels=("revision",))
+        yield GaugeMetricFamily(
+            "pilotlight_shared_state_up",
+            "1 while the shared state (Redis) answers.",
+            value=int(now.is_reachable),
+        )
+        yield CounterMetricFamily(
+            "pilotlight_allowance_refused",
+            "Starts that had to wait because other activators hold the instances.",
+            value=now.refused,
+        )
+        allowance = GaugeMetricFamily(
+            "pilotlight_instance_allowance",
+            "Instances that this activator may hold now.",
+            labels=("revision",),
+        )
         own = dict(list(now.allowance.items())[: self._series])
         for revision, count in own.items():
             allowance.add_metric((revision,), count)

@@ -1,7 +1,8 @@
-"""Metrics of language models: tokens, the time to the first one and between two, why answers end, and what engines say of themselves.
+"""Metrics of language models: tokens, the time to the first one and between two, why answers end,
+and what engines say of themselves.
 
-Between tokens there are too many times to give each a lock: a call keeps its own buckets, and they are added up when it ends.
-"""
+Between tokens there are too many times to give each a lock: a call keeps its own buckets, and they
+are added up when it ends."""
 
 from __future__ import annotations
 
@@ -20,8 +21,43 @@ from activator.metrics.collectors import FUNCTION, LabelLimiter
 from activator.routing.call_target import CallTarget
 from snapshotter.types import StartKind
 
-FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 40.0, 80.0)
-GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0)
+FIRST_TOKEN_S = (
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.2,
+    0.3,
+    0.5,
+    0.75,
+    1.0,
+    1.5,
+    2.0,
+    3.0,
+    5.0,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+)
+GAP_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.02,
+    0.03,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.5,
+    1.0,
+    2.5,
+    10.0,
+)
 _DIRECTIONS = ("in", "out", "cached")
 Views = Callable[[], Mapping[str, tuple[CallTarget, EngineState]]]
 """Every engine that was looked at lately, by its instance."""
@@ -34,17 +70,30 @@ class LlmMetrics:
         self._registry = registry
         self._functions = functions
         self._tokens = Counter(
-            "pilotlight_tokens", "Tokens of language models: `in`, `out`, and those of `in` that were `cached`.", (*FUNCTION, "direction"),
+            "pilotlight_tokens",
+            "Tokens of language models: `in`, `out`, and those of `in` that were `cached`.",
+            (*FUNCTION, "direction"),
             registry=registry,
-        )  # fmt: skip
-        self._first = Histogram(
-            "pilotlight_first_token_seconds", "From a request to its first token, by how its instance came up.", (*FUNCTION, "start_kind"),
-            buckets=FIRST_TOKEN_S, registry=registry,
-        )  # fmt: skip
-        self._finished = Counter(
-            "pilotlight_finishes", "Answers of language models, by why they ended.", (*FUNCTION, "reason"), registry=registry
         )
-        self._lost = Counter("pilotlight_out_of_memory", "Instances that ran out of memory.", FUNCTION, registry=registry)
+        self._first = Histogram(
+            "pilotlight_first_token_seconds",
+            "From a request to its first token, by how its instance came up.",
+            (*FUNCTION, "start_kind"),
+            buckets=FIRST_TOKEN_S,
+            registry=registry,
+        )
+        self._finished = Counter(
+            "pilotlight_finishes",
+            "Answers of language models, by why they ended.",
+            (*FUNCTION, "reason"),
+            registry=registry,
+        )
+        self._lost = Counter(
+            "pilotlight_out_of_memory",
+            "Instances that ran out of memory.",
+            FUNCTION,
+            registry=registry,
+        )
         self._gaps: dict[tuple[str, ...], dict[int, int]] = {}
         registry.register(_GapCollector(self._gaps))
 
@@ -54,11 +103,15 @@ class LlmMetrics:
     def ended(self, target: CallTarget, use: TokenReservation, start_kind: StartKind) -> None:
         """A call has ended, and what it took is known."""
         labels = self._labels(target)
-        for direction, count in zip(_DIRECTIONS, (use.tokens_in, use.tokens_out, use.tokens_cached), strict=True):
+        for direction, count in zip(
+            _DIRECTIONS, (use.tokens_in, use.tokens_out, use.tokens_cached), strict=True
+        ):
             if count:
                 self._tokens.labels(*labels, direction).inc(count)
         if use.first_token_ns:
-            self._first.labels(*labels, start_kind.value).observe((use.first_token_ns - use.began_ns) / 1e9)
+            self._first.labels(*labels, start_kind.value).observe(
+                (use.first_token_ns - use.began_ns) / 1e9
+            )
         if use.finish:
             self._finished.labels(*labels, use.finish).inc()
         if use.gaps:
@@ -84,8 +137,13 @@ class _GapCollector(Collector):
         self._gaps = gaps
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """Current values (Prometheus' own interface). A time counts as the upper end of its bucket, at most a tenth above it."""
-        family = HistogramMetricFamily("pilotlight_token_gap_seconds", "Between two pieces of a language model's answer.", labels=FUNCTION)
+        """Current values (Prometheus' own interface). A time counts as the upper end of its bucket,
+        at most a tenth above it."""
+        family = HistogramMetricFamily(
+            "pilotlight_token_gap_seconds",
+            "Between two pieces of a language model's answer.",
+            labels=FUNCTION,
+        )
         for labels, gaps in list(self._gaps.items()):
             counts, total_s = [0] * (len(GAP_S) + 1), 0.0
             for bucket, count in list(gaps.items()):
@@ -98,7 +156,8 @@ class _GapCollector(Collector):
 
 
 class _EngineCollector(Collector):
-    """Sums over the engines of a function; of its shares of memory the greatest, because that one binds."""
+    """Sums over the engines of a function; of its shares of memory the greatest, because that one
+    binds."""
 
     def __init__(self, views: Views, functions: LabelLimiter) -> None:
         self._views = views
@@ -108,7 +167,9 @@ class _EngineCollector(Collector):
         """Current values (Prometheus' own interface)."""
         found: dict[tuple[str, ...], list[EngineState]] = {}
         for target, view in self._views().values():
-            found.setdefault(self._functions.of(target.tenant, target.app, target.function), []).append(view)
+            found.setdefault(
+                self._functions.of(target.tenant, target.app, target.function), []
+            ).append(view)
         for name, told, value in _ENGINE_GAUGES:
             family = GaugeMetricFamily(name, told, labels=FUNCTION)
             for labels, views in found.items():
@@ -134,16 +195,36 @@ def _mean(name: str) -> Callable[[list[EngineState]], float | None]:
 
 
 _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[list[EngineState]], float | None]], ...] = (
-    ("pilotlight_engines", "Engines that answered when they were looked at.", lambda views: float(len(views))),
-    ("pilotlight_engine_slots", "Calls that a function's engines take at once, by their sequences and their cache.", _total("slots")),
+    (
+        "pilotlight_engines",
+        "Engines that answered when they were looked at.",
+        lambda views: float(len(views)),
+    ),
+    (
+        "pilotlight_engine_slots",
+        "Calls that a function's engines take at once, by their sequences and their cache.",
+        _total("slots"),
+    ),
     ("pilotlight_engine_running", "Sequences that engines write now.", _total("running")),
     ("pilotlight_engine_waiting", "Sequences that wait inside engines.", _total("waiting")),
-    ("pilotlight_engine_cache_use", "Share of the KV cache in use, of the fullest engine.", _greatest("kv_use")),
+    (
+        "pilotlight_engine_cache_use",
+        "Share of the KV cache in use, of the fullest engine.",
+        _greatest("kv_use"),
+    ),
     (
         "pilotlight_engine_prefix_hit_ratio",
         "Share of prompt tokens that were in the cache since the look before.",
         _mean("prefix_hit_rate"),
     ),
-    ("pilotlight_engine_prompt_tokens_per_second", "Prompt tokens that engines read.", _total("prompt_tokens_per_s")),
-    ("pilotlight_engine_generated_tokens_per_second", "Tokens that engines write.", _total("generation_tokens_per_s")),
+    (
+        "pilotlight_engine_prompt_tokens_per_second",
+        "Prompt tokens that engines read.",
+        _total("prompt_tokens_per_s"),
+    ),
+    (
+        "pilotlight_engine_generated_tokens_per_second",
+        "Tokens that engines write.",
+        _total("generation_tokens_per_s"),
+    ),
 )

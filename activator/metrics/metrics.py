@@ -1,8 +1,9 @@
-"""Every metric that the activator exports, by name, with what it means. Times in seconds, as Prometheus wants them.
+"""Every metric that the activator exports, by name, with what it means. Times in seconds, as
+Prometheus wants them.
 
-How many series there are does not depend on how many tenants and functions there are: the first `series` of each have series of their
-own for as long as the process runs, and what comes after them is summed under `other` (activator.metrics_series).
-"""
+How many series there are does not depend on how many tenants and functions there are: the first
+`series` of each have series of their own for as long as the process runs, and what comes after them
+is summed under `other` (activator.metrics_series)."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ _BATCH = HEADER_BATCH.encode()
 
 
 class Metrics:
-    """The activator's metrics in a registry of their own; `series` tenants and as many functions have some of their own.
+    """The activator's metrics in a registry of their own; `series` tenants and as many functions
+    have some of their own.
 
     `observer` counts the same calls by revision and arm, for the controller.
     """
@@ -68,9 +70,12 @@ class Metrics:
             registry=self.registry,
         )
         self._start = Histogram(
-            "pilotlight_start_seconds", "Time to bring an instance up, by rung.", (*FUNCTION, "start_kind"), buckets=FAST,
+            "pilotlight_start_seconds",
+            "Time to bring an instance up, by rung.",
+            (*FUNCTION, "start_kind"),
+            buckets=FAST,
             registry=self.registry,
-        )  # fmt: skip
+        )
         self._start_phase = Counter(
             "pilotlight_start_phase_seconds",
             "Time spent in each phase of starts, by rung.",
@@ -78,21 +83,33 @@ class Metrics:
             registry=self.registry,
         )
         self._start_failures = Counter(
-            "pilotlight_start_failures", "Starts that failed, by the error's code.", (*FUNCTION, "code"), registry=self.registry
+            "pilotlight_start_failures",
+            "Starts that failed, by the error's code.",
+            (*FUNCTION, "code"),
+            registry=self.registry,
         )
         self._wait = Histogram(
-            "pilotlight_priority_wait_seconds", "From arrival to a slot, of calls that did not find one free.", ("priority",),
-            buckets=FAST, registry=self.registry,
-        )  # fmt: skip
+            "pilotlight_priority_wait_seconds",
+            "From arrival to a slot, of calls that did not find one free.",
+            ("priority",),
+            buckets=FAST,
+            registry=self.registry,
+        )
         self._unbilled = Counter(
             "pilotlight_unbilled_calls",
             "Calls served although the journal could not be written (journal_full: serve).",
             registry=self.registry,
         )
         self._journal_lag_s = Gauge(
-            "pilotlight_journal_lag_seconds", "Age of the oldest usage record not yet in the ledger.", registry=self.registry
+            "pilotlight_journal_lag_seconds",
+            "Age of the oldest usage record not yet in the ledger.",
+            registry=self.registry,
         )
-        self._journal_lag = Gauge("pilotlight_journal_lag_records", "Usage records not yet in the ledger.", registry=self.registry)
+        self._journal_lag = Gauge(
+            "pilotlight_journal_lag_records",
+            "Usage records not yet in the ledger.",
+            registry=self.registry,
+        )
         self._by_function: dict[str, FunctionTally] = {}
         self._by_labels: dict[tuple[str, ...], FunctionTally] = {}
         self.registry.register(CallCollector(self._by_labels))
@@ -101,16 +118,25 @@ class Metrics:
         return f"<Metrics {len(self._by_labels)} functions>"
 
     def answered(
-        self, exchange: Exchange, status: int, *, first_byte_ms: float = 0.0, completed: bool = True, is_awaited: bool = True
+        self,
+        exchange: Exchange,
+        status: int,
+        *,
+        first_byte_ms: float = 0.0,
+        completed: bool = True,
+        is_awaited: bool = True,
     ) -> None:
         """A call got an answer, and is closed.
 
         Args:
-            first_byte_ms, completed: of a stream: when its first bytes came (0: none did), and whether it ended by itself.
-            is_awaited: its caller waits for it; nobody waits for a submitted call, however long it is queued.
+            first_byte_ms, completed: of a stream: when its first bytes came (0: none did), and
+            whether it ended by itself. is_awaited: its caller waits for it; nobody waits for a
+            submitted call, however long it is queued.
         """
         call, answer = exchange.call, exchange.answer
-        self.answered_warm(call.target, status, exec_s=exchange.exec_ms / 1000, queued_s=call.queued_ms / 1000)
+        self.answered_warm(
+            call.target, status, exec_s=exchange.exec_ms / 1000, queued_s=call.queued_ms / 1000
+        )
         if call.target.batched:
             self.batches.answered(call.target, call.method, answer.header(_BATCH), time.monotonic())
         if call.start_ms:
@@ -122,13 +148,24 @@ class Metrics:
             if call.asked is None:
                 return  # no worker answered
         self.observer.answered(
-            call, status=status, outcome=answer.header(b"pilotlight-outcome").decode("latin-1") if status == answer.status else "",
-            arm=call.choice.arm if call.choice is not None else "", dispatched_ns=exchange.dispatched_ns,
-            ended_ns=exchange.dispatched_ns + int(exchange.exec_ms * 1e6), picos=_picos(exchange.cost), first_byte_ms=first_byte_ms,
-            streamed=answer.body is None and is_awaited, completed=completed, is_awaited=is_awaited and not call.degraded,
-        )  # fmt: skip
+            call,
+            status=status,
+            outcome=answer.header(b"pilotlight-outcome").decode("latin-1")
+            if status == answer.status
+            else "",
+            arm=call.choice.arm if call.choice is not None else "",
+            dispatched_ns=exchange.dispatched_ns,
+            ended_ns=exchange.dispatched_ns + int(exchange.exec_ms * 1e6),
+            picos=_picos(exchange.cost),
+            first_byte_ms=first_byte_ms,
+            streamed=answer.body is None and is_awaited,
+            completed=completed,
+            is_awaited=is_awaited and not call.degraded,
+        )
 
-    def closed_warm(self, call: Call, answer: WorkerResponse, *, dispatched_ns: int, ended_ns: int, picos: int) -> None:
+    def closed_warm(
+        self, call: Call, answer: WorkerResponse, *, dispatched_ns: int, ended_ns: int, picos: int
+    ) -> None:
         """A call that waited for nothing got a worker's answer, whole, and is closed."""
         target = call.target
         tally = self._by_function.get(target.function_id) or self._tally(target)
@@ -137,46 +174,77 @@ class Metrics:
             self.batches.answered(target, call.method, answer.header(_BATCH), ended_ns / 1e9)
         arm = call.choice.arm if call.choice is not None else ""
         if answer.status < 400:
-            self.observer.answered_warm(call, arm, dispatched_ns=dispatched_ns, ended_ns=ended_ns, picos=picos)
+            self.observer.answered_warm(
+                call, arm, dispatched_ns=dispatched_ns, ended_ns=ended_ns, picos=picos
+            )
         else:
             outcome = answer.header(b"pilotlight-outcome").decode("latin-1")
             self.observer.answered(
-                call, status=answer.status, outcome=outcome, arm=arm, dispatched_ns=dispatched_ns, ended_ns=ended_ns, picos=picos
-            )  # fmt: skip
+                call,
+                status=answer.status,
+                outcome=outcome,
+                arm=arm,
+                dispatched_ns=dispatched_ns,
+                ended_ns=ended_ns,
+                picos=picos,
+            )
 
     def answered_raw(
-        self, call: Call, status: int, *, is_stream: bool, first_byte_ms: float, completed: bool = True, cost: str = "0"
+        self,
+        call: Call,
+        status: int,
+        *,
+        is_stream: bool,
+        first_byte_ms: float,
+        completed: bool = True,
+        cost: str = "0",
     ) -> None:
-        """A raw HTTP request was answered, or a WebSocket has ended; the function chooses its statuses itself."""
+        """A raw HTTP request was answered, or a WebSocket has ended; the function chooses its
+        statuses itself."""
         self.observer.answered(
-            call, status=status, outcome="ok" if completed else "", arm=call.choice.arm if call.choice is not None else "",
-            dispatched_ns=call.reserved_ns, ended_ns=time.monotonic_ns(), picos=_picos(cost),
-            first_byte_ms=first_byte_ms if is_stream else 0.0, streamed=is_stream, completed=completed,
-        )  # fmt: skip
+            call,
+            status=status,
+            outcome="ok" if completed else "",
+            arm=call.choice.arm if call.choice is not None else "",
+            dispatched_ns=call.reserved_ns,
+            ended_ns=time.monotonic_ns(),
+            picos=_picos(cost),
+            first_byte_ms=first_byte_ms if is_stream else 0.0,
+            streamed=is_stream,
+            completed=completed,
+        )
 
     def waited(self, priority: str, seconds: float) -> None:
         """A call of this priority got a slot after waiting for it."""
         self._wait.labels(priority).observe(seconds)
 
-    def answered_warm(self, target: CallTarget, status: int, *, exec_s: float, queued_s: float = 0.0) -> None:
+    def answered_warm(
+        self, target: CallTarget, status: int, *, exec_s: float, queued_s: float = 0.0
+    ) -> None:
         """A call that waited for no start got a worker's answer."""
         tally = self._by_function.get(target.function_id) or self._tally(target)
         tally.answered(status, exec_s, queued_s)
 
-    def exemplify(self, target: CallTarget, *, exec_s: float, queued_s: float, trace_id: str, at: float) -> None:
+    def exemplify(
+        self, target: CallTarget, *, exec_s: float, queued_s: float, trace_id: str, at: float
+    ) -> None:
         """A call of this target took so long, and its trace is kept: the histograms point to it."""
         tally = self._by_function.get(target.function_id) or self._tally(target)
         tally.execution.exemplify(exec_s, trace_id, at)
         tally.queue_wait.exemplify(queued_s, trace_id, at)
 
     def refused(self, status: int, target: CallTarget | None = None, arm: str = "") -> None:
-        """A request was answered with an error of the platform's; `target`: it was to be called, and nothing was counted of it yet."""
+        """A request was answered with an error of the platform's; `target`: it was to be called,
+        and nothing was counted of it yet."""
         self._refusals.counted(status)
         if target is not None:
             self.observer.refused(target, status, arm=arm)
 
-    def turned_away(self, error: PilotlightError, tenant: str, target: CallTarget | None = None, arm: str = "") -> None:
-        """The same, with the reason: quota, budget or shedding, and whose (the tenant's id; "" when nobody knows)."""
+    def turned_away(
+        self, error: PilotlightError, tenant: str, target: CallTarget | None = None, arm: str = ""
+    ) -> None:
+        """The same, with the reason: quota, budget or shedding, and whose (the tenant's id; "" when
+        nobody knows)."""
         self._refusals.counted(error.status)
         self._refusals.explained(error, tenant)
         if target is not None:
@@ -214,7 +282,9 @@ class Metrics:
         self._journal_lag.set_function(lambda: lag().records)
         self._journal_lag_s.set_function(lambda: lag().seconds)
 
-    def collect_instances(self, states: Callable[[], Mapping[tuple[str, str, str, str], int]]) -> None:
+    def collect_instances(
+        self, states: Callable[[], Mapping[tuple[str, str, str, str], int]]
+    ) -> None:
         """Export instances by state, read when scraped; keys are (tenant, app, function, state)."""
         self.registry.register(InstanceCollector(states, self.functions))
 
@@ -223,7 +293,8 @@ class Metrics:
         self.registry.register(WaitingCollector(waiting, self.tenants))
 
     def collect_tenants(self, names: Callable[[], Mapping[str, str]]) -> None:
-        """Export names of tenants by their ids, read when scraped: queries join them to what is counted by id."""
+        """Export names of tenants by their ids, read when scraped: queries join them to what is
+        counted by id."""
         self.registry.register(TenantCollector(names, self.tenants))
 
     def collect_shared(self, statistics: Callable[[], SharedStatistics]) -> None:
@@ -248,17 +319,29 @@ class _Refusals:
     def __init__(self, registry: CollectorRegistry, tenants: LabelLimiter) -> None:
         self._tenants = tenants
         self._refused = Counter(
-            "pilotlight_requests_refused", "Requests answered with an error before or instead of a worker's answer.", ("status",),
+            "pilotlight_requests_refused",
+            "Requests answered with an error before or instead of a worker's answer.",
+            ("status",),
             registry=registry,
-        )  # fmt: skip
-        self._quota = Counter("pilotlight_quota_refusals", "Calls over a quota, by its name.", ("tenant", "of", "quota"), registry=registry)
+        )
+        self._quota = Counter(
+            "pilotlight_quota_refusals",
+            "Calls over a quota, by its name.",
+            ("tenant", "of", "quota"),
+            registry=registry,
+        )
         self._shed = Counter(
-            "pilotlight_shed_calls", "Calls that gave their place in the queue to others.", ("tenant", "priority"), registry=registry
+            "pilotlight_shed_calls",
+            "Calls that gave their place in the queue to others.",
+            ("tenant", "priority"),
+            registry=registry,
         )
         self._budget = Counter(
-            "pilotlight_budget_refusals", "Calls refused for a budget: `over-budget` (402) or `budget-reserved` (429).", ("tenant", "type"),
+            "pilotlight_budget_refusals",
+            "Calls refused for a budget: `over-budget` (402) or `budget-reserved` (429).",
+            ("tenant", "type"),
             registry=registry,
-        )  # fmt: skip
+        )
 
     def counted(self, status: int) -> None:
         self._refused.labels(str(status)).inc()
@@ -266,7 +349,9 @@ class _Refusals:
     def explained(self, error: PilotlightError, tenant: str) -> None:
         (name,) = self._tenants.of(tenant)
         if isinstance(error, OverQuota):
-            self._quota.labels(name, str(error.detail.get("of", "")), str(error.detail.get("quota", ""))).inc()
+            self._quota.labels(
+                name, str(error.detail.get("of", "")), str(error.detail.get("quota", ""))
+            ).inc()
         elif isinstance(error, Shed):
             self._shed.labels(name, str(error.detail.get("priority", ""))).inc()
         elif isinstance(error, OverBudget | BudgetReserved):

@@ -1,12 +1,13 @@
-"""Model servers' protocols in front of functions: `POST /v1/models/{model}:predict`, and the Open Inference Protocol under `/v2`.
+"""Model servers' protocols in front of functions: `POST /v1/models/{model}:predict`, and the Open
+Inference Protocol under `/v2`.
 
-A model is `app/function` (or `app/Class.method`), a version of it a revision, an alias or a tag. What comes is turned into a call of the
-function and its answer back; between the two lies the same sentence as for every call: the gateway's `invoke`, with its quotas, its
-choice of a revision, its bill.
+A model is `app/function` (or `app/Class.method`), a version of it a revision, an alias or a tag.
+What comes is turned into a call of the function and its answer back; between the two lies the same
+sentence as for every call: the gateway's `invoke`, with its quotas, its choice of a revision, its
+bill.
 
-The source of what is written and read: Open Inference Protocol, HTTP/REST (required inference API); TensorFlow Serving's predict API for
-`instances` and `predictions`.
-"""
+The source of what is written and read: Open Inference Protocol, HTTP/REST (required inference API);
+TensorFlow Serving's predict API for `instances` and `predictions`."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ from pilotlight.spec import MethodSpec
 
 V1, V2 = "/v1/models/", "/v2"
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
-"""An answer is turned into tensors whole, and counts until then as the bodies of calls do; a function that answers with more is called by
-its own name, where answers stream."""
+"""An answer is turned into tensors whole, and counts until then as the bodies of calls do; a
+function that answers with more is called by its own name, where answers stream."""
 _FORBIDDEN_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"connection", b"date"})
 _JSON_HEADERS = {b"content-type": b"application/json", b"accept": b"application/json"}
 
@@ -39,7 +40,8 @@ Invoke = Callable[[Request, AccessGrant, str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceRequest:
-    """What a path asks for: the `verb` (`predict`, `infer`, `ready` or "") of a `model` in a `version` ("" = whatever serves)."""
+    """What a path asks for: the `verb` (`predict`, `infer`, `ready` or "") of a `model` in a
+    `version` ("" = whatever serves)."""
 
     model: str
     version: str
@@ -65,14 +67,29 @@ def parse(path: str) -> InferenceRequest | None:
     else:
         return None
     if len(parts) == 4 and parts[2] == "versions":
-        return InferenceRequest(model="/".join(parts[:2]), version=parts[3], verb=verb) if all(parts) else None
-    return InferenceRequest(model="/".join(parts), version="", verb=verb) if len(parts) == 2 and all(parts) else None
+        return (
+            InferenceRequest(model="/".join(parts[:2]), version=parts[3], verb=verb)
+            if all(parts)
+            else None
+        )
+    return (
+        InferenceRequest(model="/".join(parts), version="", verb=verb)
+        if len(parts) == 2 and all(parts)
+        else None
+    )
 
 
 class OpenInferenceApi:
     """Answers the protocols' requests. Owner: the event loop."""
 
-    def __init__(self, *, settings: ActivatorSettings, reception: RequestResolver, invoke: Invoke, arguments: ArgumentChecker) -> None:
+    def __init__(
+        self,
+        *,
+        settings: ActivatorSettings,
+        reception: RequestResolver,
+        invoke: Invoke,
+        arguments: ArgumentChecker,
+    ) -> None:
         self._settings = settings
         self._arguments = arguments
         self._reception = reception
@@ -82,7 +99,8 @@ class OpenInferenceApi:
         return f"<OpenInferenceApi {self._reception!r}>"
 
     async def answer(self, request: Request, owner: str | None, path: str) -> None:
-        """Answer a request whose path `is_model_path`. Raises what calls raise; of `/v2` with the member `error`."""
+        """Answer a request whose path `is_model_path`. Raises what calls raise; of `/v2` with the
+        member `error`."""
         try:
             await self._answer(request, owner, path)
         except errors.PilotlightError as e:
@@ -93,19 +111,28 @@ class OpenInferenceApi:
     async def _answer(self, request: Request, owner: str | None, path: str) -> None:
         verb = request.verb
         if verb == "GET" and path in (V2, f"{V2}/health/live", f"{V2}/health/ready"):
-            await request.respond_json(200, _server() if path == V2 else {"live": True, "ready": True})
+            await request.respond_json(
+                200, _server() if path == V2 else {"live": True, "ready": True}
+            )
             return
         asked = parse(path)
         if asked is not None and verb == "GET" and asked.verb in ("", "ready"):
             await self._describe(request, owner, asked, is_v2=path.startswith(V2))
-        elif asked is not None and verb == "POST" and asked.verb == ("infer" if path.startswith(V2) else "predict"):
+        elif (
+            asked is not None
+            and verb == "POST"
+            and asked.verb == ("infer" if path.startswith(V2) else "predict")
+        ):
             await self._call(request, owner, asked)
         else:
             hint = f"POST {V1}app/function:predict, or POST {V2}/models/app/function/infer"
-            raise errors.NotFound(f"nothing is served at {verb} {path[:200]}: a model is a function's address: {hint}")
+            raise errors.NotFound(
+                f"nothing is served at {verb} {path[:200]}: a model is a function's address: {hint}"
+            )
 
     def entry_of(self, request: Request, owner: str | None, path: str) -> AccessGrant:
-        """The way of a call's caller to its function. Raises NotFound where the path asks for no call, and what calls raise."""
+        """The way of a call's caller to its function. Raises NotFound where the path asks for no
+        call, and what calls raise."""
         asked = parse(path)
         if asked is None or not asked.verb:
             raise errors.NotFound(f"no call is made at {path[:200]}")
@@ -127,7 +154,9 @@ class OpenInferenceApi:
 
         async def arguments() -> bytes:
             nonlocal memo
-            body = await request.body(limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s)
+            body = await request.body(
+                limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s
+            )
             memo, made = await self._arguments.translate(told, body, tenant=tenant, is_answer=False)
             return made
 
@@ -135,16 +164,24 @@ class OpenInferenceApi:
         try:
             await self._invoke(inner, entry, method)
         finally:
-            request.call, request.target = inner.call, inner.target  # what is observed, or told, of an error
+            # what is observed, or told, of an error
+            request.call, request.target = inner.call, inner.target
         status, body = answer.status, answer.taken()
         if status == 200:
-            _, body = await self._arguments.translate({**told, "memo": memo}, body, tenant=tenant, is_answer=True)
+            _, body = await self._arguments.translate(
+                {**told, "memo": memo}, body, tenant=tenant, is_answer=True
+            )
         elif asked.verb == "infer":
             body = _as_error(body)
-        await request.respond(status, [*answer.headers, (b"content-length", b"%d" % len(body))], body)
+        await request.respond(
+            status, [*answer.headers, (b"content-length", b"%d" % len(body))], body
+        )
 
-    async def _describe(self, request: Request, owner: str | None, asked: InferenceRequest, *, is_v2: bool) -> None:
-        """Metadata, or readiness: a function at zero instances is ready, since a call brings one up."""
+    async def _describe(
+        self, request: Request, owner: str | None, asked: InferenceRequest, *, is_v2: bool
+    ) -> None:
+        """Metadata, or readiness: a function at zero instances is ready, since a call brings one
+        up."""
         caller = self._reception.identify(request, owner)
         routed, method, tag = self._reception.routed(request, caller, asked.model, owner)
         target = self._reception.enter(request, caller, routed, asked.version or tag).target
@@ -155,15 +192,23 @@ class OpenInferenceApi:
         if asked.verb == "ready" or not is_v2:
             await request.respond_json(200, {"name": asked.model, "ready": True})
             return
-        names = sorted(routed.targets) if not caller.is_anonymous and caller.tenant == target.tenant else [target.revision]
-        await request.respond_json(200, {"name": asked.model, "versions": names, "platform": "pilotlight", **_described(spec)})
+        names = (
+            sorted(routed.targets)
+            if not caller.is_anonymous and caller.tenant == target.tenant
+            else [target.revision]
+        )
+        await request.respond_json(
+            200,
+            {"name": asked.model, "versions": names, "platform": "pilotlight", **_described(spec)},
+        )
 
 
 class _Captured:
     """The answer of an inner request. Owner: the request's task."""
 
     def __init__(self, room: Room | None) -> None:
-        """`room`: the request's, in which the answer counts beside the body, while it waits to be translated."""
+        """`room`: the request's, in which the answer counts beside the body, while it waits to be
+        translated."""
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self._room = room
@@ -179,36 +224,53 @@ class _Captured:
         """ASGI's send. Raises TooLarge, TooManyRequests where the answer has no room."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            self.headers = [(name, value) for name, value in message["headers"] if name not in _FORBIDDEN_HEADERS]
+            self.headers = [
+                (name, value)
+                for name, value in message["headers"]
+                if name not in _FORBIDDEN_HEADERS
+            ]
             return
         piece = bytes(message.get("body", b""))
         self._size += len(piece)
         if self._size > MAX_ANSWER_BYTES:
-            text = f"the answer has more than {MAX_ANSWER_BYTES} bytes: call the function by its own name, where answers stream"
+            text = (
+                f"the answer has more than {MAX_ANSWER_BYTES} bytes: call the function by its "
+                f"own name, where answers stream"
+            )
             raise errors.TooLarge(text, limit_bytes=MAX_ANSWER_BYTES)
         if self._room is not None and piece:
             self._room.take(len(piece))
         self._pieces.append(piece)
 
 
-def _translated(request: Request, arguments: Callable[[], Awaitable[bytes]], answer: _Captured) -> Request:
-    """The same request as a call: its body is read, and turned into arguments, when it is asked for."""
+def _translated(
+    request: Request, arguments: Callable[[], Awaitable[bytes]], answer: _Captured
+) -> Request:
+    """The same request as a call: its body is read, and turned into arguments, when it is asked
+    for."""
 
     async def receive() -> MutableMapping[str, Any]:
         return {"type": "http.request", "body": await arguments(), "more_body": False}
 
     if b"inference-header-content-length" in request.headers:
-        raise errors.InvalidInput("binary tensor data is not understood here: send the elements in JSON")
+        raise errors.InvalidInput(
+            "binary tensor data is not understood here: send the elements in JSON"
+        )
     scope = {key: value for key, value in request.scope.items() if key != "connection"}
-    headers = {name: value for name, value in request.headers.items() if name not in _FORBIDDEN_HEADERS}
-    inner = Request({**scope, "headers": list({**headers, **_JSON_HEADERS}.items())}, receive, answer.send)
+    headers = {
+        name: value for name, value in request.headers.items() if name not in _FORBIDDEN_HEADERS
+    }
+    inner = Request(
+        {**scope, "headers": list({**headers, **_JSON_HEADERS}.items())}, receive, answer.send
+    )
     for name in ("id", "gate", "tenant", "target", "choice", "began_ns", "routed_ns"):
         setattr(inner, name, getattr(request, name))
     return inner
 
 
 def _as_error(body: bytes) -> bytes:
-    """What a function raised, as the protocol says it: `{"error": text}`; as it is where it is large."""
+    """What a function raised, as the protocol says it: `{"error": text}`; as it is where it is
+    large."""
     if len(body) > SMALL_BYTES:
         return body
     try:
@@ -217,14 +279,21 @@ def _as_error(body: bytes) -> bytes:
         return body
     told = document.get("error") if isinstance(document, dict) else None
     text = f"{told.get('type')}: {told.get('message')}" if isinstance(told, dict) else None
-    return json.dumps({**document, "error": text or document.get("detail", "")}).encode() if isinstance(document, dict) else body
+    return (
+        json.dumps({**document, "error": text or document.get("detail", "")}).encode()
+        if isinstance(document, dict)
+        else body
+    )
 
 
 def _described(spec: MethodSpec) -> dict[str, Any]:
     inputs = [tensors.tensor_metadata(name, schema) for name, schema in properties(spec).items()]
     answer: Mapping[str, Any] = spec.returns or {}
     members = answer.get("properties") if answer.get("type") == "object" else None
-    outputs = [tensors.tensor_metadata(name, schema) for name, schema in (members or {"output": answer}).items()]
+    outputs = [
+        tensors.tensor_metadata(name, schema)
+        for name, schema in (members or {"output": answer}).items()
+    ]
     return {"inputs": inputs, "outputs": outputs}
 
 

@@ -1,4 +1,5 @@
-"""Tensors of the Open Inference Protocol (version 2, HTTP/REST) and JSON values, one made from the other. Pure.
+"""Tensors of the Open Inference Protocol (version 2, HTTP/REST) and JSON values, one made from the
+other. Pure.
 
 A tensor has a name, a shape, a datatype and its elements, nested or flat in row-major order.
 """
@@ -15,9 +16,11 @@ from typing import Any
 from pilotlight.errors import InvalidInput
 
 MAX_ELEMENTS = 250_000
-"""Of one tensor, an image of 224 x 224 x 3 with room: making arguments of one takes up to a microsecond of the event loop."""
+"""Of one tensor, an image of 224 x 224 x 3 with room: making arguments of one takes up to a
+microsecond of the event loop."""
 MAX_LISTS = 250_000
-"""Of all inputs together: a dimension of 1 is two bytes of a shape, and a list around each element."""
+"""Of all inputs together: a dimension of 1 is two bytes of a shape, and a list around each
+element."""
 MAX_DIMENSIONS = 32
 _INTEGERS = {
     **{f"INT{bits}": (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) for bits in (8, 16, 32, 64)},
@@ -29,15 +32,25 @@ _JSON_TYPES = {"boolean": "BOOL", "integer": "INT64", "number": "FP64", "string"
 
 
 def value_of(tensor: Any) -> tuple[str, Any]:
-    """Name and value of an input: lists nested as the shape says. Raises InvalidInput naming tensor, bound and what there is."""
-    if not isinstance(tensor, Mapping) or not isinstance(tensor.get("name"), str) or not tensor["name"]:
-        raise InvalidInput("inputs: each is an object with name, shape, datatype and data", parameter="inputs")
+    """Name and value of an input: lists nested as the shape says. Raises InvalidInput naming
+    tensor, bound and what there is."""
+    if (
+        not isinstance(tensor, Mapping)
+        or not isinstance(tensor.get("name"), str)
+        or not tensor["name"]
+    ):
+        raise InvalidInput(
+            "inputs: each is an object with name, shape, datatype and data", parameter="inputs"
+        )
     name = tensor["name"]
     shape, datatype = _shape(name, tensor.get("shape")), tensor.get("datatype")
     if datatype not in DATATYPES:
         raise _wrong(name, f"datatype = {datatype!r}: there are {', '.join(DATATYPES)}")
     if not isinstance(tensor.get("data"), list):
-        raise _wrong(name, "data must be a list, nested or flat; binary data after the JSON is not understood here")
+        raise _wrong(
+            name,
+            "data must be a list, nested or flat; binary data after the JSON is not understood here",
+        )
     elements = list(_leaves(tensor["data"]))
     if len(elements) != math.prod(shape):
         raise _wrong(name, f"shape {shape} has {math.prod(shape)} elements, data {len(elements)}")
@@ -48,24 +61,38 @@ def value_of(tensor: Any) -> tuple[str, Any]:
 
 
 def expect_few(inputs: Iterable[Any]) -> None:
-    """Raises InvalidInput where the shapes ask for more lists than MAX_LISTS; of what is no shape `value_of` says what is wrong."""
-    shapes = [given["shape"] for given in inputs if isinstance(given, Mapping) and _is_shape(given.get("shape"))]
+    """Raises InvalidInput where the shapes ask for more lists than MAX_LISTS; of what is no shape
+    `value_of` says what is wrong."""
+    shapes = [
+        given["shape"]
+        for given in inputs
+        if isinstance(given, Mapping) and _is_shape(given.get("shape"))
+    ]
     lists = sum(sum(accumulate(shape[:-1], mul)) for shape in shapes)
     if lists > MAX_LISTS:
         raise InvalidInput(
-            f"the shapes of the inputs ask for {_shown(lists)} nested lists: at most {MAX_LISTS}; leave out dimensions of 1, "
-            "or call the function by its own name, whose arguments are not translated", parameter="inputs",
-        )  # fmt: skip
+            f"the shapes of the inputs ask for {_shown(lists)} nested lists: at most {MAX_LISTS}; "
+            f"leave out dimensions of 1, "
+            "or call the function by its own name, whose arguments are not translated",
+            parameter="inputs",
+        )
 
 
 def tensor_of(name: str, value: Any) -> dict[str, Any]:
-    """A value as an output tensor; what has no rectangular shape of one type travels as JSON text, and says so in its parameters."""
+    """A value as an output tensor; what has no rectangular shape of one type travels as JSON text,
+    and says so in its parameters."""
     shape = _shape_of(value)
     elements = list(_leaves(value)) if isinstance(value, list) else [value]
     datatype = _datatype_of(elements)
     if shape is None or datatype is None or len(elements) != math.prod(shape):
         told = {"content_type": "application/json"}
-        return {"name": name, "shape": [1], "datatype": "BYTES", "parameters": told, "data": [json.dumps(value)]}
+        return {
+            "name": name,
+            "shape": [1],
+            "datatype": "BYTES",
+            "parameters": told,
+            "data": [json.dumps(value)],
+        }
     return {"name": name, "shape": shape, "datatype": datatype, "data": elements}
 
 
@@ -86,25 +113,38 @@ def is_scalar(schema: Any) -> bool:
 
 
 def tensor_metadata(name: str, schema: Any) -> dict[str, Any]:
-    """What a tensor of that JSON Schema looks like, as far as it says; -1 for dimensions of any size."""
+    """What a tensor of that JSON Schema looks like, as far as it says; -1 for dimensions of any
+    size."""
     dimensions = 0
-    while isinstance(schema, Mapping) and schema.get("type") == "array" and dimensions < MAX_DIMENSIONS:
+    while (
+        isinstance(schema, Mapping)
+        and schema.get("type") == "array"
+        and dimensions < MAX_DIMENSIONS
+    ):
         schema, dimensions = schema.get("items"), dimensions + 1
     kind = schema.get("type") if isinstance(schema, Mapping) else None
-    return {"name": name, "datatype": _JSON_TYPES.get(str(kind), "BYTES"), "shape": [-1] * dimensions or [1]}
+    return {
+        "name": name,
+        "datatype": _JSON_TYPES.get(str(kind), "BYTES"),
+        "shape": [-1] * dimensions or [1],
+    }
 
 
 def _shape(name: str, given: Any) -> list[int]:
     if not _is_shape(given):
         raise _wrong(name, f"shape = {given!r}: a list of at most {MAX_DIMENSIONS} whole numbers")
     if math.prod(given) > MAX_ELEMENTS:
-        raise _wrong(name, f"shape {given} has {_shown(math.prod(given))} elements: at most {MAX_ELEMENTS}")
+        raise _wrong(
+            name, f"shape {given} has {_shown(math.prod(given))} elements: at most {MAX_ELEMENTS}"
+        )
     return list(given)
 
 
 def _is_shape(given: Any) -> bool:
     is_list = isinstance(given, list) and len(given) <= MAX_DIMENSIONS
-    return is_list and all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in given)
+    return is_list and all(
+        isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in given
+    )
 
 
 def _shown(count: int) -> str:

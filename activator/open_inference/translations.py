@@ -1,8 +1,8 @@
-"""Requests and answers of model servers' protocols as arguments and values of functions, and back. Pure.
+"""Requests and answers of model servers' protocols as arguments and values of functions, and back.
+Pure.
 
-Of a large body this takes a tenth of a second and more, in which no other Python code of the process runs: `ArgumentChecker.translate` does
-it in a process of its own.
-"""
+Of a large body this takes a tenth of a second and more, in which no other Python code of the
+process runs: `ArgumentChecker.translate` does it in a process of its own."""
 
 from __future__ import annotations
 
@@ -16,36 +16,52 @@ from pilotlight.json_size import expect_few
 from pilotlight.spec import MethodSpec
 
 MAX_VALUES = 500_000
-"""Of a body or an answer (`json_size`), an image of 224 x 224 x 3 as nested lists with room: translating a number takes up to two
-microseconds."""
+"""Of a body or an answer (`json_size`), an image of 224 x 224 x 3 as nested lists with room:
+translating a number takes up to two microseconds."""
 SMALL_BYTES = 16 * 1024
-"""Up to which translating takes about two milliseconds at most: sending it to another process would take longer."""
+"""Up to which translating takes about two milliseconds at most: sending it to another process would
+take longer."""
 TRANSLATION_S = 30.0
-"""What is within the bounds takes a second or two of a processor; a machine under load gives it less."""
+"""What is within the bounds takes a second or two of a processor; a machine under load gives it
+less."""
 Asked = Mapping[str, Any]
 """What to translate: `asked_of`, and `memo`, what of the request its answer needs."""
 
 
 def asked_of(verb: str, model: str, spec: MethodSpec, *, revision: str) -> Asked:
     """Of a call: `infer` or `predict`."""
-    return {"verb": verb, "model": model, "parameters": spec.parameters, "schema": spec.schema, "revision": revision, "memo": None}
+    return {
+        "verb": verb,
+        "model": model,
+        "parameters": spec.parameters,
+        "schema": spec.schema,
+        "revision": revision,
+        "memo": None,
+    }
 
 
 def translated(asked: Asked, body: bytes, *, is_answer: bool) -> tuple[Any, bytes]:
-    """The memo, and a call's arguments or an answer's body as JSON. Raises InvalidInput, TooLarge."""
+    """The memo, and a call's arguments or an answer's body as JSON. Raises InvalidInput,
+    TooLarge."""
     spec = MethodSpec(parameters=tuple(asked["parameters"]), schema=asked["schema"])
-    conversation = Infer(asked["model"], spec, asked["memo"]) if asked["verb"] == "infer" else Predict(spec)
+    conversation = (
+        Infer(asked["model"], spec, asked["memo"]) if asked["verb"] == "infer" else Predict(spec)
+    )
     value = parsed(body)
-    told = conversation.answer(value, revision=asked["revision"]) if is_answer else conversation.arguments(value)
+    told = (
+        conversation.answer(value, revision=asked["revision"])
+        if is_answer
+        else conversation.arguments(value)
+    )
     return conversation.memo, json.dumps(told).encode()
 
 
 class Predict:
     """`{"instances": […]}` → `{"predictions": […]}`.
 
-    A function with a parameter `instances`, or with a single one that takes a list, gets all of them in one call; any other takes one
-    instance: an object of its arguments, or the value of its only one.
-    """
+    A function with a parameter `instances`, or with a single one that takes a list, gets all of
+    them in one call; any other takes one instance: an object of its arguments, or the value of its
+    only one."""
 
     memo = None
 
@@ -56,23 +72,42 @@ class Predict:
 
     def arguments(self, body: Any) -> Any:
         """The call's arguments. Raises InvalidInput."""
-        if not isinstance(body, dict) or set(body) - {"instances"} or not isinstance(body.get("instances"), list) or not body["instances"]:
-            raise errors.InvalidInput('the body must be {"instances": […]} with at least one instance', parameter="instances")
+        if (
+            not isinstance(body, dict)
+            or set(body) - {"instances"}
+            or not isinstance(body.get("instances"), list)
+            or not body["instances"]
+        ):
+            raise errors.InvalidInput(
+                'the body must be {"instances": […]} with at least one instance',
+                parameter="instances",
+            )
         instances = body["instances"]
         if self._batch is not None:
             return {self._batch: instances}
         if len(instances) != 1:
             how = "send one, or declare its parameter as instances: list[…]"
-            raise errors.InvalidInput(f"the function takes one instance at a time, not {len(instances)}: {how}", parameter="instances")
+            raise errors.InvalidInput(
+                f"the function takes one instance at a time, not {len(instances)}: {how}",
+                parameter="instances",
+            )
         (only,) = instances
-        is_named = isinstance(only, dict) and (len(self._names) != 1 or set(only) <= set(self._names))
+        is_named = isinstance(only, dict) and (
+            len(self._names) != 1 or set(only) <= set(self._names)
+        )
         return only if is_named else {self._names[0]: only} if len(self._names) == 1 else [only]
 
     def answer(self, value: Any, *, revision: str) -> dict[str, Any]:
         """The answer's body."""
-        if isinstance(value, dict) and set(value) == {"predictions"} and isinstance(value["predictions"], list):
+        if (
+            isinstance(value, dict)
+            and set(value) == {"predictions"}
+            and isinstance(value["predictions"], list)
+        ):
             return value
-        return {"predictions": value if self._batch is not None and isinstance(value, list) else [value]}
+        return {
+            "predictions": value if self._batch is not None and isinstance(value, list) else [value]
+        }
 
     def _list_parameter(self) -> str | None:
         if len(self._names) != 1:
@@ -99,8 +134,15 @@ class Infer:
 
     def arguments(self, body: Any) -> Any:
         """The call's arguments. Raises InvalidInput."""
-        if not isinstance(body, dict) or not isinstance(body.get("inputs"), list) or not body["inputs"]:
-            raise errors.InvalidInput('the body must be an inference request: {"inputs": [{"name", "shape", "datatype", "data"}]}')
+        if (
+            not isinstance(body, dict)
+            or not isinstance(body.get("inputs"), list)
+            or not body["inputs"]
+        ):
+            raise errors.InvalidInput(
+                'the body must be an inference request: {"inputs": [{"name", "shape", "datatype", '
+                '"data"}]}'
+            )
         if body.get("id") is not None:
             self._id = str(body["id"])
         self._wanted = _wanted(body.get("outputs"))
@@ -119,8 +161,15 @@ class Infer:
         outputs = {tensor["name"]: tensor for tensor in tensors.tensors_of(value)}
         for name in self._wanted or ():
             if name not in outputs:
-                raise errors.InvalidInput(f"there is no output {name[:80]!r}: there are {', '.join(outputs)}", parameter="outputs")
-        chosen = [outputs[name] for name in self._wanted] if self._wanted is not None else list(outputs.values())
+                raise errors.InvalidInput(
+                    f"there is no output {name[:80]!r}: there are {', '.join(outputs)}",
+                    parameter="outputs",
+                )
+        chosen = (
+            [outputs[name] for name in self._wanted]
+            if self._wanted is not None
+            else list(outputs.values())
+        )
         named = {"model_name": self._model, "model_version": revision}
         return {**named, **({"id": self._id} if self._id is not None else {}), "outputs": chosen}
 
@@ -135,7 +184,11 @@ class Infer:
 
 def parsed(body: bytes) -> Any:
     """A body of bounded size. Raises TooLarge, InvalidInput."""
-    expect_few(body, MAX_VALUES, "call the function by its own name, whose arguments and answers are not translated")
+    expect_few(
+        body,
+        MAX_VALUES,
+        "call the function by its own name, whose arguments and answers are not translated",
+    )
     try:
         return json.loads(body.decode("utf-8-sig"))
     except (ValueError, RecursionError) as e:
@@ -145,7 +198,9 @@ def parsed(body: bytes) -> Any:
 def _wanted(outputs: Any) -> list[str] | None:
     if outputs is None:
         return None
-    if not isinstance(outputs, list) or not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in outputs):
+    if not isinstance(outputs, list) or not all(
+        isinstance(one, dict) and isinstance(one.get("name"), str) for one in outputs
+    ):
         raise errors.InvalidInput('outputs: write [{"name": …}]', parameter="outputs")
     return [one["name"] for one in outputs] or None
 

@@ -1,8 +1,8 @@
-"""What an admitted call holds of its quotas: a place among those that run at once, and the tokens that it reserved.
+"""What an admitted call holds of its quotas: a place among those that run at once, and the tokens
+that it reserved.
 
-An admission is taken once for a call and released once, by whatever path it ends; a further attempt of the same call takes another
-request, so that a retry costs what a call costs.
-"""
+An admission is taken once for a call and released once, by whatever path it ends; a further attempt
+of the same call takes another request, so that a retry costs what a call costs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ class Admission:
 
     __slots__ = ("_holds", "_requests", "_tokens", "gate", "head")
 
-    def __init__(self, gate: QuotaCheck, *, requests: int = 1, holds: int = 1, tokens: int = 0) -> None:
+    def __init__(
+        self, gate: QuotaCheck, *, requests: int = 1, holds: int = 1, tokens: int = 0
+    ) -> None:
         """What was taken from `gate` already."""
         self.gate = gate
         self.head: Callable[[], bytes] = gate.head
@@ -39,7 +41,8 @@ class Admission:
         self._requests += 1
 
     async def hold(self) -> None:
-        """Begin to count among those that run at once, after an admission that did not. Raises OverQuota, Unavailable."""
+        """Begin to count among those that run at once, after an admission that did not. Raises
+        OverQuota, Unavailable."""
         if not self._holds:
             await self._take(0, 1)
             self._holds = 1
@@ -67,10 +70,15 @@ class Admission:
 
 
 async def admit(gate: QuotaCheck | None, *, holds: int = 1, tokens: int = 0) -> Admission | None:
-    """Let one call in; None where nothing is counted. Raises OverQuota with the time to wait, Unavailable."""
+    """Let one call in; None where nothing is counted. Raises OverQuota with the time to wait,
+    Unavailable."""
     if gate is None:
         return None
-    refusal = gate.take_nowait(1, holds, tokens) if gate.is_immediate else await gate.take(1, holds, tokens)
+    refusal = (
+        gate.take_nowait(1, holds, tokens)
+        if gate.is_immediate
+        else await gate.take(1, holds, tokens)
+    )
     if refusal is not None:
         raise refusal.error()
     return Admission(gate, requests=1, holds=holds, tokens=tokens)
@@ -78,10 +86,11 @@ async def admit(gate: QuotaCheck | None, *, holds: int = 1, tokens: int = 0) -> 
 
 @asynccontextmanager
 async def counted(gate: QuotaCheck | None, *, holds: int = 1) -> AsyncIterator[None]:
-    """Count a request while its body is read; afterwards everything goes back, and the request is admitted as what it turned out to be.
+    """Count a request while its body is read; afterwards everything goes back, and the request is
+    admitted as what it turned out to be.
 
-    A request that is refused for what it is stays counted. Raises OverQuota with the time to wait, Unavailable.
-    """
+    A request that is refused for what it is stays counted. Raises OverQuota with the time to wait,
+    Unavailable."""
     admission = await admit(gate, holds=holds)
     if admission is None:
         yield
@@ -101,5 +110,6 @@ async def counted(gate: QuotaCheck | None, *, holds: int = 1) -> AsyncIterator[N
 
 
 def is_callers_own(error: errors.PilotlightError) -> bool:
-    """Whether a request that ended so costs what a request costs: it was wrong, and reading it was work. 429 and 499 say otherwise."""
+    """Whether a request that ended so costs what a request costs: it was wrong, and reading it was
+    work. 429 and 499 say otherwise."""
     return 400 <= error.status < 500 and error.status not in (429, 499)

@@ -1,8 +1,7 @@
 """The meters of one activator by their subject: each exists once, for as long as it says anything.
 
-A meter that is full and held by nobody says nothing, and is dropped when there are many, unless a gate still points at it: no subject ever
-has two.
-"""
+A meter that is full and held by nobody says nothing, and is dropped when there are many, unless a
+gate still points at it: no subject ever has two."""
 
 from __future__ import annotations
 

@@ -20,7 +20,14 @@ class ProcessGate:
 
     is_immediate = True
 
-    def __init__(self, rules: Rules, meters: tuple[Meter, ...], *, clock: Callable[[], float], note: Callable[[Refusal], Refusal]) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        meters: tuple[Meter, ...],
+        *,
+        clock: Callable[[], float],
+        note: Callable[[Refusal], Refusal],
+    ) -> None:
         self._rules = rules
         self._meters = meters
         self._clock = clock
@@ -62,7 +69,9 @@ class ProcessQuotas:
         self._meters = Meters()
 
     def __repr__(self) -> str:
-        return f"<ProcessQuotas {len(self._meters)} subjects, {self._meters.refused.total()} refused>"
+        return (
+            f"<ProcessQuotas {len(self._meters)} subjects, {self._meters.refused.total()} refused>"
+        )
 
     def gate(self, rules: Rules) -> ProcessGate | None:
         """See QuotaStore."""

@@ -1,8 +1,9 @@
-"""What callers are told of their quotas: `RateLimit-Policy` and `RateLimit` (draft-ietf-httpapi-ratelimit-headers-10).
+"""What callers are told of their quotas: `RateLimit-Policy` and `RateLimit`
+(draft-ietf-httpapi-ratelimit-headers-10).
 
-Of a token bucket `q` is its depth, `w` the seconds in which it fills, `r` what is in it, and `t` the seconds until it is full again. Of
-calls at once (`qu="concurrent-requests"`) there is no window: `r` is how many more may run.
-"""
+Of a token bucket `q` is its depth, `w` the seconds in which it fills, `r` what is in it, and `t`
+the seconds until it is full again. Of calls at once (`qu="concurrent-requests"`) there is no
+window: `r` is how many more may run."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ from pilotlight.quotas import Quotas
 _REQUESTS, _HELD, _TOKENS = 1, 2, 4
 _NEARLY_ONE = 1 - 1e-6
 _Reader = tuple[Meter, Quotas, int, float, float, int]
-"""A meter, the quotas that are shown, which of their kinds, the bucket's depth and seconds for each request, calls at once."""
+"""A meter, the quotas that are shown, which of their kinds, the bucket's depth and seconds for each
+request, calls at once."""
 
 
 class RateLimitHeaders:
-    """Formats both header lines of one set of rules, each ending in CRLF: the policies once, what is left each time."""
+    """Formats both header lines of one set of rules, each ending in CRLF: the policies once, what
+    is left each time."""
 
     __slots__ = ("_readers", "_template")
 
@@ -32,12 +35,18 @@ class RateLimitHeaders:
             if rule.is_shown:
                 found = _policies(rule.of, meter)
                 policies += [f'"{name}";{policy}' for _, name, policy in found]
-                names += [f'"{name}";r=%d' if kind == _HELD else f'"{name}";r=%d;t=%d' for kind, name, _ in found]
+                names += [
+                    f'"{name}";r=%d' if kind == _HELD else f'"{name}";r=%d;t=%d'
+                    for kind, name, _ in found
+                ]
                 self._readers.append(_reader(meter, sum(kind for kind, _, _ in found)))
-        self._template = f"ratelimit-policy: {', '.join(policies)}\r\nratelimit: {', '.join(names)}\r\n".encode()
+        self._template = (
+            f"ratelimit-policy: {', '.join(policies)}\r\nratelimit: {', '.join(names)}\r\n".encode()
+        )
 
     def lines(self) -> bytes:
-        """As of the last decision; empty where nothing may be shown, or where the quotas have changed since."""
+        """As of the last decision; empty where nothing may be shown, or where the quotas have
+        changed since."""
         if not self._readers:
             return b""
         numbers: list[float] = []
@@ -52,7 +61,10 @@ class RateLimitHeaders:
                 numbers.append(free if free > 0 else 0)  # noqa: FURB136 - `max` takes twice as long
             if kinds & _TOKENS:
                 left = meter.tokens
-                numbers += (max(0, left), (meter.token_depth - left) / meter.tokens_per_s + _NEARLY_ONE)
+                numbers += (
+                    max(0, left),
+                    (meter.token_depth - left) / meter.tokens_per_s + _NEARLY_ONE,
+                )
         return self._template % tuple(numbers)
 
 
@@ -66,9 +78,13 @@ def _policies(name: str, meter: Meter) -> list[tuple[int, str, str]]:
     """Kind, name and parameters of each of a meter's policies."""
     found = []
     if meter.per_s:
-        found.append((_REQUESTS, name, f"q={int(meter.depth)};w={max(1, ceil(meter.depth / meter.per_s))}"))
+        found.append(
+            (_REQUESTS, name, f"q={int(meter.depth)};w={max(1, ceil(meter.depth / meter.per_s))}")
+        )
     if meter.concurrent != inf:
-        found.append((_HELD, f"{name}-concurrent", f'q={int(meter.concurrent)};qu="concurrent-requests"'))
+        found.append(
+            (_HELD, f"{name}-concurrent", f'q={int(meter.concurrent)};qu="concurrent-requests"')
+        )
     if meter.tokens_per_s:
         found.append((_TOKENS, f"{name}-tokens", f'q={int(meter.token_depth)};w=60;qu="tokens"'))
     return found

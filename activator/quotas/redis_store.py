@@ -1,12 +1,14 @@
-"""Quotas counted in Redis, for several activators: a decision is one round trip, whatever it looks at.
+"""Quotas counted in Redis, for several activators: a decision is one round trip, whatever it looks
+at.
 
-One script is under way at a time; calls that come meanwhile go together in the next one. So this member always knows what it holds, and
-states it in absolute numbers: an answer that was lost, or a Redis that lost its memory, heals with the next script, at the latest with the
-next beat. The buckets of a Redis that lost its memory are full again. What a dead member held lapses with it.
+One script is under way at a time; calls that come meanwhile go together in the next one. So this
+member always knows what it holds, and states it in absolute numbers: an answer that was lost, or a
+Redis that lost its memory, heals with the next script, at the latest with the next beat. The
+buckets of a Redis that lost its memory are full again. What a dead member held lapses with it.
 
-When Redis does not answer within ANSWER_S it is away until a beat is answered. Until then each kind of bound is either counted here alone
-(each activator then grants the whole quota), or its calls are refused with 503: `activator.without_redis` says which.
-"""
+When Redis does not answer within ANSWER_S it is away until a beat is answered. Until then each kind
+of bound is either counted here alone (each activator then grants the whole quota), or its calls are
+refused with 503: `activator.without_redis` says which."""
 
 from __future__ import annotations
 
@@ -44,11 +46,17 @@ _MILLION = 1e6
 
 
 class _Ask:
-    """One call's request to the script, and the future of its answer (None where nobody waits for one)."""
+    """One call's request to the script, and the future of its answer (None where nobody waits for
+    one)."""
 
     __slots__ = ("answer", "gate", "numbers")
 
-    def __init__(self, gate: RedisGate, numbers: tuple[int, int, int, int], answer: asyncio.Future[_Became | None] | None) -> None:
+    def __init__(
+        self,
+        gate: RedisGate,
+        numbers: tuple[int, int, int, int],
+        answer: asyncio.Future[_Became | None] | None,
+    ) -> None:
         self.gate = gate
         self.numbers = numbers
         self.answer = answer
@@ -60,7 +68,8 @@ class _Ask:
 
 
 _Became = tuple[int, int, int]
-"""Which rule refused (1 for the first; 0 = none did), which of its quotas, and the microseconds to wait."""
+"""Which rule refused (1 for the first; 0 = none did), which of its quotas, and the microseconds to
+wait."""
 
 
 class RedisGate:
@@ -94,7 +103,12 @@ class RedisGate:
             return None
         name, quotas = _QUOTAS[quota], self.meters[at - 1].quotas
         return self._store.note(
-            Refusal(rule=self._rules[at - 1], quota=name, limit=getattr(quotas, name) or 0.0, wait_s=wait_us / _MILLION)
+            Refusal(
+                rule=self._rules[at - 1],
+                quota=name,
+                limit=getattr(quotas, name) or 0.0,
+                wait_s=wait_us / _MILLION,
+            )
         )
 
     def give_back(self, requests: int, holds: int, tokens: int) -> None:
@@ -111,7 +125,8 @@ class RedisGate:
 
 
 class RedisQuotas:
-    """`QuotaStore` of one of several activators. Owner: the event loop; `_pump` alone talks to Redis."""
+    """`QuotaStore` of one of several activators. Owner: the event loop; `_pump` alone talks to
+    Redis."""
 
     def __init__(
         self,
@@ -124,7 +139,8 @@ class RedisQuotas:
         clock: Callable[[], float] = time.monotonic,
         server_clock: Callable[[], float] | None = None,
     ) -> None:
-        """`is_open`: whether bounds of a kind (`requests`, `concurrent`, `tokens`) are counted here while Redis is away.
+        """`is_open`: whether bounds of a kind (`requests`, `concurrent`, `tokens`) are counted here
+        while Redis is away.
 
         `server_clock`: seconds to count with instead of the server's time.
         """
@@ -136,7 +152,9 @@ class RedisQuotas:
         self._clock = clock
         self._server_clock = server_clock
         self._redis = redis_client(url)
-        self._decide, self._leave = (self._redis.register_script(text) for text in (scripts.DECIDE, scripts.LEAVE))
+        self._decide, self._leave = (
+            self._redis.register_script(text) for text in (scripts.DECIDE, scripts.LEAVE)
+        )
         self._meters = Meters()
         self._asks: list[_Ask] = []
         self._ended: dict[str, Meter] = {}
@@ -147,9 +165,12 @@ class RedisQuotas:
 
     def __repr__(self) -> str:
         state = ", away" if self._is_away else ""
-        return f"<RedisQuotas {self._where} {self._member}: {len(self._meters)} subjects, {self._meters.refused.total()} refused{state}>"
+        return (
+            f"<RedisQuotas {self._where} {self._member}: {len(self._meters)} subjects, "
+            f"{self._meters.refused.total()} refused{state}>"
+        )
 
-    # -- the gates' side ----------------------------------------------------------------------------------------------
+    # -- the gates' side ---------------------------------------------------------------------------
     def gate(self, rules: Rules) -> RedisGate | None:
         """See QuotaStore."""
         rules = counted(rules)
@@ -159,28 +180,46 @@ class RedisQuotas:
         return RedisGate(self, rules, tuple(self._meters.of(rule, now) for rule in rules))
 
     async def ask(self, gate: RedisGate, requests: int, holds: int, tokens: int) -> _Became | None:
-        """The script's answer; None while Redis is away. Cancelled, nothing is held. Raises Unavailable when too many ask."""
+        """The script's answer; None while Redis is away. Cancelled, nothing is held. Raises
+        Unavailable when too many ask."""
         if self._is_away:
             return None
         if len(self._asks) >= MAX_ASKS:
-            raise errors.Unavailable(f"{MAX_ASKS} calls wait for their quotas to be looked at", retry_after_s=1)
+            raise errors.Unavailable(
+                f"{MAX_ASKS} calls wait for their quotas to be looked at", retry_after_s=1
+            )
         answer: asyncio.Future[_Became | None] = asyncio.get_running_loop().create_future()
         self._asks.append(_Ask(gate, (_TAKE, requests, holds, tokens), answer))
         self._wake()
         try:
-            return await answer  # what was granted is held already: the pump counts in the order of the answers
+            # what was granted is held already: the pump counts in the order of the answers
+            return await answer
         except asyncio.CancelledError:
-            if answer.done() and not answer.cancelled() and (became := answer.result()) is not None and not became[0]:
+            if (
+                answer.done()
+                and not answer.cancelled()
+                and (became := answer.result()) is not None
+                and not became[0]
+            ):
                 self.give_back(gate, 0, holds, tokens)
             raise
 
-    def take_alone(self, gate: RedisGate, rules: Rules, requests: int, holds: int, tokens: int) -> Refusal | None:
-        """The decision without Redis. Raises Unavailable where a bound that applies may not be counted here."""
+    def take_alone(
+        self, gate: RedisGate, rules: Rules, requests: int, holds: int, tokens: int
+    ) -> Refusal | None:
+        """The decision without Redis. Raises Unavailable where a bound that applies may not be
+        counted here."""
         wanted = {"requests": requests, "concurrent": holds, "tokens": tokens}
         for kind, count in wanted.items():
-            if count and not self._is_open(kind) and any(_bounds(meter, kind) for meter in gate.meters):
+            if (
+                count
+                and not self._is_open(kind)
+                and any(_bounds(meter, kind) for meter in gate.meters)
+            ):
                 raise errors.Unavailable(
-                    "quotas cannot be counted while the platform's Redis does not answer (activator.without_redis)", retry_after_s=2
+                    "quotas cannot be counted while the platform's Redis does not answer "
+                    "(activator.without_redis)",
+                    retry_after_s=2,
                 )
         self._note_ended(gate)
         refusal = decision.take(gate.meters, rules, self._clock(), requests, holds, tokens)
@@ -211,20 +250,26 @@ class RedisQuotas:
             self._wake()
 
     def _note_ended(self, gate: RedisGate) -> None:
-        self._ended.update((name, meter) for name, meter in zip(gate.ids, gate.meters, strict=True) if meter.concurrent != _INF)
+        self._ended.update(
+            (name, meter)
+            for name, meter in zip(gate.ids, gate.meters, strict=True)
+            if meter.concurrent != _INF
+        )
 
     def _gathered(self) -> None:
         self._timer = None
         self._wake()
 
-    # -- talking to Redis ---------------------------------------------------------------------------------------------
+    # -- talking to Redis --------------------------------------------------------------------------
     @property
     def _is_pumping(self) -> bool:
         return self._pump is not None and not self._pump.done()
 
     def _wake(self) -> None:
         if not self._is_pumping:
-            self._pump = asyncio.get_running_loop().create_task(self._talk(), name="quotas in Redis")
+            self._pump = asyncio.get_running_loop().create_task(
+                self._talk(), name="quotas in Redis"
+            )
 
     async def _talk(self) -> None:
         while self._asks or self._ended or self._is_full_due:
@@ -232,15 +277,24 @@ class RedisQuotas:
                 return
 
     async def _round(self) -> bool:
-        """One script. False when Redis did not answer: then it is away, and who waited decides alone."""
+        """One script. False when Redis did not answer: then it is away, and who waited decides
+        alone."""
         asks = [ask for ask in self._asks[:MAX_TOGETHER] if not ask.is_left]
         del self._asks[:MAX_TOGETHER]
         is_full, self._is_full_due = self._is_full_due, False
         ended, self._ended = self._ended, {}
-        meters = {name: meter for ask in asks for name, meter in zip(ask.gate.ids, ask.gate.meters, strict=True)}
-        document = self._document(asks, meters, self._meters if is_full else ended.items(), is_full=is_full)
+        meters = {
+            name: meter
+            for ask in asks
+            for name, meter in zip(ask.gate.ids, ask.gate.meters, strict=True)
+        }
+        document = self._document(
+            asks, meters, self._meters if is_full else ended.items(), is_full=is_full
+        )
         try:
-            became, left = await self._decide(keys=self._own_keys(), args=[*self._common_args(), document])
+            became, left = await self._decide(
+                keys=self._own_keys(), args=[*self._common_args(), document]
+            )
         except (RedisError, OSError) as e:
             self._failed(e, asks)
             return False
@@ -249,12 +303,23 @@ class RedisQuotas:
             self._resolve(ask, tuple(result))
         return True
 
-    def _document(self, asks: list[_Ask], meters: dict[str, Meter], stated: Iterable[tuple[str, Meter]], *, is_full: bool) -> str:
+    def _document(
+        self,
+        asks: list[_Ask],
+        meters: dict[str, Meter],
+        stated: Iterable[tuple[str, Meter]],
+        *,
+        is_full: bool,
+    ) -> str:
         places = {name: at for at, name in enumerate(meters, start=1)}
         return json.dumps(
             {
                 "is_full": is_full,
-                "held": {name: meter.held for name, meter in stated if meter.concurrent != _INF and (meter.held or not is_full)},
+                "held": {
+                    name: meter.held
+                    for name, meter in stated
+                    if meter.concurrent != _INF and (meter.held or not is_full)
+                },
                 "rules": [_as_row(name, meter) for name, meter in meters.items()],
                 "calls": [[*ask.numbers, *(places[name] for name in ask.gate.ids)] for ask in asks],
             }
@@ -268,7 +333,8 @@ class RedisQuotas:
             for meter in ask.gate.meters:
                 meter.held += holds
         if ask.is_left:
-            self._note_ended(ask.gate)  # Redis counts it as held: told otherwise with the next script
+            # Redis counts it as held: told otherwise with the next script
+            self._note_ended(ask.gate)
         else:
             ask.answer.set_result((became[0], became[1], became[2]))
 
@@ -288,7 +354,9 @@ class RedisQuotas:
     def _failed(self, error: Exception, asks: list[_Ask]) -> None:
         if not self._is_away:
             log.warning(
-                "redis does not answer; quotas are counted by each activator address=%s error=%s", self._where, type(error).__name__
+                "redis does not answer; quotas are counted by each activator address=%s error=%s",
+                self._where,
+                type(error).__name__,
             )
         self._is_away = self._is_full_due = True
         for _, meter in self._meters:
@@ -302,11 +370,17 @@ class RedisQuotas:
         return [f"{self._prefix}members", f"{self._prefix}held:{self._member}"]
 
     def _common_args(self) -> list[Any]:
-        return [self._member, self._ttl_ms, self._prefix, "" if self._server_clock is None else repr(self._server_clock())]
+        return [
+            self._member,
+            self._ttl_ms,
+            self._prefix,
+            "" if self._server_clock is None else repr(self._server_clock()),
+        ]
 
-    # -- the loop -----------------------------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------------------
     async def beat(self) -> None:
-        """State all that is held, so that it counts although Redis forgot it, and see whether Redis answers."""
+        """State all that is held, so that it counts although Redis forgot it, and see whether Redis
+        answers."""
         if self._is_away or any(meter.held for _, meter in self._meters):
             self._is_full_due = True
         await self.flush()
@@ -331,7 +405,11 @@ class RedisQuotas:
 
     def statistics(self) -> QuotaStatistics:
         """See QuotaStore."""
-        return QuotaStatistics(subjects=len(self._meters), refused=dict(self._meters.refused), is_reachable=not self._is_away)
+        return QuotaStatistics(
+            subjects=len(self._meters),
+            refused=dict(self._meters.refused),
+            is_reachable=not self._is_away,
+        )
 
     async def aclose(self) -> None:
         """Hold nothing any more, and close the connections."""
@@ -353,7 +431,11 @@ _ENDLESS = 1e300
 
 def _bounds(meter: Meter, kind: str) -> bool:
     """Whether a meter bounds this kind."""
-    return {"requests": bool(meter.per_s), "concurrent": meter.concurrent != _INF, "tokens": bool(meter.tokens_per_s)}[kind]
+    return {
+        "requests": bool(meter.per_s),
+        "concurrent": meter.concurrent != _INF,
+        "tokens": bool(meter.tokens_per_s),
+    }[kind]
 
 
 def _as_row(name: str, meter: Meter) -> list[Any]:

@@ -1,8 +1,9 @@
-"""Which quotas a call falls under: those of the function's tenant, of the function, of the key, and of the caller's own tenant. Pure.
+"""Which quotas a call falls under: those of the function's tenant, of the function, of the key, and
+of the caller's own tenant. Pure.
 
-From the caller's side `tenant` is always its own. Who calls another tenant's function falls under that tenant's quotas too, as
-`owner`; these are enforced, but neither shown nor told in numbers, because they are nobody else's business.
-"""
+From the caller's side `tenant` is always its own. Who calls another tenant's function falls under
+that tenant's quotas too, as `owner`; these are enforced, but neither shown nor told in numbers,
+because they are nobody else's business."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from activator.fairness.queue_priority import QueueBound
 from pilotlight.quotas import Quotas
 
 Of = Literal["tenant", "owner", "function", "key", "address", "streams"]
-"""Whose quotas; `streams` are the calls of one tenant that a language model takes at once (`TokenLimits.max_streams_per_tenant`)."""
+"""Whose quotas; `streams` are the calls of one tenant that a language model takes at once
+(`TokenLimits.max_streams_per_tenant`)."""
 
 _SUBJECTS = {"owner": "tenant"}
 """A tenant has one count, whoever asks."""
@@ -24,11 +26,10 @@ class Rule:
     """The quotas of one subject.
 
     Attributes:
-        of: whose quotas these are, as seen by the caller.
-        subject: id of the tenant or key, `<tenant>/<environment>/<app>/<function>`, or a network address.
-        quotas: the bounds.
-        tenant: id of the tenant for which refusals are counted; "" = nobody's.
-        is_shown: whether the caller may read them in the answer's headers.
+        of: whose quotas these are, as seen by the caller. subject: id of the tenant or key,
+        `<tenant>/<environment>/<app>/<function>`, or a network address. quotas: the bounds. tenant:
+        id of the tenant for which refusals are counted; "" = nobody's. is_shown: whether the caller
+        may read them in the answer's headers.
     """
 
     of: Of
@@ -47,8 +48,13 @@ Rules = tuple[Rule, ...]
 
 
 def is_counted(quotas: Quotas) -> bool:
-    """Whether a store has to count something for these: other bounds are looked at elsewhere, or need no count."""
-    return not (quotas.requests_per_s is None and quotas.concurrent is None and quotas.tokens_per_min is None)
+    """Whether a store has to count something for these: other bounds are looked at elsewhere, or
+    need no count."""
+    return not (
+        quotas.requests_per_s is None
+        and quotas.concurrent is None
+        and quotas.tokens_per_min is None
+    )
 
 
 def counted(rules: Rules) -> Rules:
@@ -72,7 +78,11 @@ class TokenBound(NamedTuple):
 
 def token_bound_of(rules: Rules) -> TokenBound | None:
     """The smallest quota of tokens among them; None = there is none."""
-    bounds = [TokenBound(rule.of, rule.quotas.tokens_per_min, rule.is_shown) for rule in rules if rule.quotas.tokens_per_min is not None]
+    bounds = [
+        TokenBound(rule.of, rule.quotas.tokens_per_min, rule.is_shown)
+        for rule in rules
+        if rule.quotas.tokens_per_min is not None
+    ]
     return min(bounds, key=lambda bound: bound.limit, default=None)
 
 
@@ -87,7 +97,9 @@ def body_bytes_of(rules: Rules, limit_bytes: int | None) -> int | None:
 def queue_bounds_of(rules: Rules) -> tuple[QueueBound, ...]:
     """Every `queued` quota among them."""
     return tuple(
-        QueueBound(of=_SUBJECTS.get(rule.of, rule.of), subject=rule.subject, limit=rule.quotas.queued)
+        QueueBound(
+            of=_SUBJECTS.get(rule.of, rule.of), subject=rule.subject, limit=rule.quotas.queued
+        )
         for rule in rules
         if rule.quotas.queued is not None
     )

@@ -1,9 +1,10 @@
-"""The decision of `decision` as a Redis script: many calls in one round trip, each with all that it falls under (EVAL is atomic).
+"""The decision of `decision` as a Redis script: many calls in one round trip, each with all that it
+falls under (EVAL is atomic).
 
-Time is the server's, in seconds, unless a test brings its own. Keys, all under `pilotlight:{<platform>}:quota:`:
-`members` (sorted set: activator by the ms at which it lapses), `held:<activator>` (hash: calls that run there, by subject; lapses with its
-activator), `bucket:<subject>` (hash: `requests`, `tokens` and `at`; lapses when it would be full).
-"""
+Time is the server's, in seconds, unless a test brings its own. Keys, all under
+`pilotlight:{<platform>}:quota:`: `members` (sorted set: activator by the ms at which it lapses),
+`held:<activator>` (hash: calls that run there, by subject; lapses with its activator),
+`bucket:<subject>` (hash: `requests`, `tokens` and `at`; lapses when it would be full)."""
 
 from __future__ import annotations
 

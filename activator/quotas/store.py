@@ -1,8 +1,8 @@
 """`QuotaStore`: where what was used is kept; and `Gate`, one set of rules in it.
 
-A gate is made once for a way (a caller at a function) and passed by each of its calls. Gates of the same subject count together, whatever
-else they look at. Two stores keep the contract of `tests/contracts/test_quota_store.py`: in the process, which answers at once, and Redis.
-"""
+A gate is made once for a way (a caller at a function) and passed by each of its calls. Gates of the
+same subject count together, whatever else they look at. Two stores keep the contract of
+`tests/contracts/test_quota_store.py`: in the process, which answers at once, and Redis."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Refused(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaStatistics:
-    """For metrics: subjects that are counted now, refusals so far, and whether the store answers."""
+    """For metrics: subjects that are counted now, refusals so far, and whether the store
+    answers."""
 
     subjects: int
     refused: Mapping[Refused, int] = field(default_factory=dict)
@@ -44,7 +45,8 @@ class QuotaCheck(Protocol):
         ...
 
     async def take(self, requests: int, holds: int, tokens: int) -> Refusal | None:
-        """The same, also where it takes a round trip. Raises Unavailable. Cancelled, it has taken nothing."""
+        """The same, also where it takes a round trip. Raises Unavailable. Cancelled, it has taken
+        nothing."""
         ...
 
     def give_back(self, requests: int, holds: int, tokens: int) -> None:
@@ -69,7 +71,8 @@ class QuotaStore(Protocol):
     """Keeps what was used. Owner: the event loop."""
 
     def gate(self, rules: Rules) -> QuotaCheck | None:
-        """The gate of these rules; None where they leave nothing to count. The bounds of the newest gate of a subject are in force."""
+        """The gate of these rules; None where they leave nothing to count. The bounds of the newest
+        gate of a subject are in force."""
         ...
 
     def held(self, rule_id: str) -> int:

@@ -1,11 +1,12 @@
-"""A circuit breaker: calls are kept from what fails, and a probe now and then finds out whether it works again.
+"""A circuit breaker: calls are kept from what fails, and a probe now and then finds out whether it
+works again.
 
     CLOSED ── too many of the last 10 s failed ──► OPEN ── its pause is over ──► HALF_OPEN ── the probe was answered ──► CLOSED
                                                     ▲                              │
                                                     └── the probe failed: a pause twice as long ◄──┘
 
-(M. Nygard, "Release It!", 2007, ch. 5.) Pure: `now` is an argument, in seconds of any monotonic clock.
-"""
+(M. Nygard, "Release It!", 2007, ch. 5.) Pure: `now` is an argument, in seconds of any monotonic
+clock."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ WINDOW_S = 10
 MAX_DOUBLINGS = 5
 """The pause doubles this often at most: 32 times the first one."""
 JITTER = 0.2
-"""Share of a pause that is drawn at random, so that the breakers of several activators do not probe in step."""
+"""Share of a pause that is drawn at random, so that the breakers of several activators do not probe
+in step."""
 
 
 class State(enum.StrEnum):
@@ -32,10 +34,10 @@ class State(enum.StrEnum):
 class Outcome(enum.Enum):
     """How an attempt ended, as far as blame goes.
 
-    ANSWERED: the worker answered. RAISED: it answered that user code failed: the function's own word, no reason to keep calls from a
-    revision, but a reason to leave *one* instance of which only it says so. FAILED: crashed, cut off, or out of its execution clock.
-    NEITHER: the caller left, or the worker was busy: nothing was learnt.
-    """
+    ANSWERED: the worker answered. RAISED: it answered that user code failed: the function's own
+    word, no reason to keep calls from a revision, but a reason to leave *one* instance of which
+    only it says so. FAILED: crashed, cut off, or out of its execution clock. NEITHER: the caller
+    left, or the worker was busy: nothing was learnt."""
 
     ANSWERED = enum.auto()
     RAISED = enum.auto()
@@ -44,7 +46,8 @@ class Outcome(enum.Enum):
 
 
 ANSWERED = Outcome.ANSWERED
-"""By a name of its own for the hot path: looking a member up on its enum takes as long as five attributes (Python 3.11)."""
+"""By a name of its own for the hot path: looking a member up on its enum takes as long as five
+attributes (Python 3.11)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +66,8 @@ class BreakerTerms:
 
 
 class Window:
-    """How many of the calls of the last WINDOW_S seconds failed, to the second. A quiet one costs nothing."""
+    """How many of the calls of the last WINDOW_S seconds failed, to the second. A quiet one costs
+    nothing."""
 
     __slots__ = ("_calls", "_failed", "_second")
 
@@ -108,7 +112,16 @@ class Breaker:
         error_ratio: failed share of the calls that made it open last.
     """
 
-    __slots__ = ("_doublings", "_is_probing", "_rng", "_terms", "_until", "_window", "error_ratio", "state")
+    __slots__ = (
+        "_doublings",
+        "_is_probing",
+        "_rng",
+        "_terms",
+        "_until",
+        "_window",
+        "error_ratio",
+        "state",
+    )
 
     def __init__(self, terms: BreakerTerms, *, rng: random.Random | None = None) -> None:
         self._terms = terms
@@ -136,7 +149,8 @@ class Breaker:
         self._is_probing = self.state is State.HALF_OPEN
 
     def ended(self, ending: Outcome, now: float) -> None:
-        """A call ended. Whatever was under way when the breaker opened tells nothing new while it is open."""
+        """A call ended. Whatever was under way when the breaker opened tells nothing new while it
+        is open."""
         if self.state is State.HALF_OPEN:
             self._probed(ending, now)
         elif self.state is State.CLOSED and ending is not Outcome.NEITHER:
@@ -165,7 +179,8 @@ class Breaker:
         self.state = State.OPEN
 
     def retry_after_s(self, now: float) -> float:
-        """Seconds until it is worth while to come again; at least one, because then a probe may still be out."""
+        """Seconds until it is worth while to come again; at least one, because then a probe may
+        still be out."""
         return max(1.0, self._until - now)
 
     def is_quiet(self, now: float) -> bool:

@@ -1,7 +1,8 @@
-"""What speaks against a revision and its instances. It exists only while something does: where all is well there is none.
+"""What speaks against a revision and its instances. It exists only while something does: where all
+is well there is none.
 
-Watching begins with the first failure and ends once ten seconds passed without one, so a revision that never fails pays for none of it.
-"""
+Watching begins with the first failure and ends once ten seconds passed without one, so a revision
+that never fails pays for none of it."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class RevisionHealth:
         return f"<Health {self.breaker!r} {len(self._ejections)} ejected>"
 
     def ended(self, instance_id: str, ending: Outcome, now: float) -> None:
-        """A call ended; `instance_id`: "" where it never got to one, because no instance came up."""
+        """A call ended; `instance_id`: "" where it never got to one, because no instance came
+        up."""
         self.breaker.ended(ending, now)
         if ending is Outcome.NEITHER:
             return
@@ -52,14 +54,18 @@ class RevisionHealth:
             window.add(now, failed=is_bad)
 
     def let_wait(self, target: CallTarget, now: float) -> None:
-        """A call that found no free slot waits, as the probe where one is due. Raises CircuitOpen."""
+        """A call that found no free slot waits, as the probe where one is due. Raises
+        CircuitOpen."""
         breaker = self.breaker
         if not breaker.admits(now):
             ratio = breaker.error_ratio
             raise errors.CircuitOpen(
-                f"{target.app}/{target.function} failed {ratio:.0%} of its calls of late: it is tried again now and then",
-                retry_after_s=breaker.retry_after_s(now), revision=target.revision, error_ratio=round(ratio, 3),
-            )  # fmt: skip
+                f"{target.app}/{target.function} failed {ratio:.0%} of its calls of late: it is "
+                f"tried again now and then",
+                retry_after_s=breaker.retry_after_s(now),
+                revision=target.revision,
+                error_ratio=round(ratio, 3),
+            )
         breaker.go(now)
 
     def is_over(self, now: float) -> bool:
@@ -67,24 +73,39 @@ class RevisionHealth:
         return now >= self._quiet_from and self.breaker.state is State.CLOSED
 
     def should_eject(self, instance_id: str, live: Collection[str], now: float) -> bool:
-        """Whether this instance is an outlier among those that take calls, and may be left; then it counts as left."""
+        """Whether this instance is an outlier among those that take calls, and may be left; then it
+        counts as left."""
         self._ejections = [at for at in self._ejections if now - at < WINDOW_S]
         if len(self._instances) > 2 * len(live) + MAX_PAST:
-            self._instances = {instance: window for instance, window in self._instances.items() if instance in live}
+            self._instances = {
+                instance: window for instance, window in self._instances.items() if instance in live
+            }
         if instance_id not in live or not may_eject(live=len(live), ejected=len(self._ejections)):
             return False
         mine = self._tally((instance_id,), now)
-        if not is_outlier(mine, self._tally((other for other in live if other != instance_id), now)):
+        if not is_outlier(
+            mine, self._tally((other for other in live if other != instance_id), now)
+        ):
             return False
         self._ejections.append(now)
         return True
 
     def _tally(self, instances: Iterable[str], now: float) -> Tally:
-        counts = [self._instances[instance].counts(now) for instance in instances if instance in self._instances]
+        counts = [
+            self._instances[instance].counts(now)
+            for instance in instances
+            if instance in self._instances
+        ]
         return Tally(sum(calls for calls, _ in counts), sum(failed for _, failed in counts))
 
 
-def noted(health: RevisionHealth | None, terms: BreakerTerms, instance_id: str, ending: Outcome, now: float) -> RevisionHealth | None:
+def noted(
+    health: RevisionHealth | None,
+    terms: BreakerTerms,
+    instance_id: str,
+    ending: Outcome,
+    now: float,
+) -> RevisionHealth | None:
     """What is to be kept of a revision after one of its calls ended: None while all is well."""
     if health is None:
         if ending not in BAD:
@@ -95,7 +116,8 @@ def noted(health: RevisionHealth | None, terms: BreakerTerms, instance_id: str, 
 
 
 def is_its_own(error: BaseException) -> bool:
-    """Whether a call that got no slot failed by the revision's own fault: not for want of room, and not because its caller left."""
+    """Whether a call that got no slot failed by the revision's own fault: not for want of room, and
+    not because its caller left."""
     if isinstance(error, errors.DeadlineExceeded):
         return error.detail.get("clock") == "startup"
     return isinstance(error, errors.StartFailed)
@@ -119,8 +141,16 @@ class LatencyOutliers:
         if now - self._looked_at < LOOK_S:
             return None
         self._looked_at = now
-        before, self._marks = self._marks, {one.id: (one.calls, one.held_s + one.in_flight * now) for one in instances}
-        worst = slowest([_since(before.get(instance, (0, 0.0)), instance, mark) for instance, mark in self._marks.items()])
+        before, self._marks = (
+            self._marks,
+            {one.id: (one.calls, one.held_s + one.in_flight * now) for one in instances},
+        )
+        worst = slowest(
+            [
+                _since(before.get(instance, (0, 0.0)), instance, mark)
+                for instance, mark in self._marks.items()
+            ]
+        )
         if worst is None:
             self._slow.clear()
             return None

@@ -1,8 +1,8 @@
 """Which instance of a revision is worse than its siblings. Pure.
 
-A failure that all instances share is the revision's, or the function's own: leaving one of them would not help. So an instance is judged
-by what the others did in the same seconds, and never more than half of them are left.
-"""
+A failure that all instances share is the revision's, or the function's own: leaving one of them
+would not help. So an instance is judged by what the others did in the same seconds, and never more
+than half of them are left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ BAD_RATIO = 0.5
 TIMES_WORSE = 4.0
 """And it fails so many times as often as the others."""
 TIMES_SLOWER = 5.0
-"""The mean time of an outlier's calls, against the median of the others'; and SLOWER_BY_S more at least: a factor of nothing is nothing."""
+"""The mean time of an outlier's calls, against the median of the others'; and SLOWER_BY_S more at
+least: a factor of nothing is nothing."""
 SLOWER_BY_S = 0.1
 MIN_TIMED_CALLS = 20
 

@@ -1,7 +1,8 @@
-"""Good answers that are kept for worse times, of functions that declare `cached_answer()` as a fallback.
+"""Good answers that are kept for worse times, of functions that declare `cached_answer()` as a
+fallback.
 
-Bounded in bytes; the one used longest ago goes first. One answer per function, method, caller's tenant and arguments, to the byte.
-"""
+Bounded in bytes; the one used longest ago goes first. One answer per function, method, caller's
+tenant and arguments, to the byte."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ class CachedResponse(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes that it takes."""
-        headers = sum(len(name) + len(value) + HEADER_OVERHEAD_BYTES for name, value in self.answer.headers)
+        headers = sum(
+            len(name) + len(value) + HEADER_OVERHEAD_BYTES for name, value in self.answer.headers
+        )
         return len(self.answer.body or b"") + headers + OVERHEAD_BYTES
 
 
@@ -76,12 +79,18 @@ class ResponseCache:
 
 def _bare(answer: WorkerResponse) -> WorkerResponse:
     """Without what its worker said of that very call, and without its connection."""
-    return WorkerResponse(None, answer.status, [header for header in answer.headers if header[0] in PASSED_ON], answer.body)
+    return WorkerResponse(
+        None,
+        answer.status,
+        [header for header in answer.headers if header[0] in PASSED_ON],
+        answer.body,
+    )
 
 
 def _key(call: Call) -> Key:
     target = call.target
     asked = hashlib.blake2b(b"%d:%b" % (len(call.accept), call.accept), digest_size=16)
     asked.update(call.body)
-    caller = call.caller or (target.tenant if call.key_id else "")  # a caller without a key shares with its like alone
+    # a caller without a key shares with its like alone
+    caller = call.caller or (target.tenant if call.key_id else "")
     return (target.function_id, call.place, caller, call.content_type, asked.digest())

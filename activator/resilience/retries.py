@@ -1,8 +1,8 @@
 """Whether a failed call is tried again, and after how long. Pure.
 
-A function that declares `retries=` consents to its calls being run more than once. Even so nothing is tried again after its first
-streamed byte, past its deadline, or when what failed is not a failure: a refusal (4xx), a breaker that is open, a spent budget.
-"""
+A function that declares `retries=` consents to its calls being run more than once. Even so nothing
+is tried again after its first streamed byte, past its deadline, or when what failed is not a
+failure: a refusal (4xx), a breaker that is open, a spent budget."""
 
 from __future__ import annotations
 
@@ -40,10 +40,13 @@ class Tried(Protocol):
 
 
 def delay_s(policy: RetryPolicy, attempt: int, rng: random.Random) -> float:
-    """Seconds before retry number `attempt`, from 1: exponential, capped, and drawn down by the policy's jitter (0 to 1)."""
+    """Seconds before retry number `attempt`, from 1: exponential, capped, and drawn down by the
+    policy's jitter (0 to 1)."""
     exponent = min(attempt - 1, 1023)  # beyond is no float
     try:
-        whole_s = min(policy.max_delay_s, policy.initial_delay_s * policy.backoff_coefficient**exponent)
+        whole_s = min(
+            policy.max_delay_s, policy.initial_delay_s * policy.backoff_coefficient**exponent
+        )
     except OverflowError:
         whole_s = policy.max_delay_s
     return whole_s * (1 - policy.jitter * rng.random())
@@ -52,8 +55,8 @@ def delay_s(policy: RetryPolicy, attempt: int, rng: random.Random) -> float:
 def may_retry(error: BaseException, call: Tried) -> bool:
     """Whether the function's policy has a further attempt for a call that failed with `error`.
 
-    Says nothing of time: `pause_s` does. An attempt that user code failed is `errors.FunctionRaised`.
-    """
+    Says nothing of time: `pause_s` does. An attempt that user code failed is
+    `errors.FunctionRaised`."""
     policy = call.target.spec.retries
     return policy is not None and call.retries < policy.max_retries and is_failure(error)
 
@@ -66,12 +69,18 @@ def is_failure(error: BaseException) -> bool:
         return False
     return isinstance(
         error,
-        errors.WorkerCrashed | errors.StartFailed | errors.Unavailable | errors.FunctionRaised | errors.RemoteError | WorkerConnectionLost,
+        errors.WorkerCrashed
+        | errors.StartFailed
+        | errors.Unavailable
+        | errors.FunctionRaised
+        | errors.RemoteError
+        | WorkerConnectionLost,
     )
 
 
 def pause_s(call: Tried, *, left_s: float, rng: random.Random) -> float | None:
-    """Seconds to wait before the next attempt; None when nothing would be left of the caller's deadline then."""
+    """Seconds to wait before the next attempt; None when nothing would be left of the caller's
+    deadline then."""
     policy = call.target.spec.retries
     if policy is None:
         return None

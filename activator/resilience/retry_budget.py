@@ -1,9 +1,10 @@
-"""How many retries a caller may cause: a share of its calls, so that what fails is not drowned in what is tried again.
+"""How many retries a caller may cause: a share of its calls, so that what fails is not drowned in
+what is tried again.
 
-(Google SRE Book, ch. 22, "Addressing cascading failures": per-client retry budget.) Each call puts `share` of a token into its caller's
-bucket, each retry takes one out; BURST are kept at most, and one trickles in now and then, so that a caller of few calls has some, too.
-Counted by each activator for itself.
-"""
+(Google SRE Book, ch. 22, "Addressing cascading failures": per-client retry budget.) Each call puts
+`share` of a token into its caller's bucket, each retry takes one out; BURST are kept at most, and
+one trickles in now and then, so that a caller of few calls has some, too. Counted by each activator
+for itself."""
 
 from __future__ import annotations
 
@@ -14,11 +15,13 @@ BURST = 10.0
 TRICKLE_PER_S = 0.1
 """Tokens that come without calls."""
 MAX_CALLERS = 16_384
-"""Callers remembered; the one that came longest ago goes first (and begins again with a full bucket)."""
+"""Callers remembered; the one that came longest ago goes first (and begins again with a full
+bucket)."""
 
 
 class CallerRetryBudget:
-    """What one caller did. `calls` is counted up by whoever takes a call in; owner: the event loop."""
+    """What one caller did. `calls` is counted up by whoever takes a call in; owner: the event
+    loop."""
 
     __slots__ = ("_at", "_seen", "_share", "_tokens", "calls")
 
@@ -47,7 +50,8 @@ class RetryBudgets:
     """The tallies of all callers, by the id of their key. Owner: the event loop."""
 
     def __init__(self, share: float) -> None:
-        """`share`: retries per call, 0 to 1; 0 = nothing is ever tried again on a caller's behalf."""
+        """`share`: retries per call, 0 to 1; 0 = nothing is ever tried again on a caller's
+        behalf."""
         self._share = share
         self._tallies: OrderedDict[str, CallerRetryBudget] = OrderedDict()
 
@@ -55,7 +59,8 @@ class RetryBudgets:
         return f"<RetryBudgets {len(self._tallies)} callers, {self._share:g} per call>"
 
     def of(self, key_id: str, now: float) -> CallerRetryBudget:
-        """That of one caller. Whoever keeps it may find it forgotten when very many others came since; then it counts for nobody."""
+        """That of one caller. Whoever keeps it may find it forgotten when very many others came
+        since; then it counts for nobody."""
         tally = self._tallies.get(key_id)
         if tally is None:
             tally = self._tallies[key_id] = CallerRetryBudget(self._share, now)

@@ -1,7 +1,8 @@
-"""What is known of a call before it comes: a caller at a revision, with the quotas, the priority and the bounds that hold there.
+"""What is known of a call before it comes: a caller at a revision, with the quotas, the priority
+and the bounds that hold there.
 
-Making one costs some tens of microseconds and is done once for a way; passing it costs what the quota store costs.
-"""
+Making one costs some tens of microseconds and is done once for a way; passing it costs what the
+quota store costs."""
 
 from __future__ import annotations
 
@@ -29,16 +30,26 @@ class AccessGrant:
     """One way in. Immutable.
 
     Attributes:
-        foreign: the caller's tenant where it is not the function's own, else ""; "" of an anonymous caller, too.
-        accepts_pickle: whether its calls may be pickles: the caller has a key of the function's own tenant.
-        gate: what its calls have to pass; None = nothing is counted.
-        body_bytes: the largest body that may come.
-        raw_body_bytes: the same for raw HTTP, where only quotas bound it; None = nothing does.
-        ranks: a call's rank by what it says in `Pilotlight-Priority`; None = it says nothing.
-        token_bound: the smallest bucket of tokens that its calls have to fit into; None = tokens are not counted.
+        foreign: the caller's tenant where it is not the function's own, else ""; "" of an anonymous
+        caller, too. accepts_pickle: whether its calls may be pickles: the caller has a key of the
+        function's own tenant. gate: what its calls have to pass; None = nothing is counted.
+        body_bytes: the largest body that may come. raw_body_bytes: the same for raw HTTP, where
+        only quotas bound it; None = nothing does. ranks: a call's rank by what it says in
+        `Pilotlight-Priority`; None = it says nothing. token_bound: the smallest bucket of tokens
+        that its calls have to fit into; None = tokens are not counted.
     """
 
-    __slots__ = ("accepts_pickle", "body_bytes", "caller", "foreign", "gate", "ranks", "raw_body_bytes", "target", "token_bound")
+    __slots__ = (
+        "accepts_pickle",
+        "body_bytes",
+        "caller",
+        "foreign",
+        "gate",
+        "ranks",
+        "raw_body_bytes",
+        "target",
+        "token_bound",
+    )
 
     def __init__(
         self,
@@ -53,7 +64,9 @@ class AccessGrant:
         self.caller = caller
         self.target = target
         self.foreign = caller.tenant if caller.tenant != target.tenant else ""
-        self.accepts_pickle = not caller.is_anonymous and accepts_pickles(caller.tenant, target.tenant)
+        self.accepts_pickle = not caller.is_anonymous and accepts_pickles(
+            caller.tenant, target.tenant
+        )
         self.gate = store.gate(rules)
         self.raw_body_bytes = body_bytes_of(rules, None)
         self.body_bytes = body_bytes_of(rules, max_body_bytes) or 0
@@ -68,7 +81,8 @@ class AccessGrant:
         return await admit(self.gate, holds=holds, tokens=tokens)
 
     def content_type(self, headers: dict[bytes, bytes]) -> bytes:
-        """`payloads.JSON` or `payloads.PICKLE`: what the body of a call is. Raises UnsupportedMediaType for a pickle not accepted here."""
+        """`payloads.JSON` or `payloads.PICKLE`: what the body of a call is. Raises
+        UnsupportedMediaType for a pickle not accepted here."""
         return checked_type(headers.get(CONTENT_TYPE), accepts=self.accepts_pickle)
 
     def rank(self, headers: dict[bytes, bytes]) -> QueuePriority:
@@ -76,7 +90,10 @@ class AccessGrant:
         asked = headers.get(_PRIORITY)
         rank = self.ranks.get(asked.lower() if asked is not None else None)
         if rank is None:
-            raise errors.InvalidInput(f"header {HEADER_PRIORITY}: write one of {', '.join(Priority)}", parameter=HEADER_PRIORITY)
+            raise errors.InvalidInput(
+                f"header {HEADER_PRIORITY}: write one of {', '.join(Priority)}",
+                parameter=HEADER_PRIORITY,
+            )
         return rank
 
 
@@ -84,9 +101,12 @@ _PRIORITY = HEADER_PRIORITY.encode()
 
 
 class AccessCache:
-    """Makes entries, and remembers them until anything that they rest on changes. Owner: the event loop."""
+    """Makes entries, and remembers them until anything that they rest on changes. Owner: the event
+    loop."""
 
-    def __init__(self, *, table: RouteTable, store: QuotaStore, settings: ActivatorSettings) -> None:
+    def __init__(
+        self, *, table: RouteTable, store: QuotaStore, settings: ActivatorSettings
+    ) -> None:
         self._table = table
         self.store = store
         self._settings = settings
@@ -98,7 +118,8 @@ class AccessCache:
         return f"<AccessCache {len(self._entries)} entries, {self.store!r}>"
 
     def entry(self, caller: Principal, target: CallTarget, address: str = "") -> AccessGrant:
-        """The way of this caller, who is at `address`, to this revision. Raises Forbidden when either tenant is suspended, or by scope."""
+        """The way of this caller, who is at `address`, to this revision. Raises Forbidden when
+        either tenant is suspended, or by scope."""
         self._forget_outdated()
         entry = self._entries.get((caller.key_id, target))
         if entry is None:
@@ -108,17 +129,27 @@ class AccessCache:
         return entry
 
     def before(self, caller: Principal, address: str) -> tuple[QuotaCheck | None, int]:
-        """What a request whose function is not known yet has to pass, and the largest body that it may have: by the caller alone."""
+        """What a request whose function is not known yet has to pass, and the largest body that it
+        may have: by the caller alone."""
         self._forget_outdated()
         known = self._gates.get(caller.key_id)
         if known is None:
             if caller.is_anonymous:
-                rules: Rules = (Rule(of="address", subject=network_of(address), quotas=self._of_strangers(), tenant=""),)
+                rules: Rules = (
+                    Rule(
+                        of="address",
+                        subject=network_of(address),
+                        quotas=self._of_strangers(),
+                        tenant="",
+                    ),
+                )
             else:
                 plan = self._table.plan_of(caller.tenant).quotas()
                 rules = (
                     Rule(of="tenant", subject=caller.tenant, quotas=plan, tenant=caller.tenant),
-                    Rule(of="key", subject=caller.key_id, quotas=caller.quotas, tenant=caller.tenant),
+                    Rule(
+                        of="key", subject=caller.key_id, quotas=caller.quotas, tenant=caller.tenant
+                    ),
                 )
             rules = tuple(rule for rule in rules if not rule.quotas.is_empty)
             known = self.store.gate(rules), body_bytes_of(rules, self._settings.max_body_bytes) or 0
@@ -127,7 +158,10 @@ class AccessCache:
         return known
 
     def _forget_outdated(self) -> None:
-        if self._made_at != self._table.generation or max(len(self._entries), len(self._gates)) >= MAX_ENTRIES:
+        if (
+            self._made_at != self._table.generation
+            or max(len(self._entries), len(self._gates)) >= MAX_ENTRIES
+        ):
             self._entries.clear()
             self._gates.clear()
             self._made_at = self._table.generation
@@ -137,57 +171,99 @@ class AccessCache:
         self.check_not_suspended(caller.tenant, target.tenant)
         rules = self._rules(caller, target, address)
         return AccessGrant(
-            caller, target, rules=rules, store=self.store, max_body_bytes=self._settings.max_body_bytes,
+            caller,
+            target,
+            rules=rules,
+            store=self.store,
+            max_body_bytes=self._settings.max_body_bytes,
             ranks=self._ranks(caller, target, rules),
-        )  # fmt: skip
+        )
 
     def check_not_suspended(self, *tenants: str) -> None:
         """Raises Forbidden when one of them is."""
         for tenant in tenants:
             if self._table.tenants.is_suspended(tenant):
-                raise errors.Forbidden(f"tenant {self._table.tenant_name(tenant)!r} is suspended: ask the platform's operator")
+                raise errors.Forbidden(
+                    f"tenant {self._table.tenant_name(tenant)!r} is suspended: ask the platform's "
+                    f"operator"
+                )
 
     def _rules(self, caller: Principal, target: CallTarget, address: str) -> Rules:
         table, owner, address = self._table, target.tenant, network_of(address)
         is_foreign = caller.tenant != owner
         rules = [
             Rule(
-                of="owner" if is_foreign else "tenant", subject=owner, quotas=table.plan_of(owner).quotas(), tenant=owner,
+                of="owner" if is_foreign else "tenant",
+                subject=owner,
+                quotas=table.plan_of(owner).quotas(),
+                tenant=owner,
                 is_shown=not is_foreign,
             ),
-            Rule(of="function", subject=target.name, quotas=table.quotas_of(target.name), tenant=owner),
-        ]  # fmt: skip
+            Rule(
+                of="function",
+                subject=target.name,
+                quotas=table.quotas_of(target.name),
+                tenant=owner,
+            ),
+        ]
         if is_foreign and caller.tenant:
-            rules.append(Rule(of="tenant", subject=caller.tenant, quotas=table.plan_of(caller.tenant).quotas(), tenant=caller.tenant))
+            rules.append(
+                Rule(
+                    of="tenant",
+                    subject=caller.tenant,
+                    quotas=table.plan_of(caller.tenant).quotas(),
+                    tenant=caller.tenant,
+                )
+            )
         if caller.is_anonymous:
-            rules.append(Rule(of="address", subject=address, quotas=self._of_strangers(), tenant=""))
+            rules.append(
+                Rule(of="address", subject=address, quotas=self._of_strangers(), tenant="")
+            )
         else:
-            rules.append(Rule(of="key", subject=caller.key_id, quotas=caller.quotas, tenant=caller.tenant))
+            rules.append(
+                Rule(of="key", subject=caller.key_id, quotas=caller.quotas, tenant=caller.tenant)
+            )
         limits = target.spec.limits
         if limits is not None and limits.max_streams_per_tenant is not None:
             streams = Quotas(concurrent=limits.max_streams_per_tenant)
-            rules.append(Rule(of="streams", subject=f"{target.name}@{caller.tenant or address}", quotas=streams, tenant=owner))
+            rules.append(
+                Rule(
+                    of="streams",
+                    subject=f"{target.name}@{caller.tenant or address}",
+                    quotas=streams,
+                    tenant=owner,
+                )
+            )
         return tuple(rule for rule in rules if not rule.quotas.is_empty)
 
     def _of_strangers(self) -> Quotas:
         per_s = min(max(self._settings.unauthenticated_per_s, 0.001), MAX_RATE / 2)
         return Quotas(requests_per_s=per_s, burst=max(1, int(2 * per_s)))
 
-    def _ranks(self, caller: Principal, target: CallTarget, rules: Rules) -> dict[bytes | None, QueuePriority]:
-        """A foreign caller has the turn and the weight of its own tenant, and the lower priority of both plans."""
+    def _ranks(
+        self, caller: Principal, target: CallTarget, rules: Rules
+    ) -> dict[bytes | None, QueuePriority]:
+        """A foreign caller has the turn and the weight of its own tenant, and the lower priority of
+        both plans."""
         own = self._table.plan_of(caller.tenant)
-        plans = (own,) if caller.tenant == target.tenant else (own, self._table.plan_of(target.tenant))
+        plans = (
+            (own,) if caller.tenant == target.tenant else (own, self._table.plan_of(target.tenant))
+        )
         queued = queue_bounds_of(rules)
         return {
             asked.value.encode() if asked is not None else None: QueuePriority(
-                priority=priority_of(asked, target.spec.priority, *plans), tenant=caller.tenant, weight=own.weight, queued=queued
+                priority=priority_of(asked, target.spec.priority, *plans),
+                tenant=caller.tenant,
+                weight=own.weight,
+                queued=queued,
             )
             for asked in (None, *Priority)
         }
 
 
 def parse_tenant_prefix(path: str) -> tuple[str | None, str]:
-    """The tenant's name in `/t/{tenant}/rest`, and `/rest`; None and the path where no tenant is named."""
+    """The tenant's name in `/t/{tenant}/rest`, and `/rest`; None and the path where no tenant is
+    named."""
     if not path.startswith(TENANT_PATH):
         return None, path
     name, slash, rest = path[len(TENANT_PATH) :].partition("/")
@@ -195,7 +271,8 @@ def parse_tenant_prefix(path: str) -> tuple[str | None, str]:
 
 
 def split_function(name: str) -> tuple[str | None, str]:
-    """The tenant's name in `t/{tenant}/{app}/{function}`, and the rest; None and the name where there is none."""
+    """The tenant's name in `t/{tenant}/{app}/{function}`, and the rest; None and the name where
+    there is none."""
     parts = name.split("/", 2)
     is_theirs = len(parts) == 3 and parts[0] == TENANT_PATH.strip("/")
     return (parts[1], parts[2]) if is_theirs else (None, name)

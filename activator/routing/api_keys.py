@@ -1,7 +1,7 @@
 """Who is calling: API keys as the feed tells them, and how far each one reaches.
 
-Owner: the event loop, through `RouteTable`. A key's secret is never here: only its hash, and headers that were found valid before.
-"""
+Owner: the event loop, through `RouteTable`. A key's secret is never here: only its hash, and
+headers that were found valid before."""
 
 from __future__ import annotations
 
@@ -23,7 +23,17 @@ class Principal:
         quotas: of this key alone.
     """
 
-    __slots__ = ("app", "environment", "expires_at", "function", "key_id", "quotas", "scope", "tenant", "tenant_name")
+    __slots__ = (
+        "app",
+        "environment",
+        "expires_at",
+        "function",
+        "key_id",
+        "quotas",
+        "scope",
+        "tenant",
+        "tenant_name",
+    )
 
     def __init__(self, record: KeyRecord, *, tenant_name: str = "") -> None:
         """Raises ValueError for a scope or a quota that there is not."""
@@ -46,7 +56,8 @@ class Principal:
         return not self.key_id
 
     def check_reach(self, *, environment: str, app: str, function: str) -> None:
-        """Raises Forbidden, naming what the key is for, when it does not reach this function; whether that exists is another question."""
+        """Raises Forbidden, naming what the key is for, when it does not reach this function;
+        whether that exists is another question."""
         if self.environment is not None and environment != self.environment:
             raise errors.Forbidden(f"this API key is for environment {self.environment!r} only")
         if self.app is not None and app != self.app:
@@ -56,12 +67,18 @@ class Principal:
 
     @property
     def _reach(self) -> str:
-        return f"function {self.app}/{self.function}" if self.function is not None else f"app {self.app!r}"
+        return (
+            f"function {self.app}/{self.function}"
+            if self.function is not None
+            else f"app {self.app!r}"
+        )
 
     def check_may_call(self) -> None:
         """Raises Forbidden for a key that may only read."""
         if not self.scope.reaches(Scope.INVOKE):
-            raise errors.Forbidden(f"this API key has scope {self.scope.value!r}: calling functions needs 'invoke'")
+            raise errors.Forbidden(
+                f"this API key has scope {self.scope.value!r}: calling functions needs 'invoke'"
+            )
 
 
 ANONYMOUS = Principal(KeyRecord(id="", hash="", tenant="", scope=Scope.INVOKE.value))
@@ -69,7 +86,8 @@ ANONYMOUS = Principal(KeyRecord(id="", hash="", tenant="", scope=Scope.INVOKE.va
 
 
 MAX_KEY_BYTES = 1024
-"""Ours are far shorter; what is longer is not hashed, so that a look-up costs the same whatever came."""
+"""Ours are far shorter; what is longer is not hashed, so that a look-up costs the same whatever
+came."""
 _AS_WRITTEN = (b"Bearer ", b"bearer ")
 _SCHEME_BYTES = 7
 
@@ -91,7 +109,8 @@ class ApiKeyIndex:
         return len(self._records)
 
     def apply(self, key_id: str, value: Any) -> None:
-        """Take in a document; None = revoked. Raises TypeError or ValueError, and has changed nothing then."""
+        """Take in a document; None = revoked. Raises TypeError or ValueError, and has changed
+        nothing then."""
         record = KeyRecord(**value) if value is not None else None
         if record is not None:
             Principal(record)  # refuses a broken one
@@ -105,7 +124,9 @@ class ApiKeyIndex:
 
     def forget_proofs(self, tenant: str) -> None:
         """Look this tenant's keys up again: something that its callers were made of has changed."""
-        for key_id in {caller.key_id for caller in self._by_token.values() if caller.tenant == tenant}:
+        for key_id in {
+            caller.key_id for caller in self._by_token.values() if caller.tenant == tenant
+        }:
             self._forget(key_id)
 
     def _forget(self, key_id: str) -> None:
@@ -132,18 +153,29 @@ class ApiKeyIndex:
         return self._by_token.get(authorization)
 
     def prove(self, authorization: bytes) -> KeyRecord:
-        """The key in an Authorization header. Raises Unauthenticated, never saying which part was wrong."""
+        """The key in an Authorization header. Raises Unauthenticated, never saying which part was
+        wrong."""
         scheme, _, token = authorization.partition(b" ")
         if not token or scheme.lower() != b"bearer":
-            raise errors.Unauthenticated("no API key: send the header 'Authorization: Bearer <key>'")
+            raise errors.Unauthenticated(
+                "no API key: send the header 'Authorization: Bearer <key>'"
+            )
         token = token.strip()
-        record = self._by_hash.get(hashlib.sha256(token).hexdigest()) if len(token) <= MAX_KEY_BYTES else None
+        record = (
+            self._by_hash.get(hashlib.sha256(token).hexdigest())
+            if len(token) <= MAX_KEY_BYTES
+            else None
+        )
         if record is None:
             raise errors.Unauthenticated("this API key is not valid: it is wrong, or was revoked")
         return record
 
     def remember(self, authorization: bytes, caller: Principal) -> None:
-        """This header is this caller's, until its key changes. Written as it should be only: there are endless ways to write one key."""
-        if authorization.startswith(_AS_WRITTEN) and authorization[_SCHEME_BYTES:].strip() == authorization[_SCHEME_BYTES:]:
+        """This header is this caller's, until its key changes. Written as it should be only: there
+        are endless ways to write one key."""
+        if (
+            authorization.startswith(_AS_WRITTEN)
+            and authorization[_SCHEME_BYTES:].strip() == authorization[_SCHEME_BYTES:]
+        ):
             self._by_token[authorization] = caller
             self._tokens.setdefault(caller.key_id, set()).add(authorization)

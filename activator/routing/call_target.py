@@ -1,4 +1,5 @@
-"""What is called: one revision of one function, with its argument checks compiled and its price known."""
+"""What is called: one revision of one function, with its argument checks compiled and its price
+known."""
 
 from __future__ import annotations
 
@@ -20,12 +21,31 @@ class CallTarget:
 
     Attributes:
         is_stable: the way back of a rollout: it keeps room for all of the function's traffic.
-        is_shadow: it gets copies of calls, and answers nobody who does not ask for it.
-        batched: methods whose calls are gathered, each with the greatest size of its batches; mostly none.
+        is_shadow: it gets copies of calls, and answers nobody who does not ask for it. batched:
+        methods whose calls are gathered, each with the greatest size of its batches; mostly none.
     """
 
-    __slots__ = ("_checks", "app", "batched", "environment", "footprint", "function", "function_id", "is_shadow", "is_stable", "key",
-                 "launch", "rate_per_s", "rates", "revision", "slow_first_ms", "slow_ms", "spec", "tenant", "warm_head")  # fmt: skip
+    __slots__ = (
+        "_checks",
+        "app",
+        "batched",
+        "environment",
+        "footprint",
+        "function",
+        "function_id",
+        "is_shadow",
+        "is_stable",
+        "key",
+        "launch",
+        "rate_per_s",
+        "rates",
+        "revision",
+        "slow_first_ms",
+        "slow_ms",
+        "spec",
+        "tenant",
+        "warm_head",
+    )
 
     def __init__(
         self,
@@ -37,15 +57,23 @@ class CallTarget:
         is_shadow: bool = False,
         min_instances: int | None = None,
     ) -> None:
-        """`min_instances`: 0 for a revision that nobody is sent to unasked, at least so many for any other; None = as its spec says."""
+        """`min_instances`: 0 for a revision that nobody is sent to unasked, at least so many for
+        any other; None = as its spec says."""
         document = route.revisions[revision]
         self.spec: FunctionSpec = _kept(from_json(FunctionSpec, document["spec"]), min_instances)
         self.is_stable = is_stable
         self.is_shadow = is_shadow
         self.launch = LaunchSpec.from_json(document["launch"])
-        self.batched = {method.name: method.batch.max_batch_size for method in self.spec.methods if method.batch is not None}
+        self.batched = {
+            method.name: method.batch.max_batch_size
+            for method in self.spec.methods
+            if method.batch is not None
+        }
         promised = self.spec.objectives or Objectives()
-        self.slow_ms, self.slow_first_ms = promised.warm_latency_s * 1000, promised.first_token_s * 1000
+        self.slow_ms, self.slow_first_ms = (
+            promised.warm_latency_s * 1000,
+            promised.first_token_s * 1000,
+        )
         self.key = str(self.launch.revision)
         self.tenant = route.tenant
         self.environment = route.environment
@@ -53,7 +81,9 @@ class CallTarget:
         self.function = route.function
         self.function_id = route.id
         self.revision = revision
-        self.warm_head = b"pilotlight-revision: %s\r\npilotlight-start: WARM\r\n" % revision.encode()
+        self.warm_head = (
+            b"pilotlight-revision: %s\r\npilotlight-start: WARM\r\n" % revision.encode()
+        )
         gpu = self.spec.resources.gpu[0] if self.spec.resources.gpu else None
         self.footprint = Footprint(
             cpu=self.spec.resources.cpu,
@@ -65,7 +95,10 @@ class CallTarget:
         try:
             self.rate_per_s: Decimal = rate_per_s(self.footprint, rates)
         except KeyError as e:
-            raise errors.Unavailable(f"no price for accelerator {gpu!r} in platform.yaml: add prices.gpu_s.{gpu}", retry_after_s=60) from e
+            raise errors.Unavailable(
+                f"no price for accelerator {gpu!r} in platform.yaml: add prices.gpu_s.{gpu}",
+                retry_after_s=60,
+            ) from e
         self._checks: dict[str, ArgumentCheck] = {}
 
     def __repr__(self) -> str:
@@ -83,9 +116,17 @@ class CallTarget:
             spec = self.spec.method(method)
             if spec is None:
                 names = ", ".join(sorted(m.name for m in self.spec.methods if m.name))
-                hint = f"its methods are: {names}" if names else "it has no methods: call it by its own name"
-                raise errors.NotFound(f"{self.app}/{self.function} has no method {method[:MAX_NAME_LENGTH]!r}; {hint}")
-            check = self._checks[method] = ArgumentCheck(spec, f"schema of {self.app}/{self.function} in revision {self.revision}")
+                hint = (
+                    f"its methods are: {names}"
+                    if names
+                    else "it has no methods: call it by its own name"
+                )
+                raise errors.NotFound(
+                    f"{self.app}/{self.function} has no method {method[:MAX_NAME_LENGTH]!r}; {hint}"
+                )
+            check = self._checks[method] = ArgumentCheck(
+                spec, f"schema of {self.app}/{self.function} in revision {self.revision}"
+            )
         return check
 
 

@@ -1,8 +1,9 @@
-"""Following the controller: routes and keys arrive as a feed of changes, and are kept on disk for the next start.
+"""Following the controller: routes and keys arrive as a feed of changes, and are kept on disk for
+the next start.
 
-`routes.ndjson` is a log: each change is appended as it arrives, and written anew from the start when the feed resets or the log
-has grown well past what it holds. It is a copy, so it is not synced: a torn last line is left out, and the controller has the truth.
-"""
+`routes.ndjson` is a log: each change is appended as it arrives, and written anew from the start
+when the feed resets or the log has grown well past what it holds. It is a copy, so it is not
+synced: a torn last line is left out, and the controller has the truth."""
 
 from __future__ import annotations
 
@@ -29,13 +30,15 @@ POLL_S = 25.0
 RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 """Waits after the first, second, … failed poll; the last one repeats."""
 CATCH_UP_S = 1.0
-"""How long the answer to a change may wait for the feed: a poll takes milliseconds, and a broken feed must not hold up deploys."""
+"""How long the answer to a change may wait for the feed: a poll takes milliseconds, and a broken
+feed must not hold up deploys."""
 COMPACT_FACTOR = 4
 """The log is written anew once it holds this many lines for each live key."""
 
 
 class ConfigCache:
-    """The feed on disk. Memory holds where each live line stands, not the line. Owner: the follower task."""
+    """The feed on disk. Memory holds where each live line stands, not the line. Owner: the follower
+    task."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -45,7 +48,8 @@ class ConfigCache:
         self._file: BinaryIO | None = None
 
     def load(self) -> Iterator[FeedChange]:
-        """The changes on disk, oldest first; an unreadable tail is cut off. Exhaust it before `append`."""
+        """The changes on disk, oldest first; an unreadable tail is cut off. Exhaust it before
+        `append`."""
         self._live.clear()
         self._lines = self._size = 0
         self._file = self._open("ab+")
@@ -54,7 +58,9 @@ class ConfigCache:
             try:
                 change = FeedChange(**json.loads(line))
             except (ValueError, TypeError):
-                log.warning("routes on disk end in a torn line path=%s after=%d", self._path, self._lines)
+                log.warning(
+                    "routes on disk end in a torn line path=%s after=%d", self._path, self._lines
+                )
                 break
             self._note(change, len(line))
             yield change
@@ -66,7 +72,17 @@ class ConfigCache:
         if self._file is None:
             return
         for change in changes:
-            line = json.dumps({"seq": change.seq, "kind": change.kind, "key": change.key, "value": change.value}).encode() + b"\n"
+            line = (
+                json.dumps(
+                    {
+                        "seq": change.seq,
+                        "kind": change.kind,
+                        "key": change.key,
+                        "value": change.value,
+                    }
+                ).encode()
+                + b"\n"
+            )
             self._file.write(line)
             self._note(change, len(line))
         self._file.flush()
@@ -87,7 +103,9 @@ class ConfigCache:
 
     def _open(self, mode: str) -> BinaryIO:
         # 0600: it holds sealed secrets and hashes of keys
-        return cast(BinaryIO, open(self._path, mode, opener=lambda path, flags: os.open(path, flags, 0o600)))
+        return cast(
+            BinaryIO, open(self._path, mode, opener=lambda path, flags: os.open(path, flags, 0o600))
+        )
 
     def _note(self, change: FeedChange, length: int) -> None:
         if change.value is None:
@@ -104,7 +122,9 @@ class ConfigCache:
         fresh_path.unlink(missing_ok=True)
         kept: dict[tuple[str, str], tuple[int, int]] = {}
         size = 0
-        with open(fresh_path, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as fresh:
+        with open(
+            fresh_path, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)
+        ) as fresh:
             for key, (offset, length) in sorted(self._live.items(), key=lambda item: item[1]):
                 self._file.seek(offset)
                 fresh.write(self._file.read(length))
@@ -119,14 +139,26 @@ class ConfigCache:
 def _is_sealed(change: FeedChange) -> bool:
     if change.kind != "function" or change.value is None:
         return True
-    return all(grants.LABEL in document["launch"].get("labels", {}) for document in change.value["revisions"].values())
+    return all(
+        grants.LABEL in document["launch"].get("labels", {})
+        for document in change.value["revisions"].values()
+    )
 
 
 class ConfigWatcher:
     """Keeps a RouteTable equal to the controller's state."""
 
-    def __init__(self, *, table: RouteTable, controller: Address, token: str, log_path: Path, needs_seals: bool = False) -> None:
-        """`needs_seals`: the node agent takes sealed launch documents only; routes on disk from before there were seals are of no use."""
+    def __init__(
+        self,
+        *,
+        table: RouteTable,
+        controller: Address,
+        token: str,
+        log_path: Path,
+        needs_seals: bool = False,
+    ) -> None:
+        """`needs_seals`: the node agent takes sealed launch documents only; routes on disk from
+        before there were seals are of no use."""
         self._table = table
         self._needs_seals = needs_seals
         self._log = ConfigCache(log_path)
@@ -142,7 +174,10 @@ class ConfigWatcher:
         self._taken = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<ConfigWatcher {'connected' if self.is_connected else 'disconnected'} version {self._table.version}>"
+        return (
+            f"<ConfigWatcher {'connected' if self.is_connected else 'disconnected'} version "
+            f"{self._table.version}>"
+        )
 
     def load(self) -> int:
         """Take in what the last run left on disk; returns how many changes."""
@@ -160,7 +195,8 @@ class ConfigWatcher:
         return count
 
     async def follow(self) -> None:
-        """Poll forever; a controller that is down is asked again, and the last routes stay in force."""
+        """Poll forever; a controller that is down is asked again, and the last routes stay in
+        force."""
         failures = 0
         while True:
             try:
@@ -168,16 +204,23 @@ class ConfigWatcher:
                 failures = 0
             except (httpx.HTTPError, ValueError, KeyError, TypeError) as e:
                 if failures == 0:
-                    log.warning("controller does not answer; going on with routes version=%d error=%r", self._table.version, e)
+                    log.warning(
+                        "controller does not answer; going on with routes version=%d error=%r",
+                        self._table.version,
+                        e,
+                    )
                 self.is_connected = False
                 await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
                 failures += 1
 
     async def catch_up(self) -> None:
-        """Return once the table has all that the controller holds at this moment; after CATCH_UP_S, or without a controller, give up."""
+        """Return once the table has all that the controller holds at this moment; after CATCH_UP_S,
+        or without a controller, give up."""
         try:
             async with asyncio.timeout(CATCH_UP_S):
-                response = await self._client.get(FEED_PATH, params={"after": self._table.version, "wait_s": 0})
+                response = await self._client.get(
+                    FEED_PATH, params={"after": self._table.version, "wait_s": 0}
+                )
                 response.raise_for_status()
                 position = int(response.json()["seq"])
                 while self._table.version < position:
@@ -186,12 +229,15 @@ class ConfigWatcher:
             log.warning("routes may be behind version=%d error=%r", self._table.version, e)
 
     async def _poll(self) -> None:
-        """One answer, all its pages: a fresh start is taken in at once, so that no function is missing in the middle of it."""
+        """One answer, all its pages: a fresh start is taken in at once, so that no function is
+        missing in the middle of it."""
         position, is_reset = self._table.version, False
         changes: list[FeedChange] = []
         wait_s, has_more = (POLL_S if self.is_connected else 0.0), True
         while has_more:
-            response = await self._client.get(FEED_PATH, params={"after": position, "wait_s": wait_s})
+            response = await self._client.get(
+                FEED_PATH, params={"after": position, "wait_s": wait_s}
+            )
             response.raise_for_status()
             body = response.json()
             if body["reset"]:

@@ -1,14 +1,18 @@
-"""Make before break: a revision that is given traffic gets it when it has an instance; until then, who answered before goes on.
+"""Make before break: a revision that is given traffic gets it when it has an instance; until then,
+who answered before goes on.
 
-A route document that moves traffic is followed at once by a revision that has an instance. For one that has none, instances are begun, as
-many as its part of the traffic needs, and the units that it is given stay where they were until they are there, at most as long as its
-start may take. Who answered before is not retired meanwhile. What asks for a revision (a tag, a pin) gets it, and waits for it. A change
-that goes back (`TrafficDocument.at_once`) is another matter: rather wait for a good answer than have a bad one.
+A route document that moves traffic is followed at once by a revision that has an instance. For one
+that has none, instances are begun, as many as its part of the traffic needs, and the units that it
+is given stay where they were until they are there, at most as long as its start may take. Who
+answered before is not retired meanwhile. What asks for a revision (a tag, a pin) gets it, and waits
+for it. A change that goes back (`TrafficDocument.at_once`) is another matter: rather wait for a
+good answer than have a bad one.
 
-Where there is no room for both (GPUs, above all), the new revision's `rollout.strategy` says what is done. SURGE lets its startup clock run
-out, and then the calls go to it, so that the old one makes room. WAIT goes on for as long as room is lacking. SWAP drains the old one's
-instances, the idlest first and one at a time, as long as that is what the new one lacks; should it then fail for another reason, calls go
-back to the old one until it comes up.
+Where there is no room for both (GPUs, above all), the new revision's `rollout.strategy` says what
+is done. SURGE lets its startup clock run out, and then the calls go to it, so that the old one
+makes room. WAIT goes on for as long as room is lacking. SWAP drains the old one's instances, the
+idlest first and one at a time, as long as that is what the new one lacks; should it then fail for
+another reason, calls go back to the old one until it comes up.
 
 Owner: the event loop, through `RouteTable`.
 """
@@ -39,7 +43,8 @@ AGAIN_S = 1.0
 
 
 class Cutover:
-    """One function's: `previous` answers for those that are `awaited`, by the key of their revision.
+    """One function's: `previous` answers for those that are `awaited`, by the key of their
+    revision.
 
     Attributes:
         lacking: keys of those whose last start was refused for want of room.
@@ -68,19 +73,33 @@ class Cutover:
     def __repr__(self) -> str:
         return f"<Cutover to {', '.join(sorted(self.awaited))}>"
 
-    def instead(self, choice: RoutingDecision, caller: Principal, headers: Mapping[bytes, bytes]) -> RoutingDecision:
+    def instead(
+        self, choice: RoutingDecision, caller: Principal, headers: Mapping[bytes, bytes]
+    ) -> RoutingDecision:
         """Who answers meanwhile; a unit of an experiment waits for its arm's own revision."""
         if choice.is_override or choice.arm or choice.target.key not in self.awaited:
             return choice
         before = self.previous.choose(caller, headers)
         may_come_back = choice.target.key in self.broken
-        return before if before.target.key not in self.awaited and (may_come_back or self._serves(before.target)) else choice
+        return (
+            before
+            if before.target.key not in self.awaited
+            and (may_come_back or self._serves(before.target))
+            else choice
+        )
 
 
 class CutoverTracker:
-    """Begins and ends them. `finish`: is told the function whose handover is over; `again_s`: between two starts, where one failed."""
+    """Begins and ends them. `finish`: is told the function whose handover is over; `again_s`:
+    between two starts, where one failed."""
 
-    def __init__(self, *, throttler_of: Callable[[CallTarget], Throttler], finish: Callable[[str], None], again_s: float = AGAIN_S) -> None:
+    def __init__(
+        self,
+        *,
+        throttler_of: Callable[[CallTarget], Throttler],
+        finish: Callable[[str], None],
+        again_s: float = AGAIN_S,
+    ) -> None:
         self._throttler_of = throttler_of
         self._finish = finish
         self.again_s = again_s
@@ -90,7 +109,8 @@ class CutoverTracker:
         return f"<CutoverTracker {len(self._running)}>"
 
     def begin(self, name: str, routed: FunctionRouter, before: FunctionRouter) -> None:
-        """A function that was answered by `before` is to be answered by `routed`: hand it over, where that takes time."""
+        """A function that was answered by `before` is to be answered by `routed`: hand it over,
+        where that takes time."""
         if (old := self._running.pop(name, None)) is not None:
             _stop(old)
             for target in old.awaited.values():
@@ -98,9 +118,17 @@ class CutoverTracker:
             if self._awaited(old.awaited.values()):
                 before = old.previous
         live = {target.key: self._live(target) for target in before.answering}
-        wanted = {target.key: target for target in routed.answering if routed.document.weights.get(target.revision)}
+        wanted = {
+            target.key: target
+            for target in routed.answering
+            if routed.document.weights.get(target.revision)
+        }
         awaited = self._awaited(target for key, target in wanted.items() if not live.get(key))
-        held = tuple(target for target in before.answering if live[target.key] and target.revision not in routed.targets)
+        held = tuple(
+            target
+            for target in before.answering
+            if live[target.key] and target.revision not in routed.targets
+        )
         if not awaited or not any(live.values()):
             return
         for target in awaited.values():
@@ -109,11 +137,17 @@ class CutoverTracker:
             self._start(target, math.ceil(sum(live.values()) * share))
         if routed.document.at_once:
             return
-        handover = routed.handover = self._running[name] = Cutover(before, awaited, held, self._serves)
+        handover = routed.handover = self._running[name] = Cutover(
+            before, awaited, held, self._serves
+        )
         routed.only = None
         self._set_timer(name, handover)
         handover.ticker = asyncio.get_running_loop().call_later(self.again_s, self._tick, name)
-        log.info("handover begins function=%s to=%s", name, ",".join(target.revision for target in awaited.values()))
+        log.info(
+            "handover begins function=%s to=%s",
+            name,
+            ",".join(target.revision for target in awaited.values()),
+        )
 
     def _set_timer(self, name: str, handover: Cutover) -> None:
         patience_s = max(target.spec.clocks.startup_s for target in handover.awaited.values())
@@ -136,7 +170,8 @@ class CutoverTracker:
         self.clear()
 
     def started(self, target: CallTarget, failed: str | None = None) -> None:
-        """An instance of the revision came up, or a start of it `failed` with that code: soon its turn may have come."""
+        """An instance of the revision came up, or a start of it `failed` with that code: soon its
+        turn may have come."""
         handover = self._running.get(target.name)
         if handover is not None and target.key in handover.awaited:
             _mark(handover.lacking, target.key, is_so=failed == NoCapacity.code)
@@ -147,7 +182,9 @@ class CutoverTracker:
         handover = self._running.get(name)
         if handover is None:
             return
-        come = handover.awaited.keys() - (awaited := self._awaited(handover.awaited.values())).keys()
+        come = (
+            handover.awaited.keys() - (awaited := self._awaited(handover.awaited.values())).keys()
+        )
         for key in come:
             self._throttler_of(handover.awaited[key]).is_awaited = False
         handover.awaited = awaited
@@ -155,40 +192,68 @@ class CutoverTracker:
             self._end(name, "done")
 
     def _tick(self, name: str) -> None:
-        """Starts that failed are made again, and the old revision makes room where the strategy says so."""
+        """Starts that failed are made again, and the old revision makes room where the strategy
+        says so."""
         handover = self._running.get(name)
         if handover is None:
             return
         for target in handover.awaited.values():
-            if target.spec.rollout.strategy is RolloutStrategy.SWAP and self._lacks_room(handover, target):
+            if target.spec.rollout.strategy is RolloutStrategy.SWAP and self._lacks_room(
+                handover, target
+            ):
                 self._give_way(handover, target)
             if not self._throttler_of(target).starting:
                 self._start(target, 1)
         handover.ticker = asyncio.get_running_loop().call_later(self.again_s, self._tick, name)
 
     def _lacks_room(self, handover: Cutover, target: CallTarget) -> bool:
-        """Its last start was refused, or those under way all wait for a quota or for room on the node."""
+        """Its last start was refused, or those under way all wait for a quota or for room on the
+        node."""
         throttler = self._throttler_of(target)
         return target.key in handover.lacking or 0 < throttler.starting <= throttler.held_up
 
     def _give_way(self, handover: Cutover, target: CallTarget) -> None:
-        """The idlest instance of those who answered before goes; the next one when that was not enough."""
-        before = [self._throttler_of(old) for old in handover.previous.answering if old.key not in handover.awaited]
+        """The idlest instance of those who answered before goes; the next one when that was not
+        enough."""
+        before = [
+            self._throttler_of(old)
+            for old in handover.previous.answering
+            if old.key not in handover.awaited
+        ]
         if any(throttler.is_making_room for throttler in before):
             return
-        live = [(instance.in_flight, instance.idle_since, n) for n, throttler in enumerate(before) for instance in throttler.live()]
+        live = [
+            (instance.in_flight, instance.idle_since, n)
+            for n, throttler in enumerate(before)
+            for instance in throttler.live()
+        ]
         if not live:
             return
         throttler = before[min(live)[-1]]
-        victim = min(throttler.live(), key=lambda instance: (instance.in_flight, instance.idle_since))
-        log.info("instance makes room for the next revision instance=%s function=%s to=%s", victim.id, target.name, target.revision)
+        victim = min(
+            throttler.live(), key=lambda instance: (instance.in_flight, instance.idle_since)
+        )
+        log.info(
+            "instance makes room for the next revision instance=%s function=%s to=%s",
+            victim.id,
+            target.name,
+            target.revision,
+        )
         throttler.drain(victim)
 
     def _give_up(self, name: str) -> None:
         handover = self._running[name]
-        waits = [target for target in handover.awaited.values() if target.spec.rollout.strategy is RolloutStrategy.WAIT]
+        waits = [
+            target
+            for target in handover.awaited.values()
+            if target.spec.rollout.strategy is RolloutStrategy.WAIT
+        ]
         if any(self._lacks_room(handover, target) for target in waits):
-            log.info("handover waits for room function=%s to=%s", name, ",".join(target.revision for target in waits))
+            log.info(
+                "handover waits for room function=%s to=%s",
+                name,
+                ",".join(target.revision for target in waits),
+            )
             self._set_timer(name, handover)
             return
         self._end(name, "out of time")

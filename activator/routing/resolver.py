@@ -1,7 +1,9 @@
-"""Who is calling, and what: the first two steps of every request, the same for calls, raw HTTP and WebSockets.
+"""Who is calling, and what: the first two steps of every request, the same for calls, raw HTTP and
+WebSockets.
 
-A caller of the function's own tenant may name a tag or a revision: in the path (`app/function@tag`), in the header `Pilotlight-Tag`, or,
-for calls, as `?tag=`; of several the first one here counts. The query of what follows `/fn/` is the function's own, and is not looked at.
+A caller of the function's own tenant may name a tag or a revision: in the path
+(`app/function@tag`), in the header `Pilotlight-Tag`, or, for calls, as `?tag=`; of several the
+first one here counts. The query of what follows `/fn/` is the function's own, and is not looked at.
 """
 
 from __future__ import annotations
@@ -25,9 +27,12 @@ NOBODY = "-"
 
 
 class RequestResolver:
-    """Finds callers, functions, and the way of the one into the other. Owner: the event loop; every method is synchronous."""
+    """Finds callers, functions, and the way of the one into the other. Owner: the event loop; every
+    method is synchronous."""
 
-    def __init__(self, *, table: RouteTable, entrance: AccessCache, strangers: UnauthenticatedRateLimiter) -> None:
+    def __init__(
+        self, *, table: RouteTable, entrance: AccessCache, strangers: UnauthenticatedRateLimiter
+    ) -> None:
         self._table = table
         self._entrance = entrance
         self._strangers = strangers
@@ -36,7 +41,8 @@ class RequestResolver:
         return f"<RequestResolver {self._table!r}>"
 
     def authenticate(self, request: Request) -> Principal:
-        """Who is calling. Raises Unauthenticated, or TooManyRequests for an address that keeps guessing."""
+        """Who is calling. Raises Unauthenticated, or TooManyRequests for an address that keeps
+        guessing."""
         try:
             return self._table.authenticate(request.headers.get(b"authorization", b""), time.time())
         except errors.Unauthenticated:
@@ -44,13 +50,15 @@ class RequestResolver:
             raise
 
     def identify(self, request: Request, owner: str | None) -> Principal:
-        """`authenticate`, but that a public function of a tenant that is named may be called without a key."""
+        """`authenticate`, but that a public function of a tenant that is named may be called
+        without a key."""
         if owner is not None and b"authorization" not in request.headers:
             return ANONYMOUS
         return self.authenticate(request)
 
     def reader(self, request: Request) -> Principal:
-        """Who asks for a submitted call. Raises Forbidden for a key that may not call, and for a suspended tenant's."""
+        """Who asks for a submitted call. Raises Forbidden for a key that may not call, and for a
+        suspended tenant's."""
         caller = self.authenticate(request)
         caller.check_may_call()
         self._entrance.check_not_suspended(caller.tenant)
@@ -62,8 +70,11 @@ class RequestResolver:
         request.tenant = caller.tenant
         return self._entrance.before(caller, request.address)
 
-    def routed(self, request: Request, caller: Principal, path: str, owner: str | None = None) -> tuple[FunctionRouter, str, str]:
-        """The function at `path`, the method and the tag that the path names. Raises NotFound, Forbidden, Unauthenticated, Unavailable."""
+    def routed(
+        self, request: Request, caller: Principal, path: str, owner: str | None = None
+    ) -> tuple[FunctionRouter, str, str]:
+        """The function at `path`, the method and the tag that the path names. Raises NotFound,
+        Forbidden, Unauthenticated, Unavailable."""
         path, _, tag = path.partition("@")
         try:
             app, function, method = parse_function_path(path)
@@ -72,7 +83,13 @@ class RequestResolver:
         environment = self.environment_of(request, caller)
         caller.check_reach(environment=environment, app=app, function=function)
         tenant = caller.tenant if owner is None else self._table.tenant_named(owner) or NOBODY
-        address = FunctionAddress(tenant=TenantId(tenant), environment=environment, app=app, function=function, method=method)
+        address = FunctionAddress(
+            tenant=TenantId(tenant),
+            environment=environment,
+            app=app,
+            function=function,
+            method=method,
+        )
         try:
             return self._table.routed_for(caller, address), method, tag
         except errors.NotFound as e:
@@ -87,23 +104,33 @@ class RequestResolver:
         return asked or caller.environment or DEFAULT_ENVIRONMENT
 
     def stranger(self, request: Request) -> errors.PilotlightError:
-        """The error for a caller without a key who asks for what is not public. Raises TooManyRequests where it keeps asking."""
+        """The error for a caller without a key who asks for what is not public. Raises
+        TooManyRequests where it keeps asking."""
         self._count(request)
         return errors.Unauthenticated("no API key: send the header 'Authorization: Bearer <key>'")
 
     def _count(self, request: Request) -> None:
-        """One more failed attempt. Raises TooManyRequests; who has a valid key is never counted, whoever else shares its address."""
+        """One more failed attempt. Raises TooManyRequests; who has a valid key is never counted,
+        whoever else shares its address."""
         now = time.monotonic()
         self._strangers.guard(request.address, now)
         self._strangers.check(request.address, now)
 
     def enter(
-        self, request: Request, caller: Principal, routed: FunctionRouter, tag: str, *, is_raw: bool = False, unasked: str = ""
+        self,
+        request: Request,
+        caller: Principal,
+        routed: FunctionRouter,
+        tag: str,
+        *,
+        is_raw: bool = False,
+        unasked: str = "",
     ) -> AccessGrant:
-        """The way in, of which the answer tells the quotas whatever becomes of the request. Raises Forbidden, NotFound.
+        """The way in, of which the answer tells the quotas whatever becomes of the request. Raises
+        Forbidden, NotFound.
 
-        `unasked`: the revision for a caller of the function's own tenant who names none; "" = whatever the traffic says.
-        """
+        `unasked`: the revision for a caller of the function's own tenant who names none; "" =
+        whatever the traffic says."""
         if not tag and (asked := request.headers.get(TAG)) is not None:
             tag = asked.decode("latin-1")
         if not tag and not is_raw:

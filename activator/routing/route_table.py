@@ -1,10 +1,10 @@
-"""What the data plane knows: functions, tenants, secrets and keys, as the controller's feed told it.
+"""What the data plane knows: functions, tenants, secrets and keys, as the controller's feed told
+it.
 
-The table is memory only and holds documents packed (a kilobyte or so each); a `Target` (parsed spec, compiled argument checks) is made
-when a revision
-is first called, so thousands of functions at zero cost their documents and nothing else. Owner: the event loop; every
-method is synchronous, so no lock is needed. A broken document is refused whole, and the last good one stays.
-"""
+The table is memory only and holds documents packed (a kilobyte or so each); a `Target` (parsed
+spec, compiled argument checks) is made when a revision is first called, so thousands of functions
+at zero cost their documents and nothing else. Owner: the event loop; every method is synchronous,
+so no lock is needed. A broken document is refused whole, and the last good one stays."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ log = logging.getLogger(__name__)
 class RouteTable:
     """Functions, keys, tenants, quotas and secrets by name.
 
-    `version` is the position in the feed; `generation` changes with everything that could make an earlier answer wrong. `on_function` is
-    told the name of a function that changed, and the keys of the revisions that could be called before and cannot any more. `on_budget` is
-    told the id of a budget and what it is now, None when it is gone. `handovers`: None: whoever is given traffic has it at once. `engines`:
-    the functions that are language models.
-    """
+    `version` is the position in the feed; `generation` changes with everything that could make an
+    earlier answer wrong. `on_function` is told the name of a function that changed, and the keys of
+    the revisions that could be called before and cannot any more. `on_budget` is told the id of a
+    budget and what it is now, None when it is gone. `handovers`: None: whoever is given traffic has
+    it at once. `engines`: the functions that are language models."""
 
     def __init__(self, lists: Mapping[str, Rates], secrets: Sealer) -> None:
-        """`lists`: price lists by their version, the platform's own first. `secrets`: opens secrets of functions."""
+        """`lists`: price lists by their version, the platform's own first. `secrets`: opens secrets
+        of functions."""
         self._lists = lists
         self._own_rates = next(iter(lists.values()))
         self._sealer = secrets
@@ -51,7 +52,8 @@ class RouteTable:
         self._names: dict[str, str] = {}
         self._kept_warm: set[str] = set()
         self._access: dict[str, frozenset[frozenset[str]]] = {}
-        """Of each function: with whom the revisions that answer are shared. Others are refused without a look at its document."""
+        """Of each function: with whom the revisions that answer are shared. Others are refused
+        without a look at its document."""
         self._routed: dict[str, FunctionRouter] = {}
         self._keys = ApiKeyIndex()
         self.tenants = Tenants()
@@ -68,9 +70,12 @@ class RouteTable:
         self.on_budget: Callable[[str, BudgetRecord | None], None] = _ignore_budget
 
     def __repr__(self) -> str:
-        return f"<RouteTable version {self.version}: {len(self._functions)} functions, {len(self._keys)} keys, {self.refused} refused>"
+        return (
+            f"<RouteTable version {self.version}: {len(self._functions)} functions, "
+            f"{len(self._keys)} keys, {self.refused} refused>"
+        )
 
-    # -- the feed's side ----------------------------------------------------------------------------------------------
+    # -- the feed's side ---------------------------------------------------------------------------
     def apply(self, change: FeedChange) -> bool:
         """Take in one change; False when its document was refused (and the last good one kept)."""
         self.version = max(self.version, change.seq)
@@ -79,7 +84,13 @@ class RouteTable:
             getattr(self, f"_apply_{change.kind}")(change.key, change.value)
         except (KeyError, TypeError, ValueError, AttributeError, errors.PilotlightError) as e:
             self.refused += 1
-            log.error("feed document refused kind=%s key=%s seq=%d error=%s", change.kind, change.key, change.seq, e)
+            log.error(
+                "feed document refused kind=%s key=%s seq=%d error=%s",
+                change.kind,
+                change.key,
+                change.seq,
+                e,
+            )
             return False
         return True
 
@@ -91,9 +102,18 @@ class RouteTable:
         for budget in self._budgets:
             self.on_budget(budget, None)
         for held in (
-            self._functions, self._names, self._kept_warm, self._access, self._routed, self._keys,
-            self.tenants, self.engines, self._quotas, self._budgets, self._secrets,
-        ):  # fmt: skip
+            self._functions,
+            self._names,
+            self._kept_warm,
+            self._access,
+            self._routed,
+            self._keys,
+            self.tenants,
+            self.engines,
+            self._quotas,
+            self._budgets,
+            self._secrets,
+        ):
             held.clear()
 
     def _apply_function(self, name: str, value: Any) -> None:
@@ -105,8 +125,11 @@ class RouteTable:
             self._kept_warm.discard(name)
         else:
             route = FunctionRoute.from_json(value)
-            routed = FunctionRouter(route, self.rates_of(route.tenant))  # refuses a broken one; made again when called
-            self._access[name] = frozenset(frozenset(target.spec.access) for target in routed.answering)
+            # refuses a broken one; made again when called
+            routed = FunctionRouter(route, self.rates_of(route.tenant))
+            self._access[name] = frozenset(
+                frozenset(target.spec.access) for target in routed.answering
+            )
             self._functions[name] = zlib.compress(json.dumps(value).encode(), level=1)
             if before is not None and before.id != route.id:
                 del self._names[before.id]
@@ -121,7 +144,8 @@ class RouteTable:
         self.on_function(name, _callable(before) - _callable(route))
 
     def _hand_over(self, name: str, routed: FunctionRouter | None) -> None:
-        """From who answered the function's calls, if anybody called it, to `routed`; None: nobody answers them any more."""
+        """From who answered the function's calls, if anybody called it, to `routed`; None: nobody
+        answers them any more."""
         known = self._routed.pop(name, None)
         if self.handovers is None:
             return
@@ -170,16 +194,19 @@ class RouteTable:
         else:
             self._secrets[name] = str(value["sealed"] if isinstance(value, Mapping) else value)
 
-    # -- the request's side -------------------------------------------------------------------------------------------
+    # -- the request's side ------------------------------------------------------------------------
     def authenticate(self, authorization: bytes, now: float) -> Principal:
-        """The caller behind an Authorization header. Raises Unauthenticated, never saying which part was wrong."""
+        """The caller behind an Authorization header. Raises Unauthenticated, never saying which
+        part was wrong."""
         caller = self._keys.proven(authorization)
         if caller is None:
             record = self._keys.prove(authorization)
             caller = Principal(record, tenant_name=self.tenants.name_of(record.tenant))
             self._keys.remember(authorization, caller)
         if caller.expires_at is not None and now >= caller.expires_at:
-            raise errors.Unauthenticated("this API key has expired: create another with `pilotlight token create`")
+            raise errors.Unauthenticated(
+                "this API key has expired: create another with `pilotlight token create`"
+            )
         return caller
 
     def is_known(self, authorization: bytes) -> bool:
@@ -189,20 +216,30 @@ class RouteTable:
     def caller_of(self, key_id: str) -> Principal | None:
         """The caller with this key, if the key is still there."""
         record = self._keys.record(key_id)
-        return Principal(record, tenant_name=self.tenants.name_of(record.tenant)) if record is not None else None
+        return (
+            Principal(record, tenant_name=self.tenants.name_of(record.tenant))
+            if record is not None
+            else None
+        )
 
     def plan_of(self, tenant: str) -> Plan:
         """A tenant's plan, its overrides included; UNLIMITED where none is known."""
         return self.tenants.plan_of(tenant)
 
     def rates_of(self, tenant: str) -> Rates:
-        """The price list of a tenant's plan; the platform's own where it names none, or one that there is not."""
+        """The price list of a tenant's plan; the platform's own where it names none, or one that
+        there is not."""
         version = self.tenants.plan_of(tenant).prices
         if version is None or version in self._lists:
             return self._own_rates if version is None else self._lists[version]
         if version not in self._unpriced:
             self._unpriced.add(version)
-            log.error("a plan names prices that there are not; the platform's own apply prices=%s tenant=%s", version, tenant)
+            log.error(
+                "a plan names prices that there are not; the platform's own apply prices=%s "
+                "tenant=%s",
+                version,
+                tenant,
+            )
         return self._own_rates
 
     def quotas_of(self, name: str) -> Quotas:
@@ -226,13 +263,15 @@ class RouteTable:
         return self.tenants.names()
 
     def routed_for(self, caller: Principal, address: FunctionAddress) -> FunctionRouter:
-        """`routed` for a caller that may be another tenant's. What it may not call does not exist for it. Raises NotFound, Unavailable."""
+        """`routed` for a caller that may be another tenant's. What it may not call does not exist
+        for it. Raises NotFound, Unavailable."""
         if caller.tenant != address.tenant and not self._is_open_to(caller, address):
             raise _no_function(address)
         return self.routed(address)
 
     def _is_open_to(self, caller: Principal, address: FunctionAddress) -> bool:
-        """Whether every revision that may answer it is public, or shared with the caller's tenant."""
+        """Whether every revision that may answer it is public, or shared with the caller's
+        tenant."""
         name = _name_of(address)
         if (known := self._routed.get(name)) is not None:
             shared: Iterable[Iterable[str]] = [target.spec.access for target in known.answering]
@@ -249,7 +288,8 @@ class RouteTable:
         return self._routed.get(name) or self._make_routed(name, address)
 
     def target(self, address: FunctionAddress, revision: str = "") -> CallTarget:
-        """`revision` while it can be called, else the one that serves this call, by weight. Raises NotFound or Unavailable."""
+        """`revision` while it can be called, else the one that serves this call, by weight. Raises
+        NotFound or Unavailable."""
         return self.routed(address).any(revision)
 
     def _make_routed(self, name: str, address: FunctionAddress) -> FunctionRouter:
@@ -257,29 +297,40 @@ class RouteTable:
         if route is None:
             raise _no_function(address)
         if route.stopped:
-            raise errors.Unavailable(f"app {address.app!r} is stopped: deploy it again to start it", retry_after_s=30)
+            raise errors.Unavailable(
+                f"app {address.app!r} is stopped: deploy it again to start it", retry_after_s=30
+            )
         routed = self._routed[name] = FunctionRouter(route, self.rates_of(route.tenant))
         return routed
 
     def _route(self, name: str) -> FunctionRoute | None:
         document = self._functions.get(name)
-        return FunctionRoute.from_json(json.loads(zlib.decompress(document))) if document is not None else None
+        return (
+            FunctionRoute.from_json(json.loads(zlib.decompress(document)))
+            if document is not None
+            else None
+        )
 
     def targets_of(self, name: str) -> tuple[CallTarget, ...]:
-        """The revisions of `<tenant>/<environment>/<app>/<function>` that can be called; empty when gone or stopped.
+        """The revisions of `<tenant>/<environment>/<app>/<function>` that can be called; empty when
+        gone or stopped.
 
-        Made for this answer only unless the function was called: thousands that are merely deployed must not be kept parsed.
-        """
+        Made for this answer only unless the function was called: thousands that are merely deployed
+        must not be kept parsed."""
         known = self._routed.get(name)
         if known is not None:
-            return (*known.targets.values(), *(known.handover.held if known.handover is not None else ()))
+            return (
+                *known.targets.values(),
+                *(known.handover.held if known.handover is not None else ()),
+            )
         route = self._route(name)
         if route is None or route.stopped:
             return ()
         return tuple(FunctionRouter(route, self.rates_of(route.tenant)).targets.values())
 
     def target_keyed(self, tenant: str, key: str) -> CallTarget | None:
-        """The tenant's revision with that platform-wide key, while it can be called; not for each call."""
+        """The tenant's revision with that platform-wide key, while it can be called; not for each
+        call."""
         name = self._names.get(key.rpartition("@")[0], "")
         if not name.startswith(f"{tenant}/"):
             return None
@@ -290,28 +341,43 @@ class RouteTable:
         return sorted(self._kept_warm)
 
     def keeps_previous_s(self, name: str) -> float:
-        """How long a revision that has just lost the function's traffic stays warm; 0 for one that was gone back from, or is gone."""
+        """How long a revision that has just lost the function's traffic stays warm; 0 for one that
+        was gone back from, or is gone."""
         route = self._route(name)
         if route is None or route.stopped or document_of(route).at_once:
             return 0.0
-        return max((target.spec.rollout.keep_previous_s for target in self.targets_of(name)), default=0.0)
+        return max(
+            (target.spec.rollout.keep_previous_s for target in self.targets_of(name)), default=0.0
+        )
 
     def secret_env(self, target: CallTarget) -> dict[str, str]:
-        """A function's secrets, opened: environment variables for its next start. Raises Unavailable naming a missing one."""
+        """A function's secrets, opened: environment variables for its next start. Raises
+        Unavailable naming a missing one."""
         values: dict[str, str] = {}
         for name in target.spec.secrets:
             sealed = self._secrets.get(f"{target.tenant}/{target.environment}/{name}")
             if sealed is None:
-                raise errors.Unavailable(f"secret {name!r} does not exist: `pilotlight secret set {name}` creates it", retry_after_s=30)
+                raise errors.Unavailable(
+                    f"secret {name!r} does not exist: `pilotlight secret set {name}` creates it",
+                    retry_after_s=30,
+                )
             try:
                 values.update(_as_variables(name, self._sealer.open(sealed)))
             except SealBroken as e:
-                raise errors.Unavailable(f"secret {name!r} cannot be opened: {e}: store its values again", retry_after_s=30) from e
+                raise errors.Unavailable(
+                    f"secret {name!r} cannot be opened: {e}: store its values again",
+                    retry_after_s=30,
+                ) from e
         return values
 
     def statistics(self) -> Mapping[str, int]:
         """Sizes, for metrics."""
-        return {"functions": len(self._functions), "keys": len(self._keys), "refused": self.refused, "version": self.version}
+        return {
+            "functions": len(self._functions),
+            "keys": len(self._keys),
+            "refused": self.refused,
+            "version": self.version,
+        }
 
 
 _NO_QUOTAS = Quotas()
@@ -330,15 +396,26 @@ def _name_of(address: FunctionAddress) -> str:
 
 
 def _no_function(address: FunctionAddress) -> errors.NotFound:
-    environment = "" if address.environment == DEFAULT_ENVIRONMENT else f" in environment {address.environment!r}"
-    return errors.NotFound(f"no function {address.app}/{address.function}{environment}: `pilotlight app list` shows what is deployed")
+    environment = (
+        ""
+        if address.environment == DEFAULT_ENVIRONMENT
+        else f" in environment {address.environment!r}"
+    )
+    return errors.NotFound(
+        f"no function {address.app}/{address.function}{environment}: `pilotlight app list` shows "
+        f"what is deployed"
+    )
 
 
 def _callable(route: FunctionRoute | None) -> frozenset[str]:
-    """Keys of the revisions that can be called: those with a weight, and those that are only named."""
+    """Keys of the revisions that can be called: those with a weight, and those that are only
+    named."""
     if route is None or route.stopped:
         return frozenset()
-    return frozenset(str(route.revisions[revision]["launch"]["revision"]) for revision in document_of(route).named())
+    return frozenset(
+        str(route.revisions[revision]["launch"]["revision"])
+        for revision in document_of(route).named()
+    )
 
 
 def _as_variables(name: str, text: str) -> dict[str, str]:

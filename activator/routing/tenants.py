@@ -1,4 +1,5 @@
-"""Tenants as the feed tells them: their names, and the plan under which each one's calls and functions run.
+"""Tenants as the feed tells them: their names, and the plan under which each one's calls and
+functions run.
 
 Owner: the event loop, through `RouteTable`.
 """
@@ -14,7 +15,8 @@ from pilotlight.types import Priority
 
 
 class Tenants:
-    """Looked up by id and by name. What is not known has no bounds: an older controller tells no plans."""
+    """Looked up by id and by name. What is not known has no bounds: an older controller tells no
+    plans."""
 
     def __init__(self) -> None:
         self._records: dict[str, TenantRecord] = {}
@@ -22,13 +24,17 @@ class Tenants:
         self._ids: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"<Tenants {len(self._records)}, {sum(r.suspended for r in self._records.values())} suspended>"
+        return (
+            f"<Tenants {len(self._records)}, "
+            f"{sum(r.suspended for r in self._records.values())} suspended>"
+        )
 
     def __len__(self) -> int:
         return len(self._records)
 
     def apply(self, tenant: str, value: Any) -> None:
-        """Take in a document; None = removed. Raises TypeError or ValueError, and has changed nothing then."""
+        """Take in a document; None = removed. Raises TypeError or ValueError, and has changed
+        nothing then."""
         record = TenantRecord(**value) if value is not None else None
         plan = Plan(**record.plan) if record is not None and record.plan else UNLIMITED
         old = self._records.pop(tenant, None)
@@ -69,12 +75,18 @@ class Tenants:
         return record is not None and record.suspended
 
     def reserved(self) -> Mapping[str, int]:
-        """Bytes of a node's instance memory that are kept free, by the id of each tenant whose plan says so."""
-        return {tenant: plan.reserved_memory_bytes for tenant, plan in self._plans.items() if plan.reserved_memory_bytes}
+        """Bytes of a node's instance memory that are kept free, by the id of each tenant whose plan
+        says so."""
+        return {
+            tenant: plan.reserved_memory_bytes
+            for tenant, plan in self._plans.items()
+            if plan.reserved_memory_bytes
+        }
 
 
 def priority_of(asked: Priority | None, declared: Priority | None, *plans: Plan) -> Priority:
-    """A call's priority: what it asks for, or its function declares, or STANDARD; at most what each of the plans allows."""
+    """A call's priority: what it asks for, or its function declares, or STANDARD; at most what each
+    of the plans allows."""
     priority = asked or declared or Priority.STANDARD
     for plan in plans:
         priority = priority.at_most(plan.priority)

@@ -1,9 +1,10 @@
-"""Which revision answers a call: a function's traffic document, made ready to be asked for each call.
+"""Which revision answers a call: a function's traffic document, made ready to be asked for each
+call.
 
-The order: the tag or revision that the caller asked for, the pin of its tenant, the experiment that it is in, the weights. A unit (what is
-assigned as one: a key, a tenant, the value of a header) always gets the same answer from the same document; what was found for it is
-remembered. A request that has no unit draws anew.
-"""
+The order: the tag or revision that the caller asked for, the pin of its tenant, the experiment that
+it is in, the weights. A unit (what is assigned as one: a key, a tenant, the value of a header)
+always gets the same answer from the same document; what was found for it is remembered. A request
+that has no unit draws anew."""
 
 from __future__ import annotations
 
@@ -20,15 +21,25 @@ from activator.routing.cutover import Cutover
 from pilotlight import errors, traffic
 from pilotlight.pricing import Rates
 from pilotlight.protocol import HEADER_ARM, FunctionRoute
-from pilotlight.traffic import BY_HEADER, BY_KEY, BY_TENANT, WHOLE, Arm, ExperimentTraffic, TrafficDocument
+from pilotlight.traffic import (
+    BY_HEADER,
+    BY_KEY,
+    BY_TENANT,
+    WHOLE,
+    Arm,
+    ExperimentTraffic,
+    TrafficDocument,
+)
 from pilotlight.types import MAX_NAME_LENGTH
 
 MAX_UNITS: Final = 4096
-"""Units of a function whose choice is remembered: making one anew costs microseconds, and a flood of user ids must not fill the memory."""
+"""Units of a function whose choice is remembered: making one anew costs microseconds, and a flood
+of user ids must not fill the memory."""
 MAX_NAME_BYTES: Final = 256
 """Longer names of units are hashed each time: headers may have some tens of KiB."""
 _HALF: Final = 4
-"""Bytes of a unit's digest that say whether it is in the experiment; the others say in which arm, so that neither moves the other."""
+"""Bytes of a unit's digest that say whether it is in the experiment; the others say in which arm,
+so that neither moves the other."""
 _HALF_PERCENT: Final = WHOLE / (1 << (8 * _HALF))
 _ARM: Final = HEADER_ARM.encode()
 
@@ -56,14 +67,24 @@ class RoutingDecision:
     """What was decided for a call, or for all calls of a unit. Immutable; compared by identity.
 
     Attributes:
-        experiment, arm: where it is in one, else "".
-        unit: 16 hex digits that stand for the unit in the experiment; "" where every request is one of its own.
-        is_override: the caller, or a pin, named the revision.
-        shadow: who gets a copy of the call; None = nobody.
-        mark: what the call's records say of it; `head`, what its answer does; `line`, what its worker is told (begins with CRLF).
+        experiment, arm: where it is in one, else "". unit: 16 hex digits that stand for the unit in
+        the experiment; "" where every request is one of its own. is_override: the caller, or a pin,
+        named the revision. shadow: who gets a copy of the call; None = nobody. mark: what the
+        call's records say of it; `head`, what its answer does; `line`, what its worker is told
+        (begins with CRLF).
     """
 
-    __slots__ = ("arm", "experiment", "head", "is_override", "line", "mark", "shadow", "target", "unit")
+    __slots__ = (
+        "arm",
+        "experiment",
+        "head",
+        "is_override",
+        "line",
+        "mark",
+        "shadow",
+        "target",
+        "unit",
+    )
 
     def __init__(
         self,
@@ -91,45 +112,75 @@ class RoutingDecision:
 
 
 def document_of(route: FunctionRoute) -> TrafficDocument:
-    """The route's traffic document. Raises KeyError, TypeError, ValueError or InvalidInput: broken, or not what the route says."""
+    """The route's traffic document. Raises KeyError, TypeError, ValueError or InvalidInput: broken,
+    or not what the route says."""
     weights = {name: weight for name, weight in route.traffic if weight}
     if not route.document:
         return traffic.reweighted(TrafficDocument(salt=route.id), weights)
     document = traffic.checked(traffic.from_json(route.document), revisions=route.revisions)
     if document.weights != weights:
-        raise ValueError(f"the document of {route.app}/{route.function} has other weights than its route")
+        raise ValueError(
+            f"the document of {route.app}/{route.function} has other weights than its route"
+        )
     return document
 
 
 class FunctionRouter:
-    """One function's revisions and the choice between them. Immutable, but for what it remembers of units. Owner: the event loop.
+    """One function's revisions and the choice between them. Immutable, but for what it remembers of
+    units. Owner: the event loop.
 
     Attributes:
-        targets: every revision that can be called, by its name.
-        only: the choice for every call that asks for nothing; None = it depends on the call.
-        answering: the revisions that answer calls that ask for nothing.
-        handover: who answers until a revision that was given traffic has an instance; None = there is nothing to wait for.
+        targets: every revision that can be called, by its name. only: the choice for every call
+        that asks for nothing; None = it depends on the call. answering: the revisions that answer
+        calls that ask for nothing. handover: who answers until a revision that was given traffic
+        has an instance; None = there is nothing to wait for.
     """
 
-    __slots__ = ("_arms", "_pins", "_tags", "_weights", "answering", "document", "handover", "only", "targets")
+    __slots__ = (
+        "_arms",
+        "_pins",
+        "_tags",
+        "_weights",
+        "answering",
+        "document",
+        "handover",
+        "only",
+        "targets",
+    )
 
     def __init__(self, route: FunctionRoute, rates: Rates) -> None:
         """Raises what `document_of` and `Target` raise."""
         self.document = document = document_of(route)
-        self.targets: Mapping[str, CallTarget] = {name: _target(route, document, name, rates) for name in sorted(document.named())}
+        self.targets: Mapping[str, CallTarget] = {
+            name: _target(route, document, name, rates) for name in sorted(document.named())
+        }
         self.answering = tuple(self.targets[name] for name in sorted(document.answering()))
         shadow = self._shadow()
-        self._weights = _Weights(document, {name: RoutingDecision(t, shadow=_for(shadow, t)) for name, t in self.targets.items()})
-        self._arms = _Arms(document.experiment, self.targets, shadow) if document.experiment is not None else None
-        self._pins = {tenant: RoutingDecision(self.targets[name], is_override=True) for tenant, name in document.pins.items()}
-        self._tags = {name: RoutingDecision(t, is_override=True) for name, t in self.targets.items()}
+        self._weights = _Weights(
+            document,
+            {name: RoutingDecision(t, shadow=_for(shadow, t)) for name, t in self.targets.items()},
+        )
+        self._arms = (
+            _Arms(document.experiment, self.targets, shadow)
+            if document.experiment is not None
+            else None
+        )
+        self._pins = {
+            tenant: RoutingDecision(self.targets[name], is_override=True)
+            for tenant, name in document.pins.items()
+        }
+        self._tags = {
+            name: RoutingDecision(t, is_override=True) for name, t in self.targets.items()
+        }
         self._tags |= {tag: self._tags[name] for tag, name in document.tags.items()}
         is_one = len(document.segments) == 1 and self._arms is None and not self._pins
         self.only = self._weights.choices[0] if is_one else None
         self.handover: Cutover | None = None
 
     def __repr__(self) -> str:
-        return f"<FunctionRouter {dict(self.document.weights)} generation {self.document.generation}>"
+        return (
+            f"<FunctionRouter {dict(self.document.weights)} generation {self.document.generation}>"
+        )
 
     @property
     def tenant(self) -> str:
@@ -138,11 +189,15 @@ class FunctionRouter:
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is nothing to say of a call that asks for nothing: one revision answers all, and nobody gets copies."""
+        """Whether there is nothing to say of a call that asks for nothing: one revision answers
+        all, and nobody gets copies."""
         return self.only is not None and self.only.shadow is None
 
-    def choose(self, caller: Principal, headers: Mapping[bytes, bytes], asked: str = "") -> RoutingDecision:
-        """The choice for a call. `request`: the tag or revision that it names. Raises NotFound, Forbidden for another tenant's caller."""
+    def choose(
+        self, caller: Principal, headers: Mapping[bytes, bytes], asked: str = ""
+    ) -> RoutingDecision:
+        """The choice for a call. `request`: the tag or revision that it names. Raises NotFound,
+        Forbidden for another tenant's caller."""
         if asked:
             return self._asked(caller, asked)
         if self.only is not None:
@@ -165,13 +220,23 @@ class FunctionRouter:
         some = next(iter(self.targets.values()))
         where = f"{some.app}/{some.function}"
         if len(asked) > MAX_NAME_LENGTH:
-            raise errors.NotFound(f"{where} has no tag {asked[:MAX_NAME_LENGTH]!r}…: tags have at most {MAX_NAME_LENGTH} characters")
+            raise errors.NotFound(
+                f"{where} has no tag {asked[:MAX_NAME_LENGTH]!r}…: tags have at most "
+                f"{MAX_NAME_LENGTH} characters"
+            )
         if caller.tenant != some.tenant:
-            raise errors.Forbidden(f"only callers of its own tenant may ask for a revision of {where}: leave {asked!r} out")
+            raise errors.Forbidden(
+                f"only callers of its own tenant may ask for a revision of {where}: leave "
+                f"{asked!r} out"
+            )
         choice = self._tags.get(asked)
         if choice is None:
             tags = ", ".join(sorted(self.document.tags))
-            has = f"its tags are {tags}" if tags else f"it has none: `pilotlight traffic tag {where} NAME REVISION` makes one"
+            has = (
+                f"its tags are {tags}"
+                if tags
+                else f"it has none: `pilotlight traffic tag {where} NAME REVISION` makes one"
+            )
             raise errors.NotFound(f"{where} has no tag or callable revision {asked!r}; {has}")
         return choice
 
@@ -179,14 +244,18 @@ class FunctionRouter:
         shadow = self.document.shadow
         if shadow is None or not shadow.percent or not shadow.max_compute:
             return None
-        return ShadowTarget(self.targets[shadow.revision], percent=shadow.percent, max_compute=shadow.max_compute)
+        return ShadowTarget(
+            self.targets[shadow.revision], percent=shadow.percent, max_compute=shadow.max_compute
+        )
 
 
 def _target(route: FunctionRoute, document: TrafficDocument, name: str, rates: Rates) -> CallTarget:
     is_stable = name == document.stable
     least = 1 if is_stable else None if name in document.answering() else 0
     is_shadow = document.shadow is not None and name == document.shadow.revision
-    return CallTarget(route, name, rates, is_stable=is_stable, is_shadow=is_shadow, min_instances=least)
+    return CallTarget(
+        route, name, rates, is_stable=is_stable, is_shadow=is_shadow, min_instances=least
+    )
 
 
 def _for(shadow: ShadowTarget | None, target: CallTarget) -> ShadowTarget | None:
@@ -199,7 +268,9 @@ class _Units:
 
     __slots__ = ("_find", "_header", "_known", "_may_be_tenant", "_salt")
 
-    def __init__(self, unit: str, *, salt: str, find: Callable[[bytes], RoutingDecision | None]) -> None:
+    def __init__(
+        self, unit: str, *, salt: str, find: Callable[[bytes], RoutingDecision | None]
+    ) -> None:
         self._header = unit.removeprefix(BY_HEADER).encode() if unit.startswith(BY_HEADER) else b""
         self._may_be_tenant = {BY_KEY: False, BY_TENANT: True}.get(unit)
         self._salt = salt
@@ -236,7 +307,11 @@ class _Weights:
         self._ends = [segment.end for segment in document.segments]
         self._ends[-1] = float(WHOLE)  # it may be a hair less
         self.choices = [by_name[segment.revision] for segment in document.segments]
-        self._units = _Units(document.sticky, salt=document.salt, find=lambda digest: self.at(traffic.point_of(digest)))
+        self._units = _Units(
+            document.sticky,
+            salt=document.salt,
+            find=lambda digest: self.at(traffic.point_of(digest)),
+        )
 
     def at(self, point: float) -> RoutingDecision:
         """The choice for a point."""
@@ -253,7 +328,12 @@ class _Arms:
 
     __slots__ = ("_ends", "_experiment", "_plain", "_shadow", "_targets", "_units")
 
-    def __init__(self, experiment: ExperimentTraffic, targets: Mapping[str, CallTarget], shadow: ShadowTarget | None) -> None:
+    def __init__(
+        self,
+        experiment: ExperimentTraffic,
+        targets: Mapping[str, CallTarget],
+        shadow: ShadowTarget | None,
+    ) -> None:
         self._experiment = experiment
         self._targets = targets
         self._shadow = shadow
@@ -279,4 +359,10 @@ class _Arms:
 
     def _choice(self, arm: Arm, unit: str) -> RoutingDecision:
         target = self._targets[arm.revision]
-        return RoutingDecision(target, experiment=self._experiment.id, arm=arm.name, unit=unit, shadow=_for(self._shadow, target))
+        return RoutingDecision(
+            target,
+            experiment=self._experiment.id,
+            arm=arm.name,
+            unit=unit,
+            shadow=_for(self._shadow, target),
+        )

@@ -1,4 +1,5 @@
-"""A call's place in a trace, and the attempts that came before its last one. Both are made for few calls: most carry neither."""
+"""A call's place in a trace, and the attempts that came before its last one. Both are made for few
+calls: most carry neither."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from activator.calls.call import Call, Exchange
 
 ASKED, DRAWN, ERROR, COLD, SLOW, SHADOWED = "asked", "drawn", "error", "cold", "slow", "shadow"
-"""Why a trace is kept: its caller keeps it; by chance; its call failed, waited for a start, or was slow; it is the copy of one."""
+"""Why a trace is kept: its caller keeps it; by chance; its call failed, waited for a start, or was
+slow; it is the copy of one."""
 
 MAX_ATTEMPTS = 32
 """Of one call, that its trace shows."""
@@ -25,16 +27,17 @@ class Trace:
     """Where a call stands in a trace.
 
     Attributes:
-        id: 32 hex digits.
-        parent: the caller's span, 16 hex digits; "" = the call begins the trace.
-        state: `tracestate`, passed on as it came.
-        kept_for: ASKED or DRAWN when it is known from the start that the trace is kept; "" = its end decides.
-        link: `<trace id>-<span id>` of the call that this one is a copy of; "" for others.
+        id: 32 hex digits. parent: the caller's span, 16 hex digits; "" = the call begins the trace.
+        state: `tracestate`, passed on as it came. kept_for: ASKED or DRAWN when it is known from
+        the start that the trace is kept; "" = its end decides. link: `<trace id>-<span id>` of the
+        call that this one is a copy of; "" for others.
     """
 
     __slots__ = ("id", "kept_for", "link", "parent", "state")
 
-    def __init__(self, id: str, parent: str = "", *, state: bytes = b"", kept_for: str = "", link: str = "") -> None:
+    def __init__(
+        self, id: str, parent: str = "", *, state: bytes = b"", kept_for: str = "", link: str = ""
+    ) -> None:
         self.id = id
         self.parent = parent
         self.state = state
@@ -85,7 +88,8 @@ class Attempt(NamedTuple):
 
 
 def worker_lines(call: Call) -> bytes:
-    """What a worker is told of the trace, header lines that *begin* with CRLF: nothing where it can tell by the call's id.
+    """What a worker is told of the trace, header lines that *begin* with CRLF: nothing where it can
+    tell by the call's id.
 
     A call that waited for a start is kept, so its spans are asked for.
     """
@@ -101,22 +105,44 @@ def kind_of(error: BaseException) -> str:
     """What `error.type` says of it: the problem's type where it is one of ours."""
     if isinstance(error, errors.PilotlightError):
         return error.type
-    return {"CancelledError": "cancelled", "WorkerConnectionLost": "worker-gone"}.get(type(error).__name__, type(error).__qualname__)
+    return {"CancelledError": "cancelled", "WorkerConnectionLost": "worker-gone"}.get(
+        type(error).__name__, type(error).__qualname__
+    )
 
 
-def note(call: Call, reservation: Reservation | None, *, dispatched_ns: int, ended_ns: int, error: str) -> None:
+def note(
+    call: Call, reservation: Reservation | None, *, dispatched_ns: int, ended_ns: int, error: str
+) -> None:
     """An attempt of the call ended without an answer: it is remembered for its trace."""
     if len(call.past) < MAX_ATTEMPTS:
-        call.past = (*call.past, attempt_of(call, reservation, dispatched_ns=dispatched_ns, ended_ns=ended_ns, error=error))
+        call.past = (
+            *call.past,
+            attempt_of(
+                call, reservation, dispatched_ns=dispatched_ns, ended_ns=ended_ns, error=error
+            ),
+        )
 
 
 def note_answer(exchange: Exchange, error: str) -> None:
     """An attempt of the call was answered, and closed, and the call is tried again all the same."""
     ended_ns = exchange.dispatched_ns + int(exchange.exec_ms * 1e6)
-    note(exchange.call, exchange.held, dispatched_ns=exchange.dispatched_ns, ended_ns=ended_ns, error=error)
+    note(
+        exchange.call,
+        exchange.held,
+        dispatched_ns=exchange.dispatched_ns,
+        ended_ns=ended_ns,
+        error=error,
+    )
 
 
-def attempt_of(call: Call, reservation: Reservation | None, *, dispatched_ns: int, ended_ns: int, error: str = "") -> Attempt:
+def attempt_of(
+    call: Call,
+    reservation: Reservation | None,
+    *,
+    dispatched_ns: int,
+    ended_ns: int,
+    error: str = "",
+) -> Attempt:
     """The attempt that ends now."""
     past = call.past
     return Attempt(

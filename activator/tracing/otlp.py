@@ -1,8 +1,9 @@
-"""Kept traces, told to an OpenTelemetry collector too, by the official exporter in a thread of its own (`activator.otlp_endpoint`).
+"""Kept traces, told to an OpenTelemetry collector too, by the official exporter in a thread of its
+own (`activator.otlp_endpoint`).
 
-What the exporter reads from the environment holds here as well (`OTEL_EXPORTER_OTLP_HEADERS` for a collector that wants a token). A
-collector that is down, slow or broken costs a queue of bounded length and some counted losses, and never a call anything.
-"""
+What the exporter reads from the environment holds here as well (`OTEL_EXPORTER_OTLP_HEADERS` for a
+collector that wants a token). A collector that is down, slow or broken costs a queue of bounded
+length and some counted losses, and never a call anything."""
 
 from __future__ import annotations
 
@@ -54,10 +55,16 @@ class OtlpExport:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
 
-        self._endpoint = endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + PATH
+        self._endpoint = (
+            endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + PATH
+        )
         self._exporter = OTLPSpanExporter(self._endpoint, timeout=timeout_s)
         self._resource = Resource(
-            {"service.name": "pilotlight", "service.instance.id": instance, "service.version": metadata.version("pilotlight")}
+            {
+                "service.name": "pilotlight",
+                "service.instance.id": instance,
+                "service.version": metadata.version("pilotlight"),
+            }
         )
         self._pause_s = pause_s
         self._held: queue.Queue[Json] = queue.Queue(max_held)
@@ -69,7 +76,10 @@ class OtlpExport:
         self._thread.start()
 
     def __repr__(self) -> str:
-        return f"<OtlpExport {self._endpoint} {self._held.qsize()} held, {self.exported} exported, {self.dropped} dropped>"
+        return (
+            f"<OtlpExport {self._endpoint} {self._held.qsize()} held, {self.exported} "
+            f"exported, {self.dropped} dropped>"
+        )
 
     def put(self, trace: Json) -> None:
         """Have a trace exported; dropped where there is no room."""
@@ -118,7 +128,10 @@ class OtlpExport:
         if is_taken == self._is_down:  # only what changed is worth a line
             self._is_down = not is_taken
             log.warning(
-                "collector %s endpoint=%s took_s=%.1f", "is back" if is_taken else "takes nothing", self._endpoint, time.monotonic() - began
+                "collector %s endpoint=%s took_s=%.1f",
+                "is back" if is_taken else "takes nothing",
+                self._endpoint,
+                time.monotonic() - began,
             )
         return is_taken
 
@@ -131,7 +144,9 @@ def readable(trace: Mapping[str, Any], resource: Resource) -> list[ReadableSpan]
     from opentelemetry.trace.status import Status, StatusCode
 
     def context(trace_id: str, span_id: str, *, is_remote: bool = False) -> SpanContext:
-        return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote, TraceFlags(TraceFlags.SAMPLED))
+        return SpanContext(
+            int(trace_id, 16), int(span_id, 16), is_remote, TraceFlags(TraceFlags.SAMPLED)
+        )
 
     kinds = {SERVER: SpanKind.SERVER, CLIENT: SpanKind.CLIENT, CONSUMER: SpanKind.CONSUMER}
     scope = InstrumentationScope("pilotlight")
@@ -141,10 +156,14 @@ def readable(trace: Mapping[str, Any], resource: Resource) -> list[ReadableSpan]
         ReadableSpan(
             span["name"],
             context=context(trace["id"], span["id"]),
-            parent=context(trace["id"], span["parent"], is_remote=span["parent"] not in own) if span["parent"] else None,
+            parent=context(trace["id"], span["parent"], is_remote=span["parent"] not in own)
+            if span["parent"]
+            else None,
             resource=resource,
             attributes=span["attributes"],
-            links=[Link(context(*link.split("-"), is_remote=True)) for link in span.get("links", ())],
+            links=[
+                Link(context(*link.split("-"), is_remote=True)) for link in span.get("links", ())
+            ],
             kind=kinds.get(span["kind"], SpanKind.INTERNAL),
             status=Status(StatusCode.ERROR, span["error"]) if span["error"] else Status(),
             start_time=(at_us + round(span["begin_ms"] * 1e3)) * 1000,

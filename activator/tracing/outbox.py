@@ -1,4 +1,5 @@
-"""Kept traces on their way to the controller. Bounded: traces are told when there is room, calls are served in any case."""
+"""Kept traces on their way to the controller. Bounded: traces are told when there is room, calls
+are served in any case."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ class ControllerTraces:
 
     async def put(self, traces: Sequence[Json]) -> None:
         """See TraceStore."""
-        response = await self._client.post(TRACES_PATH, json={"activator": self._activator, "traces": list(traces)})
+        response = await self._client.post(
+            TRACES_PATH, json={"activator": self._activator, "traces": list(traces)}
+        )
         response.raise_for_status()
 
     async def aclose(self) -> None:
@@ -63,7 +66,9 @@ class Outbox:
         dropped: traces for which there was no room, or that the controller refused.
     """
 
-    def __init__(self, store: TraceStore, *, max_held: int = MAX_HELD, gather_s: float = GATHER_S) -> None:
+    def __init__(
+        self, store: TraceStore, *, max_held: int = MAX_HELD, gather_s: float = GATHER_S
+    ) -> None:
         self._store = store
         self._max_held = max_held
         self._gather_s = gather_s
@@ -95,7 +100,9 @@ class Outbox:
             except httpx.HTTPError as e:
                 wait_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
                 failures += 1
-                log.warning("traces not sent held=%d retry_s=%.1f error=%r", len(self._held), wait_s, e)
+                log.warning(
+                    "traces not sent held=%d retry_s=%.1f error=%r", len(self._held), wait_s, e
+                )
                 await asyncio.sleep(wait_s)
 
     async def flush(self) -> None:
@@ -109,7 +116,11 @@ class Outbox:
                     self._put_back(batch)
                     raise
                 self.dropped += len(batch)  # these it will never take
-                log.error("the controller refused traces count=%d status=%d", len(batch), e.response.status_code)
+                log.error(
+                    "the controller refused traces count=%d status=%d",
+                    len(batch),
+                    e.response.status_code,
+                )
             except BaseException:
                 self._put_back(batch)
                 raise

@@ -69,12 +69,15 @@ class _DeskCollector(Collector):
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Current values (Prometheus' own interface)."""
         desk = self._desk
-        kept = CounterMetricFamily("pilotlight_traces_kept", "Traces that were kept, by why.", labels=("reason",))
+        kept = CounterMetricFamily(
+            "pilotlight_traces_kept", "Traces that were kept, by why.", labels=("reason",)
+        )
         for reason, count in list(desk.tracer.kept.items()):
             kept.add_metric((reason,), count)
         lost = CounterMetricFamily(
             "pilotlight_traces_dropped",
-            "Traces that were not: over the rate of their tenant, or without room on the way to the controller or the collector.",
+            "Traces that were not: over the rate of their tenant, or without room on the way to "
+            "the controller or the collector.",
             labels=("where",),
         )
         lost.add_metric(("rate",), desk.tracer.passed_over)

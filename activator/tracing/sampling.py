@@ -1,15 +1,16 @@
-"""Which traces are kept. Callers and chance decide at the beginning of a call, its end may decide better; a rate bounds all of it.
+"""Which traces are kept. Callers and chance decide at the beginning of a call, its end may decide
+better; a rate bounds all of it.
 
-A flood of calls that ask to be traced, that fail, or that are slow, must not become a flood of traces: of each tenant and reason some are
-kept in a second, and a burst of them.
-"""
+A flood of calls that ask to be traced, that fail, or that are slow, must not become a flood of
+traces: of each tenant and reason some are kept in a second, and a burst of them."""
 
 from __future__ import annotations
 
 from activator.tracing.context import ASKED, COLD, DRAWN, ERROR, SHADOWED, SLOW
 
 RATES = {ASKED: 10.0, DRAWN: 10.0, ERROR: 5.0, COLD: 5.0, SLOW: 2.0, SHADOWED: 2.0}
-"""Traces in a second, of one tenant: enough to see what goes on, and some kilobytes a second at most."""
+"""Traces in a second, of one tenant: enough to see what goes on, and some kilobytes a second at
+most."""
 BURST_S = 5.0
 """What was not kept in so long may be kept at once."""
 MAX_BUCKETS = 16_384

@@ -1,9 +1,9 @@
 """A call that has ended, as the spans of its trace. Pure: clocks in, a document out.
 
-The root is the call; below it stand `admit`, and for each attempt `queue`, `start` with the phases of the node agent, `exec`, the worker's
-own time, and what user code recorded. Attributes follow OpenTelemetry's semantic conventions (https://opentelemetry.io/docs/specs/semconv/:
-HTTP, FaaS, error) where they have a word for it, and begin with `pilotlight.` where they have none.
-"""
+The root is the call; below it stand `admit`, and for each attempt `queue`, `start` with the phases
+of the node agent, `exec`, the worker's own time, and what user code recorded. Attributes follow
+OpenTelemetry's semantic conventions (https://opentelemetry.io/docs/specs/semconv/: HTTP, FaaS,
+error) where they have a word for it, and begin with `pilotlight.` where they have none."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class FinishedCall:
 
 
 def document(ended: FinishedCall) -> Json:
-    """The trace of a call as JSON: `spans` from its beginning on, times in ms from `at` (wall clock, seconds)."""
+    """The trace of a call as JSON: `spans` from its beginning on, times in ms from `at` (wall
+    clock, seconds)."""
     call, target = ended.call, ended.call.target
     spans = list(_Spans(ended).all())
     return {
@@ -93,11 +94,21 @@ class _Spans:
         """The root first, parents before their children."""
         call, ended = self._call, self._ended
         trace = call.trace
-        name = f"{ended.verb} {ended.route}" if not ended.is_submitted else f"{call.target.app}/{call.target.function}"
+        name = (
+            f"{ended.verb} {ended.route}"
+            if not ended.is_submitted
+            else f"{call.target.app}/{call.target.function}"
+        )
         root = self._span(
-            name, trace.parent if trace is not None else "", call.began_ns, ended.ended_ns, kind=CONSUMER if ended.is_submitted else SERVER,
-            error=ended.error or (str(ended.status) if ended.status >= 500 else ""), id=self._root, attributes=self._of_call(),
-        )  # fmt: skip
+            name,
+            trace.parent if trace is not None else "",
+            call.began_ns,
+            ended.ended_ns,
+            kind=CONSUMER if ended.is_submitted else SERVER,
+            error=ended.error or (str(ended.status) if ended.status >= 500 else ""),
+            id=self._root,
+            attributes=self._of_call(),
+        )
         if trace is not None and trace.link:
             root["links"] = [trace.link]
         yield root
@@ -131,7 +142,9 @@ class _Spans:
             "pilotlight.cost": ended.cost,
             "pilotlight.kept_for": ended.kept_for,
             "pilotlight.activator": ended.activator or None,
-            "pilotlight.first_byte_ms": round(ended.first_byte_ms, 3) if ended.first_byte_ms is not None else None,
+            "pilotlight.first_byte_ms": round(ended.first_byte_ms, 3)
+            if ended.first_byte_ms is not None
+            else None,
         }
         choice = getattr(call, "choice", None)
         if choice is not None:
@@ -143,76 +156,134 @@ class _Spans:
         parent = self._root
         if len(self._ended.attempts) > 1:
             around = self._span(
-                f"attempt {attempt.number}", parent, attempt.waited_ns, attempt.ended_ns, error=attempt.error,
+                f"attempt {attempt.number}",
+                parent,
+                attempt.waited_ns,
+                attempt.ended_ns,
+                error=attempt.error,
                 attributes={"pilotlight.attempt": attempt.number},
-            )  # fmt: skip
+            )
             parent = around["id"]
             yield around
         until_ns = attempt.reserved_ns or attempt.ended_ns
         start_ns = int(attempt.start_ms * 1e6)
         if until_ns - start_ns > attempt.waited_ns:
-            yield self._span("queue", parent, attempt.waited_ns, until_ns - start_ns, error="" if attempt.reserved_ns else attempt.error)
+            yield self._span(
+                "queue",
+                parent,
+                attempt.waited_ns,
+                until_ns - start_ns,
+                error="" if attempt.reserved_ns else attempt.error,
+            )
         if attempt.instance is not None and start_ns:
             yield from self._start(attempt.instance.info, parent, until_ns - start_ns, until_ns)
         if attempt.dispatched_ns:
             yield from self._execution(attempt, parent, is_last=is_last)
 
     def _start(self, info: InstanceInfo, parent: str, begin_ns: int, end_ns: int) -> Iterator[Json]:
-        """The part of a start that the call waited for; what of it came before the call is left out, and said."""
+        """The part of a start that the call waited for; what of it came before the call is left
+        out, and said."""
         tiers = {f"pilotlight.weights.{name}": tier for name, tier in info.weights.items()}
         whole_ms = sum(info.phases_ms.values())
         start = self._span(
-            "start", parent, begin_ns, end_ns,
-            attributes={"faas.instance": str(info.id), "pilotlight.start_kind": info.start_kind.value, "pilotlight.node": self._node(info),
-                        "pilotlight.start_ms": round(whole_ms, 3), **tiers},
-        )  # fmt: skip
+            "start",
+            parent,
+            begin_ns,
+            end_ns,
+            attributes={
+                "faas.instance": str(info.id),
+                "pilotlight.start_kind": info.start_kind.value,
+                "pilotlight.node": self._node(info),
+                "pilotlight.start_ms": round(whole_ms, 3),
+                **tiers,
+            },
+        )
         yield start
         at_ns = end_ns - int(whole_ms * 1e6)
-        at_ns = min(at_ns, begin_ns)  # where it took less, the rest is the way to the agent and back
+        # where it took less, the rest is the way to the agent and back
+        at_ns = min(at_ns, begin_ns)
         for phase, ms in info.phases_ms.items():
             until_ns = at_ns + int(ms * 1e6)
             if until_ns > begin_ns and at_ns < end_ns:
                 whole = {"pilotlight.phase_ms": round(ms, 3)}
-                yield self._span(phase, start["id"], max(at_ns, begin_ns), min(until_ns, end_ns), attributes=whole)
+                yield self._span(
+                    phase,
+                    start["id"],
+                    max(at_ns, begin_ns),
+                    min(until_ns, end_ns),
+                    attributes=whole,
+                )
             at_ns = until_ns
 
     def _execution(self, attempt: Attempt, parent: str, *, is_last: bool) -> Iterator[Json]:
         instance = attempt.instance
-        of_instance = {"faas.instance": instance.id, "pilotlight.node": self._node(instance.info)} if instance is not None else {}
+        of_instance = (
+            {"faas.instance": instance.id, "pilotlight.node": self._node(instance.info)}
+            if instance is not None
+            else {}
+        )
         identity = attempt_span_of(self._call.id, attempt.number)
         status = self._ended.status if is_last and not attempt.error else 0
         yield self._span(
-            "exec", parent, attempt.dispatched_ns, attempt.ended_ns, kind=CLIENT, id=identity,
+            "exec",
+            parent,
+            attempt.dispatched_ns,
+            attempt.ended_ns,
+            kind=CLIENT,
+            id=identity,
             error=attempt.error or (str(status) if status >= 500 else ""),
             attributes={**of_instance, "http.response.status_code": status or None},
-        )  # fmt: skip
+        )
         if is_last and self._ended.reported is not None:
             yield from self._reported(self._ended.reported, identity, attempt)
 
     def _reported(self, reported: WorkerSpans, parent: str, attempt: Attempt) -> Iterator[Json]:
-        """The worker's clock is its own: its time is set into the middle of ours, the way there and back around it."""
+        """The worker's clock is its own: its time is set into the middle of ours, the way there and
+        back around it."""
         took_ns = attempt.ended_ns - attempt.dispatched_ns
         own_ns = min(int(reported.ms * 1e6), took_ns)
         begin_ns = attempt.dispatched_ns + (took_ns - own_ns) // 2
         worker = self._span(
-            "worker", parent, begin_ns, begin_ns + own_ns, kind=SERVER, attributes={"pilotlight.spans_dropped": reported.dropped or None}
+            "worker",
+            parent,
+            begin_ns,
+            begin_ns + own_ns,
+            kind=SERVER,
+            attributes={"pilotlight.spans_dropped": reported.dropped or None},
         )
         yield worker
         known: set[str] = set()
         for one in reported.spans:
             at_ns = min(begin_ns + int(one.begin_ms * 1e6), attempt.ended_ns)
             end_ns = min(at_ns + int(one.ms * 1e6), attempt.ended_ns)
-            around = one.parent if one.parent in known else worker["id"]  # of those before it only: no circles
-            yield self._span(one.name, around, at_ns, end_ns, id=one.id, error=one.error, attributes=one.attributes)
+            # of those before it only: no circles
+            around = one.parent if one.parent in known else worker["id"]
+            yield self._span(
+                one.name,
+                around,
+                at_ns,
+                end_ns,
+                id=one.id,
+                error=one.error,
+                attributes=one.attributes,
+            )
             known.add(one.id)
 
     def _node(self, info: InstanceInfo) -> str:
         return info.labels.get("node", self._ended.node)
 
     def _span(
-        self, name: str, parent: str, begin_ns: int, end_ns: int, *, kind: str = INTERNAL, error: str = "", id: str = "",
+        self,
+        name: str,
+        parent: str,
+        begin_ns: int,
+        end_ns: int,
+        *,
+        kind: str = INTERNAL,
+        error: str = "",
+        id: str = "",
         attributes: Mapping[str, Any] = _NONE,
-    ) -> Json:  # fmt: skip
+    ) -> Json:
         self._number += 1
         told = {key: value for key, value in attributes.items() if value is not None}
         if error:

@@ -1,8 +1,8 @@
 """Decides which calls' traces are kept, and makes them. Owner: the event loop.
 
-A call that is not kept costs one look at its headers and one random number at its beginning, and a comparison at its end
-(`benchmarks/tracing.py` measures them); nothing is made for it. What is kept goes to `keep`, a bounded place of somebody else's.
-"""
+A call that is not kept costs one look at its headers and one random number at its beginning, and a
+comparison at its end (`benchmarks/tracing.py` measures them); nothing is made for it. What is kept
+goes to `keep`, a bounded place of somebody else's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,17 @@ from activator.balancing.reservation import Reservation
 from activator.calls.runner import Call, Exchange
 from activator.routing.call_target import CallTarget
 from activator.tracing import worker_spans
-from activator.tracing.context import ASKED, COLD, DRAWN, ERROR, SHADOWED, SLOW, Attempt, Trace, attempt_of
+from activator.tracing.context import (
+    ASKED,
+    COLD,
+    DRAWN,
+    ERROR,
+    SHADOWED,
+    SLOW,
+    Attempt,
+    Trace,
+    attempt_of,
+)
 from activator.tracing.sampling import Sampling
 from activator.tracing.trace_builder import FinishedCall, Json, document, trace_of
 from activator.worker_client.connection import WorkerResponse
@@ -31,7 +41,9 @@ _random = random.random
 class Exemplifies(Protocol):
     """What points from its figures to a trace."""
 
-    def exemplify(self, target: CallTarget, *, exec_s: float, queued_s: float, trace_id: str, at: float) -> None:
+    def exemplify(
+        self, target: CallTarget, *, exec_s: float, queued_s: float, trace_id: str, at: float
+    ) -> None:
         """A call of this target took so long, and its trace is kept."""
         ...
 
@@ -65,9 +77,10 @@ class Tracer:
     def __repr__(self) -> str:
         return f"<Tracer {sum(self.kept.values())} kept, {self.passed_over} over the rate>"
 
-    # -- at a call's beginning ---------------------------------------------------------------------------------------------
+    # -- at a call's beginning ---------------------------------------------------------------------
     def begin(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
-        """Place a call in its caller's trace, if it is in one, and decide whether it is kept whatever becomes of it."""
+        """Place a call in its caller's trace, if it is in one, and decide whether it is kept
+        whatever becomes of it."""
         if b"traceparent" in headers:
             self._join(call, headers)
         elif _random() < self._share:
@@ -80,8 +93,15 @@ class Tracer:
                 self._draw(call)
             return
         given = headers.get(b"tracestate")
-        trace = call.trace = Trace(parent.trace_id, parent.span_id, state=passed_on_state(given) if given else b"")
-        if parent.is_sampled and call.key_id and self._take(call.caller or call.target.tenant, ASKED):  # strangers keep nothing
+        trace = call.trace = Trace(
+            parent.trace_id, parent.span_id, state=passed_on_state(given) if given else b""
+        )
+        # strangers keep nothing
+        if (
+            parent.is_sampled
+            and call.key_id
+            and self._take(call.caller or call.target.tenant, ASKED)
+        ):
             trace.kept_for = ASKED
 
     def _draw(self, call: Call) -> None:
@@ -89,19 +109,31 @@ class Tracer:
             call.trace = Trace(trace_of(call), kept_for=DRAWN)
 
     def shadow(self, copy: Call, original: Call) -> None:
-        """`copy` is a shadow of `original`: a trace of its own, linked to the other, kept where the other is."""
-        kept = original.trace is not None and original.trace.kept_for and self._take(copy.target.tenant, SHADOWED)
+        """`copy` is a shadow of `original`: a trace of its own, linked to the other, kept where the
+        other is."""
+        kept = (
+            original.trace is not None
+            and original.trace.kept_for
+            and self._take(copy.target.tenant, SHADOWED)
+        )
         link = f"{trace_of(original)}-{root_span_of(original.id)}"
         copy.trace = Trace(trace_of(copy), kept_for=SHADOWED if kept else "", link=link)
 
-    # -- at its end --------------------------------------------------------------------------------------------------------
+    # -- at its end --------------------------------------------------------------------------------
     def answered(self, exchange: Exchange, status: int, **more: Any) -> None:
-        """A worker's answer went to the caller, or as much of it as there was. `more`: fields of `FinishedCall`."""
+        """A worker's answer went to the caller, or as much of it as there was. `more`: fields of
+        `FinishedCall`."""
         ended_ns = exchange.dispatched_ns + int(exchange.exec_ms * 1e6)
         self.ended(
-            exchange.call, exchange.held, exchange.answer, status=status, dispatched_ns=exchange.dispatched_ns, ended_ns=ended_ns,
-            cost=exchange.cost, **more,
-        )  # fmt: skip
+            exchange.call,
+            exchange.held,
+            exchange.answer,
+            status=status,
+            dispatched_ns=exchange.dispatched_ns,
+            ended_ns=ended_ns,
+            cost=exchange.cost,
+            **more,
+        )
 
     def ended(
         self,
@@ -117,7 +149,9 @@ class Tracer:
         """The same for a call without an exchange. `ended_ns`: 0 = now."""
         ended_ns = ended_ns or self._clock_ns()
         reason = self._reason(call, status, ended_ns, more.get("first_byte_ms"))
-        if (reason == SLOW and more.get("is_submitted")) or (call.trace is not None and call.trace.link):
+        if (reason == SLOW and more.get("is_submitted")) or (
+            call.trace is not None and call.trace.link
+        ):
             reason = call.trace.kept_for if call.trace is not None else ""  # nobody waits for it
         if reason and self._is_kept(call, reason):
             last = attempt_of(call, reservation, dispatched_ns=dispatched_ns, ended_ns=ended_ns)
@@ -131,7 +165,10 @@ class Tracer:
         if reason and self._is_kept(call, reason):
             past = call.past
             if not past or past[-1].number < call.attempt:
-                past = (*past, attempt_of(call, None, dispatched_ns=0, ended_ns=ended_ns, error=error))
+                past = (
+                    *past,
+                    attempt_of(call, None, dispatched_ns=0, ended_ns=ended_ns, error=error),
+                )
             self._make(call, reason, past, status, ended_ns, error=error, **more)
 
     @staticmethod
@@ -141,31 +178,55 @@ class Tracer:
         if call.start_kind is not StartKind.WARM:
             return COLD
         target = call.target
-        if first_byte_ms > target.slow_first_ms if first_byte_ms is not None else ended_ns - call.began_ns > target.slow_ms * 1e6:
+        if (
+            first_byte_ms > target.slow_first_ms
+            if first_byte_ms is not None
+            else ended_ns - call.began_ns > target.slow_ms * 1e6
+        ):
             return SLOW
         return call.trace.kept_for if call.trace is not None else ""
 
     def _is_kept(self, call: Call, reason: str) -> bool:
-        return (call.trace is not None and bool(call.trace.kept_for)) or self._take(call.target.tenant, reason)
+        return (call.trace is not None and bool(call.trace.kept_for)) or self._take(
+            call.target.tenant, reason
+        )
 
     def _take(self, tenant: str, reason: str) -> bool:
         taken = self._sampling.take(tenant, reason, self._clock_ns() / 1e9)
         self.passed_over += not taken
         return taken
 
-    def _make(self, call: Call, reason: str, attempts: tuple[Attempt, ...], status: int, ended_ns: int, **more: Any) -> None:
+    def _make(
+        self,
+        call: Call,
+        reason: str,
+        attempts: tuple[Attempt, ...],
+        status: int,
+        ended_ns: int,
+        **more: Any,
+    ) -> None:
         more.setdefault("route", f"/v1/functions/{call.target.app}/{call.target.function}:invoke")
         trace = document(
             FinishedCall(
-                call=call, kept_for=reason, attempts=attempts, status=status, ended_ns=ended_ns, node=self._node,
-                activator=self._activator, **more,
+                call=call,
+                kept_for=reason,
+                attempts=attempts,
+                status=status,
+                ended_ns=ended_ns,
+                node=self._node,
+                activator=self._activator,
+                **more,
             )
-        )  # fmt: skip
+        )
         self.kept[reason] = self.kept.get(reason, 0) + 1
         self._keep(trace)
         last = attempts[-1] if attempts else None
         if self._exemplars is not None and last is not None and last.dispatched_ns:
             exec_s = (last.ended_ns - last.dispatched_ns) / 1e9
             self._exemplars.exemplify(
-                call.target, exec_s=exec_s, queued_s=call.queued_ms / 1000, trace_id=trace["id"], at=trace["at"]
-            )  # fmt: skip
+                call.target,
+                exec_s=exec_s,
+                queued_s=call.queued_ms / 1000,
+                trace_id=trace["id"],
+                at=trace["at"],
+            )

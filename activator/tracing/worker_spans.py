@@ -1,4 +1,5 @@
-"""What a worker says of a call: its own time, and the spans of user code. It runs that code, so nothing of it is believed unread."""
+"""What a worker says of a call: its own time, and the spans of user code. It runs that code, so
+nothing of it is believed unread."""
 
 from __future__ import annotations
 
@@ -60,13 +61,16 @@ def _span(row: Any) -> ReportedSpan:
         raise ValueError("no id")
     named = ((_text(key), value) for key, value in list(attributes.items())[:MAX_ATTRIBUTES])
     own = {key: _attribute(value) for key, value in named if not key.startswith(_RESERVED)}
-    return ReportedSpan(identity, parent, _text(name), _time(begin_ms), _time(ms), _text(error), own)
+    return ReportedSpan(
+        identity, parent, _text(name), _time(begin_ms), _time(ms), _text(error), own
+    )
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError("no text")
-    return "".join(char if char.isprintable() else "?" for char in value[:MAX_CHARS])  # it is shown in terminals, too
+    # it is shown in terminals, too
+    return "".join(char if char.isprintable() else "?" for char in value[:MAX_CHARS])
 
 
 def _time(value: Any) -> float:

@@ -1,8 +1,9 @@
-"""Where a worker is reached: the path of a Unix socket on this machine, or `tcp:<host>:<port>`, a pod's address.
+"""Where a worker is reached: the path of a Unix socket on this machine, or `tcp:<host>:<port>`, a
+pod's address.
 
-A pod may vanish with its node, without a word: connecting has a bound of its own, and a connection whose other end has fallen silent is
-noticed by the kernel (tcp(7): TCP_USER_TIMEOUT, keep-alive), so that a call on it breaks instead of waiting for its clock.
-"""
+A pod may vanish with its node, without a word: connecting has a bound of its own, and a connection
+whose other end has fallen silent is noticed by the kernel (tcp(7): TCP_USER_TIMEOUT, keep-alive),
+so that a call on it breaks instead of waiting for its clock."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from typing import Final, TypeVar
 
 TCP: Final = "tcp:"
 CONNECT_S: Final = 3.0
-"""One lost SYN is repeated after a second, and again two later (RFC 6298); who has not answered by then is not there."""
+"""One lost SYN is repeated after a second, and again two later (RFC 6298); who has not answered by
+then is not there."""
 SILENT_MS: Final = 30_000
 """Bytes that nobody acknowledged for so long: the other end is gone."""
 PROBE_AFTER_S: Final = 10
@@ -54,7 +56,8 @@ async def connect(loop: asyncio.AbstractEventLoop, make: Callable[[], P], where:
 
 
 def configure_tcp(transport: asyncio.BaseTransport) -> None:
-    """Small pieces go out at once, and an end that vanished is noticed. Of other sockets than TCP's: nothing."""
+    """Small pieces go out at once, and an end that vanished is noticed. Of other sockets than
+    TCP's: nothing."""
     own = transport.get_extra_info("socket")
     if own is None or own.family not in (socket.AF_INET, socket.AF_INET6):
         return

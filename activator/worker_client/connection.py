@@ -1,9 +1,10 @@
-"""HTTP/1.1 to a worker over its Unix socket, or to a pod (`address`): pooled connections, one exchange at a time on each.
+"""HTTP/1.1 to a worker over its Unix socket, or to a pod (`address`): pooled connections, one
+exchange at a time on each.
 
-An answer whose length is known and small is collected whole (one future, no queue, the hot path); anything else streams with
-back-pressure: reading from the worker pauses while the caller does not read. An exchange that is abandoned closes its connection,
-which is how the worker learns that the caller left.
-"""
+An answer whose length is known and small is collected whole (one future, no queue, the hot path);
+anything else streams with back-pressure: reading from the worker pauses while the caller does not
+read. An exchange that is abandoned closes its connection, which is how the worker learns that the
+caller left."""
 
 from __future__ import annotations
 
@@ -18,17 +19,19 @@ from activator.worker_client.address import connect
 from pilotlight.protocol import HEADER_FINISH, HEADER_SPANS
 
 WHOLE_BODY_BYTES: Final = 256 * 1024
-"""An answer up to this long is collected before it is passed on, so that its cost can stand in its headers."""
+"""An answer up to this long is collected before it is passed on, so that its cost can stand in its
+headers."""
 MAX_HEAD_BYTES: Final = 64 * 1024
-"""Of an answer, and of what lies between two pieces of a streamed one (trailers, extensions of chunks): a worker runs user code, which
-must not fill the activator's memory."""
+"""Of an answer, and of what lies between two pieces of a streamed one (trailers, extensions of
+chunks): a worker runs user code, which must not fill the activator's memory."""
 STREAM_WINDOW_BYTES: Final = 256 * 1024
 """Bytes held for a caller that reads slowly before reading from the worker pauses."""
 JOINED_BYTES: Final = 64 * 1024
-"""Pieces that came in one read go out in one write, up to this many bytes: a worker that is fast costs a write for each of ours."""
+"""Pieces that came in one read go out in one write, up to this many bytes: a worker that is fast
+costs a write for each of ours."""
 MAX_IDLE_S: Final = 30.0
-"""Idle connections older than this are not reused: well below the worker's keep-alive of 75 s, so a reused one is never just being
-closed."""
+"""Idle connections older than this are not reused: well below the worker's keep-alive of 75 s, so a
+reused one is never just being closed."""
 _TRAILERS: Final = frozenset({HEADER_FINISH.encode(), HEADER_SPANS.encode()})
 """What is kept of those behind a stream."""
 
@@ -45,14 +48,21 @@ class WorkerConnectionLost(Exception):
 
 
 class WorkerResponse:
-    """A worker's answer: status, headers (lower-case names), and either `body` or a stream of chunks.
+    """A worker's answer: status, headers (lower-case names), and either `body` or a stream of
+    chunks.
 
     Of no connection (None): one that no worker gave; then it has its body.
     """
 
     __slots__ = ("_connection", "body", "headers", "status")
 
-    def __init__(self, connection: WorkerConnection | None, status: int, headers: list[tuple[bytes, bytes]], body: bytes | None) -> None:
+    def __init__(
+        self,
+        connection: WorkerConnection | None,
+        status: int,
+        headers: list[tuple[bytes, bytes]],
+        body: bytes | None,
+    ) -> None:
         self._connection = connection
         self.status = status
         self.headers = headers
@@ -66,7 +76,8 @@ class WorkerResponse:
         return b""
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body of a streamed answer. Raises WorkerConnectionLost when the worker dies in the middle."""
+        """The body of a streamed answer. Raises WorkerConnectionLost when the worker dies in the
+        middle."""
         connection = self._connection
         while connection is not None:
             chunk = await connection.next_chunk()
@@ -76,14 +87,16 @@ class WorkerResponse:
 
 
 class ResponseSink(Protocol):
-    """Who waits for an answer: a future, or something as simple. Told once, unless it is `done` before."""
+    """Who waits for an answer: a future, or something as simple. Told once, unless it is `done`
+    before."""
 
     def done(self) -> bool:
         """Whether nothing is awaited any more."""
         ...
 
     def set_result(self, result: WorkerResponse, /) -> None:
-        """The answer, or its head if it streams, is there. The exchange may be over: the connection may be used again."""
+        """The answer, or its head if it streams, is there. The exchange may be over: the connection
+        may be used again."""
         ...
 
     def set_exception(self, exception: WorkerConnectionLost, /) -> None:
@@ -138,22 +151,28 @@ class WorkerConnection(asyncio.Protocol):
         state = "streaming" if self._streaming else "idle" if self._ended else "waiting"
         return f"<WorkerConnection {state if self.is_usable else 'closed'}>"
 
-    # -- the exchange -------------------------------------------------------------------------------------------------
-    def request(self, data: bytes, *, loop: asyncio.AbstractEventLoop, is_head: bool = False) -> asyncio.Future[WorkerResponse]:
-        """Send a whole request (or its head); the future is done when the answer, or its head if it streams, is there.
+    # -- the exchange ------------------------------------------------------------------------------
+    def request(
+        self, data: bytes, *, loop: asyncio.AbstractEventLoop, is_head: bool = False
+    ) -> asyncio.Future[WorkerResponse]:
+        """Send a whole request (or its head); the future is done when the answer, or its head if it
+        streams, is there.
 
-        `is_head`: it is a HEAD request, whose answer ends with its head, whatever that says (RFC 9112 §6.3).
-        """
+        `is_head`: it is a HEAD request, whose answer ends with its head, whatever that says (RFC
+        9112 §6.3)."""
         future: asyncio.Future[WorkerResponse] = loop.create_future()
         if self._transport is None or not self.is_usable:
-            future.set_exception(WorkerConnectionLost("the worker closed the connection", sent=False))
+            future.set_exception(
+                WorkerConnectionLost("the worker closed the connection", sent=False)
+            )
         else:
             self.send(data, future)
             self._is_head = is_head
         return future
 
     def send(self, data: bytes, waiter: ResponseSink) -> None:
-        """`request` on a connection that is usable, for a waiter of the caller's own: it is told from within the event loop's read."""
+        """`request` on a connection that is usable, for a waiter of the caller's own: it is told
+        from within the event loop's read."""
         self._waiter = waiter
         self._is_head = False
         self._body = []
@@ -164,7 +183,8 @@ class WorkerConnection(asyncio.Protocol):
         self._transport.write(data)  # type: ignore[union-attr]
 
     async def write(self, data: bytes) -> None:
-        """More of a request's body; waits while the worker does not read. Raises WorkerConnectionLost."""
+        """More of a request's body; waits while the worker does not read. Raises
+        WorkerConnectionLost."""
         if self._transport is None or not self.is_usable:
             raise WorkerConnectionLost("the worker closed the connection", sent=True)
         self._transport.write(data)
@@ -202,7 +222,8 @@ class WorkerConnection(asyncio.Protocol):
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the worker has sent more of its answer than was taken, or all of it: it does not keep anybody waiting."""
+        """Whether the worker has sent more of its answer than was taken, or all of it: it does not
+        keep anybody waiting."""
         return bool(self._chunks) or self._ended
 
     @property
@@ -216,7 +237,7 @@ class WorkerConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # -- asyncio.Protocol ---------------------------------------------------------------------------------------------
+    # -- asyncio.Protocol --------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
 
@@ -231,18 +252,25 @@ class WorkerConnection(asyncio.Protocol):
             self._fail(WorkerConnectionLost(f"the worker's answer is not HTTP: {e}", sent=True))
             self.close()
         ready = self._ready
-        if ready is not None:  # told only now: the parser is done, so the connection may be used again at once
+        # told only now: the parser is done, so the connection may be used again at once
+        if ready is not None:
             self._ready = None
             waiter, self._waiter = self._waiter, None
             if waiter is not None and not waiter.done():
                 waiter.set_result(ready)
-        elif self._unanswered > MAX_HEAD_BYTES and (self._streaming or self._unanswered > WHOLE_BODY_BYTES + MAX_HEAD_BYTES):
+        elif self._unanswered > MAX_HEAD_BYTES and (
+            self._streaming or self._unanswered > WHOLE_BODY_BYTES + MAX_HEAD_BYTES
+        ):
             self._fail(_too_long())
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_usable = False
-        self._fail(WorkerConnectionLost("the worker closed the connection before it answered", sent=self._sent))
+        self._fail(
+            WorkerConnectionLost(
+                "the worker closed the connection before it answered", sent=self._sent
+            )
+        )
         if self._writable is not None:
             self._writable.set()
 
@@ -260,7 +288,7 @@ class WorkerConnection(asyncio.Protocol):
         if self._wakeup is not None:
             self._wakeup.set()
 
-    # -- httptools ----------------------------------------------------------------------------------------------------
+    # -- httptools ---------------------------------------------------------------------------------
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
         if not self._streaming or name in _TRAILERS:
@@ -273,7 +301,8 @@ class WorkerConnection(asyncio.Protocol):
             return
         if self._unanswered > MAX_HEAD_BYTES:
             self._expect_small_head()
-        if self._is_head:  # the parser goes on to wait for a body, so this connection is not used again
+        # the parser goes on to wait for a body, so this connection is not used again
+        if self._is_head:
             self._ended, self.is_usable = True, False
             self._answer(b"")
             return
@@ -300,7 +329,11 @@ class WorkerConnection(asyncio.Protocol):
         self._buffered += len(body)
         if self._wakeup is not None:
             self._wakeup.set()
-        if self._buffered > STREAM_WINDOW_BYTES and not self._paused and self._transport is not None:
+        if (
+            self._buffered > STREAM_WINDOW_BYTES
+            and not self._paused
+            and self._transport is not None
+        ):
             self._paused = True
             self._transport.pause_reading()
 
@@ -324,7 +357,9 @@ class WorkerConnection(asyncio.Protocol):
 
 def _too_long() -> WorkerConnectionLost:
     return WorkerConnectionLost(
-        f"the head of the worker's answer, or what follows its body, has more than {MAX_HEAD_BYTES} bytes", sent=True
+        f"the head of the worker's answer, or what follows its body, has more than "
+        f"{MAX_HEAD_BYTES} bytes",
+        sent=True,
     )
 
 
@@ -354,7 +389,9 @@ class ConnectionPool:
         try:
             return await connect(loop, WorkerConnection, self._path)
         except OSError as e:
-            raise WorkerConnectionLost(f"no worker on its socket: {e.strerror or e!r}", sent=False) from e
+            raise WorkerConnectionLost(
+                f"no worker on its socket: {e.strerror or e!r}", sent=False
+            ) from e
 
     def give_back(self, connection: WorkerConnection, now: float) -> None:
         """Return a connection: kept when its exchange ended cleanly, closed otherwise."""

@@ -1,10 +1,11 @@
 """Who decides: pilotlight's decider, Knative's KPA with its defaults, and a fixed keep-alive.
 
-`Pilotlight` feeds the platform's own `decide`, `instances_now`, windows and pauses just as `autoscaler.revision_scaler.RevisionScaler` and
-`balancing.throttler.Throttler` of the activator do. `Kpa` is `activator.autoscaler.kpa.step` (held to Knative's own cases, number for
-number) with what is around it there: ticks of 2 s, a poke from zero, `bounds.bound` on the way to zero, starting instances invisible.
-Both get what flatters them: one queue for all calls, no network, no lost second between a decision and its start.
-"""
+`Pilotlight` feeds the platform's own `decide`, `instances_now`, windows and pauses just as
+`autoscaler.revision_scaler.RevisionScaler` and `balancing.throttler.Throttler` of the activator do.
+`Kpa` is `activator.autoscaler.kpa.step` (held to Knative's own cases, number for number) with what
+is around it there: ticks of 2 s, a poke from zero, `bounds.bound` on the way to zero, starting
+instances invisible. Both get what flatters them: one queue for all calls, no network, no lost
+second between a decision and its start."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ MOVE_TO_ZERO_S = 3.0
 
 
 class KeepAlive:
-    """A start for every call that nothing covers; an instance goes after `window_s` without a call."""
+    """A start for every call that nothing covers; an instance goes after `window_s` without a
+    call."""
 
     def __init__(self, scaled: Scaled, *, window_s: float = 60.0) -> None:
         self._scaled = scaled
@@ -46,9 +48,13 @@ class KeepAlive:
         own = self._scaled
         each = own.function.max_inputs
         wanted = instances_now(
-            waiting=len(own.line), free_slots=own.free_slots, starting_slots=own.starting * each, max_inputs=each,
-            instances=len(own.pods), max_instances=own.function.max_instances,
-        )  # fmt: skip
+            waiting=len(own.line),
+            free_slots=own.free_slots,
+            starting_slots=own.starting * each,
+            max_inputs=each,
+            instances=len(own.pods),
+            max_instances=own.function.max_instances,
+        )
         own.start(wanted)
 
     def ended(self) -> None:
@@ -67,7 +73,12 @@ class KeepAlive:
         idle_since, world = pod.idle_since, self._scaled.world
 
         def look() -> None:
-            if not pod.is_gone and not pod.is_draining and not pod.in_flight and pod.idle_since == idle_since:
+            if (
+                not pod.is_gone
+                and not pod.is_draining
+                and not pod.in_flight
+                and pod.idle_since == idle_since
+            ):
                 self._scaled.end(pod)
 
         world.at(world.now + self._window_s, look)
@@ -135,10 +146,16 @@ class Pilotlight:
         own = self._scaled
         each = own.function.max_inputs
         return instances_now(
-            waiting=len(own.line), free_slots=own.free_slots, starting_slots=own.starting * each, max_inputs=each,
-            instances=len(own.pods), max_instances=own.function.max_instances,
-            running_slots=own.ready * each, start_s=start_s, call_s=call_s,
-        )  # fmt: skip
+            waiting=len(own.line),
+            free_slots=own.free_slots,
+            starting_slots=own.starting * each,
+            max_inputs=each,
+            instances=len(own.pods),
+            max_instances=own.function.max_instances,
+            running_slots=own.ready * each,
+            start_s=start_s,
+            call_s=call_s,
+        )
 
     def _call_s(self) -> float | None:
         """Mean time of the calls that its instances have had so far."""
@@ -152,7 +169,9 @@ class Pilotlight:
         self._recorded_at = now
         self._stable.record(now, load)
         self._panic.record(now, load)
-        self._gaps.record(now, min(own.ready, math.ceil(self._load.take_peak() / own.function.max_inputs)))
+        self._gaps.record(
+            now, min(own.ready, math.ceil(self._load.take_peak() / own.function.max_inputs))
+        )
         self._ticks += 1
         if self._ticks % 2 == 0:
             self._decide(now)
@@ -183,7 +202,12 @@ class Pilotlight:
             own.start(min(decision.starts, own.function.max_instances - len(own.pods)))
         if decision.stops:
             candidates = [
-                Candidate(id=pod.id, in_flight=pod.in_flight, idle_s=0.0 if pod.in_flight else now - pod.idle_since) for pod in live
+                Candidate(
+                    id=pod.id,
+                    in_flight=pod.in_flight,
+                    idle_s=0.0 if pod.in_flight else now - pod.idle_since,
+                )
+                for pod in live
             ]
             for victim in choose_victims(candidates, decision.stops):
                 own.end(own.pods[victim])
@@ -193,7 +217,11 @@ class Pilotlight:
         if self._spec.keep is None or start_s is None:
             return None
         return self._gaps.kept(
-            now, instances=self._scaled.ready, start_s=start_s, terms=self._spec.keep, is_crowded=bool(self._scaled.world.waiting)
+            now,
+            instances=self._scaled.ready,
+            start_s=start_s,
+            terms=self._spec.keep,
+            is_crowded=bool(self._scaled.world.waiting),
         )
 
 
@@ -212,8 +240,12 @@ class Kpa:
         own = scaled.function
         target = resolve_target(concurrency_limit=own.max_inputs, utilisation=terms.utilisation)
         self._scaled = scaled
-        self._spec = kpa.KpaSpec(target=target.target, total=target.total, stable_window_s=terms.stable_window_s)
-        self._bounds = BoundsSpec(max_instances=own.max_instances, stable_window_s=terms.stable_window_s)
+        self._spec = kpa.KpaSpec(
+            target=target.target, total=target.total, stable_window_s=terms.stable_window_s
+        )
+        self._bounds = BoundsSpec(
+            max_instances=own.max_instances, stable_window_s=terms.stable_window_s
+        )
         self._load = ConcurrencyMeter(lambda: scaled.world.now)
         self._stable = TimeWindow(terms.stable_window_s)
         self._panic = TimeWindow(panic_window_s(terms.stable_window_s, PANIC_PERCENT))
@@ -262,7 +294,11 @@ class Kpa:
         own.world.at(now + 1.0, self._tick)
 
     def _decide(self, now: float) -> None:
-        load = kpa.KpaLoad(stable=self._stable.average(now), panic=self._panic.average(now), ready=self._scaled.ready)
+        load = kpa.KpaLoad(
+            stable=self._stable.average(now),
+            panic=self._panic.average(now),
+            ready=self._scaled.ready,
+        )
         decision, self._state = kpa.step(now, load, self._spec, self._state)
         self._wanted = decision.desired
         if decision.desired > 0 and decision.excess_burst_capacity >= 0:
@@ -281,13 +317,20 @@ class Kpa:
         own, now = self._scaled, self._scaled.world.now
         scale = sum(1 for pod in own.pods.values() if not pod.is_draining)
         standing = RevisionStatus(
-            instances=scale, activity=self._activity, for_s=now - self._since, is_probe_ok=self._proxied_since is not None,
+            instances=scale,
+            activity=self._activity,
+            for_s=now - self._since,
+            is_probe_ok=self._proxied_since is not None,
             proxied_s=None if self._proxied_since is None else now - self._proxied_since,
-        )  # fmt: skip
+        )
         bounded = bound(self._wanted, spec=self._bounds, standing=standing)
         if bounded.is_applied:
             self._scale_to(bounded.desired, scale)
-        if self._wanted == 0 and self._activity is Activity.ACTIVE and standing.for_s >= self._bounds.stable_window_s:
+        if (
+            self._wanted == 0
+            and self._activity is Activity.ACTIVE
+            and standing.for_s >= self._bounds.stable_window_s
+        ):
             self._enter(Activity.INACTIVE)
             if self._proxied_since is None:
                 self._proxied_since = now
@@ -306,7 +349,8 @@ class Kpa:
         self._scaled.world.at(self._scaled.world.now + after_s, look)
 
     def _scale_to(self, desired: int, scale: int) -> None:
-        """More, or fewer: a ReplicaSet ends those that are not ready first, then the youngest, whatever they do."""
+        """More, or fewer: a ReplicaSet ends those that are not ready first, then the youngest,
+        whatever they do."""
         own = self._scaled
         if desired > scale:
             own.start(desired - scale)

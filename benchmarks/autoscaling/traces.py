@@ -1,8 +1,9 @@
-"""Made-up traffic: who calls which function when, for how long, and how long that function's starts take.
+"""Made-up traffic: who calls which function when, for how long, and how long that function's starts
+take.
 
-The same seed gives the same traffic to every policy: arrivals, call times and start times are drawn here, once. Start times span 0.1 to
-90 s, because that is the range between a fork and a big model from an object store; each function keeps to its own, with some scatter.
-"""
+The same seed gives the same traffic to every policy: arrivals, call times and start times are drawn
+here, once. Start times span 0.1 to 90 s, because that is the range between a fork and a big model
+from an object store; each function keeps to its own, with some scatter."""
 
 from __future__ import annotations
 
@@ -57,8 +58,11 @@ class Trace:
         return sum(len(function.calls) for function in self.functions)
 
 
-def poisson(dice: random.Random, rate: Callable[[float], float], peak: float, end_s: float) -> Iterator[float]:
-    """Arrivals at a rate that changes, at most `peak` per second (thinning: Lewis and Shedler, 1979)."""
+def poisson(
+    dice: random.Random, rate: Callable[[float], float], peak: float, end_s: float
+) -> Iterator[float]:
+    """Arrivals at a rate that changes, at most `peak` per second (thinning: Lewis and Shedler,
+    1979)."""
     now = 0.0
     while (now := now + dice.expovariate(peak)) < end_s:
         if dice.random() * peak < rate(now):
@@ -73,10 +77,25 @@ def renewals(dice: random.Random, gap: Callable[[], float], end_s: float) -> Ite
         now += gap()
 
 
-def _function(dice: random.Random, name: str, tenant: str, arrivals: Iterator[float], *, call_s: float, max_inputs: int = 1) -> Function:
+def _function(
+    dice: random.Random,
+    name: str,
+    tenant: str,
+    arrivals: Iterator[float],
+    *,
+    call_s: float,
+    max_inputs: int = 1,
+) -> Function:
     start_s = math.exp(dice.uniform(math.log(SHORTEST_START_S), math.log(LONGEST_START_S)))
     calls = tuple((at, max(0.02, dice.lognormvariate(math.log(call_s), 0.6))) for at in arrivals)
-    return Function(name=name, tenant=tenant, start_s=start_s, calls=calls, max_inputs=max_inputs, seed=dice.getrandbits(32))
+    return Function(
+        name=name,
+        tenant=tenant,
+        start_s=start_s,
+        calls=calls,
+        max_inputs=max_inputs,
+        seed=dice.getrandbits(32),
+    )
 
 
 def steady(seed: int, hours: float) -> Trace:
@@ -97,8 +116,19 @@ def bursty(seed: int, hours: float) -> Trace:
     functions = []
     for n in range(12):
         call_s = dice.uniform(0.3, 4.0)
-        arrivals = _bursts(dice, dice.uniform(2, 6) / call_s, quiet_s=dice.uniform(60, 900), end_s=hours * HOUR_S)
-        functions.append(_function(dice, f"bursty-{n}", f"tenant-{n % 4}", arrivals, call_s=call_s, max_inputs=dice.choice((1, 1, 4))))
+        arrivals = _bursts(
+            dice, dice.uniform(2, 6) / call_s, quiet_s=dice.uniform(60, 900), end_s=hours * HOUR_S
+        )
+        functions.append(
+            _function(
+                dice,
+                f"bursty-{n}",
+                f"tenant-{n % 4}",
+                arrivals,
+                call_s=call_s,
+                max_inputs=dice.choice((1, 1, 4)),
+            )
+        )
     return Trace(name="bursty", functions=tuple(functions))
 
 
@@ -114,24 +144,36 @@ def _bursts(dice: random.Random, rate: float, *, quiet_s: float, end_s: float) -
 
 
 def diurnal(seed: int, hours: float) -> Trace:
-    """A day's rise and fall within the whole trace: from next to nothing in the night to several instances at noon."""
+    """A day's rise and fall within the whole trace: from next to nothing in the night to several
+    instances at noon."""
     dice = random.Random(seed)
     functions = []
     for n in range(8):
         call_s, shift = dice.uniform(0.3, 4.0), dice.uniform(-0.1, 0.1)
         peak, end_s = dice.uniform(0.5, 3.0) / call_s, hours * HOUR_S
 
-        def rate(now: float, peak: float = peak, shift: float = shift, end_s: float = end_s) -> float:
+        def rate(
+            now: float, peak: float = peak, shift: float = shift, end_s: float = end_s
+        ) -> float:
             height = (1 - math.cos(2 * math.pi * (now / end_s + shift))) / 2
             return peak * (0.002 + 0.998 * height**3)
 
-        functions.append(_function(dice, f"diurnal-{n}", f"tenant-{n % 4}", poisson(dice, rate, peak, end_s), call_s=call_s))
+        functions.append(
+            _function(
+                dice,
+                f"diurnal-{n}",
+                f"tenant-{n % 4}",
+                poisson(dice, rate, peak, end_s),
+                call_s=call_s,
+            )
+        )
     return Trace(name="diurnal", functions=tuple(functions))
 
 
 def heavy_tailed(seed: int, hours: float, count: int = 40) -> Trace:
-    """As public traces of serverless platforms describe it: few functions have most calls (Zipf), gaps spread over orders of magnitude
-    (lognormal and Pareto), and a fifth of the functions is called by a timer (Shahrad et al., "Serverless in the Wild", ATC 2020)."""
+    """As public traces of serverless platforms describe it: few functions have most calls (Zipf),
+    gaps spread over orders of magnitude (lognormal and Pareto), and a fifth of the functions is
+    called by a timer (Shahrad et al., "Serverless in the Wild", ATC 2020)."""
     dice = random.Random(seed)
     functions = []
     for n in range(count):
@@ -154,7 +196,8 @@ def _gaps(dice: random.Random, kind: str, mean_s: float) -> Callable[[], float]:
 
 
 def spike(seed: int, hours: float) -> Trace:
-    """Three times the traffic for every tenant at once, for two minutes each half hour, on a cluster with half as much again as needed."""
+    """Three times the traffic for every tenant at once, for two minutes each half hour, on a
+    cluster with half as much again as needed."""
     dice = random.Random(seed)
     functions, busy_in_all = [], 0.0
     for n in range(16):

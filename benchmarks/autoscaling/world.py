@@ -1,8 +1,9 @@
-"""A cluster on a clock that jumps: instances that start, serve and end, calls that wait for slots, and GPUs that may run out.
+"""A cluster on a clock that jumps: instances that start, serve and end, calls that wait for slots,
+and GPUs that may run out.
 
-Who decides is a `Policy` per function; the world only does as it is told and keeps the books: every instance holds one GPU from the moment
-it gets it to its end, and that time is either starting, busy or idle. Owner of everything: the one loop of `World.run`.
-"""
+Who decides is a `Policy` per function; the world only does as it is told and keeps the books: every
+instance holds one GPU from the moment it gets it to its end, and that time is either starting, busy
+or idle. Owner of everything: the one loop of `World.run`."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from benchmarks.autoscaling.traces import Function, Trace
 
 @dataclass(eq=False, slots=True)
 class Pod:
-    """One instance. `held_at`: when it got its GPU; `ready_at`: when it could take calls; None = not yet."""
+    """One instance. `held_at`: when it got its GPU; `ready_at`: when it could take calls; None =
+    not yet."""
 
     id: str
     asked_at: float
@@ -107,12 +109,17 @@ class Scaled:
         self._names = itertools.count()
 
     def __repr__(self) -> str:
-        return f"<RevisionScaler {self.function.name} {self.ready} ready, {self.starting} starting, {len(self.line)} waiting>"
+        return (
+            f"<RevisionScaler {self.function.name} {self.ready} ready, {self.starting} "
+            f"starting, {len(self.line)} waiting>"
+        )
 
-    # -- what a policy reads ------------------------------------------------------------------------------------------
+    # -- what a policy reads -----------------------------------------------------------------------
     def live(self) -> Iterator[Pod]:
         """Instances that take calls."""
-        return (pod for pod in self.pods.values() if pod.ready_at is not None and not pod.is_draining)
+        return (
+            pod for pod in self.pods.values() if pod.ready_at is not None and not pod.is_draining
+        )
 
     @property
     def ready(self) -> int:
@@ -134,7 +141,7 @@ class Scaled:
         """Calls that could go in now."""
         return sum(self.function.max_inputs - pod.in_flight for pod in self.live())
 
-    # -- what a policy does -------------------------------------------------------------------------------------------
+    # -- what a policy does ------------------------------------------------------------------------
     def start(self, count: int) -> None:
         """Bring up so many more, as GPUs become free."""
         for _ in range(count):
@@ -156,7 +163,7 @@ class Scaled:
         del self.pods[pod.id]
         self.world.waiting.remove((self, pod))
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- what happens ------------------------------------------------------------------------------
     def call(self, took_s: float) -> None:
         """A call comes."""
         self.line.append((self.world.now, took_s))
@@ -179,10 +186,15 @@ class Scaled:
         self.policy.came(pod)
 
     def hand_out(self) -> None:
-        """Free slots go to those who wait: of the least loaded, among equals of the last one used."""
+        """Free slots go to those who wait: of the least loaded, among equals of the last one
+        used."""
         now, slots = self.world.now, self.function.max_inputs
         while self.line:
-            pod = min((p for p in self.live() if p.in_flight < slots), key=lambda p: (p.in_flight, -p.idle_since), default=None)
+            pod = min(
+                (p for p in self.live() if p.in_flight < slots),
+                key=lambda p: (p.in_flight, -p.idle_since),
+                default=None,
+            )
             if pod is None:
                 return
             came_at, took_s = self.line.popleft()
@@ -226,7 +238,13 @@ class World:
         waiting: starts that have no GPU yet, in the order in which they were asked for.
     """
 
-    def __init__(self, trace: Trace, *, policy: Callable[[Scaled], Policy], placement: Placement | None = None) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        *,
+        policy: Callable[[Scaled], Policy],
+        placement: Placement | None = None,
+    ) -> None:
         self.now = 0.0
         self.books = Books()
         self.waiting: list[tuple[Scaled, Pod]] = []
@@ -246,7 +264,8 @@ class World:
         return None if self.gpus is None else self.gpus - self._held
 
     def at(self, when: float, what: Callable[[], None]) -> None:
-        """Have something happen then; what is due at one time happens in the order in which it was asked for."""
+        """Have something happen then; what is due at one time happens in the order in which it was
+        asked for."""
         heapq.heappush(self._events, (when, next(self._order), what))
 
     def run(self) -> Books:

@@ -1,1 +1,2 @@
-"""What the benchmarks deploy. Each file is copied into a directory of its own first, so that its bundle holds nothing else."""
+"""What the benchmarks deploy. Each file is copied into a directory of its own first, so that its
+bundle holds nothing else."""

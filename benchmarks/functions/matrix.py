@@ -1,4 +1,5 @@
-"""The matrix-bound one of batching.py: two layers of 4096 by 4096, whose 128 MiB of weights a pass reads, for one item or for many."""
+"""The matrix-bound one of batching.py: two layers of 4096 by 4096, whose 128 MiB of weights a pass
+reads, for one item or for many."""
 
 from typing import Any
 
@@ -18,7 +19,9 @@ class Layers:
 
         torch.set_num_threads(1)
         seed = torch.Generator().manual_seed(1)
-        self.layers: list[Any] = [torch.randn(WIDTH, WIDTH, generator=seed) / WIDTH**0.5 for _ in range(2)]
+        self.layers: list[Any] = [
+            torch.randn(WIDTH, WIDTH, generator=seed) / WIDTH**0.5 for _ in range(2)
+        ]
         self.inputs: Any = torch.randn(64, WIDTH, generator=seed)
 
     def scores(self, numbers: list[int]) -> list[float]:

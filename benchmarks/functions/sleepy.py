@@ -14,4 +14,8 @@ def sleepy(seconds: float) -> dict[str, float | str]:
     """Hold the instance for `seconds`; wall clock of both ends."""
     began = time.time()
     time.sleep(seconds)
-    return {"began": began, "ended": time.time(), "where": f"{os.readlink('/proc/self/ns/pid')}/{os.getpid()}"}
+    return {
+        "began": began,
+        "ended": time.time(),
+        "where": f"{os.readlink('/proc/self/ns/pid')}/{os.getpid()}",
+    }

@@ -1,4 +1,5 @@
-"""The heavy one of tenancy.py: streams small items at a model's pace, as many streams at once as it may."""
+"""The heavy one of tenancy.py: streams small items at a model's pace, as many streams at once as it
+may."""
 
 import asyncio
 from collections.abc import AsyncIterator

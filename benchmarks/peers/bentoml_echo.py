@@ -25,7 +25,17 @@ def main() -> None:
     given = parser.parse_args()
     folder = os.path.dirname(os.path.abspath(__file__))
     environment = {**os.environ, "BENTOML_DO_NOT_TRACK": "True", "BENTOML_HOME": given.home}
-    command = [sys.executable, "-m", "bentoml", "serve", "bentoml_echo:Echo", "--host", "127.0.0.1", "--port", str(given.port)]
+    command = [
+        sys.executable,
+        "-m",
+        "bentoml",
+        "serve",
+        "bentoml_echo:Echo",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(given.port),
+    ]
     os.chdir(folder)
     os.execve(sys.executable, command, environment)
 

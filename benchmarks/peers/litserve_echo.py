@@ -32,7 +32,13 @@ def main() -> None:
     parser.add_argument("--home", required=True)
     given = parser.parse_args()
     server = litserve.LitServer(Echo(), accelerator="cpu", workers_per_device=1)
-    server.run(host="127.0.0.1", port=given.port, num_api_servers=1, generate_client_file=False, log_level="error")
+    server.run(
+        host="127.0.0.1",
+        port=given.port,
+        num_api_servers=1,
+        generate_client_file=False,
+        log_level="error",
+    )
 
 
 if __name__ == "__main__":

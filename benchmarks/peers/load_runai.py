@@ -1,7 +1,8 @@
-"""runai-model-streamer from a local file to CPU tensors that stay. Run by its own interpreter, with the project's torch.
+"""runai-model-streamer from a local file to CPU tensors that stay. Run by its own interpreter, with
+the project's torch.
 
-Orders: {"file", "first", "tiny": {"file", …}}; answers as `benchmarks/loader.py`, and likewise each in a fork of its own.
-"""
+Orders: {"file", "first", "tiny": {"file", …}}; answers as `benchmarks/loader.py`, and likewise each
+in a fork of its own."""
 
 import gc
 import json
@@ -33,7 +34,11 @@ def load(order: dict[str, Any]) -> dict[str, float]:
     loaded = time.perf_counter()
     for tensor in tensors.values():
         int(tensor.view(-1).view(torch.uint8)[::PAGE_BYTES].sum())
-    return {"first_s": first - began, "loaded_s": loaded - began, "total_s": time.perf_counter() - began}
+    return {
+        "first_s": first - began,
+        "loaded_s": loaded - began,
+        "total_s": time.perf_counter() - began,
+    }
 
 
 def in_fork(order: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +59,11 @@ def in_fork(order: dict[str, Any]) -> dict[str, Any]:
     with os.fdopen(receiving, "rb") as pipe:
         told = pipe.read()
     _, status = os.waitpid(child, 0)
-    return json.loads(told) if told else {"error": f"it ended with status {os.waitstatus_to_exitcode(status)}"}
+    return (
+        json.loads(told)
+        if told
+        else {"error": f"it ended with status {os.waitstatus_to_exitcode(status)}"}
+    )
 
 
 def main() -> None:

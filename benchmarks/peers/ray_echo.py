@@ -1,4 +1,5 @@
-"""Ray Serve's echo: one replica, as many requests at once as the load keeps open. Run by Ray's own interpreter."""
+"""Ray Serve's echo: one replica, as many requests at once as the load keeps open. Run by Ray's own
+interpreter."""
 
 import argparse
 import signal
@@ -25,7 +26,13 @@ def main() -> None:
     parser.add_argument("--home", required=True)
     given = parser.parse_args()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=200 * 1024**2, _temp_dir=f"{given.home}/r", log_to_driver=False)
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=200 * 1024**2,
+        _temp_dir=f"{given.home}/r",
+        log_to_driver=False,
+    )
     serve.start(http_options={"host": "127.0.0.1", "port": given.port})
     serve.run(Echo.bind())  # type: ignore[attr-defined]  # the decorator made it a Deployment
     signal.sigwait([signal.SIGTERM])

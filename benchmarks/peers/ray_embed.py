@@ -1,8 +1,9 @@
-"""Ray Serve with the model of examples/embed.py and `min_replicas=0`: what a request at zero replicas costs there.
+"""Ray Serve with the model of examples/embed.py and `min_replicas=0`: what a request at zero
+replicas costs there.
 
-The model is loaded from the same files by the same library; torch and transformers are borrowed from the project's environment
-(`BENCH_PROJECT_SITE`). Orders on standard input: `zero` answers once no replica is left.
-"""
+The model is loaded from the same files by the same library; torch and transformers are borrowed
+from the project's environment (`BENCH_PROJECT_SITE`). Orders on standard input: `zero` answers once
+no replica is left."""
 
 import argparse
 import os
@@ -52,7 +53,9 @@ class Embedder:
         import torch
 
         text = (await request.json())["text"]
-        batch = self.tokenizer([text], padding=True, truncation=True, max_length=256, return_tensors="pt")
+        batch = self.tokenizer(
+            [text], padding=True, truncation=True, max_length=256, return_tensors="pt"
+        )
         with torch.inference_mode():
             hidden = self.model(**batch).last_hidden_state
             mask = batch["attention_mask"].unsqueeze(-1).to(hidden.dtype)
@@ -63,7 +66,9 @@ class Embedder:
 
 def wait_zero() -> None:
     """Return once the deployment has no replica."""
-    while sum(serve.status().applications[NAME].deployments["Embedder"].replica_states.values()) > 0:
+    while (
+        sum(serve.status().applications[NAME].deployments["Embedder"].replica_states.values()) > 0
+    ):
         time.sleep(0.1)
 
 
@@ -82,7 +87,13 @@ def main() -> None:
     parser.add_argument("--home", required=True)
     given = parser.parse_args()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=200 * 1024**2, _temp_dir=f"{given.home}/r", log_to_driver=False)
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=200 * 1024**2,
+        _temp_dir=f"{given.home}/r",
+        log_to_driver=False,
+    )
     serve.start(http_options={"host": "127.0.0.1", "port": given.port})
     serve.run(Embedder.bind(SITE), name=NAME, route_prefix="/")  # type: ignore[attr-defined]  # the decorator made it a Deployment
     threading.Thread(target=take_orders, daemon=True).start()

@@ -1,4 +1,5 @@
-"""`aws s3 cp` as the command's own entry point, in a process that has imported it already. Run by awscli's own interpreter.
+"""`aws s3 cp` as the command's own entry point, in a process that has imported it already. Run by
+awscli's own interpreter.
 
 Orders: {"bucket", "key", "file"}; answers the seconds of the transfer, and of the fsync after it.
 """
@@ -15,7 +16,9 @@ from awscli.clidriver import create_clidriver  # type: ignore[import-not-found] 
 def download(order: dict[str, Any]) -> dict[str, float]:
     """One `aws s3 cp`, then fsync."""
     began = time.perf_counter()
-    status = create_clidriver().main(["s3", "cp", "--quiet", f"s3://{order['bucket']}/{order['key']}", order["file"]])
+    status = create_clidriver().main(
+        ["s3", "cp", "--quiet", f"s3://{order['bucket']}/{order['key']}", order["file"]]
+    )
     ended = time.perf_counter()
     if status != 0:
         raise OSError(f"aws s3 cp ended with status {status}")

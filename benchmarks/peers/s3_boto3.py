@@ -1,8 +1,9 @@
-"""boto3's `download_file`, as it comes or with the weight cache's ranges and concurrency. Run by boto3's own interpreter.
+"""boto3's `download_file`, as it comes or with the weight cache's ranges and concurrency. Run by
+boto3's own interpreter.
 
-Its CRT client is not here: boto3 makes it speak TLS, whatever the endpoint's scheme says.
-Orders: {"bucket", "key", "file", "how": "default" | "ranges"}; answers the seconds of the transfer, and of the fsync after it.
-"""
+Its CRT client is not here: boto3 makes it speak TLS, whatever the endpoint's scheme says. Orders:
+{"bucket", "key", "file", "how": "default" | "ranges"}; answers the seconds of the transfer, and of
+the fsync after it."""
 
 import json
 import os
@@ -17,14 +18,18 @@ from botocore.config import Config
 RANGE_BYTES, AT_ONCE = 16 * 1024**2, 8
 CONFIGURATIONS = {
     "default": TransferConfig(),
-    "ranges": TransferConfig(multipart_threshold=RANGE_BYTES, multipart_chunksize=RANGE_BYTES, max_concurrency=AT_ONCE),
+    "ranges": TransferConfig(
+        multipart_threshold=RANGE_BYTES, multipart_chunksize=RANGE_BYTES, max_concurrency=AT_ONCE
+    ),
 }
 
 
 def download(client: Any, order: dict[str, Any]) -> dict[str, float]:
     """One file, then fsync."""
     began = time.perf_counter()
-    client.download_file(order["bucket"], order["key"], order["file"], Config=CONFIGURATIONS[order["how"]])
+    client.download_file(
+        order["bucket"], order["key"], order["file"], Config=CONFIGURATIONS[order["how"]]
+    )
     ended = time.perf_counter()
     with open(order["file"], "rb") as file:
         os.fsync(file.fileno())
@@ -33,7 +38,9 @@ def download(client: Any, order: dict[str, Any]) -> dict[str, float]:
 
 def main() -> None:
     """Take orders until there are no more."""
-    client = boto3.client("s3", config=Config(s3={"addressing_style": "path"}, max_pool_connections=2 * AT_ONCE))
+    client = boto3.client(
+        "s3", config=Config(s3={"addressing_style": "path"}, max_pool_connections=2 * AT_ONCE)
+    )
     for line in sys.stdin:
         order = json.loads(line)
         try:

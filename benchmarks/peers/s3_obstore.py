@@ -1,8 +1,8 @@
-"""obstore without verification: ranges at once, each written where it belongs; or one stream, as its own examples do.
+"""obstore without verification: ranges at once, each written where it belongs; or one stream, as
+its own examples do.
 
-Run by obstore's own interpreter. Orders: {"bucket", "key", "file", "how": "ranges" | "stream"}; answers the seconds of the transfer,
-and of the fsync after it.
-"""
+Run by obstore's own interpreter. Orders: {"bucket", "key", "file", "how": "ranges" | "stream"};
+answers the seconds of the transfer, and of the fsync after it."""
 
 import json
 import os
@@ -23,7 +23,9 @@ def download(order: dict[str, Any]) -> dict[str, float]:
     store = STORES.get(order["bucket"])
     if store is None:
         endpoint = os.environ["AWS_ENDPOINT_URL"]
-        store = STORES[order["bucket"]] = S3Store(order["bucket"], endpoint=endpoint, client_options={"allow_http": True})
+        store = STORES[order["bucket"]] = S3Store(
+            order["bucket"], endpoint=endpoint, client_options={"allow_http": True}
+        )
     began = time.perf_counter()
     with open(order["file"], "wb", buffering=0) as file:
         (ranges if order["how"] == "ranges" else stream)(store, order["key"], file.fileno())
@@ -37,7 +39,9 @@ def ranges(store: S3Store, key: str, descriptor: int) -> None:
     size = obstore.head(store, key)["size"]
 
     def one(offset: int) -> None:
-        data = memoryview(obstore.get_range(store, key, start=offset, length=min(RANGE_BYTES, size - offset)))
+        data = memoryview(
+            obstore.get_range(store, key, start=offset, length=min(RANGE_BYTES, size - offset))
+        )
         while data:
             written = os.pwrite(descriptor, data, offset)
             data, offset = data[written:], offset + written

@@ -1,8 +1,8 @@
 """A good release and a bad one, from end to end: `python examples/canary/play.py`.
 
-Starts a platform of its own, sends it reviews to rate all the while, and releases version 2, which is better, and version 3, which fails
-on every fifth review. Prints what the platform decided and why, and draws it: `--picture FILE`. Takes about two minutes; nothing stays.
-"""
+Starts a platform of its own, sends it reviews to rate all the while, and releases version 2, which
+is better, and version 3, which fails on every fifth review. Prints what the platform decided and
+why, and draws it: `--picture FILE`. Takes about two minutes; nothing stays."""
 
 from __future__ import annotations
 
@@ -45,26 +45,51 @@ class Platform:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._config = directory / "platform.yaml"
-        self._config.write_text(json.dumps({"platform": {"home": str(directory / "home")}, **self._quiet()}))
-        self._environment = {**os.environ, "PILOTLIGHT_CONFIG": str(directory / "profile.toml"), "NO_COLOR": "1"}
+        self._config.write_text(
+            json.dumps({"platform": {"home": str(directory / "home")}, **self._quiet()})
+        )
+        self._environment = {
+            **os.environ,
+            "PILOTLIGHT_CONFIG": str(directory / "profile.toml"),
+            "NO_COLOR": "1",
+        }
 
     @staticmethod
     def _quiet() -> dict[str, dict[str, Any]]:
-        sections: dict[str, dict[str, Any]] = {name: {"metrics_listen": None} for name in ("controller", "snapshotter", "weight_cache")}
-        return {**sections, "activator": {"listen": f"127.0.0.1:{free_port()}", "metrics_listen": None}}
+        sections: dict[str, dict[str, Any]] = {
+            name: {"metrics_listen": None} for name in ("controller", "snapshotter", "weight_cache")
+        }
+        return {
+            **sections,
+            "activator": {"listen": f"127.0.0.1:{free_port()}", "metrics_listen": None},
+        }
 
     def command(self, *arguments: str) -> Any:
         """`pilotlight … --json`, as a value; what it says on stderr is shown when it fails."""
         base = [sys.executable, "-m", "pilotlight", "--config", str(self._config), "--json"]
-        run = subprocess.run([*base, *arguments], env=self._environment, cwd=self._directory, capture_output=True, text=True, check=False)
+        run = subprocess.run(
+            [*base, *arguments],
+            env=self._environment,
+            cwd=self._directory,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if run.returncode:
             raise SystemExit(f"pilotlight {' '.join(arguments)}: {run.stderr.strip()[-1500:]}")
         return json.loads(run.stdout) if run.stdout.strip() else None
 
     def client(self) -> httpx.Client:
         """HTTP with the administrator's key."""
-        found = profile.load({"PILOTLIGHT_CONFIG": str(self._directory / "profile.toml"), "HOME": str(self._directory)})
-        return httpx.Client(base_url=found.url, headers={"authorization": f"Bearer {found.api_key}"}, timeout=30)
+        found = profile.load(
+            {
+                "PILOTLIGHT_CONFIG": str(self._directory / "profile.toml"),
+                "HOME": str(self._directory),
+            }
+        )
+        return httpx.Client(
+            base_url=found.url, headers={"authorization": f"Bearer {found.api_key}"}, timeout=30
+        )
 
 
 class Callers:
@@ -73,7 +98,9 @@ class Callers:
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(4)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(4)
+        ]
         self.answers: list[Answer] = []
 
     @contextlib.contextmanager
@@ -94,7 +121,9 @@ class Callers:
                 return
             response = self._client.post("/v1/functions/reviews/rate:invoke", json={"text": text})
             revision = response.headers.get("pilotlight-revision", "")
-            self.answers.append(Answer(at=time.time(), revision=revision, is_good=response.status_code == 200))
+            self.answers.append(
+                Answer(at=time.time(), revision=revision, is_good=response.status_code == 200)
+            )
 
 
 def main() -> None:
@@ -108,7 +137,8 @@ def main() -> None:
     with own_platform() as platform, platform.client() as client:
         events: list[Event] = []
         release(platform, events, "v1.py", "--eval", evaluation(0.71))
-        platform.command("call", "reviews/rate", "--arg", f"text={REVIEWS[0]}")  # its first instance is up
+        # its first instance is up
+        platform.command("call", "reviews/rate", "--arg", f"text={REVIEWS[0]}")
         callers = Callers(client)
         with callers.calling():
             time.sleep(CALM_S)
@@ -164,7 +194,8 @@ def release(platform: Platform, events: list[Event], file: str, *options: str) -
 
 
 def follow(client: httpx.Client, events: list[Event]) -> None:
-    """Until the running rollout has ended, telling each step and its reasons. Raises SystemExit when it does not end."""
+    """Until the running rollout has ended, telling each step and its reasons. Raises SystemExit
+    when it does not end."""
     deadline = time.monotonic() + PATIENCE_S
     before: tuple[str, int] | None = None
     cause = ""
@@ -172,7 +203,11 @@ def follow(client: httpx.Client, events: list[Event]) -> None:
         newest = client.get("/v1/rollouts", params={"app": "reviews"}).json()["rollouts"][0]
         if (now := (newest["state"], newest["step"])) != before:
             before = now
-            told(events, f"{newest['state']}: {newest['weight']} % on {newest['candidate']}", why=newest["reason"])
+            told(
+                events,
+                f"{newest['state']}: {newest['weight']} % on {newest['candidate']}",
+                why=newest["reason"],
+            )
         if newest["state"] in FINISHED:
             return
         decision = next(iter(client.get(f"/v1/rollouts/{newest['id']}").json()["decisions"]), None)

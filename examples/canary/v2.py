@@ -21,7 +21,14 @@ class Rating(TypedDict):
     score: float
 
 
-@app.function(cpu=0.25, memory="256MiB", min_instances=1, max_instances=4, example=["not bad"], require={"accuracy": ">= 0.7"})
+@app.function(
+    cpu=0.25,
+    memory="256MiB",
+    min_instances=1,
+    max_instances=4,
+    example=["not bad"],
+    require={"accuracy": ">= 0.7"},
+)
 @pilotlight.concurrent(max_inputs=16)
 async def rate(text: str) -> Rating:
     """Rate one review."""

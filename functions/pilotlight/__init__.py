@@ -8,8 +8,8 @@
     def greet(name: str) -> str:
         return f"hello {name}"
 
-The names below are loaded when they are first used, so that importing the package costs next to nothing.
-"""
+The names below are loaded when they are first used, so that importing the package costs next to
+nothing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,15 @@ if TYPE_CHECKING:
     from pilotlight.sdk.handles import Function
     from pilotlight.sdk.image import Image
     from pilotlight.sdk.llm import Engine
-    from pilotlight.sdk.marks import PilotlightWarning, asgi_app, batched, concurrent, enter, exit, method
+    from pilotlight.sdk.marks import (
+        PilotlightWarning,
+        asgi_app,
+        batched,
+        concurrent,
+        enter,
+        exit,
+        method,
+    )
     from pilotlight.sdk.promises import Cron, Period, Retries, cached_answer, static_answer
     from pilotlight.sdk.secret import Secret
     from pilotlight.sdk.spans import span
@@ -60,8 +68,24 @@ _WHERE = {
     "pilotlight.client": ("AsyncClient", "Client", "Deployment"),
     "pilotlight.engines": ("TokenLimits",),
     "pilotlight.errors": (
-        *("ClientClosedRequest", "Conflict", "DeadlineExceeded", "Forbidden", "FunctionRaised", "InvalidInput", "NotFound"),
-        *("PilotlightError", "RemoteError", "StartFailed", "TooLarge", "TooManyRequests", "Unauthenticated", "Unavailable"),
+        *(
+            "ClientClosedRequest",
+            "Conflict",
+            "DeadlineExceeded",
+            "Forbidden",
+            "FunctionRaised",
+            "InvalidInput",
+            "NotFound",
+        ),
+        *(
+            "PilotlightError",
+            "RemoteError",
+            "StartFailed",
+            "TooLarge",
+            "TooManyRequests",
+            "Unauthenticated",
+            "Unavailable",
+        ),
         "WorkerCrashed",
     ),
     "pilotlight.packaging.deploy": ("deploy",),
@@ -73,8 +97,23 @@ _WHERE = {
     "pilotlight.sdk.handles": ("Function",),
     "pilotlight.sdk.image": ("Image",),
     "pilotlight.sdk.llm": ("Engine",),
-    "pilotlight.sdk.marks": ("PilotlightWarning", "asgi_app", "batched", "concurrent", "enter", "exit", "method"),
-    "pilotlight.policies": ("Fallback", "ModelCard", "Objectives", "RetryPolicy", "Schedule", "Variant"),
+    "pilotlight.sdk.marks": (
+        "PilotlightWarning",
+        "asgi_app",
+        "batched",
+        "concurrent",
+        "enter",
+        "exit",
+        "method",
+    ),
+    "pilotlight.policies": (
+        "Fallback",
+        "ModelCard",
+        "Objectives",
+        "RetryPolicy",
+        "Schedule",
+        "Variant",
+    ),
     "pilotlight.sdk.promises": ("Cron", "Period", "Retries", "cached_answer", "static_answer"),
     "pilotlight.sdk.secret": ("Secret",),
     "pilotlight.sdk.spans": ("span",),
@@ -92,10 +131,13 @@ _NOT_HERE = {
     "Queue": "use a queue of your own, or .spawn()",
     "Sandbox": "declare a function",
     "parameter": "classes take no parameters: pass the value to the method",
-    "web_endpoint": "every function has an HTTP address already: POST /v1/functions/{app}/{function}:invoke",
-    "fastapi_endpoint": "every function has an HTTP address already: POST /v1/functions/{app}/{function}:invoke",
+    "web_endpoint": "every function has an HTTP address already: POST "
+    "/v1/functions/{app}/{function}:invoke",
+    "fastapi_endpoint": "every function has an HTTP address already: POST "
+    "/v1/functions/{app}/{function}:invoke",
     "web_server": "return an ASGI application from a function with @pilotlight.asgi_app()",
-    "wsgi_app": "wrap it (a2wsgi.WSGIMiddleware) and return it from a function with @pilotlight.asgi_app()",
+    "wsgi_app": "wrap it (a2wsgi.WSGIMiddleware) and return it from a function with "
+    "@pilotlight.asgi_app()",
     "gpu": 'write the accelerator as text: gpu="H100" or gpu="H100:2"',
 }
 

@@ -1,4 +1,5 @@
-"""Being reached from other machines: a server that listens on a socket of this machine listens at a TCP address, too, with mutual TLS."""
+"""Being reached from other machines: a server that listens on a socket of this machine listens at a
+TCP address, too, with mutual TLS."""
 
 from __future__ import annotations
 
@@ -17,15 +18,18 @@ BACKLOG = 1024
 
 
 def check_listen(key: str, listen: str | None, *, is_known: bool) -> None:
-    """Raise SettingsInvalid where others than this machine would be answered without knowing who they are (`is_known`: platform.tls_*)."""
+    """Raise SettingsInvalid where others than this machine would be answered without knowing who
+    they are (`is_known`: platform.tls_*)."""
     if listen is not None and not is_known and not _is_loopback(_host(listen)):
         raise SettingsInvalid(
-            f"{key} = {listen!r}: needs platform.tls_cert, tls_key and tls_ca; without them only a loopback address will do"
+            f"{key} = {listen!r}: needs platform.tls_cert, tls_key and tls_ca; without them only "
+            f"a loopback address will do"
         )
 
 
 def tcp_listener(key: str, listen: str) -> socket.socket:
-    """A listening socket at host:port. Raises SettingsInvalid, naming `key`, when the address cannot be had."""
+    """A listening socket at host:port. Raises SettingsInvalid, naming `key`, when the address
+    cannot be had."""
     host = _host(listen)
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -39,12 +43,17 @@ def tcp_listener(key: str, listen: str) -> socket.socket:
     return listener
 
 
-async def serve_at(server: uvicorn.Server, listener: socket.socket, credentials: Credentials | None) -> None:
-    """Have a server that has just started accept at `listener`, too; it closes it with its others."""
+async def serve_at(
+    server: uvicorn.Server, listener: socket.socket, credentials: Credentials | None
+) -> None:
+    """Have a server that has just started accept at `listener`, too; it closes it with its
+    others."""
     config = server.config
 
     def protocol() -> asyncio.Protocol:
-        return config.http_protocol_class(config=config, server_state=server.server_state, app_state=server.lifespan.state)  # type: ignore[call-arg]
+        return config.http_protocol_class(
+            config=config, server_state=server.server_state, app_state=server.lifespan.state
+        )  # type: ignore[call-arg]
 
     context = credentials.server_context() if credentials is not None else None
     timeout_s = HANDSHAKE_S if context is not None else None

@@ -1,8 +1,9 @@
-"""The platform's HTTP API as typed methods: the door through which the SDK, the CLI and other programs speak to it.
+"""The platform's HTTP API as typed methods: the door through which the SDK, the CLI and other
+programs speak to it.
 
-`Client` is synchronous and safe to share between threads; `AsyncClient` has the calls only. Answers are JSON as the controller
-documents them (OpenAPI, `GET /openapi.json`); errors are `pilotlight.errors`. httpx is imported by the first client that is made.
-"""
+`Client` is synchronous and safe to share between threads; `AsyncClient` has the calls only. Answers
+are JSON as the controller documents them (OpenAPI, `GET /openapi.json`); errors are
+`pilotlight.errors`. httpx is imported by the first client that is made."""
 
 from __future__ import annotations
 
@@ -15,8 +16,22 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from urllib.parse import quote
 
 from pilotlight.profile import Profile
-from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, CONTENT_SSE, HEADER_IDEMPOTENCY_KEY, HEADER_REQUEST_ID, CallRecord
-from pilotlight.sdk.answers import RAISED_STATUS, call_headers, function_path, opens_pickles, reader_of, value_of
+from pilotlight.protocol import (
+    CONTENT_JSON,
+    CONTENT_NDJSON,
+    CONTENT_SSE,
+    HEADER_IDEMPOTENCY_KEY,
+    HEADER_REQUEST_ID,
+    CallRecord,
+)
+from pilotlight.sdk.answers import (
+    RAISED_STATUS,
+    call_headers,
+    function_path,
+    opens_pickles,
+    reader_of,
+    value_of,
+)
 from pilotlight.sdk.billing import BillingResources
 from pilotlight.sdk.engines import EngineResources
 from pilotlight.sdk.events import CallItems, EventReader
@@ -37,19 +52,30 @@ from pilotlight.spec import ImageSpec, to_json
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["LONG_POLL_S", "Answer", "AsyncClient", "BlobBody", "Client", "DeployedFunction", "Deployment"]
+__all__ = [
+    "LONG_POLL_S",
+    "Answer",
+    "AsyncClient",
+    "BlobBody",
+    "Client",
+    "DeployedFunction",
+    "Deployment",
+]
 
 LONG_POLL_S = 20.0
-"""Seconds that one look at an unfinished call asks the server to wait: below the idle limits of common proxies (30 to 60 s)."""
+"""Seconds that one look at an unfinished call asks the server to wait: below the idle limits of
+common proxies (30 to 60 s)."""
 _FILE_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One call's answer as it came: for programs that want the headers (the CLI shows StartKind, timings and cost).
+    """One call's answer as it came: for programs that want the headers (the CLI shows StartKind,
+    timings and cost).
 
     Attributes:
-        pickles: whether the call was a pickle to a function of our own tenant, so that its answer may be opened as one.
+        pickles: whether the call was a pickle to a function of our own tenant, so that its answer
+        may be opened as one.
     """
 
     status: int
@@ -116,39 +142,71 @@ class Client(
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
         """Close every connection."""
         self._transport.close()
 
-    # -- calls ---------------------------------------------------------------------------------------------------------
-    def invoke(self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None, tenant: str = "") -> Answer:
+    # -- calls -------------------------------------------------------------------------------------
+    def invoke(
+        self,
+        app: str,
+        function: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        tenant: str = "",
+    ) -> Answer:
         """Call and wait. `function` may be `Class.method`; `headers` say what `body` is.
 
-        Without them it is an SDK call's pickle, or JSON where `tenant` is given.
-        `tenant` is the name of another tenant that shares the function, and takes JSON only; "" = one of our own.
+        Without them it is an SDK call's pickle, or JSON where `tenant` is given. `tenant` is the
+        name of another tenant that shares the function, and takes JSON only; "" = one of our own.
         """
         headers = call_headers(streams=False, pickles=not tenant) if headers is None else headers
         path = function_path(app, function, "invoke", tenant=tenant)
         response = self._transport.request(
-            "POST", path, content=body, headers=dict(headers), accept_status=RAISED_STATUS, repeatable=_repeatable(headers)
+            "POST",
+            path,
+            content=body,
+            headers=dict(headers),
+            accept_status=RAISED_STATUS,
+            repeatable=_repeatable(headers),
         )
         return _answer(response, pickles=opens_pickles(headers, tenant))
 
-    def invoke_json(self, app: str, function: str, arguments: Any, *, accept: str = CONTENT_JSON) -> Answer:
+    def invoke_json(
+        self, app: str, function: str, arguments: Any, *, accept: str = CONTENT_JSON
+    ) -> Answer:
         """Call with JSON arguments: an object by name, or an array by position."""
         headers = {"content-type": CONTENT_JSON, "accept": accept}
         return self.invoke(app, function, json.dumps(arguments).encode(), headers=headers)
 
     def invoke_stream(
-        self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None, tenant: str = ""
+        self,
+        app: str,
+        function: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        tenant: str = "",
     ) -> Iterator[Any]:
-        """Call a generator as `invoke` does; items as they come. Raises what it raises, at its place."""
-        path, headers = function_path(app, function, "invoke", tenant=tenant), headers or call_headers(streams=True, pickles=not tenant)
+        """Call a generator as `invoke` does; items as they come. Raises what it raises, at its
+        place."""
+        path, headers = (
+            function_path(app, function, "invoke", tenant=tenant),
+            headers or call_headers(streams=True, pickles=not tenant),
+        )
         pickles = opens_pickles(headers, tenant)
-        with self._transport.stream("POST", path, content=body, headers=dict(headers), accept_status=RAISED_STATUS) as response:
+        with self._transport.stream(
+            "POST", path, content=body, headers=dict(headers), accept_status=RAISED_STATUS
+        ) as response:
             if response.status_code in RAISED_STATUS:
                 value_of(response.status_code, response.headers, response.read(), pickles=pickles)
             reader = reader_of(response.headers.get("content-type", ""), pickles=pickles)
@@ -160,23 +218,41 @@ class Client(
         """Call a generator with JSON arguments; its items as JSON values."""
         headers = {"content-type": CONTENT_JSON, "accept": CONTENT_NDJSON}
         path = function_path(app, function, "invoke")
-        with self._transport.stream("POST", path, content=json.dumps(arguments).encode(), headers=headers) as response:
+        with self._transport.stream(
+            "POST", path, content=json.dumps(arguments).encode(), headers=headers
+        ) as response:
             yield from lines(response)
 
-    def submit(self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None, tenant: str = "") -> str:
+    def submit(
+        self,
+        app: str,
+        function: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        tenant: str = "",
+    ) -> str:
         """Start a call that outlives this process, and return its id."""
         headers = call_headers(streams=False, pickles=not tenant) if headers is None else headers
         path = function_path(app, function, "submit", tenant=tenant)
         repeatable = _repeatable(headers)
-        return str(self._transport.request("POST", path, content=body, headers=dict(headers), repeatable=repeatable).json()["id"])
+        return str(
+            self._transport.request(
+                "POST", path, content=body, headers=dict(headers), repeatable=repeatable
+            ).json()["id"]
+        )
 
-    def submit_json(self, app: str, function: str, arguments: Any, *, headers: Mapping[str, str] | None = None) -> str:
-        """`submit` with JSON arguments; the result is JSON too. `headers`: beside those that say so."""
+    def submit_json(
+        self, app: str, function: str, arguments: Any, *, headers: Mapping[str, str] | None = None
+    ) -> str:
+        """`submit` with JSON arguments; the result is JSON too. `headers`: beside those that say
+        so."""
         told = {"content-type": CONTENT_JSON, "accept": CONTENT_JSON, **(headers or {})}
         return self.submit(app, function, json.dumps(arguments).encode(), headers=told)
 
     def call(self, call_id: str, *, wait_s: float = 0.0) -> CallRecord:
-        """A submitted call's state. `wait_s` lets the server answer later, as soon as the call is finished."""
+        """A submitted call's state. `wait_s` lets the server answer later, as soon as the call is
+        finished."""
         return _record(self._transport.request("GET", _call_path(call_id), params=_wait(wait_s)))
 
     def cancel(self, call_id: str) -> None:
@@ -184,51 +260,74 @@ class Client(
         self._transport.request("POST", f"{_call_path(call_id)}:cancel", repeatable=True)
 
     def call_stream(self, call_id: str, *, after: str = "", pickles: bool = True) -> Iterator[Any]:
-        """What a submitted call yields, as it comes, from its beginning or `after` the item of that id. Raises what it raises, at its end.
+        """What a submitted call yields, as it comes, from its beginning or `after` the item of that
+        id. Raises what it raises, at its end.
 
-        A connection that is lost is made again, and the stream goes on where it was. The items of an attempt that is made again come again.
-        """
+        A connection that is lost is made again, and the stream goes on where it was. The items of
+        an attempt that is made again come again."""
         items = CallItems(call_id, after, pickles=pickles)
         for _ in broken_streams(items):
-            with self._transport.stream("GET", f"{_call_path(call_id)}/stream", headers=_resume(items.after)) as response:
+            with self._transport.stream(
+                "GET", f"{_call_path(call_id)}/stream", headers=_resume(items.after)
+            ) as response:
                 reader = EventReader(items.after)
                 for data in until_broken(response.iter_bytes()):
                     for event in reader.feed(data):
                         yield from items.of(event)
 
     def warmup(self, app: str, function: str, *, snapshot: bool = False) -> Json:
-        """Bring one instance up; with `snapshot` wait until its snapshot is proven, too (`activator.autoscaler.loop`: the report)."""
-        path, params = function_path(app, function, "warmup"), {} if snapshot else {"snapshot": "false"}
+        """Bring one instance up; with `snapshot` wait until its snapshot is proven, too
+        (`activator.autoscaler.loop`: the report)."""
+        path, params = (
+            function_path(app, function, "warmup"),
+            {} if snapshot else {"snapshot": "false"},
+        )
         response = self._transport.request("POST", path, params=params, repeatable=True)
         return dict(response.json()) if response.content else {}
 
     def warmup_stages(self, app: str, function: str) -> Iterator[Json]:
-        """The same with a snapshot, as it goes on: `{"stage", "elapsed_ms"}` at least each 10 s, `{"report": {…}}` last."""
+        """The same with a snapshot, as it goes on: `{"stage", "elapsed_ms"}` at least each 10 s,
+        `{"report": {…}}` last."""
         path = function_path(app, function, "warmup")
-        with self._transport.stream("POST", path, headers={"accept": CONTENT_NDJSON}, repeatable=True) as response:
+        with self._transport.stream(
+            "POST", path, headers={"accept": CONTENT_NDJSON}, repeatable=True
+        ) as response:
             yield from parts(response)
 
-    # -- what is uploaded ----------------------------------------------------------------------------------------------
+    # -- what is uploaded --------------------------------------------------------------------------
     def has_blob(self, digest: str) -> bool:
         """Whether the platform has the blob of that sha256."""
-        return self._transport.request("HEAD", f"/v1/blobs/{digest}", accept_status=frozenset({404})).status_code != 404
+        return (
+            self._transport.request(
+                "HEAD", f"/v1/blobs/{digest}", accept_status=frozenset({404})
+            ).status_code
+            != 404
+        )
 
-    def put_blob(self, digest: str, data: bytes | Path | BlobBody, *, chunked: bool = False) -> None:
-        """Upload a blob; the platform checks its digest: a sha256, or (`chunked`: a file of weights) that of its chunks' hashes.
+    def put_blob(
+        self, digest: str, data: bytes | Path | BlobBody, *, chunked: bool = False
+    ) -> None:
+        """Upload a blob; the platform checks its digest: a sha256, or (`chunked`: a file of
+        weights) that of its chunks' hashes.
 
-        Uploading twice is harmless. What is no bytes is streamed; a body that breaks off, or raises, uploads nothing.
-        """
+        Uploading twice is harmless. What is no bytes is streamed; a body that breaks off, or
+        raises, uploads nothing."""
         params = {"chunked": "true"} if chunked else None
         if isinstance(data, bytes):
             self._transport.request("PUT", f"/v1/blobs/{digest}", content=data, params=params)
             return
         body = _FileBody(data) if isinstance(data, Path) else data
         headers = {"content-length": str(body.size_bytes)}
-        self._transport.request("PUT", f"/v1/blobs/{digest}", content=body, headers=headers, params=params)
+        self._transport.request(
+            "PUT", f"/v1/blobs/{digest}", content=body, headers=headers, params=params
+        )
 
     def build_image(self, spec: ImageSpec) -> Iterator[Json]:
-        """Build an environment, or find it built: `{"step", "text", …}` while it goes on, `{"image": digest}` last."""
-        with self._transport.stream("POST", "/v1/images", json=to_json(spec), repeatable=True) as response:
+        """Build an environment, or find it built: `{"step", "text", …}` while it goes on,
+        `{"image": digest}` last."""
+        with self._transport.stream(
+            "POST", "/v1/images", json=to_json(spec), repeatable=True
+        ) as response:
             yield from parts(response)
 
     def images(self) -> list[Json]:
@@ -240,18 +339,26 @@ class Client(
         self._transport.request("DELETE", f"/v1/images/{quote(digest, safe='')}")
 
     def prune_app(self, app: str, *, keep: int = 10, dry_run: bool = False) -> Json:
-        """Give up old revisions of an app: all but the newest `keep` of each function and those that can be called."""
+        """Give up old revisions of an app: all but the newest `keep` of each function and those
+        that can be called."""
         body = {"keep": keep, "dry_run": dry_run}
-        return dict(self._transport.request("POST", f"/v1/apps/{quote(app, safe='')}:prune", json=body).json())
+        return dict(
+            self._transport.request(
+                "POST", f"/v1/apps/{quote(app, safe='')}:prune", json=body
+            ).json()
+        )
 
-    def collect_storage(self, *, unused_s: float | None = None, dry_run: bool = False, all_tenants: bool = False) -> Json:
+    def collect_storage(
+        self, *, unused_s: float | None = None, dry_run: bool = False, all_tenants: bool = False
+    ) -> Json:
         """Free blobs to which nothing refers. Needs a key of scope admin."""
         body = {"unused_s": unused_s, "dry_run": dry_run, "all_tenants": all_tenants}
         return dict(self._transport.request("POST", "/v1/storage:collect", json=body).json())
 
 
 class AsyncClient:
-    """The calls, for one event loop, which owns it. Cancelling an awaited call closes its connection: its slot is free at once."""
+    """The calls, for one event loop, which owns it. Cancelling an awaited call closes its
+    connection: its slot is free at once."""
 
     def __init__(self, profile: Profile, *, retry_budget_s: float = DEFAULT_BUDGET_S) -> None:
         self.profile = profile
@@ -260,53 +367,100 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
         """Close every connection."""
         await self._transport.aclose()
 
-    async def invoke(self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None, tenant: str = "") -> Answer:
+    async def invoke(
+        self,
+        app: str,
+        function: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        tenant: str = "",
+    ) -> Answer:
         """As `Client.invoke`."""
         headers = call_headers(streams=False, pickles=not tenant) if headers is None else headers
         path = function_path(app, function, "invoke", tenant=tenant)
         response = await self._transport.request(
-            "POST", path, content=body, headers=dict(headers), accept_status=RAISED_STATUS, repeatable=_repeatable(headers)
+            "POST",
+            path,
+            content=body,
+            headers=dict(headers),
+            accept_status=RAISED_STATUS,
+            repeatable=_repeatable(headers),
         )
         return _answer(response, pickles=opens_pickles(headers, tenant))
 
     async def invoke_stream(
-        self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None, tenant: str = ""
+        self,
+        app: str,
+        function: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        tenant: str = "",
     ) -> AsyncIterator[Any]:
         """As `Client.invoke_stream`."""
-        path, headers = function_path(app, function, "invoke", tenant=tenant), headers or call_headers(streams=True, pickles=not tenant)
+        path, headers = (
+            function_path(app, function, "invoke", tenant=tenant),
+            headers or call_headers(streams=True, pickles=not tenant),
+        )
         pickles = opens_pickles(headers, tenant)
-        async with self._transport.stream("POST", path, content=body, headers=dict(headers), accept_status=RAISED_STATUS) as response:
+        async with self._transport.stream(
+            "POST", path, content=body, headers=dict(headers), accept_status=RAISED_STATUS
+        ) as response:
             if response.status_code in RAISED_STATUS:
-                value_of(response.status_code, response.headers, await response.aread(), pickles=pickles)
+                value_of(
+                    response.status_code, response.headers, await response.aread(), pickles=pickles
+                )
             reader = reader_of(response.headers.get("content-type", ""), pickles=pickles)
             async for data in response.aiter_bytes():
                 for item in reader.feed(data):
                     yield item
             reader.close()
 
-    async def submit(self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None, tenant: str = "") -> str:
+    async def submit(
+        self,
+        app: str,
+        function: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        tenant: str = "",
+    ) -> str:
         """As `Client.submit`."""
         path = function_path(app, function, "submit", tenant=tenant)
         headers = call_headers(streams=False, pickles=not tenant) if headers is None else headers
-        response = await self._transport.request("POST", path, content=body, headers=dict(headers), repeatable=_repeatable(headers))
+        response = await self._transport.request(
+            "POST", path, content=body, headers=dict(headers), repeatable=_repeatable(headers)
+        )
         return str(response.json()["id"])
 
     async def call(self, call_id: str, *, wait_s: float = 0.0) -> CallRecord:
         """As `Client.call`."""
-        return _record(await self._transport.request("GET", _call_path(call_id), params=_wait(wait_s)))
+        return _record(
+            await self._transport.request("GET", _call_path(call_id), params=_wait(wait_s))
+        )
 
-    async def call_stream(self, call_id: str, *, after: str = "", pickles: bool = True) -> AsyncIterator[Any]:
+    async def call_stream(
+        self, call_id: str, *, after: str = "", pickles: bool = True
+    ) -> AsyncIterator[Any]:
         """As `Client.call_stream`."""
         items = CallItems(call_id, after, pickles=pickles)
         for _ in broken_streams(items):
-            async with self._transport.stream("GET", f"{_call_path(call_id)}/stream", headers=_resume(items.after)) as response:
+            async with self._transport.stream(
+                "GET", f"{_call_path(call_id)}/stream", headers=_resume(items.after)
+            ) as response:
                 reader = EventReader(items.after)
                 async for data in until_broken_aio(response.aiter_bytes()):
                     for event in reader.feed(data):
@@ -317,19 +471,35 @@ class AsyncClient:
         """As `Client.cancel`."""
         await self._transport.request("POST", f"{_call_path(call_id)}:cancel", repeatable=True)
 
-    async def feedback(self, request_id: str, *, label: str | None = None, metrics: Mapping[str, float] | None = None) -> Json:
+    async def feedback(
+        self,
+        request_id: str,
+        *,
+        label: str | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> Json:
         """As `Client.feedback`."""
         body = feedback_body(request_id, label=label, metrics=metrics)
-        return dict((await self._transport.request("POST", FEEDBACK_PATH, json=body, repeatable=True)).json())
+        return dict(
+            (
+                await self._transport.request("POST", FEEDBACK_PATH, json=body, repeatable=True)
+            ).json()
+        )
 
 
 def _repeatable(headers: Mapping[str, str]) -> bool | None:
-    """A request under an idempotency key may be sent again, though the connection was lost under way."""
+    """A request under an idempotency key may be sent again, though the connection was lost under
+    way."""
     return True if HEADER_IDEMPOTENCY_KEY in headers else None
 
 
 def _answer(response: httpx.Response, *, pickles: bool) -> Answer:
-    return Answer(status=response.status_code, headers=response.headers, body=response.content, pickles=pickles)
+    return Answer(
+        status=response.status_code,
+        headers=response.headers,
+        body=response.content,
+        pickles=pickles,
+    )
 
 
 def _record(response: httpx.Response) -> CallRecord:

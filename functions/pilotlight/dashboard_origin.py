@@ -1,9 +1,9 @@
 """The origin that the dashboard has of its own: setting `controller.dashboard_url`.
 
-The controller checks the setting and names its cookies by it; the activator serves by it; the command line prints it. A browser sends
-cookies to every port of a host (RFC 6265, section 8.5), so the two origins must differ in their hosts, and a request belongs to the
-dashboard's origin by the host of its `Host` header alone, whatever its port.
-"""
+The controller checks the setting and names its cookies by it; the activator serves by it; the
+command line prints it. A browser sends cookies to every port of a host (RFC 6265, section 8.5), so
+the two origins must differ in their hosts, and a request belongs to the dashboard's origin by the
+host of its `Host` header alone, whatever its port."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ class DashboardOrigin:
         if parts.scheme not in _DEFAULT_PORTS:
             raise ValueError(f"{wrong} (http is for a machine of one's own)")
         if parts.username is not None or parts.path not in ("", "/") or "?" in url or "#" in url:
-            raise ValueError(f"{wrong}, without a user, a path, a query or a fragment: an origin has none")
+            raise ValueError(
+                f"{wrong}, without a user, a path, a query or a fragment: an origin has none"
+            )
         host = parts.hostname or ""
         if not _is_host(host):
             raise ValueError(f"{wrong}; {host!r} is not the name or the address of a host")
@@ -67,7 +69,8 @@ class DashboardOrigin:
 
 
 def host_of(authority: str) -> str:
-    """The host in `host:port`, in lower case, without brackets and without the dot that may end a name."""
+    """The host in `host:port`, in lower case, without brackets and without the dot that may end a
+    name."""
     authority = authority.strip().lower()
     if authority.startswith("["):
         return authority[1:].partition("]")[0]
@@ -75,10 +78,11 @@ def host_of(authority: str) -> str:
 
 
 def read_dashboard_origin(file: Path | None) -> DashboardOrigin | None:
-    """`controller.dashboard_url` of platform.yaml, for every process that needs it; None = the dashboard shares the one URL.
+    """`controller.dashboard_url` of platform.yaml, for every process that needs it; None = the
+    dashboard shares the one URL.
 
-    Raises SettingsInvalid for one that is not an origin, or has the host of `activator.listen`, where functions are.
-    """
+    Raises SettingsInvalid for one that is not an origin, or has the host of `activator.listen`,
+    where functions are."""
     given: Any = load_key("controller", "dashboard_url", file)
     if given is None:
         return None
@@ -89,8 +93,10 @@ def read_dashboard_origin(file: Path | None) -> DashboardOrigin | None:
     listen = host_of(str(load_key("activator", "listen", file) or "127.0.0.1:8700"))
     if origin.host == listen or (_is_loopback(origin.host) and _is_loopback(listen)):
         raise SettingsInvalid(
-            f"{file}: controller.dashboard_url = {given!r}: functions are served at this host (activator.listen): name another one, "
-            "since browsers send cookies to every port of a host; on this machine http://dashboard.localhost:<port> will do"
+            f"{file}: controller.dashboard_url = {given!r}: functions are served at this host "
+            f"(activator.listen): name another one, "
+            "since browsers send cookies to every port of a host; on this machine "
+            "http://dashboard.localhost:<port> will do"
         )
     return origin
 

@@ -1,4 +1,5 @@
-"""Errors of the control plane and the SDK. One tree; `type` is the machine-readable problem type (RFC 9457)."""
+"""Errors of the control plane and the SDK. One tree; `type` is the machine-readable problem type
+(RFC 9457)."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class PilotlightError(Exception):
 
 
 class InvalidInput(PilotlightError):
-    """Raised when a request, a spec or an argument is wrong; `detail` may carry `parameter` and `errors`."""
+    """Raised when a request, a spec or an argument is wrong; `detail` may carry `parameter` and
+    `errors`."""
 
     type = "invalid-input"
     status = 400
@@ -47,28 +49,32 @@ class Forbidden(PilotlightError):
 
 
 class NotFound(PilotlightError):
-    """Raised when the thing does not exist for this tenant (another tenant's things do not exist either)."""
+    """Raised when the thing does not exist for this tenant (another tenant's things do not exist
+    either)."""
 
     type = "not-found"
     status = 404
 
 
 class Conflict(PilotlightError):
-    """Raised when the change collides with what is there (a name in use, a stale version, another idempotent call)."""
+    """Raised when the change collides with what is there (a name in use, a stale version, another
+    idempotent call)."""
 
     type = "conflict"
     status = 409
 
 
 class TooLarge(PilotlightError):
-    """Raised when a body, an archive or an argument exceeds its bound; `detail` carries `limit_bytes`."""
+    """Raised when a body, an archive or an argument exceeds its bound; `detail` carries
+    `limit_bytes`."""
 
     type = "too-large"
     status = 413
 
 
 class UnsupportedMediaType(PilotlightError):
-    """Raised when a body has a content type that is not accepted here: a pickle for another tenant's function."""
+    """Raised when a body has a content type that is not accepted here: a pickle for another
+    tenant's function."""
 
     type = "unsupported-media-type"
     status = 415
@@ -82,26 +88,30 @@ class TooManyRequests(PilotlightError):
 
 
 class OverQuota(TooManyRequests):
-    """Raised when a quota is used up; `detail` carries `quota` (its name), `of` (tenant, key or function) and `limit`."""
+    """Raised when a quota is used up; `detail` carries `quota` (its name), `of` (tenant, key or
+    function) and `limit`."""
 
     type = "over-quota"
 
 
 class Shed(TooManyRequests):
-    """Raised when a call that waited, or would have, gives its place to others; `detail` carries `priority` and `tenant`."""
+    """Raised when a call that waited, or would have, gives its place to others; `detail` carries
+    `priority` and `tenant`."""
 
     type = "shed"
 
 
 class OverBudget(PilotlightError):
-    """Raised when a budget is spent; `detail` carries `budget`, `period`, `amount`, `spent` and `until` (when the next period begins)."""
+    """Raised when a budget is spent; `detail` carries `budget`, `period`, `amount`, `spent` and
+    `until` (when the next period begins)."""
 
     type = "over-budget"
     status = 402
 
 
 class BudgetReserved(TooManyRequests):
-    """Raised when what is left of a budget is reserved by calls that still run; `detail` as OverBudget's, and `reserved`."""
+    """Raised when what is left of a budget is reserved by calls that still run; `detail` as
+    OverBudget's, and `reserved`."""
 
     type = "budget-reserved"
 
@@ -114,7 +124,8 @@ class ClientClosedRequest(PilotlightError):
 
 
 class WorkerCrashed(PilotlightError):
-    """Raised when the instance died under the call; `detail` carries `reason` (`out_of_memory`, `killed`, …)."""
+    """Raised when the instance died under the call; `detail` carries `reason` (`out_of_memory`,
+    `killed`, …)."""
 
     type = "worker-crashed"
     status = 502
@@ -135,31 +146,36 @@ class Unavailable(PilotlightError):
 
 
 class CircuitOpen(Unavailable):
-    """Raised when calls are kept from a revision that failed lately; `detail` carries `revision` and `error_ratio`."""
+    """Raised when calls are kept from a revision that failed lately; `detail` carries `revision`
+    and `error_ratio`."""
 
     type = "circuit-open"
 
 
 class Incompatible(Conflict):
-    """Raised when a new revision's schema would break callers of the one that serves; `detail` carries `breaks`, a list of texts."""
+    """Raised when a new revision's schema would break callers of the one that serves; `detail`
+    carries `breaks`, a list of texts."""
 
     type = "incompatible-schema"
 
 
 class GateFailed(Conflict):
-    """Raised when an offline evaluation does not reach what the function requires; `detail` carries `failed`, a list of texts."""
+    """Raised when an offline evaluation does not reach what the function requires; `detail` carries
+    `failed`, a list of texts."""
 
     type = "gate-failed"
 
 
 class ApprovalRequired(Conflict):
-    """Raised when a revision must be approved before it takes traffic; `detail` carries `revision` and `approvals`."""
+    """Raised when a revision must be approved before it takes traffic; `detail` carries `revision`
+    and `approvals`."""
 
     type = "approval-required"
 
 
 class ReleaseFrozen(Conflict):
-    """Raised when nothing is released because an error budget is spent; `detail` carries `function` and `until`."""
+    """Raised when nothing is released because an error budget is spent; `detail` carries `function`
+    and `until`."""
 
     type = "release-frozen"
 
@@ -179,13 +195,15 @@ class StorageFull(PilotlightError):
 
 
 class StorageQuotaExceeded(StorageFull):
-    """Raised when a tenant keeps as much as its plan allows; `detail` carries `quota`, `limit`, `used` and `hint`."""
+    """Raised when a tenant keeps as much as its plan allows; `detail` carries `quota`, `limit`,
+    `used` and `hint`."""
 
     type = "storage-quota"
 
 
 class FunctionRaised(PilotlightError):
-    """Raised when user code raised. Over HTTP: status 500 with `error` = {type, message}, no internals.
+    """Raised when user code raised. Over HTTP: status 500 with `error` = {type, message}, no
+    internals.
 
     The SDK re-raises the original exception where it can be unpickled in the caller's process.
     """
@@ -195,7 +213,8 @@ class FunctionRaised(PilotlightError):
 
 
 class RemoteError(PilotlightError):
-    """Raised by the SDK when the remote exception's class cannot be loaded here; carries the remote traceback as text."""
+    """Raised by the SDK when the remote exception's class cannot be loaded here; carries the remote
+    traceback as text."""
 
     type = "function-raised"
     status = 500

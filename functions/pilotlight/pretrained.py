@@ -1,9 +1,10 @@
 """transformers models over mapped or delivered tensors.
 
-transformers is given the tensors instead of a path (`from_pretrained(None, config=…, state_dict=…)`): it builds the model without memory,
-renames, converts and ties what its own rules say, computes what no file holds (rotary frequencies, position indices) and assigns the rest.
-What needs no conversion stays what it was: a view of the mapped file. For a GPU those views are then replaced by tensors delivered to it.
-"""
+transformers is given the tensors instead of a path (`from_pretrained(None, config=…,
+state_dict=…)`): it builds the model without memory, renames, converts and ties what its own rules
+say, computes what no file holds (rotary frequencies, position indices) and assigns the rest. What
+needs no conversion stays what it was: a view of the mapped file. For a GPU those views are then
+replaced by tensors delivered to it."""
 
 from __future__ import annotations
 
@@ -17,23 +18,38 @@ if TYPE_CHECKING:
     import torch
 
 _FOR_THE_MODEL = (
-    *("dtype", "torch_dtype", "attn_implementation", "experts_implementation", "key_mapping", "ignore_mismatched_sizes"),
+    *(
+        "dtype",
+        "torch_dtype",
+        "attn_implementation",
+        "experts_implementation",
+        "key_mapping",
+        "ignore_mismatched_sizes",
+    ),
     *("output_loading_info", "generation_config"),
 )
-"""Keywords that are the model's; all others are tried on the configuration first, as transformers itself does."""
+"""Keywords that are the model's; all others are tried on the configuration first, as transformers
+itself does."""
 
 
-def from_pretrained(auto_class: Any, path: Path, *, device: str | torch.device, **kwargs: Any) -> Any:
+def from_pretrained(
+    auto_class: Any, path: Path, *, device: str | torch.device, **kwargs: Any
+) -> Any:
     """See `pilotlight.weights.from_pretrained`."""
     import torch
 
     if "device_map" in kwargs:
-        raise ValueError("device_map: name one device with device=, or use transformers' own from_pretrained")
+        raise ValueError(
+            "device_map: name one device with device=, or use transformers' own from_pretrained"
+        )
     kept = {key: kwargs.pop(key) for key in _FOR_THE_MODEL if key in kwargs}
     quantized = "quantization_config" in kwargs
     config, kwargs = _configuration(auto_class, path, kwargs)
-    if quantized or getattr(config, "quantization_config", None) is not None:  # those libraries place tensors by themselves
-        return auto_class.from_pretrained(path, config=config, device_map={"": str(device)}, **kept, **kwargs)
+    # those libraries place tensors by themselves
+    if quantized or getattr(config, "quantization_config", None) is not None:
+        return auto_class.from_pretrained(
+            path, config=config, device_map={"": str(device)}, **kept, **kwargs
+        )
     model_class, config = _model_class(auto_class, config, kwargs)
     tensors = weights.load(path)
     if model_class.can_generate() and (path / "generation_config.json").is_file():
@@ -48,7 +64,9 @@ def from_pretrained(auto_class: Any, path: Path, *, device: str | torch.device, 
     return answer
 
 
-def _configuration(auto_class: Any, path: Path, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _configuration(
+    auto_class: Any, path: Path, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
     """The configuration with the keywords that are its own, and those that are left."""
     from transformers import AutoConfig, PreTrainedConfig
 
@@ -61,7 +79,8 @@ def _configuration(auto_class: Any, path: Path, kwargs: dict[str, Any]) -> tuple
 
 
 def _model_class(auto_class: Any, config: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """The class that `auto_class` chooses, and the configuration that it is given: some classes want a part of it only."""
+    """The class that `auto_class` chooses, and the configuration that it is given: some classes
+    want a part of it only."""
     import torch
 
     if not hasattr(auto_class, "from_config"):
@@ -72,8 +91,14 @@ def _model_class(auto_class: Any, config: Any, kwargs: dict[str, Any]) -> tuple[
     return type(skeleton), config if type(skeleton.config) is type(config) else skeleton.config
 
 
-def _move(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], path: Path, device: str | torch.device) -> None:
-    """Everything to `device`: what is still a view of the file from the disk, by the pool; what was made or converted by a copy.
+def _move(
+    model: torch.nn.Module,
+    tensors: Mapping[str, torch.Tensor],
+    path: Path,
+    device: str | torch.device,
+) -> None:
+    """Everything to `device`: what is still a view of the file from the disk, by the pool; what was
+    made or converted by a copy.
 
     The parameters stay the objects that they are, so that what is tied stays tied.
     """
@@ -81,10 +106,15 @@ def _move(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], path: Pat
 
     held = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
     origin = {_place(tensor): name for name, tensor in tensors.items() if tensor.numel()}
-    names = {id_: origin[_place(tensor)] for id_, tensor in held.items() if _place(tensor) in origin}
+    names = {
+        id_: origin[_place(tensor)] for id_, tensor in held.items() if _place(tensor) in origin
+    }
     delivered = weights.load(path, device=device, names=set(names.values()))
     for module in model.modules():
-        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+        for name, tensor in [
+            *module.named_parameters(recurse=False),
+            *module.named_buffers(recurse=False),
+        ]:
             moved = delivered[names[id(tensor)]] if id(tensor) in names else tensor.data.to(device)
             if isinstance(tensor, torch.nn.Parameter):
                 tensor.data = moved

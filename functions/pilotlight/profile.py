@@ -1,4 +1,5 @@
-"""Where the platform is and who asks: profiles in `~/.pilotlight.toml`, overridden by environment variables.
+"""Where the platform is and who asks: profiles in `~/.pilotlight.toml`, overridden by environment
+variables.
 
     active = "default"
 
@@ -7,12 +8,13 @@
     api_key = "…"
     environment = "main"
 
-The file is the first of `$PILOTLIGHT_CONFIG`, `~/.pilotlight.toml`, `$XDG_CONFIG_HOME/pilotlight/config.toml` that exists; it is
-written with mode 0600, whole or not at all. `PILOTLIGHT_PROFILE` picks a profile; `PILOTLIGHT_URL`, `PILOTLIGHT_API_KEY` and
+The file is the first of `$PILOTLIGHT_CONFIG`, `~/.pilotlight.toml`,
+`$XDG_CONFIG_HOME/pilotlight/config.toml` that exists; it is written with mode 0600, whole or not at
+all. `PILOTLIGHT_PROFILE` picks a profile; `PILOTLIGHT_URL`, `PILOTLIGHT_API_KEY` and
 `PILOTLIGHT_ENVIRONMENT` override its fields one by one, so continuous integration needs no file.
 
-A URL may name a Unix socket, `unix:///run/…/http.sock`: functions reach their platform so, and find the variable set.
-"""
+A URL may name a Unix socket, `unix:///run/…/http.sock`: functions reach their platform so, and find
+the variable set."""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ DEFAULT_URL = "http://127.0.0.1:8700"
 DEFAULT_PROFILE = "default"
 _UNIX = "unix://"
 
-_VARIABLES = {"url": "PILOTLIGHT_URL", "api_key": "PILOTLIGHT_API_KEY", "environment": "PILOTLIGHT_ENVIRONMENT"}
+_VARIABLES = {
+    "url": "PILOTLIGHT_URL",
+    "api_key": "PILOTLIGHT_API_KEY",
+    "environment": "PILOTLIGHT_ENVIRONMENT",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +59,10 @@ class Profile:
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://", f"{_UNIX}/")):
-            raise InvalidInput(f"url = {self.url!r}: must start with http://, https:// or unix:///", parameter="url")
+            raise InvalidInput(
+                f"url = {self.url!r}: must start with http://, https:// or unix:///",
+                parameter="url",
+            )
         try:
             check_name("environment", self.environment)
         except ValueError as e:
@@ -92,17 +101,32 @@ def load(environ: Mapping[str, str] | None = None, *, name: str | None = None) -
     chosen = wanted or str(document.get("active", DEFAULT_PROFILE))
     profiles = document.get("profiles", {})
     if wanted and wanted not in profiles:
-        raise InvalidInput(f"{path} has no profile {wanted!r}; it has: {', '.join(sorted(profiles)) or 'none'}", parameter="profile")
+        raise InvalidInput(
+            f"{path} has no profile {wanted!r}; it has: {', '.join(sorted(profiles)) or 'none'}",
+            parameter="profile",
+        )
     values = _fields(profiles.get(chosen, {}), f"{path}: profiles.{chosen}")
-    overrides = {key: environ[variable] for key, variable in _VARIABLES.items() if environ.get(variable)}
+    overrides = {
+        key: environ[variable] for key, variable in _VARIABLES.items() if environ.get(variable)
+    }
     return Profile(**{**values, **overrides})
 
 
-def save(profile: Profile, *, name: str = DEFAULT_PROFILE, path: Path | None = None, activate: bool = True) -> Path:
-    """Write `profile` under `name`, keeping the other profiles, and return the file. Mode 0600, replaced atomically."""
+def save(
+    profile: Profile,
+    *,
+    name: str = DEFAULT_PROFILE,
+    path: Path | None = None,
+    activate: bool = True,
+) -> Path:
+    """Write `profile` under `name`, keeping the other profiles, and return the file. Mode 0600,
+    replaced atomically."""
     path = path or config_path(os.environ)
     document = _read(path)
-    profiles: dict[str, Any] = {**document.get("profiles", {}), name: {f.name: getattr(profile, f.name) for f in fields(profile)}}
+    profiles: dict[str, Any] = {
+        **document.get("profiles", {}),
+        name: {f.name: getattr(profile, f.name) for f in fields(profile)},
+    }
     active = name if activate else str(document.get("active", DEFAULT_PROFILE))
     _replace(path, _render(active, profiles))
     return path
@@ -121,7 +145,9 @@ def remove(name: str, *, path: Path | None = None) -> bool:
 
 def names(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """The profiles in the file, sorted."""
-    return tuple(sorted(_read(config_path(os.environ if environ is None else environ)).get("profiles", {})))
+    return tuple(
+        sorted(_read(config_path(os.environ if environ is None else environ)).get("profiles", {}))
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -143,14 +169,21 @@ def _fields(table: Any, where: str) -> dict[str, str]:
         raise InvalidInput(f"{where}: expected a table with {', '.join(known)}")
     for key, value in table.items():
         if key not in known or not isinstance(value, str):
-            raise InvalidInput(f"{where}.{key} = {value!r}: expected text under one of: {', '.join(known)}", parameter=key)
+            raise InvalidInput(
+                f"{where}.{key} = {value!r}: expected text under one of: {', '.join(known)}",
+                parameter=key,
+            )
     return table
 
 
 def _render(active: str, profiles: Mapping[str, Mapping[str, str]]) -> str:
     lines = [f"active = {_quote(active)}"]
     for name, table in sorted(profiles.items()):
-        lines += ["", f"[profiles.{_quote(name)}]", *(f"{key} = {_quote(value)}" for key, value in table.items())]
+        lines += [
+            "",
+            f"[profiles.{_quote(name)}]",
+            *(f"{key} = {_quote(value)}" for key, value in table.items()),
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -1,13 +1,15 @@
-"""The platform's public address: one port on every loopback family, held for as long as the platform is up.
+"""The platform's public address: one port on every loopback family, held for as long as the
+platform is up.
 
-`localhost` resolves to 127.0.0.1 and to ::1. Where the platform listens at one of them only, a process of a tenant can listen at the
-other one and answer in the platform's name; so the platform listens at both. It also holds both while no activator runs: the supervisor
-keeps a socket bound to each address that never listens (`hold`), and activators bind beside it (SO_REUSEPORT, which the kernel grants to
-sockets of one user only, socket(7)).
+`localhost` resolves to 127.0.0.1 and to ::1. Where the platform listens at one of them only, a
+process of a tenant can listen at the other one and answer in the platform's name; so the platform
+listens at both. It also holds both while no activator runs: the supervisor keeps a socket bound to
+each address that never listens (`hold`), and activators bind beside it (SO_REUSEPORT, which the
+kernel grants to sockets of one user only, socket(7)).
 
-Functions have a network of their own, in which those addresses are out of reach. They have a Unix socket instead (`for_functions`), bound
-once for all activators: a second one cannot be bound beside it, and who connects while no activator runs waits for the next.
-"""
+Functions have a network of their own, in which those addresses are out of reach. They have a Unix
+socket instead (`for_functions`), bound once for all activators: a second one cannot be bound beside
+it, and who connects while no activator runs waits for the next."""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ class BoundAddress:
 
 
 def public_addresses(listen: str) -> list[BoundAddress]:
-    """What is bound for `listen` (host:port): the address itself first, then the other loopback families that belong to it."""
+    """What is bound for `listen` (host:port): the address itself first, then the other loopback
+    families that belong to it."""
     host, _, text = listen.rpartition(":")
     host, port = host.strip("[]"), int(text)
     if host == "localhost":
@@ -64,11 +67,12 @@ def public_addresses(listen: str) -> list[BoundAddress]:
 
 
 def open_listeners(listen: str, *, is_shared: bool) -> list[socket.socket]:
-    """Bound sockets for every address of `listen`; port 0 picks one that is free on all. Raises AddressTaken.
+    """Bound sockets for every address of `listen`; port 0 picks one that is free on all. Raises
+    AddressTaken.
 
     Args:
-        listen: host:port.
-        is_shared: other sockets of this user may be bound there too: several activators, or the sockets of `hold`.
+        listen: host:port. is_shared: other sockets of this user may be bound there too: several
+        activators, or the sockets of `hold`.
     """
     for _ in range(_FREE_PORT_ATTEMPTS - 1):
         try:
@@ -80,12 +84,13 @@ def open_listeners(listen: str, *, is_shared: bool) -> list[socket.socket]:
 
 
 def hold(listen: str) -> list[socket.socket]:
-    """Sockets that keep every address of `listen` from other users for as long as they are open. Raises AddressTaken.
+    """Sockets that keep every address of `listen` from other users for as long as they are open.
+    Raises AddressTaken.
 
-    They never listen, so a connection is refused, not queued, while no activator runs. Each address is first bound without sharing,
-    which fails where another platform is, and then shared. The held socket has no SO_REUSEADDR: with it the kernel would let others,
-    who set it too, bind beside a socket that does not listen. Nothing is held for port 0.
-    """
+    They never listen, so a connection is refused, not queued, while no activator runs. Each address
+    is first bound without sharing, which fails where another platform is, and then shared. The held
+    socket has no SO_REUSEADDR: with it the kernel would let others, who set it too, bind beside a
+    socket that does not listen. Nothing is held for port 0."""
     if listen.endswith(":0"):
         return []
     held: list[socket.socket] = []
@@ -104,7 +109,8 @@ def hold(listen: str) -> list[socket.socket]:
 
 
 def for_functions(path: Path) -> socket.socket:
-    """A listening Unix socket at `path`, to which every user may connect; what an earlier platform left there is replaced.
+    """A listening Unix socket at `path`, to which every user may connect; what an earlier platform
+    left there is replaced.
 
     Who may reach it is decided by who sees its directory: slots do. Raises OSError.
     """
@@ -130,11 +136,16 @@ def _open_all(addresses: Sequence[BoundAddress], *, is_shared: bool) -> list[soc
 def _open_each(addresses: Sequence[BoundAddress], *, is_shared: bool) -> Iterator[socket.socket]:
     port = addresses[0].port
     for address in addresses:
-        listener = _bind(BoundAddress(address.host, port, address.is_required), reuse_address=True, reuse_port=is_shared)
+        listener = _bind(
+            BoundAddress(address.host, port, address.is_required),
+            reuse_address=True,
+            reuse_port=is_shared,
+        )
         if listener is None:
             continue
         port = listener.getsockname()[1]
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what it accepts has it too (tcp(7)): small pieces go out at once
+        # what it accepts has it too (tcp(7)): small pieces go out at once
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.setblocking(False)
         yield listener
 

@@ -1,7 +1,8 @@
-"""What a tenant may use and how it is treated: quotas, and the plans that bundle them. Pure records with their bounds.
+"""What a tenant may use and how it is treated: quotas, and the plans that bundle them. Pure records
+with their bounds.
 
-A tenant has one plan, and overrides of single keys of it. Section `plans` of platform.yaml adds plans and changes those that are here.
-"""
+A tenant has one plan, and overrides of single keys of it. Section `plans` of platform.yaml adds
+plans and changes those that are here."""
 
 from __future__ import annotations
 
@@ -20,9 +21,14 @@ def _bound(key: str, value: float | None, low: float, high: float, *, whole: boo
     if value is None:
         return
     if whole and isinstance(value, float):
-        raise ValueError(f"{key} = {value!r}: must be a whole number between {low:g} and {high:g}, or null for no bound")
+        raise ValueError(
+            f"{key} = {value!r}: must be a whole number between {low:g} and {high:g}, or null for "
+            f"no bound"
+        )
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise ValueError(f"{key} = {value!r}: must be between {low:g} and {high:g}, or null for no bound")
+        raise ValueError(
+            f"{key} = {value!r}: must be between {low:g} and {high:g}, or null for no bound"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +36,10 @@ class Quotas:
     """Bounds of a tenant, a key or a function; None = no bound.
 
     Attributes:
-        requests_per_s: calls per second, a token bucket (Turner 1986); `burst` is its depth, None = one second's worth, at least 1.
-        concurrent: calls at once, from admission to the last byte.
-        queued: calls that may wait for a slot.
-        instances, gpus: running and starting, all functions together. Of a key they mean nothing and are refused.
-        body_bytes: of one request.
+        requests_per_s: calls per second, a token bucket (Turner 1986); `burst` is its depth, None =
+        one second's worth, at least 1. concurrent: calls at once, from admission to the last byte.
+        queued: calls that may wait for a slot. instances, gpus: running and starting, all functions
+        together. Of a key they mean nothing and are refused. body_bytes: of one request.
         tokens_per_min: of language models, in and out; reserved before a call and settled after it.
     """
 
@@ -55,7 +60,9 @@ class Quotas:
         _bound("body_bytes", self.body_bytes, 0, MAX_BYTES)
         _bound("tokens_per_min", self.tokens_per_min, 1, 1_000_000_000)
         if self.burst is not None and self.requests_per_s is None:
-            raise ValueError(f"burst = {self.burst}: needs requests_per_s, whose bucket it is the depth of")
+            raise ValueError(
+                f"burst = {self.burst}: needs requests_per_s, whose bucket it is the depth of"
+            )
 
     @property
     def is_empty(self) -> bool:
@@ -70,8 +77,16 @@ class Quotas:
         return float(self.burst) if self.burst is not None else max(1.0, self.requests_per_s)
 
 
-STORAGE_KEYS = ("stored_bytes", "builds_at_once", "pinned_bytes", "log_bytes", "functions", "result_bytes")
-"""Keys of a plan that bound what a tenant keeps and builds: of a key or a function they mean nothing and are refused."""
+STORAGE_KEYS = (
+    "stored_bytes",
+    "builds_at_once",
+    "pinned_bytes",
+    "log_bytes",
+    "functions",
+    "result_bytes",
+)
+"""Keys of a plan that bound what a tenant keeps and builds: of a key or a function they mean
+nothing and are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,18 +94,18 @@ class Plan(Quotas):
     """A bundle of quotas and terms.
 
     Attributes:
-        name: "" until it is known.
-        weight: share of what several tenants want at once; 4 gets four times of what 1 gets.
-        priority: the highest that its calls may have; calls that do not say have STANDARD, or this where it is lower.
-        isolation: whose machines; RESERVED keeps `reserved_memory_bytes` of a node's instance memory free for this tenant.
-        latency_p99_ms, availability, utilisation: objectives that its dashboard compares with; None = none.
-        prices: version of the price list; None = the platform's own.
-        stored_bytes: of uploaded blobs and built images together; a blob that several tenants uploaded counts whole for each.
-        builds_at_once: image builds that run at the same time.
-        pinned_bytes: of weights that are pinned on a node.
-        log_bytes: of logs on one node; the oldest go first.
-        functions: that are deployed, in all environments together; of revisions and entries of histories 100 times as many are kept.
-        result_bytes: of kept submitted calls with their results and dead letters, as the database has them; the oldest go first.
+        name: "" until it is known. weight: share of what several tenants want at once; 4 gets four
+        times of what 1 gets. priority: the highest that its calls may have; calls that do not say
+        have STANDARD, or this where it is lower. isolation: whose machines; RESERVED keeps
+        `reserved_memory_bytes` of a node's instance memory free for this tenant. latency_p99_ms,
+        availability, utilisation: objectives that its dashboard compares with; None = none. prices:
+        version of the price list; None = the platform's own. stored_bytes: of uploaded blobs and
+        built images together; a blob that several tenants uploaded counts whole for each.
+        builds_at_once: image builds that run at the same time. pinned_bytes: of weights that are
+        pinned on a node. log_bytes: of logs on one node; the oldest go first. functions: that are
+        deployed, in all environments together; of revisions and entries of histories 100 times as
+        many are kept. result_bytes: of kept submitted calls with their results and dead letters, as
+        the database has them; the oldest go first.
     """
 
     name: str = ""
@@ -123,14 +138,21 @@ class Plan(Quotas):
         if self.weight is None or self.reserved_memory_bytes is None:
             raise ValueError("weight, reserved_memory_bytes = null: must be a number")
         if self.prices is not None and not isinstance(self.prices, str):
-            raise ValueError(f"prices = {self.prices!r}: write the version of a price list, or null for the platform's own")
+            raise ValueError(
+                f"prices = {self.prices!r}: write the version of a price list, or null for the "
+                f"platform's own"
+            )
         for name, kind in (("priority", Priority), ("isolation", Isolation)):
             try:
                 object.__setattr__(self, name, kind(getattr(self, name)))
             except ValueError as e:
-                raise ValueError(f"{name} = {getattr(self, name)!r}: must be one of {', '.join(kind)}") from e
+                raise ValueError(
+                    f"{name} = {getattr(self, name)!r}: must be one of {', '.join(kind)}"
+                ) from e
         if self.reserved_memory_bytes and self.isolation is not Isolation.RESERVED:
-            raise ValueError(f"reserved_memory_bytes = {self.reserved_memory_bytes}: needs isolation 'reserved'")
+            raise ValueError(
+                f"reserved_memory_bytes = {self.reserved_memory_bytes}: needs isolation 'reserved'"
+            )
 
     def quotas(self) -> Quotas:
         """The bounds alone."""
@@ -145,7 +167,10 @@ class Plan(Quotas):
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return {name: str(value) if isinstance(value, Priority | Isolation) else value for name, value in asdict(self).items()}
+        return {
+            name: str(value) if isinstance(value, Priority | Isolation) else value
+            for name, value in asdict(self).items()
+        }
 
 
 UNLIMITED = Plan(name="unlimited", priority=Priority.REALTIME)

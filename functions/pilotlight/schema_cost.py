@@ -1,9 +1,10 @@
-"""Estimates of what a check of arguments against a tenant's JSON Schema costs, made without compiling the schema.
+"""Estimates of what a check of arguments against a tenant's JSON Schema costs, made without
+compiling the schema.
 
-A validator visits each part of a schema, with its references followed, at most once for each value that it is applied to; a regular
-expression costs its size for each byte of text. Both are estimated from above, so that an inexpensive estimate can be relied on. What
-cannot be estimated (recursion deeper than MAX_DEPTH, very large schemas) counts as UNBOUNDED.
-"""
+A validator visits each part of a schema, with its references followed, at most once for each value
+that it is applied to; a regular expression costs its size for each byte of text. Both are estimated
+from above, so that an inexpensive estimate can be relied on. What cannot be estimated (recursion
+deeper than MAX_DEPTH, very large schemas) counts as UNBOUNDED."""
 
 from __future__ import annotations
 
@@ -24,11 +25,20 @@ UNEVALUATED_FACTOR: Final = 3
 """`unevaluated…` evaluates its neighbours again; nested, each level multiplies."""
 _BELOW: Final = frozenset(
     {
-        "additionalItems", "additionalProperties", "contains", "items", "patternProperties", "prefixItems", "properties",
-        "propertyNames", "unevaluatedItems", "unevaluatedProperties",
+        "additionalItems",
+        "additionalProperties",
+        "contains",
+        "items",
+        "patternProperties",
+        "prefixItems",
+        "properties",
+        "propertyNames",
+        "unevaluatedItems",
+        "unevaluatedProperties",
     }
-)  # fmt: skip
-"""Keywords whose schemas apply to parts of a value; those of all others apply to the value itself."""
+)
+"""Keywords whose schemas apply to parts of a value; those of all others apply to the value
+itself."""
 _DEFINITIONS: Final = frozenset({"$defs", "definitions"})
 _REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
 _CLASS_WEIGHT: Final = 20
@@ -40,10 +50,10 @@ class SchemaCost:
     """What checks against one schema cost.
 
     Attributes:
-        by_depth: for values nested n deep at most, entry n (of deeper ones the last): visits for each value.
-        is_recursive: the last entry of `by_depth` bounds values of that depth only.
-        per_byte: of the patterns and formats, for each byte of text.
-        compile_weight: of the patterns, what compiling them costs.
+        by_depth: for values nested n deep at most, entry n (of deeper ones the last): visits for
+        each value. is_recursive: the last entry of `by_depth` bounds values of that depth only.
+        per_byte: of the patterns and formats, for each byte of text. compile_weight: of the
+        patterns, what compiling them costs.
     """
 
     by_depth: tuple[int, ...]
@@ -56,7 +66,12 @@ def cost_of(schema: Mapping[str, Any]) -> SchemaCost:
     """The estimate for one schema."""
     nodes, compile_weight = _counted(schema)
     if nodes > MAX_NODES:
-        return SchemaCost(by_depth=(UNBOUNDED,), is_recursive=False, per_byte=UNBOUNDED, compile_weight=compile_weight)
+        return SchemaCost(
+            by_depth=(UNBOUNDED,),
+            is_recursive=False,
+            per_byte=UNBOUNDED,
+            compile_weight=compile_weight,
+        )
     visits, text = _Walk(schema, _visit_weight), _Walk(schema, _text_weight)
     by_depth: list[int] = []
     for depth in range(MAX_DEPTH + 1):
@@ -64,7 +79,10 @@ def cost_of(schema: Mapping[str, Any]) -> SchemaCost:
         if by_depth[-1] >= UNBOUNDED or not visits.is_cut:
             break
     return SchemaCost(
-        by_depth=tuple(by_depth), is_recursive=visits.is_cut, per_byte=text.of_value(len(by_depth) - 1), compile_weight=compile_weight
+        by_depth=tuple(by_depth),
+        is_recursive=visits.is_cut,
+        per_byte=text.of_value(len(by_depth) - 1),
+        compile_weight=compile_weight,
     )
 
 
@@ -74,7 +92,8 @@ def pattern_weights(schema: Mapping[str, Any]) -> int:
 
 
 def pattern_weight(pattern: str) -> int:
-    """About the number of states of a regular expression's automaton: counted repetitions multiply what they repeat."""
+    """About the number of states of a regular expression's automaton: counted repetitions multiply
+    what they repeat."""
     groups, last, at, size = [0], 0, 0, len(pattern)
     while at < size:
         char = pattern[at]
@@ -93,7 +112,9 @@ def pattern_weight(pattern: str) -> int:
         elif char == "{":
             end = pattern.find("}", at)
             words = pattern[at:end].split(",") if end > 0 else []
-            most = max((int(word) for word in words if word.isdecimal() and len(word) < 10), default=-1)
+            most = max(
+                (int(word) for word in words if word.isdecimal() and len(word) < 10), default=-1
+            )
             if most >= 0:
                 groups[-1] += last * max(0, most - 1)
                 last *= max(1, most)
@@ -143,11 +164,14 @@ def _visit_weight(node: Any) -> int:
 def _text_weight(node: Any) -> int:
     if not isinstance(node, Mapping):
         return 0
-    return sum(map(pattern_weight, _patterns(node))) + (FORMAT_WEIGHT if isinstance(node.get("format"), str) else 0)
+    return sum(map(pattern_weight, _patterns(node))) + (
+        FORMAT_WEIGHT if isinstance(node.get("format"), str) else 0
+    )
 
 
 class _Walk:
-    """Adds up the weights of the nodes that one value meets. `is_cut`: one was left out, because the value is not nested that deep."""
+    """Adds up the weights of the nodes that one value meets. `is_cut`: one was left out, because
+    the value is not nested that deep."""
 
     def __init__(self, schema: Mapping[str, Any], own: Callable[[Any], int]) -> None:
         """`own`: the weight of one node."""
@@ -186,7 +210,9 @@ class _Walk:
 
     def _sum(self, node: Any, depth: int) -> int:
         if not isinstance(node, Mapping):
-            return min(UNBOUNDED, self._own(node) + sum(self._weight(child, depth) for child in node))
+            return min(
+                UNBOUNDED, self._own(node) + sum(self._weight(child, depth) for child in node)
+            )
         total = self._own(node)
         for key, child in node.items():
             if key not in _DEFINITIONS:
@@ -208,7 +234,11 @@ def _recursive_nodes(schema: Mapping[str, Any]) -> frozenset[int]:
             continue
         if isinstance(node, Mapping):
             below = [child for key, child in node.items() if key not in _DEFINITIONS]
-            below += [reference_target(schema, node[key]) for key in _REFERENCES if isinstance(node.get(key), str)]
+            below += [
+                reference_target(schema, node[key])
+                for key in _REFERENCES
+                if isinstance(node.get(key), str)
+            ]
         else:
             below = list(node)
         below = [child for child in below if isinstance(child, Mapping | list | tuple)]
@@ -232,7 +262,8 @@ def _recursive_nodes(schema: Mapping[str, Any]) -> frozenset[int]:
 
 
 def reference_target(schema: Mapping[str, Any], reference: str) -> Any:
-    """What a local reference names; the root for anchors, and for what is not there, which the compiler refuses."""
+    """What a local reference names; the root for anchors, and for what is not there, which the
+    compiler refuses."""
     at: Any = schema
     for word in unquote(reference[1:]).split("/")[1:]:
         word = word.replace("~1", "/").replace("~0", "~")

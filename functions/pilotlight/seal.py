@@ -1,4 +1,5 @@
-"""The platform's keys: one master, and a key of its own for each purpose, derived with HKDF-SHA256 (RFC 5869).
+"""The platform's keys: one master, and a key of its own for each purpose, derived with HKDF-SHA256
+(RFC 5869).
 
 | key | derived from | processes that have it | for |
 |---|---|---|---|
@@ -11,10 +12,10 @@
 | `webhooks` | the platform's | controller | secrets that messages to webhooks are signed with |
 | `answers` | the platform's | controller | answers that the controller keeps under idempotency keys |
 
-A key file holds 32 random bytes in URL-safe base64. Sealing is Fernet (AES-128-CBC and HMAC-SHA256, from the `cryptography` package);
-sealed text begins with the id of the scheme, `k1.`. Text without it was sealed with the platform's key itself, before there were purposes:
-only `PlatformKey.open_unmarked` opens it, and the controller seals it again when it starts.
-"""
+A key file holds 32 random bytes in URL-safe base64. Sealing is Fernet (AES-128-CBC and HMAC-SHA256,
+from the `cryptography` package); sealed text begins with the id of the scheme, `k1.`. Text without
+it was sealed with the platform's key itself, before there were purposes: only
+`PlatformKey.open_unmarked` opens it, and the controller seals it again when it starts."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ class SealBroken(Exception):
 
 def derive(key: bytes, purpose: str) -> bytes:
     """32 bytes for `purpose`, which tell nothing of `key` or of other purposes."""
-    return HKDF(algorithm=SHA256(), length=_KEY_BYTES, salt=None, info=f"pilotlight/v1/{purpose}".encode()).derive(key)
+    return HKDF(
+        algorithm=SHA256(), length=_KEY_BYTES, salt=None, info=f"pilotlight/v1/{purpose}".encode()
+    ).derive(key)
 
 
 class Sealer:
@@ -68,17 +71,20 @@ class Sealer:
                 raise InvalidToken
             return self._fernet.decrypt(sealed.removeprefix(MARK).encode()).decode()
         except InvalidToken as e:
-            raise SealBroken(f"a sealed text does not open with this platform's key for {self._purpose}: was the key replaced?") from e
+            raise SealBroken(
+                f"a sealed text does not open with this platform's key for {self._purpose}: was "
+                f"the key replaced?"
+            ) from e
 
 
 class ActivatorKey:
-    """What activators and the controller share; nothing of the platform's key follows from it. Immutable.
+    """What activators and the controller share; nothing of the platform's key follows from it.
+    Immutable.
 
     Attributes:
-        token: what activators show the controller.
-        secrets: seals secrets of functions.
-        replies: seals answers that activators keep for each other.
-        visitors: seals the part of the dashboard's cookies that activators read (`pilotlight.visitors`).
+        token: what activators show the controller. secrets: seals secrets of functions. replies:
+        seals answers that activators keep for each other. visitors: seals the part of the
+        dashboard's cookies that activators read (`pilotlight.visitors`).
     """
 
     def __init__(self, raw: bytes) -> None:
@@ -125,7 +131,8 @@ class PlatformKey:
     """
 
     def __init__(self, key: bytes, *, activator: ActivatorKey | None = None) -> None:
-        """`activator`: the activators' key where it is one of its own (`platform.activator_key_file`); None = derived from this one."""
+        """`activator`: the activators' key where it is one of its own
+        (`platform.activator_key_file`); None = derived from this one."""
         self._key = key
         self._unmarked = Fernet(key)
         self._raw = base64.urlsafe_b64decode(key)
@@ -172,22 +179,27 @@ class PlatformKey:
         return cls.load(path)
 
     def derived(self, label: bytes) -> bytes:
-        """The keys that are shared with node agents (HMAC-SHA256 of a label), which derive them for themselves."""
+        """The keys that are shared with node agents (HMAC-SHA256 of a label), which derive them for
+        themselves."""
         return hmac.new(self._raw, label, hashlib.sha256).digest()
 
     def open_unmarked(self, sealed: str) -> str:
-        """Open what was sealed with this key itself, before there were keys for purposes. Raises SealBroken."""
+        """Open what was sealed with this key itself, before there were keys for purposes. Raises
+        SealBroken."""
         try:
             return self._unmarked.decrypt(sealed.encode()).decode()
         except InvalidToken as e:
-            raise SealBroken("a sealed text does not open with this platform's key: was platform.key replaced?") from e
+            raise SealBroken(
+                "a sealed text does not open with this platform's key: was platform.key replaced?"
+            ) from e
 
 
 def key_of(platform: PlatformSettings, paths: Paths) -> PlatformKey:
-    """The key in <home>, made at the first start; or the one of `platform.key_file`, which several machines share and nobody makes here.
+    """The key in <home>, made at the first start; or the one of `platform.key_file`, which several
+    machines share and nobody makes here.
 
-    With `platform.activator_key_file`, activators have the key in that file. Raises SettingsInvalid.
-    """
+    With `platform.activator_key_file`, activators have the key in that file. Raises
+    SettingsInvalid."""
     if platform.key_file is None:
         key = PlatformKey.load_or_create(paths.home / "platform.key")
     else:
@@ -198,7 +210,8 @@ def key_of(platform: PlatformSettings, paths: Paths) -> PlatformKey:
 
 
 def activator_key_of(platform: PlatformSettings, paths: Paths) -> ActivatorKey:
-    """The key in `platform.activator_key_file`, else in <home>/activator.key, which the controller writes. Raises SettingsInvalid."""
+    """The key in `platform.activator_key_file`, else in <home>/activator.key, which the controller
+    writes. Raises SettingsInvalid."""
     if platform.activator_key_file is not None:
         return _activator_key_in(Path(platform.activator_key_file))
     return _activator_key_in(paths.home / ACTIVATOR_KEY)
@@ -208,10 +221,15 @@ def _activator_key_in(file: Path) -> ActivatorKey:
     try:
         return ActivatorKey.load(file)
     except OSError as e:
-        hint = "the controller of this machine writes it when it starts; elsewhere mount it and set platform.activator_key_file"
+        hint = (
+            "the controller of this machine writes it when it starts; elsewhere mount it and "
+            "set platform.activator_key_file"
+        )
         raise SettingsInvalid(f"{file}: no key for activators ({e.strerror}): {hint}") from e
     except ValueError as e:
-        raise SettingsInvalid(f"{file}: holds no key for activators: 32 bytes in URL-safe base64 ({e})") from e
+        raise SettingsInvalid(
+            f"{file}: holds no key for activators: 32 bytes in URL-safe base64 ({e})"
+        ) from e
 
 
 def key_in(setting: str, file: str) -> PlatformKey:
@@ -221,4 +239,6 @@ def key_in(setting: str, file: str) -> PlatformKey:
     except OSError as e:
         raise SettingsInvalid(f"{setting} = {file!r}: {e.strerror}: is the secret mounted?") from e
     except ValueError as e:
-        raise SettingsInvalid(f"{setting} = {file!r}: holds no key: 32 bytes in URL-safe base64") from e
+        raise SettingsInvalid(
+            f"{setting} = {file!r}: holds no key: 32 bytes in URL-safe base64"
+        ) from e

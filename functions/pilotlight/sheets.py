@@ -1,8 +1,8 @@
 """CSV (RFC 4180) that a spreadsheet opens without running it.
 
-A cell that begins with =, +, - or @ is a formula to a spreadsheet, and names are written by users: such text gets an apostrophe
-in front, which spreadsheets take as "this is text" (CWE-1236). Numbers stay what they are.
-"""
+A cell that begins with =, +, - or @ is a formula to a spreadsheet, and names are written by users:
+such text gets an apostrophe in front, which spreadsheets take as "this is text" (CWE-1236). Numbers
+stay what they are."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ def cell(value: Any) -> Any:
     return value
 
 
-def lines(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, with_head: bool = True) -> Iterator[str]:
-    """The head and the rows as lines; keys that are no column are left out, missing ones are empty."""
+def lines(
+    columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, with_head: bool = True
+) -> Iterator[str]:
+    """The head and the rows as lines; keys that are no column are left out, missing ones are
+    empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")
     if with_head:

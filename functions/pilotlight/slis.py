@@ -1,9 +1,10 @@
-"""Service level indicators: which calls count for which objective, and which of them were bad. Pure, for both planes.
+"""Service level indicators: which calls count for which objective, and which of them were bad.
+Pure, for both planes.
 
-The indicators do not overlap: a failure spends availability alone, a slow success its latency alone (cold, first token or warm, by what
-kind of call it was), a stream that broke completion alone, and a degraded answer its own budget alone. What was refused on purpose, or left
-by its caller, counts for none.
-"""
+The indicators do not overlap: a failure spends availability alone, a slow success its latency alone
+(cold, first token or warm, by what kind of call it was), a stream that broke completion alone, and
+a degraded answer its own budget alone. What was refused on purpose, or left by its caller, counts
+for none."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class Sli(enum.StrEnum):
 
 
 MEASURED = frozenset({Sli.AVAILABILITY, Sli.COMPLETION})
-"""What every function promises, also one that declares no objectives: of the rest nobody is told who promised nothing."""
+"""What every function promises, also one that declares no objectives: of the rest nobody is told
+who promised nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,8 @@ class Spent:
 
     @property
     def left(self) -> float | None:
-        """The share of the budget that is left, of the calls that there were; below 0 when it is overspent. None without any call."""
+        """The share of the budget that is left, of the calls that there were; below 0 when it is
+        overspent. None without any call."""
         burn = self.burn
         return None if burn is None else 1 - burn
 
@@ -66,7 +69,9 @@ class Spent:
         return Spent(bad=self.bad + other.bad, total=self.total + other.total, budget=self.budget)
 
 
-def spent(observation: Observation | None, objectives: Objectives, sli: Sli | str = Sli.AVAILABILITY) -> Spent:
+def spent(
+    observation: Observation | None, objectives: Objectives, sli: Sli | str = Sli.AVAILABILITY
+) -> Spent:
     """What these calls spent of one budget; nothing without an observation."""
     budget = budget_of(objectives, sli)
     if observation is None:
@@ -82,7 +87,11 @@ def spent(observation: Observation | None, objectives: Objectives, sli: Sli | st
         case Sli.COLD_LATENCY:
             return _slow(latency.get("cold", {}), objectives.cold_latency_s, budget)
         case Sli.COMPLETION:
-            return Spent(bad=observation.streams - observation.streams_completed, total=observation.streams, budget=budget)
+            return Spent(
+                bad=observation.streams - observation.streams_completed,
+                total=observation.streams,
+                budget=budget,
+            )
         case Sli.DEGRADED:
             return Spent(bad=observation.degraded, total=observation.answered, budget=budget)
 

@@ -1,9 +1,10 @@
-"""W3C trace context (https://www.w3.org/TR/trace-context/): what a caller says of the trace that its call is a part of.
+"""W3C trace context (https://www.w3.org/TR/trace-context/): what a caller says of the trace that
+its call is a part of.
 
-A call that comes without one begins a trace of its own, whose ids are read off the call's id: they cost nothing, the worker knows them
-without being told, and whoever has the call's id has the trace. (The last 80 bits of a call's id are random, as level 2 of the
-recommendation wants them.) Frozen, standard library only.
-"""
+A call that comes without one begins a trace of its own, whose ids are read off the call's id: they
+cost nothing, the worker knows them without being told, and whoever has the call's id has the trace.
+(The last 80 bits of a call's id are random, as level 2 of the recommendation wants them.) Frozen,
+standard library only."""
 
 from __future__ import annotations
 
@@ -16,16 +17,21 @@ MAX_STATE_BYTES = 512
 MAX_MEMBER_BYTES = 128
 """Members longer than this are the first to go where there is too much."""
 _MAX_MEMBERS = 32
-_PARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-|\Z)")
+_PARENT = re.compile(
+    rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-|\Z)"
+)
 _LENGTH = 55
 """Of version 00; a later one may go on behind another dash."""
 _ODD = frozenset("13579bdf")
 _KEY = rb"(?:[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13}|[a-z0-9][a-z0-9_\-*/]{0,255})"
-_MEMBER = re.compile(_KEY + rb"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]\Z")
+_MEMBER = re.compile(
+    _KEY + rb"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]\Z"
+)
 _CALL = re.compile(r"req-(?!0{32})[0-9a-f]{32}\Z")
 _NO_SPAN = "0" * 16
 _GOLDEN = 0x9E3779B97F4A7C15
-"""2^64 divided by the golden ratio, odd: multiples of it, modulo 2^64, never meet before 2^64 of them (Knuth, vol. 3, §6.4)."""
+"""2^64 divided by the golden ratio, odd: multiples of it, modulo 2^64, never meet before 2^64 of
+them (Knuth, vol. 3, §6.4)."""
 _SILVER = 0xD1B54A32D192ED03
 """Another odd number, so that attempts and children do not meet."""
 _MASK = 2**64 - 1
@@ -41,7 +47,8 @@ class Parent(NamedTuple):
 
 
 def parse(traceparent: bytes) -> Parent | None:
-    """The parent that a header names; None when it is not one (§3.2.2): then a new trace begins, and `tracestate` is not looked at."""
+    """The parent that a header names; None when it is not one (§3.2.2): then a new trace begins,
+    and `tracestate` is not looked at."""
     value = traceparent.strip(b" \t")
     if _PARENT.match(value) is None or (len(value) > _LENGTH and value.startswith(b"00")):
         return None
@@ -50,11 +57,16 @@ def parse(traceparent: bytes) -> Parent | None:
 
 
 def passed_on_state(tracestate: bytes) -> bytes:
-    """What of a `tracestate` goes on: all of it, whole members up to MAX_STATE_BYTES where it is longer, nothing where it is broken."""
+    """What of a `tracestate` goes on: all of it, whole members up to MAX_STATE_BYTES where it is
+    longer, nothing where it is broken."""
     members = [member.strip(b" \t") for member in tracestate.split(b",")]
     members = [member for member in members if member]
     keys = {member.partition(b"=")[0] for member in members}
-    if len(members) > _MAX_MEMBERS or len(keys) < len(members) or not all(map(_MEMBER.match, members)):
+    if (
+        len(members) > _MAX_MEMBERS
+        or len(keys) < len(members)
+        or not all(map(_MEMBER.match, members))
+    ):
         return b""
     if len(b",".join(members)) > MAX_STATE_BYTES:
         members = [member for member in members if len(member) <= MAX_MEMBER_BYTES]
@@ -65,7 +77,11 @@ def passed_on_state(tracestate: bytes) -> bytes:
 
 def trace_id_of(call_id: str) -> str:
     """The trace that a call begins when its caller is in none."""
-    return call_id[4:] if _CALL.match(call_id) else hashlib.blake2b(call_id.encode(), digest_size=16).hexdigest()
+    return (
+        call_id[4:]
+        if _CALL.match(call_id)
+        else hashlib.blake2b(call_id.encode(), digest_size=16).hexdigest()
+    )
 
 
 def root_span_of(call_id: str) -> str:
@@ -93,5 +109,6 @@ def traceparent(trace_id: str, span_id: str, *, is_sampled: bool) -> str:
 
 
 def traceparent_of(call_id: str, attempt: int = 1) -> str:
-    """The header of an attempt of a call whose caller was in no trace, and that is not kept as it stands."""
+    """The header of an attempt of a call whose caller was in no trace, and that is not kept as it
+    stands."""
     return traceparent(trace_id_of(call_id), attempt_span_of(call_id, attempt), is_sampled=False)

@@ -1,9 +1,11 @@
-"""Who is answered by which revision: the traffic document of a function, and the pure rules by which it is changed and read.
+"""Who is answered by which revision: the traffic document of a function, and the pure rules by
+which it is changed and read.
 
-The weights are percents of *units*: of the callers when traffic is sticky, of single requests when it is not. A unit is hashed to a point
-from 0 to 100, and `segments` say whose each part of that range is. A change of weights moves only the parts that it must (what one
-revision loses goes to those that gain, and nothing else changes hands), so raising a canary from 5 to 10 moves nobody back.
-"""
+The weights are percents of *units*: of the callers when traffic is sticky, of single requests when
+it is not. A unit is hashed to a point from 0 to 100, and `segments` say whose each part of that
+range is. A change of weights moves only the parts that it must (what one revision loses goes to
+those that gain, and nothing else changes hands), so raising a canary from 5 to 10 moves nobody
+back."""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One side of an experiment: `share` percent of its units are answered by `revision`. The first arm is what others are compared to."""
+    """One side of an experiment: `share` percent of its units are answered by `revision`. The first
+    arm is what others are compared to."""
 
     name: str
     revision: str
@@ -43,7 +46,8 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentTraffic:
-    """An experiment that runs: `percent` of all units are in it, by their own hash, the rest follow the weights.
+    """An experiment that runs: `percent` of all units are in it, by their own hash, the rest follow
+    the weights.
 
     Attributes:
         id: names it in records.
@@ -60,7 +64,8 @@ class ExperimentTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shadow:
-    """A revision that gets copies of calls, whose answers are compared and thrown away. It answers no callers but those that ask for it.
+    """A revision that gets copies of calls, whose answers are compared and thrown away. It answers
+    no callers but those that ask for it.
 
     Attributes:
         percent: of the calls.
@@ -77,17 +82,17 @@ class TrafficDocument:
     """All that decides which revision answers.
 
     Attributes:
-        generation: rises with every change; a change names the one that it was made from.
-        weights: revision → whole percent; they add up to 100.
-        segments: the same, cut into parts of the range of units; keeps units where they are.
-        tags: name → revision: addressed as `app/function@tag`, with the header `Pilotlight-Tag`, or `?tag=`.
-        sticky: what a unit is: `request`, `key`, `tenant`, or `header:<name>`.
-        salt: of the hash; set once per function.
-        pins: tenant's name → the revision that answers it, whatever the weights.
-        max_candidate: blast radius: the greatest weight, in percent, of all revisions but the heaviest together; 100 = no bound.
-        experiment, shadow: None = there is none.
-        stable: while a rollout runs, the revision that keeps room for all traffic and one instance warm; "" = there is none.
-        at_once: the last change went back: who answered before is not good enough to answer while who answers now comes up.
+        generation: rises with every change; a change names the one that it was made from. weights:
+        revision → whole percent; they add up to 100. segments: the same, cut into parts of the
+        range of units; keeps units where they are. tags: name → revision: addressed as
+        `app/function@tag`, with the header `Pilotlight-Tag`, or `?tag=`. sticky: what a unit is:
+        `request`, `key`, `tenant`, or `header:<name>`. salt: of the hash; set once per function.
+        pins: tenant's name → the revision that answers it, whatever the weights. max_candidate:
+        blast radius: the greatest weight, in percent, of all revisions but the heaviest together;
+        100 = no bound. experiment, shadow: None = there is none. stable: while a rollout runs, the
+        revision that keeps room for all traffic and one instance warm; "" = there is none. at_once:
+        the last change went back: who answered before is not good enough to answer while who
+        answers now comes up.
     """
 
     generation: int = 0
@@ -104,18 +109,27 @@ class TrafficDocument:
     at_once: bool = False
 
     def named(self) -> frozenset[str]:
-        """Every revision that can be called: by weight, tag, pin or arm, as the shadow, or because it is the way back."""
+        """Every revision that can be called: by weight, tag, pin or arm, as the shadow, or because
+        it is the way back."""
         more = [self.shadow.revision] if self.shadow is not None else []
         arms = [arm.revision for arm in self.experiment.arms] if self.experiment is not None else []
-        return frozenset({*self.weights, *self.tags.values(), *self.pins.values(), *arms, *more, self.stable} - {""})
+        return frozenset(
+            {*self.weights, *self.tags.values(), *self.pins.values(), *arms, *more, self.stable}
+            - {""}
+        )
 
     def answering(self) -> frozenset[str]:
         """Those that answer callers who did not ask for a revision: by weight, pin or arm."""
-        arms = [arm.revision for arm in self.experiment.arms if arm.share] if self.experiment is not None else []
+        arms = (
+            [arm.revision for arm in self.experiment.arms if arm.share]
+            if self.experiment is not None
+            else []
+        )
         return frozenset({*self.weights, *self.pins.values(), *arms})
 
     def heaviest(self) -> str:
-        """The revision with the greatest weight; of equal ones the first by name. "" where there are no weights."""
+        """The revision with the greatest weight; of equal ones the first by name. "" where there
+        are no weights."""
         return min(self.weights, key=lambda name: (-self.weights[name], name), default="")
 
 
@@ -136,18 +150,22 @@ def of_one(revision: str, *, salt: str) -> TrafficDocument:
 
 
 def digest(salt: str, unit: str | bytes) -> bytes:
-    """8 bytes that stand for a unit, and cannot be turned back to it without the salt (BLAKE2b, RFC 7693, keyed)."""
+    """8 bytes that stand for a unit, and cannot be turned back to it without the salt (BLAKE2b, RFC
+    7693, keyed)."""
     value = unit if isinstance(unit, bytes) else unit.encode()
     return hashlib.blake2b(value, key=salt.encode()[:64], digest_size=_HASH_BYTES).digest()
 
 
 def point_of(eight: bytes) -> float:
     """From a digest's 8 bytes to a point in [0, 100)."""
-    return (int.from_bytes(eight, "big") >> (8 * _HASH_BYTES - _EXACT_BITS)) * (WHOLE / (1 << _EXACT_BITS))
+    return (int.from_bytes(eight, "big") >> (8 * _HASH_BYTES - _EXACT_BITS)) * (
+        WHOLE / (1 << _EXACT_BITS)
+    )
 
 
 def point(salt: str, unit: str | bytes) -> float:
-    """Where a unit stands from 0 (included) to 100 (not included); always the same for the same salt."""
+    """Where a unit stands from 0 (included) to 100 (not included); always the same for the same
+    salt."""
     return point_of(digest(salt, unit))
 
 
@@ -157,10 +175,11 @@ def revision_at(segments: Sequence[Segment], point: float) -> str:
 
 
 def reweighted(document: TrafficDocument, weights: Mapping[str, int]) -> TrafficDocument:
-    """The document with other weights; no unit changes hands but those that must. Zeros are left out. Raises InvalidInput.
+    """The document with other weights; no unit changes hands but those that must. Zeros are left
+    out. Raises InvalidInput.
 
-    What a revision loses are its highest points, and who gains takes them in order; so exactly half of the sum of all differences moves.
-    """
+    What a revision loses are its highest points, and who gains takes them in order; so exactly half
+    of the sum of all differences moves."""
     wanted = {name: weight for name, weight in weights.items() if weight or _is_no_weight(weight)}
     _check_weights(wanted)
     kept, free = _cut(_whole_segments(document), wanted)
@@ -191,7 +210,9 @@ def _whole_segments(document: TrafficDocument) -> Sequence[Segment]:
     return out
 
 
-def _cut(segments: Sequence[Segment], wanted: Mapping[str, int]) -> tuple[_Parts, list[tuple[float, float]]]:
+def _cut(
+    segments: Sequence[Segment], wanted: Mapping[str, int]
+) -> tuple[_Parts, list[tuple[float, float]]]:
     """What each revision keeps of its segments, and what nobody has any more."""
     kept: _Parts = {}
     free: list[tuple[float, float]] = [(0.0, float(WHOLE))] if not segments else []
@@ -209,7 +230,9 @@ def _cut(segments: Sequence[Segment], wanted: Mapping[str, int]) -> tuple[_Parts
 def _joined(parts: _Parts) -> tuple[Segment, ...]:
     """In order, neighbours of one revision made one."""
     out: list[Segment] = []
-    for begin, end, name in sorted((begin, end, name) for name, those in parts.items() for begin, end in those):
+    for begin, end, name in sorted(
+        (begin, end, name) for name, those in parts.items() for begin, end in those
+    ):
         if out and out[-1].revision == name and abs(out[-1].end - begin) <= _DUST:
             out[-1] = replace(out[-1], end=end)
         else:
@@ -218,7 +241,8 @@ def _joined(parts: _Parts) -> tuple[Segment, ...]:
 
 
 def exposed(document: TrafficDocument) -> float:
-    """Percent of the units that are answered by another revision than the heaviest: the blast radius."""
+    """Percent of the units that are answered by another revision than the heaviest: the blast
+    radius."""
     heaviest = document.heaviest()
     by_weight = sum(weight for name, weight in document.weights.items() if name != heaviest)
     if (experiment := document.experiment) is None:
@@ -228,27 +252,47 @@ def exposed(document: TrafficDocument) -> float:
 
 
 def checked(document: TrafficDocument, *, revisions: Collection[str]) -> TrafficDocument:
-    """The document, once it is sure that it can be followed. Raises InvalidInput naming what is wrong."""
+    """The document, once it is sure that it can be followed. Raises InvalidInput naming what is
+    wrong."""
     _check_weights(document.weights)
     _check_segments(document)
     _check_unit("sticky", document.sticky)
     _check_names(document)
-    if not _is_percent(document.max_candidate) or document.max_candidate != int(document.max_candidate):
-        raise InvalidInput(f"max_candidate = {document.max_candidate!r}: a whole percent, 0 to 100", parameter="max_candidate")
+    if not _is_percent(document.max_candidate) or document.max_candidate != int(
+        document.max_candidate
+    ):
+        raise InvalidInput(
+            f"max_candidate = {document.max_candidate!r}: a whole percent, 0 to 100",
+            parameter="max_candidate",
+        )
     if (experiment := document.experiment) is not None:
         _check_experiment(experiment)
     if (shadow := document.shadow) is not None:
         if shadow.revision in document.answering():
-            raise InvalidInput(f"{shadow.revision} answers callers: it cannot be a shadow beside that", parameter="shadow")
+            raise InvalidInput(
+                f"{shadow.revision} answers callers: it cannot be a shadow beside that",
+                parameter="shadow",
+            )
         for name in ("percent", "max_compute"):
             value, top = getattr(shadow, name), WHOLE if name == "percent" else 1
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= top:
-                raise InvalidInput(f"shadow.{name} = {value!r}: must be from 0 to {top}", parameter="shadow")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not 0 <= value <= top
+            ):
+                raise InvalidInput(
+                    f"shadow.{name} = {value!r}: must be from 0 to {top}", parameter="shadow"
+                )
     if unknown := sorted(document.named() - set(revisions)):
-        raise InvalidInput(f"there is no revision {unknown[0]!r} of this function", parameter="revision", unknown=unknown)
+        raise InvalidInput(
+            f"there is no revision {unknown[0]!r} of this function",
+            parameter="revision",
+            unknown=unknown,
+        )
     if (out := exposed(document)) > document.max_candidate + _DUST:
         raise InvalidInput(
-            f"{out:g} % of the traffic would be on other revisions than {document.heaviest()}: max_candidate allows "
+            f"{out:g} % of the traffic would be on other revisions than {document.heaviest()}: "
+            f"max_candidate allows "
             f"{document.max_candidate} %; raise it first, or move all traffic at once",
             parameter="max_candidate",
         )
@@ -266,16 +310,27 @@ def _is_percent(value: Any) -> bool:
 def _check_weights(weights: Mapping[str, int]) -> None:
     for name, weight in weights.items():
         if _is_no_weight(weight) or not 0 < weight <= WHOLE:
-            raise InvalidInput(f"weight of {name!r} = {weight!r}: a whole percent, 1 to 100", parameter="weights")
+            raise InvalidInput(
+                f"weight of {name!r} = {weight!r}: a whole percent, 1 to 100", parameter="weights"
+            )
     if (total := sum(weights.values())) != WHOLE:
-        raise InvalidInput(f"the weights add up to {total}: they must add up to 100", parameter="weights")
+        raise InvalidInput(
+            f"the weights add up to {total}: they must add up to 100", parameter="weights"
+        )
 
 
 def _check_segments(document: TrafficDocument) -> None:
     at, sums = 0.0, dict.fromkeys(document.weights, 0.0)
     for segment in document.segments:
-        if segment.revision not in sums or abs(segment.begin - at) > _DUST or segment.end <= segment.begin:
-            raise InvalidInput("the segments do not follow each other, or name a revision without a weight", parameter="segments")
+        if (
+            segment.revision not in sums
+            or abs(segment.begin - at) > _DUST
+            or segment.end <= segment.begin
+        ):
+            raise InvalidInput(
+                "the segments do not follow each other, or name a revision without a weight",
+                parameter="segments",
+            )
         sums[segment.revision] += segment.end - segment.begin
         at = segment.end
     if any(abs(sums[name] - weight) > 1e-6 for name, weight in document.weights.items()):
@@ -288,7 +343,10 @@ def _check_unit(key: str, unit: str, *, may_be_request: bool = True) -> None:
     header = unit.removeprefix(BY_HEADER)
     if not unit.startswith(BY_HEADER) or not _HEADER.match(header) or header in _NO_UNITS:
         kinds = "'request', " if may_be_request else ""
-        raise InvalidInput(f"{key} = {unit!r}: write {kinds}'key', 'tenant' or 'header:<name>' in small letters", parameter=key)
+        raise InvalidInput(
+            f"{key} = {unit!r}: write {kinds}'key', 'tenant' or 'header:<name>' in small letters",
+            parameter=key,
+        )
 
 
 def _check_names(document: TrafficDocument) -> None:
@@ -297,7 +355,10 @@ def _check_names(document: TrafficDocument) -> None:
             raise InvalidInput(f"{len(names)} {kind}: at most {MAX_NAMES}", parameter=kind)
         for name in names:
             if not _NAME.match(name):
-                raise InvalidInput(f"{kind}: {name!r} is no name: small letters, digits, - and _, at most 63", parameter=kind)
+                raise InvalidInput(
+                    f"{kind}: {name!r} is no name: small letters, digits, - and _, at most 63",
+                    parameter=kind,
+                )
     for tag in document.tags:
         if tag in document.named():
             raise InvalidInput(f"tag {tag!r} is the name of a revision", parameter="tags")
@@ -306,16 +367,29 @@ def _check_names(document: TrafficDocument) -> None:
 def _check_experiment(experiment: ExperimentTraffic) -> None:
     _check_unit("experiment.unit", experiment.unit)
     if not experiment.id or not experiment.salt or not _is_percent(experiment.percent):
-        raise InvalidInput("an experiment has an id, a salt, and a percent from 0 to 100", parameter="experiment")
+        raise InvalidInput(
+            "an experiment has an id, a salt, and a percent from 0 to 100", parameter="experiment"
+        )
     arms = experiment.arms
-    # A stopped arm's part goes to another in its place, so that nobody else changes sides: one arm may have several parts.
-    if not 1 <= len(arms) <= MAX_ARMS or len({arm.name for arm in arms}) != len({(arm.name, arm.revision) for arm in arms}):
-        raise InvalidInput(f"an experiment has 1 to {MAX_ARMS} arms with names and revisions of their own", parameter="experiment")
+    # A stopped arm's part goes to another in its place, so that nobody else changes sides: one arm
+    # may have several parts.
+    if not 1 <= len(arms) <= MAX_ARMS or len({arm.name for arm in arms}) != len(
+        {(arm.name, arm.revision) for arm in arms}
+    ):
+        raise InvalidInput(
+            f"an experiment has 1 to {MAX_ARMS} arms with names and revisions of their own",
+            parameter="experiment",
+        )
     for arm in arms:
         if not _NAME.match(arm.name) or not _is_percent(arm.share):
-            raise InvalidInput(f"arm {arm.name!r}: a name in small letters, and a share from 0 to 100", parameter="experiment")
+            raise InvalidInput(
+                f"arm {arm.name!r}: a name in small letters, and a share from 0 to 100",
+                parameter="experiment",
+            )
     if abs(sum(arm.share for arm in arms) - WHOLE) > 1e-6:
-        raise InvalidInput("the shares of an experiment's arms must add up to 100", parameter="experiment")
+        raise InvalidInput(
+            "the shares of an experiment's arms must add up to 100", parameter="experiment"
+        )
 
 
 def to_json(document: TrafficDocument) -> dict[str, Any]:
@@ -324,16 +398,25 @@ def to_json(document: TrafficDocument) -> dict[str, Any]:
 
 
 def from_json(body: Mapping[str, Any]) -> TrafficDocument:
-    """The reverse of `to_json`; its values are looked at by `checked`. Raises KeyError, TypeError or ValueError when it is broken."""
+    """The reverse of `to_json`; its values are looked at by `checked`. Raises KeyError, TypeError
+    or ValueError when it is broken."""
     experiment, shadow = body.get("experiment"), body.get("shadow")
     if experiment is not None:
-        experiment = ExperimentTraffic(**{**experiment, "arms": tuple(Arm(**arm) for arm in experiment["arms"])})
+        experiment = ExperimentTraffic(
+            **{**experiment, "arms": tuple(Arm(**arm) for arm in experiment["arms"])}
+        )
     return TrafficDocument(
         **{
             **body,
-            "weights": {str(name): weight for name, weight in dict(body.get("weights", {})).items()},
-            "tags": {str(name): str(revision) for name, revision in dict(body.get("tags", {})).items()},
-            "pins": {str(name): str(revision) for name, revision in dict(body.get("pins", {})).items()},
+            "weights": {
+                str(name): weight for name, weight in dict(body.get("weights", {})).items()
+            },
+            "tags": {
+                str(name): str(revision) for name, revision in dict(body.get("tags", {})).items()
+            },
+            "pins": {
+                str(name): str(revision) for name, revision in dict(body.get("pins", {})).items()
+            },
             "segments": tuple(Segment(**segment) for segment in body.get("segments", ())),
             "experiment": experiment,
             "shadow": Shadow(**shadow) if shadow is not None else None,

@@ -1,8 +1,10 @@
-"""The part of the dashboard's cookie that activators read: with which key somebody signed in, and until when.
+"""The part of the dashboard's cookie that activators read: with which key somebody signed in, and
+until when.
 
-A cookie is `<session>~<visitor>`. The session is sealed with a key that the controller alone has, and is what signs somebody in. The
-visitor's part is sealed with the activators' key `visitors`: it says whose share of the connections to the controller a browser counts in,
-and lets nobody in. A session that was signed out of keeps its share until its own end; a key that was revoked has none.
+A cookie is `<session>~<visitor>`. The session is sealed with a key that the controller alone has,
+and is what signs somebody in. The visitor's part is sealed with the activators' key `visitors`: it
+says whose share of the connections to the controller a browser counts in, and lets nobody in. A
+session that was signed out of keeps its share until its own end; a key that was revoked has none.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ _NAMES = (COOKIE, f"__Secure-{COOKIE}", f"__Host-{COOKIE}")
 
 def joined(session: str, visitors: Sealer, *, key: str, until: float) -> str:
     """A cookie's value. `until`: wall clock, seconds since the epoch."""
-    return session + _SEPARATOR + visitors.seal(json.dumps({"key": key, "until": until})).rstrip("=")
+    return (
+        session + _SEPARATOR + visitors.seal(json.dumps({"key": key, "until": until})).rstrip("=")
+    )
 
 
 def session_of(cookie: str) -> str:
@@ -29,12 +33,15 @@ def session_of(cookie: str) -> str:
 
 
 def key_of(visitors: Sealer, cookies: str, *, now: float) -> str | None:
-    """The id of the API key behind the dashboard's cookie in a `Cookie` header (RFC 6265, section 4.2.1); None where nobody signed in."""
+    """The id of the API key behind the dashboard's cookie in a `Cookie` header (RFC 6265, section
+    4.2.1); None where nobody signed in."""
     for pair in cookies.split(";"):
         name, _, value = pair.strip().partition("=")
         if name in _NAMES and len(value) <= MAX_COOKIE:
             try:
-                visitor = json.loads(visitors.open(value.strip('"').partition(_SEPARATOR)[2] + "=="))
+                visitor = json.loads(
+                    visitors.open(value.strip('"').partition(_SEPARATOR)[2] + "==")
+                )
             except SealBroken:
                 continue
             return str(visitor["key"]) if now < visitor["until"] else None

@@ -1,7 +1,8 @@
-"""A trace as rows: spans below their parents in the order in which they began, each with its part of the whole time. Pure.
+"""A trace as rows: spans below their parents in the order in which they began, each with its part
+of the whole time. Pure.
 
-What the API answers is taken as it is, so nothing of it can break a picture: a parent that is not there makes a root, a circle is cut.
-"""
+What the API answers is taken as it is, so nothing of it can break a picture: a parent that is not
+there makes a root, a circle is cut."""
 
 from __future__ import annotations
 
@@ -33,7 +34,12 @@ def bars(trace: Mapping[str, Any]) -> list[Bar]:
     spans: Sequence[Mapping[str, Any]] = trace["spans"]
     whole_ms = max((span["begin_ms"] + span["ms"] for span in spans), default=0.0) or 1.0
     return [
-        Bar(span=span, depth=min(depth, MAX_DEPTH), begin=min(span["begin_ms"] / whole_ms, 1.0), width=min(span["ms"] / whole_ms, 1.0))
+        Bar(
+            span=span,
+            depth=min(depth, MAX_DEPTH),
+            begin=min(span["begin_ms"] / whole_ms, 1.0),
+            width=min(span["ms"] / whole_ms, 1.0),
+        )
         for depth, span in _ordered(spans)
     ]
 

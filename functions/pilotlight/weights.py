@@ -1,12 +1,13 @@
-"""`pilotlight.weights`: safetensors files as tensors, on the CPU without copying them, on a GPU as fast as the disk gives them.
+"""`pilotlight.weights`: safetensors files as tensors, on the CPU without copying them, on a GPU as
+fast as the disk gives them.
 
     state = pilotlight.weights.load(minilm.path)                              # mapped: the file's own pages, shared by all instances
     state = pilotlight.weights.load(llama.path, device="cuda:0")              # read by several threads, copied beside other work
     pilotlight.weights.load_into(model, llama.path, device="cuda:0")
     model = pilotlight.weights.from_pretrained(AutoModel, minilm.path)        # transformers, with its own rules
 
-Works wherever torch is installed: in a worker, in a notebook, in a test. torch and transformers are imported by the calls that need them.
-"""
+Works wherever torch is installed: in a worker, in a notebook, in a test. torch and transformers are
+imported by the calls that need them."""
 
 from __future__ import annotations
 
@@ -37,21 +38,29 @@ class Loaded:
 
 
 def load(
-    path: str | Path, *, device: Where = "cpu", names: Collection[str] | None = None, mode: Mode = "auto", pool: Pool | None = None
+    path: str | Path,
+    *,
+    device: Where = "cpu",
+    names: Collection[str] | None = None,
+    mode: Mode = "auto",
+    pool: Pool | None = None,
 ) -> Mapping[str, torch.Tensor]:
-    """The tensors of a safetensors file, or of a directory of them, by name; dtypes and bytes as they are in the file.
+    """The tensors of a safetensors file, or of a directory of them, by name; dtypes and bytes as
+    they are in the file.
 
     Args:
-        device: `cpu`, `cuda:0`, or a function that says it for each tensor.
-        names: only these.
-        mode: for tensors on the CPU. `mapped`: they are the file's own pages, made when they are asked for, read when they are touched,
-            shared with everybody, and in no snapshot. `pool`: read now, into memory of their own, by several threads; a process that
-            holds them cannot be snapshot. `auto`: mapped. What goes to a GPU always goes through a pool.
-        pool: what to read into, of `pool(...)`; kept by the caller, so that the next load finds it ready. None: one for this call.
+        device: `cpu`, `cuda:0`, or a function that says it for each tensor. names: only these.
+        mode: for tensors on the CPU. `mapped`: they are the file's own pages, made when they are
+        asked for, read when they are touched,
+            shared with everybody, and in no snapshot. `pool`: read now, into memory of their own,
+            by several threads; a process that holds them cannot be snapshot. `auto`: mapped. What
+            goes to a GPU always goes through a pool.
+        pool: what to read into, of `pool(...)`; kept by the caller, so that the next load finds it
+        ready. None: one for this call.
 
-    Raises TensorsInvalid (a file that breaks its format or was cut off; a name that is not there), DeviceFailed, PoolFull, OSError; of a
-    mapped file that it breaks its format is raised when its tensors are asked for.
-    """
+    Raises TensorsInvalid (a file that breaks its format or was cut off; a name that is not there),
+    DeviceFailed, PoolFull, OSError; of a mapped file that it breaks its format is raised when its
+    tensors are asked for."""
     from weight_cache.tensors.files import read_files
 
     if mode not in ("auto", "mapped", "pool"):
@@ -68,38 +77,54 @@ def load(
     elif stay:
         tensors |= _read([found[name] for name in stay], pool)
     if len(stay) < len(found):
-        tensors |= _delivered([(*found[name], str(where)) for name, where in devices.items() if not _is_cpu(where)], pool)
+        tensors |= _delivered(
+            [(*found[name], str(where)) for name, where in devices.items() if not _is_cpu(where)],
+            pool,
+        )
     return {name: tensors[name] for name in found}
 
 
 def pool(size_bytes: int, *, device: str | torch.device = "cpu") -> Pool:
-    """Memory to read into, in place before it is needed; registered with `device`'s driver when that is a GPU (`is_pinned` says so).
+    """Memory to read into, in place before it is needed; registered with `device`'s driver when
+    that is a GPU (`is_pinned` says so).
 
-    Close it, or use it in a `with`. Raises PoolFull when the machine lacks the memory, DeviceFailed when there is no such device.
-    """
+    Close it, or use it in a `with`. Raises PoolFull when the machine lacks the memory, DeviceFailed
+    when there is no such device."""
     from weight_cache.tensors.devices import device_of
     from weight_cache.tensors.pool import Pool
 
     return Pool(size_bytes, pin=device_of(device).pin)
 
 
-def load_into(module: torch.nn.Module, path: str | Path, *, device: Where = "cpu", strict: bool = True, mode: Mode = "auto") -> Loaded:
-    """Give `module` (built on any device, `meta` too) the tensors of `path` as its parameters and buffers, without copying them.
+def load_into(
+    module: torch.nn.Module,
+    path: str | Path,
+    *,
+    device: Where = "cpu",
+    strict: bool = True,
+    mode: Mode = "auto",
+) -> Loaded:
+    """Give `module` (built on any device, `meta` too) the tensors of `path` as its parameters and
+    buffers, without copying them.
 
-    Parameters that are one and the same stay so; dtypes become those of the file. Raises TensorsInvalid for a tensor of another shape
-    and, if `strict`, for names on one side only and for what would be left without memory; then the module may have some of the tensors
-    already.
-    """
+    Parameters that are one and the same stay so; dtypes become those of the file. Raises
+    TensorsInvalid for a tensor of another shape and, if `strict`, for names on one side only and
+    for what would be left without memory; then the module may have some of the tensors already."""
     from weight_cache.errors import TensorsInvalid
     from weight_cache.tensors.files import read_files, whereabouts
 
     there = set(whereabouts(read_files(Path(path))))
     state = module.state_dict(keep_vars=True)
     tied = _tied(state, there)
-    loaded = Loaded(missing=tuple(sorted(set(state) - there - set(tied))), unexpected=tuple(sorted(there - set(state))))
+    loaded = Loaded(
+        missing=tuple(sorted(set(state) - there - set(tied))),
+        unexpected=tuple(sorted(there - set(state))),
+    )
     if strict and (loaded.missing or loaded.unexpected):
         differences = f"missing {_few(loaded.missing)}; unexpected {_few(loaded.unexpected)}"
-        raise TensorsInvalid(f"{path} and the module differ: {differences}. strict=False leaves them as they are")
+        raise TensorsInvalid(
+            f"{path} and the module differ: {differences}. strict=False leaves them as they are"
+        )
     tensors = load(path, device=device, names=(there & set(state)) - set(tied), mode=mode)
     try:
         module.load_state_dict(dict(tensors), strict=False, assign=True)
@@ -108,24 +133,36 @@ def load_into(module: torch.nn.Module, path: str | Path, *, device: Where = "cpu
     for name, source in tied.items():
         _set(module, name, _get(module, source))
     _settle_the_rest(module, set(tensors) | set(tied), device)
-    without = [name for name, tensor in [*module.named_parameters(), *module.named_buffers()] if tensor.is_meta]
+    without = [
+        name
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]
+        if tensor.is_meta
+    ]
     if strict and without:
-        raise TensorsInvalid(f"{path} does not hold {_few(without)}, which the module makes when it is built: build it without `meta`")
+        raise TensorsInvalid(
+            f"{path} does not hold {_few(without)}, which the module makes when it is built: "
+            f"build it without `meta`"
+        )
     return loaded
 
 
-def from_pretrained(auto_class: Any, path: str | Path, *, device: str | torch.device = "cpu", **kwargs: Any) -> Any:
-    """`auto_class.from_pretrained(path, **kwargs)` of transformers, its tensors mapped, or delivered to `device`.
+def from_pretrained(
+    auto_class: Any, path: str | Path, *, device: str | torch.device = "cpu", **kwargs: Any
+) -> Any:
+    """`auto_class.from_pretrained(path, **kwargs)` of transformers, its tensors mapped, or
+    delivered to `device`.
 
-    transformers builds the model, renames and ties what its rules say, and computes what no file holds; only the reading is ours. On the
-    CPU nothing is copied as long as no conversion is asked for (`dtype=`, quantization). Raises as `load` and transformers do.
-    """
+    transformers builds the model, renames and ties what its rules say, and computes what no file
+    holds; only the reading is ours. On the CPU nothing is copied as long as no conversion is asked
+    for (`dtype=`, quantization). Raises as `load` and transformers do."""
     from pilotlight import pretrained
 
     return pretrained.from_pretrained(auto_class, Path(path), device=device, **kwargs)
 
 
-def _mapped(files: list[TensorFile], names: Collection[str] | None, path: str | Path) -> Mapping[str, torch.Tensor]:
+def _mapped(
+    files: list[TensorFile], names: Collection[str] | None, path: str | Path
+) -> Mapping[str, torch.Tensor]:
     from weight_cache.tensors.mapped import MappedTensors
 
     tensors = MappedTensors(files, names=names)
@@ -145,7 +182,9 @@ def _read(found: list[tuple[TensorFile, Tensor]], pool: Pool | None) -> dict[str
     return {name: tensor for part in parts for name, tensor in part.items()}
 
 
-def _delivered(found: list[tuple[TensorFile, Tensor, str]], pool: Pool | None) -> dict[str, torch.Tensor]:
+def _delivered(
+    found: list[tuple[TensorFile, Tensor, str]], pool: Pool | None
+) -> dict[str, torch.Tensor]:
     """Through the pool, to their devices."""
     from weight_cache.tensors.delivery import deliver, pool_bytes
     from weight_cache.tensors.devices import device_of
@@ -156,7 +195,10 @@ def _delivered(found: list[tuple[TensorFile, Tensor, str]], pool: Pool | None) -
     groups = _by_file([(file, tensor) for file, tensor, _ in found])
     needed = max(pool_bytes(tensors) for tensors in groups.values())
     with _kept(pool) if pool else Pool(needed, pin=next(iter(devices.values())).pin) as memory:
-        parts = [deliver(path, [(t, place[t.name]) for t in tensors], pool=memory) for path, tensors in groups.items()]
+        parts = [
+            deliver(path, [(t, place[t.name]) for t in tensors], pool=memory)
+            for path, tensors in groups.items()
+        ]
     return {name: tensor for part in parts for name, tensor in part.items()}
 
 
@@ -173,7 +215,9 @@ def _by_file(found: Iterable[tuple[TensorFile, Tensor]]) -> dict[Path, list[Tens
     return groups
 
 
-def _chosen(files: list[TensorFile], names: Collection[str] | None, path: str | Path) -> dict[str, tuple[TensorFile, Tensor]]:
+def _chosen(
+    files: list[TensorFile], names: Collection[str] | None, path: str | Path
+) -> dict[str, tuple[TensorFile, Tensor]]:
     from weight_cache.tensors.files import whereabouts
 
     found = whereabouts(files)
@@ -198,17 +242,31 @@ def _tied(state: Mapping[str, torch.Tensor], there: Collection[str]) -> dict[str
     groups: dict[int, list[str]] = {}
     for name, tensor in state.items():
         groups.setdefault(id(tensor), []).append(name)
-    sources = {id_: next((name for name in names if name in there), None) for id_, names in groups.items()}
-    return {name: source for id_, names in groups.items() for name in names if (source := sources[id_]) is not None and name != source}
+    sources = {
+        id_: next((name for name in names if name in there), None) for id_, names in groups.items()
+    }
+    return {
+        name: source
+        for id_, names in groups.items()
+        for name in names
+        if (source := sources[id_]) is not None and name != source
+    }
 
 
 def _settle_the_rest(module: torch.nn.Module, loaded: Collection[str], device: Where) -> None:
-    """What the file does not hold, and has memory elsewhere, follows to the one device that was named."""
+    """What the file does not hold, and has memory elsewhere, follows to the one device that was
+    named."""
     if callable(device):
         return
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if name not in loaded and not tensor.is_meta and str(tensor.device) != str(device):
-            _set(module, name, type(tensor)(tensor.data.to(device)) if _is_parameter(tensor) else tensor.to(device))
+            _set(
+                module,
+                name,
+                type(tensor)(tensor.data.to(device))
+                if _is_parameter(tensor)
+                else tensor.to(device),
+            )
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:

@@ -1,9 +1,9 @@
 """What an activator that is not root may ask the node agent for, and what of it is checked.
 
-The agent is root, and activators parse what strangers send. So an activator starts only what the controller wrote: each launch document
-carries the controller's seal (`snapshotter.grants`), whose key activators do not have. It runs no commands beside instances, reads no
-logs, and builds and deletes nothing.
-"""
+The agent is root, and activators parse what strangers send. So an activator starts only what the
+controller wrote: each launch document carries the controller's seal (`snapshotter.grants`), whose
+key activators do not have. It runs no commands beside instances, reads no logs, and builds and
+deletes nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,17 @@ from snapshotter.types import LaunchSpec, Share
 from weight_cache.protocol import Guest, Operation, Part
 from weight_cache.settings import Paths
 
-OPEN = ("stop", "sleep", "wake", "adopt", "instances", "templates", "drop_template", "usage", "watch")
+OPEN = (
+    "stop",
+    "sleep",
+    "wake",
+    "adopt",
+    "instances",
+    "templates",
+    "drop_template",
+    "usage",
+    "watch",
+)
 """They name instances and revisions that are on the node, and start nothing."""
 SEALED = ("start", "prepare", "checkpoint")
 _INSTANCE = re.compile(r"i-[0-9a-f]{16}\Z")
@@ -29,20 +39,29 @@ _LESSEE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z")
 
 
 def guest(agent: Agent, paths: Paths, *, key_file: Path | None, uid_base: int) -> Guest | None:
-    """Activators, where they have a uid of their own. `key_file`: the platform's key; None: <home>/platform.key."""
+    """Activators, where they have a uid of their own. `key_file`: the platform's key; None:
+    <home>/platform.key."""
     if paths.activator_uid is None:
         return None
-    found = operations(agent.operations(), key_file or paths.home / "platform.key", uid_base=uid_base)
+    found = operations(
+        agent.operations(), key_file or paths.home / "platform.key", uid_base=uid_base
+    )
     return Guest(uid=paths.activator_uid, operations=found)
 
 
-def operations(of_root: Mapping[str, Operation], key_file: Path, *, uid_base: int) -> Mapping[str, Operation]:
-    """Those of `of_root` that an activator may use. The key is read when the first launch document is checked.
+def operations(
+    of_root: Mapping[str, Operation], key_file: Path, *, uid_base: int
+) -> Mapping[str, Operation]:
+    """Those of `of_root` that an activator may use. The key is read when the first launch document
+    is checked.
 
-    `uid_base`: tenants' uids start there; who has the controller has its seal, too, and must not start what runs as anybody else.
-    """
+    `uid_base`: tenants' uids start there; who has the controller has its seal, too, and must not
+    start what runs as anybody else."""
     seals = _Seals(key_file, uid_base)
-    return {**{name: of_root[name] for name in OPEN}, **{name: _checked(of_root[name], seals) for name in SEALED}}
+    return {
+        **{name: of_root[name] for name in OPEN},
+        **{name: _checked(of_root[name], seals) for name in SEALED},
+    }
 
 
 def _checked(operation: Operation, seals: _Seals) -> Operation:
@@ -55,9 +74,12 @@ def _checked(operation: Operation, seals: _Seals) -> Operation:
 
 
 def _check_names(args: Mapping[str, Any]) -> None:
-    for name, pattern in (("instance_id", _INSTANCE), ("lessee", _LESSEE)):  # they become names of files and lines of logs
+    # they become names of files and lines of logs
+    for name, pattern in (("instance_id", _INSTANCE), ("lessee", _LESSEE)):
         if name in args and not (isinstance(args[name], str) and pattern.match(args[name])):
-            raise OrderRefused(f"{name} {str(args[name])[:80]!r} is not one: expected {pattern.pattern[:-2]}")
+            raise OrderRefused(
+                f"{name} {str(args[name])[:80]!r} is not one: expected {pattern.pattern[:-2]}"
+            )
     env = args.get("secret_env", {})
     if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
         raise OrderRefused("secret_env must hold texts by name")
@@ -84,10 +106,15 @@ class _Seals:
             launch = LaunchSpec.from_json(args["launch"])
             holds = self._grants.holds(launch)
         except (KeyError, TypeError, ValueError, AttributeError) as e:
-            raise OrderRefused(f"the launch document is none of this version of the platform: {type(e).__name__}: {e}") from e
+            raise OrderRefused(
+                f"the launch document is none of this version of the platform: "
+                f"{type(e).__name__}: {e}"
+            ) from e
         if not holds:
             raise OrderRefused(
-                f"the launch document of {str(launch.revision)[:300]!r} is not as the controller wrote it: its seal is missing or broken. "
-                "After platform.key was replaced remove <home>/activator/*/routes.ndjson while the platform is down"
+                f"the launch document of {str(launch.revision)[:300]!r} is not as the controller "
+                f"wrote it: its seal is missing or broken. "
+                "After platform.key was replaced remove <home>/activator/*/routes.ndjson while "
+                "the platform is down"
             )
         check_tenant(launch.uid, uid_base=self._uid_base)

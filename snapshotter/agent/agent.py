@@ -110,7 +110,11 @@ class Agent:
         return self._suspender.wake(InstanceId(args["instance_id"])).to_json()
 
     async def _adopt(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
-        there = [i.info for i in self._instances if i.info.state in (InstanceState.READY, InstanceState.ASLEEP)]
+        there = [
+            i.info
+            for i in self._instances
+            if i.info.state in (InstanceState.READY, InstanceState.ASLEEP)
+        ]
         return {"instances": [info.to_json() for info in there if info.lessee == args["lessee"]]}
 
     async def _list_instances(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
@@ -118,7 +122,9 @@ class Agent:
 
     async def _list_templates(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
         for template in self._templates:
-            template.pss_bytes = await asyncio.to_thread(proc.pss_bytes, template.occupied.slot.worker_pid)
+            template.pss_bytes = await asyncio.to_thread(
+                proc.pss_bytes, template.occupied.slot.worker_pid
+            )
         return {"templates": [template.info().to_json() for template in self._templates]}
 
     async def _drop_template(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
@@ -166,7 +172,11 @@ class Agent:
 
     async def _read_logs(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
         query = LogQuery(
-            labels=args["labels"], instance_id=args["instance_id"], since=args["since"], tail=args["tail"], call_id=args["call_id"]
+            labels=args["labels"],
+            instance_id=args["instance_id"],
+            since=args["since"],
+            tail=args["tail"],
+            call_id=args["call_id"],
         )
         read = self._logs.follow if args["follow"] else self._logs.read
         lines = read(query, on_begun=lambda: part({}))  # from here on nothing is refused
@@ -179,7 +189,9 @@ class Agent:
         instance = self._known(args["instance_id"])
         assert instance.occupied is not None
         pipes = {"stdout": os.pipe2(os.O_CLOEXEC), "stderr": os.pipe2(os.O_CLOEXEC)}
-        run = instance.occupied.slot.execute(instance.info.id, list(args["argv"]), pipes["stdout"][1], pipes["stderr"][1])
+        run = instance.occupied.slot.execute(
+            instance.info.id, list(args["argv"]), pipes["stdout"][1], pipes["stderr"][1]
+        )
         try:
             async with asyncio.TaskGroup() as group:
                 running = group.create_task(run, name=f"exec beside {instance.info.id}")
@@ -196,15 +208,24 @@ class Agent:
 
     async def _build_image(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
         digest = await self._images.build(args["spec"], uid=args["uid"], part=part)
-        return {"image": digest, "size_bytes": await asyncio.to_thread(self._images.size_bytes, digest, uid=args["uid"])}
+        return {
+            "image": digest,
+            "size_bytes": await asyncio.to_thread(self._images.size_bytes, digest, uid=args["uid"]),
+        }
 
     async def _delete_image(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
-        return {"size_bytes": await asyncio.to_thread(self._images.delete, args["digest"], uid=args["uid"])}
+        return {
+            "size_bytes": await asyncio.to_thread(
+                self._images.delete, args["digest"], uid=args["uid"]
+            )
+        }
 
     def _known(self, instance_id: str) -> Instance:
         instance = self._instances.get(InstanceId(instance_id))
         if instance is None or not instance.was_ready:
-            raise InstanceUnknown(f"no instance {instance_id} on this node: `instance list` shows those that live")
+            raise InstanceUnknown(
+                f"no instance {instance_id} on this node: `instance list` shows those that live"
+            )
         return instance
 
 
@@ -218,7 +239,8 @@ def _share(args: Mapping[str, Any]) -> Share | None:
 
 
 def describe(error: Exception) -> tuple[str, str, Mapping[str, Any]] | None:
-    """How an operation's exception travels: our tree as it is, errors of the weight cache under their own code."""
+    """How an operation's exception travels: our tree as it is, errors of the weight cache under
+    their own code."""
     if isinstance(error, SnapshotterError):
         return error.code, str(error), error.detail
     if isinstance(error, WeightCacheError):
@@ -230,7 +252,9 @@ async def _pump(fd: int, stream: str, part: Part) -> None:
     """From a pipe to the caller, text by text, as fast as the caller reads."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=_MAX_TEXT_BYTES)
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", buffering=0))
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", buffering=0)
+    )
     try:
         while data := await reader.read(_MAX_TEXT_BYTES):
             await part({"stream": stream, "text": data.decode(errors="replace")})

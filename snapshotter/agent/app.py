@@ -32,26 +32,34 @@ _log = logging.getLogger(__name__)
 STOP_GRACE_S = 10.0
 """What instances get to finish their calls when the agent is asked to end."""
 _PRUNE_INTERVAL_S = 60.0
-"""Logs are few files of a bounded size; a tenant with many instances writes some 100 MB in that time."""
+"""Logs are few files of a bounded size; a tenant with many instances writes some 100 MB in that
+time."""
 
 
 def own_runtime() -> dict[str, Path]:
-    """Where our own packages lie, found without importing them (`pilotlight` is above us). Raises ModuleNotFoundError."""
+    """Where our own packages lie, found without importing them (`pilotlight` is above us). Raises
+    ModuleNotFoundError."""
     found = {}
     for name in RUNTIME_PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is None or not spec.submodule_search_locations:
-            raise ModuleNotFoundError(f"package {name} is not installed beside the agent: workers cannot be started without it")
+            raise ModuleNotFoundError(
+                f"package {name} is not installed beside the agent: workers cannot be started "
+                f"without it"
+            )
         found[name] = Path(spec.submodule_search_locations[0]).resolve()
     return found
 
 
 @contextlib.asynccontextmanager
-async def running_agent(paths: Paths, settings: SnapshotterSettings, parts: Parts) -> AsyncIterator[Agent]:
-    """A serving agent. On a regular way out everything that it started is stopped; when it is killed everything stays.
+async def running_agent(
+    paths: Paths, settings: SnapshotterSettings, parts: Parts
+) -> AsyncIterator[Agent]:
+    """A serving agent. On a regular way out everything that it started is stopped; when it is
+    killed everything stays.
 
-    Order: the spawner before any thread; what an earlier agent left before new work; the socket last. The reverse at the end.
-    """
+    Order: the spawner before any thread; what an earlier agent left before new work; the socket
+    last. The reverse at the end."""
     cgroups = await asyncio.to_thread(Cgroups.find, paths.run, reader=paths.activator_uid)
     if cgroups.why_not is not None:
         _log.warning("cgroups.off reason=%s fallback=RLIMIT_DATA", cgroups.why_not)
@@ -60,7 +68,9 @@ async def running_agent(paths: Paths, settings: SnapshotterSettings, parts: Part
     async with _stock(paths, settings, parts) as (stock, why_not):
         wanted = Network(settings.function_network) if parts.namespaces else Network.HOST
         network = await of_functions(wanted)
-        node = assemble(paths, settings, parts, cgroups=cgroups, network=network, stock=stock, why_not=why_not)
+        node = assemble(
+            paths, settings, parts, cgroups=cgroups, network=network, stock=stock, why_not=why_not
+        )
         await reattach(
             slot_pool=node.slot_pool,
             slot_allocator=node.slot_allocator,
@@ -68,8 +78,17 @@ async def running_agent(paths: Paths, settings: SnapshotterSettings, parts: Part
             ends=node.ends,
             instances=node.instances,
         )
-        parts.bundles.needed_by(lambda: {occupied.launch.bundle for occupied in node.slot_allocator.occupied_slots.values()})
-        await sweep_groups(cgroups, paths.run, [h.slot for h in node.slot_allocator.occupied_slots.values()], node.instances)
+        parts.bundles.needed_by(
+            lambda: {
+                occupied.launch.bundle for occupied in node.slot_allocator.occupied_slots.values()
+            }
+        )
+        await sweep_groups(
+            cgroups,
+            paths.run,
+            [h.slot for h in node.slot_allocator.occupied_slots.values()],
+            node.instances,
+        )
         await node.slot_pool.open()
         address = MetricsAddress(
             socket_path=metrics_socket(paths, "snapshotter"),
@@ -77,13 +96,22 @@ async def running_agent(paths: Paths, settings: SnapshotterSettings, parts: Part
             token_file=parts.metrics_token_file or paths.home / "metrics.token",
             setting="snapshotter.metrics_listen",
         )
-        exposed = await MetricsServer(registry=node.metrics.registry, refresh=node.refresh_metrics).serve(address)
+        exposed = await MetricsServer(
+            registry=node.metrics.registry, refresh=node.refresh_metrics
+        ).serve(address)
         floor = DiskFloor(paths.home, parts.disk_floor_bytes)
-        pruning = asyncio.create_task(_prune_for_ever(node, settings, parts.bundles, parts.images, floor), name="prune bundles and logs")
+        pruning = asyncio.create_task(
+            _prune_for_ever(node, settings, parts.bundles, parts.images, floor),
+            name="prune bundles and logs",
+        )
         verifying = asyncio.create_task(node.snapshots.verify_all(), name="verify snapshots")
         background = [pruning, verifying]
         if settings.log_refused_calls:
-            background.append(asyncio.create_task(SeccompLog(_labels_by_group(node)).watch(), name="refused system calls"))
+            background.append(
+                asyncio.create_task(
+                    SeccompLog(_labels_by_group(node)).watch(), name="refused system calls"
+                )
+            )
         servers = await _serve(node.agent, paths, settings, key_file=parts.key_file)
         try:
             yield node.agent
@@ -107,7 +135,9 @@ def _labels_by_group(node: Node) -> FindLabels:
     def find(groups: str) -> Mapping[str, str] | None:
         names = set(re.split(r"[/\n]", groups))
         instance = next((i for i in node.instances if i.info.id in names), None)
-        occupied = next((h for name, h in node.slot_allocator.occupied_slots.items() if name in names), None)
+        occupied = next(
+            (h for name, h in node.slot_allocator.occupied_slots.items() if name in names), None
+        )
         if instance is not None:
             return instance.info.labels
         return None if occupied is None else occupied.launch.labels
@@ -115,17 +145,26 @@ def _labels_by_group(node: Node) -> FindLabels:
     return find
 
 
-async def _serve(agent: Agent, paths: Paths, settings: SnapshotterSettings, *, key_file: Path | None) -> dict[Path, asyncio.Server]:
+async def _serve(
+    agent: Agent, paths: Paths, settings: SnapshotterSettings, *, key_file: Path | None
+) -> dict[Path, asyncio.Server]:
     """The sockets of root and activators, and of a controller with a uid of its own."""
     operations, uid_base = agent.operations(), settings.uid_base
-    guests = {paths.socket("snapshotter"): activator_api.guest(agent, paths, key_file=key_file, uid_base=uid_base)}
+    guests = {
+        paths.socket("snapshotter"): activator_api.guest(
+            agent, paths, key_file=key_file, uid_base=uid_base
+        )
+    }
     if (controller := controller_api.guest(operations, paths, uid_base=uid_base)) is not None:
         guests[paths.socket_for_controller("snapshotter")] = controller
-    return {path: await serve(path, operations, describe, guest=guest) for path, guest in guests.items()}
+    return {
+        path: await serve(path, operations, describe, guest=guest) for path, guest in guests.items()
+    }
 
 
 async def _close(node: Node) -> None:
-    """Snapshots in the making first: they use Templates and slots; then whatever runs; then what was left to be cleaned up."""
+    """Snapshots in the making first: they use Templates and slots; then whatever runs; then what
+    was left to be cleaned up."""
     await node.snapshots.aclose()
     await node.builder.aclose()
     await node.starter.aclose(STOP_GRACE_S)
@@ -134,7 +173,9 @@ async def _close(node: Node) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _stock(paths: Paths, settings: SnapshotterSettings, parts: Parts) -> AsyncIterator[tuple[SnapshotComponents | None, str]]:
+async def _stock(
+    paths: Paths, settings: SnapshotterSettings, parts: Parts
+) -> AsyncIterator[tuple[SnapshotComponents | None, str]]:
     """What snapshots need, or None and the reason, said once."""
     try:
         stock = await open_components(paths, settings, parts)
@@ -150,13 +191,21 @@ async def _stock(paths: Paths, settings: SnapshotterSettings, parts: Parts) -> A
         await stock.catalogue.aclose()
 
 
-async def _prune_for_ever(node: Node, settings: SnapshotterSettings, bundles: BundleStore, images: ImageStore, floor: DiskFloor) -> None:
+async def _prune_for_ever(
+    node: Node,
+    settings: SnapshotterSettings,
+    bundles: BundleStore,
+    images: ImageStore,
+    floor: DiskFloor,
+) -> None:
     """What can be made again goes first."""
     while True:
         await bundles.make_room()
         alive = {*node.slot_allocator.occupied_slots, *(i.info.id for i in node.instances)}
         now = time.time()
-        await asyncio.to_thread(images.prune_logs, keep_s=settings.log_keep_s, now=now, missing=floor.missing())
+        await asyncio.to_thread(
+            images.prune_logs, keep_s=settings.log_keep_s, now=now, missing=floor.missing()
+        )
         await asyncio.to_thread(
             node.logs.prune,
             alive=alive,
@@ -169,5 +218,6 @@ async def _prune_for_ever(node: Node, settings: SnapshotterSettings, bundles: Bu
 
 
 def is_root() -> bool:
-    """Whether slots can have namespaces and uids of their own; the slot pool finds out whether the machine really lets us."""
+    """Whether slots can have namespaces and uids of their own; the slot pool finds out whether the
+    machine really lets us."""
     return os.geteuid() == 0

@@ -1,7 +1,8 @@
-"""What this machine can do, proven where a proof is cheap, with the reason and the way out where it cannot.
+"""What this machine can do, proven where a proof is cheap, with the reason and the way out where it
+cannot.
 
-Kernel features are tried in a child each (`snapshotter/linux/kernel_probes.py`), so that a refusal, or a kernel that kills, hurts nobody.
-"""
+Kernel features are tried in a child each (`snapshotter/linux/kernel_probes.py`), so that a refusal,
+or a kernel that kills, hurts nobody."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ _PROBE_LIMIT_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """One feature: whether it is `on`, and `why` (when off: the reason and what to do; when on: a remark, or "")."""
+    """One feature: whether it is `on`, and `why` (when off: the reason and what to do; when on: a
+    remark, or "")."""
 
     name: str
     on: bool
@@ -51,14 +53,19 @@ async def probe(
     engines: Engines | None = None,
     function_network: Network = Network.OWN,
 ) -> Mapping[str, Any]:
-    """`{"features": [{"name", "on", "why"}], "node": {…}}`; takes some 0.2 s, the first time after a boot 0.4 s.
+    """`{"features": [{"name", "on", "why"}], "node": {…}}`; takes some 0.2 s, the first time after
+    a boot 0.4 s.
 
-    `home` is the directory whose disk is looked at, `cgroups` where instances get their limits, `uid_base` the first uid of a tenant,
-    `engines` the environments with inference servers (None: those of the home), `function_network` the network that functions are to have.
-    """
+    `home` is the directory whose disk is looked at, `cgroups` where instances get their limits,
+    `uid_base` the first uid of a tenant, `engines` the environments with inference servers (None:
+    those of the home), `function_network` the network that functions are to have."""
     kernel = asyncio.gather(*(_in_child(label, name, str(uid_base)) for label, name in _KERNEL))
     results, restore, networks, gpus, interpreters = await asyncio.gather(
-        kernel, _restore(environ, criu_cache(home)), _networks(function_network), _gpus(environ), installed_interpreters(environ)
+        kernel,
+        _restore(environ, criu_cache(home)),
+        _networks(function_network),
+        _gpus(environ),
+        installed_interpreters(environ),
     )
     features = [
         _root(),
@@ -97,7 +104,12 @@ def criu_cache(home: Path) -> Path:
 
 def _root() -> Feature:
     on = os.geteuid() == 0
-    why = "" if on else f"the agent runs as uid {os.geteuid()}: workers share its uid and see its files. Run it as root to separate tenants"
+    why = (
+        ""
+        if on
+        else f"the agent runs as uid {os.geteuid()}: workers share its uid and see its files. Run "
+        f"it as root to separate tenants"
+    )
     return Feature(name="root", on=on, why=why)
 
 
@@ -106,20 +118,31 @@ async def _in_child(label: str, name: str, argument: str) -> Feature:
     try:
         body = json.loads(out)
     except ValueError:
-        return Feature(name=label, on=False, why=f"the probe ended with status {status}: {out.strip()[-200:] or 'no output'}")
+        return Feature(
+            name=label,
+            on=False,
+            why=f"the probe ended with status {status}: {out.strip()[-200:] or 'no output'}",
+        )
     return Feature(name=label, on=body["on"], why=body["why"])
 
 
 async def _cgroup_memory(cgroups: Cgroups) -> Feature:
     """Make a group with a memory limit where instances get theirs, and remove it."""
     if not cgroups.limits_memory:
-        why = f"{cgroups.why_not}; run as root, or delegate a cgroup to the agent. Limits fall back to RLIMIT_DATA"
+        why = (
+            f"{cgroups.why_not}; run as root, or delegate a cgroup to the agent. Limits fall "
+            f"back to RLIMIT_DATA"
+        )
         return Feature(name="cgroup memory", on=False, why=why)
     group = cgroups.group(f"probe-{os.getpid()}")
     try:
         cgroups.make(f"probe-{os.getpid()}", memory_bytes=_PROBE_LIMIT_BYTES, cpu=1.0)
     except OSError as e:
-        return Feature(name="cgroup memory", on=False, why=f"cgroup v{cgroups.version}: {e}. Limits fall back to RLIMIT_DATA")
+        return Feature(
+            name="cgroup memory",
+            on=False,
+            why=f"cgroup v{cgroups.version}: {e}. Limits fall back to RLIMIT_DATA",
+        )
     finally:
         await group.remove()
     return Feature(name="cgroup memory", on=True, why=f"cgroup v{cgroups.version}")
@@ -130,8 +153,10 @@ def _cpu_accounting(cgroups: Cgroups) -> Feature:
     if cgroups.group("probe").cpu_file:
         return Feature(name="CPU accounting", on=True, why=f"cgroup v{cgroups.version}")
     why = (
-        f"{cgroups.why_not or 'no cpuacct controller'}: CPU outside calls is read from an instance's worker alone: commands beside it, "
-        "failed starts, and processes that it did not reap are not billed, nor are builds. Run as root, or delegate a cgroup to the agent"
+        f"{cgroups.why_not or 'no cpuacct controller'}: CPU outside calls is read from an "
+        f"instance's worker alone: commands beside it, "
+        "failed starts, and processes that it did not reap are not billed, nor are builds. Run as "
+        "root, or delegate a cgroup to the agent"
     )
     return Feature(name="CPU accounting", on=False, why=why)
 
@@ -143,7 +168,8 @@ async def _restore(environ: Mapping[str, str], cache: Path) -> Feature:
 
 
 async def _networks(wanted: Network) -> Feature:
-    """A network for each function; servers that listen on TCP and are restored need one whatever others have."""
+    """A network for each function; servers that listen on TCP and are restored need one whatever
+    others have."""
     on, why = await slot_network.probe()
     if not on and wanted is Network.OWN and os.geteuid() == 0:
         why = f"functions have no network at all: {why}"
@@ -159,13 +185,19 @@ _SHARED = {
 
 
 def isolation(features: Sequence[Feature], wanted: Network) -> Feature:
-    """What keeps one function from another and from the machine, in one line: which mechanisms are missing, and what that means."""
+    """What keeps one function from another and from the machine, in one line: which mechanisms are
+    missing, and what that means."""
     missing = [feature.name for feature in features if not feature.on and feature.name in _SHARED]
     shared = [_SHARED[name] for name in missing]
     if wanted is Network.HOST and "namespaces" not in missing:
         shared.append("the machine's network (snapshotter.function_network: host)")
     if not shared:
-        return Feature(name="isolation", on=True, why="a root directory, a network, a user and a filter of system calls for each function")
+        return Feature(
+            name="isolation",
+            on=True,
+            why="a root directory, a network, a user and a filter of system calls for each "
+            "function",
+        )
     way_out = " Fit for one tenant (platform.trust: shared)." if missing else ""
     return Feature(name="isolation", on=False, why=f"functions share {', '.join(shared)}.{way_out}")
 
@@ -174,28 +206,51 @@ async def _gpus(environ: Mapping[str, str]) -> list[dict[str, Any]]:
     path = shutil.which("nvidia-smi", path=environ.get("PATH"))
     if path is None:
         return []
-    status, out = await _answer(path, "--query-gpu=index,name,memory.total,driver_version", "--format=csv,noheader,nounits")
-    rows = [[cell.strip() for cell in line.split(",")] for line in out.splitlines()] if status == 0 else []
+    status, out = await _answer(
+        path, "--query-gpu=index,name,memory.total,driver_version", "--format=csv,noheader,nounits"
+    )
+    rows = (
+        [[cell.strip() for cell in line.split(",")] for line in out.splitlines()]
+        if status == 0
+        else []
+    )
     return [
-        {"index": int(row[0]), "name": row[1], "memory_bytes": int(row[2]) * 1024**2, "driver": row[3]}
+        {
+            "index": int(row[0]),
+            "name": row[1],
+            "memory_bytes": int(row[2]) * 1024**2,
+            "driver": row[3],
+        }
         for row in rows
         if len(row) == 4 and row[0].isdigit() and row[2].isdigit()
     ]
 
 
 def _gpu_feature(gpus: list[dict[str, Any]]) -> Feature:
-    why = ", ".join(g["name"] for g in gpus) or "nvidia-smi names no GPU: functions that ask for one are refused on this node"
+    why = (
+        ", ".join(g["name"] for g in gpus)
+        or "nvidia-smi names no GPU: functions that ask for one are refused on this node"
+    )
     return Feature(name="GPU", on=bool(gpus), why=why)
 
 
 def _apt(home: Path) -> Feature:
     why = base_rootfs.why_not(home / "node" / "rootfs")
-    return Feature(name="apt packages", on=why is None, why=why or "each image that installs some has a root file system of its own")
+    return Feature(
+        name="apt packages",
+        on=why is None,
+        why=why or "each image that installs some has a root file system of its own",
+    )
 
 
 def _machine() -> dict[str, Any]:
     name = os.uname()
-    memory = {k: int(v.split()[0]) * 1024 for k, _, v in (line.partition(":") for line in Path("/proc/meminfo").read_text().splitlines())}
+    memory = {
+        k: int(v.split()[0]) * 1024
+        for k, _, v in (
+            line.partition(":") for line in Path("/proc/meminfo").read_text().splitlines()
+        )
+    }
     return {
         "host": name.nodename,
         "kernel": name.release,
@@ -207,10 +262,14 @@ def _machine() -> dict[str, Any]:
 
 
 async def _answer(*argv: str) -> tuple[int | None, str]:
-    """Exit status (None when it did not start or did not end in time) and output of a short command."""
+    """Exit status (None when it did not start or did not end in time) and output of a short
+    command."""
     try:
         child = await asyncio.create_subprocess_exec(
-            *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
         )
     except OSError as e:
         return None, str(e.strerror)

@@ -140,10 +140,25 @@ def assemble(
     stock: SnapshotComponents | None,
     why_not: str,
 ) -> Node:
-    """All of it; `network`: of functions; `components` None: without snapshots, for the reason `why_not`."""
-    base = _base(paths, settings, parts, cgroups, network, criu=None if stock is None else stock.kit.directory)
+    """All of it; `network`: of functions; `components` None: without snapshots, for the reason
+    `why_not`."""
+    base = _base(
+        paths,
+        settings,
+        parts,
+        cgroups,
+        network,
+        criu=None if stock is None else stock.kit.directory,
+    )
     restores = _restores(base, settings, parts, stock) if stock is not None else None
-    selector = SnapshotSelector(stock, restores, why_not=why_not, events=base.events, metrics=base.metrics, predictions=Predictions())
+    selector = SnapshotSelector(
+        stock,
+        restores,
+        why_not=why_not,
+        events=base.events,
+        metrics=base.metrics,
+        predictions=Predictions(),
+    )
     template_booter = TemplateBooter(
         slot_allocator=base.slot_allocator,
         templates=base.templates,
@@ -163,10 +178,15 @@ def assemble(
     if stock is not None and restores is not None:
         dumps = _dumps(base, parts, stock, template_booter)
         proofs = _proofs(base, settings, restores)
-        checkpoints = Checkpoints(stock=stock, selector=selector, dumps=dumps, proofs=proofs, metrics=base.metrics)
+        checkpoints = Checkpoints(
+            stock=stock, selector=selector, dumps=dumps, proofs=proofs, metrics=base.metrics
+        )
         asked = AskedProofs(checkpoints, instances=base.instances, room=room)
     builder = BackgroundBuilder(
-        checkpoints, background_tasks=base.background_tasks, per_hour=settings.snapshot_builds_per_hour, delay_s=parts.build_delay_s
+        checkpoints,
+        background_tasks=base.background_tasks,
+        per_hour=settings.snapshot_builds_per_hour,
+        delay_s=parts.build_delay_s,
     )
     snapshots = SnapshotApi(
         stock=stock,
@@ -191,7 +211,9 @@ def assemble(
             ends=base.ends,
             weights=Weights(parts.weights),
         ),
-        starts=InstanceLauncher(ends=base.ends, prefork_pool=base.prefork_pool, cgroups=cgroups, logs=base.logs),
+        starts=InstanceLauncher(
+            ends=base.ends, prefork_pool=base.prefork_pool, cgroups=cgroups, logs=base.logs
+        ),
         logs=base.logs,
         metrics=base.metrics,
         room=room,
@@ -223,7 +245,9 @@ def assemble(
     )
 
 
-def _dumps(base: _Base, parts: Parts, stock: SnapshotComponents, template_booter: TemplateBooter) -> Dumps:
+def _dumps(
+    base: _Base, parts: Parts, stock: SnapshotComponents, template_booter: TemplateBooter
+) -> Dumps:
     return Dumps(
         stock=stock,
         template_booter=template_booter,
@@ -234,7 +258,15 @@ def _dumps(base: _Base, parts: Parts, stock: SnapshotComponents, template_booter
     )
 
 
-def _base(paths: Paths, settings: SnapshotterSettings, parts: Parts, cgroups: Cgroups, network: Network, *, criu: Path | None) -> _Base:
+def _base(
+    paths: Paths,
+    settings: SnapshotterSettings,
+    parts: Parts,
+    cgroups: Cgroups,
+    network: Network,
+    *,
+    criu: Path | None,
+) -> _Base:
     logs = Logs(paths.home / "node" / "logs")
     slot_pool = SlotPool(
         paths.run / "slots",
@@ -247,7 +279,13 @@ def _base(paths: Paths, settings: SnapshotterSettings, parts: Parts, cgroups: Cg
         usual=network,
         servers=parts.name_servers,
     )
-    instances, templates, events, metrics, background_tasks = Instances(), Templates(), Events(), Metrics(), BackgroundTasks()
+    instances, templates, events, metrics, background_tasks = (
+        Instances(),
+        Templates(),
+        Events(),
+        Metrics(),
+        BackgroundTasks(),
+    )
     slot_allocator = SlotAllocator(
         slot_pool=slot_pool,
         bundles=parts.bundles,
@@ -294,13 +332,25 @@ def _base(paths: Paths, settings: SnapshotterSettings, parts: Parts, cgroups: Cg
     )
 
 
-def _restores(base: _Base, settings: SnapshotterSettings, parts: Parts, stock: SnapshotComponents) -> Restores:
+def _restores(
+    base: _Base, settings: SnapshotterSettings, parts: Parts, stock: SnapshotComponents
+) -> Restores:
     pages = settings.snapshot_pages
     return Restores(
-        stock=stock, slot_allocator=base.slot_allocator, devices=parts.devices, background_tasks=base.background_tasks, pages=pages
+        stock=stock,
+        slot_allocator=base.slot_allocator,
+        devices=parts.devices,
+        background_tasks=base.background_tasks,
+        pages=pages,
     )
 
 
 def _proofs(base: _Base, settings: SnapshotterSettings, restores: Restores) -> SnapshotValidator:
     ways = ("eager", "lazy") if settings.snapshot_pages == "auto" else (settings.snapshot_pages,)
-    return SnapshotValidator(restores=restores, slot_allocator=base.slot_allocator, ends=base.ends, ways=ways, deadline_s=_PROOF_S)
+    return SnapshotValidator(
+        restores=restores,
+        slot_allocator=base.slot_allocator,
+        ends=base.ends,
+        ways=ways,
+        deadline_s=_PROOF_S,
+    )

@@ -1,8 +1,8 @@
 """What a controller that is not root may ask the node agent for, and what of it is checked.
 
-The agent is root, and the controller answers what tenants send it. So it looks at what is on the node, stops it, deletes it, and has images
-built and commands run as tenants: what it names must be a name, and whom it names a tenant.
-"""
+The agent is root, and the controller answers what tenants send it. So it looks at what is on the
+node, stops it, deletes it, and has images built and commands run as tenants: what it names must be
+a name, and whom it names a tenant."""
 
 from __future__ import annotations
 
@@ -50,13 +50,20 @@ def operations(of_root: Mapping[str, Operation], *, uid_base: int) -> Mapping[st
         "build_image": tenant,
         "delete_image": image,
     }
-    return {**{name: of_root[name] for name in PLAIN}, **{name: _checked(of_root[name], check) for name, check in checks.items()}}
+    return {
+        **{name: of_root[name] for name in PLAIN},
+        **{name: _checked(of_root[name], check) for name, check in checks.items()},
+    }
 
 
 def check_tenant(uid: object, *, uid_base: int) -> None:
-    """Raises OrderRefused unless `uid` is one that a tenant may have: work as root, or as another user of this machine, is for none."""
+    """Raises OrderRefused unless `uid` is one that a tenant may have: work as root, or as another
+    user of this machine, is for none."""
     if not isinstance(uid, int) or isinstance(uid, bool) or uid < uid_base:
-        raise OrderRefused(f"uid {str(uid)[:20]} is no tenant's: tenants' uids start at snapshotter.uid_base = {uid_base}")
+        raise OrderRefused(
+            f"uid {str(uid)[:20]} is no tenant's: tenants' uids start at snapshotter.uid_base = "
+            f"{uid_base}"
+        )
 
 
 def _checked(operation: Operation, check: Check) -> Operation:
@@ -67,7 +74,9 @@ def _checked(operation: Operation, check: Check) -> Operation:
     return run
 
 
-def _check_name(args: Mapping[str, Any], key: str, pattern: re.Pattern[str], *, optional: bool = False) -> None:
+def _check_name(
+    args: Mapping[str, Any], key: str, pattern: re.Pattern[str], *, optional: bool = False
+) -> None:
     value = args.get(key)
     if value is None and optional:
         return

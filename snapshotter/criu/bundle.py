@@ -1,8 +1,9 @@
-"""CRIU with its libraries in one directory, for places whose own file system is a tenant's: pods, and slots of an image's root file system.
+"""CRIU with its libraries in one directory, for places whose own file system is a tenant's: pods,
+and slots of an image's root file system.
 
-CRIU runs as root there. It is executed by the machine's own loader, which neither reads the place's cache of libraries nor looks for
-plugins where the place has them (ld.so(8), criu(8)); no program of the place is on its PATH.
-"""
+CRIU runs as root there. It is executed by the machine's own loader, which neither reads the place's
+cache of libraries nor looks for plugins where the place has them (ld.so(8), criu(8)); no program of
+the place is on its PATH."""
 
 from __future__ import annotations
 
@@ -31,13 +32,16 @@ class CriuBundle:
 
 
 async def make_bundle(binary: Path, beside: Path) -> CriuBundle:
-    """Copy `binary` and what it needs into a directory of its own below `beside`, unless it is there. Raises Unsupported, OSError."""
+    """Copy `binary` and what it needs into a directory of its own below `beside`, unless it is
+    there. Raises Unsupported, OSError."""
     status = binary.stat()
     directory = beside / f"kit-{_RECIPE}-{status.st_size:x}-{status.st_mtime_ns:x}"
     libraries = await _libraries(binary)
     loader = next((path for path in libraries if path.name.startswith("ld-")), None)
     if loader is None:
-        raise Unsupported(f"{binary} names no loader: it is linked in a way that cannot be taken into a pod")
+        raise Unsupported(
+            f"{binary} names no loader: it is linked in a way that cannot be taken into a pod"
+        )
     if not directory.exists():
         await asyncio.to_thread(_copy, binary, loader, libraries, directory)
     return CriuBundle(directory=directory)
@@ -45,18 +49,32 @@ async def make_bundle(binary: Path, beside: Path) -> CriuBundle:
 
 async def _libraries(binary: Path) -> list[Path]:
     process = await asyncio.create_subprocess_exec(
-        "ldd", str(binary), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        "ldd",
+        str(binary),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
     )
     out, _ = await process.communicate()
-    found = [Path(match[1]) for line in out.decode(errors="replace").splitlines() if (match := _LIBRARY.match(line))]
+    found = [
+        Path(match[1])
+        for line in out.decode(errors="replace").splitlines()
+        if (match := _LIBRARY.match(line))
+    ]
     if process.returncode or not found:
-        raise Unsupported(f"ldd does not tell what {binary} needs: {out.decode(errors='replace').strip()[-200:]}")
+        raise Unsupported(
+            f"ldd does not tell what {binary} needs: {out.decode(errors='replace').strip()[-200:]}"
+        )
     return found
 
 
 def _copy(binary: Path, loader: Path, libraries: list[Path], directory: Path) -> None:
     with staged(directory) as temp:
         (temp / child.KIT_PLUGINS).mkdir(mode=0o700)
-        for source, name in ((binary, "criu"), (loader, child.KIT_LOADER), *((path, path.name) for path in libraries)):
+        for source, name in (
+            (binary, "criu"),
+            (loader, child.KIT_LOADER),
+            *((path, path.name) for path in libraries),
+        ):
             shutil.copyfile(source.resolve(), temp / name)
             (temp / name).chmod(0o500)  # root alone executes it

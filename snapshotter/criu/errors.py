@@ -35,11 +35,13 @@ class CriuReason(enum.StrEnum):
 
 
 class CriuError(Exception):
-    """Base of every failure of a CRIU operation. After it, the process that was dumped may be stopped or damaged: end it."""
+    """Base of every failure of a CRIU operation. After it, the process that was dumped may be
+    stopped or damaged: end it."""
 
 
 class CriuUnavailable(CriuError):
-    """Raised when this machine has no CRIU that we can drive; says what is missing and how to get it."""
+    """Raised when this machine has no CRIU that we can drive; says what is missing and how to get
+    it."""
 
 
 class CriuFailed(CriuError):
@@ -54,7 +56,14 @@ class CriuFailed(CriuError):
     """
 
     def __init__(
-        self, operation: str, *, errno: int, reason: CriuReason, message: str, cause: str = "", log_tail: Sequence[str] = ()
+        self,
+        operation: str,
+        *,
+        errno: int,
+        reason: CriuReason,
+        message: str,
+        cause: str = "",
+        log_tail: Sequence[str] = (),
     ) -> None:
         super().__init__(f"criu {operation}: {message}")
         self.operation = operation
@@ -76,9 +85,17 @@ class CriuTimeout(CriuError):
 
 
 class CriuExited(CriuError):
-    """Raised when CRIU ended without an answer, or answered what is no answer. `status` is its wait status, None when not known."""
+    """Raised when CRIU ended without an answer, or answered what is no answer. `status` is its wait
+    status, None when not known."""
 
-    def __init__(self, operation: str, message: str, *, status: int | None = None, log_tail: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        operation: str,
+        message: str,
+        *,
+        status: int | None = None,
+        log_tail: Sequence[str] = (),
+    ) -> None:
         super().__init__(f"criu {operation}: {message}")
         self.operation = operation
         self.status = status

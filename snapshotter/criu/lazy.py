@@ -1,4 +1,5 @@
-"""The page daemon of a lazily restored process: it serves memory as it is touched, and the rest in the background."""
+"""The page daemon of a lazily restored process: it serves memory as it is touched, and the rest in
+the background."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _READY_FD = FIRST_FD + 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LazyPages:
-    """The daemon that serves a lazily restored process its memory: while it runs, pages are missing. `kill` it only with the process."""
+    """The daemon that serves a lazily restored process its memory: while it runs, pages are
+    missing. `kill` it only with the process."""
 
     run: CriuRun
 
@@ -33,27 +35,49 @@ class LazyPages:
 
 
 async def serve_pages(
-    slot: CriuSlot, criu: Criu, *, images: int, work: int, uid: int, cgroup: Mapping[str, Any], deadline_s: float
+    slot: CriuSlot,
+    criu: Criu,
+    *,
+    images: int,
+    work: int,
+    uid: int,
+    cgroup: Mapping[str, Any],
+    deadline_s: float,
 ) -> LazyPages:
-    """The page daemon, listening. It writes one byte to a pipe once it does, and closes it when it dies."""
+    """The page daemon, listening. It writes one byte to a pipe once it does, and closes it when it
+    dies."""
     processes.forget(work, "lazy.log", "lazy-pages.socket")
-    argv = [str(criu.binary), "lazy-pages", "--no-default-config", "--images-dir", processes.IMAGES, "--work-dir", processes.WORK]
+    argv = [
+        str(criu.binary),
+        "lazy-pages",
+        "--no-default-config",
+        "--images-dir",
+        processes.IMAGES,
+        "--work-dir",
+        processes.WORK,
+    ]
     argv += ["--log-file", "lazy.log", "-v2", "--status-fd", str(_READY_FD)]
     readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(readable, "rb", buffering=0) as pipe:
         fds = [*processes.duplicates(images, work), writable]
-        run = await slot.criu(processes.new_name("lazy"), argv, uid=uid, cgroup=cgroup, fds=fds, socket=False)
+        run = await slot.criu(
+            processes.new_name("lazy"), argv, uid=uid, cgroup=cgroup, fds=fds, socket=False
+        )
         try:
             async with asyncio.timeout(deadline_s):
                 await processes.wait_readable(pipe.fileno())
             if not pipe.read(1):
                 words = logs.cause_of(processes.read_log(work, "lazy.log")).message
                 raise CriuExited(
-                    "lazy-pages", f"it ended before it was ready: {words}", log_tail=logs.tail(processes.read_log(work, "lazy.log"))
+                    "lazy-pages",
+                    f"it ended before it was ready: {words}",
+                    log_tail=logs.tail(processes.read_log(work, "lazy.log")),
                 )
         except TimeoutError:
             await processes.end(run)
-            raise CriuTimeout("lazy-pages", deadline_s, log_tail=logs.tail(processes.read_log(work, "lazy.log"))) from None
+            raise CriuTimeout(
+                "lazy-pages", deadline_s, log_tail=logs.tail(processes.read_log(work, "lazy.log"))
+            ) from None
         except (CriuError, asyncio.CancelledError):
             await processes.end(run)
             raise

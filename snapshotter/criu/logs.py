@@ -1,7 +1,8 @@
-"""What CRIU's log says about a failure: the lines that name the cause, its class, and a sentence with the way out.
+"""What CRIU's log says about a failure: the lines that name the cause, its class, and a sentence
+with the way out.
 
-CRIU's own summary (`cr_errmsg`) is the first error it logged, which is often noise; the cause is among the last ones. The table
-below was made by provoking each failure (tests/snapshotter/criu).
+CRIU's own summary (`cr_errmsg`) is the first error it logged, which is often noise; the cause is
+among the last ones. The table below was made by provoking each failure (tests/snapshotter/criu).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _NOISE = ("Can't setup RLIMIT_NOFILE", "Dumping FAILED", "Restoring FAILED")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why it failed. `lines`: what the log says, oldest first; `message`: the same for a reader, with what to do."""
+    """Why it failed. `lines`: what the log says, oldest first; `message`: the same for a reader,
+    with what to do."""
 
     reason: R
     lines: tuple[str, ...]
@@ -41,30 +43,53 @@ _TABLE: tuple[tuple[R, str, str], ...] = (
     (
         R.IO_URING,
         r"io_uring|send_fds failed \(-22\)|Can't retrieve FDs from socket",
-        "the process holds an io_uring, which cannot be checkpointed: keep libraries from opening one (UV_USE_IO_URING=0)",
+        (
+            "the process holds an io_uring, which cannot be checkpointed: keep libraries from opening "
+            "one (UV_USE_IO_URING=0)"
+        ),
     ),
     (
         R.KERNEL,
         r"Can't get 1:(16|34) opt",
-        "this CRIU does not know this kernel's TCP sockets (kernels from 6.16 need 4.2): install a newer one (scripts/install-criu)",
+        (
+            "this CRIU does not know this kernel's TCP sockets (kernels from 6.16 need 4.2): install "
+            "a newer one (scripts/install-criu)"
+        ),
     ),
     (
         R.TCP_CONNECTION,
         r"consider using --tcp-established|Connected TCP socket|--tcp-established option",
-        "an established TCP connection is open: close it before the snapshot point, or open it in enter(snap=False)",
+        (
+            "an established TCP connection is open: close it before the snapshot point, or open it in "
+            "enter(snap=False)"
+        ),
     ),
     (
         R.UNIX_PEER,
-        r"Peer .*unresolved|unix.*[Ee]xternal socket|is external|peer .* not found|Can't dump half of",
-        "a Unix socket is connected to a process outside: close it before the snapshot point, or open it in enter(snap=False)",
+        (
+            r"Peer .*unresolved|unix.*[Ee]xternal socket|is external|peer .* not found|Can't dump "
+            r"half of"
+        ),
+        (
+            "a Unix socket is connected to a process outside: close it before the snapshot point, or "
+            "open it in enter(snap=False)"
+        ),
     ),
     (
         R.GHOST_FILE,
         r"Can't dump ghost file|ghost file .* bigger|ghost_limit",
         "a deleted file that is still open is larger than 64 MiB: close it",
     ),
-    (R.UNLINKED_FILE, r"Can't create link remap|link-remap|link_remap", "an unlinked file that is still open cannot be kept: close it"),
-    (R.FILE_LOCK, r"file lock|file_lock|--file-locks", "a file lock is held across the snapshot: release it"),
+    (
+        R.UNLINKED_FILE,
+        r"Can't create link remap|link-remap|link_remap",
+        "an unlinked file that is still open cannot be kept: close it",
+    ),
+    (
+        R.FILE_LOCK,
+        r"file lock|file_lock|--file-locks",
+        "a file lock is held across the snapshot: release it",
+    ),
     (
         R.CHANGED_FILE,
         r"has bad (size|mode|build-id|checksum)|bad size|has bad",
@@ -73,36 +98,67 @@ _TABLE: tuple[tuple[R, str, str], ...] = (
     (
         R.ADDRESS_TAKEN,
         r"Address already in use",
-        "an address that it listened on is in use: restore it where that is free, or set SO_REUSEADDR",
+        (
+            "an address that it listened on is in use: restore it where that is free, or set "
+            "SO_REUSEADDR"
+        ),
     ),
     (
         R.PID_TAKEN,
-        r"Can't fork for \d+: File exists|Can't attach to init|Pid \d+ do not match|pid.*File exists",
+        (
+            r"Can't fork for \d+: File exists|Can't attach to init|Pid \d+ do not match|pid.*File "
+            r"exists"
+        ),
         "a process id of the image is in use here",
     ),
-    (R.CPU, r"[Cc]pu ?info|CPU (capabilities|features|instruction)|FPU feature|cpuinfo", "this CPU lacks what the image was made with"),
+    (
+        R.CPU,
+        r"[Cc]pu ?info|CPU (capabilities|features|instruction)|FPU feature|cpuinfo",
+        "this CPU lacks what the image was made with",
+    ),
     (
         R.DEVICE,
-        r"Can't (dump|lookup|handle).*(chr|device|/dev/)|/dev/nvidia|Unsupported device|Unknown (chrdev|chr)",
+        (
+            r"Can't (dump|lookup|handle).*(chr|device|/dev/)|/dev/nvidia|Unsupported device|Unknown "
+            r"(chrdev|chr)"
+        ),
         "a device is open: close it before the snapshot point",
     ),
-    (R.TERMINAL, r"\btty\b|pts|session leader|--shell-job", "a terminal, or a session from outside, is held"),
+    (
+        R.TERMINAL,
+        r"\btty\b|pts|session leader|--shell-job",
+        "a terminal, or a session from outside, is held",
+    ),
     (
         R.TRACED,
         r"traced|PTRACE_SEIZE|Unable to seize|ptrace prevent|already being traced",
         "the process is being traced (a debugger?) and cannot be seized",
     ),
-    (R.NO_PROCESS, r"No such process|Unable to (find|open) .*pid|Can't open /proc/\d+", "the process is gone"),
+    (
+        R.NO_PROCESS,
+        r"No such process|Unable to (find|open) .*pid|Can't open /proc/\d+",
+        "the process is gone",
+    ),
     (R.NO_MEMORY, r"Cannot allocate memory|Out of memory", "not enough memory"),
     (
         R.SOCKET,
-        r"[Uu]nknown (socket|shutdown)|[Uu]nsupported (socket|address)|Unsupported .*socket|not supported.*socket|netlink",
+        (
+            r"[Uu]nknown (socket|shutdown)|[Uu]nsupported (socket|address)|Unsupported .*socket|not "
+            r"supported.*socket|netlink"
+        ),
         "a socket of a kind that cannot be checkpointed is open: close it",
     ),
-    (R.MISSING_FILE, r"Can't (open|link) .*No such file|No such file or directory", "a file that was open or mapped is not there"),
+    (
+        R.MISSING_FILE,
+        r"Can't (open|link) .*No such file|No such file or directory",
+        "a file that was open or mapped is not there",
+    ),
     (
         R.DAMAGED_IMAGE,
-        r"[Ii]mage|magic|Unexpected EOF|Unable to (parse|read)|Can't read pages|Bad .*pagemap|unpack",
+        (
+            r"[Ii]mage|magic|Unexpected EOF|Unable to (parse|read)|Can't read pages|Bad "
+            r".*pagemap|unpack"
+        ),
         "the image is damaged or not complete: make a new snapshot",
     ),
     (
@@ -136,7 +192,8 @@ def errors_of(lines: Sequence[str]) -> list[str]:
 
 
 def cause_of(log: bytes, *, fallback: str = "") -> Cause:
-    """The cause of a failure. `fallback`: what the answer itself said, used when the log holds no error."""
+    """The cause of a failure. `fallback`: what the answer itself said, used when the log holds no
+    error."""
     errors = errors_of(lines_of(log))
     if not errors and fallback and not any(noise in fallback for noise in _NOISE):
         errors = [fallback]

@@ -1,9 +1,10 @@
-"""The messages of CRIU's RPC (images/rpc.proto of its source), built from a description that its own source was compiled to.
+"""The messages of CRIU's RPC (images/rpc.proto of its source), built from a description that its
+own source was compiled to.
 
-The description is a FileDescriptorSet, written by `scripts/install-criu` from the rpc.proto of the CRIU that is installed. Classes are
-made from it at run time, so no generated code and no copy of another project's file lives in this tree, and an option that this
-CRIU does not know is an error here and not silently dropped. Callers see plain values only.
-"""
+The description is a FileDescriptorSet, written by `scripts/install-criu` from the rpc.proto of the
+CRIU that is installed. Classes are made from it at run time, so no generated code and no copy of
+another project's file lives in this tree, and an option that this CRIU does not know is an error
+here and not silently dropped. Callers see plain values only."""
 
 from __future__ import annotations
 
@@ -32,11 +33,10 @@ class Response:
     """One message from CRIU.
 
     Attributes:
-        kind: `DUMP`, `RESTORE`, `NOTIFY`, …, `EMPTY` when it did not understand us.
-        errno: 0 when it names none.
-        pid: of the restored root process, as CRIU's own PID namespace numbers it; 0 without one.
-        notify: the step it is at, "" when this is no notification. `notify_pid`: the process it concerns, or 0.
-        version: `(major, minor, sublevel)`, or () in other answers.
+        kind: `DUMP`, `RESTORE`, `NOTIFY`, …, `EMPTY` when it did not understand us. errno: 0 when
+        it names none. pid: of the restored root process, as CRIU's own PID namespace numbers it; 0
+        without one. notify: the step it is at, "" when this is no notification. `notify_pid`: the
+        process it concerns, or 0. version: `(major, minor, sublevel)`, or () in other answers.
     """
 
     kind: str
@@ -53,20 +53,26 @@ class Messages:
     """Encoder and decoder for one version of the RPC."""
 
     def __init__(self, description: bytes) -> None:
-        """`description`: a serialized FileDescriptorSet. Raises CriuUnavailable when it is not one of CRIU's RPC."""
+        """`description`: a serialized FileDescriptorSet. Raises CriuUnavailable when it is not one
+        of CRIU's RPC."""
         pool = descriptor_pool.DescriptorPool()
         try:
             for file in descriptor_pb2.FileDescriptorSet.FromString(description).file:
                 pool.Add(file)
             self._request = message_factory.GetMessageClass(pool.FindMessageTypeByName("criu_req"))
-            self._response = message_factory.GetMessageClass(pool.FindMessageTypeByName("criu_resp"))
+            self._response = message_factory.GetMessageClass(
+                pool.FindMessageTypeByName("criu_resp")
+            )
             kinds = pool.FindEnumTypeByName("criu_req_type")
             self._kinds = {number: value.name for number, value in kinds.values_by_number.items()}
         except (message.DecodeError, TypeError, KeyError) as e:
-            raise CriuUnavailable(f"not a description of CRIU's RPC: {e}; make it again with scripts/install-criu") from e
+            raise CriuUnavailable(
+                f"not a description of CRIU's RPC: {e}; make it again with scripts/install-criu"
+            ) from e
 
     def request(self, kind: str, options: Mapping[str, Any] | None = None) -> bytes:
-        """A request of type `kind` with fields of `criu_opts` by their names. Raises CriuUnavailable: this CRIU knows no such option."""
+        """A request of type `kind` with fields of `criu_opts` by their names. Raises
+        CriuUnavailable: this CRIU knows no such option."""
         body: dict[str, Any] = {"type": kind}
         if options is not None:
             body["opts"] = dict(options)
@@ -96,12 +102,15 @@ class Messages:
             pid=body.restore.pid if body.HasField("restore") and body.restore.pid > 0 else 0,
             notify=body.notify.script if body.HasField("notify") else "",
             notify_pid=body.notify.pid,
-            version=(version.major_number, version.minor_number, version.sublevel) if body.HasField("version") else (),
+            version=(version.major_number, version.minor_number, version.sublevel)
+            if body.HasField("version")
+            else (),
         )
 
 
 def find_descriptor_set(environ: Mapping[str, str], binary: Path | None) -> Path | None:
-    """The description to use, or None: what the environment names, else what is installed beside `binary`, else under /usr/local."""
+    """The description to use, or None: what the environment names, else what is installed beside
+    `binary`, else under /usr/local."""
     if named := environ.get(DESCRIPTOR_VARIABLE):
         return Path(named) if Path(named).is_file() else None
     prefixes = [*([binary.parent.parent] if binary is not None else []), _FALLBACK_PREFIX]
@@ -109,7 +118,8 @@ def find_descriptor_set(environ: Mapping[str, str], binary: Path | None) -> Path
 
 
 def load(path: Path) -> Messages:
-    """The messages described in `path`, read once per file and change of it. Raises CriuUnavailable."""
+    """The messages described in `path`, read once per file and change of it. Raises
+    CriuUnavailable."""
     try:
         stat = os.stat(path)
         return _load(path, stat.st_mtime_ns, stat.st_size)

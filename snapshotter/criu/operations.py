@@ -1,8 +1,9 @@
-"""Dump and restore of a process in a slot: one call, one `criu swrk` process (and, for lazy memory, one page daemon).
+"""Dump and restore of a process in a slot: one call, one `criu swrk` process (and, for lazy memory,
+one page daemon).
 
-CRIU runs inside the slot, as a child of its shim: what it sees is what the worker sees, and a restored root process becomes the shim's
-child (`rst_sibling`). The work directory gets logs and statistics, so that images stay what was published.
-"""
+CRIU runs inside the slot, as a child of its shim: what it sees is what the worker sees, and a
+restored root process becomes the shim's child (`rst_sibling`). The work directory gets logs and
+statistics, so that images stay what was published."""
 
 from __future__ import annotations
 
@@ -29,15 +30,17 @@ _LOG_LEVEL = 2
 """Errors and warnings: what names a cause. 4 costs tens of milliseconds of writing."""
 _CPU_CAP_FPU, _CPU_CAP_INS, _CPU_CAP_IMAGE = 1, 4, 8
 _CPU_CAP = _CPU_CAP_FPU | _CPU_CAP_INS | _CPU_CAP_IMAGE
-"""Write what the CPU can do into the image, and refuse one that can do less before anything runs (include/cpu.h of CRIU)."""
+"""Write what the CPU can do into the image, and refuse one that can do less before anything runs
+(include/cpu.h of CRIU)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A process that runs again. `pid` as its slot numbers it. `restore_ms`: inside CRIU; `fork_ms` of it: making the processes.
+    """A process that runs again. `pid` as its slot numbers it. `restore_ms`: inside CRIU; `fork_ms`
+    of it: making the processes.
 
-    `wall_ms`: from the order until it ran, CRIU's own start included. `lazy`: the page daemon; the caller ends it.
-    """
+    `wall_ms`: from the order until it ran, CRIU's own start included. `lazy`: the page daemon; the
+    caller ends it."""
 
     pid: int
     restore_ms: float
@@ -59,13 +62,16 @@ async def dump(
     deadline_s: float,
     on_notify: Notify | None = None,
 ) -> DumpStats:
-    """Turn process `pid` of the slot, and its tree, into images. On success it is gone; after an error the caller ends what is left.
+    """Turn process `pid` of the slot, and its tree, into images. On success it is gone; after an
+    error the caller ends what is left.
 
-    `images`, `work`: directory descriptors, which stay the caller's. `uid`: of the worker. `tcp`: keep TCP connections whose two ends
-    are in the tree. Raises CriuFailed, CriuTimeout, CriuExited, and what the slot raises.
-    """
+    `images`, `work`: directory descriptors, which stay the caller's. `uid`: of the worker. `tcp`:
+    keep TCP connections whose two ends are in the tree. Raises CriuFailed, CriuTimeout, CriuExited,
+    and what the slot raises."""
     options = {**_common(deadline_s, tcp=tcp), "pid": pid, "log_file": "dump.log"}
-    async with _criu(slot, "dump", criu, images=images, work=work, uid=uid, cgroup=cgroup, log="dump.log") as (_, swrk):
+    async with _criu(
+        slot, "dump", criu, images=images, work=work, uid=uid, cgroup=cgroup, log="dump.log"
+    ) as (_, swrk):
         await swrk.request("DUMP", options, deadline_s=deadline_s, on_notify=on_notify)
     return await asyncio.to_thread(stats.read_dump, work)
 
@@ -86,18 +92,38 @@ async def restore(
 ) -> Restored:
     """Bring the images back as a child of the slot's shim.
 
-    `stdio_keys`: what `stdout` and `stderr` were when dumped (`pipe:[inode]`), to plug them into the slot's log pipes; None when the
-    process had neither. `lazy`: memory comes when it is touched. After an error the caller ends the slot: half a tree may be left in it.
+    `stdio_keys`: what `stdout` and `stderr` were when dumped (`pipe:[inode]`), to plug them into
+    the slot's log pipes; None when the process had neither. `lazy`: memory comes when it is
+    touched. After an error the caller ends the slot: half a tree may be left in it.
 
     Raises CriuFailed, CriuTimeout, CriuExited, and what the slot raises.
     """
     started = time.monotonic()
-    daemon = await serve_pages(slot, criu, images=images, work=work, uid=uid, cgroup=cgroup, deadline_s=deadline_s) if lazy else None
+    daemon = (
+        await serve_pages(
+            slot, criu, images=images, work=work, uid=uid, cgroup=cgroup, deadline_s=deadline_s
+        )
+        if lazy
+        else None
+    )
     left_s = max(0.1, deadline_s - (time.monotonic() - started))
-    options = {**_common(left_s, tcp=tcp), "rst_sibling": True, "log_file": "restore.log", "lazy_pages": lazy}
+    options = {
+        **_common(left_s, tcp=tcp),
+        "rst_sibling": True,
+        "log_file": "restore.log",
+        "lazy_pages": lazy,
+    }
     try:
         async with _criu(
-            slot, "restore", criu, images=images, work=work, uid=uid, cgroup=cgroup, log="restore.log", stdio=stdio_keys is not None
+            slot,
+            "restore",
+            criu,
+            images=images,
+            work=work,
+            uid=uid,
+            cgroup=cgroup,
+            log="restore.log",
+            stdio=stdio_keys is not None,
         ) as (run, swrk):
             options["inherit_fd"] = _inherited(stdio_keys or {}, run.stdio_fds)
             answer = await swrk.request("RESTORE", options, deadline_s=left_s, on_notify=on_notify)
@@ -109,7 +135,13 @@ async def restore(
             await daemon.kill()
         raise
     took = stats.read_restore(work)
-    return Restored(pid=answer.pid, restore_ms=took.restore_ms, fork_ms=took.fork_ms, wall_ms=wall_ms, lazy=daemon)
+    return Restored(
+        pid=answer.pid,
+        restore_ms=took.restore_ms,
+        fork_ms=took.fork_ms,
+        wall_ms=wall_ms,
+        lazy=daemon,
+    )
 
 
 def _common(deadline_s: float, *, tcp: bool) -> dict[str, Any]:
@@ -153,10 +185,20 @@ async def _criu(
 ) -> AsyncIterator[tuple[CriuRun, Swrk]]:
     """A CRIU that waits for one request; gone, with everything of it closed, at the end."""
     processes.forget(work, log, f"stats-{operation}", processes.PRINTED)
-    # Options before the command set the work directory; a file in /etc/criu must not change what we do.
-    argv = [str(criu.binary), "--no-default-config", "--work-dir", processes.WORK, "swrk", str(SOCKET_FD)]
+    # Options before the command set the work directory; a file in /etc/criu must not change what we
+    # do.
+    argv = [
+        str(criu.binary),
+        "--no-default-config",
+        "--work-dir",
+        processes.WORK,
+        "swrk",
+        str(SOCKET_FD),
+    ]
     fds = processes.duplicates(images, work)
-    run = await slot.criu(processes.new_name(operation), argv, uid=uid, cgroup=cgroup, fds=fds, stdio=stdio)
+    run = await slot.criu(
+        processes.new_name(operation), argv, uid=uid, cgroup=cgroup, fds=fds, stdio=stdio
+    )
     try:
         if run.socket is None:
             raise CriuExited(operation, "it was started without a socket")

@@ -1,8 +1,9 @@
-"""CRIU processes in a slot: how one is started, what its descriptors are called, how it ends, what it logged.
+"""CRIU processes in a slot: how one is started, what its descriptors are called, how it ends, what
+it logged.
 
-Directories travel as descriptors: 20 is the images, 21 the work directory; CRIU opens them through its own /proc/self/fd, because an
-RPC field with a descriptor's number means one of the process that made the socket pair, which here is the shim.
-"""
+Directories travel as descriptors: 20 is the images, 21 the work directory; CRIU opens them through
+its own /proc/self/fd, because an RPC field with a descriptor's number means one of the process that
+made the socket pair, which here is the shim."""
 
 from __future__ import annotations
 
@@ -39,9 +40,9 @@ class CriuRun(Protocol):
     """One CRIU process in a slot, as the shim started it.
 
     Attributes:
-        socket: our end of its RPC socket; None when it was started without one.
-        stdio_fds: numbers that stdout and stderr have in CRIU, for `inherit_fd`; () when none were asked for.
-        exited: its wait status once it ended; None when nobody could tell.
+        socket: our end of its RPC socket; None when it was started without one. stdio_fds: numbers
+        that stdout and stderr have in CRIU, for `inherit_fd`; () when none were asked for. exited:
+        its wait status once it ended; None when nobody could tell.
     """
 
     @property
@@ -74,7 +75,8 @@ class CriuSlot(Protocol):
         socket: bool = True,
         stdio: bool = False,
     ) -> CriuRun:
-        """Start it with `fds` at 20, 21, …, which it takes over. The caller closes its socket and pidfd. Raises SlotConnectionLost."""
+        """Start it with `fds` at 20, 21, …, which it takes over. The caller closes its socket and
+        pidfd. Raises SlotConnectionLost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,8 @@ class Criu:
 
 
 async def end(run: CriuRun) -> None:
-    """Wait for an end that is near, bring about one that is not, and close what is ours. CRIU's status after its answer tells nothing."""
+    """Wait for an end that is near, bring about one that is not, and close what is ours. CRIU's
+    status after its answer tells nothing."""
     if run.socket is not None:
         run.socket.close()  # it exits on its own when it sees that
     try:
@@ -111,7 +114,8 @@ def duplicates(*fds: int) -> list[int]:
 
 
 def forget(work: int, *names: str) -> None:
-    """Remove files that an earlier operation left in the work directory, so that its words are not taken for ours."""
+    """Remove files that an earlier operation left in the work directory, so that its words are not
+    taken for ours."""
     for name in names:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=work)
@@ -130,7 +134,8 @@ def read_log(work: int, name: str) -> bytes:
 
 
 def said(work: int, name: str) -> bytes:
-    """The end of a log; where there is none, of what was printed: a request that cannot be read comes before the log."""
+    """The end of a log; where there is none, of what was printed: a request that cannot be read
+    comes before the log."""
     return read_log(work, name) or read_log(work, PRINTED)
 
 

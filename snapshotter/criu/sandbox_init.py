@@ -1,10 +1,11 @@
-"""PID 1 of a cell: starts a subject and CRIU, hands their descriptors out, reaps, and takes everything with it when its owner is gone.
+"""PID 1 of a cell: starts a subject and CRIU, hands their descriptors out, reaps, and takes
+everything with it when its owner is gone.
 
-Executed by `snapshotter.criu.self_test_sandbox` in a process of its own; single-threaded, standard library only.
+Executed by `snapshotter.criu.self_test_sandbox` in a process of its own; single-threaded, standard
+library only.
 
-Owner → cell (`op`): spawn, criu, criu_kill, watch, kdat. Cell → owner (`event`): ready, failed, done (the answer to each order, in their
-order), exited.
-"""
+Owner → cell (`op`): spawn, criu, criu_kill, watch, kdat. Cell → owner (`event`): ready, failed,
+done (the answer to each order, in their order), exited."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
 _TAMPERED = (*_IGNORED, signal.SIGCHLD)
 _NOT_STARTED = 127
 Order = Callable[[Mapping[str, Any]], tuple[int, list[int]]]
-"""Does what a message says; pid and descriptors (a socket before a pidfd) for the answer. Raises OSError."""
+"""Does what a message says; pid and descriptors (a socket before a pidfd) for the answer. Raises
+OSError."""
 _MANY = 4096
 """More descriptors than this process ever has."""
 
@@ -100,10 +102,17 @@ def _reap(control: socket.socket) -> None:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
-            seqpacket.send(control, seqpacket.encode({"event": "exited", "pid": pid, "status": status}))
+            seqpacket.send(
+                control, seqpacket.encode({"event": "exited", "pid": pid, "status": status})
+            )
 
 
-def _obey(control: socket.socket, message: Mapping[str, Any], fds: Sequence[int], more: Mapping[str, Order]) -> None:
+def _obey(
+    control: socket.socket,
+    message: Mapping[str, Any],
+    fds: Sequence[int],
+    more: Mapping[str, Order],
+) -> None:
     answer: dict[str, Any] = {"event": "done", "pid": 0}
     ours: list[int] = []
     try:
@@ -131,7 +140,8 @@ def _obey(control: socket.socket, message: Mapping[str, Any], fds: Sequence[int]
 
 
 def _spawn(message: Mapping[str, Any], fds: Sequence[int]) -> int:
-    """Start the subject. A program, not a mere fork of ours: our mappings belong to mounts that we left, and CRIU cannot name those."""
+    """Start the subject. A program, not a mere fork of ours: our mappings belong to mounts that we
+    left, and CRIU cannot name those."""
     mounts.reserve_low_pids()  # for CRIU, when this one is restored
     pid = os.fork()
     if pid:

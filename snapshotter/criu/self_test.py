@@ -1,9 +1,9 @@
-"""The proof that CRIU works here: a tiny process dumped and restored, in namespaces of its own, and told apart from a dead one.
+"""The proof that CRIU works here: a tiny process dumped and restored, in namespaces of its own, and
+told apart from a dead one.
 
-`criu check` passes on machines where a restore fails, so nothing less than a restore counts. The answer holds for one binary on
-one boot of one kernel, and is kept in a file under that name; with it what CRIU found out about the kernel (`criu.kdat`), which saves
-every later run 0.1 s.
-"""
+`criu check` passes on machines where a restore fails, so nothing less than a restore counts. The
+answer holds for one binary on one boot of one kernel, and is kept in a file under that name; with
+it what CRIU found out about the kernel (`criu.kdat`), which saves every later run 0.1 s."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test_sandbox import Sandbox, SandboxProcess, cell
 
 LEAST = (4, 1)
-"""Older ones do not start on kernels from 6.13: the kernel split [vvar] (coldstart measurements, docs/snapshots.md)."""
+"""Older ones do not start on kernels from 6.13: the kernel split [vvar] (coldstart measurements,
+docs/snapshots.md)."""
 DEADLINE_S = 10.0
 """Of the whole proof. It takes 0.3 s."""
 RETRY_S = 300.0
-"""How long a "no" is believed: it may have been the moment's fault (no memory, no space). A "yes" holds until the next boot."""
+"""How long a "no" is believed: it may have been the moment's fault (no memory, no space). A "yes"
+holds until the next boot."""
 
 _INSTALL = "run scripts/install-criu as root"
 _STEP_S = 5.0
@@ -53,11 +55,11 @@ class SelfTest:
     """Whether RESTORE can work here.
 
     Attributes:
-        why: when off the reason and the way out; when on a remark.
-        version: CRIU's, "" when there is none. `sha256`: of its binary.
-        binary, descriptor_set: what was tested, None when missing.
-        kdat: a copy of what CRIU found out about the kernel, to be put at /run/criu.kdat of a slot; None when it left none.
-        seconds: what the proof took; `at`: when it was made (seconds since the epoch).
+        why: when off the reason and the way out; when on a remark. version: CRIU's, "" when there
+        is none. `sha256`: of its binary. binary, descriptor_set: what was tested, None when
+        missing. kdat: a copy of what CRIU found out about the kernel, to be put at /run/criu.kdat
+        of a slot; None when it left none. seconds: what the proof took; `at`: when it was made
+        (seconds since the epoch).
     """
 
     on: bool
@@ -83,19 +85,32 @@ def find_binary(environ: Mapping[str, str]) -> Path | None:
     return Path(found).resolve() if found else None
 
 
-async def self_test(*, cache: Path, environ: Mapping[str, str], now: float | None = None) -> SelfTest:
-    """The answer for this machine, from `cache` (a directory, made when missing) where it holds. Never raises for what CRIU does."""
+async def self_test(
+    *, cache: Path, environ: Mapping[str, str], now: float | None = None
+) -> SelfTest:
+    """The answer for this machine, from `cache` (a directory, made when missing) where it holds.
+    Never raises for what CRIU does."""
     now = time.time() if now is None else now
     binary = find_binary(environ)
     if binary is None:
-        return SelfTest(on=False, why=f"criu is not installed (or not on the PATH): {_INSTALL}. FORK and COLD work without it")
+        return SelfTest(
+            on=False,
+            why=f"criu is not installed (or not on the PATH): {_INSTALL}. FORK and COLD work "
+            f"without it",
+        )
     if os.geteuid() != 0:
-        return SelfTest(on=False, why="restoring processes needs root: run the agent as root. FORK and COLD work without it", binary=binary)
+        return SelfTest(
+            on=False,
+            why="restoring processes needs root: run the agent as root. FORK and COLD work "
+            "without it",
+            binary=binary,
+        )
     sha256 = await asyncio.to_thread(_digest, binary)
     description = messages.find_descriptor_set(environ, binary)
     key = _key(sha256, description)
     if (known := _read(cache / f"{key}.json")) and (known.on or 0 <= now - known.at < RETRY_S):
-        return replace(known, binary=binary, descriptor_set=description)  # the same bytes may have moved since
+        # the same bytes may have moved since
+        return replace(known, binary=binary, descriptor_set=description)
     started = time.monotonic()
     found = await _prove(binary, description, sha256=sha256, kdat=cache / f"{key}.kdat")
     answer = replace(found, seconds=time.monotonic() - started, at=now)
@@ -105,10 +120,15 @@ async def self_test(*, cache: Path, environ: Mapping[str, str], now: float | Non
 
 async def _prove(binary: Path, description: Path | None, *, sha256: str, kdat: Path) -> SelfTest:
     version = await _version(binary)
-    found = SelfTest(on=False, why="", version=version, sha256=sha256, binary=binary, descriptor_set=description)
+    found = SelfTest(
+        on=False, why="", version=version, sha256=sha256, binary=binary, descriptor_set=description
+    )
     if _numbers(version) < LEAST:
         least = ".".join(map(str, LEAST))
-        return _off(found, f"criu {version or 'of unknown version'} is too old, {least} is needed: {_INSTALL}")
+        return _off(
+            found,
+            f"criu {version or 'of unknown version'} is too old, {least} is needed: {_INSTALL}",
+        )
     if description is None:
         return _off(found, f"no description of CRIU's RPC is installed: {_INSTALL}")
     try:
@@ -116,7 +136,10 @@ async def _prove(binary: Path, description: Path | None, *, sha256: str, kdat: P
             await _round_trip(place, Criu(binary=binary, messages=messages.load(description)))
             state = await place.kdat()
     except TimeoutError:
-        return _off(found, f"criu {version}: dump and restore of a tiny process took longer than {DEADLINE_S:g} s")
+        return _off(
+            found,
+            f"criu {version}: dump and restore of a tiny process took longer than {DEADLINE_S:g} s",
+        )
     except CriuFailed as e:
         words = e.cause or e.message if e.reason is CriuReason.OTHER else e.message
         return _off(found, f"criu {version} cannot {e.operation} here: {words}")
@@ -128,7 +151,10 @@ async def _prove(binary: Path, description: Path | None, *, sha256: str, kdat: P
 
 async def _round_trip(place: Sandbox, criu: Criu) -> None:
     """Dump the subject, restore it, have it end by its own hand. Raises CriuError."""
-    with tempfile.TemporaryDirectory(prefix="pilotlight-criu-") as name, contextlib.ExitStack() as held:
+    with (
+        tempfile.TemporaryDirectory(prefix="pilotlight-criu-") as name,
+        contextlib.ExitStack() as held,
+    ):
         folders = []
         for part in ("images", "work"):
             (Path(name) / part).mkdir()
@@ -137,21 +163,34 @@ async def _round_trip(place: Sandbox, criu: Criu) -> None:
         images, work = folders
         subject = await _subject(place)
         held.callback(subject.close)
-        await operations.dump(place, criu=criu, pid=subject.pid, images=images, work=work, uid=0, cgroup={}, deadline_s=_STEP_S)
+        await operations.dump(
+            place,
+            criu=criu,
+            pid=subject.pid,
+            images=images,
+            work=work,
+            uid=0,
+            cgroup={},
+            deadline_s=_STEP_S,
+        )
         if not (await asyncio.wait([subject.exited], timeout=_STEP_S / 5))[0]:
             raise CriuUnavailable("it says that it dumped a process which is still there")
-        restored = await operations.restore(place, criu=criu, images=images, work=work, uid=0, cgroup={}, deadline_s=_STEP_S)
+        restored = await operations.restore(
+            place, criu=criu, images=images, work=work, uid=0, cgroup={}, deadline_s=_STEP_S
+        )
         again = await place.watch(restored.pid)
         held.callback(again.close)
         await _ends_well(again)
 
 
 async def _subject(place: Sandbox) -> SandboxProcess:
-    """A process that can be dumped: it holds a TCP socket, which CRIU 4.1 cannot dump on kernels from 6.16, and says that it is ready
-    by closing its stdout."""
+    """A process that can be dumped: it holds a TCP socket, which CRIU 4.1 cannot dump on kernels
+    from 6.16, and says that it is ready by closing its stdout."""
     readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        subject = await place.spawn([sys.executable, "-I", "-S", "-B", "-c", _SUBJECT], fds=[writable])
+        subject = await place.spawn(
+            [sys.executable, "-I", "-S", "-B", "-c", _SUBJECT], fds=[writable]
+        )
         await processes.wait_readable(readable)
     finally:
         os.close(readable)
@@ -169,7 +208,11 @@ async def _version(binary: Path) -> str:
     """What it says of itself; "" when it says nothing."""
     try:
         child = await asyncio.create_subprocess_exec(
-            binary, "--version", stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+            binary,
+            "--version",
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
         )
     except OSError:
         return ""
@@ -207,7 +250,10 @@ def _read(path: Path) -> SelfTest | None:
     """A kept answer; None when there is none that can be used."""
     try:
         body = json.loads(path.read_text())
-        paths = {name: Path(body[name]) if body[name] else None for name in ("binary", "descriptor_set", "kdat")}
+        paths = {
+            name: Path(body[name]) if body[name] else None
+            for name in ("binary", "descriptor_set", "kdat")
+        }
         known = SelfTest(**{**body, **paths})
     except (OSError, ValueError, TypeError, KeyError):
         return None

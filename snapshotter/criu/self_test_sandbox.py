@@ -1,7 +1,8 @@
-"""A cell: the smallest slot there is. Namespaces of its own, a PID 1 that runs CRIU and reaps, and nothing of a worker.
+"""A cell: the smallest slot there is. Namespaces of its own, a PID 1 that runs CRIU and reaps, and
+nothing of a worker.
 
-For the proof that CRIU works on this machine, and for tests of what CRIU can do. Everything in it dies with it.
-"""
+For the proof that CRIU works on this machine, and for tests of what CRIU can do. Everything in it
+dies with it."""
 
 from __future__ import annotations
 
@@ -24,13 +25,17 @@ from snapshotter.linux import proc
 from snapshotter.shim import seqpacket
 
 _ROOT = str(Path(__file__).resolve().parents[2])
-_BOOT = "import sys; sys.path.insert(0, {root!r}); from snapshotter.criu.sandbox_init import main; main({fd})"
+_BOOT = (
+    "import sys; sys.path.insert(0, {root!r}); from snapshotter.criu.sandbox_init import "
+    "main; main({fd})"
+)
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(eq=False, kw_only=True)
 class SandboxProcess:
-    """A process in a cell: a subject, a restored one, or CRIU. `pid` as the cell numbers it. Owner: the event loop."""
+    """A process in a cell: a subject, a restored one, or CRIU. `pid` as the cell numbers it. Owner:
+    the event loop."""
 
     pid: int
     pidfd: int
@@ -50,7 +55,8 @@ class SandboxProcess:
 
 
 class Sandbox:
-    """Owner: the event loop; answers come in the order of the orders, so each order takes its place in `_waiting`.
+    """Owner: the event loop; answers come in the order of the orders, so each order takes its place
+    in `_waiting`.
 
     Attributes:
         stdio: pipes for stdout and stderr of what is restored; they stay the owner's.
@@ -70,12 +76,16 @@ class Sandbox:
     def __repr__(self) -> str:
         return f"<Sandbox pid {self._process.pid}, {len(self._waiting)} orders wait>"
 
-    async def spawn(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, fds: Sequence[int] = ()) -> SandboxProcess:
+    async def spawn(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, fds: Sequence[int] = ()
+    ) -> SandboxProcess:
         """Start a program in a session of its own, without descriptors but stdio.
 
         `fds`: stdout, or stdout and stderr, given away; what is not given is /dev/null.
         """
-        return await self._order({"op": "spawn", "argv": list(argv), "env": dict(env or {"PATH": _PATH})}, fds)
+        return await self._order(
+            {"op": "spawn", "argv": list(argv), "env": dict(env or {"PATH": _PATH})}, fds
+        )
 
     async def criu(
         self,
@@ -88,9 +98,13 @@ class Sandbox:
         socket: bool = True,
         stdio: bool = False,
     ) -> SandboxProcess:
-        """As `snapshotter.criu.processes.CriuSlot` says; a cell has no groups. With `stdio`, copies of `stdio` go along."""
+        """As `snapshotter.criu.processes.CriuSlot` says; a cell has no groups. With `stdio`, copies
+        of `stdio` go along."""
         pipes = [os.dup(fd) for fd in self.stdio] if stdio else []
-        process = await self._order({"op": "criu", "argv": argv, "uid": uid, "socket": socket, "path": _PATH}, [*fds, *pipes])
+        process = await self._order(
+            {"op": "criu", "argv": argv, "uid": uid, "socket": socket, "path": _PATH},
+            [*fds, *pipes],
+        )
         process.stdio_fds = range(FIRST_FD + len(fds), FIRST_FD + len(fds) + len(pipes))
         return process
 
@@ -148,7 +162,8 @@ class Sandbox:
                 self._on_answer(message, fds)
 
     def _on_exit(self, pid: int, status: int) -> None:
-        """Pids come again (a restored process has its old one): a future that nobody holds any more is not kept."""
+        """Pids come again (a restored process has its old one): a future that nobody holds any more
+        is not kept."""
         if exited := self._exits.pop(pid, None):
             exited.set_result(status)
 
@@ -159,9 +174,20 @@ class Sandbox:
         elif error := message.get("error"):
             answer.set_exception(CriuUnavailable(f"the cell could not: {error}"))
         else:
-            exited = self._exits.setdefault(message["pid"], self._loop.create_future()) if message["pid"] else self._loop.create_future()
+            exited = (
+                self._exits.setdefault(message["pid"], self._loop.create_future())
+                if message["pid"]
+                else self._loop.create_future()
+            )
             connection = socket.socket(fileno=fds.pop(0)) if message.get("socket") else None
-            answer.set_result(SandboxProcess(pid=message["pid"], pidfd=fds[0] if fds else -1, exited=exited, socket=connection))
+            answer.set_result(
+                SandboxProcess(
+                    pid=message["pid"],
+                    pidfd=fds[0] if fds else -1,
+                    exited=exited,
+                    socket=connection,
+                )
+            )
 
     def _lose(self, why: str) -> None:
         if self._connection.fileno() < 0:
@@ -189,9 +215,20 @@ async def cell() -> AsyncIterator[Sandbox]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
-            argv = [sys.executable, "-I", "-S", "-B", "-c", _BOOT.format(root=_ROOT, fd=theirs.fileno())]
+            argv = [
+                sys.executable,
+                "-I",
+                "-S",
+                "-B",
+                "-c",
+                _BOOT.format(root=_ROOT, fd=theirs.fileno()),
+            ]
             process = await asyncio.to_thread(
-                subprocess.Popen, argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                subprocess.Popen,
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
             )
         found = Sandbox(ours, process)
         try:

@@ -1,8 +1,9 @@
-"""CRIU's own measurements of a dump or a restore (`stats-dump`, `stats-restore`, left in its work directory).
+"""CRIU's own measurements of a dump or a restore (`stats-dump`, `stats-restore`, left in its work
+directory).
 
-An image file: two magic numbers, a length, one protobuf message. Only the numbers that we read are described, under the field
-numbers of images/stats.proto; unknown fields are skipped, as protobuf does.
-"""
+An image file: two magic numbers, a length, one protobuf message. Only the numbers that we read are
+described, under the field numbers of images/stats.proto; unknown fields are skipped, as protobuf
+does."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _HEAD = struct.Struct("<III")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpStats:
-    """What a dump took. `frozen_ms`: how long the processes stood still. `pages_bytes`: memory written by value, shared memory included."""
+    """What a dump took. `frozen_ms`: how long the processes stood still. `pages_bytes`: memory
+    written by value, shared memory included."""
 
     pages_bytes: int = 0
     freezing_ms: float = 0.0
@@ -56,7 +58,9 @@ def read_restore(work: int) -> RestoreStats:
     found = _read(work, "stats-restore")
     if found is None:
         return RestoreStats()
-    return RestoreStats(fork_ms=found.restore.forking_time / 1e3, restore_ms=found.restore.restore_time / 1e3)
+    return RestoreStats(
+        fork_ms=found.restore.forking_time / 1e3, restore_ms=found.restore.restore_time / 1e3
+    )
 
 
 def _read(work: int, name: str) -> Any:
@@ -73,20 +77,35 @@ def _read(work: int, name: str) -> Any:
         return None
 
 
-_DUMP = {"freezing_time": 1, "frozen_time": 2, "memdump_time": 3, "memwrite_time": 4, "pages_written": 7, "shpages_written": 14}
+_DUMP = {
+    "freezing_time": 1,
+    "frozen_time": 2,
+    "memdump_time": 3,
+    "memwrite_time": 4,
+    "pages_written": 7,
+    "shpages_written": 14,
+}
 _RESTORE = {"forking_time": 3, "restore_time": 4}
 
 
 def _entry_class() -> type[message.Message]:
     field = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="pilotlight-criu-stats", package="pilotlight", syntax="proto2")
+    file = descriptor_pb2.FileDescriptorProto(
+        name="pilotlight-criu-stats", package="pilotlight", syntax="proto2"
+    )
     entry = file.message_type.add(name="Stats")
     for number, (name, fields) in enumerate({"dump": _DUMP, "restore": _RESTORE}.items(), start=1):
         part = file.message_type.add(name=name.title())
         for key, tag in fields.items():
             part.field.add(name=key, number=tag, type=field.TYPE_UINT64, label=field.LABEL_OPTIONAL)
         kind = f".pilotlight.{name.title()}"
-        entry.field.add(name=name, number=number, type=field.TYPE_MESSAGE, type_name=kind, label=field.LABEL_OPTIONAL)
+        entry.field.add(
+            name=name,
+            number=number,
+            type=field.TYPE_MESSAGE,
+            type_name=kind,
+            label=field.LABEL_OPTIONAL,
+        )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("pilotlight.Stats"))

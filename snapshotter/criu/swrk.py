@@ -1,7 +1,8 @@
-"""One conversation with one `criu swrk` process: a request, its notifications, its answer, within a deadline.
+"""One conversation with one `criu swrk` process: a request, its notifications, its answer, within a
+deadline.
 
-A datagram on the SEQPACKET socket is one protobuf message. CRIU serves one dump or restore per process, so a `Swrk` is used once.
-"""
+A datagram on the SEQPACKET socket is one protobuf message. CRIU serves one dump or restore per
+process, so a `Swrk` is used once."""
 
 from __future__ import annotations
 
@@ -28,7 +29,12 @@ class Swrk:
     """Owner: the task that awaits `request`. The socket stays the caller's."""
 
     def __init__(
-        self, connection: socket.socket, *, messages: Messages, exited: asyncio.Future[int | None], log: Callable[[], bytes] = bytes
+        self,
+        connection: socket.socket,
+        *,
+        messages: Messages,
+        exited: asyncio.Future[int | None],
+        log: Callable[[], bytes] = bytes,
     ) -> None:
         """`exited` is resolved with CRIU's wait status; `log` reads what it has logged so far."""
         connection.setblocking(False)
@@ -38,12 +44,18 @@ class Swrk:
         self._log = log
 
     async def request(
-        self, kind: str, options: Mapping[str, Any] | None = None, *, deadline_s: float, on_notify: Notify | None = None
+        self,
+        kind: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        deadline_s: float,
+        on_notify: Notify | None = None,
     ) -> Response:
-        """Send one request and return its successful answer. Killing CRIU after an error is the caller's.
+        """Send one request and return its successful answer. Killing CRIU after an error is the
+        caller's.
 
-        Raises CriuFailed (it says no), CriuTimeout, CriuExited (it died, or answered garbage), CriuUnavailable (an unknown option).
-        """
+        Raises CriuFailed (it says no), CriuTimeout, CriuExited (it died, or answered garbage),
+        CriuUnavailable (an unknown option)."""
         operation = kind.lower().replace("_", "-")
         raw = self._messages.request(kind, options)
         try:
@@ -52,7 +64,9 @@ class Swrk:
         except TimeoutError:
             raise CriuTimeout(operation, deadline_s, log_tail=logs.tail(self._log())) from None
         if answer.kind != kind:
-            raise self._gone(operation, f"it answered {answer.kind} to {kind}: {answer.error or 'no message'}")
+            raise self._gone(
+                operation, f"it answered {answer.kind} to {kind}: {answer.error or 'no message'}"
+            )
         if not answer.success:
             raise self._failed(operation, answer)
         return answer
@@ -82,18 +96,24 @@ class Swrk:
         try:
             return self._messages.response(raw)
         except InvalidResponse as e:
-            raise self._gone(operation, f"what it answered is no answer ({len(raw)} bytes: {e})") from e
+            raise self._gone(
+                operation, f"what it answered is no answer ({len(raw)} bytes: {e})"
+            ) from e
 
     async def _hung_up(self, operation: str) -> CriuExited:
         await asyncio.wait([self._exited], timeout=_LAST_WORDS_S)
-        status = self._exited.result() if self._exited.done() and not self._exited.cancelled() else None
+        status = (
+            self._exited.result() if self._exited.done() and not self._exited.cancelled() else None
+        )
         return self._gone(operation, f"it hung up without an answer ({_in_words(status)})")
 
     def _gone(self, operation: str, message: str) -> CriuExited:
         log = self._log()
         if errors := logs.errors_of(logs.lines_of(log)):
             message = f"{message}; its log says: {errors[-1]}"
-        status = self._exited.result() if self._exited.done() and not self._exited.cancelled() else None
+        status = (
+            self._exited.result() if self._exited.done() and not self._exited.cancelled() else None
+        )
         return CriuExited(operation, message, status=status, log_tail=logs.tail(log))
 
     def _failed(self, operation: str, answer: Response) -> CriuFailed:

@@ -1,13 +1,15 @@
-"""Pages of zeros are left out of an image: memory that was set aside and holds nothing yet, as an engine's KV cache does.
+"""Pages of zeros are left out of an image: memory that was set aside and holds nothing yet, as an
+engine's KV cache does.
 
-CRIU writes every page that was ever touched. A page of private anonymous memory that an image does not name is zero when it is touched
-(also when pages come lazily), so those that hold zeros need not be named. Whole blocks only: each run that is cut out makes one more
-piece to read. An image that is not understood to the last byte stays as it is.
+CRIU writes every page that was ever touched. A page of private anonymous memory that an image does
+not name is zero when it is touched (also when pages come lazily), so those that hold zeros need not
+be named. Whole blocks only: each run that is cut out makes one more piece to read. An image that is
+not understood to the last byte stays as it is.
 
-Formats, of CRIU's images (`images/*.proto` of its source): two magic numbers, then messages of protobuf, each behind its length.
-`pagemap-<pid>.img`: a head with the number of the pages file, then runs of pages; `pages-<n>.img`: the pages, run after run;
-`mm-<pid>.img`: one message with the mappings.
-"""
+Formats, of CRIU's images (`images/*.proto` of its source): two magic numbers, then messages of
+protobuf, each behind its length. `pagemap-<pid>.img`: a head with the number of the pages file,
+then runs of pages; `pages-<n>.img`: the pages, run after run; `mm-<pid>.img`: one message with the
+mappings."""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ class PageRun:
 
 
 def drop_zero_pages(images: Path) -> int:
-    """Take the zeros out of every process's pages; how many bytes that were. Blocking, about 0.1 s for each GB. Raises OSError."""
+    """Take the zeros out of every process's pages; how many bytes that were. Blocking, about 0.1 s
+    for each GB. Raises OSError."""
     return sum(_leave_out_of(pagemap) for pagemap in sorted(images.glob("pagemap-[0-9]*.img")))
 
 
@@ -54,7 +57,9 @@ def _leave_out_of(pagemap: Path) -> int:
         number, runs = _pagemap(pagemap.read_bytes())
         plain = _plain_spans(pagemap.with_name(pagemap.name.replace("pagemap", "mm")).read_bytes())
         pages = pagemap.with_name(f"pages-{number}.img")
-        if sum(run.pages for run in runs) * PAGE != pages.stat().st_size or not all(run.flags & _PRESENT for run in runs):
+        if sum(run.pages for run in runs) * PAGE != pages.stat().st_size or not all(
+            run.flags & _PRESENT for run in runs
+        ):
             return 0
     except (NotUnderstood, FileNotFoundError, struct.error, IndexError):
         return 0
@@ -68,7 +73,9 @@ def _leave_out_of(pagemap: Path) -> int:
     return left_out
 
 
-def _kept(pages: Path, runs: Iterable[PageRun], plain: list[tuple[int, int]]) -> Iterator[tuple[int, PageRun]]:
+def _kept(
+    pages: Path, runs: Iterable[PageRun], plain: list[tuple[int, int]]
+) -> Iterator[tuple[int, PageRun]]:
     """What stays, with the place of its first page in the file."""
     with pages.open("rb") as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as data:
         at = 0
@@ -78,12 +85,16 @@ def _kept(pages: Path, runs: Iterable[PageRun], plain: list[tuple[int, int]]) ->
             at += run.pages
 
 
-def _pieces(data: mmap.mmap, at: int, run: PageRun, plain: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _pieces(
+    data: mmap.mmap, at: int, run: PageRun, plain: list[tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
     """(first page, pages) of the parts of a run between blocks of zeros."""
     start = at
     for place in range(at, at + run.pages - BLOCK_PAGES + 1, BLOCK_PAGES):
         address = run.address + (place - at) * PAGE
-        if data[place * PAGE : (place + BLOCK_PAGES) * PAGE] == _ZEROS and _is_plain(address, plain):
+        if data[place * PAGE : (place + BLOCK_PAGES) * PAGE] == _ZEROS and _is_plain(
+            address, plain
+        ):
             if place > start:
                 yield start, place - start
             start = place + BLOCK_PAGES
@@ -128,7 +139,8 @@ def _pagemap(data: bytes) -> tuple[int, list[PageRun]]:
     runs = []
     for message in messages[1:]:
         fields = dict(_fields(message))
-        if not {1, 2, 4, 5} == fields.keys() or fields[2] != 0:  # 2: where older ones kept the count
+        # 2: where older ones kept the count
+        if not {1, 2, 4, 5} == fields.keys() or fields[2] != 0:
             raise NotUnderstood("run")
         runs.append(PageRun(_number(fields[1]), _number(fields[5]), _number(fields[4])))
     return _number(head[1]), runs
@@ -172,7 +184,8 @@ def _messages(data: bytes, magic: int) -> list[bytes]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(number, value) of one message: varints as numbers, the rest as bytes. Raises NotUnderstood, IndexError."""
+    """(number, value) of one message: varints as numbers, the rest as bytes. Raises NotUnderstood,
+    IndexError."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)

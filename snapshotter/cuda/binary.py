@@ -1,4 +1,5 @@
-"""NVIDIA's `cuda-checkpoint` program: one process for each call, which initialises the driver each time (hence the slower way)."""
+"""NVIDIA's `cuda-checkpoint` program: one process for each call, which initialises the driver each
+time (hence the slower way)."""
 
 from __future__ import annotations
 
@@ -18,9 +19,12 @@ _OUTPUT_BYTES = 4096
 
 
 class BinaryDriver:
-    """CudaDriver over the program at `path`. Owned by the agent's event loop; calls share nothing, so there is no lock."""
+    """CudaDriver over the program at `path`. Owned by the agent's event loop; calls share nothing,
+    so there is no lock."""
 
-    def __init__(self, path: Path, *, version: str = "", environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, path: Path, *, version: str = "", environ: Mapping[str, str] | None = None
+    ) -> None:
         self._path = path
         self._version = version
         self._environ = dict(os.environ if environ is None else environ)
@@ -51,12 +55,15 @@ class BinaryDriver:
             if status == 0:
                 return CudaState(out)
         except ValueError as e:
-            raise DriverFailed("state", pid, f"{self._path.name} speaks of a state {out!r} that is not known here") from e
+            raise DriverFailed(
+                "state", pid, f"{self._path.name} speaks of a state {out!r} that is not known here"
+            ) from e
         raise DriverFailed("state", pid, _why(status, out))
 
     async def lock(self, pid: int, *, timeout_s: float) -> None:
         """As CudaDriver says."""
-        await self._act(Action.LOCK, pid, "--timeout", str(max(1, int(timeout_s * 1000))))  # 0 would wait for ever
+        # 0 would wait for ever
+        await self._act(Action.LOCK, pid, "--timeout", str(max(1, int(timeout_s * 1000))))
 
     async def checkpoint(self, pid: int) -> None:
         """As CudaDriver says."""
@@ -103,4 +110,6 @@ class BinaryDriver:
 
 
 def _why(status: int, out: str) -> str:
-    return out or (f"killed by signal {-status}" if status < 0 else f"exit status {status} without a word")
+    return out or (
+        f"killed by signal {-status}" if status < 0 else f"exit status {status} without a word"
+    )

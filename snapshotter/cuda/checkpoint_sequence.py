@@ -1,8 +1,9 @@
-"""lock → checkpoint → (dump), and (restore) → restore → unlock, for a process tree, with the ways back of `states`.
+"""lock → checkpoint → (dump), and (restore) → restore → unlock, for a process tree, with the ways
+back of `states`.
 
-Invariants, whatever fails and whenever the caller gives up: a tree that was touched ends suspended (and handed out), running, or
-killed with the reason said; no call outlives its deadline; a suspension is led back at most once.
-"""
+Invariants, whatever fails and whenever the caller gives up: a tree that was touched ends suspended
+(and handed out), running, or killed with the reason said; no call outlives its deadline; a
+suspension is led back at most once."""
 
 from __future__ import annotations
 
@@ -16,18 +17,27 @@ from snapshotter.cuda.driver import CudaDriver, Deadlines
 from snapshotter.cuda.errors import CudaFailed, CudaLost, CudaRefused, DriverFailed, Refusal
 from snapshotter.cuda.gpu_mapping import DeviceRecord, gpu_mapping, record_of
 from snapshotter.cuda.host import Machine, ProcessHandle
-from snapshotter.cuda.preconditions import gpu_in_use, left_over, managed_memory, refusals, unlisted, without_context
+from snapshotter.cuda.preconditions import (
+    gpu_in_use,
+    left_over,
+    managed_memory,
+    refusals,
+    unlisted,
+    without_context,
+)
 from snapshotter.cuda.transitions import CudaState, Step, rollback_path
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _LOCK_SHARE = 0.8
-"""Of a lock's deadline goes to the driver as its own timeout, so that it gives up by itself and cleanly, before we give up on it."""
+"""Of a lock's deadline goes to the driver as its own timeout, so that it gives up by itself and
+cleanly, before we give up on it."""
 
 
 class _Stumble(Exception):
-    """Raised inside this module when a step failed; becomes CudaFailed or CudaLost, once the way back is known."""
+    """Raised inside this module when a step failed; becomes CudaFailed or CudaLost, once the way
+    back is known."""
 
     def __init__(self, step: Step, pid: int, message: str) -> None:
         super().__init__(message)
@@ -36,9 +46,12 @@ class _Stumble(Exception):
 
 
 class CudaDevices:
-    """Devices over a CudaDriver. Holds no state between calls; a Suspension carries what a way back needs."""
+    """Devices over a CudaDriver. Holds no state between calls; a Suspension carries what a way back
+    needs."""
 
-    def __init__(self, driver: CudaDriver, machine: Machine, *, deadlines: Deadlines | None = None) -> None:
+    def __init__(
+        self, driver: CudaDriver, machine: Machine, *, deadlines: Deadlines | None = None
+    ) -> None:
         self._driver = driver
         self._machine = machine
         self._deadlines = deadlines or Deadlines()
@@ -47,7 +60,8 @@ class CudaDevices:
         return f"<CudaDevices through {self._driver.name}>"
 
     async def before_dump(self, pids: Sequence[int]) -> Suspension:
-        """As Devices says. A tree that holds no device gives a suspension of nothing (`record.processes == 0`)."""
+        """As Devices says. A tree that holds no device gives a suspension of nothing
+        (`record.processes == 0`)."""
         watch = _Watch()
         suspension = await self._examined(pids)
         try:
@@ -55,7 +69,9 @@ class CudaDevices:
                 await self._lock(pid)
             suspension.phases_ms["cuda_lock"] = watch.lap_ms()
             for pid in suspension.cuda_pids:
-                await self._bounded(Step.CHECKPOINT, pid, self._driver.checkpoint(pid), self._deadlines.checkpoint_s)
+                await self._bounded(
+                    Step.CHECKPOINT, pid, self._driver.checkpoint(pid), self._deadlines.checkpoint_s
+                )
             for pid in suspension.cuda_pids:
                 await self._expect(Step.CHECKPOINT, pid, CudaState.CHECKPOINTED)
             self._expect_released(suspension)
@@ -66,10 +82,16 @@ class CudaDevices:
                 raise CudaRefused(managed) from e
             raise _failed(e, edges) from e
         except CudaRefused:
-            await self._lead_back(suspension, _Stumble(Step.RELEASE, suspension.first_pid, "a device is still held"))
+            await self._lead_back(
+                suspension, _Stumble(Step.RELEASE, suspension.first_pid, "a device is still held")
+            )
             raise
-        except BaseException as e:  # above all CancelledError; but whatever it is, the process must not stay locked
-            await self._lead_back(suspension, _Stumble(Step.CHECKPOINT, suspension.first_pid, f"called off ({type(e).__name__})"))
+        except BaseException as e:
+            # above all CancelledError; but whatever it is, the process must not stay locked
+            await self._lead_back(
+                suspension,
+                _Stumble(Step.CHECKPOINT, suspension.first_pid, f"called off ({type(e).__name__})"),
+            )
             raise
         return suspension
 
@@ -82,14 +104,20 @@ class CudaDevices:
         if record.processes:
             gpu_mapping(record, self._machine.node(), target=target)
 
-    async def after_restore(self, pids: Sequence[int], record: DeviceRecord, *, target: str | None = None) -> Mapping[str, float]:
+    async def after_restore(
+        self, pids: Sequence[int], record: DeviceRecord, *, target: str | None = None
+    ) -> Mapping[str, float]:
         """As Devices says. A snapshot without a GPU side is left alone."""
         if not record.processes:
             return {}
         victims, gone = self._victims(pids)
         try:
             if gone:
-                raise _Stumble(Step.RESTORE, gone[0], f"process {gone[0]} is gone before its GPU side was restored")
+                raise _Stumble(
+                    Step.RESTORE,
+                    gone[0],
+                    f"process {gone[0]} is gone before its GPU side was restored",
+                )
             return await self._resume(pids, record, target)
         except CudaRefused as e:
             self._kill(victims, str(e))
@@ -97,11 +125,12 @@ class CudaDevices:
         except _Stumble as e:
             self._kill(victims, str(e))
             raise _lost(e, {e.pid: "kill"}) from e
-        except BaseException as e:  # above all CancelledError; but whatever it is, half a device serves nobody
+        except BaseException as e:
+            # above all CancelledError; but whatever it is, half a device serves nobody
             self._kill(victims, f"the restore was called off ({type(e).__name__})")
             raise
 
-    # -- out ----------------------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------------------
 
     async def _examined(self, pids: Sequence[int]) -> Suspension:
         """Look, touch nothing: who they are, what stands in the way, who holds CUDA."""
@@ -109,9 +138,13 @@ class CudaDevices:
         try:
             held = [h for h in (self._machine.holdings(pid) for pid in pids) if h.devices]
         except OSError as e:
-            raise _failed(_Stumble(Step.LOCK, 0, f"a process ended before the checkpoint: {e}"), {}) from e
+            raise _failed(
+                _Stumble(Step.LOCK, 0, f"a process ended before the checkpoint: {e}"), {}
+            ) from e
         if gone:
-            raise _failed(_Stumble(Step.LOCK, gone[0], f"process {gone[0]} ended before the checkpoint"), {})
+            raise _failed(
+                _Stumble(Step.LOCK, gone[0], f"process {gone[0]} ended before the checkpoint"), {}
+            )
         if not held:
             return Suspension(victims=victims)
         node = self._machine.node()
@@ -130,7 +163,8 @@ class CudaDevices:
         return Suspension(victims=victims, cuda_pids=[h.pid for h in contexts], record=record)
 
     def _managed(self, suspension: Suspension, stumble: _Stumble) -> list[Refusal]:
-        """Why the driver said no to a checkpoint, where managed memory can be seen: it says no more than that it cannot."""
+        """Why the driver said no to a checkpoint, where managed memory can be seen: it says no more
+        than that it cannot."""
         if stumble.step is not Step.CHECKPOINT or not isinstance(stumble.__cause__, DriverFailed):
             return []
         try:
@@ -141,10 +175,13 @@ class CudaDevices:
 
     async def _lock(self, pid: int) -> None:
         limit = self._deadlines.lock_s
-        await self._bounded(Step.LOCK, pid, self._driver.lock(pid, timeout_s=limit * _LOCK_SHARE), limit)
+        await self._bounded(
+            Step.LOCK, pid, self._driver.lock(pid, timeout_s=limit * _LOCK_SHARE), limit
+        )
 
     def _expect_released(self, suspension: Suspension) -> None:
-        """No device may be left in the whole tree: CRIU would fail on it, or make a snapshot without its GPU."""
+        """No device may be left in the whole tree: CRIU would fail on it, or make a snapshot
+        without its GPU."""
         try:
             held = [self._machine.holdings(victim.pid) for victim in suspension.victims]
         except OSError as e:
@@ -152,10 +189,11 @@ class CudaDevices:
         if left := [left_over(h.pid, h.leftovers) for h in held if h.leftovers]:
             raise CudaRefused(left)
 
-    # -- back ---------------------------------------------------------------------------------------------------------
+    # -- back --------------------------------------------------------------------------------------
 
     async def _lead_back(self, suspension: Suspension, stumble: _Stumble) -> dict[int, str]:
-        """Take each process's edge; gives their names. Raises CudaLost when one has none, after killing the tree."""
+        """Take each process's edge; gives their names. Raises CudaLost when one has none, after
+        killing the tree."""
         if not suspension.end():
             return {}
         edges: dict[int, str] = {}
@@ -167,7 +205,10 @@ class CudaDevices:
             self._kill(suspension.victims, reason)
             raise _lost(_Stumble(stumble.step, second.pid, reason), edges) from second
         except BaseException as e:  # a second CancelledError, say
-            self._kill(suspension.victims, f"{stumble}; then the way back was called off ({type(e).__name__})")
+            self._kill(
+                suspension.victims,
+                f"{stumble}; then the way back was called off ({type(e).__name__})",
+            )
             raise
         _log.warning("cuda_rolled_back step=%s pid=%d edges=%s", stumble.step, stumble.pid, edges)
         return edges
@@ -182,7 +223,12 @@ class CudaDevices:
         edge = rollback_path(step, state)
         edges[pid] = edge.name
         if edge.kill:
-            raise _Stumble(step, pid, f"process {pid} is {state or 'in no known state'}{silence}, from where nothing leads back")
+            raise _Stumble(
+                step,
+                pid,
+                f"process {pid} is {state or 'in no known state'}{silence}, from where nothing "
+                f"leads back",
+            )
         for action in edge.actions:
             await self._act_back(Step(action), pid)
         if edge.actions:
@@ -190,46 +236,75 @@ class CudaDevices:
 
     async def _act_back(self, step: Step, pid: int) -> None:
         if step is Step.RESTORE:
-            await self._bounded(step, pid, self._driver.restore(pid, gpu_mapping={}), self._deadlines.restore_s)
+            await self._bounded(
+                step, pid, self._driver.restore(pid, gpu_mapping={}), self._deadlines.restore_s
+            )
         else:
             await self._bounded(step, pid, self._driver.unlock(pid), self._deadlines.unlock_s)
 
-    async def _resume(self, pids: Sequence[int], record: DeviceRecord, target: str | None) -> dict[str, float]:
+    async def _resume(
+        self, pids: Sequence[int], record: DeviceRecord, target: str | None
+    ) -> dict[str, float]:
         watch = _Watch()
         mapping = gpu_mapping(record, self._machine.node(), target=target)
         found = [pid for pid in pids if await self._has_cuda(Step.RESTORE, pid)]
         if len(found) != record.processes:
-            raise _Stumble(Step.RESTORE, 0, f"{len(found)} restored processes have a GPU side, and the snapshot has {record.processes}")
+            raise _Stumble(
+                Step.RESTORE,
+                0,
+                f"{len(found)} restored processes have a GPU side, and the snapshot has "
+                f"{record.processes}",
+            )
         for pid in found:
             await self._expect(Step.RESTORE, pid, CudaState.CHECKPOINTED)
         for pid in found:
-            await self._bounded(Step.RESTORE, pid, self._driver.restore(pid, gpu_mapping=mapping), self._deadlines.restore_s)
+            await self._bounded(
+                Step.RESTORE,
+                pid,
+                self._driver.restore(pid, gpu_mapping=mapping),
+                self._deadlines.restore_s,
+            )
         restore_ms = watch.lap_ms()
         for pid in found:
-            await self._bounded(Step.UNLOCK, pid, self._driver.unlock(pid), self._deadlines.unlock_s)
+            await self._bounded(
+                Step.UNLOCK, pid, self._driver.unlock(pid), self._deadlines.unlock_s
+            )
         for pid in found:
             await self._expect(Step.UNLOCK, pid, CudaState.RUNNING)
         return {"cuda_restore": restore_ms, "cuda_unlock": watch.lap_ms()}
 
-    # -- both ---------------------------------------------------------------------------------------------------------
+    # -- both --------------------------------------------------------------------------------------
 
     async def _has_cuda(self, step: Step, pid: int) -> bool:
-        return await self._bounded(step, pid, self._driver.restore_thread(pid), self._deadlines.ask_s, "restore thread") is not None
+        return (
+            await self._bounded(
+                step, pid, self._driver.restore_thread(pid), self._deadlines.ask_s, "restore thread"
+            )
+            is not None
+        )
 
     async def _state(self, step: Step, pid: int) -> CudaState:
-        return await self._bounded(step, pid, self._driver.state(pid), self._deadlines.ask_s, "state")
+        return await self._bounded(
+            step, pid, self._driver.state(pid), self._deadlines.ask_s, "state"
+        )
 
     async def _expect(self, step: Step, pid: int, wanted: CudaState) -> None:
         state = await self._state(step, pid)
         if state is not wanted:
-            raise _Stumble(step, pid, f"process {pid} is {state} after {step}, and should be {wanted}")
+            raise _Stumble(
+                step, pid, f"process {pid} is {state} after {step}, and should be {wanted}"
+            )
 
-    async def _bounded(self, step: Step, pid: int, call: Awaitable[_T], limit_s: float, asked: str | None = None) -> _T:
+    async def _bounded(
+        self, step: Step, pid: int, call: Awaitable[_T], limit_s: float, asked: str | None = None
+    ) -> _T:
         try:
             async with asyncio.timeout(limit_s):
                 return await call
         except TimeoutError as e:
-            raise _Stumble(step, pid, f"CUDA {asked or step} of process {pid} did not end within {limit_s:g} s") from e
+            raise _Stumble(
+                step, pid, f"CUDA {asked or step} of process {pid} did not end within {limit_s:g} s"
+            ) from e
         except DriverFailed as e:
             raise _Stumble(step, pid, str(e)) from e
 
@@ -261,13 +336,21 @@ class _Watch:
 
 
 def _detail(stumble: _Stumble, edges: Mapping[int, str]) -> dict[str, object]:
-    return {"step": stumble.step.value, "pid": stumble.pid, "edges": {str(pid): name for pid, name in edges.items()}}
+    return {
+        "step": stumble.step.value,
+        "pid": stumble.pid,
+        "edges": {str(pid): name for pid, name in edges.items()},
+    }
 
 
 def _failed(stumble: _Stumble, edges: Mapping[int, str]) -> CudaFailed:
     way = f" (way back: {', '.join(sorted(set(edges.values())))})" if edges else ""
-    return CudaFailed(f"{stumble.step} failed, and the process runs on{way}: {stumble}", _detail(stumble, edges))
+    return CudaFailed(
+        f"{stumble.step} failed, and the process runs on{way}: {stumble}", _detail(stumble, edges)
+    )
 
 
 def _lost(stumble: _Stumble, edges: Mapping[int, str]) -> CudaLost:
-    return CudaLost(f"{stumble.step} failed, and the process was killed: {stumble}", _detail(stumble, edges))
+    return CudaLost(
+        f"{stumble.step} failed, and the process was killed: {stumble}", _detail(stumble, edges)
+    )

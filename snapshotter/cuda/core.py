@@ -1,8 +1,8 @@
-"""`cuda.core.checkpoint` (cuda-python), behind a helper process that initialises the driver once and stays.
+"""`cuda.core.checkpoint` (cuda-python), behind a helper process that initialises the driver once
+and stays.
 
-The agent never loads CUDA: libcuda starts threads, and a call into it can hang for ever. A helper that overruns is killed, and the
-next call starts another.
-"""
+The agent never loads CUDA: libcuda starts threads, and a call into it can hang for ever. A helper
+that overruns is killed, and the next call starts another."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from snapshotter.cuda.preconditions import API_RELEASE
 from snapshotter.cuda.reaper import Reaper
 from snapshotter.cuda.transitions import CudaState
 
-# -P: the script's own folder (snapshotter/cuda) must not shadow the package `cuda`'s neighbours on sys.path.
+# -P: the script's own folder (snapshotter/cuda) must not shadow the package `cuda`'s neighbours on
+# sys.path.
 HELPER_COMMAND = (sys.executable, "-P", "-B", str(Path(__file__).with_name("helper.py")))
 _STDERR_BYTES = 4096
 _LAST_BREATH_S = 0.5
@@ -31,22 +32,29 @@ _LAST_BREATH_S = 0.5
 
 
 class CoreDriver:
-    """CudaDriver over the helper. Owned by the agent's event loop; `_turn` keeps orders one after another, as the pipe is."""
+    """CudaDriver over the helper. Owned by the agent's event loop; `_turn` keeps orders one after
+    another, as the pipe is."""
 
-    def __init__(self, *, command: Sequence[str] = HELPER_COMMAND, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, *, command: Sequence[str] = HELPER_COMMAND, environ: Mapping[str, str] | None = None
+    ) -> None:
         self._command = tuple(command)
         self._environ = dict(os.environ if environ is None else environ)
         self._turn = asyncio.Lock()
         self._reaper = Reaper()
         self._ids = itertools.count(1)
         self._helper: Process | None = None
-        # A pipe that nobody reads would stop the helper; this file has no name, and aclose() closes it.
+        # A pipe that nobody reads would stop the helper; this file has no name, and aclose() closes
+        # it.
         self._errors = tempfile.TemporaryFile(prefix="pl-cuda-")  # noqa: SIM115 - lives as long as we do
         self._version = ""
         self.starts = 0
 
     def __repr__(self) -> str:
-        return f"<CoreDriver {'pid ' + str(self._helper.pid) if self._helper else 'idle'}, {self.starts} starts>"
+        return (
+            f"<CoreDriver {'pid ' + str(self._helper.pid) if self._helper else 'idle'}, "
+            f"{self.starts} starts>"
+        )
 
     @property
     def name(self) -> str:
@@ -59,7 +67,8 @@ class CoreDriver:
         return API_RELEASE
 
     async def start(self) -> None:
-        """Have the helper up and the driver initialised; DriverFailed says why not (no cuda-python, no device, too old)."""
+        """Have the helper up and the driver initialised; DriverFailed says why not (no cuda-python,
+        no device, too old)."""
         async with self._turn:
             await self._up()
 
@@ -76,11 +85,14 @@ class CoreDriver:
         try:
             return CudaState(said)
         except ValueError as e:
-            raise DriverFailed("state", pid, f"cuda.core speaks of a state {said!r} that is not known here") from e
+            raise DriverFailed(
+                "state", pid, f"cuda.core speaks of a state {said!r} that is not known here"
+            ) from e
 
     async def lock(self, pid: int, *, timeout_s: float) -> None:
         """As CudaDriver says."""
-        await self._ask("lock", pid, timeout_ms=max(1, int(timeout_s * 1000)))  # 0 would wait for ever
+        # 0 would wait for ever
+        await self._ask("lock", pid, timeout_ms=max(1, int(timeout_s * 1000)))
 
     async def checkpoint(self, pid: int) -> None:
         """As CudaDriver says."""
@@ -88,7 +100,9 @@ class CoreDriver:
 
     async def restore(self, pid: int, *, gpu_mapping: Mapping[str, str]) -> None:
         """As CudaDriver says; cuda.core takes UUIDs without their `GPU-`."""
-        bare = {old.removeprefix("GPU-"): new.removeprefix("GPU-") for old, new in gpu_mapping.items()}
+        bare = {
+            old.removeprefix("GPU-"): new.removeprefix("GPU-") for old, new in gpu_mapping.items()
+        }
         await self._ask("restore", pid, gpu_mapping=bare)
 
     async def unlock(self, pid: int) -> None:
@@ -110,7 +124,8 @@ class CoreDriver:
             except (OSError, ValueError) as e:
                 raise DriverFailed(op, pid, await self._obituary(helper)) from e
             except asyncio.CancelledError:
-                self._drop()  # it is still at it, and its late answer would be taken for the next one's
+                # it is still at it, and its late answer would be taken for the next one's
+                self._drop()
                 raise
         if not answer["ok"]:
             raise HelperRefused(op, pid, answer["error"])
@@ -122,7 +137,9 @@ class CoreDriver:
         self.starts += 1
         pipe = asyncio.subprocess.PIPE
         try:
-            helper = await asyncio.create_subprocess_exec(*self._command, env=self._environ, stdin=pipe, stdout=pipe, stderr=self._errors)
+            helper = await asyncio.create_subprocess_exec(
+                *self._command, env=self._environ, stdin=pipe, stdout=pipe, stderr=self._errors
+            )
         except OSError as e:
             raise DriverFailed("start", 0, f"the helper cannot be run: {e.strerror}") from e
         self._helper = helper
@@ -143,7 +160,8 @@ class CoreDriver:
         """Why it said nothing: it is dead, or about to be."""
         self._helper = None
         try:
-            with contextlib.suppress(TimeoutError):  # its own end is the news; `kill` would reap it, and asyncio never learn its status
+            # its own end is the news; `kill` would reap it, and asyncio never learn its status
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_BREATH_S):
                     await helper.wait()
             if helper.returncode is None:
@@ -172,7 +190,8 @@ class HelperRefused(DriverFailed):
 
 
 async def _exchange(helper: Process, order: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Say `order` (None: only listen), and read one answer. A helper that is gone raises OSError or ValueError."""
+    """Say `order` (None: only listen), and read one answer. A helper that is gone raises OSError or
+    ValueError."""
     if helper.stdin is None or helper.stdout is None:
         raise OSError("a helper has pipes")
     if order is not None:

@@ -1,4 +1,5 @@
-"""The seam between checkpoints and devices: what happens to a process tree before CRIU dumps it, and after CRIU has restored it.
+"""The seam between checkpoints and devices: what happens to a process tree before CRIU dumps it,
+and after CRIU has restored it.
 
     suspension = await devices.before_dump(pids)        # CudaRefused, CudaFailed: the tree runs; CudaLost: it was killed
     try:
@@ -27,14 +28,21 @@ from snapshotter.cuda.preconditions import left_over
 
 
 class Suspension:
-    """A tree whose GPU side has been taken off the device. Owned by the checkpoint that asked for it, on the agent's event loop.
+    """A tree whose GPU side has been taken off the device. Owned by the checkpoint that asked for
+    it, on the agent's event loop.
 
     Attributes:
-        record: for the manifest.
-        phases_ms: `cuda_lock` (the look at the process included), `cuda_checkpoint` (the check that it let go included).
+        record: for the manifest. phases_ms: `cuda_lock` (the look at the process included),
+        `cuda_checkpoint` (the check that it let go included).
     """
 
-    def __init__(self, *, victims: Sequence[ProcessHandle] = (), cuda_pids: Sequence[int] = (), record: DeviceRecord | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        victims: Sequence[ProcessHandle] = (),
+        cuda_pids: Sequence[int] = (),
+        record: DeviceRecord | None = None,
+    ) -> None:
         self.victims = tuple(victims)
         self.cuda_pids = tuple(cuda_pids)
         self.record = record or DeviceRecord()
@@ -42,7 +50,10 @@ class Suspension:
         self._over = False
 
     def __repr__(self) -> str:
-        return f"<Suspension {'over' if self._over else 'open'} of {', '.join(map(str, self.cuda_pids)) or 'nothing'}>"
+        return (
+            f"<Suspension {'over' if self._over else 'open'} of "
+            f"{', '.join(map(str, self.cuda_pids)) or 'nothing'}>"
+        )
 
     @property
     def first_pid(self) -> int:
@@ -63,20 +74,26 @@ class Devices(Protocol):
         ...
 
     async def rollback(self, suspension: Suspension, reason: str) -> None:
-        """The dump failed: lead the tree back to running, once (a second call does nothing). Raises CudaLost when that fails."""
+        """The dump failed: lead the tree back to running, once (a second call does nothing). Raises
+        CudaLost when that fails."""
         ...
 
     def check_restore(self, record: DeviceRecord, *, target: str | None = None) -> None:
-        """Raises CudaRefused when `record` cannot come back on this node (onto GPU `target`). Ask before CRIU restores."""
+        """Raises CudaRefused when `record` cannot come back on this node (onto GPU `target`). Ask
+        before CRIU restores."""
         ...
 
-    async def after_restore(self, pids: Sequence[int], record: DeviceRecord, *, target: str | None = None) -> Mapping[str, float]:
-        """Put the tree back onto a GPU; gives `cuda_restore` and `cuda_unlock` in ms. Raises CudaLost: the tree was killed."""
+    async def after_restore(
+        self, pids: Sequence[int], record: DeviceRecord, *, target: str | None = None
+    ) -> Mapping[str, float]:
+        """Put the tree back onto a GPU; gives `cuda_restore` and `cuda_unlock` in ms. Raises
+        CudaLost: the tree was killed."""
         ...
 
 
 class NoDevices:
-    """Devices of a function without a GPU: acts on nothing, but refuses a process that holds a device all the same."""
+    """Devices of a function without a GPU: acts on nothing, but refuses a process that holds a
+    device all the same."""
 
     def __init__(self, *, leftovers: Callable[[int], tuple[str, ...]] = nvidia_leftovers) -> None:
         self._leftovers = leftovers
@@ -85,7 +102,8 @@ class NoDevices:
         """Nothing to take off; CudaRefused names what a process holds."""
         refused = []
         for pid in pids:
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # gone: the dump will say so
+            # gone: the dump will say so
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if what := self._leftovers(pid):
                     refused.append(left_over(pid, what))
         if refused:
@@ -99,10 +117,15 @@ class NoDevices:
     def check_restore(self, record: DeviceRecord, *, target: str | None = None) -> None:
         """A snapshot with a GPU side is not for here."""
         if record.processes:
-            message = f"the snapshot holds the GPU state of {record.processes} processes, and this node has no way to restore it"
+            message = (
+                f"the snapshot holds the GPU state of {record.processes} processes, and "
+                f"this node has no way to restore it"
+            )
             raise CudaRefused([Refusal(kind="cuda_driver", what="none", message=message)])
 
-    async def after_restore(self, pids: Sequence[int], record: DeviceRecord, *, target: str | None = None) -> Mapping[str, float]:
+    async def after_restore(
+        self, pids: Sequence[int], record: DeviceRecord, *, target: str | None = None
+    ) -> Mapping[str, float]:
         """Nothing to put back."""
         self.check_restore(record, target=target)
         return {}

@@ -11,9 +11,9 @@ from snapshotter.cuda.transitions import CudaState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """How long each call may take, in seconds. `checkpoint` and `restore` copy device memory over PCIe: at 12 GB/s (half of a x16
-    slot of the fourth generation) 80 GB take 7 s, and a cold driver some seconds more; the rest is for nodes under load.
-    """
+    """How long each call may take, in seconds. `checkpoint` and `restore` copy device memory over
+    PCIe: at 12 GB/s (half of a x16 slot of the fourth generation) 80 GB take 7 s, and a cold driver
+    some seconds more; the rest is for nodes under load."""
 
     ask_s: float = 15.0
     lock_s: float = 30.0
@@ -24,15 +24,17 @@ class Deadlines:
     def __post_init__(self) -> None:
         for name in ("ask_s", "lock_s", "checkpoint_s", "restore_s", "unlock_s"):
             if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name):g}; a deadline is more than 0 seconds")
+                raise ValueError(
+                    f"{name} is {getattr(self, name):g}; a deadline is more than 0 seconds"
+                )
 
 
 class CudaDriver(Protocol):
     """Acts on the CUDA side of a process, named by its pid in our PID namespace.
 
-    Every call may be cancelled at any moment (that is how a deadline arrives) and then ends at once, with whatever process did the work
-    killed; the action itself may or may not have happened, so that only `state` tells. A refusal raises DriverFailed.
-    """
+    Every call may be cancelled at any moment (that is how a deadline arrives) and then ends at
+    once, with whatever process did the work killed; the action itself may or may not have happened,
+    so that only `state` tells. A refusal raises DriverFailed."""
 
     @property
     def name(self) -> str:
@@ -61,7 +63,8 @@ class CudaDriver(Protocol):
         ...
 
     async def restore(self, pid: int, *, gpu_mapping: Mapping[str, str]) -> None:
-        """Take the GPU again and copy back; `gpu_mapping` is UUID then → UUID now (`GPU-…`) of every GPU, empty for the same ones."""
+        """Take the GPU again and copy back; `gpu_mapping` is UUID then → UUID now (`GPU-…`) of
+        every GPU, empty for the same ones."""
         ...
 
     async def unlock(self, pid: int) -> None:

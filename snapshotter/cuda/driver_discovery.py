@@ -32,13 +32,20 @@ class DriverLookup:
 
 
 async def find_driver(
-    *, node: CudaNode, environ: Mapping[str, str], helper: Sequence[str] = HELPER_COMMAND, deadline_s: float = START_S
+    *,
+    node: CudaNode,
+    environ: Mapping[str, str],
+    helper: Sequence[str] = HELPER_COMMAND,
+    deadline_s: float = START_S,
 ) -> DriverLookup:
     """cuda.core first (one helper that stays), then the program; within twice `deadline_s`."""
     if node.release is None:
         return DriverLookup(driver=None, why="no NVIDIA driver is loaded on this node")
     if node.release < BINARY_RELEASE:
-        why = f"the display driver is {node.version}: checkpointing a GPU needs {BINARY_RELEASE} or later, {API_RELEASE} for cuda.core"
+        why = (
+            f"the display driver is {node.version}: checkpointing a GPU needs {BINARY_RELEASE} "
+            f"or later, {API_RELEASE} for cuda.core"
+        )
         return DriverLookup(driver=None, why=why)
     core, no_core = await _core(node, environ, helper, deadline_s)
     if core is not None:
@@ -47,11 +54,15 @@ async def find_driver(
     if program is not None:
         return DriverLookup(driver=program, why=f"cuda.core is faster, but: {no_core}")
     return DriverLookup(
-        driver=None, why=f"neither cuda.core ({no_core}) nor the program ({no_program}): pip install cuda-core, or install {_PROGRAM}"
+        driver=None,
+        why=f"neither cuda.core ({no_core}) nor the program ({no_program}): pip install "
+        f"cuda-core, or install {_PROGRAM}",
     )
 
 
-async def _core(node: CudaNode, environ: Mapping[str, str], command: Sequence[str], deadline_s: float) -> tuple[CudaDriver | None, str]:
+async def _core(
+    node: CudaNode, environ: Mapping[str, str], command: Sequence[str], deadline_s: float
+) -> tuple[CudaDriver | None, str]:
     if (node.release or 0) < API_RELEASE:
         return None, f"it needs driver {API_RELEASE}, here {node.version}"
     driver = CoreDriver(command=command, environ=environ)
@@ -78,7 +89,11 @@ async def _program(environ: Mapping[str, str], deadline_s: float) -> tuple[CudaD
         return None, f"{_PROGRAM} is not in PATH"
     try:
         child = await asyncio.create_subprocess_exec(
-            path, "--help", env=dict(environ), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+            path,
+            "--help",
+            env=dict(environ),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
         )
     except OSError as e:
         return None, f"{path} cannot be run: {e.strerror}"

@@ -1,4 +1,5 @@
-"""What can go wrong between a process and its GPU. None of these leaves a process locked or checkpointed."""
+"""What can go wrong between a process and its GPU. None of these leaves a process locked or
+checkpointed."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from snapshotter.errors import SnapshotRefused, SnapshotterError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """One thing that stands in the way: its `kind`, `what` it is, and a `message` that names it and the way out."""
+    """One thing that stands in the way: its `kind`, `what` it is, and a `message` that names it and
+    the way out."""
 
     kind: str
     what: str
@@ -22,15 +24,19 @@ class Refusal:
 
 
 class CudaRefused(SnapshotRefused):
-    """Raised when a GPU process cannot be snapshotted: it runs on as before. `detail["reasons"]` as in SnapshotRefused."""
+    """Raised when a GPU process cannot be snapshotted: it runs on as before. `detail["reasons"]` as
+    in SnapshotRefused."""
 
     def __init__(self, refusals: Sequence[Refusal]) -> None:
-        super().__init__("; ".join(r.message for r in refusals), {"reasons": [r.to_json() for r in refusals]})
+        super().__init__(
+            "; ".join(r.message for r in refusals), {"reasons": [r.to_json() for r in refusals]}
+        )
         self.refusals = tuple(refusals)
 
 
 class DriverFailed(SnapshotterError):
-    """Raised by a CudaDriver when it was asked and said no, or died. `detail` carries `asked`, `pid`."""
+    """Raised by a CudaDriver when it was asked and said no, or died. `detail` carries `asked`,
+    `pid`."""
 
     code = "cuda_driver_failed"
 
@@ -41,12 +47,14 @@ class DriverFailed(SnapshotterError):
 
 
 class CudaFailed(SnapshotterError):
-    """Raised when a step failed and every process of the tree is running again. `detail` carries `step`, `pid`, `edges`."""
+    """Raised when a step failed and every process of the tree is running again. `detail` carries
+    `step`, `pid`, `edges`."""
 
     code = "cuda_failed"
 
 
 class CudaLost(SnapshotterError):
-    """Raised when a step failed and the tree was killed, because nothing leads back. `detail` carries `step`, `pid`, `edges`."""
+    """Raised when a step failed and the tree was killed, because nothing leads back. `detail`
+    carries `step`, `pid`, `edges`."""
 
     code = "cuda_lost"

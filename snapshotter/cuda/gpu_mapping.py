@@ -1,8 +1,8 @@
 """Which GPU a checkpointed process gets at restore, by UUID: a pure decision.
 
-The driver wants a pair for *every* GPU that its kernel part sees, used or not, and takes an empty mapping as "the same as before",
-which is its fast way. Only a GPU of the same model can stand in for another.
-"""
+The driver wants a pair for *every* GPU that its kernel part sees, used or not, and takes an empty
+mapping as "the same as before", which is its fast way. Only a GPU of the same model can stand in
+for another."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ class DeviceRecord:
     """What a snapshot says of the GPU side of its processes; goes into the manifest.
 
     Attributes:
-        processes: how many processes of the tree are checkpointed on the CUDA side; 0: the snapshot knows no GPU.
-        used: UUID of the GPU that they were on.
-        gpus: (UUID, model) of every GPU of the node, in the order of their device numbers.
-        release: the display driver's release.
+        processes: how many processes of the tree are checkpointed on the CUDA side; 0: the snapshot
+        knows no GPU. used: UUID of the GPU that they were on. gpus: (UUID, model) of every GPU of
+        the node, in the order of their device numbers. release: the display driver's release.
     """
 
     processes: int = 0
@@ -33,43 +32,67 @@ class DeviceRecord:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return {"processes": self.processes, "used": self.used, "gpus": [list(g) for g in self.gpus], "release": self.release}
+        return {
+            "processes": self.processes,
+            "used": self.used,
+            "gpus": [list(g) for g in self.gpus],
+            "release": self.release,
+        }
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
         """The reverse of `to_json`."""
-        return cls(processes=body["processes"], used=body["used"], gpus=tuple((u, n) for u, n in body["gpus"]), release=body["release"])
+        return cls(
+            processes=body["processes"],
+            used=body["used"],
+            gpus=tuple((u, n) for u, n in body["gpus"]),
+            release=body["release"],
+        )
 
 
-def gpu_mapping(record: DeviceRecord, node: CudaNode, *, target: str | None = None) -> dict[str, str]:
-    """UUID then → UUID now for a restore on `node`, onto GPU `target` (None: where it was, else the first free one of the model).
+def gpu_mapping(
+    record: DeviceRecord, node: CudaNode, *, target: str | None = None
+) -> dict[str, str]:
+    """UUID then → UUID now for a restore on `node`, onto GPU `target` (None: where it was, else the
+    first free one of the model).
 
     Empty when nothing moves. Raises CudaRefused, naming what differs, when the machines do not fit.
     """
     here = {g.uuid: g.name for g in sorted(node.gpus, key=lambda g: g.minor)}
     there = dict(record.gpus)
     if record.used is None or record.used not in there:
-        raise _refused(str(record.used), "the snapshot does not say which GPU it was on: make it again")
+        raise _refused(
+            str(record.used), "the snapshot does not say which GPU it was on: make it again"
+        )
     chosen = _chosen(record.used, there[record.used], here, target)
     pairs = {record.used: chosen}
-    pairs.update((uuid, uuid) for uuid in there if uuid in here and uuid not in (record.used, chosen))
+    pairs.update(
+        (uuid, uuid) for uuid in there if uuid in here and uuid not in (record.used, chosen)
+    )
     free = [uuid for uuid in here if uuid not in pairs.values()]
     for uuid in (u for u in there if u not in pairs):
         stand_in = next((f for f in free if here[f] == there[uuid]), None)
         if stand_in is None:
             raise _refused(
                 uuid,
-                f"the snapshot was made beside a {there[uuid]} ({uuid}) for which this node has no stand-in: restore on a node like it",
+                f"the snapshot was made beside a {there[uuid]} ({uuid}) for which this node has "
+                f"no stand-in: restore on a node like it",
             )
         free.remove(stand_in)
         pairs[uuid] = stand_in
     if free:
-        raise _refused(", ".join(free), f"this node has {len(here)} GPUs and the snapshot's had {len(there)}: restore on a node like it")
+        raise _refused(
+            ", ".join(free),
+            f"this node has {len(here)} GPUs and the snapshot's had {len(there)}: restore on a "
+            f"node like it",
+        )
     if all(old == new for old, new in pairs.items()):
         return {}
     if (node.release or 0) < MIGRATION_RELEASE:
         raise _refused(
-            chosen, f"a restore onto another GPU needs driver {MIGRATION_RELEASE} (here {node.version or 'none'}): restore on {record.used}"
+            chosen,
+            f"a restore onto another GPU needs driver {MIGRATION_RELEASE} (here "
+            f"{node.version or 'none'}): restore on {record.used}",
         )
     return pairs
 
@@ -77,7 +100,9 @@ def gpu_mapping(record: DeviceRecord, node: CudaNode, *, target: str | None = No
 def record_of(node: CudaNode, used: Gpu | None, processes: int) -> DeviceRecord:
     """What to keep with a snapshot that is made on `node`."""
     ordered = tuple((g.uuid, g.name) for g in sorted(node.gpus, key=lambda g: g.minor))
-    return DeviceRecord(processes=processes, used=used.uuid if used else None, gpus=ordered, release=node.release)
+    return DeviceRecord(
+        processes=processes, used=used.uuid if used else None, gpus=ordered, release=node.release
+    )
 
 
 def _chosen(used: str, model: str, here: Mapping[str, str], target: str | None) -> str:
@@ -85,11 +110,17 @@ def _chosen(used: str, model: str, here: Mapping[str, str], target: str | None) 
         candidates: Sequence[str] = [uuid for uuid, name in here.items() if name == model]
         if not candidates:
             raise _refused(
-                model, f"the snapshot was made on a {model}, and this node has {', '.join(sorted(set(here.values()))) or 'no GPU'}"
+                model,
+                f"the snapshot was made on a {model}, and this node has "
+                f"{', '.join(sorted(set(here.values()))) or 'no GPU'}",
             )
         return used if used in here else candidates[0]
     if here.get(target) != model:
-        raise _refused(target, f"the snapshot was made on a {model}, and {target} is {here.get(target, 'not on this node')}")
+        raise _refused(
+            target,
+            f"the snapshot was made on a {model}, and {target} is "
+            f"{here.get(target, 'not on this node')}",
+        )
     return target
 
 

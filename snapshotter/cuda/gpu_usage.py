@@ -1,8 +1,10 @@
-"""What a process holds of NVIDIA's devices, and what the node has of them: proc(5) and the driver's own files below /proc/driver/nvidia.
+"""What a process holds of NVIDIA's devices, and what the node has of them: proc(5) and the driver's
+own files below /proc/driver/nvidia.
 
-An ordinary CUDA context maps 2 MiB of `/dev/nvidia-uvm` and opens `/dev/nvidia-caps/nvidia-cap1` and `…2`, which configure and watch MIG
-(seen with driver 580 on an H200); managed memory (cudaMallocManaged) is what is mapped beyond, a MIG instance a capability of its own.
-CUDA IPC shows as a mapping of `/dev/shm/cuda.shm.*`. Once a process is checkpointed, nothing of all that is left.
+An ordinary CUDA context maps 2 MiB of `/dev/nvidia-uvm` and opens `/dev/nvidia-caps/nvidia-cap1`
+and `…2`, which configure and watch MIG (seen with driver 580 on an H200); managed memory
+(cudaMallocManaged) is what is mapped beyond, a MIG instance a capability of its own. CUDA IPC shows
+as a mapping of `/dev/shm/cuda.shm.*`. Once a process is checkpointed, nothing of all that is left.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ _MPS_NAMES = ("nvidia-cuda-mps", "nvidia-cuda-mps-server", "nvidia-cuda-mps-cont
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU: UUID (`GPU-…`), model name, number of its device file, and whether it is cut up (MIG instances exist)."""
+    """One GPU: UUID (`GPU-…`), model name, number of its device file, and whether it is cut up (MIG
+    instances exist)."""
 
     uuid: str
     name: str
@@ -42,7 +45,8 @@ class CudaNode:
 
     Attributes:
         release: the first number of the display driver's `version`; None without a driver.
-        mig_instances: numbers of the device files (`/dev/nvidia-caps/nvidia-cap…`) that open MIG instances.
+        mig_instances: numbers of the device files (`/dev/nvidia-caps/nvidia-cap…`) that open MIG
+        instances.
     """
 
     release: int | None
@@ -54,7 +58,8 @@ class CudaNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUsage:
-    """What one process has open (`descriptors`: number → path) and mapped (path → bytes) of devices and CUDA IPC."""
+    """What one process has open (`descriptors`: number → path) and mapped (path → bytes) of devices
+    and CUDA IPC."""
 
     pid: int
     descriptors: tuple[tuple[int, str], ...]
@@ -63,23 +68,46 @@ class GpuUsage:
     @property
     def devices(self) -> tuple[str, ...]:
         """Each device path once."""
-        return tuple(sorted({p for _, p in self.descriptors if _is_device(p)} | {p for p, _ in self.mapped if _is_device(p)}))
+        return tuple(
+            sorted(
+                {p for _, p in self.descriptors if _is_device(p)}
+                | {p for p, _ in self.mapped if _is_device(p)}
+            )
+        )
 
     @property
     def leftovers(self) -> tuple[str, ...]:
-        """What would reach a dump: `fd 7 → /dev/nvidiactl`, `mapping of /dev/nvidia0 (2097152 bytes)`."""
-        open_ones = [f"fd {number} → {path}" for number, path in self.descriptors if _is_device(path)]
-        return (*open_ones, *(f"mapping of {path} ({size} bytes)" for path, size in self.mapped if _is_device(path)))
+        """What would reach a dump: `fd 7 → /dev/nvidiactl`, `mapping of /dev/nvidia0 (2097152
+        bytes)`."""
+        open_ones = [
+            f"fd {number} → {path}" for number, path in self.descriptors if _is_device(path)
+        ]
+        return (
+            *open_ones,
+            *(
+                f"mapping of {path} ({size} bytes)"
+                for path, size in self.mapped
+                if _is_device(path)
+            ),
+        )
 
     @property
     def minors(self) -> frozenset[int]:
-        """Numbers of the GPUs that it uses: those mapped, else those open (the driver opens every GPU that it can see)."""
-        mapped = frozenset(int(p.removeprefix(_DEVICE)) for p, _ in self.mapped if p.removeprefix(_DEVICE).isdigit())
-        return mapped or frozenset(int(p.removeprefix(_DEVICE)) for p in self.devices if p.removeprefix(_DEVICE).isdigit())
+        """Numbers of the GPUs that it uses: those mapped, else those open (the driver opens every
+        GPU that it can see)."""
+        mapped = frozenset(
+            int(p.removeprefix(_DEVICE))
+            for p, _ in self.mapped
+            if p.removeprefix(_DEVICE).isdigit()
+        )
+        return mapped or frozenset(
+            int(p.removeprefix(_DEVICE)) for p in self.devices if p.removeprefix(_DEVICE).isdigit()
+        )
 
     @property
     def managed_bytes(self) -> int:
-        """Bytes of managed memory, by all that can be seen: what is mapped beyond a context's own."""
+        """Bytes of managed memory, by all that can be seen: what is mapped beyond a context's
+        own."""
         return max(0, sum(size for path, size in self.mapped if path == _UVM) - _CONTEXT_UVM_BYTES)
 
     @property
@@ -95,13 +123,19 @@ class GpuUsage:
 
 
 def holdings_of(pid: int, *, proc: Path = _PROC) -> GpuUsage:
-    """Read them; a process that is gone raises OSError (FileNotFoundError, or ProcessLookupError from the read)."""
+    """Read them; a process that is gone raises OSError (FileNotFoundError, or ProcessLookupError
+    from the read)."""
     maps = (proc / str(pid) / "maps").read_text()
-    return GpuUsage(pid=pid, descriptors=tuple(_descriptors(proc / str(pid) / "fd")), mapped=tuple(_mappings(maps)))
+    return GpuUsage(
+        pid=pid,
+        descriptors=tuple(_descriptors(proc / str(pid) / "fd")),
+        mapped=tuple(_mappings(maps)),
+    )
 
 
 def nvidia_leftovers(pid: int, *, proc: Path = _PROC) -> tuple[str, ...]:
-    """Devices that would reach CRIU's dump of this process, in words; empty is right. OSError when it is gone."""
+    """Devices that would reach CRIU's dump of this process, in words; empty is right. OSError when
+    it is gone."""
     return holdings_of(pid, proc=proc).leftovers
 
 
@@ -110,7 +144,13 @@ def cuda_node(*, proc: Path = _PROC) -> CudaNode:
     driver = proc / "driver" / "nvidia"
     version = _version(driver)
     release = int(version.split(".")[0]) if version else None
-    return CudaNode(release=release, version=version, gpus=tuple(_gpus(driver)), mps=_mps(proc), mig_instances=_mig_instances(driver))
+    return CudaNode(
+        release=release,
+        version=version,
+        gpus=tuple(_gpus(driver)),
+        mps=_mps(proc),
+        mig_instances=_mig_instances(driver),
+    )
 
 
 def _is_device(path: str) -> bool:
@@ -150,7 +190,12 @@ def _version(driver: Path) -> str:
 
 def _gpus(driver: Path) -> Iterator[Gpu]:
     for information in sorted((driver / "gpus").glob("*/information")):
-        said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in information.read_text().splitlines())}
+        said = {
+            key.strip(): value.strip()
+            for key, _, value in (
+                line.partition(":") for line in information.read_text().splitlines()
+            )
+        }
         minor, uuid = said.get("Device Minor", ""), said.get("GPU UUID", "")
         if minor.isdigit() and uuid:
             cut_up = any((driver / "capabilities" / f"gpu{minor}" / "mig").glob("gi*"))
@@ -159,8 +204,12 @@ def _gpus(driver: Path) -> Iterator[Gpu]:
 
 def _mig_instances(driver: Path) -> frozenset[int]:
     """Of `capabilities/gpu0/mig/gi1/access` and the compute instances below it."""
-    texts = (access.read_text() for access in (driver / "capabilities").glob("gpu*/mig/gi*/**/access"))
-    return frozenset(int(found.group(1)) for text in texts if (found := _CAPABILITY_MINOR.search(text)))
+    texts = (
+        access.read_text() for access in (driver / "capabilities").glob("gpu*/mig/gi*/**/access")
+    )
+    return frozenset(
+        int(found.group(1)) for text in texts if (found := _CAPABILITY_MINOR.search(text))
+    )
 
 
 def _mps(proc: Path) -> bool:

@@ -1,11 +1,14 @@
-"""The program of the helper process: one line of JSON in, one out. Runs alone (standard library and cuda-python), never in the agent.
+"""The program of the helper process: one line of JSON in, one out. Runs alone (standard library and
+cuda-python), never in the agent.
 
-    {"id": 1, "op": "lock", "pid": 123, "timeout_ms": 10000}  →  {"id": 1, "ok": true, "value": null}
-                                                               or {"id": 1, "ok": false, "error": "…"}
+    {"id": 1, "op": "lock", "pid": 123, "timeout_ms": 10000}  →  {"id": 1, "ok": true, "value":
+    null}
+                                                               or {"id": 1, "ok": false, "error":
+                                                               "…"}
 
-Its first line is `{"ready": true, "version": "…"}`, or `{"ready": false, "why": "…"}` and it ends. It ends with its standard input.
-`cuInit` is paid once, here: that is the reason for a process that stays.
-"""
+Its first line is `{"ready": true, "version": "…"}`, or `{"ready": false, "why": "…"}` and it ends.
+It ends with its standard input. `cuInit` is paid once, here: that is the reason for a process that
+stays."""
 
 from __future__ import annotations
 
@@ -31,7 +34,8 @@ OPERATIONS: Mapping[str, Operation] = {
 
 def main() -> int:
     """Serve standard input until it ends."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)  # ours alone: whatever a library prints goes to standard error
+    # ours alone: whatever a library prints goes to standard error
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     try:
         checkpoint, version = _cuda()
@@ -46,7 +50,8 @@ def main() -> int:
 
 
 def _cuda() -> tuple[Any, str]:
-    """The module `cuda.core.checkpoint`, with the driver initialised, and the version of cuda-core."""
+    """The module `cuda.core.checkpoint`, with the driver initialised, and the version of
+    cuda-core."""
     driver = importlib.import_module("cuda.bindings.driver")
     checkpoint = importlib.import_module("cuda.core.checkpoint")
     (status,) = driver.cuInit(0)

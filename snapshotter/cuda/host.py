@@ -1,4 +1,5 @@
-"""The machine as the sequence sees it: what is there, what a process holds, and the end of a process that is lost."""
+"""The machine as the sequence sees it: what is there, what a process holds, and the end of a
+process that is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from snapshotter.cuda.gpu_usage import CudaNode, GpuUsage, cuda_node, holdings_o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessHandle:
-    """A process, so that a later one with the same pid is not mistaken for it. `started_ticks`: field 22 of proc(5)'s `stat`."""
+    """A process, so that a later one with the same pid is not mistaken for it. `started_ticks`:
+    field 22 of proc(5)'s `stat`."""
 
     pid: int
     started_ticks: int
@@ -59,7 +61,8 @@ class ThisMachine:
         return ProcessHandle(pid=pid, started_ticks=int(fields[19]))
 
     def kill(self, victim: ProcessHandle) -> None:
-        """As Machine says: the pidfd first, then the comparison, so that what is compared is what is signalled."""
+        """As Machine says: the pidfd first, then the comparison, so that what is compared is what
+        is signalled."""
         try:
             pidfd = os.pidfd_open(victim.pid)
         except ProcessLookupError:

@@ -1,8 +1,8 @@
-"""How much of each GPU's memory is in use, and by whom: nvidia-smi's query, and /proc for the names of processes.
+"""How much of each GPU's memory is in use, and by whom: nvidia-smi's query, and /proc for the names
+of processes.
 
-A process that has ended may leave its memory behind for seconds, while the driver tears its context down; a container's is seen here
-although its processes are not ours.
-"""
+A process that has ended may leave its memory behind for seconds, while the driver tears its context
+down; a container's is seen here although its processes are not ours."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from snapshotter.cuda.reaper import Reaper
 _QUERY_TIMEOUT_S = 10.0
 """nvidia-smi wakes a sleeping driver, which takes seconds."""
 FREE_SHARE = 0.05
-"""Of a GPU's memory that may be in use although nobody uses it: the driver's own, and what persistence keeps (below 1 GiB of 80)."""
+"""Of a GPU's memory that may be in use although nobody uses it: the driver's own, and what
+persistence keeps (below 1 GiB of 80)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,10 @@ class GpuMemory:
     def describe(self) -> str:
         """For people."""
         who = ", ".join(self.holders) or "nobody that this node's agent can see"
-        return f"GPU {self.index} ({self.uuid}) has {_gib(self.used_bytes)} of {_gib(self.total_bytes)} in use by {who}"
+        return (
+            f"GPU {self.index} ({self.uuid}) has {_gib(self.used_bytes)} of "
+            f"{_gib(self.total_bytes)} in use by {who}"
+        )
 
 
 class GpuMemoryUnknown(Exception):
@@ -99,10 +103,15 @@ class NvidiaSmi:
                 child.kill()
             self._reaper.take(child)
             if isinstance(e, TimeoutError):
-                raise GpuMemoryUnknown(f"nvidia-smi did not answer within {_QUERY_TIMEOUT_S:.0f} s") from e
+                raise GpuMemoryUnknown(
+                    f"nvidia-smi did not answer within {_QUERY_TIMEOUT_S:.0f} s"
+                ) from e
             raise
         if child.returncode:
-            raise GpuMemoryUnknown(f"nvidia-smi ended with status {child.returncode}: {out.decode(errors='replace').strip()[-200:]}")
+            raise GpuMemoryUnknown(
+                f"nvidia-smi ended with status {child.returncode}: "
+                f"{out.decode(errors='replace').strip()[-200:]}"
+            )
         return out.decode(errors="replace")
 
     def _name(self, pid: int) -> str:
@@ -119,7 +128,8 @@ class Names(Protocol):
 
 
 def parse(gpus: str, apps: str, *, names: Names) -> tuple[GpuMemory, ...]:
-    """The tool's two tables. Lines that are none (a GPU that is lost says so in words) are left out."""
+    """The tool's two tables. Lines that are none (a GPU that is lost says so in words) are left
+    out."""
     holders: dict[str, list[str]] = {}
     for uuid, pid, used in _rows(apps, 3):
         if pid.isdigit():

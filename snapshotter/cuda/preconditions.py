@@ -1,10 +1,11 @@
-"""What the driver cannot checkpoint, found before the process is touched: pure decisions over what `holdings` read.
+"""What the driver cannot checkpoint, found before the process is touched: pure decisions over what
+`holdings` read.
 
-Sources: README of cuda-checkpoint (no managed memory; CUDA IPC from 610 on; a failure inside the driver may leave the process broken,
-so asking first is the safe way), README of CRIU's CUDA plugin (no MIG, no MPS). One GPU only is our own limit: across several,
-a restore can hang in NCCL. Managed memory alone is found afterwards: every context maps some, how much is the driver's affair, and
-the driver refuses it cleanly (580: the process stays locked, and unlocks).
-"""
+Sources: README of cuda-checkpoint (no managed memory; CUDA IPC from 610 on; a failure inside the
+driver may leave the process broken, so asking first is the safe way), README of CRIU's CUDA plugin
+(no MIG, no MPS). One GPU only is our own limit: across several, a restore can hang in NCCL. Managed
+memory alone is found afterwards: every context maps some, how much is the driver's affair, and the
+driver refuses it cleanly (580: the process stays locked, and unlocks)."""
 
 from __future__ import annotations
 
@@ -24,20 +25,36 @@ IPC_RELEASE = 610
 _OR_NOT = ", or use snapshot=False"
 
 
-def refusals(*, node: CudaNode, held: Sequence[GpuUsage], minimum_release: int) -> tuple[Refusal, ...]:
-    """All that stands in the way, the node's first; empty: go ahead. `minimum_release` is the chosen driver's."""
-    return (*_of_node(node, minimum_release), *_of_tree(held), *(r for h in held for r in _of_process(h, node)))
+def refusals(
+    *, node: CudaNode, held: Sequence[GpuUsage], minimum_release: int
+) -> tuple[Refusal, ...]:
+    """All that stands in the way, the node's first; empty: go ahead. `minimum_release` is the
+    chosen driver's."""
+    return (
+        *_of_node(node, minimum_release),
+        *_of_tree(held),
+        *(r for h in held for r in _of_process(h, node)),
+    )
 
 
 def _of_node(node: CudaNode, minimum_release: int) -> Iterator[Refusal]:
     if node.release is None:
-        message = "no NVIDIA driver is loaded on this node: install one, or deploy the function without a GPU"
+        message = (
+            "no NVIDIA driver is loaded on this node: install one, or deploy the function "
+            "without a GPU"
+        )
         yield _refusal("cuda_driver", "none", message)
     elif node.release < minimum_release:
-        message = f"the display driver is {node.version}, and checkpointing a GPU needs {minimum_release} or later: upgrade it{_OR_NOT}"
+        message = (
+            f"the display driver is {node.version}, and checkpointing a GPU needs "
+            f"{minimum_release} or later: upgrade it{_OR_NOT}"
+        )
         yield _refusal("cuda_driver", node.version, message)
     if node.mps:
-        message = "MPS runs on this node, and its clients cannot be checkpointed: stop it (echo quit | nvidia-cuda-mps-control)"
+        message = (
+            "MPS runs on this node, and its clients cannot be checkpointed: stop it (echo "
+            "quit | nvidia-cuda-mps-control)"
+        )
         yield _refusal("mps", "nvidia-cuda-mps", message)
 
 
@@ -45,7 +62,10 @@ def _of_tree(held: Sequence[GpuUsage]) -> Iterator[Refusal]:
     minors = sorted(frozenset[int]().union(*(h.minors for h in held)))
     if len(minors) > 1:
         names = ", ".join(f"/dev/nvidia{n}" for n in minors)
-        message = f"the function uses {len(minors)} GPUs ({names}), and only one can be snapshotted: ask for one{_OR_NOT}"
+        message = (
+            f"the function uses {len(minors)} GPUs ({names}), and only one can be "
+            f"snapshotted: ask for one{_OR_NOT}"
+        )
         yield _refusal("multi_gpu", names, message)
 
 
@@ -55,45 +75,65 @@ def _of_process(held: GpuUsage, node: CudaNode) -> Iterator[Refusal]:
     if cut_up or held.capabilities & node.mig_instances:
         gpu = cut_up[0].uuid if cut_up else "a MIG instance"
         message = (
-            f"{who} runs on {gpu}, which is partitioned (MIG) and cannot be checkpointed: use a whole GPU (nvidia-smi -mig 0){_OR_NOT}"
+            f"{who} runs on {gpu}, which is partitioned (MIG) and cannot be checkpointed: "
+            f"use a whole GPU (nvidia-smi -mig 0){_OR_NOT}"
         )
         yield _refusal("mig", gpu, message)
     if held.has_ipc and (node.release or 0) < IPC_RELEASE:
         needs = f"which needs driver {IPC_RELEASE} (here {node.version})"
-        message = f"{who} shares GPU memory with another process (CUDA IPC), {needs}: keep one process{_OR_NOT}"
+        message = (
+            f"{who} shares GPU memory with another process (CUDA IPC), {needs}: keep one "
+            f"process{_OR_NOT}"
+        )
         yield _refusal("cuda_ipc", who, message)
 
 
 def without_context(pid: int, devices: Sequence[str]) -> Refusal:
-    """A process that has device files open but no CUDA: the driver cannot take them away from it."""
+    """A process that has device files open but no CUDA: the driver cannot take them away from
+    it."""
     names = ", ".join(devices)
     way_out = "close it before the snapshot (nvmlShutdown), or open it with snap=False"
-    return _refusal("device", names, f"process {pid} holds {names} without a CUDA context (NVML, a graphics library): {way_out}")
+    return _refusal(
+        "device",
+        names,
+        f"process {pid} holds {names} without a CUDA context (NVML, a graphics library): {way_out}",
+    )
 
 
 def managed_memory(held: GpuUsage) -> Refusal:
-    """A process that the driver refused, and that maps more of `/dev/nvidia-uvm` than a context does."""
+    """A process that the driver refused, and that maps more of `/dev/nvidia-uvm` than a context
+    does."""
     size = f"{held.managed_bytes / 2**20:.0f} MiB"
-    why = f"process {held.pid} uses {size} of managed memory (UVM), which the driver cannot checkpoint"
+    why = (
+        f"process {held.pid} uses {size} of managed memory (UVM), which the driver cannot "
+        f"checkpoint"
+    )
     return _refusal("uvm", size, f"{why}: allocate with cudaMalloc{_OR_NOT}")
 
 
 def left_over(pid: int, what: Sequence[str]) -> Refusal:
-    """A process that still holds a device: CRIU would fail on it, or dump the process without its GPU."""
+    """A process that still holds a device: CRIU would fail on it, or dump the process without its
+    GPU."""
     names = ", ".join(what)
-    return _refusal("device", names, f"process {pid} holds {names} at the snapshot: close it before{_OR_NOT}")
+    return _refusal(
+        "device", names, f"process {pid} holds {names} at the snapshot: close it before{_OR_NOT}"
+    )
 
 
 def unlisted(held: Sequence[GpuUsage]) -> Refusal:
     """A process on a GPU that the driver does not list: nobody could say later which one it was."""
     names = ", ".join(sorted({d for h in held for d in h.devices}))
     return _refusal(
-        "gpu", names, f"no GPU in /proc/driver/nvidia/gpus belongs to {names}: run the agent where the driver's files are to be seen"
+        "gpu",
+        names,
+        f"no GPU in /proc/driver/nvidia/gpus belongs to {names}: run the agent where the driver's "
+        f"files are to be seen",
     )
 
 
 def gpu_in_use(node: CudaNode, held: Sequence[GpuUsage]) -> Gpu | None:
-    """The one GPU that the tree holds; None when it holds none, or one that the driver does not list."""
+    """The one GPU that the tree holds; None when it holds none, or one that the driver does not
+    list."""
     minors = frozenset[int]().union(*(h.minors for h in held))
     return next((g for g in node.gpus if g.minor in minors), None)
 

@@ -1,7 +1,7 @@
 """Processes that were killed and are waited for behind the caller's back.
 
-A process inside the GPU driver may sit in an uninterruptible sleep, where even SIGKILL waits: a deadline cannot wait with it.
-"""
+A process inside the GPU driver may sit in an uninterruptible sleep, where even SIGKILL waits: a
+deadline cannot wait with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import asyncio
 from asyncio.subprocess import Process
 
 CLOSE_S = 5.0
-"""How long `aclose` waits. What is stuck in the kernel longer than that is reaped by init once we are gone."""
+"""How long `aclose` waits. What is stuck in the kernel longer than that is reaped by init once we
+are gone."""
 
 
 class Reaper:

@@ -1,12 +1,15 @@
-"""The states of a process's CUDA side, the four actions between them, and the way back from every failure: tables, no I/O.
+"""The states of a process's CUDA side, the four actions between them, and the way back from every
+failure: tables, no I/O.
 
-    running --lock--> locked --checkpoint--> checkpointed  (CRIU dump, CRIU restore)  checkpointed --restore--> locked --unlock--> running
+    running --lock--> locked --checkpoint--> checkpointed  (CRIU dump, CRIU restore)  checkpointed
+    --restore--> locked --unlock--> running
 
-`failed` is terminal: nothing leads out of it. The names are the driver's own (CUDA driver API, "CUDA Checkpointing").
+`failed` is terminal: nothing leads out of it. The names are the driver's own (CUDA driver API,
+"CUDA Checkpointing").
 
-Invariants: an action that is not in TRANSITIONS for a state is never asked of the driver; every pair of a failed step and a state that
-the driver may report then has exactly one edge in ROLLBACK, and an edge ends in `running` or in a kill.
-"""
+Invariants: an action that is not in TRANSITIONS for a state is never asked of the driver; every
+pair of a failed step and a state that the driver may report then has exactly one edge in ROLLBACK,
+and an edge ends in `running` or in a kill."""
 
 from __future__ import annotations
 
@@ -88,10 +91,12 @@ _ON_THE_WAY_OUT = (Step.LOCK, Step.CHECKPOINT, Step.RELEASE, Step.DUMP)
 _ON_THE_WAY_BACK = (Step.RESTORE, Step.UNLOCK)
 
 ROLLBACK: Mapping[tuple[Step, CudaState], Rollback] = {
-    # Until the dump has succeeded, the process is worth keeping: home from wherever it stands. An action that overran may have been
-    # done after all, and a tree has processes ahead of and behind the one that failed, so that the state decides, not the step.
+    # Until the dump has succeeded, the process is worth keeping: home from wherever it stands. An
+    # action that overran may have been done after all, and a tree has processes ahead of and behind
+    # the one that failed, so that the state decides, not the step.
     **{(step, state): edge for step in _ON_THE_WAY_OUT for state, edge in _HOME.items()},
-    # After the images were read there is nothing to go back to: half of a device is no process. Another restore is.
+    # After the images were read there is nothing to go back to: half of a device is no process.
+    # Another restore is.
     **{(step, state): KILL for step in _ON_THE_WAY_BACK for state in CudaState},
 }
 
@@ -105,5 +110,6 @@ def after(state: CudaState, action: Action) -> CudaState:
 
 
 def rollback_path(step: Step, state: CudaState | None) -> Rollback:
-    """The edge taken when `step` failed and the driver then reports `state`; None: it did not say, and the process is lost."""
+    """The edge taken when `step` failed and the driver then reports `state`; None: it did not say,
+    and the process is lost."""
     return KILL if state is None else ROLLBACK[step, state]

@@ -1,8 +1,8 @@
 """Packed archives of the platform's blob store, as files of this machine.
 
-Where the store is a directory the archive is read where it lies; else it is fetched into a temporary directory, which goes when it was
-read. Nothing is believed here: whoever unpacks compares the hash.
-"""
+Where the store is a directory the archive is read where it lies; else it is fetched into a
+temporary directory, which goes when it was read. Nothing is believed here: whoever unpacks compares
+the hash."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from weight_cache.objects import ObjectStore, blob_key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """A packed archive: `path` as long as it is needed (it may be missing), and where it came from, for errors.
+    """A packed archive: `path` as long as it is needed (it may be missing), and where it came from,
+    for errors.
 
     Attributes:
-        root: directory of the store in which it lies, and in which the controller writes; None: it is a file of our own.
+        root: directory of the store in which it lies, and in which the controller writes; None: it
+        is a file of our own.
     """
 
     path: Path
@@ -41,8 +43,11 @@ class Archive:
 
 
 @contextlib.asynccontextmanager
-async def local_archive(blobs: ObjectStore, digest: str, *, beside: Path, floor: DiskFloor) -> AsyncIterator[Archive]:
-    """The archive as a file, which a directory may lack; fetched below `beside`. Raises BundleUnavailable, BelowFloor, OSError."""
+async def local_archive(
+    blobs: ObjectStore, digest: str, *, beside: Path, floor: DiskFloor
+) -> AsyncIterator[Archive]:
+    """The archive as a file, which a directory may lack; fetched below `beside`. Raises
+    BundleUnavailable, BelowFloor, OSError."""
     key = blob_key(digest)
     if (there := blobs.local_path(key)) is not None:
         yield Archive(path=there, origin=str(there), root=there.parents[key.count("/")])
@@ -68,4 +73,6 @@ async def is_there(blobs: ObjectStore, digest: str) -> bool:
 
 def missing(digest: str, where: str) -> BundleUnavailable:
     """What is said of an archive that the store at `where` does not have."""
-    return BundleUnavailable(f"bundle {digest[:12]} is not in the blob store ({where}): deploy again to upload it")
+    return BundleUnavailable(
+        f"bundle {digest[:12]} is not in the blob store ({where}): deploy again to upload it"
+    )

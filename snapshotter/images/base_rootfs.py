@@ -1,9 +1,10 @@
-"""The base root file system of images that install Debian packages: a minimal system of this machine's own release, made once.
+"""The base root file system of images that install Debian packages: a minimal system of this
+machine's own release, made once.
 
-debootstrap(8) makes it from where this machine's apt gets the packages of its own distribution, checked by its keyrings
-(apt-secure(8)). No tenant has a part in it. Each image with an `apt` step gets a copy, in which the ids of users are shifted
-(user_namespaces(7)): its steps are root there, and nobody on the machine.
-"""
+debootstrap(8) makes it from where this machine's apt gets the packages of its own distribution,
+checked by its keyrings (apt-secure(8)). No tenant has a part in it. Each image with an `apt` step
+gets a copy, in which the ids of users are shifted (user_namespaces(7)): its steps are root there,
+and nobody on the machine."""
 
 from __future__ import annotations
 
@@ -21,16 +22,23 @@ from pathlib import Path
 
 from snapshotter.errors import Unsupported
 from snapshotter.images.pip_config import without_credentials
-from snapshotter.linux.atomic_directory import delete_atomically, remove_tree, staged_in_thread, sweep
+from snapshotter.linux.atomic_directory import (
+    delete_atomically,
+    remove_tree,
+    staged_in_thread,
+    sweep,
+)
 from weight_cache.beneath import open_file
 from weight_cache.threads import finish_in_thread
 
 ID_COUNT = 65536
 """Users and groups of one image: what Debian's packages expect."""
 FIRST_ID, _ID_RANGES = 1_900_000_000, 256
-"""Ids that images in the making have on the machine: ranges that no distribution hands out (systemd, "Users, Groups, UIDs and GIDs")."""
+"""Ids that images in the making have on the machine: ranges that no distribution hands out
+(systemd, "Users, Groups, UIDs and GIDs")."""
 PACKAGES = ("ca-certificates", "libgomp1", "libstdc++6", "python3")
-"""Beside the minimal system: what interpreters and the libraries in wheels are linked against; python3 for the libraries of its modules."""
+"""Beside the minimal system: what interpreters and the libraries in wheels are linked against;
+python3 for the libraries of its modules."""
 _FRESH_S = 30 * 86400.0
 """A base that is older is made anew for the next image: its packages have had updates."""
 _RECIPE = 1
@@ -39,7 +47,17 @@ _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TARGET = "$(REPO_URI) $(RELEASE) $(COMPONENT) $(ORIGIN)"
 _PROXY = re.compile(r"Acquire::https?::([^ ]*::)?Proxy ", re.IGNORECASE)
 """Lines of `apt-config dump` that say through which proxy packages come."""
-_FOLDERS = ("dev", "etc/apt/apt.conf.d", "etc/apt/sources.list.d", "etc/dpkg/dpkg.cfg.d", "proc", "run", "sys", "tmp", "var/tmp")
+_FOLDERS = (
+    "dev",
+    "etc/apt/apt.conf.d",
+    "etc/apt/sources.list.d",
+    "etc/dpkg/dpkg.cfg.d",
+    "proc",
+    "run",
+    "sys",
+    "tmp",
+    "var/tmp",
+)
 _FILES = {
     "etc/apt/apt.conf.d/01small": 'APT::Install-Recommends "false";\nAcquire::Languages "none";\n',
     "etc/dpkg/dpkg.cfg.d/01small": "force-unsafe-io\npath-exclude=/usr/share/man/*\npath-exclude=/usr/share/info/*\n"
@@ -47,7 +65,8 @@ _FILES = {
     "etc/hosts": "127.0.0.1 localhost\n::1 localhost ip6-localhost\n",
     "etc/hostname": "localhost\n",
     "etc/resolv.conf": "",
-    "usr/sbin/policy-rc.d": "#!/bin/sh\nexit 101\n",  # nothing is started when it is installed (Debian: policy-rc.d, invoke-rc.d(8))
+    # nothing is started when it is installed (Debian: policy-rc.d, invoke-rc.d(8))
+    "usr/sbin/policy-rc.d": "#!/bin/sh\nexit 101\n",
 }
 CACHES = ("var/cache/apt", "var/lib/apt/lists")
 _DROPPED = (*CACHES, "usr/share/man", "usr/share/info", "usr/share/locale", "var/log")
@@ -87,31 +106,41 @@ class BaseRootfs:
         return f"<BaseRootfs {self._directory}>"
 
     def why_not(self) -> str | None:
-        """Why images cannot install packages on this machine, and what to do about it; None where they can."""
+        """Why images cannot install packages on this machine, and what to do about it; None where
+        they can."""
         return why_not(self._directory)
 
     def take_ids(self) -> range:
-        """Ids of an image in the making; no other one has them until they are given back. Raises Unsupported."""
+        """Ids of an image in the making; no other one has them until they are given back. Raises
+        Unsupported."""
         for number in range(_ID_RANGES):
             if number not in self._ranges:
                 self._ranges.add(number)
                 first = FIRST_ID + number * ID_COUNT
                 return range(first, first + ID_COUNT)
-        raise Unsupported(f"{_ID_RANGES} images with Debian packages are being built on this node: deploy again later")
+        raise Unsupported(
+            f"{_ID_RANGES} images with Debian packages are being built on this node: deploy again later"
+        )
 
     def give_back(self, ids: range) -> None:
         """The image is finished, or given up."""
         self._ranges.discard((ids.start - FIRST_ID) // ID_COUNT)
 
     async def copy(self, to: Path, ids: range, on_lines: OnLines) -> None:
-        """A copy of the base, which is made when there is none, as the directory `to`, owned by `ids`. Raises Unsupported, OSError."""
+        """A copy of the base, which is made when there is none, as the directory `to`, owned by
+        `ids`. Raises Unsupported, OSError."""
         self._listeners.append(on_lines)
         try:
             base = await self._ready()
         finally:
             self._listeners.remove(on_lines)
         async with self._busy:
-            if await self._run(["/bin/cp", "--archive", "--reflink=auto", "--", str(base), str(to)], on_lines) != 0:
+            if (
+                await self._run(
+                    ["/bin/cp", "--archive", "--reflink=auto", "--", str(base), str(to)], on_lines
+                )
+                != 0
+            ):
                 raise OSError(f"{base} could not be copied")
         await finish_in_thread(shift_owners, to, ids)
 
@@ -123,7 +152,9 @@ class BaseRootfs:
         if self._making is None or self._making.done():
             if _is_fresh(base):
                 return base
-            self._making = asyncio.create_task(self._renew(base), name="make the base root file system")
+            self._making = asyncio.create_task(
+                self._renew(base), name="make the base root file system"
+            )
         await asyncio.shield(self._making)
         return base
 
@@ -139,9 +170,18 @@ class BaseRootfs:
     async def _make_at(self, base: Path, release: str) -> None:
         sources = await package_sources()
         if not sources:
-            raise Unsupported(f"this machine's apt names no source of {release}: run apt-get update on it")
+            raise Unsupported(
+                f"this machine's apt names no source of {release}: run apt-get update on it"
+            )
         await finish_in_thread(sweep, self._directory)
-        await self._tell([f"making the base root file system of this machine's images, once: {release}, about a minute"])
+        await self._tell(
+            [
+                (
+                    f"making the base root file system of this machine's images, once: {release}, "
+                    f"about a minute"
+                )
+            ]
+        )
         async with staged_in_thread(base.with_name(f"{base.name}.new")) as temp:
             await self._make(temp / "root", release, sources)
         async with self._busy:
@@ -155,10 +195,20 @@ class BaseRootfs:
     async def _make(self, root: Path, release: str, sources: Sequence[Source]) -> None:
         first = next((s for s in sources if s.release == release), sources[0])
         options = ["--variant=minbase", f"--include={','.join(PACKAGES)}"]
-        if await self._run([_debootstrap(), *options, release, str(root), first.uri], self._tell) != 0:
+        if (
+            await self._run([_debootstrap(), *options, release, str(root), first.uri], self._tell)
+            != 0
+        ):
             log = root / "debootstrap" / "debootstrap.log"
-            said = (await asyncio.to_thread(log.read_text, errors="replace"))[-500:] if log.exists() else ""
-            raise Unsupported(f"debootstrap could not make a {release} from {first.uri}: {said.strip() or 'see its output above'}")
+            said = (
+                (await asyncio.to_thread(log.read_text, errors="replace"))[-500:]
+                if log.exists()
+                else ""
+            )
+            raise Unsupported(
+                f"debootstrap could not make a {release} from {first.uri}: "
+                f"{said.strip() or 'see its output above'}"
+            )
         await finish_in_thread(trim, root, [source.line for source in sources])
 
 
@@ -171,9 +221,15 @@ def base_path(directory: Path) -> Path:
 def why_not(directory: Path) -> str | None:
     """See `BaseRootfs.why_not`; `directory`: of bases."""
     if os.geteuid() != 0:
-        return "the platform runs without root: install system libraries on the machine yourself (sudo apt-get install …)"
+        return (
+            "the platform runs without root: install system libraries on the machine yourself "
+            "(sudo apt-get install …)"
+        )
     if shutil.which("apt-get") is None:
-        return "this machine is neither Debian nor Ubuntu: use a Python package that brings the library (pip_install)"
+        return (
+            "this machine is neither Debian nor Ubuntu: use a Python package that brings the "
+            "library (pip_install)"
+        )
     try:
         if not _debootstrap() and not _is_fresh(base_path(directory)):
             return "debootstrap is not installed: apt-get install debootstrap"
@@ -183,7 +239,11 @@ def why_not(directory: Path) -> str | None:
         most = int(Path("/proc/sys/user/max_user_namespaces").read_text())
     except (OSError, ValueError):
         most = 0
-    return None if most > 0 else "the kernel makes no user namespaces: sysctl -w user.max_user_namespaces=15000"
+    return (
+        None
+        if most > 0
+        else "the kernel makes no user namespaces: sysctl -w user.max_user_namespaces=15000"
+    )
 
 
 def _debootstrap() -> str:
@@ -195,12 +255,15 @@ def release_name() -> str:
     """This machine's release, as debootstrap calls it ("bookworm"). Raises Unsupported."""
     name = _os_release().get("VERSION_CODENAME", "")
     if not name:
-        raise Unsupported("/etc/os-release names no VERSION_CODENAME: the base of images cannot be chosen")
+        raise Unsupported(
+            "/etc/os-release names no VERSION_CODENAME: the base of images cannot be chosen"
+        )
     return name
 
 
 async def package_sources() -> list[Source]:
-    """Where this machine's apt gets its own distribution from, without credentials and third parties."""
+    """Where this machine's apt gets its own distribution from, without credentials and third
+    parties."""
     try:
         child = await asyncio.create_subprocess_exec(
             *("apt-get", "indextargets", "--format", _TARGET, "Identifier: Packages"),
@@ -210,11 +273,16 @@ async def package_sources() -> list[Source]:
     except OSError:
         return []
     out, _ = await child.communicate()
-    return chosen_sources(out.decode(errors="replace"), distribution=_os_release().get("ID", ""), release=release_name())
+    return chosen_sources(
+        out.decode(errors="replace"),
+        distribution=_os_release().get("ID", ""),
+        release=release_name(),
+    )
 
 
 async def package_proxies() -> str:
-    """The proxies of this machine's apt as an apt.conf(5), without credentials; "" where there are none."""
+    """The proxies of this machine's apt as an apt.conf(5), without credentials; "" where there are
+    none."""
     try:
         child = await asyncio.create_subprocess_exec(
             "apt-config", "dump", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
@@ -227,16 +295,26 @@ async def package_proxies() -> str:
 
 
 def chosen_sources(text: str, *, distribution: str, release: str) -> list[Source]:
-    """Of `apt-get indextargets` those of `distribution` for `release`; where none is known by its origin, the main components."""
+    """Of `apt-get indextargets` those of `distribution` for `release`; where none is known by its
+    origin, the main components."""
     rows = [row for line in text.splitlines() if len(row := line.split(maxsplit=3)) == 4]
-    rows = [row for row in rows if row[1] == release or row[1].startswith((f"{release}-", f"{release}/"))]
-    ours = [row for row in rows if row[3].lower() == distribution] or [row for row in rows if row[3].startswith("$") and row[2] == "main"]
-    found = [Source(uri=without_credentials(row[0]), release=row[1], component=row[2]) for row in ours]
+    rows = [
+        row
+        for row in rows
+        if row[1] == release or row[1].startswith((f"{release}-", f"{release}/"))
+    ]
+    ours = [row for row in rows if row[3].lower() == distribution] or [
+        row for row in rows if row[3].startswith("$") and row[2] == "main"
+    ]
+    found = [
+        Source(uri=without_credentials(row[0]), release=row[1], component=row[2]) for row in ours
+    ]
     return list(dict.fromkeys(found))
 
 
 def trim(root: Path, sources: Sequence[str]) -> None:
-    """Make a fresh debootstrap of `root` the base: its own settings, no devices, no caches, nothing of this machine's. Blocking."""
+    """Make a fresh debootstrap of `root` the base: its own settings, no devices, no caches, nothing
+    of this machine's. Blocking."""
     for name in (*_DROPPED, "dev", "debootstrap"):
         if (root / name).is_dir():
             shutil.rmtree(root / name)
@@ -244,7 +322,10 @@ def trim(root: Path, sources: Sequence[str]) -> None:
         (root / name).mkdir(parents=True, exist_ok=True)
     for name in ("var/cache/apt/archives/partial", "var/lib/apt/lists/partial", "var/log"):
         (root / name).mkdir(parents=True)
-    for name, text in {**_FILES, "etc/apt/sources.list": "".join(f"{line}\n" for line in sources)}.items():
+    for name, text in {
+        **_FILES,
+        "etc/apt/sources.list": "".join(f"{line}\n" for line in sources),
+    }.items():
         (root / name).unlink(missing_ok=True)
         (root / name).write_text(text)
         (root / name).chmod(0o755 if name.endswith("policy-rc.d") else 0o644)
@@ -253,7 +334,8 @@ def trim(root: Path, sources: Sequence[str]) -> None:
 
 
 def shift_owners(root: Path, ids: range) -> None:
-    """Give each file below `root` to the user and group of the same number in `ids`; set-id bits stay. Blocking. Raises OSError."""
+    """Give each file below `root` to the user and group of the same number in `ids`; set-id bits
+    stay. Blocking. Raises OSError."""
     _shift(root, ids, os.lstat(root))
     for folder, names, files in os.walk(root):
         for name in (*names, *files):
@@ -270,7 +352,8 @@ def _shift(path: str | Path, ids: range, status: os.stat_result) -> None:
 
 
 def packages_digest(rootfs: Path) -> str:
-    """sha256 (hex) of the packages that dpkg says are installed, with their versions, whatever their order. Blocking. Raises OSError."""
+    """sha256 (hex) of the packages that dpkg says are installed, with their versions, whatever
+    their order. Blocking. Raises OSError."""
     found, package = set[str](), ""
     with open(open_file(rootfs, "var/lib/dpkg/status"), errors="replace") as lines:
         for line in lines:

@@ -1,7 +1,8 @@
-"""What one image build may take of the machine: memory and processes by a cgroup of its own, the size of a file by a limit.
+"""What one image build may take of the machine: memory and processes by a cgroup of its own, the
+size of a file by a limit.
 
-Where there is no memory controller each process of the build is held to the same number of bytes by RLIMIT_DATA (setrlimit(2)).
-"""
+Where there is no memory controller each process of the build is held to the same number of bytes by
+RLIMIT_DATA (setrlimit(2))."""
 
 from __future__ import annotations
 
@@ -28,10 +29,10 @@ class BuildLimits:
     """The bounds of one build.
 
     Attributes:
-        memory_bytes: all processes of the build together; by default 4 GiB, or half of a smaller machine.
-        pids: processes and threads at once.
-        file_bytes: one file; the largest libraries that are packaged come to some GiB.
-        entries: files, directories and links of the image; an environment with torch and transformers has some 60,000.
+        memory_bytes: all processes of the build together; by default 4 GiB, or half of a smaller
+        machine. pids: processes and threads at once. file_bytes: one file; the largest libraries
+        that are packaged come to some GiB. entries: files, directories and links of the image; an
+        environment with torch and transformers has some 60,000.
     """
 
     memory_bytes: int = field(default_factory=_memory_bytes)
@@ -58,11 +59,15 @@ class LimitedGroup:
         """What to add to a failure's message: that memory ran out, "" otherwise."""
         if self.group.oom_kills() == 0:
             return ""
-        return f": it ran out of memory (a build may take {self.bounds.memory_bytes // 1024**2} MiB)"
+        return (
+            f": it ran out of memory (a build may take {self.bounds.memory_bytes // 1024**2} MiB)"
+        )
 
 
 @contextlib.asynccontextmanager
-async def limited_group(name: str, *, bounds: BuildLimits, cgroups: Cgroups) -> AsyncIterator[LimitedGroup]:
+async def limited_group(
+    name: str, *, bounds: BuildLimits, cgroups: Cgroups
+) -> AsyncIterator[LimitedGroup]:
     """A group for the length of a block; whoever is left in it then is killed. Raises OSError."""
     group = cgroups.make(name, memory_bytes=bounds.memory_bytes, cpu=_CPU, pids=bounds.pids)
     try:

@@ -1,4 +1,5 @@
-"""The file with what a build printed: for people, bounded, written batch by batch. Its beginning and its end are kept."""
+"""The file with what a build printed: for people, bounded, written batch by batch. Its beginning
+and its end are kept."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ MAX_LOG_BYTES = 1024 * 1024
 
 
 class BuildLog:
-    """Owner: the task of the build. Open inside of its `with` block, which empties the file of an earlier build.
+    """Owner: the task of the build. Open inside of its `with` block, which empties the file of an
+    earlier build.
 
     The first half of `max_bytes` is written as it comes, the last half at the end of the block.
 
@@ -36,11 +38,22 @@ class BuildLog:
         return f"<BuildLog {self.path} {self._size + self._last_bytes} bytes>"
 
     def __enter__(self) -> Self:
-        self._fd = os.open(self.path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._fd = os.open(
+            self.path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        remark = [f"[{self._left_out_bytes} bytes are left out here]\n".encode()] if self._left_out_bytes else []
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        remark = (
+            [f"[{self._left_out_bytes} bytes are left out here]\n".encode()]
+            if self._left_out_bytes
+            else []
+        )
         with contextlib.suppress(OSError):  # a full disk, of which the build has told
             os.write(self._fd, b"".join([*remark, *self._last]))
         os.close(self._fd)

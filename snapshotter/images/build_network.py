@@ -1,10 +1,10 @@
 """The network of one image build: a namespace of its own with a way out, or the host's.
 
-In a namespace of its own (`snapshotter.linux.slot_network`) a build reaches the internet and what `egress` allows, and nothing reaches
-it; the host's 127.0.0.1 and abstract Unix sockets are those of another namespace. A package index or a proxy that listens on the host's
-loopback is out of reach there, so a build whose pip is configured for one keeps the host's network. Wherever it is, a build makes no
-Unix sockets (`snapshotter.images.sandbox_child`).
-"""
+In a namespace of its own (`snapshotter.linux.slot_network`) a build reaches the internet and what
+`egress` allows, and nothing reaches it; the host's 127.0.0.1 and abstract Unix sockets are those of
+another namespace. A package index or a proxy that listens on the host's loopback is out of reach
+there, so a build whose pip is configured for one keeps the host's network. Wherever it is, a build
+makes no Unix sockets (`snapshotter.images.sandbox_child`)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ from snapshotter.errors import Unsupported
 from snapshotter.linux import net_commands, slot_network
 from snapshotter.linux.dns_servers import DnsServers
 
-_ON_LOOPBACK = re.compile(r"(?:://|@|^|[\s=,])(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?=[:/\s,]|$)", re.IGNORECASE | re.MULTILINE)
-"""An address of the host's loopback in a URL, behind user and password, or as a proxy without a scheme."""
+_ON_LOOPBACK = re.compile(
+    r"(?:://|@|^|[\s=,])(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?=[:/\s,]|$)",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""An address of the host's loopback in a URL, behind user and password, or as a proxy without a
+scheme."""
 
 
 class BuildNetwork(enum.StrEnum):
@@ -47,15 +51,20 @@ class Joined:
 
 
 def is_on_loopback(texts: Iterable[str]) -> bool:
-    """Whether one of these (URLs, or files that hold some) names a server on this machine's loopback."""
+    """Whether one of these (URLs, or files that hold some) names a server on this machine's
+    loopback."""
     return any(_ON_LOOPBACK.search(text) for text in texts)
 
 
 @contextlib.asynccontextmanager
 async def joined(
-    wanted: BuildNetwork, texts: Iterable[str], egress: Egress = PUBLIC, servers: DnsServers | None = None
+    wanted: BuildNetwork,
+    texts: Iterable[str],
+    egress: Egress = PUBLIC,
+    servers: DnsServers | None = None,
 ) -> AsyncIterator[Joined]:
-    """The network of a build whose pip is configured by `texts`. Raises Unsupported where OWN is wanted and cannot be had."""
+    """The network of a build whose pip is configured by `texts`. Raises Unsupported where OWN is
+    wanted and cannot be had."""
     if wanted is BuildNetwork.HOST:
         yield Joined(remark="snapshotter.build_network is host")
         return
@@ -65,12 +74,24 @@ async def joined(
     async with contextlib.AsyncExitStack() as stack:
         try:
             namespace = await stack.enter_async_context(net_commands.fresh_namespace())
-            await net_commands.run("nsenter", f"--net=/proc/self/fd/{namespace}", "ip", "link", "set", "lo", "up", fds=(namespace,))
+            await net_commands.run(
+                "nsenter",
+                f"--net=/proc/self/fd/{namespace}",
+                "ip",
+                "link",
+                "set",
+                "lo",
+                "up",
+                fds=(namespace,),
+            )
             name = await slot_network.connect(namespace, egress, servers)
         except (Unsupported, OSError) as e:
             await stack.aclose()
             if wanted is BuildNetwork.OWN:
-                raise Unsupported(f"a build needs a network of its own (snapshotter.build_network: own), and there is none: {e}") from e
+                raise Unsupported(
+                    f"a build needs a network of its own (snapshotter.build_network: own), and "
+                    f"there is none: {e}"
+                ) from e
             yield Joined(remark=str(e))
             return
         stack.push_async_callback(_leave, name)

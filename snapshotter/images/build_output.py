@@ -1,9 +1,9 @@
 """What a build prints, as lines, and how much of it is passed on.
 
-Each line that is passed on is work for the event loop of the agent, for the log and for everybody who listens. A command has a
-burst, and LINES_PER_S and BYTES_PER_S after that; what comes faster is counted, and read with pauses, so that it costs no core.
-The last lines of a command are passed on in any case: they say why it failed.
-"""
+Each line that is passed on is work for the event loop of the agent, for the log and for everybody
+who listens. A command has a burst, and LINES_PER_S and BYTES_PER_S after that; what comes faster is
+counted, and read with pauses, so that it costs no core. The last lines of a command are passed on
+in any case: they say why it failed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from collections import deque
 
 LINES_PER_S = 500
 BYTES_PER_S = 256 * 1024
-"""What is passed on for ever: far above what compilers and pip print, far below what would keep a core busy."""
+"""What is passed on for ever: far above what compilers and pip print, far below what would keep a
+core busy."""
 _BURST_S = 8
 """Of these rates may be used at once: `tar xv` of a large archive has 4000 lines."""
 MAX_LINE_BYTES = 64 * 1024
@@ -41,7 +42,8 @@ class Output:
         return f"<Output {self.left_out} lines left out>"
 
     def feed(self, block: bytes, *, now: float) -> list[str]:
-        """The whole lines of what was read that are passed on, without their ends. A block of any content costs less than a millisecond."""
+        """The whole lines of what was read that are passed on, without their ends. A block of any
+        content costs less than a millisecond."""
         self._refill(now)
         data = self._part + block
         whole, newline, self._part = data.rpartition(b"\n")
@@ -64,12 +66,20 @@ class Output:
         return [_text(piece) for line in (*taken, *self._overlong()) for piece in _pieces(line)]
 
     def end(self) -> list[str]:
-        """The last lines, once nothing comes any more: those that were left out, after a word on how many were."""
+        """The last lines, once nothing comes any more: those that were left out, after a word on
+        how many were."""
         remark = [
-            f"[{self.left_out} lines were left out: the command printed more than {LINES_PER_S} lines or {BYTES_PER_S} bytes a second]"
+            (
+                f"[{self.left_out} lines were left out: the command printed more than {LINES_PER_S} "
+                f"lines or {BYTES_PER_S} bytes a second]"
+            )
         ]
         part, self._part = self._part, b""
-        return [*(remark if self.left_out else ()), *map(_text, self._last), *map(_text, _pieces(part) if part else ())]
+        return [
+            *(remark if self.left_out else ()),
+            *map(_text, self._last),
+            *map(_text, _pieces(part) if part else ()),
+        ]
 
     def _refill(self, now: float) -> None:
         spent_s, self._refilled_at = now - self._refilled_at, now
@@ -78,7 +88,9 @@ class Output:
 
     def _leave_out(self, lines: bytes) -> None:
         self.left_out += lines.count(b"\n") + 1
-        self._last.extend(line[-_LAST_LINE_BYTES:] for line in lines.rsplit(b"\n", LAST_LINES)[-LAST_LINES:])
+        self._last.extend(
+            line[-_LAST_LINE_BYTES:] for line in lines.rsplit(b"\n", LAST_LINES)[-LAST_LINES:]
+        )
 
     def _overlong(self) -> list[bytes]:
         """A line without an end so far that is too long to wait for it."""

@@ -1,12 +1,14 @@
-"""Where an image's steps run: as the tenant's uid, seeing the image at its final place and nothing of the platform.
+"""Where an image's steps run: as the tenant's uid, seeing the image at its final place and nothing
+of the platform.
 
-With a uid (root only) every command gets a box of its own namespaces (`snapshotter/images/sandbox_child.py`); without one it runs as the
-agent's user, on the real paths, because there is nobody else to be. In an image with a root file system of its own the commands are root
-of a user namespace instead, with ids that nobody on the machine has.
+With a uid (root only) every command gets a box of its own namespaces
+(`snapshotter/images/sandbox_child.py`); without one it runs as the agent's user, on the real paths,
+because there is nobody else to be. In an image with a root file system of its own the commands are
+root of a user namespace instead, with ids that nobody on the machine has.
 
-Of the directory of an image in the making, the commands' uid owns `env`, `files`, `tmp` and `rootfs`, and we write into none of them while
-it may. What we give to the commands (pip's configuration, archives to copy) lies in `given`, which is ours and read-only for them.
-"""
+Of the directory of an image in the making, the commands' uid owns `env`, `files`, `tmp` and
+`rootfs`, and we write into none of them while it may. What we give to the commands (pip's
+configuration, archives to copy) lies in `given`, which is ours and read-only for them."""
 
 from __future__ import annotations
 
@@ -29,12 +31,14 @@ from snapshotter.images.pip_config import GLOBAL_FILES
 from snapshotter.shim import isolation
 
 SLOT_ROOT = Path("/run/pilotlight/slot")
-"""Where workers find their world (docs/architecture.md); builds use the same places, so that paths written into an image hold."""
+"""Where workers find their world (docs/architecture.md); builds use the same places, so that paths
+written into an image hold."""
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _BATCH_LINES = 100
 """Passed on at a time; between two batches the event loop does something else."""
 _PAUSE_S = 0.01
-"""Between two blocks of a command that prints more than is passed on: it prints some 10 MB/s, and costs next to nothing."""
+"""Between two blocks of a command that prints more than is passed on: it prints some 10 MB/s, and
+costs next to nothing."""
 _END_TIMEOUT_S = 10.0
 _WRITABLE, _GIVEN, _RESOLVER = ("env", "files", "tmp"), "given", "resolv.conf"
 _CHILD = Path(__file__).with_name("sandbox_child.py")
@@ -48,11 +52,12 @@ class BuildSandbox:
     """A place for commands.
 
     Attributes:
-        interpreter: the installation that the image is made for.
-        image: host directory with `env/`, `files/` and `tmp/`, which the commands may write, and `given/`, which they may read.
-        uid: uid and gid of the commands; None keeps our own and makes no namespaces.
-        ids: with these the image has a root file system of its own, `rootfs` in its directory, and the commands are its root.
-        lent: what the commands read of this machine where the root file system is the image's: directories at their own places, for indexes
+        interpreter: the installation that the image is made for. image: host directory with `env/`,
+        `files/` and `tmp/`, which the commands may write, and `given/`, which they may read. uid:
+        uid and gid of the commands; None keeps our own and makes no namespaces. ids: with these the
+        image has a root file system of its own, `rootfs` in its directory, and the commands are its
+        root. lent: what the commands read of this machine where the root file system is the
+        image's: directories at their own places, for indexes
             and pages of links have relative links, files at others.
         enclosure: what the commands may take.
         network: where they are; without a uid the host's.
@@ -100,7 +105,9 @@ class BuildSandbox:
     @property
     def owners(self) -> range | None:
         """Uids that files of the commands have; None without a uid."""
-        return self.ids if self.ids is not None or self.uid is None else range(self.uid, self.uid + 1)
+        return (
+            self.ids if self.ids is not None or self.uid is None else range(self.uid, self.uid + 1)
+        )
 
     def prepare(self) -> None:
         """Make the directories: three owned by whoever runs the commands, and one of ours."""
@@ -122,7 +129,11 @@ class BuildSandbox:
         return text
 
     def _lent_files(self) -> list[tuple[Path, str]]:
-        return [(path, str(SLOT_ROOT / f"lent-{i}")) for i, path in enumerate(self.lent) if not path.is_dir()]
+        return [
+            (path, str(SLOT_ROOT / f"lent-{i}"))
+            for i, path in enumerate(self.lent)
+            if not path.is_dir()
+        ]
 
     def give(self, name: str, text: str) -> Path:
         """Write a file for the commands to read; its path as they see it."""
@@ -131,11 +142,18 @@ class BuildSandbox:
         file.chmod(0o644)
         return self.given / name
 
-    async def run(self, argv: Sequence[str], *, variables: Mapping[str, str], on_lines: OnLines) -> int:
-        """Run one command to its end and return its exit status; nothing that it started lives then, nor when this is cancelled."""
+    async def run(
+        self, argv: Sequence[str], *, variables: Mapping[str, str], on_lines: OnLines
+    ) -> int:
+        """Run one command to its end and return its exit status; nothing that it started lives
+        then, nor when this is cancelled."""
         namespace = self.network.namespace if self.uid is not None else None
         try:
-            return await _obey(self._order(argv, variables), on_lines, fds=() if namespace is None else (namespace,))
+            return await _obey(
+                self._order(argv, variables),
+                on_lines,
+                fds=() if namespace is None else (namespace,),
+            )
         finally:
             self.enclosure.group.kill()
 
@@ -157,7 +175,11 @@ class BuildSandbox:
             "ids": None if self.ids is None else (self.ids.start, len(self.ids)),
             "binds": binds,
             "lent": [
-                str(path) for path in self.lent if path.is_dir() and not path.is_relative_to("/etc") and not path.is_relative_to("/usr")
+                str(path)
+                for path in self.lent
+                if path.is_dir()
+                and not path.is_relative_to("/etc")
+                and not path.is_relative_to("/usr")
             ],
             "network": self.network.namespace,
             "resolver": str(self.given / _RESOLVER) if has_resolver else None,
@@ -174,20 +196,37 @@ class BuildSandbox:
         machine = os.uname().machine
         if self.uid is None or not isolation.has_filter(machine):
             return ""
-        return isolation.filter_program(machine, unix_sockets=False, more=() if self.ids is None else ("chroot",)).hex()
+        return isolation.filter_program(
+            machine, unix_sockets=False, more=() if self.ids is None else ("chroot",)
+        ).hex()
 
     def _variables(self) -> dict[str, str]:
-        out = {"PATH": f"{self.env}/bin:{self.python.parent}:{_SYSTEM_PATH}", "HOME": str(self.tmp), "TMPDIR": str(self.tmp)}
+        out = {
+            "PATH": f"{self.env}/bin:{self.python.parent}:{_SYSTEM_PATH}",
+            "HOME": str(self.tmp),
+            "TMPDIR": str(self.tmp),
+        }
         out |= {"LANG": "C.UTF-8", "VIRTUAL_ENV": str(self.env), "PYTHONUNBUFFERED": "1"}
         if self.uid is not None and any(self.interpreter.prefix.glob("lib/libpython3*.so*")):
-            out["LD_LIBRARY_PATH"] = str(SLOT_ROOT / "python" / "lib")  # its RPATH names the prefix on the host
+            # its RPATH names the prefix on the host
+            out["LD_LIBRARY_PATH"] = str(SLOT_ROOT / "python" / "lib")
         return out
 
 
-async def run_on_machine(argv: Sequence[str], *, variables: Mapping[str, str], on_lines: OnLines) -> int:
-    """Run one command on the machine itself, as our own user and in nobody's environment, to its end even when cancelled."""
+async def run_on_machine(
+    argv: Sequence[str], *, variables: Mapping[str, str], on_lines: OnLines
+) -> int:
+    """Run one command on the machine itself, as our own user and in nobody's environment, to its
+    end even when cancelled."""
     environ = {"PATH": _SYSTEM_PATH, "HOME": "/root", "LANG": "C.UTF-8", **variables}
-    order = {"parent": None, "uid": None, "cwd": "/", "argv": list(argv), "environ": environ, "filter": ""}
+    order = {
+        "parent": None,
+        "uid": None,
+        "cwd": "/",
+        "argv": list(argv),
+        "environ": environ,
+        "filter": "",
+    }
     job = asyncio.create_task(_obey(order, on_lines), name=f"run {argv[0]}")
     try:
         return await asyncio.shield(job)
@@ -217,11 +256,16 @@ async def _obey(order: Mapping[str, object], on_lines: OnLines, *, fds: Sequence
         return await child.wait()
     finally:
         if child.returncode is None:
-            await asyncio.shield(asyncio.create_task(_end(child, is_watched=order["parent"] is not None), name=f"end {child.pid}"))
+            await asyncio.shield(
+                asyncio.create_task(
+                    _end(child, is_watched=order["parent"] is not None), name=f"end {child.pid}"
+                )
+            )
 
 
 async def _end(child: asyncio.subprocess.Process, *, is_watched: bool) -> None:
-    """Kill a command with all that it started. Whoever watches it does so on SIGTERM, and is gone when the last process is."""
+    """Kill a command with all that it started. Whoever watches it does so on SIGTERM, and is gone
+    when the last process is."""
     if is_watched:
         with contextlib.suppress(ProcessLookupError, TimeoutError):
             child.terminate()
@@ -234,7 +278,8 @@ async def _end(child: asyncio.subprocess.Process, *, is_watched: bool) -> None:
 
 
 async def _pass_on(stream: asyncio.StreamReader, on_lines: OnLines) -> None:
-    """All output, until its end. No block is a reason to keep the event loop: reading one that is there already does not suspend."""
+    """All output, until its end. No block is a reason to keep the event loop: reading one that is
+    there already does not suspend."""
     output = Output(now=time.monotonic())
     while block := await stream.read(MAX_LINE_BYTES):
         await _hand_out(output.feed(block, now=time.monotonic()), on_lines)

@@ -1,8 +1,8 @@
 """One build: a virtual environment made step by step in a directory that is not an image yet.
 
-The user's steps come first, in order; the worker's own requirements come last, so that nothing the user does can replace
-them unseen: where both pin one package differently the build fails and names both.
-"""
+The user's steps come first, in order; the worker's own requirements come last, so that nothing the
+user does can replace them unseen: where both pin one package differently the build fails and names
+both."""
 
 from __future__ import annotations
 
@@ -29,18 +29,21 @@ from weight_cache.objects import ObjectStore
 from weight_cache.threads import finish_in_thread
 
 LOG_TAIL_LINES = 40
-"""Lines of the log that an error carries: pip's last words fit, a whole compiler's output does not."""
+"""Lines of the log that an error carries: pip's last words fit, a whole compiler's output does
+not."""
 LOG_TAIL_BYTES = 64 * 1024
 """Of the same lines, as JSON has them: one of 64 KiB may take 400 KiB there."""
 _MOST_ESCAPED = 12
 """Bytes of one character in JSON: two halves of a surrogate pair, `\\ud83d\\ude00`."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^]]*\])?\s*([<>=!~].*)\Z")
-"""A plain requirement with a version (PEP 508): name, extras (left out: constraints may not have any), specifier."""
+"""A plain requirement with a version (PEP 508): name, extras (left out: constraints may not have
+any), specifier."""
 
 APT_INSTALL = (
     *("/usr/bin/apt-get", "-y", "--no-install-recommends"),
     "--no-remove",
-    *("-o", "APT::Cmd::Pattern-Only=true"),  # a name that is not found is not read as a regular expression or a glob
+    # a name that is not found is not read as a regular expression or a glob
+    *("-o", "APT::Cmd::Pattern-Only=true"),
     *("install", "--"),
 )
 """Before the names. Nothing is removed, neither by a modifier nor for a conflict."""
@@ -72,7 +75,8 @@ class ImageBuild:
         pip: Path | None = None,
         base: BaseRootfs | None = None,
     ) -> None:
-        """`pip`: what `pip_of` the box's interpreter gave; None: the build installs it anew. `base`: for a box with `ids`."""
+        """`pip`: what `pip_of` the box's interpreter gave; None: the build installs it anew.
+        `base`: for a box with `ids`."""
         self._plan = plan
         self._box = box
         self._blobs = blobs
@@ -89,18 +93,28 @@ class ImageBuild:
         self._index = 0
         self._count = len(plan.steps) + (2 if box.ids is None else 3)
 
-    async def run(self, requirements: Sequence[str], *, pip_config: str, has_credentials: bool = False) -> Mapping[str, str]:
-        """Do everything; returns the image's environment variables. Raises ImageBuildFailed, Unsupported.
+    async def run(
+        self, requirements: Sequence[str], *, pip_config: str, has_credentials: bool = False
+    ) -> Mapping[str, str]:
+        """Do everything; returns the image's environment variables. Raises ImageBuildFailed,
+        Unsupported.
 
-        `has_credentials`: credentials were removed from pip's configuration; the build's log says so.
-        """
+        `has_credentials`: credentials were removed from pip's configuration; the build's log says
+        so."""
         with self._log:
-            return await self._run(requirements, pip_config=pip_config, has_credentials=has_credentials)
+            return await self._run(
+                requirements, pip_config=pip_config, has_credentials=has_credentials
+            )
 
-    async def _run(self, requirements: Sequence[str], *, pip_config: str, has_credentials: bool) -> Mapping[str, str]:
+    async def _run(
+        self, requirements: Sequence[str], *, pip_config: str, has_credentials: bool
+    ) -> Mapping[str, str]:
         for step in self._plan.steps:
             if step.op == "copy" and not await self._is_there(step):
-                raise self._failed(f"{step.title}: {step.blob[:12]} is not in the blob store: deploy again to upload it")
+                raise self._failed(
+                    f"{step.title}: {step.blob[:12]} is not in the blob store: deploy again to "
+                    f"upload it"
+                )
         await asyncio.to_thread(self._box.prepare)
         if self._box.ids is not None and self._base is not None:
             await self._begin("root file system")
@@ -110,9 +124,14 @@ class ImageBuild:
         if self._box.uid is not None and self._box.network.remark:
             await self._say(f"the build shares the host's network: {self._box.network.remark}")
         if self._box.network.namespace is not None:
-            await self._say("the build reaches the internet; of private networks what this machine's snapshotter.egress_allowed names")
+            await self._say(
+                "the build reaches the internet; of private networks what this machine's "
+                "snapshotter.egress_allowed names"
+            )
         if has_credentials:
-            await self._say("pip's configuration on this machine holds credentials: the build does not get them")
+            await self._say(
+                "pip's configuration on this machine holds credentials: the build does not get them"
+            )
         await self._environment()
         for step in self._plan.steps:
             await self._begin(step.title)
@@ -157,13 +176,16 @@ class ImageBuild:
             raise self._failed(f"{step.title}: {e}") from e
 
     async def _copy(self, step: Step) -> None:
-        """Unpack where only we write, and let the commands' own uid copy it: links made by earlier steps bind it, not us."""
+        """Unpack where only we write, and let the commands' own uid copy it: links made by earlier
+        steps bind it, not us."""
         name = f"copy-{self._index}"
         target = self._box.files / step.target
         parcel = self._box.image / "given" / name
         parcel.mkdir(mode=0o755)
         try:
-            async with local_archive(self._blobs, step.blob, beside=self._box.image, floor=self._floor) as archive:
+            async with local_archive(
+                self._blobs, step.blob, beside=self._box.image, floor=self._floor
+            ) as archive:
                 await UNPACKING.run(unpack, archive, step.blob, parcel, floor=self._floor)
             await asyncio.to_thread(expose, parcel)
         except (BundleUnavailable, OSError) as e:
@@ -186,7 +208,8 @@ class ImageBuild:
         await self._must(*APT_INSTALL, *packages)
 
     async def _expect_on_machine(self, packages: Sequence[str]) -> None:
-        """Where no image gets a root file system, its functions see the machine's: the packages must be installed there."""
+        """Where no image gets a root file system, its functions see the machine's: the packages
+        must be installed there."""
         missing = [p for p in packages if not await _is_installed(p)]
         if missing:
             raise Unsupported(
@@ -200,37 +223,69 @@ class ImageBuild:
         return why or "the platform gives its functions no users of their own"
 
     async def _runtime(self, requirements: Sequence[str]) -> None:
-        """Install what the worker needs, within the user's pins, and check that nobody was left with a version that it excludes."""
-        pins = {_canonical(m[1]): f"{m[1]}{m[2]}" for m in map(_REQUIREMENT.match, self._user_packages()) if m}
+        """Install what the worker needs, within the user's pins, and check that nobody was left
+        with a version that it excludes."""
+        pins = {
+            _canonical(m[1]): f"{m[1]}{m[2]}"
+            for m in map(_REQUIREMENT.match, self._user_packages())
+            if m
+        }
         ours = {_canonical(re.split(r"[<>=!~\[ ]", r, maxsplit=1)[0]): r for r in requirements}
         constraints = self._box.give("constraints.txt", "\n".join(pins.values()))
-        if await self._command(*self._pip("install"), "-c", str(constraints), "--", *requirements) != 0:
-            clashes = [f"the image wants {pins[name]}, the platform's worker {need}" for name, need in ours.items() if name in pins]
-            raise self._clash(clashes) if clashes else self._failed("the worker's requirements could not be installed")
+        if (
+            await self._command(*self._pip("install"), "-c", str(constraints), "--", *requirements)
+            != 0
+        ):
+            clashes = [
+                f"the image wants {pins[name]}, the platform's worker {need}"
+                for name, need in ours.items()
+                if name in pins
+            ]
+            raise (
+                self._clash(clashes)
+                if clashes
+                else self._failed("the worker's requirements could not be installed")
+            )
         complaints: list[str] = []
 
         async def collect(lines: Sequence[str]) -> None:
             complaints.extend(lines)
             await self._tell(lines)
 
-        await self._box.run([*self._pip("check", bar=False)], variables=self._variables, on_lines=collect)
+        await self._box.run(
+            [*self._pip("check", bar=False)], variables=self._variables, on_lines=collect
+        )
         if clashes := [line for line in complaints if _canonical(_complained_about(line)) in ours]:
             raise self._clash(clashes)
 
     def _clash(self, clashes: list[str]) -> ImageBuildFailed:
         said = "; ".join(clashes)
-        return self._failed(f"the image conflicts with the platform's worker: {said}. Relax the pin in pip_install(...)", conflicts=clashes)
+        return self._failed(
+            f"the image conflicts with the platform's worker: {said}. Relax the pin in "
+            f"pip_install(...)",
+            conflicts=clashes,
+        )
 
     def _user_packages(self) -> list[str]:
-        return [item.strip() for step in self._plan.steps if step.op == "pip" for item in step.items]
+        return [
+            item.strip() for step in self._plan.steps if step.op == "pip" for item in step.items
+        ]
 
     def _pip(self, command: str, *, bar: bool = True) -> list[str]:
-        return [str(self._box.env / "bin" / "python"), "-m", "pip", command, *(("--progress-bar", "off") if bar else ())]
+        return [
+            str(self._box.env / "bin" / "python"),
+            "-m",
+            "pip",
+            command,
+            *(("--progress-bar", "off") if bar else ()),
+        ]
 
     async def _must(self, *argv: str) -> None:
         status = await self._command(*argv)
         if status != 0:
-            raise self._failed(f"{self._title}: exited with status {status}{self._box.enclosure.complaint()}")
+            raise self._failed(
+                f"{self._title}: exited with status {status}{self._box.enclosure.complaint()}"
+            )
 
     async def _command(self, *argv: str) -> int:
         return await self._box.run(argv, variables=self._variables, on_lines=self._tell)
@@ -251,12 +306,21 @@ class ImageBuild:
             await self._report({**about, "text": line})
 
     def _failed(self, message: str, **detail: Any) -> ImageBuildFailed:
-        body = {"step": self._title, "index": self._index, "log_tail": log_tail(list(self._tail)), "log": str(self._log.path), **detail}
-        return ImageBuildFailed(f"image step {self._index} of {self._count} failed: {message}", body)
+        body = {
+            "step": self._title,
+            "index": self._index,
+            "log_tail": log_tail(list(self._tail)),
+            "log": str(self._log.path),
+            **detail,
+        }
+        return ImageBuildFailed(
+            f"image step {self._index} of {self._count} failed: {message}", body
+        )
 
 
 def log_tail(lines: Sequence[str], *, max_bytes: int = LOG_TAIL_BYTES) -> list[str]:
-    """The last lines that fit into `max_bytes` of JSON; of the first of them perhaps its end alone."""
+    """The last lines that fit into `max_bytes` of JSON; of the first of them perhaps its end
+    alone."""
     tail, left = list[str](), max_bytes
     for line in reversed(lines):
         cost = len(json.dumps(line)) + 1
@@ -275,7 +339,14 @@ async def _is_installed(package: str) -> bool:
     if query is None:
         return False
     child = await asyncio.create_subprocess_exec(
-        query, "-W", "-f", "${Status}", "--", package, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        query,
+        "-W",
+        "-f",
+        "${Status}",
+        "--",
+        package,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
     )
     out, _ = await child.communicate()
     return child.returncode == 0 and b"ok installed" in out

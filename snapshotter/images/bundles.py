@@ -1,12 +1,13 @@
 """Source archives, unpacked once per node.
 
-An archive is a `.tar.gz` in the blob store (a directory, or S3), named by its sha256; unpacked it is a read-only directory of the same
-name, which slots bind. It was packed by a client, so nothing in it is believed: the hash is checked before a byte is parsed,
-and entries may neither leave the directory, nor pass through a link, nor be anything but files, directories and links.
+An archive is a `.tar.gz` in the blob store (a directory, or S3), named by its sha256; unpacked it
+is a read-only directory of the same name, which slots bind. It was packed by a client, so nothing
+in it is believed: the hash is checked before a byte is parsed, and entries may neither leave the
+directory, nor pass through a link, nor be anything but files, directories and links.
 
-An unpacked bundle stays for the next start, until the disk is short or there are many of them: then those go that nothing needs, the
-one that was asked for longest ago first. It is unpacked again when a start wants it.
-"""
+An unpacked bundle stays for the next start, until the disk is short or there are many of them: then
+those go that nothing needs, the one that was asked for longest ago first. It is unpacked again when
+a start wants it."""
 
 from __future__ import annotations
 
@@ -28,7 +29,13 @@ from typing import IO
 
 from snapshotter.errors import BundleUnavailable
 from snapshotter.images.archives import Archive, local_archive, missing
-from snapshotter.linux.atomic_directory import freeze, remove_tree, rename_for_deletion, staged, sweep
+from snapshotter.linux.atomic_directory import (
+    freeze,
+    remove_tree,
+    rename_for_deletion,
+    staged,
+    sweep,
+)
 from snapshotter.tarstream import Content, entries
 from weight_cache.disk import BelowFloor, DiskFloor, no_floor
 from weight_cache.objects import DirectoryStore, ObjectStore
@@ -37,13 +44,16 @@ from weight_cache.threads import BoundedThreads
 _log = logging.getLogger(__name__)
 
 MAX_UNPACKED_BYTES = 4 * 1024**3
-"""Bound of one archive's content: the controller takes 100 MiB packed, and source compresses some 5 to 10 times."""
+"""Bound of one archive's content: the controller takes 100 MiB packed, and source compresses some 5
+to 10 times."""
 MAX_ENTRIES = 200_000
-"""Bound of an archive's entries: an inode costs 256 bytes on ext4 whether or not the entry has content."""
+"""Bound of an archive's entries: an inode costs 256 bytes on ext4 whether or not the entry has
+content."""
 
 UNPACKED_RATIO = 50
 UNPACKED_FLOOR_BYTES = 64 * 1024**2
-"""An archive becomes at most so many times what it has packed, or this much: its tenant's storage counts what is packed."""
+"""An archive becomes at most so many times what it has packed, or this much: its tenant's storage
+counts what is packed."""
 KEPT_BYTES = 8 * 1024**3
 KEPT_ENTRIES = 500_000
 """Of bundles that nothing needs, all together."""
@@ -65,8 +75,8 @@ _BLOCK_BYTES = 1024 * 1024
 class Bundles:
     """The unpacked bundles below `<home>/node/code`.
 
-    Owner: one event loop. `_flights` changes only between awaits, so a digest is unpacked by one task however many ask.
-    """
+    Owner: one event loop. `_flights` changes only between awaits, so a digest is unpacked by one
+    task however many ask."""
 
     def __init__(
         self,
@@ -79,7 +89,8 @@ class Bundles:
         kept_entries: int = KEPT_ENTRIES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`blobs` None: the directory `<home>/blobs`. `floor`: free disk that bundles leave to others; None: none.
+        """`blobs` None: the directory `<home>/blobs`. `floor`: free disk that bundles leave to
+        others; None: none.
 
         `kept_bytes`, `kept_entries`: bounds of what nothing needs.
         """
@@ -100,10 +111,11 @@ class Bundles:
         return f"<Bundles {self._code} unpacking={len(self._flights)}>"
 
     async def ensure(self, digest: str) -> Path:
-        """The read-only directory of bundle `digest`, unpacked if need be. Raises BundleUnavailable.
+        """The read-only directory of bundle `digest`, unpacked if need be. Raises
+        BundleUnavailable.
 
-        Cancelling one caller leaves the unpacking to the others; it is short and its result is kept.
-        """
+        Cancelling one caller leaves the unpacking to the others; it is short and its result is
+        kept."""
         target = self._code / _checked(digest)
         self._asked_at[digest] = self._clock()
         if target.exists():
@@ -116,11 +128,13 @@ class Bundles:
         return await asyncio.shield(flight)
 
     def needed_by(self, needed: Callable[[], Collection[str]]) -> None:
-        """`needed` tells the digests of the bundles that slots have; before it is said none is removed."""
+        """`needed` tells the digests of the bundles that slots have; before it is said none is
+        removed."""
         self._needed = needed
 
     async def make_room(self, more_bytes: int = 0) -> int:
-        """Remove bundles that nothing needs while the disk has no room for `more_bytes`, or while they are too many; how many went.
+        """Remove bundles that nothing needs while the disk has no room for `more_bytes`, or while
+        they are too many; how many went.
 
         The one that was asked for longest ago goes first. The archives stay in the blob store.
         """
@@ -129,10 +143,15 @@ class Bundles:
             return removed
         async with self._making_room:
             present = await UNPACKING.run(self._look)
-            self._asked_at = {digest: at for digest, at in self._asked_at.items() if digest in present or digest in self._flights}
+            self._asked_at = {
+                digest: at
+                for digest, at in self._asked_at.items()
+                if digest in present or digest in self._flights
+            }
             self._sizes = present
             while (digest := self._victim(present, more_bytes)) is not None:
-                grave = rename_for_deletion(self._code / digest)  # before anything is awaited: from here on it has to be unpacked
+                # before anything is awaited: from here on it has to be unpacked
+                grave = rename_for_deletion(self._code / digest)
                 del present[digest]
                 await UNPACKING.run(remove_tree, grave)
                 removed += 1
@@ -145,16 +164,37 @@ class Bundles:
         if self._needed is None:
             return None
         needed, lately = {*self._needed(), *self._flights}, self._clock() - KEPT_S
-        idle = [digest for digest in present if digest not in needed and self._asked_at.get(digest, lately) <= lately]
-        held = _Size(sum(present[d].size_bytes for d in idle), sum(present[d].entries for d in idle))
-        is_short = any(self._floor.missing(more_bytes)) or held.size_bytes > self._kept.size_bytes or held.entries > self._kept.entries
-        return min(idle, key=lambda digest: self._asked_at.get(digest, -math.inf)) if is_short and idle else None
+        idle = [
+            digest
+            for digest in present
+            if digest not in needed and self._asked_at.get(digest, lately) <= lately
+        ]
+        held = _Size(
+            sum(present[d].size_bytes for d in idle), sum(present[d].entries for d in idle)
+        )
+        is_short = (
+            any(self._floor.missing(more_bytes))
+            or held.size_bytes > self._kept.size_bytes
+            or held.entries > self._kept.entries
+        )
+        return (
+            min(idle, key=lambda digest: self._asked_at.get(digest, -math.inf))
+            if is_short and idle
+            else None
+        )
 
     def _look(self) -> dict[str, _Size]:
-        """What is unpacked, those first that have been here longest; of another process's the size is measured, once."""
+        """What is unpacked, those first that have been here longest; of another process's the size
+        is measured, once."""
         entries = os.scandir(self._code) if self._code.exists() else ()
-        found = [(entry.stat(follow_symlinks=False).st_mtime_ns, entry.name) for entry in entries if _DIGEST.match(entry.name)]
-        return {name: self._sizes.get(name) or _measured(self._code / name) for _, name in sorted(found)}
+        found = [
+            (entry.stat(follow_symlinks=False).st_mtime_ns, entry.name)
+            for entry in entries
+            if _DIGEST.match(entry.name)
+        ]
+        return {
+            name: self._sizes.get(name) or _measured(self._code / name) for _, name in sorted(found)
+        }
 
     async def _bring(self, digest: str, target: Path) -> Path:
         if not self._swept:
@@ -169,11 +209,15 @@ class Bundles:
                     raise
                 await self._fetch_and_unpack(digest, target)
         except OSError as e:
-            raise BundleUnavailable(f"bundle {digest[:12]} cannot be unpacked to {target}: {e.strerror or e}") from e
+            raise BundleUnavailable(
+                f"bundle {digest[:12]} cannot be unpacked to {target}: {e.strerror or e}"
+            ) from e
         return target
 
     async def _fetch_and_unpack(self, digest: str, target: Path) -> None:
-        async with local_archive(self._blobs, digest, beside=self._code, floor=self._floor) as archive:
+        async with local_archive(
+            self._blobs, digest, beside=self._code, floor=self._floor
+        ) as archive:
             self._sizes[digest] = await UNPACKING.run(self._unpack, archive, digest, target)
 
     def _unpack(self, archive: Archive, digest: str, target: Path) -> _Size:
@@ -200,8 +244,16 @@ def _measured(directory: Path) -> _Size:
     return _Size(size_bytes + entries * _BLOCK_OF_ENTRY, entries)
 
 
-def unpack(archive: Archive, digest: str, into: Path, *, max_bytes: int = MAX_UNPACKED_BYTES, floor: DiskFloor | None = None) -> _Size:
-    """Unpack a `.tar.gz` whose sha256 must be `digest` into the existing directory `into`; what it takes.
+def unpack(
+    archive: Archive,
+    digest: str,
+    into: Path,
+    *,
+    max_bytes: int = MAX_UNPACKED_BYTES,
+    floor: DiskFloor | None = None,
+) -> _Size:
+    """Unpack a `.tar.gz` whose sha256 must be `digest` into the existing directory `into`; what it
+    takes.
 
     Raises BundleUnavailable, BelowFloor, OSError.
     """
@@ -212,7 +264,10 @@ def unpack(archive: Archive, digest: str, into: Path, *, max_bytes: int = MAX_UN
     with packed:
         found = _sha256(packed)
         if found != digest:
-            message = f"{archive.origin} is corrupt: its sha256 is {found[:12]}…, not {digest[:12]}…: delete it and deploy again"
+            message = (
+                f"{archive.origin} is corrupt: its sha256 is {found[:12]}…, not "
+                f"{digest[:12]}…: delete it and deploy again"
+            )
             raise BundleUnavailable(message)
         most = min(max_bytes, max(UNPACKED_FLOOR_BYTES, UNPACKED_RATIO * packed.tell()))
         packed.seek(0)
@@ -226,7 +281,8 @@ def unpack(archive: Archive, digest: str, into: Path, *, max_bytes: int = MAX_UN
 
 
 class _Extraction:
-    """One archive on its way to disk. `_folders` are the directories made here: entries go nowhere else. All that is made is counted."""
+    """One archive on its way to disk. `_folders` are the directories made here: entries go nowhere
+    else. All that is made is counted."""
 
     def __init__(self, root: Path, max_bytes: int, floor: DiskFloor) -> None:
         self._root = root
@@ -283,7 +339,8 @@ class _Extraction:
             self._hard_link(name, member)
         else:
             raise BundleUnavailable(
-                f"the archive holds {member.name!r}, a device, pipe or socket: only files, directories and links may be"
+                f"the archive holds {member.name!r}, a device, pipe or socket: only files, "
+                f"directories and links may be"
             )
 
     def _folder(self, name: PurePosixPath) -> None:
@@ -293,7 +350,9 @@ class _Extraction:
             name = name.parent
         for folder in reversed(missing):
             if folder in self._files or folder in self._links:
-                raise BundleUnavailable(f"the archive goes through {str(folder)!r}, which is not a directory")
+                raise BundleUnavailable(
+                    f"the archive goes through {str(folder)!r}, which is not a directory"
+                )
             self._count()
             (self._root / folder).mkdir()
             self._folders.add(folder)
@@ -301,7 +360,9 @@ class _Extraction:
     def _file(self, name: PurePosixPath, source: Content, member: tarfile.TarInfo) -> None:
         self._take(member.size)
         mode = 0o755 if member.mode & 0o100 else 0o644
-        descriptor = os.open(self._root / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        descriptor = os.open(
+            self._root / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode
+        )
         with open(descriptor, "wb") as out:
             while block := source.read(_BLOCK_BYTES):
                 self._wrote(len(block))
@@ -312,18 +373,23 @@ class _Extraction:
         self._left_bytes -= size
         if self._left_bytes < 0:
             raise BundleUnavailable(
-                f"the archive unpacks to more than {self._max_bytes} bytes: leave data out of it (.pilotlightignore), or use Weights"
+                f"the archive unpacks to more than {self._max_bytes} bytes: leave data out of it "
+                f"(.pilotlightignore), or use Weights"
             )
 
     def _hard_link(self, name: PurePosixPath, member: tarfile.TarInfo) -> None:
         target = _relative(member.linkname, member.name)
         if target not in self._files:
-            raise BundleUnavailable(f"the archive's {member.name!r} links to {member.linkname!r}, which is no file before it")
+            raise BundleUnavailable(
+                f"the archive's {member.name!r} links to {member.linkname!r}, which is no file "
+                f"before it"
+            )
         os.link(self._root / target, self._root / name)
         self._files.add(name)
 
     def _check_link(self, link: PurePosixPath) -> None:
-        """Follow it as the kernel would (path_resolution(7)): everything is on disk now, so a chain of links shows where it really ends."""
+        """Follow it as the kernel would (path_resolution(7)): everything is on disk now, so a chain
+        of links shows where it really ends."""
         at: list[str] = list(link.parent.parts)
         ahead = [link.name]
         hops = 0
@@ -340,7 +406,10 @@ class _Extraction:
                 continue
             hops += 1
             if hops > _MAX_HOPS or self._left_steps < 0:
-                raise BundleUnavailable(f"the archive's link {str(link)!r} goes through more links than a kernel follows")
+                raise BundleUnavailable(
+                    f"the archive's link {str(link)!r} goes through more links than a kernel "
+                    f"follows"
+                )
             target = PurePosixPath(os.readlink(self._root.joinpath(*at)))
             if target.is_absolute():
                 raise BundleUnavailable(f"the archive's link {str(link)!r} leads outside of it")
@@ -350,7 +419,10 @@ class _Extraction:
 
 def _link_target(member: tarfile.TarInfo) -> str:
     if not member.linkname or "\0" in member.linkname or len(member.linkname) > _MAX_PATH:
-        raise BundleUnavailable(f"the archive's link {_shown(member.name)} leads to {_shown(member.linkname)}, which is no path")
+        raise BundleUnavailable(
+            f"the archive's link {_shown(member.name)} leads to {_shown(member.linkname)}, which "
+            f"is no path"
+        )
     return member.linkname
 
 
@@ -360,7 +432,9 @@ def _shown(name: str) -> str:
 
 def _relative(name: str, shown: str) -> PurePosixPath:
     if len(name) > _MAX_PATH:
-        raise BundleUnavailable(f"the archive's entry {_shown(shown)}… has a path of more than {_MAX_PATH} characters")
+        raise BundleUnavailable(
+            f"the archive's entry {_shown(shown)}… has a path of more than {_MAX_PATH} characters"
+        )
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name:
         raise BundleUnavailable(f"the archive's entry {shown!r} leads outside of it")
@@ -369,7 +443,9 @@ def _relative(name: str, shown: str) -> PurePosixPath:
 
 def _checked(digest: str) -> str:
     if not _DIGEST.match(digest):
-        raise BundleUnavailable(f"{digest!r} does not name a bundle: expected the 64 hex digits of a sha256")
+        raise BundleUnavailable(
+            f"{digest!r} does not name a bundle: expected the 64 hex digits of a sha256"
+        )
     return digest
 
 

@@ -1,11 +1,12 @@
 """Images: environments built once per node from a description, and found again by its digest.
 
-An image is `<home>/node/images/<digest>-<uid>/` (without root `<digest>/`: one that another tenant built of the same description holds what
-that tenant's build made of it, and is not shared) with `env/` (a virtual environment of a real interpreter), `files/` (what was copied in)
-and `image.json`. One that installs Debian packages has `rootfs/` too, the root file system that its workers see (`base_rootfs`), where this
-node can make one: as root, on Debian or Ubuntu, with debootstrap. Workers do not run the environment's own `python`: they run the
-interpreter behind it with the image's `site` directories on `sys.path`, so an image works wherever it is bound.
-"""
+An image is `<home>/node/images/<digest>-<uid>/` (without root `<digest>/`: one that another tenant
+built of the same description holds what that tenant's build made of it, and is not shared) with
+`env/` (a virtual environment of a real interpreter), `files/` (what was copied in) and
+`image.json`. One that installs Debian packages has `rootfs/` too, the root file system that its
+workers see (`base_rootfs`), where this node can make one: as root, on Debian or Ubuntu, with
+debootstrap. Workers do not run the environment's own `python`: they run the interpreter behind it
+with the image's `site` directories on `sys.path`, so an image works wherever it is bound."""
 
 from __future__ import annotations
 
@@ -18,7 +19,15 @@ import os
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,16 +35,36 @@ from typing import Any
 from snapshotter.egress import PUBLIC, Egress
 from snapshotter.engines import Engines
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
-from snapshotter.images.base_rootfs import CACHES, BaseRootfs, OnLines, package_proxies, package_sources, packages_digest
+from snapshotter.images.base_rootfs import (
+    CACHES,
+    BaseRootfs,
+    OnLines,
+    package_proxies,
+    package_sources,
+    packages_digest,
+)
 from snapshotter.images.build_limits import NO_CGROUPS, BuildLimits, limited_group
 from snapshotter.images.build_network import BuildNetwork, Joined, joined
 from snapshotter.images.build_sandbox import BuildSandbox, run_on_machine
 from snapshotter.images.builder import ImageBuild
 from snapshotter.images.interpreters import find_interpreter, own_interpreter
 from snapshotter.images.pip_cache import pip_of
-from snapshotter.images.pip_config import build_config, build_variables, has_credentials, index_settings, named_paths
+from snapshotter.images.pip_config import (
+    build_config,
+    build_variables,
+    has_credentials,
+    index_settings,
+    named_paths,
+)
 from snapshotter.images.spec import ImagePlan, image_digest, parse_image
-from snapshotter.linux.atomic_directory import TooManyEntries, delete_atomically, freeze, remove_tree, staged_in_thread, sweep
+from snapshotter.linux.atomic_directory import (
+    TooManyEntries,
+    delete_atomically,
+    freeze,
+    remove_tree,
+    staged_in_thread,
+    sweep,
+)
 from snapshotter.linux.cgroups import Cgroups, Group
 from snapshotter.linux.dns_servers import DnsServers
 from snapshotter.shim import mounts, root_directory
@@ -45,20 +74,24 @@ from weight_cache.disk import DiskFloor, no_floor
 from weight_cache.objects import DirectoryStore, ObjectStore
 
 RUNTIME_PACKAGES = ("cloudpickle", "uvicorn", "httptools", "uvloop", "wsproto")
-"""What a worker imports (the extra `worker` in pyproject.toml): goes into every image, at the platform's own versions."""
+"""What a worker imports (the extra `worker` in pyproject.toml): goes into every image, at the
+platform's own versions."""
 BUILD_TIMEOUT_S = 3600.0
 """One build: compiling a large package on two cores takes half an hour."""
 _MAX_BACKLOG = 1000
 KEPT_LOGS = 16
-"""Of builds of one tenant that failed, the newest: each has a megabyte, and nothing else bounds how many there are."""
+"""Of builds of one tenant that failed, the newest: each has a megabyte, and nothing else bounds how
+many there are."""
 USED_EVERY_S = 2.0
-"""How often a build says what it has used: who leaves it owes that much less than it has used, at most."""
+"""How often a build says what it has used: who leaves it owes that much less than it has used, at
+most."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _KEY = re.compile(r"[0-9a-f]{64}(-[0-9]+)?\Z")
 
 Part = Callable[[Mapping[str, Any]], Awaitable[None]]
-"""Sends progress to whoever asked: `{"step": "pip install numpy", "index": 2, "of": 4, "text": line}`, and, now and then and at the end,
-`{"build": id, "cpu_ns": n}`: the CPU time of its commands so far, where the kernel counts it. Who shares a build hears the same id."""
+"""Sends progress to whoever asked: `{"step": "pip install numpy", "index": 2, "of": 4, "text":
+line}`, and, now and then and at the end, `{"build": id, "cpu_ns": n}`: the CPU time of its commands
+so far, where the kernel counts it. Who shares a build hears the same id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +123,8 @@ class _Flight:
     listeners: list[asyncio.Queue[Mapping[str, Any] | None]] = field(default_factory=list)
 
     def tell(self, body: Mapping[str, Any] | None) -> None:
-        """To every listener; one that reads too slowly loses its oldest lines (the log has them all)."""
+        """To every listener; one that reads too slowly loses its oldest lines (the log has them
+        all)."""
         for inbox in self.listeners:
             if inbox.full():
                 inbox.get_nowait()
@@ -116,11 +150,11 @@ class Images:
         egress: Egress = PUBLIC,
         servers: DnsServers | None = None,
     ) -> None:
-        """`blobs`: where copy steps find their archives; None: the directory `<home>/blobs`. `engines`: None: those of the home alone.
+        """`blobs`: where copy steps find their archives; None: the directory `<home>/blobs`.
+        `engines`: None: those of the home alone.
 
-        `floor`: free disk that builds leave; None: none. `network`: where builds as another uid are; `egress`: what they reach there,
-        `servers`: of names.
-        """
+        `floor`: free disk that builds leave; None: none. `network`: where builds as another uid
+        are; `egress`: what they reach there, `servers`: of names."""
         self._floor = floor or no_floor()
         self._engines = Engines(home) if engines is None else engines
         self._blobs = DirectoryStore(home / "blobs") if blobs is None else blobs
@@ -138,38 +172,56 @@ class Images:
     def __repr__(self) -> str:
         return f"<Images {self._root} building={len(self._flights)}>"
 
-    def layout(self, digest: str | None, engine: str | None = None, *, uid: int | None = None) -> Layout:
-        """Where image `digest`, as `uid` built it, is; an image of an older release, which kept one for all tenants, will do.
+    def layout(
+        self, digest: str | None, engine: str | None = None, *, uid: int | None = None
+    ) -> Layout:
+        """Where image `digest`, as `uid` built it, is; an image of an older release, which kept one
+        for all tenants, will do.
 
-        In its place the engine environment of that name; without either the platform's own interpreter with its packages.
+        In its place the engine environment of that name; without either the platform's own
+        interpreter with its packages.
 
-        Raises BundleUnavailable when it is not on this node, Unsupported when its interpreter is gone since.
-        """
+        Raises BundleUnavailable when it is not on this node, Unsupported when its interpreter is
+        gone since."""
         if digest is None and engine is not None:
             return self._engines.get(engine)
         if digest is None:
             return own_layout()
         found = self._find(digest, uid) if _DIGEST.match(digest) else None
         if found is None:
-            raise BundleUnavailable(f"image {digest[:12]} was not built on this node: deploy the app again to build it")
+            raise BundleUnavailable(
+                f"image {digest[:12]} was not built on this node: deploy the app again to build it"
+            )
         image, body = found
         python = Path(body["python"])
         if not python.exists():
-            raise Unsupported(f"image {digest[:12]} was built for {python}, which is gone: install it again, or `pilotlight deploy` anew")
+            raise Unsupported(
+                f"image {digest[:12]} was built for {python}, which is gone: install it again, or "
+                f"`pilotlight deploy` anew"
+            )
         try:
             site = tuple(check_directory(image, s) for s in body["site"])
         except OSError as e:
-            raise Unsupported(f"image {digest[:12]} cannot be used: {e.strerror}. Change a step of it, and deploy again") from e
+            raise Unsupported(
+                f"image {digest[:12]} cannot be used: {e.strerror}. Change a step of it, and "
+                f"deploy again"
+            ) from e
         rootfs = image / "rootfs" if "rootfs" in body else None
         digest = body.get("rootfs", "")
-        return ImageLayout(python=python, prefix=Path(body["prefix"]), site=site, env=body["env"], rootfs=rootfs, rootfs_digest=digest)
+        return ImageLayout(
+            python=python,
+            prefix=Path(body["prefix"]),
+            site=site,
+            env=body["env"],
+            rootfs=rootfs,
+            rootfs_digest=digest,
+        )
 
     async def build(self, spec: Mapping[str, Any], *, uid: int | None, part: Part) -> str:
         """Build the image that `spec` describes unless it is there; returns its digest.
 
-        Callers at once share one build and all see its progress; when the last of them is cancelled the build is too.
-        Raises ImageBuildFailed (`detail`: step, log_tail, log), Unsupported.
-        """
+        Callers at once share one build and all see its progress; when the last of them is cancelled
+        the build is too. Raises ImageBuildFailed (`detail`: step, log_tail, log), Unsupported."""
         digest = image_digest(spec)
         key = _key(digest, uid)
         if (self._root / key).exists():
@@ -191,8 +243,13 @@ class Images:
         return digest
 
     def prune(self, keep: set[str]) -> list[str]:
-        """Remove images whose digests are not in `keep`, unless they are being built; returns their digests."""
-        present = [d.name for d in self._root.iterdir() if _KEY.match(d.name)] if self._root.exists() else []
+        """Remove images whose digests are not in `keep`, unless they are being built; returns their
+        digests."""
+        present = (
+            [d.name for d in self._root.iterdir() if _KEY.match(d.name)]
+            if self._root.exists()
+            else []
+        )
         gone = sorted(key for key in set(present) - self._flights.keys() if key[:64] not in keep)
         for key in gone:
             delete_atomically(self._root / key)
@@ -206,7 +263,8 @@ class Images:
         return disk_bytes(self._root / _key(digest, uid))
 
     def delete(self, digest: str, *, uid: int | None = None) -> int:
-        """Remove an image that `uid` built, and its log; its bytes, 0 where there is none. One that is being built stays. Blocking."""
+        """Remove an image that `uid` built, and its log; its bytes, 0 where there is none. One that
+        is being built stays. Blocking."""
         size_bytes = self.size_bytes(digest, uid=uid)
         key = _key(digest, uid)
         if key in self._flights or not _DIGEST.match(digest):
@@ -217,10 +275,11 @@ class Images:
         return size_bytes
 
     def prune_logs(self, *, keep_s: float, now: float, missing: tuple[int, int] = (0, 0)) -> int:
-        """Remove logs of builds that left no image: beyond the newest of each tenant, and old ones; how many went. Blocking.
+        """Remove logs of builds that left no image: beyond the newest of each tenant, and old ones;
+        how many went. Blocking.
 
-        `missing`: bytes and files that must go, because the disk is below its floor: then the oldest go, too.
-        """
+        `missing`: bytes and files that must go, because the disk is below its floor: then the
+        oldest go, too."""
         kept: Counter[str] = Counter()
         missing_bytes, missing_files = missing
         removed, left = 0, list[tuple[Path, int]]()
@@ -244,7 +303,11 @@ class Images:
         """Time, size and path of logs that have no image and are not written, the newest first."""
         found = []
         for log in self._root.glob("*.log"):
-            if _KEY.match(log.stem) and log.stem not in self._flights and not log.with_suffix("").exists():
+            if (
+                _KEY.match(log.stem)
+                and log.stem not in self._flights
+                and not log.with_suffix("").exists()
+            ):
                 with contextlib.suppress(FileNotFoundError):
                     status = log.lstat()
                     found.append((status.st_mtime, status.st_size, log))
@@ -257,14 +320,17 @@ class Images:
         return None
 
     def _take_off(self, key: str, plan: ImagePlan, uid: int | None) -> _Flight:
-        flight = _Flight(task=asyncio.create_task(self._fly(key, plan, uid), name=f"build image {key[:12]}"))
+        flight = _Flight(
+            task=asyncio.create_task(self._fly(key, plan, uid), name=f"build image {key[:12]}")
+        )
         self._flights[key] = flight
 
         def land(task: asyncio.Task[None]) -> None:
             if self._flights.get(key) is flight:
                 del self._flights[key]
             flight.tell(None)
-            if task.cancelled() or task.exception() is not None:  # which every listener raises; with none left there is nobody to tell
+            # which every listener raises; with none left there is nobody to tell
+            if task.cancelled() or task.exception() is not None:
                 self.prune_logs(keep_s=math.inf, now=0.0)
 
         flight.task.add_done_callback(land)
@@ -284,7 +350,9 @@ class Images:
             async with (
                 asyncio.timeout(self._build_timeout_s),
                 staged_in_thread(self._root / key) as temp,
-                limited_group(f"b-{key[:16]}{key[64:]}", bounds=self._bounds, cgroups=self._cgroups) as enclosure,
+                limited_group(
+                    f"b-{key[:16]}{key[64:]}", bounds=self._bounds, cgroups=self._cgroups
+                ) as enclosure,
                 self._joined(uid, await self._addresses(plan)) as network,
             ):
                 variables, config = build_variables(self._environ), build_config(self._environ)
@@ -294,7 +362,9 @@ class Images:
                         image=temp,
                         uid=uid,
                         ids=ids,
-                        lent=() if ids is None else tuple(named_paths([*variables.values(), config])),
+                        lent=()
+                        if ids is None
+                        else tuple(named_paths([*variables.values(), config])),
                         enclosure=enclosure,
                         network=network,
                     )
@@ -309,7 +379,11 @@ class Images:
                         pip=pip,
                         base=self._base_rootfs,
                     )
-                    steps = build.run(self._requirements, pip_config=box.as_seen(config), has_credentials=has_credentials(self._environ))
+                    steps = build.run(
+                        self._requirements,
+                        pip_config=box.as_seen(config),
+                        has_credentials=has_credentials(self._environ),
+                    )
                     async with _usage_told(enclosure.group, report):
                         env = await self._floor.guard(steps)
                     await asyncio.to_thread(_seal, box, env, self._bounds.entries)
@@ -320,8 +394,13 @@ class Images:
 
     @contextlib.contextmanager
     def _ids(self, plan: ImagePlan, uid: int | None) -> Iterator[range | None]:
-        """Ids of the root file system that an image gets: one that installs Debian packages, where this node can make one."""
-        if uid is None or all(step.op != "apt" for step in plan.steps) or self._base_rootfs.why_not() is not None:
+        """Ids of the root file system that an image gets: one that installs Debian packages, where
+        this node can make one."""
+        if (
+            uid is None
+            or all(step.op != "apt" for step in plan.steps)
+            or self._base_rootfs.why_not() is not None
+        ):
             yield None
             return
         ids = self._base_rootfs.take_ids()
@@ -331,7 +410,9 @@ class Images:
             self._base_rootfs.give_back(ids)
 
     async def _run_on_machine(self, argv: Sequence[str], on_lines: OnLines) -> int:
-        proxies = {name: value for name, value in self._environ.items() if name.lower().endswith("_proxy")}
+        proxies = {
+            name: value for name, value in self._environ.items() if name.lower().endswith("_proxy")
+        }
         return await run_on_machine(argv, variables=proxies, on_lines=on_lines)
 
     async def _addresses(self, plan: ImagePlan) -> list[str]:
@@ -341,7 +422,9 @@ class Images:
             texts += [*(source.uri for source in await package_sources()), await package_proxies()]
         return texts
 
-    def _joined(self, uid: int | None, addresses: Iterable[str]) -> contextlib.AbstractAsyncContextManager[Joined]:
+    def _joined(
+        self, uid: int | None, addresses: Iterable[str]
+    ) -> contextlib.AbstractAsyncContextManager[Joined]:
         if uid is None:
             return contextlib.nullcontext(Joined())
         return joined(self._network, addresses, self._egress, self._servers)
@@ -375,7 +458,8 @@ def disk_bytes(directory: Path) -> int:
 
 
 def _disk_bytes(directory: str | Path, seen: set[int]) -> int:
-    """`seen`: inodes with several names that were counted; no image is more than 100 directories deep."""
+    """`seen`: inodes with several names that were counted; no image is more than 100 directories
+    deep."""
     total = 0
     with contextlib.suppress(OSError), os.scandir(directory) as found:
         for entry in found:
@@ -399,11 +483,14 @@ def own_layout() -> ImageLayout:
     """The platform's own interpreter, with the packages that this process sees."""
     own = own_interpreter()
     paths = dict.fromkeys(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
-    return ImageLayout(python=own.executable, prefix=own.prefix, site=tuple(p for p in paths if p.is_dir()), env={})
+    return ImageLayout(
+        python=own.executable, prefix=own.prefix, site=tuple(p for p in paths if p.is_dir()), env={}
+    )
 
 
 def runtime_requirements() -> list[str]:
-    """The worker's requirements, pinned to what the platform itself runs with. Raises PackageNotFoundError."""
+    """The worker's requirements, pinned to what the platform itself runs with. Raises
+    PackageNotFoundError."""
     return [f"{name}=={importlib.metadata.version(name)}" for name in RUNTIME_PACKAGES]
 
 
@@ -418,13 +505,20 @@ def _seal(box: BuildSandbox, env: Mapping[str, str], max_entries: int) -> None:
             left -= freeze(temp / name, owners=box.owners, max_entries=left)
         except TooManyEntries as e:
             raise ValueError(
-                f"it has more than {max_entries} files, directories and links, the bound of one image: remove what the function does not "
+                f"it has more than {max_entries} files, directories and links, the bound of one "
+                f"image: remove what the function does not "
                 "need (caches, tests, sources) in the step that makes it, or read it from weights"
             ) from e
     site = [f"env/lib/python{interpreter.version}/site-packages", "files"]
     for name in site:
-        check_directory(temp, name)  # what slots bind: a link of the tenant's would have them bind something else
-    body = {"python": str(interpreter.executable), "prefix": str(interpreter.prefix), "site": site, "env": dict(env)}
+        # what slots bind: a link of the tenant's would have them bind something else
+        check_directory(temp, name)
+    body = {
+        "python": str(interpreter.executable),
+        "prefix": str(interpreter.prefix),
+        "site": site,
+        "env": dict(env),
+    }
     if box.ids is not None:
         root_directory.complete(str(box.rootfs), uid=box.uid or 0, home=mounts.HOME)
         body["rootfs"] = packages_digest(box.rootfs)
@@ -434,4 +528,6 @@ def _seal(box: BuildSandbox, env: Mapping[str, str], max_entries: int) -> None:
 
 
 def _failed(digest: str, message: str) -> ImageBuildFailed:
-    return ImageBuildFailed(f"image {digest[:12]} could not be built: {message}", {"step": "image", "log_tail": []})
+    return ImageBuildFailed(
+        f"image {digest[:12]} could not be built: {message}", {"step": "image", "log_tail": []}
+    )

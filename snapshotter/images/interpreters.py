@@ -1,8 +1,8 @@
 """The Python interpreters that are on this machine.
 
-An interpreter is known by what it says about itself, not by its path: a name on PATH may be a virtual environment's or a
-version manager's shim. What counts is the installation behind it: prefix and executable, which slots bind.
-"""
+An interpreter is known by what it says about itself, not by its path: a name on PATH may be a
+virtual environment's or a version manager's shim. What counts is the installation behind it: prefix
+and executable, which slots bind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _ASK_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreter:
-    """One installation: `version` as "3.11", `prefix` its root, `executable` below it (real, no shim, no environment)."""
+    """One installation: `version` as "3.11", `prefix` its root, `executable` below it (real, no
+    shim, no environment)."""
 
     version: str
     prefix: Path
@@ -34,11 +35,14 @@ def own_interpreter() -> Interpreter:
     """The installation that runs this process."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     prefix = Path(sys.base_prefix)
-    return Interpreter(version=version, prefix=prefix, executable=prefix / "bin" / f"python{version}")
+    return Interpreter(
+        version=version, prefix=prefix, executable=prefix / "bin" / f"python{version}"
+    )
 
 
 async def find_interpreter(version: str, environ: Mapping[str, str]) -> Interpreter:
-    """The best interpreter of `version`: the platform's own, then PATH, then pyenv's. Raises Unsupported naming what is there."""
+    """The best interpreter of `version`: the platform's own, then PATH, then pyenv's. Raises
+    Unsupported naming what is there."""
     own = own_interpreter()
     if own.version == version:
         return own
@@ -46,15 +50,19 @@ async def find_interpreter(version: str, environ: Mapping[str, str]) -> Interpre
         found = await _ask(candidate)
         if found is not None and found.version == version:
             return found
-    there = ", ".join(sorted({i.version for i in await installed_interpreters(environ)}, key=_as_numbers))
+    there = ", ".join(
+        sorted({i.version for i in await installed_interpreters(environ)}, key=_as_numbers)
+    )
     raise Unsupported(
-        f"no Python {version} on this machine; there is: {there}. Use Image.python({own.version!r}), or install python{version} on PATH",
+        f"no Python {version} on this machine; there is: {there}. Use "
+        f"Image.python({own.version!r}), or install python{version} on PATH",
         {"wanted": version, "found": there.split(", ")},
     )
 
 
 async def installed_interpreters(environ: Mapping[str, str]) -> list[Interpreter]:
-    """Every interpreter found that an image may have, one per version, the platform's own first, then the newest."""
+    """Every interpreter found that an image may have, one per version, the platform's own first,
+    then the newest."""
     found = {(own := own_interpreter()).version: own}
     answers = await asyncio.gather(*(_ask(c) for c in _candidates("python3.*", environ)))
     usable = (i for i in answers if i is not None and _as_numbers(i.version) >= OLDEST_PYTHON)
@@ -64,16 +72,24 @@ async def installed_interpreters(environ: Mapping[str, str]) -> list[Interpreter
 
 
 def _candidates(pattern: str, environ: Mapping[str, str]) -> list[Path]:
-    """Executables matching `pattern`, pyenv's shims left out: they answer for whatever is selected, not for their name."""
-    folders = [Path(p) for p in environ.get("PATH", os.defpath).split(os.pathsep) if p and not p.endswith("shims")]
+    """Executables matching `pattern`, pyenv's shims left out: they answer for whatever is selected,
+    not for their name."""
+    folders = [
+        Path(p)
+        for p in environ.get("PATH", os.defpath).split(os.pathsep)
+        if p and not p.endswith("shims")
+    ]
     pyenv = Path(environ.get("PYENV_ROOT") or Path(environ.get("HOME", "/nonexistent")) / ".pyenv")
     folders += sorted(pyenv.glob("versions/*/bin"), reverse=True)
     matches = (m for folder in folders for m in sorted(folder.glob(pattern)))
-    return [m for m in matches if m.name.removeprefix("python3.").isdigit() and os.access(m, os.X_OK)]
+    return [
+        m for m in matches if m.name.removeprefix("python3.").isdigit() and os.access(m, os.X_OK)
+    ]
 
 
 async def _ask(candidate: Path) -> Interpreter | None:
-    """What `candidate` says about itself; None when it does not run, or its installation is incomplete."""
+    """What `candidate` says about itself; None when it does not run, or its installation is
+    incomplete."""
     try:
         child = await asyncio.create_subprocess_exec(
             candidate,
@@ -98,7 +114,11 @@ async def _ask(candidate: Path) -> Interpreter | None:
     if child.returncode != 0 or len(lines) != 2:
         return None
     executable = Path(lines[1]) / "bin" / f"python{lines[0]}"
-    return Interpreter(version=lines[0], prefix=Path(lines[1]), executable=executable) if executable.exists() else None
+    return (
+        Interpreter(version=lines[0], prefix=Path(lines[1]), executable=executable)
+        if executable.exists()
+        else None
+    )
 
 
 def _as_numbers(version: str) -> tuple[int, ...]:

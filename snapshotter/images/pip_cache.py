@@ -1,8 +1,9 @@
-"""pip as `venv` installs it, kept once for each interpreter: making it takes 3 s of CPU time, copying it 0.1 s.
+"""pip as `venv` installs it, kept once for each interpreter: making it takes 3 s of CPU time,
+copying it 0.1 s.
 
-It lies in the cache of the agent's user ($XDG_CACHE_HOME, XDG base directory specification), made by the platform from the wheel that
-the interpreter bundles (ensurepip, Python's documentation). Builds copy it; nothing of theirs gets into it.
-"""
+It lies in the cache of the agent's user ($XDG_CACHE_HOME, XDG base directory specification), made
+by the platform from the wheel that the interpreter bundles (ensurepip, Python's documentation).
+Builds copy it; nothing of theirs gets into it."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ _TIMEOUT_S = 120.0
 
 
 async def pip_of(interpreter: Interpreter, environ: Mapping[str, str]) -> Path | None:
-    """A directory with what belongs into `site-packages`; None where it cannot be made or kept: a build makes its own then."""
+    """A directory with what belongs into `site-packages`; None where it cannot be made or kept: a
+    build makes its own then."""
     try:
         kept = _cache(environ) / f"pip-{_key(interpreter)}"
         if not kept.exists():
@@ -38,7 +40,8 @@ async def pip_of(interpreter: Interpreter, environ: Mapping[str, str]) -> Path |
 
 
 def lend(pip: Path, to: Path) -> None:
-    """Have it under another name, as hard links where the file system has them. Blocking. Raises OSError."""
+    """Have it under another name, as hard links where the file system has them. Blocking. Raises
+    OSError."""
     shutil.copytree(pip, to, copy_function=_link)
 
 
@@ -47,7 +50,9 @@ async def _make(interpreter: Interpreter, into: Path) -> None:
     command = (str(interpreter.executable), "-I", "-m", "venv", str(scratch))
     environ = {"PATH": os.defpath, "HOME": str(into), "LANG": "C.UTF-8"}
     nothing = asyncio.subprocess.DEVNULL
-    child = await asyncio.create_subprocess_exec(*command, cwd="/", env=environ, stdin=nothing, stdout=nothing, stderr=nothing)
+    child = await asyncio.create_subprocess_exec(
+        *command, cwd="/", env=environ, stdin=nothing, stdout=nothing, stderr=nothing
+    )
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             status = await child.wait()
@@ -55,9 +60,15 @@ async def _make(interpreter: Interpreter, into: Path) -> None:
         if child.returncode is None:
             child.kill()
             await child.wait()
-    found = [*scratch.glob("lib/python*/site-packages/pip"), *scratch.glob("lib/python*/site-packages/pip-*.dist-info")]
+    found = [
+        *scratch.glob("lib/python*/site-packages/pip"),
+        *scratch.glob("lib/python*/site-packages/pip-*.dist-info"),
+    ]
     if status != 0 or len(found) != 2:
-        raise OSError(f"python -m venv exited with status {status}, and made {len(found)} of pip's two directories")
+        raise OSError(
+            f"python -m venv exited with status {status}, and made {len(found)} of pip's two "
+            f"directories"
+        )
     for directory in found:
         directory.rename(into / directory.name)
     await finish_in_thread(remove_tree, scratch)
@@ -78,7 +89,11 @@ def _key(interpreter: Interpreter) -> str:
 def _is_ours(kept: Path) -> bool:
     """Nobody else can have put anything into it."""
     status = kept.lstat()
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    return (
+        stat.S_ISDIR(status.st_mode)
+        and status.st_uid == os.geteuid()
+        and not status.st_mode & 0o022
+    )
 
 
 def _link(source: str, target: str) -> None:

@@ -1,9 +1,11 @@
-"""How pip finds its packages on this machine, carried into a build that runs as another user, without the operator's credentials.
+"""How pip finds its packages on this machine, carried into a build that runs as another user,
+without the operator's credentials.
 
-pip reads global files such as /etc/pip.conf, the user's own file and PIP_* variables. All files are merged into one that the build gets as
-PIP_CONFIG_FILE, and the global ones are hidden from it; variables pass through. A tenant's code sees all of that, so users, passwords and
-queries of URLs are removed, and so are client certificates and keyrings: an index or a proxy that wants them is out of a build's reach.
-"""
+pip reads global files such as /etc/pip.conf, the user's own file and PIP_* variables. All files are
+merged into one that the build gets as PIP_CONFIG_FILE, and the global ones are hidden from it;
+variables pass through. A tenant's code sees all of that, so users, passwords and queries of URLs
+are removed, and so are client certificates and keyrings: an index or a proxy that wants them is out
+of a build's reach."""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-_PASSED_ON = frozenset({"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SOURCE_DATE_EPOCH"})
+_PASSED_ON = frozenset(
+    {"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SOURCE_DATE_EPOCH"}
+)
 GLOBAL_FILES = (Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf"))
 """In the order in which pip reads them (its documentation, "Configuration")."""
 _PROXIES = frozenset({"http_proxy", "https_proxy", "no_proxy", "all_proxy"})
@@ -21,11 +25,22 @@ _CREDENTIALS = frozenset({"CLIENT_CERT", "KEYRING_PROVIDER"})
 _NOT_PASSED_ON = frozenset(
     f"PIP_{name}"
     for name in (
-        *("CONFIG_FILE", "TARGET", "PREFIX", "ROOT", "USER", "PYTHON", "CACHE_DIR", "LOG", "REQUIRE_VIRTUALENV"),
+        *(
+            "CONFIG_FILE",
+            "TARGET",
+            "PREFIX",
+            "ROOT",
+            "USER",
+            "PYTHON",
+            "CACHE_DIR",
+            "LOG",
+            "REQUIRE_VIRTUALENV",
+        ),
         *_CREDENTIALS,
     )
 )
-"""Variables that would send the packages, or traces of the build, somewhere else than into the image; and credentials."""
+"""Variables that would send the packages, or traces of the build, somewhere else than into the
+image; and credentials."""
 _USER = re.compile(r"((?:^|(?<=\s))|[A-Za-z][A-Za-z0-9+.-]*://)[^/\s]*@", re.MULTILINE)
 """User and password of a URL, or of a proxy's address without a scheme."""
 _PATH = re.compile(r"(?:^|(?<=[\s,=]))(file://)?(/[^\s,:;?#]+)", re.MULTILINE)
@@ -33,15 +48,25 @@ _QUERY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?#]*)\?[^\s#]*")
 
 
 def build_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of `environ` that a build needs, without credentials: pip's own, proxies, certificates of authorities."""
+    """The variables of `environ` that a build needs, without credentials: pip's own, proxies,
+    certificates of authorities."""
     kept = {name: without_credentials(value) for name, value in _passed_on(environ).items()}
-    # No cache: one that a tenant's build can write would feed other tenants' builds of the same image.
-    fixed = {"PIP_NO_CACHE_DIR": "1", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore"}
+    # No cache: one that a tenant's build can write would feed other tenants' builds of the same
+    # image.
+    fixed = {
+        "PIP_NO_CACHE_DIR": "1",
+        "PIP_NO_INPUT": "1",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_ROOT_USER_ACTION": "ignore",
+    }
     return {**kept, **fixed, "PIP_KEYRING_PROVIDER": "disabled"}
 
 
-def build_config(environ: Mapping[str, str], *, global_files: tuple[Path, ...] = GLOBAL_FILES) -> str:
-    """The machine's and the agent's user's pip configuration as one file's text, without credentials."""
+def build_config(
+    environ: Mapping[str, str], *, global_files: tuple[Path, ...] = GLOBAL_FILES
+) -> str:
+    """The machine's and the agent's user's pip configuration as one file's text, without
+    credentials."""
     merged = _merged(environ, global_files)
     for section in merged.sections():
         for key, value in merged.items(section):
@@ -52,12 +77,18 @@ def build_config(environ: Mapping[str, str], *, global_files: tuple[Path, ...] =
     return _text(merged)
 
 
-def has_credentials(environ: Mapping[str, str], *, global_files: tuple[Path, ...] = GLOBAL_FILES) -> bool:
+def has_credentials(
+    environ: Mapping[str, str], *, global_files: tuple[Path, ...] = GLOBAL_FILES
+) -> bool:
     """Whether something was removed that pip of this machine would use."""
     passed = _passed_on(environ)
     is_named = any(f"PIP_{name}" in environ for name in _CREDENTIALS)
     is_in_url = any(without_credentials(value) != value for value in passed.values())
-    return is_named or is_in_url or _text(_merged(environ, global_files)) != build_config(environ, global_files=global_files)
+    return (
+        is_named
+        or is_in_url
+        or _text(_merged(environ, global_files)) != build_config(environ, global_files=global_files)
+    )
 
 
 def without_credentials(text: str) -> str:
@@ -66,19 +97,31 @@ def without_credentials(text: str) -> str:
 
 
 def index_settings(environ: Mapping[str, str]) -> list[str]:
-    """Texts that say where pip of this machine finds packages, and through which proxy: variables, and its configuration's text."""
+    """Texts that say where pip of this machine finds packages, and through which proxy: variables,
+    and its configuration's text."""
     variables = build_variables(environ).items()
-    texts = [value for name, value in variables if name.startswith("PIP_") or name.lower() in _PROXIES - {"no_proxy"}]
+    texts = [
+        value
+        for name, value in variables
+        if name.startswith("PIP_") or name.lower() in _PROXIES - {"no_proxy"}
+    ]
     return [*texts, build_config(environ)]
 
 
 def named_paths(texts: Iterable[str]) -> list[Path]:
-    """Files and directories of this machine that such texts name: constraints, wheels, certificates; the longest first.
+    """Files and directories of this machine that such texts name: constraints, wheels,
+    certificates; the longest first.
 
-    Of a directory that is an index (`file://…`) the one that it lies in: what its links lead to lies beside it.
-    """
-    found = {_with_neighbours(Path(match[2])) if match[1] else Path(match[2]) for text in texts for match in _PATH.finditer(text)}
-    return sorted((path for path in found if path.exists()), key=lambda path: len(str(path)), reverse=True)
+    Of a directory that is an index (`file://…`) the one that it lies in: what its links lead to
+    lies beside it."""
+    found = {
+        _with_neighbours(Path(match[2])) if match[1] else Path(match[2])
+        for text in texts
+        for match in _PATH.finditer(text)
+    }
+    return sorted(
+        (path for path in found if path.exists()), key=lambda path: len(str(path)), reverse=True
+    )
 
 
 def _with_neighbours(index: Path) -> Path:
@@ -86,11 +129,17 @@ def _with_neighbours(index: Path) -> Path:
 
 
 def _passed_on(environ: Mapping[str, str]) -> dict[str, str]:
-    wanted = {k: v for k, v in environ.items() if k in _PASSED_ON or k.lower() in _PROXIES or k.startswith("PIP_")}
+    wanted = {
+        k: v
+        for k, v in environ.items()
+        if k in _PASSED_ON or k.lower() in _PROXIES or k.startswith("PIP_")
+    }
     return {k: v for k, v in wanted.items() if k not in _NOT_PASSED_ON}
 
 
-def _merged(environ: Mapping[str, str], global_files: tuple[Path, ...]) -> configparser.RawConfigParser:
+def _merged(
+    environ: Mapping[str, str], global_files: tuple[Path, ...]
+) -> configparser.RawConfigParser:
     """Later files win, as they do for pip."""
     merged = configparser.RawConfigParser()
     for file in (*global_files, *_user_files(environ)):

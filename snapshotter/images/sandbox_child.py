@@ -1,19 +1,22 @@
 """The child's half of a build box: runs before the build's command, in its process, and becomes it.
 
-Executed as `python -I -S -B boxed.py` with an order as JSON on stdin; standard library only. With a uid it makes a mount,
-PID, IPC and UTS namespace, enters the network namespace of the build, and starts the command in a process that gives up root
-for good (no_new_privs, no capabilities, the workers' system call filter). The image being built, its interpreter and a private
-/tmp stand at the places where workers will find them.
+Executed as `python -I -S -B boxed.py` with an order as JSON on stdin; standard library only. With a
+uid it makes a mount, PID, IPC and UTS namespace, enters the network namespace of the build, and
+starts the command in a process that gives up root for good (no_new_privs, no capabilities, the
+workers' system call filter). The image being built, its interpreter and a private /tmp stand at the
+places where workers will find them.
 
-With a root file system of the image's own (`rootfs`) the box is entered by pivot_root(2), and nothing of the machine's is seen in it. There
-the command is root of a user namespace (user_namespaces(7)), whose ids are nobody's on the machine, made after all that is mounted: it
+With a root file system of the image's own (`rootfs`) the box is entered by pivot_root(2), and
+nothing of the machine's is seen in it. There the command is root of a user namespace
+(user_namespaces(7)), whose ids are nobody's on the machine, made after all that is mounted: it
 cannot mount, and what it may do beyond an ordinary user concerns the image's own files.
 
-The command is not PID 1 of the box. That is a process of ours, which the command can neither signal nor trace: it ends when the
-command does, and with the agent (PR_SET_PDEATHSIG, prctl(2)), and the kernel kills whatever else lives in the box before anybody
-learns that it has ended. So no process of the tenant outlives its step. Without a uid there is no box: the process that waits for the
-command is the parent of whatever its descendants leave behind (PR_SET_CHILD_SUBREAPER), and kills that.
-"""
+The command is not PID 1 of the box. That is a process of ours, which the command can neither signal
+nor trace: it ends when the command does, and with the agent (PR_SET_PDEATHSIG, prctl(2)), and the
+kernel kills whatever else lives in the box before anybody learns that it has ended. So no process
+of the tenant outlives its step. Without a uid there is no box: the process that waits for the
+command is the parent of whatever its descendants leave behind (PR_SET_CHILD_SUBREAPER), and kills
+that."""
 
 from __future__ import annotations
 
@@ -26,21 +29,51 @@ import struct
 import sys
 from typing import Any, NoReturn
 
-_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC, _CLONE_NEWPID, _CLONE_NEWNET = 0x20000, 0x4000000, 0x8000000, 0x20000000, 0x40000000
+_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC, _CLONE_NEWPID, _CLONE_NEWNET = (
+    0x20000,
+    0x4000000,
+    0x8000000,
+    0x20000000,
+    0x40000000,
+)
 _CLONE_NEWUSER = 0x10000000
 _MNT_DETACH = 2
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 22, 24, 36, 38
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = (
+    1,
+    2,
+    4,
+    8,
+    32,
+    4096,
+    16384,
+    1 << 18,
+)
+(
+    _PR_SET_PDEATHSIG,
+    _PR_SET_SECCOMP,
+    _PR_CAPBSET_DROP,
+    _PR_SET_CHILD_SUBREAPER,
+    _PR_SET_NO_NEW_PRIVS,
+) = 1, 22, 24, 36, 38
 _SECCOMP_MODE_FILTER = 2
 _LAST_CAPABILITY = 63
-"""Capabilities are a 64-bit set (capabilities(7)); dropping one that the kernel does not know fails harmlessly."""
+"""Capabilities are a 64-bit set (capabilities(7)); dropping one that the kernel does not know fails
+harmlessly."""
 
 _KEPT_CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 18, 31)
-"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SYS_CHROOT, SETFCAP: what installing a package takes (capabilities(7))."""
+"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SYS_CHROOT, SETFCAP: what installing a
+package takes (capabilities(7))."""
 _NODES = ("null", "zero", "full", "random", "urandom", "tty")
-_LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2", "ptmx": "pts/ptmx"}
+_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "ptmx": "pts/ptmx",
+}
 _PLACES = ("dev", "etc", "proc", "run", "tmp")
-"""Directories that the root file system of an image must have: something is mounted there, or in it."""
+"""Directories that the root file system of an image must have: something is mounted there, or in
+it."""
 
 _SHARED = ("/var/tmp", "/run/lock")
 """Directories of the host that anybody may write: in the box nobody may."""
@@ -53,7 +86,9 @@ def main() -> None:
     order: dict[str, Any] = json.load(sys.stdin)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if order["parent"] is not None:
-        _die_with_parent(order["parent"], signal.SIGKILL if order["uid"] is not None else signal.SIGTERM)
+        _die_with_parent(
+            order["parent"], signal.SIGKILL if order["uid"] is not None else signal.SIGTERM
+        )
     os.umask(0o022)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _bound(order)
@@ -73,7 +108,8 @@ def main() -> None:
 
 
 def _bound(order: dict[str, Any]) -> None:
-    """Enter the build's cgroup ("0" is whoever writes it, cgroups(7)) and lower its limits, while we still may."""
+    """Enter the build's cgroup ("0" is whoever writes it, cgroups(7)) and lower its limits, while
+    we still may."""
     for procs in order.get("procs", ()):
         with open(procs, "w") as group:
             group.write("0")
@@ -84,11 +120,19 @@ def _bound(order: dict[str, Any]) -> None:
 
 
 def _install(program: bytes) -> None:
-    """Put a seccomp filter in force, as `isolation.install` does: nothing of ours is on this interpreter's path."""
+    """Put a seccomp filter in force, as `isolation.install` does: nothing of ours is on this
+    interpreter's path."""
     code = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
     holder = ctypes.create_string_buffer(header, len(header))
-    if _libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.c_void_p(ctypes.addressof(holder))) != 0:
+    if (
+        _libc.prctl(
+            _PR_SET_SECCOMP,
+            ctypes.c_ulong(_SECCOMP_MODE_FILTER),
+            ctypes.c_void_p(ctypes.addressof(holder)),
+        )
+        != 0
+    ):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_SECCOMP)")
 
 
@@ -100,7 +144,8 @@ def _enter_box(order: dict[str, Any]) -> None:
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     if order["rootfs"] is not None:
         _prepare_rootfs(order)
-        sys.path.clear()  # nothing is imported from now on, here and outside: all files will be the tenant's
+        # nothing is imported from now on, here and outside: all files will be the tenant's
+        sys.path.clear()
         sys.meta_path.clear()
         _start_first_process()
         _pivot(order["rootfs"], order["lent"], order["ids"][0])
@@ -141,13 +186,20 @@ def _bind_all(binds: list[tuple[str, str, bool]], at: str) -> None:
 
 
 def _prepare_rootfs(order: dict[str, Any]) -> None:
-    """Mount everything below the image's root file system. No step runs meanwhile; what earlier ones left is looked at, not followed."""
+    """Mount everything below the image's root file system. No step runs meanwhile; what earlier
+    ones left is looked at, not followed."""
     at, first = order["rootfs"], order["ids"][0]
     for name in _PLACES:
         if not os.path.isdir(f"{at}/{name}") or os.path.islink(f"{at}/{name}"):
             _give_up(f"/{name} of the image is no directory any more: an earlier step removed it")
     _mount(at, at, None, _MS_BIND)
-    _mount("tmpfs", f"{at}/run", "tmpfs", _MS_NOSUID | _MS_NODEV, f"size=64m,mode=755,uid={first},gid={first}")
+    _mount(
+        "tmpfs",
+        f"{at}/run",
+        "tmpfs",
+        _MS_NOSUID | _MS_NODEV,
+        f"size=64m,mode=755,uid={first},gid={first}",
+    )
     os.makedirs(f"{at}{order['root']}")
     _bind_all(order["binds"], at)
     _mount("tmpfs", f"{at}/dev", "tmpfs", _MS_NOSUID, "size=64k,mode=755")
@@ -158,7 +210,13 @@ def _prepare_rootfs(order: dict[str, Any]) -> None:
         os.symlink(target, f"{at}/dev/{name}")
     for name in ("pts", "shm"):
         os.mkdir(f"{at}/dev/{name}")
-    _mount("devpts", f"{at}/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
+    _mount(
+        "devpts",
+        f"{at}/dev/pts",
+        "devpts",
+        _MS_NOSUID | _MS_NOEXEC,
+        "newinstance,ptmxmode=0666,mode=0620",
+    )
     _mount("tmpfs", f"{at}/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=1777")
     resolver = f"{at}/etc/resolv.conf"
     if os.path.islink(resolver) or not os.path.isfile(resolver):
@@ -172,8 +230,8 @@ def _prepare_rootfs(order: dict[str, Any]) -> None:
 def _pivot(at: str, lent: list[str], owner: int) -> None:
     """Enter the root file system; in the box's first process.
 
-    `lent`: directories of the machine that are seen there, too. They are mounted when links lead nowhere but into the image.
-    """
+    `lent`: directories of the machine that are seen there, too. They are mounted when links lead
+    nowhere but into the image."""
     held = [(path, os.open(path, os.O_PATH | os.O_DIRECTORY)) for path in lent]
     _mount("proc", f"{at}/proc", "proc", _MS_NOSUID | _MS_NODEV)
     os.chdir(at)
@@ -199,7 +257,8 @@ def _make_directories(path: str, owner: int) -> None:
 
 
 def _become_root_of_namespace() -> None:
-    """Root of a user namespace whose ids the box's first process has set, with few of root's capabilities even there."""
+    """Root of a user namespace whose ids the box's first process has set, with few of root's
+    capabilities even there."""
     for capability in range(_LAST_CAPABILITY + 1):
         if capability not in _KEPT_CAPABILITIES:
             _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
@@ -214,7 +273,8 @@ def _give_up(message: str) -> NoReturn:
 
 
 def _start_first_process() -> None:
-    """Fork PID 1 of the new namespace. The parent stays outside: it passes on the exit status, and ends the box on SIGTERM.
+    """Fork PID 1 of the new namespace. The parent stays outside: it passes on the exit status, and
+    ends the box on SIGTERM.
 
     waitpid(2) for a PID 1 returns when every process of its namespace is gone (pid_namespaces(7)).
     """
@@ -230,7 +290,8 @@ def _start_first_process() -> None:
 
 
 def _start_command(ids: tuple[int, int] | None = None) -> None:
-    """Fork the process that becomes the command. The parent stays as PID 1, reaps what is left to it, and ends with the command.
+    """Fork the process that becomes the command. The parent stays as PID 1, reaps what is left to
+    it, and ends with the command.
 
     `ids`: the first and how many that a user namespace of the command's has.
     """
@@ -257,7 +318,8 @@ def _start_command(ids: tuple[int, int] | None = None) -> None:
 
 
 def _start_watched_command() -> None:
-    """Fork the process that becomes the command. The parent passes on its exit status; then, and on SIGTERM, it kills what is left."""
+    """Fork the process that becomes the command. The parent passes on its exit status; then, and on
+    SIGTERM, it kills what is left."""
     _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     heard = {signal.SIGTERM, signal.SIGCHLD}
     child = os.fork()
@@ -279,7 +341,8 @@ def _start_watched_command() -> None:
 
 
 def _kill_children() -> None:
-    """Those that are left are ours then, and are killed when the kernel says that these have ended."""
+    """Those that are left are ours then, and are killed when the kernel says that these have
+    ended."""
     for directory in filter(str.isdecimal, os.listdir("/proc")):
         try:
             with open(f"/proc/{directory}/stat") as stat:
@@ -302,7 +365,9 @@ def _die_with_parent(parent: int, how: signal.Signals) -> None:
         os._exit(1)  # it died before it could be watched
 
 
-def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+def _mount(
+    source: str | None, target: str, kind: str | None, flags: int, data: str | None = None
+) -> None:
     texts = [None if t is None else t.encode() for t in (source, target, kind, data)]
     if _libc.mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3]) != 0:
         code = ctypes.get_errno()

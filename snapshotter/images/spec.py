@@ -1,7 +1,8 @@
-"""An image's description, read from JSON and checked: `{"python": "3.11", "steps": [{"op": …}, …]}`.
+"""An image's description, read from JSON and checked: `{"python": "3.11", "steps": [{"op": …},
+…]}`.
 
-The digest of the description as it was given names the image, so that whoever wrote it knows the name before it is built.
-"""
+The digest of the description as it was given names the image, so that whoever wrote it knows the
+name before it is built."""
 
 from __future__ import annotations
 
@@ -20,12 +21,19 @@ OLDEST_PYTHON = (3, 11)
 """What the worker runtime is written for (requires-python in pyproject.toml)."""
 _VERSION = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_KEYS = {"pip": {"packages", "options"}, "apt": {"packages"}, "run": {"commands"}, "copy": {"blob", "target"}, "env": {"values"}}
+_KEYS = {
+    "pip": {"packages", "options"},
+    "apt": {"packages"},
+    "run": {"commands"},
+    "copy": {"blob", "target"},
+    "env": {"values"},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step: `op` is pip, apt, run, copy or env; `items` packages or commands; the rest belongs to its op."""
+    """One step: `op` is pip, apt, run, copy or env; `items` packages or commands; the rest belongs
+    to its op."""
 
     op: str
     items: tuple[str, ...] = ()
@@ -37,8 +45,18 @@ class Step:
     @property
     def title(self) -> str:
         """What the step does, for progress and errors: `pip install numpy`."""
-        words = {"pip": "pip install", "apt": "apt install", "run": "run", "copy": "copy to", "env": "environment"}[self.op]
-        shown = "; ".join(self.items) if self.op == "run" else " ".join(self.items) or self.target or ", ".join(self.values or {})
+        words = {
+            "pip": "pip install",
+            "apt": "apt install",
+            "run": "run",
+            "copy": "copy to",
+            "env": "environment",
+        }[self.op]
+        shown = (
+            "; ".join(self.items)
+            if self.op == "run"
+            else " ".join(self.items) or self.target or ", ".join(self.values or {})
+        )
         return f"{words} {shown}"[:200]
 
 
@@ -51,7 +69,8 @@ class ImagePlan:
 
 
 def image_digest(spec: Mapping[str, Any]) -> str:
-    """sha256 (hex) of the canonical JSON of `spec` as given: the image's name. Raises ImageBuildFailed for what JSON cannot carry."""
+    """sha256 (hex) of the canonical JSON of `spec` as given: the image's name. Raises
+    ImageBuildFailed for what JSON cannot carry."""
     try:
         text = json.dumps(spec, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError as e:
@@ -62,12 +81,16 @@ def image_digest(spec: Mapping[str, Any]) -> str:
 
 
 def parse_image(spec: Mapping[str, Any]) -> ImagePlan:
-    """Check `spec`. Raises ImageBuildFailed (`step` is "description"), or Unsupported for what only a container could do."""
+    """Check `spec`. Raises ImageBuildFailed (`step` is "description"), or Unsupported for what only
+    a container could do."""
     python = spec.get("python")
     if not isinstance(python, str) or not _VERSION.match(python):
         raise _broken(f"python = {_shown(python)}: expected a version such as '3.11'")
     if tuple(int(part) for part in python.split(".")) < OLDEST_PYTHON:
-        raise Unsupported(f"python {python} is too old: the worker needs {'.'.join(map(str, OLDEST_PYTHON))} or newer in every image")
+        raise Unsupported(
+            f"python {python} is too old: the worker needs {'.'.join(map(str, OLDEST_PYTHON))} or "
+            f"newer in every image"
+        )
     steps = spec.get("steps", [])
     if not isinstance(steps, list | tuple):
         raise _broken(f"steps = {_shown(steps)}: expected a list")
@@ -78,11 +101,20 @@ def _step(index: int, body: Any) -> Step:
     where = f"steps[{index}]"
     op = body.get("op") if isinstance(body, Mapping) else None
     if not isinstance(op, str) or op not in _KEYS:
-        raise _broken(f"{where} = {_shown(body)}: expected an object whose op is one of {', '.join(_KEYS)}")
+        raise _broken(
+            f"{where} = {_shown(body)}: expected an object whose op is one of {', '.join(_KEYS)}"
+        )
     if unknown := sorted(set(body) - _KEYS[op] - {"op"}):
-        raise _broken(f"{where}: unknown key {_shown(unknown[0])} of {op}; known: {', '.join(sorted(_KEYS[op]))}")
+        raise _broken(
+            f"{where}: unknown key {_shown(unknown[0])} of {op}; known: "
+            f"{', '.join(sorted(_KEYS[op]))}"
+        )
     if op == "copy":
-        return Step(op=op, blob=_text(body, "blob", where), target=_target(_text(body, "target", where), where))
+        return Step(
+            op=op,
+            blob=_text(body, "blob", where),
+            target=_target(_text(body, "target", where), where),
+        )
     if op == "env":
         return Step(op=op, values=_variables(body.get("values"), where))
     if op == "run":
@@ -90,10 +122,16 @@ def _step(index: int, body: Any) -> Step:
     packages = _texts(body, "packages", where)
     for package in packages:
         if op == "pip" and package.startswith("-"):
-            raise _broken(f"{where}: {_shown(package)} does not name a package; options go into `options`")
+            raise _broken(
+                f"{where}: {_shown(package)} does not name a package; options go into `options`"
+            )
         if op == "apt":
             _check_debian(package, where)
-    return Step(op=op, items=packages, options=_texts(body, "options", where) if op == "pip" and "options" in body else ())
+    return Step(
+        op=op,
+        items=packages,
+        options=_texts(body, "options", where) if op == "pip" and "options" in body else (),
+    )
 
 
 def _is_text(value: Any) -> bool:
@@ -122,8 +160,10 @@ def _target(target: str, where: str) -> str:
     path = PurePosixPath(target)
     if path.is_absolute():
         raise Unsupported(
-            f"{where}: cannot copy to {_shown(target)}: an image on this node is an environment, not a root file system. Give a path "
-            "relative to the image's files, which are the working directory of run() and on sys.path at run time"
+            f"{where}: cannot copy to {_shown(target)}: an image on this node is an environment, "
+            f"not a root file system. Give a path "
+            "relative to the image's files, which are the working directory of run() and on "
+            "sys.path at run time"
         )
     if ".." in path.parts:
         raise _broken(f"{where}.target = {_shown(target)}: must not leave the image")
@@ -138,8 +178,13 @@ def _check_debian(package: str, where: str) -> None:
 
 
 def _variables(values: Any, where: str) -> Mapping[str, str]:
-    if not isinstance(values, Mapping) or not all(_is_text(v) and _VARIABLE.match(k) for k, v in values.items()):
-        raise _broken(f"{where}.values = {_shown(values)}: expected an object of texts, its keys names of variables")
+    if not isinstance(values, Mapping) or not all(
+        _is_text(v) and _VARIABLE.match(k) for k, v in values.items()
+    ):
+        raise _broken(
+            f"{where}.values = {_shown(values)}: expected an object of texts, its keys names of "
+            f"variables"
+        )
     return dict(values)
 
 
@@ -152,4 +197,6 @@ def _shown(value: Any) -> str:
 
 
 def _broken(message: str) -> ImageBuildFailed:
-    return ImageBuildFailed(f"the image's description is wrong: {message}", {"step": "description", "log_tail": []})
+    return ImageBuildFailed(
+        f"the image's description is wrong: {message}", {"step": "description", "log_tail": []}
+    )

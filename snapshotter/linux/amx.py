@@ -1,11 +1,13 @@
-"""Permission to use the processor's tiles (Intel AMX), which a process has to ask for, given back to processes that came out of an image.
+"""Permission to use the processor's tiles (Intel AMX), which a process has to ask for, given back
+to processes that came out of an image.
 
-The kernel keeps the permission with the process; CRIU neither saves nor restores it, and the first instruction with tiles after a restore
-is then a SIGILL. Matrix libraries ask once, when they are loaded, and use tiles for bfloat16 and int8. A process that is stopped for a
-moment (ptrace(2), PTRACE_SEIZE) is made to ask again: one system call is put into its main thread, by an instruction of its vDSO, and
-its registers are put back. Where the kernel says no, nothing changes: the process could not have had it before (its signal stacks are
-too small). x86-64 only. Sources: arch_prctl(2), Documentation/arch/x86/xstate.rst, ptrace(2).
-"""
+The kernel keeps the permission with the process; CRIU neither saves nor restores it, and the first
+instruction with tiles after a restore is then a SIGILL. Matrix libraries ask once, when they are
+loaded, and use tiles for bfloat16 and int8. A process that is stopped for a moment (ptrace(2),
+PTRACE_SEIZE) is made to ask again: one system call is put into its main thread, by an instruction
+of its vDSO, and its registers are put back. Where the kernel says no, nothing changes: the process
+could not have had it before (its signal stacks are too small). x86-64 only. Sources: arch_prctl(2),
+Documentation/arch/x86/xstate.rst, ptrace(2)."""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ class AmxRequestFailed(Exception):
 
 
 def request_tile_permission(pids: Iterable[int]) -> None:
-    """Have each of these processes ask for tiles, where this machine has them. Blocking, some 0.2 ms for each; never raises."""
+    """Have each of these processes ask for tiles, where this machine has them. Blocking, some 0.2
+    ms for each; never raises."""
     if not has_tiles():
         return
     for pid in pids:
@@ -56,7 +59,9 @@ def has_tiles() -> bool:
     if os.uname().machine != "x86_64":
         return False
     found = ctypes.c_uint64()
-    return _libc.syscall(_ARCH_PRCTL, _ARCH_GET_XCOMP_SUPP, ctypes.byref(found)) == 0 and bool(found.value >> _TILE_DATA & 1)
+    return _libc.syscall(_ARCH_PRCTL, _ARCH_GET_XCOMP_SUPP, ctypes.byref(found)) == 0 and bool(
+        found.value >> _TILE_DATA & 1
+    )
 
 
 def _ask(pid: int) -> None:
@@ -72,13 +77,20 @@ def _ask(pid: int) -> None:
 
 
 def _call(pid: int, instruction: int) -> None:
-    """One system call in the stopped process, with all signals held back; everything as it was afterwards."""
+    """One system call in the stopped process, with all signals held back; everything as it was
+    afterwards."""
     registers, mask = ctypes.create_string_buffer(8 * _REGISTERS), ctypes.c_uint64()
     _ptrace(_GETREGS, pid, 0, ctypes.addressof(registers))
     _ptrace(_GETSIGMASK, pid, 8, ctypes.addressof(mask))
     values = list(struct.unpack(f"{_REGISTERS}Q", registers.raw))
-    values[_RAX], values[_RDI], values[_RSI], values[_RDX] = _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _TILE_DATA, 0
-    values[_ORIG_RAX], values[_RIP] = 0xFFFFFFFFFFFFFFFF, instruction  # -1: the call that it was in is not begun again yet
+    values[_RAX], values[_RDI], values[_RSI], values[_RDX] = (
+        _ARCH_PRCTL,
+        _ARCH_REQ_XCOMP_PERM,
+        _TILE_DATA,
+        0,
+    )
+    # -1: the call that it was in is not begun again yet
+    values[_ORIG_RAX], values[_RIP] = 0xFFFFFFFFFFFFFFFF, instruction
     changed = ctypes.create_string_buffer(struct.pack(f"{_REGISTERS}Q", *values))
     blocked = ctypes.c_uint64(0xFFFFFFFFFFFFFFFF)
     _ptrace(_SETSIGMASK, pid, 8, ctypes.addressof(blocked))
@@ -113,13 +125,23 @@ def _wait_stop(pid: int) -> None:
         if found == pid:
             if os.WIFSTOPPED(status):
                 return
-            raise AmxRequestFailed(f"it ended: {signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else 'exited'}")
+            raise AmxRequestFailed(
+                f"it ended: {signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else 'exited'}"
+            )
         time.sleep(0.0001)  # waitpid(2) has no deadline of its own
     raise AmxRequestFailed(f"it did not stop within {_PATIENCE_S:g} s")
 
 
 def _ptrace(request: int, pid: int, address: int = 0, data: int = 0) -> None:
-    if _libc.ptrace(ctypes.c_long(request), ctypes.c_long(pid), ctypes.c_void_p(address), ctypes.c_void_p(data)) < 0:
+    if (
+        _libc.ptrace(
+            ctypes.c_long(request),
+            ctypes.c_long(pid),
+            ctypes.c_void_p(address),
+            ctypes.c_void_p(data),
+        )
+        < 0
+    ):
         code = ctypes.get_errno()
         raise OSError(code, f"ptrace({request:#x}) of process {pid}: {os.strerror(code)}")
 

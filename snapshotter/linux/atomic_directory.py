@@ -1,9 +1,9 @@
 """A directory that appears whole or not at all.
 
-Work happens in `<parent>/.tmp-…`, which its maker holds locked (flock(2)); publishing is one rename(2) after the
-file system was flushed, so a directory under its final name is complete, whatever was killed and when. A temporary
-directory whose lock is free belongs to nobody: its maker died, and `sweep` removes it.
-"""
+Work happens in `<parent>/.tmp-…`, which its maker holds locked (flock(2)); publishing is one
+rename(2) after the file system was flushed, so a directory under its final name is complete,
+whatever was killed and when. A temporary directory whose lock is free belongs to nobody: its maker
+died, and `sweep` removes it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ _PREFIX = ".tmp-"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _AT_EMPTY_PATH = 0x1000
 _MAX_DEPTH = 100
-"""Of directories in a tree that is published: more than any package has, and few descriptors when each one is open."""
+"""Of directories in a tree that is published: more than any package has, and few descriptors when
+each one is open."""
 _MAX_PASSES = 10
 """Over a directory that changes while it is read: one that does not is stripped by the first."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class TooManyEntries(ValueError):
-    """Raised where a tree has more entries than it may; names the directory in which the bound was passed."""
+    """Raised where a tree has more entries than it may; names the directory in which the bound was
+    passed."""
 
 
 class _Modes(NamedTuple):
@@ -49,10 +51,11 @@ _READABLE = _Modes(0o755, 0o755, 0o644)
 
 @contextlib.contextmanager
 def staged(final: Path) -> Iterator[Path]:
-    """Yield an empty directory beside `final`; on success it becomes `final`, on any error it is removed.
+    """Yield an empty directory beside `final`; on success it becomes `final`, on any error it is
+    removed.
 
-    When `final` exists already at the end, the older one stays and ours is dropped: both were made from the same name.
-    """
+    When `final` exists already at the end, the older one stays and ours is dropped: both were made
+    from the same name."""
     with staging_directory(final.parent, label=final.name[:16]) as work:
         yield work.directory
         work.publish(final)
@@ -60,7 +63,8 @@ def staged(final: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagingDirectory:
-    """A temporary directory whose final name is not known yet, as that of what is named by its content.
+    """A temporary directory whose final name is not known yet, as that of what is named by its
+    content.
 
     Attributes:
         directory: empty at first, 0700.
@@ -71,7 +75,8 @@ class StagingDirectory:
     lock: int
 
     def publish(self, final: Path) -> None:
-        """Flush the file system, then give the directory its name; an older one of that name stays. Raises OSError."""
+        """Flush the file system, then give the directory its name; an older one of that name stays.
+        Raises OSError."""
         _flush(self.lock)
         _publish(self.directory, final)
 
@@ -106,7 +111,8 @@ async def staged_in_thread(final: Path) -> AsyncIterator[Path]:
 
 
 async def enter_in_thread(stage: contextlib.AbstractContextManager[_T]) -> _T:
-    """`stage.__enter__()`, which blocks, in a thread; if the caller is cancelled meanwhile, the stage is left again."""
+    """`stage.__enter__()`, which blocks, in a thread; if the caller is cancelled meanwhile, the
+    stage is left again."""
     entering = asyncio.create_task(asyncio.to_thread(stage.__enter__))
     try:
         return await asyncio.shield(entering)
@@ -143,23 +149,26 @@ def sweep(parent: Path) -> int:
 
 
 def delete_atomically(directory: Path) -> None:
-    """Remove a published directory: it loses its name first, so a kill half-way leaves a temporary one, never a half one."""
+    """Remove a published directory: it loses its name first, so a kill half-way leaves a temporary
+    one, never a half one."""
     remove_tree(rename_for_deletion(directory))
 
 
 def rename_for_deletion(directory: Path) -> Path:
-    """The first half of `discard`, for what is still in use: its temporary name, to be given to `remove_tree` later."""
+    """The first half of `discard`, for what is still in use: its temporary name, to be given to
+    `remove_tree` later."""
     grave = directory.parent / f"{_PREFIX}gone-{secrets.token_hex(4)}"
     directory.rename(grave)
     return grave
 
 
 def remove_tree(directory: Path) -> None:
-    """Remove `directory`, read-only directories included (their own owner may not write into them without root).
+    """Remove `directory`, read-only directories included (their own owner may not write into them
+    without root).
 
-    Works on descriptors and follows no link, whoever else may be writing into the tree. Each directory that is found is moved to the
-    top before it is emptied, so that the depth of a tree costs neither descriptors nor stack.
-    """
+    Works on descriptors and follows no link, whoever else may be writing into the tree. Each
+    directory that is found is moved to the top before it is emptied, so that the depth of a tree
+    costs neither descriptors nor stack."""
     parent = os.open(directory.parent, _DIRECTORY)
     try:
         top = os.open(directory.name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
@@ -173,7 +182,8 @@ def remove_tree(directory: Path) -> None:
 
 
 def _empty(top: int) -> None:
-    """Directories wait in `top` under numbers, and are emptied in that order: their number costs no memory either."""
+    """Directories wait in `top` under numbers, and are emptied in that order: their number costs no
+    memory either."""
     prefix, count, done = f".remove-{secrets.token_hex(4)}-", 0, 0
     os.fchmod(top, 0o700)
     count = _strip(top, top, prefix, count)
@@ -188,7 +198,8 @@ def _empty(top: int) -> None:
 
 
 def _strip(folder: int, top: int, prefix: str, count: int) -> int:
-    """Remove the files of a directory and move its directories to `top`; how many wait there, or did."""
+    """Remove the files of a directory and move its directories to `top`; how many wait there, or
+    did."""
     for _ in range(_MAX_PASSES):
         is_stripped = True
         with os.scandir(folder) as entries:
@@ -218,12 +229,13 @@ def _open_to_change(name: str, folder: int) -> int:
 
 
 def freeze(directory: Path, *, owners: range | None = None, max_entries: int | None = None) -> int:
-    """Make everything in `directory` read-only and world-readable; set-id bits go. Returns how many entries there are.
+    """Make everything in `directory` read-only and world-readable; set-id bits go. Returns how many
+    entries there are.
 
-    With `owners` the tree was written by these uids: it becomes ours. Whatever another one owns was linked in from
-    elsewhere and is refused (ValueError names it), as are sockets, pipes and devices, and more than `max_entries`. Works on descriptors
-    and follows no link; one entry at a time is in memory, and the numbers of the inodes that have several names.
-    """
+    With `owners` the tree was written by these uids: it becomes ours. Whatever another one owns was
+    linked in from elsewhere and is refused (ValueError names it), as are sockets, pipes and
+    devices, and more than `max_entries`. Works on descriptors and follows no link; one entry at a
+    time is in memory, and the numbers of the inodes that have several names."""
     return _set_modes(directory, _READ_ONLY, owners, max_entries)
 
 
@@ -232,12 +244,16 @@ def expose(directory: Path) -> None:
     _set_modes(directory, _READABLE, None, None)
 
 
-def _set_modes(directory: Path, modes: _Modes, owners: range | None, max_entries: int | None) -> int:
+def _set_modes(
+    directory: Path, modes: _Modes, owners: range | None, max_entries: int | None
+) -> int:
     top = os.open(directory, _DIRECTORY | os.O_NOFOLLOW)
     try:
         allowed = range(os.geteuid(), os.geteuid() + 1) if owners is None else owners
         if os.fstat(top).st_uid not in allowed and os.fstat(top).st_uid != os.geteuid():
-            raise ValueError(f"{directory} belongs to uid {os.fstat(top).st_uid}, who had no part in making it")
+            raise ValueError(
+                f"{directory} belongs to uid {os.fstat(top).st_uid}, who had no part in making it"
+            )
         walk = _Walk(modes, allowed, max_entries)
         walk.below(top, str(directory), depth=1)
         os.fchown(top, os.geteuid(), os.getegid())
@@ -259,7 +275,9 @@ class _Walk:
 
     def below(self, folder: int, shown: str, *, depth: int) -> None:
         if depth > _MAX_DEPTH:
-            raise OSError(errno.ENAMETOOLONG, f"more than {_MAX_DEPTH} directories lie in each other", shown)
+            raise OSError(
+                errno.ENAMETOOLONG, f"more than {_MAX_DEPTH} directories lie in each other", shown
+            )
         with os.scandir(folder) as found:
             for entry in found:
                 self.entries += 1
@@ -277,7 +295,9 @@ class _Walk:
         if status.st_nlink > 1 and (status.st_dev, status.st_ino) in self._taken:
             return  # another name of a file that was the owner's when this walk took it over
         if status.st_uid not in self._allowed:
-            raise ValueError(f"{shown} belongs to uid {status.st_uid}, who had no part in making it")
+            raise ValueError(
+                f"{shown} belongs to uid {status.st_uid}, who had no part in making it"
+            )
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
             raise ValueError(f"{shown} is neither a file, a directory nor a link")
         if status.st_uid != os.geteuid():
@@ -288,7 +308,9 @@ class _Walk:
         if status.st_nlink > 1:
             self._taken.add((status.st_dev, status.st_ino))
         if stat.S_ISREG(mode):
-            os.chmod(f"/proc/self/fd/{held}", self._modes.program if mode & 0o100 else self._modes.file)
+            os.chmod(
+                f"/proc/self/fd/{held}", self._modes.program if mode & 0o100 else self._modes.file
+            )
 
     def _folder(self, held: int, shown: str, *, depth: int) -> None:
         os.chmod(f"/proc/self/fd/{held}", 0o700)
@@ -301,14 +323,16 @@ class _Walk:
 
 
 def _own(held: int) -> None:
-    """Have what this descriptor (O_PATH) is become ours: fchownat(2) with AT_EMPTY_PATH, a link itself included."""
+    """Have what this descriptor (O_PATH) is become ours: fchownat(2) with AT_EMPTY_PATH, a link
+    itself included."""
     if _libc.fchownat(held, b"", os.geteuid(), os.getegid(), _AT_EMPTY_PATH) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"fchownat: {os.strerror(code)}")
 
 
 def _flush(descriptor: int) -> None:
-    """syncfs(2): one call for thousands of small files; without it a power cut could leave a name over empty files."""
+    """syncfs(2): one call for thousands of small files; without it a power cut could leave a name
+    over empty files."""
     if _libc.syncfs(descriptor) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"syncfs: {os.strerror(code)}")

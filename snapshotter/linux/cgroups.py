@@ -1,11 +1,13 @@
-"""Limits per slot and instance through cgroup v1 or v2, in groups of our own below the group that we were started in.
+"""Limits per slot and instance through cgroup v1 or v2, in groups of our own below the group that
+we were started in.
 
-They lie side by side, with a prefix of ours, not below one common group: that would be one competitor for the CPU, with one weight, however
-many work in it, and whoever gives way in it (`cpu_priority`) would give way to nobody outside.
+They lie side by side, with a prefix of ours, not below one common group: that would be one
+competitor for the CPU, with one weight, however many work in it, and whoever gives way in it
+(`cpu_priority`) would give way to nobody outside.
 
-Nothing here needs a daemon; where the hierarchy cannot be written the machine goes without, `why_not` says why, and the
-shim falls back to RLIMIT_DATA. Sources: kernel documentation, admin-guide/cgroup-v1 and cgroup-v2.
-"""
+Nothing here needs a daemon; where the hierarchy cannot be written the machine goes without,
+`why_not` says why, and the shim falls back to RLIMIT_DATA. Sources: kernel documentation,
+admin-guide/cgroup-v1 and cgroup-v2."""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ _CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 _UNIFIED = ("memory", "pids", "cpu")
 """The same in v2, where `cpu` counts as well."""
 MAX_PIDS = 4096
-"""Processes and threads of one instance: some hundred are normal for numeric libraries, a fork bomb is not."""
+"""Processes and threads of one instance: some hundred are normal for numeric libraries, a fork bomb
+is not."""
 _REMOVE_ATTEMPTS = 50
 
 
@@ -34,9 +37,8 @@ class Group:
     """One subject's group: a directory per hierarchy.
 
     Attributes:
-        directories: controller → directory; under v2 all the same one. Empty where there are no cgroups.
-        version: 1 or 2.
-        cpu: its part of a busy machine, in CPUs.
+        directories: controller → directory; under v2 all the same one. Empty where there are no
+        cgroups. version: 1 or 2. cpu: its part of a busy machine, in CPUs.
     """
 
     directories: Mapping[str, Path]
@@ -62,9 +64,9 @@ class Group:
     def tasks(self) -> list[str]:
         """The files into which a single-threaded process writes "0" to enter by itself; v1 only.
 
-        That way in is free. The other one (`procs`, by anybody) takes a lock that all forks of the machine share, and waits for an
-        RCU grace period when it was idle: 10 to 25 ms (kernel, `cgroup_procs_write_start`).
-        """
+        That way in is free. The other one (`procs`, by anybody) takes a lock that all forks of the
+        machine share, and waits for an RCU grace period when it was idle: 10 to 25 ms (kernel,
+        `cgroup_procs_write_start`)."""
         return [str(d / "tasks") for d in self._unique()] if self.version == 1 else []
 
     def ways_in(self) -> dict[str, Any]:
@@ -75,13 +77,17 @@ class Group:
         """How often the kernel killed a process here because memory ran out."""
         if (memory := self.directories.get("memory")) is None:
             return 0
-        return _keyed(memory / ("memory.events" if self.version == 2 else "memory.oom_control"), "oom_kill")
+        return _keyed(
+            memory / ("memory.events" if self.version == 2 else "memory.oom_control"), "oom_kill"
+        )
 
     def memory_bytes(self) -> int | None:
         """Memory charged now; None where nobody counts."""
         if (memory := self.directories.get("memory")) is None:
             return None
-        return _number(memory / ("memory.current" if self.version == 2 else "memory.usage_in_bytes"))
+        return _number(
+            memory / ("memory.current" if self.version == 2 else "memory.usage_in_bytes")
+        )
 
     def cpu_ns(self) -> int | None:
         """CPU time used so far; None where nobody counts."""
@@ -100,10 +106,13 @@ class Group:
         return "" if accounting is None else str(accounting / "cpuacct.usage")
 
     def weigh(self, part: float) -> None:
-        """Have that part of one's share of the CPU; 0: have it while nobody else wants it. Nothing happens where there is no cpu group."""
+        """Have that part of one's share of the CPU; 0: have it while nobody else wants it. Nothing
+        happens where there is no cpu group."""
         with contextlib.suppress(OSError):
             if self.weighs:
-                cpu_priority.weigh(self.directories["cpu"], version=self.version, cpu=self.cpu, part=part)
+                cpu_priority.weigh(
+                    self.directories["cpu"], version=self.version, cpu=self.cpu, part=part
+                )
 
     def members(self) -> list[int]:
         """Who is in it, descendants in sessions of their own included."""
@@ -117,7 +126,8 @@ class Group:
                     os.kill(pid, signal.SIGKILL)
 
     async def remove(self) -> None:
-        """Kill whoever is left and remove the directories. The kernel needs a moment after the last exit."""
+        """Kill whoever is left and remove the directories. The kernel needs a moment after the last
+        exit."""
         for attempt in range(_REMOVE_ATTEMPTS):
             if [d for d in self._unique() if not _remove(d)] == []:
                 return
@@ -126,7 +136,11 @@ class Group:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values: what a restarted agent needs, wherever it is started itself."""
-        return {"version": self.version, "cpu": self.cpu, "directories": {c: str(d) for c, d in self.directories.items()}}
+        return {
+            "version": self.version,
+            "cpu": self.cpu,
+            "directories": {c: str(d) for c, d in self.directories.items()},
+        }
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
@@ -143,10 +157,9 @@ class Cgroups:
     """All groups of one node. Make one with `find`.
 
     Attributes:
-        bases: controller → the base's directory in its hierarchy.
-        version: 1 or 2; 0 without.
-        why_not: why there is no limit on memory, None when there is.
-        reader: gid of who may read the counters of a group whose name it knows; None = nobody but root.
+        bases: controller → the base's directory in its hierarchy. version: 1 or 2; 0 without.
+        why_not: why there is no limit on memory, None when there is. reader: gid of who may read
+        the counters of a group whose name it knows; None = nobody but root.
     """
 
     bases: Mapping[str, Path]
@@ -155,7 +168,9 @@ class Cgroups:
     reader: int | None = None
 
     @classmethod
-    def find(cls, run: Path, *, reader: int | None = None, proc: Path = Path("/proc/self")) -> Cgroups:
+    def find(
+        cls, run: Path, *, reader: int | None = None, proc: Path = Path("/proc/self")
+    ) -> Cgroups:
         """Look at what is mounted, make the base (named after `run`), and say what works."""
         name = f"pilotlight-{hashlib.sha256(str(run).encode()).hexdigest()[:12]}"
         places = _places(proc)
@@ -167,7 +182,8 @@ class Cgroups:
             own, top = places["unified"]
             bases, problems = _bases(dict.fromkeys(_UNIFIED, own), name, version)
             if "memory" not in bases and top != own:
-                # A group with processes in it, as a session's or a service's is, hands no controllers on; the hierarchy's root does.
+                # A group with processes in it, as a session's or a service's is, hands no
+                # controllers on; the hierarchy's root does.
                 bases, at_top = _bases(dict.fromkeys(_UNIFIED, top), name, version)
                 problems += at_top
         else:
@@ -197,13 +213,18 @@ class Cgroups:
             if self.reader is not None:
                 os.chown(directory, -1, self.reader)
                 directory.chmod(0o710)
-        limits = {"memory": "memory.max" if self.version == 2 else "memory.limit_in_bytes", "pids": "pids.max"}
+        limits = {
+            "memory": "memory.max" if self.version == 2 else "memory.limit_in_bytes",
+            "pids": "pids.max",
+        }
         values = {"memory": memory_bytes, "pids": pids}
         for controller, file in limits.items():
             if controller in group.directories:
                 (group.directories[controller] / file).write_text(str(values[controller]))
         if group.weighs:
-            (group.directories["cpu"] / cpu_priority.FILE[self.version]).write_text(cpu_priority.weight(self.version, cpu))
+            (group.directories["cpu"] / cpu_priority.FILE[self.version]).write_text(
+                cpu_priority.weight(self.version, cpu)
+            )
         return group
 
     def group(self, name: str, *, cpu: float = 1.0) -> Group:
@@ -213,7 +234,13 @@ class Cgroups:
 
     def names(self) -> set[str]:
         """Groups that exist."""
-        return {d.name for base in self.bases.values() if base.is_dir() for d in base.iterdir() if d.is_dir()}
+        return {
+            d.name
+            for base in self.bases.values()
+            if base.is_dir()
+            for d in base.iterdir()
+            if d.is_dir()
+        }
 
     def remove_empty(self) -> None:
         """Remove the base, unless there are groups."""
@@ -221,7 +248,9 @@ class Cgroups:
             _remove(base)
 
 
-def _bases(parents: Mapping[str, Path], name: str, version: int) -> tuple[dict[str, Path], list[str]]:
+def _bases(
+    parents: Mapping[str, Path], name: str, version: int
+) -> tuple[dict[str, Path], list[str]]:
     """Controller → the base of that name below the parent; and why there is none for some."""
     bases, problems = {}, []
     for controller, parent in parents.items():
@@ -234,7 +263,9 @@ def _bases(parents: Mapping[str, Path], name: str, version: int) -> tuple[dict[s
             if version == 2:
                 _delegate(base, controller)
             if controller == "cpu":
-                (base / cpu_priority.FILE[version]).write_text(cpu_priority.weight(version, len(os.sched_getaffinity(0))))
+                (base / cpu_priority.FILE[version]).write_text(
+                    cpu_priority.weight(version, len(os.sched_getaffinity(0)))
+                )
             bases[controller] = base
         except OSError as e:
             problems.append(f"{controller}: {e.strerror} ({parent})")
@@ -242,7 +273,8 @@ def _bases(parents: Mapping[str, Path], name: str, version: int) -> tuple[dict[s
 
 
 def _places(proc: Path) -> dict[str, tuple[Path, Path]]:
-    """Controller (`unified` for v2) → our own group's directory and the hierarchy's root, from mountinfo and cgroup (proc(5))."""
+    """Controller (`unified` for v2) → our own group's directory and the hierarchy's root, from
+    mountinfo and cgroup (proc(5))."""
     own = {}
     try:
         for line in (proc / "cgroup").read_text().splitlines():
@@ -256,10 +288,15 @@ def _places(proc: Path) -> dict[str, tuple[Path, Path]]:
         left, _, right = mount.partition(" - ")
         root, point = left.split()[3:5]
         kind, _, options = right.split(" ", 2)
-        for name in ["unified"] if kind == "cgroup2" else options.split(",") if kind == "cgroup" else []:
+        for name in (
+            ["unified"] if kind == "cgroup2" else options.split(",") if kind == "cgroup" else []
+        ):
             if name in own:
                 top = Path(point)
-                places[name] = (top / os.path.relpath(own[name], root) if own[name].startswith(root) else top, top)
+                places[name] = (
+                    top / os.path.relpath(own[name], root) if own[name].startswith(root) else top,
+                    top,
+                )
     return places
 
 

@@ -1,11 +1,12 @@
-"""Passes what networks of their own ask a name server on to the host's: datagrams and connections, unread.
+"""Passes what networks of their own ask a name server on to the host's: datagrams and connections,
+unread.
 
     python name_relay.py UDP_FD TCP_FD SERVER…
 
-A process of its own, as `nobody`: what tenants send is nothing that the node agent works on. Standard library only. Each address has a
-share of what may be open at once, so that nobody's questions wait for another's; what is beyond it is dropped:
-clients ask again (RFC 1035, section 4.2.1). Sources: RFC 1035, RFC 7766 (DNS over TCP).
-"""
+A process of its own, as `nobody`: what tenants send is nothing that the node agent works on.
+Standard library only. Each address has a share of what may be open at once, so that nobody's
+questions wait for another's; what is beyond it is dropped: clients ask again (RFC 1035, section
+4.2.1). Sources: RFC 1035, RFC 7766 (DNS over TCP)."""
 
 from __future__ import annotations
 
@@ -72,7 +73,9 @@ class DnsRelay:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    async def _ask(self, question: bytes, caller: tuple[str, int], datagrams: socket.socket) -> None:
+    async def _ask(
+        self, question: bytes, caller: tuple[str, int], datagrams: socket.socket
+    ) -> None:
         with self._shares.one(caller[0]) as has_room:
             for server in self._servers if has_room else ():
                 with contextlib.suppress(OSError, TimeoutError):
@@ -84,7 +87,8 @@ class DnsRelay:
     async def _answer(self, server: str, question: bytes) -> bytes:
         loop = asyncio.get_running_loop()
         family = socket.AF_INET6 if ":" in server else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as asking:  # a port of its own: it cannot be guessed
+        # a port of its own: it cannot be guessed
+        with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as asking:
             asking.connect((server, self._port))
             await loop.sock_sendall(asking, question)
             return await loop.sock_recv(asking, _BYTES)
@@ -94,7 +98,9 @@ class DnsRelay:
             for server in self._servers if has_room else ():
                 try:
                     async with asyncio.timeout(ANSWER_S):
-                        there_reader, there_writer = await asyncio.open_connection(server, self._port)
+                        there_reader, there_writer = await asyncio.open_connection(
+                            server, self._port
+                        )
                 except (OSError, TimeoutError):
                     continue
                 await asyncio.gather(_pass_on(reader, there_writer), _pass_on(there_reader, writer))

@@ -1,8 +1,10 @@
-"""Name servers of networks of their own: the host's where they are in reach there, else a relay on the host.
+"""Name servers of networks of their own: the host's where they are in reach there, else a relay on
+the host.
 
-A server on the host's loopback (dnsmasq, unbound, the one that Docker puts into containers), or with an IPv6 address, is out of reach in a
-network of its own. Those behind systemd-resolved are taken where it tells them. Where none is left, a process of its own
-(`snapshotter.linux.dns_relay`) passes datagrams and connections on without reading them; slots find it at their gateway, port 53.
+A server on the host's loopback (dnsmasq, unbound, the one that Docker puts into containers), or
+with an IPv6 address, is out of reach in a network of its own. Those behind systemd-resolved are
+taken where it tells them. Where none is left, a process of its own (`snapshotter.linux.dns_relay`)
+passes datagrams and connections on without reading them; slots find it at their gateway, port 53.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ class FoundServers:
     """What a network of its own needs of resolv.conf(5).
 
     Attributes:
-        text: what the file must say there; None when the host's own will do.
-        addresses: IPv4 of the servers that it names.
-        relayed: the host's servers that a relay has to ask, because none is in reach; () when one is.
+        text: what the file must say there; None when the host's own will do. addresses: IPv4 of the
+        servers that it names. relayed: the host's servers that a relay has to ask, because none is
+        in reach; () when one is.
     """
 
     text: str | None
@@ -43,7 +45,11 @@ def find(host_file: Path = _HOSTS, behind: Path = _RESOLVED) -> FoundServers:
     if not any(_is_out_of_reach(line) for line in lines):
         return FoundServers(None, tuple(resolvers(lines)))
     kept = [line for line in lines if not _is_out_of_reach(line)]
-    servers = [line for line in [*kept, *_lines(behind)] if line.startswith("nameserver") and not _is_out_of_reach(line)]
+    servers = [
+        line
+        for line in [*kept, *_lines(behind)]
+        if line.startswith("nameserver") and not _is_out_of_reach(line)
+    ]
     relayed = () if servers else tuple(line.split()[1] for line in lines if _is_out_of_reach(line))
     servers = servers or [f"nameserver {GATEWAY}"]
     text = "\n".join([*servers, *(line for line in kept if not line.startswith("nameserver")), ""])
@@ -67,7 +73,8 @@ class DnsServers:
         return find(*self._files)
 
     def relay_port(self) -> int | None:
-        """Of 127.0.0.1, where the relay is; started, or started again, where one is needed. None where none is. Raises OSError."""
+        """Of 127.0.0.1, where the relay is; started, or started again, where one is needed. None
+        where none is. Raises OSError."""
         relayed = self.find().relayed
         if not relayed:
             return None
@@ -118,11 +125,19 @@ def _start(sockets: list[socket.socket], servers: tuple[str, ...]) -> subprocess
 
 def _lines(path: Path) -> list[str]:
     try:
-        return [line.strip() for line in path.read_text().splitlines() if line.strip() and line[0] not in "#;"]
+        return [
+            line.strip()
+            for line in path.read_text().splitlines()
+            if line.strip() and line[0] not in "#;"
+        ]
     except OSError:
         return []
 
 
 def _is_out_of_reach(line: str) -> bool:
     words = line.split()
-    return len(words) > 1 and words[0] == "nameserver" and (words[1].startswith("127.") or ":" in words[1])
+    return (
+        len(words) > 1
+        and words[0] == "nameserver"
+        and (words[1].startswith("127.") or ":" in words[1])
+    )

@@ -1,4 +1,5 @@
-"""The host's side of the slots' networks: one table of rules for all, forwarding where it is needed, addresses nobody else has.
+"""The host's side of the slots' networks: one table of rules for all, forwarding where it is
+needed, addresses nobody else has.
 
 Everything here is called in a turn (`turn`): one agent of the machine at a time.
 """
@@ -24,7 +25,8 @@ from snapshotter.linux import net_commands
 PREFIX = "pls"
 TABLE = "pilotlight_slots"
 _BLOCKS = [ipaddress.IPv4Network(f"100.{second}.0.0/16") for second in range(127, 63, -1)]
-"""Shared address space (RFC 6598), the far end first; a block in which the host has a route is passed over."""
+"""Shared address space (RFC 6598), the far end first; a block in which the host has a route is
+passed over."""
 _CONF = Path("/proc/sys/net/ipv4/conf")
 _LOCK = "/run/pilotlight-network.lock"
 
@@ -56,7 +58,11 @@ table ip {TABLE} {{
 
 def interfaces() -> list[str]:
     """The host's ends of the living slots' networks."""
-    return sorted(name for name in os.listdir("/sys/class/net") if name.startswith(PREFIX) and name[len(PREFIX) :].isdecimal())
+    return sorted(
+        name
+        for name in os.listdir("/sys/class/net")
+        if name.startswith(PREFIX) and name[len(PREFIX) :].isdecimal()
+    )
 
 
 def choose_block(taken: Iterable[ipaddress.IPv4Network]) -> ipaddress.IPv4Network:
@@ -65,24 +71,38 @@ def choose_block(taken: Iterable[ipaddress.IPv4Network]) -> ipaddress.IPv4Networ
     for block in _BLOCKS:
         if not any(block.overlaps(network) for network in networks):
             return block
-    raise Unsupported("the host has routes in every /16 of 100.64.0.0/10: no addresses are left for networks of workers")
+    raise Unsupported(
+        "the host has routes in every /16 of 100.64.0.0/10: no addresses are left for networks of "
+        "workers"
+    )
 
 
 def block(routes: Sequence[Mapping[str, Any]]) -> ipaddress.IPv4Network:
-    """Where the host's routes leave room. Ours do not count: the number alone makes an address unique, in any block."""
-    known = (r["dst"] for r in routes if r["dst"] != "default" and not str(r.get("dev", "")).startswith(PREFIX))
-    return choose_block(network for network in map(ipaddress.IPv4Network, known) if network.prefixlen > 10)
+    """Where the host's routes leave room. Ours do not count: the number alone makes an address
+    unique, in any block."""
+    known = (
+        r["dst"]
+        for r in routes
+        if r["dst"] != "default" and not str(r.get("dev", "")).startswith(PREFIX)
+    )
+    return choose_block(
+        network for network in map(ipaddress.IPv4Network, known) if network.prefixlen > 10
+    )
 
 
 async def _routes() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(await net_commands.run("ip", "-4", "-j", "route", "show", "table", "all") or "[]")
+    found: list[dict[str, Any]] = json.loads(
+        await net_commands.run("ip", "-4", "-j", "route", "show", "table", "all") or "[]"
+    )
     return found
 
 
 def mtu(routes: Sequence[Mapping[str, Any]]) -> int:
     """That of the way out: a larger packet than it takes would have to be sent twice."""
     devices = [r["dev"] for r in routes if r["dst"] == "default" and "dev" in r]
-    return min([1500, *(int(Path(f"/sys/class/net/{device}/mtu").read_text()) for device in devices)])
+    return min(
+        [1500, *(int(Path(f"/sys/class/net/{device}/mtu").read_text()) for device in devices)]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +123,11 @@ _FRESH_S = 1.0
 
 
 async def open_host(rules: Rules) -> list[dict[str, Any]]:
-    """The table with these rules, and forwarding on every interface on which answers may come. Returns the host's routes.
+    """The table with these rules, and forwarding on every interface on which answers may come.
+    Returns the host's routes.
 
-    While a slot has an interface nobody removes the table, and without our rules in it a slot reaches nothing. Raises Unsupported.
-    """
+    While a slot has an interface nobody removes the table, and without our rules in it a slot
+    reaches nothing. Raises Unsupported."""
     global _opened
     if _is_fresh(rules) and _opened is not None and interfaces():
         return _opened.routes
@@ -116,8 +137,14 @@ async def open_host(rules: Rules) -> list[dict[str, Any]]:
         await net_commands.nft(_RULES + rules.orders(TABLE, PREFIX))
     elif f"chain {rules.chain} {{" not in chains:  # another agent may have made the table
         await net_commands.nft(rules.orders(TABLE, PREFIX))
-    devices = {str(r["dev"]) for r in known if "dev" in r and r.get("type") not in ("local", "broadcast")}
-    closed = [d for d in sorted(devices) if d != "lo" and not d.startswith(PREFIX) and _read(d, "forwarding") == "0"]
+    devices = {
+        str(r["dev"]) for r in known if "dev" in r and r.get("type") not in ("local", "broadcast")
+    }
+    closed = [
+        d
+        for d in sorted(devices)
+        if d != "lo" and not d.startswith(PREFIX) and _read(d, "forwarding") == "0"
+    ]
     if closed:
         names = ", ".join(f'"{device}"' for device in closed)
         await net_commands.nft(f"add element ip {TABLE} opened {{ {names} }}")  # the guard first
@@ -152,8 +179,14 @@ async def close_host() -> None:
     if not await _has_table():
         return
     listed = json.loads(await net_commands.nft(f"list set ip {TABLE} opened", as_json=True))
-    opened = [name for entry in listed["nftables"] if "set" in entry for name in entry["set"].get("elem", [])]
-    if (_CONF / "all" / "forwarding").read_text().strip() == "0":  # else somebody has switched it on for everything meanwhile
+    opened = [
+        name
+        for entry in listed["nftables"]
+        if "set" in entry
+        for name in entry["set"].get("elem", [])
+    ]
+    # else somebody has switched it on for everything meanwhile
+    if (_CONF / "all" / "forwarding").read_text().strip() == "0":
         for device in opened:
             with contextlib.suppress(Unsupported):  # the interface is gone
                 write(device, "forwarding", "0")
@@ -179,13 +212,15 @@ def write(device: str, key: str, value: str) -> None:
         (_CONF / device / key).write_text(value)
     except OSError as e:
         raise Unsupported(
-            f"net.ipv4.conf.{device}.{key} cannot be set ({e.strerror}): a network of its own needs a writable /proc/sys"
+            f"net.ipv4.conf.{device}.{key} cannot be set ({e.strerror}): a network of its own "
+            f"needs a writable /proc/sys"
         ) from e
 
 
 @contextlib.asynccontextmanager
 async def turn() -> AsyncIterator[None]:
-    """One agent at a time changes the host: between its look for living slots and the table's end no other makes one."""
+    """One agent at a time changes the host: between its look for living slots and the table's end
+    no other makes one."""
     lock = os.open(_LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
@@ -198,7 +233,11 @@ async def _forward_chains() -> list[dict[str, Any]]:
     """Base chains of others that see what is forwarded."""
     listed = json.loads(await net_commands.nft("list chains", as_json=True))
     chains = [entry["chain"] for entry in listed["nftables"] if "chain" in entry]
-    return [c for c in chains if c.get("hook") == "forward" and c["family"] in ("ip", "inet") and c["table"] != TABLE]
+    return [
+        c
+        for c in chains
+        if c.get("hook") == "forward" and c["family"] in ("ip", "inet") and c["table"] != TABLE
+    ]
 
 
 def _where(chain: Mapping[str, Any]) -> str:
@@ -206,15 +245,19 @@ def _where(chain: Mapping[str, Any]) -> str:
 
 
 async def _pass_firewalls() -> None:
-    """Have firewalls that drop what nobody allowed to be forwarded (Docker's, ufw's) pass what slots send, and the answers.
+    """Have firewalls that drop what nobody allowed to be forwarded (Docker's, ufw's) pass what
+    slots send, and the answers.
 
-    At the end of their chains, where only their policy is left: what they refuse by a rule stays refused, as does what our own table
-    refuses, which comes first.
-    """
-    for where in [_where(chain) for chain in await _forward_chains() if chain.get("policy") == "drop"]:
+    At the end of their chains, where only their policy is left: what they refuse by a rule stays
+    refused, as does what our own table refuses, which comes first."""
+    for where in [
+        _where(chain) for chain in await _forward_chains() if chain.get("policy") == "drop"
+    ]:
         if f'comment "{TABLE}"' not in await net_commands.nft(f"list chain {where}"):
             passed = (f'oifname "{PREFIX}*" ct state established,related', f'iifname "{PREFIX}*"')
-            await net_commands.nft("\n".join(f'add rule {where} {match} accept comment "{TABLE}"' for match in passed))
+            await net_commands.nft(
+                "\n".join(f'add rule {where} {match} accept comment "{TABLE}"' for match in passed)
+            )
 
 
 async def _leave_firewalls() -> None:

@@ -1,4 +1,5 @@
-"""Waiting for files of one directory to be written: inotify(7). Armed before it is first awaited, so that nothing falls in between."""
+"""Waiting for files of one directory to be written: inotify(7). Armed before it is first awaited,
+so that nothing falls in between."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ OnChanged = Callable[[set[str] | None], None]
 class DirectoryWatch:
     """One inotify descriptor. Owner: the event loop."""
 
-    def __init__(self, fd: int, on_changed: OnChanged | None = None, *, pause_s: float = 0.0) -> None:
+    def __init__(
+        self, fd: int, on_changed: OnChanged | None = None, *, pause_s: float = 0.0
+    ) -> None:
         self._fd = fd
         self._on_changed = on_changed
         self._pause_s = pause_s
@@ -74,13 +77,22 @@ def _read_names(data: bytes, names: set[str]) -> bool:
 
 
 @contextlib.contextmanager
-def watching(directory: Path, on_changed: OnChanged | None = None, *, pause_s: float = 0.0) -> Iterator[DirectoryWatch]:
-    """Watch `directory` (not what is below). Raises OSError, as when the user's inotify instances are used up.
+def watching(
+    directory: Path, on_changed: OnChanged | None = None, *, pause_s: float = 0.0
+) -> Iterator[DirectoryWatch]:
+    """Watch `directory` (not what is below). Raises OSError, as when the user's inotify instances
+    are used up.
 
     `on_changed` is told what was written, at most every `pause_s`.
     """
     fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    if fd < 0 or _libc.inotify_add_watch(fd, os.fsencode(directory), _IN_MODIFY | _IN_MOVED_TO | _IN_CREATE) < 0:
+    if (
+        fd < 0
+        or _libc.inotify_add_watch(
+            fd, os.fsencode(directory), _IN_MODIFY | _IN_MOVED_TO | _IN_CREATE
+        )
+        < 0
+    ):
         code = ctypes.get_errno()
         if fd >= 0:
             os.close(fd)

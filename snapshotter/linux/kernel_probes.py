@@ -1,8 +1,9 @@
-"""Small experiments, each in a process of its own: what this kernel lets us do, found out by doing it.
+"""Small experiments, each in a process of its own: what this kernel lets us do, found out by doing
+it.
 
-Executed as `python -I -S -B probes.py NAME [ARGUMENT]`, standard library only. Prints `{"on": bool, "why": text}`: the reason when
-off, and what would help. A probe that is itself killed is off too; its caller says so.
-"""
+Executed as `python -I -S -B probes.py NAME [ARGUMENT]`, standard library only. Prints `{"on": bool,
+"why": text}`: the reason when off, and what would help. A probe that is itself killed is off too;
+its caller says so."""
 
 from __future__ import annotations
 
@@ -17,7 +18,12 @@ import struct
 import sys
 from collections.abc import Callable
 
-_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC, _CLONE_NEWPID = 0x20000, 0x4000000, 0x8000000, 0x20000000
+_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC, _CLONE_NEWPID = (
+    0x20000,
+    0x4000000,
+    0x8000000,
+    0x20000000,
+)
 _MS_REC, _MS_PRIVATE = 16384, 1 << 18
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _SECCOMP_RET_ALLOW = 0x7FFF0000
@@ -35,8 +41,15 @@ def namespaces(_: str) -> str:
         return f"mount: {_reason()}; slots need CAP_SYS_ADMIN over their mount namespace"
     child = os.fork()
     if not child:
-        os._exit(0 if os.getpid() == 1 and _libc.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(0), None) == 0 else 1)
-    return "" if os.waitpid(child, 0)[1] == 0 else "a new PID namespace could not mount its own /proc"
+        os._exit(
+            0
+            if os.getpid() == 1
+            and _libc.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(0), None) == 0
+            else 1
+        )
+    return (
+        "" if os.waitpid(child, 0)[1] == 0 else "a new PID namespace could not mount its own /proc"
+    )
 
 
 def uids(base: str) -> str:
@@ -46,7 +59,10 @@ def uids(base: str) -> str:
         os.setresgid(int(base), int(base), int(base))
         os.setresuid(int(base), int(base), int(base))
     except PermissionError as e:
-        return f"setresuid: {e.strerror}; a uid per tenant needs root. Without it all workers share one uid, and one tenant is served"
+        return (
+            f"setresuid: {e.strerror}; a uid per tenant needs root. Without it all workers "
+            f"share one uid, and one tenant is served"
+        )
     try:
         os.setresuid(0, 0, 0)
     except PermissionError:
@@ -58,9 +74,15 @@ def seccomp(_: str) -> str:
     """Installing a filter (one that allows everything)."""
     if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         return f"no_new_privs: {_reason()}"
-    instruction = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, _SECCOMP_RET_ALLOW))  # BPF_RET | BPF_K
+    # BPF_RET | BPF_K
+    instruction = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, _SECCOMP_RET_ALLOW))
     program = ctypes.create_string_buffer(struct.pack("H6xP", 1, ctypes.addressof(instruction)))
-    if _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.c_void_p(ctypes.addressof(program)), 0, 0) != 0:
+    if (
+        _libc.prctl(
+            _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.c_void_p(ctypes.addressof(program)), 0, 0
+        )
+        != 0
+    ):
         return f"prctl(PR_SET_SECCOMP): {_reason()}; the kernel needs CONFIG_SECCOMP_FILTER"
     return ""
 
@@ -82,7 +104,11 @@ def fork_server(_: str) -> str:
     here.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [send]))])
     said = os.read(receive, 16)
     os.waitid(os.P_PIDFD, watch, os.WEXITED)
-    return "" if said == b"forked" else "a forked child could not use a descriptor that was passed to it"
+    return (
+        ""
+        if said == b"forked"
+        else "a forked child could not use a descriptor that was passed to it"
+    )
 
 
 def userfaultfd(_: str) -> str:
@@ -92,7 +118,12 @@ def userfaultfd(_: str) -> str:
         return f"not known on {os.uname().machine}"
     for flags in (0, _UFFD_USER_MODE_ONLY):
         if _libc.syscall(number, os.O_CLOEXEC | flags) >= 0:
-            return "" if flags == 0 else "only for faults in user mode; root, or sysctl vm.unprivileged_userfaultfd=1, lifts that"
+            return (
+                ""
+                if flags == 0
+                else "only for faults in user mode; root, or sysctl "
+                "vm.unprivileged_userfaultfd=1, lifts that"
+            )
     return f"userfaultfd: {_reason()}; set sysctl vm.unprivileged_userfaultfd=1, or run as root"
 
 

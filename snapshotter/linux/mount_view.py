@@ -1,8 +1,9 @@
-"""A mount namespace in which a process without root reaches the directories that it needs, at their usual paths, and no more of them.
+"""A mount namespace in which a process without root reaches the directories that it needs, at their
+usual paths, and no more of them.
 
-A directory that its uid may not enter, such as /root or the platform's home, is covered by an empty tmpfs, in which the needed
-directories below it are bind-mounted. What else is in the covered directory is out of sight. Sources: mount_namespaces(7), mount(2).
-"""
+A directory that its uid may not enter, such as /root or the platform's home, is covered by an empty
+tmpfs, in which the needed directories below it are bind-mounted. What else is in the covered
+directory is out of sight. Sources: mount_namespaces(7), mount(2)."""
 
 from __future__ import annotations
 
@@ -20,15 +21,18 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter(needed: Collection[Path], *, uid: int) -> None:
-    """Move this process, single-threaded and root, into such a namespace for `uid` (its gid is the same number). Raises OSError.
+    """Move this process, single-threaded and root, into such a namespace for `uid` (its gid is the
+    same number). Raises OSError.
 
-    `needed`: absolute paths of directories that exist. Mounts of the host that come later are seen here, too.
-    """
+    `needed`: absolute paths of directories that exist. Mounts of the host that come later are seen
+    here, too."""
     if _libc.unshare(_NEWNS) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"unshare(CLONE_NEWNS): {os.strerror(code)}")
     mount(None, "/", None, REC | SLAVE)
-    every = sorted({*needed, *(path.resolve() for path in needed)}, key=lambda path: len(path.parts))
+    every = sorted(
+        {*needed, *(path.resolve() for path in needed)}, key=lambda path: len(path.parts)
+    )
     with contextlib.ExitStack() as stack:
         held = [(path, _hold(path, stack)) for path in every]
         for path in every:
@@ -38,11 +42,14 @@ def enter(needed: Collection[Path], *, uid: int) -> None:
 
 def _first_closed(path: Path, uid: int) -> Path | None:
     """The first directory above `path` that `uid` may not enter."""
-    return next((folder for folder in reversed(path.parents) if not may_enter(folder.stat(), uid)), None)
+    return next(
+        (folder for folder in reversed(path.parents) if not may_enter(folder.stat(), uid)), None
+    )
 
 
 def may_enter(status: os.stat_result, uid: int) -> bool:
-    """Whether the modes of a directory let `uid`, whose only group has the same number, pass through it."""
+    """Whether the modes of a directory let `uid`, whose only group has the same number, pass
+    through it."""
     if status.st_uid == uid:
         return bool(status.st_mode & stat.S_IXUSR)
     if status.st_gid == uid:
@@ -56,7 +63,8 @@ def _cover(closed: Path, held: Sequence[tuple[Path, int]]) -> None:
     mount("tmpfs", str(closed), "tmpfs", NOSUID | NODEV, "size=1m,mode=711")
     umask = os.umask(0o066)
     try:
-        for path, descriptor in held:  # those with fewer parts first: what lies in one of them comes with it
+        # those with fewer parts first: what lies in one of them comes with it
+        for path, descriptor in held:
             if closed in path.parents and not _is_there(path, descriptor):
                 path.mkdir(parents=True, exist_ok=True)
                 mount(f"/proc/self/fd/{descriptor}", str(path), None, BIND | REC)

@@ -1,4 +1,5 @@
-"""What knows networks: ip(8), nsenter(1), unshare(1), and the library behind nft(8). Given their orders, and heard when they complain."""
+"""What knows networks: ip(8), nsenter(1), unshare(1), and the library behind nft(8). Given their
+orders, and heard when they complain."""
 
 from __future__ import annotations
 
@@ -26,13 +27,18 @@ def check() -> None:
     if not has_nft():
         missing.append("nftables")
     if missing:
-        raise Unsupported(f"a network of its own needs {' and '.join(missing)}; on Debian: apt-get install {' '.join(missing)}")
+        raise Unsupported(
+            f"a network of its own needs {' and '.join(missing)}; on Debian: apt-get install "
+            f"{' '.join(missing)}"
+        )
 
 
 async def run(*argv: str, stdin: str = "", fds: Sequence[int] = ()) -> str:
     """Run a short command; what it printed. Raises Unsupported with what it complained about."""
     pipe = asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=fds)
+    child = await asyncio.create_subprocess_exec(
+        *argv, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=fds
+    )
     try:
         async with asyncio.timeout(_PATIENCE_S):
             out, errors = await child.communicate(stdin.encode())
@@ -64,7 +70,13 @@ def _library() -> ctypes.CDLL:
     library.nft_ctx_new.argtypes = [ctypes.c_uint32]
     for name in ("nft_ctx_get_output_buffer", "nft_ctx_get_error_buffer"):
         getattr(library, name).restype = ctypes.c_char_p
-    for name in ("nft_ctx_get_output_buffer", "nft_ctx_get_error_buffer", "nft_ctx_buffer_output", "nft_ctx_buffer_error", "nft_ctx_free"):
+    for name in (
+        "nft_ctx_get_output_buffer",
+        "nft_ctx_get_error_buffer",
+        "nft_ctx_buffer_output",
+        "nft_ctx_buffer_error",
+        "nft_ctx_free",
+    ):
         getattr(library, name).argtypes = [ctypes.c_void_p]
     library.nft_run_cmd_from_buffer.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
     library.nft_ctx_output_set_flags.argtypes = [ctypes.c_void_p, ctypes.c_uint]
@@ -76,7 +88,8 @@ _one_at_a_time = threading.Lock()
 
 
 def nft_here(orders: str, *, as_json: bool = False) -> str:
-    """Have the rules of this thread's network namespace changed, or listed; what was printed. Raises Unsupported.
+    """Have the rules of this thread's network namespace changed, or listed; what was printed.
+    Raises Unsupported.
 
     In this process: nft(8) takes eight times as long to start as to do it.
     """
@@ -88,7 +101,10 @@ def nft_here(orders: str, *, as_json: bool = False) -> str:
             library.nft_ctx_buffer_error(context)
             library.nft_ctx_output_set_flags(context, _JSON if as_json else 0)
             failed = library.nft_run_cmd_from_buffer(context, orders.encode())
-            out, errors = library.nft_ctx_get_output_buffer(context), library.nft_ctx_get_error_buffer(context)
+            out, errors = (
+                library.nft_ctx_get_output_buffer(context),
+                library.nft_ctx_get_error_buffer(context),
+            )
         finally:
             library.nft_ctx_free(context)
     if failed:
@@ -103,20 +119,28 @@ async def nft(orders: str, *, as_json: bool = False) -> str:
 
 def _refusal(what: str, errors: str) -> str:
     said = " ".join(errors.split())
-    return f"{what}: {said[-300:]}; a network of its own needs CAP_NET_ADMIN, veth and nftables in the kernel"
+    return (
+        f"{what}: {said[-300:]}; a network of its own needs CAP_NET_ADMIN, veth and nftables "
+        f"in the kernel"
+    )
 
 
 @contextlib.asynccontextmanager
 async def fresh_namespace() -> AsyncIterator[int]:
     """A network namespace that nobody is in. Raises Unsupported."""
     pipe = asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec("unshare", "--net", "sh", "-c", "echo; read _", stdin=pipe, stdout=pipe, stderr=pipe)
+    child = await asyncio.create_subprocess_exec(
+        "unshare", "--net", "sh", "-c", "echo; read _", stdin=pipe, stdout=pipe, stderr=pipe
+    )
     try:
         assert child.stdout is not None
         assert child.stderr is not None
         if not await child.stdout.readline():
             said = (await child.stderr.read()).decode(errors="replace").strip()
-            raise Unsupported(f"{said or 'unshare ended'}; a network namespace needs CAP_SYS_ADMIN and a kernel with CONFIG_NET_NS")
+            raise Unsupported(
+                f"{said or 'unshare ended'}; a network namespace needs CAP_SYS_ADMIN and a kernel "
+                f"with CONFIG_NET_NS"
+            )
         namespace = os.open(f"/proc/{child.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
             yield namespace

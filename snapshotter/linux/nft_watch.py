@@ -1,7 +1,8 @@
-"""Hears when another program takes the slots' rules away: `nft flush ruleset`, which is what a restart of nftables.service does.
+"""Hears when another program takes the slots' rules away: `nft flush ruleset`, which is what a
+restart of nftables.service does.
 
-Until they are back, slots reach the host's own addresses. Sources: netlink(7), linux/netfilter/nfnetlink.h, nf_tables.h.
-"""
+Until they are back, slots reach the host's own addresses. Sources: netlink(7),
+linux/netfilter/nfnetlink.h, nf_tables.h."""
 
 from __future__ import annotations
 
@@ -24,14 +25,20 @@ _READ_BYTES = 64 * 1024
 
 
 class NftWatch:
-    """Calls `on_removed` in the event loop when a table of this name goes, whoever removed it. Close it."""
+    """Calls `on_removed` in the event loop when a table of this name goes, whoever removed it.
+    Close it."""
 
     def __init__(self, table: str, on_removed: Callable[[], None]) -> None:
-        """Of the network namespace that this thread is in. Raises OSError without CAP_NET_ADMIN, or where the kernel has no nftables."""
+        """Of the network namespace that this thread is in. Raises OSError without CAP_NET_ADMIN, or
+        where the kernel has no nftables."""
         self._table = table.encode() + b"\0"
         self._on_removed = on_removed
         self._loop = asyncio.get_running_loop()
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER)
+        self._socket = socket.socket(
+            socket.AF_NETLINK,
+            socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC,
+            _NETLINK_NETFILTER,
+        )
         try:
             self._socket.bind((0, 0))
             self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _CHANGES_OF_NFTABLES)
@@ -47,11 +54,15 @@ class NftWatch:
 
     def _read(self) -> None:
         try:
-            is_removed = any(_names(message, self._table) for message in _messages(self._socket.recv(_READ_BYTES)))
+            is_removed = any(
+                _names(message, self._table)
+                for message in _messages(self._socket.recv(_READ_BYTES))
+            )
         except OSError as e:
             if e.errno in (errno.EAGAIN, errno.EINTR):
                 return
-            is_removed = e.errno == errno.ENOBUFS  # something was said that did not fit: it may have been that
+            # something was said that did not fit: it may have been that
+            is_removed = e.errno == errno.ENOBUFS
         if is_removed:
             self._on_removed()
 

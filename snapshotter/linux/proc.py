@@ -1,4 +1,5 @@
-"""What the kernel says about a process: proc(5), pidfd_open(2). Numbers of a process that is gone are zero."""
+"""What the kernel says about a process: proc(5), pidfd_open(2). Numbers of a process that is gone
+are zero."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def host_pid(pidfd: int) -> int:
 
 
 def pid_namespace(pid: int) -> str | None:
-    """The PID namespace that a process is in (pid_namespaces(7)); None when it is gone, or not ours to look at."""
+    """The PID namespace that a process is in (pid_namespaces(7)); None when it is gone, or not ours
+    to look at."""
     try:
         return os.readlink(f"/proc/{pid}/ns/pid")
     except OSError:
@@ -51,21 +53,25 @@ async def wait_gone(pidfd: int) -> None:
 
 
 def pss_bytes(pid: int) -> int:
-    """Proportional set size. Walks the page tables: milliseconds for a big process, so not for the event loop.
+    """Proportional set size. Walks the page tables: milliseconds for a big process, so not for the
+    event loop.
 
-    Without root nobody looks into a Template (it is not dumpable): its resident set size, which is no less.
-    """
+    Without root nobody looks into a Template (it is not dumpable): its resident set size, which is
+    no less."""
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except PermissionError:
         return rss_bytes(pid)
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:")), 0)
+    return next(
+        (int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:")), 0
+    )
 
 
 def waited_ns(pid: int) -> int:
-    """For how long its first thread was ready to run and had no processor (kernel, Documentation/scheduler/sched-stats)."""
+    """For how long its first thread was ready to run and had no processor (kernel,
+    Documentation/scheduler/sched-stats)."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
     except (OSError, IndexError):
@@ -103,7 +109,10 @@ def process_tree(pid: int) -> list[int]:
             tasks = os.listdir(f"/proc/{parent}/task")
         for task in tasks:
             with contextlib.suppress(OSError):
-                found += [int(child) for child in Path(f"/proc/{parent}/task/{task}/children").read_text().split()]
+                found += [
+                    int(child)
+                    for child in Path(f"/proc/{parent}/task/{task}/children").read_text().split()
+                ]
     return found
 
 
@@ -113,17 +122,20 @@ def no_processes() -> Collection[int]:
 
 
 def stop_tree(pid: int, beside: Callable[[], Collection[int]] = no_processes) -> set[int]:
-    """SIGSTOP the process and all its descendants, parents first, until all stand still and a look finds nobody new; those it stopped.
+    """SIGSTOP the process and all its descendants, parents first, until all stand still and a look
+    finds nobody new; those it stopped.
 
-    One that was in the middle of a fork has a child that no look found until then: it is waited for, on a machine that does not schedule
-    it for 0.1 s at most. `beside`: who belongs to it though its parent has ended.
-    """
+    One that was in the middle of a fork has a child that no look found until then: it is waited
+    for, on a machine that does not schedule it for 0.1 s at most. `beside`: who belongs to it
+    though its parent has ended."""
     stopped: set[int] = set()
     moving: set[int] = set()
     until = time.monotonic() + _STAND_S
     for _ in range(_ROUNDS):
         moving = {one for one in moving if not _stands_still(one)}
-        fresh = [one for one in dict.fromkeys((*process_tree(pid), *beside())) if one not in stopped]
+        fresh = [
+            one for one in dict.fromkeys((*process_tree(pid), *beside())) if one not in stopped
+        ]
         for one in fresh:
             _signal(one, signal.SIGSTOP)
         stopped.update(fresh)
@@ -155,7 +167,8 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def inside(init_pid: int, pid: int) -> int:
-    """Our number for process `pid` of the PID namespace whose first process is our `init_pid`; 0 when it is not there."""
+    """Our number for process `pid` of the PID namespace whose first process is our `init_pid`; 0
+    when it is not there."""
     for ours in process_tree(init_pid):
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{ours}/status").read_text().splitlines():

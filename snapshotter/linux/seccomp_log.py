@@ -1,9 +1,10 @@
-"""System calls that functions were refused, from the kernel's log to ours: by function and number (`snapshotter.log_refused_calls`).
+"""System calls that functions were refused, from the kernel's log to ours: by function and number
+(`snapshotter.log_refused_calls`).
 
-The filter asks the kernel's audit to write each refusal down (SECCOMP_FILTER_FLAG_LOG, seccomp(2)). Where no audit daemon takes the records
-they are lines of /dev/kmsg: `audit: type=1326 … uid=20001 … pid=77 comm="python3" … syscall=101 …`. A process is found by its control
-group, while it lives; of one that is gone the uid is said. Each call of each function is logged once a minute.
-"""
+The filter asks the kernel's audit to write each refusal down (SECCOMP_FILTER_FLAG_LOG, seccomp(2)).
+Where no audit daemon takes the records they are lines of /dev/kmsg: `audit: type=1326 … uid=20001 …
+pid=77 comm="python3" … syscall=101 …`. A process is found by its control group, while it lives; of
+one that is gone the uid is said. Each call of each function is logged once a minute."""
 
 from __future__ import annotations
 
@@ -22,22 +23,34 @@ KERNEL_LOG = Path("/dev/kmsg")
 AGAIN_S = 60.0
 _RECORD_BYTES = 8192
 """A read of /dev/kmsg gives one record, of at most so much."""
-_REFUSED = re.compile(r"audit: type=1326 .*\buid=(?P<uid>\d+) .*\bpid=(?P<pid>\d+) .*\bsyscall=(?P<number>\d+) .*\bcode=0x5")
+_REFUSED = re.compile(
+    r"audit: type=1326 .*\buid=(?P<uid>\d+) .*\bpid=(?P<pid>\d+) .*\bsyscall=(?P<number>\d+) "
+    r".*\bcode=0x5"
+)
 """Of an action that returns an error (SECCOMP_RET_ERRNO)."""
 _log = logging.getLogger(__name__)
 
 FindLabels = Callable[[str], Mapping[str, str] | None]
-"""Labels of the function whose group has one of these names (lines of /proc/<pid>/cgroup); None: none of ours."""
+"""Labels of the function whose group has one of these names (lines of /proc/<pid>/cgroup); None:
+none of ours."""
 
 
 class SeccompLog:
     """Owner: the event loop."""
 
-    def __init__(self, find: FindLabels, *, machine: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        find: FindLabels,
+        *,
+        machine: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._find = find
         self._clock = clock
         machine = machine or os.uname().machine
-        known = {**numbers(ALLOWED, machine), **numbers(DENIED, machine)} if machine in MACHINES else {}
+        known = (
+            {**numbers(ALLOWED, machine), **numbers(DENIED, machine)} if machine in MACHINES else {}
+        )
         self._names = {number: name for name, number in {**known, **ABSENT}.items()}
         self._said: dict[tuple[str, int], float] = {}
 
@@ -77,18 +90,29 @@ class SeccompLog:
     def hear(self, record: str) -> None:
         """One record of the kernel's log."""
         match = _REFUSED.search(record)
-        if match is None or int(match["number"]) in ABSENT.values():  # which libraries try first, and do without
+        # which libraries try first, and do without
+        if match is None or int(match["number"]) in ABSENT.values():
             return
         number, labels = int(match["number"]), self._labels_of(int(match["pid"]))
-        who = f"uid {match['uid']}" if labels is None else f"{labels.get('app')}/{labels.get('function')}"
+        who = (
+            f"uid {match['uid']}"
+            if labels is None
+            else f"{labels.get('app')}/{labels.get('function')}"
+        )
         now = self._clock()
         if now - self._said.get((who, number), -AGAIN_S) >= AGAIN_S:
-            self._said = {key: at for key, at in self._said.items() if now - at < AGAIN_S} | {(who, number): now}
+            self._said = {key: at for key, at in self._said.items() if now - at < AGAIN_S} | {
+                (who, number): now
+            }
             tenant = "" if labels is None else labels.get("tenant", "")
             _log.warning(
                 "system_call.refused call=%s number=%d function=%s tenant=%s pid=%s",
-                self._names.get(number, "unknown"), number, who, tenant, match["pid"],
-            )  # fmt: skip
+                self._names.get(number, "unknown"),
+                number,
+                who,
+                tenant,
+                match["pid"],
+            )
 
     def _labels_of(self, pid: int) -> Mapping[str, str] | None:
         try:

@@ -1,8 +1,9 @@
-"""Into a pod: a cell (`snapshotter.criu.self_test_sandbox`) whose namespaces are those of a pod that waits. Experimental.
+"""Into a pod: a cell (`snapshotter.criu.self_test_sandbox`) whose namespaces are those of a pod
+that waits. Experimental.
 
-The pod is never privileged: the node agent, which is root on its node, enters from outside. What it brings along: the mounts that a slot
-has, the pod's own cgroup, and a CRIU of its own, for a pod's image has none.
-"""
+The pod is never privileged: the node agent, which is root on its node, enters from outside. What it
+brings along: the mounts that a slot has, the pod's own cgroup, and a CRIU of its own, for a pod's
+image has none."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ from snapshotter.linux import proc as processes
 from snapshotter.shim import child, seqpacket
 
 _ROOT = str(Path(__file__).resolve().parents[2])
-_BOOT = "import sys; sys.path.insert(0, {root!r}); from snapshotter.pods.entry_init import main; main({fd})"
+_BOOT = (
+    "import sys; sys.path.insert(0, {root!r}); from snapshotter.pods.entry_init import main; "
+    "main({fd})"
+)
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -52,13 +56,30 @@ class Entry(Sandbox):
     """Inside of a pod. Owner: the event loop."""
 
     async def criu(
-        self, run: str, argv: list[str], *, uid: int, cgroup: Mapping[str, Any], fds: list[int], socket: bool = True, stdio: bool = False
+        self,
+        run: str,
+        argv: list[str],
+        *,
+        uid: int,
+        cgroup: Mapping[str, Any],
+        fds: list[int],
+        socket: bool = True,
+        stdio: bool = False,
     ) -> SandboxProcess:
         """As a cell does it, with the CRIU that was brought along."""
-        return await super().criu(run, [*child.CRIU_KIT, *argv[1:]], uid=uid, cgroup=cgroup, fds=fds, socket=socket, stdio=stdio)
+        return await super().criu(
+            run,
+            [*child.CRIU_KIT, *argv[1:]],
+            uid=uid,
+            cgroup=cgroup,
+            fds=fds,
+            socket=socket,
+            stdio=stdio,
+        )
 
     async def revive(self, pid: int) -> SandboxProcess:
-        """Connect to a restored worker: its control channel and pidfd are the caller's. Raises CriuUnavailable."""
+        """Connect to a restored worker: its control channel and pidfd are the caller's. Raises
+        CriuUnavailable."""
         return await self._order({"op": "revive", "pid": pid})
 
     async def keep(self) -> None:
@@ -68,16 +89,28 @@ class Entry(Sandbox):
 
 @contextlib.asynccontextmanager
 async def entered(pod: int, brought: Brought, kit: CriuBundle) -> AsyncIterator[Entry]:
-    """Inside of the pod of the process behind pidfd `pod`, which stays the caller's; what was restored and not kept is gone at the end.
+    """Inside of the pod of the process behind pidfd `pod`, which stays the caller's; what was
+    restored and not kept is gone at the end.
 
     Raises CriuUnavailable, Unsupported, OSError.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
-            argv = [sys.executable, "-I", "-S", "-B", "-c", _BOOT.format(root=_ROOT, fd=theirs.fileno())]
+            argv = [
+                sys.executable,
+                "-I",
+                "-S",
+                "-B",
+                "-c",
+                _BOOT.format(root=_ROOT, fd=theirs.fileno()),
+            ]
             process = await asyncio.to_thread(
-                subprocess.Popen, argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                subprocess.Popen,
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
             )
         found = Entry(ours, process)
         try:
@@ -111,15 +144,19 @@ def _send_in(connection: socket.socket, pod: int, brought: Brought, kit: CriuBun
 def groups_of(pid: int, *, root: Path = _CGROUPS, proc: Path = Path("/proc")) -> list[str]:
     """The `cgroup.procs` files of a process's groups, in every hierarchy that is mounted here.
 
-    Raises Unsupported when none can be seen: without the pod's limits nothing may run; OSError when the process is gone.
-    """
+    Raises Unsupported when none can be seen: without the pod's limits nothing may run; OSError when
+    the process is gone."""
     found = []
     for line in (proc / str(pid) / "cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         hierarchy = root / controllers.removeprefix("name=") if controllers else root
         file = hierarchy / path.lstrip("/") / "cgroup.procs"
-        if ".." not in file.parts and file.exists():  # those of another cgroup namespace begin with it
+        # those of another cgroup namespace begin with it
+        if ".." not in file.parts and file.exists():
             found.append(str(file))
     if not found:
-        raise Unsupported(f"the pod's cgroup is not visible below {root}: give the node agent the node's own cgroup namespace (privileged)")
+        raise Unsupported(
+            f"the pod's cgroup is not visible below {root}: give the node agent the node's own "
+            f"cgroup namespace (privileged)"
+        )
     return found

@@ -1,11 +1,13 @@
-"""In a pod's namespaces: builds the tree that a snapshot's worker knows, runs CRIU there, and leaves the restored worker to the pod.
+"""In a pod's namespaces: builds the tree that a snapshot's worker knows, runs CRIU there, and
+leaves the restored worker to the pod.
 
-Executed by `snapshotter.pods.entry` in a process of its own; single-threaded, standard library only. The process that enters stays outside
-of the pod's PID namespace and waits for its child, which is inside and obeys. When that one leaves, what was kept is a child of the pod's
-first process, the launcher; what was not kept is killed.
+Executed by `snapshotter.pods.entry` in a process of its own; single-threaded, standard library
+only. The process that enters stays outside of the pod's PID namespace and waits for its child,
+which is inside and obeys. When that one leaves, what was kept is a child of the pod's first
+process, the launcher; what was not kept is killed.
 
-Owner → us: `enter` [pidfd of the pod, kdat, files], then the orders of a cell (`snapshotter.criu.sandbox_init`), and revive, keep.
-"""
+Owner → us: `enter` [pidfd of the pod, kdat, files], then the orders of a cell
+(`snapshotter.criu.sandbox_init`), and revive, keep."""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ def main(control_fd: int) -> None:
 
 
 def _enter(message: Mapping[str, Any], fds: list[int]) -> None:
-    """The pod's groups first, so that all that is made here counts as the pod's; what is ours is taken along as descriptors."""
+    """The pod's groups first, so that all that is made here counts as the pod's; what is ours is
+    taken along as descriptors."""
     pod, kdat, files = fds
     held = [(mounts.take(source), name) for source, name in message["binds"]]
     child.enter(message["groups"], 0)
@@ -100,7 +103,8 @@ class _Kept:
 
 
 def _kill_children() -> None:
-    """Half a tree is no worker. Its own children follow it: they are restored with it, and are reaped by the pod's first process."""
+    """Half a tree is no worker. Its own children follow it: they are restored with it, and are
+    reaped by the pod's first process."""
     for pid in tree.children():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

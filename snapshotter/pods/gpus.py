@@ -1,8 +1,8 @@
 """Before a pod with GPUs boots: their memory is really free, or it is said who still holds it.
 
-The device plugin hands a GPU out the moment its last pod is gone from the API, and the driver may still be tearing that pod's contexts
-down: a model that is loaded then runs out of memory. This is the last step of replacing a revision in place (rollout `swap`).
-"""
+The device plugin hands a GPU out the moment its last pod is gone from the API, and the driver may
+still be tearing that pod's contexts down: a model that is loaded then runs out of memory. This is
+the last step of replacing a revision in place (rollout `swap`)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from snapshotter.pods.tenant_mounts import Say
 LOOK_S = 0.5
 """Between two looks: the driver has no event for freed memory."""
 PART_OF_CLOCK = 0.5
-"""Of the startup clock, after which the pod goes on all the same: a GPU that is shared on purpose never looks free, and what cannot be
-had the worker's own error tells best."""
+"""Of the startup clock, after which the pod goes on all the same: a GPU that is shared on purpose
+never looks free, and what cannot be had the worker's own error tells best."""
 
 
-async def wait_free(reader: MemoryReader, *, wanted: Sequence[str], count: int, within_s: float, say: Say) -> str:
-    """Return when the GPUs are free: those `wanted` (UUIDs or indices), or where these are not known any `count` of the node's.
+async def wait_free(
+    reader: MemoryReader, *, wanted: Sequence[str], count: int, within_s: float, say: Say
+) -> str:
+    """Return when the GPUs are free: those `wanted` (UUIDs or indices), or where these are not
+    known any `count` of the node's.
 
     Returns what was still in the way when `within_s` was over, "" otherwise.
     """

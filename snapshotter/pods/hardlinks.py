@@ -1,8 +1,9 @@
-"""Trees of hard links: the same verified bytes under a tenant's own directory, without a copy and without a mount.
+"""Trees of hard links: the same verified bytes under a tenant's own directory, without a copy and
+without a mount.
 
-A pod's mounts are made when it starts, so nothing that is mounted later reaches it; a link in a directory that is mounted already does.
-Links are made beside their place and appear by one rename(2): what has its name is whole. Blocking; called in threads.
-"""
+A pod's mounts are made when it starts, so nothing that is mounted later reaches it; a link in a
+directory that is mounted already does. Links are made beside their place and appear by one
+rename(2): what has its name is whole. Blocking; called in threads."""
 
 from __future__ import annotations
 
@@ -17,10 +18,12 @@ from snapshotter.linux.atomic_directory import remove_tree, staging_directory
 
 
 def show(source: Path, target: Path, *, may_copy: bool) -> None:
-    """Have the tree `source` appear at `target`, read-only and world-readable; one that is there stays.
+    """Have the tree `source` appear at `target`, read-only and world-readable; one that is there
+    stays.
 
     Args:
-        may_copy: where both are on different file systems files are copied, which is for code, not for weights.
+        may_copy: where both are on different file systems files are copied, which is for code, not
+        for weights.
 
     Raises Unsupported when links cannot be made there, OSError.
     """
@@ -33,9 +36,11 @@ def show(source: Path, target: Path, *, may_copy: bool) -> None:
 
 
 def take_away(target: Path) -> None:
-    """Remove a tree of links; the files stay whose they are. One that is gone is no error. Raises OSError."""
+    """Remove a tree of links; the files stay whose they are. One that is gone is no error. Raises
+    OSError."""
     if target.is_dir():
-        grave = target.parent / f".tmp-gone-{target.name[:16]}-{secrets.token_hex(4)}"  # in a container every agent has the same pid
+        # in a container every agent has the same pid
+        grave = target.parent / f".tmp-gone-{target.name[:16]}-{secrets.token_hex(4)}"
         target.rename(grave)
         remove_tree(grave)
 
@@ -62,6 +67,8 @@ def _link(source: str, place: Path, *, may_copy: bool) -> None:
             raise
         if not may_copy:
             why = f"weights cannot be shown to pods at {place.parent} ({e.strerror})"
-            raise Unsupported(f"{why}: put snapshotter.pods and platform.home on one file system") from e
+            raise Unsupported(
+                f"{why}: put snapshotter.pods and platform.home on one file system"
+            ) from e
         shutil.copyfile(source, place)
         shutil.copymode(source, place)

@@ -1,8 +1,8 @@
-"""Mounts carried from our mount namespace into a pod's: open_tree(2) there, setns(2), move_mount(2) here.
+"""Mounts carried from our mount namespace into a pod's: open_tree(2) there, setns(2), move_mount(2)
+here.
 
-A bind mount's source must be in the caller's own namespace; a detached copy of a mount, made before entering, need not be. Runs in the
-helper that enters pods, as root; standard library only.
-"""
+A bind mount's source must be in the caller's own namespace; a detached copy of a mount, made before
+entering, need not be. Runs in the helper that enters pods, as root; standard library only."""
 
 from __future__ import annotations
 
@@ -39,19 +39,24 @@ def put(fd: int, target: str) -> None:
         else:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o444))
-        _checked(_libc.syscall(_MOVE_MOUNT, fd, b"", _AT_FDCWD, target.encode(), _EMPTY_PATH), f"move_mount to {target}")
+        _checked(
+            _libc.syscall(_MOVE_MOUNT, fd, b"", _AT_FDCWD, target.encode(), _EMPTY_PATH),
+            f"move_mount to {target}",
+        )
     finally:
         os.close(fd)
     mount(None, target, None, BIND | REMOUNT | RDONLY | NOSUID | NODEV)
 
 
 def enter(pidfd: int) -> None:
-    """Into the namespaces of the process behind `pidfd`, all at once; the next child is in its PID namespace. Raises OSError."""
+    """Into the namespaces of the process behind `pidfd`, all at once; the next child is in its PID
+    namespace. Raises OSError."""
     _checked(_libc.setns(pidfd, NAMESPACES), "setns into the pod")
 
 
 def build(held: Sequence[tuple[int, str]], *, uid: int, writable_bytes: int) -> None:
-    """The tree of a slot (`snapshotter.shim.mounts`), in a pod: what a restored worker finds at the paths that it knows. Raises OSError.
+    """The tree of a slot (`snapshotter.shim.mounts`), in a pod: what a restored worker finds at the
+    paths that it knows. Raises OSError.
 
     Args:
         held: (descriptor of `take`, name below the tree's root).
@@ -77,12 +82,15 @@ def build(held: Sequence[tuple[int, str]], *, uid: int, writable_bytes: int) -> 
 def demand_places(root: str = "/") -> None:
     """Raise OSError where one of the places that are mounted over leads elsewhere.
 
-    An image is its user's. A link could be pointed at another directory between our mount and CRIU's start, which is root's.
-    """
+    An image is its user's. A link could be pointed at another directory between our mount and
+    CRIU's start, which is root's."""
     for place in ("run", "dev/shm", "tmp", "var/tmp"):
         path = os.path.join(root, place)
         if os.path.realpath(path) != os.path.join(os.path.realpath(root), place):
-            raise OSError(errno.ELOOP, f"{path} is a symbolic link in this pod's image: it is no place to restore into")
+            raise OSError(
+                errno.ELOOP,
+                f"{path} is a symbolic link in this pod's image: it is no place to restore into",
+            )
 
 
 def _checked(result: int, what: str) -> int:

@@ -1,8 +1,8 @@
-"""What a node tells the controller of itself: what is hot on it, its free memory, its GPUs. The controller makes labels of it.
+"""What a node tells the controller of itself: what is hot on it, its free memory, its GPUs. The
+controller makes labels of it.
 
-Said every `EVERY_S`, and soon after something became hot or cold. A controller that is away is no concern of the node's: the next report
-says all anew.
-"""
+Said every `EVERY_S`, and soon after something became hot or cold. A controller that is away is no
+concern of the node's: the next report says all anew."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ from typing import Protocol
 import httpx
 
 from snapshotter.cuda.memory import GpuMemory, GpuMemoryUnknown, MemoryReader
-from snapshotter.types import NODES_PATH, NodeGpu, NodeReport, NodeSnapshot, SnapshotInfo, SnapshotState
+from snapshotter.types import (
+    NODES_PATH,
+    NodeGpu,
+    NodeReport,
+    NodeSnapshot,
+    SnapshotInfo,
+    SnapshotState,
+)
 from weight_cache.addresses import Address
 from weight_cache.cookies import no_cookies
 from weight_cache.errors import WeightCacheError
@@ -35,7 +42,8 @@ EVERY_S = 10.0
 LOOK_S = 2.0
 """How soon what became hot or cold is told."""
 MOST = 200
-"""Weights and snapshots that are told of, each, the last used first; the controller makes at most 50 labels of them."""
+"""Weights and snapshots that are told of, each, the last used first; the controller makes at most
+50 labels of them."""
 _POST_TIMEOUT_S = 5.0
 _TOKEN_HEADER = "pilotlight-platform-token"
 _TOKEN_LABEL = b"pilotlight platform token"
@@ -49,7 +57,8 @@ class HotWeights(Protocol):
 
 
 def platform_token(key_file: Path) -> str:
-    """What node agents show the controller, as `pilotlight.seal.PlatformKey.node_token` derives it. Raises SettingsInvalid."""
+    """What node agents show the controller, as `pilotlight.seal.PlatformKey.node_token` derives it.
+    Raises SettingsInvalid."""
     return hmac.new(raw_key(key_file), _TOKEN_LABEL, hashlib.sha256).hexdigest()
 
 
@@ -59,12 +68,14 @@ def raw_key(key_file: Path) -> bytes:
         return base64.urlsafe_b64decode(key_file.read_bytes().strip())
     except (OSError, binascii.Error, ValueError) as e:
         raise SettingsInvalid(
-            f"{key_file} is no platform key ({e}): reports of this node need it; mount it and set platform.key_file"
+            f"{key_file} is no platform key ({e}): reports of this node need it; mount it and set "
+            f"platform.key_file"
         ) from e
 
 
 def node_name(environ: Mapping[str, str]) -> str:
-    """As the cluster knows it: NODE_NAME (the downward API's spec.nodeName), else the host's name."""
+    """As the cluster knows it: NODE_NAME (the downward API's spec.nodeName), else the host's
+    name."""
     return environ.get("NODE_NAME") or socket.gethostname()
 
 
@@ -120,7 +131,9 @@ class Reporter:
         """Close the connections."""
         await self._client.aclose()
 
-    async def _report(self, weights: tuple[str, ...], snapshots: tuple[NodeSnapshot, ...]) -> NodeReport:
+    async def _report(
+        self, weights: tuple[str, ...], snapshots: tuple[NodeSnapshot, ...]
+    ) -> NodeReport:
         total, free = memory_of_node()
         gpus: tuple[GpuMemory, ...] = ()
         if self._memory is not None:
@@ -133,7 +146,10 @@ class Reporter:
             snapshots=snapshots,
             memory_bytes=total,
             memory_free_bytes=free,
-            gpus=tuple(NodeGpu(product=g.name, uuid=g.uuid, total_bytes=g.total_bytes, is_free=g.is_free) for g in gpus),
+            gpus=tuple(
+                NodeGpu(product=g.name, uuid=g.uuid, total_bytes=g.total_bytes, is_free=g.is_free)
+                for g in gpus
+            ),
             pods=self._pods(),
         )
 
@@ -148,12 +164,19 @@ class Reporter:
     def _hot_snapshots(self) -> tuple[NodeSnapshot, ...]:
         ready = [info for info in self._snapshots() if info.state is SnapshotState.READY]
         ready.sort(key=lambda info: -info.last_used_at)
-        return tuple(NodeSnapshot(revision=info.revision, identity=dict(info.identity)) for info in ready[:MOST])
+        return tuple(
+            NodeSnapshot(revision=info.revision, identity=dict(info.identity))
+            for info in ready[:MOST]
+        )
 
     async def _post(self, report: NodeReport) -> bool:
         try:
             answer = await self._client.post(NODES_PATH, json=report.to_json())
-            failure = "" if answer.is_success else f"the controller answers {answer.status_code}: {answer.text[:200]}"
+            failure = (
+                ""
+                if answer.is_success
+                else f"the controller answers {answer.status_code}: {answer.text[:200]}"
+            )
         except httpx.HTTPError as e:
             failure = f"{type(e).__name__}: {e}"
         if failure != self._failure:
@@ -168,5 +191,11 @@ class Reporter:
 def memory_of_node(meminfo: Path = _MEMINFO) -> tuple[int, int]:
     """Bytes there are, and bytes that new processes could have (proc(5), MemAvailable)."""
     lines = (line.partition(":") for line in meminfo.read_text().splitlines())
-    values = {key: int(value.split()[0]) * 1024 for key, _, value in lines if value.split()[:1] and value.split()[0].isdigit()}
-    return values.get("MemTotal", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")), values.get("MemAvailable", 0)
+    values = {
+        key: int(value.split()[0]) * 1024
+        for key, _, value in lines
+        if value.split()[:1] and value.split()[0].isdigit()
+    }
+    return values.get(
+        "MemTotal", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    ), values.get("MemAvailable", 0)

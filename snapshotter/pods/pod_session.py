@@ -3,8 +3,8 @@
     announce → (wait)* → cold → ready → …
                    └→ refused: the line is closed
 
-What it holds is held until the line ends: a pod that was evicted, killed, or whose node is drained, ends it without a word.
-"""
+What it holds is held until the line ends: a pod that was evicted, killed, or whose node is drained,
+ends it without a word."""
 
 from __future__ import annotations
 
@@ -78,28 +78,44 @@ class PodSession:
         """Until the pod is gone, or was refused."""
         try:
             announced = self.announcement = await self._announced()
-            _log.info("pods.announced tenant=%s pod=%s revision=%s", self._tenant, announced.pod, announced.launch.revision)
+            _log.info(
+                "pods.announced tenant=%s pod=%s revision=%s",
+                self._tenant,
+                announced.pod,
+                announced.launch.revision,
+            )
             await self._provide(announced)
         except (SnapshotterError, WeightCacheError) as e:
             await self._refuse(e.code, str(e))
         except ConnectionError as e:
             _log.debug("pods.cut_off tenant=%s error=%s", self._tenant, e)
         except OSError as e:
-            await self._refuse("node_failed", f"this node cannot show the pod its files: {e.strerror or e}")
+            await self._refuse(
+                "node_failed", f"this node cannot show the pod its files: {e.strerror or e}"
+            )
         except (ValueError, TimeoutError, asyncio.IncompleteReadError) as e:
-            _log.warning("pods.not_understood tenant=%s error=%s", self._tenant, e or type(e).__name__)
+            _log.warning(
+                "pods.not_understood tenant=%s error=%s", self._tenant, e or type(e).__name__
+            )
         finally:
-            _log.info("pods.gone tenant=%s pod=%s", self._tenant, self.announcement.pod if self.announcement else "-")
+            _log.info(
+                "pods.gone tenant=%s pod=%s",
+                self._tenant,
+                self.announcement.pod if self.announcement else "-",
+            )
             self._writer.close()
 
     async def _announced(self) -> Announcement:
         async with asyncio.timeout(ANNOUNCE_S):
             line = await self._reader.readline()
         uid = _uid_of(self._writer)
-        return Announcement.of(_parsed(line), tenant=self._tenant, uid=uid, own_uid=self._own_uid, grants=self._grants)
+        return Announcement.of(
+            _parsed(line), tenant=self._tenant, uid=uid, own_uid=self._own_uid, grants=self._grants
+        )
 
     async def _provide(self, announced: Announcement) -> None:
-        """Hold everything until the line ends; for a pod that leaves while it waits nobody goes on waiting."""
+        """Hold everything until the line ends; for a pod that leaves while it waits nobody goes on
+        waiting."""
         self.is_ready = announced.running
         tasks = [
             asyncio.create_task(self._hold(announced), name=f"provide {announced.pod}"),
@@ -119,8 +135,13 @@ class PodSession:
         began, phases_ms = time.perf_counter(), dict[str, float]()
         launch, holds = announced.launch, self._holds
         async with contextlib.AsyncExitStack() as held:
-            asked = {mount.name: held.enter_async_context(holds.weights(mount.manifest, self._say)) for mount in launch.weights}
-            code, *places = await _all([self._timed(held, launch.bundle, phases_ms), *asked.values()])
+            asked = {
+                mount.name: held.enter_async_context(holds.weights(mount.manifest, self._say))
+                for mount in launch.weights
+            }
+            code, *places = await _all(
+                [self._timed(held, launch.bundle, phases_ms), *asked.values()]
+            )
             if places:
                 phases_ms["weights"] = round(max(0.0, _since_ms(began) - phases_ms["code"]), 3)
             weights = dict(zip(asked, places, strict=True))
@@ -132,7 +153,13 @@ class PodSession:
                 self._send({"op": "cold", "code": code, "weights": weights, "phases_ms": phases_ms})
             await asyncio.Event().wait()
 
-    async def _hand_over(self, announced: Announcement, code: str, weights: Mapping[str, str], phases_ms: Mapping[str, float]) -> bool:
+    async def _hand_over(
+        self,
+        announced: Announcement,
+        code: str,
+        weights: Mapping[str, str],
+        phases_ms: Mapping[str, float],
+    ) -> bool:
         """Whether the pod has received a restored worker."""
         if self._restores is None or announced.running:
             return False
@@ -140,16 +167,26 @@ class PodSession:
         peer = socket.socket(fileno=os.dup(self._writer.get_extra_info("socket").fileno()))
         with peer:
             places = {name: root / place for name, place in weights.items()}
-            async with self._restores.returned(announced.launch, peer, code=root / code, weights=places) as found:
+            async with self._restores.returned(
+                announced.launch, peer, code=root / code, weights=places
+            ) as found:
                 if found is None:
                     return False
-                message = {"op": "restored", "pid": found.pid, "phases_ms": {**phases_ms, **found.phases_ms}}
+                message = {
+                    "op": "restored",
+                    "pid": found.pid,
+                    "phases_ms": {**phases_ms, **found.phases_ms},
+                }
                 await self._writer.drain()  # nothing of ours is before it: limits are 0
-                socket.send_fds(peer, [json.dumps(message).encode() + b"\n"], [found.control.fileno()])
+                socket.send_fds(
+                    peer, [json.dumps(message).encode() + b"\n"], [found.control.fileno()]
+                )
                 found.kept = True
         return True
 
-    async def _timed(self, held: contextlib.AsyncExitStack, digest: str, phases_ms: dict[str, float]) -> str:
+    async def _timed(
+        self, held: contextlib.AsyncExitStack, digest: str, phases_ms: dict[str, float]
+    ) -> str:
         began = time.perf_counter()
         place = await held.enter_async_context(self._holds.code(digest, self._say))
         phases_ms["code"] = round(_since_ms(began), 3)
@@ -158,7 +195,13 @@ class PodSession:
     async def _wait_gpus(self, announced: Announcement) -> None:
         launch = announced.launch
         within_s = launch.startup_timeout_s * gpus.PART_OF_CLOCK
-        left = await gpus.wait_free(self._memory, wanted=announced.gpus, count=launch.gpu_count, within_s=within_s, say=self._say)
+        left = await gpus.wait_free(
+            self._memory,
+            wanted=announced.gpus,
+            count=launch.gpu_count,
+            within_s=within_s,
+            say=self._say,
+        )
         if left:
             _log.warning("pods.gpu_not_free tenant=%s pod=%s %s", self._tenant, announced.pod, left)
             self._say(f"goes on although {left}")
@@ -168,12 +211,20 @@ class PodSession:
         while line := await self._reader.readline():
             await turns.handled(line)
             message = _parsed(line)
-            if message.get("op") == "ready" and not self._has_told:  # once: each makes a line of our log
+            # once: each makes a line of our log
+            if message.get("op") == "ready" and not self._has_told:
                 self.is_ready = self._has_told = True
-                if self._restores is not None and self.announcement is not None and message.get("start_kind") == "COLD":
+                if (
+                    self._restores is not None
+                    and self.announcement is not None
+                    and message.get("start_kind") == "COLD"
+                ):
                     self._restores.want(self.announcement.launch)
                 _log.info(
-                    "pods.ready tenant=%s %r phases_ms=%s", self._tenant, self, json.dumps(message.get("phases_ms", {}))[:_MOST_LOGGED]
+                    "pods.ready tenant=%s %r phases_ms=%s",
+                    self._tenant,
+                    self,
+                    json.dumps(message.get("phases_ms", {}))[:_MOST_LOGGED],
                 )
 
     def _say(self, why: str) -> None:
@@ -219,6 +270,8 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 def _uid_of(writer: asyncio.StreamWriter) -> int:
-    raw = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    raw = writer.get_extra_info("socket").getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+    )
     uid: int = _CREDENTIALS.unpack(raw)[1]
     return uid

@@ -1,11 +1,13 @@
-"""A waiting pod receives a worker that is restored into it, instead of booting one. Experimental, off unless it is switched on.
+"""A waiting pod receives a worker that is restored into it, instead of booting one. Experimental,
+off unless it is switched on.
 
-    find a proven snapshot → enter the pod (`entry`) → CRIU → control channel → hand both to the launcher, and leave
+    find a proven snapshot → enter the pod (`entry`) → CRIU → control channel → hand both to the
+    launcher, and leave
 
-Whatever stands in the way, the pod boots cold: nothing half made is left in it but mounts that nobody looks at. Snapshots are made of the
-node's own slots, so the pod's image must have the very files that the worker maps (CRIU compares their build ids), which is so for
-functions without an image of their own where agent and functions run the same one.
-"""
+Whatever stands in the way, the pod boots cold: nothing half made is left in it but mounts that
+nobody looks at. Snapshots are made of the node's own slots, so the pod's image must have the very
+files that the worker maps (CRIU compares their build ids), which is so for functions without an
+image of their own where agent and functions run the same one."""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class Returned:
 class PodRestores:
     """Owner: the event loop."""
 
-    def __init__(self, snapshots: SnapshotApi, *, runtime: Mapping[str, Path], directory: Path) -> None:
+    def __init__(
+        self, snapshots: SnapshotApi, *, runtime: Mapping[str, Path], directory: Path
+    ) -> None:
         """`directory`: for CRIU's work and its kit; private, on this node."""
         self._snapshots = snapshots
         self._runtime = runtime
@@ -81,7 +85,8 @@ class PodRestores:
     async def returned(
         self, spec: LaunchSpec, peer: socket.socket, *, code: Path, weights: Mapping[str, Path]
     ) -> AsyncIterator[Returned | None]:
-        """A worker in the pod at the other end of `peer`; at the end of the context one that is not kept is gone. None: boot it cold."""
+        """A worker in the pod at the other end of `peer`; at the end of the context one that is not
+        kept is gone. None: boot it cold."""
         async with contextlib.AsyncExitStack() as held:
             found: Returned | None = None
             snapshot: Snapshot | None = None
@@ -90,14 +95,24 @@ class PodRestores:
                     stock, snapshot = await self._find(spec)
                     held.enter_context(stock.catalogue.lease(snapshot.id))
                     layout = stock.images.layout(spec.image, spec.engine, uid=spec.uid)
-                    sources = Sources(layout=layout, code=code, weights=weights, runtime=self._runtime)
-                    found = await self._into(held, peer, stock, spec=spec, snapshot=snapshot, sources=sources)
+                    sources = Sources(
+                        layout=layout, code=code, weights=weights, runtime=self._runtime
+                    )
+                    found = await self._into(
+                        held, peer, stock, spec=spec, snapshot=snapshot, sources=sources
+                    )
             except Unsupported as e:
                 _log.info("pods.not_restored revision=%s reason=%s", spec.revision, e)
             except (CriuError, SnapshotterError, OSError, TimeoutError) as e:
-                _log.warning("pods.restore_failed revision=%s error=%s", spec.revision, str(e) or type(e).__name__)
+                _log.warning(
+                    "pods.restore_failed revision=%s error=%s",
+                    spec.revision,
+                    str(e) or type(e).__name__,
+                )
                 if snapshot is not None and isinstance(e, CriuError | TimeoutError):
-                    await self._snapshots.selector.failed(snapshot.id, "pod", str(e) or "it was not back in time")
+                    await self._snapshots.selector.failed(
+                        snapshot.id, "pod", str(e) or "it was not back in time"
+                    )
             yield found
             if found is not None and found.kept and snapshot is not None:
                 self._snapshots.selector.used(snapshot.id)
@@ -107,12 +122,18 @@ class PodRestores:
         if stock is None:
             raise Unsupported(f"this node has no snapshots: {self._snapshots.selector.why_not}")
         if spec.gpu is not None:
-            raise Unsupported("a function with a GPU is not restored into a pod: its devices are given to the pod by its plugin, not to us")
+            raise Unsupported(
+                "a function with a GPU is not restored into a pod: its devices are given to the "
+                "pod by its plugin, not to us"
+            )
         snapshot = await self._snapshots.selector.find(spec, StartPhase())
         if snapshot is None:
             raise Unsupported("there is no proven snapshot of it on this node")
         if snapshot.manifest.network:
-            raise Unsupported("its snapshot is of a server that wants the addresses of its own network back, and a pod has others")
+            raise Unsupported(
+                "its snapshot is of a server that wants the addresses of its own network back, "
+                "and a pod has others"
+            )
         return stock, snapshot
 
     async def _into(
@@ -133,28 +154,52 @@ class PodRestores:
         self._directory.mkdir(mode=0o700, exist_ok=True)
         work = held.enter_context(_workplace(self._directory))
         limits = launch_plan.limits(spec, uid=spec.uid, limits_memory=True, limits_pids=True)
-        plan = launch_plan.plan(spec, sources, directory=work, uid=spec.uid, namespaced=True, limits=limits)
+        plan = launch_plan.plan(
+            spec, sources, directory=work, uid=spec.uid, namespaced=True, limits=limits
+        )
         (work / "launch.json").write_text(json.dumps(plan.launch_file))
         (work / "launch.json").chmod(0o444)
         writable_bytes = max(_WRITABLE_FLOOR_BYTES, spec.memory_bytes)
-        brought = Brought(binds=plan.order["binds"], uid=uid, writable_bytes=writable_bytes, files=snapshot.files_tar, kdat=stock.kdat)
+        brought = Brought(
+            binds=plan.order["binds"],
+            uid=uid,
+            writable_bytes=writable_bytes,
+            files=snapshot.files_tar,
+            kdat=stock.kdat,
+        )
         entry = await held.enter_async_context(entered(pidfd, brought, stock.kit))
         entered_at = time.perf_counter()
         stdio = held.enter_context(_stdio_of(pod)) if snapshot.manifest.stdio else ()
-        restored_pid, worker = await _restore(entry, stock, snapshot, work, uid=uid, stdio=stdio, within_s=spec.startup_timeout_s)
+        restored_pid, worker = await _restore(
+            entry, stock, snapshot, work, uid=uid, stdio=stdio, within_s=spec.startup_timeout_s
+        )
         held.callback(worker.close)
         if worker.socket is None:
             raise Unsupported("the restored worker has no control channel")
         held.callback(worker.socket.close)
         await asyncio.to_thread(_adopt, proc.host_pid(worker.pidfd), pod)
-        phases = {"pod": (entered_at - began) * 1000, "restore": (time.perf_counter() - entered_at) * 1000}
-        found = Returned(pid=restored_pid, control=worker.socket, phases_ms={name: round(ms, 3) for name, ms in phases.items()})
+        phases = {
+            "pod": (entered_at - began) * 1000,
+            "restore": (time.perf_counter() - entered_at) * 1000,
+        }
+        found = Returned(
+            pid=restored_pid,
+            control=worker.socket,
+            phases_ms={name: round(ms, 3) for name, ms in phases.items()},
+        )
         held.push_async_callback(_keep, entry, found)
         return found
 
 
 async def _restore(
-    entry: Entry, stock: SnapshotComponents, snapshot: Snapshot, work: Path, *, uid: int, stdio: Sequence[int], within_s: float
+    entry: Entry,
+    stock: SnapshotComponents,
+    snapshot: Snapshot,
+    work: Path,
+    *,
+    uid: int,
+    stdio: Sequence[int],
+    within_s: float,
 ) -> tuple[int, SandboxProcess]:
     entry.stdio = tuple(stdio)
     with contextlib.ExitStack() as opened:
@@ -186,7 +231,8 @@ async def _keep(entry: Entry, found: Returned) -> None:
 
 
 def _adopt(worker: int, pod: int) -> None:
-    """What the kernel gives a pod's processes and CRIU does not know of; and the processor's tiles, which it forgets."""
+    """What the kernel gives a pod's processes and CRIU does not know of; and the processor's tiles,
+    which it forgets."""
     if amx.has_tiles():
         amx.request_tile_permission(proc.process_tree(worker))
     score = Path(f"/proc/{pod}/oom_score_adj").read_text()
@@ -212,7 +258,9 @@ def _stdio_of(pod: int) -> Iterator[tuple[int, ...]]:
     try:
         for number in (1, 2):
             try:
-                fds.append(os.open(f"/proc/{pod}/fd/{number}", os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND))
+                fds.append(
+                    os.open(f"/proc/{pod}/fd/{number}", os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND)
+                )
             except OSError:  # a socket: what is said before it serves is lost
                 fds.append(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
         yield tuple(fds)

@@ -1,4 +1,5 @@
-"""The agent's work for a cluster, put together: function pods are served, and the controller is told what is hot here."""
+"""The agent's work for a cluster, put together: function pods are served, and the controller is
+told what is hot here."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ async def opened(
     environ: Mapping[str, str],
     restores: bool = False,
 ) -> AsyncIterator[Tenants | None]:
-    """While the context lasts; nothing of it without a cluster (`root`, `snapshotter.pods`, is None). Raises SettingsInvalid, OSError."""
+    """While the context lasts; nothing of it without a cluster (`root`, `snapshotter.pods`, is
+    None). Raises SettingsInvalid, OSError."""
     if root is None:
         yield None
         return
@@ -42,10 +44,21 @@ async def opened(
     token = node_report.platform_token(key_file)
     grants = Grants.of_raw(node_report.raw_key(key_file))
     controller = controller_address(platform, paths)
-    into_pods = PodRestores(snapshots, runtime=runtime, directory=paths.home / "node" / "pods") if restores else None
+    into_pods = (
+        PodRestores(snapshots, runtime=runtime, directory=paths.home / "node" / "pods")
+        if restores
+        else None
+    )
     async with (
         contextlib.aclosing(NvidiaSmi(environ)) as memory,
-        tenant_listeners.opened(Path(root), bundles=bundles, weights=weights, memory=memory, restores=into_pods, grants=grants) as serving,
+        tenant_listeners.opened(
+            Path(root),
+            bundles=bundles,
+            weights=weights,
+            memory=memory,
+            restores=into_pods,
+            grants=grants,
+        ) as serving,
     ):
         reporter = node_report.Reporter(
             controller,

@@ -1,8 +1,9 @@
-"""The directories of tenants on this node: for each there is a socket on which its pods announce themselves.
+"""The directories of tenants on this node: for each there is a socket on which its pods announce
+themselves.
 
-The kubelet makes a directory for the first pod of its tenant here; inotify tells of it. Sockets are made anew after our own restart; pods
-announce themselves again and keep what they hold, and after a while whatever nobody came for is taken away.
-"""
+The kubelet makes a directory for the first pod of its tenant here; inotify tells of it. Sockets are
+made anew after our own restart; pods announce themselves again and keep what they hold, and after a
+while whatever nobody came for is taken away."""
 
 from __future__ import annotations
 
@@ -29,10 +30,12 @@ SOCKET = "agent.sock"
 MAX_PODS = 256
 """Lines of one tenant at a time; a node has 110 pods as Kubernetes comes, 250 at most."""
 SETTLE_S = 30.0
-"""After our start, before what nobody has announced is taken away: launchers come back within 2 s."""
+"""After our start, before what nobody has announced is taken away: launchers come back within 2
+s."""
 SWEEP_S = 600.0
 LOOK_AGAIN_S = 60.0
-"""Directories are looked at without news, too: inotify drops events when too many come at once (inotify(7), IN_Q_OVERFLOW)."""
+"""Directories are looked at without news, too: inotify drops events when too many come at once
+(inotify(7), IN_Q_OVERFLOW)."""
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 
 
@@ -49,7 +52,8 @@ class Tenants:
         restores: PodRestores | None = None,
         grants: Grants | None = None,
     ) -> None:
-        """`root`: `snapshotter.pods`; `restores` None: pods boot cold; `grants` None: launch documents have no seals."""
+        """`root`: `snapshotter.pods`; `restores` None: pods boot cold; `grants` None: launch
+        documents have no seals."""
         self._restores = restores
         self._grants = grants
         self._root = root
@@ -67,17 +71,29 @@ class Tenants:
         return [line for door in self._doors.values() for line in door.lines]
 
     async def look(self) -> None:
-        """A door for every tenant's directory; none for one that is gone, or was made anew since."""
-        found = {entry.name: entry for entry in self._root.iterdir() if _TENANT.match(entry.name) and entry.is_dir()}
+        """A door for every tenant's directory; none for one that is gone, or was made anew
+        since."""
+        found = {
+            entry.name: entry
+            for entry in self._root.iterdir()
+            if _TENANT.match(entry.name) and entry.is_dir()
+        }
         for name, door in list(self._doors.items()):
             if name not in found or not door.is_there():
                 del self._doors[name]
                 await door.close()
         for name, directory in found.items():
             if name not in self._doors:
-                holds = TenantMounts(directory, bundles=self._bundles, weights=self._weights, background_tasks=self._background_tasks)
+                holds = TenantMounts(
+                    directory,
+                    bundles=self._bundles,
+                    weights=self._weights,
+                    background_tasks=self._background_tasks,
+                )
                 try:
-                    self._doors[name] = await TenantListener.open(directory, holds, self._memory, self._restores, self._grants)
+                    self._doors[name] = await TenantListener.open(
+                        directory, holds, self._memory, self._restores, self._grants
+                    )
                 except OSError as e:
                     _log.error("pods.no_door directory=%s error=%s", directory, e)
 
@@ -93,7 +109,8 @@ class Tenants:
                 _log.error("pods.not_looked directory=%s error=%s", self._root, e)
 
     async def sweep(self) -> int:
-        """Take away what no pod holds: files in directories, and leases that an earlier agent took. How many."""
+        """Take away what no pod holds: files in directories, and leases that an earlier agent took.
+        How many."""
         swept = 0
         for door in list(self._doors.values()):
             try:
@@ -104,7 +121,9 @@ class Tenants:
             for lease in await self._weights.leases():
                 tenant = lease.holder.removeprefix(HOLDER_PREFIX)
                 door_of = self._doors.get(tenant)
-                if tenant != lease.holder and (door_of is None or not door_of.holds.is_held(WEIGHTS, lease.manifest)):
+                if tenant != lease.holder and (
+                    door_of is None or not door_of.holds.is_held(WEIGHTS, lease.manifest)
+                ):
                     await self._weights.close(lease.id)
                     swept += 1
         except WeightCacheError as e:
@@ -134,7 +153,12 @@ class TenantListener:
     """One tenant's directory and socket. Owner: the event loop."""
 
     def __init__(
-        self, directory: Path, holds: TenantMounts, memory: MemoryReader, restores: PodRestores | None, grants: Grants | None
+        self,
+        directory: Path,
+        holds: TenantMounts,
+        memory: MemoryReader,
+        restores: PodRestores | None,
+        grants: Grants | None,
     ) -> None:
         self._restores = restores
         self._grants = grants
@@ -150,14 +174,20 @@ class TenantListener:
 
     @classmethod
     async def open(
-        cls, directory: Path, holds: TenantMounts, memory: MemoryReader, restores: PodRestores | None, grants: Grants | None
+        cls,
+        directory: Path,
+        holds: TenantMounts,
+        memory: MemoryReader,
+        restores: PodRestores | None,
+        grants: Grants | None,
     ) -> TenantListener:
         """Listen there, in place of an agent that is gone. Raises OSError."""
         door = cls(directory, holds, memory, restores, grants)
         path = directory / SOCKET
         path.unlink(missing_ok=True)
         door._server = await asyncio.start_unix_server(door._on_pod, path, limit=MAX_LINE_BYTES)
-        path.chmod(0o666)  # who connects is known by the kernel; the directory is in its tenant's pods only
+        # who connects is known by the kernel; the directory is in its tenant's pods only
+        path.chmod(0o666)
         return door
 
     @property
@@ -168,7 +198,10 @@ class TenantListener:
     def is_there(self) -> bool:
         """Whether the directory and the socket are still those that were opened."""
         try:
-            return _identity(self._directory) == self._identity and (self._directory / SOCKET).is_socket()
+            return (
+                _identity(self._directory) == self._identity
+                and (self._directory / SOCKET).is_socket()
+            )
         except FileNotFoundError:
             return False
 
@@ -220,7 +253,9 @@ async def opened(
     """Serving while the context lasts. Raises OSError when `root` cannot be made or watched."""
     root.mkdir(parents=True, exist_ok=True)
     root.chmod(0o755)
-    tenants = Tenants(root, bundles=bundles, weights=weights, memory=memory, restores=restores, grants=grants)
+    tenants = Tenants(
+        root, bundles=bundles, weights=weights, memory=memory, restores=restores, grants=grants
+    )
     with watching(root) as watch:
         await tenants.look()
         tasks = [

@@ -1,8 +1,9 @@
-"""What one tenant's pods hold on this node: code and weights, shown in the tenant's directory for as long as one of them needs it.
+"""What one tenant's pods hold on this node: code and weights, shown in the tenant's directory for
+as long as one of them needs it.
 
-The first that asks has it made, the others wait for the same; the last that goes has it taken away, and the lease of weights given back.
-A lease is the tenant's, not a pod's: asked for again after a restart of ours it is the same one.
-"""
+The first that asks has it made, the others wait for the same; the last that goes has it taken away,
+and the lease of weights given back. A lease is the tenant's, not a pod's: asked for again after a
+restart of ours it is the same one."""
 
 from __future__ import annotations
 
@@ -24,10 +25,12 @@ from weight_cache.types import Lease, LoadProgress, OpenedLease, WeightsLease
 
 _log = logging.getLogger(__name__)
 MAX_HELD = 64
-"""Different bundles, and different weights, that one tenant's pods may hold on one node at a time."""
+"""Different bundles, and different weights, that one tenant's pods may hold on one node at a
+time."""
 BUNDLES, WEIGHTS = "bundles", "weights"
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-"""Between asking a weight cache that does not answer: it is started again at once, and after several crashes within 5 s."""
+"""Between asking a weight cache that does not answer: it is started again at once, and after
+several crashes within 5 s."""
 
 Say = Callable[[str], None]
 
@@ -37,7 +40,9 @@ class PodWeights(Protocol):
 
     async def open(self, manifest: str, *, holder: str, pid: int | None = None) -> OpenedLease: ...
 
-    async def wait(self, lease_id: str, *, on_progress: Callable[[LoadProgress], None] | None = None) -> WeightsLease: ...
+    async def wait(
+        self, lease_id: str, *, on_progress: Callable[[LoadProgress], None] | None = None
+    ) -> WeightsLease: ...
 
     async def close(self, lease_id: str) -> bool: ...
 
@@ -67,7 +72,14 @@ class _Held:
 class TenantMounts:
     """Of one tenant. Owner: the event loop."""
 
-    def __init__(self, directory: Path, *, bundles: BundleStore, weights: PodWeights, background_tasks: BackgroundTasks) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        bundles: BundleStore,
+        weights: PodWeights,
+        background_tasks: BackgroundTasks,
+    ) -> None:
         """`directory`: the tenant's, named by its id."""
         self.directory = self._directory = directory
         self._bundles = bundles
@@ -89,12 +101,14 @@ class TenantMounts:
         return (kind, name) in self._held
 
     def leave(self) -> None:
-        """The agent ends and its pods do not: from now on what they hold stays, for the next agent to find them with it."""
+        """The agent ends and its pods do not: from now on what they hold stays, for the next agent
+        to find them with it."""
         self._is_leaving = True
 
     @contextlib.asynccontextmanager
     async def code(self, digest: str, say: Say) -> AsyncIterator[str]:
-        """Its place below the tenant's directory, while the context lasts. Raises BundleUnavailable, NoCapacity, OSError."""
+        """Its place below the tenant's directory, while the context lasts. Raises
+        BundleUnavailable, NoCapacity, OSError."""
         async with self._hold(BUNDLES, digest, say) as place:
             yield place
 
@@ -105,14 +119,16 @@ class TenantMounts:
             yield place
 
     async def sweep(self) -> int:
-        """Take away whatever lies here and no pod holds; how many. An earlier agent may have left it."""
+        """Take away whatever lies here and no pod holds; how many. An earlier agent may have left
+        it."""
         swept = 0
         for kind in (BUNDLES, WEIGHTS):
             folder = self._directory / kind
             await asyncio.to_thread(atomic_directory.sweep, folder)
             for entry in list(folder.iterdir()) if folder.is_dir() else ():
                 if not entry.name.startswith(".") and not self.is_held(kind, entry.name):
-                    held = self._held[kind, entry.name] = _Held()  # a pod that comes for it meanwhile waits for its turn
+                    # a pod that comes for it meanwhile waits for its turn
+                    held = self._held[kind, entry.name] = _Held()
                     await self._let_go(kind, entry.name, held)
                     swept += not held.pods
         return swept
@@ -122,7 +138,10 @@ class TenantMounts:
         held = self._held.get((kind, name))
         if held is None:
             if sum(of == kind for of, _ in self._held) >= MAX_HELD:
-                raise NoCapacity(f"the tenant's pods hold {MAX_HELD} different {kind} on this node already", {"resource": kind})
+                raise NoCapacity(
+                    f"the tenant's pods hold {MAX_HELD} different {kind} on this node already",
+                    {"resource": kind},
+                )
             held = self._held[kind, name] = _Held()
         held.pods += 1
         held.listeners.add(say)
@@ -137,7 +156,9 @@ class TenantMounts:
             held.listeners.discard(say)
             held.pods -= 1
             if held.pods == 0 and not self._is_leaving:
-                self._background_tasks.run(self._let_go(kind, name, held), name=f"take {kind} {name[:12]} away")
+                self._background_tasks.run(
+                    self._let_go(kind, name, held), name=f"take {kind} {name[:12]} away"
+                )
 
     async def _make(self, kind: str, name: str, held: _Held) -> None:
         target = self._directory / kind / name
@@ -164,12 +185,16 @@ class TenantMounts:
         held.tell(f"fetching weights {manifest[:12]}")
 
         def on_progress(progress: LoadProgress) -> None:
-            held.tell(f"fetching weights {manifest[:12]}: {_size(progress.done_bytes)} of {_size(progress.total_bytes)}")
+            held.tell(
+                f"fetching weights {manifest[:12]}: {_size(progress.done_bytes)} of "
+                f"{_size(progress.total_bytes)}"
+            )
 
         return (await self._weights.wait(opened.lease_id, on_progress=on_progress)).path
 
     async def _let_go(self, kind: str, name: str, held: _Held) -> None:
-        """Unless somebody came meanwhile. The links first: while they are there the bytes are ours to keep."""
+        """Unless somebody came meanwhile. The links first: while they are there the bytes are ours
+        to keep."""
         async with held.turn:
             if held.pods or self._held.get((kind, name)) is not held:
                 return
@@ -178,7 +203,13 @@ class TenantMounts:
                 if kind == WEIGHTS:
                     await self._weights.close(Lease.id_of(name, self.holder))
             except (OSError, WeightCacheError) as e:
-                _log.warning("pods.not_taken_away tenant=%s kind=%s name=%s error=%s", self._directory.name, kind, name[:12], e)
+                _log.warning(
+                    "pods.not_taken_away tenant=%s kind=%s name=%s error=%s",
+                    self._directory.name,
+                    kind,
+                    name[:12],
+                    e,
+                )
             held.is_shown = False
             if not held.pods:
                 del self._held[kind, name]
@@ -193,7 +224,8 @@ HOLDER_PREFIX = "pods/"
 
 
 async def _to_the_end(work: Callable[..., None], *args: Any, **options: Any) -> None:
-    """In a thread, which nobody can stop: whoever is cancelled meanwhile, however often, waits for its end before the next has its turn."""
+    """In a thread, which nobody can stop: whoever is cancelled meanwhile, however often, waits for
+    its end before the next has its turn."""
     task = asyncio.create_task(asyncio.to_thread(work, *args, **options))
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

@@ -1,4 +1,5 @@
-"""Fork and exec one process: a worker or a command beside an instance, confined; or CRIU. Runs in the shim; standard library only."""
+"""Fork and exec one process: a worker or a command beside an instance, confined; or CRIU. Runs in
+the shim; standard library only."""
 
 from __future__ import annotations
 
@@ -46,10 +47,12 @@ class Confinement:
 
 @dataclass(frozen=True, kw_only=True)
 class Cgroup:
-    """Ways into a group (`cgroups.Group`): `procs` for anybody, `tasks` for a single-threaded process by itself.
+    """Ways into a group (`cgroups.Group`): `procs` for anybody, `tasks` for a single-threaded
+    process by itself.
 
     Attributes:
-        is_nice: a process that is executed there gives way by its niceness (`cpu_priority.be_nice`), for want of a cpu group.
+        is_nice: a process that is executed there gives way by its niceness
+        (`cpu_priority.be_nice`), for want of a cpu group.
     """
 
     procs: Sequence[str] = ()
@@ -71,7 +74,8 @@ def execute(
     stderr: int,
     control: int | None = None,
 ) -> int:
-    """Start `argv` in a session of its own and return its pid. A failure to start is exit status 127 and a line on stderr.
+    """Start `argv` in a session of its own and return its pid. A failure to start is exit status
+    127 and a line on stderr.
 
     `cgroup`: entered first.
     """
@@ -93,7 +97,9 @@ def execute(
         _restore_signals()
         os.chdir(confinement.work)
         isolation.refuse_huge_pages()
-        isolation.confine(uid=confinement.uid, limits=confinement.limits, log_refused=confinement.log_refused)
+        isolation.confine(
+            uid=confinement.uid, limits=confinement.limits, log_refused=confinement.log_refused
+        )
         os.execvpe(argv[0], list(argv), dict(env))
     except (OSError, ValueError, TypeError) as e:
         os.write(2, f"cannot start {argv[0]}: {e}\n".encode(errors="replace"))
@@ -101,12 +107,15 @@ def execute(
         os._exit(127)
 
 
-def execute_criu(argv: Sequence[str], fds: Sequence[int], *, uid: int, cgroup: Cgroup, connection: int | None) -> int:
-    """Start CRIU and return its pid: root, but with the real uid of those whom it is to trace, who may be traced by nobody else.
+def execute_criu(
+    argv: Sequence[str], fds: Sequence[int], *, uid: int, cgroup: Cgroup, connection: int | None
+) -> int:
+    """Start CRIU and return its pid: root, but with the real uid of those whom it is to trace, who
+    may be traced by nobody else.
 
-    In an image's root file system it is that of the kit, never one of the image's files. `fds` become 20, 21, …, `connection` 19; what it
-    prints goes to `criu.err` in its work directory, the second of `fds`. A failure to start is exit status 127.
-    """
+    In an image's root file system it is that of the kit, never one of the image's files. `fds`
+    become 20, 21, …, `connection` 19; what it prints goes to `criu.err` in its work directory, the
+    second of `fds`. A failure to start is exit status 127."""
     pid = os.fork()
     if pid:
         return pid
@@ -121,7 +130,12 @@ def execute_criu(argv: Sequence[str], fds: Sequence[int], *, uid: int, cgroup: C
         _place(places)
         null = os.open("/dev/null", os.O_RDWR)
         os.dup2(null, 0)
-        errors = os.open("criu.err", os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=FIRST_CRIU_FD + 1)
+        errors = os.open(
+            "criu.err",
+            os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW,
+            0o600,
+            dir_fd=FIRST_CRIU_FD + 1,
+        )
         for stream in (1, 2):
             os.dup2(errors, stream)
         os.umask(0o077)  # an image is memory: nobody else's, wherever its directory is moved
@@ -151,7 +165,8 @@ def _restore_signals() -> None:
 
 
 def enter(files: Sequence[str], pid: int) -> None:
-    """Move `pid` (0: the caller) into the groups whose `cgroup.procs` or `tasks` files are given. Raises OSError."""
+    """Move `pid` (0: the caller) into the groups whose `cgroup.procs` or `tasks` files are given.
+    Raises OSError."""
     for path in files:
         fd = _open_group(path)
         try:
@@ -175,32 +190,38 @@ def _open_group(path: str) -> int:
 
 
 def pid_of(pidfd: int) -> int:
-    """The pid behind it, in this namespace; 0 when it is gone. What a worker says of pids is not believed.
+    """The pid behind it, in this namespace; 0 when it is gone. What a worker says of pids is not
+    believed.
 
-    Raises OSError when it is no pidfd, when it is the shim's own, which enters no tenant's group, and for a process outside of this
-    namespace (proc(5): Pid 0): user code can have descriptors of whoever connects to it, or made its socket (SO_PEERPIDFD, unix(7)).
-    """
+    Raises OSError when it is no pidfd, when it is the shim's own, which enters no tenant's group,
+    and for a process outside of this namespace (proc(5): Pid 0): user code can have descriptors of
+    whoever connects to it, or made its socket (SO_PEERPIDFD, unix(7))."""
     with open(f"/proc/self/fdinfo/{pidfd}") as f:
         pid = next((int(line.split()[1]) for line in f if line.startswith("Pid:")), None)
     if pid in (None, 0, os.getpid()):
-        raise ProcessLookupError(errno.ESRCH, f"descriptor {pidfd} names no process of this slot but the shim")
+        raise ProcessLookupError(
+            errno.ESRCH, f"descriptor {pidfd} names no process of this slot but the shim"
+        )
     assert pid is not None
     return max(0, pid)
 
 
 def is_in(cgroup: Cgroup, pid: int) -> bool:
-    """Whether the process is in the groups of `tasks`, by the kernel's word (cgroup v1, proc(5)). False when it is gone."""
+    """Whether the process is in the groups of `tasks`, by the kernel's word (cgroup v1, proc(5)).
+    False when it is gone."""
     try:
         with open(f"/proc/{pid}/cgroup") as f:
             places = [line.rstrip("\n") for line in f]
     except OSError:
         return False
-    ends = ["/" + "/".join(path.split("/")[-3:-1]) for path in cgroup.tasks]  # base and name: all hierarchies have the same
+    # base and name: all hierarchies have the same
+    ends = ["/" + "/".join(path.split("/")[-3:-1]) for path in cgroup.tasks]
     return sum(place.endswith(tuple(ends)) for place in places) >= len(ends)
 
 
 def enter_group(cgroup: Cgroup, pidfd: int) -> None:
-    """Move the process behind `pidfd` into a group. Raises OSError, ProcessLookupError when it is gone."""
+    """Move the process behind `pidfd` into a group. Raises OSError, ProcessLookupError when it is
+    gone."""
     pid = pid_of(pidfd)
     if not pid:
         raise ProcessLookupError(errno.ESRCH, "the process is gone")

@@ -1,10 +1,12 @@
 """Who gives way to whom on the CPU: boots and background work to calls.
 
-All groups lie below one base (`cgroups`), which has the share of an ordinary program for each processor; to give way is a matter among
-them. A boot that somebody waits for has a low weight. What nobody waits for is an idle group (`cpu.idle`; kernel, admin-guide/cgroup-v2,
-"CPU"): whichever other group of ours wants a CPU that it has gets it at once. Before Linux 5.15 it has the least weight that there is.
-Without a group of its own for the CPU it has a low niceness, of its session, which the kernel groups by where no cgroup does (sched(7),
-"The autogroup feature"), and of its processes; that only root can take back, so nobody else begins with it.
+All groups lie below one base (`cgroups`), which has the share of an ordinary program for each
+processor; to give way is a matter among them. A boot that somebody waits for has a low weight. What
+nobody waits for is an idle group (`cpu.idle`; kernel, admin-guide/cgroup-v2, "CPU"): whichever
+other group of ours wants a CPU that it has gets it at once. Before Linux 5.15 it has the least
+weight that there is. Without a group of its own for the CPU it has a low niceness, of its session,
+which the kernel groups by where no cgroup does (sched(7), "The autogroup feature"), and of its
+processes; that only root can take back, so nobody else begins with it.
 
 Standard library only: the shim uses it, too.
 """
@@ -17,7 +19,8 @@ from pathlib import Path
 from typing import Final
 
 BOOT: Final = ((10.0, 0.125),)
-"""For how long a boot that a call or a deploy waits for has which part of its share: where calls take all CPUs it gets on all the same."""
+"""For how long a boot that a call or a deploy waits for has which part of its share: where calls
+take all CPUs it gets on all the same."""
 BACKGROUND: Final = ((5.0, 0.0), (60.0, 0.25))
 """The same for what no call waits for: it holds memory, and has deadlines."""
 FORK: Final = (1.0, 0.125)
@@ -35,7 +38,8 @@ def weight(version: int, cpu: float) -> str:
 
 
 def weigh(directory: Path, *, version: int, cpu: float, part: float) -> None:
-    """A cpu group's part of a busy machine: `part` of `cpu`, in CPUs against other groups'; 0: only what nobody else wants.
+    """A cpu group's part of a busy machine: `part` of `cpu`, in CPUs against other groups'; 0: only
+    what nobody else wants.
 
     The kernel forgets the weight of an idle group, and refuses it a new one. Raises OSError.
     """
@@ -55,7 +59,8 @@ def lower() -> None:
 
 
 def restore(pid: int) -> None:
-    """Undo `be_nice` for the session, and the process group with all its threads, that `pid` leads; nothing when it is gone."""
+    """Undo `be_nice` for the session, and the process group with all its threads, that `pid` leads;
+    nothing when it is gone."""
     with contextlib.suppress(OSError):
         _write(Path(f"/proc/{pid}/autogroup"), "0")
     with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""CRIU processes of a slot, as the shim knows them. Standard library only; one thread, the shim's loop.
+"""CRIU processes of a slot, as the shim knows them. Standard library only; one thread, the shim's
+loop.
 
-One that talks (`swrk`) belongs to the agent that asked for it and dies with the connection to it; a page daemon belongs to the process
-that it serves.
-"""
+One that talks (`swrk`) belongs to the agent that asked for it and dies with the connection to it; a
+page daemon belongs to the process that it serves."""
 
 from __future__ import annotations
 
@@ -25,14 +25,19 @@ class _Run:
 
 
 class CriuProcesses:
-    """Running CRIU processes by pid. `tell` informs the agent of `criu` and `criu_exited`. Owner: the shim's loop.
+    """Running CRIU processes by pid. `tell` informs the agent of `criu` and `criu_exited`. Owner:
+    the shim's loop.
 
-    `stdio`: makes pipes for what a restored tree prints, and gives the ends to write to. `ended`: called when one that talks has ended.
-    `pages_lost`: called when a page daemon has died.
-    """
+    `stdio`: makes pipes for what a restored tree prints, and gives the ends to write to. `ended`:
+    called when one that talks has ended. `pages_lost`: called when a page daemon has died."""
 
     def __init__(
-        self, tell: Callable[..., None], *, stdio: Callable[[], list[int]], ended: Callable[[], None], pages_lost: Callable[[], None]
+        self,
+        tell: Callable[..., None],
+        *,
+        stdio: Callable[[], list[int]],
+        ended: Callable[[], None],
+        pages_lost: Callable[[], None],
     ) -> None:
         self._tell = tell
         self._stdio = stdio
@@ -45,7 +50,9 @@ class CriuProcesses:
 
     def start(self, message: Mapping[str, Any], fds: list[int]) -> None:
         """Start one. The descriptors stay the caller's."""
-        pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if message["socket"] else None
+        pair = (
+            socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if message["socket"] else None
+        )
         ends: list[int] = []
         numbers: list[int] = []
         try:
@@ -53,14 +60,20 @@ class CriuProcesses:
                 ends = self._stdio()
                 numbers = [child.FIRST_CRIU_FD + len(fds) + i for i in range(len(ends))]
             cgroup, theirs = child.Cgroup(**message["cgroup"]), pair[1].fileno() if pair else None
-            pid = child.execute_criu(message["argv"], [*fds, *ends], uid=message["uid"], cgroup=cgroup, connection=theirs)
+            pid = child.execute_criu(
+                message["argv"], [*fds, *ends], uid=message["uid"], cgroup=cgroup, connection=theirs
+            )
             self._running[pid] = _Run(name=message["run"], pid=pid, talks=pair is not None)
             pidfd = os.pidfd_open(pid)
             ours = [pair[0].fileno()] if pair else []
-            self._tell({"event": "criu", "run": message["run"], "pid": pid, "stdio": numbers}, *ours, pidfd)
+            self._tell(
+                {"event": "criu", "run": message["run"], "pid": pid, "stdio": numbers}, *ours, pidfd
+            )
             os.close(pidfd)
         except OSError as e:
-            self._tell({"event": "criu_exited", "run": message["run"], "status": None, "message": str(e)})
+            self._tell(
+                {"event": "criu_exited", "run": message["run"], "status": None, "message": str(e)}
+            )
         finally:
             seqpacket.close_all(ends)
             for end in pair or ():

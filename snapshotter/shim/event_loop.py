@@ -1,4 +1,5 @@
-"""A small poll loop and message peers on it: the furniture of the shim. Standard library only; one thread."""
+"""A small poll loop and message peers on it: the furniture of the shim. Standard library only; one
+thread."""
 
 from __future__ import annotations
 
@@ -12,24 +13,26 @@ from typing import Any
 from snapshotter.shim import seqpacket
 
 PACED_SHARE = 0.02
-"""Of a processor, for ever: what user code can have the shim, whose CPU time nobody pays, do by one of its descriptors. 50,000 lines a
-second."""
+"""Of a processor, for ever: what user code can have the shim, whose CPU time nobody pays, do by one
+of its descriptors. 50,000 lines a second."""
 _PACED_BURST_S = 0.5
 """CPU time at once: some GB of output that is read and dropped, or 0.5 million short lines."""
 _TURN_S = 0.002
-"""CPU time that is there again after a rest, which lasts a tenth of a second therefore: shorter ones would cost as much as they save."""
+"""CPU time that is there again after a rest, which lasts a tenth of a second therefore: shorter
+ones would cost as much as they save."""
 _MOST_INVALID = 100
 """Messages of one peer that are not our protocol: then it is cut off. Ours sends none."""
 _MOST_AT_END = 1024
-"""Messages that are still read of a worker that is gone: more than wait in a socket's buffer. Its children may go on writing."""
+"""Messages that are still read of a worker that is gone: more than wait in a socket's buffer. Its
+children may go on writing."""
 
 
 class Poller:
     """Descriptors and what to do when they are readable. Owner: the loop that calls `turn`.
 
-    What user code writes to is `paced`: a descriptor whose handler has used `PACED_SHARE` of a processor, and its burst, is not looked at
-    until it is below it again. Whoever writes to it waits meanwhile.
-    """
+    What user code writes to is `paced`: a descriptor whose handler has used `PACED_SHARE` of a
+    processor, and its burst, is not looked at until it is below it again. Whoever writes to it
+    waits meanwhile."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -68,7 +71,8 @@ class Poller:
 
     @contextlib.contextmanager
     def free_of_charge(self) -> Iterator[None]:
-        """What is done in the context is no part of what a handler has used: our own work, which is bounded, and has to be done once."""
+        """What is done in the context is no part of what a handler has used: our own work, which is
+        bounded, and has to be done once."""
         began = time.thread_time()
         try:
             yield
@@ -79,7 +83,8 @@ class Poller:
         return select.EPOLLIN | (select.EPOLLOUT if fd in self._writers else 0)
 
     def turn(self, patience_s: float | None) -> None:
-        """Wait for something to happen, at most `patience_s`, and handle it. A handler may unwatch what is still to be handled."""
+        """Wait for something to happen, at most `patience_s`, and handle it. A handler may unwatch
+        what is still to be handled."""
         before = time.thread_time()
         for fd, events in self._epoll.poll(self._patience_s(patience_s)):
             handler = self._handlers.get(fd)
@@ -115,9 +120,9 @@ class Poller:
 class Peer:
     """Who we exchange messages with: the agent, or the worker. Owner: the poller's loop.
 
-    `on_message` takes ownership of the descriptors; it may raise OSError to end the connection, and ValueError for a message that is not
-    our protocol: it is dropped, and who sends many of them is cut off. `paced`: user code can write to it, see `Poller`.
-    """
+    `on_message` takes ownership of the descriptors; it may raise OSError to end the connection, and
+    ValueError for a message that is not our protocol: it is dropped, and who sends many of them is
+    cut off. `paced`: user code can write to it, see `Poller`."""
 
     def __init__(
         self,
@@ -139,7 +144,8 @@ class Peer:
         poller.watch(sock.fileno(), self._on_events, paced=paced)
 
     def push(self, message: Mapping[str, Any], fds: list[int]) -> None:
-        """Send, now or when the peer reads. Takes ownership of `fds`. Raises OSError when the peer is gone, wire.MessageTooLong."""
+        """Send, now or when the peer reads. Takes ownership of `fds`. Raises OSError when the peer
+        is gone, wire.MessageTooLong."""
         if not self.is_open:
             seqpacket.close_all(fds)
             raise BrokenPipeError("the peer is gone")

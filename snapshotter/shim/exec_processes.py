@@ -1,4 +1,5 @@
-"""Commands that run beside an instance, as the shim knows them. Standard library only; one thread, the shim's loop."""
+"""Commands that run beside an instance, as the shim knows them. Standard library only; one thread,
+the shim's loop."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from snapshotter.shim.process import Process
 
 
 class ExecProcesses:
-    """Running commands by pid. `tell(event)` informs the agent of `exec_exited`. Owner: the shim's loop."""
+    """Running commands by pid. `tell(event)` informs the agent of `exec_exited`. Owner: the shim's
+    loop."""
 
     def __init__(self, tell: Callable[..., None]) -> None:
         self._tell = tell
@@ -23,15 +25,28 @@ class ExecProcesses:
         return f"<ExecProcesses {len(self._running)} running>"
 
     def start(
-        self, message: Mapping[str, Any], process: Process | None, confinement: child.Confinement | None, stdout: int, stderr: int
+        self,
+        message: Mapping[str, Any],
+        process: Process | None,
+        confinement: child.Confinement | None,
+        stdout: int,
+        stderr: int,
     ) -> None:
-        """Run the command as the instance would; nothing runs beside one that is not there. Takes ownership of the descriptors."""
+        """Run the command as the instance would; nothing runs beside one that is not there. Takes
+        ownership of the descriptors."""
         try:
             if process is None or confinement is None or process.state not in ("forked", "ready"):
                 self._tell({"event": "exec_exited", "exec": message["exec"], "status": None})
                 return
             env = {**confinement.env, **process.env}
-            pid = child.execute(message["argv"], confinement, env=env, cgroup=process.cgroup, stdout=stdout, stderr=stderr)
+            pid = child.execute(
+                message["argv"],
+                confinement,
+                env=env,
+                cgroup=process.cgroup,
+                stdout=stdout,
+                stderr=stderr,
+            )
             self._running[pid] = message["exec"]
         finally:
             seqpacket.close_all([stdout, stderr])

@@ -1,8 +1,9 @@
-"""What a process gives up before user code runs in it: uid, capabilities, new privileges, limits, system calls.
+"""What a process gives up before user code runs in it: uid, capabilities, new privileges, limits,
+system calls.
 
-Called in the child between fork and exec, by a single-threaded parent. Standard library only. Sources: prctl(2),
-seccomp(2), capabilities(7), setrlimit(2); system call numbers from the kernel's tables.
-"""
+Called in the child between fork and exec, by a single-threaded parent. Standard library only.
+Sources: prctl(2), seccomp(2), capabilities(7), setrlimit(2); system call numbers from the kernel's
+tables."""
 
 from __future__ import annotations
 
@@ -17,7 +18,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from snapshotter.shim.system_calls import ALLOWED, DENIED, numbers
 
-_PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 4, 22, 24, 36, 38
+(
+    _PR_SET_DUMPABLE,
+    _PR_SET_SECCOMP,
+    _PR_CAPBSET_DROP,
+    _PR_SET_CHILD_SUBREAPER,
+    _PR_SET_NO_NEW_PRIVS,
+) = 4, 22, 24, 36, 38
 _PR_SET_THP_DISABLE = 41
 _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 _SECCOMP_MODE_FILTER = 2
@@ -28,21 +35,24 @@ _RET_KILL, _RET_ERRNO, _RET_ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _LD_ABS, _JEQ, _JGE, _JSET, _RET = 0x20, 0x15, 0x35, 0x45, 0x06
 _OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARG0, _OFFSET_ARG1 = 0, 4, 16, 24
 _NEW_NAMESPACES = 0x7E020000
-"""CLONE_NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET: a user namespace would hand out capabilities again."""
+"""CLONE_NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET: a user namespace would
+hand out capabilities again."""
 _X32_BIT = 0x40000000
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 ABSENT = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "clone3": 435}
-"""Of what is refused with ENOSYS, the calls that libraries try first and do without: an open io_uring cannot be checkpointed, clone3's
-flags cannot be filtered."""
+"""Of what is refused with ENOSYS, the calls that libraries try first and do without: an open
+io_uring cannot be checkpointed, clone3's flags cannot be filtered."""
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _SOCKET, _SOCKETPAIR = {"x86_64": 41, "aarch64": 198}, {"x86_64": 53, "aarch64": 199}
 _AF_UNIX = 1
 FAMILIES = {"AF_UNIX": _AF_UNIX, "AF_INET": 2, "AF_INET6": 10, "AF_NETLINK": 16}
-"""Address families of sockets that may be made (address_families(7)); others are refused with EAFNOSUPPORT, as by a kernel without them.
-AF_VSOCK would reach the machine's hypervisor from any network namespace; the rest is kernel code that functions do not need."""
+"""Address families of sockets that may be made (address_families(7)); others are refused with
+EAFNOSUPPORT, as by a kernel without them. AF_VSOCK would reach the machine's hypervisor from any
+network namespace; the rest is kernel code that functions do not need."""
 _DATAGRAM_BIT = 0x2
-"""Of SOCK_DGRAM and SOCK_RAW, not of SOCK_STREAM and SOCK_SEQPACKET: an end of such a pair sends to any name."""
+"""Of SOCK_DGRAM and SOCK_RAW, not of SOCK_STREAM and SOCK_SEQPACKET: an end of such a pair sends to
+any name."""
 
 
 class IsolationFailed(OSError):
@@ -50,11 +60,11 @@ class IsolationFailed(OSError):
 
 
 def confine(*, uid: int | None, limits: Mapping[str, int], log_refused: bool = False) -> None:
-    """Give up everything, in the order that the kernel needs. `limits`: names of RLIMIT_*, without the prefix. Raises OSError.
+    """Give up everything, in the order that the kernel needs. `limits`: names of RLIMIT_*, without
+    the prefix. Raises OSError.
 
-    `log_refused`: the kernel writes system calls that are refused into its log (`seccomp_log`). With `uid` None the process keeps its uid,
-    but as root it loses every capability.
-    """
+    `log_refused`: the kernel writes system calls that are refused into its log (`seccomp_log`).
+    With `uid` None the process keeps its uid, but as root it loses every capability."""
     lower_limits(limits)
     if os.geteuid() == 0:
         if uid:
@@ -68,10 +78,15 @@ def confine(*, uid: int | None, limits: Mapping[str, int], log_refused: bool = F
 
 
 def forbid_imports() -> None:
-    """Load no module from a file any more: where this process goes, files are a tenant's. What is built in stays."""
+    """Load no module from a file any more: where this process goes, files are a tenant's. What is
+    built in stays."""
     sys.path.clear()
     sys.path_importer_cache.clear()
-    sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "__name__", "") in ("BuiltinImporter", "FrozenImporter")]
+    sys.meta_path[:] = [
+        finder
+        for finder in sys.meta_path
+        if getattr(finder, "__name__", "") in ("BuiltinImporter", "FrozenImporter")
+    ]
 
 
 def become_subreaper() -> None:
@@ -80,17 +95,19 @@ def become_subreaper() -> None:
 
 
 def refuse_huge_pages() -> None:
-    """Where the kernel makes huge pages unasked, have it make none for this process and its children (PR_SET_THP_DISABLE).
+    """Where the kernel makes huge pages unasked, have it make none for this process and its
+    children (PR_SET_THP_DISABLE).
 
-    With them a restore takes 117 - 754 ms, erratically (a page that CRIU writes becomes 512). Raises OSError.
-    """
+    With them a restore takes 117 - 754 ms, erratically (a page that CRIU writes becomes 512).
+    Raises OSError."""
     if makes_huge_pages():
         _prctl(_PR_SET_THP_DISABLE, 1)
 
 
 @functools.cache
 def makes_huge_pages() -> bool:
-    """Whether this kernel makes huge pages unasked. Looked up once: a slot's root does not have the file."""
+    """Whether this kernel makes huge pages unasked. Looked up once: a slot's root does not have the
+    file."""
     try:
         with open(_HUGE_PAGES) as f:
             return "[always]" in f.read()
@@ -108,7 +125,8 @@ def lower_limits(limits: Mapping[str, int]) -> None:
 
 
 def install_filter(machine: str, *, log_refused: bool = False) -> None:
-    """Put the system call filter in force for this process and its children, for good. Unknown machines go without (see `has_filter`).
+    """Put the system call filter in force for this process and its children, for good. Unknown
+    machines go without (see `has_filter`).
 
     `log_refused`: see `confine`. Raises IsolationFailed.
     """
@@ -121,9 +139,14 @@ def install_filter(machine: str, *, log_refused: bool = False) -> None:
     if not log_refused:
         _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(holder))
         return
-    number, address = numbers(ALLOWED, machine)["seccomp"], ctypes.c_void_p(ctypes.addressof(holder))
+    number, address = (
+        numbers(ALLOWED, machine)["seccomp"],
+        ctypes.c_void_p(ctypes.addressof(holder)),
+    )
     if _libc.syscall(number, _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_LOG, address) != 0:
-        raise IsolationFailed(ctypes.get_errno(), "seccomp with SECCOMP_FILTER_FLAG_LOG: needs Linux 4.14")
+        raise IsolationFailed(
+            ctypes.get_errno(), "seccomp with SECCOMP_FILTER_FLAG_LOG: needs Linux 4.14"
+        )
 
 
 @functools.cache
@@ -138,31 +161,46 @@ def has_filter(machine: str) -> bool:
 
 
 def filter_program(machine: str, *, unix_sockets: bool = True, more: Collection[str] = ()) -> bytes:
-    """The classic BPF program: architecture, calls that are allowed, families of sockets; clone makes no namespace.
+    """The classic BPF program: architecture, calls that are allowed, families of sockets; clone
+    makes no namespace.
 
-    The kernel remembers which numbers are allowed whatever their arguments (Linux 5.11), so its length costs them nothing.
+    The kernel remembers which numbers are allowed whatever their arguments (Linux 5.11), so its
+    length costs them nothing.
 
-    Without `unix_sockets` no socket is made that could send a descriptor to a process outside; connected pairs are. `more`: calls of
-    `system_calls.DENIED` that are allowed all the same.
-    """
+    Without `unix_sockets` no socket is made that could send a descriptor to a process outside;
+    connected pairs are. `more`: calls of `system_calls.DENIED` that are allowed all the same."""
     denied = numbers(DENIED, machine)
     granted = {name: denied.pop(name) for name in more}
-    code = [(_LD_ABS, 0, 0, _OFFSET_ARCH), (_JEQ, 1, 0, _ARCHITECTURES[machine]), (_RET, 0, 0, _RET_KILL), (_LD_ABS, 0, 0, _OFFSET_NUMBER)]
+    code = [
+        (_LD_ABS, 0, 0, _OFFSET_ARCH),
+        (_JEQ, 1, 0, _ARCHITECTURES[machine]),
+        (_RET, 0, 0, _RET_KILL),
+        (_LD_ABS, 0, 0, _OFFSET_NUMBER),
+    ]
     if machine == "x86_64":
         code += [(_JGE, 0, 1, _X32_BIT), (_RET, 0, 0, _RET_ERRNO | errno.ENOSYS)]
     for first, last in _ranges([*numbers(ALLOWED, machine).values(), *granted.values()]):
         code += [(_JGE, 0, 2, first), (_JGE, 1, 0, last + 1), (_RET, 0, 0, _RET_ALLOW)]
     for first, last in _ranges(denied.values()):
-        code += [(_JGE, 0, 2, first), (_JGE, 1, 0, last + 1), (_RET, 0, 0, _RET_ERRNO | errno.EPERM)]
+        code += [
+            (_JGE, 0, 2, first),
+            (_JGE, 1, 0, last + 1),
+            (_RET, 0, 0, _RET_ERRNO | errno.EPERM),
+        ]
     refused, allowed = (_RET, 0, 0, _RET_ERRNO | errno.EAFNOSUPPORT), (_RET, 0, 0, _RET_ALLOW)
     families = [family for family in FAMILIES.values() if unix_sockets or family != _AF_UNIX]
     code += [(_JEQ, 0, len(families) + 3, _SOCKET[machine]), (_LD_ABS, 0, 0, _OFFSET_ARG0)]
-    code += [(_JEQ, len(families) - i, 0, family) for i, family in enumerate(families)]  # to `allowed`
+    # to `allowed`
+    code += [(_JEQ, len(families) - i, 0, family) for i, family in enumerate(families)]
     code += [refused, allowed]
     if unix_sockets:
         code += [(_JEQ, 0, 1, _SOCKETPAIR[machine]), allowed]
     else:
-        code += [(_JEQ, 0, 6, _SOCKETPAIR[machine]), (_LD_ABS, 0, 0, _OFFSET_ARG0), (_JEQ, 0, 3, _AF_UNIX)]
+        code += [
+            (_JEQ, 0, 6, _SOCKETPAIR[machine]),
+            (_LD_ABS, 0, 0, _OFFSET_ARG0),
+            (_JEQ, 0, 3, _AF_UNIX),
+        ]
         code += [(_LD_ABS, 0, 0, _OFFSET_ARG1), (_JSET, 0, 1, _DATAGRAM_BIT), refused, allowed]
     code += [
         (_JEQ, 0, 4, _CLONE[machine]),
@@ -199,7 +237,16 @@ def _drop_capabilities() -> None:
 
 
 def _prctl(option: int, value: int, more: int = 0) -> None:
-    if _libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(more), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
+    if (
+        _libc.prctl(
+            option,
+            ctypes.c_ulong(value),
+            ctypes.c_ulong(more),
+            ctypes.c_ulong(0),
+            ctypes.c_ulong(0),
+        )
+        != 0
+    ):
         code = ctypes.get_errno()
         raise IsolationFailed(code, f"prctl({option}): {os.strerror(code)}")
 

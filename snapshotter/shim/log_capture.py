@@ -1,4 +1,5 @@
-"""What a slot leaves on the disk of the logs: what its processes print, through pipes that the shim reads. Standard library only."""
+"""What a slot leaves on the disk of the logs: what its processes print, through pipes that the shim
+reads. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,9 +16,18 @@ _NOTICE_INTERVAL_S = 1.0
 
 
 class LogCapture:
-    """Log files and pipes of one slot; `tell` informs the agent of `log_dropped`. Owner: the shim's loop."""
+    """Log files and pipes of one slot; `tell` informs the agent of `log_dropped`. Owner: the shim's
+    loop."""
 
-    def __init__(self, poller: Poller, tell: Callable[..., None], *, directory: int, max_bytes: int, floor_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        poller: Poller,
+        tell: Callable[..., None],
+        *,
+        directory: int,
+        max_bytes: int,
+        floor_bytes: int = 0,
+    ) -> None:
         self._poller = poller
         self._tell = tell
         self._directory = directory
@@ -30,28 +40,44 @@ class LogCapture:
 
     def open(self, name: str) -> LogFile:
         """The log file of that name. Raises OSError."""
-        return LogFile(self._directory, name, max_bytes=self._max_bytes, now=time.time(), floor_bytes=self._floor_bytes)
+        return LogFile(
+            self._directory,
+            name,
+            max_bytes=self._max_bytes,
+            now=time.time(),
+            floor_bytes=self._floor_bytes,
+        )
 
     def unnamed_file(self) -> int:
-        """A file without a name, on the disk of the logs; it is the caller's. Raises OSError, ENOSPC below the disk's floor."""
+        """A file without a name, on the disk of the logs; it is the caller's. Raises OSError,
+        ENOSPC below the disk's floor."""
         found = os.fstatvfs(self._directory)
         if found.f_bavail * found.f_frsize < self._floor_bytes:
             raise OSError(errno.ENOSPC, "the disk is nearly full")
         with contextlib.suppress(OSError):  # not every file system has such files
-            return os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=self._directory)
+            return os.open(
+                ".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=self._directory
+            )
         name = f".{os.urandom(8).hex()}"
-        fd = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=self._directory)
+        fd = os.open(
+            name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=self._directory
+        )
         os.unlink(name, dir_fd=self._directory)
         return fd
 
     def pipes_into(self, log: LogFile, pipes: list[LogPipe]) -> list[int]:
-        """Pipes for stdout and stderr, appended to `pipes`; returns the ends to write to, which are the caller's. Raises OSError."""
+        """Pipes for stdout and stderr, appended to `pipes`; returns the ends to write to, which are
+        the caller's. Raises OSError."""
         ends = []
         for stream in ("stdout", "stderr"):
             readable, writable = os.pipe2(os.O_CLOEXEC)
             pipe = LogPipe(readable, stream, log)
             pipes.append(pipe)
-            self._poller.watch(readable, lambda _, pipe=pipe: self._on_output(pipe, log), paced=True)  # type: ignore[misc]
+            self._poller.watch(
+                readable,
+                lambda _, pipe=pipe: self._on_output(pipe, log),  # type: ignore[misc]
+                paced=True,
+            )
             ends.append(writable)
         return ends
 

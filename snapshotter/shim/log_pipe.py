@@ -1,9 +1,9 @@
 """From a worker's stdout and stderr to a rotated log file; runs in the shim.
 
-Line format of the file: `2026-11-20T10:00:00.123456Z stdout <call id or -> text`. A line that starts with `\\x1e<call id>\\x1f` belongs
-to that call; the mark is taken off. The disk is bounded twice: a file is replaced when full (one older file is kept), and a process
-that prints faster than REFILL_BYTES_PER_S once its burst is used up loses bytes, which are counted, not parsed.
-"""
+Line format of the file: `2026-11-20T10:00:00.123456Z stdout <call id or -> text`. A line that
+starts with `\\x1e<call id>\\x1f` belongs to that call; the mark is taken off. The disk is bounded
+twice: a file is replaced when full (one older file is kept), and a process that prints faster than
+REFILL_BYTES_PER_S once its burst is used up loses bytes, which are counted, not parsed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import select
 import time
 
 REFILL_BYTES_PER_S = 1024 * 1024
-"""What one process may print for ever: far above real logs, far below what would keep a core busy."""
+"""What one process may print for ever: far above real logs, far below what would keep a core
+busy."""
 _READ_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 16 * 1024
 _FLOOR_EVERY_BYTES = 256 * 1024
@@ -21,13 +22,16 @@ _MARK, _MARK_END = b"\x1e", b"\x1f"
 
 
 class LogFile:
-    """One subject's log: `<name>.log`, and `<name>.log.1` when it has been full. Owner: the shim's loop.
+    """One subject's log: `<name>.log`, and `<name>.log.1` when it has been full. Owner: the shim's
+    loop.
 
     Attributes:
         dropped_bytes: bytes read and thrown away, since the start.
     """
 
-    def __init__(self, directory_fd: int, name: str, *, max_bytes: int, now: float, floor_bytes: int = 0) -> None:
+    def __init__(
+        self, directory_fd: int, name: str, *, max_bytes: int, now: float, floor_bytes: int = 0
+    ) -> None:
         self._directory_fd = directory_fd
         self._name = f"{name}.log"
         self._max_bytes = max_bytes
@@ -43,8 +47,11 @@ class LogFile:
         return f"<LogFile {self._name} {self._size} bytes, {self.dropped_bytes} dropped>"
 
     def allows(self, size: int, now: float) -> bool:
-        """Whether `size` more bytes are within the allowance; takes them from it, or counts them as dropped."""
-        self._allowance = min(float(self._max_bytes), self._allowance + (now - self._refilled_at) * REFILL_BYTES_PER_S)
+        """Whether `size` more bytes are within the allowance; takes them from it, or counts them as
+        dropped."""
+        self._allowance = min(
+            float(self._max_bytes), self._allowance + (now - self._refilled_at) * REFILL_BYTES_PER_S
+        )
         self._refilled_at = now
         if self._allowance < size:
             self.dropped_bytes += size
@@ -53,7 +60,8 @@ class LogFile:
         return True
 
     def write(self, data: bytes) -> None:
-        """Append formatted lines. A full disk, or one below its floor, counts as dropped: a log never stops a function."""
+        """Append formatted lines. A full disk, or one below its floor, counts as dropped: a log
+        never stops a function."""
         if self._floor_bytes and self._is_full(len(data)):
             self.dropped_bytes += len(data)
             return
@@ -78,11 +86,21 @@ class LogFile:
 
     def _rotate(self) -> None:
         os.close(self._fd)
-        os.rename(self._name, f"{self._name}.1", src_dir_fd=self._directory_fd, dst_dir_fd=self._directory_fd)
+        os.rename(
+            self._name,
+            f"{self._name}.1",
+            src_dir_fd=self._directory_fd,
+            dst_dir_fd=self._directory_fd,
+        )
         self._fd, self._size = self._open()
 
     def _open(self) -> tuple[int, int]:
-        fd = os.open(self._name, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=self._directory_fd)
+        fd = os.open(
+            self._name,
+            os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC,
+            0o600,
+            dir_fd=self._directory_fd,
+        )
         return fd, os.fstat(fd).st_size
 
 
@@ -114,14 +132,22 @@ class LogPipe:
             self._take(data, now)
         elif not self._dropping:
             self._dropping = True
-            self._log.write(self._line(_prefix(now) + self._stream, b"[log limit reached: lines are dropped here]"))
+            self._log.write(
+                self._line(
+                    _prefix(now) + self._stream, b"[log limit reached: lines are dropped here]"
+                )
+            )
         return True
 
     def drain(self) -> None:
         """Read what is there, end the last line, stop. Called when the process is gone."""
         for _ in range(1024):  # at most 64 MiB: somebody else may hold the pipe and go on printing
             before = self._log.dropped_bytes
-            if not _readable(self.fd) or not self.pump() or self._log.dropped_bytes > before + 16 * _READ_BYTES:
+            if (
+                not _readable(self.fd)
+                or not self.pump()
+                or self._log.dropped_bytes > before + 16 * _READ_BYTES
+            ):
                 break
         if self._rest:
             rest, self._rest = self._rest, b""
@@ -151,7 +177,10 @@ class LogPipe:
 
 def _prefix(now: float) -> bytes:
     whole = int(now)
-    return b"%s.%06dZ " % (time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)).encode(), int((now - whole) * 1e6))
+    return b"%s.%06dZ " % (
+        time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)).encode(),
+        int((now - whole) * 1e6),
+    )
 
 
 def _readable(fd: int) -> bool:

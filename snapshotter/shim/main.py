@@ -1,16 +1,19 @@
-"""PID 1 of a slot: has the worker booted or restored, reaps, owns the log pipes, reports, and survives the agent.
+"""PID 1 of a slot: has the worker booted or restored, reaps, owns the log pipes, reports, and
+survives the agent.
 
-One thread, one poll loop, standard library only. It holds all that a restarted agent needs: the agent connects to `shim.sock`,
-asks for `state`, and goes on. Only one agent is listened to, the one that connected last.
+One thread, one poll loop, standard library only. It holds all that a restarted agent needs: the
+agent connects to `shim.sock`, asks for `state`, and goes on. Only one agent is listened to, the one
+that connected last.
 
-Agent → shim (`op`): boot, furnish, revive, prove, start, park, unpark, note, kill, kill_worker, exec, exec_kill, checkpoint,
-checkpoint_end, criu, criu_kill, keep_files, forget, state, shutdown.
-Shim → agent (`event`): booted, boot_failed, furnished, revived, revive_failed, proved, snapshot_point, failed, forked, ready, exited,
-parked, parked_gone, worker_exited, exec_exited, quiesced, checkpoint_failed, checkpoint_gone, criu, criu_exited, files_kept,
-files_failed, log_dropped, state, instance, state_end. Shim ↔ worker: docs/architecture.md, "The slot".
+Agent → shim (`op`): boot, furnish, revive, prove, start, park, unpark, note, kill, kill_worker,
+exec, exec_kill, checkpoint, checkpoint_end, criu, criu_kill, keep_files, forget, state, shutdown.
+Shim → agent (`event`): booted, boot_failed, furnished, revived, revive_failed, proved,
+snapshot_point, failed, forked, ready, exited, parked, parked_gone, worker_exited, exec_exited,
+quiesced, checkpoint_failed, checkpoint_gone, criu, criu_exited, files_kept, files_failed,
+log_dropped, state, instance, state_end. Shim ↔ worker: docs/architecture.md, "The slot".
 
-Parts: `worker`, `instances`, `parked_forks`, `quiescer` (what stands still for a dump), `criu_processes`, `exec_processes`.
-"""
+Parts: `worker`, `instances`, `parked_forks`, `quiescer` (what stands still for a dump),
+`criu_processes`, `exec_processes`."""
 
 from __future__ import annotations
 
@@ -44,21 +47,42 @@ class Shim:
     """One slot's parts, and who is told what. Owner: the loop in `run`."""
 
     def __init__(
-        self, *, slot: str, listener: socket.socket, log_directory: int, log_max_bytes: int, root: str, disk_floor_bytes: int = 0
+        self,
+        *,
+        slot: str,
+        listener: socket.socket,
+        log_directory: int,
+        log_max_bytes: int,
+        root: str,
+        disk_floor_bytes: int = 0,
     ) -> None:
-        """`root`: where the slot's root directory begins (`mounts.prepare`); "": it has no namespaces."""
+        """`root`: where the slot's root directory begins (`mounts.prepare`); "": it has no
+        namespaces."""
         self._slot = slot
         self._listener = listener
         self._namespaced = bool(root)
         self._agent: Peer | None = None
         self._poller = Poller()
-        recorder = LogCapture(self._poller, self._tell, directory=log_directory, max_bytes=log_max_bytes, floor_bytes=disk_floor_bytes)
-        self._worker = ShimWorker(slot, poller=self._poller, recorder=recorder, tell=self._tell, root=root)
+        recorder = LogCapture(
+            self._poller,
+            self._tell,
+            directory=log_directory,
+            max_bytes=log_max_bytes,
+            floor_bytes=disk_floor_bytes,
+        )
+        self._worker = ShimWorker(
+            slot, poller=self._poller, recorder=recorder, tell=self._tell, root=root
+        )
         self._lot = ParkedForks(self._poller, self._tell)
-        self._shim_instances = ShimInstances(self._worker, self._lot, poller=self._poller, recorder=recorder, tell=self._tell)
+        self._shim_instances = ShimInstances(
+            self._worker, self._lot, poller=self._poller, recorder=recorder, tell=self._tell
+        )
         self._quiescer = Quiescer(self._worker, self._poller, self._tell)
         self._criu_processes = CriuProcesses(
-            self._tell, stdio=self._worker.pipes, ended=self._quiescer.dump_ended, pages_lost=self._on_pages_lost
+            self._tell,
+            stdio=self._worker.pipes,
+            ended=self._quiescer.dump_ended,
+            pages_lost=self._on_pages_lost,
         )
         self._execs = ExecProcesses(self._tell)
 
@@ -112,18 +136,24 @@ class Shim:
                 self._on_agent_lost()
 
     def _on_order(self, message: _Message, fds: list[int]) -> None:
-        """An order that we do not understand must not end the slot: another version of the agent is told off by closing."""
+        """An order that we do not understand must not end the slot: another version of the agent is
+        told off by closing."""
         try:
             self._orders[message["op"]](message, fds)
         except (ValueError, LookupError, TypeError) as e:
-            print(f"{self!r}: the agent is dropped: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
+            print(
+                f"{self!r}: the agent is dropped: {type(e).__name__}: {e}",
+                file=sys.stderr,
+                flush=True,
+            )
             raise ConnectionAbortedError from e
         finally:
             seqpacket.close_all(fds)
 
     @functools.cached_property
     def _orders(self) -> Mapping[str, Callable[[_Message, list[int]], None]]:
-        """What each order does. Descriptors that it takes over it removes from the list; the others are closed after it."""
+        """What each order does. Descriptors that it takes over it removes from the list; the others
+        are closed after it."""
         return {
             "boot": lambda m, _: self._worker.boot(m, self._hear),
             "furnish": lambda m, fds: self._worker.furnish(m, fds[0], fds[1]),
@@ -150,18 +180,35 @@ class Shim:
     def _execute(self, message: _Message, fds: list[int]) -> None:
         stdout, stderr = fds
         fds.clear()
-        self._execs.start(message, self._shim_instances.get(message["instance"]), self._worker.confinement, stdout, stderr)
+        self._execs.start(
+            message,
+            self._shim_instances.get(message["instance"]),
+            self._worker.confinement,
+            stdout,
+            stderr,
+        )
 
     def _park(self, message: _Message) -> None:
         name, cgroup = message["parked"], child.Cgroup(**message["cgroup"])
         try:
-            self._lot.park(name, self._worker.ready_peer(), cgroup, joins=self._worker.joins and bool(cgroup.tasks))
+            self._lot.park(
+                name,
+                self._worker.ready_peer(),
+                cgroup,
+                joins=self._worker.joins and bool(cgroup.tasks),
+            )
         except OSError:
             self._tell({"event": "parked_gone", "parked": name})
 
     def _report_state(self) -> None:
         worker = self._worker
-        state = {"worker": worker.state, "pid": worker.pid, "point": worker.point, "failure": worker.failure, "status": worker.status}
+        state = {
+            "worker": worker.state,
+            "pid": worker.pid,
+            "point": worker.point,
+            "failure": worker.failure,
+            "status": worker.status,
+        }
         own = os.pidfd_open(os.getpid())
         self._tell({"event": "state", **state}, own, worker.pidfd)
         os.close(own)
@@ -179,7 +226,8 @@ class Shim:
     # -- the worker
 
     def _hear(self, message: _Message, fds: list[int]) -> None:
-        """From the worker. User code shares the descriptor: what is not our protocol must not end the slot's PID 1. Raises ValueError."""
+        """From the worker. User code shares the descriptor: what is not our protocol must not end
+        the slot's PID 1. Raises ValueError."""
         try:
             if message.get("event") not in _WORKER_EVENTS:
                 raise ValueError("a worker says no such thing")
@@ -193,7 +241,11 @@ class Shim:
 
     def _believe(self, message: _Message, fds: list[int]) -> None:
         event, worker = message["event"], self._worker
-        if self._lot.hear(message, fds) or self._quiescer.hear(message, fds) or self._shim_instances.hear(message, fds):
+        if (
+            self._lot.hear(message, fds)
+            or self._quiescer.hear(message, fds)
+            or self._shim_instances.hear(message, fds)
+        ):
             return
         if event == "snapshot_point" and worker.state == "booting":
             worker.reach_point(message)
@@ -206,7 +258,8 @@ class Shim:
             self._tell({"event": "proved", **proved})
 
     def _on_pages_lost(self) -> None:
-        """A restored process whose page daemon died reads zeros where memory was: it must not go on, nor what it forked, agent or not."""
+        """A restored process whose page daemon died reads zeros where memory was: it must not go
+        on, nor what it forked, agent or not."""
         self._lot.clear()
         self._shim_instances.kill_all()
         self._worker.spoil()

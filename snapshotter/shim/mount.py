@@ -5,7 +5,18 @@ from __future__ import annotations
 import ctypes
 import os
 
-RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, MOVE, REC, PRIVATE, SLAVE = 1, 2, 4, 8, 32, 4096, 8192, 16384, 1 << 18, 1 << 19
+RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, MOVE, REC, PRIVATE, SLAVE = (
+    1,
+    2,
+    4,
+    8,
+    32,
+    4096,
+    8192,
+    16384,
+    1 << 18,
+    1 << 19,
+)
 """Flags (sys/mount.h)."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -18,20 +29,31 @@ _ATTRIBUTES = {RDONLY: 1, NOSUID: 2, NODEV: 4, NOEXEC: 8}
 class _Attributes(ctypes.Structure):
     """struct mount_attr."""
 
-    _fields_ = [(name, ctypes.c_uint64) for name in ("attr_set", "attr_clr", "propagation", "userns_fd")]
+    _fields_ = [
+        (name, ctypes.c_uint64) for name in ("attr_set", "attr_clr", "propagation", "userns_fd")
+    ]
 
 
 def bind_tree(source: str, target: str, flags: int) -> None:
-    """Bind a directory with whatever is mounted below it, all of it with `flags`: mount_setattr(2), Linux 5.12. Raises OSError."""
+    """Bind a directory with whatever is mounted below it, all of it with `flags`: mount_setattr(2),
+    Linux 5.12. Raises OSError."""
     mount(source, target, None, BIND | REC)
     wanted = _Attributes(attr_set=sum(bit for flag, bit in _ATTRIBUTES.items() if flags & flag))
-    arguments = (_AT_FDCWD, target.encode(), _AT_RECURSIVE, ctypes.byref(wanted), ctypes.c_size_t(ctypes.sizeof(wanted)))
+    arguments = (
+        _AT_FDCWD,
+        target.encode(),
+        _AT_RECURSIVE,
+        ctypes.byref(wanted),
+        ctypes.c_size_t(ctypes.sizeof(wanted)),
+    )
     if _libc.syscall(_SYS_MOUNT_SETATTR, *arguments) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"mount_setattr on {target}: {os.strerror(code)}")
 
 
-def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+def mount(
+    source: str | None, target: str, kind: str | None, flags: int, data: str | None = None
+) -> None:
     """mount(2). Raises OSError that names source and target."""
     words = [None if word is None else word.encode() for word in (source, target, kind, data)]
     if _libc.mount(*words[:3], ctypes.c_ulong(flags), words[3]) != 0:

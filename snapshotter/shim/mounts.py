@@ -1,8 +1,9 @@
-"""Namespaces of a slot, and the tree at `/run/pilotlight/slot` that every worker finds at the same paths on every node.
+"""Namespaces of a slot, and the tree at `/run/pilotlight/slot` that every worker finds at the same
+paths on every node.
 
-Read-only binds (interpreter, packages, code, weights), and one writable tmpfs as `/run` (work directory, /tmp and the like are in it), in
-a root directory of its own (`root`). Runs in the shim, as root. Sources: mount(2), unshare(2), mount_namespaces(7).
-"""
+Read-only binds (interpreter, packages, code, weights), and one writable tmpfs as `/run` (work
+directory, /tmp and the like are in it), in a root directory of its own (`root`). Runs in the shim,
+as root. Sources: mount(2), unshare(2), mount_namespaces(7)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from snapshotter.shim.mount import BIND, NODEV, NOEXEC, NOSUID, PRIVATE, RDONLY,
 
 ROOT = "/run/pilotlight/slot"
 FIRST_PID = 1000
-"""Pids of workers start above it, so that those of an image never collide with the shim or with CRIU beside it."""
+"""Pids of workers start above it, so that those of an image never collide with the shim or with
+CRIU beside it."""
 HOME = f"{ROOT}/work"
 DRIVER = f"{ROOT}/driver"
 """Libraries of the GPU driver, where the root file system is an image's."""
@@ -50,7 +52,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare() -> None:
-    """New mount, UTS and IPC namespaces for this process, and a PID namespace for its next child. Raises OSError."""
+    """New mount, UTS and IPC namespaces for this process, and a PID namespace for its next child.
+    Raises OSError."""
     if _libc.unshare(_NEWNS | _NEWUTS | _NEWIPC | _NEWPID) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"unshare: {os.strerror(code)}")
@@ -87,7 +90,8 @@ def children() -> list[int]:
 
 
 def prepare(directory: str) -> str:
-    """Begin a root of its own below the slot's directory, and say where; `build` ends it. Raises OSError."""
+    """Begin a root of its own below the slot's directory, and say where; `build` ends it. Raises
+    OSError."""
     at = f"{directory}/root"
     os.mkdir(at, 0o700)
     root_directory.prepare(at)
@@ -96,11 +100,20 @@ def prepare(directory: str) -> str:
     return at
 
 
-def build(at: str, binds: Sequence[tuple[str, str]], *, uid: int, writable_bytes: int, gpu: bool = False, rootfs: str = "") -> None:
-    """Mount the tree in the root `at`, and enter that. `binds`: (host path, path below ROOT); `rootfs`: of the image, "" = the host's.
+def build(
+    at: str,
+    binds: Sequence[tuple[str, str]],
+    *,
+    uid: int,
+    writable_bytes: int,
+    gpu: bool = False,
+    rootfs: str = "",
+) -> None:
+    """Mount the tree in the root `at`, and enter that. `binds`: (host path, path below ROOT);
+    `rootfs`: of the image, "" = the host's.
 
-    Of the host only the binds and what `root` says can be seen afterwards; descriptors stay good. Raises OSError.
-    """
+    Of the host only the binds and what `root` says can be seen afterwards; descriptors stay good.
+    Raises OSError."""
     global _is_image
     _is_image = bool(rootfs)
     if rootfs:
@@ -127,12 +140,14 @@ def build(at: str, binds: Sequence[tuple[str, str]], *, uid: int, writable_bytes
 
 
 def is_image() -> bool:
-    """Whether the root of this slot is an image's: its programs and libraries are a tenant's, and root executes none of them."""
+    """Whether the root of this slot is an image's: its programs and libraries are a tenant's, and
+    root executes none of them."""
     return _is_image
 
 
 def write_criu_kdat(fd: int) -> None:
-    """Give CRIU what it found out about this kernel before; an empty file is nothing. Raises OSError."""
+    """Give CRIU what it found out about this kernel before; an empty file is nothing. Raises
+    OSError."""
     with open(fd, "rb", closefd=False) as source:
         kdat = source.read()
     if kdat:
@@ -152,7 +167,8 @@ def _below_root(name: str) -> str:
 
 
 def _hold(path: str, stack: contextlib.ExitStack, *, follow: bool = True) -> str:
-    """A name for `path` that stays good when something is mounted over it. Raises OSError for a link that is not to be followed."""
+    """A name for `path` that stays good when something is mounted over it. Raises OSError for a
+    link that is not to be followed."""
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     stack.callback(os.close, fd)
     if stat.S_ISLNK(os.fstat(fd).st_mode):
@@ -161,7 +177,8 @@ def _hold(path: str, stack: contextlib.ExitStack, *, follow: bool = True) -> str
 
 
 def _show_driver(directory: str) -> None:
-    """The libraries of the machine's GPU driver: they belong to its kernel module, and an image's packages have none, or others."""
+    """The libraries of the machine's GPU driver: they belong to its kernel module, and an image's
+    packages have none, or others."""
     os.makedirs(directory)
     for path in sorted({path for pattern in _DRIVER_LIBRARIES for path in glob.glob(pattern)}):
         target = f"{directory}/{os.path.basename(path)}"

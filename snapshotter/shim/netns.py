@@ -1,8 +1,9 @@
-"""A network namespace of its own, from within: what a slot's first processes do before user code is near, and what the agent adds.
+"""A network namespace of its own, from within: what a slot's first processes do before user code is
+near, and what the agent adds.
 
-Root. `unshare` and `use_name_servers` are for single-threaded callers. Sources: unshare(2), setns(2), network_namespaces(7), netdevice(7),
-arp(7), rtnetlink's predecessor in net/route.h; three programs would take ten times as long.
-"""
+Root. `unshare` and `use_name_servers` are for single-threaded callers. Sources: unshare(2),
+setns(2), network_namespaces(7), netdevice(7), arp(7), rtnetlink's predecessor in net/route.h; three
+programs would take ten times as long."""
 
 from __future__ import annotations
 
@@ -45,11 +46,20 @@ def unshare() -> None:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, _IFREQ.pack(b"lo", flags | _IFF_UP))
 
 
-def furnish(namespace: int, device: str, *, inside: str, gateway: str, gateway_mac: str, also: Callable[[], object] = lambda: None) -> None:
-    """In that namespace: give the device its address (of a /30), and the way out through a gateway that need not be asked for.
+def furnish(
+    namespace: int,
+    device: str,
+    *,
+    inside: str,
+    gateway: str,
+    gateway_mac: str,
+    also: Callable[[], object] = lambda: None,
+) -> None:
+    """In that namespace: give the device its address (of a /30), and the way out through a gateway
+    that need not be asked for.
 
-    From any thread: the namespace is entered by one that ends with this, and calls `also`. Raises OSError, and what that raises.
-    """
+    From any thread: the namespace is entered by one that ends with this, and calls `also`. Raises
+    OSError, and what that raises."""
     failed: list[Exception] = []
 
     def enter_and_furnish() -> None:
@@ -71,18 +81,26 @@ def furnish(namespace: int, device: str, *, inside: str, gateway: str, gateway_m
 
 def _furnish(device: bytes, inside: str, gateway: str, gateway_mac: bytes) -> None:
     mode = f"/proc/sys/net/ipv6/conf/{device.decode()}/addr_gen_mode"
-    if os.path.exists(mode):  # over a link-local address a slot would reach what the host has on [::], past the rules of table ip
+    # over a link-local address a slot would reach what the host has on [::], past the rules of
+    # table ip
+    if os.path.exists(mode):
         with open(mode, "w") as f:
             f.write(_NO_LINK_LOCAL)
     anywhere, way_out = _address("0.0.0.0"), _address(gateway)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFADDR, _IF_ADDRESS.pack(device, _address(inside)))
-        fcntl.ioctl(any_socket, _SIOCSIFNETMASK, _IF_ADDRESS.pack(device, _address("255.255.255.252")))
+        fcntl.ioctl(
+            any_socket, _SIOCSIFNETMASK, _IF_ADDRESS.pack(device, _address("255.255.255.252"))
+        )
         flags = _IFREQ.unpack(fcntl.ioctl(any_socket, _SIOCGIFFLAGS, _IFREQ.pack(device, 0)))[1]
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, _IFREQ.pack(device, flags | _IFF_UP))
-        known = _NEIGHBOUR.pack(way_out, _ARPHRD_ETHER, gateway_mac, _ATF_COM | _ATF_PERM, bytes(16), device)
+        known = _NEIGHBOUR.pack(
+            way_out, _ARPHRD_ETHER, gateway_mac, _ATF_COM | _ATF_PERM, bytes(16), device
+        )
         fcntl.ioctl(any_socket, _SIOCSARP, known)
-        route = _ROUTE.pack(0, anywhere, way_out, anywhere, _RTF_UP | _RTF_GATEWAY, 0, 0, 0, 0, 0, 0, 0, 0)
+        route = _ROUTE.pack(
+            0, anywhere, way_out, anywhere, _RTF_UP | _RTF_GATEWAY, 0, 0, 0, 0, 0, 0, 0, 0
+        )
         fcntl.ioctl(any_socket, _SIOCADDRT, route)
 
 
@@ -91,7 +109,8 @@ def _address(text: str) -> bytes:
 
 
 def use_name_servers(text: str, file: str) -> None:
-    """Show `text` as /etc/resolv.conf in this mount namespace; `file` is where it is kept. Raises OSError."""
+    """Show `text` as /etc/resolv.conf in this mount namespace; `file` is where it is kept. Raises
+    OSError."""
     target = os.path.realpath(RESOLVER)
     if not os.path.exists(target):
         return

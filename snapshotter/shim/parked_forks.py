@@ -1,8 +1,9 @@
-"""Parked forks, as the shim knows them: children of the Template that are forked ahead and wait for an instance to become.
+"""Parked forks, as the shim knows them: children of the Template that are forked ahead and wait for
+an instance to become.
 
-A parked fork is in its cgroups already and has done what needs no identity; it knows no instance, no secret and no listener until it is
-assigned, which happens over a channel of its own, past the Template. Standard library only; one thread, the shim's loop.
-"""
+A parked fork is in its cgroups already and has done what needs no identity; it knows no instance,
+no secret and no listener until it is assigned, which happens over a channel of its own, past the
+Template. Standard library only; one thread, the shim's loop."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ class ParkedFork:
 
 
 class ParkedForks:
-    """All parked forks of one slot. `tell(event, pidfd)` informs the agent of `parked` and `parked_gone`. Owner: the shim's loop."""
+    """All parked forks of one slot. `tell(event, pidfd)` informs the agent of `parked` and
+    `parked_gone`. Owner: the shim's loop."""
 
     def __init__(self, poller: Poller, tell: Callable[..., None]) -> None:
         self._poller = poller
@@ -56,7 +58,9 @@ class ParkedForks:
         self._parked: dict[str, ParkedFork] = {}
 
     def __repr__(self) -> str:
-        return f"<ParkedForks {sum(p.ready for p in self._parked.values())}/{len(self._parked)} ready>"
+        return (
+            f"<ParkedForks {sum(p.ready for p in self._parked.values())}/{len(self._parked)} ready>"
+        )
 
     def park(self, name: str, worker: Peer, cgroup: child.Cgroup, *, joins: bool) -> None:
         """Have the Template fork one. Raises OSError when it cannot be asked."""
@@ -77,13 +81,15 @@ class ParkedForks:
         self._parked[name] = parked
 
     def hear(self, message: Mapping[str, Any], fds: list[int]) -> bool:
-        """What the worker says; False when it is not about a parked fork. Raises KeyError, TypeError, ValueError, OSError."""
+        """What the worker says; False when it is not about a parked fork. Raises KeyError,
+        TypeError, ValueError, OSError."""
         parked = self._parked.get(str(message.get("instance")))
         if parked is None:
             return False
         event = message["event"]
         if event == "forked" and parked.pidfd < 0:
-            with self._poller.free_of_charge():  # once for each that was ordered, as in `shim_instances`
+            # once for each that was ordered, as in `shim_instances`
+            with self._poller.free_of_charge():
                 self._on_forked(parked, child.pid_of(fds[0]), os.dup(fds[0]))
         elif event == "parked" and parked.pidfd >= 0 and not parked.ready:
             parked.ready = True
@@ -93,7 +99,8 @@ class ParkedForks:
         return True
 
     def take(self, name: str) -> ParkedFork | None:
-        """The parked fork of that name, no longer ours; None when it is not there or not ready: the caller forks then."""
+        """The parked fork of that name, no longer ours; None when it is not there or not ready: the
+        caller forks then."""
         parked = self._parked.get(name)
         if parked is None or not parked.ready:
             return None

@@ -43,10 +43,11 @@ class Process:
     status: int | None = None
 
     def leave_desk(self) -> bool:
-        """Close `api`; whether nobody there had taken the assignment up: whoever died so died parked, and never was the instance.
+        """Close `api`; whether nobody there had taken the assignment up: whoever died so died
+        parked, and never was the instance.
 
-        That it was read proves nothing: the kernel may hand it to a process that has been killed and does not know it yet.
-        """
+        That it was read proves nothing: the kernel may hand it to a process that has been killed
+        and does not know it yet."""
         desk, self.desk = self.desk, None
         if desk is None:
             return False

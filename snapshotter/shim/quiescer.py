@@ -1,8 +1,9 @@
-"""A slot's process that stands still for a dump, as the shim knows it: a pristine fork of the Template, or the worker itself.
+"""A slot's process that stands still for a dump, as the shim knows it: a pristine fork of the
+Template, or the worker itself.
 
-One at a time. It is made to listen at `mounts.CONTROL`, where a restored copy of it will be found; it says on a channel of its own that it
-stands still, and the dump consumes it. Standard library only; one thread, the shim's loop.
-"""
+One at a time. It is made to listen at `mounts.CONTROL`, where a restored copy of it will be found;
+it says on a channel of its own that it stands still, and the dump consumes it. Standard library
+only; one thread, the shim's loop."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ _MOST_TEXT = 4096
 
 @dataclass(kw_only=True)
 class _Frozen:
-    """`go`: written to once a fork is in its cgroups; -1 after that. `still`: it has said so, and nothing is in the way."""
+    """`go`: written to once a fork is in its cgroups; -1 after that. `still`: it has said so, and
+    nothing is in the way."""
 
     name: str
     in_place: bool
@@ -39,7 +41,8 @@ class _Frozen:
 
 
 class Quiescer:
-    """Owner: the shim's loop. `tell` informs the agent of `quiesced`, `checkpoint_failed` or `_gone`, `files_kept` or `_failed`."""
+    """Owner: the shim's loop. `tell` informs the agent of `quiesced`, `checkpoint_failed` or
+    `_gone`, `files_kept` or `_failed`."""
 
     def __init__(self, shim_worker: ShimWorker, poller: Poller, tell: Callable[..., None]) -> None:
         self._shim_worker = shim_worker
@@ -52,8 +55,13 @@ class Quiescer:
         return f"<Quiescer {self._frozen.name if self._frozen else 'empty'}>"
 
     def start(self, message: Mapping[str, Any], fds: Sequence[int]) -> None:
-        """Have the worker fork one that stands still, or stand still itself. `fds`: CRIU's kdat, or nothing; they stay the caller's."""
-        name, in_place, cgroup = message["checkpoint"], message["in_place"], child.Cgroup(**message["cgroup"])
+        """Have the worker fork one that stands still, or stand still itself. `fds`: CRIU's kdat, or
+        nothing; they stay the caller's."""
+        name, in_place, cgroup = (
+            message["checkpoint"],
+            message["in_place"],
+            child.Cgroup(**message["cgroup"]),
+        )
         joins = self._shim_worker.joins and bool(cgroup.tasks)
         if self._frozen is not None:
             self._fail(name, f"checkpoint {self._frozen.name} is in the making")
@@ -73,7 +81,11 @@ class Quiescer:
         worker = self._shim_worker.ready_peer()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         frozen.channel = Peer(
-            ours, self._poller, lambda message, fds: self._on_word(frozen, message, fds), lambda: self._on_silence(frozen), paced=True
+            ours,
+            self._poller,
+            lambda message, fds: self._on_word(frozen, message, fds),
+            lambda: self._on_silence(frozen),
+            paced=True,
         )
         with theirs, _listener() as listener:
             fds = [listener.detach(), theirs.detach()]
@@ -90,7 +102,8 @@ class Quiescer:
         worker.push({"op": op, "instance": frozen.name, "env": {}}, fds)
 
     def hear(self, message: Mapping[str, Any], fds: list[int]) -> bool:
-        """What the worker says; False when it is not about this. Raises KeyError, TypeError, ValueError, OSError."""
+        """What the worker says; False when it is not about this. Raises KeyError, TypeError,
+        ValueError, OSError."""
         frozen = self._frozen
         if frozen is None or message.get("instance") != frozen.name:
             return message.get("instance") in self._dumped  # its parent has reaped it
@@ -118,7 +131,8 @@ class Quiescer:
         self._poller.watch(pidfd, lambda _: self._on_gone(frozen))
 
     def _on_word(self, frozen: _Frozen, message: Mapping[str, Any], fds: list[int]) -> None:
-        """On the channel. User code may share it. Raises ValueError for what is not our protocol."""
+        """On the channel. User code may share it. Raises ValueError for what is not our
+        protocol."""
         seqpacket.close_all(fds)
         if message.get("event") != "quiesced" or frozen.pidfd < 0 or frozen.still:
             return
@@ -136,11 +150,14 @@ class Quiescer:
             body["stdio"] = _pipes_of(body["pid"])
         self._tell(body, frozen.pidfd)
         if obstacles:
-            self._drop(frozen, None, kill=not frozen.in_place)  # one in place goes on waiting for orders
+            # one in place goes on waiting for orders
+            self._drop(frozen, None, kill=not frozen.in_place)
 
     def _on_silence(self, frozen: _Frozen) -> None:
         if not frozen.still and frozen is self._frozen and frozen.in_place:
-            return  # it closes the channel after a refusal as well; the refusal comes on the control channel, its death by the pidfd
+            # it closes the channel after a refusal as well; the refusal comes on the control
+            # channel, its death by the pidfd
+            return
         if not frozen.still:
             self._drop(frozen, _SILENT)
 
@@ -152,12 +169,14 @@ class Quiescer:
         self._drop(frozen, None if frozen.still else _SILENT)
 
     def end(self, name: str | None = None) -> None:
-        """Kill the process that stands still, if it is that one; an agent that is gone will not come back for it."""
+        """Kill the process that stands still, if it is that one; an agent that is gone will not
+        come back for it."""
         if self._frozen is not None and name in (None, self._frozen.name):
             self._drop(self._frozen, None if self._frozen.still else "it was ended")
 
     def dump_ended(self) -> None:
-        """A CRIU has ended: what it was to dump is gone by now, or has been in its hands and cannot be trusted."""
+        """A CRIU has ended: what it was to dump is gone by now, or has been in its hands and cannot
+        be trusted."""
         if self._frozen is not None and self._frozen.still:
             self._kill(self._frozen)  # `_on_gone` follows
 
@@ -196,9 +215,12 @@ class Quiescer:
     # -- the files that go with it
 
     def keep_files(self, name: str, destination: int) -> None:
-        """Write what the slot's files were, and what CRIU added for the dump. The descriptor stays the caller's."""
+        """Write what the slot's files were, and what CRIU added for the dump. The descriptor stays
+        the caller's."""
         try:
-            known = self._dumped | ({self._frozen.name: self._frozen.in_place} if self._frozen else {})
+            known = self._dumped | (
+                {self._frozen.name: self._frozen.in_place} if self._frozen else {}
+            )
             if name not in known:
                 raise OSError(f"there was no checkpoint {name}")
             size = self._keep(destination, in_place=known[name])

@@ -1,4 +1,5 @@
-"""The root directory of a slot: of the host its programs and libraries, read-only, and nothing else.
+"""The root directory of a slot: of the host its programs and libraries, read-only, and nothing
+else.
 
     /usr, /bin, /sbin, /lib*   the host's (links where they are links there)
     /etc                       users, hosts and resolver of its own; of the host certificates, what the dynamic linker needs, alternatives
@@ -6,14 +7,15 @@
     /sys                       the machine's processors and memory, read-only; all of it for who asked for a GPU
     /proc, /run, /tmp          its own
 
-An image that installs Debian packages has a root file system of its own instead (`base_rootfs`), shown whole and read-only, with the same
-/dev, /sys, /proc, /run and /tmp. Its files are the tenant's: nothing that runs as root in the slot loads one of them, so no module is
-imported once a root was entered, and CRIU comes with the machine's own libraries (`criu.portable`).
+An image that installs Debian packages has a root file system of its own instead (`base_rootfs`),
+shown whole and read-only, with the same /dev, /sys, /proc, /run and /tmp. Its files are the
+tenant's: nothing that runs as root in the slot loads one of them, so no module is imported once a
+root was entered, and CRIU comes with the machine's own libraries (`criu.portable`).
 
-It is put together below a directory of the slot's, while the host's files can still be named: most of it when the slot is made (`prepare`),
-what a launch says when it comes (`finish`), and entered last (`enter`). Runs in the shim, as root; standard library only. Sources:
-pivot_root(2), mount(2), hier(7), devpts (kernel documentation, filesystems/devpts).
-"""
+It is put together below a directory of the slot's, while the host's files can still be named: most
+of it when the slot is made (`prepare`), what a launch says when it comes (`finish`), and entered
+last (`enter`). Runs in the shim, as root; standard library only. Sources: pivot_root(2), mount(2),
+hier(7), devpts (kernel documentation, filesystems/devpts)."""
 
 from __future__ import annotations
 
@@ -23,23 +25,72 @@ import os
 import stat
 
 from snapshotter.shim import isolation, system_calls
-from snapshotter.shim.mount import BIND, MOVE, NODEV, NOEXEC, NOSUID, RDONLY, REMOUNT, bind_tree, mount
+from snapshotter.shim.mount import (
+    BIND,
+    MOVE,
+    NODEV,
+    NOEXEC,
+    NOSUID,
+    RDONLY,
+    REMOUNT,
+    bind_tree,
+    mount,
+)
 
 _PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 _ETC = frozenset(
-    {"alternatives", "ca-certificates", "crypto-policies", "fonts", "ghostscript", "glvnd", "ld.so.cache", "ld.so.conf", "ld.so.conf.d",
-     "libreoffice", "localtime", "magic", "mime.types", "OpenCL", "perl", "protocols", "R", "services", "texmf", "timezone", "vulkan"}
-)  # fmt: skip
+    {
+        "alternatives",
+        "ca-certificates",
+        "crypto-policies",
+        "fonts",
+        "ghostscript",
+        "glvnd",
+        "ld.so.cache",
+        "ld.so.conf",
+        "ld.so.conf.d",
+        "libreoffice",
+        "localtime",
+        "magic",
+        "mime.types",
+        "OpenCL",
+        "perl",
+        "protocols",
+        "R",
+        "services",
+        "texmf",
+        "timezone",
+        "vulkan",
+    }
+)
 _ETC_BEGINS = ("ImageMagick-", "java-", "python3")
 _ETC_PARTS = ("/etc/pki/ca-trust", "/etc/pki/tls", "/etc/ssl/certs", "/etc/ssl/openssl.cnf")
-"""Of the host, where they are there: settings that its programs and libraries are installed with, and cannot do without."""
+"""Of the host, where they are there: settings that its programs and libraries are installed with,
+and cannot do without."""
 _NODES = ("null", "zero", "full", "random", "urandom", "tty")
 _GPU_NODES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/dxg")
-_LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2", "ptmx": "pts/ptmx"}
+_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "ptmx": "pts/ptmx",
+}
 _MACHINE = "/sys/devices/system"
 """Processors and memory nodes: what numeric libraries count before they make threads."""
 _RESOLVER = "/etc/resolv.conf"
-_MOUNTED = ("dev", "etc", "proc", "run", "sys", "sys/devices", _MACHINE[1:], "tmp", "var", "var/tmp")
+_MOUNTED = (
+    "dev",
+    "etc",
+    "proc",
+    "run",
+    "sys",
+    "sys/devices",
+    _MACHINE[1:],
+    "tmp",
+    "var",
+    "var/tmp",
+)
 """Directories that the root file system of an image must have."""
 _MOST_NAMES = 1024**2
 """Characters of an image's /etc/passwd that are kept."""
@@ -48,7 +99,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def prepare(at: str) -> None:
-    """Mount a root on the directory `at`, with everything that is the same for each launch. Raises OSError."""
+    """Mount a root on the directory `at`, with everything that is the same for each launch. Raises
+    OSError."""
     mount("tmpfs", at, "tmpfs", NOSUID | NODEV, "size=1m,mode=755")
     for path in _PROGRAMS:
         _show(path, at)
@@ -62,7 +114,8 @@ def prepare(at: str) -> None:
 
 
 def show_image(at: str, rootfs: str) -> str:
-    """Put an image's root file system into the place of the machine's programs; where the root begins now. Raises OSError.
+    """Put an image's root file system into the place of the machine's programs; where the root
+    begins now. Raises OSError.
 
     `rootfs`: made ready by `complete`, and nobody's but root's to write.
     """
@@ -78,7 +131,8 @@ def show_image(at: str, rootfs: str) -> str:
 
 
 def complete(rootfs: str, *, uid: int, home: str) -> None:
-    """Make a sealed root file system of an image one that `show_image` can show: what is mounted on is there, and is no link. Blocking.
+    """Make a sealed root file system of an image one that `show_image` can show: what is mounted on
+    is there, and is no link. Blocking.
 
     Raises ValueError that names what an image's steps left in place of a directory, OSError.
     """
@@ -130,12 +184,18 @@ def finish(at: str, *, gpu: bool, shared_bytes: int) -> None:
 
 
 def enter(at: str) -> None:
-    """Make `at` the root, read-only, and let go of the host's. Nothing is imported from files afterwards. Raises OSError."""
+    """Make `at` the root, read-only, and let go of the host's. Nothing is imported from files
+    afterwards. Raises OSError."""
     mount(None, at, None, REMOUNT | BIND | RDONLY | NOSUID | NODEV)
     os.chdir(at)
     machine = os.uname().machine
-    number = system_calls.numbers(system_calls.DENIED, machine)["pivot_root"] if machine in system_calls.MACHINES else -1
-    _check(_libc.syscall(number, b".", b"."), f"pivot_root to {at}")  # the old root lies over the new one then
+    number = (
+        system_calls.numbers(system_calls.DENIED, machine)["pivot_root"]
+        if machine in system_calls.MACHINES
+        else -1
+    )
+    # the old root lies over the new one then
+    _check(_libc.syscall(number, b".", b"."), f"pivot_root to {at}")
     _check(_libc.umount2(b".", _DETACH), "umount of the host's root")
     os.chdir("/")
     isolation.forbid_imports()
@@ -170,12 +230,19 @@ def _make_dev(at: str) -> None:
     for name, target in _LINKS.items():
         os.symlink(target, f"{dev}/{name}")
     _make_directory(f"{dev}/pts")
-    mount("devpts", f"{dev}/pts", "devpts", NOSUID | NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5")
+    mount(
+        "devpts",
+        f"{dev}/pts",
+        "devpts",
+        NOSUID | NOEXEC,
+        "newinstance,ptmxmode=0666,mode=0620,gid=5",
+    )
     _make_directory(f"{dev}/shm")
 
 
 def _show(path: str, at: str, *, read_only: bool = True) -> None:
-    """Have `path` of the host under its name below `at`, a link as the link; nothing where there is none."""
+    """Have `path` of the host under its name below `at`, a link as the link; nothing where there is
+    none."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:
@@ -193,7 +260,8 @@ def _bind(source: str, target: str, *, is_directory: bool, read_only: bool = Tru
         _make_directory(target)
     else:
         os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444))
-    if is_directory and read_only:  # with what is mounted below it: containers get their GPU's libraries as mounts in /usr/lib
+    # with what is mounted below it: containers get their GPU's libraries as mounts in /usr/lib
+    if is_directory and read_only:
         bind_tree(source, target, RDONLY | NOSUID | NODEV)
         return
     mount(source, target, None, BIND)

@@ -1,7 +1,8 @@
-"""JSON datagrams with descriptors over SOCK_SEQPACKET: what agent, spawner, shim and worker say to each other.
+"""JSON datagrams with descriptors over SOCK_SEQPACKET: what agent, spawner, shim and worker say to
+each other.
 
-One datagram is one JSON object; descriptors ride along as SCM_RIGHTS (unix(7)). Standard library only: the shim imports this.
-"""
+One datagram is one JSON object; descriptors ride along as SCM_RIGHTS (unix(7)). Standard library
+only: the shim imports this."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ def encode(message: Mapping[str, Any]) -> bytes:
     """The datagram of `message`. Raises MessageTooLong."""
     raw = json.dumps(message, separators=(",", ":")).encode()
     if len(raw) > MAX_DATAGRAM_BYTES:
-        raise MessageTooLong(f"message of {len(raw)} bytes exceeds {MAX_DATAGRAM_BYTES}: environment and secrets must fit in one message")
+        raise MessageTooLong(
+            f"message of {len(raw)} bytes exceeds {MAX_DATAGRAM_BYTES}: environment and secrets "
+            f"must fit in one message"
+        )
     return raw
 
 
@@ -38,8 +42,11 @@ def send(sock: socket.socket, raw: bytes, fds: Sequence[int] = ()) -> None:
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """The next message and its descriptors (close-on-exec); None at the end. Raises OSError, ValueError (not our JSON)."""
-    raw, ancillary, _, _ = sock.recvmsg(MAX_DATAGRAM_BYTES + 1, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+    """The next message and its descriptors (close-on-exec); None at the end. Raises OSError,
+    ValueError (not our JSON)."""
+    raw, ancillary, _, _ = sock.recvmsg(
+        MAX_DATAGRAM_BYTES + 1, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+    )
     fds = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -54,7 +61,8 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     except ValueError:
         close_all(fds)
         raise
-    except RecursionError as e:  # a hundred thousand brackets: user code shares the worker's channel
+    except RecursionError as e:
+        # a hundred thousand brackets: user code shares the worker's channel
         close_all(fds)
         raise ValueError("a message is nested too deeply") from e
     return message, list(fds)
@@ -67,13 +75,15 @@ def close_all(fds: Sequence[int]) -> None:
 
 
 class SendQueue:
-    """Messages to one peer, in order, never blocking. Owner: one thread; descriptors given to it are closed once sent.
+    """Messages to one peer, in order, never blocking. Owner: one thread; descriptors given to it
+    are closed once sent.
 
-    A peer that does not read is cut off when `limit` messages, or `limit_bytes` of them, wait (`push` raises OSError): it can connect again
-    and ask for the state.
-    """
+    A peer that does not read is cut off when `limit` messages, or `limit_bytes` of them, wait
+    (`push` raises OSError): it can connect again and ask for the state."""
 
-    def __init__(self, sock: socket.socket, limit: int = 4096, limit_bytes: int = 8 * 1024**2) -> None:
+    def __init__(
+        self, sock: socket.socket, limit: int = 4096, limit_bytes: int = 8 * 1024**2
+    ) -> None:
         self._sock = sock
         self._limit = limit
         self._limit_bytes = limit_bytes
@@ -84,7 +94,8 @@ class SendQueue:
         return bool(self._waiting)
 
     def push(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        """Queue one message and send what can be sent. Takes ownership of `fds`. Raises OSError, MessageTooLong."""
+        """Queue one message and send what can be sent. Takes ownership of `fds`. Raises OSError,
+        MessageTooLong."""
         try:
             raw = encode(message)
         except MessageTooLong:
@@ -94,7 +105,10 @@ class SendQueue:
         self._bytes += len(raw)
         if len(self._waiting) > self._limit or self._bytes > self._limit_bytes:
             self.clear()
-            raise OSError(f"peer does not read: {self._limit} messages, or {self._limit_bytes} bytes of them, wait")
+            raise OSError(
+                f"peer does not read: {self._limit} messages, or {self._limit_bytes} bytes of "
+                f"them, wait"
+            )
         self.flush()
 
     def flush(self) -> None:

@@ -1,8 +1,10 @@
-"""Makes slots: a small single-threaded process, executed before the agent has threads, that forks shims into new namespaces.
+"""Makes slots: a small single-threaded process, executed before the agent has threads, that forks
+shims into new namespaces.
 
-The agent sends `{"slot", "directory", "logs", "log_max_bytes", "disk_floor_bytes", "groups", "namespaces", "network", "name_servers"}` with
-the slot's listening socket and is answered `{"slot", "pid"}` with a pidfd, or `{"slot", "error"}`. A shim is forked, not executed: the
-interpreter is there already, so a slot costs some milliseconds. The spawner ends when the agent does; shims stay.
+The agent sends `{"slot", "directory", "logs", "log_max_bytes", "disk_floor_bytes", "groups",
+"namespaces", "network", "name_servers"}` with the slot's listening socket and is answered `{"slot",
+"pid"}` with a pidfd, or `{"slot", "error"}`. A shim is forked, not executed: the interpreter is
+there already, so a slot costs some milliseconds. The spawner ends when the agent does; shims stay.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from snapshotter.shim.main import Shim
 
 def main(control_fd: int) -> None:
     """Serve the agent on `control_fd` until it is gone."""
-    os.umask(0o022)  # the agent's own files are private; a slot's tree is for its tenant, and so is what user code expects
+    # the agent's own files are private; a slot's tree is for its tenant, and so is what user code
+    # expects
+    os.umask(0o022)
     os.setsid()
     isolation.become_subreaper()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -40,13 +44,16 @@ def main(control_fd: int) -> None:
 
 
 def _reap() -> None:
-    """Shims are our children or adopted ones. Runs between two bytecodes of the main thread: no lock needed."""
+    """Shims are our children or adopted ones. Runs between two bytecodes of the main thread: no
+    lock needed."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
-def _make(message: Mapping[str, Any], listener: int, agent: socket.socket) -> tuple[dict[str, Any], list[int]]:
+def _make(
+    message: Mapping[str, Any], listener: int, agent: socket.socket
+) -> tuple[dict[str, Any], list[int]]:
     readable, writable = os.pipe2(os.O_CLOEXEC)
     middle = os.fork()
     if middle == 0:
@@ -59,7 +66,10 @@ def _make(message: Mapping[str, Any], listener: int, agent: socket.socket) -> tu
     with contextlib.suppress(ChildProcessError):  # the signal handler was faster
         os.waitpid(middle, 0)
     if not said.isdigit():
-        return {"slot": message["slot"], "error": said or "the slot's process ended without a word"}, []
+        return {
+            "slot": message["slot"],
+            "error": said or "the slot's process ended without a word",
+        }, []
     return {"slot": message["slot"], "pid": int(said)}, [os.pidfd_open(int(said))]
 
 
@@ -91,7 +101,9 @@ def _become_shim(message: Mapping[str, Any], listener: int, report: int) -> None
         if message["namespaces"]:
             mounts.enter_as_init()
             if message["name_servers"] is not None:
-                netns.use_name_servers(message["name_servers"], f"{message['directory']}/resolv.conf")
+                netns.use_name_servers(
+                    message["name_servers"], f"{message['directory']}/resolv.conf"
+                )
             root = mounts.prepare(message["directory"])
         else:
             isolation.become_subreaper()

@@ -1,8 +1,8 @@
 """Where a symbolic link that a tenant made leads, looked at step by step and never followed.
 
-CRIU opens by name, with root's rights, what a process held open, and follows links on the way: a link in the place of a directory would
-have it open a file of the host for the tenant. Standard library only. Source: path_resolution(7).
-"""
+CRIU opens by name, with root's rights, what a process held open, and follows links on the way: a
+link in the place of a directory would have it open a file of the host for the tenant. Standard
+library only. Source: path_resolution(7)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _MAX_LINKS = 40
 
 
 def escapes_root(path: str, *, homes: Sequence[str], files_below: str) -> bool:
-    """True if the end of `path` is in none of `homes` and is no plain file below `files_below`, or a step on the way is outside of both.
+    """True if the end of `path` is in none of `homes` and is no plain file below `files_below`, or
+    a step on the way is outside of both.
 
     All are absolute. The steps count, because what leads through /proc comes out anywhere.
     """
@@ -36,7 +37,9 @@ def escapes_root(path: str, *, homes: Sequence[str], files_below: str) -> bool:
             return True
         rest += target.split("/")[::-1]
         at = "/" if target.startswith("/") else os.path.dirname(at)
-    return not any(_is_below(at, home) for home in homes) and not (_is_below(at, files_below) and os.path.isfile(at))
+    return not any(_is_below(at, home) for home in homes) and not (
+        _is_below(at, files_below) and os.path.isfile(at)
+    )
 
 
 def _is_below(path: str, directory: str) -> bool:

@@ -1,11 +1,13 @@
-"""What a worker wrote before its snapshot point: its work directory, /tmp and /dev/shm as one archive that travels with a snapshot.
+"""What a worker wrote before its snapshot point: its work directory, /tmp and /dev/shm as one
+archive that travels with a snapshot.
 
-Plain PAX tar, holes as GNU tar 1.x writes them (`GNU.sparse.map`), so that any tar reads it. Kept: owner, mode, times to the nanosecond,
-symbolic and hard links, holes. Left out: sockets, pipes, devices. Both ways run as root over names that a tenant chose: every step is one
-openat(2) that follows no link, and counted is what is written: a name may be another file's by the time that it is opened. CRIU follows
-links, with root's rights, when it opens by name what a process held open: so no archive has one that leads out of these directories. Runs
-in the shim; standard library only. Sources: pax (POSIX.1-2001), lseek(2), openat(2).
-"""
+Plain PAX tar, holes as GNU tar 1.x writes them (`GNU.sparse.map`), so that any tar reads it. Kept:
+owner, mode, times to the nanosecond, symbolic and hard links, holes. Left out: sockets, pipes,
+devices. Both ways run as root over names that a tenant chose: every step is one openat(2) that
+follows no link, and counted is what is written: a name may be another file's by the time that it is
+opened. CRIU follows links, with root's rights, when it opens by name what a process held open: so
+no archive has one that leads out of these directories. Runs in the shim; standard library only.
+Sources: pax (POSIX.1-2001), lseek(2), openat(2)."""
 
 from __future__ import annotations
 
@@ -22,12 +24,15 @@ from snapshotter.shim import mounts
 from snapshotter.shim.symlinks import escapes_root
 
 MAX_BYTES = 64 * 1024**2
-"""Data in one archive: it is written at the snapshot point and read in the hot path of every restore."""
+"""Data in one archive: it is written at the snapshot point and read in the hot path of every
+restore."""
 _MAX_HEADER_BYTES = 40 * 1024**2
-"""Names, targets of links and maps of holes in one archive: 2 KiB for each of as many entries as there may be."""
+"""Names, targets of links and maps of holes in one archive: 2 KiB for each of as many entries as
+there may be."""
 _MAX_ENTRIES = 20_000
 _MAX_WALKED = 2 * _MAX_ENTRIES
-"""Names looked at, where not all are wanted: what an archive holds, and as many that were written since."""
+"""Names looked at, where not all are wanted: what an archive holds, and as many that were written
+since."""
 _MAX_PIECES = MAX_BYTES // 4096
 """Of data, between the holes of one file."""
 _MAX_DEPTH = 64
@@ -44,20 +49,24 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ArchiveTooLarge(ValueError):
-    """Raised when there is more than an archive may hold; the message names the biggest file and the way out."""
+    """Raised when there is more than an archive may hold; the message names the biggest file and
+    the way out."""
 
 
 class SymlinkEscapes(ArchiveTooLarge):
-    """Raised when a symbolic link leads out of the directories that travel; the message names it and the way out."""
+    """Raised when a symbolic link leads out of the directories that travel; the message names it
+    and the way out."""
 
 
 class InvalidArchive(ValueError):
-    """Raised when an archive is not one of ours: a name or a link leads out of its directory, a kind that is never written, garbage."""
+    """Raised when an archive is not one of ours: a name or a link leads out of its directory, a
+    kind that is never written, garbage."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Archive:
-    """Entries up to byte `end` of `fd`, without the mark that ends a tar. `names`: of what is in it."""
+    """Entries up to byte `end` of `fd`, without the mark that ends a tar. `names`: of what is in
+    it."""
 
     fd: int
     end: int
@@ -93,12 +102,15 @@ class _Tally:
         if self.bytes > self.max_bytes:
             size, name = self.biggest
             raise ArchiveTooLarge(
-                f"files written before the snapshot point take more than {self.max_bytes // 1024**2} MiB, the biggest is "
-                f"{place(name)} ({size // 1024} KiB): write it in enter(snap=False), or put it into the image"
+                f"files written before the snapshot point take more than "
+                f"{self.max_bytes // 1024**2} MiB, the biggest is "
+                f"{place(name)} ({size // 1024} KiB): write it in enter(snap=False), or put it "
+                f"into the image"
             )
         if self.entries > _MAX_ENTRIES or name.count("/") > _MAX_DEPTH:
             raise ArchiveTooLarge(
-                f"more than {_MAX_ENTRIES} files, or deeper than {_MAX_DEPTH}, were written before the snapshot point: {place(name)}"
+                f"more than {_MAX_ENTRIES} files, or deeper than {_MAX_DEPTH}, were written "
+                f"before the snapshot point: {place(name)}"
             )
 
     def add_header(self, name: str, size: int) -> None:
@@ -106,7 +118,8 @@ class _Tally:
         self.header_bytes += size
         if self.header_bytes > self.max_header_bytes:
             raise ArchiveTooLarge(
-                f"names of files written before the snapshot point take more than {self.max_header_bytes // 1024**2} MiB: {place(name)}"
+                f"names of files written before the snapshot point take more than "
+                f"{self.max_header_bytes // 1024**2} MiB: {place(name)}"
             )
 
 
@@ -126,7 +139,8 @@ def measure(roots: dict[str, str] = ROOTS, *, max_bytes: int = MAX_BYTES) -> Non
 
 
 def pack(fd: int, roots: dict[str, str] = ROOTS, *, max_bytes: int = MAX_BYTES) -> Archive:
-    """Everything below `roots` into the empty file `fd`, which is the archive's then. Raises ArchiveTooLarge, SymlinkEscapes, OSError."""
+    """Everything below `roots` into the empty file `fd`, which is the archive's then. Raises
+    ArchiveTooLarge, SymlinkEscapes, OSError."""
     try:
         end, names = write(fd, roots, max_bytes=max_bytes)
         return Archive(fd=fd, end=end, names=names)
@@ -143,7 +157,8 @@ def write(
     max_header_bytes: int = _MAX_HEADER_BYTES,
     wanted: Callable[[str], bool] = lambda _: True,
 ) -> tuple[int, frozenset[str]]:
-    """Append entries to `fd`, no more than both bounds; its size then, and their names. Raises ArchiveTooLarge, SymlinkEscapes, OSError."""
+    """Append entries to `fd`, no more than both bounds; its size then, and their names. Raises
+    ArchiveTooLarge, SymlinkEscapes, OSError."""
     tally, names = _Tally(max_bytes=max_bytes, max_header_bytes=max_header_bytes), set()
     with os.fdopen(os.dup(fd), "wb") as out:
         out.seek(0, os.SEEK_END)
@@ -177,7 +192,11 @@ def copy(archive: Archive, to: int) -> None:
 def remapped(archive: Archive | None) -> list[str]:
     """Names that CRIU gave to files without one since `archive` was made. Raises OSError."""
     known = archive.names if archive else frozenset()
-    return [name for name, _, _ in _walk(ROOTS) if name.rpartition("/")[2].startswith(REMAPPED) and name not in known]
+    return [
+        name
+        for name, _, _ in _walk(ROOTS)
+        if name.rpartition("/")[2].startswith(REMAPPED) and name not in known
+    ]
 
 
 def remove(name: str) -> None:
@@ -187,7 +206,8 @@ def remove(name: str) -> None:
 
 
 def unpack(fd: int, roots: dict[str, str] = ROOTS) -> int:
-    """Put an archive back, before anybody else is in the slot; where its entries end. An empty file is an empty archive.
+    """Put an archive back, before anybody else is in the slot; where its entries end. An empty file
+    is an empty archive.
 
     Raises InvalidArchive, OSError.
     """
@@ -199,7 +219,9 @@ def unpack(fd: int, roots: dict[str, str] = ROOTS) -> int:
             return 0
         raw.seek(0)
         try:
-            with tarfile.open(fileobj=raw, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
+            with tarfile.open(
+                fileobj=raw, mode="r:", encoding="utf-8", errors="surrogateescape"
+            ) as archive:
                 for info in archive:
                     _extract(archive, info, roots)
                     if info.isdir():
@@ -219,7 +241,8 @@ def unpack(fd: int, roots: dict[str, str] = ROOTS) -> int:
 
 
 def _walk(roots: dict[str, str]) -> Iterator[tuple[str, int, os.stat_result]]:
-    """(name, its directory, its status) of everything, parents first. The directory's descriptor is valid until the next step.
+    """(name, its directory, its status) of everything, parents first. The directory's descriptor is
+    valid until the next step.
 
     Raises ArchiveTooLarge, OSError.
     """
@@ -231,7 +254,8 @@ def _walk(roots: dict[str, str]) -> Iterator[tuple[str, int, os.stat_result]]:
             walked += 1
             if walked > _MAX_WALKED:
                 raise ArchiveTooLarge(
-                    f"there are more than {_MAX_WALKED} files in the work directory, /tmp and /dev/shm: {place(entry[0])}"
+                    f"there are more than {_MAX_WALKED} files in the work directory, /tmp and "
+                    f"/dev/shm: {place(entry[0])}"
                 )
             yield entry
 
@@ -255,10 +279,12 @@ def _below(prefix: str, directory: int) -> Iterator[tuple[str, int, os.stat_resu
 
 
 def _demand_inside(name: str, roots: dict[str, str]) -> None:
-    """Early and by name; what counts is the look at an archive in its new slot, where nobody can change it meanwhile."""
+    """Early and by name; what counts is the look at an archive in its new slot, where nobody can
+    change it meanwhile."""
     if _leads_out(name, roots):
         raise SymlinkEscapes(
-            f"{place(name)} is a symbolic link that leads out of the work directory, /tmp and /dev/shm: "
+            f"{place(name)} is a symbolic link that leads out of the work directory, /tmp and "
+            f"/dev/shm: "
             "make it in enter(snap=False), or copy what it leads to"
         )
 
@@ -273,7 +299,9 @@ def _data_bytes(status: os.stat_result) -> int:
     return min(status.st_size, status.st_blocks * 512) if stat.S_ISREG(status.st_mode) else 0
 
 
-def _write_entry(out: IO[bytes], name: str, directory: int, status: os.stat_result, tally: _Tally) -> bool:
+def _write_entry(
+    out: IO[bytes], name: str, directory: int, status: os.stat_result, tally: _Tally
+) -> bool:
     """Header and data of one entry; False for what is left out, or gone."""
     last = name.rpartition("/")[2]
     if stat.S_ISREG(status.st_mode):
@@ -308,7 +336,9 @@ def _write_header(out: IO[bytes], info: tarfile.TarInfo, tally: _Tally) -> None:
 def _write_file(out: IO[bytes], name: str, last: str, directory: int, tally: _Tally) -> bool:
     """Of the file that is opened, whatever it was that the walk saw under its name."""
     try:
-        fd = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        fd = os.open(
+            last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory
+        )
     except FileNotFoundError:
         return False
     try:
@@ -327,7 +357,11 @@ def _write_file(out: IO[bytes], name: str, last: str, directory: int, tally: _Ta
         tally.links[inode] = name
         if info.size < size:
             flat = ",".join(f"{start},{length}" for start, length in pieces)
-            more = {"GNU.sparse.size": str(size), "GNU.sparse.numblocks": str(len(pieces)), "GNU.sparse.map": flat}
+            more = {
+                "GNU.sparse.size": str(size),
+                "GNU.sparse.numblocks": str(len(pieces)),
+                "GNU.sparse.map": flat,
+            }
             info.pax_headers = {**info.pax_headers, **more}
         _write_header(out, info, tally)
         for start, length in pieces:
@@ -339,14 +373,17 @@ def _write_file(out: IO[bytes], name: str, last: str, directory: int, tally: _Ta
 
 
 def _pieces(fd: int, size: int, *, most_bytes: int) -> list[tuple[int, int]]:
-    """(start, length) of what is data; a hole at the end is told by an empty last piece, as GNU tar does.
+    """(start, length) of what is data; a hole at the end is told by an empty last piece, as GNU tar
+    does.
 
-    No further than `most_bytes` of data, which is then told by more: somebody may write and punch holes meanwhile. Raises ArchiveTooLarge.
-    """
+    No further than `most_bytes` of data, which is then told by more: somebody may write and punch
+    holes meanwhile. Raises ArchiveTooLarge."""
     found, at, data = list[tuple[int, int]](), 0, 0
     while at < size and data <= most_bytes:
         if len(found) > _MAX_PIECES:
-            raise ArchiveTooLarge(f"a file written before the snapshot point has more than {_MAX_PIECES} holes")
+            raise ArchiveTooLarge(
+                f"a file written before the snapshot point has more than {_MAX_PIECES} holes"
+            )
         try:
             start = min(size, os.lseek(fd, at, os.SEEK_DATA))  # it may have grown meanwhile
         except OSError:  # ENXIO: nothing but a hole is left
@@ -361,7 +398,8 @@ def _pieces(fd: int, size: int, *, most_bytes: int) -> list[tuple[int, int]]:
 
 def _copy_piece(fd: int, start: int, length: int, out: IO[bytes]) -> None:
     while length:
-        chunk = os.pread(fd, min(length, _COPY_BYTES), start) or bytes(min(length, _COPY_BYTES))  # it was cut while we read
+        # it was cut while we read
+        chunk = os.pread(fd, min(length, _COPY_BYTES), start) or bytes(min(length, _COPY_BYTES))
         out.write(chunk)
         start, length = start + len(chunk), length - len(chunk)
 
@@ -381,7 +419,8 @@ def _write_all(fd: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _parent(name: str, roots: dict[str, str]) -> Iterator[tuple[int, str]]:
-    """The directory that `name` is in, opened step by step, and its last part ("." for a root). Raises InvalidArchive, OSError."""
+    """The directory that `name` is in, opened step by step, and its last part ("." for a root).
+    Raises InvalidArchive, OSError."""
     root, *parts = name.split("/")
     if root not in roots or any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise InvalidArchive(f"an entry's name leads out of the slot's directories: {name!r}")
@@ -422,11 +461,18 @@ def _make_way(directory: int, last: str) -> None:
         os.unlink(last, dir_fd=directory)
 
 
-def _extract_file(archive: tarfile.TarFile, info: tarfile.TarInfo, directory: int, last: str) -> None:
+def _extract_file(
+    archive: tarfile.TarFile, info: tarfile.TarInfo, directory: int, last: str
+) -> None:
     source = archive.extractfile(info)
     if source is None:
         raise InvalidArchive(f"an entry has no data: {info.name!r}")
-    fd = os.open(last, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    fd = os.open(
+        last,
+        os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+        0o600,
+        dir_fd=directory,
+    )
     with source, os.fdopen(fd, "wb") as target:
         os.ftruncate(fd, info.size)
         for start, length in _sparse(info) or [(0, info.size)]:

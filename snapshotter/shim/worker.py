@@ -1,4 +1,5 @@
-"""The worker of a slot, as its shim knows it: booted, or restored and revived. Standard library only; one thread, the shim's loop."""
+"""The worker of a slot, as its shim knows it: booted, or restored and revived. Standard library
+only; one thread, the shim's loop."""
 
 from __future__ import annotations
 
@@ -27,16 +28,25 @@ class ShimWorker:
     """Owner: the shim's loop.
 
     Attributes:
-        state: empty → booting → resident → serving → dead; or empty → furnished (a restore may begin) → resident; resident → frozen
+        state: empty → booting → resident → serving → dead; or empty → furnished (a restore may
+        begin) → resident; resident → frozen
             (it stands still, whole, for a dump); resident → proving → proven.
-        pid: in the slot; 0 when there is none.
-        point: the snapshot point once reached.
-        failure: what user code raised while it started.
-        archive: the files of the slot as they were at the snapshot point; None when it is not to be forked for a snapshot.
+        pid: in the slot; 0 when there is none. point: the snapshot point once reached. failure:
+        what user code raised while it started. archive: the files of the slot as they were at the
+        snapshot point; None when it is not to be forked for a snapshot.
     """
 
-    def __init__(self, slot: str, *, poller: Poller, recorder: LogCapture, tell: Callable[..., None], root: str) -> None:
-        """`root`: where the slot's root directory begins (`mounts.prepare`); "": it has no namespaces."""
+    def __init__(
+        self,
+        slot: str,
+        *,
+        poller: Poller,
+        recorder: LogCapture,
+        tell: Callable[..., None],
+        root: str,
+    ) -> None:
+        """`root`: where the slot's root directory begins (`mounts.prepare`); "": it has no
+        namespaces."""
         self._slot = slot
         self._poller = poller
         self._recorder = recorder
@@ -73,7 +83,9 @@ class ShimWorker:
             ends = self.pipes()
             streams = {"stdout": ends[0], "stderr": ends[1], "control": theirs.fileno()}
             cgroup, confinement = child.Cgroup(**message["cgroup"]), self._confinement
-            self.pid = child.execute(message["argv"], confinement, env=message["env"], cgroup=cgroup, **streams)
+            self.pid = child.execute(
+                message["argv"], confinement, env=message["env"], cgroup=cgroup, **streams
+            )
             seqpacket.close_all(ends)
         except OSError as e:
             ours.close()
@@ -87,10 +99,14 @@ class ShimWorker:
         self._tell({"event": "booted", "pid": self.pid}, self.pidfd)
 
     def furnish(self, message: Mapping[str, Any], kdat: int, files: int) -> None:
-        """Make the tree and put the snapshot's files into it: CRIU may restore a process then. The descriptors stay the caller's."""
+        """Make the tree and put the snapshot's files into it: CRIU may restore a process then. The
+        descriptors stay the caller's."""
         try:
             if not self._namespaced or self.state != "empty":
-                raise OSError(f"this slot cannot be restored into: it is {self.state if self._namespaced else 'without namespaces'}")
+                raise OSError(
+                    f"this slot cannot be restored into: it is "
+                    f"{self.state if self._namespaced else 'without namespaces'}"
+                )
             self._build(message)
             mounts.write_criu_kdat(kdat)
             end = workdir_archive.unpack(files)
@@ -128,25 +144,36 @@ class ShimWorker:
         self._tell({"event": "revived", "pid": pid}, self.pidfd)
 
     def clear_away(self) -> None:
-        """A restore has failed: whatever it left half made goes, and the slot is of no use any more."""
+        """A restore has failed: whatever it left half made goes, and the slot is of no use any
+        more."""
         if self.state == "furnished":
             self.state = "dead"
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)  # of PID 1: everybody in the namespace but itself
 
     def pipes(self) -> list[int]:
-        """Log pipes for a tree that is booted or restored; the ends to write to are the caller's. Raises OSError."""
+        """Log pipes for a tree that is booted or restored; the ends to write to are the caller's.
+        Raises OSError."""
         if self._log is None:
             self._log = self._recorder.open(self._slot)
         return self._recorder.pipes_into(self._log, self._pipes)
 
     def _build(self, message: Mapping[str, Any]) -> None:
         more = {name: message[name] for name in ("writable_bytes", "gpu")}
-        mounts.build(self._root, message["binds"], uid=message["uid"] or 0, rootfs=message.get("rootfs", ""), **more)
+        mounts.build(
+            self._root,
+            message["binds"],
+            uid=message["uid"] or 0,
+            rootfs=message.get("rootfs", ""),
+            **more,
+        )
 
     def _confine(self, message: Mapping[str, Any]) -> None:
         names = ("uid", "limits", "env", "work")
-        self.confinement = child.Confinement(**{name: message[name] for name in names}, log_refused=bool(message.get("log_refused", False)))
+        self.confinement = child.Confinement(
+            **{name: message[name] for name in names},
+            log_refused=bool(message.get("log_refused", False)),
+        )
         self._kept = bool(message.get("snapshot", True)) and self._namespaced
 
     @property
@@ -158,7 +185,8 @@ class ShimWorker:
     # -- what it says and is told
 
     def reach_point(self, message: Mapping[str, Any]) -> None:
-        """It waits for orders. What it wrote so far is kept for its snapshots: its forks will write, too. Raises ValueError."""
+        """It waits for orders. What it wrote so far is kept for its snapshots: its forks will
+        write, too. Raises ValueError."""
         point = reports.point_of(message)
         with self._poller.free_of_charge():
             strays = mounts.other_processes({os.getpid(), self.pid}) if self._namespaced else []
@@ -176,8 +204,20 @@ class ShimWorker:
                 self.archive = workdir_archive.pack(self._recorder.unnamed_file())
         except (workdir_archive.ArchiveTooLarge, OSError) as e:
             what = "files in the work directory, /tmp or /dev/shm"
-            kind = "disk" if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT) else "file"
-            return [{"kind": kind, "fd": None, "what": what, "where": None, "message": str(e)[:_MESSAGE_TEXT]}]
+            kind = (
+                "disk"
+                if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT)
+                else "file"
+            )
+            return [
+                {
+                    "kind": kind,
+                    "fd": None,
+                    "what": what,
+                    "where": None,
+                    "message": str(e)[:_MESSAGE_TEXT],
+                }
+            ]
         return []
 
     @property

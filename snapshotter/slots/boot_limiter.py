@@ -1,8 +1,9 @@
-"""Places for boots and restores: more at once than the processors can do make each of them late, and none of them early.
+"""Places for boots and restores: more at once than the processors can do make each of them late,
+and none of them early.
 
-Tenants take turns at them by deficit round robin (Shreedhar & Varghese 1996): each turn is as many places as the tenant's weight, first in
-first out within a tenant. So the cold starts of one tenant, however many, delay another's by its part of a turn.
-"""
+Tenants take turns at them by deficit round robin (Shreedhar & Varghese 1996): each turn is as many
+places as the tenant's weight, first in first out within a tenant. So the cold starts of one tenant,
+however many, delay another's by its part of a turn."""
 
 from __future__ import annotations
 
@@ -20,9 +21,11 @@ from snapshotter.types import Share
 PER_PROCESSOR: Final = 2
 """One reads its files while another one computes."""
 HOLD_S: Final = 2.0
-"""A boot that takes longer, because it waits for somebody, goes on without a place: it holds up nobody for more."""
+"""A boot that takes longer, because it waits for somebody, goes on without a place: it holds up
+nobody for more."""
 MOST_S: Final = 20.0
-"""How long one that takes longer keeps its place while all processors have work: another beside it would only make both later."""
+"""How long one that takes longer keeps its place while all processors have work: another beside it
+would only make both later."""
 NOBODY: Final = Share()
 """Whose work it is that no caller waits for: all of it is one tenant's of weight 1."""
 
@@ -32,7 +35,8 @@ def _never() -> bool:
 
 
 def processors_are_busy() -> bool:
-    """Whether more threads want to run now than suit the processors of this machine (proc(5), /proc/loadavg, fourth field)."""
+    """Whether more threads want to run now than suit the processors of this machine (proc(5),
+    /proc/loadavg, fourth field)."""
     try:
         running = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
     except (OSError, IndexError):
@@ -104,8 +108,16 @@ class FairSemaphore:
 class BootLimiter:
     """Turns that end by themselves. Owner: the event loop."""
 
-    def __init__(self, count: int, *, hold_s: float = HOLD_S, most_s: float = MOST_S, is_busy: Callable[[], bool] = _never) -> None:
-        """`is_busy`: whether the processors have more to do than they can; then a place is kept for up to `most_s`."""
+    def __init__(
+        self,
+        count: int,
+        *,
+        hold_s: float = HOLD_S,
+        most_s: float = MOST_S,
+        is_busy: Callable[[], bool] = _never,
+    ) -> None:
+        """`is_busy`: whether the processors have more to do than they can; then a place is kept for
+        up to `most_s`."""
         self._turns = FairSemaphore(count)
         self._hold_s = hold_s
         self._most_s = most_s
@@ -118,7 +130,8 @@ class BootLimiter:
 
     @contextlib.asynccontextmanager
     async def one(self, share: Share = NOBODY) -> AsyncIterator[float]:
-        """A place while the context lasts, or for about `hold_s`; for how long it was waited for, in ms."""
+        """A place while the context lasts, or for about `hold_s`; for how long it was waited for,
+        in ms."""
         began = time.perf_counter()
         await self._turns.acquire(share)
         with contextlib.ExitStack() as place:  # closed by whoever is first

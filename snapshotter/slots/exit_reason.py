@@ -1,4 +1,5 @@
-"""Why a process is gone, in one word and one sentence: pure functions of its wait status and what we know beside it."""
+"""Why a process is gone, in one word and one sentence: pure functions of its wait status and what
+we know beside it."""
 
 from __future__ import annotations
 
@@ -8,16 +9,32 @@ from collections.abc import Mapping
 from typing import Any
 
 ENGINE_DIED = 71
-"""Exit status of a worker whose engine died under it (EX_OSERR of sysexits.h; `pilotlight.worker.engine.life`)."""
+"""Exit status of a worker whose engine died under it (EX_OSERR of sysexits.h;
+`pilotlight.worker.engine.life`)."""
 
 
-def reason(status: int | None, *, asked: str | None, oom_kills: int, lost: bool = False, engine: bool = False) -> str:
-    """`stopped`, `killed`, `out_of_memory`, `engine_died`, `template_lost`, `slot_lost` or `exited`.
+def reason(
+    status: int | None,
+    *,
+    asked: str | None,
+    oom_kills: int,
+    lost: bool = False,
+    engine: bool = False,
+) -> str:
+    """`stopped`, `killed`, `out_of_memory`, `engine_died`, `template_lost`, `slot_lost` or
+    `exited`.
 
     `asked`: the word for an end that we asked for. `engine`: it is the worker of an engine.
     """
-    if asked == "stopped" and status is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGTERM:
-        asked = None  # it had died of something else before it could obey: whoever asks for a stop often does so because of that
+    if (
+        asked == "stopped"
+        and status is not None
+        and os.WIFSIGNALED(status)
+        and os.WTERMSIG(status) != signal.SIGTERM
+    ):
+        # it had died of something else before it could obey: whoever asks for a stop often does so
+        # because of that
+        asked = None
     if asked is not None:
         return asked
     if oom_kills:
@@ -34,7 +51,10 @@ def reason(status: int | None, *, asked: str | None, oom_kills: int, lost: bool 
 def sentence(subject: str, word: str, status: int | None, *, memory_bytes: int) -> str:
     """For people: what happened, to what, and what to do where something can be done."""
     if word == "out_of_memory":
-        return f"{subject} needed more than its {memory_bytes // 1024**2} MiB and was killed: raise memory=, or use less"
+        return (
+            f"{subject} needed more than its {memory_bytes // 1024**2} MiB and was killed: "
+            f"raise memory=, or use less"
+        )
     if word == "template_lost":
         return f"{subject}: its Template ended before the fork"
     if word == "engine_died":

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExitStatus:
-    """How a process ended: wait status, None when nobody could tell. `lost`: it never came to be, its Template was gone."""
+    """How a process ended: wait status, None when nobody could tell. `lost`: it never came to be,
+    its Template was gone."""
 
     status: int | None
     lost: bool = False

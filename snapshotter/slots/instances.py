@@ -1,8 +1,8 @@
 """Instances on this node: from the claim on memory to the last trace of them.
 
-An `Instance` exists from the moment a start was accepted. Its end is noticed by the shim, explained here (`exit_reason`), told to the
-watchers, and cleaned up: socket, cgroup, and the slot when nobody is left in it.
-"""
+An `Instance` exists from the moment a start was accepted. Its end is noticed by the shim, explained
+here (`exit_reason`), told to the watchers, and cleaned up: socket, cgroup, and the slot when nobody
+is left in it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,15 @@ from snapshotter.slots.manager import OccupiedSlot
 from snapshotter.types import InstanceId, InstanceInfo, InstanceState
 
 _TRANSITIONS: Mapping[InstanceState, frozenset[InstanceState]] = {
-    InstanceState.STARTING: frozenset({InstanceState.READY, InstanceState.DRAINING, InstanceState.FAILED, InstanceState.STOPPED}),
-    InstanceState.READY: frozenset({InstanceState.ASLEEP, InstanceState.DRAINING, InstanceState.FAILED, InstanceState.STOPPED}),
-    InstanceState.ASLEEP: frozenset({InstanceState.READY, InstanceState.DRAINING, InstanceState.FAILED, InstanceState.STOPPED}),
+    InstanceState.STARTING: frozenset(
+        {InstanceState.READY, InstanceState.DRAINING, InstanceState.FAILED, InstanceState.STOPPED}
+    ),
+    InstanceState.READY: frozenset(
+        {InstanceState.ASLEEP, InstanceState.DRAINING, InstanceState.FAILED, InstanceState.STOPPED}
+    ),
+    InstanceState.ASLEEP: frozenset(
+        {InstanceState.READY, InstanceState.DRAINING, InstanceState.FAILED, InstanceState.STOPPED}
+    ),
     InstanceState.DRAINING: frozenset({InstanceState.FAILED, InstanceState.STOPPED}),
     InstanceState.STOPPED: frozenset(),
     InstanceState.FAILED: frozenset(),
@@ -38,8 +44,8 @@ class Instance:
 
     Attributes:
         asked: the word for an end that we asked for (`stopped`, `killed`), None while nobody asked.
-        cpu_ns_at_end: where its counter of CPU time stood when its process was gone; None before, and where there is no cgroup.
-        cleared: done once nothing of it is left.
+        cpu_ns_at_end: where its counter of CPU time stood when its process was gone; None before,
+        and where there is no cgroup. cleared: done once nothing of it is left.
     """
 
     info: InstanceInfo
@@ -54,12 +60,17 @@ class Instance:
     def become(self, state: InstanceState, **changes: Any) -> None:
         """Go to `state`. Raises ValueError for a way that does not exist."""
         if state not in _TRANSITIONS[self.info.state]:
-            raise ValueError(f"instance {self.info.id}: {self.info.state} → {state} is not a transition")
+            raise ValueError(
+                f"instance {self.info.id}: {self.info.state} → {state} is not a transition"
+            )
         self.info = replace(self.info, state=state, **changes)
 
     def note(self) -> dict[str, Any]:
         """What the shim keeps for a restarted agent; `info` only once it was handed out."""
-        return {"info": self.info.to_json() if self.was_ready else None, "group": self.group.to_json() if self.group else None}
+        return {
+            "info": self.info.to_json() if self.was_ready else None,
+            "group": self.group.to_json() if self.group else None,
+        }
 
     def oom_kills(self) -> int:
         """Kills by the kernel in its group."""
@@ -84,18 +95,28 @@ class Instance:
         assert self.running is not None
         how = self.running.gone.result()
         self.cpu_ns_at_end = self.group.cpu_ns() if self.group is not None else None
-        word = exits.reason(how.status, asked=self.asked, oom_kills=self.oom_kills(), lost=how.lost, engine=self._is_engine())
-        state = InstanceState.STOPPED if word == "stopped" or how.status == 0 else InstanceState.FAILED
+        word = exits.reason(
+            how.status,
+            asked=self.asked,
+            oom_kills=self.oom_kills(),
+            lost=how.lost,
+            engine=self._is_engine(),
+        )
+        state = (
+            InstanceState.STOPPED if word == "stopped" or how.status == 0 else InstanceState.FAILED
+        )
         self.become(state, pid=0, exit_reason=word)
         return word
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, SIGKILL after `grace_s`, wait until nothing is left. Several may wait; a shorter grace wins."""
+        """SIGTERM, SIGKILL after `grace_s`, wait until nothing is left. Several may wait; a shorter
+        grace wins."""
         running = self.running
         if running is None or self.occupied is None:
             return
         if self.info.state is InstanceState.ASLEEP:
-            proc.continue_tree(self.info.pid)  # it could not end in good order; SIGKILL alone would need no waking
+            # it could not end in good order; SIGKILL alone would need no waking
+            proc.continue_tree(self.info.pid)
         if self.info.state in (InstanceState.STARTING, InstanceState.READY, InstanceState.ASLEEP):
             self.become(InstanceState.DRAINING)
         if not running.gone.done():
@@ -120,7 +141,8 @@ class Instance:
 
 
 class Instances:
-    """All of them, by id, until they are gone. Owner: the event loop; no awaits, so no lock is needed."""
+    """All of them, by id, until they are gone. Owner: the event loop; no awaits, so no lock is
+    needed."""
 
     def __init__(self) -> None:
         self._by_id: dict[InstanceId, Instance] = {}

@@ -1,7 +1,8 @@
-"""From a LaunchSpec to what the shim executes: paths in the slot, environment, limits, the worker's launch file.
+"""From a LaunchSpec to what the shim executes: paths in the slot, environment, limits, the worker's
+launch file.
 
-With namespaces every path is the same on every node (`mounts.ROOT`); without them the real paths are named.
-"""
+With namespaces every path is the same on every node (`mounts.ROOT`); without them the real paths
+are named."""
 
 from __future__ import annotations
 
@@ -23,11 +24,13 @@ THREADS_OFF = {
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Numeric libraries would start pools before the snapshot point, and a process with threads cannot be forked."""
+"""Numeric libraries would start pools before the snapshot point, and a process with threads cannot
+be forked."""
 RUNTIME_PACKAGES = ("pilotlight", "snapshotter", "weight_cache")
 """What a worker imports of ours; each package enters the next one only through its doors."""
 _PLATFORM_URL = "PILOTLIGHT_URL"
-"""Where the SDK in a function finds the platform (`pilotlight.profile`); what the function's own environment says goes before it."""
+"""Where the SDK in a function finds the platform (`pilotlight.profile`); what the function's own
+environment says goes before it."""
 _MAX_OPEN_FILES = 65536
 _MAX_PROCESSES_OF_UID = 4096
 _WRITABLE_FLOOR_BYTES = 64 * 1024**2
@@ -53,15 +56,25 @@ class Layout(Protocol):
 class ImageStore(Protocol):
     """What the agent needs of `snapshotter.images.images.Images`."""
 
-    def layout(self, digest: str | None, engine: str | None = None, *, uid: int | None = None) -> Layout: ...
+    def layout(
+        self, digest: str | None, engine: str | None = None, *, uid: int | None = None
+    ) -> Layout: ...
 
-    async def build(self, spec: Mapping[str, Any], *, uid: int | None, part: Callable[[Mapping[str, Any]], Awaitable[None]]) -> str: ...
+    async def build(
+        self,
+        spec: Mapping[str, Any],
+        *,
+        uid: int | None,
+        part: Callable[[Mapping[str, Any]], Awaitable[None]],
+    ) -> str: ...
 
     def size_bytes(self, digest: str, *, uid: int | None = None) -> int: ...
 
     def delete(self, digest: str, *, uid: int | None = None) -> int: ...
 
-    def prune_logs(self, *, keep_s: float, now: float, missing: tuple[int, int] = (0, 0)) -> int: ...
+    def prune_logs(
+        self, *, keep_s: float, now: float, missing: tuple[int, int] = (0, 0)
+    ) -> int: ...
 
 
 class BundleStore(Protocol):
@@ -91,12 +104,11 @@ class Sources:
     """Where the parts of a slot lie on this host.
 
     Attributes:
-        layout: interpreter and site-packages.
-        code: the unpacked bundle.
-        weights: mount name → directory.
-        runtime: package name → directory of the package.
-        criu: directory of a CRIU for slots of an image's root file system (`criu.bundle`); None = it is not restored.
-        platform: directory with the socket at which the function reaches the platform (`Paths.for_functions`); None = it has none.
+        layout: interpreter and site-packages. code: the unpacked bundle. weights: mount name →
+        directory. runtime: package name → directory of the package. criu: directory of a CRIU for
+        slots of an image's root file system (`criu.bundle`); None = it is not restored. platform:
+        directory with the socket at which the function reaches the platform
+        (`Paths.for_functions`); None = it has none.
     """
 
     layout: Layout
@@ -136,19 +148,38 @@ def plan(
     if namespaced:
         python = root / "python" / layout.python.relative_to(layout.prefix)
         site = [root / "env" / str(i) for i in range(len(layout.site))]
-        runtime, code, work, file = root / "runtime", root / "code", root / "work", root / "launch.json"
+        runtime, code, work, file = (
+            root / "runtime",
+            root / "code",
+            root / "work",
+            root / "launch.json",
+        )
         weights = {name: root / "weights" / name for name in sources.weights}
         temporary = Path("/tmp")
     else:
         python, site, code = layout.python, list(layout.site), sources.code
-        runtime, work, file, temporary = directory / "runtime", directory / "work", directory / "launch.json", directory / "tmp"
+        runtime, work, file, temporary = (
+            directory / "runtime",
+            directory / "work",
+            directory / "launch.json",
+            directory / "tmp",
+        )
         weights = dict(sources.weights)
-    env = _environment(launch, layout, python=python, work=work, temporary=temporary, namespaced=namespaced)
+    env = _environment(
+        launch, layout, python=python, work=work, temporary=temporary, namespaced=namespaced
+    )
     if namespaced and sources.platform is not None:
         env.setdefault(_PLATFORM_URL, f"unix://{root}/platform/{FUNCTIONS_SOCKET}")
     order = {
         "op": "boot",
-        "argv": [str(python), "-I", "-S", "-B", str(runtime / "pilotlight/worker/boot.py"), str(file)],
+        "argv": [
+            str(python),
+            "-I",
+            "-S",
+            "-B",
+            str(runtime / "pilotlight/worker/boot.py"),
+            str(file),
+        ],
         "env": env,
         "work": str(work),
         "uid": uid,
@@ -175,8 +206,11 @@ def plan(
     return Plan(order=order, launch_file=content)
 
 
-def limits(launch: LaunchSpec, *, uid: int | None, limits_memory: bool, limits_pids: bool) -> dict[str, int]:
-    """RLIMIT_* of every process in the slot; memory and processes only where no cgroup bounds them."""
+def limits(
+    launch: LaunchSpec, *, uid: int | None, limits_memory: bool, limits_pids: bool
+) -> dict[str, int]:
+    """RLIMIT_* of every process in the slot; memory and processes only where no cgroup bounds
+    them."""
     out = {"CORE": 0, "NOFILE": _MAX_OPEN_FILES}
     if not limits_memory:
         out["DATA"] = launch.memory_bytes
@@ -186,21 +220,46 @@ def limits(launch: LaunchSpec, *, uid: int | None, limits_memory: bool, limits_p
 
 
 def _binds(sources: Sources, directory: Path) -> list[tuple[str, str]]:
-    binds = [(sources.layout.prefix, "python"), (sources.code, "code"), (directory / "launch.json", "launch.json")]
+    binds = [
+        (sources.layout.prefix, "python"),
+        (sources.code, "code"),
+        (directory / "launch.json", "launch.json"),
+    ]
     binds += [(path, f"env/{i}") for i, path in enumerate(sources.layout.site)]
     binds += [(path, f"runtime/{name}") for name, path in sources.runtime.items()]
     binds += [(path, f"weights/{name}") for name, path in sources.weights.items()]
-    binds += [(sources.criu, "criu")] if sources.criu is not None and sources.layout.rootfs is not None else []
+    binds += (
+        [(sources.criu, "criu")]
+        if sources.criu is not None and sources.layout.rootfs is not None
+        else []
+    )
     binds += [(sources.platform, "platform")] if sources.platform is not None else []
     return [(str(path), name) for path, name in binds]
 
 
-def _environment(launch: LaunchSpec, layout: Layout, *, python: Path, work: Path, temporary: Path, namespaced: bool) -> dict[str, str]:
-    env = {"PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", **layout.env, **launch.env, **THREADS_OFF}
+def _environment(
+    launch: LaunchSpec,
+    layout: Layout,
+    *,
+    python: Path,
+    work: Path,
+    temporary: Path,
+    namespaced: bool,
+) -> dict[str, str]:
+    env = {
+        "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        **layout.env,
+        **launch.env,
+        **THREADS_OFF,
+    }
     env.update(HOME=str(work), TMPDIR=str(temporary))
     if namespaced and any((layout.prefix / "lib").glob("libpython*.so*")):
-        # The interpreter names its library by the prefix that it was built for, which is out of reach in the slot.
-        env["LD_LIBRARY_PATH"] = ":".join(filter(None, [f"{mounts.ROOT}/python/lib", env.get("LD_LIBRARY_PATH")]))
+        # The interpreter names its library by the prefix that it was built for, which is out of
+        # reach in the slot.
+        env["LD_LIBRARY_PATH"] = ":".join(
+            filter(None, [f"{mounts.ROOT}/python/lib", env.get("LD_LIBRARY_PATH")])
+        )
     if launch.gpu is not None and layout.rootfs is not None:
         env["LD_LIBRARY_PATH"] = ":".join(filter(None, [mounts.DRIVER, env.get("LD_LIBRARY_PATH")]))
     return env

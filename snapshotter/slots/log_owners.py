@@ -1,8 +1,8 @@
-"""Whose log is whose, read once: a node has thousands of logs, and each reader asks for those of one tenant.
+"""Whose log is whose, read once: a node has thousands of logs, and each reader asks for those of
+one tenant.
 
-`<logs>/<name>.json` is written once, before its log, by this process. So the directory is listed anew only when its modification time
-has moved, and of what it holds only new files are read.
-"""
+`<logs>/<name>.json` is written once, before its log, by this process. So the directory is listed
+anew only when its modification time has moved, and of what it holds only new files are read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from pathlib import Path
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 _SETTLED_NS = 100_000_000
-"""A time of modification has the grain of the kernel's clock, some milliseconds: a listing that is so young may miss a file."""
+"""A time of modification has the grain of the kernel's clock, some milliseconds: a listing that is
+so young may miss a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,9 @@ class LogOwners:
             return
         is_settled = time.time_ns() - changed_ns > _SETTLED_NS
         with os.scandir(self._directory) as found:
-            present = {entry.name.removesuffix(".json") for entry in found if entry.name.endswith(".json")}
+            present = {
+                entry.name.removesuffix(".json") for entry in found if entry.name.endswith(".json")
+            }
         for name in self._owners.keys() - present:
             self._remove(name)
         for name in present - self._owners.keys():
@@ -85,7 +88,8 @@ class LogOwners:
         try:
             about = json.loads((self._directory / f"{name}.json").read_text())
             return Owner(
-                labels={str(key): str(value) for key, value in about["labels"].items()}, started_at=float(about.get("started_at", 0))
+                labels={str(key): str(value) for key, value in about["labels"].items()},
+                started_at=float(about.get("started_at", 0)),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None

@@ -1,7 +1,8 @@
-"""The read side of logs: find by labels, instance, call and time; follow. Files of dead instances stay until retention takes them.
+"""The read side of logs: find by labels, instance, call and time; follow. Files of dead instances
+stay until retention takes them.
 
-`<logs>/<name>.json` says whose log it is; `<name>.log.1` and `<name>.log` are its lines (format: `snapshotter/shim/log_pipe.py`).
-"""
+`<logs>/<name>.json` says whose log it is; `<name>.log.1` and `<name>.log` are its lines (format:
+`snapshotter/shim/log_pipe.py`)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,16 @@ import json
 import math
 import operator
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +38,8 @@ TAIL_LINES = 40
 """Last lines that an error carries: a Python traceback and what led to it."""
 _TAIL_BYTES = 64 * 1024
 MAX_READS = 4
-"""Of one tenant at once, without those that follow: each holds some megabytes, and open the files of the time that it reads."""
+"""Of one tenant at once, without those that follow: each holds some megabytes, and open the files
+of the time that it reads."""
 _RETRY_S = 5
 MAX_FOLLOWERS = 32
 """Of one tenant at once: each looks at every change of a log."""
@@ -36,7 +47,8 @@ _BATCH_LINES = 200
 _BATCH_BYTES = 256 * 1024
 """Lines, and bytes of their text, that are held for one reader."""
 _LINES_UNTIL_PAUSE = 20
-"""Of those that are not wanted: a batch ends after 4000 of them, some 20 ms, so that no reader keeps a thread."""
+"""Of those that are not wanted: a batch ends after 4000 of them, some 20 ms, so that no reader
+keeps a thread."""
 _READING = BoundedThreads(4, "read logs")
 """What blocks goes on here: readers of logs are many, and starts need the other threads."""
 _LOOK_EVERY_S = 0.25
@@ -51,11 +63,10 @@ class LogQuery:
     """What is asked for; None everywhere means everything.
 
     Attributes:
-        labels: labels that the log's owner must have.
-        instance_id: one instance, or one slot for its boot log.
-        since: wall clock, seconds since the epoch.
-        tail: only the last so many lines.
-        call_id: lines printed inside that call, or inside a batch that it was in (ids with a comma between them).
+        labels: labels that the log's owner must have. instance_id: one instance, or one slot for
+        its boot log. since: wall clock, seconds since the epoch. tail: only the last so many lines.
+        call_id: lines printed inside that call, or inside a batch that it was in (ids with a comma
+        between them).
     """
 
     labels: Mapping[str, str]
@@ -72,7 +83,8 @@ class LogQuery:
 
 
 class Logs:
-    """The directory of logs. Owner: the event loop; the shims write the `.log` files, only we write `.json` and delete."""
+    """The directory of logs. Owner: the event loop; the shims write the `.log` files, only we write
+    `.json` and delete."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -90,9 +102,23 @@ class Logs:
         """Where the files are."""
         return self._directory
 
-    def register(self, name: str, *, labels: Mapping[str, str], revision: str, now: float, log_bytes: int | None = None) -> None:
-        """Say whose log `name` will be; `log_bytes`: what its tenant's logs may take together, None = no bound or not known."""
-        about = {"labels": dict(labels), "revision": revision, "started_at": now, "log_bytes": log_bytes}
+    def register(
+        self,
+        name: str,
+        *,
+        labels: Mapping[str, str],
+        revision: str,
+        now: float,
+        log_bytes: int | None = None,
+    ) -> None:
+        """Say whose log `name` will be; `log_bytes`: what its tenant's logs may take together, None
+        = no bound or not known."""
+        about = {
+            "labels": dict(labels),
+            "revision": revision,
+            "started_at": now,
+            "log_bytes": log_bytes,
+        }
         (self._directory / f"{name}.json").write_text(json.dumps(about))
         self._owners.forget(name)
 
@@ -109,16 +135,22 @@ class Logs:
             return []
         return [line.split(" ", 3)[-1] for line in text.split("\n")[-TAIL_LINES:]] if text else []
 
-    async def read(self, query: LogQuery, *, on_begun: Callable[[], Awaitable[None]] | None = None) -> AsyncGenerator[_Line, None]:
-        """Matching lines, oldest first. However much there is, a batch of it is in memory. Raises LogsBusy, or awaits `on_begun`."""
+    async def read(
+        self, query: LogQuery, *, on_begun: Callable[[], Awaitable[None]] | None = None
+    ) -> AsyncGenerator[_Line, None]:
+        """Matching lines, oldest first. However much there is, a batch of it is in memory. Raises
+        LogsBusy, or awaits `on_begun`."""
         with self._reading(query, "read", MAX_READS):
             if on_begun is not None:
                 await on_begun()
             async for line in _batched(self._found(query, {})):
                 yield line
 
-    async def follow(self, query: LogQuery, *, on_begun: Callable[[], Awaitable[None]] | None = None) -> AsyncGenerator[_Line, None]:
-        """Matching lines, then those that are written from now on, until cancelled. Raises LogsBusy, or awaits `on_begun`."""
+    async def follow(
+        self, query: LogQuery, *, on_begun: Callable[[], Awaitable[None]] | None = None
+    ) -> AsyncGenerator[_Line, None]:
+        """Matching lines, then those that are written from now on, until cancelled. Raises
+        LogsBusy, or awaits `on_begun`."""
         positions: dict[str, tuple[int, int]] = {}
         with self._reading(query, "follow", MAX_FOLLOWERS), self._following(query) as follower:
             if on_begun is not None:
@@ -149,14 +181,19 @@ class Logs:
                 self._watch.close()
 
     def _tell(self, files: set[str] | None) -> None:
-        """Files were written: wake whose they are, and those who ask for all; of one that is new, or where we do not know, everyone."""
+        """Files were written: wake whose they are, and those who ask for all; of one that is new,
+        or where we do not know, everyone."""
         by_tenant: dict[str | None, set[str]] = {}
         for name in {file.partition(".")[0] for file in files or ()}:
             owner = self._owners.known(name)
-            by_tenant.setdefault(None if owner is None else owner.labels.get("tenant", ""), set()).add(name)
+            by_tenant.setdefault(
+                None if owner is None else owner.labels.get("tenant", ""), set()
+            ).add(name)
         unknown = by_tenant.pop(None, set())
         for tenant, followers in self._followers.items():
-            names = unknown | (by_tenant.get(tenant, set()) if tenant else set[str]().union(*by_tenant.values()))
+            names = unknown | (
+                by_tenant.get(tenant, set()) if tenant else set[str]().union(*by_tenant.values())
+            )
             for follower in followers if files is None or names else ():
                 follower.tell(None if files is None else names)
 
@@ -165,7 +202,8 @@ class Logs:
         key = query.labels.get("tenant", ""), verb
         if self._readers[key] >= most:
             raise LogsBusy(
-                f"{most} requests {verb} logs of this tenant, the bound: end one of them, or ask again later",
+                f"{most} requests {verb} logs of this tenant, the bound: end one of them, or ask "
+                f"again later",
                 {"limit": most, "retry_after_s": _RETRY_S},
             )
         self._readers[key] += 1
@@ -176,11 +214,23 @@ class Logs:
             if not self._readers[key]:
                 del self._readers[key]
 
-    def prune(self, *, alive: Collection[str], keep_s: float, total_bytes: int, now: float, missing: tuple[int, int] = (0, 0)) -> int:
-        """Delete logs of the dead: too old ones, then the oldest until `total_bytes` hold the rest; then of each tenant what is beyond
-        its own bound. `missing`: bytes and files that must go, because the disk is below its floor. Returns how many.
-        """
-        dead = sorted((self._age(about), about.stem) for about in self._directory.glob("*.json") if about.stem not in alive)
+    def prune(
+        self,
+        *,
+        alive: Collection[str],
+        keep_s: float,
+        total_bytes: int,
+        now: float,
+        missing: tuple[int, int] = (0, 0),
+    ) -> int:
+        """Delete logs of the dead: too old ones, then the oldest until `total_bytes` hold the rest;
+        then of each tenant what is beyond its own bound. `missing`: bytes and files that must go,
+        because the disk is below its floor. Returns how many."""
+        dead = sorted(
+            (self._age(about), about.stem)
+            for about in self._directory.glob("*.json")
+            if about.stem not in alive
+        )
         held = sum(self._size(name) for _, name in dead)
         missing_bytes, missing_files = missing
         total_bytes = min(total_bytes, max(0, held - missing_bytes))
@@ -194,7 +244,8 @@ class Logs:
         return deleted + self._prune_tenants(alive)
 
     def _prune_tenants(self, alive: Collection[str]) -> int:
-        """Bound each tenant: logs of the dead go first, the oldest before the others, then the older file of logs that are written."""
+        """Bound each tenant: logs of the dead go first, the oldest before the others, then the
+        older file of logs that are written."""
         owned: dict[str, list[tuple[float, str]]] = {}
         bounds: dict[str, tuple[float, int]] = {}
         for path in self._directory.glob("*.json"):
@@ -204,13 +255,18 @@ class Logs:
                 continue
             owned.setdefault(tenant, []).append((self._age(path), path.stem))
             if about.get("log_bytes") is not None:
-                bounds[tenant] = max(bounds.get(tenant, (0.0, 0)), (float(about["started_at"]), int(about["log_bytes"])))
+                bounds[tenant] = max(
+                    bounds.get(tenant, (0.0, 0)),
+                    (float(about["started_at"]), int(about["log_bytes"])),
+                )
         deleted = 0
         for tenant, (_, bound) in bounds.items():
             deleted += self._prune_tenant(sorted(owned[tenant]), alive, bound)
         return deleted
 
-    def _prune_tenant(self, logs: list[tuple[float, str]], alive: Collection[str], bound: int) -> int:
+    def _prune_tenant(
+        self, logs: list[tuple[float, str]], alive: Collection[str], bound: int
+    ) -> int:
         held, deleted = sum(self._size(name) for _, name in logs), 0
         for _, name in logs:
             if held <= bound:
@@ -228,7 +284,11 @@ class Logs:
 
     def _delete(self, name: str) -> int:
         """How many files it had."""
-        files = [f for suffix in (".log.1", ".log", ".json") if (f := self._directory / f"{name}{suffix}").exists()]
+        files = [
+            f
+            for suffix in (".log.1", ".log", ".json")
+            if (f := self._directory / f"{name}{suffix}").exists()
+        ]
         for file in files:
             file.unlink(missing_ok=True)
         return len(files)
@@ -238,15 +298,27 @@ class Logs:
         return (log if log.exists() else about).stat().st_mtime
 
     def _size(self, name: str) -> int:
-        return sum(f.stat().st_size for s in (".log", ".log.1") if (f := self._directory / f"{name}{s}").exists())
+        return sum(
+            f.stat().st_size
+            for s in (".log", ".log.1")
+            if (f := self._directory / f"{name}{s}").exists()
+        )
 
     def _names(self, query: LogQuery) -> list[str]:
-        return self._belonging([query.instance_id], query) if query.instance_id else self._owners.names(query.labels)
+        return (
+            self._belonging([query.instance_id], query)
+            if query.instance_id
+            else self._owners.names(query.labels)
+        )
 
     def _belonging(self, names: Iterable[str], query: LogQuery) -> list[str]:
         asked = [name for name in names if query.instance_id in (None, "", name)]
         owners = [(name, self._owners.owner(name)) for name in asked]
-        return [name for name, owner in owners if owner is not None and query.labels.items() <= owner.labels.items()]
+        return [
+            name
+            for name, owner in owners
+            if owner is not None and query.labels.items() <= owner.labels.items()
+        ]
 
     def _found(self, query: LogQuery, until: dict[str, tuple[int, int]]) -> Iterator[_Line | None]:
         """What is there. `until`: (inode, size) of a file that is read up to that size."""
@@ -254,7 +326,8 @@ class Logs:
         if query.tail is None:
             yield from self._all(names, query, until)
             return
-        if query.tail > _BATCH_LINES:  # counted, and read again: so many lines would not fit into memory
+        # counted, and read again: so many lines would not fit into memory
+        if query.tail > _BATCH_LINES:
             for name in names:
                 self._remember(name, until)
             yield from _last(query.tail, lambda: self._all(names, query, until))
@@ -268,7 +341,9 @@ class Logs:
         while last:
             yield last.popleft()
 
-    def _all(self, names: Sequence[str], query: LogQuery, until: Mapping[str, tuple[int, int]]) -> Iterator[_Line | None]:
+    def _all(
+        self, names: Sequence[str], query: LogQuery, until: Mapping[str, tuple[int, int]]
+    ) -> Iterator[_Line | None]:
         begun = [(self._begun(name), self._lines(name, query, until.get(name))) for name in names]
         return _merged(sorted(begun, key=operator.itemgetter(0)))
 
@@ -276,9 +351,14 @@ class Logs:
         owner = self._owners.known(name)
         return owner.started_at if owner is not None else 0.0
 
-    def _lines(self, name: str, query: LogQuery, until: tuple[int, int] | None) -> Iterator[_Line | None]:
+    def _lines(
+        self, name: str, query: LogQuery, until: tuple[int, int] | None
+    ) -> Iterator[_Line | None]:
         for suffix in (".log.1", ".log"):
-            with contextlib.suppress(FileNotFoundError), (self._directory / f"{name}{suffix}").open("rb") as f:
+            with (
+                contextlib.suppress(FileNotFoundError),
+                (self._directory / f"{name}{suffix}").open("rb") as f,
+            ):
                 inode, end = until or (0, 0)
                 bounded = os.fstat(f.fileno()).st_ino == inode
                 for number, raw in enumerate(f):
@@ -299,7 +379,9 @@ class Logs:
         for name in self._names(query):
             self._remember(name, positions)
 
-    def _news(self, query: LogQuery, positions: dict[str, tuple[int, int]], among: set[str] | None) -> Iterator[_Line | None]:
+    def _news(
+        self, query: LogQuery, positions: dict[str, tuple[int, int]], among: set[str] | None
+    ) -> Iterator[_Line | None]:
         """What was written since; `among`: in logs of these names only."""
         for name in self._names(query) if among is None else self._belonging(among, query):
             inode, position = positions.get(name, (0, 0))
@@ -361,7 +443,8 @@ def _last(most: int, lines: Callable[[], Iterator[_Line | None]]) -> Iterator[_L
 
 
 async def _batched(lines: Iterator[_Line | None]) -> AsyncGenerator[_Line, None]:
-    """What blocks, finding and parsing, in a thread for some milliseconds at a time, and as far as the reader reads."""
+    """What blocks, finding and parsing, in a thread for some milliseconds at a time, and as far as
+    the reader reads."""
     is_over = False
     while not is_over:
         batch, is_over = await _READING.run(_batch, lines)
@@ -370,7 +453,8 @@ async def _batched(lines: Iterator[_Line | None]) -> AsyncGenerator[_Line, None]
 
 
 def _batch(lines: Iterator[_Line | None]) -> tuple[list[_Line], bool]:
-    """The next lines, and whether these are all. A None among `lines` is a line that is not wanted, or some of them."""
+    """The next lines, and whether these are all. A None among `lines` is a line that is not wanted,
+    or some of them."""
     batch, size = list[_Line](), 0
     for seen, line in enumerate(lines, 1):
         if line is not None:
@@ -382,7 +466,8 @@ def _batch(lines: Iterator[_Line | None]) -> tuple[list[_Line], bool]:
 
 
 def _merged(begun: list[tuple[float, Iterator[_Line | None]]]) -> Iterator[_Line | None]:
-    """Oldest first. `begun`: the logs with the times at which they begin, sorted: none is opened before its time has come."""
+    """Oldest first. `begun`: the logs with the times at which they begin, sorted: none is opened
+    before its time has come."""
     waiting = collections.deque(begun)
     heap: list[tuple[float, int, _Line, Iterator[_Line | None]]] = []
     number = 0  # of equal times the log that began first comes first
@@ -420,4 +505,10 @@ def parse(name: str, raw: bytes) -> Mapping[str, Any] | None:
         moment = dt.datetime.fromisoformat(parts[0]).timestamp()
     except ValueError:
         return None
-    return {"time": moment, "instance": name, "stream": parts[1], "call": None if parts[2] == "-" else parts[2], "text": parts[3]}
+    return {
+        "time": moment,
+        "instance": name,
+        "stream": parts[1],
+        "call": None if parts[2] == "-" else parts[2],
+        "text": parts[3],
+    }

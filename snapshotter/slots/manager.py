@@ -1,8 +1,9 @@
-"""A slot with something in it: how a launch becomes a worker at its snapshot point, and how nothing of it is left behind.
+"""A slot with something in it: how a launch becomes a worker at its snapshot point, and how nothing
+of it is left behind.
 
-Moving in: a slot from the slot pool, leases of its weights, the bundle, the image's layout, a cgroup; then, when the weights are here, the
-launch file, and a worker is booted there, or restored (`snapshots.restores`). End: the shim and everything in it, the cgroup, the leases,
-the directory.
+Moving in: a slot from the slot pool, leases of its weights, the bundle, the image's layout, a
+cgroup; then, when the weights are here, the launch file, and a worker is booted there, or restored
+(`snapshots.restores`). End: the shim and everything in it, the cgroup, the leases, the directory.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ _AT_ONCE_MS = 1.0
 
 
 _FORKING_NS = 50_000_000
-"""CPU time of a Template between two starts that is the platform's own: to fork, and to fork ahead, some ms each."""
+"""CPU time of a Template between two starts that is the platform's own: to fork, and to fork ahead,
+some ms each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,19 +59,19 @@ class OccupiedSlot:
     """One slot, what was launched in it, and what has to be given back. Owner: the event loop.
 
     Attributes:
-        boot_ms: phases until the snapshot point, `slot` first.
-        took_ms: all of them, by the clock on the wall, without the time for which its weights, or other boots, were waited for.
-        is_booting: before the snapshot point whoever boots it clears it, too.
-        transient: made for a snapshot's sake alone: whoever made it clears it, and a new agent does when it finds it.
-        snapshot: what it was restored from, None when it was booted.
-        whole: it was restored as a process tree, and is not forked.
-        is_pristine: no instance has run in its slot. Instances share its files with the worker, and an instance that is the worker itself
+        boot_ms: phases until the snapshot point, `slot` first. took_ms: all of them, by the clock
+        on the wall, without the time for which its weights, or other boots, were waited for.
+        is_booting: before the snapshot point whoever boots it clears it, too. transient: made for a
+        snapshot's sake alone: whoever made it clears it, and a new agent does when it finds it.
+        snapshot: what it was restored from, None when it was booted. whole: it was restored as a
+        process tree, and is not forked. is_pristine: no instance has run in its slot. Instances
+        share its files with the worker, and an instance that is the worker itself
             has secrets. Of a housing that an earlier agent left it is not known.
-        lease_ids: weights held for it.
-        weights: what is held, by name, once it is here.
-        settled_ns: CPU time of its group that somebody was charged, or nobody is to be; None before it is a Template.
-        gives_way, hurry: on the CPU, to calls; and when it gives way less.
-        spots, parked_bytes, timer: forks that wait for an assignment, their PSS as last measured, and when they are next looked at;
+        lease_ids: weights held for it. weights: what is held, by name, once it is here. settled_ns:
+        CPU time of its group that somebody was charged, or nobody is to be; None before it is a
+        Template. gives_way, hurry: on the CPU, to calls; and when it gives way less. spots,
+        parked_bytes, timer: forks that wait for an assignment, their PSS as last measured, and when
+        they are next looked at;
             `prefork_pool.Parking` owns them.
     """
 
@@ -93,7 +95,8 @@ class OccupiedSlot:
     timer: asyncio.TimerHandle | None = None
 
     def give_way(self, steps: Sequence[tuple[float, float]]) -> None:
-        """On the CPU, to calls, until `take_part`: for so many seconds with that part of its share, and so on (`cpu_priority.BOOT`).
+        """On the CPU, to calls, until `take_part`: for so many seconds with that part of its share,
+        and so on (`cpu_priority.BOOT`).
 
         Needs a cpu group; without one only what is booted so gives way.
         """
@@ -102,16 +105,22 @@ class OccupiedSlot:
         self.gives_way = True
         self.group.weigh(part)
         loop = asyncio.get_running_loop()
-        self.hurry = loop.call_later(seconds, self.give_way, rest) if rest else loop.call_later(seconds, self.take_part)
+        self.hurry = (
+            loop.call_later(seconds, self.give_way, rest)
+            if rest
+            else loop.call_later(seconds, self.take_part)
+        )
 
     def cpu_ns(self) -> int:
-        """CPU time used here: of everything that was in the group, or, where that does not count, of the worker."""
+        """CPU time used here: of everything that was in the group, or, where that does not count,
+        of the worker."""
         used = self.group.cpu_ns()
         return proc.cpu_ns(self.slot.worker_pid) if used is None else used
 
     def take_idle_ns(self) -> int:
-        """CPU time that a Template has used since it became one, or since this was asked last: the next start from it is charged. 0 where
-        no group counts, and for no more than forking takes."""
+        """CPU time that a Template has used since it became one, or since this was asked last: the
+        next start from it is charged. 0 where no group counts, and for no more than forking
+        takes."""
         used_ns = self.group.cpu_ns()
         if self.settled_ns is None or used_ns is None:
             return 0
@@ -126,7 +135,9 @@ class OccupiedSlot:
         self.gives_way = False
         if self.group.weighs:
             self.group.weigh(1)
-        elif self.slot.worker_pid and not (self.slot.worker == "dead" or self.slot.is_lost or self.slot.is_ending):
+        elif self.slot.worker_pid and not (
+            self.slot.worker == "dead" or self.slot.is_lost or self.slot.is_ending
+        ):
             cpu_priority.restore(self.slot.worker_pid)
 
     def stop_hurrying(self) -> None:
@@ -144,11 +155,17 @@ class OccupiedSlot:
             "snapshot": self.snapshot,
             "whole": self.whole,
         }
-        return {"launch": self.launch.to_json(), "boot_ms": dict(self.boot_ms), "took_ms": self.took_ms, **held}
+        return {
+            "launch": self.launch.to_json(),
+            "boot_ms": dict(self.boot_ms),
+            "took_ms": self.took_ms,
+            **held,
+        }
 
     @classmethod
     def of(cls, slot: Slot) -> OccupiedSlot | None:
-        """The housing of a slot that an earlier agent left; None when nothing was launched in it."""
+        """The housing of a slot that an earlier agent left; None when nothing was launched in
+        it."""
         try:
             body = json.loads((slot.directory / _RECORD).read_text())
         except (FileNotFoundError, ValueError):
@@ -170,7 +187,8 @@ class OccupiedSlot:
 
 @dataclass(frozen=True, kw_only=True)
 class SlotPreparation:
-    """A slot that somebody moves into: the housing, how to launch in it, and for which uid (None: the agent's own)."""
+    """A slot that somebody moves into: the housing, how to launch in it, and for which uid (None:
+    the agent's own)."""
 
     occupied: OccupiedSlot
     plan: launch_plan.Plan
@@ -200,9 +218,10 @@ class SlotAllocator:
         log_refused: bool = False,
         criu: Path | None = None,
     ) -> None:
-        """`places`: for boots at once; twice as many as processors where it is not said. `network`: of functions that need none of their
-        own. `platform`: the directory whose socket functions reach the platform at (`Paths.for_functions`).
-        `criu`: see `launch.Sources`. `log_refused`: the kernel writes down system calls that are refused (`seccomp_log`)."""
+        """`places`: for boots at once; twice as many as processors where it is not said. `network`:
+        of functions that need none of their own. `platform`: the directory whose socket functions
+        reach the platform at (`Paths.for_functions`). `criu`: see `launch.Sources`. `log_refused`:
+        the kernel writes down system calls that are refused (`seccomp_log`)."""
         self._network, self._log_refused, self._criu = network, log_refused, criu
         self._platform = platform if platform is not None and platform.is_dir() else None
         self._slot_pool = slot_pool
@@ -216,43 +235,78 @@ class SlotAllocator:
         self.occupied_slots: dict[str, OccupiedSlot] = {}
 
     async def boot(
-        self, spec: LaunchSpec, phase: StartPhase, owner: SlotListener, *, network: bool = False, transient: bool = False
+        self,
+        spec: LaunchSpec,
+        phase: StartPhase,
+        owner: SlotListener,
+        *,
+        network: bool = False,
+        transient: bool = False,
     ) -> OccupiedSlot:
-        """A worker at its snapshot point. Raises StartFailed, BundleUnavailable, Unsupported; on every way out nothing is left.
+        """A worker at its snapshot point. Raises StartFailed, BundleUnavailable, Unsupported; on
+        every way out nothing is left.
 
         network: with a network namespace of its own; transient: see `OccupiedSlot`.
         """
-        async with self.moving_in(spec, phase, owner, network=network, transient=transient) as tenancy:
+        async with self.moving_in(
+            spec, phase, owner, network=network, transient=transient
+        ) as tenancy:
             occupied, phase.name = tenancy.occupied, "queue"
             async with self._places.one(phase.share) as queued_ms:
                 phase.name = "boot"
                 occupied.give_way(cpu_priority.BACKGROUND if phase.gives_way else cpu_priority.BOOT)
                 is_nice = not occupied.group.weighs and os.geteuid() == 0
-                occupied.slot.boot(tenancy.plan.order, {**occupied.group.ways_in(), "is_nice": is_nice})
+                occupied.slot.boot(
+                    tenancy.plan.order, {**occupied.group.ways_in(), "is_nice": is_nice}
+                )
                 point = await occupied.slot.point
-            occupied.boot_ms = {**occupied.boot_ms, **({"queue": queued_ms} if queued_ms > _AT_ONCE_MS else {}), **point.phases_ms}
+            occupied.boot_ms = {
+                **occupied.boot_ms,
+                **({"queue": queued_ms} if queued_ms > _AT_ONCE_MS else {}),
+                **point.phases_ms,
+            }
         return occupied
 
     def is_listening(self, revision: RevisionKey) -> bool:
-        """Whether a worker of it that lives here listens on TCP: in the same network the next one would find its port taken."""
-        points = [occupied.slot.point for occupied in self.occupied_slots.values() if occupied.launch.revision == revision]
-        reached = [p.result() for p in points if p.done() and not p.cancelled() and p.exception() is None]
+        """Whether a worker of it that lives here listens on TCP: in the same network the next one
+        would find its port taken."""
+        points = [
+            occupied.slot.point
+            for occupied in self.occupied_slots.values()
+            if occupied.launch.revision == revision
+        ]
+        reached = [
+            p.result() for p in points if p.done() and not p.cancelled() and p.exception() is None
+        ]
         return any(point.listens for point in reached)
 
     @contextlib.asynccontextmanager
     async def moving_in(
-        self, spec: LaunchSpec, phase: StartPhase, owner: SlotListener, *, network: bool = False, transient: bool = False
+        self,
+        spec: LaunchSpec,
+        phase: StartPhase,
+        owner: SlotListener,
+        *,
+        network: bool = False,
+        transient: bool = False,
     ) -> AsyncIterator[SlotPreparation]:
-        """A slot with all that a worker of `spec` needs; at the end of the context there is one. When it fails nothing is left.
+        """A slot with all that a worker of `spec` needs; at the end of the context there is one.
+        When it fails nothing is left.
 
-        Raises StartFailed for a BootFailed in it, BundleUnavailable, Unsupported, errors of the weight cache.
-        """
+        Raises StartFailed for a BootFailed in it, BundleUnavailable, Unsupported, errors of the
+        weight cache."""
         began = time.perf_counter()
         phase.name = "slot"
         layout = self._images.layout(spec.image, spec.engine, uid=spec.uid)
         slot = await self._slot_pool.take(self._network_of(spec, network))
         slot.owner, phase.subject = owner, slot.id
-        occupied = OccupiedSlot(slot=slot, launch=spec, group=self._cgroups.group(slot.id), is_booting=True, transient=transient)
+        occupied = OccupiedSlot(
+            slot=slot,
+            launch=spec,
+            group=self._cgroups.group(slot.id),
+            is_booting=True,
+            transient=transient,
+        )
         self.occupied_slots[slot.id] = occupied
         opening = self._weights.open(spec.weights, holder=slot.id, pid=slot.shim_pid or None)
         occupied.lease_ids = opening.lease_ids
@@ -261,16 +315,33 @@ class SlotAllocator:
             if spec.egress:
                 await self._slot_pool.open_egress(slot, spec.egress)
             uid, code = self._uid(spec), await self._bundles.ensure(spec.bundle)
-            occupied.group = self._cgroups.make(slot.id, memory_bytes=spec.memory_bytes, cpu=spec.cpu)
+            occupied.group = self._cgroups.make(
+                slot.id, memory_bytes=spec.memory_bytes, cpu=spec.cpu
+            )
             if phase.gives_way or transient:
                 occupied.give_way(cpu_priority.BACKGROUND if phase.gives_way else cpu_priority.BOOT)
-            self._logs.register(slot.id, labels=spec.labels, revision=spec.revision, now=time.time())
+            self._logs.register(
+                slot.id, labels=spec.labels, revision=spec.revision, now=time.time()
+            )
             waited_ms = await self._have_weights(occupied, opening, phase)
             places = {name: served.path for name, served in occupied.weights.items()}
             platform = None if spec.offline else self._platform
-            sources = Sources(layout=layout, code=code, weights=places, runtime=self._runtime, criu=self._criu, platform=platform)
-            tenancy = SlotPreparation(occupied=occupied, plan=self._write_launch(occupied, sources, uid), uid=uid)
-            occupied.boot_ms = {**phase.before_ms, "slot": _since_ms(began) - waited_ms, **({"weights": waited_ms} if places else {})}
+            sources = Sources(
+                layout=layout,
+                code=code,
+                weights=places,
+                runtime=self._runtime,
+                criu=self._criu,
+                platform=platform,
+            )
+            tenancy = SlotPreparation(
+                occupied=occupied, plan=self._write_launch(occupied, sources, uid), uid=uid
+            )
+            occupied.boot_ms = {
+                **phase.before_ms,
+                "slot": _since_ms(began) - waited_ms,
+                **({"weights": waited_ms} if places else {}),
+            }
             yield tenancy
             occupied.took_ms = _since_ms(began) - waited_ms - occupied.boot_ms.get("queue", 0.0)
             slots.write_json(slot.directory / _RECORD, occupied.record())
@@ -283,7 +354,9 @@ class SlotAllocator:
             raise failure from e
         except BaseException:
             phase.count_failed(occupied)
-            await asyncio.shield(asyncio.create_task(self._abandon(occupied, opening), name=f"clear {slot.id}"))
+            await asyncio.shield(
+                asyncio.create_task(self._abandon(occupied, opening), name=f"clear {slot.id}")
+            )
             raise
 
     def _network_of(self, spec: LaunchSpec, needs_own: bool) -> Network:
@@ -297,8 +370,11 @@ class SlotAllocator:
         await opening.abandon()
         await self.clear(occupied)
 
-    async def _have_weights(self, occupied: OccupiedSlot, opening: Opening, phase: StartPhase) -> float:
-        """Milliseconds for which there was nothing to do but to wait for them; they are no part of the rung."""
+    async def _have_weights(
+        self, occupied: OccupiedSlot, opening: Opening, phase: StartPhase
+    ) -> float:
+        """Milliseconds for which there was nothing to do but to wait for them; they are no part of
+        the rung."""
         began, before = time.perf_counter(), phase.name
         if opening.is_settled:
             occupied.weights = await opening.ready()
@@ -310,7 +386,8 @@ class SlotAllocator:
         return _since_ms(began)
 
     async def resume(self, occupied: OccupiedSlot) -> None:
-        """Wait for the snapshot point of an adopted slot that was booting. Raises StartFailed; the slot is cleared then."""
+        """Wait for the snapshot point of an adopted slot that was booting. Raises StartFailed; the
+        slot is cleared then."""
         occupied.give_way(cpu_priority.BOOT)
         try:
             point = await occupied.slot.point
@@ -330,7 +407,8 @@ class SlotAllocator:
         await self._weights.close(occupied.lease_ids)
 
     async def explain(self, occupied: OccupiedSlot, failure: BootFailed) -> StartFailed:
-        """A boot's failure with everything that helps: the user's error, or the exit's reason, and the last lines."""
+        """A boot's failure with everything that helps: the user's error, or the exit's reason, and
+        the last lines."""
         spec, oom_kills = occupied.launch, occupied.group.oom_kills()
         word = exit_reason.reason(failure.status, asked=None, oom_kills=oom_kills)
         detail: dict[str, Any] = {
@@ -343,14 +421,17 @@ class SlotAllocator:
             detail["error"] = failure.error
             message = f"{failure.error.get('type')}: {failure.error.get('message')}"
         if oom_kills or (failure.error is None and failure.status is not None):
-            told = exit_reason.sentence("the worker", word, failure.status, memory_bytes=spec.memory_bytes)
+            told = exit_reason.sentence(
+                "the worker", word, failure.status, memory_bytes=spec.memory_bytes
+            )
             message = told if failure.error is None else f"{told}; {message}"
         return StartFailed(f"revision {spec.revision} did not start: {message}", detail)
 
     def _uid(self, spec: LaunchSpec) -> int | None:
         if spec.uid is None and self._slot_pool.namespaced:
             raise Unsupported(
-                f"revision {spec.revision} names no uid to run as, and user code never runs as root: it was deployed while the platform "
+                f"revision {spec.revision} names no uid to run as, and user code never runs as "
+                f"root: it was deployed while the platform "
                 "ran without root; deploy it again"
             )
         if spec.uid is None or self._slot_pool.namespaced:
@@ -358,12 +439,22 @@ class SlotAllocator:
         if self._slot_pool.why_not == "the agent is not root":
             return None
         refused = f"this machine refuses namespaces ({self._slot_pool.why_not})"
-        raise Unsupported(f"revision {spec.revision} wants uid {spec.uid}, but {refused}: give the agent CAP_SYS_ADMIN")
+        raise Unsupported(
+            f"revision {spec.revision} wants uid {spec.uid}, but {refused}: give the agent "
+            f"CAP_SYS_ADMIN"
+        )
 
-    def _write_launch(self, occupied: OccupiedSlot, sources: Sources, uid: int | None) -> launch_plan.Plan:
+    def _write_launch(
+        self, occupied: OccupiedSlot, sources: Sources, uid: int | None
+    ) -> launch_plan.Plan:
         """The record and the launch file, and without namespaces the places that it names."""
         slot, spec = occupied.slot, occupied.launch
-        limits = launch_plan.limits(spec, uid=uid, limits_memory=self._cgroups.limits_memory, limits_pids=self._cgroups.limits_pids)
+        limits = launch_plan.limits(
+            spec,
+            uid=uid,
+            limits_memory=self._cgroups.limits_memory,
+            limits_pids=self._cgroups.limits_pids,
+        )
         plan = launch_plan.plan(
             spec,
             sources,
@@ -385,15 +476,15 @@ class SlotAllocator:
 
 @dataclass
 class StartPhase:
-    """Where a start is, for the message of one that takes too long; `subject` is the slot, once there is one.
+    """Where a start is, for the message of one that takes too long; `subject` is the slot, once
+    there is one.
 
     Attributes:
-        kind: the rung that is tried.
-        before_ms: phases that came before the slot.
-        patience: what bounds it.
-        gives_way: nobody waits for it, and it has the CPU only while no call and no other start wants it.
-        share: whose turn it is at places that are scarce.
-        cpu_ns: CPU time of boots that this start caused, those that failed included. A restore that fails is not among them: it was the
+        kind: the rung that is tried. before_ms: phases that came before the slot. patience: what
+        bounds it. gives_way: nobody waits for it, and it has the CPU only while no call and no
+        other start wants it. share: whose turn it is at places that are scarce. cpu_ns: CPU time of
+        boots that this start caused, those that failed included. A restore that fails is not among
+        them: it was the
             platform that chose to try it.
         attempt_ns: says the CPU time of the attempt that is made, once a worker exists.
     """

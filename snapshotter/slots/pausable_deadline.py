@@ -1,4 +1,5 @@
-"""Time and turns of one rung of a start, which stand still while it waits for what is no part of it: bytes on their way to the node."""
+"""Time and turns of one rung of a start, which stand still while it waits for what is no part of
+it: bytes on their way to the node."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from snapshotter.types import Share
 
 
 class YieldableSlot:
-    """A place at a gate that can be given up for a while; `share`: whose turn it is. Owner: one task."""
+    """A place at a gate that can be given up for a while; `share`: whose turn it is. Owner: one
+    task."""
 
     def __init__(self, gate: FairSemaphore, share: Share = NOBODY) -> None:
         self._gate = gate
@@ -24,7 +26,12 @@ class YieldableSlot:
         await self._enter()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._leave()
 
     @contextlib.asynccontextmanager
@@ -45,14 +52,17 @@ class YieldableSlot:
 
 
 class PausableDeadline:
-    """What bounds the rung that is tried now: a deadline, a turn, both, or neither. Owner: the start's task."""
+    """What bounds the rung that is tried now: a deadline, a turn, both, or neither. Owner: the
+    start's task."""
 
     def __init__(self) -> None:
         self._limit: asyncio.Timeout | None = None
         self._turn: YieldableSlot | None = None
 
     @contextlib.contextmanager
-    def under(self, limit: asyncio.Timeout | None = None, turn: YieldableSlot | None = None) -> Iterator[None]:
+    def under(
+        self, limit: asyncio.Timeout | None = None, turn: YieldableSlot | None = None
+    ) -> Iterator[None]:
         """Bounded by these too, while the context lasts."""
         before = self._limit, self._turn
         self._limit, self._turn = limit or self._limit, turn or self._turn

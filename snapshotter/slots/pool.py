@@ -1,4 +1,5 @@
-"""Where slots come from: the spawner process, a slot of each kind made ahead, and the slots that an earlier agent left behind."""
+"""Where slots come from: the spawner process, a slot of each kind made ahead, and the slots that an
+earlier agent left behind."""
 
 from __future__ import annotations
 
@@ -30,11 +31,15 @@ from weight_cache.threads import cancel_and_wait
 _log = logging.getLogger(__name__)
 _ANSWER_PATIENCE_S = 10.0
 _NETWORK = "network"
-_BOOT = "import sys; sys.path.insert(0, {root!r}); from snapshotter.shim.spawner import main; main({fd})"
+_BOOT = (
+    "import sys; sys.path.insert(0, {root!r}); from snapshotter.shim.spawner import main; "
+    "main({fd})"
+)
 
 
 class SlotPool:
-    """Makes slots. Owner: the event loop. One request to the spawner at a time (`_turn`), because answers come in order.
+    """Makes slots. Owner: the event loop. One request to the spawner at a time (`_turn`), because
+    answers come in order.
 
     Attributes:
         namespaced: whether slots get namespaces of their own (root with CAP_SYS_ADMIN).
@@ -54,8 +59,9 @@ class SlotPool:
         usual: Network = Network.HOST,
         servers: DnsServers | None = None,
     ) -> None:
-        """`groups`: directories of control groups (`Cgroups.bases`), which slots hold open: out of their own root they cannot be named.
-        `usual`: of which kind the first slot is. `servers`: of names, in networks of their own."""
+        """`groups`: directories of control groups (`Cgroups.bases`), which slots hold open: out of
+        their own root they cannot be named. `usual`: of which kind the first slot is. `servers`: of
+        names, in networks of their own."""
         self._egress, self._usual, self._servers = egress, usual, servers or DnsServers()
         self._directory = directory
         self._logs = logs
@@ -76,10 +82,14 @@ class SlotPool:
     def __repr__(self) -> str:
         pid = self._spawner.pid if self._spawner else 0
         kinds = ", ".join(kind for kind, spares in self._spares.items() if spares)
-        return f"<SlotPool spawner pid {pid}, namespaces {'on' if self.namespaced else 'off'}, spare: {kinds}>"
+        return (
+            f"<SlotPool spawner pid {pid}, namespaces {'on' if self.namespaced else 'off'}, "
+            f"spare: {kinds}>"
+        )
 
     async def open(self) -> None:
-        """Start the spawner and make the first slot; falls back to plain slots where namespaces are refused."""
+        """Start the spawner and make the first slot; falls back to plain slots where namespaces are
+        refused."""
         if self.namespaced:
             await slot_network.sweep()
             if self._networks:
@@ -96,12 +106,14 @@ class SlotPool:
         self._spares[self._usual].append(asyncio.create_task(_just(spare), name="spare slot"))
 
     async def _keep_networks(self) -> None:
-        """Adopted slots reach what today's settings say, and what their functions asked for as far as it may still be asked for."""
+        """Adopted slots reach what today's settings say, and what their functions asked for as far
+        as it may still be asked for."""
         for name in list(self._networks):  # slots come and go meanwhile
             asked = self._networks.get(name, ())
             try:
                 await slot_network.keep([name], self._egress.requested(asked), self._servers)
-            except (Unsupported, ValueError, OSError) as e:  # it goes on under the rules that it had, or that all have
+            except (Unsupported, ValueError, OSError) as e:
+                # it goes on under the rules that it had, or that all have
                 _log.warning("network.not_kept interface=%s reason=%s", name, e)
                 with contextlib.suppress(Unsupported, OSError):
                     await slot_network.keep([name], self._egress, self._servers)
@@ -111,28 +123,41 @@ class SlotPool:
             try:
                 self._watch = NftWatch(host_network.TABLE, self._rules_removed)
             except OSError as e:
-                _log.warning("rules of slots' networks that another program removes come back with the next slot only reason=%s", e)
+                _log.warning(
+                    "rules of slots' networks that another program removes come back with the "
+                    "next slot only reason=%s",
+                    e,
+                )
 
     def _rules_removed(self) -> None:
         host_network.forget()
-        self._is_removed = not self._networks.keys().isdisjoint(host_network.interfaces())  # else the last slot's end removed them
+        # else the last slot's end removed them
+        self._is_removed = not self._networks.keys().isdisjoint(host_network.interfaces())
         if self._is_removed and (self._restoring is None or self._restoring.done()):
             self._restoring = asyncio.create_task(self._restore_rules(), name="rules of networks")
 
     async def _restore_rules(self) -> None:
         while self._is_removed:
             self._is_removed = False  # they may go again meanwhile
-            _log.warning("another program removed the rules of slots' networks, they are made again table=%s", host_network.TABLE)
+            _log.warning(
+                "another program removed the rules of slots' networks, they are made again "
+                "table=%s",
+                host_network.TABLE,
+            )
             await self._keep_networks()
 
     async def open_egress(self, slot: Slot, asked: Collection[str]) -> None:
-        """Let a slot with a network of its own reach these, too, before a worker is in it. Raises Unsupported."""
+        """Let a slot with a network of its own reach these, too, before a worker is in it. Raises
+        Unsupported."""
         note = slot.directory / _NETWORK
         try:
             name = note.read_text().split()[0]
             egress = self._egress.requested(asked)
         except FileNotFoundError as e:
-            raise Unsupported("egress= needs a network of its own (snapshotter.function_network: own), which this machine has not") from e
+            raise Unsupported(
+                "egress= needs a network of its own (snapshotter.function_network: own), which "
+                "this machine has not"
+            ) from e
         except ValueError as e:
             raise Unsupported(str(e)) from e
         note.write_text("\n".join([name, *asked]))
@@ -140,7 +165,8 @@ class SlotPool:
         await slot_network.keep([name], egress, self._servers)
 
     async def _make_first(self) -> Slot:
-        """One whose process is known to have come up: it mounts things, which not every container lets it. Raises Unsupported."""
+        """One whose process is known to have come up: it mounts things, which not every container
+        lets it. Raises Unsupported."""
         slot = await self._make(self._usual)
         try:
             await slot.adopt()
@@ -151,7 +177,8 @@ class SlotPool:
         return slot
 
     async def take(self, slot_network: Network | bool = Network.HOST) -> Slot:
-        """A slot nobody uses, in that network (True: one of its own); the next of its kind is made behind the caller's back.
+        """A slot nobody uses, in that network (True: one of its own); the next of its kind is made
+        behind the caller's back.
 
         Raises Unsupported.
         """
@@ -161,14 +188,17 @@ class SlotPool:
             with contextlib.suppress(Unsupported):
                 slot = await self._wait(kind, spares.pop(0))
         if slot is None or slot.is_lost:
-            slot = await self._wait(kind, asyncio.create_task(self._make(kind), name=f"slot, network {kind}"))
+            slot = await self._wait(
+                kind, asyncio.create_task(self._make(kind), name=f"slot, network {kind}")
+            )
         if not spares:
             spares.append(asyncio.create_task(self._make(kind), name=f"spare slot, network {kind}"))
             spares[0].add_done_callback(slots.seen)
         return slot
 
     async def _wait(self, kind: Network, making: asyncio.Task[Slot]) -> Slot:
-        """What is being made. A caller that leaves meanwhile leaves it to the next one: it would else be nobody's."""
+        """What is being made. A caller that leaves meanwhile leaves it to the next one: it would
+        else be nobody's."""
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
@@ -179,7 +209,10 @@ class SlotPool:
 
     async def aclose(self) -> None:
         """End the spare slots and the spawner, and what the slots' networks changed on the host."""
-        spares, self._spares = [spare for each in self._spares.values() for spare in each], {kind: [] for kind in Network}
+        spares, self._spares = (
+            [spare for each in self._spares.values() for spare in each],
+            {kind: [] for kind in Network},
+        )
         for spare in spares:
             with contextlib.suppress(Unsupported):
                 await (await spare).end()
@@ -196,7 +229,8 @@ class SlotPool:
             await slot_network.sweep()
 
     async def adopt(self) -> list[Slot]:
-        """Slots that an earlier agent left: living ones, connected and mirrored. Dead ones are swept away."""
+        """Slots that an earlier agent left: living ones, connected and mirrored. Dead ones are
+        swept away."""
         found = []
         for directory in sorted(self._directory.iterdir()) if self._directory.exists() else []:
             try:
@@ -220,7 +254,9 @@ class SlotPool:
 
     async def _make(self, kind: Network) -> Slot:
         if kind is not Network.HOST and not self.namespaced:
-            raise Unsupported(f"a worker with a network of its own needs namespaces: {self.why_not}")
+            raise Unsupported(
+                f"a worker with a network of its own needs namespaces: {self.why_not}"
+            )
         slot_id = f"s-{secrets.token_hex(8)}"
         directory = self._directory / slot_id
         directory.mkdir(parents=True, mode=0o700)
@@ -232,7 +268,8 @@ class SlotPool:
             raise
 
     async def _connect(self, shim: int, directory: Path) -> None:
-        """A way out for the slot of this shim; the note of it is for `aclose`, which need not wait for the kernel then."""
+        """A way out for the slot of this shim; the note of it is for `aclose`, which need not wait
+        for the kernel then."""
         try:
             namespace = os.open(f"/proc/{proc.host_pid(shim)}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -244,7 +281,10 @@ class SlotPool:
             raise Unsupported(f"cannot connect a slot's network: {e}") from e
         self._watch_rules()
         living = set(host_network.interfaces())
-        self._networks = {**{known: asked for known, asked in self._networks.items() if known in living}, name: ()}
+        self._networks = {
+            **{known: asked for known, asked in self._networks.items() if known in living},
+            name: (),
+        }
 
     async def _spawn(self, slot_id: str, directory: Path, kind: Network) -> Slot:
         order = {
@@ -295,7 +335,9 @@ class SlotPool:
         with theirs:
             root = str(Path(__file__).resolve().parents[2])
             argv = [sys.executable, "-I", "-S", "-c", _BOOT.format(root=root, fd=theirs.fileno())]
-            self._spawner = subprocess.Popen(argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env={"PATH": os.defpath})
+            self._spawner = subprocess.Popen(
+                argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env={"PATH": os.defpath}
+            )
         ours.settimeout(_ANSWER_PATIENCE_S)
         self._control = ours
         return ours

@@ -1,7 +1,8 @@
-"""A new agent takes over what an earlier one left: slots that live are mirrored, everything else is swept away.
+"""A new agent takes over what an earlier one left: slots that live are mirrored, everything else is
+swept away.
 
-Nothing is read from a journal on disk but what does not change (`manager.json`); what runs, and how it ended, the shims know.
-"""
+Nothing is read from a journal on disk but what does not change (`manager.json`); what runs, and how
+it ended, the shims know."""
 
 from __future__ import annotations
 
@@ -32,26 +33,44 @@ _CANNOT_BE_TAKEN_OVER = (
     AttributeError,
     asyncio.InvalidStateError,
 )
-"""What one slot may raise whose shim or files are not as this agent's would be: another version's, or broken."""
+"""What one slot may raise whose shim or files are not as this agent's would be: another version's,
+or broken."""
 
 
 async def reattach(
-    *, slot_pool: SlotPool, slot_allocator: SlotAllocator, template_booter: TemplateBooter, ends: Teardown, instances: Instances
+    *,
+    slot_pool: SlotPool,
+    slot_allocator: SlotAllocator,
+    template_booter: TemplateBooter,
+    ends: Teardown,
+    instances: Instances,
 ) -> None:
-    """Take over every slot that lives. Instances keep their InstanceInfo; those that never were handed out are ended.
+    """Take over every slot that lives. Instances keep their InstanceInfo; those that never were
+    handed out are ended.
 
-    A slot that cannot be taken over is ended with all that is in it: the others, and the agent, go on without it.
-    """
+    A slot that cannot be taken over is ended with all that is in it: the others, and the agent, go
+    on without it."""
     for slot in await slot_pool.adopt():
         try:
-            await _adopt(slot, slot_allocator=slot_allocator, template_booter=template_booter, ends=ends, instances=instances)
+            await _adopt(
+                slot,
+                slot_allocator=slot_allocator,
+                template_booter=template_booter,
+                ends=ends,
+                instances=instances,
+            )
         except _CANNOT_BE_TAKEN_OVER as e:
             _log.warning("slot.not_adopted slot=%s error=%s: %s", slot.id, type(e).__name__, e)
             await _give_up(slot, slot_allocator)
 
 
 async def _adopt(
-    slot: Slot, *, slot_allocator: SlotAllocator, template_booter: TemplateBooter, ends: Teardown, instances: Instances
+    slot: Slot,
+    *,
+    slot_allocator: SlotAllocator,
+    template_booter: TemplateBooter,
+    ends: Teardown,
+    instances: Instances,
 ) -> None:
     if slot.is_lost:
         raise SlotConnectionLost(f"slot {slot.id} went away meanwhile")
@@ -75,7 +94,9 @@ async def _adopt(
     else:
         occupied.take_part()
         ends.clear_if_empty(occupied)
-    _log.info("slot.adopted slot=%s worker=%s instances=%d", slot.id, slot.worker, len(slot.running))
+    _log.info(
+        "slot.adopted slot=%s worker=%s instances=%d", slot.id, slot.worker, len(slot.running)
+    )
 
 
 async def _give_up(slot: Slot, slot_allocator: SlotAllocator) -> None:
@@ -87,7 +108,9 @@ async def _give_up(slot: Slot, slot_allocator: SlotAllocator) -> None:
         await slot.end()
 
 
-def _take_over(occupied: OccupiedSlot, running: InstanceProcess, instances: Instances, ends: Teardown) -> None:
+def _take_over(
+    occupied: OccupiedSlot, running: InstanceProcess, instances: Instances, ends: Teardown
+) -> None:
     slot, note = occupied.slot, running.note
     group = Group.from_json(note["group"]) if note.get("group") else None
     if note.get("info") is None:
@@ -95,15 +118,24 @@ def _take_over(occupied: OccupiedSlot, running: InstanceProcess, instances: Inst
         if running.gone.done():
             slot.forget(running)
         return
-    instance = Instance(info=InstanceInfo.from_json(note["info"]), occupied=occupied, group=group, running=running, was_ready=True)
+    instance = Instance(
+        info=InstanceInfo.from_json(note["info"]),
+        occupied=occupied,
+        group=group,
+        running=running,
+        was_ready=True,
+    )
     instances.add(instance)
     if running.gone.done():
         slot.forget(running)
         ends.instance_gone(slot, running)
 
 
-async def sweep_groups(cgroups: Cgroups, run: Path, slots: Iterable[Slot], instances: Instances) -> None:
-    """Remove cgroups of the dead, below this agent's base and below those of earlier agents (it may have been started elsewhere)."""
+async def sweep_groups(
+    cgroups: Cgroups, run: Path, slots: Iterable[Slot], instances: Instances
+) -> None:
+    """Remove cgroups of the dead, below this agent's base and below those of earlier agents (it may
+    have been started elsewhere)."""
     record = run / "cgroups.json"
     earlier = _earlier(record)
     here = Group(directories=dict(cgroups.bases), version=cgroups.version).to_json()

@@ -17,16 +17,20 @@ class SlotConnectionLost(Exception):
 
 
 class BootFailed(Exception):
-    """Raised when a worker ended, or reported a failure, before its snapshot point; or could not be brought back to it."""
+    """Raised when a worker ended, or reported a failure, before its snapshot point; or could not be
+    brought back to it."""
 
-    def __init__(self, message: str, *, error: Mapping[str, Any] | None = None, status: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, error: Mapping[str, Any] | None = None, status: int | None = None
+    ) -> None:
         super().__init__(message)
         self.error = error
         self.status = status
 
 
 class CheckpointFailed(Exception):
-    """Raised when a process could not be made to stand still; `obstacles`: what stood in the way, when that is known."""
+    """Raised when a process could not be made to stand still; `obstacles`: what stood in the way,
+    when that is known."""
 
     def __init__(self, message: str, obstacles: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__(message)
@@ -39,11 +43,10 @@ class SnapshotPoint:
 
     Attributes:
         threads: names of its surplus threads and processes: with any it cannot be forked.
-        phases_ms: how long it took to get there.
-        joins: whether its forks enter their cgroups by themselves.
-        obstacles: what stands in the way of a snapshot on disk (`kind`, `fd`, `what`, `where`, `message`).
-        listens: addresses of TCP listeners in its tree.
-        connections_inside: TCP connections with both ends in its tree.
+        phases_ms: how long it took to get there. joins: whether its forks enter their cgroups by
+        themselves. obstacles: what stands in the way of a snapshot on disk (`kind`, `fd`, `what`,
+        `where`, `message`). listens: addresses of TCP listeners in its tree. connections_inside:
+        TCP connections with both ends in its tree.
     """
 
     threads: tuple[str, ...]
@@ -66,9 +69,15 @@ class SnapshotPoint:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`; what an older shim does not say is empty. Raises ValueError: an older one did not look at it either."""
+        """The reverse of `to_json`; what an older shim does not say is empty. Raises ValueError: an
+        older one did not look at it either."""
         point = reports.point_of(body)
-        return cls(**{**point, **{name: tuple(point[name]) for name in ("threads", "obstacles", "listens")}})
+        return cls(
+            **{
+                **point,
+                **{name: tuple(point[name]) for name in ("threads", "obstacles", "listens")},
+            }
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +85,8 @@ class QuiesceResult:
     """A process that stands still for a dump, unless there are obstacles.
 
     Attributes:
-        pid, host_pid: in the slot, and here (0 when it is gone).
-        stdio: what stdout and stderr are, for a process dumped in place; None for a fork, which has neither.
+        pid, host_pid: in the slot, and here (0 when it is gone). stdio: what stdout and stderr are,
+        for a process dumped in place; None for a fork, which has neither.
     """
 
     pid: int
@@ -91,7 +100,8 @@ class QuiesceResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleCheckResult:
-    """What a worker found when it answered its examples again. `notes`: answers that could be compared by type only."""
+    """What a worker found when it answered its examples again. `notes`: answers that could be
+    compared by type only."""
 
     ok: bool
     error: Mapping[str, Any] | None

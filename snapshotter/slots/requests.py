@@ -1,4 +1,5 @@
-"""Questions to a slot that are answered later: the snapshot side of `slots.Slot`, its events turned into awaitable answers."""
+"""Questions to a slot that are answered later: the snapshot side of `slots.Slot`, its events turned
+into awaitable answers."""
 
 from __future__ import annotations
 
@@ -12,7 +13,14 @@ from typing import Any, Generic, TypeVar
 from snapshotter import reports
 from snapshotter.linux import proc
 from snapshotter.shim import seqpacket
-from snapshotter.slots.replies import BootFailed, CheckpointFailed, CriuRun, ExampleCheckResult, QuiesceResult, SlotConnectionLost
+from snapshotter.slots.replies import (
+    BootFailed,
+    CheckpointFailed,
+    CriuRun,
+    ExampleCheckResult,
+    QuiesceResult,
+    SlotConnectionLost,
+)
 
 T = TypeVar("T")
 Send = Callable[[Mapping[str, Any], list[int]], None]
@@ -58,7 +66,8 @@ class _Pending(Generic[T]):
 
 
 class SlotRequests:
-    """Owner: the event loop; changed in `hear` and between awaits. `send` raises SlotConnectionLost."""
+    """Owner: the event loop; changed in `hear` and between awaits. `send` raises
+    SlotConnectionLost."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -72,11 +81,15 @@ class SlotRequests:
     def __repr__(self) -> str:
         return f"<SlotRequests {len(self._exits)} CRIU runs>"
 
-    async def checkpoint(self, name: str, cgroup: Mapping[str, Any], *, in_place: bool, kdat: int | None) -> QuiesceResult:
+    async def checkpoint(
+        self, name: str, cgroup: Mapping[str, Any], *, in_place: bool, kdat: int | None
+    ) -> QuiesceResult:
         """Raises CheckpointFailed, SlotConnectionLost. Cancelled: what stood still is ended."""
         try:
             order = {"op": "checkpoint", "checkpoint": name, "cgroup": cgroup, "in_place": in_place}
-            return await self._checkpoints.wait(name, lambda: self._send(order, [] if kdat is None else [os.dup(kdat)]))
+            return await self._checkpoints.wait(
+                name, lambda: self._send(order, [] if kdat is None else [os.dup(kdat)])
+            )
         except asyncio.CancelledError:
             self.end_checkpoint(name)
             raise
@@ -88,17 +101,35 @@ class SlotRequests:
 
     async def keep_files(self, name: str, fd: int) -> int:
         """Raises CheckpointFailed, SlotConnectionLost."""
-        return await self._files.wait(name, lambda: self._send({"op": "keep_files", "checkpoint": name}, [os.dup(fd)]))
+        return await self._files.wait(
+            name, lambda: self._send({"op": "keep_files", "checkpoint": name}, [os.dup(fd)])
+        )
 
     async def criu(
-        self, run: str, argv: list[str], *, uid: int, cgroup: Mapping[str, Any], fds: list[int], socket: bool, stdio: bool
+        self,
+        run: str,
+        argv: list[str],
+        *,
+        uid: int,
+        cgroup: Mapping[str, Any],
+        fds: list[int],
+        socket: bool,
+        stdio: bool,
     ) -> CriuRun:
         """Takes ownership of `fds`. Raises SlotConnectionLost. Cancelled: it is killed."""
         if run in self._exits:
             seqpacket.close_all(fds)
             raise SlotConnectionLost(f"CRIU run {run} is there already")
         self._exits[run] = asyncio.get_running_loop().create_future()
-        order = {"op": "criu", "run": run, "argv": argv, "uid": uid, "cgroup": cgroup, "socket": socket, "stdio": stdio}
+        order = {
+            "op": "criu",
+            "run": run,
+            "argv": argv,
+            "uid": uid,
+            "cgroup": cgroup,
+            "socket": socket,
+            "stdio": stdio,
+        }
         try:
             return await self._criu_processes.wait(run, lambda: self._send(order, fds))
         except BaseException:
@@ -112,7 +143,9 @@ class SlotRequests:
 
     async def furnish(self, order: Mapping[str, Any], kdat: int, files: int) -> None:
         """Raises BootFailed, SlotConnectionLost."""
-        await self._moves.wait("furnish", lambda: self._send({**order, "op": "furnish"}, [os.dup(kdat), os.dup(files)]))
+        await self._moves.wait(
+            "furnish", lambda: self._send({**order, "op": "furnish"}, [os.dup(kdat), os.dup(files)])
+        )
 
     async def revive(self, pid: int, point: Mapping[str, Any], deadline_s: float) -> int:
         """The host pid of the worker. Raises BootFailed, SlotConnectionLost, TimeoutError."""
@@ -127,17 +160,24 @@ class SlotRequests:
     # -- what the shim says
 
     def hear(self, message: Mapping[str, Any], fds: list[int]) -> bool:
-        """One event; False when it is none of these. Descriptors taken over are removed from `fds`."""
+        """One event; False when it is none of these. Descriptors taken over are removed from
+        `fds`."""
         handler = {
             "quiesced": self._on_quiesced,
-            "checkpoint_failed": lambda m, _: self._checkpoints.fail(m["checkpoint"], CheckpointFailed(m["message"])),
+            "checkpoint_failed": lambda m, _: self._checkpoints.fail(
+                m["checkpoint"], CheckpointFailed(m["message"])
+            ),
             "checkpoint_gone": lambda *_: None,
             "files_kept": lambda m, _: self._files.answer(m["checkpoint"], m["bytes"]),
-            "files_failed": lambda m, _: self._files.fail(m["checkpoint"], CheckpointFailed(m["message"])),
+            "files_failed": lambda m, _: self._files.fail(
+                m["checkpoint"], CheckpointFailed(m["message"])
+            ),
             "criu": self._on_criu,
             "criu_exited": lambda m, _: self._on_criu_exited(m),
             "furnished": lambda m, _: self._moves.answer("furnish", m),
-            "revived": lambda _, fds: self._moves.answer("revive", {"host_pid": proc.host_pid(fds[0])}),
+            "revived": lambda _, fds: self._moves.answer(
+                "revive", {"host_pid": proc.host_pid(fds[0])}
+            ),
             "revive_failed": lambda m, _: self._moves.fail("revive", BootFailed(m["message"])),
             "proved": self._on_proved,
         }.get(message["event"])
@@ -152,12 +192,20 @@ class SlotRequests:
 
     def worker_gone(self, status: int | None) -> None:
         """What was asked of it will not be answered."""
-        self._proofs.fail("prove", BootFailed("the restored worker ended while it was proven", status=status))
+        self._proofs.fail(
+            "prove", BootFailed("the restored worker ended while it was proven", status=status)
+        )
 
     def lost(self, slot: str) -> None:
         """The shim is gone."""
         error = SlotConnectionLost(f"slot {slot} is gone")
-        for pending in (self._checkpoints, self._files, self._criu_processes, self._proofs, self._moves):
+        for pending in (
+            self._checkpoints,
+            self._files,
+            self._criu_processes,
+            self._proofs,
+            self._moves,
+        ):
             pending.fail_all(error)
         for exited in self._exits.values():
             if not exited.done():
@@ -184,12 +232,23 @@ class SlotRequests:
         *connection, pidfd = fds
         fds.clear()
         talk = sockets.socket(fileno=connection[0]) if connection else None
-        run = CriuRun(socket=talk, pidfd=pidfd, stdio_fds=tuple(m["stdio"]), exited=exited, end=lambda: self._kill(name))
+        run = CriuRun(
+            socket=talk,
+            pidfd=pidfd,
+            stdio_fds=tuple(m["stdio"]),
+            exited=exited,
+            end=lambda: self._kill(name),
+        )
         if not self._criu_processes.answer(name, run):
             run.close()
 
     def _on_criu_exited(self, m: Mapping[str, Any]) -> None:
-        self._criu_processes.fail(m["run"], SlotConnectionLost(f"CRIU could not be started: {m.get('message', 'it ended at once')}"))
+        self._criu_processes.fail(
+            m["run"],
+            SlotConnectionLost(
+                f"CRIU could not be started: {m.get('message', 'it ended at once')}"
+            ),
+        )
         exited = self._exits.pop(m["run"], None)
         if exited is not None and not exited.done():
             exited.set_result(m["status"])

@@ -1,7 +1,8 @@
-"""Slots as the agent holds them: one connection per shim, its state mirrored, its events turned into futures and callbacks.
+"""Slots as the agent holds them: one connection per shim, its state mirrored, its events turned
+into futures and callbacks.
 
-The shim keeps the truth; a `Slot` can be rebuilt from it at any time (`Slot.adopt`), which is what a restarted agent does.
-"""
+The shim keeps the truth; a `Slot` can be rebuilt from it at any time (`Slot.adopt`), which is what
+a restarted agent does."""
 
 from __future__ import annotations
 
@@ -53,20 +54,28 @@ _log = logging.getLogger(__name__)
 _STATE_PATIENCE_S = 5.0
 _MESSAGES_AT_ONCE = 16
 """Of one shim in one turn of the loop: others have theirs in between."""
-_NOT_OUR_PROTOCOL = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, asyncio.InvalidStateError)
-"""What reading a message raises that is not as we send them: keys that are missing, values of other types, an answer to nothing."""
+_NOT_OUR_PROTOCOL = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    asyncio.InvalidStateError,
+)
+"""What reading a message raises that is not as we send them: keys that are missing, values of other
+types, an answer to nothing."""
 
 
 @dataclass(eq=False)
 class Slot:
-    """One shim. Owner: the event loop; every change happens in `_on_message`, between awaits, so no lock is needed.
+    """One shim. Owner: the event loop; every change happens in `_on_message`, between awaits, so no
+    lock is needed.
 
     Attributes:
-        worker: `empty`, `booting`, `furnished`, `shim_worker`, `serving`, `frozen`, `proving` or `dead`, as `worker.Resident` says.
-        worker_pid: host pid of the worker, 0 when there is none.
-        point: the snapshot point once reached.
-        parked: forks that wait for an assignment: name → host pid.
-        owner: who is told; set by whoever puts a worker in.
+        worker: `empty`, `booting`, `furnished`, `shim_worker`, `serving`, `frozen`, `proving` or
+        `dead`, as `worker.Resident` says. worker_pid: host pid of the worker, 0 when there is none.
+        point: the snapshot point once reached. parked: forks that wait for an assignment: name →
+        host pid. owner: who is told; set by whoever puts a worker in.
     """
 
     id: str
@@ -95,7 +104,10 @@ class Slot:
 
     def __repr__(self) -> str:
         lost = ", lost" if self.is_lost else ""
-        return f"<Slot {self.id} worker {self.worker} pid {self.worker_pid}, {len(self.running)} instances{lost}>"
+        return (
+            f"<Slot {self.id} worker {self.worker} pid {self.worker_pid}, {len(self.running)} "
+            f"instances{lost}>"
+        )
 
     @property
     def shim_pid(self) -> int:
@@ -105,7 +117,8 @@ class Slot:
     # -- orders
 
     def boot(self, order: Mapping[str, Any], cgroup: Mapping[str, Any]) -> None:
-        """Execute the worker; `point` tells when it is ready for orders. Raises SlotConnectionLost, wire.MessageTooLong."""
+        """Execute the worker; `point` tells when it is ready for orders. Raises SlotConnectionLost,
+        wire.MessageTooLong."""
         self.worker = "booting"
         self._send({**order, "cgroup": cgroup})
 
@@ -120,15 +133,29 @@ class Slot:
         listener: int,
         parked: str | None = None,
     ) -> InstanceProcess:
-        """Fork an instance, assign a parked fork, or turn the worker into it. Takes ownership of `listener`.
+        """Fork an instance, assign a parked fork, or turn the worker into it. Takes ownership of
+        `listener`.
 
-        `parked`: the fork to assign; if it is gone by then, another one is forked, into the same group.
+        `parked`: the fork to assign; if it is gone by then, another one is forked, into the same
+        group.
 
         Raises SlotConnectionLost, wire.MessageTooLong.
         """
-        running = InstanceProcess(id=instance, note=note, ready=self._loop.create_future(), gone=self._loop.create_future())
+        running = InstanceProcess(
+            id=instance,
+            note=note,
+            ready=self._loop.create_future(),
+            gone=self._loop.create_future(),
+        )
         running.ready.add_done_callback(seen)
-        order = {"op": "start", "instance": instance, "env": dict(env), "cgroup": cgroup, "note": dict(note), "in_place": in_place}
+        order = {
+            "op": "start",
+            "instance": instance,
+            "env": dict(env),
+            "cgroup": cgroup,
+            "note": dict(note),
+            "in_place": in_place,
+        }
         self._send({**order, "parked": parked}, [listener])
         self.running[instance] = running
         if in_place:
@@ -136,7 +163,8 @@ class Slot:
         return running
 
     def park(self, name: str, cgroup: Mapping[str, Any]) -> None:
-        """Fork one ahead; `parked` holds it once it waits. Raises SlotConnectionLost, wire.MessageTooLong."""
+        """Fork one ahead; `parked` holds it once it waits. Raises SlotConnectionLost,
+        wire.MessageTooLong."""
         self._send({"op": "park", "parked": name, "cgroup": cgroup})
 
     def unpark(self) -> None:
@@ -155,8 +183,11 @@ class Slot:
         """SIGKILL the worker: a Template has nothing to say good-bye to."""
         self._send_quietly({"op": "kill_worker"})
 
-    async def execute(self, instance: InstanceId, argv: list[str], stdout: int, stderr: int) -> int | None:
-        """Run a command beside the instance; its wait status. Cancelling kills it. Raises SlotConnectionLost.
+    async def execute(
+        self, instance: InstanceId, argv: list[str], stdout: int, stderr: int
+    ) -> int | None:
+        """Run a command beside the instance; its wait status. Cancelling kills it. Raises
+        SlotConnectionLost.
 
         Takes ownership of the descriptors.
         """
@@ -164,18 +195,24 @@ class Slot:
         done: asyncio.Future[int | None] = self._loop.create_future()
         self._execs[exec_id] = done
         try:
-            self._send({"op": "exec", "exec": exec_id, "instance": instance, "argv": argv}, [stdout, stderr])
+            self._send(
+                {"op": "exec", "exec": exec_id, "instance": instance, "argv": argv},
+                [stdout, stderr],
+            )
             return await done
         finally:
             del self._execs[exec_id]
             if not done.done() or done.cancelled():
                 self._send_quietly({"op": "exec_kill", "exec": exec_id})
 
-    async def checkpoint(self, name: str, cgroup: Mapping[str, Any], *, in_place: bool, kdat: int | None = None) -> QuiesceResult:
-        """Have a pristine fork, or the worker itself, stand still for a dump, which consumes it. With obstacles it does not.
+    async def checkpoint(
+        self, name: str, cgroup: Mapping[str, Any], *, in_place: bool, kdat: int | None = None
+    ) -> QuiesceResult:
+        """Have a pristine fork, or the worker itself, stand still for a dump, which consumes it.
+        With obstacles it does not.
 
-        `kdat`: what CRIU found out about the kernel, as for `furnish`; without it CRIU looks again, which takes 100 ms and tables of the
-        host's firewall that only one may make at a time.
+        `kdat`: what CRIU found out about the kernel, as for `furnish`; without it CRIU looks again,
+        which takes 100 ms and tables of the host's firewall that only one may make at a time.
 
         Raises CheckpointFailed, SlotConnectionLost. Cancelled: it is ended.
         """
@@ -189,7 +226,8 @@ class Slot:
         self._asks.end_checkpoint(name)
 
     async def keep_files(self, name: str, fd: int) -> int:
-        """Write the slot's files of that checkpoint to `fd`, the caller's; bytes. Raises CheckpointFailed, SlotConnectionLost."""
+        """Write the slot's files of that checkpoint to `fd`, the caller's; bytes. Raises
+        CheckpointFailed, SlotConnectionLost."""
         return await self._asks.keep_files(name, fd)
 
     async def criu(
@@ -203,11 +241,15 @@ class Slot:
         socket: bool = True,
         stdio: bool = False,
     ) -> CriuRun:
-        """Start CRIU in the slot (`criu.processes.CriuSlot`). Takes over `fds`: images, work directory, more. Raises SlotConnectionLost."""
-        return await self._asks.criu(run, argv, uid=uid, cgroup=cgroup, fds=fds, socket=socket, stdio=stdio)
+        """Start CRIU in the slot (`criu.processes.CriuSlot`). Takes over `fds`: images, work
+        directory, more. Raises SlotConnectionLost."""
+        return await self._asks.criu(
+            run, argv, uid=uid, cgroup=cgroup, fds=fds, socket=socket, stdio=stdio
+        )
 
     async def furnish(self, order: Mapping[str, Any], kdat: int, files: int) -> None:
-        """Make the tree, as `boot` does, and put a snapshot's files into it. The descriptors stay the caller's (/dev/null: none).
+        """Make the tree, as `boot` does, and put a snapshot's files into it. The descriptors stay
+        the caller's (/dev/null: none).
 
         Raises BootFailed, SlotConnectionLost.
         """
@@ -215,7 +257,8 @@ class Slot:
         self.worker = "furnished"
 
     async def revive(self, pid: int, point: Mapping[str, Any], deadline_s: float) -> None:
-        """Take a restored process as the worker, at its snapshot point. Raises BootFailed, SlotConnectionLost, TimeoutError."""
+        """Take a restored process as the worker, at its snapshot point. Raises BootFailed,
+        SlotConnectionLost, TimeoutError."""
         try:
             reached = SnapshotPoint.from_json(point)
         except ValueError as e:
@@ -224,12 +267,14 @@ class Slot:
         self._reach_point(reached)
 
     async def prove(self, deadline_s: float) -> ExampleCheckResult:
-        """Have the worker answer its examples once more; it leaves after that. Raises BootFailed, SlotConnectionLost, TimeoutError."""
+        """Have the worker answer its examples once more; it leaves after that. Raises BootFailed,
+        SlotConnectionLost, TimeoutError."""
         self.worker = "proving"
         return await self._asks.prove(deadline_s)
 
     async def end(self) -> None:
-        """Kill everything in the slot, wait until it is gone, remove its directory. A shim that we lost may live: it is killed."""
+        """Kill everything in the slot, wait until it is gone, remove its directory. A shim that we
+        lost may live: it is killed."""
         self.is_ending = True
         if self.is_lost:
             self._shut_down_lost()
@@ -258,7 +303,8 @@ class Slot:
         self.is_lost = True
 
     async def adopt(self) -> None:
-        """Ask the shim for its state and mirror it; of one that was just made: whether it came up. Raises SlotConnectionLost."""
+        """Ask the shim for its state and mirror it; of one that was just made: whether it came up.
+        Raises SlotConnectionLost."""
         self._send({"op": "state"})
         try:
             async with asyncio.timeout(_STATE_PATIENCE_S):
@@ -285,7 +331,8 @@ class Slot:
     # -- what the shim says
 
     def _pid_of(self, pidfd: int) -> int:
-        """Its host pid; 0 when it is gone. Raises ValueError for a process outside of the slot, which nobody may end or stop for it."""
+        """Its host pid; 0 when it is gone. Raises ValueError for a process outside of the slot,
+        which nobody may end or stop for it."""
         pid, shim = proc.host_pid(pidfd), self.shim_pid
         if pid and shim and proc.pid_namespace(pid) not in (None, proc.pid_namespace(shim)):
             raise ValueError(f"process {pid} is not in slot {self.id}")
@@ -314,7 +361,8 @@ class Slot:
             return
         except (OSError, *_NOT_OUR_PROTOCOL) as e:
             _log.warning("shim.broken slot=%s error=%s: %s", self.id, type(e).__name__, e)
-            self._send_quietly({"op": "shutdown"})  # it may live, and nobody will ask it for anything again
+            # it may live, and nobody will ask it for anything again
+            self._send_quietly({"op": "shutdown"})
             self._lose()
 
     def _on_message(self, message: Mapping[str, Any], fds: list[int]) -> None:
@@ -340,7 +388,10 @@ class Slot:
         elif event == "ready" and running is not None and not running.ready.done():
             running.ready.set_result(reports.phases_of(message["phases_ms"]))
         elif event == "exited" and running is not None:
-            self._finish(running, ExitStatus(status=_status(message), lost=message["lost"] or running.pidfd < 0))
+            self._finish(
+                running,
+                ExitStatus(status=_status(message), lost=message["lost"] or running.pidfd < 0),
+            )
             self._send_quietly({"op": "forget", "instance": running.id})
         else:
             self._on_slot_message(message, fds)
@@ -350,7 +401,11 @@ class Slot:
         event = message["event"]
         if event == "worker_exited":
             self._worker_exited(message["status"])
-        elif event == "exec_exited" and (done := self._execs.get(message["exec"])) is not None and not done.done():
+        elif (
+            event == "exec_exited"
+            and (done := self._execs.get(message["exec"])) is not None
+            and not done.done()
+        ):
             done.set_result(message["status"])
         elif event == "log_dropped" and self.owner is not None:
             self.owner.log_dropped(message["bytes"])
@@ -372,9 +427,13 @@ class Slot:
                 self._shim_pidfd = os.dup(fds[0])
             self.worker_pid = self._pid_of(fds[1]) if len(fds) > 1 and self.worker != "dead" else 0
             if message["point"]:
-                self._reach_point(SnapshotPoint.from_json(message["point"]), shim_worker=self.worker == "resident")
+                self._reach_point(
+                    SnapshotPoint.from_json(message["point"]), shim_worker=self.worker == "resident"
+                )
             elif self.worker == "dead":
-                self._fail_boot(BootFailed("the worker ended while it started", status=message["status"]))
+                self._fail_boot(
+                    BootFailed("the worker ended while it started", status=message["status"])
+                )
         elif message["event"] == "state_end":
             if not self._adopted.done():
                 self._adopted.set_result(None)
@@ -383,7 +442,12 @@ class Slot:
 
     def _mirror(self, message: Mapping[str, Any], fds: list[int]) -> None:
         instance = InstanceId(message["instance"])
-        running = InstanceProcess(id=instance, note=message["note"], ready=self._loop.create_future(), gone=self._loop.create_future())
+        running = InstanceProcess(
+            id=instance,
+            note=message["note"],
+            ready=self._loop.create_future(),
+            gone=self._loop.create_future(),
+        )
         running.ready.add_done_callback(seen)
         self.running[instance] = running
         if fds:
@@ -412,7 +476,9 @@ class Slot:
     def _worker_exited(self, status: int | None) -> None:
         self.worker, self.worker_pid = "dead", 0
         self._asks.worker_gone(status)
-        self._fail_boot(BootFailed("the worker ended while it started", error=self._error, status=status))
+        self._fail_boot(
+            BootFailed("the worker ended while it started", error=self._error, status=status)
+        )
         if self.owner is not None:
             self.owner.worker_gone(self, status)
 
@@ -428,7 +494,8 @@ class Slot:
             self.owner.instance_gone(self, running)
 
     def _lose(self) -> None:
-        """The shim is gone: with its PID namespace everything in it is; without one we end who we know."""
+        """The shim is gone: with its PID namespace everything in it is; without one we end who we
+        know."""
         if self.is_lost:
             return
         self.close()

@@ -1,4 +1,5 @@
-"""What the agent makes in a slot's directory: sockets of instances, small files; and its way to the shim."""
+"""What the agent makes in a slot's directory: sockets of instances, small files; and its way to the
+shim."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from typing import Any
 from weight_cache.protocol import admit
 
 _BACKLOG = 4096
-"""Connections that wait in the kernel while an instance comes up (bounded further by net.core.somaxconn)."""
+"""Connections that wait in the kernel while an instance comes up (bounded further by
+net.core.somaxconn)."""
 
 
 def seen(future: asyncio.Future[Any]) -> None:
@@ -24,7 +26,8 @@ def seen(future: asyncio.Future[Any]) -> None:
 
 
 def listen(path: Path) -> socket.socket:
-    """An instance's listening socket, for who may enter its directory, made by us so that connections queue before the worker accepts."""
+    """An instance's listening socket, for who may enter its directory, made by us so that
+    connections queue before the worker accepts."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -50,7 +53,8 @@ def connect(path: Path) -> socket.socket:
 
 
 def write_json(path: Path, body: Mapping[str, Any], mode: int = 0o600) -> None:
-    """Write a small file of a slot, with exactly this mode. No fsync: a slot does not outlive the machine."""
+    """Write a small file of a slot, with exactly this mode. No fsync: a slot does not outlive the
+    machine."""
     fd = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, mode)
     with os.fdopen(fd, "w") as f:
         os.fchmod(fd, mode)

@@ -1,8 +1,9 @@
-"""A slot's weights: leases opened the moment the slot is taken, waited for the moment its worker needs the files.
+"""A slot's weights: leases opened the moment the slot is taken, waited for the moment its worker
+needs the files.
 
-The slot's shim is their holder: a restore changes the worker's pid, and what nobody gives back ends with the shim. A cache that restarts
-meanwhile has forgotten what was still on its way there: it is asked again.
-"""
+The slot's shim is their holder: a restore changes the worker's pid, and what nobody gives back ends
+with the shim. A cache that restarts meanwhile has forgotten what was still on its way there: it is
+asked again."""
 
 from __future__ import annotations
 
@@ -21,12 +22,14 @@ from weight_cache.types import Lease, Tier
 
 _log = logging.getLogger(__name__)
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-"""Between asking a cache that does not answer: it is started again within 0.1 s, and after several crashes in a row within 5 s."""
+"""Between asking a cache that does not answer: it is started again within 0.1 s, and after several
+crashes in a row within 5 s."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """One of a launch's weights on this node: its directory, and the tier where it was when it was asked for."""
+    """One of a launch's weights on this node: its directory, and the tier where it was when it was
+    asked for."""
 
     path: Path
     tier: Tier
@@ -39,12 +42,17 @@ class Opening:
         lease_ids: of all of them, whether or not they are granted yet.
     """
 
-    def __init__(self, source: WeightSource, mounts: Sequence[WeightsMount], *, holder: str, pid: int | None) -> None:
+    def __init__(
+        self, source: WeightSource, mounts: Sequence[WeightsMount], *, holder: str, pid: int | None
+    ) -> None:
         self._source = source
         self._holder = holder
         self._pid = pid
         self.lease_ids = tuple(Lease.id_of(mount.manifest, holder) for mount in mounts)
-        self._tasks = {m.name: asyncio.create_task(self._have(m), name=f"weights {m.name} of {holder}") for m in mounts}
+        self._tasks = {
+            m.name: asyncio.create_task(self._have(m), name=f"weights {m.name} of {holder}")
+            for m in mounts
+        }
 
     @property
     def is_settled(self) -> bool:
@@ -52,7 +60,8 @@ class Opening:
         return all(task.done() for task in self._tasks.values())
 
     async def ready(self) -> dict[str, Served]:
-        """When all are here: by name. Raises WeightCacheError as of `WeightCacheClient.wait`, BootFailed when the slot's shim is gone."""
+        """When all are here: by name. Raises WeightCacheError as of `WeightCacheClient.wait`,
+        BootFailed when the slot's shim is gone."""
         if self._tasks:
             await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_EXCEPTION)
         for task in self._tasks.values():
@@ -86,7 +95,15 @@ class Opening:
             path = (await self._source.wait(opened.lease_id)).path
         expected_ms = -1 if opened.expected_s is None else opened.expected_s * 1000
         text = "weights.ready slot=%s name=%s manifest=%s tier=%s expected_ms=%.0f took_ms=%.1f"
-        _log.info(text, self._holder, mount.name, mount.manifest[:12], opened.tier, expected_ms, (time.perf_counter() - began) * 1000)
+        _log.info(
+            text,
+            self._holder,
+            mount.name,
+            mount.manifest[:12],
+            opened.tier,
+            expected_ms,
+            (time.perf_counter() - began) * 1000,
+        )
         return Served(path=Path(path), tier=opened.tier)
 
 
@@ -101,7 +118,8 @@ class Weights:
         return Opening(self._source, mounts, holder=holder, pid=pid)
 
     async def expect_s(self, launch: LaunchSpec) -> float:
-        """How long a start will wait for its weights: the cache's prediction, and 0 for what the cache cannot say."""
+        """How long a start will wait for its weights: the cache's prediction, and 0 for what the
+        cache cannot say."""
         try:
             predictions = [await self._source.predict(mount.manifest) for mount in launch.weights]
         except WeightCacheError as e:
@@ -118,8 +136,11 @@ class Weights:
                 _log.warning("weights.not_closed lease=%s error=%s", lease_id, e)
 
 
-def served_from(kind: StartKind, launch: LaunchSpec, weights: Mapping[str, Served]) -> dict[str, str]:
-    """Name → tier of a start of `kind`, for people. `weights`: what its slot found when its worker was brought up.
+def served_from(
+    kind: StartKind, launch: LaunchSpec, weights: Mapping[str, Served]
+) -> dict[str, str]:
+    """Name → tier of a start of `kind`, for people. `weights`: what its slot found when its worker
+    was brought up.
 
     A fork, like a worker that waited at its snapshot point, has the memory that is there already.
     """

@@ -1,4 +1,5 @@
-"""What the door asks about snapshots: make one, list, prove, delete, and whether there are any on this node at all."""
+"""What the door asks about snapshots: make one, list, prove, delete, and whether there are any on
+this node at all."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ _FORGET_S = 60.0
 
 
 class SnapshotApi:
-    """Owner: the event loop. Without a `components` there are none, and `selector.why_not` says why."""
+    """Owner: the event loop. Without a `components` there are none, and `selector.why_not` says
+    why."""
 
     def __init__(
         self,
@@ -62,7 +64,8 @@ class SnapshotApi:
         return self._selector
 
     async def checkpoint(self, launch: LaunchSpec) -> SnapshotInfo:
-        """See `AgentClient.checkpoint`. Raises Unsupported where there are none, SnapshotRefused."""
+        """See `AgentClient.checkpoint`. Raises Unsupported where there are none,
+        SnapshotRefused."""
         if self._checkpoints is None:
             raise Unsupported(f"no snapshot of {launch.revision}: {self._selector.why_not}")
         return (await self._checkpoints.make(launch)).info()
@@ -86,8 +89,11 @@ class SnapshotApi:
         if self._asked is not None:
             await self._asked.aclose()
 
-    async def delete(self, *, snapshot_id: str | None, revision: str | None, function: str | None) -> int:
-        """See `AgentClient.delete_snapshots`. Copies go, too, but nobody waits for the object store."""
+    async def delete(
+        self, *, snapshot_id: str | None, revision: str | None, function: str | None
+    ) -> int:
+        """See `AgentClient.delete_snapshots`. Copies go, too, but nobody waits for the object
+        store."""
         if self._stock is None:
             return 0
         catalogue, remote = self._stock.catalogue, self._stock.remote
@@ -98,7 +104,9 @@ class SnapshotApi:
             else:
                 count = await catalogue.delete_of(revision=revision, function=function)
         if remote is not None:
-            self._background_tasks.run(self._forget(remote, copies, revision=revision, function=function), "forget copies")
+            self._background_tasks.run(
+                self._forget(remote, copies, revision=revision, function=function), "forget copies"
+            )
         return count
 
     def describe(self) -> Mapping[str, Any]:
@@ -114,16 +122,21 @@ class SnapshotApi:
             "max_bytes": catalogue.max_bytes,
             "ready": states[SnapshotState.READY],
             "quarantined": states[SnapshotState.QUARANTINED],
-            "last_refusal": self._checkpoints.last_refusal if self._checkpoints is not None else None,
+            "last_refusal": self._checkpoints.last_refusal
+            if self._checkpoints is not None
+            else None,
         }
 
     def observe(self) -> None:
         """Tell the metrics; called before each scrape."""
         if self._stock is not None:
-            self._metrics.observe_snapshots(by_state=self._by_state(), used_bytes=self._stock.catalogue.used_bytes)
+            self._metrics.observe_snapshots(
+                by_state=self._by_state(), used_bytes=self._stock.catalogue.used_bytes
+            )
 
     async def verify_all(self) -> None:
-        """Hash what an earlier agent left, one after the other, so that the first start of each does not have to."""
+        """Hash what an earlier agent left, one after the other, so that the first start of each
+        does not have to."""
         if self._stock is None:
             return
         for snapshot in self._stock.catalogue:
@@ -133,7 +146,13 @@ class SnapshotApi:
                 _log.warning("snapshot.unusable snapshot=%s error=%s", snapshot.id, e)
 
     @staticmethod
-    async def _forget(remote: Remote, copies: list[SnapshotManifest], *, revision: str | None, function: str | None) -> None:
+    async def _forget(
+        remote: Remote,
+        copies: list[SnapshotManifest],
+        *,
+        revision: str | None,
+        function: str | None,
+    ) -> None:
         """What would otherwise be fetched by the next start."""
         try:
             async with asyncio.timeout(_FORGET_S):
@@ -142,7 +161,9 @@ class SnapshotApi:
                 if revision is not None or function is not None:
                     await remote.forget_of(revision=revision, function=function)
         except (RemoteError, TimeoutError) as e:
-            _log.warning("snapshot.copies_stay revision=%s function=%s error=%s", revision, function, e)
+            _log.warning(
+                "snapshot.copies_stay revision=%s function=%s error=%s", revision, function, e
+            )
 
     def _by_state(self) -> Counter[SnapshotState]:
         return Counter(info.state for info in self.infos({}))

@@ -1,9 +1,10 @@
-"""Proofs that somebody asks for: whoever may deploy may ask as often as they like, and a proof is a process with the memory of an instance.
+"""Proofs that somebody asks for: whoever may deploy may ask as often as they like, and a proof is a
+process with the memory of an instance.
 
-One proof of a snapshot at a time, whose askers share it, and one of a tenant; a few on the node, at which tenants take turns. A proof
-claims memory and GPUs as an instance does, and is given up after MOST_S. Its CPU time is said to whoever asked, for the bill; the next one
-of its tenant begins after REST times as long as it took.
-"""
+One proof of a snapshot at a time, whose askers share it, and one of a tenant; a few on the node, at
+which tenants take turns. A proof claims memory and GPUs as an instance does, and is given up after
+MOST_S. Its CPU time is said to whoever asked, for the bill; the next one of its tenant begins after
+REST times as long as it took."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from snapshotter.starts.node_capacity import NodeCapacity, gpus_of
 from snapshotter.types import InstanceId, InstanceInfo, InstanceState, LaunchSpec, Share, StartKind
 
 MOST_S: Final = 600.0
-"""Of one proof, waiting for its turn included: some restores of each way that takes a minute. A start that takes longer is no better
-than COLD."""
+"""Of one proof, waiting for its turn included: some restores of each way that takes a minute. A
+start that takes longer is no better than COLD."""
 REST: Final = 9.0
 """A tenth of the time for proofs: not more than an instance's processors uses on average."""
 _AT_ONCE = 2
@@ -63,9 +64,17 @@ class _Flight:
 
 
 class AskedProofs:
-    """Owner: the event loop. `_flights` (snapshot → proof) and `_tenants` (whose is under way) change between awaits only."""
+    """Owner: the event loop. `_flights` (snapshot → proof) and `_tenants` (whose is under way)
+    change between awaits only."""
 
-    def __init__(self, prover: Prover, *, instances: Instances, room: NodeCapacity, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        prover: Prover,
+        *,
+        instances: Instances,
+        room: NodeCapacity,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._prover = prover
         self._instances = instances
         self._room = room
@@ -79,19 +88,25 @@ class AskedProofs:
         return f"<AskedProofs {len(self._flights)} under way>"
 
     async def prove(self, snapshot_id: str, report: Report = _nobody) -> None:
-        """Have it proven, or wait for the proof that is under way; a caller that leaves does not end it.
+        """Have it proven, or wait for the proof that is under way; a caller that leaves does not
+        end it.
 
-        report: tells what it cost, to each caller that waited; by the same id, so that it is charged once.
+        report: tells what it cost, to each caller that waited; by the same id, so that it is
+        charged once.
 
-        Raises SnapshotUnknown, ProofsBusy, NoCapacity, Unsupported, SnapshotRefused when it took too long to tell.
-        """
+        Raises SnapshotUnknown, ProofsBusy, NoCapacity, Unsupported, SnapshotRefused when it took
+        too long to tell."""
         if snapshot_id not in self._flights:
             launch = self._prover.launch_of(snapshot_id)
             tenant = launch.labels.get("tenant", "")
             self._demand_turn(tenant)
             self._tenants.add(tenant)
-            self._flights[snapshot_id] = new = _Flight(f"proof-{snapshot_id}-{secrets.token_hex(4)}", tenant)
-            new.task = asyncio.create_task(self._prove(snapshot_id, launch, new), name=f"prove {snapshot_id}")
+            self._flights[snapshot_id] = new = _Flight(
+                f"proof-{snapshot_id}-{secrets.token_hex(4)}", tenant
+            )
+            new.task = asyncio.create_task(
+                self._prove(snapshot_id, launch, new), name=f"prove {snapshot_id}"
+            )
             new.task.add_done_callback(lambda task: self._landed(snapshot_id, tenant, task))
         flight = self._flights[snapshot_id]
         assert flight.task is not None
@@ -114,7 +129,9 @@ class AskedProofs:
         if tenant not in self._tenants and wait_s <= 0:
             return
         message = "a proof of this tenant is under way, or was a moment ago: ask again later"
-        raise ProofsBusy(message, {"retry_after_s": _RETRY_S if tenant in self._tenants else wait_s})
+        raise ProofsBusy(
+            message, {"retry_after_s": _RETRY_S if tenant in self._tenants else wait_s}
+        )
 
     async def _prove(self, snapshot_id: str, launch: LaunchSpec, flight: _Flight) -> None:
         try:
@@ -128,14 +145,19 @@ class AskedProofs:
                     self._turns.release()
                     self._rest(flight.tenant, self._clock() - began)
         except TimeoutError as e:
-            message = f"the proof of snapshot {snapshot_id} did not end within {MOST_S:g} s: the snapshot stays as it was"
+            message = (
+                f"the proof of snapshot {snapshot_id} did not end within {MOST_S:g} s: the "
+                f"snapshot stays as it was"
+            )
             raise SnapshotRefused(message, {"reasons": [], "passing": True}) from e
 
     @contextlib.contextmanager
     def _claimed(self, snapshot_id: str, launch: LaunchSpec) -> Iterator[None]:
         """Memory and GPUs, which no start may claim meanwhile. Raises NoCapacity, Unsupported."""
         tenant = launch.labels.get("tenant", "")
-        self._room.check_claim(launch, [instance.info for instance in self._instances], tenant=tenant)
+        self._room.check_claim(
+            launch, [instance.info for instance in self._instances], tenant=tenant
+        )
         info = InstanceInfo(
             id=InstanceId(f"proof-{snapshot_id}"),
             revision=launch.revision,
@@ -162,7 +184,9 @@ class AskedProofs:
     def _rest(self, tenant: str, took_s: float) -> None:
         now = self._clock()
         if len(self._not_before) > _FORGET:
-            self._not_before = {name: until for name, until in self._not_before.items() if until > now}
+            self._not_before = {
+                name: until for name, until in self._not_before.items() if until > now
+            }
         self._not_before[tenant] = now + REST * took_s
 
     def _landed(self, snapshot_id: str, tenant: str, task: asyncio.Task[None]) -> None:

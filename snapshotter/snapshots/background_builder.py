@@ -1,8 +1,9 @@
-"""Snapshots that nobody asked for: after a COLD start of a revision that has none, behind the caller's back.
+"""Snapshots that nobody asked for: after a COLD start of a revision that has none, behind the
+caller's back.
 
-At most so many per hour (after an upgrade every revision misses at once, and a node has calls to answer), one at a time, a moment after
-the start that wanted it. The bucket refills evenly; what finds it empty is not queued: the next COLD start wants it again.
-"""
+At most so many per hour (after an upgrade every revision misses at once, and a node has calls to
+answer), one at a time, a moment after the start that wanted it. The bucket refills evenly; what
+finds it empty is not queued: the next COLD start wants it again."""
 
 from __future__ import annotations
 
@@ -65,15 +66,25 @@ class BackgroundBuilder:
     def want(self, launch: LaunchSpec) -> bool:
         """Have one made soon; False when it is not worth it or may not be now."""
         checkpoints = self._checkpoints
-        if checkpoints is None or not launch.snapshot or self._closing.is_set() or launch.revision in self._wanted:
+        if (
+            checkpoints is None
+            or not launch.snapshot
+            or self._closing.is_set()
+            or launch.revision in self._wanted
+        ):
             return False
-        if checkpoints.refused(launch.revision) is not None or self._not_before.get(launch.revision, 0.0) > self._clock():
+        if (
+            checkpoints.refused(launch.revision) is not None
+            or self._not_before.get(launch.revision, 0.0) > self._clock()
+        ):
             return False
         self._not_before.pop(launch.revision, None)
         if not self._spend():
             return False
         self._wanted.add(launch.revision)
-        self._background_tasks.run(self._build(checkpoints, launch), f"build snapshot {launch.revision}")
+        self._background_tasks.run(
+            self._build(checkpoints, launch), f"build snapshot {launch.revision}"
+        )
         return True
 
     async def aclose(self) -> None:
@@ -84,7 +95,10 @@ class BackgroundBuilder:
 
     def _spend(self) -> bool:
         now = self._clock()
-        self._tokens = min(float(self._per_hour), self._tokens + (now - self._counted_at) * self._per_hour / _HOUR_S)
+        self._tokens = min(
+            float(self._per_hour),
+            self._tokens + (now - self._counted_at) * self._per_hour / _HOUR_S,
+        )
         self._counted_at = now
         if self._tokens < 1:
             return False
@@ -111,6 +125,7 @@ class BackgroundBuilder:
 
 
 def _is_template_gone(error: Exception) -> bool:
-    """Whether it was only too late: the Template was dropped while others were built, and the next COLD start makes another one."""
+    """Whether it was only too late: the Template was dropped while others were built, and the next
+    COLD start makes another one."""
     reasons = error.detail.get("reasons", ()) if isinstance(error, SnapshotRefused) else ()
     return any(reason["kind"] == "template_gone" for reason in reasons)

@@ -6,10 +6,10 @@
     <directory>/quarantine/sn-….…/        moved aside, with its reason beside it in sn-….….json
     <directory>/hashes.json               what was verified since this machine booted
 
-Publishing: hash, write the manifest (its temporary name, fsync(2), rename(2)), flush the file system, rename the directory. What
-is READY was proven, and the proof stands in the signed manifest. Before each use its files are compared with what was verified:
-by stat(2), and by hash again when that differs. What does not match is moved aside and never served.
-"""
+Publishing: hash, write the manifest (its temporary name, fsync(2), rename(2)), flush the file
+system, rename the directory. What is READY was proven, and the proof stands in the signed manifest.
+Before each use its files are compared with what was verified: by stat(2), and by hash again when
+that differs. What does not match is moved aside and never served."""
 
 from __future__ import annotations
 
@@ -30,7 +30,13 @@ from snapshotter.snapshots import manifest as manifests
 from snapshotter.snapshots import quarantine
 from snapshotter.snapshots.hash_cache import HashCache
 from snapshotter.snapshots.identity import Identity
-from snapshotter.snapshots.manifest import IMAGES, MANIFEST, Proof, SnapshotInvalid, SnapshotManifest
+from snapshotter.snapshots.manifest import (
+    IMAGES,
+    MANIFEST,
+    Proof,
+    SnapshotInvalid,
+    SnapshotManifest,
+)
 from snapshotter.snapshots.mapped_files import BindMounts
 from snapshotter.snapshots.quarantine import Quarantined
 from snapshotter.snapshots.stored import (
@@ -46,7 +52,15 @@ from snapshotter.snapshots.verify import Verifier
 from snapshotter.types import SnapshotInfo, SnapshotState
 from weight_cache.disk import DiskFloor, no_floor
 
-__all__ = ["Catalog", "CatalogLocked", "DiskBudgetExceeded", "LibraryChanged", "Snapshot", "SnapshotCorrupt", "SnapshotStaging"]
+__all__ = [
+    "Catalog",
+    "CatalogLocked",
+    "DiskBudgetExceeded",
+    "LibraryChanged",
+    "Snapshot",
+    "SnapshotCorrupt",
+    "SnapshotStaging",
+]
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _HASHES = "hashes.json"
@@ -54,7 +68,8 @@ _QUARANTINE = "quarantine"
 
 
 class Catalog:
-    """Owner: one event loop. The index changes only in synchronous code after the directory did; reading and writing is done in threads.
+    """Owner: one event loop. The index changes only in synchronous code after the directory did;
+    reading and writing is done in threads.
 
     `step` is told each step of publishing (tests kill the process there).
     """
@@ -68,11 +83,11 @@ class Catalog:
         step: Callable[[str], None] = lambda _: None,
         floor: DiskFloor | None = None,
     ) -> None:
-        """Take the directory, clean up after a dead owner and take stock. Blocking. Raises CatalogLocked, OSError.
+        """Take the directory, clean up after a dead owner and take stock. Blocking. Raises
+        CatalogLocked, OSError.
 
-        `max_bytes` None: a quarter of the free disk, with what is here already counted as free. `floor`: free disk that snapshots
-        leave to others; None: none.
-        """
+        `max_bytes` None: a quarter of the free disk, with what is here already counted as free.
+        `floor`: free disk that snapshots leave to others; None: none."""
         self._floor = floor or no_floor()
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         directory.chmod(0o700)
@@ -91,7 +106,10 @@ class Catalog:
 
     def __repr__(self) -> str:
         ready = sum(s.state is SnapshotState.READY for s in self._snapshots.values())
-        return f"<Catalog {ready} ready of {len(self._snapshots)}, {len(self.quarantined)} quarantined, {self.used_bytes} bytes>"
+        return (
+            f"<Catalog {ready} ready of {len(self._snapshots)}, {len(self.quarantined)} "
+            f"quarantined, {self.used_bytes} bytes>"
+        )
 
     @property
     def directory(self) -> Path:
@@ -111,7 +129,9 @@ class Catalog:
     @property
     def used_bytes(self) -> int:
         """On disk: snapshots, and what is kept for diagnosis."""
-        return sum(s.manifest.image_bytes for s in self._snapshots.values()) + sum(q.image_bytes for q in self.quarantined)
+        return sum(s.manifest.image_bytes for s in self._snapshots.values()) + sum(
+            q.image_bytes for q in self.quarantined
+        )
 
     async def aclose(self) -> None:
         """Keep what was verified for the next agent, and let the directory go. Idempotent."""
@@ -128,27 +148,39 @@ class Catalog:
             os.close(self._lock)
             self._lock = -1
 
-    # -- looking -------------------------------------------------------------------------------------------------------
+    # -- looking -----------------------------------------------------------------------------------
     def candidate(self, identity: Identity) -> Snapshot | None:
-        """The newest proven snapshot of this identity; its files are still to be looked at (`is_fresh`)."""
-        ready = (s for s in self._snapshots.values() if s.state is SnapshotState.READY and s.manifest.identity == identity)
+        """The newest proven snapshot of this identity; its files are still to be looked at
+        (`is_fresh`)."""
+        ready = (
+            s
+            for s in self._snapshots.values()
+            if s.state is SnapshotState.READY and s.manifest.identity == identity
+        )
         return max(ready, key=lambda s: s.manifest.created_at, default=None)
 
     def missed(self, identity: Identity) -> str | None:
-        """Which field keeps the newest proven snapshot of this revision from being a candidate; None when there is none at all."""
-        ready = (s for s in self._snapshots.values() if s.state is SnapshotState.READY and s.manifest.revision == identity.revision)
+        """Which field keeps the newest proven snapshot of this revision from being a candidate;
+        None when there is none at all."""
+        ready = (
+            s
+            for s in self._snapshots.values()
+            if s.state is SnapshotState.READY and s.manifest.revision == identity.revision
+        )
         newest = max(ready, key=lambda s: s.manifest.created_at, default=None)
         return None if newest is None else newest.manifest.identity.first_difference(identity)
 
     def is_fresh(self, snapshot: Snapshot, binds: BindMounts | None) -> bool:
-        """True if nothing of it, nor of what it maps, changed since it was verified. stat(2) only, some 5 µs for each file."""
+        """True if nothing of it, nor of what it maps, changed since it was verified. stat(2) only,
+        some 5 µs for each file."""
         return self._verifier.is_fresh(snapshot, binds)
 
     async def verify(self, snapshot: Snapshot, binds: BindMounts | None) -> None:
-        """Hash whatever is not known to be unchanged. `binds` None leaves out the files that it maps.
+        """Hash whatever is not known to be unchanged. `binds` None leaves out the files that it
+        maps.
 
-        Raises SnapshotCorrupt (it is quarantined then), LibraryChanged (it stays: the file may come back), SnapshotUnknown.
-        """
+        Raises SnapshotCorrupt (it is quarantined then), LibraryChanged (it stays: the file may come
+        back), SnapshotUnknown."""
         self.get(snapshot.id)
         try:
             await self._verifier.check_files(snapshot)
@@ -163,7 +195,8 @@ class Catalog:
         await self._verifier.check_mapped(manifest, binds)
 
     async def usable(self, identity: Identity, binds: BindMounts) -> Snapshot | None:
-        """A snapshot that may be restored now, or None; `missed` says why not. Damaged ones are moved aside on the way.
+        """A snapshot that may be restored now, or None; `missed` says why not. Damaged ones are
+        moved aside on the way.
 
         Raises LibraryChanged.
         """
@@ -177,7 +210,7 @@ class Catalog:
                 _log.warning("snapshot.unusable snapshot=%s error=%s", snapshot.id, e)
         return None
 
-    # -- making --------------------------------------------------------------------------------------------------------
+    # -- making ------------------------------------------------------------------------------------
     @contextlib.asynccontextmanager
     async def stage(self) -> AsyncIterator[SnapshotStaging]:
         """A directory to make a snapshot in; whatever is not published from it is removed."""
@@ -189,18 +222,23 @@ class Catalog:
         finally:
             await asyncio.shield(asyncio.to_thread(place.__exit__, None, None, None))
 
-    async def publish(self, stage: SnapshotStaging, draft: SnapshotManifest, *, now: float) -> Snapshot:
+    async def publish(
+        self, stage: SnapshotStaging, draft: SnapshotManifest, *, now: float
+    ) -> Snapshot:
         """Hash the files, write the manifest, give it its name: PROVING unless `draft` has a proof.
 
-        Cancelling it leaves nothing, or the whole snapshot. Raises OSError, SnapshotInvalid, DiskBudgetExceeded.
-        """
+        Cancelling it leaves nothing, or the whole snapshot. Raises OSError, SnapshotInvalid,
+        DiskBudgetExceeded."""
         here = stage.work.directory
         marks = await self._memory.marks(await asyncio.to_thread(files_of, here), settle=True)
         full = draft.completed({str(path.relative_to(here)): mark for path, mark in marks.items()})
         return await self.admit(stage, full, now=now)
 
-    async def admit(self, stage: SnapshotStaging, full: SnapshotManifest, *, now: float) -> Snapshot:
-        """Publish verified files whose manifest is complete already, as that of a copy. Raises OSError, DiskBudgetExceeded."""
+    async def admit(
+        self, stage: SnapshotStaging, full: SnapshotManifest, *, now: float
+    ) -> Snapshot:
+        """Publish verified files whose manifest is complete already, as that of a copy. Raises
+        OSError, DiskBudgetExceeded."""
         self._step("hashed")
         await self.make_room(full.image_bytes)
         return await _to_its_end(self._place(stage, full, now))
@@ -209,36 +247,54 @@ class Catalog:
         final = self._directory / full.id
         await asyncio.to_thread(self._write, stage, full, final)
         self._step("published")
-        snapshot = self._snapshots.get(full.id) or Snapshot(manifest=full, directory=final, state=_state(full), last_used_at=now)
+        snapshot = self._snapshots.get(full.id) or Snapshot(
+            manifest=full, directory=final, state=_state(full), last_used_at=now
+        )
         self._snapshots[full.id] = snapshot
         await self._verifier.check_files(snapshot)  # by stat, for what was just hashed
         return snapshot
 
     def _write(self, stage: SnapshotStaging, full: SnapshotManifest, final: Path) -> None:
-        manifests.write_durably(stage.work.directory / MANIFEST, manifests.sealed(full.to_json(), self._key))
+        manifests.write_durably(
+            stage.work.directory / MANIFEST, manifests.sealed(full.to_json(), self._key)
+        )
         self._step("manifest_written")
         stage.work.publish(final)
 
-    async def mark_proven(self, snapshot_id: str, proof: Proof, *, pages: str, phases_ms: Mapping[str, float]) -> Snapshot:
-        """It is READY from now on, and older ones of the same identity go. `phases_ms` is added to. Raises SnapshotUnknown, OSError."""
+    async def mark_proven(
+        self, snapshot_id: str, proof: Proof, *, pages: str, phases_ms: Mapping[str, float]
+    ) -> Snapshot:
+        """It is READY from now on, and older ones of the same identity go. `phases_ms` is added to.
+        Raises SnapshotUnknown, OSError."""
         old = self.get(snapshot_id)
-        proven = replace(old.manifest, proof=proof, pages=pages, phases_ms={**old.manifest.phases_ms, **phases_ms})
+        proven = replace(
+            old.manifest,
+            proof=proof,
+            pages=pages,
+            phases_ms={**old.manifest.phases_ms, **phases_ms},
+        )
         snapshot = await _to_its_end(self._replace_manifest(proven))
-        same = [s.id for s in self._snapshots.values() if s.manifest.identity == proven.identity and s.id != snapshot_id]
+        same = [
+            s.id
+            for s in self._snapshots.values()
+            if s.manifest.identity == proven.identity and s.id != snapshot_id
+        ]
         for older in same:
             await self.delete(older)
         return snapshot
 
     async def _replace_manifest(self, proven: SnapshotManifest) -> Snapshot:
         path = self.get(proven.id).directory / MANIFEST
-        await asyncio.to_thread(manifests.write_durably, path, manifests.sealed(proven.to_json(), self._key))
+        await asyncio.to_thread(
+            manifests.write_durably, path, manifests.sealed(proven.to_json(), self._key)
+        )
         self._step("proof_written")
         snapshot = replace(self.get(proven.id), manifest=proven, state=_state(proven))
         self._snapshots[proven.id] = snapshot
         await self._verifier.check_files(snapshot)
         return snapshot
 
-    # -- using ---------------------------------------------------------------------------------------------------------
+    # -- using -------------------------------------------------------------------------------------
     def get(self, snapshot_id: str) -> Snapshot:
         """Raises SnapshotUnknown; what is quarantined is not known any more."""
         found = self._snapshots.get(snapshot_id)
@@ -251,8 +307,13 @@ class Catalog:
 
     def infos(self, labels: Mapping[str, str]) -> list[SnapshotInfo]:
         """Of all whose labels include `labels`, the quarantined ones included, oldest first."""
-        every = [*(s.info() for s in self._snapshots.values()), *(q.info() for q in self.quarantined)]
-        return sorted((i for i in every if labels.items() <= i.labels.items()), key=lambda i: i.created_at)
+        every = [
+            *(s.info() for s in self._snapshots.values()),
+            *(q.info() for q in self.quarantined),
+        ]
+        return sorted(
+            (i for i in every if labels.items() <= i.labels.items()), key=lambda i: i.created_at
+        )
 
     @contextlib.contextmanager
     def lease(self, snapshot_id: str) -> Iterator[Snapshot]:
@@ -273,12 +334,16 @@ class Catalog:
         found = self._snapshots.get(snapshot_id)
         if found is not None:
             self._failures.pop(snapshot_id, None)
-            self._snapshots[snapshot_id] = replace(found, last_used_at=now, restores=found.restores + 1)
-            with contextlib.suppress(OSError):  # only the order of eviction after a restart hangs on it
+            self._snapshots[snapshot_id] = replace(
+                found, last_used_at=now, restores=found.restores + 1
+            )
+            # only the order of eviction after a restart hangs on it
+            with contextlib.suppress(OSError):
                 os.utime(found.directory, (now, now))
 
     def failed(self, snapshot_id: str) -> int:
-        """A restore of it failed; how many did in a row. The caller quarantines it when they are enough."""
+        """A restore of it failed; how many did in a row. The caller quarantines it when they are
+        enough."""
         self._failures[snapshot_id] = self._failures.get(snapshot_id, 0) + 1
         return self._failures[snapshot_id]
 
@@ -287,20 +352,31 @@ class Catalog:
         if (found := self._snapshots.get(snapshot_id)) is not None:
             self._snapshots[snapshot_id] = replace(found, remote=True)
 
-    # -- leaving -------------------------------------------------------------------------------------------------------
+    # -- leaving -----------------------------------------------------------------------------------
     async def quarantine(self, snapshot_id: str, reason: str, *, now: float | None = None) -> None:
         """Move it aside with its reason; it is never served again. Idempotent."""
         found = self._forget(snapshot_id)
         if found is not None:
-            _log.warning("snapshot.quarantined snapshot=%s revision=%s reason=%s", snapshot_id, found.manifest.revision, reason)
+            _log.warning(
+                "snapshot.quarantined snapshot=%s revision=%s reason=%s",
+                snapshot_id,
+                found.manifest.revision,
+                reason,
+            )
             await _to_its_end(self._move_aside(found, reason, now))
 
     async def _move_aside(self, found: Snapshot, reason: str, now: float | None) -> None:
-        self.quarantined.append(await asyncio.to_thread(self._set_aside, found.directory, found.manifest, reason, now))
+        self.quarantined.append(
+            await asyncio.to_thread(self._set_aside, found.directory, found.manifest, reason, now)
+        )
 
     async def delete(self, snapshot_id: str) -> bool:
-        """Remove it, quarantined or not; True if it was there. Its name goes now, its files when nobody uses them any more."""
-        found, aside = self._forget(snapshot_id), [q for q in self.quarantined if q.id == snapshot_id]
+        """Remove it, quarantined or not; True if it was there. Its name goes now, its files when
+        nobody uses them any more."""
+        found, aside = (
+            self._forget(snapshot_id),
+            [q for q in self.quarantined if q.id == snapshot_id],
+        )
         if found is not None:
             await self._bury(found)
         for record in aside:
@@ -308,34 +384,56 @@ class Catalog:
         return found is not None or bool(aside)
 
     async def delete_of(self, *, revision: str | None = None, function: str | None = None) -> int:
-        """Remove all of a revision, or of a function id (what stands before the `@` of a revision's key); how many went."""
+        """Remove all of a revision, or of a function id (what stands before the `@` of a revision's
+        key); how many went."""
         every = [(s.id, s.manifest.revision) for s in self._snapshots.values()]
         every += [(q.id, q.manifest.revision) for q in self.quarantined if q.manifest is not None]
-        wanted = {i for i, key in every if key == revision or (function is not None and key.partition("@")[0] == function)}
+        wanted = {
+            i
+            for i, key in every
+            if key == revision or (function is not None and key.partition("@")[0] == function)
+        }
         return sum([await self.delete(snapshot_id) for snapshot_id in sorted(wanted)])
 
     async def make_room(self, needed_bytes: int, *, coming_bytes: int = 0) -> None:
-        """Remove what is quarantined, then the least recently used, until `needed_bytes` fit, and the disk's floors are kept.
+        """Remove what is quarantined, then the least recently used, until `needed_bytes` fit, and
+        the disk's floors are kept.
 
-        `coming_bytes`: of them so many are not on the disk yet. Raises DiskBudgetExceeded; then nothing is removed for the budget's sake.
-        """
-        unused = sorted((s for s in self._snapshots.values() if s.id not in self._leases), key=lambda s: s.last_used_at)
+        `coming_bytes`: of them so many are not on the disk yet. Raises DiskBudgetExceeded; then
+        nothing is removed for the budget's sake."""
+        unused = sorted(
+            (s for s in self._snapshots.values() if s.id not in self._leases),
+            key=lambda s: s.last_used_at,
+        )
         aside = sorted(self.quarantined, key=lambda q: q.at)
-        held = self.used_bytes - sum(s.manifest.image_bytes for s in unused) - sum(q.image_bytes for q in aside)
+        held = (
+            self.used_bytes
+            - sum(s.manifest.image_bytes for s in unused)
+            - sum(q.image_bytes for q in aside)
+        )
         if held + needed_bytes > self.max_bytes:
             raise DiskBudgetExceeded(
-                f"a snapshot of {needed_bytes} bytes does not fit: snapshots may take {self.max_bytes} bytes, {held} are in use"
+                f"a snapshot of {needed_bytes} bytes does not fit: snapshots may take "
+                f"{self.max_bytes} bytes, {held} are in use"
             )
-        while self.used_bytes + needed_bytes > self.max_bytes or any(self._floor.missing(coming_bytes)):
+        while self.used_bytes + needed_bytes > self.max_bytes or any(
+            self._floor.missing(coming_bytes)
+        ):
             if not aside and not unused:
-                raise DiskBudgetExceeded(f"a snapshot of {needed_bytes} bytes is not kept: {self._floor.describe(coming_bytes)}")
+                raise DiskBudgetExceeded(
+                    f"a snapshot of {needed_bytes} bytes is not kept: "
+                    f"{self._floor.describe(coming_bytes)}"
+                )
             if aside:
                 await self._drop(aside.pop(0))
                 continue
             oldest = unused.pop(0)
             if oldest.id in self._snapshots and oldest.id not in self._leases:
                 _log.info(
-                    "snapshot.evicted snapshot=%s revision=%s bytes=%d", oldest.id, oldest.manifest.revision, oldest.manifest.image_bytes
+                    "snapshot.evicted snapshot=%s revision=%s bytes=%d",
+                    oldest.id,
+                    oldest.manifest.revision,
+                    oldest.manifest.image_bytes,
                 )
                 await self.delete(oldest.id)
 
@@ -352,7 +450,9 @@ class Catalog:
             await asyncio.to_thread(atomic_directory.remove_tree, grave)
 
     def _remove_later(self, grave: Path) -> None:
-        removal = asyncio.create_task(asyncio.to_thread(atomic_directory.remove_tree, grave), name=f"remove {grave.name}")
+        removal = asyncio.create_task(
+            asyncio.to_thread(atomic_directory.remove_tree, grave), name=f"remove {grave.name}"
+        )
         self._removals.add(removal)
         removal.add_done_callback(self._removals.discard)
 
@@ -360,10 +460,14 @@ class Catalog:
         self.quarantined.remove(record)
         await asyncio.to_thread(quarantine.remove, record)
 
-    def _set_aside(self, directory: Path, manifest: SnapshotManifest | None, reason: str, now: float | None) -> Quarantined:
-        return quarantine.move(directory, self._directory / _QUARANTINE, manifest=manifest, reason=reason, now=now)
+    def _set_aside(
+        self, directory: Path, manifest: SnapshotManifest | None, reason: str, now: float | None
+    ) -> Quarantined:
+        return quarantine.move(
+            directory, self._directory / _QUARANTINE, manifest=manifest, reason=reason, now=now
+        )
 
-    # -- after a restart -----------------------------------------------------------------------------------------------
+    # -- after a restart ---------------------------------------------------------------------------
     def _sweep(self) -> None:
         atomic_directory.sweep(self._directory)
         try:
@@ -382,7 +486,8 @@ class Catalog:
                 self.quarantined.append(self._set_aside(directory, None, str(e), None))
 
     def _read(self, directory: Path) -> Snapshot:
-        """A snapshot as an earlier agent left it; its files are hashed before it is used. Raises SnapshotInvalid, OSError."""
+        """A snapshot as an earlier agent left it; its files are hashed before it is used. Raises
+        SnapshotInvalid, OSError."""
         try:
             data = (directory / MANIFEST).read_bytes()
         except FileNotFoundError as e:
@@ -391,7 +496,9 @@ class Catalog:
         if manifest.id != directory.name:
             raise SnapshotInvalid(f"{directory.name} holds the manifest of {manifest.id}")
         used_at = directory.stat().st_mtime
-        return Snapshot(manifest=manifest, directory=directory, state=_state(manifest), last_used_at=used_at)
+        return Snapshot(
+            manifest=manifest, directory=directory, state=_state(manifest), last_used_at=used_at
+        )
 
 
 def _state(manifest: SnapshotManifest) -> SnapshotState:
@@ -399,7 +506,8 @@ def _state(manifest: SnapshotManifest) -> SnapshotState:
 
 
 async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """What threads do to the directory cannot be stopped half-way: a cancelled caller waits for it."""
+    """What threads do to the directory cannot be stopped half-way: a cancelled caller waits for
+    it."""
     task = asyncio.create_task(work)
     try:
         return await asyncio.shield(task)

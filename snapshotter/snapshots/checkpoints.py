@@ -1,9 +1,10 @@
-"""Making a snapshot: quiesce → dump → keep files → publish → prove. Single flight per revision; whatever fails leaves nothing behind.
+"""Making a snapshot: quiesce → dump → keep files → publish → prove. Single flight per revision;
+whatever fails leaves nothing behind.
 
-Of a Template a *pristine fork* is dumped, which the dump consumes: the Template and its instances notice nothing. A worker that cannot be
-forked is booted for the purpose, in a network namespace of its own where it listens on TCP, and dumped itself, with its whole tree.
-What stands in the way of a snapshot is remembered per revision: it will stand there the next time, too.
-"""
+Of a Template a *pristine fork* is dumped, which the dump consumes: the Template and its instances
+notice nothing. A worker that cannot be forked is booted for the purpose, in a network namespace of
+its own where it listens on TCP, and dumped itself, with its whole tree. What stands in the way of a
+snapshot is remembered per revision: it will stand there the next time, too."""
 
 from __future__ import annotations
 
@@ -28,12 +29,14 @@ from snapshotter.types import LaunchSpec, RevisionKey
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS = 3
-"""The Template may be dropped while it is dumped, and an instance may begin beside it; from then on a worker is booted for the dump."""
+"""The Template may be dropped while it is dumped, and an instance may begin beside it; from then on
+a worker is booted for the dump."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Checkpoints:
-    """Owner: the event loop. A caller that leaves does not end a flight: what it makes is wanted by the next one.
+    """Owner: the event loop. A caller that leaves does not end a flight: what it makes is wanted by
+    the next one.
 
     Attributes:
         last_refusal: `{"revision", "at", "reasons"}`, for `doctor`.
@@ -68,17 +71,24 @@ class Checkpoints:
         return self._refused.get(revision)
 
     async def make(self, launch: LaunchSpec, *, unasked: bool = False) -> Snapshot:
-        """The proven snapshot of this revision; made if there is none. Raises SnapshotRefused, and the errors of a start.
+        """The proven snapshot of this revision; made if there is none. Raises SnapshotRefused, and
+        the errors of a start.
 
         unasked: nobody waits for it; a Template that is not there any more is not booted for it.
         """
         if not launch.snapshot:
-            raise _refusal(launch, "disabled", "it was declared with snapshot=False: every start without a Template is COLD")
+            raise _refusal(
+                launch,
+                "disabled",
+                "it was declared with snapshot=False: every start without a Template is COLD",
+            )
         if (known := self._refused.get(launch.revision)) is not None:
             raise SnapshotRefused(str(known), known.detail)
         flight = self._flights.get(launch.revision)
         if flight is None:
-            flight = asyncio.create_task(self._make(launch, unasked=unasked), name=f"snapshot {launch.revision}")
+            flight = asyncio.create_task(
+                self._make(launch, unasked=unasked), name=f"snapshot {launch.revision}"
+            )
             self._flights[launch.revision] = flight
             flight.add_done_callback(lambda task: self._landed(launch.revision, task))
         return await asyncio.shield(flight)
@@ -88,7 +98,8 @@ class Checkpoints:
         return launch_of(self._stock.catalogue.get(snapshot_id))
 
     async def prove(self, snapshot_id: str, charge: Callable[[int], None]) -> Snapshot | None:
-        """Restore it once more and have it answer; None when it did not and is quarantined now. Raises SnapshotUnknown.
+        """Restore it once more and have it answer; None when it did not and is quarantined now.
+        Raises SnapshotUnknown.
 
         charge: is told the CPU time of each restored copy (`SnapshotValidator.prove`).
         """
@@ -108,7 +119,9 @@ class Checkpoints:
 
     def _landed(self, revision: RevisionKey, task: asyncio.Task[Snapshot]) -> None:
         del self._flights[revision]
-        if not task.cancelled() and isinstance(error := task.exception(), SnapshotterError | SlotConnectionLost):
+        if not task.cancelled() and isinstance(
+            error := task.exception(), SnapshotterError | SlotConnectionLost
+        ):
             _log.info("snapshot.not_made revision=%s error=%s", revision, error)
 
     async def _make(self, launch: LaunchSpec, *, unasked: bool) -> Snapshot:
@@ -120,7 +133,11 @@ class Checkpoints:
             proven = await self._prove(launch, snapshot, unasked=unasked)
         except SnapshotRefused as e:
             self._metrics.snapshot_made("refused", {})
-            self.last_refusal = {"revision": launch.revision, "at": self._clock(), "reasons": e.detail["reasons"]}
+            self.last_refusal = {
+                "revision": launch.revision,
+                "at": self._clock(),
+                "reasons": e.detail["reasons"],
+            }
             if not e.detail.get("passing"):
                 self._refused[launch.revision] = e
             raise
@@ -133,12 +150,16 @@ class Checkpoints:
     async def _dump(self, launch: LaunchSpec, *, unasked: bool) -> Snapshot:
         for attempt in range(_ATTEMPTS):
             try:
-                await self._stock.catalogue.make_room(0)  # below the floor of the disk nothing is dumped
+                # below the floor of the disk nothing is dumped
+                await self._stock.catalogue.make_room(0)
                 async with self._stock.catalogue.stage() as stage:
-                    return await self._publish(await self._dumps.dump(launch, stage, unasked=unasked), stage)
+                    return await self._publish(
+                        await self._dumps.dump(launch, stage, unasked=unasked), stage
+                    )
             except Obstructed as e:
                 raise SnapshotRefused(
-                    f"revision {launch.revision} cannot be snapshotted: {e}", {"reasons": e.reasons, "passing": e.passing}
+                    f"revision {launch.revision} cannot be snapshotted: {e}",
+                    {"reasons": e.reasons, "passing": e.passing},
                 ) from e
             except TemplateGone as e:
                 raise _refusal(launch, "template_gone", str(e), passing=True) from e
@@ -149,7 +170,12 @@ class Checkpoints:
                 raise _refusal(launch, "disk", word, passing=True) from e
             except (NotAlone, SlotConnectionLost) as e:
                 if attempt + 1 == _ATTEMPTS:
-                    raise _refusal(launch, "slot", f"its slot was lost or used while it was dumped: {e}", passing=True) from e
+                    raise _refusal(
+                        launch,
+                        "slot",
+                        f"its slot was lost or used while it was dumped: {e}",
+                        passing=True,
+                    ) from e
         raise AssertionError("the last attempt returns or raises")
 
     async def _publish(self, draft: SnapshotManifest, stage: SnapshotStaging) -> Snapshot:
@@ -160,7 +186,12 @@ class Checkpoints:
         return snapshot
 
     async def _prove(
-        self, launch: LaunchSpec, snapshot: Snapshot, *, unasked: bool = False, charge: Callable[[int], None] = nobody_pays
+        self,
+        launch: LaunchSpec,
+        snapshot: Snapshot,
+        *,
+        unasked: bool = False,
+        charge: Callable[[int], None] = nobody_pays,
     ) -> Snapshot:
         """READY afterwards, or quarantined and refused."""
         began = time.perf_counter()
@@ -168,14 +199,23 @@ class Checkpoints:
             verdict = await self._proofs.prove(launch, snapshot, unasked=unasked, charge=charge)
         except ProofFailed as e:
             await self._selector.quarantine(snapshot.id, str(e))
-            raise _refusal(launch, "proof", f"the snapshot was made, but does not stand the proof: {e}") from e
+            raise _refusal(
+                launch, "proof", f"the snapshot was made, but does not stand the proof: {e}"
+            ) from e
         except BaseException:
             if snapshot.manifest.proof is None:  # one that was proven before is as good as it was
                 await asyncio.shield(self._stock.catalogue.delete(snapshot.id))
             raise
-        phases = {"publish": self._publish_ms.pop(snapshot.id, 0.0), "prove": (time.perf_counter() - began) * 1000}
+        phases = {
+            "publish": self._publish_ms.pop(snapshot.id, 0.0),
+            "prove": (time.perf_counter() - began) * 1000,
+        }
         _log.info(
-            "snapshot.proven snapshot=%s revision=%s pages=%s measured=%s", snapshot.id, launch.revision, verdict.pages, verdict.measured
+            "snapshot.proven snapshot=%s revision=%s pages=%s measured=%s",
+            snapshot.id,
+            launch.revision,
+            verdict.pages,
+            verdict.measured,
         )
         proof = Proof(
             at=self._clock(),
@@ -183,10 +223,14 @@ class Checkpoints:
             restore_ms=verdict.chosen.restore_ms,
         )
         with self._selector.telling("replaced"):
-            return await self._stock.catalogue.mark_proven(snapshot.id, proof, pages=verdict.pages, phases_ms=phases)
+            return await self._stock.catalogue.mark_proven(
+                snapshot.id, proof, pages=verdict.pages, phases_ms=phases
+            )
 
 
-def _refusal(launch: LaunchSpec, kind: str, message: str, *, passing: bool = False) -> SnapshotRefused:
+def _refusal(
+    launch: LaunchSpec, kind: str, message: str, *, passing: bool = False
+) -> SnapshotRefused:
     """`passing`: it may go better the next time."""
     reason = {"kind": kind, "fd": None, "what": "", "where": None, "message": message}
     text = f"revision {launch.revision} cannot be snapshotted: {message}"

@@ -1,4 +1,5 @@
-"""Files in pieces of 16 MiB, each compressed and hashed by itself: sent, resumed and checked one by one, in bounded memory."""
+"""Files in pieces of 16 MiB, each compressed and hashed by itself: sent, resumed and checked one by
+one, in bounded memory."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A piece of a file: `plain_bytes` with hash `plain`, compressed to `packed_bytes` with hash `packed` (sha256, hex), which names it."""
+    """A piece of a file: `plain_bytes` with hash `plain`, compressed to `packed_bytes` with hash
+    `packed` (sha256, hex), which names it."""
 
     plain: str
     packed: str
@@ -36,7 +38,12 @@ class Chunk:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return {"plain": self.plain, "packed": self.packed, "plain_bytes": self.plain_bytes, "packed_bytes": self.packed_bytes}
+        return {
+            "plain": self.plain,
+            "packed": self.packed,
+            "plain_bytes": self.plain_bytes,
+            "packed_bytes": self.packed_bytes,
+        }
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
@@ -61,24 +68,37 @@ def pack(path: Path, offset: int, chunk_bytes: int) -> tuple[Chunk, bytes]:
         f.seek(offset)
         plain = f.read(chunk_bytes)
     packed = zstandard.ZstdCompressor(level=_LEVEL).compress(plain)
-    chunk = Chunk(plain=_sha256(plain), packed=_sha256(packed), plain_bytes=len(plain), packed_bytes=len(packed))
+    chunk = Chunk(
+        plain=_sha256(plain),
+        packed=_sha256(packed),
+        plain_bytes=len(plain),
+        packed_bytes=len(packed),
+    )
     return chunk, packed
 
 
 def unpack(chunk: Chunk, packed: bytes, path: Path, offset: int) -> None:
-    """Check a piece and write it to its place in a file that exists. Blocking. Raises RemoteError, OSError."""
+    """Check a piece and write it to its place in a file that exists. Blocking. Raises RemoteError,
+    OSError."""
     if len(packed) != chunk.packed_bytes:
-        raise RemoteError(f"chunk {chunk.packed[:12]}… has {len(packed)} bytes, its record says {chunk.packed_bytes}")
+        raise RemoteError(
+            f"chunk {chunk.packed[:12]}… has {len(packed)} bytes, its record says "
+            f"{chunk.packed_bytes}"
+        )
     if _sha256(packed) != chunk.packed:
         raise RemoteError(f"chunk {chunk.packed[:12]}… has another content than its record says")
     try:
         if zstandard.frame_content_size(packed) != chunk.plain_bytes:
-            raise RemoteError(f"chunk {chunk.packed[:12]}… does not unpack to {chunk.plain_bytes} bytes")
+            raise RemoteError(
+                f"chunk {chunk.packed[:12]}… does not unpack to {chunk.plain_bytes} bytes"
+            )
         plain = zstandard.ZstdDecompressor().decompress(packed)
     except zstandard.ZstdError as e:
         raise RemoteError(f"chunk {chunk.packed[:12]}… cannot be unpacked: {e}") from e
     if _sha256(plain) != chunk.plain:
-        raise RemoteError(f"chunk {chunk.packed[:12]}… unpacks to another content than its record says")
+        raise RemoteError(
+            f"chunk {chunk.packed[:12]}… unpacks to another content than its record says"
+        )
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         view = memoryview(plain)

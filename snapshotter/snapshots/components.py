@@ -20,8 +20,8 @@ class SnapshotComponents:
     """Parts, not state.
 
     Attributes:
-        kdat: what CRIU found out about this kernel, put into each slot so that it is not found out again; None: it looks for itself.
-        kit: of CRIU for slots whose file system is a tenant's.
+        kdat: what CRIU found out about this kernel, put into each slot so that it is not found out
+        again; None: it looks for itself. kit: of CRIU for slots whose file system is a tenant's.
         remote: None: copies go nowhere and come from nowhere.
     """
 
@@ -34,8 +34,14 @@ class SnapshotComponents:
     remote: Remote | None
 
     def describe(self, launch: LaunchSpec) -> tuple[Identity, BindMounts]:
-        """What a snapshot of `launch` must be of, and where the files lie here that its process maps. Raises OSError."""
+        """What a snapshot of `launch` must be of, and where the files lie here that its process
+        maps. Raises OSError."""
         layout = self.images.layout(launch.image, launch.engine, uid=launch.uid)
-        pairs = [(str(layout.prefix), "python"), *((str(site), f"env/{i}") for i, site in enumerate(layout.site))]
+        pairs = [
+            (str(layout.prefix), "python"),
+            *((str(site), f"env/{i}") for i, site in enumerate(layout.site)),
+        ]
         rootfs = "" if layout.rootfs is None else str(layout.rootfs)
-        return identity_of(launch, self.node, layout), BindMounts.of(pairs, built_image=launch.image is not None, rootfs=rootfs)
+        return identity_of(launch, self.node, layout), BindMounts.of(
+            pairs, built_image=launch.image is not None, rootfs=rootfs
+        )

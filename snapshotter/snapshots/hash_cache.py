@@ -1,10 +1,10 @@
 """Hashes of files, remembered for as long as stat(2) says that a file is the same.
 
-Reading 300 MB takes 0.2 s, a stat(2) takes a microsecond. A file is known by its inode, size, mtime and ctime: nobody but the
-kernel sets a ctime, so a file that was written to after it was hashed is hashed again. The kernel's clock ticks; a file that was
-changed within the last tick is not remembered, because the next change could carry the same time. The memory is kept on disk,
-sealed, for the running boot only: after a power cut everything is read again.
-"""
+Reading 300 MB takes 0.2 s, a stat(2) takes a microsecond. A file is known by its inode, size, mtime
+and ctime: nobody but the kernel sets a ctime, so a file that was written to after it was hashed is
+hashed again. The kernel's clock ticks; a file that was changed within the last tick is not
+remembered, because the next change could carry the same time. The memory is kept on disk, sealed,
+for the running boot only: after a power cut everything is read again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ Stamp = tuple[int, int, int, int, int]
 
 
 class HashCache:
-    """What files contain, by what stat(2) says of them. Owner: the event loop; threads only read files."""
+    """What files contain, by what stat(2) says of them. Owner: the event loop; threads only read
+    files."""
 
     def __init__(self, *, threads: int | None = None) -> None:
         self._known: dict[Stamp, str] = {}
@@ -46,16 +47,20 @@ class HashCache:
             return False
         return status.st_size == mark.bytes and self._known.get(_stamp(status)) == mark.sha256
 
-    async def marks(self, paths: Iterable[Path], *, settle: bool = False, follow: bool = False) -> dict[Path, FileMark]:
+    async def marks(
+        self, paths: Iterable[Path], *, settle: bool = False, follow: bool = False
+    ) -> dict[Path, FileMark]:
         """Size and hash of each file, read in threads where they are not known.
 
-        `settle` waits out the clock's tick first, so that what was just written is remembered, too. Raises OSError, and
-        SnapshotInvalid for what is no regular file or changes while it is read.
+        `settle` waits out the clock's tick first, so that what was just written is remembered, too.
+        Raises OSError, and SnapshotInvalid for what is no regular file or changes while it is read.
         """
         wanted = list(paths)
         if settle:
             await asyncio.to_thread(_wait_out_tick, wanted)
-        return dict(zip(wanted, await asyncio.gather(*(self._mark(p, follow) for p in wanted)), strict=True))
+        return dict(
+            zip(wanted, await asyncio.gather(*(self._mark(p, follow) for p in wanted)), strict=True)
+        )
 
     async def _mark(self, path: Path, follow: bool) -> FileMark:
         status = os.stat(path, follow_symlinks=follow)
@@ -77,16 +82,25 @@ class HashCache:
         return manifest.sealed({"boot": boot_id(), "known": known}, key)
 
     def load(self, data: bytes, key: bytes) -> None:
-        """What an agent knew that ran since this machine booted. Raises SnapshotInvalid when it was altered."""
+        """What an agent knew that ran since this machine booted. Raises SnapshotInvalid when it was
+        altered."""
         body = manifest.opened(data, key, max_bytes=len(data))
         if body.get("boot") == boot_id():
-            self._known.update({(dev, ino, size, mtime, ctime): digest for dev, ino, size, mtime, ctime, digest in body["known"]})
+            self._known.update(
+                {
+                    (dev, ino, size, mtime, ctime): digest
+                    for dev, ino, size, mtime, ctime, digest in body["known"]
+                }
+            )
 
 
 def hash_file(path: Path, *, follow: bool) -> tuple[str, os.stat_result]:
-    """sha256 (hex) of a regular file, and its stat after it was read. Blocking. Raises OSError, SnapshotInvalid."""
+    """sha256 (hex) of a regular file, and its stat after it was read. Blocking. Raises OSError,
+    SnapshotInvalid."""
     total = hashlib.sha256()
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
+    descriptor = os.open(
+        path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    )
     with os.fdopen(descriptor, "rb", buffering=0) as f:
         before = os.fstat(f.fileno())
         if not stat.S_ISREG(before.st_mode):

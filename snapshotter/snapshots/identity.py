@@ -1,8 +1,9 @@
-"""What must be the same for a snapshot to be restored: the revision's parts and the machine's, by field.
+"""What must be the same for a snapshot to be restored: the revision's parts and the machine's, by
+field.
 
-A process image holds addresses of libraries, choices made for this processor, kernel structures. One different field and it is
-no candidate; the first one that differs is named, because an operator wants to know which upgrade cost the snapshots.
-"""
+A process image holds addresses of libraries, choices made for this processor, kernel structures.
+One different field and it is no candidate; the first one that differs is named, because an operator
+wants to know which upgrade cost the snapshots."""
 
 from __future__ import annotations
 
@@ -19,19 +20,22 @@ from snapshotter.slots.launch_plan import Layout
 from snapshotter.types import LaunchSpec
 
 SCHEMA = "3"
-"""Goes up when the layout of a slot or of a snapshot changes, so that no older one is restored into it."""
+"""Goes up when the layout of a slot or of a snapshot changes, so that no older one is restored into
+it."""
 _SHORT = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Fields in the order in which a difference is reported: what users change first, then what operators change.
+    """Fields in the order in which a difference is reported: what users change first, then what
+    operators change.
 
     Attributes:
-        schema: of slots and snapshots.
-        revision, bundle, image, entry, env, uid, weights, limits: of the launch; `image` of the platform's own environment is a
+        schema: of slots and snapshots. revision, bundle, image, entry, env, uid, weights, limits:
+        of the launch; `image` of the platform's own environment is a
             hash of what is installed in it.
-        rootfs: kind of the root file system, `host` or `image`, and which packages of the distribution an image's has. Of the host's, each
+        rootfs: kind of the root file system, `host` or `image`, and which packages of the
+        distribution an image's has. Of the host's, each
             file that the process maps is looked at (`mapped_files`).
         runtime: our own packages' sources.
         python: the interpreter's name and a hash of its executable and library.
@@ -65,7 +69,9 @@ class Identity:
 
     def first_difference(self, other: Identity) -> str | None:
         """Name of the first field that differs; None when they are the same."""
-        return next((f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)), None)
+        return next(
+            (f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)), None
+        )
 
     def to_json(self) -> dict[str, str]:
         """As JSON values."""
@@ -101,7 +107,8 @@ def node_identity(
     gpus: Iterable[Mapping[str, Any]] = (),
     cpuinfo: Path = Path("/proc/cpuinfo"),
 ) -> NodeIdentity:
-    """Of this machine. `runtime`: package name → directory; `gpus`: rows of `capabilities()`. Blocking, some 30 ms: once per agent."""
+    """Of this machine. `runtime`: package name → directory; `gpus`: rows of `capabilities()`.
+    Blocking, some 30 ms: once per agent."""
     name, cards = os.uname(), list(gpus)
     return NodeIdentity(
         runtime=source_digest(runtime),
@@ -115,7 +122,8 @@ def node_identity(
 
 
 def identity_of(launch: LaunchSpec, node: NodeIdentity, layout: Layout) -> Identity:
-    """Of `launch` on this machine. `layout`: the interpreter and the packages that it boots with. Some stat(2) calls once warm.
+    """Of `launch` on this machine. `layout`: the interpreter and the packages that it boots with.
+    Some stat(2) calls once warm.
 
     Raises OSError when the interpreter is not there.
     """
@@ -161,13 +169,15 @@ def source_digest(packages: Mapping[str, Path]) -> str:
 
 
 def python_digest(layout: Layout) -> str:
-    """The interpreter's name and a hash of its executable and shared library; read again when one of them changed."""
+    """The interpreter's name and a hash of its executable and shared library; read again when one
+    of them changed."""
     libraries = sorted((layout.prefix / "lib").glob("libpython*.so*"))
     return f"{layout.python.name} {_files_digest(tuple(_stamps([layout.python, *libraries])))}"
 
 
 def site_digest(directories: Iterable[Path]) -> str:
-    """Of the distributions installed in `directories`. Read again when a directory changed, as pip changes it."""
+    """Of the distributions installed in `directories`. Read again when a directory changed, as pip
+    changes it."""
     return _distributions_digest(tuple(_stamps(directories)))
 
 
@@ -191,7 +201,8 @@ def _files_digest(stamps: tuple[Stamp, ...]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _distributions_digest(stamps: tuple[Stamp, ...]) -> str:
-    """RECORD lists every file of a distribution with its hash (PEP 376); one without it counts by its name, which has the version."""
+    """RECORD lists every file of a distribution with its hash (PEP 376); one without it counts by
+    its name, which has the version."""
     total = hashlib.sha256()
     for directory, *_ in stamps:
         for info in sorted(Path(directory).glob("*.dist-info")):

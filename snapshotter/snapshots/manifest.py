@@ -1,9 +1,9 @@
-"""The record of one snapshot, written last and signed: files with sizes and hashes, what they are of, how to restore them.
+"""The record of one snapshot, written last and signed: files with sizes and hashes, what they are
+of, how to restore them.
 
-The file is canonical JSON with a `signature`: HMAC-SHA256 over everything else, with a key derived from the platform's own. A
-process image is code that will run: nothing that this platform did not write is ever restored. The id is a hash of the content,
-without what its proof adds later.
-"""
+The file is canonical JSON with a `signature`: HMAC-SHA256 over everything else, with a key derived
+from the platform's own. A process image is code that will run: nothing that this platform did not
+write is ever restored. The id is a hash of the content, without what its proof adds later."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ _AFTER_PROOF = ("id", "pages", "proof", "phases_ms")
 
 
 class SnapshotInvalid(Exception):
-    """Raised when a snapshot is not what its manifest says, or the manifest is not ours; the message says which part and why."""
+    """Raised when a snapshot is not what its manifest says, or the manifest is not ours; the
+    message says which part and why."""
 
 
 class SnapshotsOff(Exception):
@@ -52,7 +53,12 @@ class FileMark:
     def from_json(cls, body: Mapping[str, Any]) -> Self:
         """Raises ValueError when it is not a size and a hash."""
         size, digest = body["bytes"], body["sha256"]
-        if body.keys() != {"bytes", "sha256"} or type(size) is not int or size < 0 or not _SHA256.fullmatch(digest):
+        if (
+            body.keys() != {"bytes", "sha256"}
+            or type(size) is not int
+            or size < 0
+            or not _SHA256.fullmatch(digest)
+        ):
             raise ValueError(f"{body!r} is not a size and a sha256")
         return cls(bytes=size, sha256=digest)
 
@@ -66,9 +72,9 @@ class Proof:
     """It was restored, and its example was answered as before.
 
     Attributes:
-        at: wall clock, seconds since the epoch.
-        answer_ms: from the order to the first answer, by kind of pages that was tried (`eager`, `lazy`).
-        restore_ms: of the kind that was chosen, until the process ran.
+        at: wall clock, seconds since the epoch. answer_ms: from the order to the first answer, by
+        kind of pages that was tried (`eager`, `lazy`). restore_ms: of the kind that was chosen,
+        until the process ran.
     """
 
     at: float
@@ -85,21 +91,16 @@ class SnapshotManifest:
     """One snapshot.
 
     Attributes:
-        id: `sn-` and 16 hex digits of the content; "" in a draft, as are `files`.
-        identity: what must be the same.
-        created_at: wall clock, seconds since the epoch.
-        files: `images/<name>` and `files.tar` → size and hash.
-        mapped: in-slot path → size and hash of every file that the process maps or holds open and that may change under it.
-        pages: `eager` or `lazy`.
-        in_place: a whole process tree, restored one to one.
-        stdio: in-slot names of its stdout and stderr pipes (`pipe:[ino]`), None where they were let go.
-        point: the snapshot point: pid, threads, phases_ms, joins, listens, obstacles.
-        network: it needs a network namespace of its own.
-        heap_bytes: memory that the image carries, by cause (`memory_report.causes`).
-        weights_bytes: of weights that are mapped from their files, and so not in it.
-        proof: None until it was restored once.
-        phases_ms: what making it took.
-        cold_ms: from nothing to the snapshot point.
+        id: `sn-` and 16 hex digits of the content; "" in a draft, as are `files`. identity: what
+        must be the same. created_at: wall clock, seconds since the epoch. files: `images/<name>`
+        and `files.tar` → size and hash. mapped: in-slot path → size and hash of every file that the
+        process maps or holds open and that may change under it. pages: `eager` or `lazy`. in_place:
+        a whole process tree, restored one to one. stdio: in-slot names of its stdout and stderr
+        pipes (`pipe:[ino]`), None where they were let go. point: the snapshot point: pid, threads,
+        phases_ms, joins, listens, obstacles. network: it needs a network namespace of its own.
+        heap_bytes: memory that the image carries, by cause (`memory_report.causes`). weights_bytes:
+        of weights that are mapped from their files, and so not in it. proof: None until it was
+        restored once. phases_ms: what making it took. cold_ms: from nothing to the snapshot point.
         labels: of the launch.
     """
 
@@ -153,7 +154,8 @@ class SnapshotManifest:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`. Raises ValueError, TypeError or KeyError: the caller says SnapshotInvalid."""
+        """The reverse of `to_json`. Raises ValueError, TypeError or KeyError: the caller says
+        SnapshotInvalid."""
         values = dict(body)
         for name in ("files", "mapped"):
             values[name] = {path: FileMark.from_json(mark) for path, mark in body[name].items()}
@@ -173,17 +175,24 @@ def canonical(body: Mapping[str, Any]) -> bytes:
 
 
 def signing_key(home: Path, key_file: Path | None = None) -> bytes:
-    """Derived from `key_file`, or `<home>/platform.key`, and of no use for anything else. Raises SnapshotsOff when there is none, or it
-    is none."""
+    """Derived from `key_file`, or `<home>/platform.key`, and of no use for anything else. Raises
+    SnapshotsOff when there is none, or it is none."""
     path = key_file or home / "platform.key"
     try:
         raw = base64.b64decode(path.read_bytes().strip(), altchars=b"-_", validate=True)
     except FileNotFoundError as e:
-        raise SnapshotsOff(f"{path} is missing: snapshots are signed with it, and the platform makes it at its first start") from e
+        raise SnapshotsOff(
+            f"{path} is missing: snapshots are signed with it, and the platform makes it at its "
+            f"first start"
+        ) from e
     except (OSError, binascii.Error) as e:
-        raise SnapshotsOff(f"{path} cannot be read as a key ({e}): snapshots are signed with it") from e
+        raise SnapshotsOff(
+            f"{path} cannot be read as a key ({e}): snapshots are signed with it"
+        ) from e
     if len(raw) != 32:
-        raise SnapshotsOff(f"{path} holds {len(raw)} bytes, a key has 32: snapshots are signed with it")
+        raise SnapshotsOff(
+            f"{path} holds {len(raw)} bytes, a key has 32: snapshots are signed with it"
+        )
     return hmac.new(raw, b"pilotlight snapshots", hashlib.sha256).digest()
 
 
@@ -194,7 +203,8 @@ def sealed(body: Mapping[str, Any], key: bytes) -> bytes:
 
 
 def opened(data: bytes, key: bytes, *, max_bytes: int = MAX_MANIFEST_BYTES) -> dict[str, Any]:
-    """The body of what `sealed` made. Raises SnapshotInvalid when a byte of it was changed, or another platform wrote it."""
+    """The body of what `sealed` made. Raises SnapshotInvalid when a byte of it was changed, or
+    another platform wrote it."""
     if len(data) > max_bytes:
         raise SnapshotInvalid(f"the manifest has {len(data)} bytes, more than {max_bytes}")
     try:
@@ -204,11 +214,16 @@ def opened(data: bytes, key: bytes, *, max_bytes: int = MAX_MANIFEST_BYTES) -> d
     if not isinstance(body, dict):
         raise SnapshotInvalid("the manifest is not a JSON object")
     try:
-        genuine = hmac.compare_digest(sealed({k: v for k, v in body.items() if k != "signature"}, key), data)
+        genuine = hmac.compare_digest(
+            sealed({k: v for k, v in body.items() if k != "signature"}, key), data
+        )
     except ValueError as e:
         raise SnapshotInvalid(f"the manifest is not canonical: {e}") from e
     if not genuine:
-        raise SnapshotInvalid("the manifest's signature is not ours: it was altered, or signed with another platform.key")
+        raise SnapshotInvalid(
+            "the manifest's signature is not ours: it was altered, or signed with another "
+            "platform.key"
+        )
     del body["signature"]
     return body
 
@@ -226,12 +241,15 @@ def checked_manifest(body: Mapping[str, Any]) -> SnapshotManifest:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
         raise SnapshotInvalid(f"the manifest is not one that this version reads: {e}") from e
     if manifest.id != content_id:
-        raise SnapshotInvalid(f"the manifest calls itself {manifest.id}, its content is {content_id}")
+        raise SnapshotInvalid(
+            f"the manifest calls itself {manifest.id}, its content is {content_id}"
+        )
     return manifest
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Whole or not at all: a temporary file, fsync(2), rename(2). Raises OSError and leaves nothing then."""
+    """Whole or not at all: a temporary file, fsync(2), rename(2). Raises OSError and leaves nothing
+    then."""
     fresh = path.with_name(f".{path.name}.new")
     try:
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -1,9 +1,10 @@
-"""The files that a process needs again when it comes back: libraries it has mapped, files it holds open.
+"""The files that a process needs again when it comes back: libraries it has mapped, files it holds
+open.
 
-CRIU refuses an image when one of them has another size, and would restore nonsense when only the content differs. What lies in
-content-addressed binds (code, weights, a built image's packages) cannot change; the rest of the host can: an upgraded library is
-found here before CRIU starts. Paths are those of the slot, the same on every node; binds lead to the host's.
-"""
+CRIU refuses an image when one of them has another size, and would restore nonsense when only the
+content differs. What lies in content-addressed binds (code, weights, a built image's packages)
+cannot change; the rest of the host can: an upgraded library is found here before CRIU starts. Paths
+are those of the slot, the same on every node; binds lead to the host's."""
 
 from __future__ import annotations
 
@@ -16,8 +17,19 @@ from snapshotter.shim import mounts
 from snapshotter.snapshots.hash_cache import HashCache
 from snapshotter.snapshots.manifest import FileMark, SnapshotInvalid
 
-_OWN_TO_SLOT = ("/tmp", "/var/tmp", "/run", "/dev", "/proc", "/sys", "/memfd:", "/SYSV", "/anon_hugepage")
-"""Made anew in each slot, carried by the image or by files.tar, or no files at all; `mounts.ROOT` below /run has binds."""
+_OWN_TO_SLOT = (
+    "/tmp",
+    "/var/tmp",
+    "/run",
+    "/dev",
+    "/proc",
+    "/sys",
+    "/memfd:",
+    "/SYSV",
+    "/anon_hugepage",
+)
+"""Made anew in each slot, carried by the image or by files.tar, or no files at all; `mounts.ROOT`
+below /run has binds."""
 _DELETED = " (deleted)"
 IMMUTABLE = ("code", "weights")
 """Binds that are named by their content."""
@@ -28,9 +40,10 @@ class BindMounts:
     """Where in-slot paths lie on this host.
 
     Attributes:
-        pairs: (host path, path below the slot's root), as in the boot order.
-        rootfs: root file system of the image, where what is not below the slot's root lies; "" = the host's own.
-        immutable: names of binds, or what stands before the first `/` of them, whose content never changes.
+        pairs: (host path, path below the slot's root), as in the boot order. rootfs: root file
+        system of the image, where what is not below the slot's root lies; "" = the host's own.
+        immutable: names of binds, or what stands before the first `/` of them, whose content never
+        changes.
     """
 
     pairs: tuple[tuple[str, str], ...]
@@ -38,8 +51,11 @@ class BindMounts:
     rootfs: str = ""
 
     @classmethod
-    def of(cls, binds: Iterable[Sequence[str]], *, built_image: bool, rootfs: str = "") -> BindMounts:
-        """From the boot order's binds. `built_image`: its packages (`env/…`) are named by the image's digest."""
+    def of(
+        cls, binds: Iterable[Sequence[str]], *, built_image: bool, rootfs: str = ""
+    ) -> BindMounts:
+        """From the boot order's binds. `built_image`: its packages (`env/…`) are named by the
+        image's digest."""
         pairs = tuple((str(host), str(name)) for host, name in binds)
         return cls(pairs, (*IMMUTABLE, "env") if built_image else IMMUTABLE, rootfs)
 
@@ -58,21 +74,27 @@ class BindMounts:
         if _is_below(path, mounts.ROOT):
             name = path[len(mounts.ROOT) + 1 :]
             return self.host_path(path) is not None and name.partition("/")[0] not in self.immutable
-        return path.startswith("/") and not any(_is_below(path, own) or path.startswith(f"{own}:") for own in _OWN_TO_SLOT)
+        return path.startswith("/") and not any(
+            _is_below(path, own) or path.startswith(f"{own}:") for own in _OWN_TO_SLOT
+        )
 
 
 def paths_of(maps: str, open_files: Iterable[str]) -> tuple[str, ...]:
-    """In-slot paths in the text of /proc/<pid>/maps and in what the links of /proc/<pid>/fd say; sorted, each once.
+    """In-slot paths in the text of /proc/<pid>/maps and in what the links of /proc/<pid>/fd say;
+    sorted, each once.
 
-    Pipes, sockets and anonymous memory have no path; what was deleted is in the image. Source: proc_pid_maps(5).
-    """
+    Pipes, sockets and anonymous memory have no path; what was deleted is in the image. Source:
+    proc_pid_maps(5)."""
     columns = (line.split(maxsplit=5) for line in maps.splitlines())
     named = {row[5] for row in columns if len(row) == 6} | set(open_files)
-    return tuple(sorted(path for path in named if path.startswith("/") and not path.endswith(_DELETED)))
+    return tuple(
+        sorted(path for path in named if path.startswith("/") and not path.endswith(_DELETED))
+    )
 
 
 async def record(paths: Iterable[str], binds: BindMounts, memory: HashCache) -> dict[str, FileMark]:
-    """Size and hash of those of `paths` that may change, by in-slot path. Directories and devices have no content.
+    """Size and hash of those of `paths` that may change, by in-slot path. Directories and devices
+    have no content.
 
     Raises OSError when one is not there.
     """
@@ -82,7 +104,11 @@ async def record(paths: Iterable[str], binds: BindMounts, memory: HashCache) -> 
 
 
 def _files_that_may_change(paths: Iterable[str], binds: BindMounts) -> dict[str, Path]:
-    hosts = {path: Path(host) for path in paths if binds.may_change(path) and (host := binds.host_path(path)) is not None}
+    hosts = {
+        path: Path(host)
+        for path in paths
+        if binds.may_change(path) and (host := binds.host_path(path)) is not None
+    }
     return {path: host for path, host in hosts.items() if host.is_file() or not host.exists()}
 
 
@@ -93,7 +119,8 @@ def is_known(path: str, mark: FileMark, binds: BindMounts, memory: HashCache) ->
 
 
 async def is_same(path: str, mark: FileMark, binds: BindMounts, memory: HashCache) -> bool:
-    """True if in-slot `path` has that content on this host; it is read when stat(2) does not tell."""
+    """True if in-slot `path` has that content on this host; it is read when stat(2) does not
+    tell."""
     host = binds.host_path(path)
     if host is None:
         return False

@@ -1,8 +1,8 @@
 """What memory an image carries by value, and why: the anonymous pages of a process, by cause.
 
-Pages of files that nobody wrote to come back from the files. All others are in the image: allocations, weights that were copied
-out of their mapping, libraries' own data. Source: proc_pid_smaps(5).
-"""
+Pages of files that nobody wrote to come back from the files. All others are in the image:
+allocations, weights that were copied out of their mapping, libraries' own data. Source:
+proc_pid_smaps(5)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ from collections.abc import Iterator, Mapping
 from snapshotter.snapshots.manifest import SnapshotManifest
 
 LARGE = "large regions"
-"""Anonymous mappings of 1 MiB and more that allocators take for one thing each: tensors, arenas, buffers."""
+"""Anonymous mappings of 1 MiB and more that allocators take for one thing each: tensors, arenas,
+buffers."""
 UNEXPLAINED = "processes with too many mappings to look at"
-ALLOCATOR, STACKS, LIBRARIES, SHARED = "malloc heap", "stacks and small regions", "changed pages of files", "shared memory"
+ALLOCATOR, STACKS, LIBRARIES, SHARED = (
+    "malloc heap",
+    "stacks and small regions",
+    "changed pages of files",
+    "shared memory",
+)
 _LARGE_BYTES = 1024 * 1024
 _HEADER = re.compile(r"[0-9a-f]+-[0-9a-f]+ (?P<mode>[rwxsp-]{4}) [0-9a-f]+ \S+ \d+ *(?P<path>.*)")
 _MB = 1_000_000
 
 
 def causes(smaps: str) -> dict[str, int]:
-    """Bytes by cause from the text of /proc/<pid>/smaps, or of smaps_rollup; causes without any are left out."""
+    """Bytes by cause from the text of /proc/<pid>/smaps, or of smaps_rollup; causes without any are
+    left out."""
     found: dict[str, int] = {}
     for mode, path, kept in _regions(smaps):
         cause = _cause(mode, path, kept)
@@ -69,7 +76,8 @@ def _cause(mode: str, path: str, kept: int) -> str:
 
 
 def without_zero_pages(found: Mapping[str, int], left_out: int) -> dict[str, int]:
-    """Without so many bytes of zeros, which lie in what is largest: whole blocks of them are nothing that was allocated piece by piece."""
+    """Without so many bytes of zeros, which lie in what is largest: whole blocks of them are
+    nothing that was allocated piece by piece."""
     out = dict(found)
     for cause in sorted(found, key=lambda cause: (cause != LARGE, -found[cause])):
         taken = min(left_out, out[cause])
@@ -78,7 +86,8 @@ def without_zero_pages(found: Mapping[str, int], left_out: int) -> dict[str, int
 
 
 def mapped_bytes(smaps: str, prefix: str) -> int:
-    """Bytes of the mappings of files below `prefix`; several processes that map the same file count it once."""
+    """Bytes of the mappings of files below `prefix`; several processes that map the same file count
+    it once."""
     regions: dict[str, dict[str, int]] = {}
     header = None
     for line in smaps.splitlines():
@@ -90,25 +99,33 @@ def mapped_bytes(smaps: str, prefix: str) -> int:
     return sum(sum(by_offset.values()) for by_offset in regions.values())
 
 
-def describe(manifest: SnapshotManifest, *, has_weights: bool, is_engine: bool = False) -> list[str]:
+def describe(
+    manifest: SnapshotManifest, *, has_weights: bool, is_engine: bool = False
+) -> list[str]:
     """For people, largest first: how many megabytes the image carries and why.
 
-    `has_weights`: whether the launch mounts any. `is_engine`: how they are loaded is the engine's own affair.
-    """
+    `has_weights`: whether the launch mounts any. `is_engine`: how they are loaded is the engine's
+    own affair."""
     heap = {cause: count for cause, count in manifest.heap_bytes.items() if count >= _MB}
     if not heap:
         return []
-    parts = ", ".join(f"{_mb(count)} {cause}" for cause, count in sorted(heap.items(), key=lambda item: -item[1]))
+    parts = ", ".join(
+        f"{_mb(count)} {cause}" for cause, count in sorted(heap.items(), key=lambda item: -item[1])
+    )
     lines = [f"the image carries {_mb(sum(heap.values()))} of memory: {parts}"]
     if manifest.weights_bytes >= _MB:
-        lines.append(f"{_mb(manifest.weights_bytes)} of weights are not in it: they are mapped from their files")
+        lines.append(
+            f"{_mb(manifest.weights_bytes)} of weights are not in it: they are mapped from their files"
+        )
     elif has_weights and is_engine:
         lines.append(
-            "the engine copied its weights into its own memory, so they are in it, as is its KV cache: a smaller one restores faster"
+            "the engine copied its weights into its own memory, so they are in it, as is its KV "
+            "cache: a smaller one restores faster"
         )
     elif has_weights:
         lines.append(
-            "no weights are mapped from their files: what was loaded of them was copied and is in it; tensors that stay mapped, neither "
+            "no weights are mapped from their files: what was loaded of them was copied and is in "
+            "it; tensors that stay mapped, neither "
             "converted nor cloned, would stay out of it, and restoring would take as long for any size"
         )
     return lines

@@ -1,4 +1,5 @@
-"""How long the next start will take, from those before it: an exponentially weighted moving average per revision and rung."""
+"""How long the next start will take, from those before it: an exponentially weighted moving average
+per revision and rung."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from collections import OrderedDict
 from snapshotter.types import RevisionKey, StartKind
 
 _WEIGHT = 0.3
-"""Of the newest start: a change of speed is half believed after two starts, one slow disk is forgotten after a dozen."""
+"""Of the newest start: a change of speed is half believed after two starts, one slow disk is
+forgotten after a dozen."""
 _MAX_KEYS = 20_000
 
 

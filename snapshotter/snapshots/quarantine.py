@@ -1,8 +1,7 @@
 """Snapshots moved aside: kept for whoever wants to know what happened to them, never served.
 
-The reason is written before the directory is moved, so a kill in between leaves a reason without a snapshot, which goes at the
-next start, and never a snapshot without a reason.
-"""
+The reason is written before the directory is moved, so a kill in between leaves a reason without a
+snapshot, which goes at the next start, and never a snapshot without a reason."""
 
 from __future__ import annotations
 
@@ -13,14 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapshotter.linux import atomic_directory
-from snapshotter.snapshots.manifest import MANIFEST, SnapshotInvalid, SnapshotManifest, parse, write_durably
+from snapshotter.snapshots.manifest import (
+    MANIFEST,
+    SnapshotInvalid,
+    SnapshotManifest,
+    parse,
+    write_durably,
+)
 from snapshotter.snapshots.memory_report import describe
 from snapshotter.types import RevisionKey, SnapshotInfo, SnapshotState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Quarantined:
-    """One snapshot that is not served. `manifest` is None when it cannot be read; `at`: wall clock."""
+    """One snapshot that is not served. `manifest` is None when it cannot be read; `at`: wall
+    clock."""
 
     id: str
     reason: str
@@ -32,7 +38,12 @@ class Quarantined:
     def info(self) -> SnapshotInfo:
         """For the door; of an unreadable one little is known."""
         if self.manifest is not None:
-            return info_of(self.manifest, state=SnapshotState.QUARANTINED, last_used_at=self.at, reason=self.reason)
+            return info_of(
+                self.manifest,
+                state=SnapshotState.QUARANTINED,
+                last_used_at=self.at,
+                reason=self.reason,
+            )
         return SnapshotInfo(
             id=self.id,
             revision=RevisionKey(""),
@@ -54,7 +65,13 @@ class Quarantined:
 
 
 def info_of(
-    manifest: SnapshotManifest, *, state: SnapshotState, last_used_at: float, restores: int = 0, remote: bool = False, reason: str = ""
+    manifest: SnapshotManifest,
+    *,
+    state: SnapshotState,
+    last_used_at: float,
+    restores: int = 0,
+    remote: bool = False,
+    reason: str = "",
 ) -> SnapshotInfo:
     """A manifest as the door shows it."""
     proof = manifest.proof
@@ -78,18 +95,34 @@ def info_of(
         identity=manifest.identity.to_json(),
         labels=manifest.labels,
         heap_bytes=sum(manifest.heap_bytes.values()),
-        heap_why="; ".join(describe(manifest, has_weights=bool(launch.get("weights")), is_engine=is_engine)),
+        heap_why="; ".join(
+            describe(manifest, has_weights=bool(launch.get("weights")), is_engine=is_engine)
+        ),
     )
 
 
-def move(directory: Path, into: Path, *, manifest: SnapshotManifest | None, reason: str, now: float | None = None) -> Quarantined:
+def move(
+    directory: Path,
+    into: Path,
+    *,
+    manifest: SnapshotManifest | None,
+    reason: str,
+    now: float | None = None,
+) -> Quarantined:
     """Out of the catalogue. Blocking. Raises OSError."""
     into.mkdir(mode=0o700, exist_ok=True)
     at = time.time() if now is None else now
     final = into / f"{directory.name}.{secrets.token_hex(4)}"
     write_durably(_reason_file(final), json.dumps({"reason": reason, "at": at}).encode())
     directory.rename(final)
-    return Quarantined(id=directory.name, reason=reason, at=at, directory=final, image_bytes=_bytes_in(final), manifest=manifest)
+    return Quarantined(
+        id=directory.name,
+        reason=reason,
+        at=at,
+        directory=final,
+        image_bytes=_bytes_in(final),
+        manifest=manifest,
+    )
 
 
 def remove(record: Quarantined) -> None:

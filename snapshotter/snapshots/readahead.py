@@ -1,9 +1,10 @@
-"""Files that will be read in a moment are asked for now, while something else goes on: posix_fadvise(2), POSIX_FADV_WILLNEED.
+"""Files that will be read in a moment are asked for now, while something else goes on:
+posix_fadvise(2), POSIX_FADV_WILLNEED.
 
-One call reads at most what one request to the device, or the read-ahead window, holds, whatever its length says (`force_page_cache_ra` in
-mm/readahead.c; measured: 8 MiB of 64 on one disk, 128 KiB on others), so it is asked for in small steps. Pieces that look as if they were
-in the page cache already (preadv2(2), RWF_NOWAIT, of a few bytes) are left out: that is 0.3 ms for 300 MB.
-"""
+One call reads at most what one request to the device, or the read-ahead window, holds, whatever its
+length says (`force_page_cache_ra` in mm/readahead.c; measured: 8 MiB of 64 on one disk, 128 KiB on
+others), so it is asked for in small steps. Pieces that look as if they were in the page cache
+already (preadv2(2), RWF_NOWAIT, of a few bytes) are left out: that is 0.3 ms for 300 MB."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _PROBES = 4
 
 
 class ReadAhead:
-    """One thread's worth of reading ahead. Owner: the event loop; `_stopped` is the only thing that the thread looks at."""
+    """One thread's worth of reading ahead. Owner: the event loop; `_stopped` is the only thing that
+    the thread looks at."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths = list(paths)
@@ -66,11 +68,14 @@ class ReadAhead:
         for step in range(offset, offset + length, _STEP_BYTES):
             if self._stopped:
                 return
-            os.posix_fadvise(fd, step, min(_STEP_BYTES, offset + length - step), os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(
+                fd, step, min(_STEP_BYTES, offset + length - step), os.POSIX_FADV_WILLNEED
+            )
 
 
 def _looks_resident(fd: int, offset: int, length: int) -> bool:
-    """Whether a few bytes of the range, its last among them, can be had without waiting for the disk."""
+    """Whether a few bytes of the range, its last among them, can be had without waiting for the
+    disk."""
     probe = [bytearray(1)]
     try:
         for number in range(1, _PROBES + 1):

@@ -1,11 +1,12 @@
-"""Copies of snapshots for other nodes: pushed when proven, fetched by a node whose identity matches.
+"""Copies of snapshots for other nodes: pushed when proven, fetched by a node whose identity
+matches.
 
     chunks/<2>/<sha256 of the compressed piece>
     snapshots/<digest of the identity>/<id>.json      manifest and pieces, signed; written last
 
-Equal pieces of two snapshots are one. Nothing is believed that the record does not sign: a fetched snapshot goes through every
-check of a local one before it has a name on this node. At most `at_once` pieces are in memory, 32 MiB each with both forms.
-"""
+Equal pieces of two snapshots are one. Nothing is believed that the record does not sign: a fetched
+snapshot goes through every check of a local one before it has a name on this node. At most
+`at_once` pieces are in memory, 32 MiB each with both forms."""
 
 from __future__ import annotations
 
@@ -22,7 +23,14 @@ from snapshotter.errors import SnapshotUnknown
 from snapshotter.snapshots.catalog import Catalog, Snapshot, SnapshotCorrupt, SnapshotStaging
 from snapshotter.snapshots.chunks import CHUNK_BYTES, Chunk, offsets, pack, unpack
 from snapshotter.snapshots.identity import Identity
-from snapshotter.snapshots.manifest import MAX_MANIFEST_BYTES, SnapshotInvalid, SnapshotManifest, checked_manifest, opened, sealed
+from snapshotter.snapshots.manifest import (
+    MAX_MANIFEST_BYTES,
+    SnapshotInvalid,
+    SnapshotManifest,
+    checked_manifest,
+    opened,
+    sealed,
+)
 from snapshotter.snapshots.mapped_files import BindMounts
 from snapshotter.snapshots.remote_objects import Copies, CopyMissing, RemoteError
 from snapshotter.snapshots.verify import compare
@@ -38,7 +46,8 @@ _SETTLE_ROUNDS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed:
-    """What sending a snapshot took: pieces sent, compressed bytes of them, and pieces that were there already."""
+    """What sending a snapshot took: pieces sent, compressed bytes of them, and pieces that were
+    there already."""
 
     sent: int
     sent_bytes: int
@@ -53,13 +62,24 @@ class _Record:
     chunks: Mapping[str, tuple[Chunk, ...]]
 
     def to_json(self) -> dict[str, Any]:
-        return {"manifest": self.manifest.to_json(), "chunks": {name: [c.to_json() for c in cs] for name, cs in self.chunks.items()}}
+        return {
+            "manifest": self.manifest.to_json(),
+            "chunks": {name: [c.to_json() for c in cs] for name, cs in self.chunks.items()},
+        }
 
 
 class Remote:
-    """Owner: the event loop. Two nodes may push the same snapshot; when one forgets what another fetches, the latter fails cleanly."""
+    """Owner: the event loop. Two nodes may push the same snapshot; when one forgets what another
+    fetches, the latter fails cleanly."""
 
-    def __init__(self, store: ObjectStore, catalogue: Catalog, *, at_once: int = 4, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        catalogue: Catalog,
+        *,
+        at_once: int = 4,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
         self._store = Copies(store)
         self._catalogue = catalogue
         self._at_once = at_once
@@ -72,17 +92,19 @@ class Remote:
         """Let the store go."""
         await self._store.aclose()
 
-    # -- sending -------------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------
     async def push(self, snapshot: Snapshot) -> Pushed:
-        """Send what is not there yet; the record comes last, and older snapshots of the same identity go.
+        """Send what is not there yet; the record comes last, and older snapshots of the same
+        identity go.
 
-        Raises RemoteError, SnapshotCorrupt, SnapshotUnknown, OSError. Cancelled or failed, it goes on from there the next time.
-        """
+        Raises RemoteError, SnapshotCorrupt, SnapshotUnknown, OSError. Cancelled or failed, it goes
+        on from there the next time."""
         with self._catalogue.lease(snapshot.id):
             await self._catalogue.verify(snapshot, None)
             key = _record_key(snapshot.manifest)
             sent = reused = sent_bytes = 0
-            for _ in range(_SETTLE_ROUNDS):  # pieces that were there may have gone with another snapshot in the meantime
+            # pieces that were there may have gone with another snapshot in the meantime
+            for _ in range(_SETTLE_ROUNDS):
                 record, news = await self._send(snapshot)
                 await self._store.put(key, sealed(record.to_json(), self._catalogue.key))
                 sent, sent_bytes = sent + len(news), sent_bytes + sum(c.packed_bytes for c in news)
@@ -90,30 +112,48 @@ class Remote:
                 if await self._is_complete(record):
                     break
         self._catalogue.mark_remote(snapshot.id)
-        await self._forget([k for k in await self._store.keys(f"{key.rpartition('/')[0]}/") if k != key])
+        await self._forget(
+            [k for k in await self._store.keys(f"{key.rpartition('/')[0]}/") if k != key]
+        )
         return Pushed(sent=sent, sent_bytes=sent_bytes, reused=reused)
 
     async def push_quietly(self, snapshot: Snapshot) -> bool:
-        """For the background: a copy that cannot be made is logged, and is no failure of the snapshot."""
+        """For the background: a copy that cannot be made is logged, and is no failure of the
+        snapshot."""
         try:
             pushed = await self.push(snapshot)
         except (RemoteError, SnapshotCorrupt, SnapshotUnknown, OSError) as e:
-            _log.warning("snapshot.not_pushed snapshot=%s store=%r error=%s", snapshot.id, self._store, e)
+            _log.warning(
+                "snapshot.not_pushed snapshot=%s store=%r error=%s", snapshot.id, self._store, e
+            )
             return False
-        _log.info("snapshot.pushed snapshot=%s store=%r pushed=%s", snapshot.id, self._store, pushed)
+        _log.info(
+            "snapshot.pushed snapshot=%s store=%r pushed=%s", snapshot.id, self._store, pushed
+        )
         return True
 
     async def _send(self, snapshot: Snapshot) -> tuple[_Record, list[Chunk]]:
-        wanted = [(name, offset) for name, mark in snapshot.manifest.files.items() for offset in offsets(mark.bytes, self._chunk_bytes)]
+        wanted = [
+            (name, offset)
+            for name, mark in snapshot.manifest.files.items()
+            for offset in offsets(mark.bytes, self._chunk_bytes)
+        ]
         limit = asyncio.Semaphore(self._at_once)
         seen: set[str] = set()
-        results = await _all(self._send_one(snapshot.directory / name, offset, limit, seen) for name, offset in wanted)
+        results = await _all(
+            self._send_one(snapshot.directory / name, offset, limit, seen)
+            for name, offset in wanted
+        )
         chunks: dict[str, tuple[Chunk, ...]] = dict.fromkeys(snapshot.manifest.files, ())
         for (name, _), (chunk, _) in zip(wanted, results, strict=True):
             chunks[name] += (chunk,)
-        return _Record(manifest=snapshot.manifest, chunks=chunks), [chunk for chunk, is_new in results if is_new]
+        return _Record(manifest=snapshot.manifest, chunks=chunks), [
+            chunk for chunk, is_new in results if is_new
+        ]
 
-    async def _send_one(self, path: Path, offset: int, limit: asyncio.Semaphore, seen: set[str]) -> tuple[Chunk, bool]:
+    async def _send_one(
+        self, path: Path, offset: int, limit: asyncio.Semaphore, seen: set[str]
+    ) -> tuple[Chunk, bool]:
         """`seen`: keys of this push; equal chunks are sent once."""
         async with limit:
             chunk, packed = await asyncio.to_thread(pack, path, offset, self._chunk_bytes)
@@ -132,26 +172,34 @@ class Remote:
             async with limit:
                 return await self._store.size(chunk.key) == chunk.packed_bytes
 
-        return all(await _all(is_there(chunk) for chunks in record.chunks.values() for chunk in chunks))
+        return all(
+            await _all(is_there(chunk) for chunks in record.chunks.values() for chunk in chunks)
+        )
 
-    # -- receiving -----------------------------------------------------------------------------------------------------
-    async def fetch(self, identity: Identity, binds: BindMounts | None = None, *, now: float | None = None) -> Snapshot | None:
-        """The newest copy of this identity, on this node now; None when there is none, or none that was not quarantined here.
+    # -- receiving ---------------------------------------------------------------------------------
+    async def fetch(
+        self, identity: Identity, binds: BindMounts | None = None, *, now: float | None = None
+    ) -> Snapshot | None:
+        """The newest copy of this identity, on this node now; None when there is none, or none that
+        was not quarantined here.
 
-        With `binds` the files that it maps are compared before anything is transferred. Raises RemoteError with the reason when a
-        copy is incomplete, altered or of something else; LibraryChanged, DiskBudgetExceeded, OSError.
-        """
+        With `binds` the files that it maps are compared before anything is transferred. Raises
+        RemoteError with the reason when a copy is incomplete, altered or of something else;
+        LibraryChanged, DiskBudgetExceeded, OSError."""
         newest = await self._newest(identity)
         if newest is None:
             return None
         if binds is not None:
             await self._catalogue.check_mapped(newest.manifest, binds)
-        snapshot = await self._receive(newest, now=newest.manifest.created_at if now is None else now)
+        snapshot = await self._receive(
+            newest, now=newest.manifest.created_at if now is None else now
+        )
         self._catalogue.mark_remote(snapshot.id)
         return self._catalogue.get(snapshot.id)
 
     async def _newest(self, identity: Identity) -> _Record | None:
-        """One record that cannot be believed does not hide another; RemoteError only when there is no better one."""
+        """One record that cannot be believed does not hide another; RemoteError only when there is
+        no better one."""
         aside = {record.id for record in self._catalogue.quarantined}
         found: list[_Record] = []
         doubts: list[RemoteError] = []
@@ -162,7 +210,11 @@ class Remote:
                 _log.warning("snapshot.copy_refused key=%s error=%s", key, e)
                 doubts.append(e)
                 continue
-            if record is not None and record.manifest.proof is not None and record.manifest.id not in aside:
+            if (
+                record is not None
+                and record.manifest.proof is not None
+                and record.manifest.id not in aside
+            ):
                 found.append(record)
         if not found and doubts:
             raise doubts[0]
@@ -195,18 +247,22 @@ class Remote:
                 raise RemoteError(f"the copy of {manifest.id} is not what was pushed: {e}") from e
             return await self._catalogue.admit(stage, manifest, now=now)
 
-    async def _receive_one(self, chunk: Chunk, path: Path, offset: int, limit: asyncio.Semaphore) -> None:
+    async def _receive_one(
+        self, chunk: Chunk, path: Path, offset: int, limit: asyncio.Semaphore
+    ) -> None:
         async with limit:
             packed = await self._store.get(chunk.key, max_bytes=chunk.packed_bytes)
             await asyncio.to_thread(unpack, chunk, packed, path, offset)
 
-    # -- removing ------------------------------------------------------------------------------------------------------
+    # -- removing ----------------------------------------------------------------------------------
     async def forget(self, manifest: SnapshotManifest) -> None:
-        """Remove a copy, and the pieces that no other copy names. Idempotent. Raises RemoteError."""
+        """Remove a copy, and the pieces that no other copy names. Idempotent. Raises
+        RemoteError."""
         await self._forget([_record_key(manifest)])
 
     async def forget_of(self, *, revision: str | None = None, function: str | None = None) -> int:
-        """Remove the copies of a revision, or of a function id (before the `@` of a revision's key); how many. Raises RemoteError."""
+        """Remove the copies of a revision, or of a function id (before the `@` of a revision's
+        key); how many. Raises RemoteError."""
         gone = []
         for key in await self._store.keys("snapshots/"):
             body = await self._glance(key)
@@ -229,7 +285,8 @@ class Remote:
             await self._store.delete(chunk_key)
 
     async def _glance(self, key: str) -> dict[str, Any]:
-        """A record unchecked, to learn which pieces it names: of another platform's snapshots nothing is removed either."""
+        """A record unchecked, to learn which pieces it names: of another platform's snapshots
+        nothing is removed either."""
         try:
             body = json.loads(await self._store.get(key, max_bytes=_MAX_RECORD_BYTES))
         except (CopyMissing, ValueError):
@@ -245,7 +302,9 @@ def _parsed(key: str, data: bytes, signing_key: bytes) -> _Record:
     try:
         body = opened(data, signing_key, max_bytes=_MAX_RECORD_BYTES)
         manifest = checked_manifest(body["manifest"])
-        chunks = {name: tuple(Chunk.from_json(c) for c in cs) for name, cs in body["chunks"].items()}
+        chunks = {
+            name: tuple(Chunk.from_json(c) for c in cs) for name, cs in body["chunks"].items()
+        }
     except (SnapshotInvalid, ValueError, TypeError, KeyError, AttributeError) as e:
         raise RemoteError(f"{key} cannot be believed: {e}") from e
     sizes = {name: sum(c.plain_bytes for c in cs) for name, cs in chunks.items()}

@@ -1,4 +1,5 @@
-"""The object store that copies of snapshots go to, with what it refuses told as errors of snapshots."""
+"""The object store that copies of snapshots go to, with what it refuses told as errors of
+snapshots."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from weight_cache.objects import ObjectStore
 
 
 class RemoteError(Exception):
-    """Raised when a copy cannot be written, read or believed; the message names the object and the reason."""
+    """Raised when a copy cannot be written, read or believed; the message names the object and the
+    reason."""
 
 
 class CopyMissing(RemoteError):

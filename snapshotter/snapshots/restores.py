@@ -1,10 +1,11 @@
-"""One snapshot into a fresh slot: what comes out is exactly like a worker that was booted to its snapshot point.
+"""One snapshot into a fresh slot: what comes out is exactly like a worker that was booted to its
+snapshot point.
 
     slot (taken, leases, layout) → furnish → criu → tiles → devices → revive
                  └ prefetch: the image is read ahead while CRIU starts ┘   (weights: by the weight cache, while they are held)
 
-Whatever fails, the slot is cleared wholly. Nothing here decides whether a snapshot may be used (`selector`) or counts its failures.
-"""
+Whatever fails, the slot is cleared wholly. Nothing here decides whether a snapshot may be used
+(`selector`) or counts its failures."""
 
 from __future__ import annotations
 
@@ -37,13 +38,15 @@ from snapshotter.types import LaunchSpec
 
 _log = logging.getLogger(__name__)
 LAUNCH, DEVICES = "launch", "devices"
-"""Keys of a manifest's `point` that are the agent's own: what was launched, and what its processes held on a GPU."""
+"""Keys of a manifest's `point` that are the agent's own: what was launched, and what its processes
+held on a GPU."""
 RESTORE_PHASES = frozenset({"restore", "cuda_restore", "cuda_unlock", "revive"})
 """What a restore itself takes, one after the other; reading ahead goes on beside it."""
 
 
 class RestoreFailed(Exception):
-    """Raised when a snapshot could not be brought back; `reason` is one word for metrics, the message says what happened."""
+    """Raised when a snapshot could not be brought back; `reason` is one word for metrics, the
+    message says what happened."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -51,7 +54,8 @@ class RestoreFailed(Exception):
 
 
 class Restores:
-    """Brings snapshots back. Owner: the event loop; what it keeps is who serves pages to whom (`_watch`)."""
+    """Brings snapshots back. Owner: the event loop; what it keeps is who serves pages to whom
+    (`_watch`)."""
 
     def __init__(
         self,
@@ -82,23 +86,40 @@ class Restores:
     ) -> OccupiedSlot:
         """A worker at its snapshot point. `lazy` overrides what the snapshot's proof found better.
 
-        Raises RestoreFailed, and what taking a slot raises (BundleUnavailable, Unsupported, errors of the weight cache).
-        """
+        Raises RestoreFailed, and what taking a slot raises (BundleUnavailable, Unsupported, errors
+        of the weight cache)."""
         network = snapshot.manifest.network
         pages = snapshot.manifest.pages if self._pages == "auto" else self._pages
         lazily = pages == "lazy" if lazy is None else lazy
         with self._stock.catalogue.lease(snapshot.id):
             try:
-                async with self._slot_allocator.moving_in(spec, phase, owner, network=network, transient=transient) as tenancy:
+                async with self._slot_allocator.moving_in(
+                    spec, phase, owner, network=network, transient=transient
+                ) as tenancy:
                     phase.name = "restore"
                     await self._move(tenancy, snapshot, lazily, deadline_s)
                     return tenancy.occupied
-            except (CriuError, CudaRefused, CudaLost, StartFailed, SlotConnectionLost, OSError, seqpacket.MessageTooLong) as e:
-                raise RestoreFailed(_word(e), f"snapshot {snapshot.id} of {spec.revision}: {e}") from e
+            except (
+                CriuError,
+                CudaRefused,
+                CudaLost,
+                StartFailed,
+                SlotConnectionLost,
+                OSError,
+                seqpacket.MessageTooLong,
+            ) as e:
+                raise RestoreFailed(
+                    _word(e), f"snapshot {snapshot.id} of {spec.revision}: {e}"
+                ) from e
 
-    async def _move(self, tenancy: SlotPreparation, snapshot: Snapshot, lazy: bool, deadline_s: float) -> None:
+    async def _move(
+        self, tenancy: SlotPreparation, snapshot: Snapshot, lazy: bool, deadline_s: float
+    ) -> None:
         occupied, manifest, slot = tenancy.occupied, snapshot.manifest, tenancy.occupied.slot
-        record, devices = DeviceRecord.from_json(manifest.point[DEVICES]), self._devices if occupied.launch.gpu is not None else NoDevices()
+        record, devices = (
+            DeviceRecord.from_json(manifest.point[DEVICES]),
+            self._devices if occupied.launch.gpu is not None else NoDevices(),
+        )
         devices.check_restore(record)
         ahead = ReadAhead([snapshot.images])
         try:
@@ -119,7 +140,9 @@ class Restores:
                 )
                 restored_at = time.perf_counter()
                 if restored.lazy is not None:
-                    self._background_tasks.run(self._watch(restored.lazy, occupied, snapshot), f"pages of {slot.id}")
+                    self._background_tasks.run(
+                        self._watch(restored.lazy, occupied, snapshot), f"pages of {slot.id}"
+                    )
             if amx.has_tiles():
                 await asyncio.to_thread(_grant_tiles, slot.shim_pid, restored.pid)
             gpu: Mapping[str, float] = {}
@@ -132,12 +155,18 @@ class Restores:
             ahead.stop()
             raise
         revive_ms = _ms(whole_at, time.perf_counter())
-        phases = {"prefetch": ahead.ms(), "restore": _ms(began, restored_at), **gpu, "revive": revive_ms}
+        phases = {
+            "prefetch": ahead.ms(),
+            "restore": _ms(began, restored_at),
+            **gpu,
+            "revive": revive_ms,
+        }
         occupied.boot_ms = {**occupied.boot_ms, **phases}
         occupied.snapshot, occupied.whole = snapshot.id, manifest.in_place
 
     async def _watch(self, lazy: LazyPages, occupied: OccupiedSlot, snapshot: Snapshot) -> None:
-        """Until all its memory has come. A process whose page daemon died reads zeros where memory was: it must not go on."""
+        """Until all its memory has come. A process whose page daemon died reads zeros where memory
+        was: it must not go on."""
         with contextlib.ExitStack() as held:
             with contextlib.suppress(SnapshotUnknown):
                 held.enter_context(self._stock.catalogue.lease(snapshot.id))
@@ -152,13 +181,21 @@ class Restores:
         slot.kill_worker()
 
     @contextlib.contextmanager
-    def _opened(self, snapshot: Snapshot, slot_directory: Path) -> Iterator[tuple[int, int, int, int]]:
-        """Descriptors of the images, CRIU's working directory, the slot's files as of the snapshot point, and kdat."""
+    def _opened(
+        self, snapshot: Snapshot, slot_directory: Path
+    ) -> Iterator[tuple[int, int, int, int]]:
+        """Descriptors of the images, CRIU's working directory, the slot's files as of the snapshot
+        point, and kdat."""
         work = slot_directory / "criu"
         work.mkdir(mode=0o700, exist_ok=True)
         with contextlib.ExitStack() as stack:
             fds = []
-            for path in (snapshot.images, work, snapshot.files_tar, self._stock.kdat or Path(os.devnull)):
+            for path in (
+                snapshot.images,
+                work,
+                snapshot.files_tar,
+                self._stock.kdat or Path(os.devnull),
+            ):
                 fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
                 stack.callback(os.close, fds[-1])
             yield fds[0], fds[1], fds[2], fds[3]
@@ -179,5 +216,11 @@ def _ms(began: float, ended: float) -> float:
 
 def _word(error: Exception) -> str:
     """One word for metrics."""
-    words = {CriuError: "criu", CudaRefused: "devices", CudaLost: "devices", StartFailed: "revive", SlotConnectionLost: "slot_lost"}
+    words = {
+        CriuError: "criu",
+        CudaRefused: "devices",
+        CudaLost: "devices",
+        StartFailed: "revive",
+        SlotConnectionLost: "slot_lost",
+    }
     return next((word for kind, word in words.items() if isinstance(error, kind)), "node")

@@ -1,4 +1,5 @@
-"""Whether this node has snapshots, found out once when the agent begins: settings, root, a CRIU that stands its self test, a key."""
+"""Whether this node has snapshots, found out once when the agent begins: settings, root, a CRIU
+that stands its self test, a key."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ _log = logging.getLogger(__name__)
 
 
 class SnapshotsDisabled(Exception):
-    """Raised when this node makes and restores no snapshots; the message says why, and what would help."""
+    """Raised when this node makes and restores no snapshots; the message says why, and what would
+    help."""
 
 
 class SnapshotDependencies(Protocol):
@@ -53,34 +55,60 @@ class SnapshotDependencies(Protocol):
     def key_file(self) -> Path | None: ...
 
 
-async def open_components(paths: Paths, settings: SnapshotterSettings, given: SnapshotDependencies) -> SnapshotComponents:
+async def open_components(
+    paths: Paths, settings: SnapshotterSettings, given: SnapshotDependencies
+) -> SnapshotComponents:
     """Everything that snapshots need. Raises SnapshotsDisabled, SettingsInvalid."""
     if not settings.snapshots:
         raise SnapshotsDisabled("platform.yaml says snapshotter.snapshots: false")
     if not given.namespaces:
-        raise SnapshotsDisabled("slots without namespaces cannot be restored: run the agent as root")
+        raise SnapshotsDisabled(
+            "slots without namespaces cannot be restored: run the agent as root"
+        )
     directory = paths.home / "node" / "snapshots"
     try:
         key = signing_key(paths.home, given.key_file)
-        test = await self_test(cache=given.criu_cache or paths.home / "node" / "criu", environ=os.environ)
+        test = await self_test(
+            cache=given.criu_cache or paths.home / "node" / "criu", environ=os.environ
+        )
         criu = test.criu()
         kit = await make_bundle(criu.binary, paths.home / "node" / "criu")
         node = await asyncio.to_thread(
-            node_identity, runtime=given.runtime, criu_version=test.version, criu_sha256=test.sha256, gpus=given.gpus
+            node_identity,
+            runtime=given.runtime,
+            criu_version=test.version,
+            criu_sha256=test.sha256,
+            gpus=given.gpus,
         )
         catalogue = await asyncio.to_thread(
-            _catalogue, directory, key, settings.snapshot_max_bytes, DiskFloor(directory, given.disk_floor_bytes)
+            _catalogue,
+            directory,
+            key,
+            settings.snapshot_max_bytes,
+            DiskFloor(directory, given.disk_floor_bytes),
         )
     except (SnapshotsOff, CatalogLocked, CriuError, Unsupported, OSError) as e:
         raise SnapshotsDisabled(str(e)) from e
     copies = _copies(settings.snapshot_store, given.s3_client)
     remote = None if copies is None else Remote(copies, catalogue)
-    return SnapshotComponents(catalogue=catalogue, criu=criu, kit=kit, kdat=test.kdat, images=given.images, node=node, remote=remote)
+    return SnapshotComponents(
+        catalogue=catalogue,
+        criu=criu,
+        kit=kit,
+        kdat=test.kdat,
+        images=given.images,
+        node=node,
+        remote=remote,
+    )
 
 
 def _copies(where: str | None, s3_client: str) -> ObjectStore | None:
     try:
-        return None if where is None else open_store(where, setting="snapshotter.snapshot_store", client=s3_client)
+        return (
+            None
+            if where is None
+            else open_store(where, setting="snapshotter.snapshot_store", client=s3_client)
+        )
     except ValueError as e:
         raise SettingsInvalid(str(e)) from e
 

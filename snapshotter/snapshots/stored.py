@@ -25,16 +25,21 @@ class SnapshotCorrupt(Exception):
 
 
 class LibraryChanged(Exception):
-    """Raised when a file that a snapshot maps is another one now; `field` is `file:<in-slot path>`."""
+    """Raised when a file that a snapshot maps is another one now; `field` is `file:<in-slot
+    path>`."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"{path} changed since the snapshot was made: it is mapped by the process, which cannot come back without it")
+        super().__init__(
+            f"{path} changed since the snapshot was made: it is mapped by the process, which "
+            f"cannot come back without it"
+        )
         self.field = f"file:{path}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One snapshot on this node. `last_used_at`: wall clock; `restores`: since the agent began; `remote`: a copy is known to exist."""
+    """One snapshot on this node. `last_used_at`: wall clock; `restores`: since the agent began;
+    `remote`: a copy is known to exist."""
 
     manifest: SnapshotManifest
     directory: Path
@@ -60,12 +65,19 @@ class Snapshot:
 
     def info(self) -> SnapshotInfo:
         """For the door."""
-        return info_of(self.manifest, state=self.state, last_used_at=self.last_used_at, restores=self.restores, remote=self.remote)
+        return info_of(
+            self.manifest,
+            state=self.state,
+            last_used_at=self.last_used_at,
+            restores=self.restores,
+            remote=self.remote,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotStaging:
-    """Where a snapshot is being made: `images/` (there, empty) and `files.tar` (to be written by its maker)."""
+    """Where a snapshot is being made: `images/` (there, empty) and `files.tar` (to be written by
+    its maker)."""
 
     work: atomic_directory.StagingDirectory
 

@@ -1,9 +1,10 @@
-"""A snapshot is proven before it is used: restored, and its declared examples answered as they were answered in the warm-up.
+"""A snapshot is proven before it is used: restored, and its declared examples answered as they were
+answered in the warm-up.
 
-It is done once for each way that its memory can come back (eager, lazy), and the way that leads to the first answer sooner is recorded,
-not the one that is awake sooner: pages that come as they are touched are paid for by the first call. What is recorded becomes the
-expectation of RESTORE, so a way that waited long for a processor is tried again.
-"""
+It is done once for each way that its memory can come back (eager, lazy), and the way that leads to
+the first answer sooner is recorded, not the one that is awake sooner: pages that come as they are
+touched are paid for by the first call. What is recorded becomes the expectation of RESTORE, so a
+way that waited long for a processor is tried again."""
 
 from __future__ import annotations
 
@@ -32,15 +33,17 @@ def nobody_pays(cpu_ns: int) -> None:
 
 
 class ProofFailed(Exception):
-    """Raised when a snapshot does not come back, or does not answer as the worker did that it was made of."""
+    """Raised when a snapshot does not come back, or does not answer as the worker did that it was
+    made of."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreTiming:
-    """One proof: from the order to restore until the worker was awake, and until it had answered its first example, in ms.
+    """One proof: from the order to restore until the worker was awake, and until it had answered
+    its first example, in ms.
 
-    waited_ms: for how long its process was ready to run, and no processor was free (proc(5), /proc/pid/schedstat).
-    """
+    waited_ms: for how long its process was ready to run, and no processor was free (proc(5),
+    /proc/pid/schedstat)."""
 
     restore_ms: float
     answer_ms: float
@@ -74,7 +77,13 @@ class SnapshotValidator:
     """
 
     def __init__(
-        self, *, restores: Restores, slot_allocator: SlotAllocator, ends: Teardown, ways: Sequence[str], deadline_s: float
+        self,
+        *,
+        restores: Restores,
+        slot_allocator: SlotAllocator,
+        ends: Teardown,
+        ways: Sequence[str],
+        deadline_s: float,
     ) -> None:
         self._restores = restores
         self._slot_allocator = slot_allocator
@@ -83,17 +92,24 @@ class SnapshotValidator:
         self._deadline_s = deadline_s
 
     async def prove(
-        self, spec: LaunchSpec, snapshot: Snapshot, *, unasked: bool = False, charge: Callable[[int], None] = nobody_pays
+        self,
+        spec: LaunchSpec,
+        snapshot: Snapshot,
+        *,
+        unasked: bool = False,
+        charge: Callable[[int], None] = nobody_pays,
     ) -> ValidationResult:
-        """Restore it and have it answer. Raises ProofFailed when the first way does not work; one that fails later is only not chosen.
+        """Restore it and have it answer. Raises ProofFailed when the first way does not work; one
+        that fails later is only not chosen.
 
-        unasked: nobody waits for it, and it gives way to everything else.
-        charge: is told the CPU time (ns) that each restored copy has used, whether it answered well or not.
-        """
+        unasked: nobody waits for it, and it gives way to everything else. charge: is told the CPU
+        time (ns) that each restored copy has used, whether it answered well or not."""
         measured: dict[str, RestoreTiming] = {}
         for way in self._ways:
             try:
-                measured[way] = await self._measure(spec, snapshot, lazy=way == "lazy", unasked=unasked, charge=charge)
+                measured[way] = await self._measure(
+                    spec, snapshot, lazy=way == "lazy", unasked=unasked, charge=charge
+                )
             except ProofFailed as e:
                 if not measured:
                     raise
@@ -102,7 +118,13 @@ class SnapshotValidator:
         return ValidationResult(pages=pages, measured=measured)
 
     async def _measure(
-        self, spec: LaunchSpec, snapshot: Snapshot, *, lazy: bool, unasked: bool, charge: Callable[[int], None]
+        self,
+        spec: LaunchSpec,
+        snapshot: Snapshot,
+        *,
+        lazy: bool,
+        unasked: bool,
+        charge: Callable[[int], None],
     ) -> RestoreTiming:
         """The fastest of some attempts, of one only where that had a processor."""
         best = await self._try(spec, snapshot, lazy=lazy, unasked=unasked, charge=charge)
@@ -114,28 +136,50 @@ class SnapshotValidator:
         return best
 
     async def _try(
-        self, spec: LaunchSpec, snapshot: Snapshot, *, lazy: bool, unasked: bool, charge: Callable[[int], None]
+        self,
+        spec: LaunchSpec,
+        snapshot: Snapshot,
+        *,
+        lazy: bool,
+        unasked: bool,
+        charge: Callable[[int], None],
     ) -> RestoreTiming:
         deadline_s = max(self._deadline_s, spec.startup_timeout_s)
         try:
             async with asyncio.timeout(deadline_s):
                 occupied = await self._restores.restore(
-                    spec, snapshot, StartPhase(gives_way=unasked), self._ends, deadline_s=deadline_s, lazy=lazy, transient=True
+                    spec,
+                    snapshot,
+                    StartPhase(gives_way=unasked),
+                    self._ends,
+                    deadline_s=deadline_s,
+                    lazy=lazy,
+                    transient=True,
                 )
                 try:
                     began = time.perf_counter()
                     proved = await occupied.slot.prove(deadline_s)
-                    first_ms = proved.phases_ms.get("first_answer", (time.perf_counter() - began) * 1000)
+                    first_ms = proved.phases_ms.get(
+                        "first_answer", (time.perf_counter() - began) * 1000
+                    )
                     waited_ms = proc.waited_ns(occupied.slot.worker_pid) / 1e6
                 finally:
                     charge(occupied.cpu_ns())
-                    await asyncio.shield(asyncio.create_task(self._slot_allocator.clear(occupied), name=f"clear {occupied.slot.id}"))
+                    await asyncio.shield(
+                        asyncio.create_task(
+                            self._slot_allocator.clear(occupied), name=f"clear {occupied.slot.id}"
+                        )
+                    )
         except TimeoutError as e:
             raise ProofFailed(f"it did not answer within {deadline_s:g} s") from e
         except (RestoreFailed, BootFailed, SlotConnectionLost) as e:
             raise ProofFailed(str(e)) from e
         if not proved.ok:
             error = proved.error or {}
-            raise ProofFailed(f"its example was answered differently: {error.get('type')}: {error.get('message')}")
+            raise ProofFailed(
+                f"its example was answered differently: {error.get('type')}: {error.get('message')}"
+            )
         restore_ms = sum(ms for phase, ms in occupied.boot_ms.items() if phase in RESTORE_PHASES)
-        return RestoreTiming(restore_ms=restore_ms, answer_ms=restore_ms + first_ms, waited_ms=waited_ms)
+        return RestoreTiming(
+            restore_ms=restore_ms, answer_ms=restore_ms + first_ms, waited_ms=waited_ms
+        )

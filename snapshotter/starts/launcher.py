@@ -1,4 +1,5 @@
-"""The last step of every start: a worker at its snapshot point becomes an instance, by a fork, by an assignment, or in place."""
+"""The last step of every start: a worker at its snapshot point becomes an instance, by a fork, by
+an assignment, or in place."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class StartRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class StartSource:
-    """Where an instance can be started from: the slot, whether its worker becomes the instance itself, and by which rung we got there."""
+    """Where an instance can be started from: the slot, whether its worker becomes the instance
+    itself, and by which rung we got there."""
 
     occupied: OccupiedSlot
     in_place: bool
@@ -56,7 +58,13 @@ class InstanceLauncher:
     """Owner: the event loop; between the choice of a way and the order nothing awaits."""
 
     def __init__(
-        self, *, ends: Teardown, prefork_pool: PreforkPool, cgroups: Cgroups, logs: Logs, clock: Callable[[], float] = time.time
+        self,
+        *,
+        ends: Teardown,
+        prefork_pool: PreforkPool,
+        cgroups: Cgroups,
+        logs: Logs,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._ends = ends
         self._prefork_pool = prefork_pool
@@ -65,10 +73,15 @@ class InstanceLauncher:
         self._clock = clock
 
     async def run(self, instance: Instance, request: StartRequest, way: StartSource) -> None:
-        """Fork or serve, and wait until it is ready. Raises StartFailed, TemplateLost, SlotConnectionLost."""
+        """Fork or serve, and wait until it is ready. Raises StartFailed, TemplateLost,
+        SlotConnectionLost."""
         occupied, slot = way.occupied, way.occupied.slot
         try:
-            instance.info = replace(instance.info, start_kind=way.kind, socket=str(slot.directory / f"{instance.info.id}.sock"))
+            instance.info = replace(
+                instance.info,
+                start_kind=way.kind,
+                socket=str(slot.directory / f"{instance.info.id}.sock"),
+            )
             running = self._order(instance, request, way)
         except (SnapshotterError, SlotConnectionLost):
             await instance.clear()
@@ -83,42 +96,92 @@ class InstanceLauncher:
         before = occupied.boot_ms if way.kind in (StartKind.COLD, StartKind.RESTORE) else {}
         instance.was_ready = True
         served = served_from(way.kind, occupied.launch, occupied.weights)
-        instance.become(InstanceState.READY, pid=running.pid, phases_ms={**before, **running.ready.result()}, weights=served)
+        instance.become(
+            InstanceState.READY,
+            pid=running.pid,
+            phases_ms={**before, **running.ready.result()},
+            weights=served,
+        )
         slot.note(instance.info.id, instance.note())
         if not way.in_place:
             self._prefork_pool.used(occupied)
-        _log.info("instance.ready id=%s revision=%s kind=%s", instance.info.id, instance.info.revision, way.kind)
+        _log.info(
+            "instance.ready id=%s revision=%s kind=%s",
+            instance.info.id,
+            instance.info.revision,
+            way.kind,
+        )
 
     def abandon(self, instance: Instance) -> None:
-        """End the process of a start that did not become an instance; its claim lasts until it is gone."""
-        if instance.running is not None and instance.occupied is not None and not instance.running.gone.done():
+        """End the process of a start that did not become an instance; its claim lasts until it is
+        gone."""
+        if (
+            instance.running is not None
+            and instance.occupied is not None
+            and not instance.running.gone.done()
+        ):
             instance.asked = "stopped"
             instance.occupied.slot.kill(instance.info.id)
 
-    def _order(self, instance: Instance, request: StartRequest, way: StartSource) -> InstanceProcess:
+    def _order(
+        self, instance: Instance, request: StartRequest, way: StartSource
+    ) -> InstanceProcess:
         launch, occupied, name = request.launch, way.occupied, instance.info.id
         spot = None if way.in_place else self._prefork_pool.take(occupied)
         try:
-            instance.group = occupied.group if way.in_place else spot.group if spot else self._make_group(request, way)
+            instance.group = (
+                occupied.group
+                if way.in_place
+                else spot.group
+                if spot
+                else self._make_group(request, way)
+            )
             counted_ns = occupied.cpu_ns() if way.in_place else instance.group.cpu_ns() or 0
-            instance.info = replace(instance.info, cpu_file=instance.group.cpu_file, cpu_from_ns=counted_ns - occupied.take_idle_ns())
+            instance.info = replace(
+                instance.info,
+                cpu_file=instance.group.cpu_file,
+                cpu_from_ns=counted_ns - occupied.take_idle_ns(),
+            )
             log_bytes = request.share.log_bytes if request.share is not None else None
-            self._logs.register(name, labels=launch.labels, revision=launch.revision, now=self._clock(), log_bytes=log_bytes)
+            self._logs.register(
+                name,
+                labels=launch.labels,
+                revision=launch.revision,
+                now=self._clock(),
+                log_bytes=log_bytes,
+            )
             listener = slots.listen(Path(instance.info.socket)).detach()
         except OSError as e:
-            raise StartFailed(f"instance {name}: the node cannot make its socket, cgroup or log: {e}", {"log_tail": []}) from e
-        env, cgroup, note = {**launch.env, **request.secret_env}, instance.group.ways_in(), instance.note()
+            raise StartFailed(
+                f"instance {name}: the node cannot make its socket, cgroup or log: {e}",
+                {"log_tail": []},
+            ) from e
+        env, cgroup, note = (
+            {**launch.env, **request.secret_env},
+            instance.group.ways_in(),
+            instance.note(),
+        )
         parked = spot.name if spot else None
         occupied.is_pristine = False
         try:
-            running = occupied.slot.start(name, env=env, cgroup=cgroup, note=note, in_place=way.in_place, listener=listener, parked=parked)
+            running = occupied.slot.start(
+                name,
+                env=env,
+                cgroup=cgroup,
+                note=note,
+                in_place=way.in_place,
+                listener=listener,
+                parked=parked,
+            )
         except seqpacket.MessageTooLong as e:
             raise StartFailed(f"instance {name}: {e}", {"log_tail": []}) from e
         instance.occupied, instance.running = occupied, running
         return running
 
     def _make_group(self, request: StartRequest, way: StartSource) -> Group:
-        group = self._cgroups.make(request.instance_id, memory_bytes=request.launch.memory_bytes, cpu=request.launch.cpu)
+        group = self._cgroups.make(
+            request.instance_id, memory_bytes=request.launch.memory_bytes, cpu=request.launch.cpu
+        )
         if way.kind is StartKind.COLD:
             seconds, part = cpu_priority.FORK
             group.weigh(part)
@@ -132,14 +195,25 @@ class InstanceLauncher:
         if instance.group is not None and instance.group != occupied.group:
             instance.group.weigh(1)
 
-    async def _explain(self, instance: Instance, running: InstanceProcess) -> StartFailed | TemplateLost:
+    async def _explain(
+        self, instance: Instance, running: InstanceProcess
+    ) -> StartFailed | TemplateLost:
         how, word = running.gone.result(), instance.info.exit_reason or "exited"
         await instance.cleared.wait()
         if word == "template_lost":
             return TemplateLost(instance.info.id)
-        detail: dict[str, Any] = {"log_tail": await self._logs.tail(running.id), "exit_reason": word, **exits.detail(how.status)}
-        message = exits.sentence(f"instance {running.id}", word, how.status, memory_bytes=instance.info.memory_bytes)
+        detail: dict[str, Any] = {
+            "log_tail": await self._logs.tail(running.id),
+            "exit_reason": word,
+            **exits.detail(how.status),
+        }
+        message = exits.sentence(
+            f"instance {running.id}", word, how.status, memory_bytes=instance.info.memory_bytes
+        )
         if running.error is not None:
             detail["error"] = running.error
-            message = f"instance {running.id} did not start: {running.error.get('type')}: {running.error.get('message')}"
+            message = (
+                f"instance {running.id} did not start: {running.error.get('type')}: "
+                f"{running.error.get('message')}"
+            )
         return StartFailed(message, detail)

@@ -1,10 +1,11 @@
-"""Parked forks ahead of need: after a start from a Template the next one is forked already and only waits for its name.
+"""Parked forks ahead of need: after a start from a Template the next one is forked already and only
+waits for its name.
 
-A start that finds one assigns it (phase `assign`) instead of forking (phase `fork`). The group of a parked fork is made, and entered, when
-it is parked; it becomes the instance's. Parked forks are the platform's cost like their Template: they count in its `pss_bytes`, are never
-a reason to evict anybody, and go with it, after `parked_idle_s` without a start, and when the agent is restarted (a new one does not know
-them: it clears them away and parks again after the next start).
-"""
+A start that finds one assigns it (phase `assign`) instead of forking (phase `fork`). The group of a
+parked fork is made, and entered, when it is parked; it becomes the instance's. Parked forks are the
+platform's cost like their Template: they count in its `pss_bytes`, are never a reason to evict
+anybody, and go with it, after `parked_idle_s` without a start, and when the agent is restarted (a
+new one does not know them: it clears them away and parks again after the next start)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from snapshotter.starts.templates import Template, Templates
 
 _log = logging.getLogger(__name__)
 BEHIND_S = 0.1
-"""After a start its first call has the processor to itself for a moment; the next fork comes behind it."""
+"""After a start its first call has the processor to itself for a moment; the next fork comes behind
+it."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -30,9 +32,9 @@ class PreforkPool:
     """Owner: the event loop; nothing here awaits between a look and an act.
 
     Attributes:
-        per_template: how many are kept parked; 0 switches it off.
-        idle_s: how long after the last start.
-        budget_bytes: for Templates and parked forks together; nothing is parked, or stays so, beyond it.
+        per_template: how many are kept parked; 0 switches it off. idle_s: how long after the last
+        start. budget_bytes: for Templates and parked forks together; nothing is parked, or stays
+        so, beyond it.
     """
 
     cgroups: Cgroups
@@ -43,7 +45,10 @@ class PreforkPool:
     budget_bytes: int
 
     def __repr__(self) -> str:
-        return f"<PreforkPool {sum(len(t.occupied.spots) for t in self.templates)} parked, {self.per_template} per Template>"
+        return (
+            f"<PreforkPool {sum(len(t.occupied.spots) for t in self.templates)} parked, "
+            f"{self.per_template} per Template>"
+        )
 
     def take(self, occupied: OccupiedSlot) -> ParkedSpot | None:
         """A fork that waits for its assignment, with its group; None when there is none."""
@@ -68,7 +73,8 @@ class PreforkPool:
             self.background_tasks.run(self._measure(template), f"measure parked {slot.id}")
 
     def gone(self, slot: Slot, name: str) -> None:
-        """A parked fork ended unasked. The next start parks another one, not we: it may end again and again."""
+        """A parked fork ended unasked. The next start parks another one, not we: it may end again
+        and again."""
         template = self.templates.of_slot(slot.id)
         if template is not None:
             self._forget(template.occupied, [s for s in template.occupied.spots if s.name == name])
@@ -91,7 +97,10 @@ class PreforkPool:
 
     def _fill(self, occupied: OccupiedSlot) -> None:
         self._after(occupied, self.idle_s, fill=False)
-        if self.templates.of_slot(occupied.slot.id) is None or self.templates.pss_bytes() > self.budget_bytes:
+        if (
+            self.templates.of_slot(occupied.slot.id) is None
+            or self.templates.pss_bytes() > self.budget_bytes
+        ):
             return
         try:
             while len(occupied.spots) < self.per_template:
@@ -101,7 +110,10 @@ class PreforkPool:
 
     def _park(self, occupied: OccupiedSlot) -> None:
         name, launch = f"p-{secrets.token_hex(8)}", occupied.launch
-        spot = ParkedSpot(name=name, group=self.cgroups.make(name, memory_bytes=launch.memory_bytes, cpu=launch.cpu))
+        spot = ParkedSpot(
+            name=name,
+            group=self.cgroups.make(name, memory_bytes=launch.memory_bytes, cpu=launch.cpu),
+        )
         spot.group.weigh(0)  # until it waits: nobody waits for it
         occupied.spots.append(spot)
         occupied.slot.park(name, spot.group.ways_in())
@@ -116,7 +128,8 @@ class PreforkPool:
         """The Template, too: it shares with what is parked what it had for itself."""
         occupied = template.occupied
         template.pss_bytes, *parked = [
-            await asyncio.to_thread(proc.pss_bytes, pid) for pid in (occupied.slot.worker_pid, *occupied.slot.parked.values())
+            await asyncio.to_thread(proc.pss_bytes, pid)
+            for pid in (occupied.slot.worker_pid, *occupied.slot.parked.values())
         ]
         occupied.parked_bytes = sum(parked) if occupied.spots else 0
         if occupied.spots and self.templates.pss_bytes() > self.budget_bytes:

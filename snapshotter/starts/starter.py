@@ -1,8 +1,9 @@
-"""Starting: from the ask to an instance that is ready, by the first rung that can be reached (`strategy`), within one startup timeout.
+"""Starting: from the ask to an instance that is ready, by the first rung that can be reached
+(`strategy`), within one startup timeout.
 
-A rung that fails, or whose worker does not become ready, is closed for this start, which goes on with the next one: the caller sees a
-slower answer and the kind that it came up by. Boots are single flight per revision, starts are single flight per instance id.
-"""
+A rung that fails, or whose worker does not become ready, is closed for this start, which goes on
+with the next one: the caller sees a slower answer and the kind that it came up by. Boots are single
+flight per revision, starts are single flight per instance id."""
 
 from __future__ import annotations
 
@@ -12,7 +13,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from snapshotter.errors import LeaseHeld, NoCapacity, SnapshotterError, StartFailed, StartStopped, StartTimeout
+from snapshotter.errors import (
+    LeaseHeld,
+    NoCapacity,
+    SnapshotterError,
+    StartFailed,
+    StartStopped,
+    StartTimeout,
+)
 from snapshotter.linux import proc
 from snapshotter.metrics import Metrics
 from snapshotter.slots import slot as slots
@@ -27,16 +35,28 @@ from snapshotter.starts.strategy import StartDeadline, StartStrategy
 from snapshotter.starts.teardown import Teardown
 from snapshotter.starts.template_boot import TemplateBooter
 from snapshotter.starts.templates import Templates
-from snapshotter.types import InstanceId, InstanceInfo, InstanceState, LaunchSpec, RevisionKey, Share, StartKind, TemplateInfo
+from snapshotter.types import (
+    InstanceId,
+    InstanceInfo,
+    InstanceState,
+    LaunchSpec,
+    RevisionKey,
+    Share,
+    StartKind,
+    TemplateInfo,
+)
 from weight_cache.errors import WeightCacheError
 
 _log = logging.getLogger(__name__)
 NOTICE_S = 0.05
-"""Between the word that an instance stops and its SIGTERM: time for its lessee, on this machine, to send it nothing more."""
+"""Between the word that an instance stops and its SIGTERM: time for its lessee, on this machine, to
+send it nothing more."""
 WRONG_ANSWER = "WrongAnswer"
-"""Type of the error of a worker that answers otherwise after a restore (`pilotlight.worker.engine.failures`)."""
+"""Type of the error of a worker that answers otherwise after a restore
+(`pilotlight.worker.engine.failures`)."""
 _ATTEMPTS = 4
-"""A Template may die between the choice and the fork; three times in a row is no accident. One more for a restore that fails."""
+"""A Template may die between the choice and the fork; three times in a row is no accident. One more
+for a restore that fails."""
 
 
 @dataclass(kw_only=True)
@@ -49,7 +69,8 @@ class _Flight:
 
 
 class InstanceStarter:
-    """Owner: the event loop. Decisions (`_acquire`, `_make_room`) do not await between the look and the act."""
+    """Owner: the event loop. Decisions (`_acquire`, `_make_room`) do not await between the look and
+    the act."""
 
     def __init__(
         self,
@@ -80,13 +101,19 @@ class InstanceStarter:
         self._flights: dict[InstanceId, _Flight] = {}
 
     def __repr__(self) -> str:
-        return f"<InstanceStarter {len(self._flights)} starting, {self._template_booter!r}, {self._instances!r}, {self._templates!r}>"
+        return (
+            f"<InstanceStarter {len(self._flights)} starting, {self._template_booter!r}, "
+            f"{self._instances!r}, {self._templates!r}>"
+        )
 
     async def start(self, request: StartRequest) -> InstanceInfo:
         """See `AgentClient.start`. The last caller that leaves takes the start with it."""
         known = self._instances.get(request.instance_id)
         if known is not None and known.info.lessee != request.lessee:
-            raise LeaseHeld(f"instance {known.info.id} is leased to {known.info.lessee}", {"lessee": known.info.lessee})
+            raise LeaseHeld(
+                f"instance {known.info.id} is leased to {known.info.lessee}",
+                {"lessee": known.info.lessee},
+            )
         if known is not None and known.info.state in (InstanceState.READY, InstanceState.ASLEEP):
             return known.info
         flight = self._flights.get(request.instance_id) or self._fly(request)
@@ -112,7 +139,10 @@ class InstanceStarter:
             if template is not None:
                 return template.info()
             await self._template_booter.once(launch, restoring=True, share=share or NOBODY)
-        raise StartFailed(f"revision {launch.revision}: its Template ends as soon as it is ready", {"log_tail": []})
+        raise StartFailed(
+            f"revision {launch.revision}: its Template ends as soon as it is ready",
+            {"log_tail": []},
+        )
 
     async def stop(self, instance_id: InstanceId, grace_s: float) -> None:
         """See `AgentClient.stop`."""
@@ -122,7 +152,11 @@ class InstanceStarter:
             await asyncio.wait([flight.task])
         instance = self._instances.get(instance_id)
         if instance is not None:
-            if grace_s > 0 and instance.was_ready and instance.info.state in (InstanceState.READY, InstanceState.ASLEEP):
+            if (
+                grace_s > 0
+                and instance.was_ready
+                and instance.info.state in (InstanceState.READY, InstanceState.ASLEEP)
+            ):
                 if instance.info.state is InstanceState.ASLEEP:
                     proc.continue_tree(instance.info.pid)
                 instance.become(InstanceState.DRAINING)
@@ -138,7 +172,8 @@ class InstanceStarter:
             self._ends.drop(template, "stopped")
 
     async def aclose(self, grace_s: float) -> None:
-        """End everything: starts and boots first, then Templates, so that nothing new is born; then instances."""
+        """End everything: starts and boots first, then Templates, so that nothing new is born; then
+        instances."""
         flights = [f.task for f in self._flights.values()]
         for flight in flights:
             flight.cancel()
@@ -152,7 +187,9 @@ class InstanceStarter:
                 group.create_task(instance.stop(grace_s), name=f"stop {instance.info.id}")
 
     def _fly(self, request: StartRequest) -> _Flight:
-        flight = _Flight(task=asyncio.create_task(self._start(request), name=f"start {request.instance_id}"))
+        flight = _Flight(
+            task=asyncio.create_task(self._start(request), name=f"start {request.instance_id}")
+        )
         self._flights[request.instance_id] = flight
         flight.task.add_done_callback(lambda task: self._landed(request.instance_id, task))
         return flight
@@ -162,7 +199,11 @@ class InstanceStarter:
         slots.seen(task)
 
     async def _start(self, request: StartRequest) -> InstanceInfo:
-        began, phase, timeout_s = time.perf_counter(), StartPhase(share=request.share or NOBODY), request.launch.startup_timeout_s
+        began, phase, timeout_s = (
+            time.perf_counter(),
+            StartPhase(share=request.share or NOBODY),
+            request.launch.startup_timeout_s,
+        )
         leaving = self._instances.get(request.instance_id)
         if leaving is not None:  # an earlier life of the same id is still being cleared
             await leaving.cleared.wait()
@@ -174,8 +215,16 @@ class InstanceStarter:
         except TimeoutError as e:
             self._metrics.start_failed(phase.kind, StartTimeout.code)
             cpu_ns = self._used_ns(request, phase)
-            detail = {"phase": phase.name, "log_tail": await self._last_lines(request, phase), "cpu_ns": cpu_ns}
-            raise StartTimeout(f"instance {request.instance_id} was not ready within {timeout_s:g} s (phase {phase.name})", detail) from e
+            detail = {
+                "phase": phase.name,
+                "log_tail": await self._last_lines(request, phase),
+                "cpu_ns": cpu_ns,
+            }
+            raise StartTimeout(
+                f"instance {request.instance_id} was not ready within {timeout_s:g} s (phase "
+                f"{phase.name})",
+                detail,
+            ) from e
         except asyncio.CancelledError:
             self._flights[request.instance_id].cpu_ns = self._used_ns(request, phase)
             raise
@@ -184,7 +233,8 @@ class InstanceStarter:
             raise
         except SnapshotterError as e:
             self._metrics.start_failed(phase.kind, e.code)
-            # One of its own: the error of a boot is every start's that waited for it, and its CPU time one start's.
+            # One of its own: the error of a boot is every start's that waited for it, and its CPU
+            # time one start's.
             raise type(e)(str(e), {**e.detail, "cpu_ns": self._used_ns(request, phase)}) from e
         finally:
             self._abandon_unless_ready(request.instance_id)
@@ -193,26 +243,43 @@ class InstanceStarter:
         return instance.info
 
     def _remember(self, launch: LaunchSpec, info: InstanceInfo, took_s: float) -> None:
-        """For metrics and the next start. The instance is there: a number that makes no sense must not have its caller think otherwise."""
+        """For metrics and the next start. The instance is there: a number that makes no sense must
+        not have its caller think otherwise."""
         try:
             self._metrics.started(info.start_kind, took_s, info.phases_ms)
             self._strategy.took(launch, info, took_s)
         except ValueError:
-            _log.warning("start.not_counted id=%s phases_ms=%s", info.id, info.phases_ms, exc_info=True)
+            _log.warning(
+                "start.not_counted id=%s phases_ms=%s", info.id, info.phases_ms, exc_info=True
+            )
 
     def _count_boots(self, instance: Instance, phase: StartPhase) -> None:
-        """What its start used outside of its own group is its own; a restarted agent finds it so."""
+        """What its start used outside of its own group is its own; a restarted agent finds it
+        so."""
         elsewhere_ns = phase.cpu_ns + self._template_booter.take_cpu_ns(instance.info.revision)
         if elsewhere_ns and instance.occupied is not None:
-            instance.info = replace(instance.info, cpu_from_ns=instance.info.cpu_from_ns - elsewhere_ns)
+            instance.info = replace(
+                instance.info, cpu_from_ns=instance.info.cpu_from_ns - elsewhere_ns
+            )
             instance.occupied.slot.note(instance.info.id, instance.note())
 
     def _used_ns(self, request: StartRequest, phase: StartPhase) -> int:
-        """CPU time of a start that failed: its boots, and its last attempt; of those before it the platform chose to make another."""
-        return phase.cpu_ns + phase.attempt_ns() + self._template_booter.take_cpu_ns(request.launch.revision)
+        """CPU time of a start that failed: its boots, and its last attempt; of those before it the
+        platform chose to make another."""
+        return (
+            phase.cpu_ns
+            + phase.attempt_ns()
+            + self._template_booter.take_cpu_ns(request.launch.revision)
+        )
 
-    async def _climb(self, request: StartRequest, instance: Instance, phase: StartPhase) -> Instance:
-        clock, closed, suspect = StartDeadline(request.launch.startup_timeout_s), set[StartKind](), ""
+    async def _climb(
+        self, request: StartRequest, instance: Instance, phase: StartPhase
+    ) -> Instance:
+        clock, closed, suspect = (
+            StartDeadline(request.launch.startup_timeout_s),
+            set[StartKind](),
+            "",
+        )
         for _ in range(_ATTEMPTS):
             way: StartSource | None = None
             phase.attempt_ns = instance.used_ns
@@ -231,19 +298,37 @@ class InstanceStarter:
                     await self._cleared(instance)
             phase.cpu_ns = 0  # of an attempt that the platform makes another after
             instance = self._claim(request)
-        raise StartFailed(f"instance {request.instance_id}: its Template ended {_ATTEMPTS} times before the fork", {"log_tail": []})
+        raise StartFailed(
+            f"instance {request.instance_id}: its Template ended {_ATTEMPTS} times before the fork",
+            {"log_tail": []},
+        )
 
-    async def _fall(self, instance: Instance, way: StartSource, closed: set[StartKind], error: Exception) -> str:
-        """A restored worker, or a fork of one, did not become ready: its process goes, and a Template of the same snapshot, which would do
-        no better; the start goes on without RESTORE. The snapshot's id."""
+    async def _fall(
+        self, instance: Instance, way: StartSource, closed: set[StartKind], error: Exception
+    ) -> str:
+        """A restored worker, or a fork of one, did not become ready: its process goes, and a
+        Template of the same snapshot, which would do no better; the start goes on without RESTORE.
+        The snapshot's id."""
         words = {StartFailed: "hook_failed", TimeoutError: "hook_timeout"}
-        reason = "wrong_answer" if _is_wrong_answer(error) else words.get(type(error), "worker_lost")
-        _log.warning("rung.failed id=%s rung=%s reason=%s error=%s", instance.info.id, way.kind, reason, error)
+        reason = (
+            "wrong_answer" if _is_wrong_answer(error) else words.get(type(error), "worker_lost")
+        )
+        _log.warning(
+            "rung.failed id=%s rung=%s reason=%s error=%s",
+            instance.info.id,
+            way.kind,
+            reason,
+            error,
+        )
         self._metrics.rung_failed(way.kind, reason)
         closed.add(StartKind.RESTORE)
         self._starts.abandon(instance)
         template = self._templates.get(instance.info.revision)
-        if template is not None and template.occupied.snapshot == way.occupied.snapshot and type(error) in words:
+        if (
+            template is not None
+            and template.occupied.snapshot == way.occupied.snapshot
+            and type(error) in words
+        ):
             self._ends.drop(template, reason)
         await self._cleared(instance)
         if reason == "wrong_answer" and way.occupied.snapshot is not None:
@@ -278,14 +363,19 @@ class InstanceStarter:
 
     async def _last_lines(self, request: StartRequest, phase: StartPhase) -> list[str]:
         """Of the instance, else of the boot that it waited for."""
-        booting = [h.slot.id for h in self._slot_allocator.occupied_slots.values() if h.launch.revision == request.launch.revision]
+        booting = [
+            h.slot.id
+            for h in self._slot_allocator.occupied_slots.values()
+            if h.launch.revision == request.launch.revision
+        ]
         for name in [request.instance_id, phase.subject, *booting]:
             if name and (lines := await self._logs.tail(name)):
                 return lines
         return []
 
     def _abandon_unless_ready(self, instance_id: InstanceId) -> None:
-        """What a start leaves that did not become an instance: a claim, or a process whose claim lasts until it is gone."""
+        """What a start leaves that did not become an instance: a claim, or a process whose claim
+        lasts until it is gone."""
         instance = self._instances.get(instance_id)
         if instance is None or instance.was_ready:
             return
@@ -295,7 +385,8 @@ class InstanceStarter:
             self._starts.abandon(instance)
 
     def _make_room(self, request: StartRequest) -> None:
-        """Evict Templates that nobody uses where that helps. Raises NoCapacity; no await before the claim, so the answer holds."""
+        """Evict Templates that nobody uses where that helps. Raises NoCapacity; no await before the
+        claim, so the answer holds."""
         launch = request.launch
         infos = [instance.info for instance in self._instances]
         try:
@@ -316,5 +407,8 @@ def _is_wrong_answer(error: Exception) -> bool:
 
 
 def _is_held_against_restore(way: StartSource, error: Exception) -> bool:
-    """Whether a booted worker may do better: the one that failed was restored. A Template that was lost before it forked says nothing."""
-    return way.kind is StartKind.RESTORE or (way.occupied.snapshot is not None and isinstance(error, StartFailed | TimeoutError))
+    """Whether a booted worker may do better: the one that failed was restored. A Template that was
+    lost before it forked says nothing."""
+    return way.kind is StartKind.RESTORE or (
+        way.occupied.snapshot is not None and isinstance(error, StartFailed | TimeoutError)
+    )

@@ -1,10 +1,10 @@
-"""Which rung a start takes. FORK if a Template of the revision is resident; else RESTORE if a snapshot fits and is expected to beat COLD;
-else COLD: boot a Template, then fork.
+"""Which rung a start takes. FORK if a Template of the revision is resident; else RESTORE if a
+snapshot fits and is expected to beat COLD; else COLD: boot a Template, then fork.
 
-A worker that cannot be forked (surplus threads, `forkable=False`) serves in place, one slot for each instance; one that was booted ahead
-and waits at its snapshot point is woken (WAKE). What was restored serves in place, too. A rung that fails, or takes longer than it may, is
-closed for this start, which goes on with the next one.
-"""
+A worker that cannot be forked (surplus threads, `forkable=False`) serves in place, one slot for
+each instance; one that was booted ahead and waits at its snapshot point is woken (WAKE). What was
+restored serves in place, too. A rung that fails, or takes longer than it may, is closed for this
+start, which goes on with the next one."""
 
 from __future__ import annotations
 
@@ -33,20 +33,22 @@ _PATIENCE = 4.0
 _COLD_MARGIN = 1.5
 """COLD on a node that just failed to restore is not having a good day."""
 _COLD_LEAST_S = 5.0
-"""Kept for COLD however quick it was: a boot of 0.4 s may take this long on a node under load, where it gives way to calls."""
+"""Kept for COLD however quick it was: a boot of 0.4 s may take this long on a node under load,
+where it gives way to calls."""
 
 
 def cold_reserve_s(*, cold_ms: float, left_s: float) -> float:
-    """How much of what is left of the startup timeout is kept for COLD: what it needs, and up to half of it for a bad day."""
+    """How much of what is left of the startup timeout is kept for COLD: what it needs, and up to
+    half of it for a bad day."""
     return max(_COLD_MARGIN * cold_ms / 1000, min(_COLD_LEAST_S, left_s / 2))
 
 
 def restore_deadline_s(*, restore_ms: float, cold_ms: float, left_s: float) -> float | None:
-    """How long RESTORE may take until COLD is started instead; None: COLD at once, because it is faster, or nothing else would fit.
+    """How long RESTORE may take until COLD is started instead; None: COLD at once, because it is
+    faster, or nothing else would fit.
 
-    `restore_ms`, `cold_ms`: predictions; `left_s`: of the startup timeout. With little left RESTORE is still tried when even COLD alone
-    does not fit any more.
-    """
+    `restore_ms`, `cold_ms`: predictions; `left_s`: of the startup timeout. With little left RESTORE
+    is still tried when even COLD alone does not fit any more."""
     if restore_ms >= cold_ms:
         return None
     wanted_s = max(_FLOOR_S, _PATIENCE * restore_ms / 1000)
@@ -69,7 +71,8 @@ class StartDeadline:
 
 
 class StartStrategy:
-    """Owner: the event loop. `_gate`: more restores at once than processors only make each of them slower."""
+    """Owner: the event loop. `_gate`: more restores at once than processors only make each of them
+    slower."""
 
     def __init__(
         self,
@@ -91,15 +94,22 @@ class StartStrategy:
         self._clock = clock
         self._gate = FairSemaphore(max(2, len(os.sched_getaffinity(0))))
 
-    async def acquire(self, launch: LaunchSpec, phase: StartPhase, clock: StartDeadline, closed: set[StartKind]) -> StartSource:
-        """Where to start from. What it returns must be used before the next await. Errors as of a boot."""
+    async def acquire(
+        self, launch: LaunchSpec, phase: StartPhase, clock: StartDeadline, closed: set[StartKind]
+    ) -> StartSource:
+        """Where to start from. What it returns must be used before the next await. Errors as of a
+        boot."""
         kind = StartKind.FORK
         while True:
             template = self._templates.use(launch.revision, self._clock())
             if template is not None:
                 phase.name, phase.kind = "fork", kind
                 woken = template.single and kind is StartKind.FORK
-                return StartSource(occupied=template.occupied, in_place=template.single, kind=StartKind.WAKE if woken else kind)
+                return StartSource(
+                    occupied=template.occupied,
+                    in_place=template.single,
+                    kind=StartKind.WAKE if woken else kind,
+                )
             if StartKind.RESTORE not in closed:
                 occupied = await self._restored(launch, phase, clock, closed)
                 if occupied is not None:
@@ -114,18 +124,23 @@ class StartStrategy:
             await self._template_booter.once(launch, share=phase.share)
 
     def patience_s(self, way: StartSource, clock: StartDeadline) -> float | None:
-        """How long the hooks of a restored worker, or of a fork of one, may take until COLD is started instead, which needs its own time;
-        None: no such bound."""
+        """How long the hooks of a restored worker, or of a fork of one, may take until COLD is
+        started instead, which needs its own time; None: no such bound."""
         if way.occupied.snapshot is None:
             return None
         left_s = clock.left_s()
-        spare_s = left_s - cold_reserve_s(cold_ms=self._selector.cold_ms(way.occupied.launch), left_s=left_s)
+        spare_s = left_s - cold_reserve_s(
+            cold_ms=self._selector.cold_ms(way.occupied.launch), left_s=left_s
+        )
         return spare_s if spare_s > 0 else None
 
     async def reached(self, way: StartSource, *, suspect: str, launch: LaunchSpec) -> None:
-        """An instance came up that way. `suspect`: the snapshot that did not lead to one before, in the same start."""
+        """An instance came up that way. `suspect`: the snapshot that did not lead to one before, in
+        the same start."""
         if suspect:
-            await self._selector.failed(suspect, "hook", "its worker did not become ready, and one that was booted did")
+            await self._selector.failed(
+                suspect, "hook", "its worker did not become ready, and one that was booted did"
+            )
         if way.kind is StartKind.RESTORE and way.occupied.snapshot is not None:
             self._selector.used(way.occupied.snapshot)
             self._template_booter.refill(launch)
@@ -137,19 +152,29 @@ class StartStrategy:
         await self._selector.quarantine(snapshot_id, message)
 
     def took(self, launch: LaunchSpec, info: InstanceInfo, seconds: float) -> None:
-        """How long a whole start took, without waiting for its weights or for other boots; of RESTORE what it does itself: waiting for a
-        slot, or for other restores, is no part of it.
+        """How long a whole start took, without waiting for its weights or for other boots; of
+        RESTORE what it does itself: waiting for a slot, or for other restores, is no part of it.
         """
         own = {k: v for k, v in info.phases_ms.items() if k not in ("slot", "weights", "prefetch")}
-        whole_ms = max(0.0, seconds * 1000 - info.phases_ms.get("weights", 0.0) - info.phases_ms.get("queue", 0.0))
+        whole_ms = max(
+            0.0,
+            seconds * 1000 - info.phases_ms.get("weights", 0.0) - info.phases_ms.get("queue", 0.0),
+        )
         took_ms = sum(own.values()) if info.start_kind is StartKind.RESTORE else whole_ms
         text = "rung.took revision=%s rung=%s ms=%.0f after weights_ms=%.0f"
-        _log.info(text, launch.revision, info.start_kind, took_ms, info.phases_ms.get("weights", 0.0))
+        _log.info(
+            text, launch.revision, info.start_kind, took_ms, info.phases_ms.get("weights", 0.0)
+        )
         self._selector.took(launch, info.start_kind, took_ms)
 
-    async def _restored(self, launch: LaunchSpec, phase: StartPhase, clock: StartDeadline, closed: set[StartKind]) -> OccupiedSlot | None:
-        """A worker from a snapshot. None: a Template has come up meanwhile, or the rung is closed now."""
-        expecting = asyncio.create_task(self._weights.expect_s(launch), name=f"weights of {launch.revision}")
+    async def _restored(
+        self, launch: LaunchSpec, phase: StartPhase, clock: StartDeadline, closed: set[StartKind]
+    ) -> OccupiedSlot | None:
+        """A worker from a snapshot. None: a Template has come up meanwhile, or the rung is closed
+        now."""
+        expecting = asyncio.create_task(
+            self._weights.expect_s(launch), name=f"weights of {launch.revision}"
+        )
         try:
             snapshot = await self._selector.find(launch, phase)
             weights_s = 0.0 if snapshot is None else await expecting
@@ -160,14 +185,28 @@ class StartStrategy:
             async with YieldableSlot(self._gate, phase.share) as turn:
                 if self._templates.get(launch.revision) is not None:
                     return None
-                predicted_ms, cold_ms = self._selector.restore_ms(launch, snapshot), self._selector.cold_ms(launch)
-                text = "rungs.expected revision=%s restore_ms=%.0f cold_ms=%.0f after weights_ms=%.0f"
+                predicted_ms, cold_ms = (
+                    self._selector.restore_ms(launch, snapshot),
+                    self._selector.cold_ms(launch),
+                )
+                text = (
+                    "rungs.expected revision=%s restore_ms=%.0f cold_ms=%.0f after weights_ms=%.0f"
+                )
                 _log.info(text, launch.revision, predicted_ms, cold_ms, weights_s * 1000)
                 left_s = max(0.0, clock.left_s() - weights_s)  # either rung waits for them
-                deadline_s = restore_deadline_s(restore_ms=predicted_ms, cold_ms=cold_ms, left_s=left_s)
+                deadline_s = restore_deadline_s(
+                    restore_ms=predicted_ms, cold_ms=cold_ms, left_s=left_s
+                )
                 if deadline_s is not None:
                     with phase.patience.under(turn=turn):
-                        occupied = await self._selector.restore(launch, snapshot, phase, self._ends, deadline_s=deadline_s, is_start=True)
+                        occupied = await self._selector.restore(
+                            launch,
+                            snapshot,
+                            phase,
+                            self._ends,
+                            deadline_s=deadline_s,
+                            is_start=True,
+                        )
                     if occupied is not None:
                         return occupied
                 elif predicted_ms >= cold_ms:

@@ -24,7 +24,8 @@ _log = logging.getLogger(__name__)
 
 
 class Teardown:
-    """Told by every slot (`running.Owner`). Owner: the event loop; the callbacks do not await, cleaning up is an errand."""
+    """Told by every slot (`running.Owner`). Owner: the event loop; the callbacks do not await,
+    cleaning up is an errand."""
 
     def __init__(
         self,
@@ -48,19 +49,41 @@ class Teardown:
         self._background_tasks = background_tasks
 
     def instance_stopping(self, instance: Instance) -> None:
-        """Tell the watchers that it will take no more calls, so that whoever sends them stops before it does."""
+        """Tell the watchers that it will take no more calls, so that whoever sends them stops
+        before it does."""
         name = instance.info.id
         message = f"instance {name} stops once it has finished what it is doing"
-        self._events.publish(AgentEvent(kind="instance_stopping", subject=name, reason="stopped", message=message))
+        self._events.publish(
+            AgentEvent(kind="instance_stopping", subject=name, reason="stopped", message=message)
+        )
 
-    def room_wanted(self, instance_id: InstanceId, share: Share | None, refusal: NoCapacity, claimed: Mapping[str, int]) -> None:
-        """Tell the watchers of a start that was refused for want of memory: whoever holds idle instances may give some up for it."""
-        detail = {"tenant": share.tenant if share is not None else "", **refusal.detail, "claims": dict(claimed)}
-        self._events.publish(AgentEvent(kind="room_wanted", subject=instance_id, reason="memory", message=str(refusal), detail=detail))
+    def room_wanted(
+        self,
+        instance_id: InstanceId,
+        share: Share | None,
+        refusal: NoCapacity,
+        claimed: Mapping[str, int],
+    ) -> None:
+        """Tell the watchers of a start that was refused for want of memory: whoever holds idle
+        instances may give some up for it."""
+        detail = {
+            "tenant": share.tenant if share is not None else "",
+            **refusal.detail,
+            "claims": dict(claimed),
+        }
+        self._events.publish(
+            AgentEvent(
+                kind="room_wanted",
+                subject=instance_id,
+                reason="memory",
+                message=str(refusal),
+                detail=detail,
+            )
+        )
 
     def instance_gone(self, slot: Slot, running: InstanceProcess) -> None:
-        """Settle the instance, tell the watchers, clean up. One that never was ready is the business of its start; of an earlier agent's
-        start nothing is left but the slot."""
+        """Settle the instance, tell the watchers, clean up. One that never was ready is the
+        business of its start; of an earlier agent's start nothing is left but the slot."""
         instance = self._instances.get(running.id)
         if instance is None or instance.running is not running:
             self._look_at(slot)
@@ -77,9 +100,23 @@ class Teardown:
         if instance.was_ready:
             self._metrics.instance_gone(word)
             status = running.gone.result().status
-            detail = {**exit_reason.detail(status), "log_tail": await self._logs.tail(running.id), "cpu_ns": instance.cpu_ns_at_end}
-            message = exit_reason.sentence(f"instance {running.id}", word, status, memory_bytes=instance.info.memory_bytes)
-            self._events.publish(AgentEvent(kind="instance_gone", subject=running.id, reason=word, message=message, detail=detail))
+            detail = {
+                **exit_reason.detail(status),
+                "log_tail": await self._logs.tail(running.id),
+                "cpu_ns": instance.cpu_ns_at_end,
+            }
+            message = exit_reason.sentence(
+                f"instance {running.id}", word, status, memory_bytes=instance.info.memory_bytes
+            )
+            self._events.publish(
+                AgentEvent(
+                    kind="instance_gone",
+                    subject=running.id,
+                    reason=word,
+                    message=message,
+                    detail=detail,
+                )
+            )
         await instance.clear()
         self.clear_if_empty(occupied)
 
@@ -88,7 +125,11 @@ class Teardown:
         template = self._templates.of_slot(slot.id)
         if template is not None and self._templates.remove(template):
             oom_kills = template.occupied.group.oom_kills()
-            self.template_gone(template, exit_reason.reason(status, asked=None, oom_kills=oom_kills), exit_reason.detail(status))
+            self.template_gone(
+                template,
+                exit_reason.reason(status, asked=None, oom_kills=oom_kills),
+                exit_reason.detail(status),
+            )
         self._look_at(slot)
 
     def slot_gone(self, slot: Slot) -> None:
@@ -115,7 +156,13 @@ class Teardown:
         self._metrics.template_gone(reason)
         message = f"the Template of {template.revision} is gone: {reason}"
         self._events.publish(
-            AgentEvent(kind="template_gone", subject=template.revision, reason=reason, message=message, detail=dict(detail))
+            AgentEvent(
+                kind="template_gone",
+                subject=template.revision,
+                reason=reason,
+                message=message,
+                detail=dict(detail),
+            )
         )
 
     def drop(self, template: Template, reason: str) -> None:
@@ -131,7 +178,12 @@ class Teardown:
     def clear_if_empty(self, occupied: OccupiedSlot) -> None:
         """End a slot in which nothing lives and nothing is wanted any more."""
         slot = occupied.slot
-        if occupied.is_booting or slot.is_ending or slot.running or self._templates.of_slot(slot.id) is not None:
+        if (
+            occupied.is_booting
+            or slot.is_ending
+            or slot.running
+            or self._templates.of_slot(slot.id) is not None
+        ):
             return
         slot.is_ending = True
         self._background_tasks.run(self._slot_allocator.clear(occupied), f"clear {slot.id}")

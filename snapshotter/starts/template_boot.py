@@ -1,4 +1,5 @@
-"""Bringing Templates up, by a boot or from a snapshot, one flight per revision, and keeping them within their memory budget."""
+"""Bringing Templates up, by a boot or from a snapshot, one flight per revision, and keeping them
+within their memory budget."""
 
 from __future__ import annotations
 
@@ -59,22 +60,26 @@ class TemplateBooter:
     def __repr__(self) -> str:
         return f"<TemplateBooter {len(self._flights)} in flight>"
 
-    async def once(self, launch: LaunchSpec, *, restoring: bool = False, share: Share = NOBODY) -> None:
+    async def once(
+        self, launch: LaunchSpec, *, restoring: bool = False, share: Share = NOBODY
+    ) -> None:
         """Boot a Template, or wait for the boot in flight. Errors as of `boot`, and StartTimeout.
 
-        restoring: try a snapshot first. A caller that leaves does not end it: what it booted is wanted by the next one.
-        """
+        restoring: try a snapshot first. A caller that leaves does not end it: what it booted is
+        wanted by the next one."""
         self._unwanted.discard(launch.revision)
         if launch.revision not in self._flights:
             self._fly(launch.revision, self._bring_up(launch, restoring=restoring, share=share))
         await asyncio.shield(self._flights[launch.revision])
 
     def take_cpu_ns(self, revision: RevisionKey) -> int:
-        """CPU time of the boots of Templates that starts caused, once: it is the first start's that asks."""
+        """CPU time of the boots of Templates that starts caused, once: it is the first start's that
+        asks."""
         return self._cpu_ns.pop(revision, 0)
 
     def refill(self, launch: LaunchSpec) -> None:
-        """Have a Template restored behind the caller's back, unless there is one, or it cannot be forked, or memory for it is short."""
+        """Have a Template restored behind the caller's back, unless there is one, or it cannot be
+        forked, or memory for it is short."""
         self._unwanted.discard(launch.revision)
         if launch.revision in self._refills or not launch.forkable or self._closing.is_set():
             return
@@ -82,17 +87,24 @@ class TemplateBooter:
         self._background_tasks.run(self._refill(launch), f"refill {launch.revision}")
 
     def unwanted(self, revision: RevisionKey) -> None:
-        """A Template of this revision that is on its way is not kept, unless a start asks for one again."""
+        """A Template of this revision that is on its way is not kept, unless a start asks for one
+        again."""
         if revision in self._flights or revision in self._refills:
             self._unwanted.add(revision)
 
     async def boot(self, launch: LaunchSpec, phase: StartPhase) -> OccupiedSlot:
-        """A worker at its snapshot point, in a slot of its own. Raises StartFailed, BundleUnavailable, Unsupported.
+        """A worker at its snapshot point, in a slot of its own. Raises StartFailed,
+        BundleUnavailable, Unsupported.
 
-        In a network of its own, too, when somebody has the TCP port that it wants: most likely another worker of the revision.
-        """
+        In a network of its own, too, when somebody has the TCP port that it wants: most likely
+        another worker of the revision."""
         try:
-            return await self._slot_allocator.boot(launch, phase, self._ends, network=self._slot_allocator.is_listening(launch.revision))
+            return await self._slot_allocator.boot(
+                launch,
+                phase,
+                self._ends,
+                network=self._slot_allocator.is_listening(launch.revision),
+            )
         except StartFailed as e:
             if not _is_address_taken(e):
                 raise
@@ -119,7 +131,11 @@ class TemplateBooter:
         )
         self._templates.add(template)
         message = f"a Template of {template.revision} is resident"
-        self._events.publish(AgentEvent(kind="template_ready", subject=template.revision, reason="ready", message=message))
+        self._events.publish(
+            AgentEvent(
+                kind="template_ready", subject=template.revision, reason="ready", message=message
+            )
+        )
         self._background_tasks.run(self._measure(template), f"measure {template.revision}")
 
     def evict_unused(self, need_bytes: int, *, but: RevisionKey) -> None:
@@ -165,44 +181,67 @@ class TemplateBooter:
                 occupied = occupied or await self.boot(launch, phase)
             phase.cpu_ns += occupied.cpu_ns()
         except TimeoutError as e:
-            message = f"revision {launch.revision} did not reach its snapshot point within {launch.startup_timeout_s:g} s"
-            raise StartTimeout(message, {"phase": phase.name, "log_tail": await self._logs.tail(phase.subject)}) from e
+            message = (
+                f"revision {launch.revision} did not reach its snapshot point within "
+                f"{launch.startup_timeout_s:g} s"
+            )
+            raise StartTimeout(
+                message, {"phase": phase.name, "log_tail": await self._logs.tail(phase.subject)}
+            ) from e
         finally:
             if not restoring:  # `prepare` is the platform's own
                 self._cpu_ns[launch.revision] = self._cpu_ns.get(launch.revision, 0) + phase.cpu_ns
         self._enlist_unless_there(occupied)
 
     async def _restored(self, launch: LaunchSpec, phase: StartPhase) -> OccupiedSlot | None:
-        """A worker from a snapshot, to be forked: its pages all there, for those that are not would be fetched by each fork."""
+        """A worker from a snapshot, to be forked: its pages all there, for those that are not would
+        be fetched by each fork."""
         snapshot = await self._selector.find(launch, phase)
         if snapshot is None:
             return None
         phase.kind = StartKind.RESTORE
-        deadline_s = launch.startup_timeout_s / (1 if phase.gives_way else 2)  # who waits for it may still need a boot
-        occupied = await self._selector.restore(launch, snapshot, phase, self._ends, deadline_s=deadline_s, lazy=False)
+        # who waits for it may still need a boot
+        deadline_s = launch.startup_timeout_s / (1 if phase.gives_way else 2)
+        occupied = await self._selector.restore(
+            launch, snapshot, phase, self._ends, deadline_s=deadline_s, lazy=False
+        )
         if occupied is not None:
             self._selector.used(snapshot.id)
         return occupied
 
     async def _refill(self, launch: LaunchSpec) -> None:
-        """The first call of the instance that was restored has the processor to itself for a moment."""
+        """The first call of the instance that was restored has the processor to itself for a
+        moment."""
         try:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), BEHIND_S)
                 return
-            if self._wants_refill(launch) and (occupied := await self._restored(launch, StartPhase(gives_way=True))) is not None:
+            if (
+                self._wants_refill(launch)
+                and (occupied := await self._restored(launch, StartPhase(gives_way=True)))
+                is not None
+            ):
                 self._enlist_refilled(occupied)
         finally:
             self._refills.discard(launch.revision)
             self._unwanted.discard(launch.revision)
 
     def _wants_refill(self, launch: LaunchSpec) -> bool:
-        there = launch.revision in self._unwanted or launch.revision in self._flights or self._templates.get(launch.revision) is not None
+        there = (
+            launch.revision in self._unwanted
+            or launch.revision in self._flights
+            or self._templates.get(launch.revision) is not None
+        )
         image_bytes = self._selector.forkable_image_bytes(launch.revision)
-        return not there and image_bytes is not None and self._templates.pss_bytes() + image_bytes <= self._budget_bytes
+        return (
+            not there
+            and image_bytes is not None
+            and self._templates.pss_bytes() + image_bytes <= self._budget_bytes
+        )
 
     def _enlist_refilled(self, occupied: OccupiedSlot) -> None:
-        """Unless a boot is in flight: then a start fell back to it because what is restored is no good."""
+        """Unless a boot is in flight: then a start fell back to it because what is restored is no
+        good."""
         if occupied.launch.revision in self._flights:
             self._ends.clear_if_empty(occupied)
         else:
@@ -210,7 +249,11 @@ class TemplateBooter:
 
     def _enlist_unless_there(self, occupied: OccupiedSlot) -> None:
         revision = occupied.launch.revision
-        if self._closing.is_set() or revision in self._unwanted or self._templates.get(revision) is not None:
+        if (
+            self._closing.is_set()
+            or revision in self._unwanted
+            or self._templates.get(revision) is not None
+        ):
             self._ends.clear_if_empty(occupied)
         else:
             self.enlist(occupied)
@@ -223,13 +266,20 @@ class TemplateBooter:
             await self._slot_allocator.clear(occupied)
             return
         except asyncio.CancelledError:
-            await asyncio.shield(asyncio.create_task(self._slot_allocator.clear(occupied), name=f"clear {occupied.slot.id}"))
+            await asyncio.shield(
+                asyncio.create_task(
+                    self._slot_allocator.clear(occupied), name=f"clear {occupied.slot.id}"
+                )
+            )
             raise
         self.enlist(occupied)
 
     async def _measure(self, template: Template) -> None:
-        """Its PSS, and what the budget says to it: the least recently used go, in use or not, for their instances go on without them."""
-        template.pss_bytes = await asyncio.to_thread(proc.pss_bytes, template.occupied.slot.worker_pid)
+        """Its PSS, and what the budget says to it: the least recently used go, in use or not, for
+        their instances go on without them."""
+        template.pss_bytes = await asyncio.to_thread(
+            proc.pss_bytes, template.occupied.slot.worker_pid
+        )
         surplus = self._templates.pss_bytes() - self._budget_bytes
         for victim in self._templates.victims(need_bytes=surplus, unused_only=False):
             self._ends.drop(victim, "evicted")

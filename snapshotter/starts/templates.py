@@ -1,7 +1,8 @@
-"""Templates resident on this node: one per revision, within a memory budget, least recently used first to go.
+"""Templates resident on this node: one per revision, within a memory budget, least recently used
+first to go.
 
-A Template whose worker has surplus threads cannot be forked: it is *single*, becomes the next instance itself, and is gone from here.
-"""
+A Template whose worker has surplus threads cannot be forked: it is *single*, becomes the next
+instance itself, and is gone from here."""
 
 from __future__ import annotations
 
@@ -112,7 +113,8 @@ class Templates:
         return sum(len(t.occupied.slot.parked) for t in self._by_revision.values())
 
     def victims(self, *, need_bytes: int, unused_only: bool) -> list[Template]:
-        """The least recently used ones that together free `need_bytes`; fewer when there are not enough, none when none is needed."""
+        """The least recently used ones that together free `need_bytes`; fewer when there are not
+        enough, none when none is needed."""
         chosen: list[Template] = []
         for template in sorted(self._by_revision.values(), key=lambda t: t.last_used_at):
             if need_bytes <= 0:

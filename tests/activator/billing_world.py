@@ -17,7 +17,11 @@ from pilotlight.pricing import Footprint, Rates
 from pilotlight.protocol import BudgetRecord
 
 RATES = Rates(
-    version="test-1", cpu_core_s=Decimal("0.001"), memory_gib_s=Decimal("0.002"), request=Decimal("0.000001"), idle_factor=Decimal("0.5")
+    version="test-1",
+    cpu_core_s=Decimal("0.001"),
+    memory_gib_s=Decimal("0.002"),
+    request=Decimal("0.000001"),
+    idle_factor=Decimal("0.5"),
 )
 FOOTPRINT = Footprint(cpu=2.0, memory_bytes=1024**3)
 SECOND = 10**9
@@ -25,7 +29,13 @@ SECOND = 10**9
 
 def subject(instance: str = "i-1") -> UsageSubject:
     return UsageSubject(
-        tenant="t-1", environment="main", app="search", function="Embedder", function_id="f-1", revision="v1-abcdef", instance=instance
+        tenant="t-1",
+        environment="main",
+        app="search",
+        function="Embedder",
+        function_id="f-1",
+        revision="v1-abcdef",
+        instance=instance,
     )
 
 
@@ -34,17 +44,35 @@ def template(instance: str = "i-1") -> UsageTemplate:
 
 
 def account(
-    journal: Journal, instance: str = "i-1", *, free_ns: int = 60 * SECOND, budgets: Budgets | None = None, limit_s: float = 10.0
+    journal: Journal,
+    instance: str = "i-1",
+    *,
+    free_ns: int = 60 * SECOND,
+    budgets: Budgets | None = None,
+    limit_s: float = 10.0,
 ) -> InstanceAccount:
     return InstanceAccount(
-        journal, subject=subject(instance), footprint=FOOTPRINT, rates=RATES, started_ns=0, free_ns=free_ns, budgets=budgets,
+        journal,
+        subject=subject(instance),
+        footprint=FOOTPRINT,
+        rates=RATES,
+        started_ns=0,
+        free_ns=free_ns,
+        budgets=budgets,
         limit_ns=int(limit_s * SECOND),
-    )  # fmt: skip
+    )
 
 
 def budget(id: str = "b-1", *, amount: str = "1", period: str = "day", **more: Any) -> BudgetRecord:
     """A hard budget of the whole tenant."""
-    scope = {"tenant": "t-1", "environment": "", "app": "", "function": "", "currency": "USD", "hard": True}
+    scope = {
+        "tenant": "t-1",
+        "environment": "",
+        "app": "",
+        "function": "",
+        "currency": "USD",
+        "hard": True,
+    }
     return BudgetRecord(id=id, amount=amount, period=period, **{**scope, **more})
 
 

@@ -1,4 +1,5 @@
-"""An activator in the test's own event loop: real gateway, throttlers, journal and HTTP; the fleet and the ledger are fakes."""
+"""An activator in the test's own event loop: real gateway, throttlers, journal and HTTP; the fleet
+and the ledger are fakes."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ from weight_cache.addresses import Address
 
 KEY = "pl_test"
 PATIENCE_S = 30.0
-"""Of callers and of the edge: they share one event loop, and on a busy machine a turn of it may take a second."""
+"""Of callers and of the edge: they share one event loop, and on a busy machine a turn of it may
+take a second."""
 
 
 class MemoryLedger:
@@ -86,10 +88,17 @@ class Edge:
     """Everything of one activator, over real loopback HTTP."""
 
     def __init__(
-        self, directory: Path, settings: ActivatorSettings, behaviour: Behaviour, quotas: QuotaStore | None = None, *,
-        fleet: Fleet | None = None, allowance: InstanceLeases | None = None, health: Health | None = None,
+        self,
+        directory: Path,
+        settings: ActivatorSettings,
+        behaviour: Behaviour,
+        quotas: QuotaStore | None = None,
+        *,
+        fleet: Fleet | None = None,
+        allowance: InstanceLeases | None = None,
+        health: Health | None = None,
         dashboard: DashboardHost | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`fleet`: another than the fake one; then that has nothing to do."""
         self.directory = directory
         self.table = empty_table()
@@ -99,30 +108,56 @@ class Edge:
         self.ledger = MemoryLedger()
         self.metrics = Metrics()
         self.books = BillingService(
-            directory=directory / "journal", activator="a-0", sync_s=0.01, free_idle_s=60.0, ledger=self.ledger,
-            is_served_unbilled=settings.journal_full == "serve", on_unbilled=self.metrics.unbilled,
-        )  # fmt: skip
+            directory=directory / "journal",
+            activator="a-0",
+            sync_s=0.01,
+            free_idle_s=60.0,
+            ledger=self.ledger,
+            is_served_unbilled=settings.journal_full == "serve",
+            on_unbilled=self.metrics.unbilled,
+        )
         self.queue = GlobalQueue(settings.max_queued)
         self.strangers = UnauthenticatedRateLimiter(rate_per_s=settings.unauthenticated_per_s)
-        self.scaler = AutoscalerLoop(table=self.table, fleet=self.instances, make_throttler=self._throttler)
-        self.handovers = CutoverTracker(throttler_of=self.scaler.throttler_of, finish=self.table.handed_over)
+        self.scaler = AutoscalerLoop(
+            table=self.table, fleet=self.instances, make_throttler=self._throttler
+        )
+        self.handovers = CutoverTracker(
+            throttler_of=self.scaler.throttler_of, finish=self.table.handed_over
+        )
         dispatcher = CallRunner(throttler_of=self.scaler.throttler_of, may_pay=self.books.check)
         self.arguments = ArgumentChecker(deadline_s=settings.argument_check_s)
-        dispatcher.fallbacks = FallbackChain(routes=self.table, throttler_of=self.scaler.throttler_of, arguments=self.arguments)
+        dispatcher.fallbacks = FallbackChain(
+            routes=self.table, throttler_of=self.scaler.throttler_of, arguments=self.arguments
+        )
         self.table.on_budget = self.books.budgets.apply
         nobody = Address.at(directory / "controller.sock")
         self.control = ControlPlaneProxy(
-            nobody, table=self.table, visitors=TEST_KEY.visitors, strangers=self.strangers, catch_up=_nothing_to_catch_up,
-            body_pause_s=settings.body_timeout_s, stranger_connections=settings.stranger_connections,
-        )  # fmt: skip
+            nobody,
+            table=self.table,
+            visitors=TEST_KEY.visitors,
+            strangers=self.strangers,
+            catch_up=_nothing_to_catch_up,
+            body_pause_s=settings.body_timeout_s,
+            stranger_connections=settings.stranger_connections,
+        )
         self.quotas = quotas or ProcessQuotas()
         self.entrance = AccessCache(table=self.table, store=self.quotas, settings=settings)
         self.traces: list[Json] = []
-        self.tracer = Tracer(share=settings.traces_sampled, keep=self.keep, exemplars=self.metrics, activator="a-0")
+        self.tracer = Tracer(
+            share=settings.traces_sampled, keep=self.keep, exemplars=self.metrics, activator="a-0"
+        )
         self.calls = AsyncCalls(
-            books=self.books, dispatcher=dispatcher, table=self.table, entrance=self.entrance, control=self.control, settings=settings,
-            metrics=self.metrics, controller=nobody, token="t", tracer=self.tracer,
-        )  # fmt: skip
+            books=self.books,
+            dispatcher=dispatcher,
+            table=self.table,
+            entrance=self.entrance,
+            control=self.control,
+            settings=settings,
+            metrics=self.metrics,
+            controller=nobody,
+            token="t",
+            tracer=self.tracer,
+        )
         self.limits = ConnectionLimits(
             max_per_address=settings.max_connections_per_address,
             max_head_bytes=settings.max_header_bytes,
@@ -167,24 +202,52 @@ class Edge:
     def _throttler(self, target: CallTarget) -> Throttler:
         make = Throttler if target.spec.engine is None else EngineThrottler
         return make(
-            target, fleet=self.instances, queue=self.queue, secret_env=self.table.secret_env, account=self.books.account,
-            observer=CutoverStartObserver(self.metrics, self.handovers), allowance=self._allowance,
-        )  # fmt: skip
+            target,
+            fleet=self.instances,
+            queue=self.queue,
+            secret_env=self.table.secret_env,
+            account=self.books.account,
+            observer=CutoverStartObserver(self.metrics, self.handovers),
+            allowance=self._allowance,
+        )
 
     def tell(self, kind: str, key: str, value: object) -> None:
         """One change of the feed."""
         self._seq += 1
         self.table.apply(FeedChange(seq=self._seq, kind=kind, key=key, value=value))
 
-    def add_key(self, key: str, *, scope: str = "deploy", tenant: str = TENANT, environment: str | None = None, **more: object) -> None:
+    def add_key(
+        self,
+        key: str,
+        *,
+        scope: str = "deploy",
+        tenant: str = TENANT,
+        environment: str | None = None,
+        **more: object,
+    ) -> None:
         """A valid API key; `more`: `app`, `function`, `quotas`, `expires_at`."""
         digest = hashlib.sha256(key.encode()).hexdigest()
-        record = {"id": f"k-{key}", "hash": digest, "tenant": tenant, "scope": scope, "environment": environment, **more}
+        record = {
+            "id": f"k-{key}",
+            "hash": digest,
+            "tenant": tenant,
+            "scope": scope,
+            "environment": environment,
+            **more,
+        }
         self.tell("key", f"k-{key}", record)
 
-    def add_tenant(self, name: str, *, tenant: str = TENANT, suspended: bool = False, **plan: object) -> None:
+    def add_tenant(
+        self, name: str, *, tenant: str = TENANT, suspended: bool = False, **plan: object
+    ) -> None:
         """A tenant and what its plan says."""
-        record = {"id": tenant, "name": name, "uid": None, "plan": plan and {"name": "p", **plan}, "suspended": suspended}
+        record = {
+            "id": tenant,
+            "name": name,
+            "uid": None,
+            "plan": plan and {"name": "p", **plan},
+            "suspended": suspended,
+        }
         self.tell("tenant", tenant, record)
 
     def add(self, route: FunctionRoute) -> None:
@@ -192,7 +255,9 @@ class Edge:
         self._seq += 1
         self.table.apply(change(self._seq, route))
 
-    async def call(self, path: str = "shop/hello:invoke", *, key: str = KEY, **more: object) -> httpx.Response:
+    async def call(
+        self, path: str = "shop/hello:invoke", *, key: str = KEY, **more: object
+    ) -> httpx.Response:
         """`POST /v1/functions/{path}`."""
         headers = {"authorization": f"Bearer {key}", **more.pop("headers", {})}  # type: ignore[dict-item]
         return await self.client.post(f"{self.url}/v1/functions/{path}", headers=headers, **more)  # type: ignore[arg-type]
@@ -200,7 +265,9 @@ class Edge:
     async def settle(self) -> dict[str, UsageRecord]:
         """The ledger's records once everything closed was shipped, those of starts left out."""
         await self.books._shipper.flush()
-        return {key: record for key, record in self.ledger.records.items() if record.kind != "START"}
+        return {
+            key: record for key, record in self.ledger.records.items() if record.kind != "START"
+        }
 
     def starts(self) -> list[UsageRecord]:
         """The ledger's records of starts, as of the last `settle`."""
@@ -222,9 +289,12 @@ def _body_clock_s() -> float:
 @pytest.fixture(name="settings")
 def _settings(head_clock_s: float, body_clock_s: float) -> ActivatorSettings:
     return ActivatorSettings(
-        max_body_bytes=1000, body_timeout_s=body_clock_s, header_timeout_s=head_clock_s, max_header_bytes=4000,
+        max_body_bytes=1000,
+        body_timeout_s=body_clock_s,
+        header_timeout_s=head_clock_s,
+        max_header_bytes=4000,
         unauthenticated_per_s=5.0,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(name="behaviour")
@@ -238,7 +308,9 @@ def _quota_store() -> QuotaStore:
 
 
 @pytest.fixture(name="edge")
-async def _edge(short_tmp: Path, settings: ActivatorSettings, behaviour: Behaviour, quota_store: QuotaStore) -> AsyncIterator[Edge]:
+async def _edge(
+    short_tmp: Path, settings: ActivatorSettings, behaviour: Behaviour, quota_store: QuotaStore
+) -> AsyncIterator[Edge]:
     async with served(Edge(short_tmp, settings, behaviour, quota_store)) as edge:
         yield edge
 
@@ -246,7 +318,10 @@ async def _edge(short_tmp: Path, settings: ActivatorSettings, behaviour: Behavio
 @asynccontextmanager
 async def served(edge: Edge) -> AsyncIterator[Edge]:
     """It, behind a port of its own and a Unix socket, until the context ends."""
-    listener, at_unix = socket.create_server(("127.0.0.1", 0)), for_functions(edge.directory / "http.sock")
+    listener, at_unix = (
+        socket.create_server(("127.0.0.1", 0)),
+        for_functions(edge.directory / "http.sock"),
+    )
     edge.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     config = uvicorn.Config(
         edge.gateway,
@@ -266,7 +341,11 @@ async def served(edge: Edge) -> AsyncIterator[Edge]:
     config.load()
     server.lifespan = config.lifespan_class(config)
     await server.startup(sockets=[listener, at_unix])
-    tasks = [asyncio.create_task(edge.books.run()), asyncio.create_task(edge.scaler.watch()), asyncio.create_task(edge.limits.sweep())]
+    tasks = [
+        asyncio.create_task(edge.books.run()),
+        asyncio.create_task(edge.scaler.watch()),
+        asyncio.create_task(edge.limits.sweep()),
+    ]
     yield edge
     await edge.client.aclose()
     await server.shutdown(sockets=[listener, at_unix])

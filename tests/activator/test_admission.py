@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from activator.balancing.admission import MAX_ADDRESSES, GlobalQueue, TokenBucket, UnauthenticatedRateLimiter
+from activator.balancing.admission import (
+    MAX_ADDRESSES,
+    GlobalQueue,
+    TokenBucket,
+    UnauthenticatedRateLimiter,
+)
 from activator.fairness.queue_priority import DEFAULT_RANK, QueueBound, QueuePriority
 from pilotlight import errors
 from pilotlight.types import Priority
@@ -95,7 +100,11 @@ def test_a_call_of_a_tenant_within_its_share_takes_the_place_of_one_over_it() ->
     assert [held.answer is None for held in flood] == [True, True, True, False]
     answer = flood[3].answer
     assert isinstance(answer, errors.Shed)
-    assert (answer.status, answer.retry_after_s, answer.detail) == (429, 2.0, {"priority": "standard", "tenant": "flood"})
+    assert (answer.status, answer.retry_after_s, answer.detail) == (
+        429,
+        2.0,
+        {"priority": "standard", "tenant": "flood"},
+    )
     assert queue.waiting == 4
 
 

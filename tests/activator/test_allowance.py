@@ -1,4 +1,5 @@
-"""Several activators, one budget: they borrow before they spend, and together never spend more than there is."""
+"""Several activators, one budget: they borrow before they spend, and together never spend more than
+there is."""
 
 from __future__ import annotations
 
@@ -34,20 +35,42 @@ WORST = as_picos("0.040201")
 
 
 class Member:
-    """One activator's money: its journal, its budgets and its borrowing; the clocks are everybody's."""
+    """One activator's money: its journal, its budgets and its borrowing; the clocks are
+    everybody's."""
 
     def __init__(
-        self, directory: Path, store: BudgetLeaseStore, *, wall: Wall, clock: ManualClock, ledger: FakeLedger, is_open: bool
+        self,
+        directory: Path,
+        store: BudgetLeaseStore,
+        *,
+        wall: Wall,
+        clock: ManualClock,
+        ledger: FakeLedger,
+        is_open: bool,
     ) -> None:
         self.wall = wall
         self.clock = clock
         self.budgets = Budgets(is_shared=True, wall_ns=wall)
-        self.journal = Journal.open(directory, activator=directory.name, sync_s=0.0, wall_ns=wall)[0]
-        self.shipper = Shipper(self.journal, ledger, before_batch=self._before, on_accepted=self._accepted, wall_ns=wall)
-        self.states = BudgetStates(self.budgets, journal=self.journal, source=ledger, lock=self.shipper.lock)
-        self.borrower = BudgetLeaser(store, budgets=self.budgets, is_open=is_open, clock=clock, wall_ns=wall)
+        self.journal = Journal.open(directory, activator=directory.name, sync_s=0.0, wall_ns=wall)[
+            0
+        ]
+        self.shipper = Shipper(
+            self.journal,
+            ledger,
+            before_batch=self._before,
+            on_accepted=self._accepted,
+            wall_ns=wall,
+        )
+        self.states = BudgetStates(
+            self.budgets, journal=self.journal, source=ledger, lock=self.shipper.lock
+        )
+        self.borrower = BudgetLeaser(
+            store, budgets=self.budgets, is_open=is_open, clock=clock, wall_ns=wall
+        )
         self.budgets.lender = self.borrower
-        self.books: InstanceAccount = account(self.journal, f"i-{directory.name}", budgets=self.budgets)
+        self.books: InstanceAccount = account(
+            self.journal, f"i-{directory.name}", budgets=self.budgets
+        )
         self.calls = 0
         self.cost = 0
 
@@ -69,14 +92,27 @@ class Member:
         while True:
             try:
                 return self.books.open(
-                    call=f"{self.books!r}{self.calls}", attempt=1, key="k", method="", start_kind="WARM", queued_ms=0, start_ms=0,
-                    now_ns=int(self.clock() * SECOND), at_ns=self.wall.now_ns,
-                )  # fmt: skip
+                    call=f"{self.books!r}{self.calls}",
+                    attempt=1,
+                    key="k",
+                    method="",
+                    start_kind="WARM",
+                    queued_ms=0,
+                    start_ms=0,
+                    now_ns=int(self.clock() * SECOND),
+                    at_ns=self.wall.now_ns,
+                )
             except AllowanceNeeded as e:
                 await e.cover.borrow(e.worst)
 
     def close(self, ticket: OpenRecord) -> None:
-        bill = self.books.close(ticket, status=200, outcome="ok", now_ns=int(self.clock() * SECOND), at_ns=self.wall.now_ns)
+        bill = self.books.close(
+            ticket,
+            status=200,
+            outcome="ok",
+            now_ns=int(self.clock() * SECOND),
+            at_ns=self.wall.now_ns,
+        )
         self.cost += bill.picos
 
     @property
@@ -102,11 +138,20 @@ class Platform:
     def member(self, name: str = "", *, is_open: bool = False) -> Member:
         name = name or f"a-{len(self.members)}"
         store = self.make_store(name)  # type: ignore[operator]
-        made = Member(self.directory / name, store, wall=self.wall, clock=self.clock, ledger=self.ledger, is_open=is_open)
+        made = Member(
+            self.directory / name,
+            store,
+            wall=self.wall,
+            clock=self.clock,
+            ledger=self.ledger,
+            is_open=is_open,
+        )
         self.members.append(made)
         return made
 
-    async def start(self, count: int, record: BudgetRecord, *, is_open: bool = False) -> list[Member]:
+    async def start(
+        self, count: int, record: BudgetRecord, *, is_open: bool = False
+    ) -> list[Member]:
         self.ledger.known[record.id] = record
         members = [self.member(is_open=is_open) for _ in range(count)]
         for member in members:
@@ -132,7 +177,9 @@ async def _platform(tmp_path: Path, board: MoneyBoard) -> AsyncIterator[Platform
         member.journal.abandon()
 
 
-async def test_a_member_borrows_for_many_calls_at_once(platform: Platform, board: MoneyBoard) -> None:
+async def test_a_member_borrows_for_many_calls_at_once(
+    platform: Platform, board: MoneyBoard
+) -> None:
     [one] = await platform.start(1, budget(amount="1000"))
     before = board.claims
     for _ in range(64):
@@ -141,7 +188,9 @@ async def test_a_member_borrows_for_many_calls_at_once(platform: Platform, board
     assert repr(one.borrower) == "<BudgetLeaser 1 budgets>"
 
 
-async def test_what_one_has_borrowed_the_other_cannot_spend_until_it_is_given_back(platform: Platform) -> None:
+async def test_what_one_has_borrowed_the_other_cannot_spend_until_it_is_given_back(
+    platform: Platform,
+) -> None:
     one, two = await platform.start(2, budget(amount="0.05"))
     ticket = await one.open()
     with pytest.raises(errors.BudgetReserved) as refused:
@@ -168,7 +217,9 @@ async def test_what_is_spent_anywhere_is_402_everywhere(platform: Platform) -> N
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_members_that_spend_ship_die_and_come_back_never_spend_more_than_there_is(platform: Platform, seed: int) -> None:
+async def test_members_that_spend_ship_die_and_come_back_never_spend_more_than_there_is(
+    platform: Platform, seed: int
+) -> None:
     draw = random.Random(seed)
     record = budget(amount="0.6")
     members = await platform.start(3, record)
@@ -190,7 +241,9 @@ async def test_members_that_spend_ship_die_and_come_back_never_spend_more_than_t
             await member.shipper.flush()
         elif what < 0.98:
             await member.borrower.beat()
-        else:  # kill -9, and a new life; lost calls are charged to the last proof of life, so end them now
+        else:
+            # kill -9, and a new life; lost calls are charged to the last proof of life, so end them
+            # now
             for who, ticket in [r for r in running if r[0] is member]:
                 who.close(ticket)
             running = [r for r in running if r[0] is not member]
@@ -208,7 +261,11 @@ async def test_members_that_spend_ship_die_and_come_back_never_spend_more_than_t
         who.close(ticket)
     for member in members:
         await member.shipper.flush()
-    assert sum(as_picos(r["cost"]) for r in platform.ledger.records.values()) == platform.cost <= 0.6 * PICO
+    assert (
+        sum(as_picos(r["cost"]) for r in platform.ledger.records.values())
+        == platform.cost
+        <= 0.6 * PICO
+    )
     assert platform.cost > 0.4 * PICO, "and most of it could be spent"
 
 
@@ -220,7 +277,9 @@ async def test_a_smaller_amount_holds_for_what_was_borrowed_before_it(platform: 
         await one.open()
 
 
-async def test_what_was_borrowed_before_the_ledger_had_spoken_is_given_back_when_it_says_all_is_spent(platform: Platform) -> None:
+async def test_what_was_borrowed_before_the_ledger_had_spoken_is_given_back_when_it_says_all_is_spent(
+    platform: Platform,
+) -> None:
     record = budget(amount="0.5")
     [one] = await platform.start(1, budget("b-0", amount="100"))
     for _ in range(20):
@@ -236,7 +295,9 @@ async def test_what_was_borrowed_before_the_ledger_had_spoken_is_given_back_when
         await one.open()
 
 
-async def test_a_new_life_finds_what_the_last_one_spent_and_frees_what_it_had_borrowed(platform: Platform) -> None:
+async def test_a_new_life_finds_what_the_last_one_spent_and_frees_what_it_had_borrowed(
+    platform: Platform,
+) -> None:
     record = budget(amount="0.5")
     one, two = await platform.start(2, record)
     one.close(await one.open())  # an eighth of the budget is borrowed
@@ -245,10 +306,14 @@ async def test_a_new_life_finds_what_the_last_one_spent_and_frees_what_it_had_bo
     again = platform.member("a-0")
     await again.start(record)
     assert (again.purse.own, again.purse.left) == (one.cost, 0)
-    assert (await two.borrower._claim(two.purse, need=500_000 - 1, want=500_000)).granted == 500_000 - 1, "all but its micro-unit"
+    assert (
+        await two.borrower._claim(two.purse, need=500_000 - 1, want=500_000)
+    ).granted == 500_000 - 1, "all but its micro-unit"
 
 
-async def test_a_lost_answer_is_mended_by_the_next_statement(platform: Platform, board: MoneyBoard) -> None:
+async def test_a_lost_answer_is_mended_by_the_next_statement(
+    platform: Platform, board: MoneyBoard
+) -> None:
     one, two = await platform.start(2, budget(amount="0.05"))
     board.mute = 1
     with pytest.raises(errors.Unavailable, match="without_redis"):
@@ -260,7 +325,9 @@ async def test_a_lost_answer_is_mended_by_the_next_statement(platform: Platform,
     two.close(await two.open())
 
 
-async def test_without_the_store_calls_go_on_with_what_is_left_and_then_503(platform: Platform, board: MoneyBoard) -> None:
+async def test_without_the_store_calls_go_on_with_what_is_left_and_then_503(
+    platform: Platform, board: MoneyBoard
+) -> None:
     [one] = await platform.start(1, budget(amount="1"))
     await one.open()
     board.is_down = True
@@ -278,7 +345,9 @@ async def test_without_the_store_calls_go_on_with_what_is_left_and_then_503(plat
     await one.open()
 
 
-async def test_without_the_store_an_open_activator_goes_on_as_if_it_were_alone(platform: Platform, board: MoneyBoard) -> None:
+async def test_without_the_store_an_open_activator_goes_on_as_if_it_were_alone(
+    platform: Platform, board: MoneyBoard
+) -> None:
     [one] = await platform.start(1, budget(amount="0.09"), is_open=True)
     board.is_down = True
     tickets = [await one.open(), await one.open()]
@@ -296,7 +365,9 @@ async def test_without_the_store_an_open_activator_goes_on_as_if_it_were_alone(p
     assert one.cost <= 0.09 * PICO
 
 
-async def test_a_store_that_forgot_hears_all_claims_again_within_a_beat(platform: Platform, board: MoneyBoard) -> None:
+async def test_a_store_that_forgot_hears_all_claims_again_within_a_beat(
+    platform: Platform, board: MoneyBoard
+) -> None:
     one, two = await platform.start(2, budget(amount="0.05"))
     ticket = await one.open()
     await one.borrower.beat()
@@ -307,7 +378,9 @@ async def test_a_store_that_forgot_hears_all_claims_again_within_a_beat(platform
     one.close(ticket)
 
 
-async def test_a_new_day_is_borrowed_for_anew_even_in_the_middle_of_borrowing(platform: Platform) -> None:
+async def test_a_new_day_is_borrowed_for_anew_even_in_the_middle_of_borrowing(
+    platform: Platform,
+) -> None:
     one, two = await platform.start(2, budget(amount="0.05"))
     yesterday = await one.open()
     platform.pass_s(12 * 3600)
@@ -320,12 +393,18 @@ async def test_a_new_day_is_borrowed_for_anew_even_in_the_middle_of_borrowing(pl
     two.close(today)
 
 
-async def test_a_real_redis_flushed_and_killed_in_the_middle_never_lets_two_overspend(tmp_path: Path, mortal_redis: MortalRedis) -> None:
+async def test_a_real_redis_flushed_and_killed_in_the_middle_never_lets_two_overspend(
+    tmp_path: Path, mortal_redis: MortalRedis
+) -> None:
     url = mortal_redis.url
     stores: list[RedisMoney] = []
 
     def make(name: str) -> RedisMoney:
-        stores.append(RedisMoney(url, platform=uuid.uuid5(uuid.NAMESPACE_URL, url).hex, member=name, grace_s=0.2))
+        stores.append(
+            RedisMoney(
+                url, platform=uuid.uuid5(uuid.NAMESPACE_URL, url).hex, member=name, grace_s=0.2
+            )
+        )
         return stores[-1]
 
     platform = Platform(tmp_path, make)
@@ -411,7 +490,9 @@ class Interrupted:
         await self._store.aclose()
 
 
-async def test_what_reached_the_ledger_while_more_was_borrowed_is_claimed_no_more(tmp_path: Path, board: MoneyBoard) -> None:
+async def test_what_reached_the_ledger_while_more_was_borrowed_is_claimed_no_more(
+    tmp_path: Path, board: MoneyBoard
+) -> None:
     stores: list[Interrupted] = []
 
     def make_store(name: str) -> Interrupted:
@@ -434,7 +515,9 @@ async def test_what_reached_the_ledger_while_more_was_borrowed_is_claimed_no_mor
     one.journal.abandon()
 
 
-async def test_all_claims_are_stated_anew_whoever_finds_out_that_the_store_forgot_them(platform: Platform, board: MoneyBoard) -> None:
+async def test_all_claims_are_stated_anew_whoever_finds_out_that_the_store_forgot_them(
+    platform: Platform, board: MoneyBoard
+) -> None:
     [one] = await platform.start(1, budget("b-0", amount="100", app="none-of-this"))
     for n in (1, 2, 3):
         platform.ledger.known[f"b-{n}"] = budget(f"b-{n}", amount="100")
@@ -448,13 +531,17 @@ async def test_all_claims_are_stated_anew_whoever_finds_out_that_the_store_forgo
     await one.borrower.beat()
 
     held = {budget: claims["a-0"] for (budget, _), claims in board.held.items() if claims["a-0"]}
-    assert held == {name: -(-purse.held // 10**6) for name, purse in one.budgets.purses.items() if purse.held}
+    assert held == {
+        name: -(-purse.held // 10**6) for name, purse in one.budgets.purses.items() if purse.held
+    }
     assert set(held) == {"b-1", "b-2", "b-3"}
     for ticket in tickets:
         one.close(ticket)
 
 
-async def test_who_waits_for_a_young_store_does_not_hold_up_what_is_stated(platform: Platform, board: MoneyBoard) -> None:
+async def test_who_waits_for_a_young_store_does_not_hold_up_what_is_stated(
+    platform: Platform, board: MoneyBoard
+) -> None:
     [one] = await platform.start(1, budget("b-1", amount="100"))
     ticket = await one.open()
     board.flush()

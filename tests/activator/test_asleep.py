@@ -1,4 +1,5 @@
-"""Instances that sleep between bursts: woken before anything is started, ended in time, the first to go where room is wanted."""
+"""Instances that sleep between bursts: woken before anything is started, ended in time, the first
+to go where room is wanted."""
 
 from __future__ import annotations
 
@@ -89,7 +90,9 @@ async def test_it_owes_nothing_while_it_sleeps(rig: Rig) -> None:
     assert len(rig.ledger.records) == before
 
 
-async def test_one_that_cannot_be_woken_is_ended_and_the_caller_gets_another_in_the_same_request(rig: Rig) -> None:
+async def test_one_that_cannot_be_woken_is_ended_and_the_caller_gets_another_in_the_same_request(
+    rig: Rig,
+) -> None:
     throttler = await slept(rig)
     rig.fleet.nap_failures.append(errors.InstanceUnknown("lost"))
 
@@ -113,7 +116,9 @@ async def test_one_that_cannot_be_put_to_sleep_is_stopped(rig: Rig) -> None:
 
 
 async def test_a_call_that_comes_while_the_only_instance_falls_asleep_wakes_it(rig: Rig) -> None:
-    throttler = rig.scaler.throttler_of(rig.deploy(Scaling(scaledown_window_s=10, keep_asleep_s=100, max_instances=1)))
+    throttler = rig.scaler.throttler_of(
+        rig.deploy(Scaling(scaledown_window_s=10, keep_asleep_s=100, max_instances=1))
+    )
     (await throttler.reserve(5.0)).release()
     rig.pass_s(14)
     assert (len(throttler.asleep), rig.fleet.naps) == (1, [])  # it is on its way down
@@ -149,8 +154,12 @@ async def test_one_that_dies_in_its_sleep_is_forgotten(rig: Rig) -> None:
     assert len(rig.fleet.started) == 2
 
 
-async def test_more_calls_than_sleep_wake_them_and_start_the_rest_within_the_bound(rig: Rig) -> None:
-    throttler = await slept(rig, Scaling(scaledown_window_s=10, keep_asleep_s=100, max_instances=2, max_inputs=1))
+async def test_more_calls_than_sleep_wake_them_and_start_the_rest_within_the_bound(
+    rig: Rig,
+) -> None:
+    throttler = await slept(
+        rig, Scaling(scaledown_window_s=10, keep_asleep_s=100, max_instances=2, max_inputs=1)
+    )
 
     first, second = await asyncio.gather(throttler.reserve(5.0), throttler.reserve(5.0))
 
@@ -161,7 +170,9 @@ async def test_more_calls_than_sleep_wake_them_and_start_the_rest_within_the_bou
 
 
 async def test_calls_that_the_waking_one_will_take_start_no_other(rig: Rig) -> None:
-    throttler = await slept(rig, Scaling(scaledown_window_s=10, keep_asleep_s=100, max_instances=4, max_inputs=8))
+    throttler = await slept(
+        rig, Scaling(scaledown_window_s=10, keep_asleep_s=100, max_instances=4, max_inputs=8)
+    )
 
     reservations = await asyncio.gather(*(throttler.reserve(5.0) for _ in range(8)))
 
@@ -218,11 +229,18 @@ async def test_an_activator_that_comes_back_finds_them_asleep(rig: Rig) -> None:
 def on_a_gpu(level: int) -> FunctionSpec:
     engine = EngineSpec(model="m", max_model_len=128, max_num_seqs=2, sleep_level=level)
     weights = (WeightsSpec(name="m", manifest="a" * 64),)
-    return spec_of(kind=FunctionKind.ENGINE, engine=engine, weights=weights, resources=Resources(gpu=("L4",), gpu_count=1))
+    return spec_of(
+        kind=FunctionKind.ENGINE,
+        engine=engine,
+        weights=weights,
+        resources=Resources(gpu=("L4",), gpu_count=1),
+    )
 
 
 @pytest.mark.parametrize("level", [1, 2])
-async def test_an_engine_on_a_gpu_gives_its_memory_up_and_takes_it_back_weights_first(short_tmp: Path, level: int) -> None:
+async def test_an_engine_on_a_gpu_gives_its_memory_up_and_takes_it_back_weights_first(
+    short_tmp: Path, level: int
+) -> None:
     spec, served = on_a_gpu(level), await ServedEngine(short_tmp / "e.sock", model="hello").start()
     try:
         await EngineSleepMode().fall_asleep(spec, str(served.path))
@@ -234,12 +252,18 @@ async def test_an_engine_on_a_gpu_gives_its_memory_up_and_takes_it_back_weights_
     assert served.paths == ["/sleep", "/wake_up", *reload, "/wake_up"]
 
 
-async def test_an_engine_that_was_left_half_asleep_answers_no_calls(rig: Rig, short_tmp: Path) -> None:
-    """An activator that ends between its engine's sleep and its agent's leaves a process that is ready, and has no memory of its model."""
+async def test_an_engine_that_was_left_half_asleep_answers_no_calls(
+    rig: Rig, short_tmp: Path
+) -> None:
+    """An activator that ends between its engine's sleep and its agent's leaves a process that is
+    ready, and has no memory of its model."""
     spec = on_a_gpu(2)
     rig.table.apply(change(1, route_of(spec)))
     target = rig.table.targets_of(f"{TENANT}/main/shop/hello")[0]
-    half, whole = [str((await rig.fleet.start(target, InstanceId(name), {})).id) for name in ("i-half", "i-whole")]
+    half, whole = [
+        str((await rig.fleet.start(target, InstanceId(name), {})).id)
+        for name in ("i-half", "i-whole")
+    ]
     await EngineSleepMode().fall_asleep(spec, str(rig.fleet.engines[half].path))
 
     await rig.scaler.reconcile()

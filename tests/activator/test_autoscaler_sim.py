@@ -1,4 +1,5 @@
-"""The simulated cluster keeps its books right: by hand on tiny traces, and by what must hold on any."""
+"""The simulated cluster keeps its books right: by hand on tiny traces, and by what must hold on
+any."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ def function(*calls: tuple[float, float], start_s: float = 2.0, **rest: object) 
 
 
 def lived(arm: Arm, *functions: Function, gpus: int | None = None) -> Books:
-    return World(Trace(name="tiny", functions=functions, gpus=gpus), policy=arm.policy, placement=arm.placement()).run()
+    return World(
+        Trace(name="tiny", functions=functions, gpus=gpus),
+        policy=arm.policy,
+        placement=arm.placement(),
+    ).run()
 
 
 def first_start_s(of: Function) -> float:
@@ -74,7 +79,9 @@ def test_one_gpu_serves_one_function_after_the_other() -> None:
     books = lived(arms()["keep-alive of 60 s"], first, second, gpus=1)
     assert sorted(books.waits_s)[1] > 60, "until the first one's keep-alive is over"
     shared = lived(pilotlight(waiting_cost=10.0), first, second, gpus=1)
-    assert sorted(shared.waits_s)[1] < 60, "an idle instance is not kept while others wait for its place"
+    assert sorted(shared.waits_s)[1] < 60, (
+        "an idle instance is not kept while others wait for its place"
+    )
 
 
 @pytest.mark.parametrize("trace", TRACES)

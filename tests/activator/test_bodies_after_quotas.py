@@ -1,4 +1,5 @@
-"""A body is read once its caller's quotas have room for it, and kept in memory only while somebody needs it there."""
+"""A body is read once its caller's quotas have room for it, and kept in memory only while somebody
+needs it there."""
 
 from __future__ import annotations
 
@@ -65,7 +66,10 @@ async def _status_without_a_body(edge: Edge, path: str, headers: str = "") -> by
     """The status of a request whose body does not come."""
     place = urlsplit(edge.url)
     reader, writer = await asyncio.open_connection(place.hostname, place.port)
-    lines = f"host: x\r\nauthorization: Bearer {POOR}\r\ncontent-type: application/json\r\ncontent-length: 500\r\n{headers}"
+    lines = (
+        f"host: x\r\nauthorization: Bearer {POOR}\r\ncontent-type: "
+        f"application/json\r\ncontent-length: 500\r\n{headers}"
+    )
     writer.write(f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode())
     try:
         return (await asyncio.wait_for(reader.readline(), PATIENCE_S)).split(b" ", 1)[1].strip()
@@ -77,15 +81,23 @@ async def _status_without_a_body(edge: Edge, path: str, headers: str = "") -> by
 @pytest.mark.parametrize(
     "path,headers",
     [
-        pytest.param("/v1/functions/shop/hello:invoke", "idempotency-key: a\r\n", id="idempotency key"),
-        pytest.param("/v1/models/shop/hello:predict", "idempotency-key: a\r\n", id="idempotency key of a model server"),
+        pytest.param(
+            "/v1/functions/shop/hello:invoke", "idempotency-key: a\r\n", id="idempotency key"
+        ),
+        pytest.param(
+            "/v1/models/shop/hello:predict",
+            "idempotency-key: a\r\n",
+            id="idempotency key of a model server",
+        ),
         pytest.param("/v1/chat/completions", "", id="language model"),
         pytest.param("/v1/functions/shop/chat:invoke", "", id="language model by its name"),
         pytest.param("/v1/functions/shop/chat:submit", "", id="language model, submitted"),
         pytest.param("/fn/shop/chat/v1/chat/completions", "", id="language model behind fn"),
     ],
 )
-async def test_who_is_over_its_quota_is_refused_before_its_body_comes(edge: Edge, function: _Gated, path: str, headers: str) -> None:
+async def test_who_is_over_its_quota_is_refused_before_its_body_comes(
+    edge: Edge, function: _Gated, path: str, headers: str
+) -> None:
     function.gate.set()
     edge.add(route_of(llm("chat")))
     edge.add_key(POOR, quotas={"requests_per_s": 0.01, "burst": 1})
@@ -98,7 +110,10 @@ async def test_a_request_under_a_key_counts_once(edge: Edge, function: _Gated) -
     function.gate.set()
     edge.add_key(POOR, quotas={"requests_per_s": 0.01, "burst": 2, "concurrent": 1})
 
-    codes = [(await edge.call(key=POOR, json={"x": n}, headers={"idempotency-key": str(n)})).status_code for n in range(3)]
+    codes = [
+        (await edge.call(key=POOR, json={"x": n}, headers={"idempotency-key": str(n)})).status_code
+        for n in range(3)
+    ]
 
     assert codes == [200, 200, 429]
 
@@ -108,7 +123,9 @@ async def test_submitted_bodies_are_not_kept_in_memory(edge: Edge, function: _Ga
     tracemalloc.start()
     try:
         for _ in range(9):
-            assert (await edge.call("shop/hello:submit", json={"x": "y" * KIB_100})).status_code == 202
+            assert (
+                await edge.call("shop/hello:submit", json={"x": "y" * KIB_100})
+            ).status_code == 202
         gc.collect()
         kept, _ = tracemalloc.get_traced_memory()
     finally:
@@ -117,10 +134,15 @@ async def test_submitted_bodies_are_not_kept_in_memory(edge: Edge, function: _Ga
     assert kept < 5 * KIB_100
     function.gate.set()
     await until(lambda: len(function.lengths) == 10, timeout_s=PATIENCE_S)
-    assert sorted(function.lengths)[1:] == [KIB_100 + len(json.dumps({"x": ""}, separators=(",", ":")))] * 9
+    assert (
+        sorted(function.lengths)[1:]
+        == [KIB_100 + len(json.dumps({"x": ""}, separators=(",", ":")))] * 9
+    )
 
 
-async def test_submitted_calls_of_one_tenant_have_a_bound_in_bytes(edge: Edge, function: _Gated) -> None:
+async def test_submitted_calls_of_one_tenant_have_a_bound_in_bytes(
+    edge: Edge, function: _Gated
+) -> None:
     edge.add_key("pl_other", tenant="other")
     edge.add(route_of(spec_of(methods=(MethodSpec(parameters=("x",)),)), tenant="other"))
     large = {"x": "y" * (LIMIT // 2)}
@@ -134,20 +156,28 @@ async def test_submitted_calls_of_one_tenant_have_a_bound_in_bytes(edge: Edge, f
     assert "retry-after" in refused.headers
 
 
-async def test_small_submitted_calls_of_one_tenant_leave_room_for_others(edge: Edge, function: _Gated) -> None:
+async def test_small_submitted_calls_of_one_tenant_leave_room_for_others(
+    edge: Edge, function: _Gated
+) -> None:
     edge.add_key("pl_other", tenant="other")
     edge.add(route_of(spec_of(methods=(MethodSpec(parameters=("x",)),)), tenant="other"))
 
-    codes = [(await edge.call("shop/hello:submit", json={"x": "y"})).status_code for _ in range(MOST + 1)]
+    codes = [
+        (await edge.call("shop/hello:submit", json={"x": "y"})).status_code for _ in range(MOST + 1)
+    ]
     others = await edge.call("shop/hello:submit", key="pl_other", json={"x": "y"})
 
     assert codes == [202] * MOST + [429]
     assert others.status_code == 202
 
 
-async def test_a_submitted_call_takes_room_however_small_it_is(edge: Edge, function: _Gated) -> None:
+async def test_a_submitted_call_takes_room_however_small_it_is(
+    edge: Edge, function: _Gated
+) -> None:
     with edge.calls.reading(TENANT, LIMIT - 2 * LEAST_BYTES):
-        codes = [(await edge.call("shop/hello:submit", json={"x": "y"})).status_code for _ in range(3)]
+        codes = [
+            (await edge.call("shop/hello:submit", json={"x": "y"})).status_code for _ in range(3)
+        ]
 
     assert codes == [202, 202, 429]
     function.gate.set()
@@ -155,7 +185,9 @@ async def test_a_submitted_call_takes_room_however_small_it_is(edge: Edge, funct
     assert edge.calls._held.bytes_of == {TENANT: 2 * LEAST_BYTES}
 
 
-async def test_room_is_set_aside_for_bodies_that_are_still_read(edge: Edge, function: _Gated) -> None:
+async def test_room_is_set_aside_for_bodies_that_are_still_read(
+    edge: Edge, function: _Gated
+) -> None:
     edge.add_key(POOR)
     place = urlsplit(edge.url)
     head = f"host: x\r\nauthorization: Bearer {POOR}\r\ncontent-length: {LIMIT - 100}\r\n\r\n"
@@ -195,7 +227,9 @@ def _pieces(value: object) -> AsyncIterator[bytes]:
         pytest.param("chat/completions", {}, id="language model"),
     ],
 )
-async def test_bodies_of_calls_that_wait_have_a_bound_in_bytes(edge: Edge, function: _Gated, path: str, headers: dict[str, str]) -> None:
+async def test_bodies_of_calls_that_wait_have_a_bound_in_bytes(
+    edge: Edge, function: _Gated, path: str, headers: dict[str, str]
+) -> None:
     edge.add_key("pl_other", tenant="other")
     edge.add(route_of(spec_of(methods=(MethodSpec(parameters=("x",)),)), tenant="other"))
     waiting = [asyncio.create_task(edge.call(json=HALF))]
@@ -232,7 +266,9 @@ async def test_a_body_alone_has_room_however_large(edge: Edge, function: _Gated)
     assert (await edge.call(json={"x": "y" * 2 * LIMIT})).status_code == 200
 
 
-async def test_a_caller_that_leaves_gives_the_room_of_its_body_back(edge: Edge, function: _Gated) -> None:
+async def test_a_caller_that_leaves_gives_the_room_of_its_body_back(
+    edge: Edge, function: _Gated
+) -> None:
     waiting = asyncio.create_task(edge.call(json=HALF))
     await until(lambda: bool(edge.gateway.bodies.bytes_of[TENANT]))
     waiting.cancel()

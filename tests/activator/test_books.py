@@ -38,12 +38,16 @@ async def _server(short_tmp: Path) -> AsyncIterator[FakeLedgerServer]:
 
 @pytest.fixture(name="ledger")
 async def _ledger(short_tmp: Path) -> AsyncIterator[ControllerLedger]:
-    ledger = ControllerLedger(controller=Address.at(short_tmp / "c.sock"), token="secret", activator="a-0")
+    ledger = ControllerLedger(
+        controller=Address.at(short_tmp / "c.sock"), token="secret", activator="a-0"
+    )
     yield ledger
     await ledger.aclose()
 
 
-async def test_records_arrive_as_they_were_written(server: FakeLedgerServer, ledger: ControllerLedger) -> None:
+async def test_records_arrive_as_they_were_written(
+    server: FakeLedgerServer, ledger: ControllerLedger
+) -> None:
     await ledger.accept([b'{"id":"1"}', b'{"id":"2"}'])
 
     assert server.bodies == [{"activator": "a-0", "records": [{"id": "1"}, {"id": "2"}]}]
@@ -51,7 +55,9 @@ async def test_records_arrive_as_they_were_written(server: FakeLedgerServer, led
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
-async def test_a_refusal_is_final(server: FakeLedgerServer, ledger: ControllerLedger, status: int) -> None:
+async def test_a_refusal_is_final(
+    server: FakeLedgerServer, ledger: ControllerLedger, status: int
+) -> None:
     server.status = status
 
     with pytest.raises(LedgerRefused):
@@ -59,7 +65,9 @@ async def test_a_refusal_is_final(server: FakeLedgerServer, ledger: ControllerLe
 
 
 @pytest.mark.parametrize("status", [401, 500, 503, 507])
-async def test_trouble_at_the_ledger_is_not(server: FakeLedgerServer, ledger: ControllerLedger, status: int) -> None:
+async def test_trouble_at_the_ledger_is_not(
+    server: FakeLedgerServer, ledger: ControllerLedger, status: int
+) -> None:
     server.status = status
 
     with pytest.raises(LedgerUnavailable):

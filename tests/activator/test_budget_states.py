@@ -31,14 +31,28 @@ NOON = MIDNIGHT + 12 * 3600 * SECOND
 class Life:
     """One life of an activator: journal, budgets and shipper over a directory that outlives it."""
 
-    def __init__(self, directory: Path, ledger: FakeLedger, *, wall: Wall, segment_bytes: int = 64 * 1024**2) -> None:
+    def __init__(
+        self, directory: Path, ledger: FakeLedger, *, wall: Wall, segment_bytes: int = 64 * 1024**2
+    ) -> None:
         self.wall = wall
         self.ledger = ledger
         self.budgets = Budgets(wall_ns=wall)
-        self.journal = Journal.open(directory, activator="a-1", sync_s=0.0, wall_ns=wall, segment_bytes=segment_bytes)[0]
-        self.shipper = Shipper(self.journal, ledger, before_batch=self._before, on_accepted=self._accepted, wall_ns=wall)
-        self.states = BudgetStates(self.budgets, journal=self.journal, source=ledger, lock=self.shipper.lock)
-        self.books: InstanceAccount = account(self.journal, f"i-{wall.now_ns}", budgets=self.budgets)
+        self.journal = Journal.open(
+            directory, activator="a-1", sync_s=0.0, wall_ns=wall, segment_bytes=segment_bytes
+        )[0]
+        self.shipper = Shipper(
+            self.journal,
+            ledger,
+            before_batch=self._before,
+            on_accepted=self._accepted,
+            wall_ns=wall,
+        )
+        self.states = BudgetStates(
+            self.budgets, journal=self.journal, source=ledger, lock=self.shipper.lock
+        )
+        self.books: InstanceAccount = account(
+            self.journal, f"i-{wall.now_ns}", budgets=self.budgets
+        )
         self.calls = 0
 
     async def _before(self) -> None:
@@ -59,9 +73,16 @@ class Life:
         self.calls += 1
         name = f"c{self.wall.now_ns}-{self.calls}"
         ticket = self.books.open(
-            call=name, attempt=1, key="k", method="", start_kind="WARM", queued_ms=0, start_ms=0, now_ns=self.wall.now_ns,
+            call=name,
+            attempt=1,
+            key="k",
+            method="",
+            start_kind="WARM",
+            queued_ms=0,
+            start_ms=0,
+            now_ns=self.wall.now_ns,
             at_ns=self.wall.now_ns,
-        )  # fmt: skip
+        )
         at_ns = self.wall.pass_s(seconds)
         return self.books.close(ticket, status=200, outcome="ok", now_ns=at_ns, at_ns=at_ns).picos
 
@@ -96,15 +117,24 @@ async def test_shipping_moves_money_from_here_to_the_ledger_and_changes_no_sum(l
     life.die()
 
 
-async def test_a_new_life_knows_what_the_last_one_spent_shipped_or_not(life: Life, tmp_path: Path) -> None:
+async def test_a_new_life_knows_what_the_last_one_spent_shipped_or_not(
+    life: Life, tmp_path: Path
+) -> None:
     await life.start(budget(amount="100"))
     shipped = life.call(2)
     await life.shipper.flush()
     kept = life.call(5)
     life.books.open(
-        call="lost", attempt=1, key="k", method="", start_kind="WARM", queued_ms=0, start_ms=0, now_ns=life.wall.now_ns,
+        call="lost",
+        attempt=1,
+        key="k",
+        method="",
+        start_kind="WARM",
+        queued_ms=0,
+        start_ms=0,
+        now_ns=life.wall.now_ns,
         at_ns=life.wall.now_ns,
-    )  # fmt: skip
+    )
     life.wall.pass_s(1)
     life.journal.beat()
     life.die()
@@ -116,7 +146,9 @@ async def test_a_new_life_knows_what_the_last_one_spent_shipped_or_not(life: Lif
     again.die()
 
 
-async def test_a_start_without_a_controller_goes_on_from_the_last_word_and_asks_again(life: Life, tmp_path: Path) -> None:
+async def test_a_start_without_a_controller_goes_on_from_the_last_word_and_asks_again(
+    life: Life, tmp_path: Path
+) -> None:
     await life.start(budget(amount="100"))
     shipped = life.call(2)
     await life.shipper.flush()
@@ -133,8 +165,12 @@ async def test_a_start_without_a_controller_goes_on_from_the_last_word_and_asks_
     again.die()
 
 
-@pytest.mark.parametrize("text", ["", "{torn", "[]", '{"b-1": 7}', '{"b-1": {"period": 1, "spent": "NaN"}}'])
-async def test_a_broken_last_word_is_no_word(tmp_path: Path, ledger: FakeLedger, wall: Wall, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["", "{torn", "[]", '{"b-1": 7}', '{"b-1": {"period": 1, "spent": "NaN"}}']
+)
+async def test_a_broken_last_word_is_no_word(
+    tmp_path: Path, ledger: FakeLedger, wall: Wall, text: str
+) -> None:
     (tmp_path / STATES_NAME).write_text(text)
     ledger.away = 1
     life = Life(tmp_path, ledger, wall=wall)
@@ -143,7 +179,9 @@ async def test_a_broken_last_word_is_no_word(tmp_path: Path, ledger: FakeLedger,
     life.die()
 
 
-async def test_an_answer_that_was_lost_counts_twice_until_it_comes_again_and_never_less(life: Life) -> None:
+async def test_an_answer_that_was_lost_counts_twice_until_it_comes_again_and_never_less(
+    life: Life,
+) -> None:
     purse = await life.start(budget(amount="100"))
     cost = life.call()
     life.ledger.mute = 1
@@ -156,7 +194,9 @@ async def test_an_answer_that_was_lost_counts_twice_until_it_comes_again_and_nev
     life.die()
 
 
-async def test_a_budget_that_is_made_in_the_middle_counts_what_its_period_had_before(life: Life) -> None:
+async def test_a_budget_that_is_made_in_the_middle_counts_what_its_period_had_before(
+    life: Life,
+) -> None:
     await life.start(budget(amount="100"))
     shipped = life.call()
     await life.shipper.flush()
@@ -171,7 +211,9 @@ async def test_a_budget_that_is_made_in_the_middle_counts_what_its_period_had_be
     life.die()
 
 
-async def test_a_batch_that_was_on_its_way_when_a_budget_was_made_is_counted_once(life: Life) -> None:
+async def test_a_batch_that_was_on_its_way_when_a_budget_was_made_is_counted_once(
+    life: Life,
+) -> None:
     await life.start(budget(amount="100"))
     sent = life.call()
     batch = [canonical_json(r) for r in records_on_disk(life.journal.directory)]
@@ -186,7 +228,9 @@ async def test_a_batch_that_was_on_its_way_when_a_budget_was_made_is_counted_onc
 
 @pytest.mark.parametrize("names_all", [True, False])
 @pytest.mark.parametrize("controller_s", [-3600, 3600])
-async def test_clocks_on_different_sides_of_midnight_lose_nothing(life: Life, controller_s: int, names_all: bool) -> None:
+async def test_clocks_on_different_sides_of_midnight_lose_nothing(
+    life: Life, controller_s: int, names_all: bool
+) -> None:
     life.ledger.names_all = names_all
     life.wall.now_ns = MIDNIGHT + 10 * SECOND if controller_s < 0 else MIDNIGHT - 600 * SECOND
     life.ledger.now_ns = life.wall.now_ns + controller_s * SECOND
@@ -201,7 +245,9 @@ async def test_clocks_on_different_sides_of_midnight_lose_nothing(life: Life, co
     life.die()
 
 
-async def test_an_answer_without_a_budget_moves_what_was_sent_of_it_and_nothing_else(life: Life) -> None:
+async def test_an_answer_without_a_budget_moves_what_was_sent_of_it_and_nothing_else(
+    life: Life,
+) -> None:
     purse = await life.start(budget(amount="100"))
     sent = life.call()
     batch = [canonical_json(r) for r in records_on_disk(life.journal.directory)]
@@ -219,7 +265,12 @@ async def test_a_correction_in_the_ledger_is_heard_of_without_a_record_of_ours(l
     cost = life.call()
     await life.shipper.flush()
     record = next(iter(life.ledger.records.values()))
-    life.ledger.records["adjusted"] = {**record, "id": "adjusted", "kind": "ADJUSTMENT", "cost": "-0.001"}
+    life.ledger.records["adjusted"] = {
+        **record,
+        "id": "adjusted",
+        "kind": "ADJUSTMENT",
+        "cost": "-0.001",
+    }
     await life.states.refresh()
     assert purse.spent == cost - 10**9
     life.die()
@@ -227,21 +278,35 @@ async def test_a_correction_in_the_ledger_is_heard_of_without_a_record_of_ours(l
 
 @pytest.mark.parametrize(
     "state",
-    [{"period": "2026-11-21", "spent": "NaN"}, {"period": "2026-11-21", "spent": "1e400"}, {"period": "2026-11-21", "spent": "x"},
-     {"period": "2026-11-21", "spent": "1", "batch": "Infinity"}, {"spent": "1"}, 5, None, {"period": "tomorrow", "spent": "-"}],
-)  # fmt: skip
-async def test_a_poisoned_answer_is_left_aside_and_the_numbers_stay(life: Life, state: object) -> None:
+    [
+        {"period": "2026-11-21", "spent": "NaN"},
+        {"period": "2026-11-21", "spent": "1e400"},
+        {"period": "2026-11-21", "spent": "x"},
+        {"period": "2026-11-21", "spent": "1", "batch": "Infinity"},
+        {"spent": "1"},
+        5,
+        None,
+        {"period": "tomorrow", "spent": "-"},
+    ],
+)
+async def test_a_poisoned_answer_is_left_aside_and_the_numbers_stay(
+    life: Life, state: object
+) -> None:
     purse = await life.start(budget(amount="100"))
     cost = life.call()
     batch = [canonical_json(r) for r in records_on_disk(life.journal.directory)]
     life.budgets.take_states(parse_states({"b-1": state}))
     assert (purse.ledger, purse.own) == (0, cost)
-    life.budgets.take_answer(parse_states({"b-1": state, "unknown": {"period": "2026-11-21", "spent": "5"}}), batch)
+    life.budgets.take_answer(
+        parse_states({"b-1": state, "unknown": {"period": "2026-11-21", "spent": "5"}}), batch
+    )
     assert (purse.ledger, purse.own) == (cost, 0), "the records were taken, that much is sure"
     life.die()
 
 
-async def test_a_batch_larger_than_all_we_had_does_not_make_what_we_owe_negative(life: Life) -> None:
+async def test_a_batch_larger_than_all_we_had_does_not_make_what_we_owe_negative(
+    life: Life,
+) -> None:
     purse = await life.start(budget(amount="100"))
     life.call()
     life.budgets.take_answer({"b-1": BudgetState(period="2026-11-21", spent="7", batch="7")}, [])
@@ -267,12 +332,21 @@ async def test_new_budgets_are_asked_about_at_once(life: Life) -> None:
 
 
 steps = st.lists(
-    st.tuples(st.sampled_from(("call", "call", "call", "ship", "lost", "away", "die", "budget", "refresh")), st.integers(1, 5000)),
+    st.tuples(
+        st.sampled_from(
+            ("call", "call", "call", "ship", "lost", "away", "die", "budget", "refresh")
+        ),
+        st.integers(1, 5000),
+    ),
     max_size=30,
 )
 
 
-@settings(deadline=None, max_examples=examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=examples(50),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(diary=steps)
 def test_whatever_happens_in_between_everything_is_counted_once_when_all_has_arrived(
     tmp_path_factory: pytest.TempPathFactory, diary: list[tuple[str, int]]
@@ -310,11 +384,15 @@ async def _live(directory: Path, diary: list[tuple[str, int]]) -> None:
             await life.journal.sync()
         told = life.budgets.purses["b-1"]
         truth = {r["id"]: r for r in [*ledger.records.values(), *records_on_disk(directory)]}
-        assert told.spent >= sum(picos_under(told, canonical_json(r)) for r in truth.values()), "never less than what was spent"
+        assert told.spent >= sum(picos_under(told, canonical_json(r)) for r in truth.values()), (
+            "never less than what was spent"
+        )
     await life.shipper.flush()
     await life.states.refresh()
     for record in known:
         purse = life.budgets.purses[record.id]
         assert (purse.own, purse.reserved) == (0, 0)
-        assert purse.ledger == sum(picos_under(purse, canonical_json(r)) for r in ledger.records.values())
+        assert purse.ledger == sum(
+            picos_under(purse, canonical_json(r)) for r in ledger.records.values()
+        )
     life.die()

@@ -1,4 +1,5 @@
-"""Hard budgets, as diaries: an instance of 2 cores and a GiB costs 0.004 a second, a call 0.000001, and its clock is 10 s."""
+"""Hard budgets, as diaries: an instance of 2 cores and a GiB costs 0.004 a second, a call 0.000001,
+and its clock is 10 s."""
 
 from __future__ import annotations
 
@@ -59,13 +60,25 @@ class World:
     def open(self, instance: str = "i-1", *, limit_s: float | None = None) -> OpenRecord:
         self._calls += 1
         return self.instance(instance).open(
-            call=f"c{self._calls}", attempt=1, key="k", method="", start_kind="WARM", queued_ms=0, start_ms=0, now_ns=self.up_ns,
-            at_ns=self.wall.now_ns, limit_ns=None if limit_s is None else int(limit_s * SECOND),
-        )  # fmt: skip
+            call=f"c{self._calls}",
+            attempt=1,
+            key="k",
+            method="",
+            start_kind="WARM",
+            queued_ms=0,
+            start_ms=0,
+            now_ns=self.up_ns,
+            at_ns=self.wall.now_ns,
+            limit_ns=None if limit_s is None else int(limit_s * SECOND),
+        )
 
     def close(self, ticket: OpenRecord, instance: str = "i-1", *, after_s: float = 0.0) -> Decimal:
         at_ns = self.pass_s(after_s)
-        return Decimal(self.instance(instance).close(ticket, status=200, outcome="ok", now_ns=self.up_ns, at_ns=at_ns).cost)
+        return Decimal(
+            self.instance(instance)
+            .close(ticket, status=200, outcome="ok", now_ns=self.up_ns, at_ns=at_ns)
+            .cost
+        )
 
 
 @pytest.fixture(name="world")
@@ -86,23 +99,34 @@ def test_a_call_reserves_its_worst_case_and_pays_what_it_cost(world: World) -> N
     cost = world.close(ticket, after_s=2)
     assert cost == Decimal("0.008001")
     assert (money(purse.spent), purse.reserved, money(purse.left)) == (cost, 0, 1 - cost)
-    assert repr(purse) == "<BudgetBalance b-1 2026-11-21 spent 0.008001000000, reserved 0.000000000000 of 1 USD>"
+    assert (
+        repr(purse)
+        == "<BudgetBalance b-1 2026-11-21 spent 0.008001000000, reserved 0.000000000000 of 1 USD>"
+    )
 
 
 def test_a_spent_budget_answers_402_and_says_what_to_do(world: World) -> None:
     world.set(budget(amount="0.0402015"))
     world.close(world.open(), after_s=1)
-    with pytest.raises(errors.OverBudget, match="next period begins at 2026-11-22T00:00:00Z; raise the budget") as refused:
+    with pytest.raises(
+        errors.OverBudget, match="next period begins at 2026-11-22T00:00:00Z; raise the budget"
+    ) as refused:
         world.open()
     assert refused.value.status == 402
     assert dict(refused.value.detail) == {
-        "budget": "b-1", "period": "2026-11-21", "amount": "0.0402015", "spent": "0.004001000000", "until": "2026-11-22T00:00:00Z",
+        "budget": "b-1",
+        "period": "2026-11-21",
+        "amount": "0.0402015",
+        "spent": "0.004001000000",
+        "until": "2026-11-22T00:00:00Z",
         "needed": "0.040201000000",
-    }  # fmt: skip
+    }
     world.close(world.open(limit_s=5), after_s=1)  # one that promises to be short still fits
 
 
-def test_a_short_call_that_came_after_a_long_one_is_the_first_that_must_have_ended(world: World) -> None:
+def test_a_short_call_that_came_after_a_long_one_is_the_first_that_must_have_ended(
+    world: World,
+) -> None:
     world.set(budget(amount="0.06"))
     world.open()
     short = world.open("i-2", limit_s=4)
@@ -112,7 +136,9 @@ def test_a_short_call_that_came_after_a_long_one_is_the_first_that_must_have_end
     world.close(short, "i-2", after_s=1)
 
 
-def test_a_budget_that_is_only_reserved_answers_429_until_the_first_call_must_have_ended(world: World) -> None:
+def test_a_budget_that_is_only_reserved_answers_429_until_the_first_call_must_have_ended(
+    world: World,
+) -> None:
     purse = world.set(budget(amount="0.1"))
     first = world.open()
     world.pass_s(3)
@@ -138,8 +164,13 @@ def test_a_refused_call_leaves_no_trace(world: World) -> None:
 
 def test_a_soft_budget_stops_nothing_and_a_hard_one_stops_only_what_it_covers(world: World) -> None:
     scopes: tuple[dict[str, Any], ...] = (
-        {"hard": False}, {"tenant": "t-2"}, {"environment": "test"}, {"app": "other"}, {"function": "Other"}, {"currency": "EUR"},
-    )  # fmt: skip
+        {"hard": False},
+        {"tenant": "t-2"},
+        {"environment": "test"},
+        {"app": "other"},
+        {"function": "Other"},
+        {"currency": "EUR"},
+    )
     for n, scope in enumerate(scopes):
         world.budgets.apply(f"b-{n}", budget(f"b-{n}", amount="0", **scope))
     world.close(world.open())
@@ -150,9 +181,14 @@ def test_a_soft_budget_stops_nothing_and_a_hard_one_stops_only_what_it_covers(wo
     world.close(world.open())
 
 
-def test_a_day_begins_at_midnight_in_utc_and_a_call_belongs_to_the_day_it_began_in(world: World) -> None:
+def test_a_day_begins_at_midnight_in_utc_and_a_call_belongs_to_the_day_it_began_in(
+    world: World,
+) -> None:
     world.wall.now_ns = MIDNIGHT - 2 * SECOND
-    day, month = world.set(budget(amount="0.05")), world.set(budget("m", amount="1", period="month"))
+    day, month = (
+        world.set(budget(amount="0.05")),
+        world.set(budget("m", amount="1", period="month")),
+    )
     over_midnight = world.open()
     world.wall.now_ns = MIDNIGHT + SECOND
     today = world.open("i-2")
@@ -191,7 +227,9 @@ def test_a_clock_that_steps_back_under_a_call_charges_what_the_meter_saw(world: 
     purse = world.set(budget(amount="1"))
     ticket = world.open()
     world.wall.now_ns -= 100 * SECOND
-    bill = world.instance().close(ticket, status=200, outcome="ok", now_ns=SECOND, at_ns=world.wall.now_ns)
+    bill = world.instance().close(
+        ticket, status=200, outcome="ok", now_ns=SECOND, at_ns=world.wall.now_ns
+    )
     assert (bill.exec_ms, bill.cost, purse.spent) == (0, "0.004001000000", bill.picos)
 
 
@@ -236,8 +274,19 @@ def test_a_budget_that_comes_while_a_call_runs_is_paid_by_it(world: World) -> No
     assert (money(purse.spent), purse.reserved) == (cost, 0)
 
 
-@pytest.mark.parametrize("broken", [{"amount": "-1"}, {"amount": "NaN"}, {"amount": "many"}, {"amount": "1e30"}, {"period": "year"}])
-def test_a_broken_budget_is_refused_and_the_last_good_one_stays(world: World, broken: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"amount": "-1"},
+        {"amount": "NaN"},
+        {"amount": "many"},
+        {"amount": "1e30"},
+        {"period": "year"},
+    ],
+)
+def test_a_broken_budget_is_refused_and_the_last_good_one_stays(
+    world: World, broken: dict[str, str]
+) -> None:
     purse = world.set(budget())
     with pytest.raises(ValueError, match=r"decimal|amount|period"):
         world.budgets.apply("b-1", budget(**broken))
@@ -245,7 +294,9 @@ def test_a_broken_budget_is_refused_and_the_last_good_one_stays(world: World, br
     assert purse.amount == PICO
 
 
-def test_idle_time_and_starts_are_paid_when_they_come_and_are_all_that_can_overshoot(world: World) -> None:
+def test_idle_time_and_starts_are_paid_when_they_come_and_are_all_that_can_overshoot(
+    world: World,
+) -> None:
     purse = world.set(budget(amount="0.1"))
     books = world.instance()
     books.started(start_kind="COLD", billed_ns=3 * SECOND, at_ns=world.wall.now_ns)
@@ -255,18 +306,35 @@ def test_idle_time_and_starts_are_paid_when_they_come_and_are_all_that_can_overs
     with pytest.raises(errors.OverBudget, match="is spent"):
         world.open()
     start, reserved = records_on_disk(world.directory)
-    assert (start["kind"], start["start_kind"], start["exec_ms"], start["cost"]) == ("START", "COLD", 3000, "0.000000000000")
+    assert (start["kind"], start["start_kind"], start["exec_ms"], start["cost"]) == (
+        "START",
+        "COLD",
+        3000,
+        "0.000000000000",
+    )
     assert start["id"] == f"i-1/START/{(NOON - 3 * SECOND) // 1000}"
-    assert (reserved["kind"], reserved["rate_per_s"], reserved["cost"]) == ("RESERVED", "0.0040", "0.240000000000")
+    assert (reserved["kind"], reserved["rate_per_s"], reserved["cost"]) == (
+        "RESERVED",
+        "0.0040",
+        "0.240000000000",
+    )
 
 
 calls = st.lists(
-    st.tuples(st.sampled_from(("open", "open", "close", "idle", "start")), st.sampled_from(("i-1", "i-2", "i-3")), st.integers(0, 10_050)),
+    st.tuples(
+        st.sampled_from(("open", "open", "close", "idle", "start")),
+        st.sampled_from(("i-1", "i-2", "i-3")),
+        st.integers(0, 10_050),
+    ),
     max_size=60,
 )
 
 
-@settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=examples(60),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(diary=calls, amount=st.integers(0, 400))
 def test_whatever_the_interleaving_spent_is_the_sum_of_the_costs_and_calls_never_overshoot(
     tmp_path_factory: pytest.TempPathFactory, diary: list[tuple[str, str, int]], amount: int
@@ -276,8 +344,13 @@ def test_whatever_the_interleaving_spent_is_the_sum_of_the_costs_and_calls_never
     running: dict[str, list[OpenRecord]] = {"i-1": [], "i-2": [], "i-3": []}
     spans = Decimal(0)
     for what, name, ms in diary:
-        for tickets in running.values():  # no call outlives its clock and the step it is looked at in
-            late = [t for t in tickets if world.wall.now_ns + ms * 1_000_000 > t.at_ns + 10 * SECOND + CLOCK_STEP_NS]
+        # no call outlives its clock and the step it is looked at in
+        for tickets in running.values():
+            late = [
+                t
+                for t in tickets
+                if world.wall.now_ns + ms * 1_000_000 > t.at_ns + 10 * SECOND + CLOCK_STEP_NS
+            ]
             for ticket in late:
                 world.close(ticket, ticket.template.instance)
                 tickets.remove(ticket)

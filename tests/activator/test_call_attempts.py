@@ -1,4 +1,5 @@
-"""Submitted calls tried again: what is, how often, until when; what becomes of those that fail for the last time, and of repeats."""
+"""Submitted calls tried again: what is, how often, until when; what becomes of those that fail for
+the last time, and of repeats."""
 
 from __future__ import annotations
 
@@ -72,14 +73,21 @@ async def test_a_call_that_fails_to_the_last_is_a_dead_letter_with_what_its_func
     await until(lambda: controller.calls.get(call_id, {}).get("state") == "FAILED")
     shipped = controller.calls[call_id]
 
-    assert (len(flaky.attempts), shipped["attempt"], shipped["is_dead"], shipped["status"]) == (4, 4, True, 500)
+    assert (len(flaky.attempts), shipped["attempt"], shipped["is_dead"], shipped["status"]) == (
+        4,
+        4,
+        True,
+        500,
+    )
     assert base64.b64decode(shipped["payload"]["body"]) == b'{"x":1}'
     assert shipped["payload"]["key"] == f"k-{KEY}"
     await until(lambda: not edge.calls._held)
     assert edge.books.journal.statistics().held_calls == 0
 
 
-async def test_without_a_policy_one_failure_is_the_last(edge: Edge, controller: FakeController) -> None:
+async def test_without_a_policy_one_failure_is_the_last(
+    edge: Edge, controller: FakeController
+) -> None:
     flaky = edge.fleet.behaviour = Flaky(99)
     edge.add(route_of(spec_of()))
 
@@ -93,7 +101,9 @@ async def test_a_start_that_fails_is_tried_again(edge: Edge, controller: FakeCon
     assert (await ended(edge))["state"] == "SUCCEEDED"
 
 
-async def test_an_answer_that_breaks_off_is_tried_again_because_nobody_saw_a_byte_of_it(edge: Edge, controller: FakeController) -> None:
+async def test_an_answer_that_breaks_off_is_tried_again_because_nobody_saw_a_byte_of_it(
+    edge: Edge, controller: FakeController
+) -> None:
     seen: list[str] = []
     kills: list[asyncio.Task[None]] = []
 
@@ -117,7 +127,9 @@ async def test_an_answer_that_breaks_off_is_tried_again_because_nobody_saw_a_byt
     assert seen[0] == seen[1]
 
 
-async def test_what_the_caller_did_wrong_is_neither_tried_again_nor_a_dead_letter(edge: Edge, controller: FakeController) -> None:
+async def test_what_the_caller_did_wrong_is_neither_tried_again_nor_a_dead_letter(
+    edge: Edge, controller: FakeController
+) -> None:
     async def refuses(request: WorkerRequest) -> WorkerAnswer:
         return WorkerAnswer(status=400, body=b"{}", outcome="invalid")
 
@@ -128,7 +140,9 @@ async def test_what_the_caller_did_wrong_is_neither_tried_again_nor_a_dead_lette
     assert (record["state"], record["attempt"], record["is_dead"]) == ("FAILED", 1, False)
 
 
-async def test_nothing_is_tried_again_past_the_callers_deadline(edge: Edge, controller: FakeController) -> None:
+async def test_nothing_is_tried_again_past_the_callers_deadline(
+    edge: Edge, controller: FakeController
+) -> None:
     flaky = edge.fleet.behaviour = Flaky(99)
     edge.add(route_of(spec_of(retries=LATER)))
 
@@ -136,7 +150,9 @@ async def test_nothing_is_tried_again_past_the_callers_deadline(edge: Edge, cont
     assert flaky.attempts == ["1"]
 
 
-async def test_nothing_is_tried_again_when_its_result_would_not_be_kept_any_more(edge: Edge, controller: FakeController) -> None:
+async def test_nothing_is_tried_again_when_its_result_would_not_be_kept_any_more(
+    edge: Edge, controller: FakeController
+) -> None:
     flaky = edge.fleet.behaviour = Flaky(99)
     edge.add(route_of(spec_of(retries=LATER, clocks=Clocks(result_ttl_s=60))))
 
@@ -144,20 +160,32 @@ async def test_nothing_is_tried_again_when_its_result_would_not_be_kept_any_more
     assert flaky.attempts == ["1"]
 
 
-async def test_between_attempts_a_call_holds_no_slot_and_can_be_cancelled(edge: Edge, controller: FakeController) -> None:
+async def test_between_attempts_a_call_holds_no_slot_and_can_be_cancelled(
+    edge: Edge, controller: FakeController
+) -> None:
     edge.fleet.behaviour = Flaky(1)
     edge.add(route_of(spec_of(retries=LATER)))
     first = (await submit(edge)).json()["id"]
-    await until(lambda: (held := edge.calls._held.get(first)) is not None and held.record.attempt == 1)
+    await until(
+        lambda: (held := edge.calls._held.get(first)) is not None and held.record.attempt == 1
+    )
     assert (await get(edge, first)).json()["state"] == "QUEUED"
 
     assert (await ended(edge))["state"] == "SUCCEEDED"  # max_inputs is 1: the slot is free
-    cancel = await edge.client.post(f"{edge.url}/v1/calls/{first}:cancel", headers={"authorization": f"Bearer {KEY}"})
+    cancel = await edge.client.post(
+        f"{edge.url}/v1/calls/{first}:cancel", headers={"authorization": f"Bearer {KEY}"}
+    )
     assert cancel.json()["state"] == "CANCELLED"
 
 
-async def test_a_fallback_answers_only_when_no_attempt_is_left(edge: Edge, controller: FakeController) -> None:
-    edge.add(route_of(spec_of(retries=AT_ONCE, fallback=(Fallback(kind="static", body={"sorry": True}),))))
+async def test_a_fallback_answers_only_when_no_attempt_is_left(
+    edge: Edge, controller: FakeController
+) -> None:
+    edge.add(
+        route_of(
+            spec_of(retries=AT_ONCE, fallback=(Fallback(kind="static", body={"sorry": True}),))
+        )
+    )
     edge.fleet.failures = [agent_errors.StartFailed("no such module")]
     assert base64.b64decode((await ended(edge))["result"]) == b'{"x":1}'
     await edge.fleet.kill(edge.fleet.started[-1], "killed")
@@ -165,7 +193,9 @@ async def test_a_fallback_answers_only_when_no_attempt_is_left(edge: Edge, contr
     assert json.loads(base64.b64decode((await ended(edge))["result"])) == {"sorry": True}
 
 
-async def test_a_webhook_that_a_call_names_is_on_its_record(edge: Edge, controller: FakeController) -> None:
+async def test_a_webhook_that_a_call_names_is_on_its_record(
+    edge: Edge, controller: FakeController
+) -> None:
     edge.add(route_of(spec_of()))
 
     assert (await ended(edge, **{"pilotlight-webhook": "ops"}))["webhook"] == "ops"
@@ -173,16 +203,21 @@ async def test_a_webhook_that_a_call_names_is_on_its_record(edge: Edge, controll
     assert (refused.status_code, refused.json()["parameter"]) == (400, "pilotlight-webhook")
 
 
-async def test_a_submit_that_is_repeated_under_a_key_is_one_call(edge: Edge, controller: FakeController, shipping: object) -> None:
+async def test_a_submit_that_is_repeated_under_a_key_is_one_call(
+    edge: Edge, controller: FakeController, shipping: object
+) -> None:
     edge.add(route_of(spec_of()))
-    answers = await asyncio.gather(*(submit(edge, **{"idempotency-key": "order-1"}) for _ in range(4)))
+    answers = await asyncio.gather(
+        *(submit(edge, **{"idempotency-key": "order-1"}) for _ in range(4))
+    )
     call_id = answers[0].json()["id"]
 
     assert {(a.status_code, a.json()["id"]) for a in answers} == {(202, call_id)}
     assert [a.headers.get(HEADER_REPLAYED) for a in answers].count("true") == 3
     await until(lambda: controller.calls.get(call_id, {}).get("state") == "SUCCEEDED")
     await until(lambda: not edge.calls._held)
-    again = await submit(edge, **{"idempotency-key": "order-1"})  # the controller has it by now: an activator may have started again
+    # the controller has it by now: an activator may have started again
+    again = await submit(edge, **{"idempotency-key": "order-1"})
     assert (again.json()["id"], again.headers[HEADER_REPLAYED]) == (call_id, "true")
     assert sum(len(w.requests) for w in edge.fleet.workers.values()) == 1
 
@@ -193,8 +228,12 @@ async def test_a_key_with_other_arguments_is_a_conflict_and_with_another_caller_
     edge.add(route_of(spec_of()))
     edge.add_key("pl_second")
     first = await submit(edge, **{"idempotency-key": "order-1"})
-    other = await edge.call("shop/hello:submit", json={"x": 2}, headers={"idempotency-key": "order-1"})
-    second = await edge.call("shop/hello:submit", key="pl_second", json={"x": 2}, headers={"idempotency-key": "order-1"})
+    other = await edge.call(
+        "shop/hello:submit", json={"x": 2}, headers={"idempotency-key": "order-1"}
+    )
+    second = await edge.call(
+        "shop/hello:submit", key="pl_second", json={"x": 2}, headers={"idempotency-key": "order-1"}
+    )
 
     assert (first.status_code, other.status_code, second.status_code) == (202, 409, 202)
     assert first.json()["id"] != second.json()["id"]
@@ -206,7 +245,13 @@ async def test_an_attempt_that_our_own_end_cut_off_is_not_counted_against_a_call
 ) -> None:
     edge.add(route_of(spec_of(retries=AT_ONCE)))
     caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
-    call = Call(id="req-1", target=target_of(spec_of(retries=AT_ONCE)), method="", key_id=caller.key_id, body=b'{"x":1}')
+    call = Call(
+        id="req-1",
+        target=target_of(spec_of(retries=AT_ONCE)),
+        method="",
+        key_id=caller.key_id,
+        body=b'{"x":1}',
+    )
     kept = payload(queued(caller, call, fingerprint="", webhook=""), call)
     await edge.books.journal.submit("req-1", kept)
     flaky = edge.fleet.behaviour = Flaky(99)
@@ -218,7 +263,9 @@ async def test_an_attempt_that_our_own_end_cut_off_is_not_counted_against_a_call
     assert record["attempt"] == attempts + len(flaky.attempts)
 
 
-async def test_a_tenant_that_is_suspended_between_two_attempts_ends_the_call(edge: Edge, controller: FakeController) -> None:
+async def test_a_tenant_that_is_suspended_between_two_attempts_ends_the_call(
+    edge: Edge, controller: FakeController
+) -> None:
     edge.add(route_of(spec_of(retries=AT_ONCE)))
 
     async def suspends(request: WorkerRequest) -> WorkerAnswer:
@@ -243,12 +290,22 @@ async def test_a_function_that_can_in_a_moment_is_waited_for_and_no_two_attempts
     async def fails_the_first(request: WorkerRequest) -> WorkerAnswer:
         asked.append(request.headers.get("pilotlight-attempt", "1"))
         edge.tell("secret", f"{TENANT}/main/token", {"sealed": TEST_KEY.secrets.seal("s")})
-        return WorkerAnswer(status=500, body=b"{}", outcome="raised") if len(asked) == 1 else await echo(request)
+        return (
+            WorkerAnswer(status=500, body=b"{}", outcome="raised")
+            if len(asked) == 1
+            else await echo(request)
+        )
 
     edge.fleet.behaviour = fails_the_first
     edge.add(route_of(spec_of(name="other")))
-    edge.add(route_of(spec_of(secrets=("token",), fallback=(Fallback(kind="function", function="other"),))))
-    asyncio.get_running_loop().call_later(0.1, edge.tell, "secret", f"{TENANT}/main/token", {"sealed": TEST_KEY.secrets.seal("s")})
+    edge.add(
+        route_of(
+            spec_of(secrets=("token",), fallback=(Fallback(kind="function", function="other"),))
+        )
+    )
+    asyncio.get_running_loop().call_later(
+        0.1, edge.tell, "secret", f"{TENANT}/main/token", {"sealed": TEST_KEY.secrets.seal("s")}
+    )
     record = await ended(edge)
     billed = await edge.settle()
 
@@ -256,14 +313,23 @@ async def test_a_function_that_can_in_a_moment_is_waited_for_and_no_two_attempts
     assert (record["revision"], {r.function for r in billed.values()}) == ("v1-abcdef", {"hello"})
 
 
-async def test_a_call_that_is_run_by_the_next_life_stays_in_its_arm(edge: Edge, controller: FakeController) -> None:
-    arms = (Arm(name="a", revision="v1-aaaaaa", share=50), Arm(name="b", revision="v2-bbbbbb", share=50))
+async def test_a_call_that_is_run_by_the_next_life_stays_in_its_arm(
+    edge: Edge, controller: FakeController
+) -> None:
+    arms = (
+        Arm(name="a", revision="v1-aaaaaa", share=50),
+        Arm(name="b", revision="v2-bbbbbb", share=50),
+    )
     experiment = ExperimentTraffic(id="x-1", salt="s", unit="header:x-user", percent=100, arms=arms)
-    edge.add(split_route(spec_of(), {"v1-aaaaaa": 100}, named=("v2-bbbbbb",), experiment=experiment))
+    edge.add(
+        split_route(spec_of(), {"v1-aaaaaa": 100}, named=("v2-bbbbbb",), experiment=experiment)
+    )
     caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
     target = edge.table.targets_of(f"{TENANT}/main/shop/hello")[1]
     choice = RoutingDecision(target, experiment="x-1", arm="b", unit="0123456789abcdef")
-    call = Call(id="req-1", target=target, method="", key_id=caller.key_id, body=b'{"x":1}', choice=choice)
+    call = Call(
+        id="req-1", target=target, method="", key_id=caller.key_id, body=b'{"x":1}', choice=choice
+    )
     kept = payload(queued(caller, call, fingerprint="", webhook=""), call)
     await edge.books.journal.submit("req-1", kept)
     edge.calls._resume(kept, 1)
@@ -271,20 +337,38 @@ async def test_a_call_that_is_run_by_the_next_life_stays_in_its_arm(edge: Edge, 
     (record,) = (await edge.settle()).values()
     (request,) = (request for worker in edge.fleet.workers.values() for request in worker.requests)
 
-    assert (record.experiment, record.arm, record.unit, record.revision) == ("x-1", "b", "0123456789abcdef", "v2-bbbbbb")
+    assert (record.experiment, record.arm, record.unit, record.revision) == (
+        "x-1",
+        "b",
+        "0123456789abcdef",
+        "v2-bbbbbb",
+    )
     assert request.headers["pilotlight-arm"] == "b"
 
 
-async def test_a_call_whose_arm_is_gone_is_in_no_experiment(edge: Edge, controller: FakeController) -> None:
+async def test_a_call_whose_arm_is_gone_is_in_no_experiment(
+    edge: Edge, controller: FakeController
+) -> None:
     edge.add(route_of(spec_of(), revision="v1-aaaaaa"))
     caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
     gone = target_of(spec_of(), revision="v2-bbbbbb")
-    call = Call(id="req-1", target=gone, method="", key_id=caller.key_id, body=b'{"x":1}',
-                choice=RoutingDecision(gone, experiment="x-1", arm="b", unit="0123456789abcdef"))  # fmt: skip
+    call = Call(
+        id="req-1",
+        target=gone,
+        method="",
+        key_id=caller.key_id,
+        body=b'{"x":1}',
+        choice=RoutingDecision(gone, experiment="x-1", arm="b", unit="0123456789abcdef"),
+    )
     kept = payload(queued(caller, call, fingerprint="", webhook=""), call)
     await edge.books.journal.submit("req-1", kept)
     edge.calls._resume(kept, 1)
     await finished(edge, "req-1")
     (record,) = (await edge.settle()).values()
 
-    assert (record.experiment, record.arm, record.unit, record.revision) == ("", "", "", "v1-aaaaaa")
+    assert (record.experiment, record.arm, record.unit, record.revision) == (
+        "",
+        "",
+        "",
+        "v1-aaaaaa",
+    )

@@ -21,7 +21,9 @@ from tests.fakes.routes import route_of, spec_of
 
 
 async def get(edge: Edge, path: str, key: str = KEY) -> httpx.Response:
-    return await edge.client.get(f"{edge.url}/v1/calls/{path}", headers={"authorization": f"Bearer {key}"})
+    return await edge.client.get(
+        f"{edge.url}/v1/calls/{path}", headers={"authorization": f"Bearer {key}"}
+    )
 
 
 async def finished(edge: Edge, call_id: str) -> dict[str, Any]:
@@ -32,14 +34,23 @@ async def finished(edge: Edge, call_id: str) -> dict[str, Any]:
                 return body
 
 
-async def test_a_submitted_call_is_accepted_run_and_its_result_is_found(edge: Edge, controller: FakeController, shipping: object) -> None:
+async def test_a_submitted_call_is_accepted_run_and_its_result_is_found(
+    edge: Edge, controller: FakeController, shipping: object
+) -> None:
     edge.add(route_of(spec_of()))
     accepted = await edge.call("shop/hello:submit", json={"x": 1})
     record = await finished(edge, accepted.json()["id"])
 
-    assert (accepted.status_code, accepted.headers["location"]) == (202, f"/v1/calls/{accepted.json()['id']}")
+    assert (accepted.status_code, accepted.headers["location"]) == (
+        202,
+        f"/v1/calls/{accepted.json()['id']}",
+    )
     assert (record["state"], base64.b64decode(record["result"])) == ("SUCCEEDED", b'{"x":1}')
-    assert (record["content_type"], record["outcome"], record["start_kind"]) == ("application/json", "ok", "COLD")
+    assert (record["content_type"], record["outcome"], record["start_kind"]) == (
+        "application/json",
+        "ok",
+        "COLD",
+    )
     assert [r.call for r in (await edge.settle()).values()] == [record["id"]]
 
 
@@ -63,14 +74,20 @@ async def test_bad_arguments_are_refused_before_a_202(edge: Edge) -> None:
 
 
 @pytest.mark.parametrize("verb", ["invoke", "submit"])
-async def test_an_accept_header_over_its_bound_is_refused_and_nothing_of_it_is_kept(edge: Edge, verb: str) -> None:
+async def test_an_accept_header_over_its_bound_is_refused_and_nothing_of_it_is_kept(
+    edge: Edge, verb: str
+) -> None:
     edge.add(route_of(spec_of()))
     assert (await edge.call(json={"x": 1})).status_code == 200
-    answer = await edge.call(f"shop/hello:{verb}", json={"x": 1}, headers={"accept": "x" * (MAX_ACCEPT_BYTES + 1)})
+    answer = await edge.call(
+        f"shop/hello:{verb}", json={"x": 1}, headers={"accept": "x" * (MAX_ACCEPT_BYTES + 1)}
+    )
 
     assert (answer.status_code, answer.json()["parameter"]) == (400, "accept")
     assert not edge.calls._held.bytes_of
-    assert (await edge.call(json={"x": 1}, headers={"accept": "x" * MAX_ACCEPT_BYTES})).status_code == 200
+    assert (
+        await edge.call(json={"x": 1}, headers={"accept": "x" * MAX_ACCEPT_BYTES})
+    ).status_code == 200
 
 
 async def test_another_tenants_call_does_not_exist(edge: Edge, controller: FakeController) -> None:
@@ -83,7 +100,9 @@ async def test_another_tenants_call_does_not_exist(edge: Edge, controller: FakeC
     assert (await get(edge, call_id, key="pl_other")).status_code == 404
 
 
-async def test_a_repeated_put_is_the_same_call_and_other_arguments_are_a_conflict(edge: Edge, controller: FakeController) -> None:
+async def test_a_repeated_put_is_the_same_call_and_other_arguments_are_a_conflict(
+    edge: Edge, controller: FakeController
+) -> None:
     edge.add(route_of(spec_of()))
 
     async def put(body: dict[str, int]) -> httpx.Response:
@@ -97,22 +116,33 @@ async def test_a_repeated_put_is_the_same_call_and_other_arguments_are_a_conflic
     assert sum(len(w.requests) for w in edge.fleet.workers.values()) == 1
 
 
-async def test_the_same_put_many_times_at_once_is_one_call(edge: Edge, controller: FakeController) -> None:
+async def test_the_same_put_many_times_at_once_is_one_call(
+    edge: Edge, controller: FakeController
+) -> None:
     edge.add(route_of(spec_of()))
-    url, headers = f"{edge.url}/v1/calls/order-1?function=shop/hello", {"authorization": f"Bearer {KEY}"}
-    answers = await asyncio.gather(*(edge.client.put(url, json={"x": 1}, headers=headers) for _ in range(8)))
+    url, headers = (
+        f"{edge.url}/v1/calls/order-1?function=shop/hello",
+        {"authorization": f"Bearer {KEY}"},
+    )
+    answers = await asyncio.gather(
+        *(edge.client.put(url, json={"x": 1}, headers=headers) for _ in range(8))
+    )
 
     assert sorted(a.status_code for a in answers) == [200] * 7 + [202]
     assert (await finished(edge, "order-1"))["state"] == "SUCCEEDED"
     assert len(await edge.settle()) == 1
 
 
-async def test_a_key_of_one_environment_sees_no_call_of_another(edge: Edge, controller: FakeController) -> None:
+async def test_a_key_of_one_environment_sees_no_call_of_another(
+    edge: Edge, controller: FakeController
+) -> None:
     edge.add(route_of(spec_of()))
     edge.add_key("pl_staging", environment="staging")
     accepted = (await edge.call("shop/hello:submit", json={"x": 1})).json()["id"]
 
-    cancel = await edge.client.post(f"{edge.url}/v1/calls/{accepted}:cancel", headers={"authorization": "Bearer pl_staging"})
+    cancel = await edge.client.post(
+        f"{edge.url}/v1/calls/{accepted}:cancel", headers={"authorization": "Bearer pl_staging"}
+    )
     assert cancel.status_code == 404
 
 
@@ -121,13 +151,17 @@ async def test_a_cancelled_call_stops_and_says_so(edge: Edge, controller: FakeCo
     edge.add(route_of(spec_of()))
     call_id = (await edge.call("shop/hello:submit", json={"x": 1})).json()["id"]
     await until(lambda: any(w.requests for w in edge.fleet.workers.values()))
-    answer = await edge.client.post(f"{edge.url}/v1/calls/{call_id}:cancel", headers={"authorization": f"Bearer {KEY}"})
+    answer = await edge.client.post(
+        f"{edge.url}/v1/calls/{call_id}:cancel", headers={"authorization": f"Bearer {KEY}"}
+    )
 
     assert answer.json()["state"] == "CANCELLED"
     await until(lambda: sum(w.cancelled for w in edge.fleet.workers.values()) == 1)
 
 
-async def test_a_stream_of_a_call_tells_each_state_and_ends_with_the_result(edge: Edge, controller: FakeController) -> None:
+async def test_a_stream_of_a_call_tells_each_state_and_ends_with_the_result(
+    edge: Edge, controller: FakeController
+) -> None:
     edge.add(route_of(spec_of()))
     edge.fleet.gate.clear()
     call_id = (await edge.call("shop/hello:submit", json={"x": 1})).json()["id"]
@@ -143,7 +177,9 @@ async def test_a_stream_of_a_call_tells_each_state_and_ends_with_the_result(edge
     assert events[-2:] == ["event: result", "event: end"]
 
 
-async def test_a_submitted_call_waits_out_a_lack_of_capacity(edge: Edge, controller: FakeController) -> None:
+async def test_a_submitted_call_waits_out_a_lack_of_capacity(
+    edge: Edge, controller: FakeController
+) -> None:
     edge.add(route_of(spec_of()))
     edge.fleet.failures = [agent_errors.NoCapacity("memory")]
     call_id = (await edge.call("shop/hello:submit", json={"x": 1})).json()["id"]
@@ -165,7 +201,9 @@ async def test_a_poll_may_wait_for_the_end(edge: Edge, controller: FakeControlle
     assert (await get(edge, f"{call_id}?wait_s=never")).status_code == 400
 
 
-async def test_more_submitted_calls_than_the_queue_holds_are_all_run(edge: Edge, controller: FakeController) -> None:
+async def test_more_submitted_calls_than_the_queue_holds_are_all_run(
+    edge: Edge, controller: FakeController
+) -> None:
     from pilotlight.spec import Scaling
 
     edge.add(route_of(spec_of(scaling=Scaling(max_inputs=1, max_instances=2, max_queued=1))))
@@ -183,10 +221,13 @@ async def test_what_a_dead_activator_had_accepted_is_run_by_the_next_one(short_t
     from tests.fakes.routes import target_of
 
     caller = first.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
-    call = Call(id="req-1", target=target_of(spec_of()), method="", key_id=caller.key_id, body=b'{"x":5}')
+    call = Call(
+        id="req-1", target=target_of(spec_of()), method="", key_id=caller.key_id, body=b'{"x":5}'
+    )
     await first.calls.hold(caller, call, fingerprint="")
     await until(lambda: any(w.requests for w in first.fleet.workers.values()))
-    await first.calls.aclose()  # what the end of the process does to its tasks; the journal is all that is left
+    # what the end of the process does to its tasks; the journal is all that is left
+    await first.calls.aclose()
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

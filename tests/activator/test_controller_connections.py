@@ -1,4 +1,5 @@
-"""Who may hold the connections to the controller: strangers a small share, and nobody with a body that does not come."""
+"""Who may hold the connections to the controller: strangers a small share, and nobody with a body
+that does not come."""
 
 from __future__ import annotations
 
@@ -10,7 +11,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from activator.gateway.control_plane_proxy import MAX_CONNECTIONS, MAX_OF_TENANT, MAX_STRANGER_BODY_BYTES
+from activator.gateway.control_plane_proxy import (
+    MAX_CONNECTIONS,
+    MAX_OF_TENANT,
+    MAX_STRANGER_BODY_BYTES,
+)
 from activator.settings import ActivatorSettings
 from pilotlight import visitors
 from tests.activator.conftest import KEY, PATIENCE_S, Edge
@@ -31,7 +36,9 @@ def _pause_s() -> float:
 
 @pytest.fixture(name="settings")
 def _settings(pause_s: float) -> ActivatorSettings:
-    return ActivatorSettings(body_timeout_s=pause_s, unauthenticated_per_s=1000.0, stranger_connections=SHARE)
+    return ActivatorSettings(
+        body_timeout_s=pause_s, unauthenticated_per_s=1000.0, stranger_connections=SHARE
+    )
 
 
 @pytest.fixture(name="held")
@@ -80,7 +87,9 @@ async def _senders(edge: Edge) -> AsyncIterator[_Senders]:
     await senders.aclose()
 
 
-async def test_strangers_with_unfinished_bodies_hold_no_connection(edge: Edge, held: FakeWorker, senders: _Senders) -> None:
+async def test_strangers_with_unfinished_bodies_hold_no_connection(
+    edge: Edge, held: FakeWorker, senders: _Senders
+) -> None:
     head = b"POST /v1/apps HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n%b\r\nhalf a body"
     for authorization in (b"", b"authorization: Bearer pl_guess\r\n"):
         await senders.send(MAX_CONNECTIONS // 2 + 10, head % authorization)
@@ -91,7 +100,9 @@ async def test_strangers_with_unfinished_bodies_hold_no_connection(edge: Edge, h
     assert [request.path for request in held.requests] == ["/v1/apps"]
 
 
-async def test_strangers_hold_no_more_than_their_share(edge: Edge, held: FakeWorker, senders: _Senders) -> None:
+async def test_strangers_hold_no_more_than_their_share(
+    edge: Edge, held: FakeWorker, senders: _Senders
+) -> None:
     await senders.send(SHARE // 2, b"GET /dashboard HTTP/1.1\r\nhost: x\r\n\r\n")
     await until(lambda: len(held.requests) == SHARE // 2)
     await senders.send(1, b"GET /dashboard HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -104,10 +115,15 @@ async def test_strangers_hold_no_more_than_their_share(edge: Edge, held: FakeWor
 def signed_in(key: str = KEY, *, until: float = FOREVER) -> bytes:
     """The head of a request for a page, from a browser that signed in with `key`."""
     cookie = visitors.joined("k1.of-the-controller", TEST_KEY.visitors, key=f"k-{key}", until=until)
-    return b'GET /dashboard HTTP/1.1\r\nhost: x\r\ncookie: theme=dark; pilotlight_session="%b"\r\n\r\n' % cookie.encode()
+    return (
+        b'GET /dashboard HTTP/1.1\r\nhost: x\r\ncookie: theme=dark; pilotlight_session="%b"\r\n\r\n'
+        % cookie.encode()
+    )
 
 
-async def test_browsers_that_are_signed_in_count_as_their_tenant(edge: Edge, held: FakeWorker, senders: _Senders) -> None:
+async def test_browsers_that_are_signed_in_count_as_their_tenant(
+    edge: Edge, held: FakeWorker, senders: _Senders
+) -> None:
     await senders.send(SHARE // 2, b"GET /dashboard HTTP/1.1\r\nhost: x\r\n\r\n")
     await until(lambda: edge.control.held == SHARE // 2)
 
@@ -118,13 +134,24 @@ async def test_browsers_that_are_signed_in_count_as_their_tenant(edge: Edge, hel
     assert await senders.first_line() == b"HTTP/1.1 429 Too Many Requests\r\n"
 
 
-@pytest.mark.parametrize("cookie", ["of a session that is over", "of a key that was revoked", "of somebody else's making", "of no key"])
-async def test_a_cookie_that_says_nothing_valid_is_a_strangers(edge: Edge, held: FakeWorker, senders: _Senders, cookie: str) -> None:
+@pytest.mark.parametrize(
+    "cookie",
+    [
+        "of a session that is over",
+        "of a key that was revoked",
+        "of somebody else's making",
+        "of no key",
+    ],
+)
+async def test_a_cookie_that_says_nothing_valid_is_a_strangers(
+    edge: Edge, held: FakeWorker, senders: _Senders, cookie: str
+) -> None:
     head = {
         "of a session that is over": signed_in(until=1.0),
         "of a key that was revoked": signed_in("pl_revoked"),
         "of somebody else's making": signed_in().replace(b"~k1.", b"~k1.x"),
-        "of no key": b"GET /dashboard HTTP/1.1\r\nhost: x\r\ncookie: pilotlight_session=k1.s\r\n\r\n",
+        "of no key": b"GET /dashboard HTTP/1.1\r\nhost: x\r\ncookie: "
+        b"pilotlight_session=k1.s\r\n\r\n",
     }[cookie]
     await senders.send(SHARE // 2, head)
     await until(lambda: edge.control.held == SHARE // 2)
@@ -133,7 +160,9 @@ async def test_a_cookie_that_says_nothing_valid_is_a_strangers(edge: Edge, held:
     assert await senders.first_line() == b"HTTP/1.1 429 Too Many Requests\r\n"
 
 
-async def test_one_tenant_holds_no_more_than_half_of_the_connections(edge: Edge, held: FakeWorker, senders: _Senders) -> None:
+async def test_one_tenant_holds_no_more_than_half_of_the_connections(
+    edge: Edge, held: FakeWorker, senders: _Senders
+) -> None:
     edge.add_tenant("other")
     edge.add_key("pl_other", tenant="other")
     head = b"GET /dashboard HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n\r\n"
@@ -142,11 +171,15 @@ async def test_one_tenant_holds_no_more_than_half_of_the_connections(edge: Edge,
     await senders.send(1, head % KEY.encode())
 
     assert await senders.first_line() == b"HTTP/1.1 429 Too Many Requests\r\n"
-    answer = await edge.client.get(f"{edge.url}/v1/apps", headers={"authorization": "Bearer pl_other"})
+    answer = await edge.client.get(
+        f"{edge.url}/v1/apps", headers={"authorization": "Bearer pl_other"}
+    )
     assert answer.status_code == 200
 
 
-async def test_one_address_holds_no_more_connections_than_it_may(edge: Edge, senders: _Senders) -> None:
+async def test_one_address_holds_no_more_connections_than_it_may(
+    edge: Edge, senders: _Senders
+) -> None:
     edge.limits.max_per_address = 3
     await senders.send(3, b"")
     await until(lambda: len(edge.limits.connections) == 3)
@@ -168,7 +201,9 @@ async def test_a_share_is_given_back(edge: Edge, held: FakeWorker, senders: _Sen
 
 
 @pytest.mark.parametrize("headers,status", [({}, 413), (OWN, 200)])
-async def test_only_callers_with_a_key_send_large_bodies(edge: Edge, held: FakeWorker, headers: dict[str, str], status: int) -> None:
+async def test_only_callers_with_a_key_send_large_bodies(
+    edge: Edge, held: FakeWorker, headers: dict[str, str], status: int
+) -> None:
     body = b"x" * (MAX_STRANGER_BODY_BYTES + 1)
 
     answer = await edge.client.post(f"{edge.url}/v1/apps", headers=headers, content=body)
@@ -190,7 +225,10 @@ async def test_a_form_without_a_key_is_passed_on(edge: Edge, held: FakeWorker) -
 
 @pytest.mark.parametrize("pause_s", [0.5])
 async def test_a_body_that_pauses_is_ended(edge: Edge, held: FakeWorker, senders: _Senders) -> None:
-    head = f"PUT /v1/blobs/x HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\ncontent-length: 1000\r\n\r\nhalf"
+    head = (
+        f"PUT /v1/blobs/x HTTP/1.1\r\nhost: x\r\nauthorization: Bearer "
+        f"{KEY}\r\ncontent-length: 1000\r\n\r\nhalf"
+    )
     await senders.send(1, head.encode())
 
     assert await senders.first_line() == b"HTTP/1.1 400 Bad Request\r\n"
@@ -202,7 +240,8 @@ UNREAD_S = 0.3
 
 
 class _LargeOrLong:
-    """A page that no caller's buffers hold, or a stream that says little. The page comes once it may."""
+    """A page that no caller's buffers hold, or a stream that says little. The page comes once it
+    may."""
 
     def __init__(self) -> None:
         self.may_answer = asyncio.Event()
@@ -244,9 +283,14 @@ async def _deaf(edge: Edge, head: bytes, *, buffer_bytes: int = 4096) -> socket.
 
 
 @pytest.mark.parametrize("authorization", [b"", f"authorization: Bearer {KEY}\r\n".encode()])
-async def test_who_does_not_read_answers_holds_no_connection(edge: Edge, generous: _LargeOrLong, authorization: bytes) -> None:
+async def test_who_does_not_read_answers_holds_no_connection(
+    edge: Edge, generous: _LargeOrLong, authorization: bytes
+) -> None:
     generous.may_answer.clear()
-    deaf = [await _deaf(edge, b"GET /dashboard HTTP/1.1\r\nhost: x\r\n%b\r\n" % authorization) for _ in range(SHARE // 2)]
+    deaf = [
+        await _deaf(edge, b"GET /dashboard HTTP/1.1\r\nhost: x\r\n%b\r\n" % authorization)
+        for _ in range(SHARE // 2)
+    ]
     try:
         await until(lambda: edge.control.held == SHARE // 2)
         generous.may_answer.set()
@@ -280,14 +324,18 @@ async def test_somebody_who_reads_slowly_gets_all_of_it(edge: Edge) -> None:
         deaf.close()
 
 
-async def test_questions_about_calls_count_in_the_share_of_their_tenant(edge: Edge, short_tmp: Path) -> None:
+async def test_questions_about_calls_count_in_the_share_of_their_tenant(
+    edge: Edge, short_tmp: Path
+) -> None:
     async def never(request: WorkerRequest) -> WorkerAnswer:
         await asyncio.Event().wait()
         raise AssertionError
 
     controller = await FakeWorker(short_tmp / "controller.sock", never).start()
     url = f"{edge.url}/v1/calls/unknown"
-    asking = [asyncio.create_task(edge.client.get(url, headers=OWN)) for _ in range(MAX_OF_TENANT // 2)]
+    asking = [
+        asyncio.create_task(edge.client.get(url, headers=OWN)) for _ in range(MAX_OF_TENANT // 2)
+    ]
     try:
         await until(lambda: edge.control.held == MAX_OF_TENANT // 2)
         edge.control._of_tenants[TENANT] = MAX_OF_TENANT

@@ -1,4 +1,5 @@
-"""An instance's counter of CPU time through its life: its start, its sleep, its end, and starts that fail."""
+"""An instance's counter of CPU time through its life: its start, its sleep, its end, and starts
+that fail."""
 
 from __future__ import annotations
 
@@ -37,7 +38,11 @@ class Counted(Rig):
 
     def charged(self) -> list[int]:
         """Nanoseconds of the CPU records in the journal."""
-        return [record["billed_ns"] for record in records_on_disk(self._directory / "j") if record["kind"] == "CPU"]
+        return [
+            record["billed_ns"]
+            for record in records_on_disk(self._directory / "j")
+            if record["kind"] == "CPU"
+        ]
 
     def open_descriptors(self) -> int:
         """How often the counter is held open."""
@@ -104,15 +109,21 @@ async def test_who_sleeps_and_wakes_is_counted_on_and_holds_one_counter(rig: Cou
     assert (sum(rig.charged()), rig.open_descriptors()) == (2 * SECOND, 1)
 
 
-async def test_a_start_that_fails_is_charged_and_its_caller_learns_nothing_of_it(rig: Counted) -> None:
-    rig.fleet.failures.append(errors.StartFailed("it raised", {"log_tail": [], "cpu_ns": 5 * SECOND}))
+async def test_a_start_that_fails_is_charged_and_its_caller_learns_nothing_of_it(
+    rig: Counted,
+) -> None:
+    rig.fleet.failures.append(
+        errors.StartFailed("it raised", {"log_tail": [], "cpu_ns": 5 * SECOND})
+    )
     with pytest.raises(StartFailed) as failed:
         await rig.scaler.throttler_of(rig.deploy(MINE)).reserve(5.0)
     assert "cpu_ns" not in failed.value.detail
     assert rig.charged() == [5 * SECOND]
 
 
-async def test_an_instance_elsewhere_is_named_as_not_metered_once(rig: Counted, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_instance_elsewhere_is_named_as_not_metered_once(
+    rig: Counted, caplog: pytest.LogCaptureFixture
+) -> None:
     rig.fleet.cpu_file = ""
     throttler = rig.scaler.throttler_of(rig.deploy(Scaling(max_inputs=1, max_instances=2)))
     first, second = await throttler.reserve(5.0), await throttler.reserve(5.0)

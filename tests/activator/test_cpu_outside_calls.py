@@ -1,4 +1,5 @@
-"""CPU outside calls: what pauses use is charged once, what calls use never, and a journal that is cut off says nothing twice."""
+"""CPU outside calls: what pauses use is charged once, what calls use never, and a journal that is
+cut off says nothing twice."""
 
 from __future__ import annotations
 
@@ -14,7 +15,16 @@ from activator.billing.instance_meter import InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
 from pilotlight.pricing import Rates, cost_of
 from pilotlight.protocol import UsageRecord
-from tests.activator.billing_world import FOOTPRINT, RATES, SECOND, Wall, account, budget, records_on_disk, subject
+from tests.activator.billing_world import (
+    FOOTPRINT,
+    RATES,
+    SECOND,
+    Wall,
+    account,
+    budget,
+    records_on_disk,
+    subject,
+)
 
 MS = SECOND // 1000
 START_S = 1000
@@ -140,7 +150,13 @@ class Metered:
     """An account with a meter on a machine, and a journal on the disk."""
 
     def __init__(
-        self, directory: Path, machine: Machine, *, from_ns: int | None = 0, rates: Rates = RATES, budgets: Budgets | None = None
+        self,
+        directory: Path,
+        machine: Machine,
+        *,
+        from_ns: int | None = 0,
+        rates: Rates = RATES,
+        budgets: Budgets | None = None,
     ) -> None:
         self.directory = directory
         self.machine = machine
@@ -148,8 +164,13 @@ class Metered:
         self.account = account(self.journal, budgets=budgets)
         if rates is not RATES:
             self.account = InstanceAccount(
-                self.journal, subject=subject(), footprint=FOOTPRINT, rates=rates, started_ns=0, free_ns=60 * SECOND
-            )  # fmt: skip
+                self.journal,
+                subject=subject(),
+                footprint=FOOTPRINT,
+                rates=rates,
+                started_ns=0,
+                free_ns=60 * SECOND,
+            )
         self.account.meter_cpu(machine.meter(from_ns), at_ns=self.at_ns)
 
     @property
@@ -162,7 +183,15 @@ class Metered:
 
     def open(self, call: str = "c") -> OpenRecord:
         return self.account.open(
-            call=call, attempt=1, key="k", method="", start_kind="WARM", queued_ms=0, start_ms=0, now_ns=self.now_ns, at_ns=self.at_ns
+            call=call,
+            attempt=1,
+            key="k",
+            method="",
+            start_kind="WARM",
+            queued_ms=0,
+            start_ms=0,
+            now_ns=self.now_ns,
+            at_ns=self.at_ns,
         )
 
     def close(self, ticket: OpenRecord) -> None:
@@ -184,9 +213,17 @@ def test_an_idle_instance_that_computes_is_billed_from_its_first_second(tmp_path
     assert world.settle() == 1
     [body] = records_on_disk(tmp_path)
     record = UsageRecord.from_json(body)
-    assert (record.kind, record.billed_ns, record.started_at, record.cpu, record.memory_bytes) == ("CPU", 30 * SECOND, START_S, 1.0, 0)
+    assert (record.kind, record.billed_ns, record.started_at, record.cpu, record.memory_bytes) == (
+        "CPU",
+        30 * SECOND,
+        START_S,
+        1.0,
+        0,
+    )
     assert record.outcome == "span"
-    assert Decimal(record.cost) == cost_of(record, RATES) == Decimal("0.03"), "30 s of a core at 0.001"
+    assert Decimal(record.cost) == cost_of(record, RATES) == Decimal("0.03"), (
+        "30 s of a core at 0.001"
+    )
 
 
 def test_a_call_is_charged_its_time_and_not_its_cpu_time(tmp_path: Path) -> None:
@@ -204,7 +241,9 @@ def test_idle_time_that_is_charged_pays_for_its_cores(tmp_path: Path) -> None:
     world.account.reserve(is_reserved=True, now_ns=0)
     world.machine.run(10, cores=2.5)
     world.settle()
-    assert world.records() == [("RESERVED", 10 * SECOND), ("CPU", 5 * SECOND)], "two of the cores are the instance's own"
+    assert world.records() == [("RESERVED", 10 * SECOND), ("CPU", 5 * SECOND)], (
+        "two of the cores are the instance's own"
+    )
 
 
 def test_idle_time_at_half_the_rate_pays_for_half_of_its_cores(tmp_path: Path) -> None:
@@ -228,7 +267,11 @@ def test_a_start_that_failed_owes_what_it_used(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path, activator="a-1", sync_s=0.0, wall_ns=Wall())[0]
     account(journal).start_failed(cpu_ns=4 * SECOND, at_ns=START_S * SECOND)
     [record] = records_on_disk(tmp_path)
-    assert (record["id"], record["kind"], record["billed_ns"]) == (f"i-1/CPU/{(START_S - 4) * 10**6}", "CPU", 4 * SECOND)
+    assert (record["id"], record["kind"], record["billed_ns"]) == (
+        f"i-1/CPU/{(START_S - 4) * 10**6}",
+        "CPU",
+        4 * SECOND,
+    )
 
 
 def test_little_waits_for_more_or_for_the_end(tmp_path: Path) -> None:
@@ -254,7 +297,9 @@ def test_what_is_used_after_the_stop_is_owed_and_no_idle_time(tmp_path: Path) ->
     assert world.machine.is_closed
 
 
-def test_what_is_cut_off_is_neither_charged_twice_nor_beyond_the_last_record(tmp_path: Path) -> None:
+def test_what_is_cut_off_is_neither_charged_twice_nor_beyond_the_last_record(
+    tmp_path: Path,
+) -> None:
     machine = Machine()
     first = Metered(tmp_path, machine)
     machine.run(20, cores=1)

@@ -28,9 +28,13 @@ from tests.fakes.served_controller import ServedController
 DASHBOARD = "https://dashboard.example"
 FUNCTIONS = "api.example"
 REDIRECTED = (
-    "/dashboard", "/dashboard/calls?span=7d&x=a%20b", "/%64ashboard", "/dashboard/login",
-    "/dashboard@evil.example", "/dashboard//evil.example"
-)  # fmt: skip
+    "/dashboard",
+    "/dashboard/calls?span=7d&x=a%20b",
+    "/%64ashboard",
+    "/dashboard/login",
+    "/dashboard@evil.example",
+    "/dashboard//evil.example",
+)
 ELSEWHERE = (
     ("POST", "/v1/functions/shop/hello:invoke"),
     ("POST", "/v1/functions/shop/hello:submit"),
@@ -63,19 +67,27 @@ def _dashboard_url() -> str:
 
 
 @pytest.fixture(name="served_controller")
-def _served_controller(tmp_path: Path, short_tmp: Path, dashboard_url: str) -> Iterator[ServedController]:
+def _served_controller(
+    tmp_path: Path, short_tmp: Path, dashboard_url: str
+) -> Iterator[ServedController]:
     settings = ControllerSettings(dashboard_url=dashboard_url)
-    with ServedController(tmp_path, unix_socket=short_tmp / "controller.sock", settings=settings) as running:
+    with ServedController(
+        tmp_path, unix_socket=short_tmp / "controller.sock", settings=settings
+    ) as running:
         yield running
 
 
 @pytest.fixture(name="edge")
-async def _edge(short_tmp: Path, settings: ActivatorSettings, dashboard_url: str) -> AsyncIterator[Edge]:
+async def _edge(
+    short_tmp: Path, settings: ActivatorSettings, dashboard_url: str
+) -> AsyncIterator[Edge]:
     async def answer(request: WorkerRequest) -> WorkerAnswer:
         return WorkerAnswer(body=repr(request.headers).encode())
 
     dashboard = DashboardHost(DashboardOrigin.parse(dashboard_url))
-    async with served(Edge(short_tmp, settings, answer, ProcessQuotas(), dashboard=dashboard)) as edge:
+    async with served(
+        Edge(short_tmp, settings, answer, ProcessQuotas(), dashboard=dashboard)
+    ) as edge:
         edge.add_tenant("acme")
         edge.add(route_of(spec_of(access=("*",))))
         edge.add(route_of(spec_of("page", kind=FunctionKind.ASGI, access=("*",))))
@@ -84,9 +96,12 @@ async def _edge(short_tmp: Path, settings: ActivatorSettings, dashboard_url: str
 
 @asynccontextmanager
 async def visitor(edge: Edge, host: str) -> AsyncIterator[httpx.AsyncClient]:
-    """A browser behind a proxy that ends TLS and passes the `Host` on. It keeps its cookies by hand: to httpx the host is an address."""
+    """A browser behind a proxy that ends TLS and passes the `Host` on. It keeps its cookies by
+    hand: to httpx the host is an address."""
     headers = {"host": host, "x-forwarded-proto": "https"}
-    async with httpx.AsyncClient(base_url=edge.url, timeout=PATIENCE_S, verify=NO_TLS, headers=headers) as client:
+    async with httpx.AsyncClient(
+        base_url=edge.url, timeout=PATIENCE_S, verify=NO_TLS, headers=headers
+    ) as client:
         yield client
 
 
@@ -95,7 +110,9 @@ async def sign_in(browser: httpx.AsyncClient, key: str) -> httpx.Response:
     form = await browser.get("/dashboard/login")
     assert form.status_code == 200, form.text
     token = str(re.findall(r'name="form" value="([^"]*)"', form.text)[0])
-    answer = await browser.post("/dashboard/login", data={"key": key, "form": token}, headers={"cookie": cookies_of(form)})
+    answer = await browser.post(
+        "/dashboard/login", data={"key": key, "form": token}, headers={"cookie": cookies_of(form)}
+    )
     browser.headers["cookie"] = cookies_of(answer)
     return answer
 
@@ -105,28 +122,45 @@ def cookies_of(answer: httpx.Response) -> str:
     return "; ".join(line.partition(";")[0] for line in answer.headers.get_list("set-cookie"))
 
 
-@pytest.mark.parametrize("host", ["dashboard.example", "DASHBOARD.example.", "dashboard.example:443", "dashboard.example:8443"])
-async def test_pages_and_sign_in_are_served_at_the_dashboards_host(edge: Edge, served_controller: ServedController, host: str) -> None:
+@pytest.mark.parametrize(
+    "host",
+    ["dashboard.example", "DASHBOARD.example.", "dashboard.example:443", "dashboard.example:8443"],
+)
+async def test_pages_and_sign_in_are_served_at_the_dashboards_host(
+    edge: Edge, served_controller: ServedController, host: str
+) -> None:
     async with visitor(edge, host) as browser:
         signed_in = await sign_in(browser, served_controller.key)
 
-        assert (signed_in.status_code, signed_in.headers["location"]) == (303, "/dashboard"), signed_in.text
-        assert [(await browser.get(path)).status_code for path in ("/", "/dashboard", "/dashboard/calls", "/readyz")] == [200] * 4
+        assert (signed_in.status_code, signed_in.headers["location"]) == (303, "/dashboard"), (
+            signed_in.text
+        )
+        assert [
+            (await browser.get(path)).status_code
+            for path in ("/", "/dashboard", "/dashboard/calls", "/readyz")
+        ] == [200] * 4
 
 
-async def test_cookies_are_bound_to_the_dashboards_host(edge: Edge, served_controller: ServedController) -> None:
+async def test_cookies_are_bound_to_the_dashboards_host(
+    edge: Edge, served_controller: ServedController
+) -> None:
     async with visitor(edge, "dashboard.example") as browser:
         signed_in = await sign_in(browser, served_controller.key)
 
         lines = signed_in.headers.get_list("set-cookie")
-        assert sorted(line.partition("=")[0] for line in lines) == ["__Host-pilotlight_form", "__Host-pilotlight_session"]
+        assert sorted(line.partition("=")[0] for line in lines) == [
+            "__Host-pilotlight_form",
+            "__Host-pilotlight_session",
+        ]
         for line in lines:
             words = {word.strip().lower() for word in line.split(";")[1:]}
             assert {"secure", "httponly", "path=/", "samesite=strict"} <= words
             assert not [word for word in words if word.startswith("domain")]
 
 
-async def test_a_session_cookie_without_the_prefix_is_not_believed(edge: Edge, served_controller: ServedController) -> None:
+async def test_a_session_cookie_without_the_prefix_is_not_believed(
+    edge: Edge, served_controller: ServedController
+) -> None:
     async with visitor(edge, "dashboard.example") as browser:
         await sign_in(browser, served_controller.key)
         browser.headers["cookie"] = browser.headers["cookie"].replace("__Host-", "__Secure-")
@@ -135,23 +169,33 @@ async def test_a_session_cookie_without_the_prefix_is_not_believed(edge: Edge, s
 
 
 @pytest.mark.parametrize("dashboard_url", ["http://dashboard.localhost:8700"])
-async def test_cookies_of_a_dashboard_without_tls_hold_for_its_paths_only(edge: Edge, served_controller: ServedController) -> None:
+async def test_cookies_of_a_dashboard_without_tls_hold_for_its_paths_only(
+    edge: Edge, served_controller: ServedController
+) -> None:
     async with visitor(edge, "dashboard.localhost:8700") as browser:
         del browser.headers["x-forwarded-proto"]
         signed_in = await sign_in(browser, served_controller.key)
 
         lines = signed_in.headers.get_list("set-cookie")
-        assert sorted(line.partition("=")[0] for line in lines) == ["pilotlight_form", "pilotlight_session"]
+        assert sorted(line.partition("=")[0] for line in lines) == [
+            "pilotlight_form",
+            "pilotlight_session",
+        ]
         assert all("path=/dashboard;" in line.lower() for line in lines)
         assert (await browser.get("/dashboard")).status_code == 200
 
 
-async def test_cookies_are_secure_although_the_proxy_does_not_say_that_it_ends_tls(edge: Edge, served_controller: ServedController) -> None:
+async def test_cookies_are_secure_although_the_proxy_does_not_say_that_it_ends_tls(
+    edge: Edge, served_controller: ServedController
+) -> None:
     async with visitor(edge, "dashboard.example") as browser:
         del browser.headers["x-forwarded-proto"]  # the proxy is on this machine
         signed_in = await sign_in(browser, served_controller.key)
 
-        assert all(line.startswith("__Host-") and "Secure" in line for line in signed_in.headers.get_list("set-cookie"))
+        assert all(
+            line.startswith("__Host-") and "Secure" in line
+            for line in signed_in.headers.get_list("set-cookie")
+        )
 
 
 async def test_pages_are_redirected_from_the_functions_origin(edge: Edge) -> None:
@@ -162,7 +206,10 @@ async def test_pages_are_redirected_from_the_functions_origin(edge: Edge) -> Non
             for verb in ("GET", "HEAD"):
                 answer = await browser.request(verb, path, headers=hostile)
 
-                assert (answer.status_code, answer.headers["location"]) == (308, DASHBOARD + location)
+                assert (answer.status_code, answer.headers["location"]) == (
+                    308,
+                    DASHBOARD + location,
+                )
                 assert urlsplit(answer.headers["location"]).netloc == "dashboard.example"
                 assert answer.headers["cache-control"] == "no-store"
                 assert "set-cookie" not in answer.headers
@@ -171,18 +218,33 @@ async def test_pages_are_redirected_from_the_functions_origin(edge: Edge) -> Non
 async def test_a_form_is_not_redirected(edge: Edge, served_controller: ServedController) -> None:
     async with visitor(edge, FUNCTIONS) as browser:
         for path in ("/dashboard/login", "/dashboard/logout", "/"):
-            answer = await browser.post(path, data={"key": served_controller.key, "form": "f"}, headers={"cookie": "pilotlight_form=f"})
+            answer = await browser.post(
+                path,
+                data={"key": served_controller.key, "form": "f"},
+                headers={"cookie": "pilotlight_form=f"},
+            )
 
-            assert (answer.status_code, "location" in answer.headers, "set-cookie" in answer.headers) == (404, False, False)
+            assert (
+                answer.status_code,
+                "location" in answer.headers,
+                "set-cookie" in answer.headers,
+            ) == (404, False, False)
             assert DASHBOARD in answer.json()["detail"]
 
 
-async def test_no_session_is_accepted_at_another_host(edge: Edge, served_controller: ServedController) -> None:
+async def test_no_session_is_accepted_at_another_host(
+    edge: Edge, served_controller: ServedController
+) -> None:
     async with visitor(edge, "dashboard.example") as browser:
         await sign_in(browser, served_controller.key)
 
         for host in OTHER_HOSTS:
-            for path in ("/dashboard", "/dashboard/calls", "/dashboard/events", "/dashboard/invoices"):
+            for path in (
+                "/dashboard",
+                "/dashboard/calls",
+                "/dashboard/events",
+                "/dashboard/invoices",
+            ):
                 assert (await browser.get(path, headers={"host": host})).status_code == 308
 
 
@@ -190,9 +252,14 @@ async def test_nothing_but_the_dashboard_is_served_at_its_host(edge: Edge) -> No
     async with visitor(edge, "dashboard.example") as browser:
         for verb, path in ELSEWHERE:
             for headers in (OWN, {**OWN, "idempotency-key": "k"}, {}):
-                answer = await browser.request(verb, path, headers=headers, json={"x": 1} if verb == "POST" else None)
+                answer = await browser.request(
+                    verb, path, headers=headers, json={"x": 1} if verb == "POST" else None
+                )
 
-                assert (answer.status_code, answer.json()["detail"].partition(" is ")[0]) == (404, path)
+                assert (answer.status_code, answer.json()["detail"].partition(" is ")[0]) == (
+                    404,
+                    path,
+                )
 
 
 async def test_a_call_without_a_task_is_not_served_at_the_dashboards_host(edge: Edge) -> None:
@@ -201,7 +268,9 @@ async def test_a_call_without_a_task_is_not_served_at_the_dashboards_host(edge: 
         for _ in range(3):  # from the second on the route is known, and no task is made
             assert (await caller.post(path, headers=OWN, json={"x": 1})).status_code == 200
 
-        assert (await caller.post(path, headers={**OWN, "host": "dashboard.example"}, json={"x": 1})).status_code == 404
+        assert (
+            await caller.post(path, headers={**OWN, "host": "dashboard.example"}, json={"x": 1})
+        ).status_code == 404
 
 
 async def test_a_websocket_is_not_accepted_at_the_dashboards_host(edge: Edge) -> None:
@@ -209,29 +278,44 @@ async def test_a_websocket_is_not_accepted_at_the_dashboards_host(edge: Edge) ->
 
     with pytest.raises(InvalidStatus) as refused:
         async with connect(
-            "ws://dashboard.example/t/acme/fn/shop/page/socket", host="127.0.0.1", port=port, proxy=None, additional_headers=OWN
+            "ws://dashboard.example/t/acme/fn/shop/page/socket",
+            host="127.0.0.1",
+            port=port,
+            proxy=None,
+            additional_headers=OWN,
         ):
             pass
 
     assert refused.value.response.status_code == 404
 
 
-async def test_functions_and_the_api_are_served_at_every_other_host(edge: Edge, served_controller: ServedController) -> None:
+async def test_functions_and_the_api_are_served_at_every_other_host(
+    edge: Edge, served_controller: ServedController
+) -> None:
     async with visitor(edge, FUNCTIONS) as caller:
-        assert (await caller.post("/v1/functions/shop/hello:invoke", headers=OWN, json={"x": 1})).status_code == 200
+        assert (
+            await caller.post("/v1/functions/shop/hello:invoke", headers=OWN, json={"x": 1})
+        ).status_code == 200
         assert (await caller.get("/t/acme/fn/shop/page/")).status_code == 200
-        assert (await caller.get("/v1/whoami", headers={"authorization": f"Bearer {served_controller.key}"})).status_code == 200
+        assert (
+            await caller.get(
+                "/v1/whoami", headers={"authorization": f"Bearer {served_controller.key}"}
+            )
+        ).status_code == 200
 
         form = await caller.get("/dashboard/login", headers={"host": "dashboard.example"})
         style = re.findall(r'href="(/dashboard/static/[^"]*\.css)"', form.text)[0]
         assert (await caller.get(style)).status_code == 200, "the API's reference loads it, too"
 
 
-async def test_a_function_gets_no_cookie_of_the_dashboard(edge: Edge, served_controller: ServedController) -> None:
+async def test_a_function_gets_no_cookie_of_the_dashboard(
+    edge: Edge, served_controller: ServedController
+) -> None:
     async with visitor(edge, "dashboard.example:8443") as browser:
         await sign_in(browser, served_controller.key)
 
-        answer = await browser.get("/t/acme/fn/shop/page/")  # a browser sends its cookies to every port of the host
+        # a browser sends its cookies to every port of the host
+        answer = await browser.get("/t/acme/fn/shop/page/")
 
         assert answer.status_code == 404
         assert "pilotlight_session" not in answer.text

@@ -1,4 +1,5 @@
-"""Dashboard sessions through a real activator in front of a real controller: each browser sees its own tenant, and no other."""
+"""Dashboard sessions through a real activator in front of a real controller: each browser sees its
+own tenant, and no other."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ SESSION_IS_OVER = "event: over"
 
 @pytest.fixture(name="settings")
 def _settings() -> ActivatorSettings:
-    return ActivatorSettings(unauthenticated_per_s=1000.0)  # signing in counts as a request without a key
+    # signing in counts as a request without a key
+    return ActivatorSettings(unauthenticated_per_s=1000.0)
 
 
 @pytest.fixture(name="served_controller")
@@ -57,7 +59,10 @@ async def visitor(edge: Edge) -> AsyncIterator[httpx.AsyncClient]:
 
 async def sign_in(browser: httpx.AsyncClient, key: str) -> None:
     """Load the form and send it."""
-    answer = await browser.post("/dashboard/login", data={"key": key, "form": form_of(await browser.get("/dashboard/login"))})
+    answer = await browser.post(
+        "/dashboard/login",
+        data={"key": key, "form": form_of(await browser.get("/dashboard/login"))},
+    )
     assert (answer.status_code, answer.headers.get("location")) == (303, "/dashboard"), answer.text
 
 
@@ -71,17 +76,30 @@ class Tenants:
 
     def __init__(self, controller: ServedController) -> None:
         self.keys = {"default": controller.key}
-        with httpx.Client(base_url=controller.url, verify=NO_TLS, headers={"authorization": f"Bearer {controller.key}"}) as operator:
+        with httpx.Client(
+            base_url=controller.url,
+            verify=NO_TLS,
+            headers={"authorization": f"Bearer {controller.key}"},
+        ) as operator:
             ids = {"default": operator.get("/v1/whoami").json()["tenant"]["id"]}
             made = operator.post("/v1/tenants", json={"name": "acme"}).json()
             self.keys["acme"], ids["acme"] = made["key"]["secret"], made["id"]
             records = [
-                usage(f"req-{name}/1", tenant=tenant, app=f"app-of-{name}", started_at=controller.now - 60, cost=cost)
+                usage(
+                    f"req-{name}/1",
+                    tenant=tenant,
+                    app=f"app-of-{name}",
+                    started_at=controller.now - 60,
+                    cost=cost,
+                )
                 for (name, tenant), cost in zip(ids.items(), ("11.25", "22.75"), strict=True)
             ]
             answer = operator.post(
                 "/internal/usage",
-                json={"activator": "a-0", "records": [replace(record, key="k").to_json() for record in records]},
+                json={
+                    "activator": "a-0",
+                    "records": [replace(record, key="k").to_json() for record in records],
+                },
                 headers={HEADER_PLATFORM_TOKEN: controller.token},
             )
             assert answer.status_code == 200, answer.text
@@ -97,14 +115,23 @@ async def test_each_browser_sees_only_its_own_tenant(edge: Edge, tenants: Tenant
         await sign_in(first, tenants.keys["default"])
         await sign_in(second, tenants.keys["acme"])
 
-        for browser, own, other, total in ((first, "default", "acme", "11.25"), (second, "acme", "default", "22.75")):
+        for browser, own, other, total in (
+            (first, "default", "acme", "11.25"),
+            (second, "acme", "default", "22.75"),
+        ):
             calls = (await browser.get("/dashboard/calls")).text
             assert (f"app-of-{own}" in calls, f"app-of-{other}" in calls) == (True, False)
             assert f"<b>{own}</b>" in (await browser.get("/dashboard")).text
-            assert (await browser.get("/dashboard/invoices/2027-01.json")).json()["total"].startswith(total)
+            assert (
+                (await browser.get("/dashboard/invoices/2027-01.json"))
+                .json()["total"]
+                .startswith(total)
+            )
 
 
-async def test_someone_without_a_session_sees_no_page_after_others_signed_in(edge: Edge, tenants: Tenants) -> None:
+async def test_someone_without_a_session_sees_no_page_after_others_signed_in(
+    edge: Edge, tenants: Tenants
+) -> None:
     async with visitor(edge) as first, visitor(edge) as second:
         await sign_in(first, tenants.keys["default"])
         await sign_in(second, tenants.keys["acme"])
@@ -112,14 +139,21 @@ async def test_someone_without_a_session_sees_no_page_after_others_signed_in(edg
         for path in PAGES:
             async with visitor(edge) as stranger:
                 answer = await stranger.get(path)
-            assert (path, answer.status_code, answer.headers.get("location")) == (path, 303, "/dashboard/login")
+            assert (path, answer.status_code, answer.headers.get("location")) == (
+                path,
+                303,
+                "/dashboard/login",
+            )
 
 
 async def test_someone_without_a_session_gets_no_live_figures(edge: Edge, tenants: Tenants) -> None:
     async with visitor(edge) as browser, visitor(edge) as stranger:
         await sign_in(browser, tenants.keys["acme"])
 
-        async with stranger.stream("GET", "/dashboard/events") as refused, browser.stream("GET", "/dashboard/events") as live:
+        async with (
+            stranger.stream("GET", "/dashboard/events") as refused,
+            browser.stream("GET", "/dashboard/events") as live,
+        ):
             assert await first_event(refused) == SESSION_IS_OVER
             assert await first_event(live) == "event: figures"
 
@@ -129,7 +163,9 @@ async def first_event(answer: httpx.Response) -> str:
     return await anext(line async for line in answer.aiter_lines() if line.startswith("event:"))
 
 
-async def test_someone_without_a_session_ends_no_session_by_signing_out(edge: Edge, tenants: Tenants) -> None:
+async def test_someone_without_a_session_ends_no_session_by_signing_out(
+    edge: Edge, tenants: Tenants
+) -> None:
     async with visitor(edge) as first, visitor(edge) as second, visitor(edge) as stranger:
         await sign_in(first, tenants.keys["default"])
         await sign_in(second, tenants.keys["acme"])
@@ -139,10 +175,15 @@ async def test_someone_without_a_session_ends_no_session_by_signing_out(edge: Ed
         refused = await stranger.post("/dashboard/logout", data={"form": form})
 
         assert refused.status_code == 403
-        assert [(await browser.get("/dashboard")).status_code for browser in (first, second)] == [200, 200]
+        assert [(await browser.get("/dashboard")).status_code for browser in (first, second)] == [
+            200,
+            200,
+        ]
 
 
-async def test_signing_out_ends_the_session_of_that_browser_only(edge: Edge, tenants: Tenants) -> None:
+async def test_signing_out_ends_the_session_of_that_browser_only(
+    edge: Edge, tenants: Tenants
+) -> None:
     async with visitor(edge) as first, visitor(edge) as second:
         await sign_in(first, tenants.keys["default"])
         await sign_in(second, tenants.keys["acme"])

@@ -29,11 +29,18 @@ def load(value: float, **rest: object) -> Observed:
     return Observed(stable=value, panic=value, **rest)  # type: ignore[arg-type]
 
 
-# -- the poke from zero --------------------------------------------------------------------------------------------
+# -- the poke from zero ----------------------------------------------------------------------------
 
 
 def poke(waiting: int, **changes: object) -> int:
-    facts = {"free_slots": 0, "starting_slots": 0, "max_inputs": 1, "instances": 0, "max_instances": 8, **changes}
+    facts = {
+        "free_slots": 0,
+        "starting_slots": 0,
+        "max_inputs": 1,
+        "instances": 0,
+        "max_instances": 8,
+        **changes,
+    }
     return instances_now(waiting=waiting, **facts)  # type: ignore[arg-type]
 
 
@@ -53,12 +60,14 @@ def test_a_burst_is_not_started_for_twice() -> None:
 
 
 @pytest.mark.parametrize("start_s, want", [(0.012, 4), (60.0, 0), (1.0, 2), (None, 4)])
-def test_a_slow_start_is_not_begun_for_a_backlog_that_will_be_gone(start_s: float | None, want: int) -> None:
+def test_a_slow_start_is_not_begun_for_a_backlog_that_will_be_gone(
+    start_s: float | None, want: int
+) -> None:
     # Two running slots finish one call each per second: 20 ms buy nothing, 1 s two calls, 60 s all.
     assert poke(4, instances=2, running_slots=2, start_s=start_s, call_s=1.0) == want
 
 
-# -- the layer around the core -------------------------------------------------------------------------------------
+# -- the layer around the core ---------------------------------------------------------------------
 
 
 def test_starting_instances_are_capacity_and_no_panic() -> None:
@@ -78,7 +87,9 @@ def test_waiting_calls_ask_before_the_averages_do() -> None:
 def test_growth_is_held_back_when_the_running_ones_drain_the_load_first() -> None:
     spec = spec_of(max_inputs=4, max_instances=20)
     # 100 calls of 10 ms on 8 slots are gone in 0.125 s; an instance needs 30 s to start.
-    burst = load(100.0, ready=2, in_flight=8, waiting=92, start_s=30.0, call_s=0.01, arrivals_per_s=3.0)
+    burst = load(
+        100.0, ready=2, in_flight=8, waiting=92, start_s=30.0, call_s=0.01, arrivals_per_s=3.0
+    )
     assert (once(burst, spec).desired, once(burst, spec).signal) == (2, "drains")
     lasting = replace(burst, arrivals_per_s=2000.0)
     assert once(lasting, spec).desired > 2, "1,000 calls per second more than 800 do not drain"
@@ -88,16 +99,33 @@ def test_growth_is_held_back_when_the_running_ones_drain_the_load_first() -> Non
 
 def test_the_oldest_waiting_call_is_a_signal_of_its_own() -> None:
     spec = spec_of(max_inputs=1, max_instances=20, latency_objective_s=2.0)
-    slow = load(3.0, ready=2, in_flight=2, waiting=4, start_s=60.0, call_s=1.0, arrivals_per_s=0.1, oldest_wait_s=1.9)
+    slow = load(
+        3.0,
+        ready=2,
+        in_flight=2,
+        waiting=4,
+        start_s=60.0,
+        call_s=1.0,
+        arrivals_per_s=0.1,
+        oldest_wait_s=1.9,
+    )
     assert (once(slow, spec).desired, once(slow, spec).signal) == (2, "drains")
     late = once(replace(slow, oldest_wait_s=2.1), spec)
     assert (late.desired, late.signal) == (6, "backlog_age")
-    assert once(replace(slow, oldest_wait_s=2.1, starting=4), spec).starts == 0, "starts on their way cover it already"
-    assert once(replace(slow, oldest_wait_s=99.0), spec_of(max_instances=20)).desired == 2, "without an objective it is silent"
+    assert once(replace(slow, oldest_wait_s=2.1, starting=4), spec).starts == 0, (
+        "starts on their way cover it already"
+    )
+    assert once(replace(slow, oldest_wait_s=99.0), spec_of(max_instances=20)).desired == 2, (
+        "without an objective it is silent"
+    )
 
 
-@pytest.mark.parametrize("buffer, busy, want", [(2, 3, 5), ("15%", 10, 12), ("15%", 1, 2), (0, 3, 3)])
-def test_the_buffer_stands_ready_beside_the_busy_ones(buffer: int | str, busy: int, want: int) -> None:
+@pytest.mark.parametrize(
+    "buffer, busy, want", [(2, 3, 5), ("15%", 10, 12), ("15%", 1, 2), (0, 3, 3)]
+)
+def test_the_buffer_stands_ready_beside_the_busy_ones(
+    buffer: int | str, busy: int, want: int
+) -> None:
     spec = spec_of(buffer_instances=buffer, max_instances=50)
     decision = once(load(float(busy), ready=busy, in_flight=busy), spec)
     assert decision.desired == want
@@ -132,7 +160,11 @@ def test_no_data_is_never_zero() -> None:
 def test_only_instances_idle_for_the_window_go() -> None:
     spec = spec_of(scaledown_window_s=60)
     decision = once(load(1.0, ready=4, in_flight=1, idle_s=(70.0, 59.0, 10.0)), spec)
-    assert (decision.desired, decision.signal, decision.look_again_s) == (3, "scaledown_window", 1.0)
+    assert (decision.desired, decision.signal, decision.look_again_s) == (
+        3,
+        "scaledown_window",
+        1.0,
+    )
     rested = once(load(1.0, ready=4, in_flight=1, idle_s=(70.0, 61.0, 60.0)), spec)
     assert rested.stops == 2, "Knative's rate: at most half per tick"
 
@@ -161,11 +193,12 @@ def test_a_restarted_decider_keeps_the_scale_it_finds() -> None:
     assert (decision.desired, decision.in_panic) == (2, False)
 
 
-# -- diaries -------------------------------------------------------------------------------------------------------
+# -- diaries ---------------------------------------------------------------------------------------
 
 
 class Diary:
-    """A little world: one revision whose instances appear at once and serve until told otherwise."""
+    """A little world: one revision whose instances appear at once and serve until told
+    otherwise."""
 
     def __init__(self, spec: DeciderSpec) -> None:
         self.spec = spec
@@ -180,7 +213,11 @@ class Diary:
         self.stable.record(now, calls)
         self.panic.record(now, calls)
         busy = min(self.ready, -(-calls // self.spec.max_inputs))
-        self.busy_until = [now] * busy + self.busy_until[busy : self.ready] + [now] * max(0, self.ready - len(self.busy_until))
+        self.busy_until = (
+            [now] * busy
+            + self.busy_until[busy : self.ready]
+            + [now] * max(0, self.ready - len(self.busy_until))
+        )
         in_flight = min(calls, self.ready * self.spec.max_inputs)
         observed = Observed(
             stable=self.stable.average(now),
@@ -212,7 +249,13 @@ def test_diary_of_a_trickle_keeps_its_one_instance() -> None:
 
 def test_diary_of_a_zero_window() -> None:
     diary = Diary(spec_of(scaledown_window_s=0))
-    assert [diary.second(float(now), 1 if now == 1 else 0).desired for now in range(5)] == [0, 1, 0, 0, 0]
+    assert [diary.second(float(now), 1 if now == 1 else 0).desired for now in range(5)] == [
+        0,
+        1,
+        0,
+        0,
+        0,
+    ]
 
 
 def test_diary_of_a_ramp_never_falls() -> None:
@@ -222,7 +265,7 @@ def test_diary_of_a_ramp_never_falls() -> None:
     assert scale[-1] >= 15
 
 
-# -- victims -------------------------------------------------------------------------------------------------------
+# -- victims ---------------------------------------------------------------------------------------
 
 
 def test_the_idlest_goes_first_and_a_busy_one_never_before_an_idle_one() -> None:
@@ -239,11 +282,13 @@ def test_the_idlest_goes_first_and_a_busy_one_never_before_an_idle_one() -> None
 
 def test_the_core_is_reached_through_the_spec_of_the_user() -> None:
     spec = spec_of(max_inputs=16, target_inputs=8, scaledown_window_s=300)
-    assert spec.kpa == kpa.KpaSpec(target=8.0, total=16.0, stable_window_s=60.0, target_burst_capacity=-1)
+    assert spec.kpa == kpa.KpaSpec(
+        target=8.0, total=16.0, stable_window_s=60.0, target_burst_capacity=-1
+    )
     assert spec.zero_delay_s == 300
 
 
-# -- what always holds ---------------------------------------------------------------------------------------------
+# -- what always holds -----------------------------------------------------------------------------
 
 
 def test_a_starting_instance_is_never_stopped_nor_multiplied_without_traffic() -> None:
@@ -272,14 +317,29 @@ def houses(draw: st.DrawFn) -> Observed:
     )
 
 
-@given(house=houses(), minimum=st.integers(0, 4), maximum=st.integers(4, 10), spare=st.sampled_from([0, 2, "50%"]))
-def test_a_decision_respects_bounds_busy_instances_and_missing_data(house: Observed, minimum: int, maximum: int, spare: int | str) -> None:
-    spec = spec_of(min_instances=minimum, max_instances=maximum, buffer_instances=spare, max_inputs=4, latency_objective_s=1.0)
+@given(
+    house=houses(),
+    minimum=st.integers(0, 4),
+    maximum=st.integers(4, 10),
+    spare=st.sampled_from([0, 2, "50%"]),
+)
+def test_a_decision_respects_bounds_busy_instances_and_missing_data(
+    house: Observed, minimum: int, maximum: int, spare: int | str
+) -> None:
+    spec = spec_of(
+        min_instances=minimum,
+        max_instances=maximum,
+        buffer_instances=spare,
+        max_inputs=4,
+        latency_objective_s=1.0,
+    )
     decision = once(house, spec)
     assert decision.desired >= minimum
     assert decision.desired <= max(maximum, house.capacity), "nothing is started beyond the ceiling"
     expired = sum(1 for idle_s in house.idle_s if idle_s >= spec.scaledown_window_s)
-    assert decision.stops <= max(expired, house.capacity - maximum), "who is busy, starting or only just idle stays"
+    assert decision.stops <= max(expired, house.capacity - maximum), (
+        "who is busy, starting or only just idle stays"
+    )
     if house.stable is None:
         assert decision.stops == 0
     if not decision.valid:
@@ -287,7 +347,7 @@ def test_a_decision_respects_bounds_busy_instances_and_missing_data(house: Obser
     assert decision.starts == 0 or decision.stops == 0
 
 
-# -- by the function's own pauses ----------------------------------------------------------------------------------
+# -- by the function's own pauses ------------------------------------------------------------------
 AUTO = {"max_inputs": 2, "scaledown_window_s": 3600.0, "waiting_cost": 10.0}
 
 
@@ -298,7 +358,9 @@ def test_what_the_pauses_say_is_worth_keeping_is_kept_whatever_it_idled() -> Non
 
 
 def test_what_they_do_not_goes_at_once_the_last_one_too() -> None:
-    assert once(load(0.0, ready=1, idle_s=(2.0,), start_s=0.1, kept=0), spec_of(**AUTO)).desired == 0
+    assert (
+        once(load(0.0, ready=1, idle_s=(2.0,), start_s=0.1, kept=0), spec_of(**AUTO)).desired == 0
+    )
 
 
 def test_calls_that_are_there_count_before_any_pause() -> None:
@@ -317,7 +379,12 @@ def test_without_pauses_to_go_by_the_longest_window_holds() -> None:
 
 
 def test_floor_and_reachability_count_beside_the_pauses() -> None:
-    assert once(load(0.0, ready=3, idle_s=(9.0,) * 3, kept=0), spec_of(**AUTO, min_instances=2)).desired == 2
+    assert (
+        once(
+            load(0.0, ready=3, idle_s=(9.0,) * 3, kept=0), spec_of(**AUTO, min_instances=2)
+        ).desired
+        == 2
+    )
     gone = DeciderSpec.from_scaling(Scaling(**AUTO), reachable=False)  # type: ignore[arg-type]
     assert once(load(0.0, ready=3, idle_s=(9.0,) * 3, kept=3), gone).desired == 0
 
@@ -325,4 +392,7 @@ def test_floor_and_reachability_count_beside_the_pauses() -> None:
 def test_while_starts_wait_for_room_a_fixed_window_is_no_longer_than_a_start() -> None:
     spec = spec_of(scaledown_window_s=60.0)
     assert once(load(0.0, ready=2, idle_s=(9.0, 30.0), start_s=10.0), spec).desired == 2
-    assert once(load(0.0, ready=2, idle_s=(9.0, 30.0), start_s=10.0, is_crowded=True), spec).desired == 1
+    assert (
+        once(load(0.0, ready=2, idle_s=(9.0, 30.0), start_s=10.0, is_crowded=True), spec).desired
+        == 1
+    )

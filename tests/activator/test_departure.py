@@ -1,4 +1,5 @@
-"""A journal whose activator is gone for good: all of it reaches the controller, once, whatever is killed on the way.
+"""A journal whose activator is gone for good: all of it reaches the controller, once, whatever is
+killed on the way.
 
 The controller's side is its real tables and functions, behind a socket; only the ledger is a list.
 """
@@ -76,7 +77,11 @@ class Desk:
             assert path == DUE_PATH
             if method == "POST":
                 return 200, {"yours": due.take(write, activator=body["activator"], ids=body["ids"])}
-            return 200, {"accepted": sum(due.inherit(write, held, activator=body["activator"]) for held in body["calls"])}
+            return 200, {
+                "accepted": sum(
+                    due.inherit(write, held, activator=body["activator"]) for held in body["calls"]
+                )
+            }
 
     def for_others(self) -> list[dict[str, Any]]:
         """What the next activator that asks is given."""
@@ -91,26 +96,51 @@ class Desk:
 
 def record(call: str, **more: Any) -> CallRecord:
     values: dict[str, Any] = {
-        "id": call, "tenant": TENANT, "environment": "main", "app": "shop", "function": "hello", "method": "", "state": "QUEUED",
-        "sequence": 1, "submitted_at": 1000.0, "expires_at": 9e9, **more,
-    }  # fmt: skip
+        "id": call,
+        "tenant": TENANT,
+        "environment": "main",
+        "app": "shop",
+        "function": "hello",
+        "method": "",
+        "state": "QUEUED",
+        "sequence": 1,
+        "submitted_at": 1000.0,
+        "expires_at": 9e9,
+        **more,
+    }
     return CallRecord(**values)
 
 
 def kept(call: str) -> dict[str, Any]:
     body = base64.b64encode(b'{"x":1}').decode()
-    return {"record": record(call).to_json(), "owner": TENANT, "key": "k-1", "content_type": "application/json", "accept": "", "body": body}
+    return {
+        "record": record(call).to_json(),
+        "owner": TENANT,
+        "key": "k-1",
+        "content_type": "application/json",
+        "accept": "",
+        "body": body,
+    }
 
 
 async def left_behind(home: Path) -> None:
-    """An activator ran, and was killed: a call in flight, one that was billed, a submitted one unfinished, one whose end was not told."""
+    """An activator ran, and was killed: a call in flight, one that was billed, a submitted one
+    unfinished, one whose end was not told."""
     home.mkdir(parents=True, exist_ok=True)
     journal, _ = Journal.open(home, activator=GONE)
     running = asyncio.create_task(journal.run())
     books = account(journal)
     for call in ("done", "open"):
         ticket = books.open(
-            call=call, attempt=1, key="k", method="", start_kind="FORK", queued_ms=1, start_ms=1, now_ns=SECOND, at_ns=1000 * SECOND
+            call=call,
+            attempt=1,
+            key="k",
+            method="",
+            start_kind="FORK",
+            queued_ms=1,
+            start_ms=1,
+            now_ns=SECOND,
+            at_ns=1000 * SECOND,
         )
         if call == "done":
             books.close(ticket, status=200, outcome="ok", now_ns=2 * SECOND, at_ns=1001 * SECOND)
@@ -138,7 +168,13 @@ async def _desk(short_tmp: Path) -> AsyncIterator[Desk]:
 
 
 async def drained(home: Path, desk: Desk, *, patience_s: float = 20.0) -> DrainResult:
-    return await drain_journal(home, activator=GONE, controller=Address.at(desk.server.path), token="t", patience_s=patience_s)
+    return await drain_journal(
+        home,
+        activator=GONE,
+        controller=Address.at(desk.server.path),
+        token="t",
+        patience_s=patience_s,
+    )
 
 
 async def test_all_of_it_reaches_the_controller(short_tmp: Path, desk: Desk) -> None:
@@ -169,13 +205,25 @@ async def test_attempts_that_were_made_count_on(short_tmp: Path, desk: Desk) -> 
     await asyncio.gather(journal.submit("c", kept("c")), journal.sync())
     books = account(journal)
     for attempt in (1, 2):
-        books.open(call="c", attempt=attempt, key="k", method="", start_kind="FORK", queued_ms=1, start_ms=1, now_ns=1, at_ns=SECOND)
+        books.open(
+            call="c",
+            attempt=attempt,
+            key="k",
+            method="",
+            start_kind="FORK",
+            queued_ms=1,
+            start_ms=1,
+            now_ns=1,
+            at_ns=SECOND,
+        )
     journal.abandon()
     await drained(home, desk)
     assert [given["record"]["attempt"] for given in desk.for_others()] == [2]
 
 
-async def test_a_due_call_that_is_another_activators_by_now_is_forgotten(short_tmp: Path, desk: Desk) -> None:
+async def test_a_due_call_that_is_another_activators_by_now_is_forgotten(
+    short_tmp: Path, desk: Desk
+) -> None:
     with desk.store.write() as write:
         due.add(write, due.payload(record("c"), body=b"{}"), due_at=0.0)
         [given] = due.claim(write, activator="a-1")
@@ -184,7 +232,9 @@ async def test_a_due_call_that_is_another_activators_by_now_is_forgotten(short_t
     journal, _ = Journal.open(home, activator=GONE)
     await asyncio.gather(journal.submit("c", given), journal.sync())
     journal.abandon()
-    assert await drained(home, desk) == DrainResult(lost=0, records=0, results=0, handed_on=0, left="")
+    assert await drained(home, desk) == DrainResult(
+        lost=0, records=0, results=0, handed_on=0, left=""
+    )
     assert desk.for_others() == []
 
 
@@ -201,7 +251,10 @@ async def test_without_a_controller_it_says_what_is_left(short_tmp: Path, desk: 
     await left_behind(home := short_tmp / "j")
     await desk.server.die()
     done = await drained(home, desk, patience_s=0.3)
-    assert done.left == "2 usage records, 2 submitted calls: the controller did not take it within 0.3 s"
+    assert (
+        done.left
+        == "2 usage records, 2 submitted calls: the controller did not take it within 0.3 s"
+    )
 
 
 async def test_records_that_were_refused_for_good_are_named(short_tmp: Path, desk: Desk) -> None:
@@ -220,17 +273,22 @@ async def test_a_journal_in_use_is_left_alone(short_tmp: Path, desk: Desk) -> No
     journal.abandon()
 
 
-# -- the process ----------------------------------------------------------------------------------------------------------------------
+# -- the process -----------------------------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager
 async def process(short_tmp: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     config = short_tmp / "platform.yaml"
     config.write_text(f"platform: {{home: {short_tmp}, run: {short_tmp / 'run'}}}\n")
-    PlatformKey.load_or_create(short_tmp / "platform.key").activator.write(short_tmp / "activator.key")  # as the controller does
+    # as the controller does
+    PlatformKey.load_or_create(short_tmp / "platform.key").activator.write(
+        short_tmp / "activator.key"
+    )
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'functions'}"}
     arguments = ("-m", "activator", "--config", str(config), "--index", "7", "--drain-journal")
-    started = await asyncio.create_subprocess_exec(sys.executable, *arguments, env=environment, stderr=asyncio.subprocess.PIPE)
+    started = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, env=environment, stderr=asyncio.subprocess.PIPE
+    )
     try:
         yield started
     finally:
@@ -240,7 +298,9 @@ async def process(short_tmp: Path) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 @pytest.mark.parametrize("held", [USAGE_PATH, CALLS_PATH, DUE_PATH])
-async def test_killed_when_the_controller_has_taken_something_it_goes_on_where_it_was(short_tmp: Path, desk: Desk, held: str) -> None:
+async def test_killed_when_the_controller_has_taken_something_it_goes_on_where_it_was(
+    short_tmp: Path, desk: Desk, held: str
+) -> None:
     await left_behind(short_tmp / "activator" / GONE)
     desk.holds = held
     async with process(short_tmp) as killed:

@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 from activator.worker_client.address import SILENT_MS, connect, host_and_port, is_tcp, tcp_address
-from activator.worker_client.connection import ConnectionPool, WorkerConnection, WorkerConnectionLost
+from activator.worker_client.connection import (
+    ConnectionPool,
+    WorkerConnection,
+    WorkerConnectionLost,
+)
 from tests.fakes.fake_worker import FakeWorker
 from tests.fakes.pod_maker import TcpWorker
 from tests.fakes.ports import free_port
@@ -18,7 +22,12 @@ GET = b"GET /x HTTP/1.1\r\nhost: worker\r\n\r\n"
 
 
 @pytest.mark.parametrize(
-    "host, port, text", [("10.0.0.7", 8012, "tcp:10.0.0.7:8012"), ("fd00::7", 8080, "tcp:[fd00::7]:8080"), ("a.b", 1, "tcp:a.b:1")]
+    "host, port, text",
+    [
+        ("10.0.0.7", 8012, "tcp:10.0.0.7:8012"),
+        ("fd00::7", 8080, "tcp:[fd00::7]:8080"),
+        ("a.b", 1, "tcp:a.b:1"),
+    ],
 )
 def test_an_address_is_written_and_read(host: str, port: int, text: str) -> None:
     assert tcp_address(host, port) == text
@@ -26,7 +35,9 @@ def test_an_address_is_written_and_read(host: str, port: int, text: str) -> None
     assert host_and_port(text) == (host, port)
 
 
-@pytest.mark.parametrize("text", ["/run/pilotlight/i.sock", "tcp:", "tcp:10.0.0.7", "tcp::80", "tcp:10.0.0.7:http"])
+@pytest.mark.parametrize(
+    "text", ["/run/pilotlight/i.sock", "tcp:", "tcp:10.0.0.7", "tcp::80", "tcp:10.0.0.7:http"]
+)
 def test_what_is_no_address_is_said_so(text: str) -> None:
     with pytest.raises(ValueError, match="not tcp"):
         host_and_port(text)
@@ -47,9 +58,13 @@ async def test_both_kinds_are_asked_alike(short_tmp: Path) -> None:
     await far.aclose()
 
 
-async def test_a_pods_connection_sends_small_pieces_at_once_and_notices_a_node_that_vanished() -> None:
+async def test_a_pods_connection_sends_small_pieces_at_once_and_notices_a_node_that_vanished() -> (
+    None
+):
     worker = await TcpWorker("127.0.0.1", 0).start()
-    connection = await connect(asyncio.get_running_loop(), WorkerConnection, tcp_address("127.0.0.1", worker.port))
+    connection = await connect(
+        asyncio.get_running_loop(), WorkerConnection, tcp_address("127.0.0.1", worker.port)
+    )
     assert connection._transport is not None
     own = connection._transport.get_extra_info("socket")
     assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -1,7 +1,7 @@
 """Due calls: each is run by one activator, whichever process is killed at whichever step.
 
-The controller's side is its real tables and functions, behind a socket; the activator's is its real journal and calls.
-"""
+The controller's side is its real tables and functions, behind a socket; the activator's is its real
+journal and calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from weight_cache.addresses import Address
 
 
 class ControlDesk:
-    """The controller's part, at `path`. `loses` names the next answer that is lost on its way: what was done is done."""
+    """The controller's part, at `path`. `loses` names the next answer that is lost on its way: what
+    was done is done."""
 
     def __init__(self, path: Path, store: Store) -> None:
         self.server = FakeWorker(path, self._answer)
@@ -40,12 +41,28 @@ class ControlDesk:
         self.now = 1000.0
         self.loses = ""
 
-    def add(self, call: str = "req-1", *, sequence: int = 1, tenant: str = TENANT, body: bytes = b'{"x":1}') -> None:
+    def add(
+        self,
+        call: str = "req-1",
+        *,
+        sequence: int = 1,
+        tenant: str = TENANT,
+        body: bytes = b'{"x":1}',
+    ) -> None:
         """A call of a schedule becomes due."""
         record = CallRecord(
-            id=call, tenant=tenant, environment="main", app="shop", function="hello", method="", state="QUEUED", sequence=sequence,
-            submitted_at=self.now, expires_at=9e9, schedule="f-shop-hello/0",
-        )  # fmt: skip
+            id=call,
+            tenant=tenant,
+            environment="main",
+            app="shop",
+            function="hello",
+            method="",
+            state="QUEUED",
+            sequence=sequence,
+            submitted_at=self.now,
+            expires_at=9e9,
+            schedule="f-shop-hello/0",
+        )
         with self.store.write() as write:
             assert due.add(write, due.payload(record, body=body), due_at=self.now) == 1
 
@@ -56,33 +73,51 @@ class ControlDesk:
 
     async def _answer(self, request: WorkerRequest) -> WorkerAnswer:
         parts = urlsplit(request.path)
-        body = await asyncio.to_thread(self._done, request.method, parts.path, parse_qs(parts.query), request.body)
+        body = await asyncio.to_thread(
+            self._done, request.method, parts.path, parse_qs(parts.query), request.body
+        )
         if self.loses == request.method:
             self.loses = ""
             return WorkerAnswer(status=502, body=b"{}")
         return WorkerAnswer(body=json.dumps(body).encode())
 
-    def _done(self, method: str, path: str, query: dict[str, list[str]], body: bytes) -> dict[str, Any]:
+    def _done(
+        self, method: str, path: str, query: dict[str, list[str]], body: bytes
+    ) -> dict[str, Any]:
         with self.store.write() as write:
             if path == CALLS_PATH:
                 items = json.loads(body)["calls"]
                 calls.put(write, [CallRecord.from_json(item) for item in items])
                 return {"accepted": len(items)}
             if method == "GET":
-                return {"calls": due.claim(write, activator=query["activator"][0], without=query.get("without", []))}
+                return {
+                    "calls": due.claim(
+                        write, activator=query["activator"][0], without=query.get("without", [])
+                    )
+                }
             asked = json.loads(body)
             return {"yours": due.take(write, activator=asked["activator"], ids=asked["ids"])}
 
 
 class Life:
-    """One life of an activator over `directory`, ended by `die` as kill -9 ends it: nothing is told, the journal stays."""
+    """One life of an activator over `directory`, ended by `die` as kill -9 ends it: nothing is
+    told, the journal stays."""
 
-    def __init__(self, directory: Path, desk: ControlDesk, behaviour: Behaviour, name: str = "a-0") -> None:
+    def __init__(
+        self, directory: Path, desk: ControlDesk, behaviour: Behaviour, name: str = "a-0"
+    ) -> None:
         self.edge = Edge(directory, ActivatorSettings(), behaviour)
         self.edge.add(route_of(spec_of()))
-        self.due = SchedulePoller(self.edge.calls, controller=Address.at(desk.server.path), token="t", activator=name, wait_s=0)
+        self.due = SchedulePoller(
+            self.edge.calls,
+            controller=Address.at(desk.server.path),
+            token="t",
+            activator=name,
+            wait_s=0,
+        )
         self.edge.calls._results._client = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=str(desk.server.path)), base_url="http://controller"
+            transport=httpx.AsyncHTTPTransport(uds=str(desk.server.path)),
+            base_url="http://controller",
         )
         self._tasks = [asyncio.create_task(self.edge.books.run())]
         self._group = asyncio.TaskGroup()
@@ -109,8 +144,12 @@ class Life:
     @property
     def runs(self) -> list[tuple[str, str]]:
         """(call, attempt) as its workers were asked."""
-        asked = [request for worker in self.edge.fleet.workers.values() for request in worker.requests]
-        return [(r.headers["pilotlight-call"], r.headers.get("pilotlight-attempt", "1")) for r in asked]
+        asked = [
+            request for worker in self.edge.fleet.workers.values() for request in worker.requests
+        ]
+        return [
+            (r.headers["pilotlight-call"], r.headers.get("pilotlight-attempt", "1")) for r in asked
+        ]
 
 
 @pytest.fixture(name="desk")
@@ -124,7 +163,9 @@ async def _desk(short_tmp: Path) -> AsyncIterator[ControlDesk]:
 
 
 @contextlib.asynccontextmanager
-async def living(directory: Path, desk: ControlDesk, behaviour: Behaviour = echo, name: str = "a-0") -> AsyncIterator[Life]:
+async def living(
+    directory: Path, desk: ControlDesk, behaviour: Behaviour = echo, name: str = "a-0"
+) -> AsyncIterator[Life]:
     directory.mkdir(exist_ok=True)
     life = await Life(directory, desk, behaviour, name).begin()
     try:
@@ -133,7 +174,9 @@ async def living(directory: Path, desk: ControlDesk, behaviour: Behaviour = echo
         await life.die()
 
 
-async def test_a_due_call_wakes_its_function_at_zero_and_its_result_is_kept(short_tmp: Path, desk: ControlDesk) -> None:
+async def test_a_due_call_wakes_its_function_at_zero_and_its_result_is_kept(
+    short_tmp: Path, desk: ControlDesk
+) -> None:
     desk.add()
     async with living(short_tmp / "0", desk) as life:
         assert life.edge.fleet.started == []
@@ -142,20 +185,27 @@ async def test_a_due_call_wakes_its_function_at_zero_and_its_result_is_kept(shor
         await life.due.round()
         assert life.runs == [("req-1", "1")]
         records = await life.edge.settle()
-        assert [(r.key, r.tenant, r.caller) for r in records.values()] == [("scheduler", TENANT, "")]
+        assert [(r.key, r.tenant, r.caller) for r in records.values()] == [
+            ("scheduler", TENANT, "")
+        ]
 
 
-async def test_killed_before_it_wrote_a_call_down_it_is_given_it_again(short_tmp: Path, desk: ControlDesk) -> None:
+async def test_killed_before_it_wrote_a_call_down_it_is_given_it_again(
+    short_tmp: Path, desk: ControlDesk
+) -> None:
     desk.add()
     with desk.store.write() as write:
-        assert len(due.claim(write, activator="a-0")) == 1  # the answer reached a process that was killed
+        # the answer reached a process that was killed
+        assert len(due.claim(write, activator="a-0")) == 1
     async with living(short_tmp / "0", desk) as life:
         await life.due.round()
         await until(lambda: desk.state() == "SUCCEEDED")
         assert life.runs == [("req-1", "1")]
 
 
-async def test_killed_after_it_wrote_a_call_down_it_asks_before_it_runs_it(short_tmp: Path, desk: ControlDesk) -> None:
+async def test_killed_after_it_wrote_a_call_down_it_asks_before_it_runs_it(
+    short_tmp: Path, desk: ControlDesk
+) -> None:
     desk.add()
     async with living(short_tmp / "0", desk) as life:
         with desk.store.write() as write:
@@ -169,7 +219,9 @@ async def test_killed_after_it_wrote_a_call_down_it_asks_before_it_runs_it(short
         assert life.runs == [("req-1", "1")]
 
 
-async def test_killed_for_longer_than_its_claim_it_forgets_what_another_runs(short_tmp: Path, desk: ControlDesk) -> None:
+async def test_killed_for_longer_than_its_claim_it_forgets_what_another_runs(
+    short_tmp: Path, desk: ControlDesk
+) -> None:
     desk.add()
     async with living(short_tmp / "0", desk) as life:
         with desk.store.write() as write:
@@ -186,7 +238,9 @@ async def test_killed_for_longer_than_its_claim_it_forgets_what_another_runs(sho
         assert life.edge.books.journal.statistics().held_calls == 0
 
 
-async def test_killed_when_the_controllers_word_was_lost_it_asks_again_and_runs_it(short_tmp: Path, desk: ControlDesk) -> None:
+async def test_killed_when_the_controllers_word_was_lost_it_asks_again_and_runs_it(
+    short_tmp: Path, desk: ControlDesk
+) -> None:
     desk.add()
     async with living(short_tmp / "0", desk) as life:
         desk.loses = "POST"
@@ -203,7 +257,9 @@ async def test_killed_when_the_controllers_word_was_lost_it_asks_again_and_runs_
         assert life.runs == [("req-1", "1")]
 
 
-async def test_killed_while_it_ran_the_same_call_is_run_again_and_told_so(short_tmp: Path, desk: ControlDesk) -> None:
+async def test_killed_while_it_ran_the_same_call_is_run_again_and_told_so(
+    short_tmp: Path, desk: ControlDesk
+) -> None:
     desk.add()
     async with living(short_tmp / "0", desk, forever) as life:
         await life.due.round()
@@ -215,7 +271,9 @@ async def test_killed_while_it_ran_the_same_call_is_run_again_and_told_so(short_
         assert life.runs == [("req-1", "2")]
 
 
-async def test_a_controller_that_lost_its_answer_hands_out_the_same_call_once(short_tmp: Path, desk: ControlDesk) -> None:
+async def test_a_controller_that_lost_its_answer_hands_out_the_same_call_once(
+    short_tmp: Path, desk: ControlDesk
+) -> None:
     desk.add()
     async with living(short_tmp / "0", desk) as life:
         desk.loses = "GET"
@@ -227,16 +285,25 @@ async def test_a_controller_that_lost_its_answer_hands_out_the_same_call_once(sh
         assert life.runs == [("req-1", "1")]
 
 
-async def test_two_activators_that_ask_at_once_share_what_is_due(short_tmp: Path, desk: ControlDesk) -> None:
+async def test_two_activators_that_ask_at_once_share_what_is_due(
+    short_tmp: Path, desk: ControlDesk
+) -> None:
     for number in range(20):
         desk.add(f"req-{number}")
-    async with living(short_tmp / "0", desk) as one, living(short_tmp / "1", desk, name="a-1") as other:
+    async with (
+        living(short_tmp / "0", desk) as one,
+        living(short_tmp / "1", desk, name="a-1") as other,
+    ):
         await asyncio.gather(one.due.round(), other.due.round())
-        await until(lambda: all(desk.state(f"req-{n}") == "SUCCEEDED" for n in range(20)), timeout_s=30)
+        await until(
+            lambda: all(desk.state(f"req-{n}") == "SUCCEEDED" for n in range(20)), timeout_s=30
+        )
         assert sorted(one.runs + other.runs) == sorted((f"req-{n}", "1") for n in range(20))
 
 
-async def test_a_function_that_is_gone_fails_the_call_and_says_so(short_tmp: Path, desk: ControlDesk) -> None:
+async def test_a_function_that_is_gone_fails_the_call_and_says_so(
+    short_tmp: Path, desk: ControlDesk
+) -> None:
     desk.add()
     async with living(short_tmp / "0", desk) as life:
         life.edge.tell("function", f"{TENANT}/main/shop/hello", None)
@@ -244,7 +311,9 @@ async def test_a_function_that_is_gone_fails_the_call_and_says_so(short_tmp: Pat
         await until(lambda: desk.state() == "FAILED")
 
 
-async def test_what_is_kept_and_not_begun_is_found_and_not_lost_by_a_question(short_tmp: Path, desk: ControlDesk) -> None:
+async def test_what_is_kept_and_not_begun_is_found_and_not_lost_by_a_question(
+    short_tmp: Path, desk: ControlDesk
+) -> None:
     desk.add()
     async with living(short_tmp / "0", desk) as life:
         desk.loses = "POST"
@@ -280,13 +349,21 @@ class Refusing:
         self._kept = [name for name in self._kept if name not in asked]
 
 
-@pytest.mark.parametrize("error", [TooManyRequests("the bound", retry_after_s=5), Conflict("not told yet", retry_after_s=1)], ids=repr)
-async def test_a_tenant_without_room_keeps_no_other_tenants_calls_back(desk: ControlDesk, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [TooManyRequests("the bound", retry_after_s=5), Conflict("not told yet", retry_after_s=1)],
+    ids=repr,
+)
+async def test_a_tenant_without_room_keeps_no_other_tenants_calls_back(
+    desk: ControlDesk, error: Exception
+) -> None:
     for number in range(300):
         desk.add(f"req-{number}", tenant="t-full")
     desk.add("req-others", tenant="t-other")
     keeper = Refusing("t-full", error)
-    asking = SchedulePoller(keeper, controller=Address.at(desk.server.path), token="t", activator="a-0", wait_s=0)
+    asking = SchedulePoller(
+        keeper, controller=Address.at(desk.server.path), token="t", activator="a-0", wait_s=0
+    )
     try:
         await asking.round()
         desk.add("req-next", tenant="t-other")
@@ -315,4 +392,6 @@ async def test_tenants_take_turns_and_an_answer_has_a_bound_in_bytes(desk: Contr
     desk.add("req-huge", tenant="t-large", body=b"x" * 7_000_000)
     assert claimed() == ["req-huge/1"], "one that is larger than an answer comes alone"
     with desk.store.read() as sql:
-        assert set(sql.execute(sa.select(tables.due_calls.c.document)).scalars()) == {"{}"}, "journals have them now"
+        assert set(sql.execute(sa.select(tables.due_calls.c.document)).scalars()) == {"{}"}, (
+            "journals have them now"
+        )

@@ -1,4 +1,5 @@
-"""What the edge keeps and reads of bodies that go on: trailers, extensions of chunks, and bodies whose request was answered."""
+"""What the edge keeps and reads of bodies that go on: trailers, extensions of chunks, and bodies
+whose request was answered."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ class Client:
     async def status(self) -> int:
         """Of the next answer, which is read to its end."""
         head = await self.reader.readuntil(b"\r\n\r\n")
-        await self.reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+        await self.reader.readexactly(
+            int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        )
         return int(head.split()[1])
 
     async def flood(self, block: bytes, *, most: int) -> int:
@@ -59,8 +62,12 @@ async def _client(edge: Edge) -> AsyncIterator[Client]:
     writer.close()
 
 
-@pytest.mark.parametrize("line", [b"a: b\r\n" * 1000, b"y" * 6000], ids=["many", "one without an end"])
-async def test_a_stranger_keeps_no_memory_with_trailers(edge: Edge, client: Client, line: bytes) -> None:
+@pytest.mark.parametrize(
+    "line", [b"a: b\r\n" * 1000, b"y" * 6000], ids=["many", "one without an end"]
+)
+async def test_a_stranger_keeps_no_memory_with_trailers(
+    edge: Edge, client: Client, line: bytes
+) -> None:
     client.writer.write(STRANGER + b"0\r\n")
     assert await client.status() == 401
 
@@ -72,7 +79,9 @@ async def test_a_stranger_keeps_no_memory_with_trailers(edge: Edge, client: Clie
     assert await client.rest() == b""
 
 
-async def test_trailers_of_a_request_that_waits_for_its_body_are_refused_beyond_their_bound(edge: Edge, client: Client) -> None:
+async def test_trailers_of_a_request_that_waits_for_its_body_are_refused_beyond_their_bound(
+    edge: Edge, client: Client
+) -> None:
     edge.add(route_of(spec_of()))
     for part in (CALLER + b"1\r\n{\r\n", b"0\r\n" + TRAILERS, b"c: d\r\n"):
         client.writer.write(part)
@@ -140,7 +149,9 @@ async def test_a_body_goes_on_after_its_answer_up_to_a_bound(client: Client, len
     assert await client.rest() == b""
 
 
-async def test_a_body_that_ends_after_its_answer_leaves_its_connection_in_use(client: Client) -> None:
+async def test_a_body_that_ends_after_its_answer_leaves_its_connection_in_use(
+    client: Client,
+) -> None:
     for _ in range(3):
         client.writer.write(STRANGER)
         assert await client.status() == 401
@@ -155,7 +166,8 @@ MOST_WAITING = PIECE_BYTES // len(HEALTH) + 2
 
 
 async def test_a_stranger_queues_few_requests_by_pipelining(edge: Edge, client: Client) -> None:
-    """A request that waits costs a hundred times its bytes: few of a read are parsed, and the rest when those are answered."""
+    """A request that waits costs a hundred times its bytes: few of a read are parsed, and the rest
+    when those are answered."""
     client.writer.write(HEALTH * 1000)
     waiting = []
     for _ in range(1000):
@@ -167,15 +179,22 @@ async def test_a_stranger_queues_few_requests_by_pipelining(edge: Edge, client: 
     assert not connection.flow.read_paused
 
 
-async def test_more_requests_than_may_wait_are_answered_in_order(edge: Edge, client: Client) -> None:
+async def test_more_requests_than_may_wait_are_answered_in_order(
+    edge: Edge, client: Client
+) -> None:
     edge.add(route_of(spec_of()))
-    bodies = [b'{"x":%d}' % number + b" " * (97 * number % 900 if number % 5 == 0 else 0) for number in range(120)]
+    bodies = [
+        b'{"x":%d}' % number + b" " * (97 * number % 900 if number % 5 == 0 else 0)
+        for number in range(120)
+    ]
     framings = [
         lambda body: b"content-length: %d\r\n\r\n%b" % (len(body), body),
         lambda body: b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body),
     ]
     head = CALLER.partition(b"transfer-encoding")[0]
-    client.writer.write(b"".join(head + framings[number % 7 == 0](body) for number, body in enumerate(bodies)))
+    client.writer.write(
+        b"".join(head + framings[number % 7 == 0](body) for number, body in enumerate(bodies))
+    )
 
     for body in bodies:
         answer = await client.reader.readuntil(b"\r\n\r\n")
@@ -183,7 +202,9 @@ async def test_more_requests_than_may_wait_are_answered_in_order(edge: Edge, cli
         assert await client.reader.readexactly(length) == body
 
 
-async def test_nothing_is_read_while_requests_wait_whoever_asks_for_it(edge: Edge, client: Client) -> None:
+async def test_nothing_is_read_while_requests_wait_whoever_asks_for_it(
+    edge: Edge, client: Client
+) -> None:
     """An application that waits for its caller to leave asks for more to be read."""
     is_asked, may_answer = asyncio.Event(), asyncio.Event()
 
@@ -208,7 +229,9 @@ async def test_nothing_is_read_while_requests_wait_whoever_asks_for_it(edge: Edg
     assert not connection.flow.read_paused
 
 
-async def test_the_rest_of_a_read_is_dropped_with_its_connection(edge: Edge, client: Client) -> None:
+async def test_the_rest_of_a_read_is_dropped_with_its_connection(
+    edge: Edge, client: Client
+) -> None:
     client.writer.write(HEALTH * 100 + b"bad\r\n\r\n" + HEALTH * 300)
     statuses = [await client.status() for _ in range(100)]
 
@@ -233,11 +256,15 @@ sys.stdin.read()
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-async def test_at_the_socket_of_functions_connections_are_bounded_for_each_tenant(edge: Edge) -> None:
+async def test_at_the_socket_of_functions_connections_are_bounded_for_each_tenant(
+    edge: Edge,
+) -> None:
     """What one tenant's functions hold takes nothing from another's, and nothing from addresses."""
     edge.limits.max_per_address = 2
     async with contextlib.AsyncExitStack() as stack:
-        answers = [await at_unix(stack, edge, uid, count) for uid, count in ((20001, 3), (20002, 2))]
+        answers = [
+            await at_unix(stack, edge, uid, count) for uid, count in ((20001, 3), (20002, 2))
+        ]
         assert answers == ["200 200 503", "200 200"]
         assert edge.limits.by_address == {"uid-20001": 2, "uid-20002": 2}
 
@@ -245,7 +272,9 @@ async def test_at_the_socket_of_functions_connections_are_bounded_for_each_tenan
 async def at_unix(stack: contextlib.AsyncExitStack, edge: Edge, uid: int, count: int) -> str:
     """The statuses that so many connections of a user get, which stay open."""
     path, pipe = str(edge.directory / "http.sock"), asyncio.subprocess.PIPE
-    caller = await asyncio.create_subprocess_exec(sys.executable, "-c", AT_UNIX, path, str(uid), str(count), stdin=pipe, stdout=pipe)
+    caller = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", AT_UNIX, path, str(uid), str(count), stdin=pipe, stdout=pipe
+    )
     stack.push_async_callback(caller.communicate, b"")
     assert caller.stdout is not None
     return (await caller.stdout.readline()).decode().strip()

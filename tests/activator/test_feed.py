@@ -40,7 +40,9 @@ class FakeController:
             fresh = [c for c in self.changes if c.seq > after]
         seq = self.changes[-1].seq if self.changes else 0
         rows = [{"seq": c.seq, "kind": c.kind, "key": c.key, "value": c.value} for c in fresh]
-        return WorkerAnswer(body=json.dumps({"seq": seq, "reset": after == 0, "changes": rows}).encode())
+        return WorkerAnswer(
+            body=json.dumps({"seq": seq, "reset": after == 0, "changes": rows}).encode()
+        )
 
 
 @pytest.fixture(name="controller")
@@ -53,7 +55,12 @@ async def _controller(short_tmp: Path) -> AsyncIterator[tuple[FakeController, Fa
 
 @contextlib.asynccontextmanager
 async def following(table: RouteTable, directory: Path) -> AsyncIterator[ConfigWatcher]:
-    follower = ConfigWatcher(table=table, controller=Address.at(directory / "c.sock"), token="t", log_path=directory / "routes.ndjson")
+    follower = ConfigWatcher(
+        table=table,
+        controller=Address.at(directory / "c.sock"),
+        token="t",
+        log_path=directory / "routes.ndjson",
+    )
     follower.load()
     task = asyncio.create_task(follower.follow())
     try:
@@ -70,7 +77,9 @@ async def until(condition: object) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_changes_reach_the_table_as_they_are_made(controller: tuple[FakeController, FakeWorker], short_tmp: Path) -> None:
+async def test_changes_reach_the_table_as_they_are_made(
+    controller: tuple[FakeController, FakeWorker], short_tmp: Path
+) -> None:
     fake, server = controller
     fake.publish(change(1, route_of(spec_of())))
     table = empty_table()
@@ -84,7 +93,9 @@ async def test_changes_reach_the_table_as_they_are_made(controller: tuple[FakeCo
     assert server.requests[0].headers["pilotlight-platform-token"] == "t"
 
 
-async def test_who_catches_up_finds_what_was_published_before(controller: tuple[FakeController, FakeWorker], short_tmp: Path) -> None:
+async def test_who_catches_up_finds_what_was_published_before(
+    controller: tuple[FakeController, FakeWorker], short_tmp: Path
+) -> None:
     fake, _ = controller
     fake.publish(change(1, route_of(spec_of())))
     table = empty_table()
@@ -98,7 +109,10 @@ async def test_who_catches_up_finds_what_was_published_before(controller: tuple[
 
 async def test_without_a_controller_nobody_waits_to_catch_up(short_tmp: Path) -> None:
     follower = ConfigWatcher(
-        table=empty_table(), controller=Address.at(short_tmp / "none.sock"), token="t", log_path=short_tmp / "routes.ndjson"
+        table=empty_table(),
+        controller=Address.at(short_tmp / "none.sock"),
+        token="t",
+        log_path=short_tmp / "routes.ndjson",
     )
     await follower.catch_up()
     await follower.aclose()
@@ -146,7 +160,12 @@ def test_the_log_on_disk_does_not_grow_with_the_number_of_changes(tmp_path: Path
 def test_a_removal_on_disk_is_a_removal_after_a_restart(tmp_path: Path) -> None:
     log = ConfigCache(tmp_path / "routes.ndjson")
     list(log.load())
-    log.append([change(1, route_of(spec_of())), FeedChange(seq=2, kind="function", key=change(1, route_of(spec_of())).key, value=None)])
+    log.append(
+        [
+            change(1, route_of(spec_of())),
+            FeedChange(seq=2, kind="function", key=change(1, route_of(spec_of())).key, value=None),
+        ]
+    )
     log.close()
     table = empty_table()
     with contextlib.closing(ConfigCache(tmp_path / "routes.ndjson")) as again:
@@ -158,7 +177,9 @@ def test_a_removal_on_disk_is_a_removal_after_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_sealed", [True, False])
-async def test_routes_on_disk_from_before_there_were_seals_are_asked_for_again(tmp_path: Path, is_sealed: bool) -> None:
+async def test_routes_on_disk_from_before_there_were_seals_are_asked_for_again(
+    tmp_path: Path, is_sealed: bool
+) -> None:
     item = change(7, route_of(spec_of()))
     for document in item.value["revisions"].values():
         document["launch"]["labels"] = {"grant": "0" * 64} if is_sealed else {}
@@ -168,7 +189,11 @@ async def test_routes_on_disk_from_before_there_were_seals_are_asked_for_again(t
     log.close()
     table = empty_table()
     follower = ConfigWatcher(
-        table=table, controller=Address.at(tmp_path / "c.sock"), token="t", log_path=tmp_path / "routes.ndjson", needs_seals=True
+        table=table,
+        controller=Address.at(tmp_path / "c.sock"),
+        token="t",
+        log_path=tmp_path / "routes.ndjson",
+        needs_seals=True,
     )
     assert (follower.load(), table.version) == ((1, 7) if is_sealed else (0, 0))
     await follower.aclose()

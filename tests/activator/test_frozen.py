@@ -1,4 +1,5 @@
-"""Idle instances that stand still where the operator says so: thawed for the call that comes, started again when that fails."""
+"""Idle instances that stand still where the operator says so: thawed for the call that comes,
+started again when that fails."""
 
 from __future__ import annotations
 
@@ -48,12 +49,18 @@ async def test_an_idle_instance_is_frozen_and_thawed_for_the_next_call(rig: Rig)
     throttler = await frozen(rig)
     (name,) = rig.fleet.started
     assert throttler.reserve_nowait() is None, "nothing is sent to a process that stands still"
-    assert {state: count for (*_, state), count in rig.scaler.states().items() if count} == {"frozen": 1}
+    assert {state: count for (*_, state), count in rig.scaler.states().items() if count} == {
+        "frozen": 1
+    }
 
     reservation = await throttler.reserve(5.0)
 
     assert rig.fleet.naps == [("ASLEEP", name), ("READY", name)]
-    assert (reservation.instance.id, reservation.start_kind, rig.fleet.started) == (name, StartKind.WARM, [name])
+    assert (reservation.instance.id, reservation.start_kind, rig.fleet.started) == (
+        name,
+        StartKind.WARM,
+        [name],
+    )
     reservation.release()
     assert throttler.reserve_nowait() is not None
 
@@ -92,7 +99,9 @@ async def test_as_many_are_thawed_as_calls_wait(rig: Rig) -> None:
     assert len(rig.fleet.started) == 2
 
 
-async def test_one_that_cannot_be_thawed_is_ended_and_the_caller_gets_another_in_the_same_request(rig: Rig) -> None:
+async def test_one_that_cannot_be_thawed_is_ended_and_the_caller_gets_another_in_the_same_request(
+    rig: Rig,
+) -> None:
     throttler = await frozen(rig)
     rig.fleet.nap_failures.append(errors.InstanceUnknown("lost"))
 
@@ -108,7 +117,10 @@ async def test_a_node_agent_that_is_away_for_a_moment_costs_no_instance(rig: Rig
 
     reservation = await throttler.reserve(5.0)
 
-    assert (len(rig.fleet.started), [state for state, _ in rig.fleet.naps]) == (1, ["ASLEEP", "READY", "READY", "READY"])
+    assert (len(rig.fleet.started), [state for state, _ in rig.fleet.naps]) == (
+        1,
+        ["ASLEEP", "READY", "READY", "READY"],
+    )
     reservation.release()
 
 
@@ -122,7 +134,9 @@ async def test_one_that_is_frozen_ends_in_its_time(rig: Rig) -> None:
 async def test_one_that_was_frozen_when_the_activator_came_is_thawed(rig: Rig) -> None:
     await frozen(rig)
     await rig.scaler.aclose()
-    rig.scaler = AutoscalerLoop(table=rig.table, fleet=rig.fleet, make_throttler=rig._throttler, clock=rig.clock)
+    rig.scaler = AutoscalerLoop(
+        table=rig.table, fleet=rig.fleet, make_throttler=rig._throttler, clock=rig.clock
+    )
     await rig.scaler.reconcile()
     await until(lambda: rig.fleet.naps[-1][0] == "READY")
     throttler = rig.scaler.throttler_of(rig.table.targets_of(f"{TENANT}/main/shop/hello")[0])
@@ -133,7 +147,9 @@ async def test_one_that_was_frozen_when_the_activator_came_is_thawed(rig: Rig) -
 async def test_engines_are_not_frozen(rig: Rig) -> None:
     engine = EngineSpec(model="m", max_model_len=128, max_num_seqs=2)
     weights = (WeightsSpec(name="m", manifest="a" * 64),)
-    rig.table.apply(change(1, route_of(spec_of(kind=FunctionKind.ENGINE, engine=engine, weights=weights))))
+    rig.table.apply(
+        change(1, route_of(spec_of(kind=FunctionKind.ENGINE, engine=engine, weights=weights)))
+    )
     throttler = rig.scaler.throttler_of(rig.table.targets_of(f"{TENANT}/main/shop/hello")[0])
     (await throttler.reserve(5.0)).release()
     throttler.freeze_idle(rig.clock() + IDLE_S, IDLE_S)

@@ -8,14 +8,23 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.autoscaler.idle_histogram import BUCKETS, EDGES_S, LONGEST_S, Gaps, KeepTerms, Pauses, window_s
+from activator.autoscaler.idle_histogram import (
+    BUCKETS,
+    EDGES_S,
+    LONGEST_S,
+    Gaps,
+    KeepTerms,
+    Pauses,
+    window_s,
+)
 
 HOUR_S = 3600.0
 TERMS = KeepTerms(waiting_cost=10.0, longest_s=HOUR_S)
 
 
 def seen(pauses_s: list[float]) -> tuple[Gaps, float]:
-    """A function that needed one instance for a second, then paused, and so on; and when it was last needed."""
+    """A function that needed one instance for a second, then paused, and so on; and when it was
+    last needed."""
     gaps, now = Gaps(), 100.0
     gaps.record(now, 1)
     for pause_s in pauses_s:
@@ -24,7 +33,9 @@ def seen(pauses_s: list[float]) -> tuple[Gaps, float]:
     return gaps, now
 
 
-def keeps_for(gaps: Gaps, now: float, *, start_s: float, is_crowded: bool = False, terms: KeepTerms = TERMS) -> float:
+def keeps_for(
+    gaps: Gaps, now: float, *, start_s: float, is_crowded: bool = False, terms: KeepTerms = TERMS
+) -> float:
     """Seconds until the last instance is not worth keeping any more."""
     at = 0.0
     while gaps.kept(now + at, instances=1, start_s=start_s, terms=terms, is_crowded=is_crowded):
@@ -39,7 +50,9 @@ def test_what_is_called_each_minute_is_kept_for_a_minute() -> None:
 
 def test_a_fast_start_is_not_worth_a_minute() -> None:
     gaps, now = seen([60.0] * 50)
-    assert keeps_for(gaps, now, start_s=0.1) <= 3, "a tenth of a second, even weighed by ten, is not worth 60 of idling"
+    assert keeps_for(gaps, now, start_s=0.1) <= 3, (
+        "a tenth of a second, even weighed by ten, is not worth 60 of idling"
+    )
 
 
 def test_pauses_of_hours_keep_nothing() -> None:
@@ -50,7 +63,10 @@ def test_pauses_of_hours_keep_nothing() -> None:
 def test_the_more_waiting_costs_the_longer_it_is_kept() -> None:
     dice = random.Random(1)
     gaps, now = seen([dice.lognormvariate(4, 1.5) for _ in range(300)])
-    windows = [keeps_for(gaps, now, start_s=5.0, terms=KeepTerms(waiting_cost=cost, longest_s=HOUR_S)) for cost in (0.0, 1.0, 10.0, 100.0)]
+    windows = [
+        keeps_for(gaps, now, start_s=5.0, terms=KeepTerms(waiting_cost=cost, longest_s=HOUR_S))
+        for cost in (0.0, 1.0, 10.0, 100.0)
+    ]
     assert windows == sorted(windows)
     assert windows[0] < windows[-1]
 
@@ -69,7 +85,8 @@ def test_each_instance_has_pauses_of_its_own() -> None:
     gaps, now = Gaps(), 0.0
     for second in range(4000):
         now = float(second)
-        gaps.record(now, 2 if second % 1000 == 0 else 1)  # the second one is needed each quarter of an hour, the first always
+        # the second one is needed each quarter of an hour, the first always
+        gaps.record(now, 2 if second % 1000 == 0 else 1)
     kept = gaps.kept(now, instances=3, start_s=2.0, terms=TERMS, is_crowded=False)
     assert kept == 1
 
@@ -106,4 +123,6 @@ def test_no_other_window_costs_less(weights: list[float], cost_s: float) -> None
     best = window_s(weights, cost_s=cost_s)
     assert best in (0.0, *EDGES_S)
     assert best <= LONGEST_S * 1.25
-    assert expected_s(best) <= min(expected_s(window) for window in (0.0, *EDGES_S[1:])) + 1e-6 * (1 + sum(weights) * LONGEST_S)
+    assert expected_s(best) <= min(expected_s(window) for window in (0.0, *EDGES_S[1:])) + 1e-6 * (
+        1 + sum(weights) * LONGEST_S
+    )

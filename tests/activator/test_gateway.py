@@ -43,15 +43,32 @@ async def test_a_cold_call_starts_an_instance_and_a_second_one_finds_it_warm(edg
     cold = await edge.call(json={"x": 1})
     warm = await edge.call(json={"x": 2})
 
-    assert (cold.status_code, cold.json(), cold.headers["pilotlight-start"]) == (200, {"x": 1}, "COLD")
+    assert (cold.status_code, cold.json(), cold.headers["pilotlight-start"]) == (
+        200,
+        {"x": 1},
+        "COLD",
+    )
     assert (warm.json(), warm.headers["pilotlight-start"]) == ({"x": 2}, "WARM")
     assert warm.headers["pilotlight-revision"] == "v1-abcdef"
-    assert {part.split(";")[0] for part in warm.headers["server-timing"].split(", ")} == {"queue", "start", "exec"}
+    assert {part.split(";")[0] for part in warm.headers["server-timing"].split(", ")} == {
+        "queue",
+        "start",
+        "exec",
+    }
     assert len(edge.fleet.started) == 1
 
 
 async def test_call_that_waited_for_a_start_says_where_its_weights_were(edge: Edge) -> None:
-    edge.add(route_of(spec_of(weights=(WeightsSpec(name="tokens", manifest="1" * 64), WeightsSpec(name="minilm", manifest="2" * 64)))))
+    edge.add(
+        route_of(
+            spec_of(
+                weights=(
+                    WeightsSpec(name="tokens", manifest="1" * 64),
+                    WeightsSpec(name="minilm", manifest="2" * 64),
+                )
+            )
+        )
+    )
 
     cold = await edge.call(json={"x": 1})
     warm = await edge.call(json={"x": 2})
@@ -70,13 +87,20 @@ async def test_each_call_is_in_the_ledger_with_the_cost_that_its_answer_named(ed
     for answer in answers:
         record = records[f"{answer.headers['x-request-id']}/1"]
         assert (record.cost, record.status, record.outcome, record.app, record.key) == (
-            answer.headers["pilotlight-cost"], 200, "ok", "shop", f"k-{KEY}",
-        )  # fmt: skip
+            answer.headers["pilotlight-cost"],
+            200,
+            "ok",
+            "shop",
+            f"k-{KEY}",
+        )
 
 
 async def test_a_caller_cannot_choose_the_id_that_its_bill_is_unique_by(edge: Edge) -> None:
     edge.add(route_of(spec_of()))
-    ids = {(await edge.call(json={"x": 1}, headers={"x-request-id": "mine"})).headers["x-request-id"] for _ in range(2)}
+    ids = {
+        (await edge.call(json={"x": 1}, headers={"x-request-id": "mine"})).headers["x-request-id"]
+        for _ in range(2)
+    }
 
     assert len(ids) == 2
     assert len(await edge.settle()) == 2
@@ -97,7 +121,11 @@ async def test_bad_arguments_are_refused_before_anything_is_started_or_billed(
     answer = await edge.call(content=content)
 
     body = problem_of(answer)
-    assert (answer.status_code, str(body["type"]).rsplit("/", 1)[1], body.get("parameter")) == (400, type, parameter)
+    assert (answer.status_code, str(body["type"]).rsplit("/", 1)[1], body.get("parameter")) == (
+        400,
+        type,
+        parameter,
+    )
     assert edge.fleet.started == []
     assert await edge.settle() == {}
 
@@ -120,7 +148,10 @@ async def test_a_body_over_the_limit_is_refused(edge: Edge, declared: bool) -> N
 async def test_a_body_that_comes_too_slowly_is_given_up(edge: Edge) -> None:
     edge.add(route_of(spec_of()))
     reader, writer = await asyncio.open_connection("127.0.0.1", int(edge.url.rpartition(":")[2]))
-    head = f"POST /v1/functions/shop/hello:invoke HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\ncontent-length: 10\r\n\r\n"
+    head = (
+        f"POST /v1/functions/shop/hello:invoke HTTP/1.1\r\nhost: x\r\nauthorization: Bearer "
+        f"{KEY}\r\ncontent-length: 10\r\n\r\n"
+    )
     writer.write(head.encode() + b"12345")
     answer = await reader.readline()
     writer.close()
@@ -150,16 +181,25 @@ async def test_a_head_over_the_limit_is_refused(edge: Edge) -> None:
 async def test_an_unknown_function_and_another_tenants_are_equally_not_found(edge: Edge) -> None:
     edge.add(route_of(spec_of("theirs"), tenant="t-000000000002"))
 
-    unknown, theirs = await edge.call("shop/nothing:invoke"), await edge.call("shop/theirs:invoke", json={"x": 1})
+    unknown, theirs = (
+        await edge.call("shop/nothing:invoke"),
+        await edge.call("shop/theirs:invoke", json={"x": 1}),
+    )
 
     assert (unknown.status_code, theirs.status_code) == (404, 404)
-    assert str(problem_of(theirs)["detail"]).replace("theirs", "nothing") == problem_of(unknown)["detail"]
+    assert (
+        str(problem_of(theirs)["detail"]).replace("theirs", "nothing")
+        == problem_of(unknown)["detail"]
+    )
 
 
-async def test_without_a_valid_key_nothing_is_answered_and_guessing_is_slowed_down(edge: Edge) -> None:
+async def test_without_a_valid_key_nothing_is_answered_and_guessing_is_slowed_down(
+    edge: Edge,
+) -> None:
     edge.stop_the_clock_of_strangers()
     edge.add(route_of(spec_of()))
-    assert (await edge.call(json={"x": 1})).status_code == 200  # a key that was valid once is known, and needs no look-up
+    # a key that was valid once is known, and needs no look-up
+    assert (await edge.call(json={"x": 1})).status_code == 200
     answers = [await edge.call(json={"x": 1}, key=f"wrong-{n}") for n in range(40)]
 
     assert [answer.status_code for answer in answers] == [401] * 10 + [429] * 30
@@ -182,11 +222,17 @@ async def test_a_key_of_one_environment_does_not_reach_another(edge: Edge) -> No
     edge.add_key("pl_staging", environment="staging")
 
     assert (await edge.call(json={"x": 1}, key="pl_staging")).status_code == 200
-    assert (await edge.call(json={"x": 1}, headers={"pilotlight-environment": "staging"})).status_code == 200
-    assert (await edge.call(json={"x": 1}, key="pl_staging", headers={"pilotlight-environment": "main"})).status_code == 403
+    assert (
+        await edge.call(json={"x": 1}, headers={"pilotlight-environment": "staging"})
+    ).status_code == 200
+    assert (
+        await edge.call(json={"x": 1}, key="pl_staging", headers={"pilotlight-environment": "main"})
+    ).status_code == 403
 
 
-async def test_a_burst_on_a_cold_function_starts_as_many_instances_as_it_may_at_once(edge: Edge) -> None:
+async def test_a_burst_on_a_cold_function_starts_as_many_instances_as_it_may_at_once(
+    edge: Edge,
+) -> None:
     edge.add(route_of(spec_of(scaling=Scaling(max_inputs=1, max_instances=8))))
     edge.fleet.gate.clear()
     calls = [asyncio.create_task(edge.call(json={"x": n})) for n in range(30)]
@@ -214,7 +260,9 @@ async def test_a_full_queue_answers_429_with_the_time_to_come_back(edge: Edge) -
 async def test_a_failed_start_is_answered_with_the_users_own_error(edge: Edge) -> None:
     edge.add(route_of(spec_of()))
     error = {"type": "ModuleNotFoundError", "message": "No module named 'pandas'"}
-    edge.fleet.failures = [agent_errors.StartFailed("import failed", {"error": error, "log_tail": ["boom"]})]
+    edge.fleet.failures = [
+        agent_errors.StartFailed("import failed", {"error": error, "log_tail": ["boom"]})
+    ]
 
     answer = await edge.call(json={"x": 1})
 
@@ -222,7 +270,9 @@ async def test_a_failed_start_is_answered_with_the_users_own_error(edge: Edge) -
     assert (problem_of(answer)["error"], problem_of(answer)["log_tail"]) == (error, ["boom"])
 
 
-async def test_a_start_that_somebody_stopped_is_made_again_for_the_calls_that_wait(edge: Edge) -> None:
+async def test_a_start_that_somebody_stopped_is_made_again_for_the_calls_that_wait(
+    edge: Edge,
+) -> None:
     edge.add(route_of(spec_of()))
     edge.fleet.failures = [agent_errors.StartStopped("instance i-1 was stopped while it started")]
 
@@ -231,7 +281,9 @@ async def test_a_start_that_somebody_stopped_is_made_again_for_the_calls_that_wa
 
 async def test_no_capacity_is_503_with_the_reason_and_a_time(edge: Edge) -> None:
     edge.add(route_of(spec_of()))
-    edge.fleet.failures = [agent_errors.NoCapacity("memory", {"resource": "memory", "asked": 2, "free": 1})]
+    edge.fleet.failures = [
+        agent_errors.NoCapacity("memory", {"resource": "memory", "asked": 2, "free": 1})
+    ]
 
     answer = await edge.call(json={"x": 1})
 
@@ -254,7 +306,9 @@ class TestNeverReturning:
     def _behaviour(self) -> Behaviour:
         return forever
 
-    async def test_it_is_cut_off_by_its_execution_clock_billed_and_replaced(self, edge: Edge) -> None:
+    async def test_it_is_cut_off_by_its_execution_clock_billed_and_replaced(
+        self, edge: Edge
+    ) -> None:
         edge.add(route_of(spec_of(clocks=Clocks(execution_s=0.05))))
         answer = await edge.call(json={"x": 1})
         await until(lambda: edge.fleet.stopped)
@@ -266,7 +320,9 @@ class TestNeverReturning:
         assert [grace_s for _, grace_s in edge.fleet.stopped] == [STUCK_GRACE_S]
 
     async def test_who_waits_behind_it_gets_a_new_instance_at_once(self, edge: Edge) -> None:
-        edge.add(route_of(spec_of(clocks=Clocks(execution_s=0.05), scaling=Scaling(max_instances=1))))
+        edge.add(
+            route_of(spec_of(clocks=Clocks(execution_s=0.05), scaling=Scaling(max_instances=1)))
+        )
         async with asyncio.timeout(STUCK_GRACE_S):
             answers = await asyncio.gather(*(edge.call(json={"x": n}) for n in range(2)))
 
@@ -296,7 +352,9 @@ class TestNeverReturning:
 
         assert await edge.settle() == {}
 
-    async def test_an_instance_that_dies_under_a_call_is_a_502_with_the_reason(self, edge: Edge) -> None:
+    async def test_an_instance_that_dies_under_a_call_is_a_502_with_the_reason(
+        self, edge: Edge
+    ) -> None:
         edge.add(route_of(spec_of()))
         task = asyncio.create_task(edge.call(json={"x": 1}))
         await until(lambda: any(w.requests for w in edge.fleet.workers.values()))
@@ -306,7 +364,9 @@ class TestNeverReturning:
         assert (answer.status_code, problem_of(answer)["reason"]) == (502, "out_of_memory")
         assert "ran out of memory" in str(problem_of(answer)["detail"])
 
-    async def test_the_reason_is_the_agents_also_when_the_instance_was_about_to_be_stopped(self, edge: Edge) -> None:
+    async def test_the_reason_is_the_agents_also_when_the_instance_was_about_to_be_stopped(
+        self, edge: Edge
+    ) -> None:
         edge.add(route_of(spec_of()))
         task = asyncio.create_task(edge.call(json={"x": 1}))
         await until(lambda: any(w.requests for w in edge.fleet.workers.values()))
@@ -330,7 +390,9 @@ class TestNeverReturning:
         assert sorted(r.attempt for r in (await edge.settle()).values()) == [1, 2]
 
 
-async def test_a_worker_that_died_before_the_request_was_sent_is_no_error_of_the_callers(edge: Edge) -> None:
+async def test_a_worker_that_died_before_the_request_was_sent_is_no_error_of_the_callers(
+    edge: Edge,
+) -> None:
     edge.add(route_of(spec_of()))
     await edge.call(json={"x": 1})
     await edge.fleet.kill(edge.fleet.started[0], "killed", tell=False)
@@ -368,9 +430,15 @@ class TestStreaming:
         assert record.outcome == "ok"
 
 
-async def test_what_is_not_the_data_planes_needs_the_controller_and_says_so_while_it_is_down(edge: Edge) -> None:
-    answer = await edge.client.get(f"{edge.url}/v1/apps", headers={"authorization": f"Bearer {KEY}"})
-    inside = await edge.client.get(f"{edge.url}/internal/feed", headers={"authorization": f"Bearer {KEY}"})
+async def test_what_is_not_the_data_planes_needs_the_controller_and_says_so_while_it_is_down(
+    edge: Edge,
+) -> None:
+    answer = await edge.client.get(
+        f"{edge.url}/v1/apps", headers={"authorization": f"Bearer {KEY}"}
+    )
+    inside = await edge.client.get(
+        f"{edge.url}/internal/feed", headers={"authorization": f"Bearer {KEY}"}
+    )
 
     assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
     assert inside.status_code == 404

@@ -1,4 +1,5 @@
-"""Make before break: who answered before goes on until a revision that was given traffic has an instance."""
+"""Make before break: who answered before goes on until a revision that was given traffic has an
+instance."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ NAME = f"{TENANT}/main/shop/hello"
 
 @pytest.fixture(name="site")
 async def _site(edge: Edge) -> Edge:
-    """The first revision answers, and has its instance; the next starts wait until they are let go."""
+    """The first revision answers, and has its instance; the next starts wait until they are let
+    go."""
     edge.table.handovers = edge.handovers
     edge.add(route_of(spec_of(), revision=V1))
     await edge.call(json={"x": 0})
@@ -32,7 +34,9 @@ async def _site(edge: Edge) -> Edge:
 
 
 def throttler(edge: Edge, revision: str) -> Throttler:
-    return next(s.throttler for s in edge.scaler._scaled.values() if s.throttler.target.revision == revision)
+    return next(
+        s.throttler for s in edge.scaler._scaled.values() if s.throttler.target.revision == revision
+    )
 
 
 def split(edge: Edge, weights: Mapping[str, int], **more: Any) -> None:
@@ -52,12 +56,16 @@ async def test_calls_never_wait_for_the_new_revisions_start(site: Edge) -> None:
     site.fleet.gate.set()
     await until(lambda: not site.handovers._running)
     assert [await revision(site) for _ in range(3)] == [V2] * 3
-    await until(lambda: len(site.fleet.stopped) == 1)  # the old one is drained, once nobody needs it
+    # the old one is drained, once nobody needs it
+    await until(lambda: len(site.fleet.stopped) == 1)
     assert {t.revision for t in site.table.targets_of(NAME)} == {V2}
 
 
 async def test_calls_in_flight_end_where_they_began(site: Edge) -> None:
-    answers = [asyncio.create_task(site.call(json={"x": 1}, headers={"pilotlight-timeout": "9"})) for _ in range(20)]
+    answers = [
+        asyncio.create_task(site.call(json={"x": 1}, headers={"pilotlight-timeout": "9"}))
+        for _ in range(20)
+    ]
     split(site, {V2: 100})
     site.fleet.gate.set()
     answers += [asyncio.create_task(site.call(json={"x": 2})) for _ in range(20)]
@@ -100,7 +108,12 @@ async def test_several_deploys_while_one_is_handed_over_end_at_the_last(site: Ed
     site.fleet.gate.set()
     await until(lambda: not site.handovers._running)
     assert await revision(site) == V3
-    await until(lambda: throttler(site, V3).in_flight == 0 and {i.id for i in throttler(site, V3).live()} == set(site.fleet.infos))
+    await until(
+        lambda: (
+            throttler(site, V3).in_flight == 0
+            and {i.id for i in throttler(site, V3).live()} == set(site.fleet.infos)
+        )
+    )
 
 
 async def test_a_start_that_fails_is_made_again_and_nobody_notices(site: Edge) -> None:
@@ -113,7 +126,9 @@ async def test_a_start_that_fails_is_made_again_and_nobody_notices(site: Edge) -
     assert await revision(site) == V2
 
 
-async def test_a_revision_that_does_not_come_up_in_time_gets_its_traffic_all_the_same(site: Edge) -> None:
+async def test_a_revision_that_does_not_come_up_in_time_gets_its_traffic_all_the_same(
+    site: Edge,
+) -> None:
     split(site, {V2: 100}, spec={"clocks": Clocks(startup_s=300.0)})
     handover = site.handovers._running[NAME]
     assert handover.timer is not None
@@ -169,7 +184,7 @@ async def test_who_answered_before_and_is_gone_is_not_waited_for(site: Edge) -> 
     assert await call == V2
 
 
-# -- where there is no room for both ----------------------------------------------------------------------------------
+# -- where there is no room for both ---------------------------------------------------------------
 NO_ROOM = agent_errors.NoCapacity("1 GPUs wanted, 0 of 1 free on this node", {"resource": "gpu"})
 
 
@@ -178,7 +193,8 @@ def terms(strategy: RolloutStrategy, keep_s: float = 0.0) -> dict[str, Any]:
 
 
 async def refuse_once(site: Edge, strategy: RolloutStrategy) -> None:
-    """The second revision is deployed; its first start finds no room, the next ones wait until they are let go."""
+    """The second revision is deployed; its first start finds no room, the next ones wait until they
+    are let go."""
     site.handovers.again_s = 0.05
     site.fleet.failures.append(NO_ROOM)
     site.fleet.gate.set()
@@ -187,7 +203,9 @@ async def refuse_once(site: Edge, strategy: RolloutStrategy) -> None:
     site.fleet.gate.clear()
 
 
-async def test_swap_drains_the_old_one_when_the_new_one_lacks_room_and_calls_wait_in_between(site: Edge) -> None:
+async def test_swap_drains_the_old_one_when_the_new_one_lacks_room_and_calls_wait_in_between(
+    site: Edge,
+) -> None:
     await refuse_once(site, RolloutStrategy.SWAP)
     await until(lambda: len(site.fleet.stopped) == 1)  # room is made
     call = asyncio.create_task(revision(site))
@@ -231,7 +249,9 @@ async def test_the_revision_before_keeps_one_instance_for_the_way_back(site: Edg
     await until(lambda: not site.handovers._running)
     assert await revision(site) == V2
     assert (len(list(throttler(site, V1).live())), site.fleet.stopped) == (1, [])
-    assert next(iter(site.scaler._holdings.tenures())).is_spare, "the first to go when somebody needs its room"
+    assert next(iter(site.scaler._holdings.tenures())).is_spare, (
+        "the first to go when somebody needs its room"
+    )
     split(site, {V1: 100}, at_once=True)
     started = len(site.fleet.started)
     assert await revision(site) == V1

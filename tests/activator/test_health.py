@@ -74,7 +74,9 @@ async def test_a_journal_that_takes_no_lines_is_no_life(journal: Journal) -> Non
 async def test_a_disk_that_fails_is_no_life(tmp_path: Path) -> None:
     class Failing(Journal):
         async def wait_synced(self) -> None:
-            raise JournalFull("the disk failed", retry_after_s=5) from OSError(errno.EIO, "I/O error")
+            raise JournalFull("the disk failed", retry_after_s=5) from OSError(
+                errno.EIO, "I/O error"
+            )
 
     journal, _ = Failing.open(tmp_path, activator="a-0")
     with pytest.raises(errors.Unavailable, match="the disk failed"):
@@ -89,7 +91,10 @@ async def test_probes_need_no_key_and_are_told_in_a_problem_document(short_tmp: 
     edge = Edge(short_tmp, ActivatorSettings(), echo, health=health)
     async with served(edge), httpx.AsyncClient(verify=NO_TLS) as probe:
         early = await probe.get(f"{edge.url}/readyz")
-        assert (early.status_code, early.headers["content-type"]) == (503, "application/problem+json")
+        assert (early.status_code, early.headers["content-type"]) == (
+            503,
+            "application/problem+json",
+        )
         assert early.json()["missing"] == ["instances that are its own are still looked for"]
         assert (await probe.get(f"{edge.url}/healthz")).json()["status"] == "ok"
         passed.append(True)

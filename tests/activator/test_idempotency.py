@@ -1,4 +1,5 @@
-"""Calls under an idempotency key, through the whole edge: run once, answered as often as they are repeated."""
+"""Calls under an idempotency key, through the whole edge: run once, answered as often as they are
+repeated."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ async def call(edge: Edge, x: int = 1, key: str = KEY, **headers: str) -> httpx.
     return await edge.call(key=key, json={"x": x}, headers={**ONCE, **headers})
 
 
-async def test_a_repeat_gets_the_first_ones_answer_marked_and_under_its_id(edge: Edge, function: Counting) -> None:
+async def test_a_repeat_gets_the_first_ones_answer_marked_and_under_its_id(
+    edge: Edge, function: Counting
+) -> None:
     await edge.call(json={"x": 0})  # it is warm: its next calls could go without a task
     first, again = await call(edge), await call(edge)
 
@@ -59,7 +62,9 @@ async def test_a_repeat_gets_the_first_ones_answer_marked_and_under_its_id(edge:
     assert len(await edge.settle()) == 2  # a repeat costs nothing
 
 
-async def test_another_request_under_the_same_key_is_a_conflict(edge: Edge, function: Counting) -> None:
+async def test_another_request_under_the_same_key_is_a_conflict(
+    edge: Edge, function: Counting
+) -> None:
     await call(edge)
     assert (await call(edge, 2)).status_code == 409
     assert (await call(edge, accept="application/x-ndjson")).status_code == 409
@@ -72,7 +77,9 @@ async def test_keys_of_two_callers_are_two(edge: Edge, function: Counting) -> No
     assert (await call(edge, 2, key="pl_second")).json() == 2
 
 
-async def test_a_repeat_while_the_first_runs_is_told_to_come_again(edge: Edge, function: Counting) -> None:
+async def test_a_repeat_while_the_first_runs_is_told_to_come_again(
+    edge: Edge, function: Counting
+) -> None:
     function.gate.clear()
     first = asyncio.create_task(call(edge))
     await until(lambda: function.calls)
@@ -91,7 +98,9 @@ async def test_what_failed_may_be_asked_for_again(edge: Edge, function: Counting
     assert (good.json(), again.json()) == (2, 2)
 
 
-async def test_a_caller_that_leaves_does_not_end_its_call_and_finds_its_answer(edge: Edge, function: Counting) -> None:
+async def test_a_caller_that_leaves_does_not_end_its_call_and_finds_its_answer(
+    edge: Edge, function: Counting
+) -> None:
     function.gate.clear()
     leaving = asyncio.create_task(call(edge))
     await until(lambda: function.calls)
@@ -120,7 +129,9 @@ async def test_a_stream_is_kept_whole(edge: Edge) -> None:
     assert again.headers[HEADER_REPLAYED] == "true"
 
 
-async def test_an_answer_that_is_too_long_is_not_kept(edge: Edge, function: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_is_too_long_is_not_kept(
+    edge: Edge, function: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(middleware, "MAX_ANSWER_BYTES", 0)
     assert ((await call(edge)).json(), (await call(edge)).json()) == (1, 2)
 
@@ -132,7 +143,9 @@ async def test_a_warm_up_under_a_key_is_one(edge: Edge, function: Counting) -> N
 
 
 async def test_what_is_no_key_and_who_has_none_are_refused(edge: Edge, function: Counting) -> None:
-    assert (await edge.call(json={"x": 1}, headers={"idempotency-key": "x" * 300})).status_code == 400
+    assert (
+        await edge.call(json={"x": 1}, headers={"idempotency-key": "x" * 300})
+    ).status_code == 400
     assert (await edge.call(key="pl_wrong", json={"x": 1}, headers=ONCE)).status_code == 401
     assert (await edge.call(json={"x": "one"}, headers=ONCE)).status_code == 400
     assert (await call(edge)).status_code == 200  # the one before was refused, and kept nothing
@@ -143,7 +156,9 @@ async def test_web_applications_get_the_header_themselves(edge: Edge, function: 
 
     edge.add(route_of(spec_of("web", kind=FunctionKind.ASGI)))
     for _ in range(2):
-        await edge.client.post(f"{edge.url}/fn/shop/web/pay", headers={"authorization": f"Bearer {KEY}", **ONCE})
+        await edge.client.post(
+            f"{edge.url}/fn/shop/web/pay", headers={"authorization": f"Bearer {KEY}", **ONCE}
+        )
     asked = [r for w in edge.fleet.workers.values() for r in w.requests]
     assert [r.headers["idempotency-key"] for r in asked] == ["order-1", "order-1"]
 

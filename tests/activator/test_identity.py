@@ -11,9 +11,16 @@ def test_a_number_is_one_of_several_on_this_machine() -> None:
     assert identity_of("1", hostname="box", activators=2) == Identity(index=1, is_alone_here=False)
 
 
-@pytest.mark.parametrize("hostname", ["pilotlight-activator-12", "pilotlight-activator-12.pilotlight-activator.pilotlight.svc"])
-def test_a_pod_of_a_stateful_set_is_told_by_its_name_and_is_alone_where_it_runs(hostname: str) -> None:
-    assert identity_of(FROM_HOSTNAME, hostname=hostname, activators=13) == Identity(index=12, is_alone_here=True)
+@pytest.mark.parametrize(
+    "hostname",
+    ["pilotlight-activator-12", "pilotlight-activator-12.pilotlight-activator.pilotlight.svc"],
+)
+def test_a_pod_of_a_stateful_set_is_told_by_its_name_and_is_alone_where_it_runs(
+    hostname: str,
+) -> None:
+    assert identity_of(FROM_HOSTNAME, hostname=hostname, activators=13) == Identity(
+        index=12, is_alone_here=True
+    )
 
 
 @pytest.mark.parametrize(

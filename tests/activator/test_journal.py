@@ -1,4 +1,5 @@
-"""The journal: one line before, one after, on the disk when it says so, and no bigger than it must be."""
+"""The journal: one line before, one after, on the disk when it says so, and no bigger than it must
+be."""
 
 from __future__ import annotations
 
@@ -21,13 +22,24 @@ from pilotlight.protocol import UsageRecord
 from tests.activator.billing_world import SECOND, Wall, account, records_on_disk, template
 
 
-def journal_at(directory: Path, *, wall: Wall | None = None, segment_bytes: int = 64 * 1024**2) -> Journal:
-    return Journal.open(directory, activator="a-1", segment_bytes=segment_bytes, sync_s=0.0, wall_ns=wall or Wall())[0]
+def journal_at(
+    directory: Path, *, wall: Wall | None = None, segment_bytes: int = 64 * 1024**2
+) -> Journal:
+    return Journal.open(
+        directory, activator="a-1", segment_bytes=segment_bytes, sync_s=0.0, wall_ns=wall or Wall()
+    )[0]
 
 
 def open_call(journal: Journal, call: str, *, instance: str = "i-1") -> None:
     journal.open_call(
-        template(instance), call=call, attempt=1, start_kind="FORK", at_ns=1000 * SECOND, queued_ms=1, start_ms=2, virtual_ns=0
+        template(instance),
+        call=call,
+        attempt=1,
+        start_kind="FORK",
+        at_ns=1000 * SECOND,
+        queued_ms=1,
+        start_ms=2,
+        virtual_ns=0,
     )
 
 
@@ -35,17 +47,59 @@ def test_a_call_becomes_one_complete_record(tmp_path: Path) -> None:
     journal = journal_at(tmp_path)
     books = account(journal)
     ticket = books.open(
-        call='r"1', attempt=1, key="k-1", method="embed", start_kind="FORK", queued_ms=3, start_ms=12, now_ns=0, at_ns=1000 * SECOND
+        call='r"1',
+        attempt=1,
+        key="k-1",
+        method="embed",
+        start_kind="FORK",
+        queued_ms=3,
+        start_ms=12,
+        now_ns=0,
+        at_ns=1000 * SECOND,
     )
-    bill = books.close(ticket, status=200, outcome="ok", now_ns=SECOND // 2, at_ns=1000 * SECOND + SECOND // 2, bytes_in=10, bytes_out=20)
+    bill = books.close(
+        ticket,
+        status=200,
+        outcome="ok",
+        now_ns=SECOND // 2,
+        at_ns=1000 * SECOND + SECOND // 2,
+        bytes_in=10,
+        bytes_out=20,
+    )
     assert (bill.exec_ms, bill.billed_ns, bill.cost) == (500, SECOND // 2, "0.002001000000")
     [body] = records_on_disk(tmp_path)
     record = UsageRecord.from_json(body)
-    assert (record.id, record.call, record.method, record.key, record.outcome) == ('r"1/1', 'r"1', "embed", "k-1", "ok")
-    assert (record.queued_ms, record.start_ms, record.exec_ms, record.started_at) == (3, 12, 500, 1000.0)
-    assert Decimal(record.cost) == price(record.billed_ns, Decimal(record.rate_per_s), Decimal("0.000001"))
-    unset = {"caller", "corrects", "note", "experiment", "arm", "unit", "degraded", "tokens_cached", "finish", "first_token_ms"}
-    assert set(body) | unset == set(UsageRecord.__dataclass_fields__), "nothing else is left to a default"
+    assert (record.id, record.call, record.method, record.key, record.outcome) == (
+        'r"1/1',
+        'r"1',
+        "embed",
+        "k-1",
+        "ok",
+    )
+    assert (record.queued_ms, record.start_ms, record.exec_ms, record.started_at) == (
+        3,
+        12,
+        500,
+        1000.0,
+    )
+    assert Decimal(record.cost) == price(
+        record.billed_ns, Decimal(record.rate_per_s), Decimal("0.000001")
+    )
+    unset = {
+        "caller",
+        "corrects",
+        "note",
+        "experiment",
+        "arm",
+        "unit",
+        "degraded",
+        "tokens_cached",
+        "finish",
+        "first_token_ms",
+    }
+    assert set(body) | unset == set(UsageRecord.__dataclass_fields__), (
+        "nothing else is left to a default"
+    )
     journal.close()
 
 
@@ -57,7 +111,13 @@ def test_idle_time_becomes_records_of_its_own_kind(tmp_path: Path) -> None:
     books.reserve(is_reserved=True, now_ns=70 * SECOND)
     assert books.settle_idle(now_ns=80 * SECOND, at_ns=1080 * SECOND) == 1
     idle, reserved = records_on_disk(tmp_path)
-    assert (idle["kind"], idle["started_at"], idle["billed_ns"], idle["outcome"], idle["key"]) == ("IDLE", 1060.0, 10 * SECOND, "span", "")
+    assert (idle["kind"], idle["started_at"], idle["billed_ns"], idle["outcome"], idle["key"]) == (
+        "IDLE",
+        1060.0,
+        10 * SECOND,
+        "span",
+        "",
+    )
     assert (reserved["kind"], reserved["started_at"]) == ("RESERVED", 1070.0)
     assert idle["id"] != reserved["id"]
     assert Decimal(idle["cost"]) == Decimal("0.02"), "10 s at 0.004, times the idle factor of 0.5"
@@ -68,7 +128,16 @@ def test_the_template_is_written_once_per_segment(tmp_path: Path) -> None:
     journal = journal_at(tmp_path)
     shared = template()
     for n in range(3):
-        journal.open_call(shared, call=f"c{n}", attempt=1, start_kind="WARM", at_ns=1, queued_ms=0, start_ms=0, virtual_ns=0)
+        journal.open_call(
+            shared,
+            call=f"c{n}",
+            attempt=1,
+            start_kind="WARM",
+            at_ns=1,
+            queued_ms=0,
+            start_ms=0,
+            virtual_ns=0,
+        )
     kinds = [json.loads(line)["t"] for line in segment_path(tmp_path, 1).read_bytes().splitlines()]
     assert kinds == ["J", "T", "O", "O", "O"]
     assert repr(journal).endswith("segment 1, 3 open, 0 held, 0 unshipped>")
@@ -95,7 +164,8 @@ def test_a_directory_has_one_owner(tmp_path: Path) -> None:
 
 
 class FullDisk:
-    """No file of this process may grow beyond `size` bytes: the kernel writes what fits and refuses the rest."""
+    """No file of this process may grow beyond `size` bytes: the kernel writes what fits and refuses
+    the rest."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -113,18 +183,48 @@ def test_on_a_full_disk_a_call_is_refused_and_no_half_line_stays(tmp_path: Path)
     books = account(journal)
     size = segment_path(tmp_path, 1).stat().st_size
     with FullDisk(size + 20), pytest.raises(JournalFull) as refused:
-        books.open(call="c", attempt=1, key="k", method="", start_kind="WARM", queued_ms=0, start_ms=0, now_ns=0, at_ns=0)
+        books.open(
+            call="c",
+            attempt=1,
+            key="k",
+            method="",
+            start_kind="WARM",
+            queued_ms=0,
+            start_ms=0,
+            now_ns=0,
+            at_ns=0,
+        )
     assert (refused.value.status, refused.value.retry_after_s) == (503, 5)
     assert segment_path(tmp_path, 1).stat().st_size == size
     assert books.meter.in_flight == 0
-    books.open(call="c", attempt=1, key="k", method="", start_kind="WARM", queued_ms=0, start_ms=0, now_ns=0, at_ns=0)
+    books.open(
+        call="c",
+        attempt=1,
+        key="k",
+        method="",
+        start_kind="WARM",
+        queued_ms=0,
+        start_ms=0,
+        now_ns=0,
+        at_ns=0,
+    )
     journal.close()
 
 
 def test_a_close_without_room_waits_in_memory_and_nothing_new_is_opened(tmp_path: Path) -> None:
     journal = journal_at(tmp_path)
     books = account(journal)
-    ticket = books.open(call="c", attempt=1, key="k", method="", start_kind="WARM", queued_ms=0, start_ms=0, now_ns=0, at_ns=0)
+    ticket = books.open(
+        call="c",
+        attempt=1,
+        key="k",
+        method="",
+        start_kind="WARM",
+        queued_ms=0,
+        start_ms=0,
+        now_ns=0,
+        at_ns=0,
+    )
     with FullDisk(segment_path(tmp_path, 1).stat().st_size):
         books.close(ticket, status=200, outcome="ok", now_ns=9, at_ns=9)
         assert journal.statistics().deferred == 1
@@ -145,7 +245,9 @@ def test_the_heartbeat_is_written_only_while_calls_are_open(tmp_path: Path) -> N
     wall.pass_s(7)
     journal.beat()
     texts = segment_path(tmp_path, 1).read_bytes().splitlines()
-    assert [journal_format.parse(t) for t in texts if b'"H"' in t] == [{"t": "H", "at": 1007 * SECOND}]
+    assert [journal_format.parse(t) for t in texts if b'"H"' in t] == [
+        {"t": "H", "at": 1007 * SECOND}
+    ]
     journal.close()
 
 
@@ -175,7 +277,9 @@ async def test_segments_rotate_and_go_once_shipped_and_closed(tmp_path: Path) ->
         journal.close_call(f"c{n}/1", b'{"id":"c%d/1"}' % n, at_ns=5, virtual_ns=0)
         await journal.sync()
     assert len(segment_numbers(tmp_path)) > 5, "nothing goes before it is shipped"
-    journal.mark_shipped(Cursor(segment=journal.current_segment), count=50, oldest_unshipped_ns=None)
+    journal.mark_shipped(
+        Cursor(segment=journal.current_segment), count=50, oldest_unshipped_ns=None
+    )
     await journal.sync()
     await journal.sync()
     assert segment_numbers(tmp_path) == [journal.current_segment]
@@ -188,9 +292,13 @@ async def test_a_call_that_stays_open_for_ever_does_not_keep_all_segments(tmp_pa
     await asyncio.gather(journal.submit("held", {"x": 1}), journal.sync())
     for n in range(200):
         open_call(journal, f"c{n}")
-        journal.close_call(f"c{n}/1", b'{"id":"c%d/1","pad":"%s"}' % (n, b"x" * 100), at_ns=5, virtual_ns=0)
+        journal.close_call(
+            f"c{n}/1", b'{"id":"c%d/1","pad":"%s"}' % (n, b"x" * 100), at_ns=5, virtual_ns=0
+        )
         await journal.sync()
-        journal.mark_shipped(Cursor(segment=journal.current_segment), count=1, oldest_unshipped_ns=None)
+        journal.mark_shipped(
+            Cursor(segment=journal.current_segment), count=1, oldest_unshipped_ns=None
+        )
     assert len(segment_numbers(tmp_path)) < 10
     assert journal.payload("held") == {"x": 1}
     journal.close()

@@ -18,20 +18,34 @@ def spec_of(changes: dict[str, Any]) -> kpa.KpaSpec:
 
 
 @pytest.mark.parametrize(
-    "spec, start_ready, before, initial, ticks", [row[1:] for row in table.DECISION], ids=[row[0] for row in table.DECISION]
+    "spec, start_ready, before, initial, ticks",
+    [row[1:] for row in table.DECISION],
+    ids=[row[0] for row in table.DECISION],
 )
 def test_decision_agrees_tick_by_tick(
-    spec: dict[str, Any], start_ready: int, before: dict[str, Any] | None, initial: dict[str, Any] | None, ticks: list[dict[str, Any]]
+    spec: dict[str, Any],
+    start_ready: int,
+    before: dict[str, Any] | None,
+    initial: dict[str, Any] | None,
+    ticks: list[dict[str, Any]],
 ) -> None:
     core = spec_of(spec)
     state = kpa.initial_state(0.0, spec=core, ready=start_ready)
     if initial is not None:
-        assert {"in_panic": state.panic_at is not None, "max_panic_pods": state.max_panic} == initial
+        assert {
+            "in_panic": state.panic_at is not None,
+            "max_panic_pods": state.max_panic,
+        } == initial
     if before is not None:
-        state = kpa.KpaState(panic_at=before["panic_time"], max_panic=before["max_panic_pods"], delay=state.delay)
+        state = kpa.KpaState(
+            panic_at=before["panic_time"], max_panic=before["max_panic_pods"], delay=state.delay
+        )
     for tick in ticks:
         decision, state = kpa.step(
-            tick["t"], kpa.KpaLoad(stable=tick.get("stable"), panic=tick.get("panic"), ready=tick["ready"]), core, state
+            tick["t"],
+            kpa.KpaLoad(stable=tick.get("stable"), panic=tick.get("panic"), ready=tick["ready"]),
+            core,
+            state,
         )
         assert_tick(decision, state, tick)
 
@@ -54,12 +68,25 @@ def assert_tick(decision: kpa.KpaDecision, state: kpa.KpaState, tick: dict[str, 
     ids=[row[0] for row in table.TARGET],
 )
 def test_target_agrees(  # noqa: PLR0917  a row of the table
-    limit: int, wanted: float | None, utilisation: float | None, metric: str, share: float, default: float, rps_share: float,
-    want_target: float, want_total: float,
-) -> None:  # fmt: skip
-    defaults = target.TargetDefaults(concurrency=default, concurrency_utilisation=share, rps_utilisation=rps_share)
+    limit: int,
+    wanted: float | None,
+    utilisation: float | None,
+    metric: str,
+    share: float,
+    default: float,
+    rps_share: float,
+    want_target: float,
+    want_total: float,
+) -> None:
+    defaults = target.TargetDefaults(
+        concurrency=default, concurrency_utilisation=share, rps_utilisation=rps_share
+    )
     found = target.resolve_target(
-        concurrency_limit=limit, metric=target.Metric(metric), target=wanted, utilisation=utilisation, defaults=defaults
+        concurrency_limit=limit,
+        metric=target.Metric(metric),
+        target=wanted,
+        utilisation=utilisation,
+        defaults=defaults,
     )
     assert found.target == pytest.approx(want_target)
     assert found.total == want_total
@@ -70,8 +97,14 @@ def test_panic_window_agrees(stable_s: float, percentage: float, want_s: int) ->
     assert target.panic_window_s(stable_s, percentage) == want_s
 
 
-@pytest.mark.parametrize("window_s, granularity_s, steps", [row[1:] for row in table.BUCKETS], ids=[row[0] for row in table.BUCKETS])
-def test_linear_window_agrees(window_s: int, granularity_s: int, steps: list[tuple[str, float, float]]) -> None:
+@pytest.mark.parametrize(
+    "window_s, granularity_s, steps",
+    [row[1:] for row in table.BUCKETS],
+    ids=[row[0] for row in table.BUCKETS],
+)
+def test_linear_window_agrees(
+    window_s: int, granularity_s: int, steps: list[tuple[str, float, float]]
+) -> None:
     window = TimeWindow(window_s, granularity_s=granularity_s)
     for operation, at, value in steps:
         if operation == "rec":
@@ -91,7 +124,11 @@ def test_weighted_window_agrees() -> None:
     assert window.average(len(values) - 1) == pytest.approx(want, abs=1e-3)
 
 
-@pytest.mark.parametrize("values, indexes, want", [row[1:] for row in table.MAXIMUM], ids=[row[0] for row in table.MAXIMUM])
+@pytest.mark.parametrize(
+    "values, indexes, want",
+    [row[1:] for row in table.MAXIMUM],
+    ids=[row[0] for row in table.MAXIMUM],
+)
 def test_max_window_agrees(values: list[int], indexes: list[int], want: list[int]) -> None:
     window, seen = MaxWindow(size=5), []
     for index, value in zip(indexes, values, strict=True):
@@ -136,7 +173,9 @@ def test_way_to_zero_agrees(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", table.INITIAL_BURST)
 def test_initial_burst_capacity_agrees(case: dict[str, Any]) -> None:
     found = target.initial_burst_capacity(
-        scale=case.get("initial_scale", 1), total=case.get("total", 0.0), target_burst_capacity=case["tbc"]
+        scale=case.get("initial_scale", 1),
+        total=case.get("total", 0.0),
+        target_burst_capacity=case["tbc"],
     )
     assert found == case["want"]
 
@@ -144,7 +183,10 @@ def test_initial_burst_capacity_agrees(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", table.ACTIVATORS)
 def test_activator_count_agrees(case: dict[str, Any]) -> None:
     found = target.activator_count(
-        ready=case["ready"], total=case["total"], target_burst_capacity=case["tbc"], activator_capacity=case["activator_capacity"]
+        ready=case["ready"],
+        total=case["total"],
+        target_burst_capacity=case["tbc"],
+        activator_capacity=case["activator_capacity"],
     )
     assert found == case["want"]
 

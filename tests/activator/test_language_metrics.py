@@ -35,7 +35,9 @@ class Told:
         return None
 
 
-def use_of(*pieces_ms: float, prompt: int = 5, cached: int = 0, finish: str = "stop") -> TokenReservation:
+def use_of(
+    *pieces_ms: float, prompt: int = 5, cached: int = 0, finish: str = "stop"
+) -> TokenReservation:
     use = TokenReservation(estimated_in=prompt, max_out=10, began_ns=0)
     for at_ms in pieces_ms:
         use.on_piece(int(at_ms * MS))
@@ -44,18 +46,30 @@ def use_of(*pieces_ms: float, prompt: int = 5, cached: int = 0, finish: str = "s
     return use
 
 
-def view_of(*, running: int = 2, kv_use: float | None = 0.5, hits: float | None = 0.25) -> EngineState:
+def view_of(
+    *, running: int = 2, kv_use: float | None = 0.5, hits: float | None = 0.25
+) -> EngineState:
     reading = EngineMetrics(running=running, waiting=1, kv_use=kv_use)
     return EngineState(
-        at=0.0, slots=8, running=running, waiting=1, kv_use=kv_use, prefix_hit_rate=hits, prompt_tokens_per_s=100.0,
-        generation_tokens_per_s=20.0, peak_prompt_tokens_per_s=None, reading=reading,
-    )  # fmt: skip
+        at=0.0,
+        slots=8,
+        running=running,
+        waiting=1,
+        kv_use=kv_use,
+        prefix_hit_rate=hits,
+        prompt_tokens_per_s=100.0,
+        generation_tokens_per_s=20.0,
+        peak_prompt_tokens_per_s=None,
+        reading=reading,
+    )
 
 
 def test_a_call_adds_its_tokens_its_first_one_and_why_it_ended() -> None:
     told = Told()
 
-    told.metrics.ended(TARGET, use_of(400, 420, 450, prompt=5, cached=3, finish="length"), StartKind.RESTORE)
+    told.metrics.ended(
+        TARGET, use_of(400, 420, 450, prompt=5, cached=3, finish="length"), StartKind.RESTORE
+    )
 
     assert told.value("pilotlight_tokens_total", direction="in") == 5
     assert told.value("pilotlight_tokens_total", direction="out") == 3

@@ -1,4 +1,5 @@
-"""What few records say (arm, unit, what answered instead), and records of copies: in the journal, after its recovery, and priced."""
+"""What few records say (arm, unit, what answered instead), and records of copies: in the journal,
+after its recovery, and priced."""
 
 from __future__ import annotations
 
@@ -13,7 +14,16 @@ from activator.billing.usage import marked
 from activator.llm.token_reservation import TokenReservation
 from pilotlight.pricing import cost_of
 from pilotlight.protocol import UsageRecord
-from tests.activator.billing_world import FOOTPRINT, RATES, SECOND, Wall, account, budget, records_on_disk, subject
+from tests.activator.billing_world import (
+    FOOTPRINT,
+    RATES,
+    SECOND,
+    Wall,
+    account,
+    budget,
+    records_on_disk,
+    subject,
+)
 
 ARM = marked(experiment="x-1", arm='bold"', unit="00ff" * 4)
 
@@ -21,7 +31,17 @@ ARM = marked(experiment="x-1", arm='bold"', unit="00ff" * 4)
 def opened(books: InstanceAccount, call: str, **more: Any) -> Any:
     use = TokenReservation(estimated_in=3, max_out=4, began_ns=0)
     return books.open(
-        tokens=use, call=call, attempt=1, key="k", method="", start_kind="WARM", queued_ms=0, start_ms=0, now_ns=0, at_ns=0, **more
+        tokens=use,
+        call=call,
+        attempt=1,
+        key="k",
+        method="",
+        start_kind="WARM",
+        queued_ms=0,
+        start_ms=0,
+        now_ns=0,
+        at_ns=0,
+        **more,
     )
 
 
@@ -32,10 +52,16 @@ def closed(books: InstanceAccount, ticket: Any) -> Any:
 
 def test_a_mark_is_members_of_json_and_nothing_where_there_is_nothing_to_say() -> None:
     assert marked(experiment="", arm="") == ""
-    assert json.loads("{" + ARM[1:] + "}") == {"experiment": "x-1", "arm": 'bold"', "unit": "00ff" * 4}
+    assert json.loads("{" + ARM[1:] + "}") == {
+        "experiment": "x-1",
+        "arm": 'bold"',
+        "unit": "00ff" * 4,
+    }
 
 
-def test_the_arm_is_on_the_record_of_a_call_that_ended_and_of_one_that_was_lost(tmp_path: Path) -> None:
+def test_the_arm_is_on_the_record_of_a_call_that_ended_and_of_one_that_was_lost(
+    tmp_path: Path,
+) -> None:
     wall = Wall(SECOND)
     journal = Journal.open(tmp_path, activator="a-1", sync_s=0.0, wall_ns=wall)[0]
     books = account(journal)
@@ -46,10 +72,18 @@ def test_the_arm_is_on_the_record_of_a_call_that_ended_and_of_one_that_was_lost(
     journal, recovered = Journal.open(tmp_path, activator="a-1", wall_ns=wall)
     journal.abandon()
     records = {record["call"]: record for record in records_on_disk(tmp_path)}
-    assert {call: (r.get("experiment"), r.get("arm"), r.get("unit")) for call, r in records.items() if call != "plain"} == {
-        "done": ("x-1", 'bold"', "00ff" * 4), "lost": ("x-1", 'bold"', "00ff" * 4),
-    }  # fmt: skip
-    assert {record.call: record.degraded for record in recovered.lost} == {"lost": "cached", "plain": ""}
+    assert {
+        call: (r.get("experiment"), r.get("arm"), r.get("unit"))
+        for call, r in records.items()
+        if call != "plain"
+    } == {
+        "done": ("x-1", 'bold"', "00ff" * 4),
+        "lost": ("x-1", 'bold"', "00ff" * 4),
+    }
+    assert {record.call: record.degraded for record in recovered.lost} == {
+        "lost": "cached",
+        "plain": "",
+    }
     assert records["plain"]["arm"] == ""
 
 
@@ -58,7 +92,11 @@ def test_what_is_carried_over_to_a_new_segment_keeps_its_mark(tmp_path: Path) ->
     books = account(journal)
     opened(books, "long", mark=ARM)
     line = journal._carry_open(journal._open["long/1"])
-    assert json.loads(journal._read(line))["m"] == {"experiment": "x-1", "arm": 'bold"', "unit": "00ff" * 4}
+    assert json.loads(journal._read(line))["m"] == {
+        "experiment": "x-1",
+        "arm": 'bold"',
+        "unit": "00ff" * 4,
+    }
     journal.abandon()
 
 
@@ -71,7 +109,12 @@ def test_a_copy_costs_nothing_asks_no_budget_and_its_price_can_be_checked(tmp_pa
     journal.abandon()
     (body,) = records_on_disk(tmp_path)
     record = UsageRecord.from_json(body)
-    assert (bill.picos, record.kind, record.cost, record.arm) == (0, "SHADOW", "0.000000000000", "~shadow")
+    assert (bill.picos, record.kind, record.cost, record.arm) == (
+        0,
+        "SHADOW",
+        "0.000000000000",
+        "~shadow",
+    )
     assert record.billed_ns == SECOND
     assert cost_of(record, RATES) == 0
 
@@ -79,13 +122,27 @@ def test_a_copy_costs_nothing_asks_no_budget_and_its_price_can_be_checked(tmp_pa
 def test_what_came_up_for_copies_is_free_until_it_answers_a_call(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path, activator="a-1", sync_s=0.0, wall_ns=Wall(SECOND))[0]
     books = InstanceAccount(
-        journal, subject=subject(), footprint=FOOTPRINT, rates=RATES, started_ns=0, free_ns=0, is_free=True
-    )  # fmt: skip
+        journal,
+        subject=subject(),
+        footprint=FOOTPRINT,
+        rates=RATES,
+        started_ns=0,
+        free_ns=0,
+        is_free=True,
+    )
     books.started(start_kind="COLD", billed_ns=5 * SECOND, at_ns=5 * SECOND)
     closed(books, opened(books, "copied-shadow", is_shadow=True))
     assert books.settle_idle(now_ns=100 * SECOND, at_ns=100 * SECOND) == 0
     ticket = books.open(
-        call="asked", attempt=1, key="k", method="", start_kind="WARM", queued_ms=0, start_ms=0, now_ns=200 * SECOND, at_ns=200 * SECOND
+        call="asked",
+        attempt=1,
+        key="k",
+        method="",
+        start_kind="WARM",
+        queued_ms=0,
+        start_ms=0,
+        now_ns=200 * SECOND,
+        at_ns=200 * SECOND,
     )
     books.close(ticket, status=200, outcome="ok", now_ns=201 * SECOND, at_ns=201 * SECOND)
     assert books.settle_idle(now_ns=300 * SECOND, at_ns=300 * SECOND) == 1

@@ -1,4 +1,5 @@
-"""Processor sharing: the charges of an instance's calls add up to its busy time, to the nanosecond."""
+"""Processor sharing: the charges of an instance's calls add up to its busy time, to the
+nanosecond."""
 
 from __future__ import annotations
 
@@ -40,7 +41,10 @@ def test_a_diary_of_overlaps() -> None:
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1, max_size=40))
 def test_charges_add_up_exactly_whatever_the_overlaps(calls: list[tuple[int, int]]) -> None:
     spans = [(start, start + length) for start, length in calls]
-    events = sorted([(start, 0, str(i)) for i, (start, _) in enumerate(spans)] + [(end, 1, str(i)) for i, (_, end) in enumerate(spans)])
+    events = sorted(
+        [(start, 0, str(i)) for i, (start, _) in enumerate(spans)]
+        + [(end, 1, str(i)) for i, (_, end) in enumerate(spans)]
+    )
     meter = InstanceMeter(0)
     charged: dict[str, int] = {}
     for at, is_end, name in events:
@@ -50,7 +54,9 @@ def test_charges_add_up_exactly_whatever_the_overlaps(calls: list[tuple[int, int
             meter.begin(name, at)
     assert sum(charged.values()) == meter.busy_ns == union_length(spans)
     for i, (start, end) in enumerate(spans):
-        assert 0 <= charged[str(i)] <= end - start + len(spans), "never more than its own time, but for carried nanoseconds"
+        assert 0 <= charged[str(i)] <= end - start + len(spans), (
+            "never more than its own time, but for carried nanoseconds"
+        )
 
 
 def union_length(spans: list[tuple[int, int]]) -> int:
@@ -86,16 +92,22 @@ def test_the_platform_gives_the_first_idle_seconds_away() -> None:
     meter.begin("a", 59 * SECOND)
     meter.end("a", 70 * SECOND)
     assert meter.take_idle(130 * SECOND) == []
-    assert meter.take_idle(140 * SECOND) == [IdleSpan(kind=IdleKind.IDLE, started_ns=130 * SECOND, billed_ns=10 * SECOND)]
+    assert meter.take_idle(140 * SECOND) == [
+        IdleSpan(kind=IdleKind.IDLE, started_ns=130 * SECOND, billed_ns=10 * SECOND)
+    ]
     meter.begin("b", 145 * SECOND)
-    assert meter.take_idle(150 * SECOND) == [IdleSpan(kind=IdleKind.IDLE, started_ns=140 * SECOND, billed_ns=5 * SECOND)]
+    assert meter.take_idle(150 * SECOND) == [
+        IdleSpan(kind=IdleKind.IDLE, started_ns=140 * SECOND, billed_ns=5 * SECOND)
+    ]
     meter.end("b", 151 * SECOND)
     assert meter.take_idle(200 * SECOND) == [], "each pause has its own free window"
 
 
 def test_an_instance_held_by_min_instances_pays_from_the_first_moment() -> None:
     meter = InstanceMeter(0, free_ns=60 * SECOND, is_reserved=True)
-    assert meter.take_idle(5 * SECOND) == [IdleSpan(kind=IdleKind.RESERVED, started_ns=0, billed_ns=5 * SECOND)]
+    assert meter.take_idle(5 * SECOND) == [
+        IdleSpan(kind=IdleKind.RESERVED, started_ns=0, billed_ns=5 * SECOND)
+    ]
     meter.reserve(10 * SECOND, is_reserved=False)
     meter.reserve(30 * SECOND, is_reserved=True)
     meter.reserve(30 * SECOND, is_reserved=True)
@@ -105,10 +117,16 @@ def test_an_instance_held_by_min_instances_pays_from_the_first_moment() -> None:
     assert spans == [want], "one record, however often it pauses"
     meter.reserve(42 * SECOND, is_reserved=False)
     meter.end("a", 43 * SECOND)
-    assert meter.take_idle(104 * SECOND) == [IdleSpan(kind=IdleKind.IDLE, started_ns=103 * SECOND, billed_ns=SECOND)]
+    assert meter.take_idle(104 * SECOND) == [
+        IdleSpan(kind=IdleKind.IDLE, started_ns=103 * SECOND, billed_ns=SECOND)
+    ]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["call", "cut", "hold", "free"]), st.integers(0, 50)), max_size=40))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["call", "cut", "hold", "free"]), st.integers(0, 50)), max_size=40
+    )
+)
 def test_busy_idle_and_free_time_never_overlap(story: list[tuple[str, int]]) -> None:
     meter, now, idle = InstanceMeter(0, free_ns=20), 0, []
     for i, (what, length) in enumerate(story):

@@ -1,4 +1,5 @@
-"""What is counted, under which labels, and that the number of series is bounded whatever tenants do."""
+"""What is counted, under which labels, and that the number of series is bounded whatever tenants
+do."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from pilotlight.errors import BudgetReserved, NotFound, OverBudget, OverQuota, P
 
 def target(number: int, tenant: str = "t-1") -> Any:
     """As much of a Target as is counted by."""
-    return SimpleNamespace(function_id=f"f-{tenant}-{number}", tenant=tenant, app="app", function=f"f{number}")
+    return SimpleNamespace(
+        function_id=f"f-{tenant}-{number}", tenant=tenant, app="app", function=f"f{number}"
+    )
 
 
 def samples(metrics: Metrics, name: str) -> Iterator[tuple[dict[str, str], float]]:
@@ -37,9 +40,34 @@ def test_functions_beyond_the_bound_are_summed() -> None:
     for number in range(10):
         metrics.answered_warm(target(number), 200, exec_s=0.01)
 
-    assert value(metrics, "pilotlight_requests_total", tenant="t-1", app="app", function="f1", status="200") == 1
-    assert value(metrics, "pilotlight_requests_total", tenant=OTHER, app=OTHER, function=OTHER, status="200") == 8
-    assert value(metrics, "pilotlight_execution_seconds_count", tenant=OTHER, app=OTHER, function=OTHER) == 8
+    assert (
+        value(
+            metrics,
+            "pilotlight_requests_total",
+            tenant="t-1",
+            app="app",
+            function="f1",
+            status="200",
+        )
+        == 1
+    )
+    assert (
+        value(
+            metrics,
+            "pilotlight_requests_total",
+            tenant=OTHER,
+            app=OTHER,
+            function=OTHER,
+            status="200",
+        )
+        == 8
+    )
+    assert (
+        value(
+            metrics, "pilotlight_execution_seconds_count", tenant=OTHER, app=OTHER, function=OTHER
+        )
+        == 8
+    )
     assert len(list(samples(metrics, "pilotlight_requests_total"))) == 3
 
 
@@ -50,7 +78,17 @@ def test_who_was_there_first_keeps_its_series() -> None:
 
     metrics.answered_warm(target(0), 200, exec_s=0.01)
 
-    assert value(metrics, "pilotlight_requests_total", tenant="t-1", app="app", function="f0", status="200") == 2
+    assert (
+        value(
+            metrics,
+            "pilotlight_requests_total",
+            tenant="t-1",
+            app="app",
+            function="f0",
+            status="200",
+        )
+        == 2
+    )
 
 
 def test_statuses_that_an_application_makes_up_are_bounded_too() -> None:
@@ -59,7 +97,9 @@ def test_statuses_that_an_application_makes_up_are_bounded_too() -> None:
     for status in range(200, 600):
         metrics.answered_warm(target(0), status, exec_s=0.01)
 
-    found = {labels["status"]: count for labels, count in samples(metrics, "pilotlight_requests_total")}
+    found = {
+        labels["status"]: count for labels, count in samples(metrics, "pilotlight_requests_total")
+    }
     assert len(found) < 30
     assert sum(found.values()) == 400
     assert found["5xx"] == 100
@@ -69,7 +109,17 @@ def test_instances_of_functions_beyond_the_bound_are_summed() -> None:
     metrics = Metrics(series=1)
     metrics.collect_instances(lambda: {("t-1", "app", f"f{i}", "running"): 2 for i in range(4)})
 
-    assert value(metrics, "pilotlight_instances", tenant=OTHER, app=OTHER, function=OTHER, state="running") == 6
+    assert (
+        value(
+            metrics,
+            "pilotlight_instances",
+            tenant=OTHER,
+            app=OTHER,
+            function=OTHER,
+            state="running",
+        )
+        == 6
+    )
 
 
 def test_waiting_calls_are_counted_by_tenant_and_priority() -> None:
@@ -84,12 +134,17 @@ def test_only_tenants_with_series_of_their_own_have_their_names_told() -> None:
     metrics = Metrics(series=1)
     metrics.collect_tenants(lambda: {"t-1": "acme", "t-2": "umbrella"})
 
-    assert [labels["name"] for labels, _ in samples(metrics, "pilotlight_tenant")] == ["acme", OTHER]
+    assert [labels["name"] for labels, _ in samples(metrics, "pilotlight_tenant")] == [
+        "acme",
+        OTHER,
+    ]
 
 
 def test_allowances_beyond_the_bound_are_summed() -> None:
     metrics = Metrics(series=1)
-    now = SharedStatistics(members=2, is_reachable=True, refused=0, allowance={"r1": 3, "r2": 4, "r3": 5})
+    now = SharedStatistics(
+        members=2, is_reachable=True, refused=0, allowance={"r1": 3, "r2": 4, "r3": 5}
+    )
     metrics.collect_shared(lambda: now)
 
     assert value(metrics, "pilotlight_instance_allowance", revision="r1") == 3
@@ -99,13 +154,19 @@ def test_allowances_beyond_the_bound_are_summed() -> None:
 @pytest.mark.parametrize(
     "error, name, labels",
     [
-        (OverQuota("", quota="requests_per_s", of="key"), "pilotlight_quota_refusals_total", {"of": "key", "quota": "requests_per_s"}),
+        (
+            OverQuota("", quota="requests_per_s", of="key"),
+            "pilotlight_quota_refusals_total",
+            {"of": "key", "quota": "requests_per_s"},
+        ),
         (Shed("", priority="batch"), "pilotlight_shed_calls_total", {"priority": "batch"}),
         (OverBudget(""), "pilotlight_budget_refusals_total", {"type": "over-budget"}),
         (BudgetReserved(""), "pilotlight_budget_refusals_total", {"type": "budget-reserved"}),
     ],
 )
-def test_a_refusal_says_why_and_whose(error: PilotlightError, name: str, labels: dict[str, str]) -> None:
+def test_a_refusal_says_why_and_whose(
+    error: PilotlightError, name: str, labels: dict[str, str]
+) -> None:
     metrics = Metrics()
 
     metrics.turned_away(error, "t-1")
@@ -129,7 +190,16 @@ def test_refusals_of_tenants_beyond_the_bound_are_summed() -> None:
     for i in range(50):
         metrics.turned_away(OverQuota("", quota="concurrent", of="tenant"), f"t-{i}")
 
-    assert value(metrics, "pilotlight_quota_refusals_total", tenant=OTHER, of="tenant", quota="concurrent") == 47
+    assert (
+        value(
+            metrics,
+            "pilotlight_quota_refusals_total",
+            tenant=OTHER,
+            of="tenant",
+            quota="concurrent",
+        )
+        == 47
+    )
 
 
 def test_waits_are_observed_by_priority_and_unbilled_calls_counted() -> None:

@@ -1,4 +1,5 @@
-"""What translating the protocols of model servers and of OpenAI may take of the event loop: more is refused before it is read."""
+"""What translating the protocols of model servers and of OpenAI may take of the event loop: more is
+refused before it is read."""
 
 from __future__ import annotations
 
@@ -43,12 +44,17 @@ def _models(edge: Edge) -> Edge:
     "inputs",
     [
         [{"name": "x", "shape": [10_000] + [1] * 31, "datatype": "INT8", "data": [0] * 10_000}],
-        [{"name": f"x{n}", "shape": [100] + [1] * 31, "datatype": "INT8", "data": [0] * 100} for n in range(100)],
+        [
+            {"name": f"x{n}", "shape": [100] + [1] * 31, "datatype": "INT8", "data": [0] * 100}
+            for n in range(100)
+        ],
         [{"name": "x", "shape": [10**4000, 10**4000, 0], "datatype": "INT8", "data": []}],
     ],
     ids=["one", "many", "none"],
 )
-async def test_shapes_that_ask_for_many_lists_are_refused_before_any_is_made(models: Edge, inputs: list[Any]) -> None:
+async def test_shapes_that_ask_for_many_lists_are_refused_before_any_is_made(
+    models: Edge, inputs: list[Any]
+) -> None:
     began_s = time.process_time()
     answer = await post(models, "/v2/models/shop/tensors/infer", {"inputs": inputs})
 
@@ -58,11 +64,24 @@ async def test_shapes_that_ask_for_many_lists_are_refused_before_any_is_made(mod
     assert models.fleet.started == []
 
 
-@pytest.mark.parametrize("path", ["/v1/models/shop/numbers:predict", "/v2/models/shop/numbers/infer"])
-@pytest.mark.parametrize("row", [b"[" + b",".join([b"[]"] * 2000) + b"]", b"{" + b",".join([b'"a":0'] * 2000) + b"}", b"0," * 2000 + b"0"])
-async def test_json_of_many_values_is_refused_before_it_is_read(models: Edge, path: str, row: bytes) -> None:
+@pytest.mark.parametrize(
+    "path", ["/v1/models/shop/numbers:predict", "/v2/models/shop/numbers/infer"]
+)
+@pytest.mark.parametrize(
+    "row",
+    [
+        b"[" + b",".join([b"[]"] * 2000) + b"]",
+        b"{" + b",".join([b'"a":0'] * 2000) + b"}",
+        b"0," * 2000 + b"0",
+    ],
+)
+async def test_json_of_many_values_is_refused_before_it_is_read(
+    models: Edge, path: str, row: bytes
+) -> None:
     body = b'{"instances":[' + b",".join([row] * 400) + b'], "inputs":[]}'
-    answer = await models.client.post(models.url + path, content=body, headers={"authorization": f"Bearer {KEY}"})
+    answer = await models.client.post(
+        models.url + path, content=body, headers={"authorization": f"Bearer {KEY}"}
+    )
 
     assert answer.status_code == 413
     assert f"more than {MAX_VALUES} values" in answer.json()["detail"]
@@ -94,7 +113,9 @@ class TestAnswersThatWait:
         models.fleet.behaviours["tensors"] = answer
         return size
 
-    async def test_an_answer_takes_of_the_room_that_its_tenants_bodies_have(self, models: Edge, size: list[int]) -> None:
+    async def test_an_answer_takes_of_the_room_that_its_tenants_bodies_have(
+        self, models: Edge, size: list[int]
+    ) -> None:
         size[0] = 2**20
         answer = await post(models, "/v1/models/shop/tensors:predict", {"instances": [{"x": 1}]})
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1"), answer.text
@@ -102,7 +123,10 @@ class TestAnswersThatWait:
 
     async def test_its_room_is_given_back(self, models: Edge, size: list[int]) -> None:
         size[0] = 10_000
-        answers = [await post(models, "/v1/models/shop/tensors:predict", {"instances": [{"x": 1}]}) for _ in range(2)]
+        answers = [
+            await post(models, "/v1/models/shop/tensors:predict", {"instances": [{"x": 1}]})
+            for _ in range(2)
+        ]
         assert [answer.status_code for answer in answers] == [200, 200]
         assert models.gateway.bodies.bytes_of == {}
 
@@ -112,20 +136,25 @@ class TestAnswersAboveTheBound:
     def _settings(self) -> ActivatorSettings:
         return ActivatorSettings(argument_check_s=30.0, tenant_waiting_bytes=2**26)
 
-    @pytest.mark.parametrize("path", ["/v1/models/shop/tensors:predict", "/v2/models/shop/tensors/infer"])
+    @pytest.mark.parametrize(
+        "path", ["/v1/models/shop/tensors:predict", "/v2/models/shop/tensors/infer"]
+    )
     async def test_an_answer_above_the_bound_is_refused(self, models: Edge, path: str) -> None:
         async def answer(_request: WorkerRequest) -> WorkerAnswer:
             return WorkerAnswer(body=b'"' + b"x" * 16 * 1024**2 + b'"')
 
         models.fleet.behaviours["tensors"] = answer
         given = {"name": "x", "shape": [1], "datatype": "INT8", "data": [1]}
-        answered = await post(models, path, {"inputs": [given]} if "infer" in path else {"instances": [{"x": 1}]})
+        answered = await post(
+            models, path, {"inputs": [given]} if "infer" in path else {"instances": [{"x": 1}]}
+        )
         assert (answered.status_code, answered.json()["limit_bytes"]) == (413, 16 * 1024**2)
         assert models.gateway.bodies.bytes_of == {}
 
 
 async def longest_hold_s(work: Coroutine[Any, Any, httpx.Response]) -> float:
-    """The longest time that anything else had to wait meanwhile, as CPU time of the loop's thread: other processes do not count."""
+    """The longest time that anything else had to wait meanwhile, as CPU time of the loop's thread:
+    other processes do not count."""
     task, longest_s, last_s = asyncio.ensure_future(work), 0.0, time.thread_time()
     while not task.done():
         await asyncio.sleep(0)
@@ -137,8 +166,14 @@ async def longest_hold_s(work: Coroutine[Any, Any, httpx.Response]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["arguments", "answer"])
-@pytest.mark.parametrize("path", ["/v1/models/shop/large:predict", "/v2/models/shop/large/infer"], ids=["predict", "infer"])
-async def test_translating_what_is_just_within_the_bounds_holds_nobody_up(models: Edge, path: str, what: str) -> None:
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/models/shop/large:predict", "/v2/models/shop/large/infer"],
+    ids=["predict", "infer"],
+)
+async def test_translating_what_is_just_within_the_bounds_holds_nobody_up(
+    models: Edge, path: str, what: str
+) -> None:
     """Slow: megabytes of JSON are made, sent and read."""
     floats = [0.1234567890123456 + n / 1e7 for n in range(tensors.MAX_ELEMENTS - 100)]
     models.add(route_of(spec_of("large", methods=(takes(x={}, y={}),))))
@@ -149,20 +184,37 @@ async def test_translating_what_is_just_within_the_bounds_holds_nobody_up(models
 
     models.fleet.behaviours["large"] = told
     values = floats if what == "arguments" else [1.5]
-    given = [{"name": name, "shape": [len(values)], "datatype": "FP64", "data": values} for name in "xy"]
-    body = json.dumps({"inputs": given} if "infer" in path else {"instances": [{"x": values, "y": values}]}).encode()
+    given = [
+        {"name": name, "shape": [len(values)], "datatype": "FP64", "data": values} for name in "xy"
+    ]
+    body = json.dumps(
+        {"inputs": given} if "infer" in path else {"instances": [{"x": values, "y": values}]}
+    ).encode()
 
-    longest_s = await longest_hold_s(models.client.post(models.url + path, content=body, headers={"authorization": f"Bearer {KEY}"}))
+    longest_s = await longest_hold_s(
+        models.client.post(
+            models.url + path, content=body, headers={"authorization": f"Bearer {KEY}"}
+        )
+    )
 
     assert longest_s < 0.2, "translated in the loop: 0.4 s and more"
 
 
 async def test_an_image_is_within_the_bound(models: Edge) -> None:
     image = [[[0.5] * 3] * 224] * 224
-    flat = {"name": "x", "shape": [1, 224, 224, 3], "datatype": "FP32", "data": [0.5] * (224 * 224 * 3)}
+    flat = {
+        "name": "x",
+        "shape": [1, 224, 224, 3],
+        "datatype": "FP32",
+        "data": [0.5] * (224 * 224 * 3),
+    }
 
-    assert (await post(models, "/v1/models/shop/tensors:predict", {"instances": [{"x": image}]})).status_code == 200
-    assert (await post(models, "/v2/models/shop/tensors/infer", {"inputs": [flat]})).status_code == 200
+    assert (
+        await post(models, "/v1/models/shop/tensors:predict", {"instances": [{"x": image}]})
+    ).status_code == 200
+    assert (
+        await post(models, "/v2/models/shop/tensors/infer", {"inputs": [flat]})
+    ).status_code == 200
 
 
 @pytest.mark.parametrize("text", [b"a,[{", b"\\\\", b'\\"[', b'\\\\\\",{'])

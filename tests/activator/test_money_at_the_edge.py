@@ -26,7 +26,9 @@ from tests.fakes.routes import TENANT, route_of, spec_of
 def set_budget(edge: Edge, amount: str, id: str = "b-1", **scope: str) -> None:
     """As the feed would."""
     record = budget(id, amount=amount, period="month", tenant=TENANT, **scope)
-    edge.table.apply(FeedChange(seq=edge.table.version + 1, kind="budget", key=id, value=record.to_json()))
+    edge.table.apply(
+        FeedChange(seq=edge.table.version + 1, kind="budget", key=id, value=record.to_json())
+    )
 
 
 async def test_a_call_over_its_budget_is_402_and_starts_nothing(edge: Edge) -> None:
@@ -41,7 +43,9 @@ async def test_a_call_over_its_budget_is_402_and_starts_nothing(edge: Edge) -> N
     assert await edge.settle() == {}
 
 
-async def test_a_budget_that_is_spent_stops_warm_calls_and_a_larger_one_lets_them_run_again(edge: Edge) -> None:
+async def test_a_budget_that_is_spent_stops_warm_calls_and_a_larger_one_lets_them_run_again(
+    edge: Edge,
+) -> None:
     edge.add(route_of(spec_of()))
     assert (await edge.call(json={"x": 1})).status_code == 200
     set_budget(edge, "0")
@@ -56,7 +60,9 @@ async def test_a_budget_that_is_spent_stops_warm_calls_and_a_larger_one_lets_the
 async def test_a_web_application_over_its_budget_is_402_and_starts_nothing(edge: Edge) -> None:
     edge.add(route_of(spec_of("site", kind=FunctionKind.ASGI)))
     set_budget(edge, "0", app="shop", function="site")
-    answer = await edge.client.get(f"{edge.url}/fn/shop/site/page", headers={"authorization": f"Bearer {KEY}"})
+    answer = await edge.client.get(
+        f"{edge.url}/fn/shop/site/page", headers={"authorization": f"Bearer {KEY}"}
+    )
     assert answer.status_code == 402
     assert edge.fleet.started == []
 
@@ -67,7 +73,9 @@ async def test_a_submitted_call_over_its_budget_fails_with_402(edge: Edge) -> No
     accepted = await edge.call("shop/hello:submit", json={"x": 1})
     assert accepted.status_code == 202
     url = f"{edge.url}{accepted.json()['url']}?wait_s=20"
-    state = (await edge.client.get(url, headers={"authorization": f"Bearer {KEY}"}, timeout=30)).json()
+    state = (
+        await edge.client.get(url, headers={"authorization": f"Bearer {KEY}"}, timeout=30)
+    ).json()
     assert (state["state"], state["status"]) == ("FAILED", 402)
     assert edge.fleet.started == []
 
@@ -85,7 +93,9 @@ class TestWhileACallRuns:
 
         return wait
 
-    async def test_the_next_is_429_with_the_time_to_wait_and_runs_when_it_has_settled(self, edge: Edge) -> None:
+    async def test_the_next_is_429_with_the_time_to_wait_and_runs_when_it_has_settled(
+        self, edge: Edge
+    ) -> None:
         edge.add(route_of(spec_of(scaling=Scaling(max_inputs=4), clocks=Clocks(execution_s=60.0))))
         set_budget(edge, "0.00123")  # 60 s of a core and a quarter of a GiB are some 0.0008
         first = asyncio.create_task(edge.call(json={"x": 1}))
@@ -170,7 +180,9 @@ class TestWithJournalFullServe:
     def _settings(self) -> ActivatorSettings:
         return ActivatorSettings(journal_full="serve")
 
-    async def test_calls_run_unbilled_and_are_counted(self, edge: Edge, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_calls_run_unbilled_and_are_counted(
+        self, edge: Edge, caplog: pytest.LogCaptureFixture
+    ) -> None:
         edge.add(route_of(spec_of()))
         set_budget(edge, "1")
         assert (await edge.call(json={"x": 1})).status_code == 200
@@ -178,6 +190,10 @@ class TestWithJournalFullServe:
         with full_disk(edge.books):
             answers = [await edge.call(json={"x": n}) for n in range(3)]
         assert [(a.status_code, a.headers["pilotlight-cost"]) for a in answers] == [(200, "0")] * 3
-        assert (edge.books.unbilled, edge.books.budgets.purses["b-1"].spent, edge.books.budgets.purses["b-1"].reserved) == (3, spent, 0)
+        assert (
+            edge.books.unbilled,
+            edge.books.budgets.purses["b-1"].spent,
+            edge.books.budgets.purses["b-1"].reserved,
+        ) == (3, spent, 0)
         assert len([r for r in caplog.records if "unbilled" in r.message]) == 1
         assert len([r for r in (await edge.settle()).values() if r.kind == "CALL"]) == 1

@@ -1,4 +1,5 @@
-"""Whatever becomes of calls, in whatever order: afterwards nothing is held, each attempt has its record, each call is counted once."""
+"""Whatever becomes of calls, in whatever order: afterwards nothing is held, each attempt has its
+record, each call is counted once."""
 
 from __future__ import annotations
 
@@ -40,8 +41,13 @@ class Moody:
         self.kills: list[asyncio.Task[None]] = []
 
     async def __call__(self, request: WorkerRequest) -> WorkerAnswer:
-        self.begun.append(f"{request.headers['pilotlight-call']}/{request.headers.get('pilotlight-attempt', '1')}")
-        mood = self.random.choices(("well", "raises", "dies", "streams", "breaks", "hangs", "busy", "bad"), (40, 15, 6, 8, 3, 5, 5, 5))[0]
+        self.begun.append(
+            f"{request.headers['pilotlight-call']}/{request.headers.get('pilotlight-attempt', '1')}"
+        )
+        mood = self.random.choices(
+            ("well", "raises", "dies", "streams", "breaks", "hangs", "busy", "bad"),
+            (40, 15, 6, 8, 3, 5, 5, 5),
+        )[0]
         await asyncio.sleep(self.random.random() * 0.004)
         if mood == "raises":
             return WorkerAnswer(status=500, body=b"{}", outcome="raised")
@@ -50,7 +56,10 @@ class Moody:
         if mood == "busy":
             return WorkerAnswer(status=503, body=b"{}", outcome="busy")
         if mood in ("streams", "breaks"):
-            return WorkerAnswer(chunks=self._parts(request, breaks=mood == "breaks"), content_type="application/x-ndjson")
+            return WorkerAnswer(
+                chunks=self._parts(request, breaks=mood == "breaks"),
+                content_type="application/x-ndjson",
+            )
         if mood == "dies":
             await self._die(request)
         if mood in ("dies", "hangs"):
@@ -73,7 +82,9 @@ class Moody:
     def _kill(self, instance: str) -> None:
         assert self.edge is not None
         if instance in self.edge.fleet.workers:  # another call did not kill it in the same moment
-            self.kills.append(asyncio.get_running_loop().create_task(self.edge.fleet.kill(instance, "killed")))
+            self.kills.append(
+                asyncio.get_running_loop().create_task(self.edge.fleet.kill(instance, "killed"))
+            )
 
 
 @pytest.fixture(name="behaviour")
@@ -90,7 +101,15 @@ def deploy(edge: Edge) -> None:
     arms = (Arm(name="a", revision=V1, share=50), Arm(name="b", revision=V2, share=50))
     experiment = ExperimentTraffic(id="x-1", salt="s", unit="header:x-user", percent=50, arms=arms)
     spec = spec_of(retries=again, fallback=rungs, variants=variants, scaling=scaling, clocks=clocks)
-    edge.add(split_route(spec, {V1: 50, V2: 50}, named=(V3,), experiment=experiment, shadow=Shadow(revision=V3, max_compute=1.0)))
+    edge.add(
+        split_route(
+            spec,
+            {V1: 50, V2: 50},
+            named=(V3,),
+            experiment=experiment,
+            shadow=Shadow(revision=V3, max_compute=1.0),
+        )
+    )
     for name in ("other", "small"):
         edge.add(route_of(spec_of(name=name, scaling=scaling, clocks=clocks)))
 
@@ -101,7 +120,9 @@ async def one(edge: Edge, rng: random.Random, seen: Counter[str]) -> None:
     headers |= {
         "deadline": {"pilotlight-timeout": "0.05"},
         "key": {"idempotency-key": f"k-{rng.random()}"},
-        "traced": {"traceparent": f"00-{rng.getrandbits(128) | 1:032x}-{rng.getrandbits(64) | 1:016x}-01"},
+        "traced": {
+            "traceparent": f"00-{rng.getrandbits(128) | 1:032x}-{rng.getrandbits(64) | 1:016x}-01"
+        },
     }.get(kind, {})
     await asyncio.sleep(rng.random() * 0.4)
     asked = asyncio.create_task(edge.call(json={"x": 1}, headers=headers))
@@ -111,7 +132,8 @@ async def one(edge: Edge, rng: random.Random, seen: Counter[str]) -> None:
     (answer,) = await asyncio.gather(asked, return_exceptions=True)
     if isinstance(answer, asyncio.CancelledError):
         seen["left"] += 1
-    elif isinstance(answer, httpx.RemoteProtocolError | httpx.ReadError):  # half an answer, and the connection is cut
+    elif isinstance(answer, httpx.RemoteProtocolError | httpx.ReadError):
+        # half an answer, and the connection is cut
         seen["broken"] += 1
     else:
         assert isinstance(answer, httpx.Response), answer
@@ -120,9 +142,15 @@ async def one(edge: Edge, rng: random.Random, seen: Counter[str]) -> None:
 
 @pytest.mark.slow  # hundreds of calls
 @pytest.mark.parametrize("seed", range(SEEDS))
-async def test_nothing_is_left_of_calls_that_end_in_any_way(edge: Edge, behaviour: Moody, controller: FakeController, seed: int) -> None:
+async def test_nothing_is_left_of_calls_that_end_in_any_way(
+    edge: Edge, behaviour: Moody, controller: FakeController, seed: int
+) -> None:
     behaviour.edge, behaviour.random = edge, random.Random(seed)
-    shadows = ShadowTraffic(throttler_of=edge.scaler.throttler_of, observer=edge.metrics.observer, is_crowded=lambda: False)
+    shadows = ShadowTraffic(
+        throttler_of=edge.scaler.throttler_of,
+        observer=edge.metrics.observer,
+        is_crowded=lambda: False,
+    )
     edge.gateway.copy_calls(shadows)
     deploy(edge)
     rng, seen = random.Random(seed), Counter[str]()
@@ -141,10 +169,15 @@ async def test_nothing_is_left_of_calls_that_end_in_any_way(edge: Edge, behaviou
     assert Counter(behaviour.begun).most_common(1)[0][1] == 1, "no two attempts under one number"
     assert set(behaviour.begun) <= set(of_calls), "what reached a worker has a record"
     assert not edge.books.journal._open
-    counted = added(o for o in edge.metrics.observer.take(1) if o.function_id == "f-shop-hello" and o.arm != SHADOW_ARM)
+    counted = added(
+        o
+        for o in edge.metrics.observer.take(1)
+        if o.function_id == "f-shop-hello" and o.arm != SHADOW_ARM
+    )
     assert counted is not None
     whole = CALLS + len(submitted)
-    assert whole - seen["left"] <= sum(getattr(counted, name) for name in PARTITION) <= whole  # some left before their request was read
+    # some left before their request was read
+    assert whole - seen["left"] <= sum(getattr(counted, name) for name in PARTITION) <= whole
     assert counted.cancelled <= seen["left"]
     for scaled in edge.scaler._scaled.values():
         assert scaled.throttler.waiting == 0

@@ -27,7 +27,10 @@ MIB = 1024 * 1024
 
 async def tell(request: WorkerRequest) -> WorkerAnswer:
     """What the worker sees, line by line."""
-    lines = [f"{request.method} {request.path}", *(f"{name}: {value}" for name, value in request.headers.items())]
+    lines = [
+        f"{request.method} {request.path}",
+        *(f"{name}: {value}" for name, value in request.headers.items()),
+    ]
     return WorkerAnswer(body="\n".join(lines).encode())
 
 
@@ -42,8 +45,16 @@ def _site(edge: Edge) -> str:
     return f"{edge.url}/fn/shop/site"
 
 
-async def test_a_worker_never_sees_the_key_nor_what_a_caller_says_in_our_name(edge: Edge, site: str) -> None:
-    sent = {**HEADERS, "pilotlight-root-path": "/elsewhere", "Pilotlight-Deadline-S": "9", "pilotlight-call": "theirs", "x-own": "1"}
+async def test_a_worker_never_sees_the_key_nor_what_a_caller_says_in_our_name(
+    edge: Edge, site: str
+) -> None:
+    sent = {
+        **HEADERS,
+        "pilotlight-root-path": "/elsewhere",
+        "Pilotlight-Deadline-S": "9",
+        "pilotlight-call": "theirs",
+        "x-own": "1",
+    }
     seen = (await edge.client.get(f"{site}/a", headers=sent)).text
 
     assert KEY not in seen
@@ -53,8 +64,12 @@ async def test_a_worker_never_sees_the_key_nor_what_a_caller_says_in_our_name(ed
     assert "pilotlight-deadline-s: 300.000" in seen
 
 
-@pytest.mark.parametrize("path", ["/v1/%2e%2e/internal/feed", "/v1/..%2finternal/feed", "/dashboard/%2e/x", "/v1/x/.."])
-async def test_a_path_that_would_be_another_one_behind_the_edge_is_not_passed_on(edge: Edge, path: str) -> None:
+@pytest.mark.parametrize(
+    "path", ["/v1/%2e%2e/internal/feed", "/v1/..%2finternal/feed", "/dashboard/%2e/x", "/v1/x/.."]
+)
+async def test_a_path_that_would_be_another_one_behind_the_edge_is_not_passed_on(
+    edge: Edge, path: str
+) -> None:
     answer = await edge.client.get(f"{edge.url}{path}", headers=HEADERS)
 
     assert answer.status_code == 404
@@ -87,8 +102,15 @@ async def chatting(
     access: tuple[str, ...] = (),
     side: Callable[[ServerConnection], Awaitable[None]] | None = None,
 ) -> AsyncIterator[tuple[str, Chat]]:
-    """An instance of a web application that speaks WebSocket, as `side` or a Chat does; its address."""
-    spec = spec_of("site", kind=FunctionKind.ASGI, methods=(MethodSpec(),), clocks=Clocks(execution_s=execution_s), access=access)
+    """An instance of a web application that speaks WebSocket, as `side` or a Chat does; its
+    address."""
+    spec = spec_of(
+        "site",
+        kind=FunctionKind.ASGI,
+        methods=(MethodSpec(),),
+        clocks=Clocks(execution_s=execution_s),
+        access=access,
+    )
     edge.add(route_of(spec))
     await edge.client.get(f"{edge.url}/fn/shop/site/", headers=HEADERS)  # brings the instance up
     path = Path(edge.fleet.infos[edge.fleet.started[0]].socket)
@@ -121,10 +143,15 @@ async def test_a_websocket_is_one_call_from_its_first_frame_to_its_close(edge: E
         await until(lambda: in_flight(edge) == 0)
 
         assert chat.closed == [1000]
-        assert sorted((r.status, r.outcome) for r in (await edge.settle()).values()) == [(101, "ok"), (200, "ok")]
+        assert sorted((r.status, r.outcome) for r in (await edge.settle()).values()) == [
+            (101, "ok"),
+            (200, "ok"),
+        ]
 
 
-async def test_a_websocket_counts_among_the_connections_of_its_address_until_it_ends(edge: Edge) -> None:
+async def test_a_websocket_counts_among_the_connections_of_its_address_until_it_ends(
+    edge: Edge,
+) -> None:
     async with chatting(edge) as (url, _):
         before = edge.limits.by_address["127.0.0.1"]
         async with connect(url, additional_headers=HEADERS, proxy=None):
@@ -158,11 +185,19 @@ async def test_the_execution_clock_bounds_the_life_of_a_websocket(edge: Edge) ->
 
 
 @pytest.mark.usefixtures("site")
-async def test_a_websocket_whose_caller_leaves_while_it_waits_for_a_start_leaves_the_queue_at_once(edge: Edge) -> None:
+async def test_a_websocket_whose_caller_leaves_while_it_waits_for_a_start_leaves_the_queue_at_once(
+    edge: Edge,
+) -> None:
     edge.fleet.gate.clear()
     _, writer = await asyncio.open_connection("127.0.0.1", int(edge.url.rpartition(":")[2]))
-    head = "GET /fn/shop/site/chat HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
-    writer.write(f"{head}sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nauthorization: Bearer {KEY}\r\n\r\n".encode())
+    head = (
+        "GET /fn/shop/site/chat HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: "
+        "websocket\r\nsec-websocket-version: 13\r\n"
+    )
+    writer.write(
+        f"{head}sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nauthorization: Bearer "
+        f"{KEY}\r\n\r\n".encode()
+    )
     await until(lambda: waiting(edge) == 1)
 
     writer.close()
@@ -174,7 +209,8 @@ async def test_a_websocket_whose_caller_leaves_while_it_waits_for_a_start_leaves
 
 
 class Unread:
-    """A caller of the application, as a server would speak for it, that reads nothing once it is accepted."""
+    """A caller of the application, as a server would speak for it, that reads nothing once it is
+    accepted."""
 
     def __init__(self) -> None:
         self.sent: list[MutableMapping[str, Any]] = []
@@ -198,14 +234,21 @@ class Unread:
     async def connect(self, edge: Edge) -> None:
         """Its whole life."""
         scope = {
-            "type": "websocket", "path": "/fn/shop/site/chat", "raw_path": b"/fn/shop/site/chat", "query_string": b"", "root_path": "",
-            "headers": [(b"authorization", f"Bearer {KEY}".encode())], "client": ("127.0.0.1", 1), "subprotocols": [],
-        }  # fmt: skip
+            "type": "websocket",
+            "path": "/fn/shop/site/chat",
+            "raw_path": b"/fn/shop/site/chat",
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"authorization", f"Bearer {KEY}".encode())],
+            "client": ("127.0.0.1", 1),
+            "subprotocols": [],
+        }
         await edge.gateway(scope, self.receive, self.send)
 
 
 class Pouring:
-    """A worker's WebSocket side that sends messages without end. `count`: those that were taken from it."""
+    """A worker's WebSocket side that sends messages without end. `count`: those that were taken
+    from it."""
 
     def __init__(self, size: int) -> None:
         self.message = b"x" * size
@@ -263,7 +306,9 @@ async def test_a_websocket_is_closed_when_a_message_of_its_caller_has_no_room(ed
     assert "bodies of this tenant's calls" in closed.value.rcvd.reason
 
 
-async def test_a_message_of_a_function_over_the_bound_closes_its_websocket_with_1009(edge: Edge) -> None:
+async def test_a_message_of_a_function_over_the_bound_closes_its_websocket_with_1009(
+    edge: Edge,
+) -> None:
     async with (
         chatting(edge, side=Pouring(MIB + 1)) as (url, _),
         connect(url, additional_headers=HEADERS, proxy=None, max_size=None) as socket,
@@ -275,7 +320,9 @@ async def test_a_message_of_a_function_over_the_bound_closes_its_websocket_with_
     assert (closed.value.rcvd.code, str(MIB) in closed.value.rcvd.reason) == (1009, True)
 
 
-async def test_a_message_of_a_caller_over_the_bound_closes_its_websocket_with_1009(edge: Edge) -> None:
+async def test_a_message_of_a_caller_over_the_bound_closes_its_websocket_with_1009(
+    edge: Edge,
+) -> None:
     async with chatting(edge) as (url, chat):
         async with connect(url, additional_headers=HEADERS, proxy=None, max_size=None) as socket:
             assert "sec-websocket-extensions" not in socket.response.headers  # type: ignore[union-attr]
@@ -293,7 +340,9 @@ async def test_a_message_of_a_caller_over_the_bound_closes_its_websocket_with_10
 
 async def test_a_function_that_refuses_a_websocket_is_a_403(edge: Edge, site: str) -> None:
     with pytest.raises(websockets.InvalidStatus) as refused:
-        await connect(f"{site.replace('http', 'ws', 1)}/chat", additional_headers=HEADERS, proxy=None)
+        await connect(
+            f"{site.replace('http', 'ws', 1)}/chat", additional_headers=HEADERS, proxy=None
+        )
 
     assert refused.value.response.status_code == 403
     assert [record.status for record in (await edge.settle()).values()] == [403]
@@ -309,7 +358,16 @@ class TestSlowBodies:
     @pytest.fixture(name="place")
     def _place(self, edge: Edge) -> str:
         edge.add_tenant("acme")
-        edge.add(route_of(spec_of("page", kind=FunctionKind.ASGI, access=("*",), scaling=Scaling(max_instances=1, max_inputs=4))))
+        edge.add(
+            route_of(
+                spec_of(
+                    "page",
+                    kind=FunctionKind.ASGI,
+                    access=("*",),
+                    scaling=Scaling(max_instances=1, max_inputs=4),
+                )
+            )
+        )
         return "/t/acme/fn/shop/page/x"
 
     @pytest.fixture(name="opened")
@@ -317,9 +375,13 @@ class TestSlowBodies:
         writers: list[asyncio.StreamWriter] = []
 
         async def opened(place: str, *parts: bytes) -> asyncio.StreamReader:
-            reader, writer = await asyncio.open_connection("127.0.0.1", int(edge.url.rpartition(":")[2]))
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", int(edge.url.rpartition(":")[2])
+            )
             writers.append(writer)
-            writer.write(f"POST {place} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n".encode())
+            writer.write(
+                f"POST {place} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n".encode()
+            )
             for part in parts:
                 writer.write(part)
                 await asyncio.sleep(0.2)
@@ -329,23 +391,33 @@ class TestSlowBodies:
         for writer in writers:
             writer.close()
 
-    async def test_bodies_that_do_not_go_on_hold_no_slot_for_long(self, edge: Edge, place: str, opened: Opened) -> None:
+    async def test_bodies_that_do_not_go_on_hold_no_slot_for_long(
+        self, edge: Edge, place: str, opened: Opened
+    ) -> None:
         readers = [await opened(place, b"a") for _ in range(4)]
 
-        assert (await asyncio.wait_for(edge.client.get(edge.url + place), PATIENCE_S)).status_code == 200
-        assert [await reader.readline() for reader in readers] == [b"HTTP/1.1 400 Bad Request\r\n"] * 4
+        assert (
+            await asyncio.wait_for(edge.client.get(edge.url + place), PATIENCE_S)
+        ).status_code == 200
+        assert [await reader.readline() for reader in readers] == [
+            b"HTTP/1.1 400 Bad Request\r\n"
+        ] * 4
 
     async def test_a_trickle_is_given_up_too(self, place: str, opened: Opened) -> None:
         reader = await opened(place, *[b"a"] * 5)
 
         assert await reader.readline() == b"HTTP/1.1 400 Bad Request\r\n"
 
-    async def test_a_body_of_which_nothing_came_takes_no_slot(self, edge: Edge, place: str, opened: Opened) -> None:
+    async def test_a_body_of_which_nothing_came_takes_no_slot(
+        self, edge: Edge, place: str, opened: Opened
+    ) -> None:
         readers = [await opened(place) for _ in range(4)]
         await asyncio.sleep(0.1)
 
         assert edge.fleet.started == []
-        assert [await reader.readline() for reader in readers] == [b"HTTP/1.1 400 Bad Request\r\n"] * 4
+        assert [await reader.readline() for reader in readers] == [
+            b"HTTP/1.1 400 Bad Request\r\n"
+        ] * 4
         assert edge.fleet.started == []
 
     @pytest.mark.slow  # takes longer than a pause that no busy machine makes by itself

@@ -1,7 +1,8 @@
-"""Pickles run code: on every route only a caller of the function's own tenant has one opened. The worker is a real one.
+"""Pickles run code: on every route only a caller of the function's own tenant has one opened. The
+worker is a real one.
 
-`ENTRANCES` has a row for each entrance. An entrance in the activator's code without a row, or a row without one, fails here.
-"""
+`ENTRANCES` has a row for each entrance. An entrance in the activator's code without a row, or a row
+without one, fails here."""
 
 from __future__ import annotations
 
@@ -102,7 +103,9 @@ def furnish(edge: Edge, worker: Path) -> Edge:
     edge.fleet.sockets |= {"Service": worker, "Spare": worker}
     edge.add(route_of(service()))
     edge.add(route_of(llm("assistant", access=("*",))))
-    edge.add(route_of(spec_of("site", kind=FunctionKind.ASGI, methods=(MethodSpec(),), access=("*",))))
+    edge.add(
+        route_of(spec_of("site", kind=FunctionKind.ASGI, methods=(MethodSpec(),), access=("*",)))
+    )
     return edge
 
 
@@ -114,7 +117,9 @@ def leave(edge: Edge) -> None:
 
 
 @pytest.fixture(name="shop")
-async def _shop(edge: Edge, worker: Path, controller: FakeController, shipping: object) -> AsyncIterator[Edge]:
+async def _shop(
+    edge: Edge, worker: Path, controller: FakeController, shipping: object
+) -> AsyncIterator[Edge]:
     yield furnish(edge, worker)
     leave(edge)
 
@@ -124,7 +129,7 @@ def _pickled(short_tmp: Path) -> MarkingPickle:
     return MarkingPickle(short_tmp / "opened")
 
 
-# -- the ways in ------------------------------------------------------------------------------------------------------
+# -- the ways in -----------------------------------------------------------------------------------
 Headers = Mapping[str, str]
 
 
@@ -156,20 +161,31 @@ async def _invoke(shop: Edge, body: bytes, key: str | None, sent: Headers) -> ht
 
 async def _warm(shop: Edge, body: bytes, key: str | None, sent: Headers) -> httpx.Response:
     for _ in range(2):
-        assert (await _invoke(shop, b'{"x": 1}', key, {"content-type": CONTENT_JSON})).status_code == 200
-    url, lines = f"/t/acme/v1/functions/shop/{ADD}:invoke".encode(), {b"authorization": f"Bearer {key}".encode()}
-    assert (shop.gateway.find_warm(url, lines) is None) == (key is None), "callers with a key take the fast path"
+        assert (
+            await _invoke(shop, b'{"x": 1}', key, {"content-type": CONTENT_JSON})
+        ).status_code == 200
+    url, lines = (
+        f"/t/acme/v1/functions/shop/{ADD}:invoke".encode(),
+        {b"authorization": f"Bearer {key}".encode()},
+    )
+    assert (shop.gateway.find_warm(url, lines) is None) == (key is None), (
+        "callers with a key take the fast path"
+    )
     return await _invoke(shop, body, key, sent)
 
 
 async def _once(shop: Edge, body: bytes, key: str | None, sent: Headers) -> httpx.Response:
-    answers = [await _invoke(shop, body, key, {**sent, "idempotency-key": f"once-{key}"}) for _ in range(2)]
+    answers = [
+        await _invoke(shop, body, key, {**sent, "idempotency-key": f"once-{key}"}) for _ in range(2)
+    ]
     assert answers[0].status_code == answers[1].status_code, "what is replayed was allowed"
     return answers[1]
 
 
 async def _submit(shop: Edge, body: bytes, key: str | None, sent: Headers) -> httpx.Response:
-    return await ended(shop, await post(shop, f"/v1/functions/shop/{ADD}:submit", body, under(key, sent)), key)
+    return await ended(
+        shop, await post(shop, f"/v1/functions/shop/{ADD}:submit", body, under(key, sent)), key
+    )
 
 
 async def _submit_once(shop: Edge, body: bytes, key: str | None, sent: Headers) -> httpx.Response:
@@ -178,7 +194,9 @@ async def _submit_once(shop: Edge, body: bytes, key: str | None, sent: Headers) 
 
 async def _put(shop: Edge, body: bytes, key: str | None, sent: Headers) -> httpx.Response:
     url = f"{shop.url}/v1/calls/mine?function=t/acme/shop/{ADD}"
-    return await ended(shop, await shop.client.put(url, content=body, headers=under(key, sent)), key)
+    return await ended(
+        shop, await shop.client.put(url, content=body, headers=under(key, sent)), key
+    )
 
 
 async def _put_passed_on(shop: Edge, body: bytes, key: str | None, sent: Headers) -> httpx.Response:
@@ -195,8 +213,12 @@ def at(path: str) -> Send:
     return send
 
 
-async def _restarted_warmup(shop: Edge, body: bytes, key: str | None, sent: Headers) -> httpx.Response:
-    return await post(shop, f"/v1/functions/shop/{ADD}:warmup?snapshot=false", body, under(key, sent))
+async def _restarted_warmup(
+    shop: Edge, body: bytes, key: str | None, sent: Headers
+) -> httpx.Response:
+    return await post(
+        shop, f"/v1/functions/shop/{ADD}:warmup?snapshot=false", body, under(key, sent)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,9 +226,10 @@ class Row:
     """A way in.
 
     Attributes:
-        covers: what of the activator's code it goes through: `verb <name>`, `openai <path>`, or a handler of the gateway's.
-        foreign, stranger: the status that a caller of another tenant gets, and one without a key.
-        own: the status of a caller of the function's own tenant; `opens`: whether the worker opens its pickle.
+        covers: what of the activator's code it goes through: `verb <name>`, `openai <path>`, or a
+        handler of the gateway's. foreign, stranger: the status that a caller of another tenant
+        gets, and one without a key. own: the status of a caller of the function's own tenant;
+        `opens`: whether the worker opens its pickle.
     """
 
     send: Send
@@ -222,21 +245,44 @@ NOT_JSON: dict[str, Any] = {"foreign": 400, "stranger": 400, "own": 400, "opens"
 ENTRANCES: dict[str, Row] = {
     "invoke": Row(send=_invoke, covers="verb invoke"),
     "invoke, on the fast path": Row(send=_warm, covers="verb invoke"),
-    "invoke under an idempotency key": Row(send=_once, covers="self.idempotency.answer", stranger=401),
+    "invoke under an idempotency key": Row(
+        send=_once, covers="self.idempotency.answer", stranger=401
+    ),
     "submit": Row(send=_submit, covers="verb submit", stranger=401),
     "submit under an idempotency key": Row(send=_submit_once, covers="verb submit", stranger=401),
-    "warm up": Row(send=_restarted_warmup, covers="verb warmup", foreign=403, stranger=403, opens=False),
+    "warm up": Row(
+        send=_restarted_warmup, covers="verb warmup", foreign=403, stranger=403, opens=False
+    ),
     "put": Row(send=_put, covers="self._variations.put_call", stranger=401),
-    "put, from another activator": Row(send=_put_passed_on, covers="self._variations.put_call", stranger=401),
-    "predict": Row(send=at(f"/v1/models/shop/{ADD}:predict"), covers="self._models.answer", **NOT_JSON),
+    "put, from another activator": Row(
+        send=_put_passed_on, covers="self._variations.put_call", stranger=401
+    ),
+    "predict": Row(
+        send=at(f"/v1/models/shop/{ADD}:predict"), covers="self._models.answer", **NOT_JSON
+    ),
     "infer": Row(send=at(f"/v2/models/shop/{ADD}/infer"), covers="self._models.answer", **NOT_JSON),
-    "invoke a model": Row(send=at("/v1/functions/shop/assistant:invoke"), covers="verb invoke", **NOT_JSON),
-    "submit a model's call": Row(send=at("/v1/functions/shop/assistant:submit"), covers="verb submit", **{**NOT_JSON, "stranger": 401}),
-    **{f"openai {path}": Row(send=at(path), covers=f"openai {path}", **NOT_JSON) for path in sorted(OURS - {MODELS})},
-    **{f"engine {path}": Row(send=at(f"/fn/shop/assistant{path}"), covers="self.openai.answer_raw", **NOT_JSON) for path in sorted(PATHS)},
+    "invoke a model": Row(
+        send=at("/v1/functions/shop/assistant:invoke"), covers="verb invoke", **NOT_JSON
+    ),
+    "submit a model's call": Row(
+        send=at("/v1/functions/shop/assistant:submit"),
+        covers="verb submit",
+        **{**NOT_JSON, "stranger": 401},
+    ),
+    **{
+        f"openai {path}": Row(send=at(path), covers=f"openai {path}", **NOT_JSON)
+        for path in sorted(OURS - {MODELS})
+    },
+    **{
+        f"engine {path}": Row(
+            send=at(f"/fn/shop/assistant{path}"), covers="self.openai.answer_raw", **NOT_JSON
+        )
+        for path in sorted(PATHS)
+    },
 }
 NO_ENTRANCES = {
-    "self._passthrough.http": "raw HTTP is the application's own; see the tests of its path and headers",
+    "self._passthrough.http": "raw HTTP is the application's own; see the tests of its path and "
+    "headers",
     "self._passthrough.websocket": "frames; see the test of its head",
     "self._calls.answer": "questions about calls: nothing of the request reaches a worker",
     "self._control.forward": "the controller's paths: no worker is asked",
@@ -257,10 +303,16 @@ NO_ENTRANCES = {
         "a step on the way to a row's handler",
     ),
     "self._proxies.note_caller": "reads the address that a trusted proxy says",
-    **dict.fromkeys(("self._reception.enter", "self._reception.raw_entry", "self._reception.reader"), "finds the caller"),
+    **dict.fromkeys(
+        ("self._reception.enter", "self._reception.raw_entry", "self._reception.reader"),
+        "finds the caller",
+    ),
     "self._web_socket_entry": "finds the caller of a WebSocket",
     "self.bodies": "counts bytes",
-    **dict.fromkeys(("self._dashboard.misplaced", "self._dashboard.answer"), "refuses or redirects, and reads no body"),
+    **dict.fromkeys(
+        ("self._dashboard.misplaced", "self._dashboard.answer"),
+        "refuses or redirects, and reads no body",
+    ),
 }
 MAKERS = {
     "gateway.pipeline.admit": "invoke, submit, put",
@@ -293,18 +345,25 @@ async def test_a_pickle_of_another_tenant_or_without_a_key_is_refused_unopened(
 
 
 @pytest.mark.parametrize("name", ENTRANCES)
-async def test_a_pickle_of_the_functions_own_tenant_is_served_as_before(shop: Edge, pickled: MarkingPickle, name: str) -> None:
+async def test_a_pickle_of_the_functions_own_tenant_is_served_as_before(
+    shop: Edge, pickled: MarkingPickle, name: str
+) -> None:
     row = ENTRANCES[name]
     answer = await row.send(shop, pickled.body, KEY, SENT)
 
     assert (answer.status_code, pickled.was_opened) == (row.own, row.opens), answer.text
     if row.opens and answer.headers["content-type"] == CONTENT_JSON:
-        assert (answer.json()["state"], answer.json()["content_type"]) == ("SUCCEEDED", CONTENT_PICKLE)
+        assert (answer.json()["state"], answer.json()["content_type"]) == (
+            "SUCCEEDED",
+            CONTENT_PICKLE,
+        )
 
 
-# -- every way in has a row -------------------------------------------------------------------------------------------
+# -- every way in has a row ------------------------------------------------------------------------
 def test_every_handler_of_the_gateway_is_an_entrance_or_is_known_to_be_none() -> None:
-    found = handlers_of(Gateway._route) | handlers_of(Gateway._handle) | handlers_of(Gateway.__call__)
+    found = (
+        handlers_of(Gateway._route) | handlers_of(Gateway._handle) | handlers_of(Gateway.__call__)
+    )
     openai = {f"openai {path}" for path in OURS}
     verbs = {row.covers for row in ENTRANCES.values() if row.covers.startswith("verb ")}
     covered = {row.covers for row in ENTRANCES.values()} | set(NO_ENTRANCES)
@@ -330,19 +389,35 @@ def test_only_two_places_write_to_a_workers_route_for_calls() -> None:
         for path in (root / package).rglob("*.py")
         if route in path.read_text()
     }
-    those_who_serve_it = {"functions/pilotlight/protocol.py", "functions/pilotlight/worker/calls.py"}
-    assert found - those_who_serve_it == {"activator/calls/call.py", "activator/gateway/fast_path.py"}
+    those_who_serve_it = {
+        "functions/pilotlight/protocol.py",
+        "functions/pilotlight/worker/calls.py",
+    }
+    assert found - those_who_serve_it == {
+        "activator/calls/call.py",
+        "activator/gateway/fast_path.py",
+    }
 
 
 def handlers_of(function: Callable[..., Any]) -> set[str]:
     """What a method of the gateway's calls of the gateway."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    called += [side for node in called if isinstance(node, ast.IfExp) for side in (node.body, node.orelse)]
+    called += [
+        side for node in called if isinstance(node, ast.IfExp) for side in (node.body, node.orelse)
+    ]
     called = [node for node in called if isinstance(node, ast.Attribute)]
-    passed = [one for node in ast.walk(tree) if isinstance(node, ast.Call) for one in node.args if isinstance(one, ast.Attribute)]
+    passed = [
+        one
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        for one in node.args
+        if isinstance(one, ast.Attribute)
+    ]
     names = {ast.unparse(node) for node in (*called, *passed)}
-    return {name for name in names if name.startswith("self.") and not name.startswith("self._metrics")}
+    return {
+        name for name in names if name.startswith("self.") and not name.startswith("self._metrics")
+    }
 
 
 def makers_in(package: Path) -> set[str]:
@@ -351,18 +426,33 @@ def makers_in(package: Path) -> set[str]:
     for path in package.rglob("*.py"):
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                names = {name_of(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
-                given = {name_of(node) for node in ast.walk(function) if isinstance(node, ast.IfExp) for node in (node.body, node.orelse)}
+                names = {
+                    name_of(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)
+                }
+                given = {
+                    name_of(node)
+                    for node in ast.walk(function)
+                    if isinstance(node, ast.IfExp)
+                    for node in (node.body, node.orelse)
+                }
                 if (names | given) & {"Call", "EngineCall", "stand_in"}:
-                    found.add(f"{'.'.join(path.relative_to(package).with_suffix('').parts)}.{function.name}")
+                    found.add(
+                        f"{'.'.join(path.relative_to(package).with_suffix('').parts)}.{function.name}"
+                    )
     return found
 
 
 def name_of(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return (
+        node.attr
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else ""
+    )
 
 
-# -- what a body is ---------------------------------------------------------------------------------------------------
+# -- what a body is --------------------------------------------------------------------------------
 PICKLES = (
     CONTENT_PICKLE,
     CONTENT_PICKLE.upper(),
@@ -385,7 +475,9 @@ NO_PICKLES = (
 
 
 def test_a_content_type_is_a_pickle_by_its_whole_name() -> None:
-    assert {payload_type(given.encode()) for given in (*PICKLES, f"  {CONTENT_PICKLE}\t")} == {PICKLE}
+    assert {payload_type(given.encode()) for given in (*PICKLES, f"  {CONTENT_PICKLE}\t")} == {
+        PICKLE
+    }
     assert {payload_type(given.encode()) for given in NO_PICKLES} == {payload_type(None)} == {JSON}
 
 
@@ -403,16 +495,31 @@ async def test_however_a_type_is_written_it_means_the_same_to_activator_and_work
 ) -> None:
     for given in PICKLES:
         answer = await way(shop, pickled.body, key, {"content-type": given})
-        assert (answer.status_code, pickled.was_opened) == ((200, True) if key == KEY else (415, False)), given
+        assert (answer.status_code, pickled.was_opened) == (
+            (200, True) if key == KEY else (415, False)
+        ), given
     pickled.mark.unlink(missing_ok=True)
     for given in NO_PICKLES:
-        assert (await way(shop, pickled.body, key, {"content-type": given})).status_code == 400, given
+        assert (await way(shop, pickled.body, key, {"content-type": given})).status_code == 400, (
+            given
+        )
         answer = await way(shop, b'{"x": 4}', key, {"content-type": given})
-        assert (answer.status_code, answer.headers["content-type"], answer.content) == (200, CONTENT_JSON, b"4"), given
+        assert (answer.status_code, answer.headers["content-type"], answer.content) == (
+            200,
+            CONTENT_JSON,
+            b"4",
+        ), given
     assert not pickled.was_opened
 
 
-@pytest.mark.parametrize("types", [(CONTENT_PICKLE, CONTENT_JSON), (CONTENT_JSON, CONTENT_PICKLE), (CONTENT_PICKLE, CONTENT_PICKLE)])
+@pytest.mark.parametrize(
+    "types",
+    [
+        (CONTENT_PICKLE, CONTENT_JSON),
+        (CONTENT_JSON, CONTENT_PICKLE),
+        (CONTENT_PICKLE, CONTENT_PICKLE),
+    ],
+)
 async def test_a_type_that_is_given_twice_opens_no_pickle_of_a_foreign_caller(
     shop: Edge, pickled: MarkingPickle, types: tuple[str, str]
 ) -> None:
@@ -424,9 +531,13 @@ async def test_a_type_that_is_given_twice_opens_no_pickle_of_a_foreign_caller(
     assert not pickled.was_opened
 
 
-# -- what a refusal costs ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("way", [_invoke, _warm, _submit, _put], ids=["invoke", "fast path", "submit", "put"])
-async def test_a_refused_pickle_counts_as_a_request_and_holds_and_costs_nothing(shop: Edge, pickled: MarkingPickle, way: Send) -> None:
+# -- what a refusal costs --------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "way", [_invoke, _warm, _submit, _put], ids=["invoke", "fast path", "submit", "put"]
+)
+async def test_a_refused_pickle_counts_as_a_request_and_holds_and_costs_nothing(
+    shop: Edge, pickled: MarkingPickle, way: Send
+) -> None:
     shop.add(route_of(service(scaling=Scaling(max_instances=1, max_inputs=1))))
     asked_first = 2 if way is _warm else 0
     shop.add_tenant("beta", tenant=OTHER, requests_per_s=0.001, burst=asked_first + 1)
@@ -437,32 +548,56 @@ async def test_a_refused_pickle_counts_as_a_request_and_holds_and_costs_nothing(
     records = [record for record in (await shop.settle()).values() if record.kind == "CALL"]
     assert [record.status for record in records] == [200] * asked_first
     assert (await _invoke(shop, pickled.body, THEIR_KEY, SENT)).status_code == 429
-    assert (await _invoke(shop, b'{"x": 1}', KEY, {"content-type": CONTENT_JSON})).status_code == 200, "its only slot is free"
+    assert (
+        await _invoke(shop, b'{"x": 1}', KEY, {"content-type": CONTENT_JSON})
+    ).status_code == 200, "its only slot is free"
     assert not pickled.was_opened
 
 
-# -- calls that come from a journal -------------------------------------------------------------------------------------
+# -- calls that come from a journal ----------------------------------------------------------------
 def kept_of(pickled: MarkingPickle, *, tenant: str, key: str, **more: Any) -> dict[str, Any]:
     """A submitted pickle as an older version wrote it down."""
     record = CallRecord(
-        id="req-1", tenant=tenant, environment="main", app="shop", function="Service", method="add", state="QUEUED", sequence=1,
-        submitted_at=1.0, expires_at=9e9, revision="v1-abcdef",
-    )  # fmt: skip
+        id="req-1",
+        tenant=tenant,
+        environment="main",
+        app="shop",
+        function="Service",
+        method="add",
+        state="QUEUED",
+        sequence=1,
+        submitted_at=1.0,
+        expires_at=9e9,
+        revision="v1-abcdef",
+    )
     return {
-        "record": record.to_json(), "owner": TENANT, "key": key, "content_type": CONTENT_PICKLE, "accept": "",
-        "body": base64.b64encode(pickled.body).decode(), **more,
-    }  # fmt: skip
+        "record": record.to_json(),
+        "owner": TENANT,
+        "key": key,
+        "content_type": CONTENT_PICKLE,
+        "accept": "",
+        "body": base64.b64encode(pickled.body).decode(),
+        **more,
+    }
 
 
 @asynccontextmanager
-async def resumed(directory: Path, worker: Path, kept: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """The call's record, as the controller has it, once an activator found it in the journal that another one left."""
+async def resumed(
+    directory: Path, worker: Path, kept: dict[str, Any]
+) -> AsyncIterator[dict[str, Any]]:
+    """The call's record, as the controller has it, once an activator found it in the journal that
+    another one left."""
     async with served(furnish(Edge(directory, ActivatorSettings(), _never), worker)) as first:
         await first.books.journal.submit("req-1", kept)
     controller = await FakeController(directory / "controller.sock").start()
-    async with served(furnish(Edge(directory, ActivatorSettings(), _never), worker)) as second, asyncio.TaskGroup() as group:
+    async with (
+        served(furnish(Edge(directory, ActivatorSettings(), _never), worker)) as second,
+        asyncio.TaskGroup() as group,
+    ):
         (shipping,) = second.calls.start(group)
-        await until(lambda: controller.calls.get("req-1", {}).get("state") in ("SUCCEEDED", "FAILED"))
+        await until(
+            lambda: controller.calls.get("req-1", {}).get("state") in ("SUCCEEDED", "FAILED")
+        )
         yield controller.calls["req-1"]
         assert {record.status for record in (await second.settle()).values()} <= {200}
         shipping.cancel()
@@ -490,7 +625,11 @@ async def test_an_own_pickle_in_a_journal_runs_also_when_its_key_has_ended(
     short_tmp: Path, worker: Path, pickled: MarkingPickle, key: str
 ) -> None:
     async with resumed(short_tmp, worker, kept_of(pickled, tenant=TENANT, key=key)) as record:
-        assert (record["state"], record["content_type"], pickled.was_opened) == ("SUCCEEDED", CONTENT_PICKLE, True)
+        assert (record["state"], record["content_type"], pickled.was_opened) == (
+            "SUCCEEDED",
+            CONTENT_PICKLE,
+            True,
+        )
 
 
 @pytest.mark.parametrize("tenant, state", [(OTHER, "FAILED"), (TENANT, "SUCCEEDED")])
@@ -504,8 +643,10 @@ async def test_a_dead_letter_sent_again_and_a_call_handed_on_are_checked_again(
     assert pickled.was_opened == (state == "SUCCEEDED")
 
 
-# -- what answers in a function's place, and copies ---------------------------------------------------------------------
-async def test_a_pickle_falls_back_within_its_tenant_and_another_tenants_does_not(shop: Edge, pickled: MarkingPickle) -> None:
+# -- what answers in a function's place, and copies ------------------------------------------------
+async def test_a_pickle_falls_back_within_its_tenant_and_another_tenants_does_not(
+    shop: Edge, pickled: MarkingPickle
+) -> None:
     shop.add(route_of(service(fallback=(Fallback(kind="function", function="Spare"),))))
     shop.add(route_of(service("Spare")))
     shop.fleet.broken["Service"] = StartFailed("broken")
@@ -514,11 +655,23 @@ async def test_a_pickle_falls_back_within_its_tenant_and_another_tenants_does_no
         assert (await _invoke(shop, pickled.body, key, SENT)).status_code == 415
     assert not pickled.was_opened
     answer = await _invoke(shop, pickled.body, KEY, SENT)
-    assert (answer.status_code, answer.headers["pilotlight-degraded"], pickled.was_opened) == (200, "function=Spare", True)
+    assert (answer.status_code, answer.headers["pilotlight-degraded"], pickled.was_opened) == (
+        200,
+        "function=Spare",
+        True,
+    )
 
 
 def test_a_pickle_is_no_call_of_another_tenants_function_in_the_place_of_its_own() -> None:
-    call = Call(id="req-1", target=target_of(service()), method="add", key_id="k", body=b"", content_type=PICKLE, accepts_pickle=True)
+    call = Call(
+        id="req-1",
+        target=target_of(service()),
+        method="add",
+        key_id="k",
+        body=b"",
+        content_type=PICKLE,
+        accepts_pickle=True,
+    )
     theirs = target_of(service("Spare"), tenant=OTHER)
 
     with pytest.raises(errors.UnsupportedMediaType):
@@ -526,75 +679,137 @@ def test_a_pickle_is_no_call_of_another_tenants_function_in_the_place_of_its_own
     assert call.stand_in(target_of(service("Spare")), "function=Spare").accepts_pickle
 
 
-def test_a_pickle_whose_caller_was_not_checked_goes_without_the_header_that_a_worker_requires() -> None:
-    for content_type, accepts, is_said in ((PICKLE, True, True), (PICKLE, False, False), (JSON, True, False)):
+def test_a_pickle_whose_caller_was_not_checked_goes_without_the_header_that_a_worker_requires() -> (
+    None
+):
+    for content_type, accepts, is_said in (
+        (PICKLE, True, True),
+        (PICKLE, False, False),
+        (JSON, True, False),
+    ):
         call = Call(
-            id="req-1", target=target_of(service()), method="add", key_id="k", body=b"", content_type=content_type, accepts_pickle=accepts
+            id="req-1",
+            target=target_of(service()),
+            method="add",
+            key_id="k",
+            body=b"",
+            content_type=content_type,
+            accepts_pickle=accepts,
         )
         assert (TRUSTED.encode() in call.request_head(1.0)) == is_said
 
 
-async def test_a_copy_of_an_own_pickle_is_opened_by_the_shadow(edge: Edge, pickled: MarkingPickle) -> None:
+async def test_a_copy_of_an_own_pickle_is_opened_by_the_shadow(
+    edge: Edge, pickled: MarkingPickle
+) -> None:
     spec = replace(service(), name="hello")
     edge.gateway.copy_calls(
-        ShadowTraffic(throttler_of=edge.scaler.throttler_of, observer=Seen(), is_crowded=lambda: False, draw=lambda: 0.0)
+        ShadowTraffic(
+            throttler_of=edge.scaler.throttler_of,
+            observer=Seen(),
+            is_crowded=lambda: False,
+            draw=lambda: 0.0,
+        )
     )
     shadow = Shadow(revision="v2-bbbbbb", percent=100.0, max_compute=1.0)
     edge.add(split_route(spec, {"v1-aaaaaa": 100}, named=("v2-bbbbbb",), shadow=shadow))
 
     def copies() -> list[WorkerRequest]:
         asked = [request for worker in edge.fleet.workers.values() for request in worker.requests]
-        return [request for request in asked if request.headers.get("pilotlight-call", "").endswith("-shadow")]
+        return [
+            request
+            for request in asked
+            if request.headers.get("pilotlight-call", "").endswith("-shadow")
+        ]
 
     async def copied() -> bool:
-        assert (await edge.call("shop/hello.add:invoke", content=pickled.body, headers=dict(SENT))).status_code == 200
+        assert (
+            await edge.call("shop/hello.add:invoke", content=pickled.body, headers=dict(SENT))
+        ).status_code == 200
         return bool(copies())
 
     while not await copied():
         await asyncio.sleep(0.01)
-    assert (copies()[0].headers["content-type"], copies()[0].headers[TRUSTED]) == (CONTENT_PICKLE, "1")
+    assert (copies()[0].headers["content-type"], copies()[0].headers[TRUSTED]) == (
+        CONTENT_PICKLE,
+        "1",
+    )
 
 
-# -- heads that a caller writes -----------------------------------------------------------------------------------------
+# -- heads that a caller writes --------------------------------------------------------------------
 @pytest.fixture(name="behaviour")
 def _behaviour() -> object:
     async def tell(request: WorkerRequest) -> WorkerAnswer:
-        return WorkerAnswer(body=json.dumps({"path": request.path, "headers": request.headers}).encode())
+        return WorkerAnswer(
+            body=json.dumps({"path": request.path, "headers": request.headers}).encode()
+        )
 
     return tell
 
 
 CLIMBS = (
-    *("/invoke/", "/../invoke/", "/../../invoke/", "/%2e%2e/invoke/", "/..%2finvoke/", "/%2e%2e%2finvoke/", "//invoke/", "/./invoke/"),
-    *("/..;/invoke/", "/..\\invoke/", "%2finvoke/", "%2f..%2finvoke/", "?/invoke/", "/x/../../invoke/", ""),
+    *(
+        "/invoke/",
+        "/../invoke/",
+        "/../../invoke/",
+        "/%2e%2e/invoke/",
+        "/..%2finvoke/",
+        "/%2e%2e%2finvoke/",
+        "//invoke/",
+        "/./invoke/",
+    ),
+    *(
+        "/..;/invoke/",
+        "/..\\invoke/",
+        "%2finvoke/",
+        "%2f..%2finvoke/",
+        "?/invoke/",
+        "/x/../../invoke/",
+        "",
+    ),
 )
 
 
 @pytest.mark.parametrize("climb", CLIMBS)
-async def test_no_path_of_a_web_application_is_its_workers_route_for_calls(shop: Edge, pickled: MarkingPickle, climb: str) -> None:
+async def test_no_path_of_a_web_application_is_its_workers_route_for_calls(
+    shop: Edge, pickled: MarkingPickle, climb: str
+) -> None:
     host, port = shop.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    lines = f"host: x\r\nconnection: close\r\n{TRUSTED}: 1\r\ncontent-type: {CONTENT_PICKLE}\r\ncontent-length: {len(pickled.body)}\r\n"
-    writer.write(f"POST /t/acme/fn/shop/site{climb} HTTP/1.1\r\n{lines}\r\n".encode() + pickled.body)
+    lines = (
+        f"host: x\r\nconnection: close\r\n{TRUSTED}: 1\r\ncontent-type: "
+        f"{CONTENT_PICKLE}\r\ncontent-length: {len(pickled.body)}\r\n"
+    )
+    writer.write(
+        f"POST /t/acme/fn/shop/site{climb} HTTP/1.1\r\n{lines}\r\n".encode() + pickled.body
+    )
     answer = await reader.read()
     writer.close()
     await writer.wait_closed()
 
     seen = [request for worker in shop.fleet.workers.values() for request in worker.requests]
     assert len(seen) == (1 if b" 200 " in answer.partition(b"\r\n")[0] else 0), answer
-    assert all(request.path.startswith("/asgi") and request.path[5] in "/?" for request in seen), seen
-    assert all(TRUSTED not in request.headers for request in seen), "nor does the header of a caller reach it"
+    assert all(request.path.startswith("/asgi") and request.path[5] in "/?" for request in seen), (
+        seen
+    )
+    assert all(TRUSTED not in request.headers for request in seen), (
+        "nor does the header of a caller reach it"
+    )
 
 
 async def test_a_callers_own_trust_header_reaches_no_worker(edge: Edge) -> None:
     edge.add(route_of(spec_of()))
     for _ in range(3):  # at first cold, then on the fast path
-        seen = (await edge.call(json={"x": 1}, headers={TRUSTED: "1", "Pilotlight-Trusted-Pickle": "1"})).json()
+        seen = (
+            await edge.call(json={"x": 1}, headers={TRUSTED: "1", "Pilotlight-Trusted-Pickle": "1"})
+        ).json()
         assert TRUSTED not in seen["headers"]
         assert seen["headers"]["content-type"] == CONTENT_JSON
 
 
-async def test_the_head_of_a_websocket_carries_no_trust_header_of_its_caller(shop: Edge, short_tmp: Path) -> None:
+async def test_the_head_of_a_websocket_carries_no_trust_header_of_its_caller(
+    shop: Edge, short_tmp: Path
+) -> None:
     said: list[str] = []
 
     async def listen(socket: ServerConnection) -> None:
@@ -610,7 +825,7 @@ async def test_the_head_of_a_websocket_carries_no_trust_header_of_its_caller(sho
     assert TRUSTED not in said
 
 
-# -- answers that were not asked for as pickles ---------------------------------------------------------------------------
+# -- answers that were not asked for as pickles ----------------------------------------------------
 async def test_a_record_calls_an_answer_a_pickle_only_where_the_call_was_one(
     edge: Edge, controller: FakeController, shipping: object, pickled: MarkingPickle
 ) -> None:
@@ -620,8 +835,12 @@ async def test_a_record_calls_an_answer_a_pickle_only_where_the_call_was_one(
     edge.fleet.behaviours["hello"] = lie
     edge.add(route_of(spec_of()))
     call = (await edge.call("shop/hello:submit", json={"x": 1})).json()["id"]
-    record = (await edge.client.get(f"{edge.url}/v1/calls/{call}?wait_s=20", headers=under(KEY, {}))).json()
-    stream = (await edge.client.get(f"{edge.url}/v1/calls/{call}/stream", headers=under(KEY, {}))).text
+    record = (
+        await edge.client.get(f"{edge.url}/v1/calls/{call}?wait_s=20", headers=under(KEY, {}))
+    ).json()
+    stream = (
+        await edge.client.get(f"{edge.url}/v1/calls/{call}/stream", headers=under(KEY, {}))
+    ).text
 
     assert (record["state"], record["content_type"]) == ("SUCCEEDED", "application/octet-stream")
     assert "event: pickle" not in stream
@@ -629,19 +848,36 @@ async def test_a_record_calls_an_answer_a_pickle_only_where_the_call_was_one(
 
 
 def test_only_pickles_are_answered_with_pickles() -> None:
-    for answered in (CONTENT_PICKLE, CONTENT_PICKLE.upper(), f"{CONTENT_PICKLE}-stream", f"{CONTENT_PICKLE}; a=b"):
+    for answered in (
+        CONTENT_PICKLE,
+        CONTENT_PICKLE.upper(),
+        f"{CONTENT_PICKLE}-stream",
+        f"{CONTENT_PICKLE}; a=b",
+    ):
         assert answered_type(JSON, answered) == "application/octet-stream"
         assert answered_type(PICKLE, answered) == answered
-    assert answered_type(JSON, "text/event-stream; charset=utf-8") == "text/event-stream; charset=utf-8"
+    assert (
+        answered_type(JSON, "text/event-stream; charset=utf-8")
+        == "text/event-stream; charset=utf-8"
+    )
 
 
-# -- the SDK at a function of another tenant ------------------------------------------------------------------------------
-async def test_the_sdk_calls_another_tenants_function_and_reads_its_streams_and_errors(shop: Edge) -> None:
+# -- the SDK at a function of another tenant -------------------------------------------------------
+async def test_the_sdk_calls_another_tenants_function_and_reads_its_streams_and_errors(
+    shop: Edge,
+) -> None:
     def play() -> None:
         with session.using(Profile(url=shop.url, api_key=THEIR_KEY)):
             theirs = Cls.from_name("shop", "Service", tenant="acme")()
-            assert theirs.add.remote(1, 2) == theirs.add.remote(x=1, y=2) == theirs.add.spawn(1, 2).get(timeout=30) == 3
-            assert list(theirs.count.remote_gen(2)) == list(theirs.count.spawn(n=2).stream()) == [0, 1]
+            assert (
+                theirs.add.remote(1, 2)
+                == theirs.add.remote(x=1, y=2)
+                == theirs.add.spawn(1, 2).get(timeout=30)
+                == 3
+            )
+            assert (
+                list(theirs.count.remote_gen(2)) == list(theirs.count.spawn(n=2).stream()) == [0, 1]
+            )
             items = theirs.count.remote_gen(3)
             assert [next(items) for _ in range(3)] == [0, 1, 2]
             with pytest.raises(errors.FunctionRaised, match="after three"):

@@ -1,4 +1,5 @@
-"""Quotas over real HTTP: who is refused, what refusals and answers say, and that nothing stays held whatever becomes of a call."""
+"""Quotas over real HTTP: who is refused, what refusals and answers say, and that nothing stays held
+whatever becomes of a call."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ async def warm(edge: Edge) -> None:
 
 
 @pytest.mark.parametrize("is_warm", [False, True])
-async def test_a_call_over_its_quota_is_429_with_the_time_to_come_back(shop: Edge, is_warm: bool) -> None:
+async def test_a_call_over_its_quota_is_429_with_the_time_to_come_back(
+    shop: Edge, is_warm: bool
+) -> None:
     shop.add_tenant("acme", requests_per_s=0.025, burst=2)
     await warm(shop)
     await shop.call(json={"x": 1})
@@ -64,7 +67,11 @@ async def test_a_call_over_its_quota_is_429_with_the_time_to_come_back(shop: Edg
     assert answer.status_code == 429
     assert 10 <= int(answer.headers["retry-after"]) <= 40
     problem = problem_of(answer)
-    assert (problem["quota"], problem["of"], problem["limit"]) == ("requests_per_s", "tenant", 0.025)
+    assert (problem["quota"], problem["of"], problem["limit"]) == (
+        "requests_per_s",
+        "tenant",
+        0.025,
+    )
     assert str(problem["type"]).endswith("/over-quota")
     assert problem["instance"] == answer.headers["x-request-id"]
     assert answer.headers["ratelimit-policy"] == '"tenant";q=2;w=80'
@@ -77,9 +84,15 @@ async def test_answers_say_what_is_left(shop: Edge, headers: dict[str, str]) -> 
     await warm(shop)
     answers = [await shop.call(json={"x": 1}, headers=headers) for _ in range(2)]
 
-    assert [a.headers["ratelimit"].partition(";t=")[0] for a in answers] == ['"tenant";r=8', '"tenant";r=7']
+    assert [a.headers["ratelimit"].partition(";t=")[0] for a in answers] == [
+        '"tenant";r=8',
+        '"tenant";r=7',
+    ]
     assert '"tenant-concurrent";r=' in answers[0].headers["ratelimit"]
-    assert answers[0].headers["ratelimit-policy"] == '"tenant";q=10;w=10000, "tenant-concurrent";q=3;qu="concurrent-requests"'
+    assert (
+        answers[0].headers["ratelimit-policy"]
+        == '"tenant";q=10;w=10000, "tenant-concurrent";q=3;qu="concurrent-requests"'
+    )
 
 
 async def test_errors_say_it_too_and_cost_a_request(shop: Edge) -> None:
@@ -141,7 +154,9 @@ async def test_a_stream_is_held_to_its_last_byte(shop: Edge, script: Script) -> 
         return WorkerAnswer(chunks=items(), content_type="application/x-ndjson")
 
     script.now = stream
-    async with shop.client.stream("POST", f"{shop.url}/v1/functions/shop/hello:invoke", json={"x": 1}, headers=AUTHORIZED) as answer:
+    async with shop.client.stream(
+        "POST", f"{shop.url}/v1/functions/shop/hello:invoke", json={"x": 1}, headers=AUTHORIZED
+    ) as answer:
         lines = answer.aiter_lines()
         assert await anext(lines) == "1"
         assert answer.headers["ratelimit"] == '"tenant-concurrent";r=0'
@@ -183,7 +198,9 @@ async def test_a_body_over_the_smallest_quota_is_413(shop: Edge, path: str) -> N
     assert (too_large.status_code, problem_of(too_large)["limit_bytes"]) == (413, 100)
 
 
-async def test_a_submitted_call_counts_when_it_comes_and_holds_when_it_runs(shop: Edge, controller: FakeController, script: Script) -> None:
+async def test_a_submitted_call_counts_when_it_comes_and_holds_when_it_runs(
+    shop: Edge, controller: FakeController, script: Script
+) -> None:
     shop.add_tenant("acme", requests_per_s=0.001, burst=3, concurrent=1)
     gate = asyncio.Event()
 
@@ -201,19 +218,31 @@ async def test_a_submitted_call_counts_when_it_comes_and_holds_when_it_runs(shop
     gate.set()
     for answer in accepted[:3]:
         url = f"{shop.url}/v1/calls/{answer.json()['id']}?wait_s=20"
-        assert (await shop.client.get(url, headers=AUTHORIZED, timeout=30)).json()["state"] == "SUCCEEDED"
+        assert (await shop.client.get(url, headers=AUTHORIZED, timeout=30)).json()[
+            "state"
+        ] == "SUCCEEDED"
     assert held(shop) == 0
 
 
-async def test_submitted_calls_that_wait_for_their_quota_are_in_nobodys_way(shop: Edge, controller: FakeController, script: Script) -> None:
-    shop.add(route_of(spec_of(scaling=Scaling(max_inputs=1, max_instances=2), clocks=Clocks(execution_s=30))))
+async def test_submitted_calls_that_wait_for_their_quota_are_in_nobodys_way(
+    shop: Edge, controller: FakeController, script: Script
+) -> None:
+    shop.add(
+        route_of(
+            spec_of(scaling=Scaling(max_inputs=1, max_instances=2), clocks=Clocks(execution_s=30))
+        )
+    )
     shop.add_key("pl_narrow", quotas={"concurrent": 0})
-    waiting = [await shop.call("shop/hello:submit", json={"x": n}, key="pl_narrow") for n in range(4)]
+    waiting = [
+        await shop.call("shop/hello:submit", json={"x": n}, key="pl_narrow") for n in range(4)
+    ]
     accepted = await shop.call("shop/hello:submit", json={"x": 9})
     url = f"{shop.url}/v1/calls/{accepted.json()['id']}?wait_s=20"
 
     assert [answer.status_code for answer in waiting] == [202] * 4
-    assert (await shop.client.get(url, headers=AUTHORIZED, timeout=30)).json()["state"] == "SUCCEEDED"
+    assert (await shop.client.get(url, headers=AUTHORIZED, timeout=30)).json()[
+        "state"
+    ] == "SUCCEEDED"
 
 
 @pytest.mark.parametrize("lifted", [{}, {"concurrent": 2}])
@@ -226,7 +255,9 @@ async def test_a_submitted_call_runs_when_the_quota_that_held_it_up_is_lifted(
     shop.add_key("pl_narrow", quotas=lifted)
     url = f"{shop.url}/v1/calls/{accepted.json()['id']}?wait_s=20"
 
-    assert (await shop.client.get(url, headers=AUTHORIZED, timeout=30)).json()["state"] == "SUCCEEDED"
+    assert (await shop.client.get(url, headers=AUTHORIZED, timeout=30)).json()[
+        "state"
+    ] == "SUCCEEDED"
     assert shop.quotas.held("key:k-pl_narrow") == 0
 
 
@@ -264,25 +295,35 @@ class TestRaw:
         assert first.status_code == 200
         assert first.headers["ratelimit"].startswith('"tenant";r=1')
         assert held(site) == 0
-        assert (await site.client.post(url, headers=AUTHORIZED, content=b"x" * 11)).status_code == 413
+        assert (
+            await site.client.post(url, headers=AUTHORIZED, content=b"x" * 11)
+        ).status_code == 413
         await site.client.get(url, headers=AUTHORIZED)
         over = await site.client.get(url, headers=AUTHORIZED)
         assert (over.status_code, "retry-after" in over.headers) == (429, True)
 
-    async def test_a_body_that_does_not_say_how_long_it_is_is_cut_off_at_its_quota(self, site: Edge) -> None:
+    async def test_a_body_that_does_not_say_how_long_it_is_is_cut_off_at_its_quota(
+        self, site: Edge
+    ) -> None:
         site.add_tenant("acme", body_bytes=10)
 
         async def chunks() -> AsyncIterator[bytes]:
             for _ in range(4):
                 yield b"12345"
 
-        answer = await site.client.post(f"{site.url}/fn/shop/site/a", headers=AUTHORIZED, content=chunks())
+        answer = await site.client.post(
+            f"{site.url}/fn/shop/site/a", headers=AUTHORIZED, content=chunks()
+        )
         assert answer.status_code == 413
 
-    async def test_a_websocket_over_its_quota_is_refused_before_it_is_accepted(self, site: Edge) -> None:
+    async def test_a_websocket_over_its_quota_is_refused_before_it_is_accepted(
+        self, site: Edge
+    ) -> None:
         site.add_tenant("acme", concurrent=0)
         with pytest.raises(InvalidStatus) as refused:
-            async with connect(site.url.replace("http", "ws") + "/fn/shop/site/chat", additional_headers=AUTHORIZED):
+            async with connect(
+                site.url.replace("http", "ws") + "/fn/shop/site/chat", additional_headers=AUTHORIZED
+            ):
                 raise AssertionError("accepted")
         response = refused.value.response
         assert response.status_code == 429
@@ -295,7 +336,13 @@ class TestRaw:
     [
         pytest.param({}, None, 200, "standard", id="unlimited"),
         pytest.param({"priority": "batch"}, None, 200, "batch", id="what the plan allows"),
-        pytest.param({"priority": "standard"}, b"realtime", 200, "standard", id="no more than the plan allows"),
+        pytest.param(
+            {"priority": "standard"},
+            b"realtime",
+            200,
+            "standard",
+            id="no more than the plan allows",
+        ),
         pytest.param({"priority": "realtime"}, b"Batch", 200, "batch", id="less"),
         pytest.param({}, b"urgent", 400, None, id="unknown"),
     ],
@@ -307,10 +354,14 @@ async def test_a_call_has_the_priority_that_it_asks_for_within_its_plan(
     target = shop.table.targets_of(HELLO)[0]
     headers = {b"pilotlight-priority": asked} if asked is not None else {}
     if priority is not None:
-        rank = shop.entrance.entry(shop.table.authenticate(f"Bearer {KEY}".encode(), 0.0), target).rank(headers)
+        rank = shop.entrance.entry(
+            shop.table.authenticate(f"Bearer {KEY}".encode(), 0.0), target
+        ).rank(headers)
         assert (rank.priority, rank.tenant, rank.weight) == (priority, TENANT, 3)
     await warm(shop)
-    answer = await shop.call(json={"x": 1}, headers={k.decode(): v.decode() for k, v in headers.items()})
+    answer = await shop.call(
+        json={"x": 1}, headers={k.decode(): v.decode() for k, v in headers.items()}
+    )
     assert answer.status_code == status
 
 
@@ -318,8 +369,14 @@ async def test_every_bound_on_waiting_calls_goes_with_the_rank(shop: Edge) -> No
     shop.add_tenant("acme", queued=50)
     shop.tell("quota", HELLO, {"queued": 9})
     shop.add_key("pl_q", quotas={"queued": 5})
-    entry = shop.entrance.entry(shop.table.authenticate(b"Bearer pl_q", 0.0), shop.table.targets_of(HELLO)[0])
-    assert entry.rank({}).queued == (("tenant", TENANT, 50), ("function", HELLO, 9), ("key", "k-pl_q", 5))
+    entry = shop.entrance.entry(
+        shop.table.authenticate(b"Bearer pl_q", 0.0), shop.table.targets_of(HELLO)[0]
+    )
+    assert entry.rank({}).queued == (
+        ("tenant", TENANT, 50),
+        ("function", HELLO, 9),
+        ("key", "k-pl_q", 5),
+    )
     assert entry.gate is None  # counted where calls wait
 
 

@@ -1,4 +1,5 @@
-"""Quotas over real HTTP where they are counted in a real Redis: the same answers, another way through the gateway."""
+"""Quotas over real HTTP where they are counted in a real Redis: the same answers, another way
+through the gateway."""
 
 from __future__ import annotations
 
@@ -31,12 +32,16 @@ def _behaviour(script: Script) -> Behaviour:
 
 @pytest.fixture(name="settings")
 def _settings() -> ActivatorSettings:
-    return ActivatorSettings(without_redis={"concurrent": "closed"}, redis_url="redis://unused", quota_store="redis")
+    return ActivatorSettings(
+        without_redis={"concurrent": "closed"}, redis_url="redis://unused", quota_store="redis"
+    )
 
 
 @pytest.fixture(name="quota_store")
 async def _quota_store(settings: ActivatorSettings, redis_url: str) -> AsyncIterator[QuotaStore]:
-    store = RedisQuotas(redis_url, platform="p", member="a-0", is_open=settings.is_open_without_redis)
+    store = RedisQuotas(
+        redis_url, platform="p", member="a-0", is_open=settings.is_open_without_redis
+    )
     yield store
     await store.aclose()
 
@@ -44,7 +49,9 @@ async def _quota_store(settings: ActivatorSettings, redis_url: str) -> AsyncIter
 @pytest.fixture(name="other")
 async def _other(settings: ActivatorSettings, redis_url: str) -> AsyncIterator[RedisQuotas]:
     """Another activator's store."""
-    store = RedisQuotas(redis_url, platform="p", member="a-1", is_open=settings.is_open_without_redis)
+    store = RedisQuotas(
+        redis_url, platform="p", member="a-1", is_open=settings.is_open_without_redis
+    )
     yield store
     await store.aclose()
 
@@ -59,7 +66,9 @@ async def _shop(edge: Edge) -> Edge:
 def elsewhere(edge: Edge, other: RedisQuotas) -> QuotaCheck:
     """The same caller at the same function, at the other activator."""
     caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
-    gate = other.gate(edge.entrance._rules(caller, edge.table.targets_of(f"{TENANT}/main/shop/hello")[0], ""))
+    gate = other.gate(
+        edge.entrance._rules(caller, edge.table.targets_of(f"{TENANT}/main/shop/hello")[0], "")
+    )
     assert gate is not None
     return gate
 
@@ -71,7 +80,9 @@ def take_away(edge: Edge) -> None:
     edge.quotas._redis.connection_pool.reset()  # type: ignore[no-untyped-call]
 
 
-async def test_both_activators_grant_the_quota_together_and_say_so(shop: Edge, other: RedisQuotas) -> None:
+async def test_both_activators_grant_the_quota_together_and_say_so(
+    shop: Edge, other: RedisQuotas
+) -> None:
     shop.add_tenant("acme", requests_per_s=0.001, burst=4, concurrent=3)
     there = elsewhere(shop, other)
     assert [await there.take(1, 1, 0) for _ in range(2)] == [None, None]
@@ -86,7 +97,9 @@ async def test_both_activators_grant_the_quota_together_and_say_so(shop: Edge, o
     assert int(over.headers["retry-after"]) > 900
 
 
-async def test_so_many_run_at_once_over_all_activators(shop: Edge, other: RedisQuotas, script: Script) -> None:
+async def test_so_many_run_at_once_over_all_activators(
+    shop: Edge, other: RedisQuotas, script: Script
+) -> None:
     shop.add_tenant("acme", concurrent=2)
     script.now = forever
     running = [asyncio.create_task(shop.call(json={"x": n})) for n in range(2)]
@@ -103,7 +116,9 @@ async def test_so_many_run_at_once_over_all_activators(shop: Edge, other: RedisQ
     assert await there.take(1, 1, 0) is None
 
 
-async def test_without_a_rule_a_call_stays_warm_and_redis_is_not_asked(shop: Edge, redis_url: str) -> None:
+async def test_without_a_rule_a_call_stays_warm_and_redis_is_not_asked(
+    shop: Edge, redis_url: str
+) -> None:
     def trips() -> int:
         with redis.Redis.from_url(redis_url) as client:
             stats = client.info("commandstats")
@@ -121,7 +136,9 @@ async def test_without_a_rule_a_call_stays_warm_and_redis_is_not_asked(shop: Edg
     assert resolved.way is None
 
 
-async def test_while_redis_is_away_what_is_open_goes_on_and_what_is_closed_is_503(shop: Edge) -> None:
+async def test_while_redis_is_away_what_is_open_goes_on_and_what_is_closed_is_503(
+    shop: Edge,
+) -> None:
     shop.add_tenant("acme", requests_per_s=0.001, burst=2)
     take_away(shop)
     open_ = [await shop.call(json={"x": 1}) for _ in range(3)]

@@ -1,4 +1,5 @@
-"""kill -9 at every line: what was opened is closed once, what was submitted is run, what was finished is delivered."""
+"""kill -9 at every line: what was opened is closed once, what was submitted is run, what was
+finished is delivered."""
 
 from __future__ import annotations
 
@@ -38,11 +39,23 @@ def append_raw(directory: Path, text: bytes) -> None:
 
 def begin(journal: Journal, call: str, *, at_s: float, books: Any) -> Any:
     at_ns = int(at_s * SECOND)
-    return books.open(call=call, attempt=1, key="k", method="", start_kind="FORK", queued_ms=4, start_ms=5, now_ns=at_ns, at_ns=at_ns)
+    return books.open(
+        call=call,
+        attempt=1,
+        key="k",
+        method="",
+        start_kind="FORK",
+        queued_ms=4,
+        start_ms=5,
+        now_ns=at_ns,
+        at_ns=at_ns,
+    )
 
 
 def end(ticket: Any, *, at_s: float, books: Any) -> None:
-    books.close(ticket, status=200, outcome="ok", now_ns=int(at_s * SECOND), at_ns=int(at_s * SECOND))
+    books.close(
+        ticket, status=200, outcome="ok", now_ns=int(at_s * SECOND), at_ns=int(at_s * SECOND)
+    )
 
 
 def test_an_open_call_is_closed_at_the_last_proof_of_life(tmp_path: Path) -> None:
@@ -55,8 +68,18 @@ def test_an_open_call_is_closed_at_the_last_proof_of_life(tmp_path: Path) -> Non
     wall.now_ns = 9_000 * SECOND
     journal, recovered = Journal.open(tmp_path, activator="a-1", wall_ns=wall)
     [record] = recovered.lost
-    assert (record.id, record.outcome, record.start_kind, record.key) == ("c/1", "lost", "FORK", "k")
-    assert (record.queued_ms, record.start_ms, record.exec_ms, record.billed_ns) == (4, 5, 3000, 3 * SECOND)
+    assert (record.id, record.outcome, record.start_kind, record.key) == (
+        "c/1",
+        "lost",
+        "FORK",
+        "k",
+    )
+    assert (record.queued_ms, record.start_ms, record.exec_ms, record.billed_ns) == (
+        4,
+        5,
+        3000,
+        3 * SECOND,
+    )
     assert records_on_disk(tmp_path) == [record.to_json()]
     journal.abandon()
     assert Journal.open(tmp_path, activator="a-1", wall_ns=wall)[1].lost == (), "and only once"
@@ -75,9 +98,13 @@ def test_lost_calls_share_their_instance_exactly_as_living_ones_do(tmp_path: Pat
     billed = {record.call: record.billed_ns / SECOND for record in recovered.lost}
     assert billed == {"a": 19.0, "c": 7.0, "z": 0.0}
     closed = next(r for r in records_on_disk(tmp_path) if r["call"] == "b")
-    assert billed["a"] + billed["c"] + closed["billed_ns"] / SECOND == 30.0, "the instance was busy for 30 s"
+    assert billed["a"] + billed["c"] + closed["billed_ns"] / SECOND == 30.0, (
+        "the instance was busy for 30 s"
+    )
     for record in recovered.lost:
-        assert Decimal(record.cost) == price(record.billed_ns, Decimal(record.rate_per_s), RATES.request)
+        assert Decimal(record.cost) == price(
+            record.billed_ns, Decimal(record.rate_per_s), RATES.request
+        )
 
 
 def test_a_torn_last_line_is_left_out_and_a_damaged_one_counted(tmp_path: Path) -> None:
@@ -109,7 +136,9 @@ async def test_submitted_calls_come_back_with_their_attempts(tmp_path: Path) -> 
     assert [h.id for h in recovered.undelivered] == ["done"]
     assert journal.payload("wait") == {"name": "wait"}
     assert journal.payload("done") == {"status": 200}
-    assert [r.id for r in recovered.lost] == ["run/1"], "its lost attempt is billed, and the next one is number 2"
+    assert [r.id for r in recovered.lost] == ["run/1"], (
+        "its lost attempt is billed, and the next one is number 2"
+    )
     journal.close()
 
 
@@ -139,7 +168,9 @@ def test_a_recovery_that_dies_is_simply_done_again(tmp_path: Path) -> None:
         wall.pass_s(1)
         Journal.open(copy, activator="a-1", wall_ns=wall)[0].close()
         found = records_on_disk(copy)
-        assert {r["id"]: r["billed_ns"] for r in found} == {name: r["billed_ns"] for name, r in want.items()}
+        assert {r["id"]: r["billed_ns"] for r in found} == {
+            name: r["billed_ns"] for name, r in want.items()
+        }
         assert len(found) == 5, "none doubled"
 
 
@@ -216,15 +247,29 @@ asyncio.run(main())
 
 def run_child(directory: Path, deadly: int) -> subprocess.CompletedProcess[str]:
     directory.mkdir()
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'functions'}", "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'functions'}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     return subprocess.run(
-        [sys.executable, "-c", CHILD, str(directory), str(deadly), "4"], env=env, cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", CHILD, str(directory), str(deadly), "4"],
+        env=env,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
 def said(directory: Path) -> dict[str, set[str]]:
     path = directory / "told"
-    words: dict[str, set[str]] = {"dispatched": set(), "answered": set(), "accepted": set(), "finished": set()}
+    words: dict[str, set[str]] = {
+        "dispatched": set(),
+        "answered": set(),
+        "accepted": set(),
+        "finished": set(),
+    }
     for text in path.read_text().splitlines() if path.exists() else []:
         verb, name = text.split()
         words[verb].add(name)
@@ -249,7 +294,9 @@ async def test_killed_at_any_step_no_record_is_lost_or_doubled(tmp_path: Path) -
 async def assert_nothing_lost(directory: Path) -> None:
     told = said(directory)
     ledger = FakeLedger()
-    arrived = (directory / "ledger").read_bytes().splitlines() if (directory / "ledger").exists() else []
+    arrived = (
+        (directory / "ledger").read_bytes().splitlines() if (directory / "ledger").exists() else []
+    )
     await ledger.accept(arrived)
     journal, recovered = Journal.open(directory, activator="a-1")
     await Shipper(journal, ledger).flush()
@@ -257,7 +304,9 @@ async def assert_nothing_lost(directory: Path) -> None:
     assert set(calls.values()) <= {1}
     assert told["dispatched"] <= calls.keys(), "whatever was dispatched is billed"
     for name in told["answered"]:
-        assert ledger.records[f"{name}/1"]["outcome"] == "ok", "an answered call is never billed as lost"
+        assert ledger.records[f"{name}/1"]["outcome"] == "ok", (
+            "an answered call is never billed as lost"
+        )
     held = {h.id for h in recovered.unfinished} | {h.id for h in recovered.undelivered}
     assert told["accepted"] <= held, "whoever was told 202 is still known"
     assert told["finished"] <= {h.id for h in recovered.undelivered}
@@ -267,8 +316,20 @@ async def assert_nothing_lost(directory: Path) -> None:
 
 
 def test_lines_are_what_the_table_says() -> None:
-    line = journal_format.opened(n=1, call="c", attempt=2, start_kind="WARM", at_ns=3, queued_ms=4, start_ms=5, virtual_ns=6)
-    assert json.loads(line) == {"t": "O", "n": 1, "c": "c", "a": 2, "k": "WARM", "at": 3, "q": 4, "s": 5, "v": 6}
+    line = journal_format.opened(
+        n=1, call="c", attempt=2, start_kind="WARM", at_ns=3, queued_ms=4, start_ms=5, virtual_ns=6
+    )
+    assert json.loads(line) == {
+        "t": "O",
+        "n": 1,
+        "c": "c",
+        "a": 2,
+        "k": "WARM",
+        "at": 3,
+        "q": 4,
+        "s": 5,
+        "v": 6,
+    }
     close = journal_format.closed(b'{"id":"c/2"}', at_ns=12, virtual_ns=7)[:-1]
     assert (journal_format.record_of(close), journal_format.at_of(close)) == (b'{"id":"c/2"}', 12)
     assert journal_format.parse(b"\x00") is None

@@ -12,15 +12,34 @@ from pilotlight import errors
 from pilotlight.protocol import FeedChange
 from pilotlight.spec import MethodSpec, Scaling
 from pilotlight.types import FunctionAddress, TenantId
-from tests.fakes.routes import SCHEMA, TENANT, TEST_KEY, change, empty_table, route_of, spec_of, target_of
+from tests.fakes.routes import (
+    SCHEMA,
+    TENANT,
+    TEST_KEY,
+    change,
+    empty_table,
+    route_of,
+    spec_of,
+    target_of,
+)
 
 
-def address(app: str = "shop", function: str = "hello", tenant: str = TENANT, environment: str = "main") -> FunctionAddress:
-    return FunctionAddress(tenant=TenantId(tenant), environment=environment, app=app, function=function)
+def address(
+    app: str = "shop", function: str = "hello", tenant: str = TENANT, environment: str = "main"
+) -> FunctionAddress:
+    return FunctionAddress(
+        tenant=TenantId(tenant), environment=environment, app=app, function=function
+    )
 
 
 def key_change(seq: int, key: str, *, expires_at: float | None = None) -> FeedChange:
-    record = {"id": "k-1", "hash": hashlib.sha256(key.encode()).hexdigest(), "tenant": TENANT, "scope": "invoke", "expires_at": expires_at}
+    record = {
+        "id": "k-1",
+        "hash": hashlib.sha256(key.encode()).hexdigest(),
+        "tenant": TENANT,
+        "scope": "invoke",
+        "expires_at": expires_at,
+    }
     return FeedChange(seq=seq, kind="key", key="k-1", value=record)
 
 
@@ -29,7 +48,12 @@ def test_a_function_is_found_by_tenant_environment_app_and_name() -> None:
     table.apply(change(1, route_of(spec_of())))
 
     assert table.target(address()).revision == "v1-abcdef"
-    for wrong in (address(app="other"), address(function="other"), address(tenant="t-2"), address(environment="staging")):
+    for wrong in (
+        address(app="other"),
+        address(function="other"),
+        address(tenant="t-2"),
+        address(environment="staging"),
+    ):
         with pytest.raises(errors.NotFound):
             table.target(wrong)
 
@@ -44,7 +68,9 @@ def test_a_removed_function_is_gone_at_once() -> None:
         table.target(address())
 
 
-def test_who_may_not_call_a_function_is_refused_without_a_look_at_its_document(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_may_not_call_a_function_is_refused_without_a_look_at_its_document(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     table = empty_table()
     table.apply(change(1, route_of(spec_of())))
     table.apply(change(2, route_of(spec_of("open", access=("*",)))))
@@ -94,8 +120,13 @@ def test_a_new_revision_replaces_the_old_one() -> None:
     "damage",
     [
         pytest.param(lambda d: d.update(traffic=[["v1-abcdef", 60]]), id="traffic does not add up"),
-        pytest.param(lambda d: d.update(traffic=[["v9-000000", 100]]), id="traffic names an unknown revision"),
-        pytest.param(lambda d: d["revisions"]["v1-abcdef"]["spec"].update(scaling={"max_inputs": 0}), id="spec breaks a bound"),
+        pytest.param(
+            lambda d: d.update(traffic=[["v9-000000", 100]]), id="traffic names an unknown revision"
+        ),
+        pytest.param(
+            lambda d: d["revisions"]["v1-abcdef"]["spec"].update(scaling={"max_inputs": 0}),
+            id="spec breaks a bound",
+        ),
         pytest.param(lambda d: d["revisions"]["v1-abcdef"].pop("launch"), id="launch is missing"),
         pytest.param(lambda d: d.clear(), id="empty"),
     ],
@@ -138,7 +169,9 @@ def test_a_key_is_known_by_its_hash_and_forgotten_when_revoked() -> None:
         table.authenticate(b"Bearer pl_secret", now=0.0)
 
 
-@pytest.mark.parametrize("header", [b"", b"Bearer", b"Bearer ", b"Basic pl_secret", b"pl_secret", b"Bearer wrong"])
+@pytest.mark.parametrize(
+    "header", [b"", b"Bearer", b"Bearer ", b"Basic pl_secret", b"pl_secret", b"Bearer wrong"]
+)
 def test_anything_but_a_valid_bearer_key_is_unauthenticated(header: bytes) -> None:
     table = empty_table()
     table.apply(key_change(1, "pl_secret"))
@@ -191,7 +224,9 @@ def test_strange_json_is_invalid_input_like_any_other(body: bytes) -> None:
         target_of(spec_of()).check("").check(body)
 
 
-@pytest.mark.parametrize("body", [b'{"x": "%b"}' % (b"a" * 100_000), b'{"x": 1, "%b": 1}' % (b"k" * 100_000)])
+@pytest.mark.parametrize(
+    "body", [b'{"x": "%b"}' % (b"a" * 100_000), b'{"x": 1, "%b": 1}' % (b"k" * 100_000)]
+)
 def test_a_problem_does_not_repeat_megabytes_of_the_argument(body: bytes) -> None:
     with pytest.raises(errors.InvalidInput) as wrong:
         target_of(spec_of()).check("").check(body)
@@ -207,7 +242,9 @@ def test_fitting_arguments_pass_by_name_and_by_position(body: bytes) -> None:
 
 
 def test_a_method_that_does_not_exist_is_answered_with_those_that_do() -> None:
-    target = target_of(spec_of("Model", methods=(MethodSpec(name="embed", schema=SCHEMA), MethodSpec(name="rank"))))
+    target = target_of(
+        spec_of("Model", methods=(MethodSpec(name="embed", schema=SCHEMA), MethodSpec(name="rank")))
+    )
 
     with pytest.raises(errors.NotFound, match="embed, rank"):
         target.check("embedd")
@@ -215,18 +252,35 @@ def test_a_method_that_does_not_exist_is_answered_with_those_that_do() -> None:
 
 def test_secrets_are_opened_only_for_the_function_that_names_them() -> None:
     table = empty_table()
-    table.apply(FeedChange(seq=1, kind="secret", key=f"{TENANT}/main/db", value=TEST_KEY.secrets.seal('{"USER": "u", "PASSWORD": "p"}')))
-    table.apply(FeedChange(seq=2, kind="secret", key=f"{TENANT}/main/TOKEN", value=TEST_KEY.secrets.seal("plain")))
+    table.apply(
+        FeedChange(
+            seq=1,
+            kind="secret",
+            key=f"{TENANT}/main/db",
+            value=TEST_KEY.secrets.seal('{"USER": "u", "PASSWORD": "p"}'),
+        )
+    )
+    table.apply(
+        FeedChange(
+            seq=2, kind="secret", key=f"{TENANT}/main/TOKEN", value=TEST_KEY.secrets.seal("plain")
+        )
+    )
 
     assert table.secret_env(target_of(spec_of())) == {}
-    assert table.secret_env(target_of(spec_of(secrets=("db", "TOKEN")))) == {"USER": "u", "PASSWORD": "p", "TOKEN": "plain"}
+    assert table.secret_env(target_of(spec_of(secrets=("db", "TOKEN")))) == {
+        "USER": "u",
+        "PASSWORD": "p",
+        "TOKEN": "plain",
+    }
     with pytest.raises(errors.Unavailable, match="missing"):
         table.secret_env(target_of(spec_of(secrets=("missing",))))
 
 
 def test_a_secret_that_another_key_sealed_is_named_in_the_answer() -> None:
     table = empty_table()
-    table.apply(FeedChange(seq=1, kind="secret", key=f"{TENANT}/main/db", value=TEST_KEY.replies.seal("{}")))
+    table.apply(
+        FeedChange(seq=1, kind="secret", key=f"{TENANT}/main/db", value=TEST_KEY.replies.seal("{}"))
+    )
 
     with pytest.raises(errors.Unavailable, match="secret 'db' cannot be opened"):
         table.secret_env(target_of(spec_of(secrets=("db",))))

@@ -37,18 +37,33 @@ class Rig:
         self.fleet = FakeFleet(directory)
         self.queue = GlobalQueue(100)
         self.ledger = MemoryLedger()
-        self.books = BillingService(directory=directory / "j", activator="a-0", sync_s=0.01, free_idle_s=60, ledger=self.ledger)
+        self.books = BillingService(
+            directory=directory / "j",
+            activator="a-0",
+            sync_s=0.01,
+            free_idle_s=60,
+            ledger=self.ledger,
+        )
         self.metrics = Metrics()
-        self.scaler = AutoscalerLoop(table=self.table, fleet=self.fleet, make_throttler=self._throttler, clock=self.clock)
+        self.scaler = AutoscalerLoop(
+            table=self.table, fleet=self.fleet, make_throttler=self._throttler, clock=self.clock
+        )
         self._seq = 0
 
     def _throttler(self, target: CallTarget) -> Throttler:
         return Throttler(
-            target, fleet=self.fleet, queue=self.queue, secret_env=self.table.secret_env, observer=self.metrics, account=self.books.account,
+            target,
+            fleet=self.fleet,
+            queue=self.queue,
+            secret_env=self.table.secret_env,
+            observer=self.metrics,
+            account=self.books.account,
             clock=self.clock,
-        )  # fmt: skip
+        )
 
-    def deploy(self, scaling: Scaling | None = None, *, revision: str = "v1-abcdef", snapshots: bool = True) -> CallTarget:
+    def deploy(
+        self, scaling: Scaling | None = None, *, revision: str = "v1-abcdef", snapshots: bool = True
+    ) -> CallTarget:
         self._seq += 1
         route = route_of(spec_of(scaling=scaling), revision=revision)
         launch: Any = route.revisions[revision]["launch"]
@@ -66,7 +81,9 @@ class Rig:
                     self.scaler._apply(scaled, self.clock())
 
 
-async def test_a_call_that_is_cancelled_in_the_moment_of_its_slot_is_no_load_any_more(rig: Rig) -> None:
+async def test_a_call_that_is_cancelled_in_the_moment_of_its_slot_is_no_load_any_more(
+    rig: Rig,
+) -> None:
     throttler = rig.scaler.throttler_of(rig.deploy(Scaling(max_inputs=1, max_instances=1)))
     first = await throttler.reserve(5.0)
     waiting = asyncio.create_task(throttler.reserve(5.0))
@@ -90,7 +107,9 @@ async def _rig(short_tmp: Path) -> AsyncIterator[Rig]:
     await rig.books.aclose()
 
 
-async def test_an_idle_instance_goes_after_its_scaledown_window_and_the_revision_is_forgotten(rig: Rig) -> None:
+async def test_an_idle_instance_goes_after_its_scaledown_window_and_the_revision_is_forgotten(
+    rig: Rig,
+) -> None:
     target = rig.deploy(Scaling(scaledown_window_s=10))
     throttler = rig.scaler.throttler_of(target)
     (await throttler.reserve(5.0)).release()
@@ -139,7 +158,9 @@ async def test_buffer_instances_are_spare_while_there_is_work_only(rig: Rig) -> 
     assert len(throttler.instances) == 0
 
 
-async def test_an_old_revision_is_drained_when_its_traffic_goes_and_its_calls_end_first(rig: Rig) -> None:
+async def test_an_old_revision_is_drained_when_its_traffic_goes_and_its_calls_end_first(
+    rig: Rig,
+) -> None:
     old = rig.scaler.throttler_of(rig.deploy())
     reservation = await old.reserve(5.0)
     rig.deploy(revision="v2-fedcba")
@@ -160,7 +181,9 @@ async def test_a_removed_function_gives_its_instances_back(rig: Rig) -> None:
     assert throttler.instances == {}
 
 
-async def test_instances_from_before_a_restart_are_adopted_and_orphans_are_stopped(rig: Rig) -> None:
+async def test_instances_from_before_a_restart_are_adopted_and_orphans_are_stopped(
+    rig: Rig,
+) -> None:
     target = rig.deploy()
     rig.fleet.infos["i-mine"] = info_of(target, "i-mine", "/nowhere", StartKind.FORK)
     gone = rig.fleet.infos["i-old"] = info_of(target, "i-old", "/nowhere", StartKind.FORK)
@@ -172,7 +195,9 @@ async def test_instances_from_before_a_restart_are_adopted_and_orphans_are_stopp
     assert [name for name, _ in rig.fleet.stopped] == ["i-old"]
 
 
-async def test_kept_instances_from_before_a_restart_are_taken_back_before_others_are_started(rig: Rig) -> None:
+async def test_kept_instances_from_before_a_restart_are_taken_back_before_others_are_started(
+    rig: Rig,
+) -> None:
     rig.scaler.reconciled.clear()
     target = rig.deploy(Scaling(min_instances=1))
     rig.fleet.infos["i-old"] = info_of(target, "i-old", "/nowhere.sock", StartKind.FORK)
@@ -203,20 +228,33 @@ async def test_a_warm_up_reports_the_proven_snapshot_and_tells_its_stages(rig: R
     assert (report["snapshot"]["state"], report["snapshot"]["restore_ms"]) == ("READY", 120.0)
 
 
-REASONS = [{"kind": "connection", "fd": 7, "what": "TCP to 10.0.0.2:443", "where": "app.py:12", "message": "close it"}]
+REASONS = [
+    {
+        "kind": "connection",
+        "fd": 7,
+        "what": "TCP to 10.0.0.2:443",
+        "where": "app.py:12",
+        "message": "close it",
+    }
+]
 
 
 @pytest.mark.parametrize(
     "error, told",
     [
         (errors.SnapshotRefused("no", {"reasons": REASONS}), {"refused": REASONS}),
-        (errors.SnapshotRefused("busy"), {"refused": [{"kind": "other", "what": "", "where": None, "message": "busy"}]}),
+        (
+            errors.SnapshotRefused("busy"),
+            {"refused": [{"kind": "other", "what": "", "where": None, "message": "busy"}]},
+        ),
         (errors.Unsupported("no CRIU here"), {"off": "no CRIU here"}),
         (errors.NoCapacity("disk full"), {"failed": "disk full"}),
         (errors.AgentUnavailable("gone"), {"failed": "gone"}),
     ],
 )
-async def test_what_stands_in_the_way_of_a_snapshot_fails_no_warm_up(rig: Rig, error: errors.SnapshotterError, told: object) -> None:
+async def test_what_stands_in_the_way_of_a_snapshot_fails_no_warm_up(
+    rig: Rig, error: errors.SnapshotterError, told: object
+) -> None:
     rig.fleet.refusal = error
     report = await rig.scaler.warm_up(rig.deploy())
     assert (report["start_kind"], report["snapshot"]) == ("FORK", told)
@@ -229,11 +267,16 @@ async def test_no_snapshot_is_asked_for_where_it_is_off_or_not_wanted(rig: Rig) 
     assert "pilotlight snapshot enable shop/hello" in report["snapshot"]["off"]
     rig.table.apply(change(99, route_of(spec_of("cold", snapshot=False))))
     report = await rig.scaler.warm_up(rig.table.targets_of(f"{TENANT}/main/shop/cold")[0])
-    assert (report["start_kind"], report["snapshot"]) == ("COLD", {"off": "the function says snapshot=False"})
+    assert (report["start_kind"], report["snapshot"]) == (
+        "COLD",
+        {"off": "the function says snapshot=False"},
+    )
     assert rig.fleet.snapshots == {}
 
 
-async def test_starts_after_a_switch_launch_what_it_says_without_losing_their_instances(rig: Rig) -> None:
+async def test_starts_after_a_switch_launch_what_it_says_without_losing_their_instances(
+    rig: Rig,
+) -> None:
     throttler = await warmed(rig, rig.deploy())
     rig.deploy(snapshots=False)
     assert rig.scaler.throttler_of(rig.deploy(snapshots=False)) is throttler
@@ -355,7 +398,9 @@ async def test_a_revision_that_is_rolled_back_to_while_its_last_call_runs_is_kep
     assert (throttler.is_retired, len(throttler.instances)) == (False, 1)
 
 
-async def test_templates_of_revisions_that_left_while_no_activator_ran_go_at_its_start(rig: Rig) -> None:
+async def test_templates_of_revisions_that_left_while_no_activator_ran_go_at_its_start(
+    rig: Rig,
+) -> None:
     await rig.fleet.prepare(rig.deploy())
     rig.scaler.reconciled.clear()
     kept = rig.deploy(revision="v2-fedcba")
@@ -367,7 +412,9 @@ async def test_templates_of_revisions_that_left_while_no_activator_ran_go_at_its
     assert rig.fleet.prepared == {kept.key}
 
 
-def in_rollout(rig: Rig, weights: dict[str, int], *, stable: str = "v1-abcdef") -> dict[str, Throttler]:
+def in_rollout(
+    rig: Rig, weights: dict[str, int], *, stable: str = "v1-abcdef"
+) -> dict[str, Throttler]:
     """A rollout's document takes effect; the throttlers of its revisions."""
     spec = spec_of(scaling=Scaling(max_inputs=1, max_instances=6, scaledown_window_s=4))
     routes = {name: route_of(spec, revision=name) for name in {stable, *weights} - {""}}
@@ -380,7 +427,10 @@ def in_rollout(rig: Rig, weights: dict[str, int], *, stable: str = "v1-abcdef") 
     )
     rig._seq += 1
     rig.table.apply(change(rig._seq, route))
-    return {target.revision: rig.scaler.throttler_of(target) for target in rig.table.targets_of(f"{TENANT}/main/shop/hello")}
+    return {
+        target.revision: rig.scaler.throttler_of(target)
+        for target in rig.table.targets_of(f"{TENANT}/main/shop/hello")
+    }
 
 
 async def test_a_rollout_keeps_one_instance_of_stable_warm_though_nobody_calls_it(rig: Rig) -> None:
@@ -394,7 +444,9 @@ async def test_a_rollout_keeps_one_instance_of_stable_warm_though_nobody_calls_i
     assert (len(both["v1-abcdef"].instances), both["v1-abcdef"].is_retired) == (1, False)
 
 
-async def test_a_revision_that_was_scaled_before_its_rollout_began_is_kept_warm_too(rig: Rig) -> None:
+async def test_a_revision_that_was_scaled_before_its_rollout_began_is_kept_warm_too(
+    rig: Rig,
+) -> None:
     throttler = rig.scaler.throttler_of(rig.deploy(Scaling(scaledown_window_s=4)))
     (await throttler.reserve(5.0)).release()
     rig.scaler.reconciled.set()

@@ -17,7 +17,10 @@ from pilotlight.seal import ActivatorKey
     "wrong, message",
     [
         ({"activators": 2}, "needs redis_url"),
-        ({"activators": 2, "redis_url": "redis://localhost", "listen": "127.0.0.1:0"}, "share one port"),
+        (
+            {"activators": 2, "redis_url": "redis://localhost", "listen": "127.0.0.1:0"},
+            "share one port",
+        ),
         ({"redis_url": "http://:secret@localhost"}, "redis_url = "),
         ({"activators": 0}, "at least 1"),
         ({"listen": "8700"}, "write host:port"),
@@ -26,7 +29,9 @@ from pilotlight.seal import ActivatorKey
         ({"shutdown_s": 0.5}, "shutdown_s = 0.5: must be from 1 to 86400"),
     ],
 )
-def test_a_wrong_value_names_its_key_and_never_a_password(wrong: dict[str, object], message: str) -> None:
+def test_a_wrong_value_names_its_key_and_never_a_password(
+    wrong: dict[str, object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message) as refused:
         ActivatorSettings(**wrong)  # type: ignore[arg-type]
     assert "secret" not in str(refused.value)
@@ -43,7 +48,9 @@ def test_each_activator_has_a_metrics_port_of_its_own() -> None:
     "index, message",
     [(0, "Redis at 127.0.0.1:1 does not answer"), (2, "--index 2: must be from 0 to 1")],
 )
-def test_a_process_that_cannot_share_its_state_does_not_start(short_tmp: Path, index: int, message: str) -> None:
+def test_a_process_that_cannot_share_its_state_does_not_start(
+    short_tmp: Path, index: int, message: str
+) -> None:
     (short_tmp / "h").mkdir()
     ActivatorKey(bytes(32)).write(short_tmp / "h/activator.key")
     config = short_tmp / "platform.yaml"
@@ -52,7 +59,10 @@ def test_a_process_that_cannot_share_its_state_does_not_start(short_tmp: Path, i
         "activator: {listen: '127.0.0.1:45871', metrics_listen: null, activators: 2, redis_url: 'redis://:secret@127.0.0.1:1/0'}\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "activator", "--config", str(config), "--index", str(index)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "activator", "--config", str(config), "--index", str(index)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1
     assert message in done.stderr
@@ -63,8 +73,14 @@ def test_a_process_that_cannot_share_its_state_does_not_start(short_tmp: Path, i
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"sibling_url": "https://a:1", "sibling_listen": "h:1"}, r"sibling_url = 'https://a:1': write https://…\{index\}"),
-        ({"sibling_url": "http://{index}:1", "sibling_listen": "h:1"}, "sibling_url = 'http://{index}:1'"),
+        (
+            {"sibling_url": "https://a:1", "sibling_listen": "h:1"},
+            r"sibling_url = 'https://a:1': write https://…\{index\}",
+        ),
+        (
+            {"sibling_url": "http://{index}:1", "sibling_listen": "h:1"},
+            "sibling_url = 'http://{index}:1'",
+        ),
         ({"sibling_url": "https://{member}:1"}, "needs sibling_listen"),
         ({"sibling_listen": "h"}, "sibling_listen = 'h': must be host:port"),
     ],

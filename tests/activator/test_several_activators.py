@@ -1,4 +1,5 @@
-"""Throttlers of several activators over one board: together within max_instances, and nobody is left without."""
+"""Throttlers of several activators over one board: together within max_instances, and nobody is
+left without."""
 
 from __future__ import annotations
 
@@ -10,7 +11,13 @@ import pytest
 
 from activator.balancing.admission import GlobalQueue
 from activator.balancing.instance import Instance
-from activator.balancing.rebalancing import IDLE_SURPLUS_S, TURN_S, RebalanceRequest, RebalanceState, pick_instance_to_yield
+from activator.balancing.rebalancing import (
+    IDLE_SURPLUS_S,
+    TURN_S,
+    RebalanceRequest,
+    RebalanceState,
+    pick_instance_to_yield,
+)
 from activator.balancing.throttler import Throttler
 from activator.billing.service import BillingService
 from activator.coordination.heartbeat import START_GRACE_S, HeartbeatLoop
@@ -32,14 +39,21 @@ from tests.fakes.shared_board import Board, BoardState
 
 
 class Members:
-    """Activators of one platform, as far as one revision goes: a throttler each, all on one board and one node."""
+    """Activators of one platform, as far as one revision goes: a throttler each, all on one board
+    and one node."""
 
     def __init__(self, directory: Path) -> None:
         self.clock = ManualClock()
         self.board = Board(self.clock)
         self.fleet = FakeFleet(directory)
         self.metrics = Metrics()
-        self.books = BillingService(directory=directory / "j", activator="a", sync_s=0.01, free_idle_s=60, ledger=MemoryLedger())
+        self.books = BillingService(
+            directory=directory / "j",
+            activator="a",
+            sync_s=0.01,
+            free_idle_s=60,
+            ledger=MemoryLedger(),
+        )
         self.table = empty_table()
         self.states: list[BoardState] = []
         self.throttlers: list[Throttler] = []
@@ -51,9 +65,15 @@ class Members:
         state = BoardState(self.board, member=f"a-{len(self.states)}")
         await state.join()
         throttler = Throttler(
-            target, fleet=self.fleet, queue=GlobalQueue(100), secret_env=self.table.secret_env, observer=self.metrics,
-            account=self.books.account, allowance=state, clock=self.clock,
-        )  # fmt: skip
+            target,
+            fleet=self.fleet,
+            queue=GlobalQueue(100),
+            secret_env=self.table.secret_env,
+            observer=self.metrics,
+            account=self.books.account,
+            allowance=state,
+            clock=self.clock,
+        )
         self.states.append(state)
         self.throttlers.append(throttler)
         return throttler
@@ -80,7 +100,10 @@ async def _members(short_tmp: Path) -> AsyncIterator[Members]:
 
 
 async def test_two_activators_never_start_more_than_one_would(members: Members) -> None:
-    one, two = await members.join(Scaling(max_instances=3)), await members.join(Scaling(max_instances=3))
+    one, two = (
+        await members.join(Scaling(max_instances=3)),
+        await members.join(Scaling(max_instances=3)),
+    )
     calls = [asyncio.ensure_future(t.reserve(5.0)) for t in (one, two) for _ in range(4)]
     await until(lambda: sum(c.done() for c in calls) == 3)
 
@@ -92,8 +115,13 @@ async def test_two_activators_never_start_more_than_one_would(members: Members) 
             done.release()
 
 
-async def test_a_call_waits_for_an_instance_that_another_activator_gives_up_when_it_is_idle(members: Members) -> None:
-    one, two = await members.join(Scaling(max_instances=1)), await members.join(Scaling(max_instances=1))
+async def test_a_call_waits_for_an_instance_that_another_activator_gives_up_when_it_is_idle(
+    members: Members,
+) -> None:
+    one, two = (
+        await members.join(Scaling(max_instances=1)),
+        await members.join(Scaling(max_instances=1)),
+    )
     (await one.reserve(5.0)).release()
     waiting = asyncio.ensure_future(two.reserve(5.0))
     await until(lambda: two.starting == 1)
@@ -108,7 +136,10 @@ async def test_a_call_waits_for_an_instance_that_another_activator_gives_up_when
 
 
 async def test_a_call_without_an_allowance_fails_by_its_own_deadline_only(members: Members) -> None:
-    one, two = await members.join(Scaling(max_instances=1)), await members.join(Scaling(max_instances=1))
+    one, two = (
+        await members.join(Scaling(max_instances=1)),
+        await members.join(Scaling(max_instances=1)),
+    )
     held = await one.reserve(5.0)
 
     with pytest.raises(errors.DeadlineExceeded):
@@ -118,7 +149,9 @@ async def test_a_call_without_an_allowance_fails_by_its_own_deadline_only(member
     held.release()
 
 
-async def test_an_allowance_comes_back_when_a_start_fails_and_when_an_instance_dies(members: Members) -> None:
+async def test_an_allowance_comes_back_when_a_start_fails_and_when_an_instance_dies(
+    members: Members,
+) -> None:
     one = await members.join(Scaling(max_instances=1))
     members.fleet.failures.append(agent_errors.StartFailed("no such module"))
     with pytest.raises(errors.StartFailed):
@@ -132,7 +165,9 @@ async def test_an_allowance_comes_back_when_a_start_fails_and_when_an_instance_d
     reservation.release()
 
 
-async def test_the_allowance_of_a_stopping_instance_is_free_once_it_is_gone(members: Members) -> None:
+async def test_the_allowance_of_a_stopping_instance_is_free_once_it_is_gone(
+    members: Members,
+) -> None:
     one = await members.join(Scaling(max_instances=1))
     (await one.reserve(5.0)).release()
     one.drain(next(iter(one.instances.values())))
@@ -151,7 +186,7 @@ async def test_what_is_kept_warm_is_kept_once_by_all_together(members: Members) 
     assert [t.min_instances for t in throttlers] == [2, 1]
 
 
-# -- which instance is given up ---------------------------------------------------------------------------------------
+# -- which instance is given up --------------------------------------------------------------------
 STARVING, WANTING = InstanceDemand(wanting=1, starving=1), InstanceDemand(wanting=1, starving=0)
 
 
@@ -166,10 +201,20 @@ def instances(members: Members, throttler: Throttler, *in_flight: int) -> list[I
 
 
 def claim(
-    want: InstanceDemand, *, starved_s: float = 0.0, members: int = 2, max_instances: int = 2, min_instances: int = 0
+    want: InstanceDemand,
+    *,
+    starved_s: float = 0.0,
+    members: int = 2,
+    max_instances: int = 2,
+    min_instances: int = 0,
 ) -> RebalanceRequest:
     return RebalanceRequest(
-        want=want, starved_s=starved_s, members=members, min_instances=min_instances, max_instances=max_instances, waiting=0
+        want=want,
+        starved_s=starved_s,
+        members=members,
+        min_instances=min_instances,
+        max_instances=max_instances,
+        waiting=0,
     )
 
 
@@ -177,36 +222,84 @@ def claim(
     "in_flight, asked, idle_s, given",
     [
         pytest.param((0, 1), claim(STARVING), 0.0, "i-0", id="an idle one at once to who starves"),
-        pytest.param((0, 0), claim(WANTING, max_instances=4), IDLE_SURPLUS_S, "i-0", id="an idle one after a while to who wants more"),
-        pytest.param((0, 0), claim(WANTING, max_instances=4), 0.0, None, id="not at once to who only wants more"),
-        pytest.param((0, 0), claim(WANTING, min_instances=2), 60.0, None, id="never below what is kept warm, to who only wants more"),
-        pytest.param((2, 1), claim(STARVING), 0.0, "i-1", id="a busy one above our share to who starves"),
-        pytest.param((1,), claim(STARVING, starved_s=9.0), 0.0, None, id="our share is ours while we are busy"),
-        pytest.param((1,), claim(STARVING, max_instances=1, starved_s=TURN_S - 0.1), 0.0, None, id="fewer than members: not before a turn"),
-        pytest.param((1,), claim(STARVING, max_instances=1, starved_s=TURN_S), 0.0, "i-0", id="fewer instances than members: in turns"),
-        pytest.param((), claim(STARVING, max_instances=1, starved_s=9.0), 0.0, None, id="nothing to give"),
+        pytest.param(
+            (0, 0),
+            claim(WANTING, max_instances=4),
+            IDLE_SURPLUS_S,
+            "i-0",
+            id="an idle one after a while to who wants more",
+        ),
+        pytest.param(
+            (0, 0),
+            claim(WANTING, max_instances=4),
+            0.0,
+            None,
+            id="not at once to who only wants more",
+        ),
+        pytest.param(
+            (0, 0),
+            claim(WANTING, min_instances=2),
+            60.0,
+            None,
+            id="never below what is kept warm, to who only wants more",
+        ),
+        pytest.param(
+            (2, 1), claim(STARVING), 0.0, "i-1", id="a busy one above our share to who starves"
+        ),
+        pytest.param(
+            (1,),
+            claim(STARVING, starved_s=9.0),
+            0.0,
+            None,
+            id="our share is ours while we are busy",
+        ),
+        pytest.param(
+            (1,),
+            claim(STARVING, max_instances=1, starved_s=TURN_S - 0.1),
+            0.0,
+            None,
+            id="fewer than members: not before a turn",
+        ),
+        pytest.param(
+            (1,),
+            claim(STARVING, max_instances=1, starved_s=TURN_S),
+            0.0,
+            "i-0",
+            id="fewer instances than members: in turns",
+        ),
+        pytest.param(
+            (), claim(STARVING, max_instances=1, starved_s=9.0), 0.0, None, id="nothing to give"
+        ),
     ],
 )
 async def test_which_instance_is_given_up(
-    members: Members, in_flight: tuple[int, ...], asked: RebalanceRequest, idle_s: float, given: str | None
+    members: Members,
+    in_flight: tuple[int, ...],
+    asked: RebalanceRequest,
+    idle_s: float,
+    given: str | None,
 ) -> None:
     live = instances(members, await members.join(Scaling()), *in_flight)
     victim = pick_instance_to_yield(live, asked, now=idle_s)
     assert (victim.id if victim else None) == given
 
 
-async def test_where_somebody_else_decides_how_many_there_are_the_share_is_of_those(members: Members) -> None:
+async def test_where_somebody_else_decides_how_many_there_are_the_share_is_of_those(
+    members: Members,
+) -> None:
     throttler = await members.join(Scaling(max_instances=8))
     [only] = instances(members, throttler, 1)
     throttler.instances[only.id] = only
     generosity = RebalanceState()
     assert generosity.choose(throttler, STARVING, 2, 0.0, most=1) is None, "its turn has just begun"
-    assert generosity.choose(throttler, STARVING, 2, TURN_S + 0.1) is None, "of eight, four are ours"
+    assert generosity.choose(throttler, STARVING, 2, TURN_S + 0.1) is None, (
+        "of eight, four are ours"
+    )
     assert generosity.choose(throttler, STARVING, 2, TURN_S + 0.1, most=1) is only
     del throttler.instances[only.id]
 
 
-# -- the loop and the strangers -----------------------------------------------------------------------------------------
+# -- the loop and the strangers --------------------------------------------------------------------
 class Node:
     """Instances of whoever, and what was stopped."""
 
@@ -253,7 +346,9 @@ async def test_instances_of_an_activator_that_is_really_gone_are_stopped(short_t
         return member == "a-2"  # alive, though Redis has not heard of it
 
     beats = Beats(rig.clock)
-    keeper = HeartbeatLoop(beats, scaler=rig.scaler, leases=node, is_process_alive=is_alive, clock=rig.clock)
+    keeper = HeartbeatLoop(
+        beats, scaler=rig.scaler, leases=node, is_process_alive=is_alive, clock=rig.clock
+    )
     rig.scaler.reconciled.set()
     with pytest.raises(asyncio.CancelledError):
         await keeper.run()
@@ -266,11 +361,14 @@ async def test_instances_of_an_activator_that_is_really_gone_are_stopped(short_t
 
 async def test_a_stranger_that_spreads_over_activators_finds_one_bucket() -> None:
     board = Board(ManualClock())
-    one, two = (SharedStrangerLimit(BoardState(board, member=m), rate_per_s=1.0) for m in ("a-0", "a-1"))
+    one, two = (
+        SharedStrangerLimit(BoardState(board, member=m), rate_per_s=1.0) for m in ("a-0", "a-1")
+    )
     for limit in (one, two):
         limit.check("10.0.0.1", now=0.0)
         await asyncio.sleep(0)
-    one.check("10.0.0.1", now=1.0)  # its own bucket has a token, the shared one none: told a moment later
+    # its own bucket has a token, the shared one none: told a moment later
+    one.check("10.0.0.1", now=1.0)
     await asyncio.sleep(0)
 
     for refuse in (one.guard, one.check):

@@ -1,4 +1,5 @@
-"""Copies of calls: made when the caller has its answer, within their share, free of charge, left out first, compared."""
+"""Copies of calls: made when the caller has its answer, within their share, free of charge, left
+out first, compared."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ class Seen:
         self.statuses: list[int] = []
         self.left_out = 0
 
-    def shadowed(self, target: CallTarget, *, status: int, exec_ms: float, matched: bool | None) -> None:
+    def shadowed(
+        self, target: CallTarget, *, status: int, exec_ms: float, matched: bool | None
+    ) -> None:
         assert target.revision == V2
         assert exec_ms > 0
         self.statuses.append(status)
@@ -53,18 +56,28 @@ class World:
         self.seen = Seen()
         self.is_crowded = False
         self.shadows = ShadowTraffic(
-            throttler_of=edge.scaler.throttler_of, observer=self.seen, is_crowded=lambda: self.is_crowded, draw=lambda: 0.0
+            throttler_of=edge.scaler.throttler_of,
+            observer=self.seen,
+            is_crowded=lambda: self.is_crowded,
+            draw=lambda: 0.0,
         )
         edge.gateway.copy_calls(self.shadows)
 
     def deploy(self, **shadow: Any) -> None:
         members = {"percent": 100.0, "max_compute": 1.0, **shadow}
-        self.edge.add(split_route(spec_of(), {V1: 100}, named=(V2,), shadow=Shadow(revision=V2, **members)))
+        self.edge.add(
+            split_route(spec_of(), {V1: 100}, named=(V2,), shadow=Shadow(revision=V2, **members))
+        )
 
     @property
     def copies(self) -> list[WorkerRequest]:
         """What the shadow was asked."""
-        return [r for worker in self.edge.fleet.workers.values() for r in worker.requests if r.headers.get("pilotlight-arm") == SHADOW_ARM]
+        return [
+            r
+            for worker in self.edge.fleet.workers.values()
+            for r in worker.requests
+            if r.headers.get("pilotlight-arm") == SHADOW_ARM
+        ]
 
     async def call(self, **more: Any) -> str:
         answer = await self.edge.call(json={"x": 1}, **more)
@@ -72,7 +85,8 @@ class World:
         return answer.text
 
     async def ready(self) -> None:
-        """The shadow has its instance, nothing runs, and the function has run for so long that its copies have room."""
+        """The shadow has its instance, nothing runs, and the function has run for so long that its
+        copies have room."""
         shadow = next(t for t in self.edge.table.targets_of(NAME) if t.revision == V2)
         await until(lambda: bool(self.edge.scaler.throttler_of(shadow).instances))
         await self.quiet()
@@ -117,8 +131,11 @@ async def test_the_first_copies_bring_an_instance_up_and_later_ones_use_it(world
     assert len(world.edge.fleet.started) == 2
 
 
-async def test_a_caller_has_its_whole_answer_before_the_copy_begins_and_whatever_becomes_of_it(world: World) -> None:
-    """Order of events, not time: the shadow never answers, and every caller is answered all the same."""
+async def test_a_caller_has_its_whole_answer_before_the_copy_begins_and_whatever_becomes_of_it(
+    world: World,
+) -> None:
+    """Order of events, not time: the shadow never answers, and every caller is answered all the
+    same."""
     world.deploy()
     await world.call()
     await world.ready()
@@ -142,7 +159,8 @@ async def test_a_caller_has_its_whole_answer_before_the_copy_begins_and_whatever
     assert world.seen.matched == []
     held.set()
     await world.quiet()
-    assert world.seen.left_out == 1 + 2  # one slot: those that found it taken were left out, none waited
+    # one slot: those that found it taken were left out, none waited
+    assert world.seen.left_out == 1 + 2
 
 
 async def test_an_ordinary_request_is_copied_as_a_warm_one_is(world: World) -> None:
@@ -168,25 +186,46 @@ async def test_copies_cost_nothing_and_pass_no_quota(world: World) -> None:
     assert {(r.cost, r.rate_per_s, r.revision, r.arm, r.key) for r in copies} == {
         ("0.000000000000", copies[0].rate_per_s, V2, SHADOW_ARM, "")
     }
-    assert all(cost_of(UsageRecord.from_json(r.to_json()), world.edge.table.rates_of(r.tenant)) == 0 for r in copies)
+    assert all(
+        cost_of(UsageRecord.from_json(r.to_json()), world.edge.table.rates_of(r.tenant)) == 0
+        for r in copies
+    )
     assert len([record for record in records if record.kind == "CALL"]) == 3
-    assert {record.revision for record in world.edge.starts()} == {V1}  # its start is the platform's
+    # its start is the platform's
+    assert {record.revision for record in world.edge.starts()} == {V1}
 
 
-async def test_an_instance_of_a_shadow_is_billed_from_the_first_call_that_asks_for_it(world: World) -> None:
+async def test_an_instance_of_a_shadow_is_billed_from_the_first_call_that_asks_for_it(
+    world: World,
+) -> None:
     world.deploy()
     await world.call()
     await world.ready()
     (shadow,) = (t for t in world.edge.table.targets_of(NAME) if t.revision == V2)
     (instance,) = world.edge.scaler.throttler_of(shadow).instances.values()
     hour_ns = 3600 * 10**9
-    assert instance.account.settle_idle(now_ns=instance.account.meter._last + hour_ns, at_ns=10**18) == 0
+    assert (
+        instance.account.settle_idle(now_ns=instance.account.meter._last + hour_ns, at_ns=10**18)
+        == 0
+    )
     tagged = await world.edge.call(f"shop/hello@{V2}:invoke", json={"x": 1})
     assert tagged.headers["pilotlight-revision"] == V2
     assert tagged.headers["pilotlight-cost"] != ""
     await world.quiet()
-    assert instance.account.settle_idle(now_ns=instance.account.meter._last + hour_ns, at_ns=10**18) == 1
-    assert len([r for r in (await world.edge.settle()).values() if r.kind == "CALL" and r.revision == V2]) == 1
+    assert (
+        instance.account.settle_idle(now_ns=instance.account.meter._last + hour_ns, at_ns=10**18)
+        == 1
+    )
+    assert (
+        len(
+            [
+                r
+                for r in (await world.edge.settle()).values()
+                if r.kind == "CALL" and r.revision == V2
+            ]
+        )
+        == 1
+    )
 
 
 async def test_copies_are_left_out_first_when_anybody_waits_for_room(world: World) -> None:
@@ -245,19 +284,32 @@ async def test_only_the_percent_that_was_asked_for_is_copied(world: World) -> No
 @pytest.mark.parametrize(
     "answer, status, matched",
     [
-        pytest.param(WorkerAnswer(body=b'{ "x": 1.0000000001 }'), 200, True, id="the same but for the last digits"),
+        pytest.param(
+            WorkerAnswer(body=b'{ "x": 1.0000000001 }'),
+            200,
+            True,
+            id="the same but for the last digits",
+        ),
         pytest.param(WorkerAnswer(body=b'{"x":2}'), 200, False, id="another value"),
         pytest.param(WorkerAnswer(body=b"not json"), 200, False, id="no JSON"),
-        pytest.param(WorkerAnswer(status=500, body=b'{"x":1}', outcome="raised"), 500, False, id="an error"),
+        pytest.param(
+            WorkerAnswer(status=500, body=b'{"x":1}', outcome="raised"), 500, False, id="an error"
+        ),
     ],
 )
-async def test_answers_are_compared_and_thrown_away(world: World, answer: WorkerAnswer, status: int, matched: bool) -> None:
+async def test_answers_are_compared_and_thrown_away(
+    world: World, answer: WorkerAnswer, status: int, matched: bool
+) -> None:
     world.deploy()
     await world.call()
     await world.ready()
 
     async def play(request: WorkerRequest) -> WorkerAnswer:
-        return answer if request.headers.get("pilotlight-arm") == SHADOW_ARM else WorkerAnswer(body=request.body)
+        return (
+            answer
+            if request.headers.get("pilotlight-arm") == SHADOW_ARM
+            else WorkerAnswer(body=request.body)
+        )
 
     world.script.now = play
     assert await world.call() == '{"x":1}'
@@ -296,13 +348,15 @@ def test_compute_forgets_what_is_older_than_its_window() -> None:
     compute.add(30.0, copied=100.0)
     assert not compute.may_run(51.0, 0.15)
     compute.add(WINDOW_S + 1.0, own=200.0)
-    assert not compute.may_run(1.0, 0.15)  # the copies of half a minute ago still count, the calls before do not
+    # the copies of half a minute ago still count, the calls before do not
+    assert not compute.may_run(1.0, 0.15)
     compute.add(WINDOW_S + 31.0, own=200.0)
     assert compute.may_run(60.0, 0.15)
 
 
 def test_one_copy_that_took_long_is_paid_off_and_does_not_end_all_copies() -> None:
-    """A tenth of a second of calls each second, 15 % of it for copies, and a first copy that takes more than a minute's share."""
+    """A tenth of a second of calls each second, 15 % of it for copies, and a first copy that takes
+    more than a minute's share."""
     compute, ran, own = ShadowBudget(), 0.0, 0.0
     for second in range(1, 3600):
         own += 100.0
@@ -326,7 +380,9 @@ def test_a_copy_that_still_runs_has_taken_what_it_ran_so_far() -> None:
     assert compute.may_run(100.0, 0.15, now=3.0)
 
 
-async def test_a_copy_that_could_not_be_made_is_no_difference(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_copy_that_could_not_be_made_is_no_difference(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.deploy()
     await world.call()
     await world.ready()
@@ -343,7 +399,9 @@ async def test_a_copy_that_could_not_be_made_is_no_difference(world: World, monk
     assert (world.seen.statuses, world.seen.left_out) == ([], left_out + 1)
 
 
-async def test_a_full_journal_leaves_copies_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_journal_leaves_copies_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.deploy()
     await world.call()
     await world.ready()

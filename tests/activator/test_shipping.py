@@ -16,14 +16,28 @@ from tests.activator.billing_world import SECOND, Wall, account
 from tests.fakes.ledger import FakeLedger
 
 
-def journal_at(directory: Path, *, segment_bytes: int = 64 * 1024**2, wall: Wall | None = None) -> Journal:
-    return Journal.open(directory, activator="a-1", segment_bytes=segment_bytes, sync_s=0.0, wall_ns=wall or Wall())[0]
+def journal_at(
+    directory: Path, *, segment_bytes: int = 64 * 1024**2, wall: Wall | None = None
+) -> Journal:
+    return Journal.open(
+        directory, activator="a-1", segment_bytes=segment_bytes, sync_s=0.0, wall_ns=wall or Wall()
+    )[0]
 
 
 def make_calls(journal: Journal, names: range, *, at_ns: int = 1000 * SECOND) -> None:
     books = account(journal, f"i-{names.start}")
     for n in names:
-        ticket = books.open(call=f"c{n}", attempt=1, key="k", method="", start_kind="WARM", queued_ms=0, start_ms=0, now_ns=n, at_ns=at_ns)
+        ticket = books.open(
+            call=f"c{n}",
+            attempt=1,
+            key="k",
+            method="",
+            start_kind="WARM",
+            queued_ms=0,
+            start_ms=0,
+            now_ns=n,
+            at_ns=at_ns,
+        )
         books.close(ticket, status=200, outcome="ok", now_ns=n, at_ns=at_ns)
 
 
@@ -57,7 +71,8 @@ async def test_a_ledger_that_is_away_loses_nothing_and_the_lag_shows(tmp_path: P
     task = asyncio.create_task(shipper.run())
     await ledger.has_taken.wait()
     await journal.sync()
-    while shipper.lag().records:  # the checkpoint is written in a thread, between the ledger's answer and the lag
+    # the checkpoint is written in a thread, between the ledger's answer and the lag
+    while shipper.lag().records:
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
@@ -129,5 +144,8 @@ async def test_a_refused_record_is_put_aside_and_holds_nobody_up(tmp_path: Path)
 
 
 def test_the_body_of_a_batch_is_json() -> None:
-    assert json.loads(usage_body("a-1", [b'{"id":"x"}', b'{"id":"y"}'])) == {"activator": "a-1", "records": [{"id": "x"}, {"id": "y"}]}
+    assert json.loads(usage_body("a-1", [b'{"id":"x"}', b'{"id":"y"}'])) == {
+        "activator": "a-1",
+        "records": [{"id": "x"}, {"id": "y"}],
+    }
     assert json.loads(usage_body("a-1", [])) == {"activator": "a-1", "records": []}

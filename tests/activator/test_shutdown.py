@@ -20,7 +20,10 @@ async def test_a_loop_that_lost_its_cancellation_is_named_and_ends_with_the_next
             await asyncio.sleep(60)
         await asyncio.sleep(60)
 
-    tasks = [asyncio.create_task(loses_one(), name="deaf"), asyncio.create_task(asyncio.sleep(60), name="prompt")]
+    tasks = [
+        asyncio.create_task(loses_one(), name="deaf"),
+        asyncio.create_task(asyncio.sleep(60), name="prompt"),
+    ]
     await asyncio.sleep(0)
     for task in tasks:
         task.cancel()

@@ -14,7 +14,14 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from activator.coordination.peers import CATCH_UP_S, HEALTH, PASSED_ON, ActivatorPeers, peer_addresses, socket_of
+from activator.coordination.peers import (
+    CATCH_UP_S,
+    HEALTH,
+    PASSED_ON,
+    ActivatorPeers,
+    peer_addresses,
+    socket_of,
+)
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import until
 from tests.fakes.authority import Authority
@@ -31,7 +38,11 @@ HELD_THERE = "req-there"
 async def holds_one_call(request: WorkerRequest) -> WorkerAnswer:
     """The other activator: it knows HELD_THERE, takes every PUT, and nothing else."""
     if request.method == "PUT" or HELD_THERE in request.path:
-        return WorkerAnswer(body=json.dumps({"by": "a-1", "path": request.path, "body": request.body.decode()}).encode())
+        return WorkerAnswer(
+            body=json.dumps(
+                {"by": "a-1", "path": request.path, "body": request.body.decode()}
+            ).encode()
+        )
     return WorkerAnswer(status=404, body=b"{}")
 
 
@@ -50,11 +61,15 @@ async def _other(edge: Edge, short_tmp: Path) -> AsyncIterator[FakeWorker]:
     await other.die()
 
 
-@pytest.mark.parametrize("verb, path", [("GET", ""), ("GET", "?wait_s=5"), ("GET", "/stream"), ("POST", ":cancel")])
+@pytest.mark.parametrize(
+    "verb, path", [("GET", ""), ("GET", "?wait_s=5"), ("GET", "/stream"), ("POST", ":cancel")]
+)
 async def test_a_question_about_a_call_of_another_activator_is_answered_by_that_one(
     edge: Edge, other: FakeWorker, verb: str, path: str
 ) -> None:
-    answer = await edge.client.request(verb, f"{edge.url}/v1/calls/{HELD_THERE}{path}", headers=AUTHORIZED)
+    answer = await edge.client.request(
+        verb, f"{edge.url}/v1/calls/{HELD_THERE}{path}", headers=AUTHORIZED
+    )
 
     assert answer.status_code == 200
     assert answer.json()["path"] == f"/v1/calls/{HELD_THERE}{path}"
@@ -62,12 +77,16 @@ async def test_a_question_about_a_call_of_another_activator_is_answered_by_that_
     assert PASSED_ON.decode() in other.requests[0].headers
 
 
-async def test_a_call_that_nobody_holds_any_more_is_the_controllers(edge: Edge, other: FakeWorker) -> None:
+async def test_a_call_that_nobody_holds_any_more_is_the_controllers(
+    edge: Edge, other: FakeWorker
+) -> None:
     answer = await edge.client.get(f"{edge.url}/v1/calls/req-old", headers=AUTHORIZED)
     assert answer.json()["state"] == "SUCCEEDED"
 
 
-async def test_a_call_is_found_while_another_activator_is_down(edge: Edge, other: FakeWorker) -> None:
+async def test_a_call_is_found_while_another_activator_is_down(
+    edge: Edge, other: FakeWorker
+) -> None:
     await other.die()
     answer = await edge.client.get(f"{edge.url}/v1/calls/req-old", headers=AUTHORIZED)
     assert answer.status_code == 200
@@ -83,16 +102,22 @@ async def test_a_question_is_passed_on_once(edge: Edge, other: FakeWorker) -> No
 async def test_a_call_that_is_held_here_is_asked_of_nobody(edge: Edge, other: FakeWorker) -> None:
     edge.add(route_of(spec_of()))
     accepted = await edge.call("shop/hello:submit", json={"x": 1})
-    answer = await edge.client.get(f"{edge.url}/v1/calls/{accepted.json()['id']}", headers=AUTHORIZED)
+    answer = await edge.client.get(
+        f"{edge.url}/v1/calls/{accepted.json()['id']}", headers=AUTHORIZED
+    )
     assert answer.status_code == 200
     assert other.requests == []
 
 
 async def put(edge: Edge, name: str) -> httpx.Response:
-    return await edge.client.put(f"{edge.url}/v1/calls/{name}?function=shop/hello", json={"x": 1}, headers=AUTHORIZED)
+    return await edge.client.put(
+        f"{edge.url}/v1/calls/{name}?function=shop/hello", json={"x": 1}, headers=AUTHORIZED
+    )
 
 
-async def test_an_id_of_the_callers_belongs_to_one_activator_wherever_it_is_sent(edge: Edge, other: FakeWorker) -> None:
+async def test_an_id_of_the_callers_belongs_to_one_activator_wherever_it_is_sent(
+    edge: Edge, other: FakeWorker
+) -> None:
     edge.add(route_of(spec_of()))
     answers = {f"mine-{n}": await put(edge, f"mine-{n}") for n in range(8)}
 
@@ -109,7 +134,9 @@ async def test_a_stranger_is_not_passed_on(edge: Edge, other: FakeWorker) -> Non
     assert other.requests == []
 
 
-async def test_a_process_is_alive_while_its_socket_answers(other: FakeWorker, short_tmp: Path) -> None:
+async def test_a_process_is_alive_while_its_socket_answers(
+    other: FakeWorker, short_tmp: Path
+) -> None:
     siblings = ActivatorPeers(peer_addresses(short_tmp, None, None), index=0, count=2)
     assert await siblings.is_process_alive("a-1")
     for _ in range(5):
@@ -121,11 +148,16 @@ async def test_a_process_is_alive_while_its_socket_answers(other: FakeWorker, sh
     await siblings.aclose()
 
 
-async def test_members_beyond_the_number_that_is_meant_to_be_are_asked_too(edge: Edge, other: FakeWorker, short_tmp: Path) -> None:
+async def test_members_beyond_the_number_that_is_meant_to_be_are_asked_too(
+    edge: Edge, other: FakeWorker, short_tmp: Path
+) -> None:
     third = await FakeWorker(socket_of(short_tmp, 2), holds_one_call).start()
     await other.die()
     siblings = ActivatorPeers(
-        peer_addresses(short_tmp, None, None), index=0, count=2, members=lambda: ["a-0", "a-2", "pod-of-another-machine"]
+        peer_addresses(short_tmp, None, None),
+        index=0,
+        count=2,
+        members=lambda: ["a-0", "a-2", "pod-of-another-machine"],
     )
     edge.calls._siblings = edge.calls._questions._siblings = siblings
     assert repr(siblings) == "<ActivatorPeers of 0: 2>"
@@ -140,7 +172,9 @@ def test_siblings_elsewhere_need_certificates(short_tmp: Path) -> None:
         peer_addresses(short_tmp, "https://a-{index}.activators.svc:8710", None)
 
 
-async def test_who_has_no_name_any_more_is_no_process(short_tmp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_has_no_name_any_more_is_no_process(
+    short_tmp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refusals: list[int | None] = []
     ask = socket.getaddrinfo
 
@@ -153,9 +187,12 @@ async def test_who_has_no_name_any_more_is_no_process(short_tmp: Path, tmp_path:
 
     monkeypatch.setattr(socket, "getaddrinfo", asked)
     credentials = Credentials(Authority().issue(tmp_path, "a-0"))
-    siblings = ActivatorPeers(peer_addresses(short_tmp, "https://{member}.invalid:8710", credentials), index=0, count=2)
+    siblings = ActivatorPeers(
+        peer_addresses(short_tmp, "https://{member}.invalid:8710", credentials), index=0, count=2
+    )
     is_alive = await siblings.is_process_alive("a-1")
-    # a machine without a resolver, or with a slow one, cannot tell (EAI_AGAIN): then nobody is taken for dead
+    # a machine without a resolver, or with a slow one, cannot tell (EAI_AGAIN): then nobody is
+    # taken for dead
     assert is_alive is (refusals != [socket.EAI_NONAME])
     await siblings.aclose()
 
@@ -170,7 +207,9 @@ class _Streaming:
 
     async def __call__(self, request: WorkerRequest) -> WorkerAnswer:
         if ENDLESS in request.path:
-            return WorkerAnswer(chunks=self._events(b"x" * 2**16 if "large" in request.path else b""))
+            return WorkerAnswer(
+                chunks=self._events(b"x" * 2**16 if "large" in request.path else b"")
+            )
         return await holds_one_call(request)
 
     @staticmethod
@@ -185,7 +224,13 @@ class _Streaming:
 async def _few(edge: Edge, other: FakeWorker, short_tmp: Path) -> AsyncIterator[ActivatorPeers]:
     """Connections to it: so few that one tenant could take them all."""
     other.behaviour = _Streaming()
-    siblings = ActivatorPeers(peer_addresses(short_tmp, None, None), index=0, count=2, max_connections=CONNECTIONS, unread_s=UNREAD_S)
+    siblings = ActivatorPeers(
+        peer_addresses(short_tmp, None, None),
+        index=0,
+        count=2,
+        max_connections=CONNECTIONS,
+        unread_s=UNREAD_S,
+    )
     edge.calls._siblings = edge.calls._questions._siblings = siblings
     yield siblings
     await siblings.aclose()
@@ -194,26 +239,37 @@ async def _few(edge: Edge, other: FakeWorker, short_tmp: Path) -> AsyncIterator[
 async def _follow(edge: Edge, stack: AsyncExitStack, count: int, *, key: str = KEY) -> None:
     """So many streams that have begun."""
     for _ in range(count):
-        stream = edge.client.stream("GET", f"{edge.url}/v1/calls/{ENDLESS}/stream", headers={"authorization": f"Bearer {key}"})
+        stream = edge.client.stream(
+            "GET",
+            f"{edge.url}/v1/calls/{ENDLESS}/stream",
+            headers={"authorization": f"Bearer {key}"},
+        )
         answer = await stack.enter_async_context(stream)
         assert answer.status_code == 200
 
 
-async def test_streams_of_one_tenant_leave_connections_to_others(edge: Edge, other: FakeWorker, few: ActivatorPeers) -> None:
+async def test_streams_of_one_tenant_leave_connections_to_others(
+    edge: Edge, other: FakeWorker, few: ActivatorPeers
+) -> None:
     edge.add_key("pl_other", tenant="t-other")
     async with AsyncExitStack() as stack:
         await _follow(edge, stack, CONNECTIONS // 2)
 
         refused = await edge.client.get(f"{edge.url}/v1/calls/{HELD_THERE}", headers=AUTHORIZED)
-        theirs = await edge.client.get(f"{edge.url}/v1/calls/{HELD_THERE}", headers={"authorization": "Bearer pl_other"})
+        theirs = await edge.client.get(
+            f"{edge.url}/v1/calls/{HELD_THERE}", headers={"authorization": "Bearer pl_other"}
+        )
 
         assert (refused.status_code, theirs.status_code) == (429, 200)
         assert "retry-after" in refused.headers
-        assert {(await put(edge, f"mine-{n}")).status_code for n in range(8)} == {404, 429}  # nothing is deployed here
+        # nothing is deployed here
+        assert {(await put(edge, f"mine-{n}")).status_code for n in range(8)} == {404, 429}
     await until(lambda: not few._of_tenants)
 
 
-async def test_a_change_is_told_though_callers_hold_all_connections(edge: Edge, other: FakeWorker, few: ActivatorPeers) -> None:
+async def test_a_change_is_told_though_callers_hold_all_connections(
+    edge: Edge, other: FakeWorker, few: ActivatorPeers
+) -> None:
     edge.add_key("pl_other", tenant="t-other")
     async with AsyncExitStack() as stack:
         await _follow(edge, stack, CONNECTIONS // 2)
@@ -225,11 +281,16 @@ async def test_a_change_is_told_though_callers_hold_all_connections(edge: Edge, 
     assert [request.path for request in other.requests if request.path == HEALTH] == [HEALTH]
 
 
-async def test_who_does_not_read_a_stream_holds_no_connection(edge: Edge, other: FakeWorker, few: ActivatorPeers) -> None:
+async def test_who_does_not_read_a_stream_holds_no_connection(
+    edge: Edge, other: FakeWorker, few: ActivatorPeers
+) -> None:
     place = urlsplit(edge.url)
     connection = socket.create_connection((place.hostname or "", place.port or 0))
     try:
-        connection.sendall(f"GET /v1/calls/{ENDLESS}-large/stream HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n\r\n".encode())
+        connection.sendall(
+            f"GET /v1/calls/{ENDLESS}-large/stream HTTP/1.1\r\nhost: x\r\nauthorization: Bearer "
+            f"{KEY}\r\n\r\n".encode()
+        )
         await until(lambda: few._of_tenants[TENANT] == 1)
         await until(lambda: not few._of_tenants)
     finally:

@@ -1,4 +1,5 @@
-"""Revisions that were stored before their schema's `$schema` was refused at deploy: their calls are, and the activator goes on."""
+"""Revisions that were stored before their schema's `$schema` was refused at deploy: their calls
+are, and the activator goes on."""
 
 from __future__ import annotations
 
@@ -30,23 +31,33 @@ def _stored(edge: Edge, server: SchemaServer) -> Edge:
 
 
 @pytest.mark.parametrize("verb", ["invoke", "submit"])
-async def test_a_call_of_it_is_refused_and_names_the_schema_and_the_way_out(stored: Edge, server: SchemaServer, verb: str) -> None:
+async def test_a_call_of_it_is_refused_and_names_the_schema_and_the_way_out(
+    stored: Edge, server: SchemaServer, verb: str
+) -> None:
     for _ in range(3):
         answer = await stored.call(f"shop/old:{verb}", json={"x": 1})
 
         assert answer.status_code == 400
         said = answer.json()["detail"]
-        assert said.startswith("the arguments cannot be checked: schema of shop/old in revision v1-abcdef: $schema ")
+        assert said.startswith(
+            "the arguments cannot be checked: schema of shop/old in revision v1-abcdef: $schema "
+        )
         assert server.url in said
         assert said.endswith("deploy the function again")
     assert server.requests == []
 
 
-async def test_other_functions_and_unchecked_arguments_are_served(stored: Edge, server: SchemaServer) -> None:
+async def test_other_functions_and_unchecked_arguments_are_served(
+    stored: Edge, server: SchemaServer
+) -> None:
     await stored.call("shop/old:invoke", json={"x": 1})
 
     other = await stored.call("shop/hello:invoke", json={"x": 1})
-    pickled = await stored.call("shop/old:invoke", content=pickle.dumps(((1,), {})), headers={"content-type": CONTENT_PICKLE})
+    pickled = await stored.call(
+        "shop/old:invoke",
+        content=pickle.dumps(((1,), {})),
+        headers={"content-type": CONTENT_PICKLE},
+    )
 
     assert (other.status_code, pickled.status_code) == (200, 200)
     assert server.requests == []

@@ -85,15 +85,26 @@ def test_deep_nesting_is_only_more_lists() -> None:
         (1 << 70, [1], "BYTES", [str(1 << 70)]),
     ],
 )
-def test_a_value_is_a_tensor_or_travels_as_json(value: Any, shape: list[int], datatype: str, data: list[Any]) -> None:
+def test_a_value_is_a_tensor_or_travels_as_json(
+    value: Any, shape: list[int], datatype: str, data: list[Any]
+) -> None:
     made = tensors.tensor_of("y", value)
     assert (made["shape"], made["datatype"], made["data"]) == (shape, datatype, data)
-    assert ("parameters" in made) == (datatype == "BYTES" and not isinstance(value, str) and data[0] != "a")
+    assert ("parameters" in made) == (
+        datatype == "BYTES" and not isinstance(value, str) and data[0] != "a"
+    )
 
 
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=4).flatmap(
-    lambda shape: st.tuples(st.just(shape), st.lists(st.floats(allow_nan=False), min_size=math.prod(shape), max_size=math.prod(shape)))
-))  # fmt: skip
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=4).flatmap(
+        lambda shape: st.tuples(
+            st.just(shape),
+            st.lists(
+                st.floats(allow_nan=False), min_size=math.prod(shape), max_size=math.prod(shape)
+            ),
+        )
+    )
+)
 def test_there_and_back_nothing_is_lost(made: tuple[list[int], list[float]]) -> None:
     shape, elements = made
     _, value = tensors.value_of(tensor(shape=shape, datatype="FP64", data=elements))
@@ -102,14 +113,25 @@ def test_there_and_back_nothing_is_lost(made: tuple[list[int], list[float]]) -> 
 
 
 def test_an_object_is_a_tensor_for_each_member() -> None:
-    assert [one["name"] for one in tensors.tensors_of({"score": 0.5, "label": "a"})] == ["score", "label"]
+    assert [one["name"] for one in tensors.tensors_of({"score": 0.5, "label": "a"})] == [
+        "score",
+        "label",
+    ]
     assert [one["name"] for one in tensors.tensors_of([1])] == ["output"]
 
 
 def test_a_schema_says_what_its_tensor_looks_like() -> None:
     matrix = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}
-    assert tensors.tensor_metadata("x", matrix) == {"name": "x", "datatype": "FP64", "shape": [-1, -1]}
-    assert tensors.tensor_metadata("x", {"type": "boolean"}) == {"name": "x", "datatype": "BOOL", "shape": [1]}
+    assert tensors.tensor_metadata("x", matrix) == {
+        "name": "x",
+        "datatype": "FP64",
+        "shape": [-1, -1],
+    }
+    assert tensors.tensor_metadata("x", {"type": "boolean"}) == {
+        "name": "x",
+        "datatype": "BOOL",
+        "shape": [1],
+    }
     assert tensors.tensor_metadata("x", {}) == {"name": "x", "datatype": "BYTES", "shape": [1]}
     assert tensors.is_scalar({"anyOf": [{"type": "string"}, {"type": "null"}]})
     assert not tensors.is_scalar(matrix)

@@ -1,4 +1,5 @@
-"""What the feed tells of tenants, plans, prices, quotas and budgets, and how it is refused when it makes no sense."""
+"""What the feed tells of tenants, plans, prices, quotas and budgets, and how it is refused when it
+makes no sense."""
 
 from __future__ import annotations
 
@@ -25,8 +26,20 @@ def told(table: RouteTable, kind: str, key: str, value: Any) -> bool:
     return table.apply(FeedChange(seq=table.version + 1, kind=kind, key=key, value=value))
 
 
-def tenant(table: RouteTable, plan: dict[str, Any] | None = None, *, name: str = "acme", id: str = TENANT, suspended: bool = False) -> bool:
-    return told(table, "tenant", id, {"id": id, "name": name, "uid": None, "plan": plan or {}, "suspended": suspended})
+def tenant(
+    table: RouteTable,
+    plan: dict[str, Any] | None = None,
+    *,
+    name: str = "acme",
+    id: str = TENANT,
+    suspended: bool = False,
+) -> bool:
+    return told(
+        table,
+        "tenant",
+        id,
+        {"id": id, "name": name, "uid": None, "plan": plan or {}, "suspended": suspended},
+    )
 
 
 def test_a_tenants_plan_is_what_the_feed_says_and_unlimited_where_it_says_nothing() -> None:
@@ -47,7 +60,9 @@ def test_a_tenants_plan_is_what_the_feed_says_and_unlimited_where_it_says_nothin
         pytest.param({"priority": "urgent"}, id="no such priority"),
     ],
 )
-def test_a_plan_that_makes_no_sense_is_refused_and_the_last_good_one_stays(plan: dict[str, Any]) -> None:
+def test_a_plan_that_makes_no_sense_is_refused_and_the_last_good_one_stays(
+    plan: dict[str, Any],
+) -> None:
     table = empty_table()
     tenant(table, {"requests_per_s": 5})
     assert not tenant(table, plan)
@@ -81,7 +96,11 @@ def test_a_tenant_is_found_by_its_name_also_after_it_was_renamed() -> None:
 
     assert (table.tenant_named("acme"), table.tenant_named("apex")) == (None, TENANT)
     assert table.authenticate(b"Bearer pl_a", 0.0).tenant_name == "apex"
-    assert (table.tenant_name(TENANT), table.tenant_name("t-2"), dict(table.tenant_names())) == ("apex", "", {TENANT: "apex"})
+    assert (table.tenant_name(TENANT), table.tenant_name("t-2"), dict(table.tenant_names())) == (
+        "apex",
+        "",
+        {TENANT: "apex"},
+    )
     told(table, "tenant", TENANT, None)
     assert table.tenant_named("apex") is None
 
@@ -106,13 +125,18 @@ def test_reserved_memory_is_listed_by_tenant() -> None:
 @pytest.fixture(name="priced")
 def _priced() -> RouteTable:
     """A table with two price lists and a deployed function."""
-    lists = {version: Rates(version=version, cpu_core_s=Decimal(price)) for version, price in (("own", "1"), ("cheap", "0.5"))}
+    lists = {
+        version: Rates(version=version, cpu_core_s=Decimal(price))
+        for version, price in (("own", "1"), ("cheap", "0.5"))
+    }
     table = RouteTable(lists, TEST_KEY.secrets)
     table.apply(change(1, route_of(spec_of())))
     return table
 
 
-def test_a_function_is_priced_by_its_tenants_plan_and_anew_when_that_changes(priced: RouteTable) -> None:
+def test_a_function_is_priced_by_its_tenants_plan_and_anew_when_that_changes(
+    priced: RouteTable,
+) -> None:
     changed: list[str] = []
     priced.on_function = lambda *told: changed.append(told[0])
     assert priced.target(address()).rates.version == "own"
@@ -126,18 +150,28 @@ def test_a_function_is_priced_by_its_tenants_plan_and_anew_when_that_changes(pri
     assert changed == [NAME, NAME]
 
 
-def test_prices_that_there_are_not_are_the_platforms_own_and_said_once(priced: RouteTable, caplog: pytest.LogCaptureFixture) -> None:
+def test_prices_that_there_are_not_are_the_platforms_own_and_said_once(
+    priced: RouteTable, caplog: pytest.LogCaptureFixture
+) -> None:
     tenant(priced, {"prices": "golden"})
     for _ in range(3):
         assert priced.rates_of(TENANT).version == "own"
-    assert [r.message.partition(" prices=")[2] for r in caplog.records] == [f"golden tenant={TENANT}"]
+    assert [r.message.partition(" prices=")[2] for r in caplog.records] == [
+        f"golden tenant={TENANT}"
+    ]
 
 
 def test_who_keeps_budgets_is_told_each_and_that_they_are_gone_when_the_feed_begins_anew() -> None:
     table = empty_table()
     known: dict[str, BudgetRecord | None] = {}
     table.on_budget = known.__setitem__
-    record: dict[str, Any] = {"id": "b-1", "tenant": TENANT, "period": "day", "amount": "5", "currency": "USD"}
+    record: dict[str, Any] = {
+        "id": "b-1",
+        "tenant": TENANT,
+        "period": "day",
+        "amount": "5",
+        "currency": "USD",
+    }
     record |= {"environment": "", "app": "", "function": ""}
     assert told(table, "budget", "b-1", record)
     assert known == {"b-1": BudgetRecord(**record)}
@@ -153,7 +187,11 @@ def test_the_smallest_bound_on_a_body_counts_and_every_bound_on_waiting_calls() 
         Rule(of="key", subject="k-1", quotas=Quotas(body_bytes=20, instances=3), tenant="t-2"),
         Rule(of="function", subject="f", quotas=Quotas(concurrent=1), tenant="t-1"),
     )
-    assert (body_bytes_of(rules, 100), body_bytes_of(rules, 10), body_bytes_of((), None)) == (20, 10, None)
+    assert (body_bytes_of(rules, 100), body_bytes_of(rules, 10), body_bytes_of((), None)) == (
+        20,
+        10,
+        None,
+    )
     assert queue_bounds_of(rules) == (QueueBound(of="tenant", subject="t-1", limit=9),)
     assert [rule.id for rule in counted(rules)] == ["function:f"]
     assert rules[0].id == "tenant:t-1"

@@ -26,7 +26,9 @@ def post(body: bytes) -> bytes:
     return b"POST /x HTTP/1.1\r\nhost: worker\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
 
 
-async def test_a_small_answer_arrives_whole_and_its_connection_is_used_again(short_tmp: Path) -> None:
+async def test_a_small_answer_arrives_whole_and_its_connection_is_used_again(
+    short_tmp: Path,
+) -> None:
     async with serving(short_tmp / "w.sock") as worker:
         pool = ConnectionPool(str(worker.path))
         loop = asyncio.get_running_loop()
@@ -36,12 +38,19 @@ async def test_a_small_answer_arrives_whole_and_its_connection_is_used_again(sho
         pool.give_back(connection, now=1.0)
         again = pool.take_nowait(2.0)
 
-        assert (answer.status, answer.body, answer.header(b"pilotlight-outcome")) == (200, b"one", b"ok")
+        assert (answer.status, answer.body, answer.header(b"pilotlight-outcome")) == (
+            200,
+            b"one",
+            b"ok",
+        )
         assert again is connection
         assert (await again.request(post(b"two"), loop=loop)).body == b"two"
 
 
-@pytest.mark.parametrize("head", [b"content-length: 5\r\n", b"transfer-encoding: chunked\r\n", b"content-length: 9999999\r\n"])
+@pytest.mark.parametrize(
+    "head",
+    [b"content-length: 5\r\n", b"transfer-encoding: chunked\r\n", b"content-length: 9999999\r\n"],
+)
 async def test_the_answer_to_head_ends_with_its_head(short_tmp: Path, head: bytes) -> None:
     def worker() -> asyncio.Protocol:
         return _Bodiless(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n")
@@ -52,7 +61,9 @@ async def test_the_answer_to_head_ends_with_its_head(short_tmp: Path, head: byte
         pool = ConnectionPool(str(short_tmp / "w.sock"))
         connection = await pool.open(loop)
 
-        answer = await connection.request(b"HEAD /x HTTP/1.1\r\nhost: worker\r\n\r\n", loop=loop, is_head=True)
+        answer = await connection.request(
+            b"HEAD /x HTTP/1.1\r\nhost: worker\r\n\r\n", loop=loop, is_head=True
+        )
         pool.give_back(connection, now=1.0)
 
         assert (answer.status, answer.body) == (200, b"")
@@ -77,7 +88,9 @@ async def test_pieces_that_came_together_go_on_together_and_in_bounds(short_tmp:
     body = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
 
     def worker() -> asyncio.Protocol:
-        return _Bodiless(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + body + b"0\r\n\r\n")
+        return _Bodiless(
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + body + b"0\r\n\r\n"
+        )
 
     loop = asyncio.get_running_loop()
     server = await loop.create_unix_server(worker, str(short_tmp / "w.sock"))
@@ -167,7 +180,9 @@ async def test_reading_pauses_while_the_caller_does_not_read(short_tmp: Path) ->
         assert sum([len(chunk) async for chunk in answer.chunks()]) == 64 * 65536
 
 
-async def test_a_worker_that_dies_before_it_answers_is_told_apart_from_one_that_never_listened(short_tmp: Path) -> None:
+async def test_a_worker_that_dies_before_it_answers_is_told_apart_from_one_that_never_listened(
+    short_tmp: Path,
+) -> None:
     async def behaviour(request: WorkerRequest) -> WorkerAnswer:
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
@@ -190,7 +205,9 @@ async def test_a_worker_that_dies_before_it_answers_is_told_apart_from_one_that_
     assert not refused.value.sent
 
 
-async def test_a_worker_that_dies_in_the_middle_of_a_stream_breaks_the_stream(short_tmp: Path) -> None:
+async def test_a_worker_that_dies_in_the_middle_of_a_stream_breaks_the_stream(
+    short_tmp: Path,
+) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         yield b"half"
         await asyncio.Event().wait()
@@ -230,7 +247,8 @@ async def test_closing_an_unfinished_exchange_reaches_the_worker(short_tmp: Path
 
 
 async def test_a_head_without_an_end_is_cut_off(short_tmp: Path) -> None:
-    """A worker runs user code: it must not fill the memory of the activator, which is everybody's."""
+    """A worker runs user code: it must not fill the memory of the activator, which is
+    everybody's."""
     line, sent = b"x: " + b"y" * 60_000, 0
 
     async def floods(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -257,7 +275,8 @@ async def test_a_head_without_an_end_is_cut_off(short_tmp: Path) -> None:
 
 
 class _Flooding(asyncio.Protocol):
-    """Answers whatever comes with `head` and then with `block` over and over, until `most` bytes or the end of the connection."""
+    """Answers whatever comes with `head` and then with `block` over and over, until `most` bytes or
+    the end of the connection."""
 
     def __init__(self, head: bytes, block: bytes, most: int) -> None:
         self._head, self._block, self._most = head, block, most
@@ -282,8 +301,12 @@ class _Flooding(asyncio.Protocol):
     [(b"0\r\n", b"a: b\r\n" * 2000), (b"0\r\na: ", b"y" * 12_000), (b"1;", b"z" * 12_000)],
     ids=["many trailers", "a trailer without an end", "a chunk's extension"],
 )
-async def test_what_follows_a_streamed_answer_is_cut_off_and_not_kept(short_tmp: Path, behind: bytes, block: bytes) -> None:
-    flooding = _Flooding(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n" + behind, block, 4 << 20)
+async def test_what_follows_a_streamed_answer_is_cut_off_and_not_kept(
+    short_tmp: Path, behind: bytes, block: bytes
+) -> None:
+    flooding = _Flooding(
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n" + behind, block, 4 << 20
+    )
     loop = asyncio.get_running_loop()
     server = await loop.create_unix_server(lambda: flooding, str(short_tmp / "w.sock"))
     async with server:
@@ -303,7 +326,8 @@ async def test_a_connection_in_the_pool_keeps_no_headers(short_tmp: Path) -> Non
 
     def worker() -> asyncio.Protocol:
         return _Bodiless(
-            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nPilotlight-Finish: error\r\n" + trailers + b"\r\n"
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: "
+            b"chunked\r\n\r\n1\r\nx\r\n0\r\nPilotlight-Finish: error\r\n" + trailers + b"\r\n"
         )
 
     loop = asyncio.get_running_loop()
@@ -314,7 +338,10 @@ async def test_a_connection_in_the_pool_keeps_no_headers(short_tmp: Path) -> Non
         for _ in range(2):
             answer = await connection.request(GET, loop=loop)
             assert [chunk async for chunk in answer.chunks()] == [b"x"]
-            assert answer.headers == [(b"transfer-encoding", b"chunked"), (b"pilotlight-finish", b"error")]
+            assert answer.headers == [
+                (b"transfer-encoding", b"chunked"),
+                (b"pilotlight-finish", b"error"),
+            ]
             assert connection._headers == []
             pool.give_back(connection, now=1.0)
             assert pool.take_nowait(1.0) is connection

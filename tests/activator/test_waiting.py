@@ -1,4 +1,5 @@
-"""Calls that wait: in a fair order, and each answered exactly once, whatever happens to it and to the others."""
+"""Calls that wait: in a fair order, and each answered exactly once, whatever happens to it and to
+the others."""
 
 from __future__ import annotations
 
@@ -33,16 +34,21 @@ from tests.hypothesis_profiles import examples
 
 
 class BareFleet(FakeFleet):
-    """Instances without a process: nobody calls them here. `phases_ms`: of those that start from now on."""
+    """Instances without a process: nobody calls them here. `phases_ms`: of those that start from
+    now on."""
 
     phases_ms: Mapping[str, float] | None = None
 
-    async def start(self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
+    async def start(
+        self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]
+    ) -> InstanceInfo:
         """See Fleet."""
         self.started.append(instance_id)
         await self.gate.wait()
         info = info_of(target, instance_id, "/nowhere", StartKind.FORK)
-        self.infos[instance_id] = replace(info, phases_ms=info.phases_ms if self.phases_ms is None else self.phases_ms)
+        self.infos[instance_id] = replace(
+            info, phases_ms=info.phases_ms if self.phases_ms is None else self.phases_ms
+        )
         return self.infos[instance_id]
 
 
@@ -52,11 +58,21 @@ class World:
     def __init__(self, directory: Path, *, limit: int, scaling: Scaling) -> None:
         self.fleet = BareFleet(directory)
         self.queue = GlobalQueue(limit)
-        self.books = BillingService(directory=directory / "j", activator="a-0", sync_s=0.01, free_idle_s=60, ledger=MemoryLedger())
+        self.books = BillingService(
+            directory=directory / "j",
+            activator="a-0",
+            sync_s=0.01,
+            free_idle_s=60,
+            ledger=MemoryLedger(),
+        )
         self.throttler = Throttler(
-            target_of(spec_of(scaling=scaling)), fleet=self.fleet, queue=self.queue, secret_env=lambda _: {}, observer=Metrics(),
+            target_of(spec_of(scaling=scaling)),
+            fleet=self.fleet,
+            queue=self.queue,
+            secret_env=lambda _: {},
+            observer=Metrics(),
             account=self.books.account,
-        )  # fmt: skip
+        )
 
     def call(self, rank: QueuePriority, *, timeout_s: float = 60.0) -> asyncio.Task[Reservation]:
         return asyncio.create_task(self.throttler.reserve(timeout_s, rank))
@@ -73,7 +89,9 @@ async def world_of(*, limit: int = 100, scaling: Scaling | None = None) -> Async
             await world.books.aclose()
 
 
-def rank_of(tenant: str, priority: Priority = Priority.STANDARD, weight: int = 1, *bounds: QueueBound) -> QueuePriority:
+def rank_of(
+    tenant: str, priority: Priority = Priority.STANDARD, weight: int = 1, *bounds: QueueBound
+) -> QueuePriority:
     return QueuePriority(priority=priority, tenant=tenant, weight=weight, queued=bounds)
 
 
@@ -91,7 +109,9 @@ async def served(calls: Mapping[asyncio.Task[Reservation], str]) -> list[str]:
 
 
 @pytest.mark.parametrize("ms", [-5000.0, math.nan, math.inf, -math.inf])
-async def test_phases_that_are_no_durations_neither_fail_a_start_nor_make_it_free(tmp_path: Path, ms: float) -> None:
+async def test_phases_that_are_no_durations_neither_fail_a_start_nor_make_it_free(
+    tmp_path: Path, ms: float
+) -> None:
     world = World(tmp_path, limit=100, scaling=Scaling(max_instances=1))
     world.fleet.phases_ms = {"fork": ms, "queue": ms, "weights": ms}
     (await world.throttler.reserve(5)).release()
@@ -106,14 +126,18 @@ def test_phases_that_are_no_durations_stay_out_of_the_platforms_sums(tmp_path: P
         info = info_of(target, "i-1", "/nowhere", StartKind.FORK)
         metrics.instance_ready(target, replace(info, phases_ms={"wake": ms}), 2.0)
     labels = {"start_kind": "FORK", "phase": "wake"}
-    assert metrics.registry.get_sample_value("pilotlight_start_phase_seconds_total", labels) == 4.0  # no more than the start took
+    # no more than the start took
+    assert metrics.registry.get_sample_value("pilotlight_start_phase_seconds_total", labels) == 4.0
 
 
 async def test_slots_go_by_priority_then_in_turns_between_tenants() -> None:
     async with world_of() as world:
         busy = await world.throttler.reserve(5)
         calls = {world.call(rank_of("flood")): f"flood {n}" for n in range(3)}
-        calls |= {world.call(rank_of("small")): "small", world.call(rank_of("flood", Priority.REALTIME)): "urgent"}
+        calls |= {
+            world.call(rank_of("small")): "small",
+            world.call(rank_of("flood", Priority.REALTIME)): "urgent",
+        }
         calls |= {world.call(rank_of("small", Priority.BATCH)): "batch"}
         await until(lambda: world.throttler.waiting == 6)
         busy.release()
@@ -149,7 +173,8 @@ async def test_the_one_that_waits_longest_is_told_to_the_autoscaler_whoever_is_n
 
 
 async def test_a_full_queue_sheds_in_order_and_refuses_the_rest() -> None:
-    """Batch goes first, then who is over its share; a realtime call of a tenant within its share is never turned away for them."""
+    """Batch goes first, then who is over its share; a realtime call of a tenant within its share is
+    never turned away for them."""
     async with world_of(limit=4) as world:
         busy = await world.throttler.reserve(5)
         batch = world.call(rank_of("a", Priority.BATCH))
@@ -178,7 +203,11 @@ async def test_the_place_in_the_queue_lasts_as_long_as_the_callers_deadline() ->
         busy = await world.throttler.reserve(5)
         with pytest.raises(errors.DeadlineExceeded) as e:
             await world.throttler.reserve(0.02, rank_of("a"))
-        assert (e.value.detail["clock"], world.queue.waiting, world.throttler.waiting) == ("queue", 0, 0)
+        assert (e.value.detail["clock"], world.queue.waiting, world.throttler.waiting) == (
+            "queue",
+            0,
+            0,
+        )
         later = world.call(rank_of("b"))
         await until(lambda: world.queue.waiting == 1)
         busy.release()
@@ -205,11 +234,17 @@ async def test_a_functions_max_queued_and_a_tenants_quota_give_places_to_who_ran
         (await other).release()
 
 
-_ranks = st.builds(rank_of, st.sampled_from("abc"), st.sampled_from(list(Priority)), st.integers(1, 4))
+_ranks = st.builds(
+    rank_of, st.sampled_from("abc"), st.sampled_from(list(Priority)), st.integers(1, 4)
+)
 _steps = st.one_of(
     st.tuples(st.just("call"), st.integers(0, 99), _ranks),
     st.tuples(
-        st.sampled_from(["release", "cancel", "expire", "kill", "pause", "hold_starts", "let_starts_go"]), st.integers(0, 99), _ranks
+        st.sampled_from(
+            ["release", "cancel", "expire", "kill", "pause", "hold_starts", "let_starts_go"]
+        ),
+        st.integers(0, 99),
+        _ranks,
     ),
 )
 
@@ -273,7 +308,9 @@ class Story:
 
 @settings(deadline=None, max_examples=examples(60))
 @given(st.lists(_steps, max_size=60))
-def test_every_call_is_answered_exactly_once_and_nothing_is_left(steps: list[tuple[str, int, QueuePriority]]) -> None:
+def test_every_call_is_answered_exactly_once_and_nothing_is_left(
+    steps: list[tuple[str, int, QueuePriority]],
+) -> None:
     asyncio.run(_live_through(steps))
 
 
@@ -290,5 +327,9 @@ async def _live_through(steps: list[tuple[str, int, QueuePriority]]) -> None:
         for call in story.calls:
             if not call.cancelled() and (error := call.exception()) is not None:
                 assert isinstance(error, errors.TooManyRequests | errors.DeadlineExceeded)
-        assert (world.queue.waiting, world.throttler.waiting, world.throttler.in_flight) == (0, 0, 0)
+        assert (world.queue.waiting, world.throttler.waiting, world.throttler.in_flight) == (
+            0,
+            0,
+            0,
+        )
         assert world.throttler.load.take(0.0, 0.0) == 0

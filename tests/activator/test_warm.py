@@ -1,4 +1,5 @@
-"""Warm calls, which run without a task, through real HTTP: what they do by themselves, and how they go on when they stop being simple."""
+"""Warm calls, which run without a task, through real HTTP: what they do by themselves, and how they
+go on when they stop being simple."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ async def _warm_edge(edge: Edge) -> Edge:
 
 
 def post(body: bytes, *, path: str = "/v1/functions/shop/hello:invoke", more: str = "") -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n{more}content-length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer "
+        f"{KEY}\r\n{more}content-length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
@@ -55,7 +59,9 @@ class Raw:
 
 @pytest.fixture(name="raw")
 async def _raw(warm_edge: Edge) -> AsyncIterator[Raw]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(warm_edge.url.rpartition(":")[2]))
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", int(warm_edge.url.rpartition(":")[2])
+    )
     yield Raw(reader, writer)
     writer.close()
 
@@ -85,7 +91,11 @@ async def test_warm_and_other_answers_carry_the_same_headers(warm_edge: Edge) ->
     warm = await warm_edge.call(json={"x": 1})
 
     assert list(warm.headers) == list(slow.headers)
-    assert (warm.status_code, warm.content, warm.headers["pilotlight-start"]) == (200, slow.content, "WARM")
+    assert (warm.status_code, warm.content, warm.headers["pilotlight-start"]) == (
+        200,
+        slow.content,
+        "WARM",
+    )
 
 
 async def test_pipelined_requests_are_answered_in_order_whatever_way_they_go(raw: Raw) -> None:
@@ -123,7 +133,9 @@ async def test_a_caller_that_wants_its_connection_closed_gets_that(raw: Raw) -> 
 
 
 async def test_an_older_version_of_http_is_answered_in_its_own_way(raw: Raw) -> None:
-    raw.writer.write(post(b'{"x":1}', more="connection: keep-alive\r\n").replace(b"HTTP/1.1", b"HTTP/1.0"))
+    raw.writer.write(
+        post(b'{"x":1}', more="connection: keep-alive\r\n").replace(b"HTTP/1.1", b"HTTP/1.0")
+    )
     head, body = await raw.answer()
 
     assert (body, b"connection: close" in head, await raw.reader.read()) == (b'{"x":1}', True, b"")
@@ -140,20 +152,26 @@ async def test_a_call_that_finds_no_free_connection_counts_once(warm_edge: Edge)
     assert (answer.status_code, key, tally.calls - before) == (200, f"k-{KEY}", 1)
 
 
-async def test_a_caller_that_leaves_ends_its_call_and_its_bill(raw: Raw, warm_edge: Edge, script: Script) -> None:
+async def test_a_caller_that_leaves_ends_its_call_and_its_bill(
+    raw: Raw, warm_edge: Edge, script: Script
+) -> None:
     script.now = forever
     raw.writer.write(post(b'{"x":1}'))
     await until(begun(warm_edge, 2))
     (worker,) = warm_edge.fleet.workers.values()
     raw.writer.close()
     await until(lambda: worker.cancelled == 1)
-    outcomes = sorted((record.status, record.outcome) for record in (await warm_edge.settle()).values())
+    outcomes = sorted(
+        (record.status, record.outcome) for record in (await warm_edge.settle()).values()
+    )
 
     assert outcomes == [(200, "ok"), (499, "cancelled")]
     assert in_flight(warm_edge) == 0
 
 
-async def test_an_instance_that_dies_under_a_warm_call_is_a_502_with_the_reason(warm_edge: Edge, script: Script) -> None:
+async def test_an_instance_that_dies_under_a_warm_call_is_a_502_with_the_reason(
+    warm_edge: Edge, script: Script
+) -> None:
     script.now = forever
     task = asyncio.create_task(warm_edge.call(json={"x": 1}))
     await until(begun(warm_edge, 2))
@@ -164,7 +182,9 @@ async def test_an_instance_that_dies_under_a_warm_call_is_a_502_with_the_reason(
     assert sorted(r.status for r in (await warm_edge.settle()).values()) == [200, 502]
 
 
-async def test_an_idempotent_warm_call_is_tried_once_more_elsewhere(edge: Edge, script: Script) -> None:
+async def test_an_idempotent_warm_call_is_tried_once_more_elsewhere(
+    edge: Edge, script: Script
+) -> None:
     edge.add(route_of(spec_of(idempotent=True)))
     await edge.call(json={"x": 0})
     script.now = forever
@@ -179,7 +199,9 @@ async def test_an_idempotent_warm_call_is_tried_once_more_elsewhere(edge: Edge, 
 
 
 @pytest.mark.parametrize("headers", [{}, {"pilotlight-timeout": "30"}], ids=["warm", "in a task"])
-async def test_a_worker_that_is_busy_is_asked_again(warm_edge: Edge, script: Script, headers: dict[str, str]) -> None:
+async def test_a_worker_that_is_busy_is_asked_again(
+    warm_edge: Edge, script: Script, headers: dict[str, str]
+) -> None:
     async def busy_once(request: WorkerRequest) -> WorkerAnswer:
         script.now = echo
         return WorkerAnswer(status=503, outcome="busy", body=b"{}")
@@ -188,7 +210,11 @@ async def test_a_worker_that_is_busy_is_asked_again(warm_edge: Edge, script: Scr
     answer = await warm_edge.call(json={"x": 1}, headers=headers)
 
     assert (answer.status_code, answer.json()) == (200, {"x": 1})
-    assert sorted(record.outcome for record in (await warm_edge.settle()).values()) == ["busy", "ok", "ok"]
+    assert sorted(record.outcome for record in (await warm_edge.settle()).values()) == [
+        "busy",
+        "ok",
+        "ok",
+    ]
 
 
 async def test_an_answer_that_streams_goes_on_in_a_task(edge: Edge, script: Script) -> None:
@@ -201,13 +227,19 @@ async def test_an_answer_that_streams_goes_on_in_a_task(edge: Edge, script: Scri
 
     edge.add(route_of(spec_of(methods=(MethodSpec(is_generator=True),))))
     script.now = stream
-    texts = [(await edge.call(json={}, headers={"accept": "text/event-stream"})).text for _ in range(2)]
+    texts = [
+        (await edge.call(json={}, headers={"accept": "text/event-stream"})).text for _ in range(2)
+    ]
 
-    assert [text.split("event: end")[0] for text in texts] == ["data: 0\n\ndata: 1\n\ndata: 2\n\n"] * 2
+    assert [text.split("event: end")[0] for text in texts] == [
+        "data: 0\n\ndata: 1\n\ndata: 2\n\n"
+    ] * 2
     assert [record.outcome for record in (await edge.settle()).values()] == ["ok", "ok"]
 
 
-async def test_a_warm_call_that_never_returns_is_cut_off_by_its_clock_and_its_instance_replaced(edge: Edge, script: Script) -> None:
+async def test_a_warm_call_that_never_returns_is_cut_off_by_its_clock_and_its_instance_replaced(
+    edge: Edge, script: Script
+) -> None:
     edge.add(route_of(spec_of(clocks=ClockSpec(execution_s=1.0))))
     await edge.call(json={"x": 0})
     script.now = forever
@@ -239,7 +271,8 @@ async def test_a_clock_rings_within_a_step_of_its_time_unless_its_call_left() ->
     loop.call_at(began + 0.01, lambda: rang.append(late.rang.is_set()))
     clocks.watch(late, loop, 0.01)
     clocks.watch(left, loop, 0.01).discard(left)
-    loop.call_later(0.01 + 2 * CLOCK_STEP_S, lambda: rang.append(late.rang.is_set()))  # timers go off in their order, however late
+    # timers go off in their order, however late
+    loop.call_later(0.01 + 2 * CLOCK_STEP_S, lambda: rang.append(late.rang.is_set()))
     while len(rang) < 2:
         await asyncio.sleep(0.001)
 
@@ -248,7 +281,9 @@ async def test_a_clock_rings_within_a_step_of_its_time_unless_its_call_left() ->
     assert repr(clocks) == "<DeadlineWheel 0 calls in 0 steps>"
 
 
-async def test_connections_that_stay_idle_are_closed_by_the_sweep(raw: Raw, warm_edge: Edge) -> None:
+async def test_connections_that_stay_idle_are_closed_by_the_sweep(
+    raw: Raw, warm_edge: Edge
+) -> None:
     raw.writer.write(post(b'{"x":1}'))
     await raw.answer()
     now = asyncio.get_running_loop().time()
@@ -259,12 +294,15 @@ async def test_connections_that_stay_idle_are_closed_by_the_sweep(raw: Raw, warm
 
 
 @pytest.mark.parametrize("headers", [{}, {"pilotlight-timeout": "30"}], ids=["warm", "in a task"])
-async def test_a_record_that_cannot_be_closed_costs_no_slot(warm_edge: Edge, script: Script, headers: dict[str, str]) -> None:
+async def test_a_record_that_cannot_be_closed_costs_no_slot(
+    warm_edge: Edge, script: Script, headers: dict[str, str]
+) -> None:
     async def close_it_first(request: WorkerRequest) -> WorkerAnswer:
         script.now = echo
         (scaled,) = warm_edge.scaler._scaled.values()
         (instance,) = scaled.throttler.instances.values()
-        instance.account.meter.end(f"{request.headers['pilotlight-call']}/1", time.monotonic_ns())  # closing the ticket raises KeyError
+        # closing the ticket raises KeyError
+        instance.account.meter.end(f"{request.headers['pilotlight-call']}/1", time.monotonic_ns())
         return WorkerAnswer(body=b"1")
 
     script.now = close_it_first

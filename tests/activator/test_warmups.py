@@ -36,7 +36,10 @@ async def test_without_that_accept_it_is_one_document(edge: Edge) -> None:
 async def test_a_warm_up_costs_a_request_of_the_quota(edge: Edge) -> None:
     edge.add(route_of(spec_of()))
     edge.add_tenant("acme", requests_per_s=0.001, burst=2, concurrent=0)
-    answers = [await edge.call("shop/hello:warmup", headers=NDJSON), *[await edge.call("shop/hello:warmup") for _ in range(2)]]
+    answers = [
+        await edge.call("shop/hello:warmup", headers=NDJSON),
+        *[await edge.call("shop/hello:warmup") for _ in range(2)],
+    ]
 
     assert [answer.status_code for answer in answers] == [200, 200, 429]
     assert edge.quotas.held(f"tenant:{TENANT}") == 0
@@ -44,7 +47,15 @@ async def test_a_warm_up_costs_a_request_of_the_quota(edge: Edge) -> None:
 
 async def test_nothing_is_warmed_up_on_a_budget_that_is_spent(edge: Edge) -> None:
     edge.add(route_of(spec_of()))
-    budget = {"tenant": TENANT, "environment": "", "app": "", "function": "", "currency": "USD", "hard": True, "period": "day"}
+    budget = {
+        "tenant": TENANT,
+        "environment": "",
+        "app": "",
+        "function": "",
+        "currency": "USD",
+        "hard": True,
+        "period": "day",
+    }
     edge.tell("budget", "b-1", {**budget, "id": "b-1", "amount": "0.000000000001"})
 
     assert (await edge.call("shop/hello:warmup")).status_code == 402
@@ -76,7 +87,15 @@ async def test_a_stage_that_lasts_is_told_again() -> None:
         await finish.wait()
         return {"revision": "v1"}
 
-    scope = {"type": "http", "method": "POST", "path": "/", "raw_path": b"/", "query_string": b"", "headers": [], "client": ("::1", 1)}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/",
+        "raw_path": b"/",
+        "query_string": b"",
+        "headers": [],
+        "client": ("::1", 1),
+    }
     await warmup_stream.stream(Request(scope, receive, send), work, heartbeat_s=0.002)
     assert [line.get("stage") for line in sent] == ["snapshot"] * 4 + [None]
     assert sent[-1] == {"report": {"revision": "v1"}}
@@ -96,7 +115,9 @@ def _warm_ups() -> int:
     return sum(task.get_name().startswith("warm-up ") for task in asyncio.all_tasks())
 
 
-async def test_a_restored_call_says_so_to_its_caller_on_its_bill_and_in_the_metrics(edge: Edge) -> None:
+async def test_a_restored_call_says_so_to_its_caller_on_its_bill_and_in_the_metrics(
+    edge: Edge,
+) -> None:
     edge.add(route_of(spec_of()))
     target = edge.table.targets_of(f"{TENANT}/main/shop/hello")[0]
     await edge.fleet.checkpoint(target)

@@ -39,7 +39,9 @@ def _behaviour() -> Script:
     return Script()
 
 
-METHODS = tuple(MethodSpec(name=name, schema=SCHEMA, parameters=("x", "y")) for name in ("old", "new"))
+METHODS = tuple(
+    MethodSpec(name=name, schema=SCHEMA, parameters=("x", "y")) for name in ("old", "new")
+)
 
 
 def with_methods(route: FunctionRoute, revision: str, *names: str) -> FunctionRoute:
@@ -48,26 +50,36 @@ def with_methods(route: FunctionRoute, revision: str, *names: str) -> FunctionRo
     return replace(route, revisions=revisions)
 
 
-async def test_a_method_that_one_of_two_revisions_lacks_is_not_found_there_also_when_warm(edge: Edge) -> None:
+async def test_a_method_that_one_of_two_revisions_lacks_is_not_found_there_also_when_warm(
+    edge: Edge,
+) -> None:
     route = split_route(spec_of(methods=METHODS), {V1: 50, V2: 50}, sticky="header:x-user")
     edge.add(with_methods(route, V2, "new"))
     statuses: dict[str, set[int]] = {}
     for _ in range(3):
         for n in range(8):
-            answer = await edge.call("shop/hello.old:invoke", json={"x": 1}, headers={"x-user": f"u-{n}"})
+            answer = await edge.call(
+                "shop/hello.old:invoke", json={"x": 1}, headers={"x-user": f"u-{n}"}
+            )
             statuses.setdefault(f"u-{n}", set()).add(answer.status_code)
     assert {200} in statuses.values()
     assert {404} in statuses.values(), statuses
     assert all(seen in ({200}, {404}) for seen in statuses.values())
 
 
-async def test_a_key_that_may_not_call_is_told_so_each_time_also_of_two_revisions(edge: Edge) -> None:
+async def test_a_key_that_may_not_call_is_told_so_each_time_also_of_two_revisions(
+    edge: Edge,
+) -> None:
     edge.add_key("pl_reader", scope="read-billing")
     edge.add(split_route(spec_of(), {V1: 50, V2: 50}))
-    assert [(await edge.call(json={"x": 1}, key="pl_reader")).status_code for _ in range(4)] == [403] * 4
+    assert [(await edge.call(json={"x": 1}, key="pl_reader")).status_code for _ in range(4)] == [
+        403
+    ] * 4
 
 
-async def test_units_of_an_arm_wait_for_its_revision_rather_than_be_answered_by_another(edge: Edge) -> None:
+async def test_units_of_an_arm_wait_for_its_revision_rather_than_be_answered_by_another(
+    edge: Edge,
+) -> None:
     edge.table.handovers = edge.handovers
     edge.add(route_of(spec_of(), revision=V1))
     await edge.call(json={"x": 0})
@@ -83,10 +95,13 @@ async def test_units_of_an_arm_wait_for_its_revision_rather_than_be_answered_by_
 
 
 def test_what_is_remembered_of_units_is_bounded_in_bytes_too() -> None:
-    routed = FunctionRouter(split_route(spec_of(), {V1: 50, V2: 50}, sticky="header:x-user"), Rates(version="test"))
+    routed = FunctionRouter(
+        split_route(spec_of(), {V1: 50, V2: 50}, sticky="header:x-user"), Rates(version="test")
+    )
     long = [b"%d" % n + b"u" * MAX_NAME_BYTES for n in range(20)]
     first = [routed.choose(caller(), {b"x-user": name}) for name in long]
-    assert [routed.choose(caller(), {b"x-user": name}) for name in long] == first  # the same unit, the same choice
+    # the same unit, the same choice
+    assert [routed.choose(caller(), {b"x-user": name}) for name in long] == first
     assert not any(len(name) > MAX_NAME_BYTES for name in routed._weights._units._known)
     assert MAX_UNITS * MAX_NAME_BYTES <= 1024**2
 
@@ -94,13 +109,19 @@ def test_what_is_remembered_of_units_is_bounded_in_bytes_too() -> None:
 def test_a_point_at_the_end_of_the_range_is_somebodys() -> None:
     """Segments that were computed elsewhere may end a hair before 100."""
     route = split_route(spec_of(), {V1: 50, V2: 50})
-    segments = (Segment(revision=V1, begin=0.0, end=50.0), Segment(revision=V2, begin=50.0, end=99.9999999))
-    document = {**route.document, "segments": [{"revision": s.revision, "begin": s.begin, "end": s.end} for s in segments]}
+    segments = (
+        Segment(revision=V1, begin=0.0, end=50.0),
+        Segment(revision=V2, begin=50.0, end=99.9999999),
+    )
+    document = {
+        **route.document,
+        "segments": [{"revision": s.revision, "begin": s.begin, "end": s.end} for s in segments],
+    }
     routed = FunctionRouter(replace(route, document=document), Rates(version="test"))
     assert routed._weights.at(99.99999999).target.revision == V2
 
 
-# -- slots that no call used ----------------------------------------------------------------------------------------------
+# -- slots that no call used -----------------------------------------------------------------------
 
 
 def half_open(one: Throttler) -> RevisionHealth:
@@ -124,7 +145,9 @@ async def test_a_slot_that_was_given_back_unused_does_not_close_a_breaker(edge: 
     assert health.breaker.admits(edge.scaler._clock())  # the next one is the probe
 
 
-async def test_a_call_that_could_not_be_written_down_is_no_probe(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_that_could_not_be_written_down_is_no_probe(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
     edge.add(route_of(spec_of()))
     await edge.call(json={"x": 0})
     (target,) = edge.table.targets_of("t-000000000001/main/shop/hello")
@@ -166,7 +189,9 @@ async def test_a_warm_call_without_a_connection_is_no_probe(edge: Edge) -> None:
     assert seen == [State.HALF_OPEN]
 
 
-async def test_a_call_that_waits_does_not_get_the_slot_of_one_that_ran_out_of_its_clock(edge: Edge, behaviour: Script) -> None:
+async def test_a_call_that_waits_does_not_get_the_slot_of_one_that_ran_out_of_its_clock(
+    edge: Edge, behaviour: Script
+) -> None:
     edge.add(route_of(spec_of(scaling=Scaling(max_instances=1))))
     await edge.call(json={"x": 0})
     (stuck,) = edge.fleet.workers.values()
@@ -175,7 +200,14 @@ async def test_a_call_that_waits_does_not_get_the_slot_of_one_that_ran_out_of_it
     await until(lambda: len(stuck.requests) == 2)
     behaviour.now = echo
     second = asyncio.create_task(edge.call(json={"x": 2}))
-    await until(lambda: edge.scaler.throttler_of(edge.table.targets_of("t-000000000001/main/shop/hello")[0]).waiting == 1)
+    await until(
+        lambda: (
+            edge.scaler.throttler_of(
+                edge.table.targets_of("t-000000000001/main/shop/hello")[0]
+            ).waiting
+            == 1
+        )
+    )
     (running,) = {call for calls in edge.gateway.warm.clocks._steps.values() for call in calls}
     running.overrun()
     assert ((await first).status_code, (await second).json()) == (504, {"x": 2})
@@ -184,8 +216,11 @@ async def test_a_call_that_waits_does_not_get_the_slot_of_one_that_ran_out_of_it
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_a_callers_own_deadline_ends_no_instance(edge: Edge, behaviour: Script, is_stream: bool) -> None:
-    """Else anybody who may call could have a function's instances replaced, as fast as they come up."""
+async def test_a_callers_own_deadline_ends_no_instance(
+    edge: Edge, behaviour: Script, is_stream: bool
+) -> None:
+    """Else anybody who may call could have a function's instances replaced, as fast as they come
+    up."""
     edge.add(route_of(spec_of(clocks=Clocks(execution_s=60))))
     await edge.call(json={"x": 0})
 
@@ -195,14 +230,22 @@ async def test_a_callers_own_deadline_ends_no_instance(edge: Edge, behaviour: Sc
     behaviour.now = drips if is_stream else forever
     for _ in range(3):
         try:
-            status = (await edge.call(json={"x": 1}, headers={"pilotlight-timeout": "0.02"})).status_code
+            status = (
+                await edge.call(json={"x": 1}, headers={"pilotlight-timeout": "0.02"})
+            ).status_code
         except httpx.RemoteProtocolError:
             status = 504
         assert status == 504
     behaviour.now = echo
     assert (await edge.call(json={"x": 2})).json() == {"x": 2}
     assert (len(edge.fleet.started), edge.fleet.stopped) == (1, [])
-    assert sorted(record.status for record in (await edge.settle()).values()) == [200, 200, 504, 504, 504]
+    assert sorted(record.status for record in (await edge.settle()).values()) == [
+        200,
+        200,
+        504,
+        504,
+        504,
+    ]
 
 
 async def _one_and_wait() -> AsyncIterator[bytes]:
@@ -213,21 +256,49 @@ async def _one_and_wait() -> AsyncIterator[bytes]:
 async def test_a_kept_answer_holds_no_more_than_it_is_counted_for() -> None:
     answers, spans = ResponseCache(max_bytes=10_000), b"s" * 8000
     call = Call(id="req-1", target=target_of(spec_of()), method="", key_id="k", body=b"{}")
-    answers.keep(call, WorkerResponse(None, 200, [(b"content-type", b"application/json"), (b"pilotlight-spans", spans)], b"1"), 0.0)
+    answers.keep(
+        call,
+        WorkerResponse(
+            None, 200, [(b"content-type", b"application/json"), (b"pilotlight-spans", spans)], b"1"
+        ),
+        0.0,
+    )
     kept = answers.find(call, max_age_s=1.0, now=0.0)
     assert kept is not None
-    assert kept.headers == [(b"content-type", b"application/json")], "what its worker said of itself is of that call"
+    assert kept.headers == [(b"content-type", b"application/json")], (
+        "what its worker said of itself is of that call"
+    )
 
 
-@pytest.mark.parametrize("values", [(), (5000,), (1,) * 40], ids=["no headers", "a long header", "many short headers"])
-async def test_kept_answers_take_no_more_memory_than_they_are_counted_for(values: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    "values", [(), (5000,), (1,) * 40], ids=["no headers", "a long header", "many short headers"]
+)
+async def test_kept_answers_take_no_more_memory_than_they_are_counted_for(
+    values: tuple[int, ...],
+) -> None:
     answers, target = ResponseCache(), target_of(spec_of())
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     for n in range(60):
-        headers = [(bytearray(b"cache-control"), bytearray(b"%04d" % n * (size // 4 + 1))) for size in values]
-        call = Call(id="req-1", target=target, method="", key_id="k", body=b"%d" % n, accept=b"%04d" % n * 250)
-        answers.keep(call, WorkerResponse(None, 200, [(bytes(name), bytes(value)) for name, value in headers], b"1"), 0.0)
+        headers = [
+            (bytearray(b"cache-control"), bytearray(b"%04d" % n * (size // 4 + 1)))
+            for size in values
+        ]
+        call = Call(
+            id="req-1",
+            target=target,
+            method="",
+            key_id="k",
+            body=b"%d" % n,
+            accept=b"%04d" % n * 250,
+        )
+        answers.keep(
+            call,
+            WorkerResponse(
+                None, 200, [(bytes(name), bytes(value)) for name, value in headers], b"1"
+            ),
+            0.0,
+        )
     del headers, call
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -237,7 +308,9 @@ async def test_kept_answers_take_no_more_memory_than_they_are_counted_for(values
 
 async def test_a_cached_answer_is_for_those_who_ask_in_the_same_way() -> None:
     def called(accept: bytes, body: bytes = b"{}") -> Call:
-        return Call(id="req-1", target=target_of(spec_of()), method="", key_id="k", body=body, accept=accept)
+        return Call(
+            id="req-1", target=target_of(spec_of()), method="", key_id="k", body=body, accept=accept
+        )
 
     answers = ResponseCache()
     answers.keep(called(b"text/plain"), WorkerResponse(None, 200, [], b"1"), 0.0)
@@ -246,15 +319,26 @@ async def test_a_cached_answer_is_for_those_who_ask_in_the_same_way() -> None:
     assert answers.find(called(b"text/plai", b"n{}"), max_age_s=1.0, now=0.0) is None
 
 
-async def test_a_cached_answer_is_shared_within_one_tenant_and_among_callers_without_a_key_only() -> None:
+async def test_a_cached_answer_is_shared_within_one_tenant_and_among_callers_without_a_key_only() -> (
+    None
+):
     def called(*, key_id: str, caller: str = "") -> Call:
-        return Call(id="req-1", target=target_of(spec_of()), method="", key_id=key_id, body=b"{}", caller=caller)
+        return Call(
+            id="req-1",
+            target=target_of(spec_of()),
+            method="",
+            key_id=key_id,
+            body=b"{}",
+            caller=caller,
+        )
 
     answers = ResponseCache()
     answers.keep(called(key_id="k"), WorkerResponse(None, 200, [], b"the owner's"), 0.0)
     assert answers.find(called(key_id="another-key"), max_age_s=1.0, now=0.0) is not None
     assert answers.find(called(key_id=""), max_age_s=1.0, now=0.0) is None
-    assert answers.find(called(key_id="k2", caller="another-tenant"), max_age_s=1.0, now=0.0) is None
+    assert (
+        answers.find(called(key_id="k2", caller="another-tenant"), max_age_s=1.0, now=0.0) is None
+    )
     answers.keep(called(key_id=""), WorkerResponse(None, 200, [], b"public"), 0.0)
     found = answers.find(called(key_id=""), max_age_s=1.0, now=0.0)
     assert found is not None
@@ -262,7 +346,15 @@ async def test_a_cached_answer_is_shared_within_one_tenant_and_among_callers_wit
 
 
 async def test_copies_are_no_load_that_the_way_back_must_keep_room_for(edge: Edge) -> None:
-    edge.add(split_route(spec_of(scaling=Scaling(max_inputs=8)), {V1: 100}, named=(V2,), stable=V1, shadow=Shadow(revision=V2)))
+    edge.add(
+        split_route(
+            spec_of(scaling=Scaling(max_inputs=8)),
+            {V1: 100},
+            named=(V2,),
+            stable=V1,
+            shadow=Shadow(revision=V2),
+        )
+    )
     targets = {t.revision: t for t in edge.table.targets_of(f"{TENANT}/main/shop/hello")}
     for target in targets.values():
         edge.scaler.throttler_of(target)

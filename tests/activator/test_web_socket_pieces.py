@@ -43,7 +43,8 @@ class Reading(asyncio.Transport):
 
 
 class World:
-    """Pieces whose parser takes 1.2 ms for each: a turn has two. `due` is what the event loop would call."""
+    """Pieces whose parser takes 1.2 ms for each: a turn has two. `due` is what the event loop would
+    call."""
 
     def __init__(self) -> None:
         self.transport = Reading()
@@ -52,7 +53,11 @@ class World:
         self.is_full = False
         self._now = 0.0
         self.pieces = Pieces(
-            self.transport, parse=self._parse, is_full=lambda: self.is_full, call_soon=self.due.append, clock=lambda: self._now
+            self.transport,
+            parse=self._parse,
+            is_full=lambda: self.is_full,
+            call_soon=self.due.append,
+            clock=lambda: self._now,
         )
 
     def _parse(self, data: bytes) -> None:
@@ -111,10 +116,16 @@ def test_what_is_left_of_a_closed_connection_is_dropped() -> None:
     world.transport.is_closed = True
     world.turn()
 
-    assert (len(world.parsed), world.due, repr(world.pieces)) == (2, [], "<Pieces 0 bytes not parsed>")
+    assert (len(world.parsed), world.due, repr(world.pieces)) == (
+        2,
+        [],
+        "<Pieces 0 bytes not parsed>",
+    )
 
 
-async def test_messages_that_come_in_one_read_are_passed_on_in_order_both_ways(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_that_come_in_one_read_are_passed_on_in_order_both_ways(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parsed: dict[type, list[int]] = {CallerSocket: [], WorkerSocket: []}
 
     class Watched(Pieces):
@@ -129,23 +140,40 @@ async def test_messages_that_come_in_one_read_are_passed_on_in_order_both_ways(e
 
     async def answers(caller: ServerConnection) -> None:
         got = [await caller.recv() for _ in range(COUNT)]
-        caller.transport.write(b"".join(Frame(Opcode.TEXT, str(text).encode()).serialize(mask=False) for text in got))
+        caller.transport.write(
+            b"".join(Frame(Opcode.TEXT, str(text).encode()).serialize(mask=False) for text in got)
+        )
         await caller.wait_closed()
 
-    async with chatting(edge, side=answers) as (url, _), connect(url, additional_headers=HEADERS, proxy=None) as socket:
-        socket.transport.write(b"".join(Frame(Opcode.TEXT, b"%d" % n).serialize(mask=True) for n in range(COUNT)))
+    async with (
+        chatting(edge, side=answers) as (url, _),
+        connect(url, additional_headers=HEADERS, proxy=None) as socket,
+    ):
+        socket.transport.write(
+            b"".join(Frame(Opcode.TEXT, b"%d" % n).serialize(mask=True) for n in range(COUNT))
+        )
 
         assert [await socket.recv() for _ in range(COUNT)] == [str(n) for n in range(COUNT)]
 
-    assert all(sum(sizes) > 5 * COUNT and max(sizes) <= PIECE_BYTES for sizes in parsed.values()), "either side is parsed in pieces"
+    assert all(sum(sizes) > 5 * COUNT and max(sizes) <= PIECE_BYTES for sizes in parsed.values()), (
+        "either side is parsed in pieces"
+    )
 
 
-async def test_an_activator_serves_websockets_that_are_parsed_in_pieces_bounded_and_not_compressed(edge: Edge) -> None:
-    parts: Any = SimpleNamespace(gateway=edge.gateway, limits=edge.limits, settings=ActivatorSettings())
+async def test_an_activator_serves_websockets_that_are_parsed_in_pieces_bounded_and_not_compressed(
+    edge: Edge,
+) -> None:
+    parts: Any = SimpleNamespace(
+        gateway=edge.gateway, limits=edge.limits, settings=ActivatorSettings()
+    )
     config = Activator(parts)._uvicorn_config()
     config.load()
 
-    assert (config.ws_protocol_class, config.ws_max_size, config.ws_per_message_deflate) == (CallerSocket, 1024**2, False)
+    assert (config.ws_protocol_class, config.ws_max_size, config.ws_per_message_deflate) == (
+        CallerSocket,
+        1024**2,
+        False,
+    )
 
 
 async def test_a_message_of_very_many_fragments_closes_its_websocket_with_1009(edge: Edge) -> None:
@@ -153,7 +181,9 @@ async def test_a_message_of_very_many_fragments_closes_its_websocket_with_1009(e
     async with chatting(edge) as (url, chat):
         async with connect(url, additional_headers=HEADERS, proxy=None) as socket:
             first = Frame(Opcode.BINARY, b"", fin=False).serialize(mask=True)
-            socket.transport.write(first + Frame(Opcode.CONT, b"", fin=False).serialize(mask=True) * (16_384 + 200))
+            socket.transport.write(
+                first + Frame(Opcode.CONT, b"", fin=False).serialize(mask=True) * (16_384 + 200)
+            )
             with pytest.raises(websockets.ConnectionClosedError) as closed:
                 async with asyncio.timeout(PATIENCE_S):
                     await socket.recv()

@@ -1,4 +1,5 @@
-"""What a browser may make of what functions say: types that it does not run, and a sandbox around all else."""
+"""What a browser may make of what functions say: types that it does not run, and a sandbox around
+all else."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ OWN = {"authorization": f"Bearer {KEY}"}
 def _answers(edge: Edge, content_type: str) -> None:
     async def answer(request: WorkerRequest) -> WorkerAnswer:
         if request.path.startswith("/asgi"):
-            return WorkerAnswer(body=HTML, content_type=content_type, headers=("x-content-type-options: sniff",))
+            return WorkerAnswer(
+                body=HTML, content_type=content_type, headers=("x-content-type-options: sniff",)
+            )
         return WorkerAnswer(body=HTML, content_type=content_type)
 
     edge.fleet.behaviour = answer
@@ -40,12 +43,16 @@ def _answers(edge: Edge, content_type: str) -> None:
         ("audio/wav", "audio/wav"),
     ],
 )
-async def test_a_call_is_answered_with_types_that_no_browser_runs(edge: Edge, said: str, answered: str) -> None:
+async def test_a_call_is_answered_with_types_that_no_browser_runs(
+    edge: Edge, said: str, answered: str
+) -> None:
     edge.add_tenant("acme")
     _answers(edge, said)
 
     for headers in ({}, OWN, OWN):  # the last one without a task
-        answer = await edge.client.post(f"{edge.url}/t/acme/v1/functions/shop/hello:invoke", json={"x": 1}, headers=headers)
+        answer = await edge.client.post(
+            f"{edge.url}/t/acme/v1/functions/shop/hello:invoke", json={"x": 1}, headers=headers
+        )
 
         assert (answer.status_code, answer.content) == (200, HTML)
         assert answer.headers.get_list("content-type") == [answered]
@@ -54,7 +61,9 @@ async def test_a_call_is_answered_with_types_that_no_browser_runs(edge: Edge, sa
 
 
 @pytest.mark.parametrize("headers", [{}, OWN])
-async def test_a_page_keeps_its_type_and_runs_in_a_sandbox(edge: Edge, headers: dict[str, str]) -> None:
+async def test_a_page_keeps_its_type_and_runs_in_a_sandbox(
+    edge: Edge, headers: dict[str, str]
+) -> None:
     edge.add_tenant("acme")
     _answers(edge, "text/html")
 
@@ -71,17 +80,25 @@ async def test_errors_results_and_receipts_are_guarded_too(edge: Edge) -> None:
 
     wrong = await edge.call(json={"x": "<script>"})
     receipt = await edge.call("shop/hello:submit", json={"x": 1})
-    result = await edge.client.get(f"{edge.url}{receipt.headers['location']}?wait_s=10", headers=OWN)
+    result = await edge.client.get(
+        f"{edge.url}{receipt.headers['location']}?wait_s=10", headers=OWN
+    )
     stream = await edge.client.get(f"{edge.url}{receipt.headers['location']}/stream", headers=OWN)
 
-    assert [answer.status_code for answer in (wrong, receipt, result, stream)] == [400, 202, 200, 200]
+    assert [answer.status_code for answer in (wrong, receipt, result, stream)] == [
+        400,
+        202,
+        200,
+        200,
+    ]
     for answer in (wrong, receipt, result, stream):
         assert answer.headers.get_list("x-content-type-options") == ["nosniff"]
         assert answer.headers.get_list("content-security-policy") == ["sandbox"]
 
 
 async def test_a_page_says_nothing_for_the_origin(edge: Edge) -> None:
-    """It is not the function's: browsers would send reports of all visits to it, go elsewhere for it, or ask for its password."""
+    """It is not the function's: browsers would send reports of all visits to it, go elsewhere for
+    it, or ask for its password."""
     lines = (
         'nel: {"report_to":"x","max_age":99,"include_subdomains":true}',
         'report-to: {"group":"x","max_age":99,"endpoints":[{"url":"https://elsewhere.test/"}]}',

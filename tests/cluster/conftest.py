@@ -1,8 +1,7 @@
 """An API server for the tests of the cluster: our own over HTTP, or with `--kubeconfig` a real one.
 
-Fixtures: `api_server` (our own, in the test's event loop, with its faults; a test that asks for it skips on a real cluster) and
-`kubeconfig` (a file, of whichever it is).
-"""
+Fixtures: `api_server` (our own, in the test's event loop, with its faults; a test that asks for it
+skips on a real cluster) and `kubeconfig` (a file, of whichever it is)."""
 
 from __future__ import annotations
 
@@ -43,8 +42,11 @@ def threaded_api_server(real_kubeconfig: Path | None) -> Iterator[ThreadedApiSer
 
 
 @pytest.fixture
-def kubeconfig(request: pytest.FixtureRequest, real_kubeconfig: Path | None, tmp_path: Path) -> Path:
-    """Of the real cluster, else of `api_server` (or `threaded_api_server`, where the test uses that)."""
+def kubeconfig(
+    request: pytest.FixtureRequest, real_kubeconfig: Path | None, tmp_path: Path
+) -> Path:
+    """Of the real cluster, else of `api_server` (or `threaded_api_server`, where the test uses
+    that)."""
     if real_kubeconfig is not None:
         return real_kubeconfig
     if "threaded_api_server" in request.fixturenames:

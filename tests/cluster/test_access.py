@@ -1,4 +1,5 @@
-"""The facade on whichever API server there is: our own for tests, or with `--kubeconfig` a real one, each test in a fresh namespace."""
+"""The facade on whichever API server there is: our own for tests, or with `--kubeconfig` a real
+one, each test in a fresh namespace."""
 
 from __future__ import annotations
 
@@ -14,7 +15,14 @@ from pilotlight.cluster.api import Cluster
 from pilotlight.cluster.deeds import Deed
 from pilotlight.cluster.doctor.examine import examine
 from pilotlight.cluster.doctor.findings import BROKEN
-from pilotlight.cluster.errors import AlreadyExists, Conflict, Invalid, KindMissing, NamespaceEnding, NotFound
+from pilotlight.cluster.errors import (
+    AlreadyExists,
+    Conflict,
+    Invalid,
+    KindMissing,
+    NamespaceEnding,
+    NotFound,
+)
 from pilotlight.cluster.kinds import CONFIG_MAP, LEASE, NAMESPACE, POD, Kind
 from pilotlight.cluster.lease import Election, LeaseTerms
 from pilotlight.cluster.settings import ClusterSettings
@@ -42,8 +50,12 @@ async def test_an_object_lives_through_all_verbs(cluster: Cluster, namespace: st
     assert applied["data"] == {"x": "1"}
     assert applied["metadata"]["uid"] == made["metadata"]["uid"]
     again = await cluster.apply(config_map(namespace, x="1"))
-    assert again["metadata"]["resourceVersion"] == applied["metadata"]["resourceVersion"]  # nothing changed, nothing written
-    assert (await cluster.patch(CONFIG_MAP, "a", namespace, {"data": {"z": "3"}}))["data"] == {"x": "1", "z": "3"}
+    # nothing changed, nothing written
+    assert again["metadata"]["resourceVersion"] == applied["metadata"]["resourceVersion"]
+    assert (await cluster.patch(CONFIG_MAP, "a", namespace, {"data": {"z": "3"}}))["data"] == {
+        "x": "1",
+        "z": "3",
+    }
     with pytest.raises(AlreadyExists):
         await cluster.create(config_map(namespace))
     with pytest.raises(Conflict):
@@ -62,7 +74,9 @@ async def test_fields_that_nobody_knows_are_refused(cluster: Cluster, namespace:
     assert [problem.field for problem in caught.value.problems] == ["datum"]
 
 
-async def test_a_field_of_another_manager_is_not_taken_without_force(cluster: Cluster, namespace: str) -> None:
+async def test_a_field_of_another_manager_is_not_taken_without_force(
+    cluster: Cluster, namespace: str
+) -> None:
     await cluster.create(config_map(namespace, x="theirs"))
     other = ClusterSettings(kubeconfig=cluster.settings.kubeconfig, field_manager="somebody-else")
     async with await Cluster.connect(other) as stranger:
@@ -78,7 +92,9 @@ async def test_what_is_not_there_is_named(cluster: Cluster, namespace: str) -> N
         await cluster.apply(config_map("pl-test-nowhere"))
 
 
-async def test_a_namespace_on_its_way_out_takes_nothing_new(cluster: Cluster, namespace: str) -> None:
+async def test_a_namespace_on_its_way_out_takes_nothing_new(
+    cluster: Cluster, namespace: str
+) -> None:
     held = config_map(namespace, "held")
     held["metadata"]["finalizers"] = ["example.com/hold"]
     await cluster.create(held)
@@ -92,7 +108,13 @@ async def test_a_namespace_on_its_way_out_takes_nothing_new(cluster: Cluster, na
 
 async def test_a_reflector_follows(cluster: Cluster, namespace: str) -> None:
     changed = asyncio.Event()
-    async with Reflector(cluster, CONFIG_MAP, namespace=namespace, selector="seen=yes", on_change=lambda _: changed.set()) as seen:
+    async with Reflector(
+        cluster,
+        CONFIG_MAP,
+        namespace=namespace,
+        selector="seen=yes",
+        on_change=lambda _: changed.set(),
+    ) as seen:
         await seen.wait_synced(30)
         for index in range(5):
             await cluster.apply(config_map(namespace, f"c{index}"))
@@ -103,7 +125,9 @@ async def test_a_reflector_follows(cluster: Cluster, namespace: str) -> None:
             await changed.wait()
 
 
-async def test_a_version_from_long_ago_does_not_stop_a_watch(cluster: Cluster, namespace: str) -> None:
+async def test_a_version_from_long_ago_does_not_stop_a_watch(
+    cluster: Cluster, namespace: str
+) -> None:
     async with aclosing(cluster.watch(CONFIG_MAP, namespace, "seen=yes")) as changes:
         assert (await anext(changes)).type == "SYNCED"
         await cluster.apply(config_map(namespace))
@@ -114,7 +138,9 @@ async def test_one_leader(cluster: Cluster, namespace: str) -> None:
     terms = LeaseTerms(lease_s=6, renew_s=4, retry_s=0.2)
     async with Election(cluster, name="a", namespace=namespace, identity="one", terms=terms) as one:
         await one.wait_leader()
-        async with Election(cluster, name="a", namespace=namespace, identity="two", terms=terms) as two:
+        async with Election(
+            cluster, name="a", namespace=namespace, identity="two", terms=terms
+        ) as two:
             await one.aclose()
             await two.wait_leader()
             assert not one.is_leader
@@ -130,4 +156,6 @@ async def test_rights_are_known_before_they_are_needed(cluster: Cluster, namespa
 async def test_doctor_has_an_answer_to_everything(kubeconfig: Path) -> None:
     found = await examine(ClusterSettings(kubeconfig=str(kubeconfig)), role="operator")
     assert found[0].what == "API server"
-    assert all(one.way_out or one.commands for one in found if one.state == BROKEN and one.what != "nodes")
+    assert all(
+        one.way_out or one.commands for one in found if one.state == BROKEN and one.what != "nodes"
+    )

@@ -16,7 +16,12 @@ def _map(name: str, **data: str) -> dict[str, Any]:
 
 
 def _service(*ports: dict[str, Any]) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s"}, "spec": {"ports": list(ports), "selector": {"a": "b"}}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "s"},
+        "spec": {"ports": list(ports), "selector": {"a": "b"}},
+    }
 
 
 async def test_an_apply_creates_then_changes_nothing(raw: RawClient, namespace: str) -> None:
@@ -26,7 +31,11 @@ async def test_an_apply_creates_then_changes_nothing(raw: RawClient, namespace: 
     assert (made.status, again.status) == (201, 200)
     assert made.version == again.version
     (entry,) = made.body["metadata"]["managedFields"]
-    assert (entry["manager"], entry["operation"], entry["fieldsV1"]) == ("one", "Apply", {"f:data": {"f:k": {}}})
+    assert (entry["manager"], entry["operation"], entry["fieldsV1"]) == (
+        "one",
+        "Apply",
+        {"f:data": {"f:k": {}}},
+    )
 
 
 async def test_what_is_applied_no_more_goes(raw: RawClient, namespace: str) -> None:
@@ -50,7 +59,11 @@ async def test_a_conflict_names_the_manager_and_the_field(raw: RawClient, namesp
     refused = await raw.apply(path, _map("a", k="2"), manager="two")
     assert (refused.status, refused.body["reason"]) == (409, "Conflict")
     assert refused.body["details"]["causes"] == [
-        {"reason": "FieldManagerConflict", "message": 'conflict with "one" using v1', "field": ".data.k"}
+        {
+            "reason": "FieldManagerConflict",
+            "message": 'conflict with "one" using v1',
+            "field": ".data.k",
+        }
     ]
     agreed = await raw.apply(path, _map("a", k="1"), manager="two")
     assert agreed.status == 200
@@ -60,14 +73,18 @@ async def test_force_takes_the_field(raw: RawClient, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/configmaps/a"
     await raw.apply(path, _map("a", k="1", other="1"))
     taken = await raw.apply(path, _map("a", k="2"), manager="two", force=True)
-    owned = {entry["manager"]: entry["fieldsV1"] for entry in taken.body["metadata"]["managedFields"]}
+    owned = {
+        entry["manager"]: entry["fieldsV1"] for entry in taken.body["metadata"]["managedFields"]
+    }
     assert owned == {"one": {"f:data": {"f:other": {}}}, "two": {"f:data": {"f:k": {}}}}
 
 
 async def test_a_plain_patch_owns_what_it_changes(raw: RawClient, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/configmaps/a"
     await raw.apply(path, _map("a", k="1"))
-    await raw.ask("PATCH", path, {"data": {"k": "2"}}, query={"fieldManager": "editor"}, media=MERGE)
+    await raw.ask(
+        "PATCH", path, {"data": {"k": "2"}}, query={"fieldManager": "editor"}, media=MERGE
+    )
     refused = await raw.apply(path, _map("a", k="1"))
     assert refused.status == 409
     assert 'conflict with "editor"' in refused.body["message"]
@@ -91,7 +108,9 @@ async def test_an_apply_needs_a_manager_and_the_right_kind(raw: RawClient, names
     assert "fieldManager" in nobody.body["message"]
 
 
-async def test_a_dry_apply_is_answered_in_full_and_forgotten(raw: RawClient, namespace: str) -> None:
+async def test_a_dry_apply_is_answered_in_full_and_forgotten(
+    raw: RawClient, namespace: str
+) -> None:
     path = f"/api/v1/namespaces/{namespace}/configmaps/a"
     dry = await raw.apply(path, _map("a", k="1"), dryRun="All")
     assert dry.body["data"] == {"k": "1"}

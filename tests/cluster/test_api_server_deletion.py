@@ -20,7 +20,13 @@ async def _until_gone(raw: RawClient, path: str) -> None:
 
 def _owned(name: str, owner: dict[str, Any], **extra: Any) -> dict[str, Any]:
     metadata = owner["metadata"]
-    reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": metadata["name"], "uid": metadata["uid"], **extra}
+    reference = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        **extra,
+    }
     return {"metadata": {"name": name, "ownerReferences": [reference]}}
 
 
@@ -37,9 +43,13 @@ async def test_finalizers_hold_an_object(raw: RawClient, namespace: str) -> None
 async def test_a_uid_that_is_not_meant_is_left_alone(raw: RawClient, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     made = await raw.ask("POST", path, {"metadata": {"name": "a"}})
-    refused = await raw.ask("DELETE", f"{path}/a", {"preconditions": {"uid": "00000000-0000-0000-0000-000000000000"}})
+    refused = await raw.ask(
+        "DELETE", f"{path}/a", {"preconditions": {"uid": "00000000-0000-0000-0000-000000000000"}}
+    )
     assert (refused.status, refused.body["reason"]) == (409, "Conflict")
-    done = await raw.ask("DELETE", f"{path}/a", {"preconditions": {"uid": made.body["metadata"]["uid"]}})
+    done = await raw.ask(
+        "DELETE", f"{path}/a", {"preconditions": {"uid": made.body["metadata"]["uid"]}}
+    )
     assert done.status == 200
 
 
@@ -65,7 +75,11 @@ async def test_orphans_stay(raw: RawClient, namespace: str) -> None:
 
 async def test_a_namespace_takes_its_content_along(raw: RawClient, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}"
-    await raw.ask("POST", f"{path}/configmaps", {"metadata": {"name": "a", "finalizers": ["pilotlight.dev/held"]}})
+    await raw.ask(
+        "POST",
+        f"{path}/configmaps",
+        {"metadata": {"name": "a", "finalizers": ["pilotlight.dev/held"]}},
+    )
     await raw.ask("DELETE", path)
     assert (await raw.ask("GET", path)).body["status"]["phase"] == "Terminating"
     refused = await raw.ask("POST", f"{path}/configmaps", {"metadata": {"name": "b"}})

@@ -21,13 +21,24 @@ PODS = "/api/v1/namespaces/default/pods"
 
 def _pod(name: str, **labels: str) -> dict[str, Any]:
     spec = {"containers": [{"name": "user", "image": "registry.example/a:1"}], "nodeName": "n"}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default", "labels": labels}, "spec": spec}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "labels": labels},
+        "spec": spec,
+    }
 
 
-async def test_a_fault_meets_the_requests_that_it_names(api_server: ApiServer, raw: RawClient) -> None:
+async def test_a_fault_meets_the_requests_that_it_names(
+    api_server: ApiServer, raw: RawClient
+) -> None:
     api_server.faults.add(Fault(status=429, retry_after_s=2, times=1, verb="list", resource="pods"))
     first = await raw.ask("GET", PODS)
-    assert (first.status, first.headers["Retry-After"], first.body["reason"]) == (429, "2", "TooManyRequests")
+    assert (first.status, first.headers["Retry-After"], first.body["reason"]) == (
+        429,
+        "2",
+        "TooManyRequests",
+    )
     assert first.body["details"] == {"retryAfterSeconds": 2}
     assert (await raw.ask("GET", PODS)).status == 200
 
@@ -62,11 +73,18 @@ async def test_missing_rights(api_server: ApiServer, raw: RawClient) -> None:
     api_server.rights.deny("list", "pods")
     refused = await raw.ask("GET", PODS)
     assert (refused.status, refused.body["reason"]) == (403, "Forbidden")
-    text = 'pods is forbidden: User "kubernetes-admin" cannot list resource "pods" in API group "" in the namespace "default"'
+    text = (
+        'pods is forbidden: User "kubernetes-admin" cannot list resource "pods" in API group '
+        '"" in the namespace "default"'
+    )
     assert refused.body["message"] == text
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
     for verb, allowed in (("list", False), ("get", True)):
-        body = {"spec": {"resourceAttributes": {"verb": verb, "resource": "pods", "namespace": "default"}}}
+        body = {
+            "spec": {
+                "resourceAttributes": {"verb": verb, "resource": "pods", "namespace": "default"}
+            }
+        }
         assert (await raw.ask("POST", path, body)).body["status"]["allowed"] is allowed
 
 
@@ -88,7 +106,10 @@ async def test_requests_and_writes_are_counted(api_server: ApiServer, raw: RawCl
     manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}
     for _ in range(2):
         await raw.apply("/api/v1/namespaces/default/configmaps/a", manifest)
-    assert (api_server.requests.count(verb="apply", resource="configmaps"), api_server.requests.writes()) == (2, 1)
+    assert (
+        api_server.requests.count(verb="apply", resource="configmaps"),
+        api_server.requests.writes(),
+    ) == (2, 1)
 
 
 async def test_pods_go_in_grace(api_server: ApiServer, raw: RawClient) -> None:
@@ -103,12 +124,18 @@ async def test_evictions_respect_budgets(api_server: ApiServer, raw: RawClient) 
     ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     for name in ("a", "b"):
         api_server.put({**_pod(name, app="x"), "status": ready})
-    budget = {"metadata": {"name": "x"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "x"}}}}
+    budget = {
+        "metadata": {"name": "x"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "x"}}},
+    }
     await raw.ask("POST", "/apis/policy/v1/namespaces/default/poddisruptionbudgets", budget)
     eviction = {"deleteOptions": {"gracePeriodSeconds": 0}}
     assert (await raw.ask("POST", f"{PODS}/a/eviction", eviction)).status == 201
     refused = await raw.ask("POST", f"{PODS}/b/eviction", eviction)
-    assert (refused.status, refused.body["details"]["causes"][0]["reason"]) == (429, "DisruptionBudget")
+    assert (refused.status, refused.body["details"]["causes"][0]["reason"]) == (
+        429,
+        "DisruptionBudget",
+    )
 
 
 async def test_logs_are_read(api_server: ApiServer, raw: RawClient) -> None:
@@ -117,7 +144,9 @@ async def test_logs_are_read(api_server: ApiServer, raw: RawClient) -> None:
     assert waiting.status == 400
     assert "waiting to start" in waiting.body["message"]
     api_server.logs.texts["default", "a", "user"] = "one\ntwo\n"
-    assert (await raw.ask("GET", f"{PODS}/a/log", query={"tailLines": "1"})).headers["Content-Length"] == "4"
+    assert (await raw.ask("GET", f"{PODS}/a/log", query={"tailLines": "1"})).headers[
+        "Content-Length"
+    ] == "4"
 
 
 async def test_a_pod_is_bound_once(api_server: ApiServer, raw: RawClient) -> None:
@@ -125,7 +154,10 @@ async def test_a_pod_is_bound_once(api_server: ApiServer, raw: RawClient) -> Non
     del body["spec"]["nodeName"]
     await raw.ask("POST", PODS, body)
     binding = {"target": {"apiVersion": "v1", "kind": "Node", "name": "n1"}}
-    assert [(await raw.ask("POST", f"{PODS}/a/binding", binding)).status for _ in range(2)] == [201, 409]
+    assert [(await raw.ask("POST", f"{PODS}/a/binding", binding)).status for _ in range(2)] == [
+        201,
+        409,
+    ]
     moved = await raw.ask("PATCH", f"{PODS}/a", {"spec": {"nodeName": "n2"}}, media=MERGE)
     assert moved.status == 422
 
@@ -133,13 +165,17 @@ async def test_a_pod_is_bound_once(api_server: ApiServer, raw: RawClient) -> Non
 async def test_as_a_process(short_tmp: Path) -> None:
     kubeconfig = short_tmp / "kubeconfig"
     arguments = ("-m", "tests.fakes.kubernetes", "--kubeconfig", str(kubeconfig))
-    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stdout=asyncio.subprocess.PIPE
+    )
     try:
         assert process.stdout is not None
         async with asyncio.timeout(30):
             await process.stdout.readline()
         async with RawClient(kubeconfig) as client:
-            assert (await client.ask("POST", "/-/faults", {"status": 503, "times": 1, "verb": "list"})).status == 200
+            assert (
+                await client.ask("POST", "/-/faults", {"status": 503, "times": 1, "verb": "list"})
+            ).status == 200
             statuses = [(await client.ask("GET", PODS)).status for _ in range(2)]
             counts = (await client.ask("GET", "/-/requests")).body
         assert statuses == [503, 200]

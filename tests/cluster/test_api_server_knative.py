@@ -1,4 +1,5 @@
-"""What the tests' API server refuses and defaults as Knative's webhook does (reference: knative.md §2.3)."""
+"""What the tests' API server refuses and defaults as Knative's webhook does (reference: knative.md
+§2.3)."""
 
 from __future__ import annotations
 
@@ -15,10 +16,21 @@ SERVICES = "/apis/serving.knative.dev/v1/namespaces/default/services"
 
 
 def _service(name: str = "f") -> dict[str, Any]:
-    container = {"image": f"registry.example/f@sha256:{'0' * 64}", "ports": [{"name": "http1", "containerPort": 8080}]}
-    template = {"metadata": {"name": f"{name}-1", "annotations": {}}, "spec": {"containers": [container]}}
+    container = {
+        "image": f"registry.example/f@sha256:{'0' * 64}",
+        "ports": [{"name": "http1", "containerPort": 8080}],
+    }
+    template = {
+        "metadata": {"name": f"{name}-1", "annotations": {}},
+        "spec": {"containers": [container]},
+    }
     metadata = {"name": name, "namespace": "default"}
-    return {"apiVersion": "serving.knative.dev/v1", "kind": "Service", "metadata": metadata, "spec": {"template": template}}
+    return {
+        "apiVersion": "serving.knative.dev/v1",
+        "kind": "Service",
+        "metadata": metadata,
+        "spec": {"template": template},
+    }
 
 
 def _spec(body: dict[str, Any]) -> dict[str, Any]:
@@ -36,8 +48,14 @@ def _volume(body: dict[str, Any], source: dict[str, Any], **mount: Any) -> None:
 
 
 CASES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
-    "node selector": (lambda b: _spec(b).update(nodeSelector={"a": "b"}), "must not set the field(s): spec.template.spec.nodeSelector"),
-    "runtime class": (lambda b: _spec(b).update(runtimeClassName="nvidia"), "must not set the field(s): spec.template.spec.runtimeClass"),
+    "node selector": (
+        lambda b: _spec(b).update(nodeSelector={"a": "b"}),
+        "must not set the field(s): spec.template.spec.nodeSelector",
+    ),
+    "runtime class": (
+        lambda b: _spec(b).update(runtimeClassName="nvidia"),
+        "must not set the field(s): spec.template.spec.runtimeClass",
+    ),
     "host path": (
         lambda b: _volume(b, {"hostPath": {"path": "/x"}}, readOnly=True),
         "HostPath volume support is disabled, but found HostPath volume v",
@@ -46,32 +64,63 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         lambda b: _spec(b).update(initContainers=[{"name": "i", "image": "registry.example/i:1"}]),
         "pod spec support for init-containers is off, but found 1 init containers",
     ),
-    "traffic": (lambda b: b["spec"].update(traffic=[{"latestRevision": True, "percent": 90}]), "Traffic targets sum to 90, want 100"),
+    "traffic": (
+        lambda b: b["spec"].update(traffic=[{"latestRevision": True, "percent": 90}]),
+        "Traffic targets sum to 90, want 100",
+    ),
     "annotations in the wrong place": (
         lambda b: b["metadata"].update(annotations={"autoscaling.knative.dev/min-scale": "1"}),
         'autoscaling annotations must be put under "spec.template.metadata.annotations" to work',
     ),
-    "timeout": (lambda b: _spec(b).update(timeoutSeconds=700), "expected 0 <= 700 <= 600: spec.template.spec.timeoutSeconds"),
-    "initial scale": (lambda b: _annotate(b, "initial-scale", "0"), "initial-scale=0 not allowed by cluster"),
+    "timeout": (
+        lambda b: _spec(b).update(timeoutSeconds=700),
+        "expected 0 <= 700 <= 600: spec.template.spec.timeoutSeconds",
+    ),
+    "initial scale": (
+        lambda b: _annotate(b, "initial-scale", "0"),
+        "initial-scale=0 not allowed by cluster",
+    ),
     "window": (lambda b: _annotate(b, "window", "1s"), "expected 6s <= 1s <= 1h0m0s"),
     "burst": (lambda b: _annotate(b, "target-burst-capacity", "-2"), "invalid value: -2"),
-    "revision's name": (lambda b: b["spec"]["template"]["metadata"].update(name="other-1"), 'must have prefix "f-"'),
-    "reserved port": (lambda b: _spec(b)["containers"][0]["ports"][0].update(containerPort=8012), "8012 is a reserved port"),
+    "revision's name": (
+        lambda b: b["spec"]["template"]["metadata"].update(name="other-1"),
+        'must have prefix "f-"',
+    ),
+    "reserved port": (
+        lambda b: _spec(b)["containers"][0]["ports"][0].update(containerPort=8012),
+        "8012 is a reserved port",
+    ),
     "reserved variable": (
         lambda b: _spec(b)["containers"][0].update(env=[{"name": "PORT", "value": "1"}]),
         '"PORT" is a reserved environment variable',
     ),
-    "unmounted volume": (lambda b: _spec(b).update(volumes=[{"name": "v", "emptyDir": {}}]), 'volume with name "v" not mounted'),
-    "privileged": (lambda b: _spec(b)["containers"][0].update(securityContext={"privileged": True}), "securityContext.privileged"),
-    "token": (lambda b: _spec(b).update(automountServiceAccountToken=True), "automountServiceAccountToken"),
-}  # fmt: skip
+    "unmounted volume": (
+        lambda b: _spec(b).update(volumes=[{"name": "v", "emptyDir": {}}]),
+        'volume with name "v" not mounted',
+    ),
+    "privileged": (
+        lambda b: _spec(b)["containers"][0].update(securityContext={"privileged": True}),
+        "securityContext.privileged",
+    ),
+    "token": (
+        lambda b: _spec(b).update(automountServiceAccountToken=True),
+        "automountServiceAccountToken",
+    ),
+}
 
 
 @pytest.fixture
 async def plain(api_server: ApiServer) -> ApiServer:
     """Knative with its own defaults: no flag is on."""
     for name in ("config-features", "config-autoscaler", "config-defaults"):
-        api_server.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": "knative-serving"}, "data": {}})
+        api_server.put(
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": name, "namespace": "knative-serving"},
+                "data": {},
+            }
+        )
     return api_server
 
 
@@ -82,14 +131,20 @@ async def test_refusals(plain: ApiServer, raw: RawClient, case: str) -> None:
     spoil(body)
     refused = await raw.ask("POST", SERVICES, body)
     assert refused.status == 400
-    assert refused.body["message"].startswith('admission webhook "validation.webhook.serving.knative.dev" denied the request')
+    assert refused.body["message"].startswith(
+        'admission webhook "validation.webhook.serving.knative.dev" denied the request'
+    )
     assert message in refused.body["message"]
 
 
 async def test_flags_open_what_they_name(plain: ApiServer, raw: RawClient) -> None:
     body = _service()
     _volume(body, {"hostPath": {"path": "/x"}}, readOnly=True)
-    flags = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "config-features", "namespace": "knative-serving"}}
+    flags = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "config-features", "namespace": "knative-serving"},
+    }
     plain.put({**flags, "data": {"kubernetes.podspec-volumes-hostpath": "allowed"}})
     assert (await raw.ask("POST", SERVICES, body)).status == 400
     plain.put({**flags, "data": {"kubernetes.podspec-volumes-hostpath": "enabled"}})
@@ -111,7 +166,9 @@ async def test_fields_outside_of_the_schema_never_reach_the_webhook(raw: RawClie
     _spec(body)["containers"][0]["lifecycle"] = {}
     strict = await raw.ask("POST", SERVICES, body, query={"fieldValidation": "Strict"})
     assert strict.status == 400
-    assert 'unknown field "spec.template.spec.terminationGracePeriodSeconds"' in strict.body["message"]
+    assert (
+        'unknown field "spec.template.spec.terminationGracePeriodSeconds"' in strict.body["message"]
+    )
     pruned = await raw.ask("POST", SERVICES, body)
     assert pruned.status == 201
     assert "terminationGracePeriodSeconds" not in _spec(pruned.body)

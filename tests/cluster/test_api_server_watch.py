@@ -38,7 +38,9 @@ async def test_a_watch_goes_on_from_a_version(raw: RawClient, namespace: str) ->
 
 
 @pytest.mark.cluster
-async def test_an_object_that_leaves_the_selector_is_deleted_for_it(raw: RawClient, namespace: str) -> None:
+async def test_an_object_that_leaves_the_selector_is_deleted_for_it(
+    raw: RawClient, namespace: str
+) -> None:
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     start = await _make(raw, namespace, "a", team="x")
     async with raw.watch(path, resourceVersion=start, labelSelector="team=x") as events:
@@ -56,7 +58,9 @@ async def test_a_watch_ends_when_it_said(raw: RawClient, namespace: str) -> None
         assert [event async for event in events if event["type"] != "BOOKMARK"] == []
 
 
-async def test_bookmarks_carry_the_newest_version(api_server: ApiServer, raw: RawClient, namespace: str) -> None:
+async def test_bookmarks_carry_the_newest_version(
+    api_server: ApiServer, raw: RawClient, namespace: str
+) -> None:
     api_server.reader.bookmark_s = 0.05
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     start = await _make(raw, namespace, "a")
@@ -66,7 +70,9 @@ async def test_bookmarks_carry_the_newest_version(api_server: ApiServer, raw: Ra
     assert (event["type"], event["object"]["metadata"]["resourceVersion"]) == ("BOOKMARK", newest)
 
 
-async def test_too_old_a_version_is_gone(api_server: ApiServer, raw: RawClient, namespace: str) -> None:
+async def test_too_old_a_version_is_gone(
+    api_server: ApiServer, raw: RawClient, namespace: str
+) -> None:
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     start = await _make(raw, namespace, "a")
     await _make(raw, namespace, "b")
@@ -75,16 +81,28 @@ async def test_too_old_a_version_is_gone(api_server: ApiServer, raw: RawClient, 
     api_server.store.compact()
     async with raw.watch(path, resourceVersion=start) as events:
         event = await anext(events)
-    assert (event["type"], event["object"]["code"], event["object"]["reason"]) == ("ERROR", 410, "Expired")
-    late = await raw.ask("GET", path, query={"limit": "1", "continue": page.body["metadata"]["continue"]})
+    assert (event["type"], event["object"]["code"], event["object"]["reason"]) == (
+        "ERROR",
+        410,
+        "Expired",
+    )
+    late = await raw.ask(
+        "GET", path, query={"limit": "1", "continue": page.body["metadata"]["continue"]}
+    )
     assert late.status == 410
     api_server.faults.watch_gone_as_status = True
-    assert (await raw.ask("GET", path, query={"watch": "true", "resourceVersion": start})).status == 410
+    assert (
+        await raw.ask("GET", path, query={"watch": "true", "resourceVersion": start})
+    ).status == 410
 
 
-async def test_an_open_watch_is_told_that_it_is_gone(api_server: ApiServer, raw: RawClient, namespace: str) -> None:
+async def test_an_open_watch_is_told_that_it_is_gone(
+    api_server: ApiServer, raw: RawClient, namespace: str
+) -> None:
     start = await _make(raw, namespace, "a")
-    async with raw.watch(f"/api/v1/namespaces/{namespace}/configmaps", resourceVersion=start) as events:
+    async with raw.watch(
+        f"/api/v1/namespaces/{namespace}/configmaps", resourceVersion=start
+    ) as events:
         api_server.expire_watches()
         assert (await anext(events))["object"]["code"] == 410
         assert [event async for event in events] == []
@@ -94,14 +112,25 @@ async def test_watches_are_cut(api_server: ApiServer, raw: RawClient, namespace:
     api_server.faults.cut_watches_every_s = 0.05
     start = await _make(raw, namespace, "a")
     with pytest.raises(aiohttp.ClientError):
-        async with raw.watch(f"/api/v1/namespaces/{namespace}/configmaps", resourceVersion=start) as events:
+        async with raw.watch(
+            f"/api/v1/namespaces/{namespace}/configmaps", resourceVersion=start
+        ) as events:
             await anext(events)
 
 
-async def test_a_watch_from_nothing_begins_with_what_is_there(api_server: ApiServer, raw: RawClient, namespace: str) -> None:
+async def test_a_watch_from_nothing_begins_with_what_is_there(
+    api_server: ApiServer, raw: RawClient, namespace: str
+) -> None:
     await _make(raw, namespace, "a")
-    query = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan", "allowWatchBookmarks": "true"}
+    query = {
+        "sendInitialEvents": "true",
+        "resourceVersionMatch": "NotOlderThan",
+        "allowWatchBookmarks": "true",
+    }
     async with raw.watch(f"/api/v1/namespaces/{namespace}/configmaps", **query) as events:
-        assert [await _next(events), await _next(events)] == [("ADDED", "a"), ("ADDED", "kube-root-ca.crt")]
+        assert [await _next(events), await _next(events)] == [
+            ("ADDED", "a"),
+            ("ADDED", "kube-root-ca.crt"),
+        ]
         marked = await anext(events)
     assert marked["object"]["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}

@@ -1,4 +1,5 @@
-"""The Helm chart: what it renders is valid, hangs together, is read by our processes, and grants no more than they need."""
+"""The Helm chart: what it renders is valid, hangs together, is read by our processes, and grants no
+more than they need."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ EVERYTHING: Mapping[str, Any] = {
     "imagePullSecrets": ["pull"],
     "config": {
         "cluster": {
-            "autoscaler": "pilotlight", "runtime_image": f"registry.example/r@{DIGEST}", "knative_namespace": "kn",
+            "autoscaler": "pilotlight",
+            "runtime_image": f"registry.example/r@{DIGEST}",
+            "knative_namespace": "kn",
             "restore_into_pods": True,
         },
         "activator": {"max_body_bytes": 104857600, "traces_sampled": 0.5, "listen": "0.0.0.0:8700"},
@@ -45,23 +48,51 @@ EVERYTHING: Mapping[str, Any] = {
         "prices": {"version": "2027-01", "gpu_s": {"H100": "0.002"}},
     },
     "s3": {"secretName": "s3"},
-    "tls": {"mode": "secrets", "secrets": {"controller": "tls-c", "activator": "tls-a", "node": "tls-n"}},
-    "controller": {"replicas": 2, "podAnnotations": {"x": "y"}, "serviceAccountAnnotations": {"role": "r"}},
-    "activator": {
-        "replicas": 3, "shutdownSeconds": 600, "maxUnavailable": "34%", "priorityClassName": "high",
-        "extraEnv": [{"name": "A", "value": "b"}], "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
+    "tls": {
+        "mode": "secrets",
+        "secrets": {"controller": "tls-c", "activator": "tls-a", "node": "tls-n"},
     },
-    "node": {"priorityClassName": "system-node-critical", "runtimeClassName": "nvidia", "hostPath": "/mnt/nvme/pilotlight", "hostPID": True,
-             "nodeSelector": {"gpu": "true"}},
+    "controller": {
+        "replicas": 2,
+        "podAnnotations": {"x": "y"},
+        "serviceAccountAnnotations": {"role": "r"},
+    },
+    "activator": {
+        "replicas": 3,
+        "shutdownSeconds": 600,
+        "maxUnavailable": "34%",
+        "priorityClassName": "high",
+        "extraEnv": [{"name": "A", "value": "b"}],
+        "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
+    },
+    "node": {
+        "priorityClassName": "system-node-critical",
+        "runtimeClassName": "nvidia",
+        "hostPath": "/mnt/nvme/pilotlight",
+        "hostPID": True,
+        "nodeSelector": {"gpu": "true"},
+    },
     "redis": {"enabled": False},
     "networkPolicy": {
-        "callersFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}],
+        "callersFrom": [
+            {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}
+        ],
         "extraEgress": [{"ports": [{"protocol": "TCP", "port": 4318}]}],
     },
-    "monitoring": {"podMonitors": True, "dashboards": True, "rules": True, "labels": {"prometheus": "main"}},
-    "ingress": {"enabled": True, "className": "nginx", "tlsSecretName": "public-tls", "annotations": {"a": "b"}},
+    "monitoring": {
+        "podMonitors": True,
+        "dashboards": True,
+        "rules": True,
+        "labels": {"prometheus": "main"},
+    },
+    "ingress": {
+        "enabled": True,
+        "className": "nginx",
+        "tlsSecretName": "public-tls",
+        "annotations": {"a": "b"},
+    },
     "gateway": {"enabled": True, "parentRefs": [{"name": "gateway"}]},
-}  # fmt: skip
+}
 LITTLE: Mapping[str, Any] = {
     "activator": {"replicas": 1},
     "node": {"enabled": False},
@@ -74,7 +105,9 @@ SETS = {
     "everything": (EVERYTHING, "prod", "models"),
     "little": (LITTLE, "pilotlight", "pilotlight"),
 }
-GIVEN_SECRETS = frozenset({"pilotlight-secrets", "pull", "s3", "tls-c", "tls-a", "tls-n", "public-tls"})
+GIVEN_SECRETS = frozenset(
+    {"pilotlight-secrets", "pull", "s3", "tls-c", "tls-a", "tls-n", "public-tls"}
+)
 """Secrets that the operator makes."""
 
 
@@ -94,10 +127,12 @@ def _everything() -> Rendering:
     return render(EVERYTHING, release="prod", namespace="models")
 
 
-# -- valid ----------------------------------------------------------------------------------------------------------------------------
+# -- valid -----------------------------------------------------------------------------------------
 def test_every_object_is_what_the_api_server_takes(chart: Rendering) -> None:
     assert [fault for each in chart.objects for fault in faults(each)] == []
-    assert {"Deployment", "StatefulSet", "Service", "ConfigMap", "ClusterRole"} <= {each["kind"] for each in chart.objects}
+    assert {"Deployment", "StatefulSet", "Service", "ConfigMap", "ClusterRole"} <= {
+        each["kind"] for each in chart.objects
+    }
 
 
 def test_a_wrong_field_would_be_found(default: Rendering) -> None:
@@ -107,13 +142,24 @@ def test_a_wrong_field_would_be_found(default: Rendering) -> None:
 
 
 def test_names_are_unique_and_fit(chart: Rendering) -> None:
-    names = [(each["apiVersion"], each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in chart.objects]
+    names = [
+        (
+            each["apiVersion"],
+            each["kind"],
+            each["metadata"].get("namespace"),
+            each["metadata"]["name"],
+        )
+        for each in chart.objects
+    ]
     assert len(names) == len(set(names))
     for each in chart.of("Service", "StatefulSet", "Deployment", "DaemonSet"):
         assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", each["metadata"]["name"])
     for each in chart.of("StatefulSet"):
-        assert len(each["metadata"]["name"]) <= 52  # + "-" + a hash of ten characters is a label's value
-    for key, value in ((k, v) for each in chart.objects for k, v in each["metadata"]["labels"].items()):
+        # + "-" + a hash of ten characters is a label's value
+        assert len(each["metadata"]["name"]) <= 52
+    for key, value in (
+        (k, v) for each in chart.objects for k, v in each["metadata"]["labels"].items()
+    ):
         assert re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", value), key
 
 
@@ -129,18 +175,25 @@ def test_what_is_derived_is_up_to_date() -> None:
     }.items():
         assert path.read_text() == text, f"{path.name}: run scripts/render-kustomize"
     kustomization = yaml.safe_load((render_kustomize.KUSTOMIZE / "kustomization.yaml").read_text())
-    assert [name for name in kustomization["resources"] if not (render_kustomize.KUSTOMIZE / name).exists()] == []
+    assert [
+        name
+        for name in kustomization["resources"]
+        if not (render_kustomize.KUSTOMIZE / name).exists()
+    ] == []
     namespace = yaml.safe_load((render_kustomize.KUSTOMIZE / "namespace.yaml").read_text())
     assert faults(namespace) == []
     assert namespace["metadata"]["name"] == render_kustomize.NAMESPACE
 
 
-# -- hangs together -------------------------------------------------------------------------------------------------------------------
+# -- hangs together --------------------------------------------------------------------------------
 def _secrets_of(pod: Object) -> Iterator[tuple[str, frozenset[str]]]:
     """Names of secrets that a pod refers to, with the keys."""
     for volume in pod.get("volumes", []):
         if "secret" in volume:
-            yield volume["secret"]["secretName"], frozenset(item["key"] for item in volume["secret"].get("items", []))
+            yield (
+                volume["secret"]["secretName"],
+                frozenset(item["key"] for item in volume["secret"].get("items", [])),
+            )
     for container in pod["containers"]:
         for variable in container.get("env", []):
             if (reference := variable.get("valueFrom", {}).get("secretKeyRef")) is not None:
@@ -155,16 +208,30 @@ def test_whatever_pods_refer_to_is_there(chart: Rendering) -> None:
     config_maps = {each["metadata"]["name"] for each in chart.of("ConfigMap")}
     accounts = {each["metadata"]["name"] for each in chart.of("ServiceAccount")}
     made = {each["spec"]["secretName"] for each in chart.of("Certificate")}
-    keys = {"platform.key", "activator.key", "node.key", "metrics.token", "database-url", "redis-url", "redis-password"}
+    keys = {
+        "platform.key",
+        "activator.key",
+        "node.key",
+        "metrics.token",
+        "database-url",
+        "redis-url",
+        "redis-password",
+    }
     for workload in chart.workloads:
         pod = pod_of(workload)
         assert pod["serviceAccountName"] in accounts
         for name, used in _secrets_of(pod):
             assert name in made | GIVEN_SECRETS
-            assert name != "pilotlight-secrets" or (used and used <= keys), "each pod gets the keys that it needs, not the secret"
-        assert {v["configMap"]["name"] for v in pod.get("volumes", []) if "configMap" in v} <= config_maps
+            assert name != "pilotlight-secrets" or (used and used <= keys), (
+                "each pod gets the keys that it needs, not the secret"
+            )
+        assert {
+            v["configMap"]["name"] for v in pod.get("volumes", []) if "configMap" in v
+        } <= config_maps
         there = {volume["name"] for volume in pod.get("volumes", [])}
-        there |= {claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])}
+        there |= {
+            claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])
+        }
         for container in pod["containers"]:
             assert {mount["name"] for mount in container["volumeMounts"]} <= there
     used_accounts = {pod_of(each)["serviceAccountName"] for each in chart.workloads}
@@ -185,10 +252,17 @@ def test_probes_ask_ports_that_are_there(chart: Rendering) -> None:
 def test_services_and_budgets_select_pods_with_those_ports(chart: Rendering) -> None:
     for service in chart.of("Service"):
         (workload,) = chart.selected({"matchLabels": service["spec"]["selector"]})
-        ports = {port["name"]: port["containerPort"] for c in pod_of(workload)["containers"] for port in c["ports"]}
+        ports = {
+            port["name"]: port["containerPort"]
+            for c in pod_of(workload)["containers"]
+            for port in c["ports"]
+        }
         for port in service["spec"]["ports"]:
             assert port["targetPort"] in ports
-            assert service["spec"].get("clusterIP") != "None" or port["port"] == ports[port["targetPort"]], "a headless one changes no port"
+            assert (
+                service["spec"].get("clusterIP") != "None"
+                or port["port"] == ports[port["targetPort"]]
+            ), "a headless one changes no port"
     for budget in chart.of("PodDisruptionBudget"):
         assert len(chart.selected(budget["spec"]["selector"])) == 1
     services = {each["metadata"]["name"] for each in chart.of("Service")}
@@ -200,64 +274,112 @@ def test_services_and_budgets_select_pods_with_those_ports(chart: Rendering) -> 
         named = {port["name"] for c in pod_of(workload)["containers"] for port in c["ports"]}
         assert {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]} <= named
         for endpoint in monitor["spec"]["podMetricsEndpoints"]:
-            assert endpoint["authorization"]["credentials"]["key"] in dict(_secrets_of(pod_of(workload)))["pilotlight-secrets"]
+            assert (
+                endpoint["authorization"]["credentials"]["key"]
+                in dict(_secrets_of(pod_of(workload)))["pilotlight-secrets"]
+            )
     for ingress in chart.of("Ingress"):
         backend = ingress["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]
-        assert backend["port"]["name"] in [port["name"] for port in chart.one("Service", backend["name"])["spec"]["ports"]]
+        assert backend["port"]["name"] in [
+            port["name"] for port in chart.one("Service", backend["name"])["spec"]["ports"]
+        ]
 
 
 def _allowed(policy: Object, direction: str) -> Iterator[tuple[str | None, Any]]:
     """Pairs of (component of a peer or None for anybody else, port)."""
     for rule in policy["spec"].get(direction, []):
         for peer in rule.get("from" if direction == "ingress" else "to", [{}]):
-            labels = peer.get("podSelector", {}).get("matchLabels", {}) if "namespaceSelector" not in peer else {}
+            labels = (
+                peer.get("podSelector", {}).get("matchLabels", {})
+                if "namespaceSelector" not in peer
+                else {}
+            )
             for port in rule["ports"]:
                 yield labels.get("app.kubernetes.io/component"), port["port"]
 
 
-def test_policies_select_pods_that_are_there_by_ports_that_they_have(everything: Rendering, default: Rendering) -> None:
+def test_policies_select_pods_that_are_there_by_ports_that_they_have(
+    everything: Rendering, default: Rendering
+) -> None:
     for chart in (default, everything):
         for policy in chart.of("NetworkPolicy"):
             selected = chart.selected(policy["spec"]["podSelector"])
             assert selected
-            ports = {port["name"] for each in selected for c in pod_of(each)["containers"] for port in c["ports"]}
-            assert {port for _, port in _allowed(policy, "ingress") if isinstance(port, str)} <= ports
-            components = {component for direction in ("ingress", "egress") for component, _ in _allowed(policy, direction)} - {None}
+            ports = {
+                port["name"]
+                for each in selected
+                for c in pod_of(each)["containers"]
+                for port in c["ports"]
+            }
+            assert {
+                port for _, port in _allowed(policy, "ingress") if isinstance(port, str)
+            } <= ports
+            components = {
+                component
+                for direction in ("ingress", "egress")
+                for component, _ in _allowed(policy, direction)
+            } - {None}
             assert components <= {
-                each["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"] for each in chart.workloads
+                each["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
+                for each in chart.workloads
             } | {"journal-drain"}
 
 
 def test_who_may_be_sent_to_may_be_received_from(default: Rendering) -> None:
     policies = {each["metadata"]["name"]: each for each in default.of("NetworkPolicy")}
-    received = {(name.removeprefix("pilotlight-"), *pair) for name, each in policies.items() for pair in _allowed(each, "ingress")}
+    received = {
+        (name.removeprefix("pilotlight-"), *pair)
+        for name, each in policies.items()
+        for pair in _allowed(each, "ingress")
+    }
     for name, policy in policies.items():
         for component, port in _allowed(policy, "egress"):
-            assert component is None or (component, name.removeprefix("pilotlight-"), port) in received
+            assert (
+                component is None or (component, name.removeprefix("pilotlight-"), port) in received
+            )
     everybody = policies["pilotlight"]["spec"]
     assert (everybody["policyTypes"], "ingress" in everybody) == (["Ingress", "Egress"], False)
     assert len(default.selected(everybody["podSelector"])) == len(default.workloads)
 
 
-def test_a_departed_activators_journal_is_drained_by_a_job_that_is_valid_and_let_in(default: Rendering) -> None:
+def test_a_departed_activators_journal_is_drained_by_a_job_that_is_valid_and_let_in(
+    default: Rendering,
+) -> None:
     activators = {**default.one("StatefulSet", "activator")}
     activators["metadata"] = {**activators["metadata"], "namespace": "pilotlight"}
     claim = {"metadata": {"name": "journal-pilotlight-activator-4"}}
-    job = drain_job(activators, Journal(claim=claim, ordinal=4), labels={"app.kubernetes.io/managed-by": "pilotlight"})
+    job = drain_job(
+        activators,
+        Journal(claim=claim, ordinal=4),
+        labels={"app.kubernetes.io/managed-by": "pilotlight"},
+    )
     assert faults(dict(job)) == []
     container = pod_of(dict(job))["containers"][0]
     assert [*container["command"], *container["args"]] == [
-        "python", "-m", "activator", "--config", "/etc/pilotlight/config/platform.yaml", "--index", "4", "--drain-journal",
-    ]  # fmt: skip
+        "python",
+        "-m",
+        "activator",
+        "--config",
+        "/etc/pilotlight/config/platform.yaml",
+        "--index",
+        "4",
+        "--drain-journal",
+    ]
     component = job["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
-    assert (component, "control") in _allowed(default.one("NetworkPolicy", "-controller"), "ingress")
+    assert (component, "control") in _allowed(
+        default.one("NetworkPolicy", "-controller"), "ingress"
+    )
     assert (component, "redis") in _allowed(default.one("NetworkPolicy", "-redis"), "ingress")
 
 
-# -- settings -------------------------------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 def _written(chart: Rendering, directory: Path) -> Path:
     """platform.yaml as a pod has it, the mounted secrets beside it."""
-    for name, text in (("database-url", "postgresql+psycopg://u:p@h/d"), ("redis-url", "redis://:p@r:6379/0"), ("node.key", "k")):
+    for name, text in (
+        ("database-url", "postgresql+psycopg://u:p@h/d"),
+        ("redis-url", "redis://:p@r:6379/0"),
+        ("node.key", "k"),
+    ):
         (directory / name).write_text(text)
     file = directory / "platform.yaml"
     file.write_text(chart.platform_yaml.replace("/etc/pilotlight/secrets", str(directory)))
@@ -277,16 +399,29 @@ def test_a_dashboard_with_an_origin_of_its_own_is_reached_at_its_host(tmp_path: 
     origin = read_dashboard_origin(_written(chart, tmp_path))
     assert origin is not None
     assert origin.url == "https://dashboard.example"
-    ingress, route = chart.one("Ingress", "pilotlight")["spec"], chart.one("HTTPRoute", "pilotlight")["spec"]
+    ingress, route = (
+        chart.one("Ingress", "pilotlight")["spec"],
+        chart.one("HTTPRoute", "pilotlight")["spec"],
+    )
     hosts = ["api.example", "dashboard.example"]
-    assert [rule["host"] for rule in ingress["rules"]] == ingress["tls"][0]["hosts"] == route["hostnames"] == hosts
-    assert len({json.dumps(rule["http"]) for rule in ingress["rules"]}) == 1, "the activator serves both"
+    assert (
+        [rule["host"] for rule in ingress["rules"]]
+        == ingress["tls"][0]["hosts"]
+        == route["hostnames"]
+        == hosts
+    )
+    assert len({json.dumps(rule["http"]) for rule in ingress["rules"]}) == 1, (
+        "the activator serves both"
+    )
     assert [fault for each in chart.objects for fault in faults(each)] == []
 
 
 @pytest.mark.parametrize("part", ["ingress", "gateway"])
 def test_a_dashboard_at_the_host_of_functions_is_refused(part: str) -> None:
-    values = {"config": {"controller": {"dashboard_url": "https://api.example:8443"}}, part: DASHBOARD[part]}
+    values = {
+        "config": {"controller": {"dashboard_url": "https://api.example:8443"}},
+        part: DASHBOARD[part],
+    }
 
     assert "api.example is the host of functions" in refusal(values)
 
@@ -314,35 +449,62 @@ def test_what_is_given_is_there_as_it_was_given(everything: Rendering, tmp_path:
     assert load(WeightCacheSettings, "weight_cache", file).max_bytes == 4000000000000
     assert load_each(Plan, "plans", file, base=BUILT_IN)["gold"].concurrent == 5
     assert load(ClusterSettings, "cluster", file).node_path == "/mnt/nvme/pilotlight/node"
-    assert load(SnapshotterSettings, "snapshotter", file).restore_into_pods, "the agent does not read section cluster"
+    assert load(SnapshotterSettings, "snapshotter", file).restore_into_pods, (
+        "the agent does not read section cluster"
+    )
 
 
-def test_addresses_are_services_with_certificates_for_their_names(default: Rendering, tmp_path: Path) -> None:
+def test_addresses_are_services_with_certificates_for_their_names(
+    default: Rendering, tmp_path: Path
+) -> None:
     file = _written(default, tmp_path)
-    platform, activator = load(PlatformSettings, "platform", file), load(ActivatorSettings, "activator", file)
+    platform, activator = (
+        load(PlatformSettings, "platform", file),
+        load(ActivatorSettings, "activator", file),
+    )
     peers = load(WeightCacheSettings, "weight_cache", file).peers
     assert isinstance(peers, str)
     _, name, peer_port = peers.split(":")
-    controller, siblings = urlsplit(platform.controller_url), urlsplit((activator.sibling_url or "").replace("{index}", "1"))
-    names = {each["metadata"]["name"]: each["spec"].get("dnsNames", []) for each in default.of("Certificate")}
+    controller, siblings = (
+        urlsplit(platform.controller_url),
+        urlsplit((activator.sibling_url or "").replace("{index}", "1")),
+    )
+    names = {
+        each["metadata"]["name"]: each["spec"].get("dnsNames", [])
+        for each in default.of("Certificate")
+    }
     for component, host, port in (
         ("controller", controller.hostname, controller.port),
         ("activator", siblings.hostname, siblings.port),
         ("node", name, int(peer_port)),
     ):
         assert isinstance(host, str)
-        service = default.one("Service", host.removesuffix(f".{default.namespace}.svc").rpartition(".")[2])
+        service = default.one(
+            "Service", host.removesuffix(f".{default.namespace}.svc").rpartition(".")[2]
+        )
         assert port in [each["port"] for each in service["spec"]["ports"]]
         patterns = names[f"pilotlight-{component}"]
-        assert any(fnmatch.fnmatch(host, pattern) and host.count(".") == pattern.count(".") for pattern in patterns), (host, patterns)
-        assert all(pattern.count(".") >= 2 for pattern in patterns if pattern.startswith("*")), "TLS wants two dots behind a wildcard"
+        assert any(
+            fnmatch.fnmatch(host, pattern) and host.count(".") == pattern.count(".")
+            for pattern in patterns
+        ), (host, patterns)
+        assert all(pattern.count(".") >= 2 for pattern in patterns if pattern.startswith("*")), (
+            "TLS wants two dots behind a wildcard"
+        )
     sts = default.one("StatefulSet", "activator")
-    assert (siblings.hostname or "").startswith(f"{sts['metadata']['name']}-1.{sts['spec']['serviceName']}.")
+    assert (siblings.hostname or "").startswith(
+        f"{sts['metadata']['name']}-1.{sts['spec']['serviceName']}."
+    )
 
 
 def test_listeners_are_the_ports_that_are_named(default: Rendering, tmp_path: Path) -> None:
     settings = yaml.safe_load(default.platform_yaml)
-    ports = {port["name"]: str(port["containerPort"]) for _, c in containers(default) for port in c["ports"] if port["name"] != "metrics"}
+    ports = {
+        port["name"]: str(port["containerPort"])
+        for _, c in containers(default)
+        for port in c["ports"]
+        if port["name"] != "metrics"
+    }
     listens = {
         "control": settings["controller"]["listen"],
         "http": settings["activator"]["listen"],
@@ -365,18 +527,26 @@ def test_changed_settings_roll_the_pods(default: Rendering) -> None:
     changed = render({"config": {"activator": {"max_queued": 5}}})
     for name in ("controller", "activator", "node"):
         before, after = (
-            next(each for each in chart.workloads if each["metadata"]["name"] == f"pilotlight-{name}") for chart in (default, changed)
+            next(
+                each for each in chart.workloads if each["metadata"]["name"] == f"pilotlight-{name}"
+            )
+            for chart in (default, changed)
         )
         key = "checksum/config"
-        assert before["spec"]["template"]["metadata"]["annotations"][key] != after["spec"]["template"]["metadata"]["annotations"][key]
+        assert (
+            before["spec"]["template"]["metadata"]["annotations"][key]
+            != after["spec"]["template"]["metadata"]["annotations"][key]
+        )
 
 
-# -- safety ---------------------------------------------------------------------------------------------------------------------------
+# -- safety ----------------------------------------------------------------------------------------
 def test_no_secret_is_in_a_config_map_and_no_secret_is_made(chart: Rendering) -> None:
     assert chart.of("Secret") == []
     for each in chart.of("ConfigMap"):
         for name, text in each["data"].items():
-            assert not re.search(r"password|PRIVATE KEY|redis://|postgresql", text, re.IGNORECASE) or name.startswith("pilotlight-"), name
+            assert not re.search(
+                r"password|PRIVATE KEY|redis://|postgresql", text, re.IGNORECASE
+            ) or name.startswith("pilotlight-"), name
 
 
 def test_images_are_named_by_digest(default: Rendering) -> None:
@@ -402,24 +572,44 @@ def test_only_the_node_agent_has_rights_on_its_machine(chart: Rendering) -> None
             assert pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
 
 
-def test_only_an_agent_that_restores_into_pods_sees_the_nodes_cgroups(everything: Rendering, default: Rendering) -> None:
-    for chart, paths in ((default, {"/var/lib/pilotlight"}), (everything, {"/mnt/nvme/pilotlight", "/sys/fs/cgroup"})):
+def test_only_an_agent_that_restores_into_pods_sees_the_nodes_cgroups(
+    everything: Rendering, default: Rendering
+) -> None:
+    for chart, paths in (
+        (default, {"/var/lib/pilotlight"}),
+        (everything, {"/mnt/nvme/pilotlight", "/sys/fs/cgroup"}),
+    ):
         volumes = pod_of(chart.one("DaemonSet", "-node"))["volumes"]
         assert {volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume} == paths
 
 
 def test_who_has_no_rights_has_no_token(chart: Rendering) -> None:
-    bound = {subject["name"] for each in chart.of("RoleBinding", "ClusterRoleBinding") for subject in each["subjects"]}
+    bound = {
+        subject["name"]
+        for each in chart.of("RoleBinding", "ClusterRoleBinding")
+        for subject in each["subjects"]
+    }
     for workload in chart.workloads:
-        assert (pod_of(workload)["serviceAccountName"] in bound) == pod_of(workload).get("automountServiceAccountToken", True)
+        assert (pod_of(workload)["serviceAccountName"] in bound) == pod_of(workload).get(
+            "automountServiceAccountToken", True
+        )
     for account in chart.of("ServiceAccount"):
         assert account["automountServiceAccountToken"] == (account["metadata"]["name"] in bound)
 
 
 def test_a_node_has_no_key_that_opens_anything(default: Rendering) -> None:
-    used = {each["metadata"]["name"]: dict(_secrets_of(pod_of(each)))["pilotlight-secrets"] for each in default.workloads}
+    used = {
+        each["metadata"]["name"]: dict(_secrets_of(pod_of(each)))["pilotlight-secrets"]
+        for each in default.workloads
+    }
     assert used == {
-        "pilotlight-controller": {"platform.key", "activator.key", "node.key", "metrics.token", "database-url"},
+        "pilotlight-controller": {
+            "platform.key",
+            "activator.key",
+            "node.key",
+            "metrics.token",
+            "database-url",
+        },
         "pilotlight-activator": {"activator.key", "metrics.token", "redis-url"},
         "pilotlight-redis": {"redis-password"},
         "pilotlight-node": {"node.key", "metrics.token"},
@@ -431,7 +621,7 @@ def test_journals_outlive_their_activators(chart: Rendering) -> None:
     assert policy == {"whenDeleted": "Retain", "whenScaled": "Retain"}
 
 
-# -- values ---------------------------------------------------------------------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "values, named",
     [
@@ -440,10 +630,19 @@ def test_journals_outlive_their_activators(chart: Rendering) -> None:
         ({"activator.replcas": 3}, "replcas"),
         ({"config.activator.max_bdy_bytes": 3}, "max_bdy_bytes"),
         ({"config.activator.redis_url": "redis://:p@h"}, "redis_url"),
-        ({"config.cluster.max_timeout_s": "600"}, "config.cluster.max_timeout_s|/config/cluster/max_timeout_s"),
+        (
+            {"config.cluster.max_timeout_s": "600"},
+            "config.cluster.max_timeout_s|/config/cluster/max_timeout_s",
+        ),
         ({"config.plans.gold.concurent": 3}, "concurent"),
-        ({"config.cluster.field_manager": "A b"}, r"config\.cluster\.field_manager: .* admissionPolicies\.enabled: false"),
-        ({"admissionPolicies.enabled": "no"}, "admissionPolicies.enabled|/admissionPolicies/enabled"),
+        (
+            {"config.cluster.field_manager": "A b"},
+            r"config\.cluster\.field_manager: .* admissionPolicies\.enabled: false",
+        ),
+        (
+            {"admissionPolicies.enabled": "no"},
+            "admissionPolicies.enabled|/admissionPolicies/enabled",
+        ),
         ({"tls.mode": "none"}, "tls.mode|/tls/mode"),
         ({"node.hostPath": "relative"}, "node.hostPath|/node/hostPath"),
         ({"config.cluster.restore_into_pods": True}, r"set node\.privileged and node\.hostPID"),
@@ -474,9 +673,11 @@ def test_every_value_is_in_the_file_with_a_word_about_it() -> None:
     top = [line for line in text.splitlines() if line and not line.startswith((" ", "#"))]
     lines = text.splitlines()
     for line in top:
-        assert "#" in line or lines[lines.index(line) - 1].startswith("#") or line.rstrip(":") in ("controller", "activator", "gateway"), (
-            line
-        )
+        assert (
+            "#" in line
+            or lines[lines.index(line) - 1].startswith("#")
+            or line.rstrip(":") in ("controller", "activator", "gateway")
+        ), line
 
 
 NOTES_AS_AN_OBJECT = """apiVersion: v1
@@ -490,33 +691,55 @@ data:
 
 
 @pytest.mark.parametrize("which", SETS)
-def test_the_notes_say_what_comes_next_in_the_words_of_this_installation(which: str, tmp_path: Path) -> None:
+def test_the_notes_say_what_comes_next_in_the_words_of_this_installation(
+    which: str, tmp_path: Path
+) -> None:
     values, release, namespace = SETS[which]
     chart = shutil.copytree(CHART, tmp_path / "chart")
     (chart / "templates/NOTES.txt").rename(chart / "NOTES.txt")
     (chart / "templates/notes.yaml").write_text(NOTES_AS_AN_OBJECT)
-    text = str(render(values, release=release, namespace=namespace, chart=chart).one("ConfigMap", "notes")["data"]["text"])
+    text = str(
+        render(values, release=release, namespace=namespace, chart=chart).one("ConfigMap", "notes")[
+            "data"
+        ]["text"]
+    )
 
     name = values.get("fullnameOverride", release)[:40]
     assert f"exec deploy/{name}-controller" in text
     assert "--first-key" in text
     assert f"kubectl -n {namespace} create secret generic pilotlight-secrets" in text
-    assert ("! images.node is a placeholder" in text) == ("images" not in values or "node" not in values["images"])
+    assert ("! images.node is a placeholder" in text) == (
+        "images" not in values or "node" not in values["images"]
+    )
     assert ("https://pilotlight.example" in text) == ("ingress" in values)
-    for key in ("platform.key", "activator.key", "node.key", "metrics.token", "database-url", "redis-url", "redis-password"):
+    for key in (
+        "platform.key",
+        "activator.key",
+        "node.key",
+        "metrics.token",
+        "database-url",
+        "redis-url",
+        "redis-password",
+    ):
         assert f"--from-literal={key}=" in text
     assert "<no value>" not in text
 
 
 def test_directories_that_processes_make_their_own_lie_inside_of_volumes(chart: Rendering) -> None:
-    """They are made 0700 by their owner; a volume's own root is root's, and who is not root may not change its mode (chmod(2), EPERM)."""
+    """They are made 0700 by their owner; a volume's own root is root's, and who is not root may not
+    change its mode (chmod(2), EPERM)."""
     platform = yaml.safe_load(chart.platform_yaml)["platform"]
     for workload, container in containers(chart):
         if workload["metadata"]["name"].endswith("-redis"):
             continue
-        mounts = [mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")]
+        mounts = [
+            mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")
+        ]
         for directory in (platform["home"], platform["run"]):
             assert directory not in mounts
-            assert any(directory.startswith(f"{mount}/") for mount in mounts), (container["name"], directory)
+            assert any(directory.startswith(f"{mount}/") for mount in mounts), (
+                container["name"],
+                directory,
+            )
         sockets = len(platform["run"]) + len("/slots/s-0123456789abcdef/i-0123456789abcdef.sock")
         assert sockets <= 107, "a Unix socket's path (unix(7))"

@@ -32,11 +32,15 @@ def _settings(chart: Rendering, directory: Path) -> ClusterSettings:
 
 
 def _roles(chart: Rendering) -> Mapping[tuple[str, str | None, str], Object]:
-    return {(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]): each for each in chart.of("Role", "ClusterRole")}
+    return {
+        (each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]): each
+        for each in chart.of("Role", "ClusterRole")
+    }
 
 
 def _granted(chart: Rendering, account: str, settings: ClusterSettings) -> dict[str, list[Any]]:
-    """Rules by scope, through the bindings, as the cluster would find them; of a tenant's namespace those that the controller binds."""
+    """Rules by scope, through the bindings, as the cluster would find them; of a tenant's namespace
+    those that the controller binds."""
     found: dict[str, list[Any]] = {"all": [], "platform": [], "knative": []}
     roles = _roles(chart)
     for binding in chart.of("RoleBinding", "ClusterRoleBinding"):
@@ -45,15 +49,29 @@ def _granted(chart: Rendering, account: str, settings: ClusterSettings) -> dict[
         if subject["name"] != account:
             continue
         namespace = binding["metadata"].get("namespace")
-        scope = {None: "all", settings.namespace: "platform", settings.knative_namespace: "knative"}[namespace]
+        scope = {
+            None: "all",
+            settings.namespace: "platform",
+            settings.knative_namespace: "knative",
+        }[namespace]
         assert (binding["kind"] == "ClusterRoleBinding") == (namespace is None)
-        found[scope] += roles[binding["roleRef"]["kind"], namespace, binding["roleRef"]["name"]]["rules"]
-    return {**found, "tenant": roles["ClusterRole", None, rights.tenant_role(settings, account)]["rules"]}
+        found[scope] += roles[binding["roleRef"]["kind"], namespace, binding["roleRef"]["name"]][
+            "rules"
+        ]
+    return {
+        **found,
+        "tenant": roles["ClusterRole", None, rights.tenant_role(settings, account)]["rules"],
+    }
 
 
-def test_rights_are_those_that_our_code_needs_and_no_others(chart: Rendering, tmp_path: Path) -> None:
+def test_rights_are_those_that_our_code_needs_and_no_others(
+    chart: Rendering, tmp_path: Path
+) -> None:
     settings = _settings(chart, tmp_path)
-    accounts: tuple[tuple[rights.Role, str], ...] = (("controller", settings.controller_account), ("activator", settings.activator_account))
+    accounts: tuple[tuple[rights.Role, str], ...] = (
+        ("controller", settings.controller_account),
+        ("activator", settings.activator_account),
+    )
     for role, account in accounts:
         needed = rights.rights_of(role, settings)
         for scope, rules in _granted(chart, account, settings).items():
@@ -61,19 +79,31 @@ def test_rights_are_those_that_our_code_needs_and_no_others(chart: Rendering, tm
     assert "*" not in json.dumps([each["rules"] for each in chart.of("Role", "ClusterRole")])
 
 
-def test_no_role_is_bound_by_the_chart_that_changes_pods_or_reads_secrets_everywhere(chart: Rendering) -> None:
+def test_no_role_is_bound_by_the_chart_that_changes_pods_or_reads_secrets_everywhere(
+    chart: Rendering,
+) -> None:
     bound = {each["roleRef"]["name"] for each in chart.of("ClusterRoleBinding")}
-    rules = [rule for each in chart.of("ClusterRole") if each["metadata"]["name"] in bound for rule in each["rules"]]
+    rules = [
+        rule
+        for each in chart.of("ClusterRole")
+        if each["metadata"]["name"] in bound
+        for rule in each["rules"]
+    ]
     for rule in rules:
         assert "secrets" not in rule["resources"]
-        assert not {"pods", "pods/exec", "pods/log"} & set(rule["resources"]) or set(rule["verbs"]) <= {"get", "list", "watch"}
+        assert not {"pods", "pods/exec", "pods/log"} & set(rule["resources"]) or set(
+            rule["verbs"]
+        ) <= {"get", "list", "watch"}
 
 
 def test_policies_are_valid_bound_and_expressions_of_cel(chart: Rendering) -> None:
     policies = chart.of("ValidatingAdmissionPolicy")
     assert len(policies) == 6
     assert not [fault for each in chart.of(*POLICIES) for fault in faults(each)]
-    bound = [(each["spec"]["policyName"], each["spec"]["validationActions"]) for each in chart.of("ValidatingAdmissionPolicyBinding")]
+    bound = [
+        (each["spec"]["policyName"], each["spec"]["validationActions"])
+        for each in chart.of("ValidatingAdmissionPolicyBinding")
+    ]
     assert sorted(bound) == sorted((each["metadata"]["name"], ["Deny"]) for each in policies)
     for each in policies:
         assert each["spec"]["failurePolicy"] == "Fail"
@@ -82,7 +112,9 @@ def test_policies_are_valid_bound_and_expressions_of_cel(chart: Rendering) -> No
                 compiled(one["expression"])
 
 
-def test_policies_name_the_accounts_and_labels_of_this_installation(chart: Rendering, tmp_path: Path) -> None:
+def test_policies_name_the_accounts_and_labels_of_this_installation(
+    chart: Rendering, tmp_path: Path
+) -> None:
     settings = _settings(chart, tmp_path)
     said = json.dumps([each["spec"] for each in chart.of("ValidatingAdmissionPolicy")])
     for account in (settings.controller_account, settings.activator_account):
@@ -94,11 +126,15 @@ def test_policies_name_the_accounts_and_labels_of_this_installation(chart: Rende
 
 def test_policies_can_be_left_out() -> None:
     assert not render({"admissionPolicies.enabled": False}).of(*POLICIES)
-    assert not render({"admissionPolicies.enabled": False, "config.cluster.field_manager": "A b"}).of(*POLICIES)
+    assert not render(
+        {"admissionPolicies.enabled": False, "config.cluster.field_manager": "A b"}
+    ).of(*POLICIES)
 
 
 def test_policies_follow_the_label_and_the_directory_that_were_chosen() -> None:
-    chart = render({"config.cluster.field_manager": "other", "config.cluster.node_path": "/data/node/"})
+    chart = render(
+        {"config.cluster.field_manager": "other", "config.cluster.node_path": "/data/node/"}
+    )
     said = json.dumps([each["spec"] for each in chart.of("ValidatingAdmissionPolicy")])
     assert "['pilotlight.dev/managed-by'] == 'other'" in said
     assert "'/data/node/'" in said

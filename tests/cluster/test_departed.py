@@ -1,4 +1,5 @@
-"""Journals of activators that are gone for good are shipped by a Job, once; those of activators that are there are nobody's business."""
+"""Journals of activators that are gone for good are shipped by a Job, once; those of activators
+that are there are nobody's business."""
 
 from __future__ import annotations
 
@@ -42,7 +43,10 @@ def activators(replicas: int, *, still: int | None = None, start: int | None = N
         "selector": {"matchLabels": labels},
         "template": {
             "metadata": {"labels": labels},
-            "spec": {"containers": [container], "volumes": [{"name": "config", "configMap": {"name": "platform"}}]},
+            "spec": {
+                "containers": [container],
+                "volumes": [{"name": "config", "configMap": {"name": "platform"}}],
+            },
         },
     }
     if start is not None:
@@ -69,7 +73,9 @@ def claim(ordinal: int, name: str = "activator", **labels: str) -> Json:
 @pytest.fixture
 async def cluster(api_server: ApiServer, kubeconfig: Path) -> AsyncIterator[Cluster]:
     api_server.add_namespace(NAMESPACE)
-    async with await Cluster.connect(ClusterSettings(kubeconfig=str(kubeconfig), namespace=NAMESPACE)) as cluster:
+    async with await Cluster.connect(
+        ClusterSettings(kubeconfig=str(kubeconfig), namespace=NAMESPACE)
+    ) as cluster:
         yield cluster
 
 
@@ -92,11 +98,17 @@ def label_of(server: ApiServer, ordinal: int) -> str | None:
 
 
 def test_only_ordinals_that_are_not_wanted_and_have_ended_are_departed() -> None:
-    claims = [claim(number) for number in range(4)] + [claim(7, name="other"), claim(3, name="activator-big")]
+    claims = [claim(number) for number in range(4)] + [
+        claim(7, name="other"),
+        claim(3, name="activator-big"),
+    ]
     assert [journal.ordinal for journal in departed.departed(activators(2), claims)] == [2, 3]
     assert [journal.ordinal for journal in departed.departed(activators(2, still=3), claims)] == [3]
     assert [journal.ordinal for journal in departed.departed(activators(4), claims)] == []
-    assert [journal.ordinal for journal in departed.departed(activators(2, start=2), claims)] == [0, 1]
+    assert [journal.ordinal for journal in departed.departed(activators(2, start=2), claims)] == [
+        0,
+        1,
+    ]
 
 
 def test_the_job_is_the_activators_own_pod_with_the_departed_ones_volume() -> None:
@@ -104,7 +116,13 @@ def test_the_job_is_the_activators_own_pod_with_the_departed_ones_volume() -> No
     kubernetes_validate.validate(job, "1.34", strict=True)
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    assert container["args"] == ["--config", "/etc/pilotlight/config/platform.yaml", "--index", "2", "--drain-journal"]
+    assert container["args"] == [
+        "--config",
+        "/etc/pilotlight/config/platform.yaml",
+        "--index",
+        "2",
+        "--drain-journal",
+    ]
     assert (container["image"], container["command"]) == (IMAGE, ["python", "-m", "activator"])
     assert "livenessProbe" not in container
     assert pod["restartPolicy"] == "Never"
@@ -112,10 +130,15 @@ def test_the_job_is_the_activators_own_pod_with_the_departed_ones_volume() -> No
         {"name": "config", "configMap": {"name": "platform"}},
         {"name": "journal", "persistentVolumeClaim": {"claimName": "journal-activator-2"}},
     ]
-    assert job["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"] == "journal-drain"
+    assert (
+        job["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
+        == "journal-drain"
+    )
 
 
-async def test_a_departed_journal_is_drained_once_and_says_so(cluster: Cluster, api_server: ApiServer) -> None:
+async def test_a_departed_journal_is_drained_once_and_says_so(
+    cluster: Cluster, api_server: ApiServer
+) -> None:
     api_server.put(activators(1))
     for number in range(2):
         api_server.put(claim(number))
@@ -131,7 +154,9 @@ async def test_a_departed_journal_is_drained_once_and_says_so(cluster: Cluster, 
     assert api_server.requests.writes() == 0
 
 
-async def test_one_whose_pod_still_ends_is_left_alone(cluster: Cluster, api_server: ApiServer) -> None:
+async def test_one_whose_pod_still_ends_is_left_alone(
+    cluster: Cluster, api_server: ApiServer
+) -> None:
     api_server.put(activators(1))
     api_server.put(claim(1))
     api_server.put(
@@ -158,7 +183,9 @@ async def test_a_drain_that_failed_is_told_and_not_called_done(
     assert "kubectl logs job/drain-journal-activator-1" in caplog.text
 
 
-async def test_an_activator_that_comes_back_writes_new_records(cluster: Cluster, api_server: ApiServer) -> None:
+async def test_an_activator_that_comes_back_writes_new_records(
+    cluster: Cluster, api_server: ApiServer
+) -> None:
     api_server.put(activators(1))
     api_server.put(claim(1))
     await departed.look(cluster)

@@ -50,7 +50,9 @@ def stages(file: Path) -> dict[str, Stage]:
             found.append(Stage(match[2], match[1], ()))
         else:
             last = found[-1]
-            found[-1] = Stage(last.name, last.base, (*last.steps, (instruction, " ".join(rest.split()))))
+            found[-1] = Stage(
+                last.name, last.base, (*last.steps, (instruction, " ".join(rest.split())))
+            )
     return {stage.name: stage for stage in found}
 
 
@@ -72,7 +74,12 @@ def last_user(stage: Stage, all_of: Mapping[str, Stage]) -> str:
 
 
 def test_all_four_are_there() -> None:
-    assert [file.name.removesuffix(".Dockerfile") for file in FILES] == ["agent", "platform", "runtime-vllm", "runtime"]
+    assert [file.name.removesuffix(".Dockerfile") for file in FILES] == [
+        "agent",
+        "platform",
+        "runtime-vllm",
+        "runtime",
+    ]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -96,11 +103,17 @@ class TestEveryDockerfile:
             (f"registry.example/python@sha256:{'a' * 65}", 1),
         ],
     )
-    def test_a_base_without_a_digest_ends_the_build_with_what_to_write(self, file: Path, given: str, status: int) -> None:
+    def test_a_base_without_a_digest_ends_the_build_with_what_to_write(
+        self, file: Path, given: str, status: int
+    ) -> None:
         base = next(iter(stages(file).values()))
         assert base.steps[0] == ("ARG", "BASE")
         done = subprocess.run(
-            ["sh", "-c", base.of("RUN")[0]], env={"BASE": given, "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False
+            ["sh", "-c", base.of("RUN")[0]],
+            env={"BASE": given, "PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == status
         assert ("write image@sha256:<64 hex digits>" in done.stderr) == bool(status)
@@ -118,9 +131,15 @@ class TestEveryDockerfile:
             else:
                 assert words[0] in _PROJECT["scripts"]
 
-    def test_what_it_copies_is_in_the_repository_and_not_kept_from_the_build(self, file: Path) -> None:
+    def test_what_it_copies_is_in_the_repository_and_not_kept_from_the_build(
+        self, file: Path
+    ) -> None:
         found = stages(file)
-        allowed = {line[1:] for line in Path(f"{file}.dockerignore").read_text().splitlines() if line.startswith("!")}
+        allowed = {
+            line[1:]
+            for line in Path(f"{file}.dockerignore").read_text().splitlines()
+            if line.startswith("!")
+        }
         for stage in found.values():
             for copy in stage.of("COPY"):
                 *sources, _ = [word for word in copy.split() if not word.startswith("--")]
@@ -131,14 +150,23 @@ class TestEveryDockerfile:
                     assert set(sources) <= allowed
 
     def test_its_packages_are_those_that_were_tested(self, file: Path) -> None:
-        runs = [(stage, run) for stage in stages(file).values() for run in stage.of("RUN") if " install " in run and "pip" in run]
+        runs = [
+            (stage, run)
+            for stage in stages(file).values()
+            for run in stage.of("RUN")
+            if " install " in run and "pip" in run
+        ]
         assert runs
         for stage, run in runs:
             environment = " ".join([*stage.of("ENV"), run])
-            assert re.search(r"--constraint requirements\.lock|PIP_CONSTRAINT=/tmp/constraints\.txt", environment)
+            assert re.search(
+                r"--constraint requirements\.lock|PIP_CONSTRAINT=/tmp/constraints\.txt", environment
+            )
             extras = _EXTRAS.findall(run)
             assert extras
-            assert {name for names in extras for name in names.split(",")} <= set(_PROJECT["optional-dependencies"])
+            assert {name for names in extras for name in names.split(",")} <= set(
+                _PROJECT["optional-dependencies"]
+            )
 
     def test_shell_commands_parse_and_no_secret_is_an_argument(self, file: Path) -> None:
         for stage in stages(file).values():
@@ -152,13 +180,22 @@ class TestEveryDockerfile:
 
 
 def test_versions_of_an_engines_image_bind_ours(tmp_path: Path) -> None:
-    run = next(run for run in stages(DOCKER / "runtime-vllm.Dockerfile")["runtime-vllm"].of("RUN") if "awk" in run)
+    run = next(
+        run
+        for run in stages(DOCKER / "runtime-vllm.Dockerfile")["runtime-vllm"].of("RUN")
+        if "awk" in run
+    )
     command = re.search(r"awk .*? > /tmp/constraints\.txt", run)
     assert command is not None
     (tmp_path / "base.txt").write_text("Typing_Extensions==1.0\nuvicorn==0.1\n")
     (tmp_path / "requirements.lock").write_text(
-        "# comment\nuvicorn==9.0 \\\n    --hash=sha256:ab\ntyping-extensions==9.0\nwsproto==9.0 \\\n    --hash=sha256:cd\n"
+        "# comment\nuvicorn==9.0 \\\n    --hash=sha256:ab\ntyping-extensions==9.0\nwsproto==9.0 "
+        "\\\n    --hash=sha256:cd\n"
     )
     text = command[0].replace("/tmp/base.txt", "base.txt").replace("/tmp/constraints.txt", "out")
     subprocess.run(["sh", "-c", text], cwd=tmp_path, check=True)
-    assert (tmp_path / "out").read_text().split() == ["Typing_Extensions==1.0", "uvicorn==0.1", "wsproto==9.0"]
+    assert (tmp_path / "out").read_text().split() == [
+        "Typing_Extensions==1.0",
+        "uvicorn==0.1",
+        "wsproto==9.0",
+    ]

@@ -43,12 +43,20 @@ class Bench:
         self.now = 1000.0
         self._settings = ClusterSettings(kubeconfig=str(kubeconfig))
         for name in ("node-1", "node-2"):
-            server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"zone": "x"}}})
+            server.put(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Node",
+                    "metadata": {"name": name, "labels": {"zone": "x"}},
+                }
+            )
 
     @contextlib.asynccontextmanager
     async def running(self, *, settle_s: float = 0.0) -> AsyncIterator[NodeLabels]:
         async with await Cluster.connect(self._settings) as cluster:
-            labels = NodeLabels(cluster, self.nodes, wall=lambda: self.now, look_s=0.02, settle_s=settle_s)
+            labels = NodeLabels(
+                cluster, self.nodes, wall=lambda: self.now, look_s=0.02, settle_s=settle_s
+            )
             task = asyncio.create_task(labels.run())
             try:
                 yield labels
@@ -72,7 +80,10 @@ def bench(api_server: ApiServer, kubeconfig: Path) -> Bench:
 
 
 def test_weights_and_snapshots_take_turns_and_there_is_a_bound() -> None:
-    report = node_report(weights=[f"{n:064x}" for n in range(1, 100)][::-1], revisions=[f"f-1@v{n}" for n in range(5)])
+    report = node_report(
+        weights=[f"{n:064x}" for n in range(1, 100)][::-1],
+        revisions=[f"f-1@v{n}" for n in range(5)],
+    )
     wanted = wanted_labels(report)
 
     assert len(wanted) <= MAX_LABELS
@@ -90,7 +101,9 @@ def test_only_what_differs_is_written_and_labels_of_others_stay() -> None:
 async def test_a_node_says_what_is_hot_and_no_longer_when_it_is_cold(bench: Bench) -> None:
     async with bench.running():
         bench.nodes.take(node_report(weights=[MODEL], revisions=["f-1@v1"]), now=bench.now)
-        await bench.until({"zone": "x", weights_label(MODEL): "hot", snapshot_label("f-1@v1"): "hot"})
+        await bench.until(
+            {"zone": "x", weights_label(MODEL): "hot", snapshot_label("f-1@v1"): "hot"}
+        )
         bench.nodes.take(node_report(weights=[OTHER]), now=bench.now)
         await bench.until({"zone": "x", weights_label(OTHER): "hot"})
 
@@ -120,7 +133,13 @@ async def test_nothing_is_written_while_nothing_changes(bench: Bench) -> None:
 
 
 async def test_a_new_controller_waits_for_reports_before_it_takes_labels_away(bench: Bench) -> None:
-    bench.server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-3", "labels": {weights_label(MODEL): "hot"}}})
+    bench.server.put(
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": "node-3", "labels": {weights_label(MODEL): "hot"}},
+        }
+    )
     async with bench.running(settle_s=60.0) as labels:
         bench.nodes.take(node_report(weights=[MODEL]), now=bench.now)
         await bench.until({"zone": "x", weights_label(MODEL): "hot"})
@@ -135,7 +154,8 @@ async def test_an_api_server_that_refuses_is_asked_again(bench: Bench) -> None:
     bench.server.faults.add(Fault(status=403, verb="patch", resource="nodes", times=1))
     async with bench.running() as labels:
         bench.nodes.take(node_report(weights=[MODEL]), now=bench.now)
-        bench.nodes.take(node_report("node-9", weights=[MODEL]), now=bench.now)  # one that is no node of the cluster
+        # one that is no node of the cluster
+        bench.nodes.take(node_report("node-9", weights=[MODEL]), now=bench.now)
         await bench.until({"zone": "x", weights_label(MODEL): "hot"})
 
         assert labels.writes == 2

@@ -1,4 +1,5 @@
-"""What contract tests share: the control plane's store on both databases, and patience with Redis."""
+"""What contract tests share: the control plane's store on both databases, and patience with
+Redis."""
 
 from __future__ import annotations
 
@@ -37,7 +38,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def migrated_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Where the tables of the store are made already."""
-    return str(empty_sqlite(tmp_path / "controller.db") if request.param == "sqlite" else request.getfixturevalue("migrated_postgres"))
+    return str(
+        empty_sqlite(tmp_path / "controller.db")
+        if request.param == "sqlite"
+        else request.getfixturevalue("migrated_postgres")
+    )
 
 
 @pytest.fixture

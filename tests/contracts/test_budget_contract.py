@@ -19,27 +19,44 @@ from tests.functions.controller.parts import usage
 @pytest.fixture
 def budget(store: Store, tmp_path: Path) -> Budget:
     key = PlatformKey.load_or_create(tmp_path / "platform.key")
-    terms = parse(amount="4000000.000000000001", currency="USD", currencies={"USD"}, app="search", webhook="https://hooks.example/")
+    terms = parse(
+        amount="4000000.000000000001",
+        currency="USD",
+        currencies={"USD"},
+        app="search",
+        webhook="https://hooks.example/",
+    )
     with store.write() as write:
         tenant = tenants.create(write, name="acme", uid_base=None, actor="platform")
         return budgets.put(write, key=key, tenant=tenant.id, terms=terms, actor="k-1").budget
 
 
 def spend(store: Store, budget: Budget, *costs: str, first: int = 0) -> dict[str, BudgetState]:
-    records = [usage(f"req-{n}/1", tenant=budget.tenant, cost=cost, app="search") for n, cost in enumerate(costs, first)]
+    records = [
+        usage(f"req-{n}/1", tenant=budget.tenant, cost=cost, app="search")
+        for n, cost in enumerate(costs, first)
+    ]
     with store.write() as write:
         added = ledger.add(write, records)
         return budgets.after_usage(write, new=added.spent, batch=added.batch)
 
 
-def test_large_sums_are_exact_and_each_threshold_is_noted_once(store: Store, budget: Budget) -> None:
+def test_large_sums_are_exact_and_each_threshold_is_noted_once(
+    store: Store, budget: Budget
+) -> None:
     spend(store, budget, "1999999.999999999999", "0.000000000001")
     assert spend(store, budget, "1999999.999999999999", "0.000000000002", first=2) == {
-        budget.id: BudgetState(period="2027-01", spent="4000000.000000000001", batch="2000000.000000000001")
+        budget.id: BudgetState(
+            period="2027-01", spent="4000000.000000000001", batch="2000000.000000000001"
+        )
     }
     spend(store, budget, "1999999.999999999999", "0.000000000002", first=2)
     with store.read() as sql:
-        assert sorted(alert.percent for alert in alerts.listing(sql, budgets=[budget.id])) == [50, 80, 100]
+        assert sorted(alert.percent for alert in alerts.listing(sql, budgets=[budget.id])) == [
+            50,
+            80,
+            100,
+        ]
         assert budgets.states(sql, now=1_800_000_000.0)[budget.id].spent == "4000000.000000000001"
         assert budgets.shares(sql, now=1_800_000_000.0) == {(budget.tenant, budget.id): 1.0}
 

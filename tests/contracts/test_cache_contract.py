@@ -1,4 +1,5 @@
-"""What the controller relies on when it asks a weight cache: true of the real one on its socket, and of the small one its tests use."""
+"""What the controller relies on when it asks a weight cache: true of the real one on its socket,
+and of the small one its tests use."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ async def _asked(request: pytest.FixtureRequest) -> AsyncIterator[Asked]:
         yield asked
 
 
-async def test_what_is_not_here_is_at_the_origin_and_asking_about_it_is_harmless(asked: Asked) -> None:
+async def test_what_is_not_here_is_at_the_origin_and_asking_about_it_is_harmless(
+    asked: Asked,
+) -> None:
     found = await asked.client.predict(asked.model)
     assert (found.tier, found.seconds) == (Tier.ORIGIN, None)
     assert await asked.client.verify(asked.model) == []
@@ -68,7 +71,13 @@ async def test_a_prefetch_tells_how_far_it_is_and_then_the_model_is_here(asked: 
 
     assert {progress.total_bytes for progress in told} <= {SIZE_BYTES}
     (model,) = await asked.client.models()
-    assert (model.manifest, model.size_bytes, model.files, model.leases, model.is_pinned) == (asked.model, SIZE_BYTES, 1, 0, False)
+    assert (model.manifest, model.size_bytes, model.files, model.leases, model.is_pinned) == (
+        asked.model,
+        SIZE_BYTES,
+        1,
+        0,
+        False,
+    )
     found = await asked.client.predict(asked.model)
     assert found.tier in (Tier.NVME, Tier.DRAM)
     assert found.seconds is not None

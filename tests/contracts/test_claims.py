@@ -1,4 +1,5 @@
-"""What activators may rely on when they claim pods, held to by the board in one process and by a real Redis alike."""
+"""What activators may rely on when they claim pods, held to by the board in one process and by a
+real Redis alike."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ import pytest
 from redis.asyncio import Redis
 
 from activator.coordination.redis_state import RedisState
-from activator.knative.pod_leases import Claims, ClaimsUnreachable, PodLease, PodLeaseTable, ProcessClaims
+from activator.knative.pod_leases import (
+    Claims,
+    ClaimsUnreachable,
+    PodLease,
+    PodLeaseTable,
+    ProcessClaims,
+)
 from activator.knative.redis_pod_leases import RedisClaims
 
 REVISION = "f-shop-hello@v1"
@@ -79,7 +86,10 @@ def _redis_store(url: str, closing: AsyncExitStack) -> Store:
     async def owners() -> dict[str, str]:
         found: dict[str, str] = {}
         async for key in raw.scan_iter(f"pilotlight:{{{platform}}}:claims:*"):
-            found |= {str(life): str(text).partition(" ")[0] for life, text in (await raw.hgetall(key)).items()}
+            found |= {
+                str(life): str(text).partition(" ")[0]
+                for life, text in (await raw.hgetall(key)).items()
+            }
         return found
 
     def make(name: str) -> Claims:
@@ -173,7 +183,8 @@ async def test_a_members_next_life_finds_what_was_its_own(store: Store) -> None:
 async def test_what_a_member_holds_without_knowing_is_free_with_its_next_beat(store: Store) -> None:
     one, two = await store.member("a-0"), await store.member("a-1")
     await one.claim(REVISION, "i-1", ["p.0"], pods=1)
-    forgetful = await store.member("a-0")  # the answer to its claim was lost, and the start that asked is over
+    # the answer to its claim was lost, and the start that asked is over
+    forgetful = await store.member("a-0")
     assert await two.claim(REVISION, "i-2", ["p.0"], pods=1) is None
     await forgetful.state()
     assert await two.claim(REVISION, "i-2", ["p.0"], pods=1) == "p.0"
@@ -189,8 +200,9 @@ async def test_a_store_that_lost_its_memory_learns_from_the_next_beat(store: Sto
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_never_two_owners_whatever_order_things_happen_in(store: Store, seed: int) -> None:
-    """Members claim, give back, state, fall silent and come back, all at once. Who is told that a pod is its own is its only user for as
-    long as it is a member: it stops using what `state` says it lost, which it asks before it goes on after a silence."""
+    """Members claim, give back, state, fall silent and come back, all at once. Who is told that a
+    pod is its own is its only user for as long as it is a member: it stops using what `state` says
+    it lost, which it asks before it goes on after a silence."""
     rng = random.Random(seed)
     names, lives = ["a-0", "a-1", "a-2"], [f"p{n}.0" for n in range(4)]
     members = {name: await store.member(name) for name in names}
@@ -198,7 +210,9 @@ async def test_never_two_owners_whatever_order_things_happen_in(store: Store, se
     silent: set[str] = set()
 
     async def claims(name: str, step: int) -> None:
-        life = await members[name].claim(REVISION, f"i-{name}-{step}", rng.sample(lives, k=3), pods=len(lives))
+        life = await members[name].claim(
+            REVISION, f"i-{name}-{step}", rng.sample(lives, k=3), pods=len(lives)
+        )
         if life is not None:
             users = [other for other in names if other not in silent and life in held[other]]
             assert users in ([], [name]), f"{life} is {users}'s, and {name} was given it"
@@ -227,7 +241,14 @@ async def test_never_two_owners_whatever_order_things_happen_in(store: Store, se
         else:
             awake = [other for other in names if other not in silent]
             several = rng.sample(awake, k=min(2, len(awake)))
-            work = [claims(one, step) if rng.random() < 0.6 else gives_back(one) if rng.random() < 0.6 else beats(one) for one in several]
+            work = [
+                claims(one, step)
+                if rng.random() < 0.6
+                else gives_back(one)
+                if rng.random() < 0.6
+                else beats(one)
+                for one in several
+            ]
             await asyncio.gather(*work)
 
     for name in silent:
@@ -240,14 +261,18 @@ async def test_never_two_owners_whatever_order_things_happen_in(store: Store, se
 
 async def test_claims_at_the_same_moment_have_one_winner(store: Store) -> None:
     members = [await store.member(f"a-{n}") for n in range(5)]
-    got = await asyncio.gather(*(m.claim(REVISION, f"i-{n}", ["p.0", "q.0"], pods=2) for n, m in enumerate(members)))
+    got = await asyncio.gather(
+        *(m.claim(REVISION, f"i-{n}", ["p.0", "q.0"], pods=2) for n, m in enumerate(members))
+    )
     assert sorted(life for life in got if life is not None) == ["p.0", "q.0"]
 
 
-# -- Redis alone ----------------------------------------------------------------------------------------------------------------------
+# -- Redis alone -----------------------------------------------------------------------------------
 
 
-async def test_who_finds_no_free_pod_is_heard_by_who_has_more_than_its_share(redis_url: str) -> None:
+async def test_who_finds_no_free_pod_is_heard_by_who_has_more_than_its_share(
+    redis_url: str,
+) -> None:
     platform = uuid.uuid4().hex[:8]
     async with AsyncExitStack() as closing:
         states, claims = [], []
@@ -285,7 +310,9 @@ async def test_an_unreachable_store_claims_nothing_and_forgets_nothing() -> None
     await claims.aclose()
 
 
-async def test_a_member_that_lapsed_is_granted_nothing_until_it_is_one_again(redis_url: str) -> None:
+async def test_a_member_that_lapsed_is_granted_nothing_until_it_is_one_again(
+    redis_url: str,
+) -> None:
     platform = uuid.uuid4().hex[:8]
     claims = RedisClaims(redis_url, platform=platform, member="a-0")
     assert await claims.claim(REVISION, "i-1", ["p.0"], pods=1) is None

@@ -1,4 +1,5 @@
-"""What the platform relies on of an inference server, held against the fake one and the real vLLM with a small model."""
+"""What the platform relies on of an inference server, held against the fake one and the real vLLM
+with a small model."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ class Served:
 
     def __init__(self, path: str) -> None:
         self.asker = Asker(path)
-        self.client = httpx.Client(transport=httpx.HTTPTransport(uds=path), base_url="http://engine", timeout=60.0)
+        self.client = httpx.Client(
+            transport=httpx.HTTPTransport(uds=path), base_url="http://engine", timeout=60.0
+        )
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         """One question."""
@@ -62,7 +65,9 @@ class Served:
     def metric(self, name: str) -> float:
         """One figure."""
         lines = self.client.get("/metrics").text.splitlines()
-        return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"vllm:{name}{{"))
+        return next(
+            float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"vllm:{name}{{")
+        )
 
     def wait_metric(self, name: str, value: float) -> None:
         """Until the figure is that; it is told only when asked."""
@@ -78,7 +83,11 @@ def serving(python: str, environ: Mapping[str, str], site: list[str]) -> Iterato
     directory = Path(tempfile.mkdtemp(prefix="pl"))
     model, path = make(directory / "model"), str(directory / "engine.sock")
     command = arguments.command(SPEC, python=python, weights={"m": str(model)}, socket=path)
-    tree = Tree(command, arguments.environment(SPEC, environ, site=site, chosen=()), directory=str(directory))
+    tree = Tree(
+        command,
+        arguments.environment(SPEC, environ, site=site, chosen=()),
+        directory=str(directory),
+    )
     try:
         served = Served(path)
         served.asker.wait_healthy(within_s=START_S, demand_alive=tree.demand_alive)
@@ -89,11 +98,18 @@ def serving(python: str, environ: Mapping[str, str], site: list[str]) -> Iterato
         shutil.rmtree(directory, ignore_errors=True)
 
 
-@pytest.fixture(scope="module", params=["fake", pytest.param("real", marks=[pytest.mark.vllm, pytest.mark.timeout(600)])])
+@pytest.fixture(
+    scope="module",
+    params=["fake", pytest.param("real", marks=[pytest.mark.vllm, pytest.mark.timeout(600)])],
+)
 def engine(request: pytest.FixtureRequest) -> Iterator[Served]:
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     if request.param == "fake":
-        with serving(sys.executable, {**environ, "FAKE_ENGINE_TOKEN_S": "0.002"}, [str(HERE / "site"), str(HERE.parents[2])]) as served:
+        with serving(
+            sys.executable,
+            {**environ, "FAKE_ENGINE_TOKEN_S": "0.002"},
+            [str(HERE / "site"), str(HERE.parents[2])],
+        ) as served:
             yield served
         return
     directory: Path = request.getfixturevalue("vllm_env")
@@ -113,7 +129,12 @@ def test_greedy_answers_are_always_the_same(engine: Served) -> None:
 
 
 def test_a_chat_tells_its_tokens_and_why_it_ended(engine: Served) -> None:
-    body = engine.post("/v1/chat/completions", messages=[{"role": "user", "content": "hello"}], max_tokens=4, temperature=0).json()
+    body = engine.post(
+        "/v1/chat/completions",
+        messages=[{"role": "user", "content": "hello"}],
+        max_tokens=4,
+        temperature=0,
+    ).json()
 
     assert body["object"] == "chat.completion"
     assert body["choices"][0]["message"]["role"] == "assistant"
@@ -126,9 +147,15 @@ def test_a_chat_tells_its_tokens_and_why_it_ended(engine: Served) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_a_stream_counts_as_it_goes_and_ends_with_its_usage(engine: Served, path: str) -> None:
-    asked: dict[str, Any] = {"prompt": "hello"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "hello"}]}
+    asked: dict[str, Any] = (
+        {"prompt": "hello"}
+        if path == "/v1/completions"
+        else {"messages": [{"role": "user", "content": "hello"}]}
+    )
     options = {"include_usage": True, "continuous_usage_stats": True}
-    *events, last, done = engine.events(path, max_tokens=5, temperature=0, stream_options=options, **asked)
+    *events, last, done = engine.events(
+        path, max_tokens=5, temperature=0, stream_options=options, **asked
+    )
 
     assert done == "[DONE]"
     counts = [event["usage"]["completion_tokens"] for event in events]
@@ -163,7 +190,9 @@ def test_the_same_beginning_is_found_in_the_cache(engine: Served) -> None:
         ({"prompt": [5], "max_tokens": 1, "model": "nobody"}, 404, "model"),
     ],
 )
-def test_what_it_cannot_do_it_refuses_in_openais_shape(engine: Served, body: dict[str, Any], status: int, parameter: str) -> None:
+def test_what_it_cannot_do_it_refuses_in_openais_shape(
+    engine: Served, body: dict[str, Any], status: int, parameter: str
+) -> None:
     answer = engine.client.post("/v1/completions", json={"model": "assistant", **body})
 
     assert answer.status_code == status
@@ -173,7 +202,9 @@ def test_what_it_cannot_do_it_refuses_in_openais_shape(engine: Served, body: dic
 
 
 def test_a_body_that_is_no_json_is_refused(engine: Served) -> None:
-    answer = engine.client.post("/v1/chat/completions", content=b"{bad", headers={"content-type": "application/json"})
+    answer = engine.client.post(
+        "/v1/chat/completions", content=b"{bad", headers={"content-type": "application/json"}
+    )
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == 400
 
@@ -187,13 +218,19 @@ def test_tokens_are_counted_without_generating(engine: Served) -> None:
 
 def test_the_id_of_a_request_is_the_callers(engine: Served) -> None:
     headers = {"x-request-id": "c-123"}
-    answer = engine.client.post("/v1/completions", json={"model": "assistant", "prompt": [5], "max_tokens": 1}, headers=headers)
+    answer = engine.client.post(
+        "/v1/completions",
+        json={"model": "assistant", "prompt": [5], "max_tokens": 1},
+        headers=headers,
+    )
     assert answer.json()["id"].startswith("cmpl-c-123")
 
 
 def test_a_caller_that_leaves_frees_its_place(engine: Served) -> None:
     long = {"prompt": [5], "max_tokens": MODEL_LEN - 2, "stream": True, "ignore_eos": True}
-    with engine.client.stream("POST", "/v1/completions", json={"model": "assistant", **long}) as answer:
+    with engine.client.stream(
+        "POST", "/v1/completions", json={"model": "assistant", **long}
+    ) as answer:
         assert next(answer.iter_lines()).startswith("data: ")
 
     engine.wait_metric("num_requests_running", 0)

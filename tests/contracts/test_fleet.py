@@ -1,4 +1,5 @@
-"""What the activator may rely on, wherever instances run: behind a real node agent, and as pods of a cluster."""
+"""What the activator may rely on, wherever instances run: behind a real node agent, and as pods of
+a cluster."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Yard(Protocol):
         ...
 
     def target(self, *, is_broken: bool = False, never_ready: bool = False) -> CallTarget:
-        """A revision; one whose worker ends with `no model`; one that is never ready within its clock of half a second."""
+        """A revision; one whose worker ends with `no model`; one that is never ready within its
+        clock of half a second."""
         ...
 
     async def end(self, info: InstanceInfo) -> None:
@@ -62,10 +64,16 @@ class Node:
 
     def target(self, *, is_broken: bool = False, never_ready: bool = False) -> CallTarget:
         target = target_of(spec_of())
-        steps = ["print:loading", "raise:no model"] if is_broken else ["hang"] if never_ready else []
+        steps = (
+            ["print:loading", "raise:no model"] if is_broken else ["hang"] if never_ready else []
+        )
         target.launch = self._home.launch(
-            str(target.launch.revision), boot=steps, startup_timeout_s=0.5 if never_ready else 20.0, labels=target.launch.labels, uid=None
-        )  # fmt: skip
+            str(target.launch.revision),
+            boot=steps,
+            startup_timeout_s=0.5 if never_ready else 20.0,
+            labels=target.launch.labels,
+            uid=None,
+        )
         return target
 
     async def end(self, info: InstanceInfo) -> None:
@@ -80,7 +88,8 @@ class Node:
 
 
 class Pods:
-    """`Yard`: a cluster that makes a pod whenever its revision is woken and has none that is free."""
+    """`Yard`: a cluster that makes a pod whenever its revision is woken and has none that is
+    free."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -157,8 +166,17 @@ async def test_a_start_is_a_ready_instance_that_answers(yard: Yard) -> None:
     fleet, target = await yard.fleet(), yard.target()
     instance = new_instance_id()
     info = await _start(fleet, target, instance)
-    assert (info.id, info.revision, info.state, info.lessee) == (instance, target.launch.revision, InstanceState.READY, "a-0")
-    assert (info.labels, info.memory_bytes, info.cpu) == (target.launch.labels, target.launch.memory_bytes, target.launch.cpu)
+    assert (info.id, info.revision, info.state, info.lessee) == (
+        instance,
+        target.launch.revision,
+        InstanceState.READY,
+        "a-0",
+    )
+    assert (info.labels, info.memory_bytes, info.cpu) == (
+        target.launch.labels,
+        target.launch.memory_bytes,
+        target.launch.cpu,
+    )
     assert info.phases_ms
     assert (await exchange(info.socket, b"GET /pid HTTP/1.1\r\nhost: worker\r\n\r\n")).status == 200
 
@@ -196,7 +214,12 @@ async def test_the_next_life_of_an_activator_finds_its_instances(yard: Yard) -> 
     info = await _start(fleet, target)
     again = await yard.fleet()
     [adopted] = await again.adopt()
-    assert (adopted.id, adopted.socket, adopted.revision, adopted.labels) == (info.id, info.socket, info.revision, info.labels)
+    assert (adopted.id, adopted.socket, adopted.revision, adopted.labels) == (
+        info.id,
+        info.socket,
+        info.revision,
+        info.labels,
+    )
     await again.stop(info.id, grace_s=1.0)
     assert await again.adopt() == []
 
@@ -212,7 +235,9 @@ async def test_a_start_that_is_abandoned_leaves_nothing_that_is_ours(yard: Yard)
     assert await fleet.adopt() == []
 
 
-async def test_a_worker_that_ends_before_it_is_ready_fails_the_start_with_what_it_said(yard: Yard) -> None:
+async def test_a_worker_that_ends_before_it_is_ready_fails_the_start_with_what_it_said(
+    yard: Yard,
+) -> None:
     fleet, target = await yard.fleet(), yard.target(is_broken=True)
     with pytest.raises(errors.StartFailed, match="no model") as failure:
         await _start(fleet, target)
@@ -250,7 +275,9 @@ async def test_it_does_what_it_says_it_can(yard: Yard) -> None:
                 await nap(info.id)
     if fleet.has_templates:
         assert (await fleet.prepare(target)).revision == target.launch.revision
-        assert [template.revision for template in await fleet.templates()] == [target.launch.revision]
+        assert [template.revision for template in await fleet.templates()] == [
+            target.launch.revision
+        ]
     else:
         with pytest.raises(errors.Unsupported):
             await fleet.prepare(target)

@@ -1,4 +1,5 @@
-"""What the gateway relies on for idempotency keys, held to by the process and by a real Redis alike."""
+"""What the gateway relies on for idempotency keys, held to by the process and by a real Redis
+alike."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def claim_of(name: str, tenant: str = "t") -> Claim:
 class Desk:
     """A store, and time that passes for it: until a lease has lapsed, or a TTL of TTL_S."""
 
-    def __init__(self, store: IdempotencyStore, advance: Callable[[float], Awaitable[None]]) -> None:
+    def __init__(
+        self, store: IdempotencyStore, advance: Callable[[float], Awaitable[None]]
+    ) -> None:
         self.store = store
         self._advance = advance
 
@@ -49,12 +52,24 @@ async def _desk(request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
         async def advance(seconds: float) -> None:
             clock.advance(seconds)
 
-        yield Desk(ProcessIdempotency(clock=clock, tenant_bytes=TENANT_BYTES, max_bytes=TOTAL_BYTES), advance)
+        yield Desk(
+            ProcessIdempotency(clock=clock, tenant_bytes=TENANT_BYTES, max_bytes=TOTAL_BYTES),
+            advance,
+        )
         return
     url, platform = request.getfixturevalue("redis_url"), uuid.uuid4().hex[:8]
-    store = RedisIdempotency(url, platform=platform, sealer=TEST_KEY.replies, tenant_bytes=TENANT_BYTES, total_bytes=TOTAL_BYTES)
+    store = RedisIdempotency(
+        url,
+        platform=platform,
+        sealer=TEST_KEY.replies,
+        tenant_bytes=TENANT_BYTES,
+        total_bytes=TOTAL_BYTES,
+    )
     async with Redis.from_url(url, decode_responses=True) as raw:
-        yield Desk(store, lambda seconds: _passed(raw, f"pilotlight:{{{platform}}}:once", int(seconds * 1000)))
+        yield Desk(
+            store,
+            lambda seconds: _passed(raw, f"pilotlight:{{{platform}}}:once", int(seconds * 1000)),
+        )
     await store.aclose()
 
 
@@ -73,7 +88,11 @@ async def test_of_many_who_claim_at_once_one_runs(desk: Desk) -> None:
     found = await asyncio.gather(*(desk.store.claim("n", f"print-{i}") for i in range(20)))
     winner = next(i for i, known in enumerate(found) if known is None)
     assert found.count(None) == 1
-    assert all(known == Known(fingerprint=f"print-{winner}", answer=None) for known in found if known is not None)
+    assert all(
+        known == Known(fingerprint=f"print-{winner}", answer=None)
+        for known in found
+        if known is not None
+    )
 
 
 async def test_an_answer_is_the_same_for_everybody_until_it_runs_out(desk: Desk) -> None:
@@ -85,7 +104,9 @@ async def test_an_answer_is_the_same_for_everybody_until_it_runs_out(desk: Desk)
     assert await desk.store.claim("n", "other") is None
 
 
-async def test_a_claim_that_is_given_up_is_the_next_ones_and_an_answer_is_not_given_up(desk: Desk) -> None:
+async def test_a_claim_that_is_given_up_is_the_next_ones_and_an_answer_is_not_given_up(
+    desk: Desk,
+) -> None:
     await desk.store.claim("n", "print")
     await desk.store.forget("n")
     assert await desk.store.claim("n", "print") is None
@@ -127,7 +148,9 @@ async def _kept(desk: Desk, *names: str) -> list[str]:
     return [name for name, known in found if known is not None and known.answer is not None]
 
 
-async def test_a_tenants_oldest_answers_make_room_for_its_newer_ones_and_no_other_tenants_do(desk: Desk) -> None:
+async def test_a_tenants_oldest_answers_make_room_for_its_newer_ones_and_no_other_tenants_do(
+    desk: Desk,
+) -> None:
     await desk.store.keep(claim_of("theirs", "other"), b"theirs", ttl_s=60.0)
     for number in range(8):
         await desk.store.keep(claim_of(str(number)), b"x" * 3000, ttl_s=60.0)
@@ -160,7 +183,9 @@ async def test_an_answer_that_is_kept_again_and_one_that_ran_out_take_no_room(de
     assert await _kept(desk, "long0", "long1", "long2") == ["long0", "long1", "long2"]
 
 
-async def test_answers_of_all_tenants_have_a_bound_and_the_oldest_of_the_tenant_that_has_most_go(desk: Desk) -> None:
+async def test_answers_of_all_tenants_have_a_bound_and_the_oldest_of_the_tenant_that_has_most_go(
+    desk: Desk,
+) -> None:
     await desk.store.keep(claim_of("theirs", "other"), b"x" * 1000, ttl_s=60.0)
     names = [f"{number}-{tenant}" for number in range(4) for tenant in range(10)]
     for name in names:
@@ -176,7 +201,9 @@ async def test_answers_of_all_tenants_have_a_bound_and_the_oldest_of_the_tenant_
 async def test_what_ended_takes_no_room_of_others(desk: Desk) -> None:
     for tenant in range(8):
         for number in range(3):
-            await desk.store.keep(claim_of(f"{number}-{tenant}", str(tenant)), b"x" * 2000, ttl_s=TTL_S)
+            await desk.store.keep(
+                claim_of(f"{number}-{tenant}", str(tenant)), b"x" * 2000, ttl_s=TTL_S
+            )
     await desk.run_out()
     names = [f"new{number}" for number in range(4)]
     for name in names:
@@ -205,7 +232,9 @@ async def test_answers_in_redis_are_sealed(redis_url: str) -> None:
 
 
 async def test_a_redis_that_is_away_is_said_without_its_password() -> None:
-    store = RedisIdempotency("redis://user:secret@127.0.0.1:1/0", platform="d", sealer=TEST_KEY.replies)
+    store = RedisIdempotency(
+        "redis://user:secret@127.0.0.1:1/0", platform="d", sealer=TEST_KEY.replies
+    )
     with pytest.raises(errors.Unavailable, match="does not answer") as e:
         await store.claim("n", "print")
     await store.aclose()

@@ -1,4 +1,5 @@
-"""A database that dies while records are on their way: the journal keeps them, and nothing is lost or counted twice."""
+"""A database that dies while records are on their way: the journal keeps them, and nothing is lost
+or counted twice."""
 
 from __future__ import annotations
 
@@ -39,7 +40,11 @@ class HttpLedger:
 
     def __init__(self, context: Context) -> None:
         transport = httpx.ASGITransport(application.build(context), raise_app_exceptions=False)
-        self._http = httpx.AsyncClient(transport=transport, base_url="http://c", headers={HEADER_PLATFORM_TOKEN: context.key.token})
+        self._http = httpx.AsyncClient(
+            transport=transport,
+            base_url="http://c",
+            headers={HEADER_PLATFORM_TOKEN: context.key.token},
+        )
         self.answers: list[int] = []
 
     async def accept(self, records: Sequence[bytes]) -> Mapping[str, BudgetState]:
@@ -57,7 +62,9 @@ class HttpLedger:
 
 @pytest.fixture(name="store")
 def _store(mortal_postgres: PostgresServer) -> Iterator[Store]:
-    opened = Store(mortal_postgres.url.replace("postgresql://", "postgresql+psycopg://"), clock=ManualClock())
+    opened = Store(
+        mortal_postgres.url.replace("postgresql://", "postgresql+psycopg://"), clock=ManualClock()
+    )
     opened.migrate()
     yield opened
     opened.close()
@@ -68,7 +75,9 @@ async def _ledger(store: Store, tmp_path: Path, short_tmp: Path) -> AsyncIterato
     paths = Paths(home=tmp_path, run=short_tmp)
     blobs = DirectoryStore(tmp_path / "blobs")
     context = Context(
-        config=ControllerConfig(settings=ControllerSettings(), paths=paths, trust="isolated", uid_base=None),
+        config=ControllerConfig(
+            settings=ControllerSettings(), paths=paths, trust="isolated", uid_base=None
+        ),
         store=store,
         files=BlobFiles(objects=blobs, incoming=tmp_path / "incoming", limit_bytes=1000),
         key=PlatformKey.load_or_create(tmp_path / "platform.key"),
@@ -91,8 +100,15 @@ def _journal(tmp_path: Path) -> Iterator[Journal]:
     busy = account(journal)
     for n in range(CALLS):
         began = n * SECOND
-        times: dict[str, Any] = {"queued_ms": 0, "start_ms": 0, "now_ns": began, "at_ns": 1_000 * SECOND + began}
-        ticket = busy.open(call=f"req-{n}", attempt=1, key="k-1", method="", start_kind="WARM", **times)
+        times: dict[str, Any] = {
+            "queued_ms": 0,
+            "start_ms": 0,
+            "now_ns": began,
+            "at_ns": 1_000 * SECOND + began,
+        }
+        ticket = busy.open(
+            call=f"req-{n}", attempt=1, key="k-1", method="", start_kind="WARM", **times
+        )
         ended = began + 1_234_567
         busy.close(ticket, status=200, outcome="ok", now_ns=ended, at_ns=1_000 * SECOND + ended)
     yield journal
@@ -100,14 +116,19 @@ def _journal(tmp_path: Path) -> Iterator[Journal]:
 
 
 async def test_postgresql_killed_in_the_middle_of_a_batch_catches_up(
-    mortal_postgres: PostgresServer, store: Store, ledger: HttpLedger, journal: Journal, tmp_path: Path
+    mortal_postgres: PostgresServer,
+    store: Store,
+    ledger: HttpLedger,
+    journal: Journal,
+    tmp_path: Path,
 ) -> None:
     batches = 0
 
     def strike(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
         nonlocal batches
         batches += statement.startswith("INSERT INTO usage_days")
-        if batches == 2:  # the records of the second batch are in, its sums are not, and nothing of it is committed
+        # the records of the second batch are in, its sums are not, and nothing of it is committed
+        if batches == 2:
             batches += 1
             mortal_postgres.kill()
 
@@ -125,7 +146,9 @@ async def test_postgresql_killed_in_the_middle_of_a_batch_catches_up(
     written = records_on_disk(tmp_path / "journal")
     assert (shipper.lag().records, shipper.refused, len(written)) == (0, 0, CALLS)
     with store.read() as sql:
-        lines = bills.report(sql, tenant="t-1", by="function", since=None, until=None, environment=None)
+        lines = bills.report(
+            sql, tenant="t-1", by="function", since=None, until=None, environment=None
+        )
         assert rollups.verify(sql) == []
     assert sum(line.records for line in lines) == CALLS
     assert sum(line.cost for line in lines) == sum(Decimal(one["cost"]) for one in written)

@@ -1,4 +1,5 @@
-"""A ledger from before there were months, rollups and invoices: what it has counts afterwards, to the last digit."""
+"""A ledger from before there were months, rollups and invoices: what it has counts afterwards, to
+the last digit."""
 
 from __future__ import annotations
 
@@ -17,8 +18,21 @@ from pilotlight.controller.store import Store
 from tests.functions.controller.parts import ManualClock, usage
 
 NOVEMBER_1 = 1_793_491_200.0  # 2026, UTC
-NEW = frozenset({"caller", "corrects", "note", "month", "experiment", "arm", "unit", "degraded", "tokens_cached", "finish",
-                 "first_token_ms"})  # fmt: skip
+NEW = frozenset(
+    {
+        "caller",
+        "corrects",
+        "note",
+        "month",
+        "experiment",
+        "arm",
+        "unit",
+        "degraded",
+        "tokens_cached",
+        "finish",
+        "first_token_ms",
+    }
+)
 MOMENTS = (NOVEMBER_1, NOVEMBER_1 - 0.0004, NOVEMBER_1 - 1e-6, NOVEMBER_1 + 86_400 * 29.999, 0.0)
 """The last parts of a second of a month are that month's, whatever a database rounds."""
 
@@ -50,16 +64,30 @@ def test_records_from_before_are_in_months_and_rollups(old: Store) -> None:
         for number, at in enumerate(MOMENTS):
             record = usage(f"req-{number}/1", started_at=at, cost="0.000000000007").to_json()
             row = {**record, "received_at": at, "cost_picos": 7, "day": int(at // DAY_S)}
-            write.sql.execute(sa.insert(sa.table("usage", *(sa.column(name) for name in columns))).values({k: row[k] for k in columns}))
+            write.sql.execute(
+                sa.insert(sa.table("usage", *(sa.column(name) for name in columns))).values(
+                    {k: row[k] for k in columns}
+                )
+            )
     old.migrate()
     with old.write() as write:
         assert (rollups.rebuild_once(write), rollups.rebuild_once(write)) == (len(MOMENTS), 0)
     with old.read() as sql:
         found = {row.id: row for row in sql.execute(sa.select(tables.usage))}
         months = [found[f"req-{number}/1"].month for number in range(len(MOMENTS))]
-        assert months == [month_of_day(int(at // DAY_S)) for at in MOMENTS] == ["2026-11", "2026-10", "2026-10", "2026-11", "1970-01"]
+        assert (
+            months
+            == [month_of_day(int(at // DAY_S)) for at in MOMENTS]
+            == ["2026-11", "2026-10", "2026-10", "2026-11", "1970-01"]
+        )
         assert rollups.verify(sql) == []
-        (line,) = bills.report(sql, tenant="t-1", by="function", since=None, until=None, environment=None)
+        (line,) = bills.report(
+            sql, tenant="t-1", by="function", since=None, until=None, environment=None
+        )
         assert line.cost == Decimal("0.000000000035")
         totals = {one["month"]: one["total"] for one in invoices.listing(sql, tenant="t-1")}
-    assert totals == {"2026-11": "0.000000000014", "2026-10": "0.000000000014", "1970-01": "0.000000000007"}
+    assert totals == {
+        "2026-11": "0.000000000014",
+        "2026-10": "0.000000000014",
+        "1970-01": "0.000000000007",
+    }

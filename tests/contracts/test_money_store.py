@@ -1,4 +1,5 @@
-"""What activators may rely on when they share budgets, held to by the board of the tests and by a real Redis alike."""
+"""What activators may rely on when they share budgets, held to by the board of the tests and by a
+real Redis alike."""
 
 from __future__ import annotations
 
@@ -49,9 +50,18 @@ async def _store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
             async def advance(seconds: float) -> None:
                 clock.advance(seconds)
 
-            yield Store(lambda name: BoardMoney(board, member=name), flush=board.flush, elapse=advance, grace_s=board.grace_s)
+            yield Store(
+                lambda name: BoardMoney(board, member=name),
+                flush=board.flush,
+                elapse=advance,
+                grace_s=board.grace_s,
+            )
         else:
-            url, platform, grace_s = request.getfixturevalue("redis_url"), uuid.uuid4().hex[:8], 0.05
+            url, platform, grace_s = (
+                request.getfixturevalue("redis_url"),
+                uuid.uuid4().hex[:8],
+                0.05,
+            )
 
             def make(name: str) -> BudgetLeaseStore:
                 money = RedisMoney(url, platform=platform, member=name, grace_s=grace_s)
@@ -66,11 +76,24 @@ async def _store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
 
 
 def claim(
-    *, held: int = 0, need: int = 0, want: int | None = None, base: int = 0, amount: int = 1000, period: str = "2026-11"
+    *,
+    held: int = 0,
+    need: int = 0,
+    want: int | None = None,
+    base: int = 0,
+    amount: int = 1000,
+    period: str = "2026-11",
 ) -> BudgetClaim:
     return BudgetClaim(
-        budget="b-1", period=period, amount=amount, base=base, held=held, need=need, want=need if want is None else want, ends_ns=ENDS_NS
-    )  # fmt: skip
+        budget="b-1",
+        period=period,
+        amount=amount,
+        base=base,
+        held=held,
+        need=need,
+        want=need if want is None else want,
+        ends_ns=ENDS_NS,
+    )
 
 
 async def ready(store: Store, *names: str) -> list[BudgetLeaseStore]:
@@ -81,7 +104,9 @@ async def ready(store: Store, *names: str) -> list[BudgetLeaseStore]:
     return members
 
 
-async def test_a_grant_is_what_is_needed_and_an_eighth_of_the_room_at_most_beyond(store: Store) -> None:
+async def test_a_grant_is_what_is_needed_and_an_eighth_of_the_room_at_most_beyond(
+    store: Store,
+) -> None:
     one, two = await ready(store, "a-0", "a-1")
     assert (await one.claim(claim(need=10, want=640))).granted == 125
     assert (await two.claim(claim(need=10, want=50))).granted == 50
@@ -105,11 +130,15 @@ async def test_what_the_ledger_has_counts_once_and_the_highest_word_wins(store: 
     await one.claim(claim(held=600))
     assert (await two.claim(claim(need=500))).granted == 0
     await one.claim(claim(held=100, base=500))  # 500 of the 600 have reached the ledger
-    assert await two.claim(claim(need=401)) == BudgetGrant(granted=0, base=500, wait_s=0.0, epoch=(await two.claim(claim())).epoch)
+    assert await two.claim(claim(need=401)) == BudgetGrant(
+        granted=0, base=500, wait_s=0.0, epoch=(await two.claim(claim())).epoch
+    )
     assert (await two.claim(claim(base=300, need=400))).granted == 400
 
 
-async def test_a_claim_does_not_lapse_and_the_next_life_of_its_member_replaces_it(store: Store) -> None:
+async def test_a_claim_does_not_lapse_and_the_next_life_of_its_member_replaces_it(
+    store: Store,
+) -> None:
     one, two = await ready(store, "a-0", "a-1")
     await one.claim(claim(held=900))
     again = store.member("a-0")
@@ -124,7 +153,9 @@ async def test_each_period_has_numbers_of_its_own(store: Store) -> None:
     assert (await two.claim(claim(need=1000, period="2026-12"))).granted == 1000
 
 
-async def test_a_store_without_memory_grants_nothing_until_all_had_time_to_state_their_claims(store: Store) -> None:
+async def test_a_store_without_memory_grants_nothing_until_all_had_time_to_state_their_claims(
+    store: Store,
+) -> None:
     one, two = await ready(store, "a-0", "a-1")
     before = await one.claim(claim(held=900))
     store.flush()
@@ -138,7 +169,9 @@ async def test_a_store_without_memory_grants_nothing_until_all_had_time_to_state
     assert (late.granted, late.wait_s) == (0, 0.0)
 
 
-async def test_a_larger_amount_is_room_at_once_and_a_smaller_one_only_stops_grants(store: Store) -> None:
+async def test_a_larger_amount_is_room_at_once_and_a_smaller_one_only_stops_grants(
+    store: Store,
+) -> None:
     one, two = await ready(store, "a-0", "a-1")
     await one.claim(claim(held=1000))
     assert (await two.claim(claim(need=100, amount=2000))).granted == 100

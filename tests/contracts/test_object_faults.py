@@ -1,4 +1,5 @@
-"""What goes wrong between us and an object store, chosen fault by fault: the same errors with each client that reads it."""
+"""What goes wrong between us and an object store, chosen fault by fault: the same errors with each
+client that reads it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,12 @@ import pytest
 
 from tests.fakes.faulty_objects import Fault, FaultyObjects, Kind, faulty_objects
 from tests.fakes.s3_server import OTHER_VARIABLES
-from weight_cache.errors import ObjectChanged, ObjectMissing, ObjectStoreError, ObjectStoreUnavailable
+from weight_cache.errors import (
+    ObjectChanged,
+    ObjectMissing,
+    ObjectStoreError,
+    ObjectStoreUnavailable,
+)
 from weight_cache.objects.s3 import S3Store
 
 CONTENT = bytes(range(256)) * 1024
@@ -48,9 +54,17 @@ def pauses() -> Pauses:
 
 
 @contextlib.asynccontextmanager
-async def store_of(server: FaultyObjects, client: str, pauses: Pauses, *, timeout_s: float) -> AsyncIterator[S3Store]:
+async def store_of(
+    server: FaultyObjects, client: str, pauses: Pauses, *, timeout_s: float
+) -> AsyncIterator[S3Store]:
     store = S3Store(
-        bucket=server.bucket, prefix="p", client=client, attempts=ATTEMPTS, timeout_s=timeout_s, part_bytes=100_000, pause=pauses
+        bucket=server.bucket,
+        prefix="p",
+        client=client,
+        attempts=ATTEMPTS,
+        timeout_s=timeout_s,
+        part_bytes=100_000,
+        pause=pauses,
     )
     await read(store)  # finding credentials is no part of what is timed
     server.seen.clear()
@@ -59,13 +73,17 @@ async def store_of(server: FaultyObjects, client: str, pauses: Pauses, *, timeou
 
 
 @pytest.fixture(params=["boto3", "obstore"])
-async def store(request: pytest.FixtureRequest, server: FaultyObjects, pauses: Pauses) -> AsyncIterator[S3Store]:
+async def store(
+    request: pytest.FixtureRequest, server: FaultyObjects, pauses: Pauses
+) -> AsyncIterator[S3Store]:
     async with store_of(server, request.param, pauses, timeout_s=20) as store:
         yield store
 
 
 @pytest.fixture(params=["boto3", "obstore"])
-async def impatient(request: pytest.FixtureRequest, server: FaultyObjects, pauses: Pauses) -> AsyncIterator[S3Store]:
+async def impatient(
+    request: pytest.FixtureRequest, server: FaultyObjects, pauses: Pauses
+) -> AsyncIterator[S3Store]:
     async with store_of(server, request.param, pauses, timeout_s=TIMEOUT_S) as store:
         yield store
 
@@ -74,7 +92,7 @@ async def read(store: S3Store, *, etag: str | None = None) -> bytes:
     return bytes(await store.read("k", offset_bytes=100, length_bytes=1000, etag=etag))
 
 
-# -- what may pass -----------------------------------------------------------------------------------------------------
+# -- what may pass ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "fault",
     [
@@ -86,7 +104,9 @@ async def read(store: S3Store, *, etag: str | None = None) -> bytes:
     ],
     ids=lambda fault: fault.kind,
 )
-async def test_what_passes_is_asked_for_again(store: S3Store, server: FaultyObjects, fault: Fault) -> None:
+async def test_what_passes_is_asked_for_again(
+    store: S3Store, server: FaultyObjects, fault: Fault
+) -> None:
     failures = fault.times
     server.fail(fault)
     assert await read(store) == CONTENT[100:1100]
@@ -94,20 +114,25 @@ async def test_what_passes_is_asked_for_again(store: S3Store, server: FaultyObje
 
 
 @pytest.mark.parametrize("kind", ["silent", "stalled"])
-async def test_silence_is_asked_again(impatient: S3Store, server: FaultyObjects, kind: Kind) -> None:
+async def test_silence_is_asked_again(
+    impatient: S3Store, server: FaultyObjects, kind: Kind
+) -> None:
     server.fail(Fault(kind=kind))
     assert await read(impatient) == CONTENT[100:1100]
     assert server.count("GET") == 2
 
 
 async def test_a_slow_answer_is_waited_for(impatient: S3Store, server: FaultyObjects) -> None:
-    server.fail(Fault(kind="slow", pause_s=TIMEOUT_S / 5))  # longer than the timeout in all, but never silent for as long
+    # longer than the timeout in all, but never silent for as long
+    server.fail(Fault(kind="slow", pause_s=TIMEOUT_S / 5))
     assert await read(impatient) == CONTENT[100:1100]
     assert server.count("GET") == 1
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_a_storm_ends_the_patience(store: S3Store, server: FaultyObjects, pauses: Pauses, status: int) -> None:
+async def test_a_storm_ends_the_patience(
+    store: S3Store, server: FaultyObjects, pauses: Pauses, status: int
+) -> None:
     server.fail(Fault(kind="status", status=status, times=100))
     with pytest.raises(ObjectStoreUnavailable, match=rf"s3://bucket/p/k: .*{status}"):
         await read(store)
@@ -117,7 +142,10 @@ async def test_a_storm_ends_the_patience(store: S3Store, server: FaultyObjects, 
 
 
 async def test_writes_are_insisted_on_too(store: S3Store, server: FaultyObjects) -> None:
-    server.fail(*(Fault(kind="status", method=method) for method in ("PUT", "HEAD", "DELETE")), Fault(kind="status", key=""))
+    server.fail(
+        *(Fault(kind="status", method=method) for method in ("PUT", "HEAD", "DELETE")),
+        Fault(kind="status", key=""),
+    )
     await store.put("new", b"value")
     info = await store.info("new")
     assert info is not None
@@ -127,7 +155,7 @@ async def test_writes_are_insisted_on_too(store: S3Store, server: FaultyObjects)
     assert set(server.objects) == {"p/k"}
 
 
-# -- what does not pass ------------------------------------------------------------------------------------------------
+# -- what does not pass ----------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "status, expected, words",
     [
@@ -138,7 +166,9 @@ async def test_writes_are_insisted_on_too(store: S3Store, server: FaultyObjects)
         (301, ObjectStoreError, "301|AWS_DEFAULT_REGION"),
     ],
 )
-async def test_a_refusal_is_final(store: S3Store, server: FaultyObjects, status: int, expected: type[ObjectStoreError], words: str) -> None:
+async def test_a_refusal_is_final(
+    store: S3Store, server: FaultyObjects, status: int, expected: type[ObjectStoreError], words: str
+) -> None:
     server.fail(Fault(kind="status", status=status))
     with pytest.raises(expected, match=words) as caught:
         await read(store)
@@ -146,15 +176,21 @@ async def test_a_refusal_is_final(store: S3Store, server: FaultyObjects, status:
     assert server.count("GET") == 1
 
 
-async def test_a_missing_bucket_is_not_a_missing_object(store: S3Store, server: FaultyObjects) -> None:
+async def test_a_missing_bucket_is_not_a_missing_object(
+    store: S3Store, server: FaultyObjects
+) -> None:
     server.fail(Fault(kind="status", status=404, code="NoSuchBucket"))
     with pytest.raises(ObjectStoreError, match="the bucket does not exist") as caught:
         await read(store)
     assert not isinstance(caught.value, ObjectMissing)
 
 
-async def test_a_refused_listing_and_a_refused_write_are_final(store: S3Store, server: FaultyObjects) -> None:
-    server.fail(Fault(kind="status", status=403, key=""), Fault(kind="status", status=403, method="PUT"))
+async def test_a_refused_listing_and_a_refused_write_are_final(
+    store: S3Store, server: FaultyObjects
+) -> None:
+    server.fail(
+        Fault(kind="status", status=403, key=""), Fault(kind="status", status=403, method="PUT")
+    )
     with pytest.raises(ObjectStoreError, match="access refused"):
         await store.keys("")
     with pytest.raises(ObjectStoreError, match="access refused"):
@@ -162,7 +198,9 @@ async def test_a_refused_listing_and_a_refused_write_are_final(store: S3Store, s
     assert (server.count("GET"), server.count("PUT")) == (1, 1)
 
 
-async def test_wrong_bytes_are_for_the_caller_to_find(store: S3Store, server: FaultyObjects) -> None:
+async def test_wrong_bytes_are_for_the_caller_to_find(
+    store: S3Store, server: FaultyObjects
+) -> None:
     server.fail(Fault(kind="wrong"))
     assert await read(store) == bytes(b ^ 0xFF for b in CONTENT[100:1100])
 
@@ -173,7 +211,7 @@ async def test_a_server_without_ranges_is_named(store: S3Store, server: FaultyOb
         await read(store)
 
 
-# -- versions ----------------------------------------------------------------------------------------------------------
+# -- versions --------------------------------------------------------------------------------------
 async def test_a_replaced_object_is_noticed(store: S3Store, server: FaultyObjects) -> None:
     info = await store.info("k")
     assert info is not None
@@ -184,7 +222,9 @@ async def test_a_replaced_object_is_noticed(store: S3Store, server: FaultyObject
     assert server.count("GET") == 1
 
 
-async def test_a_replaced_object_is_noticed_where_conditions_are_ignored(store: S3Store, server: FaultyObjects) -> None:
+async def test_a_replaced_object_is_noticed_where_conditions_are_ignored(
+    store: S3Store, server: FaultyObjects
+) -> None:
     server.conditions = False
     info = await store.info("k")
     assert info is not None
@@ -208,8 +248,10 @@ async def test_a_weak_tag_is_compared_and_not_sent(store: S3Store, server: Fault
     assert server.seen[-1].if_match is None
 
 
-# -- whole files -------------------------------------------------------------------------------------------------------
-async def test_a_fetch_survives_what_passes(store: S3Store, server: FaultyObjects, tmp_path: Path) -> None:
+# -- whole files -----------------------------------------------------------------------------------
+async def test_a_fetch_survives_what_passes(
+    store: S3Store, server: FaultyObjects, tmp_path: Path
+) -> None:
     server.fail(Fault(kind="status", status=503), Fault(kind="cut"), Fault(kind="reset"))
     await store.fetch("k", tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == CONTENT
@@ -226,7 +268,11 @@ async def test_a_fetch_survives_what_passes(store: S3Store, server: FaultyObject
     ids=["403", "503", "replaced", "emptied"],
 )
 async def test_a_fetch_that_fails_leaves_no_file(
-    store: S3Store, server: FaultyObjects, tmp_path: Path, fault: Fault, expected: type[ObjectStoreError]
+    store: S3Store,
+    server: FaultyObjects,
+    tmp_path: Path,
+    fault: Fault,
+    expected: type[ObjectStoreError],
 ) -> None:
     server.fail(fault)
     with pytest.raises(expected):
@@ -234,15 +280,19 @@ async def test_a_fetch_that_fails_leaves_no_file(
     assert not (tmp_path / "out").exists()
 
 
-async def test_a_fetch_to_nowhere_says_so(store: S3Store, server: FaultyObjects, tmp_path: Path) -> None:
+async def test_a_fetch_to_nowhere_says_so(
+    store: S3Store, server: FaultyObjects, tmp_path: Path
+) -> None:
     with pytest.raises(ObjectStoreError, match="No such file or directory"):
         await store.fetch("k", tmp_path / "nowhere" / "out")
     assert server.count("GET") == 0
 
 
-# -- cancelling and closing --------------------------------------------------------------------------------------------
+# -- cancelling and closing ------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["silent", "stalled"])
-async def test_a_cancelled_read_is_over_at_once_and_the_store_goes_on(store: S3Store, server: FaultyObjects, kind: Kind) -> None:
+async def test_a_cancelled_read_is_over_at_once_and_the_store_goes_on(
+    store: S3Store, server: FaultyObjects, kind: Kind
+) -> None:
     server.fail(Fault(kind=kind))
     reading = asyncio.create_task(read(store))
     while not server.count("GET"):
@@ -279,7 +329,9 @@ class Counted(ThreadPoolExecutor):
         return super().submit(*args, **kwargs)
 
 
-async def test_a_fetch_that_is_left_writes_to_no_file_that_is_opened_after_it(store: S3Store, tmp_path: Path) -> None:
+async def test_a_fetch_that_is_left_writes_to_no_file_that_is_opened_after_it(
+    store: S3Store, tmp_path: Path
+) -> None:
     free = threading.Event()
     threads = Counted(expected=2)
     asyncio.get_running_loop().set_default_executor(threads)
@@ -300,12 +352,16 @@ async def test_a_fetch_that_is_left_writes_to_no_file_that_is_opened_after_it(st
     assert not (tmp_path / "fetched").exists()
 
 
-async def test_uploads_at_once_read_no_more_than_is_being_sent(server: FaultyObjects, tmp_path: Path) -> None:
+async def test_uploads_at_once_read_no_more_than_is_being_sent(
+    server: FaultyObjects, tmp_path: Path
+) -> None:
     threads = Counted(expected=2)
     asyncio.get_running_loop().set_default_executor(threads)
     (tmp_path / "file").write_bytes(CONTENT)
     server.fail(Fault(kind="silent", times=2, method="PUT"))
-    store = S3Store(bucket=server.bucket, prefix="p", client="boto3", attempts=1, timeout_s=TIMEOUT_S, at_once=2)
+    store = S3Store(
+        bucket=server.bucket, prefix="p", client="boto3", attempts=1, timeout_s=TIMEOUT_S, at_once=2
+    )
 
     uploads = [asyncio.create_task(store.put_file(f"new-{n}", tmp_path / "file")) for n in range(6)]
     done, _ = await asyncio.wait(uploads, return_when=asyncio.FIRST_COMPLETED)

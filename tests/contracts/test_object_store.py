@@ -1,4 +1,5 @@
-"""Object stores: the same promises in a directory and over S3's protocol, with each client that reads it."""
+"""Object stores: the same promises in a directory and over S3's protocol, with each client that
+reads it."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from weight_cache.errors import ObjectChanged, ObjectMissing, ObjectStoreError, ObjectStoreUnavailable
+from weight_cache.errors import (
+    ObjectChanged,
+    ObjectMissing,
+    ObjectStoreError,
+    ObjectStoreUnavailable,
+)
 from weight_cache.objects import ObjectStore, blob_key, blob_store, open_store
 from weight_cache.objects.s3 import S3Store
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid
@@ -24,12 +30,14 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         store = open_store(str(tmp_path / "store"), setting="blobs")
     else:
         bucket = request.getfixturevalue("s3_bucket")
-        store = S3Store(bucket=bucket, prefix="some/prefix", client=request.param, part_bytes=PART_BYTES)
+        store = S3Store(
+            bucket=bucket, prefix="some/prefix", client=request.param, part_bytes=PART_BYTES
+        )
     yield store
     await store.aclose()
 
 
-# -- values ------------------------------------------------------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------------------
 async def test_what_was_put_comes_back(store: ObjectStore) -> None:
     await store.put("a/b.json", b"one")
     await store.put("a/b.json", b"another")
@@ -71,7 +79,9 @@ async def test_keys_are_listed_by_prefix(store: ObjectStore) -> None:
 
 async def test_many_at_once(store: ObjectStore) -> None:
     await asyncio.gather(*(store.put(f"k/{i}", bytes([i])) for i in range(20)))
-    assert await asyncio.gather(*(store.get(f"k/{i}", max_bytes=1) for i in range(20))) == [bytes([i]) for i in range(20)]
+    assert await asyncio.gather(*(store.get(f"k/{i}", max_bytes=1) for i in range(20))) == [
+        bytes([i]) for i in range(20)
+    ]
 
 
 @pytest.mark.parametrize("key", ["../up", "/root", "a//b", "a/../b", ".hidden", "", "a\n"])
@@ -89,7 +99,7 @@ async def test_a_store_keeps_to_itself(store: ObjectStore, key: str, tmp_path: P
             await call
 
 
-# -- ranges and versions -----------------------------------------------------------------------------------------------
+# -- ranges and versions ---------------------------------------------------------------------------
 async def test_ranges_are_read_and_are_short_at_the_end_only(store: ObjectStore) -> None:
     await store.put("digits", b"0123456789")
     assert await store.read("digits", offset_bytes=3, length_bytes=4) == b"3456"
@@ -113,9 +123,11 @@ async def test_a_range_of_another_version_is_refused(store: ObjectStore) -> None
     assert second.etag != first.etag
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("size_bytes", [0, 10, PART_BYTES, 2 * PART_BYTES + 3])
-async def test_files_go_in_and_come_out(store: ObjectStore, tmp_path: Path, size_bytes: int) -> None:
+async def test_files_go_in_and_come_out(
+    store: ObjectStore, tmp_path: Path, size_bytes: int
+) -> None:
     (tmp_path / "in").write_bytes(content := os.urandom(size_bytes))
     await store.put_file("file", tmp_path / "in")
     assert (tmp_path / "in").exists()
@@ -138,7 +150,9 @@ async def test_a_file_that_cannot_be_read_is_not_put(store: ObjectStore, tmp_pat
     assert await store.keys("") == []
 
 
-async def test_a_fetch_does_not_touch_a_file_that_is_there(store: ObjectStore, tmp_path: Path) -> None:
+async def test_a_fetch_does_not_touch_a_file_that_is_there(
+    store: ObjectStore, tmp_path: Path
+) -> None:
     await store.put("k", b"new")
     (tmp_path / "out").write_bytes(b"old")
     with pytest.raises(ObjectStoreError, match="File exists"):
@@ -160,7 +174,9 @@ async def test_a_fetch_that_is_cancelled_leaves_nothing(store: ObjectStore, tmp_
     assert (tmp_path / "out").stat().st_size == 3 * PART_BYTES
 
 
-async def test_a_put_that_is_cancelled_leaves_the_whole_or_nothing(store: ObjectStore, tmp_path: Path) -> None:
+async def test_a_put_that_is_cancelled_leaves_the_whole_or_nothing(
+    store: ObjectStore, tmp_path: Path
+) -> None:
     (tmp_path / "in").write_bytes(content := os.urandom(3 * PART_BYTES))
     for turns in (1, 3, 50):
         putting = asyncio.create_task(store.put_file("file", tmp_path / "in"))
@@ -181,7 +197,7 @@ def test_a_local_file_is_told_of_directories_only(tmp_path: Path) -> None:
     assert open_store("s3://b", setting="s").local_path("a/b") is None
 
 
-# -- the bucket --------------------------------------------------------------------------------------------------------
+# -- the bucket ------------------------------------------------------------------------------------
 async def test_what_others_put_into_a_bucket_is_not_listed(s3_bucket: str) -> None:
     import boto3
 
@@ -198,7 +214,8 @@ async def test_what_others_put_into_a_bucket_is_not_listed(s3_bucket: str) -> No
 async def test_an_upload_that_fails_leaves_no_parts(s3_bucket: str, tmp_path: Path) -> None:
     import boto3
 
-    store = S3Store(bucket=s3_bucket, prefix="", part_bytes=1024, attempts=1)  # S3 refuses such small parts in the end
+    # S3 refuses such small parts in the end
+    store = S3Store(bucket=s3_bucket, prefix="", part_bytes=1024, attempts=1)
     (tmp_path / "in").write_bytes(os.urandom(3000))
     with pytest.raises(ObjectStoreError, match="EntityTooSmall"):
         await store.put_file("file", tmp_path / "in")
@@ -210,7 +227,9 @@ async def test_an_upload_that_fails_leaves_no_parts(s3_bucket: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("client", ["boto3", "obstore"])
-async def test_a_store_that_does_not_answer_is_an_error(s3_bucket: str, monkeypatch: pytest.MonkeyPatch, client: str) -> None:
+async def test_a_store_that_does_not_answer_is_an_error(
+    s3_bucket: str, monkeypatch: pytest.MonkeyPatch, client: str
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     store = S3Store(bucket=s3_bucket, prefix="", client=client, attempts=1)
     with pytest.raises(ObjectStoreUnavailable, match=f"s3://{s3_bucket}.*AWS_ENDPOINT_URL"):
@@ -228,7 +247,9 @@ async def test_a_bucket_that_is_not_there_is_an_error(s3_bucket: str) -> None:
 
 
 @pytest.mark.parametrize("client", ["boto3", "obstore"])
-async def test_without_credentials_the_way_to_give_some_is_said(s3_bucket: str, monkeypatch: pytest.MonkeyPatch, client: str) -> None:
+async def test_without_credentials_the_way_to_give_some_is_said(
+    s3_bucket: str, monkeypatch: pytest.MonkeyPatch, client: str
+) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     store = S3Store(bucket=s3_bucket, prefix="", client=client, attempts=3)
@@ -237,7 +258,9 @@ async def test_without_credentials_the_way_to_give_some_is_said(s3_bucket: str, 
     await store.aclose()
 
 
-async def test_a_bundle_of_certificates_is_taken_along(s3_bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_bundle_of_certificates_is_taken_along(
+    s3_bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     store = S3Store(bucket=s3_bucket, prefix="", client="obstore", attempts=1)
     monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "none.pem"))
     with pytest.raises(ObjectStoreError, match=r"none\.pem"):
@@ -245,7 +268,7 @@ async def test_a_bundle_of_certificates_is_taken_along(s3_bucket: str, monkeypat
     await store.aclose()
 
 
-# -- names -------------------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------------------
 def test_which_store_is_meant_is_read_from_the_setting() -> None:
     assert repr(open_store("/srv/copies", setting="s")) == "<DirectoryStore /srv/copies>"
     assert repr(open_store("s3://b/some/where/", setting="s")) == "<S3Store s3://b/some/where/>"
@@ -259,7 +282,9 @@ def test_which_store_is_meant_is_read_from_the_setting() -> None:
 def test_blobs_lie_where_the_platform_says(tmp_path: Path) -> None:
     paths = Paths(home=tmp_path, run=tmp_path / "run")
     assert repr(blob_store(PlatformSettings(), paths)) == f"<DirectoryStore {tmp_path}/blobs>"
-    assert repr(blob_store(PlatformSettings(blobs="/mnt/all"), paths)) == "<DirectoryStore /mnt/all>"
+    assert (
+        repr(blob_store(PlatformSettings(blobs="/mnt/all"), paths)) == "<DirectoryStore /mnt/all>"
+    )
     assert repr(blob_store(PlatformSettings(blobs="s3://b/p"), paths)) == "<S3Store s3://b/p/>"
     with pytest.raises(SettingsInvalid, match=r"platform\.blobs"):
         blob_store(PlatformSettings(blobs="s3://"), paths)

@@ -70,7 +70,14 @@ async def opened(kind: str, url: str | None) -> AsyncIterator[Stores]:
             if kind == "process":
                 return alone
             assert url is not None
-            store = RedisQuotas(url, platform=platform, member=name, is_open=lambda _: True, clock=clock, server_clock=clock)
+            store = RedisQuotas(
+                url,
+                platform=platform,
+                member=name,
+                is_open=lambda _: True,
+                clock=clock,
+                server_clock=clock,
+            )
             closing.push_async_callback(store.aclose)
             return store
 
@@ -131,7 +138,11 @@ async def test_a_refusal_says_which_quota_of_whom_and_when_to_come_back(stores: 
 
 
 async def test_the_longest_wait_of_all_that_refuse_is_told(stores: Stores) -> None:
-    gate = stores.gate(rule(requests_per_s=1, burst=1), rule("function", "f", requests_per_s=0.1, burst=1), rule("key", "k", concurrent=1))
+    gate = stores.gate(
+        rule(requests_per_s=1, burst=1),
+        rule("function", "f", requests_per_s=0.1, burst=1),
+        rule("key", "k", concurrent=1),
+    )
     await enter(gate)
     error = await refused(gate)
     assert error.detail["of"] == "function"
@@ -220,7 +231,9 @@ async def test_a_call_larger_than_a_minutes_worth_takes_all_of_it(stores: Stores
     assert (await refused(gate, tokens=1)).retry_after_s == pytest.approx(1.0, abs=0.01)
 
 
-async def test_of_a_call_larger_than_a_minutes_worth_what_it_did_not_use_comes_back(stores: Stores) -> None:
+async def test_of_a_call_larger_than_a_minutes_worth_what_it_did_not_use_comes_back(
+    stores: Stores,
+) -> None:
     gate = stores.gate(rule(tokens_per_min=60))
     (await enter(gate, tokens=5000)).settle_tokens(20)
     await enter(gate, tokens=40)
@@ -280,10 +293,17 @@ async def test_bounds_that_change_hold_at_once_and_what_was_used_stays_used(stor
 
 
 async def test_subjects_of_different_kinds_and_the_owner_as_its_tenant(stores: Stores) -> None:
-    tenant, key = stores.gate(rule("tenant", "x", concurrent=1)), stores.gate(rule("key", "x", concurrent=1))
+    tenant, key = (
+        stores.gate(rule("tenant", "x", concurrent=1)),
+        stores.gate(rule("key", "x", concurrent=1)),
+    )
     await enter(tenant)
     await enter(key)
-    error = await refused(stores.gate(Rule(of="owner", subject="x", quotas=Quotas(concurrent=1), tenant="x", is_shown=False)))
+    error = await refused(
+        stores.gate(
+            Rule(of="owner", subject="x", quotas=Quotas(concurrent=1), tenant="x", is_shown=False)
+        )
+    )
     assert error.detail == {"quota": "concurrent", "of": "owner"}
     assert "1" not in str(error)
 
@@ -297,15 +317,21 @@ async def test_what_is_left_is_told_in_standard_headers(stores: Stores) -> None:
     await enter(gate, tokens=30)
     assert gate.head().decode().split("\r\n") == [
         (
-            'ratelimit-policy: "tenant";q=400;w=4, "tenant-concurrent";q=200;qu="concurrent-requests", "key";q=2;w=4, '
+            'ratelimit-policy: "tenant";q=400;w=4, '
+            '"tenant-concurrent";q=200;qu="concurrent-requests", "key";q=2;w=4, '
             '"key-tokens";q=60;w=60;qu="tokens"'
         ),
-        'ratelimit: "tenant";r=399;t=1, "tenant-concurrent";r=199, "key";r=1;t=2, "key-tokens";r=30;t=30',
+        (
+            'ratelimit: "tenant";r=399;t=1, "tenant-concurrent";r=199, "key";r=1;t=2, '
+            '"key-tokens";r=30;t=30'
+        ),
         "",
     ]
 
 
-async def test_what_has_changed_while_a_call_ran_is_not_told_in_the_old_words(stores: Stores) -> None:
+async def test_what_has_changed_while_a_call_ran_is_not_told_in_the_old_words(
+    stores: Stores,
+) -> None:
     gate = stores.gate(rule(requests_per_s=1, burst=5))
     admission = await enter(gate)
     stores.gate(rule(concurrent=3))
@@ -316,7 +342,10 @@ async def test_what_has_changed_while_a_call_ran_is_not_told_in_the_old_words(st
 @pytest.mark.slow  # ten thousand keys, in two stores
 async def test_ten_thousand_keys_are_counted_each_alone(stores: Stores) -> None:
     tenant = rule(concurrent=100_000)
-    gates = [stores.gate(tenant, rule("key", f"k-{n}", requests_per_s=0.001, burst=1)) for n in range(10_000)]
+    gates = [
+        stores.gate(tenant, rule("key", f"k-{n}", requests_per_s=0.001, burst=1))
+        for n in range(10_000)
+    ]
     began = time.process_time()
     for start in range(0, len(gates), 500):
         await asyncio.gather(*(enter(gate) for gate in gates[start : start + 500]))
@@ -348,7 +377,10 @@ STEP = st.one_of(
 
 async def play(stores: Stores, steps: list[tuple[Any, ...]], *, members: int) -> list[str]:
     """What each step came to, in words."""
-    wide, narrow = rule(requests_per_s=2, burst=4, concurrent=5, tokens_per_min=120), rule("key", "k-1", requests_per_s=1, concurrent=3)
+    wide, narrow = (
+        rule(requests_per_s=2, burst=4, concurrent=5, tokens_per_min=120),
+        rule("key", "k-1", requests_per_s=1, concurrent=3),
+    )
     ways: tuple[tuple[Rule, ...], ...] = ((wide,), (narrow,), (wide, narrow))
     held: list[Admission] = []
     told = []
@@ -378,10 +410,19 @@ async def play(stores: Stores, steps: list[tuple[Any, ...]], *, members: int) ->
     return told
 
 
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(steps=[("enter", 1, 0), ("pass", 0.01), ("enter", 1, 0), ("pass", -2.0), ("enter", 1, 0)], members=1)
+@settings(
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@example(
+    steps=[("enter", 1, 0), ("pass", 0.01), ("enter", 1, 0), ("pass", -2.0), ("enter", 1, 0)],
+    members=1,
+)
 @given(steps=st.lists(STEP, max_size=40), members=st.integers(1, 3))
-def test_both_stores_give_the_same_answers_however_many_activators_ask(redis_url: str, steps: list[tuple[Any, ...]], members: int) -> None:
+def test_both_stores_give_the_same_answers_however_many_activators_ask(
+    redis_url: str, steps: list[tuple[Any, ...]], members: int
+) -> None:
     async def told(kind: str) -> list[str]:
         async with opened(kind, redis_url) as stores:
             return await play(stores, steps, members=members)
@@ -389,24 +430,39 @@ def test_both_stores_give_the_same_answers_however_many_activators_ask(redis_url
     assert asyncio.run(told("process")) == asyncio.run(told("redis"))
 
 
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
-    kind=st.sampled_from(["process", "redis"]), waits=st.lists(st.sampled_from([0.0, 0.1, 0.5, 2.0, -1.0]), min_size=1, max_size=12),
+    kind=st.sampled_from(["process", "redis"]),
+    waits=st.lists(st.sampled_from([0.0, 0.1, 0.5, 2.0, -1.0]), min_size=1, max_size=12),
     crowd=st.integers(1, 6),
-)  # fmt: skip
-def test_no_interleaving_admits_more_than_the_bound(redis_url: str, kind: str, waits: list[float], crowd: int) -> None:
-    """Crowds come through three activators at once; in any stretch of time no more pass than burst + rate * seconds, nor run at once."""
+)
+def test_no_interleaving_admits_more_than_the_bound(
+    redis_url: str, kind: str, waits: list[float], crowd: int
+) -> None:
+    """Crowds come through three activators at once; in any stretch of time no more pass than burst
+    + rate * seconds, nor run at once."""
     rate, burst, concurrent = 3.0, 4, 5
 
     async def run() -> None:
         async with opened(kind, redis_url) as stores:
-            gates = [stores.gate(rule(requests_per_s=rate, burst=burst, concurrent=concurrent), member=f"a-{n}") for n in range(3)]
+            gates = [
+                stores.gate(
+                    rule(requests_per_s=rate, burst=burst, concurrent=concurrent), member=f"a-{n}"
+                )
+                for n in range(3)
+            ]
             passed: list[tuple[float, int]] = []
             elapsed, running = 0.0, list[Admission]()
             for number, wait_s in enumerate(waits):
                 stores.clock.advance(wait_s)
                 elapsed += max(0.0, wait_s)
-                outcomes = await asyncio.gather(*(admit(gate) for gate in gates for _ in range(crowd)), return_exceptions=True)
+                outcomes = await asyncio.gather(
+                    *(admit(gate) for gate in gates for _ in range(crowd)), return_exceptions=True
+                )
                 running += [o for o in outcomes if isinstance(o, Admission)]
                 passed.append((elapsed, sum(isinstance(o, Admission) for o in outcomes)))
                 assert all(isinstance(o, Admission | errors.OverQuota) for o in outcomes)
@@ -418,13 +474,22 @@ def test_no_interleaving_admits_more_than_the_bound(redis_url: str, kind: str, w
                     await stores.tell()
             for first, (since, _) in enumerate(passed):
                 for until, (at, _) in enumerate(passed[first:], start=first):
-                    assert sum(count for _, count in passed[first : until + 1]) <= burst + rate * (at - since) + 1e-6
+                    assert (
+                        sum(count for _, count in passed[first : until + 1])
+                        <= burst + rate * (at - since) + 1e-6
+                    )
 
     asyncio.run(run())
 
 
-# -- what only Redis has ------------------------------------------------------------------------------------------------
-def store_at(url: str, member: str = "a-0", *, is_open: Callable[[str], bool] = lambda _: True, platform: str = "p") -> RedisQuotas:
+# -- what only Redis has ---------------------------------------------------------------------------
+def store_at(
+    url: str,
+    member: str = "a-0",
+    *,
+    is_open: Callable[[str], bool] = lambda _: True,
+    platform: str = "p",
+) -> RedisQuotas:
     return RedisQuotas(url, platform=platform, member=member, is_open=is_open)
 
 
@@ -465,9 +530,14 @@ async def test_without_redis_each_activator_counts_for_itself_where_that_is_allo
         await store.aclose()
 
 
-async def test_without_redis_what_is_closed_is_answered_503_with_a_time_and_the_rest_goes_on(mortal_redis: MortalRedis) -> None:
+async def test_without_redis_what_is_closed_is_answered_503_with_a_time_and_the_rest_goes_on(
+    mortal_redis: MortalRedis,
+) -> None:
     store = store_at(mortal_redis.url, is_open=lambda kind: kind != "tokens")
-    rated, worded = gate_of(store, rule(requests_per_s=5)), gate_of(store, rule("key", "k-1", tokens_per_min=60))
+    rated, worded = (
+        gate_of(store, rule(requests_per_s=5)),
+        gate_of(store, rule("key", "k-1", tokens_per_min=60)),
+    )
     mortal_redis.kill()
 
     with pytest.raises(errors.Unavailable) as closed:
@@ -505,7 +575,9 @@ async def test_what_a_dead_activator_held_lapses_with_it(redis_url: str) -> None
         await store.aclose()
 
 
-async def test_what_an_earlier_life_held_is_forgotten_with_the_first_word_of_the_next(redis_url: str) -> None:
+async def test_what_an_earlier_life_held_is_forgotten_with_the_first_word_of_the_next(
+    redis_url: str,
+) -> None:
     before = store_at(redis_url)
     await enter(gate_of(before, rule(concurrent=1)))
     await before._redis.aclose()  # dies without a word
@@ -536,7 +608,10 @@ async def test_who_leaves_while_redis_is_asked_holds_nothing(mortal_redis: Morta
 async def test_a_decision_is_one_round_trip_and_many_at_once_share_it(redis_url: str) -> None:
     store = store_at(redis_url)
     gate = gate_of(
-        store, rule(requests_per_s=1000, concurrent=1000), rule("key", "k", requests_per_s=1000), rule("function", "f", concurrent=99)
+        store,
+        rule(requests_per_s=1000, concurrent=1000),
+        rule("key", "k", requests_per_s=1000),
+        rule("function", "f", concurrent=99),
     )
     await store.flush()
 
@@ -556,5 +631,8 @@ async def test_a_store_shows_itself_in_one_line_without_its_password() -> None:
     assert repr(store) == "<RedisQuotas 127.0.0.1:1 a-0: 0 subjects, 0 refused>"
     await enter(gate_of(store, rule(concurrent=1)))
     assert repr(store) == "<RedisQuotas 127.0.0.1:1 a-0: 1 subjects, 0 refused, away>"
-    assert repr(gate_of(ProcessQuotas(), rule(concurrent=1))) == "<ProcessGate tenant:t-1 <Meter inf/inf requests, 0+0/1 held>>"
+    assert (
+        repr(gate_of(ProcessQuotas(), rule(concurrent=1)))
+        == "<ProcessGate tenant:t-1 <Meter inf/inf requests, 0+0/1 held>>"
+    )
     await store.aclose()

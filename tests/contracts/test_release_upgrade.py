@@ -1,4 +1,5 @@
-"""A platform from before there were releases: what it serves goes on, can be rolled back to, and an environment can still be deleted."""
+"""A platform from before there were releases: what it serves goes on, can be rolled back to, and an
+environment can still be deleted."""
 
 from __future__ import annotations
 
@@ -12,7 +13,16 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 
-from pilotlight.controller import approvals, feed, publishing, registry, releases, rollups, tables, tenants
+from pilotlight.controller import (
+    approvals,
+    feed,
+    publishing,
+    registry,
+    releases,
+    rollups,
+    tables,
+    tenants,
+)
 from pilotlight.controller.places import Place
 from pilotlight.controller.rollouts import lifecycle
 from pilotlight.controller.rollouts.plan import Plan
@@ -53,15 +63,49 @@ def _fill(sql: sa.Connection) -> None:
     rows: list[tuple[str, dict[str, Any]]] = [
         ("tenants", {"id": "t-1", "name": "default", "uid": 20_000, "created_at": at}),
         ("environments", {"tenant": "t-1", "name": "staging", "created_at": at}),
-        ("apps", {"tenant": "t-1", "environment": "staging", "name": "search", "version": 2, "stopped": False, "created_at": at,
-                  "updated_at": at}),
-        ("functions", {**where, "id": FUNCTION, "name": "hello", "revisions": 2, "created_at": at, "snapshots": True}),
-    ]  # fmt: skip
+        (
+            "apps",
+            {
+                "tenant": "t-1",
+                "environment": "staging",
+                "name": "search",
+                "version": 2,
+                "stopped": False,
+                "created_at": at,
+                "updated_at": at,
+            },
+        ),
+        (
+            "functions",
+            {
+                **where,
+                "id": FUNCTION,
+                "name": "hello",
+                "revisions": 2,
+                "created_at": at,
+                "snapshots": True,
+            },
+        ),
+    ]
     for number in (1, 2):
         one = from_json(FunctionSpec, spec(description=f"number {number}"))
         name, text = f"v{number}-{one.digest()[:6]}", canonical_json(to_json(one)).decode()
-        revision = {"function": FUNCTION, "name": name, "digest": one.digest(), "ordinal": number, "spec": text, "created_at": at + number}
-        entry = {"version": number, "action": "deploy", "created_at": at, "created_by": "k-1", "message": "", "labels": "{}"}
+        revision = {
+            "function": FUNCTION,
+            "name": name,
+            "digest": one.digest(),
+            "ordinal": number,
+            "spec": text,
+            "created_at": at + number,
+        }
+        entry = {
+            "version": number,
+            "action": "deploy",
+            "created_at": at,
+            "created_by": "k-1",
+            "message": "",
+            "labels": "{}",
+        }
         done = json.dumps([{"function": "hello", "revision": name, "created": True}])
         rows += [
             ("revisions", revision),
@@ -69,14 +113,20 @@ def _fill(sql: sa.Connection) -> None:
             ("deployments", {**where, **entry, "functions": done}),
         ]
     for table, values in rows:
-        sql.execute(sa.insert(sa.table(table, *(sa.column(name) for name in values))).values(**values))
+        sql.execute(
+            sa.insert(sa.table(table, *(sa.column(name) for name in values))).values(**values)
+        )
 
 
 def test_what_served_goes_on_serving_and_needs_nobodys_approval(old: Store) -> None:
     old.migrate()
     with old.write() as write:
         document = publishing.document(write.sql, FUNCTION)
-        assert (sorted(document.weights.values()), document.generation, document.tags) == ([50, 50], 0, {})
+        assert (sorted(document.weights.values()), document.generation, document.tags) == (
+            [50, 50],
+            0,
+            {},
+        )
         publishing.publish(write, FUNCTION)
         approvals.protect(write, PLACE, approvals=2)
         first = min(document.weights)
@@ -84,7 +134,11 @@ def test_what_served_goes_on_serving_and_needs_nobodys_approval(old: Store) -> N
         name, after = releases.rollback(write, PLACE, function="hello")
         assert (name, dict(after.weights), after.generation) == (first, {first: 100}, 1)
     with old.read() as sql:
-        routes = [change for text in feed.read(sql, after=0, limit=100).changes if (change := json.loads(text))["kind"] == feed.FUNCTION]
+        routes = [
+            change
+            for text in feed.read(sql, after=0, limit=100).changes
+            if (change := json.loads(text))["kind"] == feed.FUNCTION
+        ]
     assert routes[-1]["value"]["document"]["weights"] == {first: 100}
 
 
@@ -95,13 +149,47 @@ def test_an_environment_with_releases_of_every_kind_is_deleted(old: Store) -> No
         releases.rollback(write, PLACE, function="hello", reference=first)
         lifecycle.begin(write, PLACE, function="hello", candidate=second, plan=Plan())
         row = {"function": FUNCTION, "revision": first}
-        write.sql.execute(sa.insert(tables.aliases).values(**row, name="good", updated_by="k-1", updated_at=write.now))
-        write.sql.execute(sa.insert(tables.approvals).values(**row, actor="k-2", at=write.now, note=""))
-        alert = {"id": "slo-1", "tenant": "t-1", "function": FUNCTION, "sli": "availability", "severity": "page", "window": "1h/5m"}
-        write.sql.execute(sa.insert(tables.slo_alerts).values(**alert, document="{}", began_at=write.now))
-        experiment = {"id": "x-1", "tenant": "t-1", "function": FUNCTION, "name": "x", "document": "{}", "state": "STOPPED", "reason": ""}
-        write.sql.execute(sa.insert(tables.experiments).values(**experiment, created_by="k-1", created_at=write.now))
-        schedule = {"function": FUNCTION, "number": 0, "tenant": "t-1", "document": "{}", "is_paused": False, "updated_at": write.now}
+        write.sql.execute(
+            sa.insert(tables.aliases).values(
+                **row, name="good", updated_by="k-1", updated_at=write.now
+            )
+        )
+        write.sql.execute(
+            sa.insert(tables.approvals).values(**row, actor="k-2", at=write.now, note="")
+        )
+        alert = {
+            "id": "slo-1",
+            "tenant": "t-1",
+            "function": FUNCTION,
+            "sli": "availability",
+            "severity": "page",
+            "window": "1h/5m",
+        }
+        write.sql.execute(
+            sa.insert(tables.slo_alerts).values(**alert, document="{}", began_at=write.now)
+        )
+        experiment = {
+            "id": "x-1",
+            "tenant": "t-1",
+            "function": FUNCTION,
+            "name": "x",
+            "document": "{}",
+            "state": "STOPPED",
+            "reason": "",
+        }
+        write.sql.execute(
+            sa.insert(tables.experiments).values(
+                **experiment, created_by="k-1", created_at=write.now
+            )
+        )
+        schedule = {
+            "function": FUNCTION,
+            "number": 0,
+            "tenant": "t-1",
+            "document": "{}",
+            "is_paused": False,
+            "updated_at": write.now,
+        }
         write.sql.execute(sa.insert(tables.schedules).values(**schedule))
         hook = {
             "tenant": "t-1",
@@ -111,9 +199,13 @@ def test_an_environment_with_releases_of_every_kind_is_deleted(old: Store) -> No
             "sealed_secret": "",
             "events": "[]",
         }
-        write.sql.execute(sa.insert(tables.webhooks).values(**hook, created_by="k-1", created_at=write.now))
+        write.sql.execute(
+            sa.insert(tables.webhooks).values(**hook, created_by="k-1", created_at=write.now)
+        )
         registry.delete(write, PLACE)
         tenants.delete_environment(write, tenant="t-1", name="staging", actor="k-1")
     with old.read() as sql:
         assert tenants.environments(sql, tenant="t-1") == []
-        assert sql.execute(sa.select(sa.func.count()).select_from(tables.functions)).scalar_one() == 0
+        assert (
+            sql.execute(sa.select(sa.func.count()).select_from(tables.functions)).scalar_one() == 0
+        )

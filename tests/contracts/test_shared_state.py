@@ -1,4 +1,5 @@
-"""What several activators may rely on, held to by the board of the tests and by a real Redis alike."""
+"""What several activators may rely on, held to by the board of the tests and by a real Redis
+alike."""
 
 from __future__ import annotations
 
@@ -15,7 +16,12 @@ import redis
 import redis.asyncio
 
 from activator.coordination.redis_state import RedisState, address_of
-from activator.coordination.state import InstanceDemand, SharedState, SharedStateUnreachable, share_of
+from activator.coordination.state import (
+    InstanceDemand,
+    SharedState,
+    SharedStateUnreachable,
+    share_of,
+)
 from tests.fakes.clock import ManualClock
 from tests.fakes.redis_server import MortalRedis
 from tests.fakes.shared_board import Board, BoardState
@@ -28,7 +34,9 @@ TTL_S = 30.0
 class Store:
     """Makes members of one platform, and lets time pass."""
 
-    def __init__(self, make: Callable[[str, float], SharedState], elapse: Callable[[float], Awaitable[None]]) -> None:
+    def __init__(
+        self, make: Callable[[str, float], SharedState], elapse: Callable[[float], Awaitable[None]]
+    ) -> None:
         self._make = make
         self._elapse = elapse
 
@@ -65,7 +73,12 @@ async def _store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
                 return state
 
             async with redis.asyncio.Redis.from_url(url, decode_responses=True) as raw:
-                yield Store(make, lambda seconds: _passed(raw, f"pilotlight:{{{platform}}}:", int(seconds * 1000)))
+                yield Store(
+                    make,
+                    lambda seconds: _passed(
+                        raw, f"pilotlight:{{{platform}}}:", int(seconds * 1000)
+                    ),
+                )
 
 
 async def _passed(raw: redis.asyncio.Redis, prefix: str, ms: int) -> None:
@@ -94,13 +107,17 @@ async def test_members_come_and_go(store: Store) -> None:
 async def test_all_members_together_never_hold_more_than_the_limit(store: Store) -> None:
     members = [await store.member(f"a-{n}") for n in range(4)]
 
-    granted = await asyncio.gather(*(m.take_instances(KEY, 1, 5) for m, _ in itertools.product(members, range(3))))
+    granted = await asyncio.gather(
+        *(m.take_instances(KEY, 1, 5) for m, _ in itertools.product(members, range(3)))
+    )
 
     assert sum(granted) == 5
     assert sum(m.statistics().allowance.get(KEY, 0) for m in members) == 5
 
 
-async def test_a_grant_may_be_less_than_what_was_wanted_and_is_counted_for_each_revision_alone(store: Store) -> None:
+async def test_a_grant_may_be_less_than_what_was_wanted_and_is_counted_for_each_revision_alone(
+    store: Store,
+) -> None:
     one, two = await store.member("a-0"), await store.member("a-1")
     assert await one.take_instances(KEY, 3, 4) == 3
     assert await two.take_instances(KEY, 3, 4) == 1
@@ -147,7 +164,8 @@ async def test_a_member_that_comes_back_in_time_finds_its_allowance_kept(store: 
     await before.beat()
 
     again = store._make("a-0", 15.0)
-    await again.join()  # it has not stated its holdings yet: it is looking which instances are its own
+    # it has not stated its holdings yet: it is looking which instances are its own
+    await again.join()
     assert await two.take_instances(KEY, 1, 2) == 0
     again.hold(KEY)
     await again.beat()

@@ -1,4 +1,5 @@
-"""What tenants store: counting, releasing and deleting, on SQLite and on PostgreSQL, also when the sweep is killed."""
+"""What tenants store: counting, releasing and deleting, on SQLite and on PostgreSQL, also when the
+sweep is killed."""
 
 from __future__ import annotations
 
@@ -52,10 +53,15 @@ class Platform:
     def __init__(self, store: Store, root: Path) -> None:
         self.store = store
         self.root = root
-        self.files = BlobFiles(objects=DirectoryStore(root), incoming=root / "incoming", limit_bytes=1 << 30)
+        self.files = BlobFiles(
+            objects=DirectoryStore(root), incoming=root / "incoming", limit_bytes=1 << 30
+        )
         self.collector = Collector(self.files, store)
         with store.write() as write:
-            self.tenants = [tenants.create(write, name=name, uid_base=20_000, actor="k").id for name in ("one", "two")]
+            self.tenants = [
+                tenants.create(write, name=name, uid_base=20_000, actor="k").id
+                for name in ("one", "two")
+            ]
 
     async def upload(self, whose: int, number: int, *, plan: Plan | None = None) -> None:
         async def pieces() -> AsyncIterator[bytes]:
@@ -77,13 +83,24 @@ class Platform:
         specs = [from_json(FunctionSpec, spec(f"f{n}", bundle=digest_of(n))) for n in numbers]
         place = Place(tenant=self.tenants[whose], uid=None, environment="main", app=app, actor="k")
         with self.store.write() as write:
-            references.check(write.sql, tenant=place.tenant, environment="main", specs=specs, manifests={}, bundle_max_bytes=1 << 20)
+            references.check(
+                write.sql,
+                tenant=place.tenant,
+                environment="main",
+                specs=specs,
+                manifests={},
+                bundle_max_bytes=1 << 20,
+            )
             registry.deploy(write, place, specs=specs)
 
     def owned(self, whose: int) -> set[str]:
         table = tables.blob_owners
         with self.store.read() as sql:
-            return set(sql.execute(sa.select(table.c.digest).where(table.c.tenant == self.tenants[whose])).scalars())
+            return set(
+                sql.execute(
+                    sa.select(table.c.digest).where(table.c.tenant == self.tenants[whose])
+                ).scalars()
+            )
 
     def stored(self, whose: int) -> int:
         with self.store.read() as sql:
@@ -93,11 +110,18 @@ class Platform:
         """Digest → `deleting_at`."""
         table = tables.blobs
         with self.store.read() as sql:
-            return {row.digest: row.deleting_at for row in sql.execute(sa.select(table.c.digest, table.c.deleting_at))}
+            return {
+                row.digest: row.deleting_at
+                for row in sql.execute(sa.select(table.c.digest, table.c.deleting_at))
+            }
 
     async def there(self) -> set[str]:
         """Digests of the objects in the blob store."""
-        return {key.rpartition("/")[2] for key in await self.files.objects.keys("") if not key.startswith("incoming/")}
+        return {
+            key.rpartition("/")[2]
+            for key in await self.files.objects.keys("")
+            if not key.startswith("incoming/")
+        }
 
 
 @pytest.fixture
@@ -105,16 +129,25 @@ def platform(store: Store, tmp_path: Path) -> Platform:
     return Platform(store, tmp_path / "blobs")
 
 
-async def test_sweep_keeps_what_revisions_name_and_what_is_new(platform: Platform, clock: ManualClock) -> None:
+async def test_sweep_keeps_what_revisions_name_and_what_is_new(
+    platform: Platform, clock: ManualClock
+) -> None:
     for number in range(4):
         await platform.upload(0, number)
     platform.deploy(0, 0, 1)
     clock.now += 1000
     await platform.upload(0, 4)
-    collected, deleted = await sweep(platform.collector, platform.store, unused_since=clock.now - 500)
+    collected, deleted = await sweep(
+        platform.collector, platform.store, unused_since=clock.now - 500
+    )
     assert set(collected.digests) == {digest_of(2), digest_of(3)}
     assert (deleted.blobs, deleted.size_bytes) == (2, len(data_of(2)) + len(data_of(3)))
-    assert platform.owned(0) == await platform.there() == platform.rows().keys() == {digest_of(n) for n in (0, 1, 4)}
+    assert (
+        platform.owned(0)
+        == await platform.there()
+        == platform.rows().keys()
+        == {digest_of(n) for n in (0, 1, 4)}
+    )
 
 
 async def test_bound_is_exact_and_released_bytes_can_be_used_again(platform: Platform) -> None:
@@ -149,12 +182,25 @@ async def test_sweep_killed_in_the_middle_loses_nothing_that_is_needed(
     await platform.upload(0, 2)
     platform.deploy(0, 2, app="later")
     assert await asyncio.to_thread(_run, migrated_url, platform.root, NEVER, 0) == 0
-    assert platform.owned(0) == await platform.there() == platform.rows().keys() == {*needed, digest_of(2)}
+    assert (
+        platform.owned(0)
+        == await platform.there()
+        == platform.rows().keys()
+        == {*needed, digest_of(2)}
+    )
     assert await platform.files.objects.get(blob_key(digest_of(2)), max_bytes=1000) == data_of(2)
 
 
 def _run(database: str, blobs_at: Path, point: str, number: int) -> int:
-    command = [sys.executable, "-m", "tests.fakes.killed_sweep", database, str(blobs_at), point, str(number)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.fakes.killed_sweep",
+        database,
+        str(blobs_at),
+        point,
+        str(number),
+    ]
     environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'functions'}", "PATH": "/usr/bin:/bin"}
     return subprocess.run(command, env=environment, cwd=ROOT, timeout=50, check=False).returncode
 
@@ -162,7 +208,8 @@ def _run(database: str, blobs_at: Path, point: str, number: int) -> int:
 @pytest.mark.timeout(120)
 @pytest.mark.slow  # hundreds of uploads and sweeps, processes that are killed
 async def test_deploys_during_sweeps_have_their_blobs_or_fail(platform: Platform) -> None:
-    """Sweeps without any grace beside deploys: a deploy that succeeded has its bundle, at every moment and at the end."""
+    """Sweeps without any grace beside deploys: a deploy that succeeded has its bundle, at every
+    moment and at the end."""
     done = asyncio.Event()
     outcomes = {"deployed": 0, "refused": 0}
 
@@ -194,13 +241,22 @@ async def test_deploys_during_sweeps_have_their_blobs_or_fail(platform: Platform
     assert platform.owned(0) == needed
 
 
-STEPS = st.lists(st.tuples(st.sampled_from(["upload", "deploy", "delete", "collect"]), st.integers(0, 1), st.integers(0, 4)), max_size=25)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["upload", "deploy", "delete", "collect"]),
+        st.integers(0, 1),
+        st.integers(0, 4),
+    ),
+    max_size=25,
+)
 
 
 @settings(max_examples=examples(25), deadline=None)
 @given(STEPS)
 @pytest.mark.slow  # hundreds of uploads and sweeps, processes that are killed
-def test_whatever_happens_the_count_is_what_is_owned_and_needed_blobs_are_there(steps: list[tuple[str, int, int]]) -> None:
+def test_whatever_happens_the_count_is_what_is_owned_and_needed_blobs_are_there(
+    steps: list[tuple[str, int, int]],
+) -> None:
     asyncio.run(_play(steps))
 
 
@@ -224,7 +280,13 @@ async def _play(steps: list[tuple[str, int, int]]) -> None:
                     with pytest.raises(InvalidInput):
                         platform.deploy(whose, number, app=app)
                 elif verb == "delete" and app in needed[whose]:
-                    place = Place(tenant=platform.tenants[whose], uid=None, environment="main", app=app, actor="k")
+                    place = Place(
+                        tenant=platform.tenants[whose],
+                        uid=None,
+                        environment="main",
+                        app=app,
+                        actor="k",
+                    )
                     with store.write() as write:
                         registry.delete(write, place)
                     del needed[whose][app]
@@ -240,7 +302,8 @@ async def _play(steps: list[tuple[str, int, int]]) -> None:
 
 
 def test_upgrade_keeps_blobs_for_a_grace_from_their_upload(url: str) -> None:
-    """What is in a database from before: each blob has its owner, nothing is being deleted, and no revision is pruned."""
+    """What is in a database from before: each blob has its owner, nothing is being deleted, and no
+    revision is pruned."""
     store = Store(url, clock=ManualClock())
     config = Config()
     config.set_main_option("script_location", str(Path(blobs.__file__).parent / "migrations"))
@@ -251,7 +314,10 @@ def test_upgrade_keeps_blobs_for_a_grace_from_their_upload(url: str) -> None:
             "INSERT INTO tenants (id, name, created_at) VALUES ('t-1', 'default', 5)",
             "INSERT INTO blobs (digest, size_bytes, created_at) VALUES ('ab', 7, 5)",
             "INSERT INTO blob_owners (tenant, digest, created_at) VALUES ('t-1', 'ab', 6)",
-            "INSERT INTO images (tenant, digest, spec, created_at) VALUES ('t-1', 'cd', '{\"python\": \"3.11\", \"steps\": []}', 6)",
+            (
+                "INSERT INTO images (tenant, digest, spec, created_at) VALUES ('t-1', 'cd', "
+                '\'{"python": "3.11", "steps": []}\', 6)'
+            ),
         ):
             connection.execute(sa.text(statement.replace(":", "\\:")))
         connection.commit()
@@ -259,12 +325,15 @@ def test_upgrade_keeps_blobs_for_a_grace_from_their_upload(url: str) -> None:
     with store.read() as sql:
         assert sql.execute(sa.select(tables.blob_owners.c.used_at)).scalars().all() == [6.0]
         assert sql.execute(sa.select(tables.blobs.c.deleting_at)).scalars().all() == [None]
-        assert accounting.stored(sql, tenant="t-1") == accounting.Stored(blob_bytes=7, image_bytes=0)
+        assert accounting.stored(sql, tenant="t-1") == accounting.Stored(
+            blob_bytes=7, image_bytes=0
+        )
     store.close()
 
 
 async def test_sweep_reads_each_spec_once(platform: Platform, store: Store) -> None:
-    """Specs are long and sweeps are many: one that finds nothing new reads no spec and does not take the write lock."""
+    """Specs are long and sweeps are many: one that finds nothing new reads no spec and does not
+    take the write lock."""
     for number in range(3):
         await platform.upload(0, number)
     platform.deploy(0, 0, 1, 2)
@@ -276,7 +345,11 @@ async def test_sweep_reads_each_spec_once(platform: Platform, store: Store) -> N
 
     sa.event.listen(store.engine, "before_cursor_execute", note)
     await sweep(platform.collector, store, unused_since=float("inf"))
-    assert [s for s in statements if "revisions.spec" in s or s.startswith(("UPDATE", "DELETE", "INSERT"))] == []
+    assert [
+        s
+        for s in statements
+        if "revisions.spec" in s or s.startswith(("UPDATE", "DELETE", "INSERT"))
+    ] == []
     assert any("blob_owners" in s for s in statements)
 
 
@@ -301,15 +374,26 @@ async def test_the_oldest_that_was_given_up_goes_with_what_belongs_to_it(
         assert write.sql.execute(sa.select(tables.apps.c.name)).scalars().all() == ["here"]
         assert write.sql.execute(sa.select(tables.deployments.c.app)).scalars().all() == ["here"]
     platform.deploy(0, 3, 4, app="here")
-    with pytest.raises(StorageQuotaExceeded, match="this tenant would have 2 revisions"), platform.store.write() as write:
+    with (
+        pytest.raises(StorageQuotaExceeded, match="this tenant would have 2 revisions"),
+        platform.store.write() as write,
+    ):
         forgetting.make_room(write, Plan(functions=0), tenant=tenant, before=1)
 
 
-def test_keys_that_ended_go_and_those_in_force_stay(platform: Platform, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_ended_go_and_those_in_force_stay(
+    platform: Platform, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(keys, "MAX_ENDED", 1)
     for expires_in_s in (5, 6, None):
         with platform.store.write() as write:
-            keys.create(write, tenant=platform.tenants[0], scope=Scope.INVOKE, actor="k", expires_in_s=expires_in_s)
+            keys.create(
+                write,
+                tenant=platform.tenants[0],
+                scope=Scope.INVOKE,
+                actor="k",
+                expires_in_s=expires_in_s,
+            )
     clock.now += 10
     with platform.store.write() as write:
         keys.create(write, tenant=platform.tenants[0], scope=Scope.INVOKE, actor="k")

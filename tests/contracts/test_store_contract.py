@@ -16,7 +16,21 @@ from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
 from sqlalchemy.exc import DBAPIError
 
-from pilotlight.controller import audit, bills, bootstrap, calls, feed, history, keys, launch, ledger, lock, registry, tables, tenants
+from pilotlight.controller import (
+    audit,
+    bills,
+    bootstrap,
+    calls,
+    feed,
+    history,
+    keys,
+    launch,
+    ledger,
+    lock,
+    registry,
+    tables,
+    tenants,
+)
 from pilotlight.controller import store as store_module
 from pilotlight.controller.figures import functions, latency, newest, shares
 from pilotlight.controller.figures import usage as use
@@ -59,7 +73,9 @@ def test_migrating_again_changes_nothing_and_the_layout_is_what_tables_says(stor
         assert compare_metadata(context, tables.metadata) == []
 
 
-def test_files_of_migrations_begin_with_their_revision_and_the_newest_is_the_head(store: Store) -> None:
+def test_files_of_migrations_begin_with_their_revision_and_the_newest_is_the_head(
+    store: Store,
+) -> None:
     scripts = ScriptDirectory(str(Path(store_module.__file__).parent / "migrations"))
     assert {Path(script.path).name.partition("_")[0] for script in scripts.walk_revisions()} == {
         s.revision for s in scripts.walk_revisions()
@@ -89,7 +105,10 @@ def test_two_starters_may_migrate_at_once(url: str, clock: ManualClock) -> None:
 def test_of_two_bootstraps_one_makes_the_key(store: Store, clock: ManualClock) -> None:
     other = Store(store.engine.url.render_as_string(hide_password=False), clock=clock)
     made: list[str | None] = []
-    threads = [threading.Thread(target=lambda s=s: made.append(bootstrap.ensure_admin(s, uid_base=None))) for s in (store, other)]
+    threads = [
+        threading.Thread(target=lambda s=s: made.append(bootstrap.ensure_admin(s, uid_base=None)))
+        for s in (store, other)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -126,7 +145,9 @@ def test_an_equal_spec_is_the_same_revision_and_makes_no_noise(store: Store, pla
     seq = page(store).seq
     second = deploy(store, place, spec())
     assert [(d.revision[:3], d.created) for d in first.functions] == [("v1-", True)]
-    assert [(d.revision, d.created) for d in second.functions] == [(first.functions[0].revision, False)]
+    assert [(d.revision, d.created) for d in second.functions] == [
+        (first.functions[0].revision, False)
+    ]
     assert (first.version, second.version) == (1, 2)
     assert page(store, after=seq).changes == ()
 
@@ -138,7 +159,9 @@ def test_revisions_are_numbered_and_going_back_is_not_a_new_one(store: Store, pl
 
 
 def test_a_route_carries_all_that_the_data_plane_needs(store: Store, place: Place) -> None:
-    done = deploy(store, place, spec(weights=[{"name": "minilm", "manifest": "cd" * 32}], snapshot=False))
+    done = deploy(
+        store, place, spec(weights=[{"name": "minilm", "manifest": "cd" * 32}], snapshot=False)
+    )
     change = next(c for c in changes(page(store)) if c["kind"] == "function")
     assert change["key"] == f"{place.tenant}/main/search/hello"
     route = FunctionRoute.from_json(change["value"])  # type: ignore[arg-type]
@@ -152,11 +175,15 @@ def test_a_route_carries_all_that_the_data_plane_needs(store: Store, place: Plac
     assert from_json(FunctionSpec, launch.entry).name == "hello"
 
 
-def test_functions_that_a_deploy_leaves_out_are_removed_and_their_numbers_go_on(store: Store, place: Place) -> None:
+def test_functions_that_a_deploy_leaves_out_are_removed_and_their_numbers_go_on(
+    store: Store, place: Place
+) -> None:
     deploy(store, place, spec("one"), spec("two"))
     seq = page(store).seq
     deploy(store, place, spec("one"))
-    assert [(c["key"], c["value"]) for c in changes(page(store, after=seq))] == [(f"{place.tenant}/main/search/two", None)]
+    assert [(c["key"], c["value"]) for c in changes(page(store, after=seq))] == [
+        (f"{place.tenant}/main/search/two", None)
+    ]
     back = deploy(store, place, spec("one"), spec("two", env={"A": "b"}))
     assert back.functions[1].revision.startswith("v2-")
 
@@ -180,7 +207,10 @@ def test_a_deleted_app_is_gone_but_its_history_stays(store: Store, place: Place)
         assert registry.apps(sql, **where) == []
         with pytest.raises(NotFound, match="no app 'search'"):
             registry.app(sql, **where, name="search")
-        assert [h["action"] for h in history.entries(sql, **where, app="search", limit=9)] == ["delete", "deploy"]
+        assert [h["action"] for h in history.entries(sql, **where, app="search", limit=9)] == [
+            "delete",
+            "deploy",
+        ]
 
 
 def test_the_feed_keeps_only_the_newest_change_of_a_thing(store: Store, place: Place) -> None:
@@ -208,7 +238,9 @@ def test_a_position_from_another_life_starts_over(store: Store, place: Place) ->
     assert not page(store, after=page(store).seq).reset
 
 
-def test_a_purge_resets_who_may_have_missed_a_removal_and_nobody_else(store: Store, place: Place, clock: ManualClock) -> None:
+def test_a_purge_resets_who_may_have_missed_a_removal_and_nobody_else(
+    store: Store, place: Place, clock: ManualClock
+) -> None:
     deploy(store, place, spec("one"), spec("two"))
     stale = page(store).seq
     deploy(store, place, spec("one"))
@@ -219,7 +251,9 @@ def test_a_purge_resets_who_may_have_missed_a_removal_and_nobody_else(store: Sto
     assert page(store, after=stale).reset
     assert not page(store, after=fresh).reset
     paging = page(store, limit=1)
-    assert not page(store, after=paging.seq, limit=1).reset, "a follower that pages through a fresh start must not begin again"
+    assert not page(store, after=paging.seq, limit=1).reset, (
+        "a follower that pages through a fresh start must not begin again"
+    )
 
 
 def test_a_revoked_key_leaves_the_feed_at_once(store: Store, place: Place) -> None:
@@ -228,7 +262,9 @@ def test_a_revoked_key_leaves_the_feed_at_once(store: Store, place: Place) -> No
     seq = page(store).seq
     with store.write() as write:
         keys.revoke(write, tenant=place.tenant, key_id=made.record.id, actor="k-1")
-    assert [(c["kind"], c["key"], c["value"]) for c in changes(page(store, after=seq))] == [("key", made.record.id, None)]
+    assert [(c["kind"], c["key"], c["value"]) for c in changes(page(store, after=seq))] == [
+        ("key", made.record.id, None)
+    ]
 
 
 def outcome(added: ledger.Added) -> tuple[int, list[str]]:
@@ -240,7 +276,9 @@ def test_usage_is_counted_once_however_often_it_is_sent(store: Store) -> None:
         with store.write() as write:
             ledger.add(write, [usage("req-1/1"), usage("req-2/1")])
     with store.read() as sql:
-        (line,) = bills.report(sql, tenant="t-1", by="function", since=None, until=None, environment=None)
+        (line,) = bills.report(
+            sql, tenant="t-1", by="function", since=None, until=None, environment=None
+        )
     assert line.records == 2
     assert line.cost == 2 * Decimal("0.000000045960")
 
@@ -258,7 +296,9 @@ def test_sums_are_exact_beyond_64_bits_of_picounits(store: Store) -> None:
     with store.write() as write:
         ledger.add(write, [usage(f"req-{n}/1", cost=large) for n in range(4)])
     with store.read() as sql:
-        (line,) = bills.report(sql, tenant="t-1", by="app", since=None, until=None, environment=None)
+        (line,) = bills.report(
+            sql, tenant="t-1", by="app", since=None, until=None, environment=None
+        )
     assert line.cost == Decimal("16000000.000000000004")
 
 
@@ -271,21 +311,35 @@ def test_a_cost_that_cannot_be_kept_exactly_is_refused(store: Store, cost: str) 
 def test_a_batch_with_new_known_repeated_and_changed_records_keeps_each_once(store: Store) -> None:
     with store.write() as write:
         ledger.add(write, [usage("req-1/1", cost="1"), usage("req-2/1", cost="1")])
-    again = [usage("req-1/1", cost="1"), usage("req-2/1", cost="2"), usage("req-3/1", cost="1"), usage("req-3/1", cost="1")]
+    again = [
+        usage("req-1/1", cost="1"),
+        usage("req-2/1", cost="2"),
+        usage("req-3/1", cost="1"),
+        usage("req-3/1", cost="1"),
+    ]
     with store.write() as write:
         assert outcome(ledger.add(write, again)) == (1, ["req-2/1"])
     with store.read() as sql:
-        (line,) = bills.report(sql, tenant="t-1", by="app", since=None, until=None, environment=None)
+        (line,) = bills.report(
+            sql, tenant="t-1", by="app", since=None, until=None, environment=None
+        )
     assert (line.records, line.cost) == (3, Decimal(3))
 
 
-@pytest.mark.parametrize("cost", ["0", "7", "0.5", "1e-12", "0.000000000001", "999999.999999999999", "1000000.000000000000"])
+@pytest.mark.parametrize(
+    "cost",
+    ["0", "7", "0.5", "1e-12", "0.000000000001", "999999.999999999999", "1000000.000000000000"],
+)
 def test_a_cost_is_kept_exactly_however_it_is_written(store: Store, cost: str) -> None:
     with store.write() as write:
         ledger.add(write, [usage(cost=cost)])
     with store.read() as sql:
-        (line,) = bills.report(sql, tenant="t-1", by="app", since=None, until=None, environment=None)
-        assert [record.cost for record in ledger.attempts(sql, tenant="t-1", call="req-1")] == [cost]
+        (line,) = bills.report(
+            sql, tenant="t-1", by="app", since=None, until=None, environment=None
+        )
+        assert [record.cost for record in ledger.attempts(sql, tenant="t-1", call="req-1")] == [
+            cost
+        ]
     assert line.cost == Decimal(cost)
 
 
@@ -303,15 +357,23 @@ WRONG_RECORDS = [
 
 
 @pytest.mark.parametrize("wrong", WRONG_RECORDS, ids=repr)
-def test_a_record_that_is_none_is_refused_with_its_whole_batch(store: Store, wrong: dict[str, object]) -> None:
+def test_a_record_that_is_none_is_refused_with_its_whole_batch(
+    store: Store, wrong: dict[str, object]
+) -> None:
     with pytest.raises(InvalidInput), store.write() as write:
-        ledger.add_rows(write, [usage("req-1/1").to_json(), {**usage("req-2/1").to_json(), **wrong}])
+        ledger.add_rows(
+            write, [usage("req-1/1").to_json(), {**usage("req-2/1").to_json(), **wrong}]
+        )
     with store.read() as sql:
         assert ledger.attempts(sql, tenant="t-1", call="req-1") == []
 
 
 def test_a_record_may_leave_out_what_has_a_default(store: Store) -> None:
-    row = {key: value for key, value in usage("req-1/1").to_json().items() if key not in {"tokens_in", "bytes_out", "currency"}}
+    row = {
+        key: value
+        for key, value in usage("req-1/1").to_json().items()
+        if key not in {"tokens_in", "bytes_out", "currency"}
+    }
     with store.write() as write:
         assert outcome(ledger.add_rows(write, [row])) == (1, [])
         assert outcome(ledger.add_rows(write, [row])) == (0, [])
@@ -324,25 +386,68 @@ def test_a_record_may_leave_out_what_has_a_default(store: Store) -> None:
 def test_a_bill_is_cut_by_time_and_environment_and_grouped(store: Store) -> None:
     day = 86_400.0
     with store.write() as write:
-        ledger.add(write, [usage(f"req-{n}/1", started_at=20_000 * day + n * day, cost="1", key=f"k-{n % 2}") for n in range(4)])
-        ledger.add(write, [usage("req-9/1", environment="staging", cost="7"), usage("req-8/1", tenant="t-2", cost="9")])
+        ledger.add(
+            write,
+            [
+                usage(f"req-{n}/1", started_at=20_000 * day + n * day, cost="1", key=f"k-{n % 2}")
+                for n in range(4)
+            ],
+        )
+        ledger.add(
+            write,
+            [
+                usage("req-9/1", environment="staging", cost="7"),
+                usage("req-8/1", tenant="t-2", cost="9"),
+            ],
+        )
     with store.read() as sql:
-        days = bills.report(sql, tenant="t-1", by="day", since=20_001 * day, until=20_003 * day, environment="main")
-        by_key = bills.report(sql, tenant="t-1", by="key", since=None, until=None, environment="main")
-        whole = bills.report(sql, tenant="t-1", by="environment", since=None, until=None, environment=None)
-    assert [(line.group["day"], line.cost) for line in days] == [("2024-10-05", Decimal(1)), ("2024-10-06", Decimal(1))]
-    assert [(line.group["key"], line.cost) for line in by_key] == [("k-0", Decimal(2)), ("k-1", Decimal(2))]
-    assert [(line.group["environment"], line.cost) for line in whole] == [("main", Decimal(4)), ("staging", Decimal(7))]
+        days = bills.report(
+            sql, tenant="t-1", by="day", since=20_001 * day, until=20_003 * day, environment="main"
+        )
+        by_key = bills.report(
+            sql, tenant="t-1", by="key", since=None, until=None, environment="main"
+        )
+        whole = bills.report(
+            sql, tenant="t-1", by="environment", since=None, until=None, environment=None
+        )
+    assert [(line.group["day"], line.cost) for line in days] == [
+        ("2024-10-05", Decimal(1)),
+        ("2024-10-06", Decimal(1)),
+    ]
+    assert [(line.group["key"], line.cost) for line in by_key] == [
+        ("k-0", Decimal(2)),
+        ("k-1", Decimal(2)),
+    ]
+    assert [(line.group["environment"], line.cost) for line in whole] == [
+        ("main", Decimal(4)),
+        ("staging", Decimal(7)),
+    ]
 
 
-def test_the_figures_of_a_day_are_the_same_everywhere(store: Store, place: Place, clock: ManualClock) -> None:
+def test_the_figures_of_a_day_are_the_same_everywhere(
+    store: Store, place: Place, clock: ManualClock
+) -> None:
     deploy(store, place, spec("embed"), spec("idle"))
-    function = launch.function_id(tenant=place.tenant, environment="main", app="search", function="embed")
-    common = {"tenant": place.tenant, "function_id": function, "queued_ms": 0, "start_ms": 0, "cost": "0.5"}
+    function = launch.function_id(
+        tenant=place.tenant, environment="main", app="search", function="embed"
+    )
+    common = {
+        "tenant": place.tenant,
+        "function_id": function,
+        "queued_ms": 0,
+        "start_ms": 0,
+        "cost": "0.5",
+    }
     with store.write() as write:
         kinds = ["COLD", "FORK"] + ["WARM"] * 98
-        records = [usage(f"req-{n}/1", **common, exec_ms=n + 1, started_at=clock.now - 10, start_kind=k) for n, k in enumerate(kinds)]
-        ledger.add(write, [*records, usage("i-1/IDLE/1", **common, kind="IDLE", started_at=clock.now - 7200)])
+        records = [
+            usage(f"req-{n}/1", **common, exec_ms=n + 1, started_at=clock.now - 10, start_kind=k)
+            for n, k in enumerate(kinds)
+        ]
+        ledger.add(
+            write,
+            [*records, usage("i-1/IDLE/1", **common, kind="IDLE", started_at=clock.now - 7200)],
+        )
     where: dict[str, Any] = {"tenant": place.tenant, "environment": "main"}
     with store.read() as sql:
         used = use.read(sql, **where, span=Span.of("24h", clock.now), currency="USD")
@@ -358,14 +463,32 @@ def test_the_figures_of_a_day_are_the_same_everywhere(store: Store, place: Place
     )
     for percent in (50, 99):
         assert busy.latency.percentile(percent) == pytest.approx(percent, rel=0.05)
-    assert (idle.name, idle.calls.records, idle.latency.percentile(50), sum(busy.units), busy.units[-2]) == ("idle", 0, None, 100, 100)
+    assert (
+        idle.name,
+        idle.calls.records,
+        idle.latency.percentile(50),
+        sum(busy.units),
+        busy.units[-2],
+    ) == ("idle", 0, None, 100, 100)
     assert ([c.started_at for c in mine.calls], bool(mine.older)) == ([clock.now - 10] * 2, True)
     assert (share.whole.cost, share.calls.records) == (Decimal("50.5"), 100)
 
 
 def call(sequence: int, **changes: object) -> CallRecord:
-    values: dict[str, object] = {"id": "req-1", "tenant": "t-1", "environment": "main", "app": "search", "function": "embed", "method": ""}
-    state: dict[str, object] = {"state": "RUNNING", "sequence": sequence, "submitted_at": 1.0, "expires_at": 100.0}
+    values: dict[str, object] = {
+        "id": "req-1",
+        "tenant": "t-1",
+        "environment": "main",
+        "app": "search",
+        "function": "embed",
+        "method": "",
+    }
+    state: dict[str, object] = {
+        "state": "RUNNING",
+        "sequence": sequence,
+        "submitted_at": 1.0,
+        "expires_at": 100.0,
+    }
     return CallRecord(**{**values, **state, **changes})  # type: ignore[arg-type]
 
 
@@ -393,7 +516,13 @@ def test_expired_calls_go_in_batches(store: Store) -> None:
 
 def test_a_synchronous_call_is_told_from_its_usage(store: Store) -> None:
     with store.write() as write:
-        ledger.add(write, [usage("req-7/1", outcome="lost", cost="0.5"), usage("req-7/2", attempt=2, cost="0.25")])
+        ledger.add(
+            write,
+            [
+                usage("req-7/1", outcome="lost", cost="0.5"),
+                usage("req-7/2", attempt=2, cost="0.25"),
+            ],
+        )
     with store.read() as sql:
         found = calls.get(sql, tenant="t-1", call="req-7")
     assert (found["state"], found["cost"], len(found["attempts"])) == ("SUCCEEDED", "0.75", 2)
@@ -404,7 +533,9 @@ def test_the_audit_log_cannot_be_changed(store: Store, place: Place) -> None:
         with pytest.raises(DBAPIError, match="append-only"), store.write() as write:
             write.sql.execute(statement)
     with store.read() as sql:
-        assert [e["action"] for e in audit.entries(sql, audit.Wanted(tenant=place.tenant), limit=9)] == [
+        assert [
+            e["action"] for e in audit.entries(sql, audit.Wanted(tenant=place.tenant), limit=9)
+        ] == [
             "environment.create",
             "tenant.create",
         ]
@@ -412,16 +543,22 @@ def test_the_audit_log_cannot_be_changed(store: Store, place: Place) -> None:
 
 def test_every_tenant_has_a_uid_of_its_own(store: Store) -> None:
     with store.write() as write:
-        assert [tenants.create(write, name=n, uid_base=20_000, actor="platform").uid for n in ("a", "b")] == [20_000, 20_001]
+        assert [
+            tenants.create(write, name=n, uid_base=20_000, actor="platform").uid for n in ("a", "b")
+        ] == [20_000, 20_001]
         with pytest.raises(Conflict, match="'a' exists"):
             tenants.create(write, name="a", uid_base=20_000, actor="platform")
 
 
-def test_an_environment_goes_only_when_it_is_empty_and_takes_its_keys_along(store: Store, place: Place) -> None:
+def test_an_environment_goes_only_when_it_is_empty_and_takes_its_keys_along(
+    store: Store, place: Place
+) -> None:
     staging = Place(tenant=place.tenant, uid=None, environment="staging", app="search", actor="k-1")
     with store.write() as write:
         tenants.create_environment(write, tenant=place.tenant, name="staging", actor="k-1")
-        made = keys.create(write, tenant=place.tenant, scope=Scope.INVOKE, actor="k-1", environment="staging")
+        made = keys.create(
+            write, tenant=place.tenant, scope=Scope.INVOKE, actor="k-1", environment="staging"
+        )
     deploy(store, staging, spec())
     with pytest.raises(Conflict, match="still has apps"), store.write() as write:
         tenants.delete_environment(write, tenant=place.tenant, name="staging", actor="k-1")
@@ -431,10 +568,17 @@ def test_an_environment_goes_only_when_it_is_empty_and_takes_its_keys_along(stor
     assert {c["key"]: c["value"] for c in changes(page(store))}[made.record.id] is None
 
 
-def test_a_second_controller_on_one_database_is_refused_by_name(store: Store, tmp_path: Path) -> None:
+def test_a_second_controller_on_one_database_is_refused_by_name(
+    store: Store, tmp_path: Path
+) -> None:
     with lock.ControllerLock(tmp_path / "controller.lock", store.engine):
-        elsewhere = tmp_path / ("controller.lock" if store.engine.dialect.name == "sqlite" else "other.lock")
-        with pytest.raises(lock.AlreadyRunning, match="another controller"), lock.ControllerLock(elsewhere, store.engine):
+        elsewhere = tmp_path / (
+            "controller.lock" if store.engine.dialect.name == "sqlite" else "other.lock"
+        )
+        with (
+            pytest.raises(lock.AlreadyRunning, match="another controller"),
+            lock.ControllerLock(elsewhere, store.engine),
+        ):
             pass
     with lock.ControllerLock(tmp_path / "controller.lock", store.engine):
         pass

@@ -1,4 +1,5 @@
-"""Tenants, keys, quotas and the audit log in the database: the same promises on SQLite and on PostgreSQL."""
+"""Tenants, keys, quotas and the audit log in the database: the same promises on SQLite and on
+PostgreSQL."""
 
 from __future__ import annotations
 
@@ -12,7 +13,17 @@ import pytest
 import sqlalchemy as sa
 from fastapi import FastAPI
 
-from pilotlight.controller import access, audit, keys, launch, problems, quotas, registry, tables, tenants
+from pilotlight.controller import (
+    access,
+    audit,
+    keys,
+    launch,
+    problems,
+    quotas,
+    registry,
+    tables,
+    tenants,
+)
 from pilotlight.controller.keys import Reach
 from pilotlight.controller.places import Place
 from pilotlight.controller.plans import Terms, terms_of
@@ -33,7 +44,9 @@ def tenant(store: Store) -> str:
 def fed(store: Store, kind: str) -> dict[str, Any]:
     """What activators know, by key."""
     with store.read() as sql:
-        rows = sql.execute(sa.select(tables.feed.c.key, tables.feed.c.value).where(tables.feed.c.kind == kind))
+        rows = sql.execute(
+            sa.select(tables.feed.c.key, tables.feed.c.value).where(tables.feed.c.kind == kind)
+        )
         return {row.key: None if row.value is None else json.loads(row.value) for row in rows}
 
 
@@ -44,17 +57,23 @@ def make(store: Store, tenant: str, **arguments: Any) -> keys.NewKey:
 
 def test_terms_are_kept_resolved_and_fed(store: Store, tenant: str) -> None:
     with store.write() as write:
-        terms = terms_of(tenants.find(write.sql, name="default"), BUILT_IN).changed(plan="free", overrides={"gpus": None}, clear=())
+        terms = terms_of(tenants.find(write.sql, name="default"), BUILT_IN).changed(
+            plan="free", overrides={"gpus": None}, clear=()
+        )
         tenants.change(write, name="default", terms=terms, actor="k-1")
     with store.read() as sql:
-        assert terms_of(tenants.get(sql, tenant=tenant), BUILT_IN) == Terms(plan="free", overrides={"gpus": None})
+        assert terms_of(tenants.get(sql, tenant=tenant), BUILT_IN) == Terms(
+            plan="free", overrides={"gpus": None}
+        )
         assert tenants.unknown(sql, {"default", "acme", *INJECTIONS}) == {"acme", *INJECTIONS}
         assert tenants.unknown(sql, set()) == set()
     told = fed(store, "tenant")[tenant]
     assert (told["plan"]["gpus"], told["plan"]["concurrent"], told["suspended"]) == (None, 8, False)
 
 
-def test_a_suspension_keeps_when_it_began_until_it_ends(store: Store, clock: ManualClock, tenant: str) -> None:
+def test_a_suspension_keeps_when_it_began_until_it_ends(
+    store: Store, clock: ManualClock, tenant: str
+) -> None:
     with store.write() as write:
         tenants.create(write, name="acme", uid_base=20_000, actor="k-1")
     began = clock.now
@@ -67,10 +86,20 @@ def test_a_suspension_keeps_when_it_began_until_it_ends(store: Store, clock: Man
 
 
 def test_a_key_is_found_by_its_hash_and_says_what_it_reaches(store: Store, tenant: str) -> None:
-    made = make(store, tenant, reach=Reach(environment="main", app="search", function="embed", quotas={"concurrent": 2}))
+    made = make(
+        store,
+        tenant,
+        reach=Reach(environment="main", app="search", function="embed", quotas={"concurrent": 2}),
+    )
     with store.read() as sql:
-        found = access.authenticate(sql, authorization=f"Bearer {made.secret}", environment=None, now=0.0)
-        assert (found.bound_app, found.bound_function, found.environment) == ("search", "embed", "main")
+        found = access.authenticate(
+            sql, authorization=f"Bearer {made.secret}", environment=None, now=0.0
+        )
+        assert (found.bound_app, found.bound_function, found.environment) == (
+            "search",
+            "embed",
+            "main",
+        )
         assert [k["id"] for k in keys.listing(sql, tenant=tenant, bounded=True)] == [made.record.id]
         for text in (*INJECTIONS, made.record.id, made.record.hash):
             with pytest.raises(Unauthenticated):
@@ -80,7 +109,9 @@ def test_a_key_is_found_by_its_hash_and_says_what_it_reaches(store: Store, tenan
     assert fed(store, "key")[made.record.id]["quotas"] == {"concurrent": 2}
 
 
-def test_of_many_rotations_at_once_one_happens(store: Store, migrated_url: str, clock: ManualClock, tenant: str) -> None:
+def test_of_many_rotations_at_once_one_happens(
+    store: Store, migrated_url: str, clock: ManualClock, tenant: str
+) -> None:
     made = make(store, tenant)
     other = Store(migrated_url, clock=clock)  # as another process would
     outcomes: list[str] = []
@@ -112,7 +143,9 @@ def test_quotas_of_functions_go_with_their_environment(store: Store, tenant: str
             quotas.put(write, where, body, actor="k-1")
         with store.read() as sql:
             assert quotas.get(sql, where) == body
-            assert [f["quotas"] for f in quotas.listing(sql, tenant=tenant, environment="staging")] == [body]
+            assert [
+                f["quotas"] for f in quotas.listing(sql, tenant=tenant, environment="staging")
+            ] == [body]
         assert fed(store, "quota") == {where.key: body}
     with store.write() as write:
         tenants.delete_environment(write, tenant=tenant, name="staging", actor="k-1")
@@ -120,19 +153,34 @@ def test_quotas_of_functions_go_with_their_environment(store: Store, tenant: str
 
 
 def test_the_log_is_asked_by_everything(store: Store, clock: ManualClock) -> None:
-    for n, (actor, action) in enumerate((("k-1", "key.create"), ("k-2", "key.revoke"), ("k-2", "keyring.open"))):
+    for n, (actor, action) in enumerate(
+        (("k-1", "key.create"), ("k-2", "key.revoke"), ("k-2", "keyring.open"))
+    ):
         clock.now += 1
         with audit.coming_from(f"203.0.113.{n}"), store.write() as write:
-            audit.record(write, tenant="t-1", actor=actor, action=action, subject="x", after={"n": n})
+            audit.record(
+                write, tenant="t-1", actor=actor, action=action, subject="x", after={"n": n}
+            )
 
     def ask(**wanted: Any) -> list[int]:
         with store.read() as sql:
-            return [entry["after"]["n"] for entry in audit.entries(sql, audit.Wanted(**{"tenant": None, **wanted}), limit=9)]
+            return [
+                entry["after"]["n"]
+                for entry in audit.entries(sql, audit.Wanted(**{"tenant": None, **wanted}), limit=9)
+            ]
 
     assert ask() == ask(tenant="t-1") == [2, 1, 0]
     assert ask(tenant="t-2") == ask(action="key") == ask(action="%") == ask(action="key_*") == []
-    assert (ask(action="key.*"), ask(action="key*"), ask(actor="k-2")) == ([1, 0], [2, 1, 0], [2, 1])
-    assert (ask(since=clock.now), ask(until=clock.now), ask(address="203.0.113.1")) == ([2], [1, 0], [1])
+    assert (ask(action="key.*"), ask(action="key*"), ask(actor="k-2")) == (
+        [1, 0],
+        [2, 1, 0],
+        [2, 1],
+    )
+    assert (ask(since=clock.now), ask(until=clock.now), ask(address="203.0.113.1")) == (
+        [2],
+        [1, 0],
+        [1],
+    )
     with store.read() as sql:
         (last,) = audit.entries(sql, audit.Wanted(tenant=None), limit=1)
     assert ask(before_id=last["id"]) == [1, 0]
@@ -140,11 +188,18 @@ def test_the_log_is_asked_by_everything(store: Store, clock: ManualClock) -> Non
 
 def test_accelerators_of_what_runs_are_counted_by_revision(store: Store, tenant: str) -> None:
     place = Place(tenant=tenant, uid=None, environment="main", app="search", actor="k-1")
-    bodies = [spec("one", resources={"gpu": ["H100"], "gpu_count": 4}), spec("two", resources={"gpu": ["H100"]}), spec("none")]
+    bodies = [
+        spec("one", resources={"gpu": ["H100"], "gpu_count": 4}),
+        spec("two", resources={"gpu": ["H100"]}),
+        spec("none"),
+    ]
     with store.write() as write:
-        done = registry.deploy(write, place, specs=[from_json(FunctionSpec, body) for body in bodies])
+        done = registry.deploy(
+            write, place, specs=[from_json(FunctionSpec, body) for body in bodies]
+        )
     names = [
-        f"{launch.function_id(tenant=tenant, environment='main', app='search', function=d.function)}@{d.revision}" for d in done.functions
+        f"{launch.function_id(tenant=tenant, environment='main', app='search', function=d.function)}@{d.revision}"
+        for d in done.functions
     ]
     with store.read() as sql:
         assert [registry.gpus_of(sql, names)[name] for name in names] == [4, 1, 0]
@@ -160,7 +215,11 @@ async def test_a_text_that_the_database_cannot_keep_is_the_callers_mistake(store
         with store.read() as sql:
             return len(audit.entries(sql, audit.Wanted(tenant=None, actor=actor), limit=1))
 
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://c") as http:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://c"
+    ) as http:
         answer = await http.get("/ask", params={"actor": "a\0b"})
         assert (answer.status_code, answer.text) == (200, "0") or "NUL" in refused(answer, 400)
-        assert (await http.get("/ask", params={"actor": "ab"})).text == "0", "the connection is good for the next question"
+        assert (await http.get("/ask", params={"actor": "ab"})).text == "0", (
+            "the connection is good for the next question"
+        )

@@ -1,7 +1,8 @@
-"""A platform whose functions are pods, for tests: a cluster in a process of its own (tests/fakes/knative), the four real processes on it.
+"""A platform whose functions are pods, for tests: a cluster in a process of its own
+(tests/fakes/knative), the four real processes on it.
 
-The node agent of the supervisor plays the DaemonSet's part: it serves the pods of the cluster's only node.
-"""
+The node agent of the supervisor plays the DaemonSet's part: it serves the pods of the cluster's
+only node."""
 
 from __future__ import annotations
 
@@ -42,8 +43,11 @@ class ClusterUnderTest:
     platform: PlatformUnderTest
 
     def pods(self, function: str, *, ending: bool = False) -> list[Json]:
-        """Pods of a function, ready or not; with `ending` those that are on their way out, too, which answer until they are gone."""
-        items: list[Json] = self.api.get("/api/v1/pods", params={"labelSelector": f"pilotlight.dev/function={function}"}).json()["items"]
+        """Pods of a function, ready or not; with `ending` those that are on their way out, too,
+        which answer until they are gone."""
+        items: list[Json] = self.api.get(
+            "/api/v1/pods", params={"labelSelector": f"pilotlight.dev/function={function}"}
+        ).json()["items"]
         living = [pod for pod in items if pod["status"].get("phase") != "Failed"]
         return [pod for pod in living if ending or not pod["metadata"].get("deletionTimestamp")]
 
@@ -61,16 +65,24 @@ class ClusterUnderTest:
     def annotate(self, path: str, name: str, value: str | None) -> None:
         """Set an annotation of the object at a path."""
         body = {"metadata": {"annotations": {name: value}}}
-        self.api.patch(path, content=json.dumps(body), headers={"content-type": MERGE}).raise_for_status()
+        self.api.patch(
+            path, content=json.dumps(body), headers={"content-type": MERGE}
+        ).raise_for_status()
 
     def log(self, pod: Json) -> str:
         """What its container printed until now."""
         metadata = pod["metadata"]
-        return self.api.get(f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/log").text
+        return self.api.get(
+            f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/log"
+        ).text
 
     def evict(self, pod: Json, message: str) -> None:
         """As a node does that runs out of something: its container is killed at once."""
-        self.annotate(f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}", EVICT, message)
+        self.annotate(
+            f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}",
+            EVICT,
+            message,
+        )
 
     @contextlib.contextmanager
     def without_images(self, message: str) -> Iterator[None]:
@@ -83,18 +95,27 @@ class ClusterUnderTest:
             self.annotate(path, MISSING_IMAGES, "{}")
 
     def go_away(self, seconds: float) -> None:
-        """The API server, with everything that is connected to it cut; returns when that has begun."""
-        with socket.create_connection((self.api.base_url.host, self.api.base_url.port or 80), timeout=PATIENCE_S) as witness:
+        """The API server, with everything that is connected to it cut; returns when that has
+        begun."""
+        with socket.create_connection(
+            (self.api.base_url.host, self.api.base_url.port or 80), timeout=PATIENCE_S
+        ) as witness:
             self.api.post("/-/away", json={"seconds": seconds}).raise_for_status()
             with contextlib.suppress(ConnectionError):
                 assert witness.recv(1) == b""
 
     def story(self) -> str:
         """What the cluster and its platform say of themselves, for a failure's message."""
-        lines = [(self.directory / "cluster.log").read_text(errors="replace")[-3000:], self.platform.log_tails()]
+        lines = [
+            (self.directory / "cluster.log").read_text(errors="replace")[-3000:],
+            self.platform.log_tails(),
+        ]
         pods = self.api.get("/api/v1/pods").json()["items"]
         lines += [f"--- {pod['metadata']['name']} {json.dumps(pod['status'])}" for pod in pods]
-        lines += [f"--- {file}\n{file.read_text(errors='replace')[-1000:]}" for file in self.directory.glob("node-*/*/log")]
+        lines += [
+            f"--- {file}\n{file.read_text(errors='replace')[-1000:]}"
+            for file in self.directory.glob("node-*/*/log")
+        ]
         return "\n".join(lines)
 
     def is_up(self) -> bool:
@@ -106,11 +127,15 @@ class ClusterUnderTest:
 
 
 def _is_ready(pod: Json) -> bool:
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", ()))
+    return any(
+        one["type"] == "Ready" and one["status"] == "True"
+        for one in pod["status"].get("conditions", ())
+    )
 
 
 def pods_that_answer(platform: PlatformUnderTest, *, callers: int = 6) -> set[str]:
-    """Call `podded/where` from so many callers at once, each once and again until two pods have answered; those that have."""
+    """Call `podded/where` from so many callers at once, each once and again until two pods have
+    answered; those that have."""
     pods: set[str] = set()
     until = time.monotonic() + PATIENCE_S
 
@@ -136,7 +161,12 @@ def cluster_up(**settings: object) -> Iterator[ClusterUnderTest]:
     try:
         with _cluster(directory) as said, contextlib.ExitStack() as stack:
             node_path = str(directory / "node")
-            cluster = {"kubeconfig": said["kubeconfig"], "wake_url": said["wake_url"], "node_path": node_path, "runtime_image": IMAGE}
+            cluster = {
+                "kubeconfig": said["kubeconfig"],
+                "wake_url": said["wake_url"],
+                "node_path": node_path,
+                "runtime_image": IMAGE,
+            }
             os.environ["NODE_NAME"] = NODE  # what the chart's DaemonSet sets
             stack.callback(os.environ.pop, "NODE_NAME", None)
             platform = stack.enter_context(
@@ -155,7 +185,17 @@ def cluster_up(**settings: object) -> Iterator[ClusterUnderTest]:
 
 @contextlib.contextmanager
 def _cluster(directory: Path) -> Iterator[dict[str, str]]:
-    argv = [sys.executable, "-m", "tests.fakes.knative", "--directory", str(directory), "--speed", "4", "--grace", "2"]
+    argv = [
+        sys.executable,
+        "-m",
+        "tests.fakes.knative",
+        "--directory",
+        str(directory),
+        "--speed",
+        "4",
+        "--grace",
+        "2",
+    ]
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'functions'}:{ROOT}"}
     with (directory / "cluster.log").open("wb") as log:
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, cwd=ROOT, env=env)

@@ -18,6 +18,7 @@ def platform() -> Iterator[PlatformUnderTest]:
 
 @pytest.fixture(scope="session")
 def mortal_platform() -> Iterator[PlatformUnderTest]:
-    """One platform for all tests that kill parts of it, by turns: each has to leave it whole, and nothing of its own running."""
+    """One platform for all tests that kill parts of it, by turns: each has to leave it whole, and
+    nothing of its own running."""
     with platform_up() as running:
         yield running

@@ -1,4 +1,5 @@
-"""What the tests of snapshots share: a function that is at zero, and what a node must not keep when nothing runs."""
+"""What the tests of snapshots share: a function that is at zero, and what a node must not keep when
+nothing runs."""
 
 from __future__ import annotations
 
@@ -22,10 +23,13 @@ from snapshotter.linux.cgroups import Cgroups
 from tests.e2e.harness import PlatformUnderTest, wait_for
 
 ATTEMPTS = 4
-"""How often a function is brought to zero before a test gives up: the autoscaler may bring back what was stopped."""
+"""How often a function is brought to zero before a test gives up: the autoscaler may bring back
+what was stopped."""
 DEPLOYED_S = 600.0
-"""For a test of a module whose app makes and proves a dozen snapshots when it is deployed: 80 s when idle, and it all gives way."""
-SNAPSHOT_S = 480.0  # made with what processor time nothing else wants: other workers of pytest-xdist want most of it
+"""For a test of a module whose app makes and proves a dozen snapshots when it is deployed: 80 s
+when idle, and it all gives way."""
+# made with what processor time nothing else wants: other workers of pytest-xdist want most of it
+SNAPSHOT_S = 480.0
 """For a function that starts processes, on a machine that does much else."""
 
 
@@ -37,15 +41,22 @@ class Frozen:
         self.app = app
 
     def to_zero(self, function: str) -> None:
-        """No instance and no Template of it: what is left is on the disk. Again and again: both may just be coming back."""
+        """No instance and no Template of it: what is left is on the disk. Again and again: both may
+        just be coming back."""
 
         def nothing() -> bool:
             with self.platform.client() as client:
-                mine = [i for i in client.instances(app=self.app) if i["labels"]["function"] == function]
+                mine = [
+                    i for i in client.instances(app=self.app) if i["labels"]["function"] == function
+                ]
                 for instance in (i for i in mine if i["state"] in ("STARTING", "READY")):
                     with contextlib.suppress(NotFound):
                         client.stop_instance(str(instance["id"]))
-                return drop_templates(client, self.app, function) == 0 and not self.has_template(function) and not mine
+                return (
+                    drop_templates(client, self.app, function) == 0
+                    and not self.has_template(function)
+                    and not mine
+                )
 
         wait_for(nothing, f"{function} to be at zero")
 
@@ -53,7 +64,9 @@ class Frozen:
         """Call `Function.method`; anything but 200 fails with the logs."""
         answer = self.platform.post(f"{self.app}/{address}", body)
         if answer.status_code != 200:
-            raise AssertionError(f"{address}: {answer.status_code} {answer.text}\n{self.platform.log_tails(40)}")
+            raise AssertionError(
+                f"{address}: {answer.status_code} {answer.text}\n{self.platform.log_tails(40)}"
+            )
         return answer
 
     def try_from_zero(self, address: str, body: Any = None) -> httpx.Response:
@@ -62,7 +75,8 @@ class Frozen:
         return self.platform.post(f"{self.app}/{address}", body)
 
     def call_from_zero(self, address: str, body: Any = None) -> httpx.Response:
-        """The same, started for this call: the autoscaler may bring back what was stopped, then it is stopped again."""
+        """The same, started for this call: the autoscaler may bring back what was stopped, then it
+        is stopped again."""
         for _ in range(ATTEMPTS):
             self.to_zero(address.partition(".")[0])
             answer = self.call(address, body)
@@ -74,7 +88,10 @@ class Frozen:
         """What it answers after a RESTORE."""
         answer = self.call_from_zero(address, body)
         if answer.headers[HEADER_START] != "RESTORE":
-            raise AssertionError(f"{address} came up by {answer.headers[HEADER_START]}\n{self.platform.log_tails(40)}")
+            raise AssertionError(
+                f"{address} came up by "
+                f"{answer.headers[HEADER_START]}\n{self.platform.log_tails(40)}"
+            )
         return answer.json()
 
     def kill_agent(self) -> int:
@@ -85,7 +102,10 @@ class Frozen:
         """Until another one answers."""
         self.platform.wait_restarted("snapshotter", killed)
         url, headers = f"{self.platform.url}/v1/templates", self.platform.headers
-        wait_for(lambda: httpx.get(url, headers=headers, timeout=60).status_code == 200, "the node agent to answer")
+        wait_for(
+            lambda: httpx.get(url, headers=headers, timeout=60).status_code == 200,
+            "the node agent to answer",
+        )
 
     def has_template(self, function: str) -> bool:
         """Whether one is resident."""
@@ -95,11 +115,17 @@ class Frozen:
         """Its snapshots in that state, of all revisions."""
         with self.platform.client() as client:
             rows = client.snapshots(app=self.app)
-        return [r for r in rows if r["labels"].get("function") == function and state in (None, r["state"])]
+        return [
+            r
+            for r in rows
+            if r["labels"].get("function") == function and state in (None, r["state"])
+        ]
 
     def wait_ready(self, function: str) -> dict[str, Any]:
         """Its proven snapshot."""
-        return wait_for(lambda: self.snapshots(function), f"the snapshot of {function}", timeout_s=SNAPSHOT_S)[-1]
+        return wait_for(
+            lambda: self.snapshots(function), f"the snapshot of {function}", timeout_s=SNAPSHOT_S
+        )[-1]
 
     def directory(self, snapshot: str) -> Path:
         """Where a snapshot lies."""
@@ -111,24 +137,44 @@ class Frozen:
 
     def metric(self, name: str, **labels: str) -> float:
         """A sum over the node agent's metric."""
-        transport = httpx.HTTPTransport(uds=str(self.platform.local.paths.run / "metrics-snapshotter.sock"))
+        transport = httpx.HTTPTransport(
+            uds=str(self.platform.local.paths.run / "metrics-snapshotter.sock")
+        )
         with httpx.Client(transport=transport, timeout=60) as client:
             text = client.get("http://agent/metrics").text
         found = re.findall(rf"^{name}(?:{{([^}}]*)}})? (\S+)$", text, re.MULTILINE)
-        return sum(float(value) for have, value in found if all(f'{k}="{v}"' in have for k, v in labels.items()))
+        return sum(
+            float(value)
+            for have, value in found
+            if all(f'{k}="{v}"' in have for k, v in labels.items())
+        )
 
 
 def traces(platform: PlatformUnderTest) -> dict[str, list[str]]:
-    """What the node agent keeps on the machine for what it runs; nothing when nothing runs. Slots that wait for a launch are no traces."""
+    """What the node agent keeps on the machine for what it runs; nothing when nothing runs. Slots
+    that wait for a launch are no traces."""
     run, directory = platform.local.paths.run, catalogue(platform)
     cgroups = Cgroups.find(run)
     groups = sorted(cgroups.names())
     found = {
-        "slots": [slot.name for slot in (run / "slots").iterdir() if (slot / "launch.json").exists()],
+        "slots": [
+            slot.name for slot in (run / "slots").iterdir() if (slot / "launch.json").exists()
+        ],
         "cgroups": groups,
-        "processes": [pid for name in groups for file in cgroups.group(name).procs for pid in pids_in(Path(file))],
-        "mounts": [line for line in Path("/proc/mounts").read_text().splitlines() if str(run) in line],
-        "staged": [path.name for path in directory.iterdir() if path.is_dir() and not path.name.startswith(("sn-", "quarantine"))],
+        "processes": [
+            pid
+            for name in groups
+            for file in cgroups.group(name).procs
+            for pid in pids_in(Path(file))
+        ],
+        "mounts": [
+            line for line in Path("/proc/mounts").read_text().splitlines() if str(run) in line
+        ],
+        "staged": [
+            path.name
+            for path in directory.iterdir()
+            if path.is_dir() and not path.name.startswith(("sn-", "quarantine"))
+        ],
     }
     return {what: names for what, names in found.items() if names}
 

@@ -1,4 +1,5 @@
-"""A whole platform for tests: the four real processes under the real supervisor, in a home of its own, on free ports."""
+"""A whole platform for tests: the four real processes under the real supervisor, in a home of its
+own, on free ports."""
 
 from __future__ import annotations
 
@@ -28,9 +29,11 @@ from tests.fakes.ports import free_port
 
 STOP_S = 60.0
 COMMAND_S = 540.0
-"""The longest a command may take: a deploy of a dozen functions, whose snapshots are made while everything else goes first."""
+"""The longest a command may take: a deploy of a dozen functions, whose snapshots are made while
+everything else goes first."""
 PATIENCE_S = 45.0
-"""How long a test looks for something that is bound to happen, on a machine that is busy with other things."""
+"""How long a test looks for something that is bound to happen, on a machine that is busy with other
+things."""
 APPS = Path(__file__).parent / "apps"
 T = TypeVar("T")
 
@@ -61,20 +64,38 @@ class PlatformUnderTest:
 
     def environ(self) -> dict[str, str]:
         """The environment in which `pilotlight` and the SDK mean this platform."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("PILOTLIGHT_")}
-        return {**kept, "PILOTLIGHT_CONFIG": str(self.profile_file), "PILOTLIGHT_HOME": str(self.local.paths.home), "NO_COLOR": "1"}
+        kept = {
+            key: value for key, value in os.environ.items() if not key.startswith("PILOTLIGHT_")
+        }
+        return {
+            **kept,
+            "PILOTLIGHT_CONFIG": str(self.profile_file),
+            "PILOTLIGHT_HOME": str(self.local.paths.home),
+            "NO_COLOR": "1",
+        }
 
     def client(self) -> Client:
         """A client of it; the caller closes it."""
         return Client(self.profile)
 
-    def cli(self, *words: str, input: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def cli(
+        self, *words: str, input: str | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
         """Run `pilotlight WORDS`; with `check`, a failure shows what it printed."""
         argv = [sys.executable, "-m", "pilotlight", *words]
-        done = subprocess.run(argv, env=self.environ(), input=input, capture_output=True, text=True, timeout=COMMAND_S, check=False)
+        done = subprocess.run(
+            argv,
+            env=self.environ(),
+            input=input,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+            check=False,
+        )
         if check and done.returncode:
             raise AssertionError(
-                f"pilotlight {' '.join(words)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}\n{self.log_tails()}"
+                f"pilotlight {' '.join(words)} ended with "
+                f"{done.returncode}:\n{done.stdout}\n{done.stderr}\n{self.log_tails()}"
             )
         return done
 
@@ -82,36 +103,56 @@ class PlatformUnderTest:
         """Deploy an app of tests/e2e/apps."""
         self.cli("deploy", str(APPS / file), "--no-wait")
 
-    def post(self, function: str, body: Any = None, *, verb: str = "invoke", **options: Any) -> httpx.Response:
-        """`POST /v1/functions/{function}:{verb}` with a JSON body, as the admin unless `headers` say otherwise."""
+    def post(
+        self, function: str, body: Any = None, *, verb: str = "invoke", **options: Any
+    ) -> httpx.Response:
+        """`POST /v1/functions/{function}:{verb}` with a JSON body, as the admin unless `headers`
+        say otherwise."""
         sent = {"json": {} if body is None else body} if "content" not in options else {}
         return httpx.post(
-            f"{self.url}/v1/functions/{function}:{verb}", **{"headers": self.headers, "timeout": 60.0, "verify": NO_TLS, **sent, **options}
+            f"{self.url}/v1/functions/{function}:{verb}",
+            **{"headers": self.headers, "timeout": 60.0, "verify": NO_TLS, **sent, **options},
         )
 
     def result(self, function: str, body: Any = None) -> Any:
         """What the function answers; anything but 200 fails with the logs."""
         answer = self.post(function, body)
         if answer.status_code != 200:
-            raise AssertionError(f"{function}: {answer.status_code} {answer.text}\n{self.log_tails()}")
+            raise AssertionError(
+                f"{function}: {answer.status_code} {answer.text}\n{self.log_tails()}"
+            )
         return answer.json()
 
     def instances(self, app: str, function: str) -> list[dict[str, Any]]:
         """Live instances of a function, as the node agent tells."""
         with self.client() as client:
-            return [i for i in client.instances(app=app) if i["labels"]["function"] == function and i["state"] == "READY"]
+            return [
+                i
+                for i in client.instances(app=app)
+                if i["labels"]["function"] == function and i["state"] == "READY"
+            ]
 
     def templates(self) -> list[dict[str, Any]]:
         """Resident Templates, as the node agent tells."""
-        return list(httpx.get(f"{self.url}/v1/templates", headers=self.headers, timeout=60, verify=NO_TLS).json()["templates"])
+        return list(
+            httpx.get(
+                f"{self.url}/v1/templates", headers=self.headers, timeout=60, verify=NO_TLS
+            ).json()["templates"]
+        )
 
     def usage(self, where: str = "1", *values: object) -> list[dict[str, Any]]:
         """Usage records in the controller's ledger."""
         with contextlib.closing(
-            sqlite3.connect(f"file:{self.local.paths.home}/controller/controller.db?mode=ro", uri=True, timeout=10)
+            sqlite3.connect(
+                f"file:{self.local.paths.home}/controller/controller.db?mode=ro",
+                uri=True,
+                timeout=10,
+            )
         ) as database:
             database.row_factory = sqlite3.Row
-            return [dict(row) for row in database.execute(f"SELECT * FROM usage WHERE {where}", values)]
+            return [
+                dict(row) for row in database.execute(f"SELECT * FROM usage WHERE {where}", values)
+            ]
 
     def kill(self, process: str) -> int:
         """kill -9 one of the four processes; returns the pid that it had."""
@@ -120,7 +161,8 @@ class PlatformUnderTest:
         return pid
 
     def wait_restarted(self, process: str, pid: int) -> None:
-        """Until another process has taken the place of `pid` and serves (the pid file is written by then)."""
+        """Until another process has taken the place of `pid` and serves (the pid file is written by
+        then)."""
         wait_for(lambda: self.pid(process) not in (0, pid), f"{process} to be back")
         if process == "activator":
             wait_for(self._is_reachable, "the activator to answer")
@@ -143,7 +185,11 @@ class PlatformUnderTest:
         out = []
         for name in PROCESSES:
             file = self.local.logs / f"{name}.log"
-            text = file.read_text(errors="replace").splitlines()[-lines:] if file.exists() else ["(no log)"]
+            text = (
+                file.read_text(errors="replace").splitlines()[-lines:]
+                if file.exists()
+                else ["(no log)"]
+            )
             out += [f"--- {name}", *text]
         return "\n".join(out)
 
@@ -159,7 +205,14 @@ def platform_up(**sections: dict[str, object]) -> Iterator[PlatformUnderTest]:
         "platform": {"home": str(home), "run": str(root / "r")},
         "activator": {"listen": f"127.0.0.1:{free_port()}"},
     }
-    config.write_text(yaml.safe_dump({name: {**defaults.get(name, {}), **sections.get(name, {})} for name in {**defaults, **sections}}))
+    config.write_text(
+        yaml.safe_dump(
+            {
+                name: {**defaults.get(name, {}), **sections.get(name, {})}
+                for name in {**defaults, **sections}
+            }
+        )
+    )
     platform = local.find(config=config, home=None, environ={}, cwd=root)
     try:
         yield from _run(platform, root)
@@ -184,7 +237,9 @@ def _run(platform: local.LocalPlatform, root: Path) -> Iterator[PlatformUnderTes
             orphans.terminate(found.pid, grace_s=STOP_S)
 
 
-def wait_for(look: Callable[[], T | None], what: str, *, timeout_s: float = PATIENCE_S, poll_s: float = 0.02) -> T:
+def wait_for(
+    look: Callable[[], T | None], what: str, *, timeout_s: float = PATIENCE_S, poll_s: float = 0.02
+) -> T:
     """Look until something true is seen, and return it."""
     deadline = time.monotonic() + timeout_s
     while not (seen := look()):

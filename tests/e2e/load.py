@@ -15,7 +15,8 @@ from tests.e2e.harness import PATIENCE_S, PlatformUnderTest
 REFUSED_PAUSE_S = 0.1
 """Between attempts to reach an activator that is not there."""
 PAUSE_S = 0.15
-"""Between an answer and the caller's next call: the tests want many calls in flight, not a machine that does nothing else."""
+"""Between an answer and the caller's next call: the tests want many calls in flight, not a machine
+that does nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +38,19 @@ class Broken:
 
 
 class Load:
-    """`callers` tasks that call `function` (n → [n, instance]) over and over, until the context ends. Owner: the test's event loop."""
+    """`callers` tasks that call `function` (n → [n, instance]) over and over, until the context
+    ends. Owner: the test's event loop."""
 
-    def __init__(self, platform: PlatformUnderTest, function: str = "work/nap", *, callers: int = 30) -> None:
+    def __init__(
+        self, platform: PlatformUnderTest, function: str = "work/nap", *, callers: int = 30
+    ) -> None:
         self._platform = platform
         self._function = function
         self._callers = callers
         limits = httpx.Limits(max_connections=200, max_keepalive_connections=200)
-        self._client = httpx.AsyncClient(base_url=platform.url, headers=platform.headers, timeout=60.0, limits=limits)
+        self._client = httpx.AsyncClient(
+            base_url=platform.url, headers=platform.headers, timeout=60.0, limits=limits
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ended = False
         self.answered: list[Answered] = []
@@ -54,10 +60,15 @@ class Load:
         self.submitted: list[str] = []
 
     def __repr__(self) -> str:
-        return f"<Load {dict(self.statuses())} broken={len(self.broken)} refused={self.refused} submitted={len(self.submitted)}>"
+        return (
+            f"<Load {dict(self.statuses())} broken={len(self.broken)} refused={self.refused} "
+            f"submitted={len(self.submitted)}>"
+        )
 
     async def __aenter__(self) -> Self:
-        self._tasks = [asyncio.create_task(self._call_on(n), name=f"caller {n}") for n in range(self._callers)]
+        self._tasks = [
+            asyncio.create_task(self._call_on(n), name=f"caller {n}") for n in range(self._callers)
+        ]
         await self.wait_answers(self._callers)
         return self
 
@@ -99,7 +110,9 @@ class Load:
         """Submit calls that take so long each, all at once; returns when each has its 202."""
         path = f"/v1/functions/{self._function}:submit"
         bodies = [{"n": n, "seconds": seconds} for n in range(count)]
-        for answer in await asyncio.gather(*(self._client.post(path, json=body) for body in bodies)):
+        for answer in await asyncio.gather(
+            *(self._client.post(path, json=body) for body in bodies)
+        ):
             assert answer.status_code == 202, answer.text
             self.submitted.append(answer.json()["id"])
 
@@ -126,7 +139,9 @@ class Load:
             sent = time.monotonic()
             self.in_flight += 1
             try:
-                answer = await self._client.post(f"/v1/functions/{self._function}:invoke", json={"n": n})
+                answer = await self._client.post(
+                    f"/v1/functions/{self._function}:invoke", json={"n": n}
+                )
             except httpx.ConnectError:
                 self.refused += 1
                 await asyncio.sleep(REFUSED_PAUSE_S)
@@ -140,6 +155,16 @@ class Load:
             await asyncio.sleep(PAUSE_S)
 
     def _taken(self, answer: httpx.Response, n: int) -> Answered:
-        if "x-request-id" not in answer.headers or (answer.status_code == 200 and answer.json()[0] != n):
-            raise AssertionError(f"asked for {n}, got {answer.status_code} {answer.text}\n{self._platform.log_tails(40)}")
-        return Answered(id=answer.headers["x-request-id"], status=answer.status_code, body=answer.json(), at=time.monotonic())
+        if "x-request-id" not in answer.headers or (
+            answer.status_code == 200 and answer.json()[0] != n
+        ):
+            raise AssertionError(
+                f"asked for {n}, got {answer.status_code} "
+                f"{answer.text}\n{self._platform.log_tails(40)}"
+            )
+        return Answered(
+            id=answer.headers["x-request-id"],
+            status=answer.status_code,
+            body=answer.json(),
+            at=time.monotonic(),
+        )

@@ -1,4 +1,5 @@
-"""The process that parses what strangers send has no root: what it has, and what code that takes it over reaches."""
+"""The process that parses what strangers send has no root: what it has, and what code that takes it
+over reaches."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ DENIED = {"PermissionError", "FileNotFoundError", "ProcessLookupError"}
 
 @pytest.fixture(name="served", scope="module")
 def _served() -> Iterator[PlatformUnderTest]:
-    """A platform with an instance of a function, whose home an activator that was root has used, as in an earlier release."""
+    """A platform with an instance of a function, whose home an activator that was root has used, as
+    in an earlier release."""
     with platform_up(platform={"activator_uid": None}) as platform:
         assert status_of(platform.pid("activator"))["Uid"].split()[0] == "0"
         assert platform.local.paths.run.stat().st_mode & 0o777 == 0o700
@@ -39,7 +41,9 @@ def restart(platform: PlatformUnderTest, **settings: object) -> None:
     if (found := local.running(platform.local)) is not None:
         orphans.terminate(found.pid, grace_s=STOP_S)
     sections = yaml.safe_load(platform.local.config.read_text())
-    platform.local.config.write_text(yaml.safe_dump({**sections, "platform": {**sections["platform"], **settings}}))
+    platform.local.config.write_text(
+        yaml.safe_dump({**sections, "platform": {**sections["platform"], **settings}})
+    )
     for _ in supervise.detach(platform.local):
         pass
 
@@ -74,27 +78,54 @@ def attempts(platform: PlatformUnderTest) -> dict[str, Callable[[], str]]:
     home, run = platform.local.paths.home, platform.local.paths.run
     (instance,) = platform.instances("pair", "greet")
     slot, agent = Path(instance["socket"]).parent, platform.pid("snapshotter")
-    kept = ("platform.key", "activator.key", "controller/controller.db", "platform.yaml", "logs/controller.log")
+    kept = (
+        "platform.key",
+        "activator.key",
+        "controller/controller.db",
+        "platform.yaml",
+        "logs/controller.log",
+    )
     files = [home / name for name in kept]
-    directories = [home, home / "blobs", home / "node", home / "weights", home / "activator", run, run / "slots", slot]
+    directories = [
+        home,
+        home / "blobs",
+        home / "node",
+        home / "weights",
+        home / "activator",
+        run,
+        run / "slots",
+        slot,
+    ]
     ours = {name: platform.pid(name) for name in ("snapshotter", "controller", "activator")}
     inside = Path(f"/proc/{instance['pid']}/root/run/pilotlight/slot/work")
     return {
         **{f"read {file}": lambda file=file: file.read_bytes().hex()[:8] for file in files},  # type: ignore[misc]
-        **{f"list {folder}": lambda folder=folder: str(os.listdir(folder)) for folder in (*directories, inside)},  # type: ignore[misc]
-        **{f"write {folder}": lambda folder=folder: str((folder / "x").write_text("x")) for folder in directories},  # type: ignore[misc]
+        **{
+            f"list {folder}": lambda folder=folder: str(os.listdir(folder))  # type: ignore[misc]
+            for folder in (*directories, inside)
+        },
+        **{
+            f"write {folder}": lambda folder=folder: str((folder / "x").write_text("x"))  # type: ignore[misc]
+            for folder in directories
+        },
         "connect to a shim": lambda: connected(slot / "shim.sock", socket.SOCK_SEQPACKET),
         "connect to the weight cache": lambda: connected(run / "weight_cache.sock"),
         "connect to metrics": lambda: connected(run / "metrics-controller.sock"),
-        **{f"read the memory of {name}": lambda pid=pid: attached(pid) for name, pid in ours.items()},  # type: ignore[misc]
+        **{
+            f"read the memory of {name}": lambda pid=pid: attached(pid)  # type: ignore[misc]
+            for name, pid in ours.items()
+        },
         "read the memory of an instance": lambda: attached(instance["pid"]),
         "kill the node agent": lambda: killed(agent),
         "kill an instance": lambda: killed(instance["pid"]),
-    }  # fmt: skip
+    }
 
 
 def test_home_of_an_earlier_release_is_its_own_now(served: PlatformUnderTest) -> None:
-    assert "runs as root reason=platform.activator_uid is null" in (served.local.logs / "activator.log").read_text()
+    assert (
+        "runs as root reason=platform.activator_uid is null"
+        in (served.local.logs / "activator.log").read_text()
+    )
     own = served.local.paths.home / "activator" / "a-0"
     assert {path.stat().st_uid for path in (own, *own.rglob("*"))} == {UID}
     wait_for(lambda: len(served.usage()) >= 2, "the calls before and after to be in the ledger")
@@ -103,25 +134,37 @@ def test_home_of_an_earlier_release_is_its_own_now(served: PlatformUnderTest) ->
 def test_activator_has_a_uid_of_its_own_and_no_capabilities(served: PlatformUnderTest) -> None:
     status = status_of(served.pid("activator"))
     assert status["Uid"].split() == status["Gid"].split() == [str(UID)] * 4
-    assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {NOTHING}
+    assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {
+        NOTHING
+    }
     assert (status["NoNewPrivs"], status["Seccomp"], status["Groups"]) == ("1", "2", "")
     assert served.local.paths.home.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize("is_inside", [True, False], ids=["in its view of the file system", "in the machine's"])
-def test_code_that_takes_it_over_reaches_nothing_of_others(served: PlatformUnderTest, is_inside: bool) -> None:
+@pytest.mark.parametrize(
+    "is_inside", [True, False], ids=["in its view of the file system", "in the machine's"]
+)
+def test_code_that_takes_it_over_reaches_nothing_of_others(
+    served: PlatformUnderTest, is_inside: bool
+) -> None:
     sees_as = served.pid("activator") if is_inside else None
-    outcomes = {name: as_user(UID, attempt, sees_as=sees_as) for name, attempt in attempts(served).items()}
+    outcomes = {
+        name: as_user(UID, attempt, sees_as=sees_as) for name, attempt in attempts(served).items()
+    }
     assert {name: said for name, said in outcomes.items() if said not in DENIED} == {}
 
 
-def test_node_agent_takes_from_it_only_what_the_controller_sealed(served: PlatformUnderTest) -> None:
+def test_node_agent_takes_from_it_only_what_the_controller_sealed(
+    served: PlatformUnderTest,
+) -> None:
     agent = served.local.paths.run / "snapshotter.sock"
     activator = served.pid("activator")
     (instance,) = served.instances("pair", "greet")
 
     def answer(op: str, args: dict[str, object]) -> dict[str, object]:
-        said: dict[str, object] = json.loads(as_user(UID, lambda: asked(agent, op, args), sees_as=activator))
+        said: dict[str, object] = json.loads(
+            as_user(UID, lambda: asked(agent, op, args), sees_as=activator)
+        )
         return said
 
     routes = (served.local.paths.home / "activator/a-0/routes.ndjson").read_text().splitlines()
@@ -133,7 +176,10 @@ def test_node_agent_takes_from_it_only_what_the_controller_sealed(served: Platfo
     for change in changes:
         refused = answer("start", {**order, "launch": {**launch, **change}})
         assert refused["error"]["code"] == "order_refused", refused  # type: ignore[index]
-    assert answer("exec", {"instance_id": instance["id"], "argv": ["id"]})["error"]["code"] == "unknown_operation"  # type: ignore[index]
+    assert (
+        answer("exec", {"instance_id": instance["id"], "argv": ["id"]})["error"]["code"]  # type: ignore[index]
+        == "unknown_operation"
+    )
     assert "ok" in answer("prepare", {"launch": launch}), "its own is taken"
 
 
@@ -145,13 +191,22 @@ def test_calls_go_on_and_are_billed_after_it_was_killed(served: PlatformUnderTes
     wait_for(lambda: len(served.usage()) > before, "the call to be in the ledger")
 
 
-def test_sockets_of_instances_that_an_agent_adopts_are_open_to_it(served: PlatformUnderTest) -> None:
+def test_sockets_of_instances_that_an_agent_adopts_are_open_to_it(
+    served: PlatformUnderTest,
+) -> None:
     (instance,) = served.instances("pair", "greet")
     path = Path(instance["socket"])
     os.chown(path, 0, 0)
     os.chown(path.parent, 0, 0)
     path.parent.chmod(0o700)
-    assert as_user(UID, lambda: connected(path), sees_as=served.pid("activator")) == "PermissionError", "as an earlier release made them"
+    assert (
+        as_user(UID, lambda: connected(path), sees_as=served.pid("activator")) == "PermissionError"
+    ), "as an earlier release made them"
     served.wait_restarted("snapshotter", served.kill("snapshotter"))
-    wait_for(lambda: as_user(UID, lambda: connected(path), sees_as=served.pid("activator")) == "connected", "the socket to be open")
+    wait_for(
+        lambda: (
+            as_user(UID, lambda: connected(path), sees_as=served.pid("activator")) == "connected"
+        ),
+        "the socket to be open",
+    )
     assert served.result("pair/greet", {"n": 4})[0] == 4

@@ -1,4 +1,5 @@
-"""Bad input, over real HTTP and with the real SDK: every refusal names what was wrong, and starts nothing."""
+"""Bad input, over real HTTP and with the real SDK: every refusal names what was wrong, and starts
+nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def _deployed(platform: PlatformUnderTest) -> None:
 def key_of_another_tenant(platform: PlatformUnderTest) -> str:
     answer = httpx.get(f"{platform.url}/v1/tenants", headers=platform.headers, timeout=60)
     name = f"rival{len(answer.json()['tenants'])}"
-    made = httpx.post(f"{platform.url}/v1/tenants", json={"name": name}, headers=platform.headers, timeout=60)
+    made = httpx.post(
+        f"{platform.url}/v1/tenants", json={"name": name}, headers=platform.headers, timeout=60
+    )
     assert made.status_code == 201, made.text
     return str(made.json()["key"]["secret"])
 
@@ -43,8 +46,10 @@ def problem(answer: httpx.Response, status: int, kind: str) -> dict[str, object]
     return body
 
 
-# -- the body ------------------------------------------------------------------------------------------------------------
-def test_a_body_that_is_not_json_is_refused_and_says_where_it_breaks(platform: PlatformUnderTest) -> None:
+# -- the body --------------------------------------------------------------------------------------
+def test_a_body_that_is_not_json_is_refused_and_says_where_it_breaks(
+    platform: PlatformUnderTest,
+) -> None:
     body = problem(platform.post("faulty/area", content=b'{"width": 3'), 400, "invalid-input")
     assert "JSON" in str(body["detail"])
 
@@ -68,7 +73,8 @@ def test_wrong_arguments_are_refused_by_the_name_of_their_parameter(
 ) -> None:
     body = problem(platform.post("faulty/area", arguments), 400, "invalid-input")
     assert parameter in str(body["detail"])
-    assert body["parameter"] in (parameter, "width")  # with a name missing and another unknown, either may be told
+    # with a name missing and another unknown, either may be told
+    assert body["parameter"] in (parameter, "width")
 
 
 def test_refused_arguments_start_nothing_and_cost_nothing(platform: PlatformUnderTest) -> None:
@@ -96,18 +102,27 @@ def test_a_body_over_the_limit_of_undeclared_length_is_refused(platform: Platfor
     problem(answer, 413, "too-large")
 
 
-def test_base64_and_objects_arrive_as_the_bytes_and_dataclasses_that_were_declared(platform: PlatformUnderTest) -> None:
+def test_base64_and_objects_arrive_as_the_bytes_and_dataclasses_that_were_declared(
+    platform: PlatformUnderTest,
+) -> None:
     data = base64.b64encode(b"\x00\xff\x10").decode()
-    assert platform.result("faulty/describe", {"data": data, "corner": {"x": 3}}) == "bytes 3 Point 3,0"
+    assert (
+        platform.result("faulty/describe", {"data": data, "corner": {"x": 3}})
+        == "bytes 3 Point 3,0"
+    )
 
 
-def test_text_that_is_not_base64_is_refused_for_a_parameter_of_bytes(platform: PlatformUnderTest) -> None:
+def test_text_that_is_not_base64_is_refused_for_a_parameter_of_bytes(
+    platform: PlatformUnderTest,
+) -> None:
     answer = platform.post("faulty/describe", {"data": "not base64!", "corner": {"x": 3}})
     assert problem(answer, 400, "invalid-input")["parameter"] == "data"
 
 
-# -- who asks for what ---------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("address", ["faulty/missing", "missing/area", "faulty/area.method", "faulty", "faulty/"])
+# -- who asks for what -----------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "address", ["faulty/missing", "missing/area", "faulty/area.method", "faulty", "faulty/"]
+)
 def test_an_unknown_function_is_not_found(platform: PlatformUnderTest, address: str) -> None:
     problem(platform.post(address), 404, "not-found")
 
@@ -119,9 +134,20 @@ def test_an_unknown_function_is_not_found_by_the_sdk(platform: PlatformUnderTest
 
 def test_without_a_key_and_with_a_wrong_one_nobody_gets_in(platform: PlatformUnderTest) -> None:
     problem(platform.post("faulty/area", headers={}), 401, "unauthenticated")
-    problem(platform.post("faulty/area", headers={"authorization": "Bearer pl_guessed"}), 401, "unauthenticated")
-    problem(platform.post("faulty/area", headers={"authorization": "Basic YTpi"}), 401, "unauthenticated")
-    with session.using(Profile(url=platform.url, api_key="pl_guessed")), pytest.raises(Unauthenticated):
+    problem(
+        platform.post("faulty/area", headers={"authorization": "Bearer pl_guessed"}),
+        401,
+        "unauthenticated",
+    )
+    problem(
+        platform.post("faulty/area", headers={"authorization": "Basic YTpi"}),
+        401,
+        "unauthenticated",
+    )
+    with (
+        session.using(Profile(url=platform.url, api_key="pl_guessed")),
+        pytest.raises(Unauthenticated),
+    ):
         Function.from_name("faulty", "area").remote(3)
 
 
@@ -129,7 +155,10 @@ def test_a_revoked_key_is_refused_at_once(platform: PlatformUnderTest) -> None:
     with platform.client() as client:
         made = client.create_key(scope="invoke", name="short-lived")
         headers = {"authorization": f"Bearer {made['secret']}"}
-        wait_for(lambda: platform.post("faulty/area", {"width": 2}, headers=headers).status_code == 200, "the new key to be known")
+        wait_for(
+            lambda: platform.post("faulty/area", {"width": 2}, headers=headers).status_code == 200,
+            "the new key to be known",
+        )
         client.revoke_key(made["id"])
     assert platform.post("faulty/area", {"width": 2}, headers=headers).status_code == 401
 
@@ -143,7 +172,9 @@ def test_an_invoke_key_does_not_reach_the_control_plane(platform: PlatformUnderT
 
 
 @pytest.mark.root
-def test_another_tenants_function_does_not_exist(platform: PlatformUnderTest, key_of_another_tenant: str) -> None:
+def test_another_tenants_function_does_not_exist(
+    platform: PlatformUnderTest, key_of_another_tenant: str
+) -> None:
     headers = {"authorization": f"Bearer {key_of_another_tenant}"}
 
     def known() -> httpx.Response | None:
@@ -152,7 +183,11 @@ def test_another_tenants_function_does_not_exist(platform: PlatformUnderTest, ke
 
     foreign = wait_for(known, "the new tenant's key to be known")
     unknown = platform.post("faulty/nowhere", {"width": 2}, headers=headers)
-    assert problem(foreign, 404, "not-found")["detail"] == str(problem(unknown, 404, "not-found")["detail"]).replace("nowhere", "area")
+    assert problem(foreign, 404, "not-found")["detail"] == str(
+        problem(unknown, 404, "not-found")["detail"]
+    ).replace("nowhere", "area")
     submitted = platform.post("faulty/area", {"width": 2}, verb="submit")
-    seen = httpx.get(f"{platform.url}/v1/calls/{submitted.json()['id']}", headers=headers, timeout=60)
+    seen = httpx.get(
+        f"{platform.url}/v1/calls/{submitted.json()['id']}", headers=headers, timeout=60
+    )
     problem(seen, 404, "not-found")

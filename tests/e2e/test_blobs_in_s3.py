@@ -1,4 +1,5 @@
-"""A real platform whose blobs lie in a bucket: deploys, starts, weights and downloads, with nothing in its own directory."""
+"""A real platform whose blobs lie in a bucket: deploys, starts, weights and downloads, with nothing
+in its own directory."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def told() -> list[str]:
 
 @pytest.fixture(scope="module", name="bucket")
 def _bucket(s3_address: str) -> Iterator[str]:
-    """Found by the platform's processes as it would be by any other: in the environment that they are started with."""
+    """Found by the platform's processes as it would be by any other: in the environment that they
+    are started with."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in s3_server.environment(s3_address).items():
             patch.setenv(name, value)
@@ -63,7 +65,9 @@ def _files() -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module", name="platform")
-def _platform(bucket: str, files: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformUnderTest]:
+def _platform(
+    bucket: str, files: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PlatformUnderTest]:
     """The platform, with the app deployed."""
     folder = tmp_path_factory.mktemp("far")
     (folder / "letters").mkdir()
@@ -75,16 +79,22 @@ def _platform(bucket: str, files: dict[str, bytes], tmp_path_factory: pytest.Tem
         yield platform
 
 
-def test_a_function_runs_with_weights_that_came_from_the_bucket(platform: PlatformUnderTest, files: dict[str, bytes]) -> None:
+def test_a_function_runs_with_weights_that_came_from_the_bucket(
+    platform: PlatformUnderTest, files: dict[str, bytes]
+) -> None:
     assert max(map(len, files.values())) > CHUNK_BYTES
-    assert platform.result("far/digests") == {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    assert platform.result("far/digests") == {
+        name: hashlib.sha256(content).hexdigest() for name, content in files.items()
+    }
 
 
 def test_nothing_lies_in_the_platforms_own_directory(platform: PlatformUnderTest) -> None:
     assert not [path for path in (platform.local.paths.home / "blobs").rglob("*") if path.is_file()]
 
 
-def test_a_file_of_weights_is_downloaded_in_parts(platform: PlatformUnderTest, bucket: str, files: dict[str, bytes]) -> None:
+def test_a_file_of_weights_is_downloaded_in_parts(
+    platform: PlatformUnderTest, bucket: str, files: dict[str, bytes]
+) -> None:
     import boto3
 
     client = boto3.client("s3", region_name="us-east-1")
@@ -105,12 +115,19 @@ def test_the_platforms_credentials_do_not_reach_functions(platform: PlatformUnde
     assert platform.result("far/told") == []
 
 
-def test_a_backup_says_where_the_blobs_are(platform: PlatformUnderTest, bucket: str, tmp_path: Path) -> None:
+def test_a_backup_says_where_the_blobs_are(
+    platform: PlatformUnderTest, bucket: str, tmp_path: Path
+) -> None:
     body = json.loads(platform.cli("state", "backup", str(tmp_path / "b.tar"), "--json").stdout)
     assert body["blobs_at"] == f"s3://{bucket}/the/blobs"
 
 
 def test_the_doctor_finds_the_bucket_in_order(platform: PlatformUnderTest, bucket: str) -> None:
     config = str(platform.local.config)
-    findings = {f["what"]: f for f in json.loads(platform.cli("doctor", "--json", "--config", config, check=False).stdout)}
+    findings = {
+        f["what"]: f
+        for f in json.loads(
+            platform.cli("doctor", "--json", "--config", config, check=False).stdout
+        )
+    }
     assert (findings["blobs"]["state"], bucket in findings["blobs"]["detail"]) == ("ok", True)

@@ -28,9 +28,15 @@ LONGEST_S = 60.0
 
 @pytest.fixture(name="platform", scope="module")
 def _platform(redis_server: str) -> Iterator[PlatformUnderTest]:
-    activator = {"activators": 2, "redis_url": redis_server, "listen": f"127.0.0.1:{free_port()}", "metrics_listen": None}
+    activator = {
+        "activators": 2,
+        "redis_url": redis_server,
+        "listen": f"127.0.0.1:{free_port()}",
+        "metrics_listen": None,
+    }
     with platform_up(
-        activator=activator, prices={"version": "dear", "cpu_core_s": "0.1", "memory_gib_s": "0", "cpu_factor": "0"}
+        activator=activator,
+        prices={"version": "dear", "cpu_core_s": "0.1", "memory_gib_s": "0", "cpu_factor": "0"},
     ) as platform:
         platform.deploy("purse.py")
         yield platform
@@ -39,7 +45,9 @@ def _platform(redis_server: str) -> Iterator[PlatformUnderTest]:
 def set_budget(platform: PlatformUnderTest, amount: Decimal | str, **more: Any) -> dict[str, Any]:
     """Make or change the budget of the app's month."""
     body = {"app": "purse", "amount": str(amount), **more}
-    answer = httpx.put(f"{platform.url}/v1/budgets", json=body, headers=platform.headers, timeout=60)
+    answer = httpx.put(
+        f"{platform.url}/v1/budgets", json=body, headers=platform.headers, timeout=60
+    )
     assert answer.status_code in (200, 201), answer.text
     budget: dict[str, Any] = answer.json()
     return budget
@@ -47,7 +55,9 @@ def set_budget(platform: PlatformUnderTest, amount: Decimal | str, **more: Any) 
 
 def shown(platform: PlatformUnderTest, budget: str) -> dict[str, Any]:
     """The budget as its owner sees it."""
-    found: dict[str, Any] = httpx.get(f"{platform.url}/v1/budgets/{budget}", headers=platform.headers, timeout=60).json()
+    found: dict[str, Any] = httpx.get(
+        f"{platform.url}/v1/budgets/{budget}", headers=platform.headers, timeout=60
+    ).json()
     return found
 
 
@@ -55,7 +65,11 @@ async def call(platform: PlatformUnderTest, seconds: float = CALL_S) -> int:
     """The status of one call, over a connection of its own; 0 when it broke."""
     try:
         async with httpx.AsyncClient(timeout=60, verify=NO_TLS) as client:
-            answer = await client.post(f"{platform.url}/v1/functions/{SPEND}:invoke", json={"seconds": seconds}, headers=platform.headers)
+            answer = await client.post(
+                f"{platform.url}/v1/functions/{SPEND}:invoke",
+                json={"seconds": seconds},
+                headers=platform.headers,
+            )
     except httpx.TransportError:
         return 0
     if answer.status_code == 429:
@@ -64,7 +78,8 @@ async def call(platform: PlatformUnderTest, seconds: float = CALL_S) -> int:
 
 
 async def spend_all(platform: PlatformUnderTest) -> Counter[int]:
-    """Call until every caller was told twice in a row that the budget is spent, or for LONGEST_S."""
+    """Call until every caller was told twice in a row that the budget is spent, or for
+    LONGEST_S."""
     seen: Counter[int] = Counter()
     until = time.monotonic() + LONGEST_S
 
@@ -84,9 +99,8 @@ async def spend_all(platform: PlatformUnderTest) -> Counter[int]:
 async def wait_until_both_refuse(platform: PlatformUnderTest) -> None:
     """Until six calls in turn are answered 402.
 
-    An activator answers 429 while money is claimed by the other one and not yet in the ledger: the other's records are still on their
-    way to a controller that has just been started again.
-    """
+    An activator answers 429 while money is claimed by the other one and not yet in the ledger: the
+    other's records are still on their way to a controller that has just been started again."""
     until = time.monotonic() + LONGEST_S
     in_turn = 0
     while in_turn < 6:
@@ -100,7 +114,9 @@ async def wait_until_both_refuse(platform: PlatformUnderTest) -> None:
 
 def spent(platform: PlatformUnderTest, where: str = "1") -> Decimal:
     """What the ledger has of it."""
-    return sum((Decimal(r["cost"]) for r in platform.usage(f"app = 'purse' AND {where}")), Decimal(0))
+    return sum(
+        (Decimal(r["cost"]) for r in platform.usage(f"app = 'purse' AND {where}")), Decimal(0)
+    )
 
 
 async def test_two_activators_never_spend_more_than_the_budget_though_one_is_killed_and_the_controller_too(
@@ -114,14 +130,21 @@ async def test_two_activators_never_spend_more_than_the_budget_though_one_is_kil
     seen = await load
     platform.wait_restarted("activator-1", pid)
     assert seen[402] >= 2 * CALLERS, seen
-    assert seen.keys() <= {0, 200, 402, 429, 502, 503, 504}, seen  # 504: its clock is 2 s, and a busy machine may stall a worker for that
+    # 504: its clock is 2 s, and a busy machine may stall a worker for that
+    assert seen.keys() <= {0, 200, 402, 429, 502, 503, 504}, seen
     await wait_until_both_refuse(platform)
     wait_for(lambda: spent(platform) > AMOUNT * 3 / 4, "the records to arrive")
-    wait_for(lambda: spent(platform, "status = 200") > AMOUNT / 2, "most of it to have been spent on answers")
+    wait_for(
+        lambda: spent(platform, "status = 200") > AMOUNT / 2,
+        "most of it to have been spent on answers",
+    )
     await asyncio.sleep(1.0)  # whatever else is on its way
     assert spent(platform) <= AMOUNT
 
-    wait_for(lambda: Decimal(shown(platform, budget["id"])["spent"]) == spent(platform), "the sum to be that of the ledger")
+    wait_for(
+        lambda: Decimal(shown(platform, budget["id"])["spent"]) == spent(platform),
+        "the sum to be that of the ledger",
+    )
     set_budget(platform, AMOUNT * 2)
     assert await call(platform) == 200
     set_budget(platform, AMOUNT / 2)

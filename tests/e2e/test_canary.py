@@ -1,4 +1,5 @@
-"""Releases on a whole platform: a bad one is taken back within its first step, a good one takes over although the controller is killed."""
+"""Releases on a whole platform: a bad one is taken back within its first step, a good one takes
+over although the controller is killed."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ SETTLED = 40
 
 @dataclass(slots=True)
 class Callers:
-    """Calls one after the other. Owner: its thread; tests read `answers`, (when it was sent, status, text) each, which only grows."""
+    """Calls one after the other. Owner: its thread; tests read `answers`, (when it was sent,
+    status, text) each, which only grows."""
 
     platform: PlatformUnderTest
     answers: list[tuple[float, int, str]] = field(default_factory=list)
@@ -46,15 +48,22 @@ class Callers:
         with httpx.Client(headers=self.platform.headers, timeout=60) as http:
             while not self.stop.wait(0.03):
                 sent_at = time.monotonic()
-                answer = http.post(f"{self.platform.url}/v1/functions/canary/rate:invoke", json={"word": "x"})
+                answer = http.post(
+                    f"{self.platform.url}/v1/functions/canary/rate:invoke", json={"word": "x"}
+                )
                 self.answers.append((sent_at, answer.status_code, answer.text))
 
     def settled(self, status: int, text: str) -> float:
-        """When a call was sent of which on all are answered so: SETTLED in a row were. The activator hears of a change in moments."""
+        """When a call was sent of which on all are answered so: SETTLED in a row were. The
+        activator hears of a change in moments."""
 
         def look() -> float:
             last = list(self.answers)[-SETTLED:]
-            return max(at for at, *_ in last) if len(last) == SETTLED and {tuple(said) for _, *said in last} == {(status, text)} else 0.0
+            return (
+                max(at for at, *_ in last)
+                if len(last) == SETTLED and {tuple(said) for _, *said in last} == {(status, text)}
+                else 0.0
+            )
 
         return wait_for(look, f"nothing but {status} {text}")
 
@@ -87,7 +96,9 @@ def newest(platform: PlatformUnderTest) -> dict[str, Any]:
         return dict(client.rollouts(app="canary", limit=1)[0])
 
 
-def test_a_bad_release_is_taken_back_and_a_good_one_survives_the_controller(mortal_platform: PlatformUnderTest, tmp_path: Path) -> None:
+def test_a_bad_release_is_taken_back_and_a_good_one_survives_the_controller(
+    mortal_platform: PlatformUnderTest, tmp_path: Path
+) -> None:
     platform = mortal_platform  # its controller is killed
     release(platform, tmp_path, 'return "one"')
     wait_for(
@@ -98,20 +109,36 @@ def test_a_bad_release_is_taken_back_and_a_good_one_survives_the_controller(mort
     )
     with calling(platform) as callers:
         release(platform, tmp_path, 'raise ValueError("worse")', *CANARY)
-        wait_for(lambda: newest(platform)["state"] == "rolled_back", "the bad version to be taken back", timeout_s=PATIENCE_S, poll_s=0.2)
+        wait_for(
+            lambda: newest(platform)["state"] == "rolled_back",
+            "the bad version to be taken back",
+            timeout_s=PATIENCE_S,
+            poll_s=0.2,
+        )
         back_at = callers.settled(200, '"one"')
         wait_for(lambda: callers.answers[-1][0] > back_at + 1, "calls after it")
         assert newest(platform)["step"] == 0
-        assert {(status, text) for at, status, text in list(callers.answers) if at > back_at} == {(200, '"one"')}
+        assert {(status, text) for at, status, text in list(callers.answers) if at > back_at} == {
+            (200, '"one"')
+        }
 
         release(platform, tmp_path, 'return "two"', *CANARY)
-        wait_for(lambda: newest(platform)["step"] == 1, "its last step", timeout_s=PATIENCE_S, poll_s=0.2)
+        wait_for(
+            lambda: newest(platform)["step"] == 1, "its last step", timeout_s=PATIENCE_S, poll_s=0.2
+        )
         pid = platform.kill("controller")
         platform.wait_restarted("controller", pid)
-        wait_for(lambda: newest(platform)["state"] == "done", "the good version to take over", timeout_s=PATIENCE_S, poll_s=0.2)
+        wait_for(
+            lambda: newest(platform)["state"] == "done",
+            "the good version to take over",
+            timeout_s=PATIENCE_S,
+            poll_s=0.2,
+        )
         done_at = callers.settled(200, '"two"')
         wait_for(lambda: callers.answers[-1][0] > done_at + 1, "calls after it")
-    assert {(status, text) for at, status, text in callers.answers if at > done_at} == {(200, '"two"')}
+    assert {(status, text) for at, status, text in callers.answers if at > done_at} == {
+        (200, '"two"')
+    }
     assert {status for at, status, _ in callers.answers if at > back_at} == {200}
     watched = platform.cli("rollout", "watch", "canary/rate")
     assert "every step" in platform.cli("rollout", "show", "canary/rate").stdout

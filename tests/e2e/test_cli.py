@@ -61,7 +61,10 @@ def test_call_prints_the_result_and_how_it_came_about(hello: PlatformUnderTest) 
     assert "exec" in done.stderr
     assert "cost" in done.stderr
     assert as_json(hello, "call", "hello/hello", '["Bob"]')["result"] == "Hello, Bob!"
-    assert hello.cli("call", "hello/hello", "-", "--raw", input='{"name": "Eve"}').stdout == '"Hello, Eve!"'
+    assert (
+        hello.cli("call", "hello/hello", "-", "--raw", input='{"name": "Eve"}').stdout
+        == '"Hello, Eve!"'
+    )
 
 
 def test_a_submitted_call_is_found_again(hello: PlatformUnderTest) -> None:
@@ -82,7 +85,9 @@ def test_a_submitted_call_is_found_again(hello: PlatformUnderTest) -> None:
         (("app", "delete", "hello"), "Nobody can be asked"),
     ],
 )
-def test_mistakes_end_with_1_two_lines_and_no_traceback(hello: PlatformUnderTest, words: tuple[str, ...], message: str) -> None:
+def test_mistakes_end_with_1_two_lines_and_no_traceback(
+    hello: PlatformUnderTest, words: tuple[str, ...], message: str
+) -> None:
     done = hello.cli(*words, check=False)
     assert done.returncode == 1
     lines = done.stderr.strip().splitlines()
@@ -92,7 +97,9 @@ def test_mistakes_end_with_1_two_lines_and_no_traceback(hello: PlatformUnderTest
     assert "Traceback" not in done.stderr
 
 
-def test_a_file_that_cannot_be_imported_is_shown_by_its_own_line(hello: PlatformUnderTest, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_imported_is_shown_by_its_own_line(
+    hello: PlatformUnderTest, tmp_path: Path
+) -> None:
     (tmp_path / "broken_app.py").write_text("import pilotlight\nimport no_such_package\n")
     done = hello.cli("deploy", str(tmp_path / "broken_app.py"), check=False)
     assert done.returncode == 1
@@ -102,7 +109,10 @@ def test_a_file_that_cannot_be_imported_is_shown_by_its_own_line(hello: Platform
 
 def test_run_calls_once_and_leaves_nothing_behind(hello: PlatformUnderTest) -> None:
     assert hello.cli("run", HELLO, "--name", "Ada").stdout.strip() == "Hello, Ada!"
-    assert hello.cli("run", f"{STREAM}::count", "--upto", "2").stdout.splitlines()[-1] == "{'number': 2, 'square': 4}"
+    assert (
+        hello.cli("run", f"{STREAM}::count", "--upto", "2").stdout.splitlines()[-1]
+        == "{'number': 2, 'square': 4}"
+    )
     assert [app["name"] for app in as_json(hello, "app", "list") if "run" in app["name"]] == []
 
 
@@ -112,7 +122,12 @@ def test_lists_show_what_is_there(hello: PlatformUnderTest) -> None:
     hello.cli("call", "hello/hello")
     instance = as_json(hello, "instance", "list", "--app", "hello")[0]["id"]
     assert instance in hello.cli("instance", "list").stdout
-    assert hello.cli("instance", "exec", instance, "--", "sh", "-c", "echo out; exit 3", check=False).returncode == 3
+    assert (
+        hello.cli(
+            "instance", "exec", instance, "--", "sh", "-c", "echo out; exit 3", check=False
+        ).returncode
+        == 3
+    )
 
 
 def test_a_shell_keeps_its_directory_between_lines(hello: PlatformUnderTest) -> None:
@@ -121,13 +136,20 @@ def test_a_shell_keeps_its_directory_between_lines(hello: PlatformUnderTest) -> 
     assert hello.cli("shell", "hello/hello", "-c", "echo $((6*7))").stdout.strip() == "42"
 
 
-def test_serve_deploys_again_on_a_change_and_removes_the_app_at_the_end(hello: PlatformUnderTest, tmp_path: Path) -> None:
+def test_serve_deploys_again_on_a_change_and_removes_the_app_at_the_end(
+    hello: PlatformUnderTest, tmp_path: Path
+) -> None:
     file = tmp_path / "live.py"
-    text = "import pilotlight\napp = pilotlight.App('live')\n\n@app.function()\ndef answer() -> int:\n    return {}\n"
+    text = (
+        "import pilotlight\napp = pilotlight.App('live')\n\n@app.function()\ndef answer() -> "
+        "int:\n    return {}\n"
+    )
     file.write_text(text.format(1))
     argv = [sys.executable, "-m", "pilotlight", "serve", str(file)]
     with (
-        subprocess.Popen(argv, env=hello.environ(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as serving,
+        subprocess.Popen(
+            argv, env=hello.environ(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as serving,
         not_outliving(serving),
     ):
         assert serving.stderr is not None
@@ -144,14 +166,25 @@ def test_serve_deploys_again_on_a_change_and_removes_the_app_at_the_end(hello: P
 
 def test_logs_of_one_call(hello: PlatformUnderTest, tmp_path: Path) -> None:
     (tmp_path / "talker.py").write_text(
-        "import pilotlight\napp = pilotlight.App('talker')\n\n@app.function()\ndef say(what: str) -> None:\n    print(what, flush=True)\n"
+        "import pilotlight\napp = pilotlight.App('talker')\n\n@app.function()\ndef say(what: str) "
+        "-> None:\n    print(what, flush=True)\n"
     )
     hello.cli("deploy", str(tmp_path / "talker.py"), "--no-wait")
     first = as_json(hello, "call", "talker/say", "-a", "what=apple")["request_id"]
     hello.cli("call", "talker/say", "-a", "what=pear")
     # what a function prints passes through its slot, and is in the log moments after the answer
-    wait_for(lambda: "pear" in hello.cli("app", "logs", "talker/say", "--since", "5m", "--tail", "10").stdout, "the second line")
-    lines = [json.loads(line) for line in hello.cli("app", "logs", "talker", "--call", first, "--json").stdout.splitlines()]
+    wait_for(
+        lambda: (
+            "pear" in hello.cli("app", "logs", "talker/say", "--since", "5m", "--tail", "10").stdout
+        ),
+        "the second line",
+    )
+    lines = [
+        json.loads(line)
+        for line in hello.cli(
+            "app", "logs", "talker", "--call", first, "--json"
+        ).stdout.splitlines()
+    ]
     assert [line["text"] for line in lines] == ["apple"]
 
 
@@ -183,7 +216,12 @@ def test_top_doctor_and_status(hello: PlatformUnderTest) -> None:
     hello.cli("call", "hello/hello")
     config = ("--config", str(hello.local.config))
     assert "hello/hello" in hello.cli("top", "--once", *config).stdout
-    assert {finding["what"] for finding in as_json(hello, "doctor", *config)} >= {"platform", "namespaces", "home", "profile"}
+    assert {finding["what"] for finding in as_json(hello, "doctor", *config)} >= {
+        "platform",
+        "namespaces",
+        "home",
+        "profile",
+    }
     state = as_json(hello, "status", *config)
     assert state["running"]
     assert all(state["processes"].values())
@@ -194,7 +232,9 @@ def test_top_doctor_and_status(hello: PlatformUnderTest) -> None:
     assert all(f"process {pid}, {users[name]}" in told for name, pid in state["processes"].items())
 
 
-def test_state_is_saved_while_running_and_loaded_into_another_home(hello: PlatformUnderTest, short_tmp: Path) -> None:
+def test_state_is_saved_while_running_and_loaded_into_another_home(
+    hello: PlatformUnderTest, short_tmp: Path
+) -> None:
     config = ("--config", str(hello.local.config))
     hello.cli("state", "backup", str(short_tmp / "b.tar"), *config)
     refused = hello.cli("state", "load", str(short_tmp / "b.tar"), *config, check=False)
@@ -228,22 +268,44 @@ def loaded_platform(root: Path, sections: dict[str, dict[str, object]]) -> Itera
     config.write_text(yaml.safe_dump(sections))
     environ = {**os.environ, "PILOTLIGHT_CONFIG": str(root / "profile.toml")}
     argv = [sys.executable, "-m", "pilotlight"]
-    subprocess.run([*argv, "up", "-d", "--config", str(config)], env=environ, check=True, capture_output=True)
+    subprocess.run(
+        [*argv, "up", "-d", "--config", str(config)], env=environ, check=True, capture_output=True
+    )
     try:
         yield f"http://{address}"
     finally:
-        subprocess.run([*argv, "down", "--config", str(config)], env=environ, check=True, capture_output=True)
+        subprocess.run(
+            [*argv, "down", "--config", str(config)], env=environ, check=True, capture_output=True
+        )
 
 
-def test_up_in_the_terminal_writes_the_first_key_refuses_a_second_and_ends_with_ctrl_c(short_tmp: Path) -> None:
+def test_up_in_the_terminal_writes_the_first_key_refuses_a_second_and_ends_with_ctrl_c(
+    short_tmp: Path,
+) -> None:
     import yaml
 
     config, profile = short_tmp / "p.yaml", short_tmp / "profile.toml"
     sections: dict[str, dict[str, object]] = {name: {"metrics_listen": None} for name in PROCESSES}
-    config.write_text(yaml.safe_dump({**sections, "platform": {"home": str(short_tmp / "h"), "run": str(short_tmp / "r")}}))
+    config.write_text(
+        yaml.safe_dump(
+            {**sections, "platform": {"home": str(short_tmp / "h"), "run": str(short_tmp / "r")}}
+        )
+    )
     environ = {**os.environ, "PILOTLIGHT_CONFIG": str(profile), "NO_COLOR": "1"}
-    argv = [sys.executable, "-m", "pilotlight", "up", "--config", str(config), "--listen", f"127.0.0.1:{free_port()}"]
-    with subprocess.Popen([*argv, "--json"], env=environ, stdout=subprocess.PIPE, text=True) as up, not_outliving(up):
+    argv = [
+        sys.executable,
+        "-m",
+        "pilotlight",
+        "up",
+        "--config",
+        str(config),
+        "--listen",
+        f"127.0.0.1:{free_port()}",
+    ]
+    with (
+        subprocess.Popen([*argv, "--json"], env=environ, stdout=subprocess.PIPE, text=True) as up,
+        not_outliving(up),
+    ):
         assert up.stdout is not None
         body = json.loads(up.stdout.readline())
         assert body["key_file"] == str(profile)
@@ -251,8 +313,14 @@ def test_up_in_the_terminal_writes_the_first_key_refuses_a_second_and_ends_with_
         second = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
         assert second.returncode == 1
         assert f"already runs in {short_tmp / 'h'} (process {up.pid}" in second.stderr
-        kept = [path for path in (*(short_tmp / "h").rglob("*"), *(short_tmp / "r").rglob("*")) if path.is_file()]
-        assert {"controller.db", "controller.db-wal", "controller.pid", "cgroups.json"} <= {path.name for path in kept}
+        kept = [
+            path
+            for path in (*(short_tmp / "h").rglob("*"), *(short_tmp / "r").rglob("*"))
+            if path.is_file()
+        ]
+        assert {"controller.db", "controller.db-wal", "controller.pid", "cgroups.json"} <= {
+            path.name for path in kept
+        }
         assert [path for path in kept if path.stat().st_mode & 0o077] == []
         up.send_signal(signal.SIGINT)
         assert up.wait(60) == 0

@@ -1,4 +1,5 @@
-"""The process that holds the database and the keys has no root: what goes on as before, and what code that takes it over reaches."""
+"""The process that holds the database and the keys has no root: what goes on as before, and what
+code that takes it over reaches."""
 
 from __future__ import annotations
 
@@ -15,7 +16,15 @@ import pytest
 
 from pilotlight.cli import local, orphans
 from tests.e2e.harness import STOP_S, PlatformUnderTest, platform_up, wait_for
-from tests.e2e.test_activator_user import DENIED, NOTHING, asked, attached, connected, killed, restart
+from tests.e2e.test_activator_user import (
+    DENIED,
+    NOTHING,
+    asked,
+    attached,
+    connected,
+    killed,
+    restart,
+)
 from tests.fakes.as_user import as_user, status_of
 from tests.fakes.plain_http import NO_TLS
 
@@ -25,7 +34,8 @@ UID = 19902
 
 @pytest.fixture(name="served", scope="module")
 def _served() -> Iterator[PlatformUnderTest]:
-    """A platform with an instance of a function, whose home a controller that was root has used, as in an earlier release."""
+    """A platform with an instance of a function, whose home a controller that was root has used, as
+    in an earlier release."""
     with platform_up(platform={"controller_uid": None}) as platform:
         assert status_of(platform.pid("controller"))["Uid"].split()[0] == "0"
         assert not (platform.local.paths.run / "controller").exists()
@@ -51,27 +61,71 @@ def attempts(platform: PlatformUnderTest) -> dict[str, Callable[[], str]]:
     home, run = platform.local.paths.home, platform.local.paths.run
     (instance, *_) = platform.instances("pair", "greet")
     slot = Path(instance["socket"]).parent
-    files = [home / "platform.key", home / "activator.key", home / "controller.lock", home / "platform.yaml", home / "logs/controller.log"]
-    files += [Path("/etc/shadow"), Path("/root/.bashrc"), next((home / "activator").rglob("journal-*.ndjson"))]
-    directories = [home, home / "node", home / "weights", home / "activator", home / "logs", run, run / "controller", run / "slots", slot]
-    closed = [run / "weight_cache.sock", run / "snapshotter.sock", run / "metrics-snapshotter.sock", Path(instance["socket"])]
-    ours = {name: platform.pid(name) for name in ("snapshotter", "weight_cache", "activator", "controller")}
+    files = [
+        home / "platform.key",
+        home / "activator.key",
+        home / "controller.lock",
+        home / "platform.yaml",
+        home / "logs/controller.log",
+    ]
+    files += [
+        Path("/etc/shadow"),
+        Path("/root/.bashrc"),
+        next((home / "activator").rglob("journal-*.ndjson")),
+    ]
+    directories = [
+        home,
+        home / "node",
+        home / "weights",
+        home / "activator",
+        home / "logs",
+        run,
+        run / "controller",
+        run / "slots",
+        slot,
+    ]
+    closed = [
+        run / "weight_cache.sock",
+        run / "snapshotter.sock",
+        run / "metrics-snapshotter.sock",
+        Path(instance["socket"]),
+    ]
+    ours = {
+        name: platform.pid(name)
+        for name in ("snapshotter", "weight_cache", "activator", "controller")
+    }
     return {
         **{f"read {file}": lambda file=file: file.read_bytes().hex()[:8] for file in files},  # type: ignore[misc]
-        **{f"list {folder}": lambda folder=folder: str(os.listdir(folder)) for folder in (*directories, Path("/root"))},  # type: ignore[misc]
-        **{f"write {folder}": lambda folder=folder: str((folder / "x").write_text("x")) for folder in directories},  # type: ignore[misc]
+        **{
+            f"list {folder}": lambda folder=folder: str(os.listdir(folder))  # type: ignore[misc]
+            for folder in (*directories, Path("/root"))
+        },
+        **{
+            f"write {folder}": lambda folder=folder: str((folder / "x").write_text("x"))  # type: ignore[misc]
+            for folder in directories
+        },
         **{f"connect to {path}": lambda path=path: connected(path) for path in closed},  # type: ignore[misc]
         "connect to a shim": lambda: connected(slot / "shim.sock", socket.SOCK_SEQPACKET),
-        **{f"read the memory of {name}": lambda pid=pid: attached(pid) for name, pid in ours.items()},  # type: ignore[misc]
+        **{
+            f"read the memory of {name}": lambda pid=pid: attached(pid)  # type: ignore[misc]
+            for name, pid in ours.items()
+        },
         "read the memory of an instance": lambda: attached(instance["pid"]),
-        **{f"kill {name}": lambda pid=pid: killed(pid) for name, pid in ours.items() if name != "controller"},  # type: ignore[misc]
+        **{
+            f"kill {name}": lambda pid=pid: killed(pid)  # type: ignore[misc]
+            for name, pid in ours.items()
+            if name != "controller"
+        },
         "kill an instance": lambda: killed(instance["pid"]),
-    }  # fmt: skip
+    }
 
 
 def test_home_of_an_earlier_release_is_its_own_now(served: PlatformUnderTest) -> None:
     home = served.local.paths.home
-    assert "runs as root reason=platform.controller_uid is null" in (served.local.logs / "controller.log").read_text()
+    assert (
+        "runs as root reason=platform.controller_uid is null"
+        in (served.local.logs / "controller.log").read_text()
+    )
     for own in (home / "controller", home / "blobs"):
         assert {path.stat().st_uid for path in (own, *own.rglob("*"))} == {UID}
     assert not list(home.glob("controller.db*"))
@@ -81,9 +135,15 @@ def test_home_of_an_earlier_release_is_its_own_now(served: PlatformUnderTest) ->
 def test_it_has_a_uid_of_its_own_and_no_capabilities(served: PlatformUnderTest) -> None:
     status = status_of(served.pid("controller"))
     assert status["Uid"].split() == status["Gid"].split() == [str(UID)] * 4
-    assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {NOTHING}
+    assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {
+        NOTHING
+    }
     assert (status["NoNewPrivs"], status["Seccomp"], status["Groups"]) == ("1", "2", "")
-    found = next(f for f in json.loads(served.cli("doctor", "--json", check=False).stdout) if f["what"] == "controller's user")
+    found = next(
+        f
+        for f in json.loads(served.cli("doctor", "--json", check=False).stdout)
+        if f["what"] == "controller's user"
+    )
     assert (found["state"], found["detail"]) == ("ok", f"uid {UID}, without root")
 
 
@@ -95,14 +155,21 @@ def test_keys_stay_with_root_and_its_socket_with_activators(served: PlatformUnde
     assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (0, 19901, 0o660)
     assert as_user(19901, lambda: connected(run / "controller.sock")) == "connected"
     assert as_user(20000, lambda: connected(run / "controller.sock")) == "PermissionError"
-    assert as_user(19901, lambda: connected(run / "controller/snapshotter.sock")) == "PermissionError"
+    assert (
+        as_user(19901, lambda: connected(run / "controller/snapshotter.sock")) == "PermissionError"
+    )
 
 
 def test_deploys_calls_builds_and_weights_go_on(served: PlatformUnderTest, tmp_path: Path) -> None:
     served.deploy("pair.py")
     assert served.result("pair/greet", {"n": 3})[0] == 3
-    image = {"python": f"{sys.version_info.major}.{sys.version_info.minor}", "steps": [{"op": "run", "commands": ["exit 7"]}]}
-    answer = httpx.post(f"{served.url}/v1/images", json=image, headers=served.headers, timeout=120, verify=NO_TLS)
+    image = {
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "steps": [{"op": "run", "commands": ["exit 7"]}],
+    }
+    answer = httpx.post(
+        f"{served.url}/v1/images", json=image, headers=served.headers, timeout=120, verify=NO_TLS
+    )
     assert "status 7" in answer.text, answer.text
     (tmp_path / "model").mkdir()
     (tmp_path / "model/a.bin").write_bytes(os.urandom(100_000))
@@ -116,7 +183,9 @@ def test_deploys_calls_builds_and_weights_go_on(served: PlatformUnderTest, tmp_p
     served.cli("snapshot", "list")
 
 
-def test_a_backup_is_made_and_checked_while_it_runs(served: PlatformUnderTest, tmp_path: Path) -> None:
+def test_a_backup_is_made_and_checked_while_it_runs(
+    served: PlatformUnderTest, tmp_path: Path
+) -> None:
     home = served.local.paths.home
     link, target = home / "blobs/aa/link", tmp_path / "target"
     target.write_text("what root alone may read")
@@ -138,16 +207,24 @@ def test_a_backup_is_made_and_checked_while_it_runs(served: PlatformUnderTest, t
     assert {"controller.db", "platform.key"} <= {*names}
     assert any(name.startswith("blobs/") for name in names)
     assert "blobs/aa/link" not in names
-    assert {path.stat().st_uid for path in (home / "controller").iterdir()} == {UID}, "root has opened nothing there"
+    assert {path.stat().st_uid for path in (home / "controller").iterdir()} == {UID}, (
+        "root has opened nothing there"
+    )
     served.cli("token", "create", "--local")
     assert {path.stat().st_uid for path in (home / "controller").iterdir()} == {UID}
 
 
-@pytest.mark.parametrize("is_inside", [True, False], ids=["in its view of the file system", "in the machine's"])
-def test_code_that_takes_it_over_reaches_nothing_of_others(served: PlatformUnderTest, is_inside: bool) -> None:
+@pytest.mark.parametrize(
+    "is_inside", [True, False], ids=["in its view of the file system", "in the machine's"]
+)
+def test_code_that_takes_it_over_reaches_nothing_of_others(
+    served: PlatformUnderTest, is_inside: bool
+) -> None:
     served.result("pair/greet", {"n": 2})
     sees_as = served.pid("controller") if is_inside else None
-    outcomes = {name: as_user(UID, attempt, sees_as=sees_as) for name, attempt in attempts(served).items()}
+    outcomes = {
+        name: as_user(UID, attempt, sees_as=sees_as) for name, attempt in attempts(served).items()
+    }
     assert {name: said for name, said in outcomes.items() if said not in DENIED} == {}
 
 
@@ -156,19 +233,28 @@ def test_others_take_from_it_only_what_it_has_to_ask(served: PlatformUnderTest) 
     (instance, *_) = served.instances("pair", "greet")
 
     def answer(process: str, op: str, args: dict[str, object]) -> str:
-        return code(as_user(UID, lambda: asked(run / f"{process}.sock", op, args), sees_as=controller))
+        return code(
+            as_user(UID, lambda: asked(run / f"{process}.sock", op, args), sees_as=controller)
+        )
 
     assert answer("snapshotter", "instances", {"labels": {}}) == ""
     spec = {"python": f"{sys.version_info.major}.{sys.version_info.minor}", "steps": []}
     for uid in (0, None, UID, 19999, True, "20000"):
-        assert answer("snapshotter", "build_image", {"spec": spec, "uid": uid}) == "order_refused", uid
-        assert answer("snapshotter", "delete_image", {"digest": "a" * 64, "uid": uid}) == "order_refused", uid
+        assert (
+            answer("snapshotter", "build_image", {"spec": spec, "uid": uid}) == "order_refused"
+        ), uid
+        assert (
+            answer("snapshotter", "delete_image", {"digest": "a" * 64, "uid": uid})
+            == "order_refused"
+        ), uid
     for op in ("start", "prepare", "checkpoint", "adopt", "watch"):
         assert answer("snapshotter", op, {}) == "unknown_operation"
     assert answer("snapshotter", "exec", {"instance_id": "../x", "argv": ["id"]}) == "order_refused"
     assert answer("snapshotter", "usage", {"instance_id": instance["id"]}) == ""
     assert answer("weight_cache", "stat", {}) == ""
-    assert answer("weight_cache", "predict", {"manifest": "../../platform.key"}) == "manifest_invalid"
+    assert (
+        answer("weight_cache", "predict", {"manifest": "../../platform.key"}) == "manifest_invalid"
+    )
     for op in ("open", "wait", "close"):
         assert answer("weight_cache", op, {}) == "unknown_operation"
 
@@ -176,12 +262,18 @@ def test_others_take_from_it_only_what_it_has_to_ask(served: PlatformUnderTest) 
 def test_it_comes_back_without_root_after_it_was_killed(served: PlatformUnderTest) -> None:
     before = len(served.usage())
     served.wait_restarted("controller", served.kill("controller"))
-    wait_for(lambda: status_of(served.pid("controller"))["Uid"].split()[0] == str(UID), "it to give up root")
+    wait_for(
+        lambda: status_of(served.pid("controller"))["Uid"].split()[0] == str(UID),
+        "it to give up root",
+    )
     served.result("pair/greet", {"n": 2})
     wait_for(lambda: len(served.usage()) > before, "the call to be in the ledger")
     for process in ("snapshotter", "weight_cache"):
         served.wait_restarted(process, served.kill(process))
-    wait_for(lambda: served.cli("weights", "list", check=False).returncode == 0, "the cache to be reached again")
+    wait_for(
+        lambda: served.cli("weights", "list", check=False).returncode == 0,
+        "the cache to be reached again",
+    )
     wait_for(lambda: bool(served.instances("pair", "greet")), "the node agent to be reached again")
 
 

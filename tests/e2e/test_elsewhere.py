@@ -1,4 +1,5 @@
-"""Controller and activators with nothing in common but a key, certificates and a Redis, as in the pods of a cluster. Real processes."""
+"""Controller and activators with nothing in common but a key, certificates and a Redis, as in the
+pods of a cluster. Real processes."""
 
 from __future__ import annotations
 
@@ -39,13 +40,24 @@ class Pods:
     activators: list[httpx.Client]
 
 
-def _start(stack: contextlib.ExitStack, module: str, home: Path, platform: str, section: str, *words: str) -> subprocess.Popen[bytes]:
+def _start(
+    stack: contextlib.ExitStack, module: str, home: Path, platform: str, section: str, *words: str
+) -> subprocess.Popen[bytes]:
     home.mkdir(exist_ok=True)
     config = home / "platform.yaml"
     config.write_text(f"platform: {{home: {home}, {platform}}}\n{section}\n")
     reading, writing = os.pipe()
     environ = {**os.environ, "PYTHONPATH": f"{ROOT / 'functions'}:{ROOT}"}
-    command = [sys.executable, "-m", module, "--config", str(config), "--ready-fd", str(writing), *words]
+    command = [
+        sys.executable,
+        "-m",
+        module,
+        "--config",
+        str(config),
+        "--ready-fd",
+        str(writing),
+        *words,
+    ]
     child = subprocess.Popen(command, env=environ, pass_fds=(writing,))
     stack.callback(child.wait, PATIENCE_S)
     stack.callback(child.kill)
@@ -59,7 +71,11 @@ def _start(stack: contextlib.ExitStack, module: str, home: Path, platform: str, 
 def _pods(redis_server: str) -> Iterator[Pods]:
     authority, port, siblings = Authority(), free_port(), free_port()
     with contextlib.ExitStack() as stack:
-        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pl", ignore_cleanup_errors=True)))
+        root = Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="pl", ignore_cleanup_errors=True)
+            )
+        )
         home = root / "c"
         home.mkdir()
         tls = settings_of(authority.issue(root / "tls-c", "127.0.0.1"))
@@ -72,12 +88,26 @@ def _pods(redis_server: str) -> Iterator[Pods]:
         for index, host in enumerate(HOSTS):
             public = free_port()
             tls = settings_of(authority.issue(root / f"tls-{index}", host))
-            platform = f"{tls}, controller_url: 'https://127.0.0.1:{port}', activator_key_file: {home / 'activator.key'}"
-            among = f"activators: 2, redis_url: '{redis_server}', sibling_url: 'https://127.0.0.1{{index}}:{siblings}'"
-            section = f"activator: {{listen: 127.0.0.1:{public}, metrics_listen: null, {among}, sibling_listen: '{host}:{siblings}'}}"
+            platform = (
+                f"{tls}, controller_url: 'https://127.0.0.1:{port}', activator_key_file: "
+                f"{home / 'activator.key'}"
+            )
+            among = (
+                f"activators: 2, redis_url: '{redis_server}', sibling_url: "
+                f"'https://127.0.0.1{{index}}:{siblings}'"
+            )
+            section = (
+                f"activator: {{listen: 127.0.0.1:{public}, metrics_listen: null, {among}, "
+                f"sibling_listen: '{host}:{siblings}'}}"
+            )
             _start(stack, "activator", root / f"a{index}", platform, section, "--index", str(index))
             headers = {"authorization": f"Bearer {key}"}
-            client = httpx.Client(base_url=f"http://127.0.0.1:{public}", headers=headers, timeout=PATIENCE_S, verify=NO_TLS)
+            client = httpx.Client(
+                base_url=f"http://127.0.0.1:{public}",
+                headers=headers,
+                timeout=PATIENCE_S,
+                verify=NO_TLS,
+            )
             activators.append(stack.enter_context(client))
         yield Pods(key=key, controller=controller, activators=activators)
 
@@ -94,7 +124,8 @@ def _wait_known(client: httpx.Client, function: str) -> dict[str, Any]:
 
 def test_a_deploy_and_a_call_cross_machines_with_certificates(pods: Pods) -> None:
     first, second = pods.activators
-    assert first.put(f"/v1/blobs/{BUNDLE_DIGEST}", content=BUNDLE).status_code == 200  # control API, passed on over mutual TLS
+    # control API, passed on over mutual TLS
+    assert first.put(f"/v1/blobs/{BUNDLE_DIGEST}", content=BUNDLE).status_code == 200
     answer = first.post("/v1/apps/shop/deploy", json={"functions": [spec("hello")]})
     assert answer.status_code == 200, answer.text
     call = _wait_known(second, "shop/hello")["id"]  # the feed brought the route there, too

@@ -1,8 +1,8 @@
-"""Ten thousand requests while activator and controller are killed at random moments: the bill has each of them once, at its price.
+"""Ten thousand requests while activator and controller are killed at random moments: the bill has
+each of them once, at its price.
 
-Three witnesses are compared: what the workers ran, what the activators' journals say was dispatched, and the ledger. And every record's
-cost is computed again from what it measured.
-"""
+Three witnesses are compared: what the workers ran, what the activators' journals say was
+dispatched, and the ledger. And every record's cost is computed again from what it measured."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ PRICES = {
     "minimum_ms": 1,
     "rounding_ms": 3,
 }
-"""Everything that makes a price: its parts do not divide evenly, so that what is rounded in another place shows."""
+"""Everything that makes a price: its parts do not divide evenly, so that what is rounded in another
+place shows."""
 
 
 @pytest.fixture(name="priced")
@@ -52,12 +53,16 @@ def _priced() -> Iterator[PlatformUnderTest]:
     with platform_up(prices=dict(PRICES), snapshotter={"snapshots": False}) as running:
         running.deploy("counting.py")
         for function in FUNCTIONS:
-            wait_for(lambda name=function: len(running.instances("counting", name)) == 1, "the instance that is kept warm")  # type: ignore[misc]
+            wait_for(
+                lambda name=function: len(running.instances("counting", name)) == 1,  # type: ignore[misc]
+                "the instance that is kept warm",
+            )
         yield running
 
 
 class KeptJournal:
-    """Keeps the segments of an activator's journal by links of its own: a segment that is deleted once it is shipped can still be read."""
+    """Keeps the segments of an activator's journal by links of its own: a segment that is deleted
+    once it is shipped can still be read."""
 
     def __init__(self, journal: Path, kept: Path) -> None:
         self._journal = journal
@@ -95,7 +100,8 @@ class KeptJournal:
 
 @dataclass(kw_only=True)
 class Callers:
-    """CONNECTIONS connections that make REQUESTS requests between them, each once. Owner: the test's event loop.
+    """CONNECTIONS connections that make REQUESTS requests between them, each once. Owner: the
+    test's event loop.
 
     Attributes:
         answered: status by the id that the answer names.
@@ -129,11 +135,15 @@ class Callers:
             finally:
                 await connection.aclose()
 
-    async def _call_while_it_lasts(self, connection: Connection, function: str, pauses: random.Random) -> None:
+    async def _call_while_it_lasts(
+        self, connection: Connection, function: str, pauses: random.Random
+    ) -> None:
         while self._left > 0:
             self._left -= 1
             try:
-                status, call = await connection.call(function, seconds=pauses.choice((0.0, 0.0, 0.001, 0.01)))
+                status, call = await connection.call(
+                    function, seconds=pauses.choice((0.0, 0.0, 0.001, 0.01))
+                )
             except (OSError, asyncio.IncompleteReadError):
                 self.broken += 1
                 return
@@ -143,12 +153,21 @@ class Callers:
 
 
 class Connection:
-    """One kept-alive connection to the activator, as thin as HTTP allows: the test's own client is not what should take the time."""
+    """One kept-alive connection to the activator, as thin as HTTP allows: the test's own client is
+    not what should take the time."""
 
-    def __init__(self, platform: PlatformUnderTest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        platform: PlatformUnderTest,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
         self._reader = reader
         self._writer = writer
-        self._head = f"authorization: Bearer {platform.profile.api_key}\r\ncontent-type: application/json\r\nhost: x\r\n"
+        self._head = (
+            f"authorization: Bearer {platform.profile.api_key}\r\ncontent-type: "
+            f"application/json\r\nhost: x\r\n"
+        )
 
     @classmethod
     async def open(cls, platform: PlatformUnderTest) -> Self | None:
@@ -160,16 +179,22 @@ class Connection:
             return None
 
     async def call(self, function: str, *, seconds: float) -> tuple[int, str]:
-        """Status and id of one call. Raises OSError or IncompleteReadError when the connection ends before the answer does."""
+        """Status and id of one call. Raises OSError or IncompleteReadError when the connection ends
+        before the answer does."""
         body = b'{"seconds":%g}' % seconds
         path = f"/v1/functions/counting/{function}.count:invoke"
-        self._writer.write(f"POST {path} HTTP/1.1\r\n{self._head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        self._writer.write(
+            f"POST {path} HTTP/1.1\r\n{self._head}content-length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
         head = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
         status = int(head[0].split()[1])
         headers = dict(line.split(": ", 1) for line in head[1:] if line)
         answer = await self._reader.readexactly(int(headers["content-length"]))
         if status == 200:
-            assert answer.decode() == f'"{headers["x-request-id"]}"', f"the answer of another call: {answer!r} {headers}"
+            assert answer.decode() == f'"{headers["x-request-id"]}"', (
+                f"the answer of another call: {answer!r} {headers}"
+            )
         return status, headers["x-request-id"]
 
     async def aclose(self) -> None:
@@ -179,7 +204,9 @@ class Connection:
             await self._writer.wait_closed()
 
 
-async def kill_at_random(platform: PlatformUnderTest, process: str, callers: Callers, rng: random.Random) -> None:
+async def kill_at_random(
+    platform: PlatformUnderTest, process: str, callers: Callers, rng: random.Random
+) -> None:
     """kill -9 `process` KILLS times, each after a random number of the requests."""
     for at in sorted(rng.sample(range(REQUESTS // 20, REQUESTS * 9 // 10), KILLS)):
         while callers.done < at:
@@ -189,7 +216,9 @@ async def kill_at_random(platform: PlatformUnderTest, process: str, callers: Cal
         await asyncio.to_thread(platform.wait_restarted, process, pid)
 
 
-async def test_the_bill_of_ten_thousand_requests_is_exact_whoever_is_killed(priced: PlatformUnderTest) -> None:
+async def test_the_bill_of_ten_thousand_requests_is_exact_whoever_is_killed(
+    priced: PlatformUnderTest,
+) -> None:
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")  # shown when the test fails, as all that is printed
     home = priced.local.paths.home
@@ -200,12 +229,16 @@ async def test_the_bill_of_ten_thousand_requests_is_exact_whoever_is_killed(pric
         async with asyncio.TaskGroup() as group:
             group.create_task(callers.run())
             for process in ("activator", "controller"):
-                group.create_task(kill_at_random(priced, process, callers, random.Random(f"{seed}-{process}")))
+                group.create_task(
+                    kill_at_random(priced, process, callers, random.Random(f"{seed}-{process}"))
+                )
         ran = await asyncio.to_thread(_ran, priced)
         await asyncio.to_thread(_wait_shipped, priced, journal)
         dispatched = journal.dispatched()
     records = [_record(row) for row in priced.usage()]
-    print(f"{len(callers.answered)} answered, {callers.broken} broken, {len(dispatched)} dispatched")
+    print(
+        f"{len(callers.answered)} answered, {callers.broken} broken, {len(dispatched)} dispatched"
+    )
     calls = [record for record in records if record.method == "count"]
 
     assert set(Counter(callers.answered.values())) == {200}
@@ -218,12 +251,15 @@ async def test_the_bill_of_ten_thousand_requests_is_exact_whoever_is_killed(pric
 
 def _wait_shipped(platform: PlatformUnderTest, journal: KeptJournal) -> None:
     wait_for(
-        lambda: {row["id"] for row in platform.usage("kind = 'CALL'")} == journal.dispatched(), "the ledger to have all calls", poll_s=0.3
+        lambda: {row["id"] for row in platform.usage("kind = 'CALL'")} == journal.dispatched(),
+        "the ledger to have all calls",
+        poll_s=0.3,
     )
 
 
 def _check_answered(callers: Callers, calls: list[UsageRecord]) -> None:
-    """Who was answered is billed once and as that; what was not answered is known as lost, or ended as its caller's connection did."""
+    """Who was answered is billed once and as that; what was not answered is known as lost, or ended
+    as its caller's connection did."""
     by_call = Counter(record.call for record in calls)
     assert max(by_call.values()) == 1
     assert callers.answered.keys() <= by_call.keys()
@@ -231,7 +267,9 @@ def _check_answered(callers: Callers, calls: list[UsageRecord]) -> None:
     assert len(silent) <= callers.broken
     assert callers.broken > 0, "nobody was hurt: this proves nothing"
     assert {record.outcome for record in silent} <= {"lost", "ok"}
-    assert {(record.outcome, record.status) for record in calls if record.call in callers.answered} == {("ok", 200)}
+    assert {
+        (record.outcome, record.status) for record in calls if record.call in callers.answered
+    } == {("ok", 200)}
 
 
 def _ran(platform: PlatformUnderTest) -> dict[str, list[str]]:
@@ -241,7 +279,8 @@ def _ran(platform: PlatformUnderTest) -> dict[str, list[str]]:
 
 
 def _check_ran(ran: dict[str, list[str]], calls: list[UsageRecord]) -> None:
-    """What workers ran, each of them once, is billed, and to the instance that ran it; what they did not run was lost on its way."""
+    """What workers ran, each of them once, is billed, and to the instance that ran it; what they
+    did not run was lost on its way."""
     times = Counter(call for seen in ran.values() for call in seen)
     instance_of = {record.call: record.instance for record in calls}
     assert set(times.values()) == {1}
@@ -251,7 +290,8 @@ def _check_ran(ran: dict[str, list[str]], calls: list[UsageRecord]) -> None:
 
 
 def _check_costs(platform: PlatformUnderTest, records: list[UsageRecord]) -> None:
-    """Every cost is what its record's own measures make of the price list; reports and budgets are their sums, to the last digit."""
+    """Every cost is what its record's own measures make of the price list; reports and budgets are
+    their sums, to the last digit."""
     (rates,) = PriceSettings(**PRICES).lists().values()  # type: ignore[arg-type]
     for record in records:
         assert Decimal(record.cost) == cost_of(record, rates), record

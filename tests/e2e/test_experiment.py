@@ -1,4 +1,5 @@
-"""An experiment on a whole platform: arms on answers, exposures in the ledger, feedback at the edge, and the kill switch."""
+"""An experiment on a whole platform: arms on answers, exposures in the ledger, feedback at the
+edge, and the kill switch."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def greet() -> str:
 
 
 @pytest.fixture(scope="module")
-def revisions(platform: PlatformUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+def revisions(
+    platform: PlatformUnderTest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[str]]:
     """`trial/greet` in two revisions, which say `old` and `new`; the second one serves."""
     file: Path = tmp_path_factory.mktemp("trial") / "trial.py"
     made = []
@@ -39,10 +42,21 @@ def revisions(platform: PlatformUnderTest, tmp_path_factory: pytest.TempPathFact
     platform.cli("app", "delete", "trial", "--yes")
 
 
-def test_callers_are_split_told_counted_and_let_go(platform: PlatformUnderTest, revisions: list[str]) -> None:
+def test_callers_are_split_told_counted_and_let_go(
+    platform: PlatformUnderTest, revisions: list[str]
+) -> None:
     old, new = revisions
     arms_wanted = ("--arm", f"control={old}", "--arm", f"bold={new}")
-    platform.cli("experiment", "create", "trial/greet", "words", *arms_wanted, "--unit", "header:x-user", "--start")
+    platform.cli(
+        "experiment",
+        "create",
+        "trial/greet",
+        "words",
+        *arms_wanted,
+        "--unit",
+        "header:x-user",
+        "--start",
+    )
     wait_for(lambda: "pilotlight-arm" in ask(platform, "user-0").headers, "the arms to answer")
     arms = {user: ask(platform, user) for user in USERS}
     for user, first in arms.items():
@@ -51,22 +65,39 @@ def test_callers_are_split_told_counted_and_let_go(platform: PlatformUnderTest, 
         assert again.headers["pilotlight-arm"] == arm, "a unit stays in its arm"
         expected = {"control": (old, '"old"'), "bold": (new, '"new"')}[arm]
         assert (again.headers["pilotlight-revision"], again.text) == expected
-    split = {name: sum(answer.headers["pilotlight-arm"] == name for answer in arms.values()) for name in ("control", "bold")}
+    split = {
+        name: sum(answer.headers["pilotlight-arm"] == name for answer in arms.values())
+        for name in ("control", "bold")
+    }
     assert all(split.values()), f"32 users in one arm happen once in two billion salts: {split}"
 
     call = arms["user-3"].headers["x-request-id"]
     told = httpx.post(
-        f"{platform.url}/v1/feedback", json={"request_id": call, "metrics": {"rating": 5}}, headers=platform.headers, timeout=60
+        f"{platform.url}/v1/feedback",
+        json={"request_id": call, "metrics": {"rating": 5}},
+        headers=platform.headers,
+        timeout=60,
     )
     assert told.status_code in (200, 202), told.text
     wait_for(lambda: units(platform) == split, "the exposures to be in the report")
     report = shown(platform)
     assert (report["valid"], [arm["mistagged"] for arm in report["arms"]]) == (True, [0, 0])
     rating = {"request_id": call, "metrics": {"rating": 4}}
-    wait_for(lambda: httpx.post(f"{platform.url}/v1/feedback", json=rating, headers=platform.headers, timeout=60).status_code == 409, "409")
+    wait_for(
+        lambda: (
+            httpx.post(
+                f"{platform.url}/v1/feedback", json=rating, headers=platform.headers, timeout=60
+            ).status_code
+            == 409
+        ),
+        "409",
+    )
 
     platform.cli("experiment", "stop", "words", "--reason", "enough")
-    wait_for(lambda: all("pilotlight-arm" not in ask(platform, user).headers for user in USERS), "everybody to be let go")
+    wait_for(
+        lambda: all("pilotlight-arm" not in ask(platform, user).headers for user in USERS),
+        "everybody to be let go",
+    )
     assert {ask(platform, user).text for user in USERS} == {'"new"'}
 
 

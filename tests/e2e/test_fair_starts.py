@@ -1,4 +1,5 @@
-"""Tenants on one node: a storm of one's cold starts leaves another's start alone, and its idle instances make room."""
+"""Tenants on one node: a storm of one's cold starts leaves another's start alone, and its idle
+instances make room."""
 
 from __future__ import annotations
 
@@ -16,13 +17,15 @@ from pilotlight import profile
 from pilotlight.profile import Profile
 from tests.e2e.harness import PlatformUnderTest, platform_up, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.root, pytest.mark.timeout(300)]  # 32 cold starts, which a busy machine makes one after another
+# 32 cold starts, which a busy machine makes one after another
+pytestmark = [pytest.mark.e2e, pytest.mark.root, pytest.mark.timeout(300)]
 
 MIB = 1024**2
 STORM = 30
 NODE_MIB = 6144
 BIG_MIB = 2816
-"""With the small tenant's other instance less than half of the node: within its share. The storm's instances have more than half."""
+"""With the small tenant's other instance less than half of the node: within its share. The storm's
+instances have more than half."""
 HEAD = """
 import time
 
@@ -42,7 +45,10 @@ def {name}() -> str:
 def app_of(directory: Path, app: str, **mib: int) -> Path:
     """A file with an app whose functions have so much memory each."""
     file = directory / f"{app}.py"
-    file.write_text(HEAD.format(app=app) + "".join(FUNCTION.format(name=name, mib=size) for name, size in mib.items()))
+    file.write_text(
+        HEAD.format(app=app)
+        + "".join(FUNCTION.format(name=name, mib=size) for name, size in mib.items())
+    )
     return file
 
 
@@ -51,16 +57,28 @@ def tenant_of(platform: PlatformUnderTest, directory: Path, name: str) -> Platfo
     with platform.client() as client:
         created = client.create_tenant(name, plan="standard", overrides={"instances": 100})
     mine = Profile(url=platform.url, api_key=created["key"]["secret"])
-    return replace(platform, profile=mine, profile_file=profile.save(mine, path=directory / f"{name}.toml"))
+    return replace(
+        platform, profile=mine, profile_file=profile.save(mine, path=directory / f"{name}.toml")
+    )
 
 
 @pytest.fixture(name="tenants", scope="module")
-def _tenants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PlatformUnderTest, PlatformUnderTest]]:
-    node: dict[str, object] = {"snapshots": False, "memory_bytes": NODE_MIB * MIB, "parked_per_template": 0}
+def _tenants(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[PlatformUnderTest, PlatformUnderTest]]:
+    node: dict[str, object] = {
+        "snapshots": False,
+        "memory_bytes": NODE_MIB * MIB,
+        "parked_per_template": 0,
+    }
     with platform_up(snapshotter=node) as platform:
         directory = tmp_path_factory.mktemp("tenants")
         storm, small = (tenant_of(platform, directory, name) for name in ("storm", "small"))
-        storm.cli("deploy", str(app_of(directory, "gale", **{f"f{n}": 128 for n in range(STORM)})), "--no-wait")
+        storm.cli(
+            "deploy",
+            str(app_of(directory, "gale", **{f"f{n}": 128 for n in range(STORM)})),
+            "--no-wait",
+        )
         small.cli("deploy", str(app_of(directory, "calm", one=128, big=BIG_MIB)), "--no-wait")
         yield storm, small
 
@@ -79,7 +97,9 @@ def test_a_storm_of_cold_starts_leaves_another_tenants_start_alone_and_makes_roo
         return answer
 
     with ThreadPoolExecutor(STORM + 1) as pool:
-        gale: list[Future[httpx.Response]] = [pool.submit(call, storm, f"gale/f{n}") for n in range(STORM)]
+        gale: list[Future[httpx.Response]] = [
+            pool.submit(call, storm, f"gale/f{n}") for n in range(STORM)
+        ]
         wait_for(lambda: len(order) >= 1, "the storm's first starts", timeout_s=60)
         asked = len(order)
         mine = pool.submit(call, small, "calm/one")
@@ -87,10 +107,13 @@ def test_a_storm_of_cold_starts_leaves_another_tenants_start_alone_and_makes_roo
         assert [answer.result().status_code for answer in gale] == [200] * STORM
     position = order.index("calm/one") - asked
     assert position < STORM * 2 // 3, (
-        f"{position} of {STORM} starts of the storm went before it, after {asked} that were there when it was asked for"
+        f"{position} of {STORM} starts of the storm went before it, after {asked} that were there "
+        f"when it was asked for"
     )
 
-    assert len(running(storm)) == STORM, "all of them are idle now, and claim more than half of the node"
+    assert len(running(storm)) == STORM, (
+        "all of them are idle now, and claim more than half of the node"
+    )
     assert small.result("calm/big") == "big"
     assert len(running(storm)) < STORM
     assert len(running(small)) == 2, "what is within its share stays"

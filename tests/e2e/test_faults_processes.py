@@ -1,4 +1,5 @@
-"""kill -9 of every process under load: nothing that was accepted is lost, nothing is billed twice, and everything comes back by itself."""
+"""kill -9 of every process under load: nothing that was accepted is lost, nothing is billed twice,
+and everything comes back by itself."""
 
 from __future__ import annotations
 
@@ -31,10 +32,13 @@ AT_ONCE_S = 20.0
 
 @pytest.fixture(scope="module")
 def battered() -> Iterator[PlatformUnderTest]:
-    """A platform whose processes are killed by one test after the other: each has to leave it whole."""
+    """A platform whose processes are killed by one test after the other: each has to leave it
+    whole."""
     with platform_up() as running:
         running.deploy("work.py")
-        wait_for(lambda: len(running.instances("work", "nap")) == 3, "the instances that are kept warm")
+        wait_for(
+            lambda: len(running.instances("work", "nap")) == 3, "the instances that are kept warm"
+        )
         yield running
 
 
@@ -51,12 +55,21 @@ def without_supervisor(platform: PlatformUnderTest) -> Iterator[None]:
 
 
 def warm_ids(platform: PlatformUnderTest) -> set[str]:
-    """Instances of the function that the load is on: always three, by its min_instances and max_instances."""
+    """Instances of the function that the load is on: always three, by its min_instances and
+    max_instances."""
     return {i["id"] for i in platform.instances("work", "nap")}
 
 
-def check_books(platform: PlatformUnderTest, load: Load, *, began: float, may_lose: bool = False, failed: int = 0) -> None:
-    """Each answered call and each submitted one is in the ledger once; attempts without an answer are known as such.
+def check_books(
+    platform: PlatformUnderTest,
+    load: Load,
+    *,
+    began: float,
+    may_lose: bool = False,
+    failed: int = 0,
+) -> None:
+    """Each answered call and each submitted one is in the ledger once; attempts without an answer
+    are known as such.
 
     `may_lose`: the activator was killed; `failed`: submitted calls that ended with an error.
     """
@@ -75,8 +88,11 @@ def check_books(platform: PlatformUnderTest, load: Load, *, began: float, may_lo
         final = [r for r in by_call[call] if r["outcome"] not in ("lost", "busy")]
         assert [r["status"] for r in final if r["status"] == status] == [status], by_call[call]
         assert len({r["attempt"] for r in by_call[call]}) == len(by_call[call])
-    ended = Counter(tuple(r["status"] for r in by_call[call] if r["outcome"] == "ok") for call in load.submitted)
-    whole = {(200,), (200, 200)} if may_lose else {(200,)}  # killed between a call's end and its result's, it is made again: at least once
+    ended = Counter(
+        tuple(r["status"] for r in by_call[call] if r["outcome"] == "ok") for call in load.submitted
+    )
+    # killed between a call's end and its result's, it is made again: at least once
+    whole = {(200,), (200, 200)} if may_lose else {(200,)}
     assert sum(ended[statuses] for statuses in whole) == len(load.submitted) - failed, ended
     nameless = by_call.keys() - known
     assert len(nameless) <= len(load.broken)
@@ -85,9 +101,11 @@ def check_books(platform: PlatformUnderTest, load: Load, *, began: float, may_lo
     assert may_lose or not lost
 
 
-# -- the four processes --------------------------------------------------------------------------------------------------
+# -- the four processes ----------------------------------------------------------------------------
 @pytest.mark.parametrize("process", ["controller", "snapshotter", "weight_cache"])
-async def test_a_killed_process_that_no_call_needs_is_noticed_by_nobody(battered: PlatformUnderTest, process: str) -> None:
+async def test_a_killed_process_that_no_call_needs_is_noticed_by_nobody(
+    battered: PlatformUnderTest, process: str
+) -> None:
     before, began = warm_ids(battered), time.time()
     async with Load(battered) as load:
         await load.submit(SUBMITTED, seconds=0.1)
@@ -104,14 +122,18 @@ async def test_a_killed_process_that_no_call_needs_is_noticed_by_nobody(battered
     check_books(battered, load, began=began)
 
 
-async def test_a_killed_activator_breaks_only_what_was_in_flight_and_loses_no_submitted_call(battered: PlatformUnderTest) -> None:
+async def test_a_killed_activator_breaks_only_what_was_in_flight_and_loses_no_submitted_call(
+    battered: PlatformUnderTest,
+) -> None:
     before, began = warm_ids(battered), time.time()
     async with Load(battered) as load:
         (victim, *_) = await asyncio.to_thread(battered.instances, "work", "nap")
-        os.kill(victim["pid"], signal.SIGSTOP)  # calls that come to it stay: some have been sent to a worker when the activator dies
+        # calls that come to it stay: some have been sent to a worker when the activator dies
+        os.kill(victim["pid"], signal.SIGSTOP)
         await load.submit(SUBMITTED, seconds=0.3)
         await load.wait_answers(60)
-        os.kill(battered.pid("activator"), signal.SIGSTOP)  # and nobody is answered any more: every caller waits
+        # and nobody is answered any more: every caller waits
+        os.kill(battered.pid("activator"), signal.SIGSTOP)
         await load.wait_all_in_flight()
         killed = time.monotonic()
         pid = battered.kill("activator")
@@ -122,7 +144,8 @@ async def test_a_killed_activator_breaks_only_what_was_in_flight_and_loses_no_su
         assert await load.results() == ["SUCCEEDED"] * SUBMITTED
     assert load.statuses().keys() == {200}, load
     assert 0 < len(load.broken) <= 30
-    assert max(b.at for b in load.broken) - killed < AT_ONCE_S  # a closed connection, and no clock of the caller
+    # a closed connection, and no clock of the caller
+    assert max(b.at for b in load.broken) - killed < AT_ONCE_S
     assert before == await asyncio.to_thread(warm_ids, battered)
     assert load.instances(since=back) == before
     check_books(battered, load, began=began, may_lose=True)
@@ -134,7 +157,10 @@ async def test_all_four_killed_together_come_back_together(battered: PlatformUnd
     began = time.time()
     async with Load(battered) as load:
         await load.submit(SUBMITTED, seconds=0.1)
-        pids = {process: battered.kill(process) for process in ("weight_cache", "snapshotter", "controller", "activator")}
+        pids = {
+            process: battered.kill(process)
+            for process in ("weight_cache", "snapshotter", "controller", "activator")
+        }
         for process, pid in pids.items():
             await asyncio.to_thread(battered.wait_restarted, process, pid)
         await load.wait_answers(100)
@@ -143,10 +169,14 @@ async def test_all_four_killed_together_come_back_together(battered: PlatformUnd
     check_books(battered, load, began=began, may_lose=True)
 
 
-# -- Templates and instances ---------------------------------------------------------------------------------------------
+# -- Templates and instances -----------------------------------------------------------------------
 async def test_a_killed_template_is_noticed_by_nobody(battered: PlatformUnderTest) -> None:
     before, began = warm_ids(battered), time.time()
-    look = partial(wait_for, lambda: [t for t in battered.templates() if t["labels"]["function"] == "nap"], "the Template of the function")
+    look = partial(
+        wait_for,
+        lambda: [t for t in battered.templates() if t["labels"]["function"] == "nap"],
+        "the Template of the function",
+    )
     (template,) = await asyncio.to_thread(look)
     async with Load(battered) as load:
         os.kill(template["pid"], signal.SIGKILL)
@@ -156,12 +186,15 @@ async def test_a_killed_template_is_noticed_by_nobody(battered: PlatformUnderTes
     check_books(battered, load, began=began)
 
 
-async def test_a_killed_instance_fails_only_the_calls_in_it_and_is_replaced(battered: PlatformUnderTest) -> None:
+async def test_a_killed_instance_fails_only_the_calls_in_it_and_is_replaced(
+    battered: PlatformUnderTest,
+) -> None:
     began = time.time()
     async with Load(battered) as load:
         await load.submit(SUBMITTED, seconds=0.1)
         (victim, *_) = await asyncio.to_thread(battered.instances, "work", "nap")
-        os.kill(victim["pid"], signal.SIGSTOP)  # calls that come to it stay: one that is killed between two calls fails nobody
+        # calls that come to it stay: one that is killed between two calls fails nobody
+        os.kill(victim["pid"], signal.SIGSTOP)
         await load.wait_answers(60)
         os.kill(victim["pid"], signal.SIGKILL)
         await load.wait_answers(200)
@@ -175,7 +208,9 @@ async def test_a_killed_instance_fails_only_the_calls_in_it_and_is_replaced(batt
     check_books(battered, load, began=began, failed=states["FAILED"])
 
 
-async def test_a_killed_instance_of_an_idempotent_function_is_noticed_by_nobody(battered: PlatformUnderTest) -> None:
+async def test_a_killed_instance_of_an_idempotent_function_is_noticed_by_nobody(
+    battered: PlatformUnderTest,
+) -> None:
     began = time.time()
     async with Load(battered, "work/again") as load:
         await load.submit(SUBMITTED, seconds=0.1)
@@ -187,32 +222,48 @@ async def test_a_killed_instance_of_an_idempotent_function_is_noticed_by_nobody(
     check_books(battered, load, began=began)
 
 
-async def test_an_instance_that_the_operator_stops_costs_no_caller_an_error(battered: PlatformUnderTest) -> None:
+async def test_an_instance_that_the_operator_stops_costs_no_caller_an_error(
+    battered: PlatformUnderTest,
+) -> None:
     began = time.time()
-    async with Load(battered) as load, httpx.AsyncClient(base_url=battered.url, headers=battered.headers, timeout=60) as operator:
+    async with (
+        Load(battered) as load,
+        httpx.AsyncClient(base_url=battered.url, headers=battered.headers, timeout=60) as operator,
+    ):
         for _ in range(3):
             instance = min(await asyncio.to_thread(warm_ids, battered))
             answer = await operator.post(f"/v1/instances/{instance}:stop")
             assert answer.status_code == 204, answer.text
             assert instance not in await asyncio.to_thread(warm_ids, battered)
-            await asyncio.to_thread(wait_for, lambda: len(warm_ids(battered)) == 3, "its replacement")
+            await asyncio.to_thread(
+                wait_for, lambda: len(warm_ids(battered)) == 3, "its replacement"
+            )
     assert load.statuses().keys() == {200}, load
     check_books(battered, load, began=began)
 
 
-# -- what goes on meanwhile ----------------------------------------------------------------------------------------------
+# -- what goes on meanwhile ------------------------------------------------------------------------
 @pytest.fixture
 async def caller(battered: PlatformUnderTest) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"{battered.url}/v1", headers=battered.headers, timeout=60) as client:
+    async with httpx.AsyncClient(
+        base_url=f"{battered.url}/v1", headers=battered.headers, timeout=60
+    ) as client:
         yield client
 
 
-async def test_a_call_to_a_cold_function_waits_for_the_agent_to_come_back(battered: PlatformUnderTest, caller: httpx.AsyncClient) -> None:
+async def test_a_call_to_a_cold_function_waits_for_the_agent_to_come_back(
+    battered: PlatformUnderTest, caller: httpx.AsyncClient
+) -> None:
     assert battered.instances("work", "cold") == []
     with without_supervisor(battered):
         pid = battered.kill("snapshotter")
-        calls = [asyncio.create_task(caller.post("/functions/work/cold:invoke", json={"n": n})) for n in range(3)]
-        assert (await caller.post("/functions/work/nap:invoke", json={"n": 1, "seconds": 0.3})).status_code == 200
+        calls = [
+            asyncio.create_task(caller.post("/functions/work/cold:invoke", json={"n": n}))
+            for n in range(3)
+        ]
+        assert (
+            await caller.post("/functions/work/nap:invoke", json={"n": 1, "seconds": 0.3})
+        ).status_code == 200
         assert not any(call.done() for call in calls)
     answers = await asyncio.gather(*calls)
     assert [(a.status_code, a.json()) for a in answers] == [(200, n) for n in range(3)]
@@ -239,7 +290,7 @@ async def test_warm_functions_go_on_and_deploys_say_when_to_come_again_while_con
     wait_for(lambda: battered.usage("call = ?", load.submitted[0]), "the submitted call's record")
 
 
-# -- a full disk ---------------------------------------------------------------------------------------------------------
+# -- a full disk -----------------------------------------------------------------------------------
 @pytest.fixture
 def small_disk(short_tmp: Path) -> Iterator[Path]:
     """48 MiB of disk."""
@@ -253,8 +304,15 @@ def small_disk(short_tmp: Path) -> Iterator[Path]:
 
 
 @pytest.mark.root
-def test_a_full_disk_refuses_the_deploy_and_leaves_everything_else_as_it_was(small_disk: Path, short_tmp: Path) -> None:
-    with platform_up(platform={"home": str(small_disk / "h"), "run": str(short_tmp / "r")}) as platform, session.using(platform.profile):
+def test_a_full_disk_refuses_the_deploy_and_leaves_everything_else_as_it_was(
+    small_disk: Path, short_tmp: Path
+) -> None:
+    with (
+        platform_up(
+            platform={"home": str(small_disk / "h"), "run": str(short_tmp / "r")}
+        ) as platform,
+        session.using(platform.profile),
+    ):
         platform.deploy("work.py")
         assert platform.result("work/cold", {"n": 1}) == 1
         heavy = short_tmp / "heavy"
@@ -263,7 +321,10 @@ def test_a_full_disk_refuses_the_deploy_and_leaves_everything_else_as_it_was(sma
         (heavy / "noise.bin").write_bytes(os.urandom(60 * 1024 * 1024))
         refused = platform.cli("deploy", str(heavy / "app.py"), "--no-wait", check=False)
         assert refused.returncode != 0
-        assert "no room" in refused.stderr + refused.stdout or "full" in refused.stderr + refused.stdout
+        assert (
+            "no room" in refused.stderr + refused.stdout
+            or "full" in refused.stderr + refused.stdout
+        )
         with platform.client() as client, pytest.raises(StorageFull):
             client.put_blob("0" * 64, os.urandom(50 * 1024 * 1024))
         assert platform.result("work/cold", {"n": 2}) == 2

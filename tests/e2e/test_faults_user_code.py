@@ -1,4 +1,5 @@
-"""What user code may do wrong, on a real platform: a named error for its caller, nothing for its neighbours."""
+"""What user code may do wrong, on a real platform: a named error for its caller, nothing for its
+neighbours."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from pilotlight.sdk.handles import Function
 from tests.e2e.harness import APPS, PlatformUnderTest, wait_for
 
 SOON_S = 15.0
-"""For an answer that waits for nothing but a clock of 3 s, on a busy machine; the caller would wait for a minute."""
+"""For an answer that waits for nothing but a clock of 3 s, on a busy machine; the caller would wait
+for a minute."""
 BOOTED_S = 45.0
 """For one that waits for a boot, which gives way to calls; a start may take 300 s."""
 
@@ -62,7 +64,8 @@ def problem(answer: httpx.Response, status: int, kind: str) -> dict[str, object]
 
 
 class Prober:
-    """Calls a function over and over from a thread of its own, and keeps how long each call took (seconds)."""
+    """Calls a function over and over from a thread of its own, and keeps how long each call took
+    (seconds)."""
 
     def __init__(self, platform: PlatformUnderTest, function: str) -> None:
         self._platform = platform
@@ -84,14 +87,18 @@ class Prober:
         with httpx.Client(headers=self._platform.headers, timeout=60) as client:
             while not self._ended.wait(0.01):
                 began = time.monotonic()
-                answer = client.post(f"{self._platform.url}/v1/functions/{self._function}:invoke", json={})
+                answer = client.post(
+                    f"{self._platform.url}/v1/functions/{self._function}:invoke", json={}
+                )
                 self.took_s.append(time.monotonic() - began)
                 if answer.status_code != 200:
                     self.failed.append(answer.text)
 
 
-# -- raises --------------------------------------------------------------------------------------------------------------
-def test_an_exception_reaches_the_sdk_as_its_own_type_with_the_remote_traceback(platform: PlatformUnderTest, faulty: ModuleType) -> None:
+# -- raises ----------------------------------------------------------------------------------------
+def test_an_exception_reaches_the_sdk_as_its_own_type_with_the_remote_traceback(
+    platform: PlatformUnderTest, faulty: ModuleType
+) -> None:
     with session.using(platform.profile), pytest.raises(faulty.OrderRejected) as raised:
         faulty.refuse.remote(7)
     assert raised.value.order == 7
@@ -102,7 +109,9 @@ def test_an_exception_reaches_the_sdk_as_its_own_type_with_the_remote_traceback(
     assert "pilotlight/worker" not in notes
 
 
-def test_an_exception_of_a_spawned_call_reaches_the_sdk_too(platform: PlatformUnderTest, faulty: ModuleType) -> None:
+def test_an_exception_of_a_spawned_call_reaches_the_sdk_too(
+    platform: PlatformUnderTest, faulty: ModuleType
+) -> None:
     with session.using(platform.profile):
         call = faulty.refuse.spawn(8)
         with pytest.raises(faulty.OrderRejected, match="order 8"):
@@ -123,23 +132,33 @@ def test_a_call_that_raised_is_in_the_ledger_once(platform: PlatformUnderTest) -
     assert [(r["outcome"], r["status"]) for r in records] == [("error", 500)]
 
 
-# -- never returns -------------------------------------------------------------------------------------------------------
-def test_a_call_that_never_returns_ends_at_its_clock_and_a_second_caller_is_served_by_another_instance(platform: PlatformUnderTest) -> None:
+# -- never returns ---------------------------------------------------------------------------------
+def test_a_call_that_never_returns_ends_at_its_clock_and_a_second_caller_is_served_by_another_instance(
+    platform: PlatformUnderTest,
+) -> None:
     first = platform.result("faulty/stubborn", {"forever": False})
     with ThreadPoolExecutor(1) as pool:
         hanging = pool.submit(platform.post, "faulty/stubborn", {"forever": True})
-        wait_for(lambda: platform.post("faulty/stubborn", {"forever": False}).text.strip('"') != first, "an answer beside the hanging call")
+        wait_for(
+            lambda: platform.post("faulty/stubborn", {"forever": False}).text.strip('"') != first,
+            "an answer beside the hanging call",
+        )
         second = platform.result("faulty/stubborn", {"forever": False})
         body = problem(hanging.result(), 504, "deadline-exceeded")
     assert body["clock"] == "execution"
     assert 3.0 <= hanging.result().elapsed.total_seconds() < SOON_S
     assert second != first
-    wait_for(lambda: first not in [i["id"] for i in platform.instances("faulty", "stubborn")], "the stuck instance to leave service")
+    wait_for(
+        lambda: first not in [i["id"] for i in platform.instances("faulty", "stubborn")],
+        "the stuck instance to leave service",
+    )
     assert platform.result("faulty/stubborn", {"forever": False}) != first
 
 
-# -- dies ----------------------------------------------------------------------------------------------------------------
-def test_a_function_that_kills_its_process_is_answered_502_with_the_reason_and_replaced(platform: PlatformUnderTest) -> None:
+# -- dies ------------------------------------------------------------------------------------------
+def test_a_function_that_kills_its_process_is_answered_502_with_the_reason_and_replaced(
+    platform: PlatformUnderTest,
+) -> None:
     assert platform.result("faulty/suicide", {"die": False}) == "alive"
     (before,) = [i["id"] for i in platform.instances("faulty", "suicide")]
     began = time.monotonic()
@@ -152,7 +171,9 @@ def test_a_function_that_kills_its_process_is_answered_502_with_the_reason_and_r
 
 
 @pytest.mark.root
-def test_running_out_of_memory_is_a_named_error_and_costs_one_instance(platform: PlatformUnderTest, warm_neighbour: str) -> None:
+def test_running_out_of_memory_is_a_named_error_and_costs_one_instance(
+    platform: PlatformUnderTest, warm_neighbour: str
+) -> None:
     assert platform.result("faulty/devour", {"mebibytes": 1}) == 1
     (victim,) = [i["id"] for i in platform.instances("faulty", "devour")]
     templates = platform.templates()
@@ -168,11 +189,14 @@ def test_running_out_of_memory_is_a_named_error_and_costs_one_instance(platform:
     assert warm_neighbour in [i["id"] for i in platform.instances("faulty", "neighbour")]
     after = platform.templates()
     assert {t["pid"] for t in templates} <= {t["pid"] for t in after}
-    records = wait_for(lambda: platform.usage("call = ?", answer.headers["x-request-id"]), "the record of the call that died")
+    records = wait_for(
+        lambda: platform.usage("call = ?", answer.headers["x-request-id"]),
+        "the record of the call that died",
+    )
     assert [(r["outcome"], r["status"], r["instance"]) for r in records] == [("error", 502, victim)]
 
 
-# -- prints --------------------------------------------------------------------------------------------------------------
+# -- prints ----------------------------------------------------------------------------------------
 def test_a_function_that_prints_100_mb_answers_and_neither_fills_the_disk_nor_slows_its_neighbour(
     platform: PlatformUnderTest, warm_neighbour: str
 ) -> None:
@@ -183,14 +207,17 @@ def test_a_function_that_prints_100_mb_answers_and_neither_fills_the_disk_nor_sl
     assert statistics.median(prober.took_s) < 1.0
     logs = platform.local.paths.home / "node" / "logs"
     size = sum(file.stat().st_size for file in logs.rglob("*") if file.is_file())
-    assert size < 40 * 1024 * 1024  # two files of log_max_bytes (10 MiB) for the chatterbox, and a little for the others
+    # two files of log_max_bytes (10 MiB) for the chatterbox, and a little for the others
+    assert size < 40 * 1024 * 1024
     with platform.client() as client:
         lines = list(client.logs(app="faulty", function="chatter", tail=5))
     assert "x" * 99 in [line["text"] for line in lines]
 
 
-# -- does not start ------------------------------------------------------------------------------------------------------
-def test_a_missing_import_fails_the_call_at_once_and_names_the_module_with_the_log(platform: PlatformUnderTest) -> None:
+# -- does not start --------------------------------------------------------------------------------
+def test_a_missing_import_fails_the_call_at_once_and_names_the_module_with_the_log(
+    platform: PlatformUnderTest,
+) -> None:
     platform.deploy("incomplete.py")
     began = time.monotonic()
     answer = platform.post("incomplete/double", {"n": 1})

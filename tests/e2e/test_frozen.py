@@ -1,4 +1,5 @@
-"""`activator.freeze_idle_s` on a real platform: an idle instance uses no processor, and its next caller does not notice."""
+"""`activator.freeze_idle_s` on a real platform: an idle instance uses no processor, and its next
+caller does not notice."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ IDLE_S = 1.0
 
 @pytest.fixture(name="platform", scope="module")
 def _platform() -> Iterator[PlatformUnderTest]:
-    with platform_up(activator={"freeze_idle_s": IDLE_S}, snapshotter={"snapshots": False}) as running:
+    with platform_up(
+        activator={"freeze_idle_s": IDLE_S}, snapshotter={"snapshots": False}
+    ) as running:
         running.deploy("restless.py")
         yield running
 
@@ -28,13 +31,19 @@ def _platform() -> Iterator[PlatformUnderTest]:
 def instance(platform: PlatformUnderTest) -> dict[str, Any]:
     """The only one; it is ASLEEP for the node agent while it is frozen."""
     with platform.client() as client:
-        (found,) = [one for one in client.instances(app="restless") if one["state"] in ("READY", "ASLEEP")]
+        (found,) = [
+            one for one in client.instances(app="restless") if one["state"] in ("READY", "ASLEEP")
+        ]
     return found
 
 
 def is_still(pid: int) -> bool:
-    """Whether a signal stopped it (proc(5): state T), with each of its threads: on a busy machine they stop when they next run."""
-    return {stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")} == {"T"}
+    """Whether a signal stopped it (proc(5): state T), with each of its threads: on a busy machine
+    they stop when they next run."""
+    return {
+        stat.read_text().rpartition(")")[2].split()[0]
+        for stat in Path(f"/proc/{pid}/task").glob("*/stat")
+    } == {"T"}
 
 
 def frozen_pid(platform: PlatformUnderTest) -> int:
@@ -43,7 +52,9 @@ def frozen_pid(platform: PlatformUnderTest) -> int:
     return pid
 
 
-def test_an_idle_instance_uses_no_processor_and_the_next_call_is_warm(platform: PlatformUnderTest) -> None:
+def test_an_idle_instance_uses_no_processor_and_the_next_call_is_warm(
+    platform: PlatformUnderTest,
+) -> None:
     platform.result("restless/begin", {"after_s": 1.0})
     pid = frozen_pid(platform)
     before_ns = proc.cpu_ns(pid)
@@ -55,7 +66,9 @@ def test_an_idle_instance_uses_no_processor_and_the_next_call_is_warm(platform: 
     assert int(instance(platform)["pid"]) == pid
 
 
-def test_a_restarted_activator_and_a_restarted_agent_find_it_and_it_answers(platform: PlatformUnderTest) -> None:
+def test_a_restarted_activator_and_a_restarted_agent_find_it_and_it_answers(
+    platform: PlatformUnderTest,
+) -> None:
     for process in ("activator", "snapshotter"):
         platform.result("restless/begin", {})
         pid = frozen_pid(platform)

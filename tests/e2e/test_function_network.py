@@ -1,4 +1,5 @@
-"""Functions in a network of their own (`snapshotter.function_network: own`): what they reach, however they were started."""
+"""Functions in a network of their own (`snapshotter.function_network: own`): what they reach,
+however they were started."""
 
 from __future__ import annotations
 
@@ -42,14 +43,21 @@ def server() -> Iterator[int]:
 
 
 def templates_of(platform: PlatformUnderTest, function: str) -> list[dict[str, Any]]:
-    return [template for template in platform.templates() if template["labels"]["function"] == function]
+    return [
+        template for template in platform.templates() if template["labels"]["function"] == function
+    ]
 
 
-def tell_apart(platform: PlatformUnderTest, function: str, addresses: list[tuple[str, int]]) -> dict[str, list[str]]:
-    """What is reached, by how the instance was started: as a fork or after a boot, and from its snapshot."""
+def tell_apart(
+    platform: PlatformUnderTest, function: str, addresses: list[tuple[str, int]]
+) -> dict[str, list[str]]:
+    """What is reached, by how the instance was started: as a fork or after a boot, and from its
+    snapshot."""
     found = {}
     for _ in range(2):
-        answer = platform.post(f"reaching/{function}.reach", {"addresses": addresses}, timeout=DEPLOYED_S)
+        answer = platform.post(
+            f"reaching/{function}.reach", {"addresses": addresses}, timeout=DEPLOYED_S
+        )
         assert answer.status_code == 200, answer.text
         found[answer.headers[HEADER_START]] = answer.json()
         wait_for(lambda: not platform.instances("reaching", function), "scale to zero")
@@ -67,20 +75,29 @@ def platform(require_or_skip: RequireOrSkip) -> Iterator[PlatformUnderTest]:
     why = why_no_criu() or (None if shutil.which("nft") else "nft is not installed")
     if why is not None:
         require_or_skip(why)
-    with platform_up(snapshotter={"egress_on_request": [host_address()]}) as platform, pytest.MonkeyPatch.context() as patch:
+    with (
+        platform_up(snapshotter={"egress_on_request": [host_address()]}) as platform,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.setenv("REACHABLE", host_address())
-        platform.cli("secret", "set", "platform-key", "PILOTLIGHT_API_KEY", input=platform.profile.api_key)
+        platform.cli(
+            "secret", "set", "platform-key", "PILOTLIGHT_API_KEY", input=platform.profile.api_key
+        )
         platform.cli("deploy", str(APPS / "reaching.py"))
         yield platform
 
 
 @pytest.mark.parametrize(
-    "function, expected", [("Caller", "ConnectionRefusedError"), ("Asking", "here")], ids=["as all do", "where it asked for the address"]
+    "function, expected",
+    [("Caller", "ConnectionRefusedError"), ("Asking", "here")],
+    ids=["as all do", "where it asked for the address"],
 )
 def test_a_function_reaches_nothing_of_the_host_but_what_it_may_ask_for(
     platform: PlatformUnderTest, server: int, function: str, expected: str
 ) -> None:
-    for reached in tell_apart(platform, function, [("127.0.0.1", server), (host_address(), server)]).values():
+    for reached in tell_apart(
+        platform, function, [("127.0.0.1", server), (host_address(), server)]
+    ).values():
         assert reached == ["ConnectionRefusedError", expected]
 
 
@@ -90,13 +107,22 @@ def test_a_function_calls_another_through_the_platforms_socket(platform: Platfor
     assert answer.json() != os.stat("/proc/self/ns/net").st_ino, "of a network of its own"
 
 
-def test_a_closed_function_reaches_neither_the_host_nor_the_platform(platform: PlatformUnderTest, server: int) -> None:
-    found = platform.result("reaching/closed", {"addresses": [("127.0.0.1", server), (host_address(), server)]})
+def test_a_closed_function_reaches_neither_the_host_nor_the_platform(
+    platform: PlatformUnderTest, server: int
+) -> None:
+    found = platform.result(
+        "reaching/closed", {"addresses": [("127.0.0.1", server), (host_address(), server)]}
+    )
     assert found == ["ConnectionRefusedError", "OSError", "False", "False"]
 
 
-def test_what_the_operator_does_not_open_is_refused_at_deploy(platform: PlatformUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_operator_does_not_open_is_refused_at_deploy(
+    platform: PlatformUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("REACHABLE", "10.9.8.7")
     refused = platform.cli("deploy", str(APPS / "reaching.py"), check=False)
     assert refused.returncode
-    assert f"egress: 10.9.8.7/32 is not for functions to ask for; snapshotter.egress_on_request has {host_address()}/32" in refused.stderr
+    assert (
+        f"egress: 10.9.8.7/32 is not for functions to ask for; snapshotter.egress_on_request has "
+        f"{host_address()}/32" in refused.stderr
+    )

@@ -1,4 +1,5 @@
-"""Calls that outlive a connection, on a whole platform: schedules, retries, dead letters, webhooks, and kill -9 of everything."""
+"""Calls that outlive a connection, on a whole platform: schedules, retries, dead letters, webhooks,
+and kill -9 of everything."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ def submit(jobs: PlatformUnderTest, function: str, body: Any = None, **headers: 
 
 def ended(jobs: PlatformUnderTest, call: str) -> dict[str, Any]:
     def look() -> dict[str, Any] | None:
-        answer = httpx.get(f"{jobs.url}/v1/calls/{call}", headers=jobs.headers, timeout=30, verify=NO_TLS)
+        answer = httpx.get(
+            f"{jobs.url}/v1/calls/{call}", headers=jobs.headers, timeout=30, verify=NO_TLS
+        )
         found = answer.json() if answer.status_code == 200 else {}
         return found if found.get("state") not in (None, "QUEUED", "RUNNING") else None
 
@@ -76,9 +79,17 @@ def value(record: dict[str, Any]) -> Any:
 
 def ticks(jobs: PlatformUnderTest) -> list[dict[str, Any]]:
     answer = httpx.get(
-        f"{jobs.url}/v1/calls", params={"function": "tick", "app": "jobs", "limit": 1000}, headers=jobs.headers, timeout=30, verify=NO_TLS
+        f"{jobs.url}/v1/calls",
+        params={"function": "tick", "app": "jobs", "limit": 1000},
+        headers=jobs.headers,
+        timeout=30,
+        verify=NO_TLS,
     )
-    return [call for call in answer.json()["calls"] if call["schedule"]] if answer.status_code == 200 else []
+    return (
+        [call for call in answer.json()["calls"] if call["schedule"]]
+        if answer.status_code == 200
+        else []
+    )
 
 
 def done(jobs: PlatformUnderTest) -> int:
@@ -89,25 +100,52 @@ def goes_on(jobs: PlatformUnderTest, before: int) -> bool:
     return done(jobs) > before
 
 
-def test_a_schedule_makes_one_call_of_each_due_time_though_controller_and_activator_are_killed(jobs: PlatformUnderTest) -> None:
-    wait_for(lambda: done(jobs) >= 2, "a function at zero to be woken by its schedule", timeout_s=LATER_S, poll_s=0.1)
+def test_a_schedule_makes_one_call_of_each_due_time_though_controller_and_activator_are_killed(
+    jobs: PlatformUnderTest,
+) -> None:
+    wait_for(
+        lambda: done(jobs) >= 2,
+        "a function at zero to be woken by its schedule",
+        timeout_s=LATER_S,
+        poll_s=0.1,
+    )
     for process in ("controller", "activator"):
         before = done(jobs)
         jobs.wait_restarted(process, jobs.kill(process))
-        wait_for(partial(goes_on, jobs, before), f"calls to go on after the end of the {process}", timeout_s=LATER_S, poll_s=0.1)
+        wait_for(
+            partial(goes_on, jobs, before),
+            f"calls to go on after the end of the {process}",
+            timeout_s=LATER_S,
+            poll_s=0.1,
+        )
     jobs.cli("schedule", "pause", "jobs/tick")
-    wait_for(lambda: all(call["state"] == "SUCCEEDED" for call in ticks(jobs)), "the last ones to end", timeout_s=LATER_S, poll_s=0.1)
+    wait_for(
+        lambda: all(call["state"] == "SUCCEEDED" for call in ticks(jobs)),
+        "the last ones to end",
+        timeout_s=LATER_S,
+        poll_s=0.1,
+    )
     due = sorted(call["submitted_at"] for call in ticks(jobs))
     assert {round(later - earlier, 3) for earlier, later in itertools.pairwise(due)} == {1.0}
-    good = [record["call"] for record in jobs.usage("function = 'tick' AND kind = 'CALL' AND outcome = 'ok'")]
+    good = [
+        record["call"]
+        for record in jobs.usage("function = 'tick' AND kind = 'CALL' AND outcome = 'ok'")
+    ]
     assert len(good) == len(set(good))
 
 
-def test_a_call_that_fails_is_made_again_and_its_end_told_to_its_webhook(jobs: PlatformUnderTest) -> None:
+def test_a_call_that_fails_is_made_again_and_its_end_told_to_its_webhook(
+    jobs: PlatformUnderTest,
+) -> None:
     with Listener() as receiver:
-        secret = json.loads(jobs.cli("webhook", "set", "ops", receiver.url, "--json").stdout)["secret"]
+        secret = json.loads(jobs.cli("webhook", "set", "ops", receiver.url, "--json").stdout)[
+            "secret"
+        ]
         call = submit(jobs, "third_time", **{"pilotlight-webhook": "ops", "idempotency-key": "k-1"})
-        assert submit(jobs, "third_time", **{"pilotlight-webhook": "ops", "idempotency-key": "k-1"}) == call
+        assert (
+            submit(jobs, "third_time", **{"pilotlight-webhook": "ops", "idempotency-key": "k-1"})
+            == call
+        )
         record = ended(jobs, call)
         assert (record["state"], value(record), record["attempt"]) == ("SUCCEEDED", 3, 3)
         wait_for(lambda: receiver.received, "the webhook to be told", timeout_s=LATER_S)
@@ -120,9 +158,15 @@ def test_a_dead_letter_is_sent_again_with_its_attempts_counting_on(jobs: Platfor
     call = submit(jobs, "fourth_time")
     record = ended(jobs, call)
     assert (record["state"], record["attempt"]) == ("FAILED", 2)
-    wait_for(lambda: call in jobs.cli("call", "list", "--dead").stdout, "the dead letter to be listed")
+    wait_for(
+        lambda: call in jobs.cli("call", "list", "--dead").stdout, "the dead letter to be listed"
+    )
     jobs.cli("call", "redrive", call)
-    again = wait_for(lambda: (r := ended(jobs, call))["state"] == "SUCCEEDED" and r, "the second life", timeout_s=LATER_S)
+    again = wait_for(
+        lambda: (r := ended(jobs, call))["state"] == "SUCCEEDED" and r,
+        "the second life",
+        timeout_s=LATER_S,
+    )
     assert (value(again), again["attempt"]) == (4, 4)
 
 

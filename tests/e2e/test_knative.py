@@ -1,4 +1,5 @@
-"""A whole platform on a cluster with Knative: deploy, call, scale up, down to zero, and call again; and what goes wrong in clusters."""
+"""A whole platform on a cluster with Knative: deploy, call, scale up, down to zero, and call again;
+and what goes wrong in clusters."""
 
 from __future__ import annotations
 
@@ -52,21 +53,31 @@ def test_what_ran_is_billed_and_its_logs_are_read(cluster: ClusterUnderTest) -> 
     name = platform.result("podded/stays", {"seconds": 0.25})
     (pod,) = cluster.ready("stays")
     assert pod["metadata"]["name"][:63] == name
-    assert "waits 0.25 s" in wait_for(lambda: platform.cli("app", "logs", "podded").stdout, "its logs")
+    assert "waits 0.25 s" in wait_for(
+        lambda: platform.cli("app", "logs", "podded").stdout, "its logs"
+    )
     (instance,) = platform.instances("podded", "stays")
     assert pod["metadata"]["name"] in str(instance)
     assert wait_for(lambda: platform.usage("function = ?", "stays"), "the call to be billed")
 
 
-def test_a_new_version_takes_over_and_the_old_one_ends(cluster: ClusterUnderTest, tmp_path: Path) -> None:
+def test_a_new_version_takes_over_and_the_old_one_ends(
+    cluster: ClusterUnderTest, tmp_path: Path
+) -> None:
     app = tmp_path / "turning.py"
     for answer in ("one", "two"):
         app.write_text(TURNING.replace("ANSWER", answer))
         cluster.platform.cli("deploy", str(app), "--no-wait")
-        wait_for(lambda answer=answer: cluster.platform.result("turning/say") == answer, f"{answer} to be said")  # type: ignore[misc]
+        wait_for(
+            lambda answer=answer: cluster.platform.result("turning/say") == answer,  # type: ignore[misc]
+            f"{answer} to be said",
+        )
 
     def revisions() -> set[str]:
-        return {pod["metadata"]["labels"]["serving.knative.dev/revision"].split("-")[2] for pod in cluster.pods("say")}
+        return {
+            pod["metadata"]["labels"]["serving.knative.dev/revision"].split("-")[2]
+            for pod in cluster.pods("say")
+        }
 
     wait_for(lambda: "v1" not in revisions(), "the first version's pods to be gone")
 
@@ -77,20 +88,27 @@ def test_a_function_that_no_node_can_take_says_so(cluster: ClusterUnderTest) -> 
     assert "no node" in answer.text
 
 
-def test_an_image_that_cannot_be_pulled_ends_the_call_with_the_reason(cluster: ClusterUnderTest) -> None:
+def test_an_image_that_cannot_be_pulled_ends_the_call_with_the_reason(
+    cluster: ClusterUnderTest,
+) -> None:
     cluster.wait_zero("add")
     with cluster.without_images("manifest unknown"):
         answer = cluster.platform.post("podded/add", {"a": 1, "b": 1})
     assert answer.status_code == 503
     assert "manifest unknown" in answer.text
-    wait_for(lambda: cluster.platform.post("podded/add", {"a": 1, "b": 1}).status_code == 200, "the function to come back")
+    wait_for(
+        lambda: cluster.platform.post("podded/add", {"a": 1, "b": 1}).status_code == 200,
+        "the function to come back",
+    )
 
 
 def test_calls_go_on_while_the_api_server_is_away(cluster: ClusterUnderTest) -> None:
     platform = cluster.platform
     assert platform.result("podded/add", {"a": 1, "b": 2}) == 3
     cluster.go_away(3.0)
-    assert [platform.post("podded/add", {"a": n, "b": n}).json() for n in range(20)] == [2 * n for n in range(20)]
+    assert [platform.post("podded/add", {"a": n, "b": n}).json() for n in range(20)] == [
+        2 * n for n in range(20)
+    ]
     wait_for(cluster.is_up, "the API server to be back")
 
 

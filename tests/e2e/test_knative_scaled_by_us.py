@@ -1,4 +1,5 @@
-"""The same cluster with class `pilotlight.dev`: our leader scales what Knative makes, and Knative believes it."""
+"""The same cluster with class `pilotlight.dev`: our leader scales what Knative makes, and Knative
+believes it."""
 
 from __future__ import annotations
 
@@ -26,14 +27,23 @@ def cluster() -> Iterator[ClusterUnderTest]:
 def states(cluster: ClusterUnderTest, kind: str, function: str = "") -> set[str]:
     """That condition of all revisions, or of one function's; "" where one has not said."""
     found: list[dict[str, Any]] = cluster.api.get(REVISIONS).json()["items"]
-    items = [item for item in found if function in ("", item["metadata"]["labels"]["pilotlight.dev/function"])]
-    said = [{one["type"]: one["status"] for one in (item.get("status") or {}).get("conditions", ())} for item in items]
+    items = [
+        item
+        for item in found
+        if function in ("", item["metadata"]["labels"]["pilotlight.dev/function"])
+    ]
+    said = [
+        {one["type"]: one["status"] for one in (item.get("status") or {}).get("conditions", ())}
+        for item in items
+    ]
     return {str(one.get(kind, "")) for one in said}
 
 
 def test_from_zero_up_down_to_zero_and_up_again(cluster: ClusterUnderTest) -> None:
     platform = cluster.platform
-    wait_for(lambda: states(cluster, "Ready") == {"True"}, "all revisions to be ready, without a pod")
+    wait_for(
+        lambda: states(cluster, "Ready") == {"True"}, "all revisions to be ready, without a pod"
+    )
     assert not cluster.pods("where")
     first = platform.post("podded/where")
     assert (first.status_code, first.headers["pilotlight-start"]) == (200, "COLD")

@@ -1,4 +1,5 @@
-"""A language model on a whole platform, with the real vLLM: deployed, called, at zero, and back from a snapshot of the server itself."""
+"""A language model on a whole platform, with the real vLLM: deployed, called, at zero, and back
+from a snapshot of the server itself."""
 
 from __future__ import annotations
 
@@ -20,32 +21,57 @@ pytestmark = [pytest.mark.e2e, pytest.mark.root, pytest.mark.vllm, pytest.mark.t
 
 PATIENCE_S = 300.0
 MODEL = "llm/assistant"
-ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "What is a pilot light?"}], "max_tokens": 8, "temperature": 0}
+ASKED = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "What is a pilot light?"}],
+    "max_tokens": 8,
+    "temperature": 0,
+}
 
 
 @pytest.fixture(scope="module")
-def llm(require_or_skip: RequireOrSkip, vllm_env: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformUnderTest]:
-    """A platform with examples/llm.py deployed on it; deploying makes a snapshot of the server and proves it."""
+def llm(
+    require_or_skip: RequireOrSkip, vllm_env: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PlatformUnderTest]:
+    """A platform with examples/llm.py deployed on it; deploying makes a snapshot of the server and
+    proves it."""
     if (why := why_no_criu()) is not None:
         require_or_skip(why)
     cache = tmp_path_factory.mktemp("cache")
-    with platform_up(snapshotter={"engines": {"vllm": str(vllm_env)}}) as platform, environ(XDG_CACHE_HOME=str(cache)):
+    with (
+        platform_up(snapshotter={"engines": {"vllm": str(vllm_env)}}) as platform,
+        environ(XDG_CACHE_HOME=str(cache)),
+    ):
         print(platform.cli("deploy", str(ROOT / "examples/llm.py")).stdout)
         yield platform
 
 
 def chat(platform: PlatformUnderTest, **more: Any) -> httpx.Response:
     """One question."""
-    return httpx.post(f"{platform.url}/v1/chat/completions", headers=platform.headers, json={**ASKED, **more}, timeout=PATIENCE_S)
+    return httpx.post(
+        f"{platform.url}/v1/chat/completions",
+        headers=platform.headers,
+        json={**ASKED, **more},
+        timeout=PATIENCE_S,
+    )
 
 
 def first_token_s(platform: PlatformUnderTest) -> tuple[str, float, str]:
-    """By which rung the stream came, after how many seconds its first token, and all that was said."""
+    """By which rung the stream came, after how many seconds its first token, and all that was
+    said."""
     began, first, said = time.monotonic(), 0.0, ""
     asked = {**ASKED, "stream": True}
-    with httpx.stream("POST", f"{platform.url}/v1/chat/completions", headers=platform.headers, json=asked, timeout=PATIENCE_S) as answer:
+    with httpx.stream(
+        "POST",
+        f"{platform.url}/v1/chat/completions",
+        headers=platform.headers,
+        json=asked,
+        timeout=PATIENCE_S,
+    ) as answer:
         for line in answer.iter_lines():
-            if not line.startswith("data: {") or not (choices := json.loads(line[6:]).get("choices")):
+            if not line.startswith("data: {") or not (
+                choices := json.loads(line[6:]).get("choices")
+            ):
                 continue
             if piece := choices[0]["delta"].get("content"):
                 first, said = first or time.monotonic() - began, said + piece
@@ -68,7 +94,10 @@ def test_it_comes_back_from_zero_and_says_what_it_said(llm: PlatformUnderTest) -
     for _ in range(2):
         to_zero(llm)
         kind, seconds, said = first_token_s(llm)
-        print(f"{kind or 'in the stream'}: first token after {seconds:.2f} s; the stock start takes {snapshot['cold_ms'] / 1000:.1f} s")
+        print(
+            f"{kind or 'in the stream'}: first token after {seconds:.2f} s; the stock start takes "
+            f"{snapshot['cold_ms'] / 1000:.1f} s"
+        )
         assert said == before
 
     with llm.client() as client:

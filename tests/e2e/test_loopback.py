@@ -1,4 +1,5 @@
-"""A worker on the host's network shares loopback addresses with the platform: what it reads there, and what it gets to listen at."""
+"""A worker on the host's network shares loopback addresses with the platform: what it reads there,
+and what it gets to listen at."""
 
 from __future__ import annotations
 
@@ -33,7 +34,10 @@ def listening(platform: PlatformUnderTest) -> dict[str, set[int]]:
     """TCP ports at which each process of the platform listens."""
     names = ("weight_cache", "snapshotter", "controller", "activator")
     found = {name: psutil.Process(platform.pid(name)).net_connections("tcp") for name in names}
-    return {name: {int(one.laddr.port) for one in every if one.status == psutil.CONN_LISTEN} for name, every in found.items()}
+    return {
+        name: {int(one.laddr.port) for one in every if one.status == psutil.CONN_LISTEN}
+        for name, every in found.items()
+    }
 
 
 def test_no_process_listens_on_tcp_that_was_not_asked_to(alone: PlatformUnderTest) -> None:
@@ -51,20 +55,29 @@ def test_worker_reads_no_metrics(alone: PlatformUnderTest) -> None:
 
 def test_operator_reads_the_metrics_of_every_process(alone: PlatformUnderTest) -> None:
     sockets = sorted(alone.local.paths.run.glob("metrics-*.sock"))
-    assert [path.stem for path in sockets] == [f"metrics-{name}" for name in ("activator", "controller", "snapshotter", "weight_cache")]
+    assert [path.stem for path in sockets] == [
+        f"metrics-{name}" for name in ("activator", "controller", "snapshotter", "weight_cache")
+    ]
     for path in sockets:
         assert "pilotlight_" in _metrics(path)
     assert "local-ports/ask" in alone.cli("top", "--once").stdout
 
 
 def _metrics(path: Path) -> str:
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path), verify=NO_TLS), timeout=60) as client:
+    with httpx.Client(
+        transport=httpx.HTTPTransport(uds=str(path), verify=NO_TLS), timeout=60
+    ) as client:
         return client.get("http://local/metrics").text
 
 
 def test_both_loopback_addresses_are_the_platforms(alone: PlatformUnderTest) -> None:
     for host in ("127.0.0.1", "[::1]"):
-        assert httpx.get(f"http://{host}:{port_of(alone)}/healthz", verify=NO_TLS, timeout=60).status_code == 200
+        assert (
+            httpx.get(
+                f"http://{host}:{port_of(alone)}/healthz", verify=NO_TLS, timeout=60
+            ).status_code
+            == 200
+        )
 
 
 def test_worker_listens_at_no_address_of_the_platforms_port(alone: PlatformUnderTest) -> None:

@@ -1,4 +1,5 @@
-"""A function on a real GPU, through the whole platform: its snapshot holds the GPU's memory, and comes back faster than a start."""
+"""A function on a real GPU, through the whole platform: its snapshot holds the GPU's memory, and
+comes back faster than a start."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def platform(output: list[str]) -> Iterator[PlatformUnderTest]:
         yield running
 
 
-def test_a_model_on_the_gpu_comes_back_from_its_snapshot_with_what_it_had(platform: PlatformUnderTest, output: list[str]) -> None:
+def test_a_model_on_the_gpu_comes_back_from_its_snapshot_with_what_it_had(
+    platform: PlatformUnderTest, output: list[str]
+) -> None:
     assert any("→ restore" in line for line in output), output
     first = platform.result("on-gpu/Model.total", {"n": 1000})
     for _ in range(2):
@@ -54,6 +57,8 @@ def test_the_parts_of_a_restore_are_no_more_than_the_whole(platform: PlatformUnd
     assert sum(phases.values()) - phases.get("prefetch", 0.0) <= took_ms
 
 
-def test_managed_memory_is_named_and_the_function_serves(platform: PlatformUnderTest, output: list[str]) -> None:
+def test_managed_memory_is_named_and_the_function_serves(
+    platform: PlatformUnderTest, output: list[str]
+) -> None:
     assert any("64 MiB of managed memory" in line for line in output), output
     assert platform.result("on-gpu/Managed.nothing") is None

@@ -1,4 +1,5 @@
-"""What goes wrong around snapshots: damaged images, changed libraries, a full disk, kill -9 of the node agent. Every call is answered."""
+"""What goes wrong around snapshots: damaged images, changed libraries, a full disk, kill -9 of the
+node agent. Every call is answered."""
 
 from __future__ import annotations
 
@@ -17,7 +18,16 @@ import pytest
 
 from pilotlight.protocol import HEADER_START
 from tests.conftest import RequireOrSkip
-from tests.e2e.frozen import ATTEMPTS, DEPLOYED_S, SNAPSHOT_S, Frozen, catalogue, environ, traces, why_no_criu
+from tests.e2e.frozen import (
+    ATTEMPTS,
+    DEPLOYED_S,
+    SNAPSHOT_S,
+    Frozen,
+    catalogue,
+    environ,
+    traces,
+    why_no_criu,
+)
 from tests.e2e.harness import APPS, PATIENCE_S, PlatformUnderTest, platform_up, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.root, pytest.mark.timeout(DEPLOYED_S)]
@@ -48,7 +58,8 @@ def frail(require_or_skip: RequireOrSkip, library: Path) -> Iterator[Frozen]:
 
 
 def check_nothing_is_left(frail: Frozen) -> None:
-    """Stop the app, look for what is left on the machine, and deploy it again: its next call finds nothing in memory."""
+    """Stop the app, look for what is left on the machine, and deploy it again: its next call finds
+    nothing in memory."""
     seen: dict[str, list[str]] = {}
 
     def clean() -> bool:
@@ -65,7 +76,7 @@ def check_nothing_is_left(frail: Frozen) -> None:
     frail.platform.cli("deploy", APP, "--no-wait")
 
 
-# -- what is on the disk -------------------------------------------------------------------------------------------------
+# -- what is on the disk ---------------------------------------------------------------------------
 def flip(file: Path) -> None:
     with file.open("r+b") as image:
         image.seek(file.stat().st_size // 2)
@@ -107,7 +118,9 @@ def test_a_damaged_snapshot_is_never_used_the_call_is_cold_and_another_one_is_ma
     assert frail.restored("Small.number", {"word": "one"}) == 1
 
 
-def test_a_snapshot_whose_library_changed_is_not_used_and_a_metric_says_so(frail: Frozen, library: Path) -> None:
+def test_a_snapshot_whose_library_changed_is_not_used_and_a_metric_says_so(
+    frail: Frozen, library: Path
+) -> None:
     old = frail.wait_ready("Mapper")["id"]
     assert frail.restored("Mapper.read") == "one"
     before = frail.metric("pilotlight_snapshot_misses_total", field="file")
@@ -118,27 +131,41 @@ def test_a_snapshot_whose_library_changed_is_not_used_and_a_metric_says_so(frail
     assert (answer.json(), answer.headers[HEADER_START]) == ("two", "COLD")
     assert frail.metric("pilotlight_snapshot_misses_total", field="file") > before
     assert "library.so" in (frail.platform.local.logs / "snapshotter.log").read_text()
-    wait_for(lambda: any(s["id"] != old for s in frail.snapshots("Mapper")), "a snapshot with the new library", timeout_s=SNAPSHOT_S)
+    wait_for(
+        lambda: any(s["id"] != old for s in frail.snapshots("Mapper")),
+        "a snapshot with the new library",
+        timeout_s=SNAPSHOT_S,
+    )
     assert frail.restored("Mapper.read") == "two"
 
 
-# -- kill -9 -------------------------------------------------------------------------------------------------------------
+# -- kill -9 ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "begun",
     [pytest.param(".tmp-snapshot-*/images/pages-*.img", marks=pytest.mark.soak), "sn-*"],
     ids=["dumping", "proving"],
 )
-def test_the_agent_killed_while_a_snapshot_is_made_leaves_nothing_and_the_next_one_is_made(frail: Frozen, begun: str) -> None:
+def test_the_agent_killed_while_a_snapshot_is_made_leaves_nothing_and_the_next_one_is_made(
+    frail: Frozen, begun: str
+) -> None:
     platform, directory = frail.platform, catalogue(frail.platform)
     platform.cli("snapshot", "delete", "frail/Large", "--yes")
     before = set(directory.glob(begun))
     with ThreadPoolExecutor(1) as pool:
         deploying = pool.submit(platform.cli, "deploy", APP, check=False)
-        wait_for(lambda: set(directory.glob(begun)) - before, f"{begun} to appear", timeout_s=SNAPSHOT_S, poll_s=0.001)
+        wait_for(
+            lambda: set(directory.glob(begun)) - before,
+            f"{begun} to appear",
+            timeout_s=SNAPSHOT_S,
+            poll_s=0.001,
+        )
         pid = frail.kill_agent()
         frail.wait_agent(pid)
         deploying.result()
-    assert wait_for(lambda: succeeded(platform, "frail/Large.size"), "the function to answer").json() == BLOCK
+    assert (
+        wait_for(lambda: succeeded(platform, "frail/Large.size"), "the function to answer").json()
+        == BLOCK
+    )
     platform.cli("deploy", APP)
     frail.wait_ready("Large")
     assert frail.restored("Large.size") == BLOCK
@@ -146,7 +173,9 @@ def test_the_agent_killed_while_a_snapshot_is_made_leaves_nothing_and_the_next_o
 
 
 @pytest.mark.parametrize("after_s", [0.03, pytest.param(0.08, marks=pytest.mark.soak)])
-def test_the_agent_killed_while_a_call_is_restored_leaves_nothing_and_the_next_call_works(frail: Frozen, after_s: float) -> None:
+def test_the_agent_killed_while_a_call_is_restored_leaves_nothing_and_the_next_call_works(
+    frail: Frozen, after_s: float
+) -> None:
     platform = frail.platform
     frail.wait_ready("Large")
     check_nothing_is_left(frail)
@@ -157,20 +186,32 @@ def test_the_agent_killed_while_a_call_is_restored_leaves_nothing_and_the_next_c
         frail.wait_agent(pid)
         answer = calling.result()
     assert answer.status_code in (200, 503), answer.text
-    assert answer.headers.get(HEADER_START) in (None, "RESTORE", "COLD", "FORK")  # FORK: it was back when the agent died, and was adopted
+    # FORK: it was back when the agent died, and was adopted
+    assert answer.headers.get(HEADER_START) in (None, "RESTORE", "COLD", "FORK")
     assert answer.elapsed.total_seconds() < PATIENCE_S
-    assert wait_for(lambda: succeeded(platform, "frail/Large.size"), "the function to answer").json() == BLOCK
+    assert (
+        wait_for(lambda: succeeded(platform, "frail/Large.size"), "the function to answer").json()
+        == BLOCK
+    )
     assert frail.restored("Large.size") == BLOCK
     check_nothing_is_left(frail)
 
 
-def test_instances_that_were_restored_go_on_while_the_agent_is_killed_and_later_starts_are_restores_too(frail: Frozen) -> None:
+def test_instances_that_were_restored_go_on_while_the_agent_is_killed_and_later_starts_are_restores_too(
+    frail: Frozen,
+) -> None:
     frail.restored("Small.number", {"word": "one"})
     ids = {i["id"] for i in frail.platform.instances("frail", "Small")}
     pid = frail.kill_agent()
     assert frail.call("Small.number", {"word": "two"}).headers[HEADER_START] == "WARM"
     frail.wait_agent(pid)
-    assert wait_for(lambda: {i["id"] for i in frail.platform.instances("frail", "Small")}, "the agent to know them") == ids
+    assert (
+        wait_for(
+            lambda: {i["id"] for i in frail.platform.instances("frail", "Small")},
+            "the agent to know them",
+        )
+        == ids
+    )
     assert frail.call("Small.number", {"word": "two"}).headers[HEADER_START] == "WARM"
     assert frail.restored("Small.number", {"word": "two"}) == 2
     check_nothing_is_left(frail)
@@ -188,17 +229,21 @@ def test_restores_and_stops_over_and_over_leave_nothing(frail: Frozen) -> None:
     check_nothing_is_left(frail)
 
 
-# -- a full disk ---------------------------------------------------------------------------------------------------------
+# -- a full disk -----------------------------------------------------------------------------------
 @contextlib.contextmanager
 def small_disk() -> Iterator[Path]:
-    """A home whose snapshots have a disk of their own, with room for one of 20 MB and not for one of 100."""
+    """A home whose snapshots have a disk of their own, with room for one of 20 MB and not for one
+    of 100."""
     root = Path(tempfile.mkdtemp(prefix="pl"))
     root.chmod(0o755)
     disk = root / "h" / "node" / "snapshots"
     disk.mkdir(parents=True)
     for directory in (root / "h", disk.parent):
         directory.chmod(0o700)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES},mode=0700", "snapshots", disk], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES},mode=0700", "snapshots", disk],
+        check=True,
+    )
     try:
         yield root
     finally:
@@ -206,11 +251,14 @@ def small_disk() -> Iterator[Path]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def test_with_no_room_for_its_images_deploy_says_so_and_the_function_works_by_fork(frail: Frozen) -> None:
+def test_with_no_room_for_its_images_deploy_says_so_and_the_function_works_by_fork(
+    frail: Frozen,
+) -> None:
     with (
         small_disk() as root,
         platform_up(
-            platform={"home": str(root / "h"), "run": str(root / "r")}, snapshotter={"snapshot_max_bytes": 10 * SMALL_DISK_BYTES}
+            platform={"home": str(root / "h"), "run": str(root / "r")},
+            snapshotter={"snapshot_max_bytes": 10 * SMALL_DISK_BYTES},
         ) as platform,
     ):
         said = platform.cli("deploy", APP).stdout

@@ -1,4 +1,5 @@
-"""A tenant's life on a whole platform, from the operator's command line to the edge: made, bounded, shared, rotated, suspended."""
+"""A tenant's life on a whole platform, from the operator's command line to the edge: made, bounded,
+shared, rotated, suspended."""
 
 from __future__ import annotations
 
@@ -47,13 +48,28 @@ class Tenant:
         token = self.key if key is None else key
         headers = {"authorization": f"Bearer {token}"} if token else {}
         return httpx.post(
-            f"{self.platform.url}{prefix}/v1/functions/shared/{function}:invoke", json={"n": 7}, headers=headers, timeout=60, verify=NO_TLS
+            f"{self.platform.url}{prefix}/v1/functions/shared/{function}:invoke",
+            json={"n": 7},
+            headers=headers,
+            timeout=60,
+            verify=NO_TLS,
         )
 
 
 @pytest.fixture(scope="module")
 def acme(platform: PlatformUnderTest) -> Iterator[Tenant]:
-    made = json.loads(platform.cli("tenant", "create", "acme", "--plan", "free", "--override", "requests_per_s=1000", "--json").stdout)
+    made = json.loads(
+        platform.cli(
+            "tenant",
+            "create",
+            "acme",
+            "--plan",
+            "free",
+            "--override",
+            "requests_per_s=1000",
+            "--json",
+        ).stdout
+    )
     tenant = Tenant(platform=platform, name="acme", key=made["key"]["secret"])
     wait_for(lambda: tenant.call("own").status_code == 404, "the activator to know the key")
     tenant.cli("deploy", str(APPS / "shared.py"), "--no-wait")
@@ -63,14 +79,20 @@ def acme(platform: PlatformUnderTest) -> Iterator[Tenant]:
 
 def status_of(call: Callable[[], httpx.Response], wanted: int) -> httpx.Response:
     """The answer once it has this status: a change reaches the edge within moments."""
-    return wait_for(lambda: answer if (answer := call()).status_code == wanted else None, f"an answer {wanted}")
+    return wait_for(
+        lambda: answer if (answer := call()).status_code == wanted else None, f"an answer {wanted}"
+    )
 
 
 def test_a_tenant_calls_its_own_lends_one_and_publishes_another(acme: Tenant) -> None:
     operator = acme.platform.profile.api_key or ""
     assert acme.call("own").json() == 7
-    assert acme.call("own", operator).status_code == 404, "without the tenant's name it is the caller's own app"
-    assert acme.call("own", operator, prefix="/t/acme").status_code == 404, "nobody is told that it exists"
+    assert acme.call("own", operator).status_code == 404, (
+        "without the tenant's name it is the caller's own app"
+    )
+    assert acme.call("own", operator, prefix="/t/acme").status_code == 404, (
+        "nobody is told that it exists"
+    )
     assert acme.call("lent", operator, prefix="/t/acme").json() == 7
     assert acme.call("lent", "", prefix="/t/acme").status_code in (401, 404)
     assert acme.call("public", "", prefix="/t/acme").json() == 7
@@ -88,13 +110,21 @@ def test_a_pickle_is_opened_for_the_functions_own_tenant_only(acme: Tenant) -> N
     body = pickle.dumps(((), {"n": Computed()}))
 
     def send(function: str, key: str, verb: str = "invoke") -> httpx.Response:
-        headers = {"content-type": CONTENT_PICKLE, **({"authorization": f"Bearer {key}"} if key else {})}
+        headers = {
+            "content-type": CONTENT_PICKLE,
+            **({"authorization": f"Bearer {key}"} if key else {}),
+        }
         url = f"{acme.platform.url}/t/acme/v1/functions/shared/{function}:{verb}"
         return httpx.post(url, content=body, headers=headers, timeout=60, verify=NO_TLS)
 
     assert pickle.loads(send("public", acme.key).content) == 7
     for _ in range(3):  # whether its instance is cold or warm
-        assert send("public", "").status_code == send("public", operator).status_code == send("lent", operator).status_code == 415
+        assert (
+            send("public", "").status_code
+            == send("public", operator).status_code
+            == send("lent", operator).status_code
+            == 415
+        )
         assert acme.call("public", operator, prefix="/t/acme").json() == 7
     assert send("lent", operator, "submit").status_code == 415
     assert pickle.loads(send("lent", acme.key).content) == 7
@@ -130,7 +160,10 @@ def test_a_quota_of_a_key_is_kept_at_the_edge_and_says_when_to_come_again(acme: 
 def test_a_suspended_tenant_is_refused_at_the_edge_and_goes_on_after(acme: Tenant) -> None:
     acme.platform.cli("tenant", "suspend", "acme", "--yes")
     for function, key in (("own", acme.key), ("public", "")):
-        status_of(lambda function=function, key=key: acme.call(function, key, prefix="/t/acme"), 403)  # type: ignore[misc]
+        status_of(
+            lambda function=function, key=key: acme.call(function, key, prefix="/t/acme"),  # type: ignore[misc]
+            403,
+        )
     with acme.client() as client:
         assert client.own_tenant()["suspended"] is True
     acme.platform.cli("tenant", "resume", "acme")
@@ -139,9 +172,15 @@ def test_a_suspended_tenant_is_refused_at_the_edge_and_goes_on_after(acme: Tenan
 
 def test_the_log_says_from_where_whatever_the_caller_says(acme: Tenant) -> None:
     headers = {"authorization": f"Bearer {acme.key}", "x-forwarded-for": "198.51.100.9"}
-    assert httpx.post(f"{acme.platform.url}/v1/keys", json={}, headers=headers, timeout=60).status_code == 201
+    assert (
+        httpx.post(f"{acme.platform.url}/v1/keys", json={}, headers=headers, timeout=60).status_code
+        == 201
+    )
     assert acme.cli("audit", "--limit", "1")[0]["address"] == "127.0.0.1"
-    actions = {entry["action"] for entry in json.loads(acme.platform.cli("audit", "--tenant", "acme", "--json").stdout)}
+    actions = {
+        entry["action"]
+        for entry in json.loads(acme.platform.cli("audit", "--tenant", "acme", "--json").stdout)
+    }
     assert {"tenant.create", "app.deploy", "key.create", "key.rotate", "tenant.change"} <= actions
 
 

@@ -1,4 +1,5 @@
-"""The whole sentence of a call, as its trace tells it: from the gateway over the node agent's phases into user code, and back out."""
+"""The whole sentence of a call, as its trace tells it: from the gateway over the node agent's
+phases into user code, and back out."""
 
 from __future__ import annotations
 
@@ -39,7 +40,12 @@ def test_a_cold_call_a_traced_one_and_a_stream(platform: PlatformUnderTest) -> N
     found = trace_of(platform, cold.headers["x-request-id"])
     root = "POST /v1/functions/traced/split:invoke"
     below = tree(found)
-    assert {"exec": root, "worker": "exec", "tokenise": "worker", "look up": "tokenise"}.items() <= below.items()
+    assert {
+        "exec": root,
+        "worker": "exec",
+        "tokenise": "worker",
+        "look up": "tokenise",
+    }.items() <= below.items()
     if cold.headers["pilotlight-start"] != "WARM":
         assert below["start"] == root
         assert "start" in below.values()  # its phases
@@ -56,7 +62,12 @@ def test_a_cold_call_a_traced_one_and_a_stream(platform: PlatformUnderTest) -> N
 
     streamed = platform.post("traced/stream", {"n": 2}, headers={**platform.headers, **SAMPLED})
     assert len(streamed.text.splitlines()) == 2
-    of_stream = wait_for(lambda: (t := trace_of(platform, TRACE))["calls"][1:] and t, "the stream in the same trace")
+    of_stream = wait_for(
+        lambda: (t := trace_of(platform, TRACE))["calls"][1:] and t, "the stream in the same trace"
+    )
     assert {"item 0", "item 1"} <= tree(of_stream).keys()
     listed = json.loads(platform.cli("trace", "list", "traced", "--json").stdout)
-    assert {row["call"] for row in listed} >= {cold.headers["x-request-id"], streamed.headers["x-request-id"]}
+    assert {row["call"] for row in listed} >= {
+        cold.headers["x-request-id"],
+        streamed.headers["x-request-id"],
+    }

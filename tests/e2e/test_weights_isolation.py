@@ -1,4 +1,5 @@
-"""Knowing a digest or a path is no right: a tenant's worker reaches nothing of another tenant's weights."""
+"""Knowing a digest or a path is no right: a tenant's worker reaches nothing of another tenant's
+weights."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def first(path: str) -> str:
 
 
 @pytest.fixture(scope="module", name="manifest")
-def _manifest(platform: PlatformUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def _manifest(
+    platform: PlatformUnderTest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """The digest of a model that the first tenant's function has mounted right now."""
     folder = tmp_path_factory.mktemp("holder")
     (folder / "private").mkdir()
@@ -50,9 +53,13 @@ def _manifest(platform: PlatformUnderTest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module", name="rival")
-def _rival(platform: PlatformUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformUnderTest]:
+def _rival(
+    platform: PlatformUnderTest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PlatformUnderTest]:
     """The same platform, as another tenant sees it, who has deployed the spy."""
-    made = httpx.post(f"{platform.url}/v1/tenants", json={"name": "spy"}, headers=platform.headers, timeout=30)
+    made = httpx.post(
+        f"{platform.url}/v1/tenants", json={"name": "spy"}, headers=platform.headers, timeout=30
+    )
     assert made.status_code == 201, made.text
     mine = replace(platform.profile, api_key=str(made.json()["key"]["secret"]))
     file = profile.save(mine, path=tmp_path_factory.mktemp("rival") / "profile.toml")
@@ -79,7 +86,9 @@ def test_worker_reads_no_file_of_the_store_though_it_knows_each_path(
     assert set(said.values()) <= {"FileNotFoundError", "PermissionError", "NotADirectoryError"}
 
 
-def test_worker_connects_to_no_socket_of_the_node(platform: PlatformUnderTest, rival: PlatformUnderTest, manifest: str) -> None:
+def test_worker_connects_to_no_socket_of_the_node(
+    platform: PlatformUnderTest, rival: PlatformUnderTest, manifest: str
+) -> None:
     run = platform.local.paths.run
     sockets = [str(path) for path in run.rglob("*.sock")]
     assert str(run / "weight_cache.sock") in sockets
@@ -87,13 +96,23 @@ def test_worker_connects_to_no_socket_of_the_node(platform: PlatformUnderTest, r
     assert set(said.values()) <= {"FileNotFoundError", "PermissionError", "ConnectionRefusedError"}
 
 
-def test_worker_gets_nothing_through_other_processes(platform: PlatformUnderTest, rival: PlatformUnderTest, manifest: str) -> None:
+def test_worker_gets_nothing_through_other_processes(
+    platform: PlatformUnderTest, rival: PlatformUnderTest, manifest: str
+) -> None:
     with platform.client() as client:
         pids = [i["pid"] for i in client.instances(app="holder")]
     pids += [platform.pid("weight_cache"), platform.pid("snapshotter")]
     assert all(pids)
-    inside = (f"root{mounts.ROOT}/weights/private/{NAME}", f"root{platform.local.paths.home}/weights", "mem", "maps", "fd", "environ")
-    # A number may mean another process in the worker's namespace, or none: in no case is there anything of the other tenant behind it.
+    inside = (
+        f"root{mounts.ROOT}/weights/private/{NAME}",
+        f"root{platform.local.paths.home}/weights",
+        "mem",
+        "maps",
+        "fd",
+        "environ",
+    )
+    # A number may mean another process in the worker's namespace, or none: in no case is there
+    # anything of the other tenant behind it.
     paths = [f"/proc/{pid}/{part}" for pid in pids for part in inside]
     said = rival.result("spy/read", {"paths": paths})
     assert set(said.values()) <= {"FileNotFoundError", "PermissionError", "ProcessLookupError"}
@@ -102,18 +121,33 @@ def test_worker_gets_nothing_through_other_processes(platform: PlatformUnderTest
         assert rival.result("spy/look", {"word": word}) == []
 
 
-def test_deploy_that_names_another_tenants_manifest_is_refused(rival: PlatformUnderTest, manifest: str) -> None:
+def test_deploy_that_names_another_tenants_manifest_is_refused(
+    rival: PlatformUnderTest, manifest: str
+) -> None:
     app = deploying.load(str(APPS / "spy.py"))
     with rival.client() as client, build(app, name="thief") as built:
         upload(client, built.blobs)
-        stolen = [replace(spec, weights=(WeightsSpec(name="w", manifest=manifest),)) for spec in built.functions]
+        stolen = [
+            replace(spec, weights=(WeightsSpec(name="w", manifest=manifest),))
+            for spec in built.functions
+        ]
         with pytest.raises(InvalidInput, match=manifest[:16]):
             client.deploy("thief", stolen)
 
 
-def test_blob_of_another_tenant_is_not_found(platform: PlatformUnderTest, rival: PlatformUnderTest, manifest: str) -> None:
-    assert httpx.get(f"{platform.url}/v1/blobs/{manifest}", headers=platform.headers, timeout=30).status_code == 200
-    assert httpx.get(f"{rival.url}/v1/blobs/{manifest}", headers=rival.headers, timeout=30).status_code == 404
+def test_blob_of_another_tenant_is_not_found(
+    platform: PlatformUnderTest, rival: PlatformUnderTest, manifest: str
+) -> None:
+    assert (
+        httpx.get(
+            f"{platform.url}/v1/blobs/{manifest}", headers=platform.headers, timeout=30
+        ).status_code
+        == 200
+    )
+    assert (
+        httpx.get(f"{rival.url}/v1/blobs/{manifest}", headers=rival.headers, timeout=30).status_code
+        == 404
+    )
 
 
 def test_starts_say_where_their_weights_were(platform: PlatformUnderTest, manifest: str) -> None:

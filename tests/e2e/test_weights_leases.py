@@ -1,4 +1,5 @@
-"""Leases of real slots in a real cache: they end with their slots, outlive the processes between, and a cache that died is waited for."""
+"""Leases of real slots in a real cache: they end with their slots, outlive the processes between,
+and a cache that died is waited for."""
 
 from __future__ import annotations
 
@@ -74,11 +75,16 @@ def test_lease_is_the_shims_and_ends_with_it(borrower: PlatformUnderTest) -> Non
     (instance,) = borrower.instances("borrower", "first")
     assert lease.pid != instance["pid"]
     os.kill(lease.pid, signal.SIGKILL)
-    wait_for(lambda: lease.id not in {held.id for held in leases(borrower)}, "the lease to end with its shim")
+    wait_for(
+        lambda: lease.id not in {held.id for held in leases(borrower)},
+        "the lease to end with its shim",
+    )
     assert borrower.result("borrower/first", {"path": "a.txt"}) == "alpha"
 
 
-def test_cache_that_was_killed_finds_its_leases_again_and_starts_wait_for_it(borrower: PlatformUnderTest) -> None:
+def test_cache_that_was_killed_finds_its_leases_again_and_starts_wait_for_it(
+    borrower: PlatformUnderTest,
+) -> None:
     pid = borrower.kill("weight_cache")
     stop_all(borrower)
     assert borrower.result("borrower/first", {"path": "a.txt"}) == "alpha"

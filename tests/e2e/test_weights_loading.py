@@ -1,4 +1,5 @@
-"""`pilotlight.weights` inside real workers: another user, a file system of its own, a filter on system calls."""
+"""`pilotlight.weights` inside real workers: another user, a file system of its own, a filter on
+system calls."""
 
 from __future__ import annotations
 
@@ -48,8 +49,12 @@ class Pooled:
 
 
 @pytest.mark.parametrize("how", ["Mapped", "Pooled"])
-def test_tensors_in_a_worker_are_those_that_were_saved(platform: PlatformUnderTest, tmp_path: Path, how: str) -> None:
+def test_tensors_in_a_worker_are_those_that_were_saved(
+    platform: PlatformUnderTest, tmp_path: Path, how: str
+) -> None:
     _, state = large(tmp_path / "model", mebibytes=36)
     (tmp_path / "loading.py").write_text(APP)
     platform.cli("deploy", str(tmp_path / "loading.py"), "--no-wait")
-    assert platform.result(f"loading/{how}.sums") == {name: [tensor.numel(), int(tensor.long().sum())] for name, tensor in state.items()}
+    assert platform.result(f"loading/{how}.sums") == {
+        name: [tensor.numel(), int(tensor.long().sum())] for name, tensor in state.items()
+    }

@@ -1,4 +1,5 @@
-"""A function has the files of a web server mounted: fetched, hashed and sent by the deploy, without a copy on the user's disk."""
+"""A function has the files of a web server mounted: fetched, hashed and sent by the deploy, without
+a copy on the user's disk."""
 
 from __future__ import annotations
 
@@ -36,14 +37,19 @@ def _server() -> Iterator[WebFiles]:
         yield server
 
 
-def test_weights_from_the_web_reach_the_function(platform: PlatformUnderTest, server: WebFiles, tmp_path: Path) -> None:
+def test_weights_from_the_web_reach_the_function(
+    platform: PlatformUnderTest, server: WebFiles, tmp_path: Path
+) -> None:
     urls = ", ".join(f'"{server.url}/m/{name}"' for name in CONTENT)
     (tmp_path / "web_weights.py").write_text(APP.format(urls=urls))
 
     platform.cli("deploy", str(tmp_path / "web_weights.py"), "--no-wait")
 
     for name, content in CONTENT.items():
-        assert platform.result("web-weights/digest", {"path": name}) == hashlib.sha256(content).hexdigest()
+        assert (
+            platform.result("web-weights/digest", {"path": name})
+            == hashlib.sha256(content).hexdigest()
+        )
     shown = platform.cli("weights", "list").stdout
     assert "web-model" in shown
     platform.cli("app", "delete", "web-weights", "--yes")

@@ -28,14 +28,18 @@ def deploy(platform: PlatformUnderTest, file: str) -> None:
     platform.cli("deploy", str(EXAMPLES / file), "--no-wait")
 
 
-def invoke(platform: PlatformUnderTest, function: str, arguments: Any, accept: str = "application/json") -> httpx.Response:
+def invoke(
+    platform: PlatformUnderTest, function: str, arguments: Any, accept: str = "application/json"
+) -> httpx.Response:
     url = f"{platform.url}/v1/functions/{function}:invoke"
-    answer = httpx.post(url, json=arguments, headers={**platform.headers, "accept": accept}, timeout=120)
+    answer = httpx.post(
+        url, json=arguments, headers={**platform.headers, "accept": accept}, timeout=120
+    )
     assert answer.status_code == 200, f"{answer.status_code} {answer.text}\n{platform.log_tails()}"
     return answer
 
 
-# -- here ----------------------------------------------------------------------------------------------------------------
+# -- here ------------------------------------------------------------------------------------------
 def test_hello_greets() -> None:
     assert hello.hello.local("Ada") == "Hello, Ada!"
 
@@ -70,7 +74,7 @@ def test_the_site_answers_without_a_platform() -> None:
             assert socket.receive_text() == "hello"
 
 
-# -- on a platform -------------------------------------------------------------------------------------------------------
+# -- on a platform ---------------------------------------------------------------------------------
 def test_hello_answers_with_its_start_its_times_and_its_cost(platform: PlatformUnderTest) -> None:
     deploy(platform, "hello.py")
     answer = invoke(platform, "hello/hello", {"name": "Ada"})
@@ -90,7 +94,12 @@ def test_stream_sends_items_as_lines_and_as_events(platform: PlatformUnderTest) 
 
 def test_asgi_serves_http_and_websocket(platform: PlatformUnderTest) -> None:
     deploy(platform, "asgi.py")
-    answer = httpx.get(f"{platform.url}/fn/web/site/items/3", params={"q": "y"}, headers=platform.headers, timeout=120)
+    answer = httpx.get(
+        f"{platform.url}/fn/web/site/items/3",
+        params={"q": "y"},
+        headers=platform.headers,
+        timeout=120,
+    )
     assert answer.json() == {"item_id": 3, "q": "y"}
     address = f"{platform.url.replace('http', 'ws', 1)}/fn/web/site/echo"
     with connect(address, additional_headers=platform.headers, open_timeout=30) as socket:
@@ -108,11 +117,16 @@ def test_embed_knows_what_belongs_together(platform: PlatformUnderTest) -> None:
     assert embed.cosine(meal, market) < 0.2
 
 
-def test_single_sentences_share_passes_and_an_empty_one_fails_alone(platform: PlatformUnderTest) -> None:
+def test_single_sentences_share_passes_and_an_empty_one_fails_alone(
+    platform: PlatformUnderTest,
+) -> None:
     deploy(platform, "batched.py")
     texts = ["A man is eating food.", "A man eats a meal.", "The stock market fell today.", " "]
     url = f"{platform.url}/v1/functions/batches/Embedder.embed:invoke"
-    with ThreadPoolExecutor(len(texts)) as callers, httpx.Client(headers=platform.headers, timeout=120) as client:
+    with (
+        ThreadPoolExecutor(len(texts)) as callers,
+        httpx.Client(headers=platform.headers, timeout=120) as client,
+    ):
         answers = list(callers.map(lambda text: client.post(url, json={"texts": text}), texts))
 
     assert [answer.status_code for answer in answers] == [200, 200, 200, 500], platform.log_tails()
@@ -138,7 +152,13 @@ def test_canary_plays_a_good_release_and_a_bad_one(tmp_path: Path) -> None:
     picture = tmp_path / "canary.svg"
 
     run = subprocess.run(
-        [sys.executable, str(EXAMPLES / "canary" / "play.py"), "--quick", "--picture", str(picture)],
+        [
+            sys.executable,
+            str(EXAMPLES / "canary" / "play.py"),
+            "--quick",
+            "--picture",
+            str(picture),
+        ],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         capture_output=True,
         text=True,

@@ -11,7 +11,8 @@ from tests.fakes.kubernetes.server import ApiServer
 
 @contextlib.asynccontextmanager
 async def away(server: ApiServer) -> AsyncIterator[None]:
-    """It is away in the block. Its port is kept: the kernel would give it to the next who asks for any port."""
+    """It is away in the block. Its port is kept: the kernel would give it to the next who asks for
+    any port."""
     await server.stop()
     with socket.socket() as kept:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

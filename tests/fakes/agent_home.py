@@ -1,4 +1,5 @@
-"""A node agent for tests: a home with one bundle, the small worker as runtime, and the agent in this process or in one of its own."""
+"""A node agent for tests: a home with one bundle, the small worker as runtime, and the agent in
+this process or in one of its own."""
 
 from __future__ import annotations
 
@@ -63,7 +64,14 @@ class FakeWeights:
         self.held[lease_id], self.pids[lease_id] = holder, pid
         ready = self.tier is not Tier.ORIGIN or self.arrival.is_set()
         path = self._directory if ready else None
-        return OpenedLease(lease_id=lease_id, manifest=manifest, ready=ready, tier=self.tier, path=path, expected_s=self.expected_s)
+        return OpenedLease(
+            lease_id=lease_id,
+            manifest=manifest,
+            ready=ready,
+            tier=self.tier,
+            path=path,
+            expected_s=self.expected_s,
+        )
 
     async def wait(self, lease_id: str) -> WeightsLease:
         """When they have arrived."""
@@ -114,12 +122,18 @@ class AgentHome:
 
     @contextlib.asynccontextmanager
     async def agent(
-        self, *, namespaces: bool | None = None, devices: Devices | None = None, gpus: tuple[str, ...] = (), **settings: Any
+        self,
+        *,
+        namespaces: bool | None = None,
+        devices: Devices | None = None,
+        gpus: tuple[str, ...] = (),
+        **settings: Any,
     ) -> AsyncIterator[Agent]:
-        """The agent in this event loop; it parks nothing, and makes and restores no snapshots, unless told to.
+        """The agent in this event loop; it parks nothing, and makes and restores no snapshots,
+        unless told to.
 
-        What it makes unasked it makes at once. `devices`: of functions with a GPU, `gpus`: what there is.
-        """
+        What it makes unasked it makes at once. `devices`: of functions with a GPU, `gpus`: what
+        there is."""
         images = Images(self.paths.home, environ=os.environ, requirements=())
 
         async def probe(cgroups: Cgroups) -> Mapping[str, Any]:
@@ -137,18 +151,37 @@ class AgentHome:
             build_delay_s=0.0,
             criu_cache=Path(tempfile.gettempdir()) / f"pilotlight-criu-{os.geteuid()}",
         )
-        values = {"snapshots": False, "metrics_listen": None, "memory_bytes": 4096 * MIB, "parked_per_template": 0, **settings}
+        values = {
+            "snapshots": False,
+            "metrics_listen": None,
+            "memory_bytes": 4096 * MIB,
+            "parked_per_template": 0,
+            **settings,
+        }
         async with running_agent(self.paths, SnapshotterSettings(**values), parts) as agent:
             yield agent
 
     @contextlib.contextmanager
-    def agent_process(self, *arguments: str, snapshots: bool = False) -> Iterator[subprocess.Popen[bytes]]:
-        """`python -m snapshotter` in a process of its own, serving; ended (SIGTERM) on the way out unless it is dead already."""
+    def agent_process(
+        self, *arguments: str, snapshots: bool = False
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """`python -m snapshotter` in a process of its own, serving; ended (SIGTERM) on the way out
+        unless it is dead already."""
         config = self.paths.home.parent / "platform.yaml"
         section = f"snapshotter:\n  metrics_listen: null\n  snapshots: {str(snapshots).lower()}\n"
-        config.write_text(f"platform:\n  home: {self.paths.home}\n  run: {self.paths.run}\n{section}")
+        config.write_text(
+            f"platform:\n  home: {self.paths.home}\n  run: {self.paths.run}\n{section}"
+        )
         readable, writable = os.pipe()
-        argv = [sys.executable, "-m", "snapshotter", "--config", str(config), "--ready-fd", str(writable)]
+        argv = [
+            sys.executable,
+            "-m",
+            "snapshotter",
+            "--config",
+            str(config),
+            "--ready-fd",
+            str(writable),
+        ]
         argv += ["--pilotlight", str(self.runtime["pilotlight"]), *arguments]
         environ = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'functions'}"}
         process = subprocess.Popen(argv, pass_fds=[writable], env=environ, cwd=REPOSITORY)
@@ -191,7 +224,8 @@ def instance_id() -> InstanceId:
 
 
 def get(socket_path: str, path: str) -> Any:
-    """GET over an instance's Unix socket; the JSON of its answer. Raises OSError when nobody is there."""
+    """GET over an instance's Unix socket; the JSON of its answer. Raises OSError when nobody is
+    there."""
     import http.client
     import json
     import socket

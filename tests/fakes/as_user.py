@@ -1,4 +1,5 @@
-"""Something done by a child process under another uid, as code would do it that has taken over a process of that user."""
+"""Something done by a child process under another uid, as code would do it that has taken over a
+process of that user."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ _NEWNS = 0x00020000
 
 
 def as_user(uid: int, action: Callable[[], str], *, sees_as: int | None = None) -> str:
-    """What `action` returns there, or the name of the OSError that it raises. `sees_as`: a process whose mount namespace it is in."""
+    """What `action` returns there, or the name of the OSError that it raises. `sees_as`: a process
+    whose mount namespace it is in."""
     readable, writable = os.pipe()
     pid = os.fork()
     if pid == 0:

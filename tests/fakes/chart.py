@@ -1,4 +1,5 @@
-"""The Helm chart rendered, and its objects judged as a cluster's API server would: by kind, strictly."""
+"""The Helm chart rendered, and its objects judged as a cluster's API server would: by kind,
+strictly."""
 
 from __future__ import annotations
 
@@ -30,12 +31,19 @@ _STRINGS = {"type": "array", "items": _TEXT, "minItems": 1}
 
 
 def _spec(required: Sequence[str], properties: Mapping[str, Any]) -> dict[str, Any]:
-    spec = {"type": "object", "required": list(required), "properties": dict(properties), "additionalProperties": False}
+    spec = {
+        "type": "object",
+        "required": list(required),
+        "properties": dict(properties),
+        "additionalProperties": False,
+    }
     return {"type": "object", "required": ["metadata", "spec"], "properties": {"spec": spec}}
 
 
 CUSTOM: Mapping[str, dict[str, Any]] = {
-    "cert-manager.io/v1/Issuer": _spec([], {"selfSigned": {"type": "object"}, "ca": {"type": "object", "required": ["secretName"]}}),
+    "cert-manager.io/v1/Issuer": _spec(
+        [], {"selfSigned": {"type": "object"}, "ca": {"type": "object", "required": ["secretName"]}}
+    ),
     "cert-manager.io/v1/Certificate": _spec(
         ["secretName", "issuerRef"],
         {
@@ -50,16 +58,26 @@ CUSTOM: Mapping[str, dict[str, Any]] = {
             "issuerRef": _ISSUER,
         },
     ),
-    "monitoring.coreos.com/v1/PodMonitor": _spec(["selector", "podMetricsEndpoints"], {"selector": {}, "podMetricsEndpoints": {}}),
-    "monitoring.coreos.com/v1/PrometheusRule": _spec(["groups"], {"groups": {"type": "array", "minItems": 1}}),
-    "gateway.networking.k8s.io/v1/HTTPRoute": _spec(["rules"], {"parentRefs": {}, "hostnames": {}, "rules": {}}),
+    "monitoring.coreos.com/v1/PodMonitor": _spec(
+        ["selector", "podMetricsEndpoints"], {"selector": {}, "podMetricsEndpoints": {}}
+    ),
+    "monitoring.coreos.com/v1/PrometheusRule": _spec(
+        ["groups"], {"groups": {"type": "array", "minItems": 1}}
+    ),
+    "gateway.networking.k8s.io/v1/HTTPRoute": _spec(
+        ["rules"], {"parentRefs": {}, "hostnames": {}, "rules": {}}
+    ),
 }
 """What of other people's kinds is used here: `<apiVersion>/<kind>` → a schema of that much."""
 
 
 @functools.cache
 def _folder() -> Any:
-    return importlib.resources.files("kubernetes_validate") / "kubernetes-json-schema" / f"v{KUBERNETES}.0-local-strict"
+    return (
+        importlib.resources.files("kubernetes_validate")
+        / "kubernetes-json-schema"
+        / f"v{KUBERNETES}.0-local-strict"
+    )
 
 
 @functools.cache
@@ -81,7 +99,10 @@ def faults(thing: Object) -> list[str]:
     """What the API server would say against it."""
     name = f"{thing['kind']}/{thing['metadata']['name']}"
     errors = _validator(thing["apiVersion"], thing["kind"]).iter_errors(thing)
-    return [f"{name}: {'.'.join(map(str, error.instance_path))}: {error.message[:200]}" for error in errors]
+    return [
+        f"{name}: {'.'.join(map(str, error.instance_path))}: {error.message[:200]}"
+        for error in errors
+    ]
 
 
 @dataclass(frozen=True)
@@ -109,13 +130,21 @@ class Rendering:
     @property
     def platform_yaml(self) -> str:
         """The settings."""
-        (found,) = [each["data"]["platform.yaml"] for each in self.of("ConfigMap") if "platform.yaml" in each["data"]]
+        (found,) = [
+            each["data"]["platform.yaml"]
+            for each in self.of("ConfigMap")
+            if "platform.yaml" in each["data"]
+        ]
         return str(found)
 
     def selected(self, selector: Mapping[str, Any]) -> list[Object]:
         """Workloads whose pods these matchLabels select."""
         wanted = selector.get("matchLabels", {}).items()
-        return [each for each in self.workloads if wanted <= each["spec"]["template"]["metadata"]["labels"].items()]
+        return [
+            each
+            for each in self.workloads
+            if wanted <= each["spec"]["template"]["metadata"]["labels"].items()
+        ]
 
 
 def pod_of(workload: Object) -> Object:
@@ -126,11 +155,20 @@ def pod_of(workload: Object) -> Object:
 def containers(rendering: Rendering) -> Iterator[tuple[Object, Object]]:
     """Every container, with its workload."""
     for workload in rendering.workloads:
-        for container in [*pod_of(workload).get("initContainers", []), *pod_of(workload)["containers"]]:
+        for container in [
+            *pod_of(workload).get("initContainers", []),
+            *pod_of(workload)["containers"],
+        ]:
             yield workload, container
 
 
-def render(values: Mapping[str, Any], *, release: str = "pilotlight", namespace: str = "pilotlight", chart: Path = CHART) -> Rendering:
+def render(
+    values: Mapping[str, Any],
+    *,
+    release: str = "pilotlight",
+    namespace: str = "pilotlight",
+    chart: Path = CHART,
+) -> Rendering:
     """Run helm. Raises AssertionError with what it says."""
     done = helm(*_command(values, release, namespace, chart))
     assert done.returncode == 0, done.stderr
@@ -138,7 +176,14 @@ def render(values: Mapping[str, Any], *, release: str = "pilotlight", namespace:
     return Rendering(objects=objects, namespace=namespace, values=values)
 
 
-RIGHTS = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+RIGHTS = (
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "Role",
+    "RoleBinding",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+)
 
 
 def install_rights(rendering: Rendering, server: ApiServer) -> None:
@@ -155,5 +200,18 @@ def refusal(values: Mapping[str, Any]) -> str:
 
 
 def _command(values: Mapping[str, Any], release: str, namespace: str, chart: Path) -> list[str]:
-    given = [word for key, value in values.items() for word in ("--set-json", f"{key}={json.dumps(value)}")]
-    return ["template", release, str(chart), "--namespace", namespace, "--kube-version", f"{KUBERNETES}.0", *given]
+    given = [
+        word
+        for key, value in values.items()
+        for word in ("--set-json", f"{key}={json.dumps(value)}")
+    ]
+    return [
+        "template",
+        release,
+        str(chart),
+        "--namespace",
+        namespace,
+        "--kube-version",
+        f"{KUBERNETES}.0",
+        *given,
+    ]

@@ -1,4 +1,5 @@
-"""The controller's database, up to date, empty or with its first tenant: made once per process and copied, which is faster."""
+"""The controller's database, up to date, empty or with its first tenant: made once per process and
+copied, which is faster."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def empty_bytes() -> bytes:
 
 
 def owned_sqlite(path: Path, *, now: float) -> tuple[str, str]:
-    """Make one with its first tenant and admin key, as `bootstrap.ensure_admin` made them at `now`; its URL and the key."""
+    """Make one with its first tenant and admin key, as `bootstrap.ensure_admin` made them at `now`;
+    its URL and the key."""
     content, key = owned_bytes(now)
     path.write_bytes(content)
     return f"sqlite:///{path}", key
@@ -62,10 +64,16 @@ def _write_back(store: Store) -> None:
 
 @contextlib.contextmanager
 def empty_postgres(server: str) -> Iterator[str]:
-    """One in the cluster whose maintenance database is at `server`, for as long as the block lasts; its URL."""
+    """One in the cluster whose maintenance database is at `server`, for as long as the block lasts;
+    its URL."""
     name = f"m{uuid.uuid4().hex[:12]}"
     with psycopg.connect(server, autocommit=True) as connection:
-        if connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (_TEMPLATE,)).fetchone() is None:
+        if (
+            connection.execute(
+                "SELECT 1 FROM pg_database WHERE datname = %s", (_TEMPLATE,)
+            ).fetchone()
+            is None
+        ):
             connection.execute(f"CREATE DATABASE {_TEMPLATE}".encode())
             store = Store(_url(server, _TEMPLATE), clock=lambda: 0.0)
             store.migrate()
@@ -76,4 +84,6 @@ def empty_postgres(server: str) -> Iterator[str]:
 
 
 def _url(server: str, name: str) -> str:
-    return server.replace("postgresql://", "postgresql+psycopg://").replace("/postgres?", f"/{name}?")
+    return server.replace("postgresql://", "postgresql+psycopg://").replace(
+        "/postgres?", f"/{name}?"
+    )

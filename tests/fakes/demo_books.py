@@ -1,7 +1,8 @@
-"""A month of a small company's records, as its activators would have sent them: for the dashboard's tests and its pictures.
+"""A month of a small company's records, as its activators would have sent them: for the dashboard's
+tests and its pictures.
 
-Everything follows from one seed and from `now`. Costs are priced by the platform's own rates, so bills add up.
-"""
+Everything follows from one seed and from `now`. Costs are priced by the platform's own rates, so
+bills add up."""
 
 from __future__ import annotations
 
@@ -37,7 +38,12 @@ class Habit:
     exec_ms: float
     spread: float = 0.4
     starts: tuple[tuple[str, float], ...] = (("WARM", 95.0), ("FORK", 5.0))
-    start_ms: tuple[tuple[str, float], ...] = (("FORK", 34.0), ("RESTORE", 180.0), ("COLD", 5400.0), ("WAKE", 60.0))
+    start_ms: tuple[tuple[str, float], ...] = (
+        ("FORK", 34.0),
+        ("RESTORE", 180.0),
+        ("COLD", 5400.0),
+        ("WAKE", 60.0),
+    )
     failing: float = 0.002
     cpu: float = 1.0
     memory_bytes: int = GIB
@@ -49,17 +55,69 @@ class Habit:
 
 
 HABITS = (
-    Habit(app="search", function="embed", per_hour=34, exec_ms=23, starts=(("WARM", 90), ("FORK", 8), ("RESTORE", 2)),
-          memory_bytes=2 * GIB, idle=6, growth=0.5),
-    Habit(app="search", function="rank", per_hour=22, exec_ms=64, starts=(("WARM", 96), ("FORK", 4)), idle=4),
-    Habit(app="chat", function="Assistant", per_hour=19, exec_ms=5200, spread=0.6, starts=(("WARM", 88), ("WAKE", 9), ("RESTORE", 3)),
-          cpu=4, memory_bytes=16 * GIB, gpu="L4", tokens=(820, 260), reserved=420, growth=0.7),
-    Habit(app="media", function="transcribe", per_hour=3, exec_ms=14_000, spread=0.5, starts=(("WARM", 60), ("RESTORE", 32), ("COLD", 8)),
-          cpu=4, memory_bytes=12 * GIB, gpu="L4", idle=110),
-    Habit(app="images", function="thumbnail", per_hour=16, exec_ms=140, failing=0.03, memory_bytes=512 * MIB),
-    Habit(app="reports", function="nightly", per_hour=1, exec_ms=48_000, spread=0.2, starts=(("COLD", 70), ("RESTORE", 30)), cpu=2,
-          memory_bytes=4 * GIB),
-)  # fmt: skip
+    Habit(
+        app="search",
+        function="embed",
+        per_hour=34,
+        exec_ms=23,
+        starts=(("WARM", 90), ("FORK", 8), ("RESTORE", 2)),
+        memory_bytes=2 * GIB,
+        idle=6,
+        growth=0.5,
+    ),
+    Habit(
+        app="search",
+        function="rank",
+        per_hour=22,
+        exec_ms=64,
+        starts=(("WARM", 96), ("FORK", 4)),
+        idle=4,
+    ),
+    Habit(
+        app="chat",
+        function="Assistant",
+        per_hour=19,
+        exec_ms=5200,
+        spread=0.6,
+        starts=(("WARM", 88), ("WAKE", 9), ("RESTORE", 3)),
+        cpu=4,
+        memory_bytes=16 * GIB,
+        gpu="L4",
+        tokens=(820, 260),
+        reserved=420,
+        growth=0.7,
+    ),
+    Habit(
+        app="media",
+        function="transcribe",
+        per_hour=3,
+        exec_ms=14_000,
+        spread=0.5,
+        starts=(("WARM", 60), ("RESTORE", 32), ("COLD", 8)),
+        cpu=4,
+        memory_bytes=12 * GIB,
+        gpu="L4",
+        idle=110,
+    ),
+    Habit(
+        app="images",
+        function="thumbnail",
+        per_hour=16,
+        exec_ms=140,
+        failing=0.03,
+        memory_bytes=512 * MIB,
+    ),
+    Habit(
+        app="reports",
+        function="nightly",
+        per_hour=1,
+        exec_ms=48_000,
+        spread=0.2,
+        starts=(("COLD", 70), ("RESTORE", 30)),
+        cpu=2,
+        memory_bytes=4 * GIB,
+    ),
+)
 
 
 def _pulse(habit: Habit, hour_s: float, age_days: float, days: int) -> float:
@@ -84,23 +142,65 @@ class _Source:
     rates: Rates
     dice: random.Random
 
-    def record(self, *, call: str, kind: str, at: float, billed_ns: int, **more: Any) -> dict[str, Any]:
+    def record(
+        self, *, call: str, kind: str, at: float, billed_ns: int, **more: Any
+    ) -> dict[str, Any]:
         """One record, priced."""
         habit, rates = self.habit, self.rates
-        values = {**dict.fromkeys(("queued_ms", "start_ms", "exec_ms", "status", "tokens_in", "tokens_out"), 0), "outcome": "span", **more}
+        values = {
+            **dict.fromkeys(
+                ("queued_ms", "start_ms", "exec_ms", "status", "tokens_in", "tokens_out"), 0
+            ),
+            "outcome": "span",
+            **more,
+        }
         gpus = 1 if habit.gpu else 0
-        per_s = rate_per_s(Footprint(cpu=habit.cpu, memory_bytes=habit.memory_bytes, gpu=habit.gpu, gpu_count=gpus), rates)
+        per_s = rate_per_s(
+            Footprint(
+                cpu=habit.cpu, memory_bytes=habit.memory_bytes, gpu=habit.gpu, gpu_count=gpus
+            ),
+            rates,
+        )
         tokens = values["tokens_in"] * rates.token_in + values["tokens_out"] * rates.token_out
-        factors = {"START": rates.start_factor, "IDLE": rates.idle_factor, "RESERVED": rates.reserved_factor}
-        cost = price(billed_ns, per_s * factors.get(kind, Decimal(1)), (rates.request if kind == "CALL" else Decimal(0)) + tokens)
+        factors = {
+            "START": rates.start_factor,
+            "IDLE": rates.idle_factor,
+            "RESERVED": rates.reserved_factor,
+        }
+        cost = price(
+            billed_ns,
+            per_s * factors.get(kind, Decimal(1)),
+            (rates.request if kind == "CALL" else Decimal(0)) + tokens,
+        )
         instance = f"i-{self.identity[2:12]}"
         return UsageRecord(
-            id=f"{call}/1" if call else f"{instance}/{kind}/{round(at * 1e6)}", kind=kind, call=call, attempt=1, tenant=self.tenant,
-            environment="main", app=habit.app, function=habit.function, function_id=self.identity, method="", revision=self.revision,
-            instance=instance, key="k-demo", started_at=at, billed_ns=billed_ns, cpu=habit.cpu, memory_bytes=habit.memory_bytes,
-            gpu=habit.gpu, gpu_count=gpus, bytes_in=420, bytes_out=3100, price_version=rates.version, currency=rates.currency,
-            rate_per_s=str(per_s), cost=f"{cost:.12f}", **values,
-        ).to_json()  # fmt: skip
+            id=f"{call}/1" if call else f"{instance}/{kind}/{round(at * 1e6)}",
+            kind=kind,
+            call=call,
+            attempt=1,
+            tenant=self.tenant,
+            environment="main",
+            app=habit.app,
+            function=habit.function,
+            function_id=self.identity,
+            method="",
+            revision=self.revision,
+            instance=instance,
+            key="k-demo",
+            started_at=at,
+            billed_ns=billed_ns,
+            cpu=habit.cpu,
+            memory_bytes=habit.memory_bytes,
+            gpu=habit.gpu,
+            gpu_count=gpus,
+            bytes_in=420,
+            bytes_out=3100,
+            price_version=rates.version,
+            currency=rates.currency,
+            rate_per_s=str(per_s),
+            cost=f"{cost:.12f}",
+            **values,
+        ).to_json()
 
 
 def records(
@@ -114,12 +214,20 @@ def records(
     seed: int = 7,
     scale: float = 1.0,
 ) -> Iterator[dict[str, Any]]:
-    """Records of `days` days up to `now`, as JSON; `ids` and `revisions` by `app/function`, `scale` times as many as habits say."""
+    """Records of `days` days up to `now`, as JSON; `ids` and `revisions` by `app/function`, `scale`
+    times as many as habits say."""
     dice = random.Random(seed)
     for habit in HABITS:
         name = f"{habit.app}/{habit.function}"
         if name in ids:
-            source = _Source(habit=habit, tenant=tenant, identity=ids[name], revision=revisions[name], rates=rates, dice=dice)
+            source = _Source(
+                habit=habit,
+                tenant=tenant,
+                identity=ids[name],
+                revision=revisions[name],
+                rates=rates,
+                dice=dice,
+            )
             yield from _calls(source, now=now, days=days, scale=scale)
             yield from _held(source, now=now, days=days)
 
@@ -140,17 +248,30 @@ def _call(source: _Source, at: float) -> Iterator[dict[str, Any]]:
     habit, dice = source.habit, source.dice
     kinds, weights = zip(*habit.starts, strict=True)
     kind = dice.choices(kinds, weights)[0]
-    start_ms = 0 if kind == "WARM" else round(dict(habit.start_ms)[kind] * math.exp(dice.gauss(0, 0.25)))
+    start_ms = (
+        0 if kind == "WARM" else round(dict(habit.start_ms)[kind] * math.exp(dice.gauss(0, 0.25)))
+    )
     exec_ms = max(1, round(habit.exec_ms * math.exp(dice.gauss(0, habit.spread))))
     failed = dice.random() < habit.failing
     tokens = [round(n * math.exp(dice.gauss(0, 0.5))) for n in habit.tokens]
     yield source.record(
-        call=new_call_id(), kind="CALL", at=at, billed_ns=exec_ms * 10**6, start_kind=kind, queued_ms=dice.choice((0, 0, 0, 1, 2)),
-        start_ms=start_ms, exec_ms=exec_ms, status=500 if failed else 200, outcome="error" if failed else "ok", tokens_in=tokens[0],
+        call=new_call_id(),
+        kind="CALL",
+        at=at,
+        billed_ns=exec_ms * 10**6,
+        start_kind=kind,
+        queued_ms=dice.choice((0, 0, 0, 1, 2)),
+        start_ms=start_ms,
+        exec_ms=exec_ms,
+        status=500 if failed else 200,
+        outcome="error" if failed else "ok",
+        tokens_in=tokens[0],
         tokens_out=tokens[1],
-    )  # fmt: skip
+    )
     if start_ms:
-        yield source.record(call="", kind="START", at=at, billed_ns=start_ms * 10**6, start_kind=kind)
+        yield source.record(
+            call="", kind="START", at=at, billed_ns=start_ms * 10**6, start_kind=kind
+        )
 
 
 def _held(source: _Source, *, now: float, days: int) -> Iterator[dict[str, Any]]:
@@ -158,4 +279,6 @@ def _held(source: _Source, *, now: float, days: int) -> Iterator[dict[str, Any]]
     for kind, seconds in (("IDLE", source.habit.idle), ("RESERVED", source.habit.reserved)):
         for step in range(days * 6 if seconds else 0):
             billed_ns = round(seconds / 6 * math.exp(source.dice.gauss(0, 0.3)) * 1e9)
-            yield source.record(call="", kind=kind, at=first + step * 14_400, billed_ns=billed_ns, start_kind="")
+            yield source.record(
+                call="", kind=kind, at=first + step * 14_400, billed_ns=billed_ns, start_kind=""
+            )

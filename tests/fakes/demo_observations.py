@@ -1,4 +1,5 @@
-"""Calls as activators would have observed them: one function keeps its objectives, one had an outage, one is too slow in its queue."""
+"""Calls as activators would have observed them: one function keeps its objectives, one had an
+outage, one is too slow in its queue."""
 
 from __future__ import annotations
 
@@ -12,26 +13,56 @@ OUTAGE = (60, 95)
 """Minutes ago, of the function that had one."""
 
 
-def observations(*, tenant: str, ids: Mapping[str, str], revisions: Mapping[str, str], now: float) -> Iterator[Observation]:
+def observations(
+    *, tenant: str, ids: Mapping[str, str], revisions: Mapping[str, str], now: float
+) -> Iterator[Observation]:
     """Of each function, the first of which has the outage and the second the queue."""
     for place, name in enumerate(ids):
         for back in range(0, 24 * 60, EVERY_MINUTES):
             calls = int(40 + 30 * math.sin(back / 229 + place) + 20 * math.sin(back / 37))
             failed = calls // 4 if place == 0 and OUTAGE[0] <= back <= OUTAGE[1] else 0
             slow = calls // 12 if place == 1 and back < 300 else 0
-            yield _observation(tenant, ids[name], revisions[name], int(now // 60) - back, calls=calls - failed, failed=failed, slow=slow)
+            yield _observation(
+                tenant,
+                ids[name],
+                revisions[name],
+                int(now // 60) - back,
+                calls=calls - failed,
+                failed=failed,
+                slow=slow,
+            )
 
 
-def _observation(tenant: str, function_id: str, revision: str, minute: int, *, calls: int, failed: int, slow: int) -> Observation:
+def _observation(
+    tenant: str, function_id: str, revision: str, minute: int, *, calls: int, failed: int, slow: int
+) -> Observation:
     cold = calls // 25
-    warm = {bucket_of(24): calls // 2, bucket_of(41): calls - calls // 2 - cold - slow, bucket_of(260): slow}
+    warm = {
+        bucket_of(24): calls // 2,
+        bucket_of(41): calls - calls // 2 - cold - slow,
+        bucket_of(260): slow,
+    }
     stages = {
-        "route": {0: calls}, "admit": {0: calls}, "queue": {bucket_of(2): calls - slow, bucket_of(230): slow},
-        "start": {0: calls - cold, bucket_of(130): cold}, "exec": {bucket_of(22): calls // 2, bucket_of(39): calls - calls // 2},
-    }  # fmt: skip
+        "route": {0: calls},
+        "admit": {0: calls},
+        "queue": {bucket_of(2): calls - slow, bucket_of(230): slow},
+        "start": {0: calls - cold, bucket_of(130): cold},
+        "exec": {bucket_of(22): calls // 2, bucket_of(39): calls - calls // 2},
+    }
     latency = {"warm": warm, "cold": {bucket_of(180): cold}, **stages}
     return Observation(
-        tenant=tenant, function_id=function_id, revision=revision, minute=minute, answered=calls, failed=failed, raised=failed, cold=cold,
-        refused=calls // 40, overruns={"queue": slow} if slow else {},
-        latency={clock: {bucket: n for bucket, n in buckets.items() if n} for clock, buckets in latency.items()},
-    )  # fmt: skip
+        tenant=tenant,
+        function_id=function_id,
+        revision=revision,
+        minute=minute,
+        answered=calls,
+        failed=failed,
+        raised=failed,
+        cold=cold,
+        refused=calls // 40,
+        overruns={"queue": slow} if slow else {},
+        latency={
+            clock: {bucket: n for bucket, n in buckets.items() if n}
+            for clock, buckets in latency.items()
+        },
+    )

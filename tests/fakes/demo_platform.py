@@ -1,4 +1,5 @@
-"""A controller that serves over TCP, with a month of records behind it and a node beside it: what a browser can look at."""
+"""A controller that serves over TCP, with a month of records behind it and a node beside it: what a
+browser can look at."""
 
 from __future__ import annotations
 
@@ -30,7 +31,14 @@ from tests.fakes import demo_books, demo_observations, demo_traces
 from tests.fakes.databases import empty_sqlite
 from tests.fakes.plain_http import NO_TLS
 from tests.fakes.small_cache import SmallCache
-from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, SmallAgent, instance, snapshot, spec
+from tests.functions.controller.parts import (
+    BUNDLE,
+    BUNDLE_DIGEST,
+    SmallAgent,
+    instance,
+    snapshot,
+    spec,
+)
 from weight_cache.client import WeightCacheClient
 from weight_cache.objects import DirectoryStore
 from weight_cache.protocol import Part
@@ -38,7 +46,11 @@ from weight_cache.settings import Paths
 
 BATCH = 1000
 PRICES = PriceSettings(
-    gpu_s={"L4": "0.000222", "H100": "0.001097"}, token_in="0.00000015", token_out="0.0000006", request="0.0000002", start_factor="0.5"
+    gpu_s={"L4": "0.000222", "H100": "0.001097"},
+    token_in="0.00000015",
+    token_out="0.0000006",
+    request="0.0000002",
+    start_factor="0.5",
 )
 _PROMISES = {"latency_p99_ms": 20_000, "availability": 0.995, "utilisation": 0.6}
 _BOUNDS = {"requests_per_s": 200, "instances": 12, "gpus": 4, "tokens_per_min": 200_000}
@@ -54,14 +66,26 @@ class DemoCache(SmallCache):
 
     async def _list(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
         models = [
-            {"manifest": m, "size_bytes": size, "files": 3 + n, "leases": int(m in self.in_memory), "last_used_at": self.now - 400 * n,
-             "is_pinned": m in self.pinned}
+            {
+                "manifest": m,
+                "size_bytes": size,
+                "files": 3 + n,
+                "leases": int(m in self.in_memory),
+                "last_used_at": self.now - 400 * n,
+                "is_pinned": m in self.pinned,
+            }
             for n, (m, size) in enumerate(self.sizes.items())
-        ]  # fmt: skip
+        ]
         return {"models": models, "leases": []}
 
     async def _stat(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
-        used = {"used_bytes": sum(self.sizes.values()), "max_bytes": 400 * GIB, "models": len(self.sizes), "hits": 412, "misses": 6}
+        used = {
+            "used_bytes": sum(self.sizes.values()),
+            "max_bytes": 400 * GIB,
+            "models": len(self.sizes),
+            "hits": 412,
+            "misses": 6,
+        }
         return {**await super()._stat(args, part), **used}
 
 
@@ -71,17 +95,35 @@ class DemoAgent(SmallAgent):
 
     async def _capabilities(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
         features = (
-            ("fork", "a Template was forked"), ("snapshots", "CRIU 4.1 dumped and restored a process"), ("namespaces", "made and left"),
-            ("seccomp", "a filter holds"), ("cgroup memory", "limits are kept"), ("GPU checkpoint", "2 GPUs, driver 570"),
-        )  # fmt: skip
-        gpus = [{"index": n, "name": "NVIDIA L4", "memory_bytes": 24 * GIB, "driver": "570.86"} for n in range(2)]
-        node = {"host": "node-1", "kernel": "6.12.3", "cpus": 48, "memory_bytes": 384 * GIB, "disk_free_bytes": 1700 * GIB, "gpus": gpus}
-        return {"features": [{"name": name, "on": True, "why": why} for name, why in features], "node": node}
+            ("fork", "a Template was forked"),
+            ("snapshots", "CRIU 4.1 dumped and restored a process"),
+            ("namespaces", "made and left"),
+            ("seccomp", "a filter holds"),
+            ("cgroup memory", "limits are kept"),
+            ("GPU checkpoint", "2 GPUs, driver 570"),
+        )
+        gpus = [
+            {"index": n, "name": "NVIDIA L4", "memory_bytes": 24 * GIB, "driver": "570.86"}
+            for n in range(2)
+        ]
+        node = {
+            "host": "node-1",
+            "kernel": "6.12.3",
+            "cpus": 48,
+            "memory_bytes": 384 * GIB,
+            "disk_free_bytes": 1700 * GIB,
+            "gpus": gpus,
+        }
+        return {
+            "features": [{"name": name, "on": True, "why": why} for name, why in features],
+            "node": node,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """What runs. `url` is of the controller itself; `keys` by scope, of the operator's tenant; `other_key`: admin of another tenant."""
+    """What runs. `url` is of the controller itself; `keys` by scope, of the operator's tenant;
+    `other_key`: admin of another tenant."""
 
     url: str
     context: Context
@@ -107,21 +149,36 @@ class Demo:
 
 
 @contextlib.asynccontextmanager
-async def demo(home: Path, run: Path, *, clock: Any, port: int = 0, **settings: Any) -> AsyncIterator[Demo]:
-    """A controller in this process over fresh directories, without any record yet; `settings` of section `controller`."""
+async def demo(
+    home: Path, run: Path, *, clock: Any, port: int = 0, **settings: Any
+) -> AsyncIterator[Demo]:
+    """A controller in this process over fresh directories, without any record yet; `settings` of
+    section `controller`."""
     paths = Paths(home=home, run=run)
     agent, cache = DemoAgent(), DemoCache(now=clock())
-    servers = [await agent.serve(paths.socket("snapshotter")), await cache.serve(paths.socket("weight_cache"))]
+    servers = [
+        await agent.serve(paths.socket("snapshotter")),
+        await cache.serve(paths.socket("weight_cache")),
+    ]
     bell = Bell()
     store = Store(empty_sqlite(home / "controller.db"), clock=clock, on_fed=bell.ring)
     key = bootstrap.ensure_admin(store, uid_base=20_000)
     assert key is not None
     context = Context(
-        config=ControllerConfig(settings=ControllerSettings(**settings), paths=paths, trust="isolated", uid_base=20_000, plans=PLANS,
-                                prices=PRICES),
+        config=ControllerConfig(
+            settings=ControllerSettings(**settings),
+            paths=paths,
+            trust="isolated",
+            uid_base=20_000,
+            plans=PLANS,
+            prices=PRICES,
+        ),
         store=store,
         files=BlobFiles(
-            objects=DirectoryStore(home / "blobs"), incoming=home / "blobs" / "incoming", limit_bytes=1_000_000, read_bytes=70_000
+            objects=DirectoryStore(home / "blobs"),
+            incoming=home / "blobs" / "incoming",
+            limit_bytes=1_000_000,
+            read_bytes=70_000,
         ),
         key=PlatformKey.load_or_create(home / "platform.key"),
         agent=AgentClient(paths.socket("snapshotter")),
@@ -129,13 +186,20 @@ async def demo(home: Path, run: Path, *, clock: Any, port: int = 0, **settings: 
         bell=bell,
         metrics=Metrics(),
         clock=clock,
-    )  # fmt: skip
+    )
     listener = socket.create_server(("127.0.0.1", port))
-    server = uvicorn.Server(uvicorn.Config(application.build(context), lifespan="off", log_config=None, access_log=False))
-    serving = asyncio.create_task(server._serve([listener]), name="demo controller")  # `serve` would take the test's signals
+    server = uvicorn.Server(
+        uvicorn.Config(
+            application.build(context), lifespan="off", log_config=None, access_log=False
+        )
+    )
+    # `serve` would take the test's signals
+    serving = asyncio.create_task(server._serve([listener]), name="demo controller")
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
-        async with httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=30, verify=NO_TLS) as http:
+        async with httpx.AsyncClient(
+            base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=30, verify=NO_TLS
+        ) as http:
             yield await _settle(context, http, agent=agent, cache=cache, key=key)
     finally:
         bell.close()
@@ -148,17 +212,23 @@ async def demo(home: Path, run: Path, *, clock: Any, port: int = 0, **settings: 
         store.close()
 
 
-async def _settle(context: Context, http: httpx.AsyncClient, *, agent: SmallAgent, cache: DemoCache, key: str) -> Demo:
+async def _settle(
+    context: Context, http: httpx.AsyncClient, *, agent: SmallAgent, cache: DemoCache, key: str
+) -> Demo:
     (await http.put(f"/v1/blobs/{BUNDLE_DIGEST}", content=BUNDLE)).raise_for_status()
     tenant = str((await http.get("/v1/whoami")).json()["tenant"]["id"])
     keys = {"admin": key}
     for scope in ("deploy", "invoke", "read-billing"):
-        keys[scope] = (await http.post("/v1/keys", json={"scope": scope, "name": f"{scope} key"})).json()["secret"]
+        keys[scope] = (
+            await http.post("/v1/keys", json={"scope": scope, "name": f"{scope} key"})
+        ).json()["secret"]
     other = (await http.post("/v1/tenants", json={"name": "meridian"})).json()["key"]["secret"]
     ids, revisions = {}, {}
     for app in dict.fromkeys(habit.app for habit in demo_books.HABITS):
         mine = [habit for habit in demo_books.HABITS if habit.app == app]
-        answer = await http.post(f"/v1/apps/{app}/deploy", json={"functions": [_spec(habit) for habit in mine]})
+        answer = await http.post(
+            f"/v1/apps/{app}/deploy", json={"functions": [_spec(habit) for habit in mine]}
+        )
         assert answer.status_code in (200, 201), answer.text
         for found in (await http.get(f"/v1/apps/{app}")).json()["functions"]:
             ids[f"{app}/{found['name']}"] = found["id"]
@@ -183,22 +253,54 @@ def _spec(habit: demo_books.Habit) -> dict[str, Any]:
     resources: dict[str, Any] = {"cpu": habit.cpu, "memory_bytes": habit.memory_bytes}
     if habit.gpu:
         resources |= {"gpu": [habit.gpu], "gpu_count": 1}
-    scaling = {"min_instances": 1 if habit.reserved else 0, "max_instances": 8, "scaledown_window_s": 300.0 if habit.idle else 60.0}
+    scaling = {
+        "min_instances": 1 if habit.reserved else 0,
+        "max_instances": 8,
+        "scaledown_window_s": 300.0 if habit.idle else 60.0,
+    }
     objectives = {"availability": 0.995, "warm_latency_s": 0.2, "freeze": habit.app == "search"}
-    return spec(habit.function, resources=resources, scaling=scaling, tags={"team": habit.app}, objectives=objectives)
+    return spec(
+        habit.function,
+        resources=resources,
+        scaling=scaling,
+        tags={"team": habit.app},
+        objectives=objectives,
+    )
 
 
 async def furnish(made: Demo, *, now: float) -> None:
     """A month of records of two tenants, instances, snapshots, models and budgets."""
-    made.add(list(demo_books.records(tenant=made.tenant, ids=made.ids, revisions=made.revisions, rates=made.rates, now=now)))
-    other = httpx.AsyncClient(base_url=made.url, headers={"authorization": f"Bearer {made.other_key}"}, verify=NO_TLS)
+    made.add(
+        list(
+            demo_books.records(
+                tenant=made.tenant,
+                ids=made.ids,
+                revisions=made.revisions,
+                rates=made.rates,
+                now=now,
+            )
+        )
+    )
+    other = httpx.AsyncClient(
+        base_url=made.url, headers={"authorization": f"Bearer {made.other_key}"}, verify=NO_TLS
+    )
     async with other:
         theirs = str((await other.get("/v1/whoami")).json()["tenant"]["id"])
         (await other.put(f"/v1/blobs/{BUNDLE_DIGEST}", content=BUNDLE)).raise_for_status()
-        (await other.post("/v1/apps/search/deploy", json={"functions": [spec("embed")]})).raise_for_status()
+        (
+            await other.post("/v1/apps/search/deploy", json={"functions": [spec("embed")]})
+        ).raise_for_status()
         found = (await other.get("/v1/apps/search")).json()["functions"][0]
     ids = {"search/embed": found["id"]}
-    rows = demo_books.records(tenant=theirs, ids=ids, revisions={"search/embed": "v1-77aa01"}, rates=made.rates, now=now, seed=3, scale=0.6)
+    rows = demo_books.records(
+        tenant=theirs,
+        ids=ids,
+        revisions={"search/embed": "v1-77aa01"},
+        rates=made.rates,
+        now=now,
+        seed=3,
+        scale=0.6,
+    )
     made.add(list(rows))
     wanted: tuple[dict[str, Any], ...] = (
         {"period": "month", "amount": "30", "alerts": [50, 80, 100], "hard": True},
@@ -209,21 +311,41 @@ async def furnish(made: Demo, *, now: float) -> None:
         answer = await made.http.put("/v1/budgets", json=body)
         assert answer.status_code < 300, answer.text
     with made.context.store.write() as write:
-        observations.add(write, list(demo_observations.observations(tenant=made.tenant, ids=made.ids, revisions=made.revisions, now=now)))
-        traces.put(write, list(demo_traces.traces(tenant=made.tenant, revisions=made.revisions, now=now)), keep=1000)
+        observations.add(
+            write,
+            list(
+                demo_observations.observations(
+                    tenant=made.tenant, ids=made.ids, revisions=made.revisions, now=now
+                )
+            ),
+        )
+        traces.put(
+            write,
+            list(demo_traces.traces(tenant=made.tenant, revisions=made.revisions, now=now)),
+            keep=1000,
+        )
     look(made.context)
     _name_models(made)
     _run(made, theirs, now)
 
 
 def _name_models(made: Demo) -> None:
-    made.cache.sizes = {"c0" * 32: 91 * 1024**2, "5e" * 32: 6 * GIB, "9b" * 32: 3 * GIB, "17" * 32: 440 * 1024**2}
+    made.cache.sizes = {
+        "c0" * 32: 91 * 1024**2,
+        "5e" * 32: 6 * GIB,
+        "9b" * 32: 3 * GIB,
+        "17" * 32: 440 * 1024**2,
+    }
     made.cache.here |= set(made.cache.sizes)
     made.cache.in_memory |= {"c0" * 32, "9b" * 32}
     made.cache.pinned.add("9b" * 32)
     holder = weights.Holder(tenant=made.tenant, environment="main", actor="demo")
     with made.context.store.write() as write:
-        for name, (manifest, size) in zip(("minilm", "llama-3b", "whisper", "cross-encoder"), made.cache.sizes.items(), strict=True):
+        for name, (manifest, size) in zip(
+            ("minilm", "llama-3b", "whisper", "cross-encoder"),
+            made.cache.sizes.items(),
+            strict=True,
+        ):
             model = weights.Model(manifest=manifest, size_bytes=size, files=4)
             weights.put(write, holder, name=name, model=model, source=f"hf://demo/{name}")
 
@@ -231,38 +353,91 @@ def _name_models(made: Demo) -> None:
 _RUNNING: tuple[tuple[str, StartKind, float, dict[str, float], dict[str, str], float], ...] = (
     ("search/embed", StartKind.FORK, 380, {"fork": 11.0, "wake": 19.0}, {"minilm": "dram"}, 2),
     ("search/embed", StartKind.FORK, 62, {"fork": 9.0, "wake": 22.0}, {"minilm": "dram"}, 2),
-    ("search/rank", StartKind.RESTORE, 1490, {"restore": 142.0, "wake": 31.0}, {"cross-encoder": "dram"}, 1),
-    ("chat/Assistant", StartKind.COLD, 20_400, {"boot": 900.0, "import": 7300.0, "enter": 21_000.0}, {"llama-3b": "nvme"}, 16),
-    ("media/transcribe", StartKind.RESTORE, 44, {"restore": 960.0, "wake": 130.0}, {"whisper": "nvme"}, 12),
+    (
+        "search/rank",
+        StartKind.RESTORE,
+        1490,
+        {"restore": 142.0, "wake": 31.0},
+        {"cross-encoder": "dram"},
+        1,
+    ),
+    (
+        "chat/Assistant",
+        StartKind.COLD,
+        20_400,
+        {"boot": 900.0, "import": 7300.0, "enter": 21_000.0},
+        {"llama-3b": "nvme"},
+        16,
+    ),
+    (
+        "media/transcribe",
+        StartKind.RESTORE,
+        44,
+        {"restore": 960.0, "wake": 130.0},
+        {"whisper": "nvme"},
+        12,
+    ),
 )
 """(function, how it came up, age in seconds, phases of its start in ms, weights by tier, GiB)"""
 
 
 def _run(made: Demo, theirs: str, now: float) -> None:
     mine = [_instance(made, n, now) for n in range(len(_RUNNING))]
-    foreign = replace(mine[0], id=InstanceId("i-51c2d0a97b3e4f60"), labels={**mine[0].labels, "tenant": theirs}, memory_bytes=GIB)
+    foreign = replace(
+        mine[0],
+        id=InstanceId("i-51c2d0a97b3e4f60"),
+        labels={**mine[0].labels, "tenant": theirs},
+        memory_bytes=GIB,
+    )
     made.agent.instances = running = [*mine, foreign]
     made.agent.memory = {str(i.id): round(i.memory_bytes * 0.18) for i in running}
     made.agent.templates = [
         TemplateInfo(
-            revision=i.revision, pid=100 + n, pss_bytes=round(i.memory_bytes * 0.14), threads=(), phases_ms={"boot": 300.0}, forks=14 - n,
-            last_used_at=now - 40 * n, labels=i.labels, parked=1,
+            revision=i.revision,
+            pid=100 + n,
+            pss_bytes=round(i.memory_bytes * 0.14),
+            threads=(),
+            phases_ms={"boot": 300.0},
+            forks=14 - n,
+            last_used_at=now - 40 * n,
+            labels=i.labels,
+            parked=1,
         )
         for n, i in enumerate(running[1:4])
-    ]  # fmt: skip
+    ]
     made.agent.snapshots = [
         snapshot(
-            i.labels["tenant"], i.revision, name=f"sn-{0xA51C0FFEE0000000 + 977 * n:016x}", labels=i.labels, cold_ms=5400.0 + 3000 * n,
-            image_bytes=(61 + 40 * n) * 1024**2, restore_ms=120.0 + 60 * n, restores=31 - 4 * n, last_used_at=now - 300 * n,
+            i.labels["tenant"],
+            i.revision,
+            name=f"sn-{0xA51C0FFEE0000000 + 977 * n:016x}",
+            labels=i.labels,
+            cold_ms=5400.0 + 3000 * n,
+            image_bytes=(61 + 40 * n) * 1024**2,
+            restore_ms=120.0 + 60 * n,
+            restores=31 - 4 * n,
+            last_used_at=now - 300 * n,
         )
         for n, i in enumerate(running[1:])
-    ]  # fmt: skip
+    ]
 
 
 def _instance(made: Demo, n: int, now: float) -> InstanceInfo:
     name, kind, age_s, phases, tiers, memory_gib = _RUNNING[n]
     app, _, function = name.partition("/")
     revision = f"{made.ids[name]}@{made.revisions[name]}"
-    one = instance(made.tenant, app=app, function=function, name=f"i-{0x3F2A91C4D5E60700 + n * 7919:016x}", revision=revision)
+    one = instance(
+        made.tenant,
+        app=app,
+        function=function,
+        name=f"i-{0x3F2A91C4D5E60700 + n * 7919:016x}",
+        revision=revision,
+    )
     memory_bytes = round(memory_gib * GIB)
-    return replace(one, start_kind=kind, started_at=now - age_s, phases_ms=phases, weights=tiers, memory_bytes=memory_bytes)
+    return replace(
+        one,
+        start_kind=kind,
+        started_at=now - age_s,
+        phases_ms=phases,
+        weights=tiers,
+        memory_bytes=memory_bytes,
+    )

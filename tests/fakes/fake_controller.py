@@ -1,4 +1,5 @@
-"""A controller for the activator's tests: keeps what is posted to it, answers for calls that it was told of."""
+"""A controller for the activator's tests: keeps what is posted to it, answers for calls that it was
+told of."""
 
 from __future__ import annotations
 
@@ -40,8 +41,14 @@ class FakeController:
             return WorkerAnswer(body=b'{"accepted":1}')
         if request.path.startswith("/v1/calls/"):
             record = self.calls.get(request.path.removeprefix("/v1/calls/"))
-            return WorkerAnswer(body=json.dumps(record).encode()) if record else WorkerAnswer(status=404, body=b"{}")
-        return WorkerAnswer(body=json.dumps({"path": request.path, "method": request.method}).encode())
+            return (
+                WorkerAnswer(body=json.dumps(record).encode())
+                if record
+                else WorkerAnswer(status=404, body=b"{}")
+            )
+        return WorkerAnswer(
+            body=json.dumps({"path": request.path, "method": request.method}).encode()
+        )
 
     async def aclose(self) -> None:
         """Stop."""

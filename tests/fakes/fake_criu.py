@@ -1,8 +1,8 @@
 """A CRIU that does what its script says: speaks `swrk` over its socket, dumps and restores nothing.
 
-A real program, so that what is tested is a real process that hangs, dies or talks nonsense. `install(directory, …)` writes an
-executable that can be run as `criu`; its behaviour is one of `SCRIPTS`, chosen when it is written.
-"""
+A real program, so that what is tested is a real process that hangs, dies or talks nonsense.
+`install(directory, …)` writes an executable that can be run as `criu`; its behaviour is one of
+`SCRIPTS`, chosen when it is written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def install(directory: Path, *, script: str, description: Path, version: str = "
         f"#!{sys.executable} -B\n"
         f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'functions')!r}]\n"
         "from tests.fakes.fake_criu import main\n"
-        f"main(sys.argv, script={script!r}, version={version!r}, description={str(description)!r})\n"
+        f"main(sys.argv, script={script!r}, version={version!r}, "
+        f"description={str(description)!r})\n"
     )
     program.chmod(0o755)
     return program
@@ -47,7 +48,9 @@ class Talk:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
         pool = descriptor_pool.DescriptorPool()
-        for file in descriptor_pb2.FileDescriptorSet.FromString(Path(description).read_bytes()).file:
+        for file in descriptor_pb2.FileDescriptorSet.FromString(
+            Path(description).read_bytes()
+        ).file:
             pool.Add(file)
         self.request = message_factory.GetMessageClass(pool.FindMessageTypeByName("criu_req"))
         self.response = message_factory.GetMessageClass(pool.FindMessageTypeByName("criu_resp"))
@@ -60,7 +63,8 @@ class Talk:
         self.kind = body.type  # type: ignore[attr-defined]
 
     def notify(self, count: int | None = None) -> bool:
-        """Tell the first `count` steps (None: all); whether the other side let us go on each time."""
+        """Tell the first `count` steps (None: all); whether the other side let us go on each
+        time."""
         for step in NOTIFICATIONS[_KINDS[self.kind]][:count]:
             message = self.response(type=6, success=True, notify={"script": step})
             self.connection.send(message.SerializeToString())
@@ -95,15 +99,18 @@ def _good(talk: Talk) -> None:
 
 def _refuse(talk: Talk) -> None:
     log(
-        "Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted",
-        "Error (criu/sk-inet.c:230): inet: Connected TCP socket, consider using --tcp-established option.",
+        "Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not "
+        "permitted",
+        "Error (criu/sk-inet.c:230): inet: Connected TCP socket, consider using --tcp-established "
+        "option.",
         "Error (criu/cr-dump.c:1975): Dumping FAILED.",
     )
     talk.answer(success=False, errno=3, error="rlimit: Can't setup RLIMIT_NOFILE for self")
 
 
 def _refuse_the_request(talk: Talk) -> None:
-    fd = os.open("criu.err", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600, dir_fd=WORK_FD)  # as the shim gives it as standard error
+    # as the shim gives it as standard error
+    fd = os.open("criu.err", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600, dir_fd=WORK_FD)
     os.write(fd, b"Error (criu/cr-service.c:414): Can't open images directory: Permission denied\n")
     os.close(fd)
     talk.answer(success=False, errno=errno.EBADRQC)
@@ -137,7 +144,9 @@ def _garbage(talk: Talk) -> None:
 
 
 def _empty(talk: Talk) -> None:
-    talk.connection.send(talk.response(type=0, success=False, cr_errmsg="Invalid req").SerializeToString())
+    talk.connection.send(
+        talk.response(type=0, success=False, cr_errmsg="Invalid req").SerializeToString()
+    )
 
 
 def _wrong_kind(talk: Talk) -> None:

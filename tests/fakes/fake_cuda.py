@@ -1,7 +1,8 @@
-"""A CUDA driver and its machine in memory: the real state machine, with faults and latency that tests plan.
+"""A CUDA driver and its machine in memory: the real state machine, with faults and latency that
+tests plan.
 
-A fault is planned for one call: `faults["lock"] = [None, Fault.HANG]` lets the first lock pass and hangs the second.
-"""
+A fault is planned for one call: `faults["lock"] = [None, Fault.HANG]` lets the first lock pass and
+hangs the second."""
 
 from __future__ import annotations
 
@@ -20,7 +21,13 @@ GPU_B = Gpu(uuid="GPU-bbbbbbbb-0000-0000-0000-000000000000", name="Fake 80GB", m
 NODE = CudaNode(release=580, version="580.65.06", gpus=(GPU_A,), mps=False)
 
 
-CONTEXT_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2")
+CONTEXT_DEVICES = (
+    "/dev/nvidiactl",
+    "/dev/nvidia-uvm",
+    "/dev/nvidia0",
+    "/dev/nvidia-caps/nvidia-cap1",
+    "/dev/nvidia-caps/nvidia-cap2",
+)
 CONTEXT_MAPPINGS = (("/dev/nvidia0", 2**21), ("/dev/nvidiactl", 2**21), ("/dev/nvidia-uvm", 2**21))
 """What every process with CUDA holds, as driver 580 was seen to make it on an H200."""
 
@@ -38,7 +45,8 @@ class Fault(enum.Enum):
 
 @dataclass
 class FakeProcess:
-    """One process: devices it holds while running, extra ones that a checkpoint does not take away, and what happened to it."""
+    """One process: devices it holds while running, extra ones that a checkpoint does not take away,
+    and what happened to it."""
 
     pid: int
     cuda: bool = True
@@ -54,19 +62,22 @@ class FakeProcess:
 class FakeCuda:
     """CudaDriver and Machine at once. Owned by one test."""
 
-    def __init__(self, *processes: FakeProcess, node: CudaNode = NODE, minimum_release: int = 570) -> None:
+    def __init__(
+        self, *processes: FakeProcess, node: CudaNode = NODE, minimum_release: int = 570
+    ) -> None:
         self.processes = {p.pid: p for p in processes}
         self.faults: dict[str, Sequence[Fault | None]] = {}
         self.latency_s: dict[str, float] = {}
         self.mappings: list[Mapping[str, str]] = []
         self.longest_s: dict[str, float] = {}
-        """The longest that a call of each kind took, cancelled ones included, on the event loop's clock."""
+        """The longest that a call of each kind took, cancelled ones included, on the event loop's
+        clock."""
         self.closed = False
         self._node = node
         self._minimum_release = minimum_release
         self._calls: dict[str, int] = {}
 
-    # -- CudaDriver ---------------------------------------------------------------------------------------------------
+    # -- CudaDriver --------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -111,7 +122,7 @@ class FakeCuda:
         """Nothing is kept."""
         self.closed = True
 
-    # -- Machine ------------------------------------------------------------------------------------------------------
+    # -- Machine -----------------------------------------------------------------------------------
 
     def node(self) -> CudaNode:
         """As given."""
@@ -135,7 +146,7 @@ class FakeCuda:
         process.alive = False
         process.killed = True
 
-    # -- inside -------------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
 
     def calls(self, op: str) -> int:
         """How often `op` was asked."""
@@ -150,7 +161,9 @@ class FakeCuda:
         if wanted is None:
             raise DriverFailed(action, pid, f"not in state {process.state}")
         if action is Action.CHECKPOINT and self.holdings(pid).managed_bytes:
-            raise DriverFailed(action, pid, "CUDA checkpointing is not supported by the installed NVIDIA driver")
+            raise DriverFailed(
+                action, pid, "CUDA checkpointing is not supported by the installed NVIDIA driver"
+            )
         process.state = wanted
         process.history.append(action.value)
 

@@ -1,4 +1,5 @@
-"""A fleet whose instances are FakeWorkers in the test's own event loop; how starts go is the test's to say."""
+"""A fleet whose instances are FakeWorkers in the test's own event loop; how starts go is the test's
+to say."""
 
 from __future__ import annotations
 
@@ -30,19 +31,16 @@ class FakeFleet:
     """Starts FakeWorkers.
 
     Attributes:
-        gate: starts wait for it; set by default.
-        failures: errors that the next starts raise, first in, first out.
-        broken: functions that do not start, and why.
-        behaviours: of functions that behave in their own way.
-        engines: instances of functions that are engines; `engine_options`: of the next ones.
-        sockets: of functions whose instances are served by somebody else, and where.
-        prepared: revisions with a Template: their starts are FORK, others RESTORE from `snapshots`, else COLD.
-        refusal: what the next checkpoints raise, if anything.
-        launched: launches of starts, in order.
-        naps: (`ASLEEP` or `READY`, instance) of those that were put to sleep or woken, in order.
-        nap_failures: what the next of these raise.
-        cpu_file, cpu_from_ns: of the instances that start from now on.
-        dropped: revisions whose Template was asked to go, in order.
+        gate: starts wait for it; set by default. failures: errors that the next starts raise, first
+        in, first out. broken: functions that do not start, and why. behaviours: of functions that
+        behave in their own way. engines: instances of functions that are engines; `engine_options`:
+        of the next ones. sockets: of functions whose instances are served by somebody else, and
+        where. prepared: revisions with a Template: their starts are FORK, others RESTORE from
+        `snapshots`, else COLD. refusal: what the next checkpoints raise, if anything. launched:
+        launches of starts, in order. naps: (`ASLEEP` or `READY`, instance) of those that were put
+        to sleep or woken, in order. nap_failures: what the next of these raise. cpu_file,
+        cpu_from_ns: of the instances that start from now on. dropped: revisions whose Template was
+        asked to go, in order.
     """
 
     has_templates = True
@@ -78,7 +76,9 @@ class FakeFleet:
         self.cpu_from_ns = 0
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
 
-    async def start(self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
+    async def start(
+        self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]
+    ) -> InstanceInfo:
         """See Fleet."""
         self.started.append(instance_id)
         self.secrets.append(secret_env)
@@ -92,14 +92,24 @@ class FakeFleet:
         if target.function in self.sockets:
             path.symlink_to(self.sockets[target.function])
         elif target.spec.engine is None:
-            self.workers[instance_id] = await FakeWorker(path, self.behaviours.get(target.function, self.behaviour)).start()
+            self.workers[instance_id] = await FakeWorker(
+                path, self.behaviours.get(target.function, self.behaviour)
+            ).start()
         else:
             self.engines[instance_id] = await ServedEngine(path, **self._engine_of(target)).start()
-        kind = StartKind.FORK if target.key in self.prepared else StartKind.RESTORE if target.key in self.snapshots else StartKind.COLD
+        kind = (
+            StartKind.FORK
+            if target.key in self.prepared
+            else StartKind.RESTORE
+            if target.key in self.snapshots
+            else StartKind.COLD
+        )
         self.prepared.add(target.key)
         self._labels[target.key] = target.launch.labels
         self.infos[instance_id] = replace(
-            info_of(target, instance_id, str(path), kind), cpu_file=self.cpu_file, cpu_from_ns=self.cpu_from_ns
+            info_of(target, instance_id, str(path), kind),
+            cpu_file=self.cpu_file,
+            cpu_from_ns=self.cpu_from_ns,
         )
         return self.infos[instance_id]
 
@@ -107,9 +117,12 @@ class FakeFleet:
         spec, engine = target.spec, target.spec.engine
         assert engine is not None
         return {
-            "model": spec.name, "adapters": tuple(engine.lora), "max_model_len": engine.max_model_len,
-            "max_num_seqs": engine.max_num_seqs, **self.engine_options,
-        }  # fmt: skip
+            "model": spec.name,
+            "adapters": tuple(engine.lora),
+            "max_model_len": engine.max_model_len,
+            "max_num_seqs": engine.max_num_seqs,
+            **self.engine_options,
+        }
 
     def _pop(self, instance_id: str) -> FakeWorker | ServedEngine | None:
         return self.workers.pop(instance_id, None) or self.engines.pop(instance_id, None)
@@ -129,10 +142,16 @@ class FakeFleet:
     async def wake(self, instance_id: InstanceId) -> InstanceInfo:
         """See Fleet."""
         return self._become(
-            instance_id, InstanceState.READY, start_kind=StartKind.WAKE, phases_ms={"wake": 1.0}, cpu_from_ns=self.cpu_from_ns
+            instance_id,
+            InstanceState.READY,
+            start_kind=StartKind.WAKE,
+            phases_ms={"wake": 1.0},
+            cpu_from_ns=self.cpu_from_ns,
         )
 
-    def _become(self, instance_id: InstanceId, state: InstanceState, **changes: Any) -> InstanceInfo:
+    def _become(
+        self, instance_id: InstanceId, state: InstanceState, **changes: Any
+    ) -> InstanceInfo:
         self.naps.append((state.value, instance_id))
         if self.nap_failures:
             raise self.nap_failures.pop(0)
@@ -161,7 +180,14 @@ class FakeFleet:
     def _template(self, key: str) -> TemplateInfo:
         labels = self._labels[key]
         return TemplateInfo(
-            revision=RevisionKey(key), pid=1, pss_bytes=1, threads=(), phases_ms={"boot": 1.0}, forks=0, last_used_at=0.0, labels=labels
+            revision=RevisionKey(key),
+            pid=1,
+            pss_bytes=1,
+            threads=(),
+            phases_ms={"boot": 1.0},
+            forks=0,
+            last_used_at=0.0,
+            labels=labels,
         )
 
     async def drop_template(self, revision: RevisionKey) -> None:
@@ -189,11 +215,15 @@ class FakeFleet:
         assert worker is not None
         await worker.die()
         if tell:
-            self._events.put_nowait(AgentEvent(kind="instance_gone", subject=instance_id, reason=reason, message=reason))
+            self._events.put_nowait(
+                AgentEvent(kind="instance_gone", subject=instance_id, reason=reason, message=reason)
+            )
 
     def tell(self, kind: str, subject: str, **detail: object) -> None:
         """The agent tells of something."""
-        self._events.put_nowait(AgentEvent(kind=kind, subject=subject, reason="", message="", detail=detail))
+        self._events.put_nowait(
+            AgentEvent(kind=kind, subject=subject, reason="", message="", detail=detail)
+        )
 
     async def aclose(self) -> None:
         """Stop every worker."""
@@ -217,15 +247,36 @@ def info_of(target: CallTarget, instance_id: str, socket: str, kind: StartKind) 
         pid=0,
         memory_bytes=target.launch.memory_bytes,
         cpu=target.launch.cpu,
-        weights={mount.name: tier for mount, tier in zip(target.launch.weights, ("dram", "nvme"), strict=False)},
-        labels={"tenant": target.tenant, "environment": target.environment, "app": target.app, "function": target.function},
+        weights={
+            mount.name: tier
+            for mount, tier in zip(target.launch.weights, ("dram", "nvme"), strict=False)
+        },
+        labels={
+            "tenant": target.tenant,
+            "environment": target.environment,
+            "app": target.app,
+            "function": target.function,
+        },
     )
 
 
 def snapshot_of(target: CallTarget) -> SnapshotInfo:
     """A proven snapshot of a target's revision."""
     return SnapshotInfo(
-        id="sn-0123456789abcdef", revision=target.launch.revision, state=SnapshotState.READY, in_place=False, pages="eager",
-        image_bytes=61_000_000, reason="", phases_ms={"quiesce": 1.0, "dump": 300.0, "publish": 5.0, "prove": 400.0}, cold_ms=5400.0,
-        restore_ms=120.0, created_at=1.0, last_used_at=1.0, restores=0, remote=False, identity={"kernel": "6"}, labels=target.launch.labels,
-    )  # fmt: skip
+        id="sn-0123456789abcdef",
+        revision=target.launch.revision,
+        state=SnapshotState.READY,
+        in_place=False,
+        pages="eager",
+        image_bytes=61_000_000,
+        reason="",
+        phases_ms={"quiesce": 1.0, "dump": 300.0, "publish": 5.0, "prove": 400.0},
+        cold_ms=5400.0,
+        restore_ms=120.0,
+        created_at=1.0,
+        last_used_at=1.0,
+        restores=0,
+        remote=False,
+        identity={"kernel": "6"},
+        labels=target.launch.labels,
+    )

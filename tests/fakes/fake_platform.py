@@ -1,9 +1,10 @@
-"""A whole platform in one process: a real HTTP server on loopback that speaks the public API and runs deployed functions in its threads.
+"""A whole platform in one process: a real HTTP server on loopback that speaks the public API and
+runs deployed functions in its threads.
 
-It keeps what the SDK and the command line send (blobs, images, apps, secrets, keys, calls), checks digests and keys as the real one
-does, and answers with the same problem documents. Functions run by the spec's module and name in this process, or from their pickle.
-`refuse(...)` lets the next requests fail. It has no instances, no billing and no clocks of its own.
-"""
+It keeps what the SDK and the command line send (blobs, images, apps, secrets, keys, calls), checks
+digests and keys as the real one does, and answers with the same problem documents. Functions run by
+the spec's module and name in this process, or from their pickle. `refuse(...)` lets the next
+requests fail. It has no instances, no billing and no clocks of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +24,14 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote
 
-from pilotlight.errors import Conflict, InvalidInput, NotFound, PilotlightError, Unauthenticated, UnsupportedMediaType
+from pilotlight.errors import (
+    Conflict,
+    InvalidInput,
+    NotFound,
+    PilotlightError,
+    Unauthenticated,
+    UnsupportedMediaType,
+)
 from pilotlight.profile import Profile
 from pilotlight.protocol import (
     CONTENT_NDJSON,
@@ -67,7 +75,8 @@ Route = Callable[..., Answer]
 
 
 class FakePlatform:
-    """The server, and everything that was sent to it. A context manager; `lock` guards what handler threads change."""
+    """The server, and everything that was sent to it. A context manager; `lock` guards what handler
+    threads change."""
 
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
@@ -91,7 +100,9 @@ class FakePlatform:
         self._cancelled: set[str] = set()
         self._callers: list[threading.Thread] = []
         self._server = LoopbackServer(("127.0.0.1", 0), handler_for(self.answer))
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, name="fake platform")
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, name="fake platform"
+        )
 
     @property
     def url(self) -> str:
@@ -107,7 +118,12 @@ class FakePlatform:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._server.shutdown()
         self._thread.join()
         for caller in self._callers:
@@ -115,14 +131,15 @@ class FakePlatform:
         self._server.server_close()
 
     def refuse(self, error: PilotlightError | None, *, times: int = 1) -> None:
-        """Answer the next `times` requests with this error; None drops their connections instead."""
+        """Answer the next `times` requests with this error; None drops their connections
+        instead."""
         self._refusals.extend([_problem(error) if error is not None else None] * times)
 
     def function(self, app: str, function: str, environment: str = "main") -> FunctionSpec:
         """The deployed spec."""
         return self.apps[environment, app].functions[function]
 
-    # -- requests ------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
     def answer(self, asked: Asked) -> Answer | None:
         """The answer to one request; None drops the connection."""
         with self.lock:
@@ -140,7 +157,8 @@ class FakePlatform:
             return _problem(e)
 
     def _own_path(self, asked: Asked) -> str:
-        """The path below another tenant's name. SHARING_TENANT has the functions that are deployed here, and no other tenant has any."""
+        """The path below another tenant's name. SHARING_TENANT has the functions that are deployed
+        here, and no other tenant has any."""
         if HEADER_PRIORITY in asked.headers:
             self.priorities.append(asked.headers[HEADER_PRIORITY])
         match = re.fullmatch(rf"{TENANT_PATH}([^/]+)(/v1/functions/.*)", asked.path)
@@ -154,10 +172,12 @@ class FakePlatform:
 
     def _authenticate(self, asked: Asked) -> None:
         secret = asked.headers.get("authorization", "").removeprefix("Bearer ")
-        if secret != API_KEY and secret not in {k["secret"] for k in self.keys.values() if k["revoked_at"] is None}:
+        if secret != API_KEY and secret not in {
+            k["secret"] for k in self.keys.values() if k["revoked_at"] is None
+        }:
             raise Unauthenticated("no valid API key was given")
 
-    # -- blobs and images ----------------------------------------------------------------------------------------------
+    # -- blobs and images --------------------------------------------------------------------------
     def has_blob(self, asked: Asked, digest: str) -> Answer:
         return Answer(status=200 if digest in self.blobs else 404)
 
@@ -168,14 +188,22 @@ class FakePlatform:
             raise InvalidInput(f"the body is not {digest}", actual=whole.hexdigest())
         created = digest not in self.blobs
         self.blobs[digest] = asked.body
-        return _json({"digest": digest, "size_bytes": len(asked.body), "created": created}, 201 if created else 200)
+        return _json(
+            {"digest": digest, "size_bytes": len(asked.body), "created": created},
+            201 if created else 200,
+        )
 
     def get_blob(self, asked: Asked, digest: str) -> Answer:
         return self.weights.get_blob(asked, digest)
 
     def weights_named(self, asked: Asked, name: str, verb: str = "") -> Answer:
         routes = {"GET": self.weights.show, "PUT": self.weights.put, "DELETE": self.weights.delete}
-        verbs = {"verify": self.weights.verify, "prefetch": self.weights.prefetch, "pin": self.weights.pin, "unpin": self.weights.unpin}
+        verbs = {
+            "verify": self.weights.verify,
+            "prefetch": self.weights.prefetch,
+            "pin": self.weights.pin,
+            "unpin": self.weights.unpin,
+        }
         return (verbs[verb] if verb else routes[asked.method])(asked, name)
 
     def list_weights(self, asked: Asked) -> Answer:
@@ -185,12 +213,17 @@ class FakePlatform:
         spec = from_json(ImageSpec, asked.json())
         lines = [{"step": i, "text": str(step["op"])} for i, step in enumerate(spec.steps)]
         if any("no-such-package" in step.get("packages", []) for step in spec.steps):
-            failed = problem(type="invalid-input", title="Build failed", status=400, detail="pip install no-such-package failed")
+            failed = problem(
+                type="invalid-input",
+                title="Build failed",
+                status=400,
+                detail="pip install no-such-package failed",
+            )
             return _ndjson([*lines, {"error": failed}])
         self.images[spec.digest()] = spec
         return _ndjson([*lines, {"image": spec.digest()}])
 
-    # -- apps ----------------------------------------------------------------------------------------------------------
+    # -- apps --------------------------------------------------------------------------------------
     def deploy(self, asked: Asked, name: str) -> Answer:
         body = asked.json()
         specs = [from_json(FunctionSpec, f) for f in body["functions"]]
@@ -199,12 +232,27 @@ class FakePlatform:
         before = self.apps.get((asked.environment, name)) or DeployedApp(functions={}, history=[])
         version = len(before.history) + 1
         made = [
-            {"function": s.name, "revision": f"v{version}-{s.digest()[:6]}", "created": before.functions.get(s.name) != s} for s in specs
+            {
+                "function": s.name,
+                "revision": f"v{version}-{s.digest()[:6]}",
+                "created": before.functions.get(s.name) != s,
+            }
+            for s in specs
         ]
-        entry = {"version": version, "action": "deploy", "message": body["message"], "labels": body["labels"], "functions": made}
+        entry = {
+            "version": version,
+            "action": "deploy",
+            "message": body["message"],
+            "labels": body["labels"],
+            "functions": made,
+        }
         entry |= {"created_at": 1_700_000_000.0 + version, "created_by": "k-fake"}
-        self.apps[asked.environment, name] = DeployedApp(functions={s.name: s for s in specs}, history=[entry, *before.history])
-        return _json({"app": name, "environment": asked.environment, "version": version, "functions": made})
+        self.apps[asked.environment, name] = DeployedApp(
+            functions={s.name: s for s in specs}, history=[entry, *before.history]
+        )
+        return _json(
+            {"app": name, "environment": asked.environment, "version": version, "functions": made}
+        )
 
     def _check(self, environment: str, spec: FunctionSpec) -> None:
         for digest in (spec.bundle, *(w.manifest for w in spec.weights)):
@@ -217,21 +265,50 @@ class FakePlatform:
                 raise InvalidInput(f"function {spec.name!r}: there is no secret {secret!r}")
 
     def list_apps(self, asked: Asked) -> Answer:
-        return _json({"apps": [self._summary(e, name) for e, name in sorted(self.apps) if e == asked.environment]})
+        return _json(
+            {
+                "apps": [
+                    self._summary(e, name)
+                    for e, name in sorted(self.apps)
+                    if e == asked.environment
+                ]
+            }
+        )
 
     def _summary(self, environment: str, name: str) -> dict[str, Any]:
         app = self.apps[environment, name]
-        times = {"created_at": app.history[-1]["created_at"], "updated_at": app.history[0]["created_at"]}
-        return {"name": name, "version": len(app.history), "stopped": app.stopped, "functions": len(app.functions), **times}
+        times = {
+            "created_at": app.history[-1]["created_at"],
+            "updated_at": app.history[0]["created_at"],
+        }
+        return {
+            "name": name,
+            "version": len(app.history),
+            "stopped": app.stopped,
+            "functions": len(app.functions),
+            **times,
+        }
 
     def show_app(self, asked: Asked, name: str) -> Answer:
         app = self._app(asked, name)
         functions = [
-            {"id": f"f-{s.digest()[:16]}", "name": s.name, "created_at": 0.0, "traffic": [], "spec": to_json(s)}
+            {
+                "id": f"f-{s.digest()[:16]}",
+                "name": s.name,
+                "created_at": 0.0,
+                "traffic": [],
+                "spec": to_json(s),
+            }
             | {"snapshots": (asked.environment, name, s.name) not in self.snapshots_off}
             for s in app.functions.values()
         ]
-        return _json({**self._summary(asked.environment, name), "environment": asked.environment, "functions": functions})
+        return _json(
+            {
+                **self._summary(asked.environment, name),
+                "environment": asked.environment,
+                "functions": functions,
+            }
+        )
 
     def history(self, asked: Asked, name: str) -> Answer:
         return _json({"history": self._app(asked, name).history})
@@ -251,16 +328,26 @@ class FakePlatform:
             raise NotFound(f"there is no app {name!r} in environment {asked.environment!r}")
         return self.apps[asked.environment, name]
 
-    # -- calls ---------------------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
     def invoke(self, asked: Asked, app: str, dotted: str) -> Answer:
         call, spec = self._callable(asked, app, dotted)
         call_id = asked.headers.get(HEADER_REQUEST_ID) or new_call_id()
         answer = run(call, asked)
-        timing = {HEADER_START: "WARM", HEADER_SERVER_TIMING: "queue;dur=0, start;dur=0, exec;dur=1", "pilotlight-cost": "0.000001"}
-        answer.headers |= {HEADER_REQUEST_ID: call_id, HEADER_REVISION: f"v1-{spec.digest()[:6]}", **timing}
+        timing = {
+            HEADER_START: "WARM",
+            HEADER_SERVER_TIMING: "queue;dur=0, start;dur=0, exec;dur=1",
+            "pilotlight-cost": "0.000001",
+        }
+        answer.headers |= {
+            HEADER_REQUEST_ID: call_id,
+            HEADER_REVISION: f"v1-{spec.digest()[:6]}",
+            **timing,
+        }
         return answer
 
-    def _callable(self, asked: Asked, app: str, dotted: str) -> tuple[Callable[..., Any], FunctionSpec]:
+    def _callable(
+        self, asked: Asked, app: str, dotted: str
+    ) -> tuple[Callable[..., Any], FunctionSpec]:
         function, _, method = dotted.partition(".")
         spec = self._app(asked, app).functions.get(function)
         if spec is None or spec.method(method) is None:
@@ -322,23 +409,34 @@ class FakePlatform:
         """All of it, once it has ended."""
         for caller in list(self._callers):
             caller.join()
-        return Answer(content_type=CONTENT_SSE, body=stream_of(self.calls[call_id], asked.headers.get("last-event-id", "")))
+        return Answer(
+            content_type=CONTENT_SSE,
+            body=stream_of(self.calls[call_id], asked.headers.get("last-event-id", "")),
+        )
 
     def cancel_call(self, asked: Asked, call_id: str) -> Answer:
         with self.lock:
             self._cancelled.add(call_id)
-            record = {**self.calls[call_id].to_json(), "state": "CANCELLED", "sequence": 2, "outcome": "cancelled"}
+            record = {
+                **self.calls[call_id].to_json(),
+                "state": "CANCELLED",
+                "sequence": 2,
+                "outcome": "cancelled",
+            }
             self.calls[call_id] = CallRecord.from_json(record)
         return _json({"id": call_id, "state": "CANCELLED"})
 
     def warmup(self, asked: Asked, app: str, dotted: str) -> Answer:
         self._callable(asked, app, dotted)
         if CONTENT_NDJSON in asked.headers.get("accept", ""):
-            stages = [{"stage": stage, "elapsed_ms": n} for n, stage in enumerate(("template", "instance", "snapshot"))]
+            stages = [
+                {"stage": stage, "elapsed_ms": n}
+                for n, stage in enumerate(("template", "instance", "snapshot"))
+            ]
             return _ndjson([*stages, {"report": self.warmup_report}])
         return _json(self.warmup_report)
 
-    # -- Templates and snapshots ---------------------------------------------------------------------------------------
+    # -- Templates and snapshots -------------------------------------------------------------------
     def list_templates(self, asked: Asked) -> Answer:
         return _json({"templates": self.templates})
 
@@ -350,7 +448,9 @@ class FakePlatform:
 
     def list_snapshots(self, asked: Asked) -> Answer:
         wanted = {key: asked.query[key] for key in ("app", "function") if key in asked.query}
-        return _json({"snapshots": [s for s in self.snapshots if wanted.items() <= s["labels"].items()]})
+        return _json(
+            {"snapshots": [s for s in self.snapshots if wanted.items() <= s["labels"].items()]}
+        )
 
     def show_snapshot(self, asked: Asked, snapshot: str) -> Answer:
         return _json(self._snapshot(snapshot))
@@ -383,16 +483,22 @@ class FakePlatform:
     def _delete_of(self, asked: Asked, app: str, function: str) -> int:
         if function not in self._app(asked, app).functions:
             raise NotFound(f"there is no function {app}/{function}")
-        gone = [s for s in self.snapshots if (s["labels"]["app"], s["labels"]["function"]) == (app, function)]
+        gone = [
+            s
+            for s in self.snapshots
+            if (s["labels"]["app"], s["labels"]["function"]) == (app, function)
+        ]
         self.snapshots = [s for s in self.snapshots if s not in gone]
         return len(gone)
 
-    # -- the rest ------------------------------------------------------------------------------------------------------
+    # -- the rest ----------------------------------------------------------------------------------
     def logs(self, asked: Asked) -> Answer:
         if asked.query.get("app"):
             self._app(asked, asked.query["app"])
         wanted = {key: asked.query[key] for key in ("instance", "call") if key in asked.query}
-        lines = [line for line in self.log_lines if all(line.get(k) == v for k, v in wanted.items())]
+        lines = [
+            line for line in self.log_lines if all(line.get(k) == v for k, v in wanted.items())
+        ]
         return _ndjson(lines[-int(asked.query["tail"]) :] if "tail" in asked.query else lines)
 
     def list_instances(self, asked: Asked) -> Answer:
@@ -405,17 +511,33 @@ class FakePlatform:
         return Answer(status=204)
 
     def exec_instance(self, asked: Asked, instance: str) -> Answer:
-        return _ndjson([{"stream": "stdout", "text": " ".join(asked.json()["argv"]) + "\n"}, {"exit_status": 0}])
+        return _ndjson(
+            [
+                {"stream": "stdout", "text": " ".join(asked.json()["argv"]) + "\n"},
+                {"exit_status": 0},
+            ]
+        )
 
     def list_secrets(self, asked: Asked) -> Answer:
-        return _json({"secrets": [self._secret(name) for e, name in sorted(self.secrets) if e == asked.environment]})
+        return _json(
+            {
+                "secrets": [
+                    self._secret(name) for e, name in sorted(self.secrets) if e == asked.environment
+                ]
+            }
+        )
 
     def put_secret(self, asked: Asked, name: str) -> Answer:
         self.secrets[asked.environment, name] = dict(asked.json()["values"])
         return _json(self._secret(name, asked.environment))
 
     def _secret(self, name: str, environment: str = "main") -> dict[str, Any]:
-        return {"name": name, "variables": sorted(self.secrets[environment, name]), "created_at": 0.0, "updated_at": 0.0}
+        return {
+            "name": name,
+            "variables": sorted(self.secrets[environment, name]),
+            "created_at": 0.0,
+            "updated_at": 0.0,
+        }
 
     def delete_secret(self, asked: Asked, name: str) -> Answer:
         if self.secrets.pop((asked.environment, name), None) is None:
@@ -423,12 +545,28 @@ class FakePlatform:
         return Answer(status=204)
 
     def list_keys(self, asked: Asked) -> Answer:
-        return _json({"keys": [{k: v for k, v in key.items() if k != "secret"} for key in self.keys.values()]})
+        return _json(
+            {
+                "keys": [
+                    {k: v for k, v in key.items() if k != "secret"} for key in self.keys.values()
+                ]
+            }
+        )
 
     def create_key(self, asked: Asked) -> Answer:
         body, number = asked.json(), len(self.keys) + 1
-        key = {"id": f"k-{number:012x}", "secret": f"pl-fake-{number}", "scope": body["scope"], "name": body["name"]}
-        key |= {"environment": body.get("environment"), "created_by": "k-fake", "created_at": 0.0, "revoked_at": None}
+        key = {
+            "id": f"k-{number:012x}",
+            "secret": f"pl-fake-{number}",
+            "scope": body["scope"],
+            "name": body["name"],
+        }
+        key |= {
+            "environment": body.get("environment"),
+            "created_by": "k-fake",
+            "created_at": 0.0,
+            "revoked_at": None,
+        }
         key["expires_at"] = body.get("expires_in_s")
         self.keys[key["id"]] = key
         return _json(key, 201)
@@ -440,7 +578,13 @@ class FakePlatform:
         return Answer(status=204)
 
     def list_environments(self, asked: Asked) -> Answer:
-        return _json({"environments": [{"name": name, "created_at": 0.0} for name in sorted(self.environments)]})
+        return _json(
+            {
+                "environments": [
+                    {"name": name, "created_at": 0.0} for name in sorted(self.environments)
+                ]
+            }
+        )
 
     def create_environment(self, asked: Asked) -> Answer:
         name = asked.json()["name"]
@@ -456,7 +600,12 @@ class FakePlatform:
         return Answer(status=204)
 
     def billing(self, asked: Asked) -> Answer:
-        whole = {"by": asked.query.get("by", "function"), "since": None, "until": None, "environment": asked.environment}
+        whole = {
+            "by": asked.query.get("by", "function"),
+            "since": None,
+            "until": None,
+            "environment": asked.environment,
+        }
         return _json({**whole, "rows": [], "totals": {}})
 
 
@@ -465,7 +614,10 @@ _ROUTES: list[tuple[str, str, Route]] = [
     ("PUT", r"/v1/blobs/([0-9a-f]{64})", FakePlatform.put_blob),
     ("GET", r"/v1/blobs/([0-9a-f]{64})", FakePlatform.get_blob),
     ("GET", r"/v1/weights", FakePlatform.list_weights),
-    *((method, r"/v1/weights/([^/:]+)", FakePlatform.weights_named) for method in ("GET", "PUT", "DELETE")),
+    *(
+        (method, r"/v1/weights/([^/:]+)", FakePlatform.weights_named)
+        for method in ("GET", "PUT", "DELETE")
+    ),
     ("POST", r"/v1/weights/([^/:]+)/(verify|prefetch|pin|unpin)", FakePlatform.weights_named),
     ("POST", r"/v1/images", FakePlatform.build_image),
     ("POST", r"/v1/apps/([^/:]+)/deploy", FakePlatform.deploy),
@@ -508,8 +660,17 @@ _ROUTES: list[tuple[str, str, Route]] = [
 def _finished(record: CallRecord, answer: Answer) -> CallRecord:
     body = b"".join(answer.stream) if answer.stream is not None else answer.body
     outcome = answer.headers[HEADER_OUTCOME]
-    done = {"state": "SUCCEEDED" if outcome == "ok" else "FAILED", "sequence": 2, "finished_at": 1.0, "outcome": outcome}
-    result = {"status": answer.status, "content_type": answer.content_type, "result": base64.b64encode(body).decode()}
+    done = {
+        "state": "SUCCEEDED" if outcome == "ok" else "FAILED",
+        "sequence": 2,
+        "finished_at": 1.0,
+        "outcome": outcome,
+    }
+    result = {
+        "status": answer.status,
+        "content_type": answer.content_type,
+        "result": base64.b64encode(body).decode(),
+    }
     return CallRecord.from_json({**record.to_json(), **done, **result})
 
 
@@ -518,10 +679,23 @@ def _json(value: Any, status: int = 200) -> Answer:
 
 
 def _ndjson(lines: list[dict[str, Any]]) -> Answer:
-    return Answer(content_type=CONTENT_NDJSON, stream=(json.dumps(line).encode() + b"\n" for line in lines))
+    return Answer(
+        content_type=CONTENT_NDJSON, stream=(json.dumps(line).encode() + b"\n" for line in lines)
+    )
 
 
 def _problem(error: PilotlightError) -> Answer:
-    body = problem(type=error.type, title=type(error).__name__, status=error.status, detail=str(error), extra=dict(error.detail))
+    body = problem(
+        type=error.type,
+        title=type(error).__name__,
+        status=error.status,
+        detail=str(error),
+        extra=dict(error.detail),
+    )
     headers = {} if error.retry_after_s is None else {"retry-after": f"{error.retry_after_s:g}"}
-    return Answer(status=error.status, content_type=CONTENT_PROBLEM, body=json.dumps(body).encode(), headers=headers)
+    return Answer(
+        status=error.status,
+        content_type=CONTENT_PROBLEM,
+        body=json.dumps(body).encode(),
+        headers=headers,
+    )

@@ -1,8 +1,8 @@
-"""A small shim for tests of the worker: boots the real worker as a subprocess and speaks the slot's contract with it.
+"""A small shim for tests of the worker: boots the real worker as a subprocess and speaks the slot's
+contract with it.
 
-It does no isolation. What it shares with the real shim is the contract of docs/architecture.md: launch file, control channel, orders with
-descriptors, the environment on `go`.
-"""
+It does no isolation. What it shares with the real shim is the contract of docs/architecture.md:
+launch file, control channel, orders with descriptors, the environment on `go`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ RUNTIME = ROOT / "functions"
 PICKLED = {"content-type": CONTENT_PICKLE, HEADER_TRUSTED_PICKLE: "1"}
 """Headers of a call that is a pickle, as the activator sends one of the function's own tenant."""
 WAIT_S = 30.0
-"""Bound of every wait: far above what anything here takes, so that a hang fails and a slow machine does not."""
+"""Bound of every wait: far above what anything here takes, so that a hang fails and a slow machine
+does not."""
 
 
 class ShimTimeout(Exception):
@@ -52,7 +53,8 @@ class FakeParked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeInstance:
-    """An instance that was ordered: its socket's path, the reading ends of its output, our end of `go`."""
+    """An instance that was ordered: its socket's path, the reading ends of its output, our end of
+    `go`."""
 
     id: str
     path: str
@@ -62,18 +64,29 @@ class FakeInstance:
 
 
 def pid_of(pidfd: int) -> int:
-    """The process behind a descriptor (pidfd_open(2)). Raises ProcessLookupError when it has ended."""
-    [pid] = [int(line.split()[1]) for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines() if line.startswith("Pid:")]
+    """The process behind a descriptor (pidfd_open(2)). Raises ProcessLookupError when it has
+    ended."""
+    [pid] = [
+        int(line.split()[1])
+        for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines()
+        if line.startswith("Pid:")
+    ]
     if pid <= 0:
         raise ProcessLookupError(f"the process behind descriptor {pidfd} has ended")
     return pid
 
 
 class FakeShim:
-    """Owns one worker process. Use as a context manager: leaving it ends the worker and all its children."""
+    """Owns one worker process. Use as a context manager: leaving it ends the worker and all its
+    children."""
 
     def __init__(
-        self, code: Mapping[str, str], spec: FunctionSpec, *, env: Mapping[str, str] | None = None, files: Mapping[str, bytes] | None = None
+        self,
+        code: Mapping[str, str],
+        spec: FunctionSpec,
+        *,
+        env: Mapping[str, str] | None = None,
+        files: Mapping[str, bytes] | None = None,
     ) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="pl"))
         self._code, self.work = self.root / "code", self.root / "work"
@@ -99,10 +112,19 @@ class FakeShim:
         }
         self.before_boot(launch)
         (self.root / "launch.json").write_text(json.dumps(launch))
-        command = [sys.executable, "-I", "-S", "-B", str(RUNTIME / "pilotlight/worker/boot.py"), str(self.root / "launch.json")]
+        command = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-B",
+            str(RUNTIME / "pilotlight/worker/boot.py"),
+            str(self.root / "launch.json"),
+        ]
         self._stderr = (self.root / "stderr").open("wb")
         out = self._stderr
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        self._process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        )
         theirs.close()
         self._backlog: list[dict[str, Any]] = []
         self._open: list[int] = []
@@ -114,9 +136,14 @@ class FakeShim:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # Whole trees, before any of their processes ends: one that stands still for a snapshot does not end with its parent, and is in
-        # no tree any longer once its parent is gone.
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # Whole trees, before any of their processes ends: one that stands still for a snapshot does
+        # not end with its parent, and is in no tree any longer once its parent is gone.
         kill_tree(self._process.pid)
         for pidfd in self._pids:  # forks of a worker that had ended
             with contextlib.suppress(ProcessLookupError):
@@ -130,7 +157,8 @@ class FakeShim:
         shutil.rmtree(self.root)
 
     def before_boot(self, launch: dict[str, Any]) -> None:
-        """Called with the launch file's content before it is written: a place for other shims to add to it."""
+        """Called with the launch file's content before it is written: a place for other shims to
+        add to it."""
 
     @property
     def pid(self) -> int:
@@ -138,23 +166,32 @@ class FakeShim:
         return self._process.pid
 
     def wait_event(self, event: str, *, instance: str | None = None) -> dict[str, Any]:
-        """The next event of that name (and of that instance); others are kept. Raises ShimTimeout, also when `failed` comes instead."""
+        """The next event of that name (and of that instance); others are kept. Raises ShimTimeout,
+        also when `failed` comes instead."""
         for i, message in enumerate(self._backlog):
-            if message["event"] == event and (instance is None or message.get("instance") == instance):
+            if message["event"] == event and (
+                instance is None or message.get("instance") == instance
+            ):
                 return self._backlog.pop(i)
         while True:
             message = self._receive()
-            if message["event"] == event and (instance is None or message.get("instance") == instance):
+            if message["event"] == event and (
+                instance is None or message.get("instance") == instance
+            ):
                 return message
             if message["event"] == "failed":
-                raise ShimTimeout(f"waited for {event}, the worker failed: {message['error']['traceback']}")
+                raise ShimTimeout(
+                    f"waited for {event}, the worker failed: {message['error']['traceback']}"
+                )
             self._backlog.append(message)
 
     def _receive(self) -> dict[str, Any]:
         try:
             data, descriptors, _, _ = socket.recv_fds(self._control, 256 * 1024, 4)
         except TimeoutError as e:
-            raise ShimTimeout(f"nothing came in {WAIT_S} s; the worker wrote: {self.worker_output()}") from e
+            raise ShimTimeout(
+                f"nothing came in {WAIT_S} s; the worker wrote: {self.worker_output()}"
+            ) from e
         self._pids += descriptors
         if not data:
             raise ShimTimeout(f"the worker closed its channel; it wrote: {self.worker_output()}")
@@ -175,7 +212,9 @@ class FakeShim:
         self.wait_event("parked", instance=name)
         return FakeParked(name=name, pid=pid, channel=ours)
 
-    def assign(self, parked: FakeParked, instance: str, env: Mapping[str, str] | None = None) -> FakeInstance:
+    def assign(
+        self, parked: FakeParked, instance: str, env: Mapping[str, str] | None = None
+    ) -> FakeInstance:
         """Make it an instance and wait until it is ready."""
         ordered = self.order("assign", instance, env, go=False, to=parked.channel)
         parked.channel.close()
@@ -192,7 +231,8 @@ class FakeShim:
         to: socket.socket | None = None,
         ways_in: Sequence[int] = (),
     ) -> FakeInstance:
-        """Send `fork` or `serve` with the four descriptors, and `go` unless told not to; `assign` has the first three, and `env`."""
+        """Send `fork` or `serve` with the four descriptors, and `go` unless told not to; `assign`
+        has the first three, and `env`."""
         path = str(self.root / f"{instance}.sock")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
@@ -201,9 +241,13 @@ class FakeShim:
             stderr, stderr_theirs = os.pipe()
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             go_theirs, go_ours = theirs.detach(), ours.detach()
-            body = json.dumps({"op": op, "instance": instance, "env": dict(env or {}) if op == "assign" else {}}).encode()
+            body = json.dumps(
+                {"op": op, "instance": instance, "env": dict(env or {}) if op == "assign" else {}}
+            ).encode()
             descriptors = [listener.fileno(), stdout_theirs, stderr_theirs, go_theirs, *ways_in]
-            socket.send_fds(to or self._control, [body], descriptors[:3] if op == "assign" else descriptors)
+            socket.send_fds(
+                to or self._control, [body], descriptors[:3] if op == "assign" else descriptors
+            )
             for descriptor in (stdout_theirs, stderr_theirs, go_theirs):
                 os.close(descriptor)
         self._open += [stdout, stderr, go_ours]
@@ -217,7 +261,9 @@ class FakeShim:
         with contextlib.suppress(ConnectionError):
             os.write(instance.go, json.dumps({"env": dict(env or {})}).encode())
 
-    def start(self, instance: str = "i-1", env: Mapping[str, str] | None = None, *, op: str = "fork") -> FakeInstance:
+    def start(
+        self, instance: str = "i-1", env: Mapping[str, str] | None = None, *, op: str = "fork"
+    ) -> FakeInstance:
         """Bring an instance up and wait until it is ready."""
         ordered = self.order(op, instance, env)
         self.wait_event("ready", instance=instance)

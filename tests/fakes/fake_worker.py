@@ -1,4 +1,5 @@
-"""A worker for the activator's tests: HTTP/1.1 on a Unix socket, in the test's own event loop, with behaviour given by a function."""
+"""A worker for the activator's tests: HTTP/1.1 on a Unix socket, in the test's own event loop, with
+behaviour given by a function."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class WorkerRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerAnswer:
-    """What the worker says: `body` whole, or `chunks` streamed, as fast as they are read, and header lines behind them."""
+    """What the worker says: `body` whole, or `chunks` streamed, as fast as they are read, and
+    header lines behind them."""
 
     status: int = 200
     body: bytes = b"null"
@@ -43,7 +45,8 @@ async def echo(request: WorkerRequest) -> WorkerAnswer:
 
 
 class FakeWorker:
-    """Serves `behaviour` at `path` until closed. `requests` is what arrived; `cancelled` counts callers who left."""
+    """Serves `behaviour` at `path` until closed. `requests` is what arrived; `cancelled` counts
+    callers who left."""
 
     def __init__(self, path: Path, behaviour: Behaviour = echo) -> None:
         self.path = path
@@ -78,7 +81,8 @@ class FakeWorker:
             await asyncio.sleep(0)
 
     def _close_soon(self, rounds: int) -> None:
-        """What was accepted in this moment is made first, and broken: asyncio would leave it open."""
+        """What was accepted in this moment is made first, and broken: asyncio would leave it
+        open."""
         if rounds:
             asyncio.get_running_loop().call_soon(self._close_soon, rounds - 1)
         elif self._server is not None:
@@ -145,16 +149,23 @@ class _Connection(asyncio.Protocol):
         answer = await self._worker.behaviour(request)
         transport = self._transport
         assert transport is not None
-        head = f"HTTP/1.1 {answer.status} X\r\ncontent-type: {answer.content_type}\r\npilotlight-outcome: {answer.outcome}\r\n"
+        head = (
+            f"HTTP/1.1 {answer.status} X\r\ncontent-type: "
+            f"{answer.content_type}\r\npilotlight-outcome: {answer.outcome}\r\n"
+        )
         head += "".join(f"{line}\r\n" for line in answer.headers)
         if answer.chunks is None:
-            transport.write(head.encode() + b"content-length: %d\r\n\r\n" % len(answer.body) + answer.body)
+            transport.write(
+                head.encode() + b"content-length: %d\r\n\r\n" % len(answer.body) + answer.body
+            )
             return
         transport.write(head.encode() + b"transfer-encoding: chunked\r\n\r\n")
         async for chunk in answer.chunks:
             await self._writable.wait()
             transport.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
-        transport.write(b"0\r\n%s\r\n" % "".join(f"{line}\r\n" for line in answer.trailers).encode())
+        transport.write(
+            b"0\r\n%s\r\n" % "".join(f"{line}\r\n" for line in answer.trailers).encode()
+        )
 
 
 @contextlib.asynccontextmanager

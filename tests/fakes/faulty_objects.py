@@ -1,8 +1,8 @@
-"""A small object server over a dictionary, whose faults are chosen: enough of S3's protocol for one object in one request.
+"""A small object server over a dictionary, whose faults are chosen: enough of S3's protocol for one
+object in one request.
 
-It runs in threads, so that blocking clients and event loops may ask it alike. Faults are lined up in `faults` and used up in order,
-each by the next request that it fits.
-"""
+It runs in threads, so that blocking clients and event loops may ask it alike. Faults are lined up
+in `faults` and used up in order, each by the next request that it fits."""
 
 from __future__ import annotations
 
@@ -21,16 +21,24 @@ from xml.sax.saxutils import escape
 
 Kind = Literal["status", "silent", "stalled", "slow", "short", "cut", "reset", "wrong", "replaced"]
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
-_CODES = {401: "InvalidToken", 403: "AccessDenied", 404: "NoSuchKey", 429: "SlowDown", 500: "InternalError", 503: "SlowDown"}
+_CODES = {
+    401: "InvalidToken",
+    403: "AccessDenied",
+    404: "NoSuchKey",
+    429: "SlowDown",
+    500: "InternalError",
+    503: "SlowDown",
+}
 
 
 @dataclass(kw_only=True, slots=True)
 class Fault:
     """What goes wrong, `times` times, with requests of `method` for `key` (None: any).
 
-    Kinds: `status` answers with that status; `silent` never answers; `stalled` stops in the middle of the body; `slow` pauses `pause_s`
-    between pieces; `short` announces a shorter body and closes in order; `cut` closes in the middle of the body; `reset` breaks the
-    connection there; `wrong` flips every bit; `replaced` puts `content` in the object's place before the request is answered.
+    Kinds: `status` answers with that status; `silent` never answers; `stalled` stops in the middle
+    of the body; `slow` pauses `pause_s` between pieces; `short` announces a shorter body and closes
+    in order; `cut` closes in the middle of the body; `reset` breaks the connection there; `wrong`
+    flips every bit; `replaced` puts `content` in the object's place before the request is answered.
     """
 
     kind: Kind
@@ -54,14 +62,13 @@ class Seen:
 
 
 class FaultyObjects:
-    """The server's state. Threads of the server read and write it under `_lock`; a test writes before it asks.
+    """The server's state. Threads of the server read and write it under `_lock`; a test writes
+    before it asks.
 
     Attributes:
-        objects: content by key.
-        faults: still to come.
-        seen: requests so far.
-        etags, ranges, conditions: whether the server has entity tags, honours Range, honours If-Match.
-        page_size: keys in one answer to a listing.
+        objects: content by key. faults: still to come. seen: requests so far. etags, ranges,
+        conditions: whether the server has entity tags, honours Range, honours If-Match. page_size:
+        keys in one answer to a listing.
     """
 
     def __init__(self, address: str) -> None:
@@ -79,12 +86,19 @@ class FaultyObjects:
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"<FaultyObjects {self.address} objects={len(self.objects)} seen={len(self.seen)} faults={len(self.faults)}>"
+        return (
+            f"<FaultyObjects {self.address} objects={len(self.objects)} seen={len(self.seen)} "
+            f"faults={len(self.faults)}>"
+        )
 
     @property
     def environment(self) -> dict[str, str]:
         """Makes the standard chain of credentials find this server."""
-        return {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_ENDPOINT_URL": self.address}
+        return {
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_ENDPOINT_URL": self.address,
+        }
 
     def url(self, key: str) -> str:
         """For plain HTTP clients."""
@@ -142,7 +156,8 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def setup(self) -> None:
-        """The connection is remembered: who keeps it open while idle must not hold up the server's end."""
+        """The connection is remembered: who keeps it open while idle must not hold up the server's
+        end."""
         super().setup()
         self.state.connections.add(self.connection)
 
@@ -189,9 +204,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _begin(self) -> Fault | None:
         parts = urllib.parse.urlsplit(self.path)
         self.query = dict(urllib.parse.parse_qsl(parts.query))
-        self.key = urllib.parse.unquote(parts.path).removeprefix(f"/{self.state.bucket}").removeprefix("/")
+        self.key = (
+            urllib.parse.unquote(parts.path).removeprefix(f"/{self.state.bucket}").removeprefix("/")
+        )
         return self.state.note(
-            Seen(method=self.command, key=self.key, range=self.headers.get("Range"), if_match=self.headers.get("If-Match"))
+            Seen(
+                method=self.command,
+                key=self.key,
+                range=self.headers.get("Range"),
+                if_match=self.headers.get("If-Match"),
+            )
         )
 
     def _refused(self, fault: Fault) -> bool:
@@ -210,9 +232,16 @@ class _Handler(BaseHTTPRequestHandler):
         if content is None:
             return self._error(404, "NoSuchKey")
         condition = self.headers.get("If-Match")
-        if condition is not None and self.state.conditions and condition not in ("*", _etag(content)):
+        if (
+            condition is not None
+            and self.state.conditions
+            and condition not in ("*", _etag(content))
+        ):
             return self._error(412, "PreconditionFailed")
-        headers = {"Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT", "Accept-Ranges": "bytes" if self.state.ranges else "none"}
+        headers = {
+            "Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT",
+            "Accept-Ranges": "bytes" if self.state.ranges else "none",
+        }
         if self.state.etags:
             headers["ETag"] = _etag(content)
         status, body = 200, content
@@ -230,17 +259,28 @@ class _Handler(BaseHTTPRequestHandler):
         prefix, after = self.query.get("prefix", ""), self.query.get("continuation-token", "")
         keys = sorted(key for key in self.state.objects if key.startswith(prefix) and key > after)
         page, more = keys[: self.state.page_size], len(keys) > self.state.page_size
-        entries = "".join(f"<Contents><Key>{escape(key)}</Key><Size>{len(self.state.objects[key])}</Size></Contents>" for key in page)
+        entries = "".join(
+            f"<Contents><Key>{escape(key)}</Key><Size>{len(self.state.objects[key])}</Size></Contents>"
+            for key in page
+        )
         token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
         body = f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{entries}</ListBucketResult>"
         self._answer(200, {"Content-Type": "application/xml"}, body.encode())
 
     def _error(self, status: int, code: str) -> None:
         body = f"<Error><Code>{code}</Code><Message>chosen by the test</Message></Error>".encode()
-        self._answer(status, {"Content-Type": "application/xml"}, body, with_body=self.command != "HEAD")
+        self._answer(
+            status, {"Content-Type": "application/xml"}, body, with_body=self.command != "HEAD"
+        )
 
     def _answer(
-        self, status: int, headers: dict[str, str], body: bytes = b"", *, fault: Fault | None = None, with_body: bool = True
+        self,
+        status: int,
+        headers: dict[str, str],
+        body: bytes = b"",
+        *,
+        fault: Fault | None = None,
+        with_body: bool = True,
     ) -> None:
         self.send_response(status)
         for name, value in headers.items():

@@ -24,7 +24,16 @@ CLOCK_S = 1_800_000_000.0
 
 def spec(name: str = "embed", **changes: Any) -> FunctionSpec:
     """A small function."""
-    return FunctionSpec(**{"name": name, "module": "app", "qualname": name, "bundle": "b" * 64, "methods": (MethodSpec(),), **changes})
+    return FunctionSpec(
+        **{
+            "name": name,
+            "module": "app",
+            "qualname": name,
+            "bundle": "b" * 64,
+            "methods": (MethodSpec(),),
+            **changes,
+        }
+    )
 
 
 class FedPlatform:
@@ -33,7 +42,9 @@ class FedPlatform:
     def __init__(self, home: Path, *, bell: Bell) -> None:
         self.bell = bell
         self.key = PlatformKey.load_or_create(home / "platform.key")
-        self.store = Store(empty_sqlite(home / "controller.db"), clock=lambda: CLOCK_S, on_fed=bell.ring)
+        self.store = Store(
+            empty_sqlite(home / "controller.db"), clock=lambda: CLOCK_S, on_fed=bell.ring
+        )
 
     def close(self) -> None:
         """Close the database."""
@@ -61,9 +72,22 @@ class FedPlatform:
         """`<tenant>/<environment>/<app>/<function>` is gone."""
         self._feed((feed.FUNCTION, path, None))
 
-    def secret(self, name: str, values: Mapping[str, str], *, tenant: str = ACME.id, environment: str = "main") -> None:
+    def secret(
+        self,
+        name: str,
+        values: Mapping[str, str],
+        *,
+        tenant: str = ACME.id,
+        environment: str = "main",
+    ) -> None:
         """A secret's values."""
-        self._feed((feed.SECRET, f"{tenant}/{environment}/{name}", self.key.activator.secrets.seal(json.dumps(dict(values)))))
+        self._feed(
+            (
+                feed.SECRET,
+                f"{tenant}/{environment}/{name}",
+                self.key.activator.secrets.seal(json.dumps(dict(values))),
+            )
+        )
 
     def no_secret(self, name: str, *, tenant: str = ACME.id, environment: str = "main") -> None:
         """The secret is gone."""
@@ -85,13 +109,22 @@ def document_of(
     environment: str = "main",
     **document: Any,
 ) -> tuple[str, dict[str, Any]]:
-    """A function's key in the feed, and its route. `specs`: by revision, or one for `v1-000001`; `document`: of the traffic."""
+    """A function's key in the feed, and its route. `specs`: by revision, or one for `v1-000001`;
+    `document`: of the traffic."""
     by_name = specs if isinstance(specs, Mapping) else {"v1-000001": specs}
     name = next(iter(by_name.values())).name
     whole = weights or {next(iter(by_name)): 100}
     told = traffic.reweighted(TrafficDocument(salt=f"{app}/{name}", **document), whole)
     route = launch.route(
-        tenant=tenant.id, uid=tenant.uid, environment=environment, app=app, function=name, document=told, specs=by_name,
-        stopped=stopped, snapshots=True, variables={},
-    )  # fmt: skip
+        tenant=tenant.id,
+        uid=tenant.uid,
+        environment=environment,
+        app=app,
+        function=name,
+        document=told,
+        specs=by_name,
+        stopped=stopped,
+        snapshots=True,
+        variables={},
+    )
     return f"{tenant.id}/{environment}/{app}/{name}", route

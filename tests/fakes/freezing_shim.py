@@ -1,7 +1,8 @@
-"""A shim that can have a worker stand still for a snapshot and revive it, without CRIU: what waits in accept() is woken where it stands.
+"""A shim that can have a worker stand still for a snapshot and revive it, without CRIU: what waits
+in accept() is woken where it stands.
 
-That is all a worker sees of a restore but for the clock. The real thing, images included, is tested in tests/snapshotter.
-"""
+That is all a worker sees of a restore but for the clock. The real thing, images included, is tested
+in tests/snapshotter."""
 
 from __future__ import annotations
 
@@ -28,7 +29,12 @@ class FreezingShim(FakeShim):
     """A FakeShim with `checkpoint`, `revive` and `prove`."""
 
     def __init__(
-        self, code: Mapping[str, str], spec: FunctionSpec, *, work: Mapping[str, str] | None = None, secret_variables: Sequence[str] = ()
+        self,
+        code: Mapping[str, str],
+        spec: FunctionSpec,
+        *,
+        work: Mapping[str, str] | None = None,
+        secret_variables: Sequence[str] = (),
     ) -> None:
         self._work_files, self._secret_variables = dict(work or {}), list(secret_variables)
         super().__init__(code, spec)
@@ -58,12 +64,16 @@ class FreezingShim(FakeShim):
             ours.settimeout(WAIT_S)
             said = ours.recv(256 * 1024)
             if not said:
-                raise ShimTimeout(f"the channel was closed without a word; the worker wrote: {self.worker_output()}")
+                raise ShimTimeout(
+                    f"the channel was closed without a word; the worker wrote: "
+                    f"{self.worker_output()}"
+                )
             assert ours.recv(1) == b""  # closed behind it
         return Frozen(said=json.loads(said), path=path)
 
     def revive(self, frozen: Frozen) -> None:
-        """Connect to it: this shim speaks with that process from now on, and the worker that it came from is on its own."""
+        """Connect to it: this shim speaks with that process from now on, and the worker that it
+        came from is on its own."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.settimeout(WAIT_S)
         connection.connect(frozen.path)
@@ -75,7 +85,8 @@ class FreezingShim(FakeShim):
         frozen = self.checkpoint(name, in_place=in_place)
         assert frozen.said["obstacles"] == []
         if not in_place:
-            self.wait_event("forked", instance=name)  # with its pidfd: the worker that knows it ends as soon as the fork is revived
+            # with its pidfd: the worker that knows it ends as soon as the fork is revived
+            self.wait_event("forked", instance=name)
         self.revive(frozen)
         return frozen
 

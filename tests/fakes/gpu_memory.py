@@ -13,7 +13,14 @@ GIB = 1024**3
 def gpu(index: int = 0, *, used_gib: float = 0.0, holders: Sequence[str] = ()) -> GpuMemory:
     """One of 80 GiB."""
     used = int(used_gib * GIB)
-    return GpuMemory(uuid=f"GPU-{index:04d}", index=index, name="H100", used_bytes=used, total_bytes=80 * GIB, holders=tuple(holders))
+    return GpuMemory(
+        uuid=f"GPU-{index:04d}",
+        index=index,
+        name="H100",
+        used_bytes=used,
+        total_bytes=80 * GIB,
+        holders=tuple(holders),
+    )
 
 
 class FakeGpuMemory:

@@ -1,4 +1,5 @@
-"""A store for leases: models are directories of small files, fetched when the test says so; remembers who was let in and out."""
+"""A store for leases: models are directories of small files, fetched when the test says so;
+remembers who was let in and out."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from weight_cache.types import Lane, Lease, LoadProgress
 
 
 class FakeHoldings:
-    """Models by manifest name; a model in `coming` arrives when its event is set, one in `broken` fails with that error."""
+    """Models by manifest name; a model in `coming` arrives when its event is set, one in `broken`
+    fails with that error."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -51,7 +53,14 @@ class FakeHoldings:
             self.diary.append(f"abandoned {manifest}")
             raise
         lease_id = Lease.id_of(manifest, holder)
-        lease = Lease(id=lease_id, manifest=manifest, holder=holder, acquired_at=1.0, pid=pid, pid_started=pid_started)
+        lease = Lease(
+            id=lease_id,
+            manifest=manifest,
+            holder=holder,
+            acquired_at=1.0,
+            pid=pid,
+            pid_started=pid_started,
+        )
         self.held[lease_id] = lease
         return lease, self.path(manifest)
 

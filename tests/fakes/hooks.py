@@ -1,4 +1,5 @@
-"""A receiver of webhooks on loopback that checks signatures its own way, and misbehaves when told to."""
+"""A receiver of webhooks on loopback that checks signatures its own way, and misbehaves when told
+to."""
 
 from __future__ import annotations
 
@@ -26,9 +27,15 @@ class Received:
     body: bytes
 
     def is_signed_with(self, secret: str) -> bool:
-        """The check of a receiver, after the specification's text and with another library than the sender's."""
-        signed = f"{self.headers['webhook-id']}.{self.headers['webhook-timestamp']}.".encode() + self.body
-        for version, _, signature in (part.partition(",") for part in self.headers["webhook-signature"].split(" ")):
+        """The check of a receiver, after the specification's text and with another library than the
+        sender's."""
+        signed = (
+            f"{self.headers['webhook-id']}.{self.headers['webhook-timestamp']}.".encode()
+            + self.body
+        )
+        for version, _, signature in (
+            part.partition(",") for part in self.headers["webhook-signature"].split(" ")
+        ):
             mac = HMAC(b64decode(secret.removeprefix("whsec_")), hashes.SHA256())
             mac.update(signed)
             if version == "v1" and mac.finalize() == b64decode(signature):
@@ -81,5 +88,9 @@ class Receiver:
 async def _read(reader: asyncio.StreamReader) -> Received:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").rstrip()
     line, *rest = head.split("\r\n")
-    headers: dict[str, Any] = {name.lower(): value.strip() for name, _, value in (text.partition(":") for text in rest)}
-    return Received(line=line, headers=headers, body=await reader.readexactly(int(headers["content-length"])))
+    headers: dict[str, Any] = {
+        name.lower(): value.strip() for name, _, value in (text.partition(":") for text in rest)
+    }
+    return Received(
+        line=line, headers=headers, body=await reader.readexactly(int(headers["content-length"]))
+    )

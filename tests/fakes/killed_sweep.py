@@ -1,4 +1,5 @@
-"""A sweep of blobs in a process of its own, killed with SIGKILL at a chosen point. Run as a module: DATABASE BLOBS POINT NUMBER."""
+"""A sweep of blobs in a process of its own, killed with SIGKILL at a chosen point. Run as a module:
+DATABASE BLOBS POINT NUMBER."""
 
 from __future__ import annotations
 

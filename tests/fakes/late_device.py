@@ -1,7 +1,8 @@
-"""A device that does everything as late as it may: bytes leave their source when somebody waits for them, and not before.
+"""A device that does everything as late as it may: bytes leave their source when somebody waits for
+them, and not before.
 
-Whoever touches a source too early, or looks at a tensor before `settle`, sees it here and not once a month on a GPU.
-"""
+Whoever touches a source too early, or looks at a tensor before `settle`, sees it here and not once
+a month on a GPU."""
 
 from __future__ import annotations
 

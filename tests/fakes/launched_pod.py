@@ -1,4 +1,5 @@
-"""A pod without a cluster: the real launcher as a subprocess, on a loopback address, with directories of its own for what is mounted."""
+"""A pod without a cluster: the real launcher as a subprocess, on a loopback address, with
+directories of its own for what is mounted."""
 
 from __future__ import annotations
 
@@ -26,7 +27,11 @@ from tests.fakes.process_trees import kill_tree
 ROOT = Path(__file__).resolve().parents[2]
 BUNDLE = "b" * 64
 WAIT_S = 30.0
-_PLACES = shlex.join(str(place) for place in (Path(sys.base_prefix), Path(sys.prefix), ROOT) if place.is_relative_to("/root"))
+_PLACES = shlex.join(
+    str(place)
+    for place in (Path(sys.base_prefix), Path(sys.prefix), ROOT)
+    if place.is_relative_to("/root")
+)
 IN_SIGHT = f"""
 mount -t tmpfs none /mnt
 number=0
@@ -44,8 +49,8 @@ for place in {_PLACES}; do
 done
 umount /mnt
 """
-"""For a shell in a mount namespace of its own: of /root nothing is left but the interpreter, the environment and the checkout, which every
-uid may read then."""
+"""For a shell in a mount namespace of its own: of /root nothing is left but the interpreter, the
+environment and the checkout, which every uid may read then."""
 
 
 class Pod:
@@ -67,7 +72,11 @@ class Pod:
         node: Path | None = None,
     ) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="pl"))
-        self.node, self.work, self.baked = node or self.root / "node", self.root / "work", self.root / "baked"
+        self.node, self.work, self.baked = (
+            node or self.root / "node",
+            self.root / "work",
+            self.root / "baked",
+        )
         for directory in (self.node, self.work, self.baked):
             directory.mkdir(parents=True, exist_ok=True)
         self.code = self.root / "code"
@@ -110,7 +119,12 @@ class Pod:
         command = [*self.wrapper, sys.executable, "-m", "pilotlight.launcher"]
         with (self.root / "stdout").open("wb") as out:
             self._process = subprocess.Popen(
-                command, env=self.variables, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, cwd="/"
+                command,
+                env=self.variables,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.PIPE,
+                cwd="/",
             )
 
     @property
@@ -124,7 +138,9 @@ class Pod:
         stream = self.process.stderr
         assert stream is not None
         while (found := re.search(pattern + ".*\n", self.said)) is None:
-            assert select.select([stream], [], [], WAIT_S)[0], f"waited for {pattern!r}; it said:\n{self.said}"
+            assert select.select([stream], [], [], WAIT_S)[0], (
+                f"waited for {pattern!r}; it said:\n{self.said}"
+            )
             data = os.read(stream.fileno(), 65536)
             assert data, f"waited for {pattern!r}; it ended, having said:\n{self.said}"
             self._said += data

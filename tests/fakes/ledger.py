@@ -20,16 +20,21 @@ class FakeLedger:
     """Accepts each id once, as the real one does.
 
     Attributes:
-        away: answers to come that are `LedgerUnavailable`, nothing taken.
-        mute: answers to come that are lost although everything was taken.
-        wrong: ids it refuses for good.
-        has_taken: set once records were taken.
-        known: budgets that it knows, hard ones or not.
-        names_all: its answers name all budgets, and not only those whose running period a record falls in.
-        now_ns: its clock, which decides what period runs.
+        away: answers to come that are `LedgerUnavailable`, nothing taken. mute: answers to come
+        that are lost although everything was taken. wrong: ids it refuses for good. has_taken: set
+        once records were taken. known: budgets that it knows, hard ones or not. names_all: its
+        answers name all budgets, and not only those whose running period a record falls in. now_ns:
+        its clock, which decides what period runs.
     """
 
-    def __init__(self, *, away: int = 0, mute: int = 0, wrong: frozenset[str] = frozenset(), now_ns: int = 1_000 * 10**9) -> None:
+    def __init__(
+        self,
+        *,
+        away: int = 0,
+        mute: int = 0,
+        wrong: frozenset[str] = frozenset(),
+        now_ns: int = 1_000 * 10**9,
+    ) -> None:
         self.known: dict[str, BudgetRecord] = {}
         self.now_ns = now_ns
         self.names_all = False
@@ -61,7 +66,11 @@ class FakeLedger:
             self.mute -= 1
             raise LedgerUnavailable("the answer was lost")
         states = {name: self._state(budget, records) for name, budget in self.known.items()}
-        return {name: state for name, state in states.items() if self.names_all or state.batch != cost_text(0)}
+        return {
+            name: state
+            for name, state in states.items()
+            if self.names_all or state.batch != cost_text(0)
+        }
 
     async def budgets(self) -> Mapping[str, BudgetState]:
         """Where all budgets stand."""
@@ -74,7 +83,11 @@ class FakeLedger:
         purse = BudgetBalance(budget, at_ns=self.now_ns, turn=0, is_shared=False, mark=None)
         spent = sum(picos_under(purse, canonical_json(body)) for body in self.records.values())
         sent = sum(picos_under(purse, record) for record in batch)
-        return BudgetState(period=period_at(budget.period, self.now_ns).name, spent=cost_text(spent), batch=cost_text(sent))
+        return BudgetState(
+            period=period_at(budget.period, self.now_ns).name,
+            spent=cost_text(spent),
+            batch=cost_text(sent),
+        )
 
     async def aclose(self) -> None:
         """Nothing to close."""

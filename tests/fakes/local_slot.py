@@ -1,4 +1,5 @@
-"""A slot for tests of what drives CRIU: runs the order as a subprocess, without namespaces, uids or groups."""
+"""A slot for tests of what drives CRIU: runs the order as a subprocess, without namespaces, uids or
+groups."""
 
 from __future__ import annotations
 
@@ -38,19 +39,33 @@ class LocalRun:
 
 
 class LocalSlot:
-    """Implements `snapshotter.criu.processes.CriuSlot`. `runs`: every process that was started, in order."""
+    """Implements `snapshotter.criu.processes.CriuSlot`. `runs`: every process that was started, in
+    order."""
 
     def __init__(self) -> None:
         self.runs: list[LocalRun] = []
 
     async def criu(
-        self, run: str, argv: list[str], *, uid: int, cgroup: Mapping[str, Any], fds: list[int], socket: bool = True, stdio: bool = False
+        self,
+        run: str,
+        argv: list[str],
+        *,
+        uid: int,
+        cgroup: Mapping[str, Any],
+        fds: list[int],
+        socket: bool = True,
+        stdio: bool = False,
     ) -> LocalRun:
         ours, theirs = sockets.socketpair(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
-        given = {**({SOCKET_FD: theirs.fileno()} if socket else {}), **{FIRST_FD + i: fd for i, fd in enumerate(fds)}}
+        given = {
+            **({SOCKET_FD: theirs.fileno()} if socket else {}),
+            **{FIRST_FD + i: fd for i, fd in enumerate(fds)},
+        }
         sources, numbers = (",".join(map(str, part)) for part in (given.values(), given))
         process = await asyncio.to_thread(
-            subprocess.Popen, [sys.executable, "-I", "-S", "-c", _EXEC, sources, numbers, *argv], pass_fds=list(given.values())
+            subprocess.Popen,
+            [sys.executable, "-I", "-S", "-c", _EXEC, sources, numbers, *argv],
+            pass_fds=list(given.values()),
         )
         theirs.close()
         for fd in fds:
@@ -69,5 +84,7 @@ class LocalSlot:
             exited.set_result(-code if code < 0 else code << 8)
 
         loop.add_reader(watch, gone)
-        self.runs.append(LocalRun(socket=ours if socket else None, pidfd=pidfd, exited=exited, process=process))
+        self.runs.append(
+            LocalRun(socket=ours if socket else None, pidfd=pidfd, exited=exited, process=process)
+        )
         return self.runs[-1]

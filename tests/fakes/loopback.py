@@ -31,7 +31,8 @@ class LoopbackServer(ThreadingHTTPServer):
     def server_close(self) -> None:
         for request in list(self._open):
             with contextlib.suppress(OSError):
-                request.shutdown(2)  # SHUT_RDWR: a handler that waits for a client's next request wakes up
+                # SHUT_RDWR: a handler that waits for a client's next request wakes up
+                request.shutdown(2)
         super().server_close()
 
 
@@ -47,7 +48,9 @@ def handler_for(answer_to: Callable[[Asked], Answer | None]) -> type[BaseHTTPReq
             url = urlsplit(self.path)
             query = {key: values[-1] for key, values in parse_qs(url.query).items()}
             headers = {key.lower(): value for key, value in self.headers.items()}
-            asked = Asked(method=self.command, path=url.path, query=query, headers=headers, body=self._body())
+            asked = Asked(
+                method=self.command, path=url.path, query=query, headers=headers, body=self._body()
+            )
             answer = answer_to(asked)
             if answer is None:
                 self.close_connection = True

@@ -55,8 +55,15 @@ class BoardMoney:
         wait_s = max(0.0, board.epoch() + board.grace_s - board.clock())
         base = board.base[key] = max(board.base.get(key, 0), claim.base)
         held = board.held.setdefault(key, {})
-        room = claim.amount - base - claim.held - sum(picos for member, picos in held.items() if member != self._member)
-        grant = granted(room=room, need=claim.need, want=claim.want) if claim.want and not wait_s else 0
+        room = (
+            claim.amount
+            - base
+            - claim.held
+            - sum(picos for member, picos in held.items() if member != self._member)
+        )
+        grant = (
+            granted(room=room, need=claim.need, want=claim.want) if claim.want and not wait_s else 0
+        )
         held[self._member] = claim.held + grant
         if board.mute:
             board.mute -= 1

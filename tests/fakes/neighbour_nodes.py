@@ -1,4 +1,5 @@
-"""Stores that are each other's neighbours, in one loop, over real sockets; and a peer that misbehaves as told."""
+"""Stores that are each other's neighbours, in one loop, over real sockets; and a peer that
+misbehaves as told."""
 
 from __future__ import annotations
 
@@ -20,7 +21,15 @@ KEY = PeerKey(b"k" * 32)
 class NeighbourNode:
     """One node: a store, its station, and a way to its own origin."""
 
-    def __init__(self, root: Path, *, peers: list[str], origin: MemoryOrigin, uploads_at_once: int, answer_s: float) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        peers: list[str],
+        origin: MemoryOrigin,
+        uploads_at_once: int,
+        answer_s: float,
+    ) -> None:
         self.origin = origin
         self.station = Station(
             Terms(
@@ -33,7 +42,13 @@ class NeighbourNode:
             ),
             KEY,
         )
-        self.store = Store.open(root, origin=origin, max_bytes=10**9, clock=lambda: 5.0, neighbours=self.station.exchange)
+        self.store = Store.open(
+            root,
+            origin=origin,
+            max_bytes=10**9,
+            clock=lambda: 5.0,
+            neighbours=self.station.exchange,
+        )
 
     @property
     def address(self) -> str:
@@ -46,7 +61,8 @@ class NeighbourNode:
 
 
 class Street:
-    """Nodes that know each other. Owner: the test's loop. `origin`: what nodes share unless they have their own."""
+    """Nodes that know each other. Owner: the test's loop. `origin`: what nodes share unless they
+    have their own."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -54,7 +70,13 @@ class Street:
         self.nodes: list[NeighbourNode] = []
         self.peers: list[str] = []
 
-    async def node(self, *, origin: MemoryOrigin | None = None, uploads_at_once: int = 4, answer_s: float = 20.0) -> NeighbourNode:
+    async def node(
+        self,
+        *,
+        origin: MemoryOrigin | None = None,
+        uploads_at_once: int = 4,
+        answer_s: float = 20.0,
+    ) -> NeighbourNode:
         """One more; everybody looks around."""
         node = NeighbourNode(
             self._folder / str(len(self.nodes)),
@@ -98,7 +120,8 @@ Behaviour = Callable[[wire.Request, asyncio.StreamWriter], Awaitable[None]]
 
 @contextlib.asynccontextmanager
 async def bad_peer(behaviour: Behaviour, *, holds: list[str]) -> AsyncIterator[str]:
-    """A peer that says it holds files, and treats whoever asks for a piece as `behaviour` says; its address."""
+    """A peer that says it holds files, and treats whoever asks for a piece as `behaviour` says; its
+    address."""
     body = ('{"files":[' + ",".join(f'"{digest}"' for digest in holds) + '],"models":[]}').encode()
     writers: set[asyncio.StreamWriter] = set()
 

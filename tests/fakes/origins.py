@@ -16,13 +16,11 @@ class MemoryOrigin:
     """Blobs in a dictionary.
 
     Attributes:
-        asked: set once anything was read.
-        gate: an unset Event here holds reads back.
-        gates: as `gate`, for single blobs.
-        damaged: blobs whose bytes arrive wrong, and how many times still.
-        lost: ranges (blob, offset) that cannot be read.
-        reads, ranges, read_bytes: how many ranges were asked for, which, and the bytes that were delivered.
-        at_once, most_at_once: reads under way now, and at most.
+        asked: set once anything was read. gate: an unset Event here holds reads back. gates: as
+        `gate`, for single blobs. damaged: blobs whose bytes arrive wrong, and how many times still.
+        lost: ranges (blob, offset) that cannot be read. reads, ranges, read_bytes: how many ranges
+        were asked for, which, and the bytes that were delivered. at_once, most_at_once: reads under
+        way now, and at most.
     """
 
     def __init__(self) -> None:

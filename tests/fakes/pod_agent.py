@@ -1,4 +1,5 @@
-"""A node agent as a pod's launcher sees it: a Unix stream in the tenant's directory, one JSON object per line. Tests play its side."""
+"""A node agent as a pod's launcher sees it: a Unix stream in the tenant's directory, one JSON
+object per line. Tests play its side."""
 
 from __future__ import annotations
 
@@ -27,7 +28,12 @@ class FakePodAgent:
         self._listener.listen()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._listener.close()
         self._path.unlink()
 
@@ -52,7 +58,12 @@ class PodLine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._reader.close()
         self._connection.close()
 

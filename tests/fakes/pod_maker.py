@@ -1,7 +1,8 @@
-"""Pods for the tests of the data plane: objects in the API server of the tests, each with a worker that answers on a loopback address.
+"""Pods for the tests of the data plane: objects in the API server of the tests, each with a worker
+that answers on a loopback address.
 
-Stands where a Deployment's controller, the scheduler and a kubelet would, one step at a time as the test says.
-"""
+Stands where a Deployment's controller, the scheduler and a kubelet would, one step at a time as the
+test says."""
 
 from __future__ import annotations
 
@@ -18,7 +19,14 @@ from activator.routing.route_table import CallTarget
 from pilotlight.cluster import names
 from pilotlight.cluster.api import Cluster
 from pilotlight.cluster.kinds import POD
-from tests.fakes.fake_worker import Behaviour, FakeWorker, WorkerAnswer, WorkerRequest, _Connection, echo
+from tests.fakes.fake_worker import (
+    Behaviour,
+    FakeWorker,
+    WorkerAnswer,
+    WorkerRequest,
+    _Connection,
+    echo,
+)
 from tests.fakes.kubernetes.server import ApiServer
 
 STATUS = "/pilotlight/health"
@@ -27,7 +35,9 @@ Json = dict[str, Any]
 
 def free_loopback() -> str:
     """An address of this machine's own network that nobody else is likely to use."""
-    return ".".join(str(part) for part in (127, *(random.SystemRandom().randint(2, 250) for _ in range(3))))
+    return ".".join(
+        str(part) for part in (127, *(random.SystemRandom().randint(2, 250) for _ in range(3)))
+    )
 
 
 class TcpWorker(FakeWorker):
@@ -39,7 +49,9 @@ class TcpWorker(FakeWorker):
 
     async def start(self) -> TcpWorker:
         """Listen."""
-        self._server = await asyncio.get_running_loop().create_server(lambda: _Connection(self), self._host, self._port, reuse_address=True)
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: _Connection(self), self._host, self._port, reuse_address=True
+        )
         return self
 
     @property
@@ -98,22 +110,36 @@ class PodMaker:
         self.pods: dict[str, FakePod] = {}
         self._wakers: list[TcpWorker] = []
 
-    # -- steps --------------------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------
     def made(self, target: CallTarget, *, key: str | None = None) -> FakePod:
         """A pod was made: no node yet, and no address."""
         namespace, revision = whereabouts(target)
         name = f"{revision}-deployment-{uuid.uuid4().hex[:8]}"
         labels = {**labels_of(target), names.KNATIVE_REVISION: revision}
         body = {
-            "apiVersion": "v1", "kind": "Pod",
-            "metadata": {"name": name, "namespace": namespace, "labels": labels, "annotations": {names.KEY: key or target.key}},
-            "spec": {"nodeName": "node-a", "containers": [{"name": "user", "image": "registry.example/fn@sha256:" + "0" * 64}]},
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": name,
+                "namespace": namespace,
+                "labels": labels,
+                "annotations": {names.KEY: key or target.key},
+            },
+            "spec": {
+                "nodeName": "node-a",
+                "containers": [{"name": "user", "image": "registry.example/fn@sha256:" + "0" * 64}],
+            },
             "status": {"phase": "Pending", "conditions": []},
-        }  # fmt: skip
+        }
         made = self.server.put(body)
         pod = FakePod(
-            name=name, namespace=namespace, uid=made["metadata"]["uid"], ip=free_loopback(), body=body, behaviour=self.behaviour
-        )  # fmt: skip
+            name=name,
+            namespace=namespace,
+            uid=made["metadata"]["uid"],
+            ip=free_loopback(),
+            body=body,
+            behaviour=self.behaviour,
+        )
         self.pods[name] = pod
         return pod
 
@@ -124,19 +150,46 @@ class PodMaker:
 
     def unschedulable(self, pod: FakePod, message: str) -> None:
         """No node takes it."""
-        self.conditions(pod, {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message})
+        self.conditions(
+            pod,
+            {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": message,
+            },
+        )
 
-    def waiting(self, pod: FakePod, reason: str, message: str = "", *, restarts: int = 0, last: Json | None = None) -> None:
+    def waiting(
+        self,
+        pod: FakePod,
+        reason: str,
+        message: str = "",
+        *,
+        restarts: int = 0,
+        last: Json | None = None,
+    ) -> None:
         """Its container does not run."""
-        self._container(pod, {"waiting": {"reason": reason, "message": message}}, restarts=restarts, last=last)
+        self._container(
+            pod, {"waiting": {"reason": reason, "message": message}}, restarts=restarts, last=last
+        )
 
-    def restarted(self, pod: FakePod, *, exit_code: int = 1, reason: str = "Error", message: str = "", restarts: int = 1) -> None:
+    def restarted(
+        self,
+        pod: FakePod,
+        *,
+        exit_code: int = 1,
+        reason: str = "Error",
+        message: str = "",
+        restarts: int = 1,
+    ) -> None:
         """Its container ended, and was started again."""
         ended = {"terminated": {"exitCode": exit_code, "reason": reason, "message": message}}
         self._container(pod, {"running": {}}, restarts=restarts, last=ended)
 
     async def boots(self, pod: FakePod) -> None:
-        """It has an address, in its own status and in its revision's slice, and its container runs."""
+        """It has an address, in its own status and in its revision's slice, and its container
+        runs."""
         pod.body["status"] |= {"phase": "Running", "podIP": pod.ip}
         pod.body["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
         self._container(pod, {"running": {}})
@@ -150,7 +203,9 @@ class PodMaker:
 
     def called_ready(self, pod: FakePod) -> None:
         """Kubernetes calls it ready."""
-        self.conditions(pod, {"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "True"})
+        self.conditions(
+            pod, {"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "True"}
+        )
 
     async def up(self, target: CallTarget) -> FakePod:
         """A pod that serves, known to everybody."""
@@ -166,7 +221,9 @@ class PodMaker:
         if conditions:
             self.conditions(pod, *pod.body["status"]["conditions"], *conditions)
 
-    async def evicted(self, pod: FakePod, message: str = "The node was low on resource: memory.") -> None:
+    async def evicted(
+        self, pod: FakePod, message: str = "The node was low on resource: memory."
+    ) -> None:
         """The kubelet ended it."""
         pod.body["status"] |= {"phase": "Failed", "reason": "Evicted", "message": message}
         self._put(pod)
@@ -188,16 +245,36 @@ class PodMaker:
     def cannot_be_made(self, target: CallTarget, message: str) -> None:
         """The revision's Deployment says why there is no pod of it; "" = it says nothing."""
         namespace, revision = whereabouts(target)
-        conditions = [{"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message}] if message else []
-        self.server.put({
-            "apiVersion": "apps/v1", "kind": "Deployment",
-            "metadata": {"name": f"{revision}-deployment", "namespace": namespace,
-                         "labels": {**labels_of(target), names.KNATIVE_REVISION: revision}},
-            "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": []}}},
-            "status": {"conditions": conditions},
-        })  # fmt: skip
+        conditions = (
+            [
+                {
+                    "type": "ReplicaFailure",
+                    "status": "True",
+                    "reason": "FailedCreate",
+                    "message": message,
+                }
+            ]
+            if message
+            else []
+        )
+        self.server.put(
+            {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": {
+                    "name": f"{revision}-deployment",
+                    "namespace": namespace,
+                    "labels": {**labels_of(target), names.KNATIVE_REVISION: revision},
+                },
+                "spec": {
+                    "selector": {"matchLabels": {"a": "b"}},
+                    "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": []}},
+                },
+                "status": {"conditions": conditions},
+            }
+        )
 
-    # -- Knative's activator ------------------------------------------------------------------------------------------
+    # -- Knative's activator -----------------------------------------------------------------------
     async def waker(self, on_wake: Callable[[WorkerRequest], Awaitable[WorkerAnswer]]) -> str:
         """The URL of somebody who answers as Knative's activator would."""
         worker = await TcpWorker("127.0.0.1", 0, on_wake).start()
@@ -211,10 +288,23 @@ class PodMaker:
         for waker in self._wakers:
             await waker.aclose()
 
-    def _container(self, pod: FakePod, state: Json, *, restarts: int = 0, last: Json | None = None) -> None:
+    def _container(
+        self, pod: FakePod, state: Json, *, restarts: int = 0, last: Json | None = None
+    ) -> None:
         pod.body["status"]["containerStatuses"] = [
-            {"name": "user", "image": "registry.example/fn", "state": state, "restartCount": restarts, "lastState": last or {}},
-            {"name": "queue-proxy", "image": "registry.example/queue", "state": {"running": {}}, "restartCount": 0},
+            {
+                "name": "user",
+                "image": "registry.example/fn",
+                "state": state,
+                "restartCount": restarts,
+                "lastState": last or {},
+            },
+            {
+                "name": "queue-proxy",
+                "image": "registry.example/queue",
+                "state": {"running": {}},
+                "restartCount": 0,
+            },
         ]
         self._put(pod)
 
@@ -223,14 +313,31 @@ class PodMaker:
         self.server.put(json.loads(json.dumps(pod.body)))
 
     def _slice(self, pod: FakePod) -> None:
-        labels = {**pod.body["metadata"]["labels"], "networking.internal.knative.dev/serviceType": "Private"}
-        self.server.put({
-            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-            "metadata": {"name": f"{pod.name}-s", "namespace": pod.namespace, "labels": labels},
-            "endpoints": [{"addresses": [pod.ip], "conditions": {"ready": False},
-                           "targetRef": {"kind": "Pod", "name": pod.name, "namespace": pod.namespace, "uid": pod.uid}}],
-            "ports": [{"name": "http", "port": 8012}],
-        })  # fmt: skip
+        labels = {
+            **pod.body["metadata"]["labels"],
+            "networking.internal.knative.dev/serviceType": "Private",
+        }
+        self.server.put(
+            {
+                "apiVersion": "discovery.k8s.io/v1",
+                "kind": "EndpointSlice",
+                "addressType": "IPv4",
+                "metadata": {"name": f"{pod.name}-s", "namespace": pod.namespace, "labels": labels},
+                "endpoints": [
+                    {
+                        "addresses": [pod.ip],
+                        "conditions": {"ready": False},
+                        "targetRef": {
+                            "kind": "Pod",
+                            "name": pod.name,
+                            "namespace": pod.namespace,
+                            "uid": pod.uid,
+                        },
+                    }
+                ],
+                "ports": [{"name": "http", "port": 8012}],
+            }
+        )
 
 
 def labels_of(target: CallTarget) -> dict[str, str]:
@@ -245,4 +352,6 @@ def labels_of(target: CallTarget) -> dict[str, str]:
 
 def whereabouts(target: CallTarget) -> tuple[str, str]:
     """Namespace and revision name."""
-    return "fn-acme", names.revision_name(names.service_name(target.app, target.function), target.revision)
+    return "fn-acme", names.revision_name(
+        names.service_name(target.app, target.function), target.revision
+    )

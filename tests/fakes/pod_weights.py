@@ -1,4 +1,5 @@
-"""A weight cache as the node agent's pods need it: models are directories, fetched when the test says so."""
+"""A weight cache as the node agent's pods need it: models are directories, fetched when the test
+says so."""
 
 from __future__ import annotations
 
@@ -51,13 +52,23 @@ class FakePodWeights:
 
     async def open(self, manifest: str, *, holder: str, pid: int | None = None) -> OpenedLease:
         """See WeightCacheClient."""
-        lease = Lease(id=Lease.id_of(manifest, holder), manifest=manifest, holder=holder, acquired_at=0.0)
+        lease = Lease(
+            id=Lease.id_of(manifest, holder), manifest=manifest, holder=holder, acquired_at=0.0
+        )
         self.held[lease.id] = lease
         is_here = manifest not in self.arriving
         path = self.model(manifest) if is_here else None
-        return OpenedLease(lease_id=lease.id, manifest=manifest, ready=is_here, tier=Tier.NVME if is_here else Tier.ORIGIN, path=path)
+        return OpenedLease(
+            lease_id=lease.id,
+            manifest=manifest,
+            ready=is_here,
+            tier=Tier.NVME if is_here else Tier.ORIGIN,
+            path=path,
+        )
 
-    async def wait(self, lease_id: str, *, on_progress: Callable[[LoadProgress], None] | None = None) -> WeightsLease:
+    async def wait(
+        self, lease_id: str, *, on_progress: Callable[[LoadProgress], None] | None = None
+    ) -> WeightsLease:
         """See WeightCacheClient."""
         if self.failures:
             raise self.failures.pop(0)
@@ -69,7 +80,9 @@ class FakePodWeights:
         self.waiting.set()
         if (arrival := self.arriving.get(lease.manifest)) is not None:
             await arrival.wait()
-        return WeightsLease(lease_id=lease_id, manifest=lease.manifest, path=self.model(lease.manifest))
+        return WeightsLease(
+            lease_id=lease_id, manifest=lease.manifest, path=self.model(lease.manifest)
+        )
 
     async def close(self, lease_id: str) -> bool:
         """See WeightCacheClient."""

@@ -8,7 +8,8 @@ import socket
 from pathlib import Path
 
 _PORTS = 16_384
-"""Ports below the kernel's own that are chosen from, at random: several runs on one machine seldom choose the same."""
+"""Ports below the kernel's own that are chosen from, at random: several runs on one machine seldom
+choose the same."""
 
 
 def free_port() -> int:
@@ -19,9 +20,9 @@ def free_port() -> int:
 def free_ports(count: int) -> int:
     """The first of so many such ports in a row.
 
-    A port of the kernel's own range (ip(7), `ip_local_port_range`) may be a connection's by the time that somebody listens on it: to those
-    who ask for any port it gives odd ones, and to those who connect even ones, which are just behind them.
-    """
+    A port of the kernel's own range (ip(7), `ip_local_port_range`) may be a connection's by the
+    time that somebody listens on it: to those who ask for any port it gives odd ones, and to those
+    who connect even ones, which are just behind them."""
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     candidates = list(_of_this_worker(max(1024, lowest - _PORTS), lowest)[:-count])
     random.shuffle(candidates)
@@ -32,7 +33,8 @@ def free_ports(count: int) -> int:
 
 
 def _of_this_worker(first: int, end: int) -> range:
-    """The worker's part of these ports: under pytest-xdist others look for free ports at the same time."""
+    """The worker's part of these ports: under pytest-xdist others look for free ports at the same
+    time."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     index = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % workers
     size = (end - first) // workers

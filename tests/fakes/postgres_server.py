@@ -1,4 +1,5 @@
-"""A PostgreSQL cluster of a test's own, on a Unix socket only: started, killed and started again at will."""
+"""A PostgreSQL cluster of a test's own, on a Unix socket only: started, killed and started again at
+will."""
 
 from __future__ import annotations
 
@@ -20,12 +21,15 @@ def programs() -> Path | None:
     """Directory of `initdb` and `postgres`; Debian keeps it off the PATH, one per version."""
     if found := shutil.which("initdb"):
         return Path(found).parent
-    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda p: float(p.parts[-3]))
+    versions = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda p: float(p.parts[-3])
+    )
     return versions[-1].parent if versions else None
 
 
 class PostgresServer:
-    """One cluster in the directory `home` (a short path: the socket lies there). Owner: one test or session, which stops it.
+    """One cluster in the directory `home` (a short path: the socket lies there). Owner: one test or
+    session, which stops it.
 
     Attributes:
         url: of the maintenance database, without a driver's name.
@@ -38,7 +42,18 @@ class PostgresServer:
         self._user = _owner_of_cluster(home)
         self._server: subprocess.Popen[bytes] | None = None
         subprocess.run(
-            [binaries / "initdb", "-D", home / "data", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"],
+            [
+                binaries / "initdb",
+                "-D",
+                home / "data",
+                "-U",
+                "postgres",
+                "-A",
+                "trust",
+                "-E",
+                "UTF8",
+                "--no-sync",
+            ],
             user=self._user,
             cwd=home,
             env={**os.environ, "LC_ALL": "C"},
@@ -49,11 +64,18 @@ class PostgresServer:
     def start(self) -> None:
         """Returns when it accepts connections. Raises RuntimeError with its log."""
         # Durability is not what these tests are about: fsync off makes a database in milliseconds.
-        options = {"listen_addresses": "", "unix_socket_directories": str(self._home), "fsync": "off", "max_connections": "50"}
+        options = {
+            "listen_addresses": "",
+            "unix_socket_directories": str(self._home),
+            "fsync": "off",
+            "max_connections": "50",
+        }
         arguments = [part for key, value in options.items() for part in ("-c", f"{key}={value}")]
         deadline = time.monotonic() + START_S
         while not self._try(arguments, deadline):
-            time.sleep(0.1)  # after a kill its children hold the memory for a moment: the new one is refused until they are gone
+            # after a kill its children hold the memory for a moment: the new one is refused until
+            # they are gone
+            time.sleep(0.1)
 
     def kill(self) -> None:
         """SIGKILL it with all its sessions: nothing is flushed, nobody is told."""
@@ -66,7 +88,14 @@ class PostgresServer:
     def _try(self, arguments: list[str], deadline: float) -> bool:
         with (self._home / "log").open("wb") as log:
             command = [str(self._binaries / "postgres"), "-D", str(self._home / "data"), *arguments]
-            self._server = subprocess.Popen(command, user=self._user, cwd=self._home, stdout=log, stderr=log, start_new_session=True)
+            self._server = subprocess.Popen(
+                command,
+                user=self._user,
+                cwd=self._home,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         while self._server.poll() is None:
             try:
                 psycopg.connect(self.url).close()
@@ -76,7 +105,9 @@ class PostgresServer:
             if time.monotonic() > deadline:
                 break
         if time.monotonic() > deadline:
-            raise RuntimeError(f"server did not start: {(self._home / 'log').read_text(errors='replace')[-2000:]}")
+            raise RuntimeError(
+                f"server did not start: {(self._home / 'log').read_text(errors='replace')[-2000:]}"
+            )
         return False
 
     def _end(self, number: signal.Signals) -> None:
@@ -91,7 +122,8 @@ class PostgresServer:
 
 
 def _owner_of_cluster(directory: Path) -> int | None:
-    """PostgreSQL refuses to run as root: give the directory to its own user. None = run as we are."""
+    """PostgreSQL refuses to run as root: give the directory to its own user. None = run as we
+    are."""
     if os.geteuid() != 0:
         return None
     try:

@@ -10,10 +10,11 @@ from snapshotter.linux import proc
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL a process and all its descendants, stopped first so that none forks meanwhile. The caller reaps its own child.
+    """SIGKILL a process and all its descendants, stopped first so that none forks meanwhile. The
+    caller reaps its own child.
 
-    One that was about to end is gone before its children are killed: they are in no tree any longer, but were stopped with it.
-    """
+    One that was about to end is gone before its children are killed: they are in no tree any
+    longer, but were stopped with it."""
     for one in proc.stop_tree(pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(one, signal.SIGKILL)

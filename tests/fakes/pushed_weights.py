@@ -1,4 +1,5 @@
-"""The fake platform's weights by name: what `/v1/weights` answers, over the blobs that were uploaded to it."""
+"""The fake platform's weights by name: what `/v1/weights` answers, over the blobs that were
+uploaded to it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ NOW = 1_700_000_000.0
 
 @dataclass
 class PushedWeights:
-    """Rows by (environment, name); `blobs` are the platform's. `corrupt`: paths that the next verify finds; `read`: ranges asked for."""
+    """Rows by (environment, name); `blobs` are the platform's. `corrupt`: paths that the next
+    verify finds; `read`: ranges asked for."""
 
     blobs: dict[str, bytes]
     rows: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
@@ -28,23 +30,37 @@ class PushedWeights:
     read: list[tuple[str, int]] = field(default_factory=list)
     damaged: set[str] = field(default_factory=set)
 
-    # -- blobs ---------------------------------------------------------------------------------------------------------
+    # -- blobs -------------------------------------------------------------------------------------
     def get_blob(self, asked: Asked, digest: str) -> Answer:
         """A blob or a range of it; one of `damaged` comes with a wrong byte."""
         if digest not in self.blobs:
             raise NotFound(f"there is no blob {digest}")
         data = self.blobs[digest]
         match = _RANGE.match(asked.headers.get("range", ""))
-        begin, end = (int(match[1]), int(match[2]) + 1 if match[2] else len(data)) if match else (0, len(data))
+        begin, end = (
+            (int(match[1]), int(match[2]) + 1 if match[2] else len(data))
+            if match
+            else (0, len(data))
+        )
         self.read.append((digest, begin))
         part = data[begin:end]
         if digest in self.damaged:
             part = part[:-1] + bytes([part[-1] ^ 1])
-        return Answer(status=206 if match else 200, content_type="application/octet-stream", body=part)
+        return Answer(
+            status=206 if match else 200, content_type="application/octet-stream", body=part
+        )
 
-    # -- names ---------------------------------------------------------------------------------------------------------
+    # -- names -------------------------------------------------------------------------------------
     def listing(self, asked: Asked) -> Answer:
-        return _json({"weights": [row for (environment, _), row in sorted(self.rows.items()) if environment == asked.environment]})
+        return _json(
+            {
+                "weights": [
+                    row
+                    for (environment, _), row in sorted(self.rows.items())
+                    if environment == asked.environment
+                ]
+            }
+        )
 
     def show(self, asked: Asked, name: str) -> Answer:
         return _json(self._row(asked, name))
@@ -54,13 +70,24 @@ class PushedWeights:
         if body["manifest"] not in self.blobs:
             raise InvalidInput(f"weights {body['manifest']} were not uploaded")
         manifest = parse(self.blobs[body["manifest"]])
-        if missing := next((digest for digest in manifest.blobs() if digest not in self.blobs), None):
+        if missing := next(
+            (digest for digest in manifest.blobs() if digest not in self.blobs), None
+        ):
             raise InvalidInput(f"their file {missing} was not uploaded")
         self.rows[asked.environment, name] = {
-            "name": name, "manifest": body["manifest"], "size_bytes": manifest.size_bytes, "files": len(manifest.files),
-            "source": body["source"], "app": None, "is_pinned": False, "created_at": NOW, "updated_at": NOW, "tier": "origin",
-            "expected_s": None, "instances": len(self.used_by),
-        }  # fmt: skip
+            "name": name,
+            "manifest": body["manifest"],
+            "size_bytes": manifest.size_bytes,
+            "files": len(manifest.files),
+            "source": body["source"],
+            "app": None,
+            "is_pinned": False,
+            "created_at": NOW,
+            "updated_at": NOW,
+            "tier": "origin",
+            "expected_s": None,
+            "instances": len(self.used_by),
+        }
         return _json(self._row(asked, name))
 
     def delete(self, asked: Asked, name: str) -> Answer:
@@ -70,16 +97,20 @@ class PushedWeights:
         del self.rows[asked.environment, name]
         return Answer(status=204)
 
-    # -- the node ------------------------------------------------------------------------------------------------------
+    # -- the node ----------------------------------------------------------------------------------
     def verify(self, asked: Asked, name: str) -> Answer:
         is_here = self._row(asked, name)["tier"] != "origin"
-        return _ndjson([{"elapsed_s": 0.5}, {"is_here": is_here, "corrupt": self.corrupt if is_here else []}])
+        return _ndjson(
+            [{"elapsed_s": 0.5}, {"is_here": is_here, "corrupt": self.corrupt if is_here else []}]
+        )
 
     def prefetch(self, asked: Asked, name: str) -> Answer:
         row = self._row(asked, name)
         row |= {"tier": "nvme", "expected_s": 0.25}
         total = row["size_bytes"]
-        return _ndjson([{"done_bytes": total // 2, "total_bytes": total, "elapsed_s": 0.1}, {"weights": row}])
+        return _ndjson(
+            [{"done_bytes": total // 2, "total_bytes": total, "elapsed_s": 0.1}, {"weights": row}]
+        )
 
     def pin(self, asked: Asked, name: str) -> Answer:
         self._row(asked, name)["is_pinned"] = True

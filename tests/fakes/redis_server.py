@@ -20,7 +20,10 @@ class MortalRedis:
 
     def start(self) -> None:
         """Up, and empty."""
-        self._server = Popen(["redis-server", "--port", "0", "--unixsocket", str(self._socket), "--save", ""], stdout=DEVNULL)
+        self._server = Popen(
+            ["redis-server", "--port", "0", "--unixsocket", str(self._socket), "--save", ""],
+            stdout=DEVNULL,
+        )
         until = time.monotonic() + 30
         with redis.Redis.from_url(self.url) as client:
             while True:

@@ -36,25 +36,57 @@ def spec_of(
 ) -> FunctionSpec:
     """A function's spec with a checked integer argument `x` and an optional `y`."""
     return FunctionSpec(
-        name=name, module="app", qualname=name, bundle="b" * 64, methods=methods, scaling=scaling or Scaling(), kind=kind, **more
+        name=name,
+        module="app",
+        qualname=name,
+        bundle="b" * 64,
+        methods=methods,
+        scaling=scaling or Scaling(),
+        kind=kind,
+        **more,
     )
 
 
 def route_of(
-    spec: FunctionSpec, *, app: str = "shop", tenant: str = TENANT, environment: str = "main", revision: str = "v1-abcdef"
+    spec: FunctionSpec,
+    *,
+    app: str = "shop",
+    tenant: str = TENANT,
+    environment: str = "main",
+    revision: str = "v1-abcdef",
 ) -> FunctionRoute:
     """A route with all traffic on one revision."""
     launch = LaunchSpec(
-        revision=RevisionKey(f"f-{app}-{spec.name}@{revision}"), trust_domain=tenant, uid=None, bundle=spec.bundle, image=None, entry={},
-        memory_bytes=spec.resources.memory_bytes, cpu=spec.resources.cpu, startup_timeout_s=spec.clocks.startup_s, forkable=spec.snapshot,
-        labels={"tenant": tenant, "environment": environment, "app": app, "function": spec.name, "revision": revision},
+        revision=RevisionKey(f"f-{app}-{spec.name}@{revision}"),
+        trust_domain=tenant,
+        uid=None,
+        bundle=spec.bundle,
+        image=None,
+        entry={},
+        memory_bytes=spec.resources.memory_bytes,
+        cpu=spec.resources.cpu,
+        startup_timeout_s=spec.clocks.startup_s,
+        forkable=spec.snapshot,
+        labels={
+            "tenant": tenant,
+            "environment": environment,
+            "app": app,
+            "function": spec.name,
+            "revision": revision,
+        },
         weights=tuple(WeightsMount(name=w.name, manifest=w.manifest) for w in spec.weights),
-        gpu=next(iter(spec.resources.gpu), None), gpu_count=spec.resources.gpu_count,
-    )  # fmt: skip
+        gpu=next(iter(spec.resources.gpu), None),
+        gpu_count=spec.resources.gpu_count,
+    )
     return FunctionRoute(
-        id=f"f-{app}-{spec.name}", tenant=tenant, environment=environment, app=app, function=spec.name, traffic=((revision, 100),),
+        id=f"f-{app}-{spec.name}",
+        tenant=tenant,
+        environment=environment,
+        app=app,
+        function=spec.name,
+        traffic=((revision, 100),),
         revisions={revision: {"spec": to_json(spec), "launch": launch.to_json()}},
-    )  # fmt: skip
+    )
 
 
 def target_of(spec: FunctionSpec, **more: Any) -> CallTarget:
@@ -66,17 +98,25 @@ def target_of(spec: FunctionSpec, **more: Any) -> CallTarget:
 def change(seq: int, route: FunctionRoute) -> FeedChange:
     """The route as a change of the feed."""
     return FeedChange(
-        seq=seq, kind="function", key=f"{route.tenant}/{route.environment}/{route.app}/{route.function}", value=route.to_json()
+        seq=seq,
+        kind="function",
+        key=f"{route.tenant}/{route.environment}/{route.app}/{route.function}",
+        value=route.to_json(),
     )
 
 
 def empty_table() -> RouteTable:
     """A RouteTable that knows nothing yet."""
-    return RouteTable({"test": Rates(version="test", gpu_s={"L4": Decimal("0.0002")})}, TEST_KEY.secrets)
+    return RouteTable(
+        {"test": Rates(version="test", gpu_s={"L4": Decimal("0.0002")})}, TEST_KEY.secrets
+    )
 
 
-def split_route(spec: FunctionSpec, weights: Mapping[str, int], *, named: Sequence[str] = (), **more: Any) -> FunctionRoute:
-    """A route of several revisions: `weights`, the `named` ones beside them, and the other members of its traffic document in `more`."""
+def split_route(
+    spec: FunctionSpec, weights: Mapping[str, int], *, named: Sequence[str] = (), **more: Any
+) -> FunctionRoute:
+    """A route of several revisions: `weights`, the `named` ones beside them, and the other members
+    of its traffic document in `more`."""
     names = sorted({*weights, *named})
     routes = {name: route_of(spec, revision=name) for name in names}
     first = routes[names[0]]

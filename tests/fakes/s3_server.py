@@ -15,7 +15,9 @@ from collections.abc import Iterator
 def s3_server() -> Iterator[str]:
     """A running server on a free port; its address. Needs moto[server]."""
     argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
-    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as server:
         assert server.stderr is not None
         said = []
         for line in server.stderr:
@@ -24,7 +26,8 @@ def s3_server() -> Iterator[str]:
                 break
         else:
             raise RuntimeError(f"moto's server did not start: {''.join(said)}")
-        drain = threading.Thread(target=server.stderr.read)  # it logs each request, and stops when nobody reads
+        # it logs each request, and stops when nobody reads
+        drain = threading.Thread(target=server.stderr.read)
         drain.start()
         try:
             yield found[1]
@@ -34,7 +37,8 @@ def s3_server() -> Iterator[str]:
 
 
 def environment(address: str) -> dict[str, str]:
-    """What makes the standard chain of credentials find the server at `address`, and nothing else."""
+    """What makes the standard chain of credentials find the server at `address`, and nothing
+    else."""
     return {
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
@@ -45,7 +49,13 @@ def environment(address: str) -> dict[str, str]:
     }
 
 
-OTHER_VARIABLES = ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3")
+OTHER_VARIABLES = (
+    "AWS_PROFILE",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AWS_SESSION_TOKEN",
+    "AWS_ENDPOINT_URL_S3",
+)
 """To be unset beside `environment`."""
 
 
@@ -54,7 +64,13 @@ def fresh_bucket(address: str) -> str:
     import boto3
 
     bucket = f"bucket-{uuid.uuid4().hex[:12]}"
-    client = boto3.client("s3", endpoint_url=address, aws_access_key_id="test", aws_secret_access_key="test", region_name="us-east-1")
+    client = boto3.client(
+        "s3",
+        endpoint_url=address,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        region_name="us-east-1",
+    )
     client.create_bucket(Bucket=bucket)
     client.close()
     return bucket

@@ -1,4 +1,5 @@
-"""A web server on loopback that has a JSON Schema at every path, and the schemas that make a validator ask it for one."""
+"""A web server on loopback that has a JSON Schema at every path, and the schemas that make a
+validator ask it for one."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def serve_schemas() -> Iterator[SchemaServer]:
 
 
 def schemas_from(url: str, directory: Path) -> dict[str, dict[str, Any]]:
-    """Schemas by what is wrong with them: each names a document at `url`, or the file `stored.json` of `directory`, outside itself."""
+    """Schemas by what is wrong with them: each names a document at `url`, or the file `stored.json`
+    of `directory`, outside itself."""
     file = directory / "stored.json"
     return {
         **_with_drafts(url, file),
@@ -51,12 +53,22 @@ def schemas_from(url: str, directory: Path) -> dict[str, dict[str, Any]]:
         "nested reference": {"properties": {"a": {"$ref": f"{url}/x"}}},
         "reference with a fragment": {"properties": {"a": {"$ref": f"{url}/x#/$defs/y"}}},
         "dynamic reference": {"properties": {"a": {"$dynamicRef": f"{url}/x"}}},
-        "recursive reference": {"properties": {"a": {"$recursiveRef": f"{url}/x", "$ref": f"{url}/x"}}},
+        "recursive reference": {
+            "properties": {"a": {"$recursiveRef": f"{url}/x", "$ref": f"{url}/x"}}
+        },
         "reference to a file": {"properties": {"a": {"$ref": file.as_uri()}}},
         "reference relative to an id": {"$id": f"{url}/base/", "properties": {"a": {"$ref": "x"}}},
-        "reference relative to an inner id": {"properties": {"a": {"$id": f"{url}/base/", "items": {"$ref": "x"}}}},
-        "reference relative to an id of a file": {"$id": f"{directory.as_uri()}/", "properties": {"a": {"$ref": "stored.json"}}},
-        "pointer below an inner id": {"properties": {"a": {"$id": f"{url}/base", "$ref": "#/$defs/x"}}, "$defs": {"x": {}}},
+        "reference relative to an inner id": {
+            "properties": {"a": {"$id": f"{url}/base/", "items": {"$ref": "x"}}}
+        },
+        "reference relative to an id of a file": {
+            "$id": f"{directory.as_uri()}/",
+            "properties": {"a": {"$ref": "stored.json"}},
+        },
+        "pointer below an inner id": {
+            "properties": {"a": {"$id": f"{url}/base", "$ref": "#/$defs/x"}},
+            "$defs": {"x": {}},
+        },
         "reference under an id of draft 4": {
             "$schema": "http://json-schema.org/draft-04/schema#",
             "id": f"{url}/base/",
@@ -73,8 +85,12 @@ def _with_drafts(url: str, file: Path) -> dict[str, dict[str, Any]]:
         "draft with a fragment": {"$schema": f"{url}/x#", "type": "object"},
         "draft in a file": {"$schema": file.as_uri(), "type": "object"},
         "draft of a property": {"properties": {"a": foreign}},
-        "draft of a definition with an id": {"$defs": {"a": {"$id": "http://127.0.0.1/a", **foreign}}},
-        "draft of a property that is called as a keyword": {"properties": {"enum": foreign, "properties": {"type": "string"}}},
+        "draft of a definition with an id": {
+            "$defs": {"a": {"$id": "http://127.0.0.1/a", **foreign}}
+        },
+        "draft of a property that is called as a keyword": {
+            "properties": {"enum": foreign, "properties": {"type": "string"}}
+        },
         "draft of items": {"properties": {"a": {"prefixItems": [foreign]}}},
         "draft below an unknown keyword": {"$ref": "#/unknown/0", "unknown": [foreign]},
         "draft below a supported draft": {"$schema": DIALECT, "anyOf": [foreign]},

@@ -1,4 +1,5 @@
-"""The real controller's application on a loopback port, over a database of its own, without a node: for the command line and the client."""
+"""The real controller's application on a loopback port, over a database of its own, without a node:
+for the command line and the client."""
 
 from __future__ import annotations
 
@@ -32,12 +33,19 @@ CLOCK_S = 1_800_000_000.0
 
 
 class ServedController:
-    """A context manager; `key` is the first admin key. `now` may be moved by the test; the server's thread reads it.
+    """A context manager; `key` is the first admin key. `now` may be moved by the test; the server's
+    thread reads it.
 
-    `statuses`: what a reconciler would say of functions in a cluster. `token`: what processes of the platform show it.
-    """
+    `statuses`: what a reconciler would say of functions in a cluster. `token`: what processes of
+    the platform show it."""
 
-    def __init__(self, home: Path, *, unix_socket: Path | None = None, settings: ControllerSettings | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        unix_socket: Path | None = None,
+        settings: ControllerSettings | None = None,
+    ) -> None:
         """`unix_socket`: where it listens as well, for an activator."""
         self._settings = settings or ControllerSettings()
         self.now = CLOCK_S
@@ -53,7 +61,9 @@ class ServedController:
             self._sockets.append(socket.create_server(str(unix_socket), family=socket.AF_UNIX))
         self._server: uvicorn.Server | None = None
         self._serving = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="served controller")
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve()), name="served controller"
+        )
 
     @property
     def url(self) -> str:
@@ -72,14 +82,21 @@ class ServedController:
 
     def client(self, key: str | None = None) -> Client:
         """A client of it; the caller closes it."""
-        return Client(Profile(url=self.url, api_key=key or self.key, environment="main"), retry_budget_s=5.0)
+        return Client(
+            Profile(url=self.url, api_key=key or self.key, environment="main"), retry_budget_s=5.0
+        )
 
     def __enter__(self) -> Self:
         self._thread.start()
         self._serving.wait()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._server is not None:
             self._server.should_exit = True
         self._thread.join()
@@ -88,13 +105,20 @@ class ServedController:
         self.store.close()
 
     async def _serve(self) -> None:
-        agent, cache = AgentClient(self._paths.socket("snapshotter")), WeightCacheClient(self._paths.socket("weight_cache"))
+        agent, cache = (
+            AgentClient(self._paths.socket("snapshotter")),
+            WeightCacheClient(self._paths.socket("weight_cache")),
+        )
         files = BlobFiles(
-            objects=DirectoryStore(self._paths.home / "blobs"), incoming=self._paths.home / "blobs" / "incoming", limit_bytes=1_000_000
+            objects=DirectoryStore(self._paths.home / "blobs"),
+            incoming=self._paths.home / "blobs" / "incoming",
+            limit_bytes=1_000_000,
         )
         bell = Bell()
         context = Context(
-            config=ControllerConfig(settings=self._settings, paths=self._paths, trust="isolated", uid_base=20_000),
+            config=ControllerConfig(
+                settings=self._settings, paths=self._paths, trust="isolated", uid_base=20_000
+            ),
             store=self.store,
             files=files,
             key=self._platform_key,
@@ -105,9 +129,12 @@ class ServedController:
             clock=lambda: self.now,
             statuses=self.statuses,
         )
-        settings = uvicorn.Config(application.build(context), lifespan="off", log_config=None, access_log=False)
+        settings = uvicorn.Config(
+            application.build(context), lifespan="off", log_config=None, access_log=False
+        )
         self._server = _Server(settings, bell)
-        self._serving.set()  # the socket listens already: who connects before uvicorn accepts waits in its backlog
+        # the socket listens already: who connects before uvicorn accepts waits in its backlog
+        self._serving.set()
         try:
             await self._server.serve(sockets=self._sockets)
         finally:

@@ -6,7 +6,14 @@ from collections import Counter
 from collections.abc import Callable
 
 from activator.balancing.admission import TokenBucket
-from activator.coordination.state import HeartbeatReply, InstanceDemand, SharedStateUnreachable, SharedStatistics, fair_share, share_of
+from activator.coordination.state import (
+    HeartbeatReply,
+    InstanceDemand,
+    SharedStateUnreachable,
+    SharedStatistics,
+    fair_share,
+    share_of,
+)
 
 
 class Board:
@@ -57,7 +64,11 @@ class BoardState:
         self._board.held[self.member] = +self._held
         wants = {}
         for key in +self._held:
-            others = [starving for member, starving in self._board.refusals.get(key, {}).items() if member != self.member]
+            others = [
+                starving
+                for member, starving in self._board.refusals.get(key, {}).items()
+                if member != self.member
+            ]
             if others:
                 wants[key] = InstanceDemand(wanting=len(others), starving=sum(others))
         return HeartbeatReply(members=self._board.living(), wants=wants)
@@ -81,7 +92,9 @@ class BoardState:
             if self.member not in self._board.living():
                 await self.beat()
             living = self._board.living()
-            others = sum(self._board.held.get(m, Counter())[key] for m in living if m != self.member)
+            others = sum(
+                self._board.held.get(m, Counter())[key] for m in living if m != self.member
+            )
             granted = max(0, min(wanted, limit - others - self._held[key]))
             self._board.held.setdefault(self.member, Counter())[key] = self._held[key] + granted
             refusals = self._board.refusals.setdefault(key, {})
@@ -111,13 +124,18 @@ class BoardState:
         if self._board.is_down:
             raise SharedStateUnreachable("the board is down")
         now = self._board.clock()
-        bucket = self._board.buckets.setdefault(address, TokenBucket(rate_per_s=rate_per_s, burst=burst, now=now))
+        bucket = self._board.buckets.setdefault(
+            address, TokenBucket(rate_per_s=rate_per_s, burst=burst, now=now)
+        )
         return bucket.take(now)
 
     def statistics(self) -> SharedStatistics:
         """See SharedState."""
         return SharedStatistics(
-            members=len(self.members()), allowance=dict(+self._held), refused=self._refused, is_reachable=not self._board.is_down
+            members=len(self.members()),
+            allowance=dict(+self._held),
+            refused=self._refused,
+            is_reachable=not self._board.is_down,
         )
 
     async def aclose(self) -> None:

@@ -1,11 +1,13 @@
-"""A complete small worker: speaks the contract of docs/architecture.md ("The slot") and answers HTTP on its listener.
+"""A complete small worker: speaks the contract of docs/architecture.md ("The slot") and answers
+HTTP on its listener.
 
-Installed as `pilotlight/worker/boot.py` of a test's runtime. `entry` says how it behaves: `boot` and `wake` are lists of steps
-(`print:TEXT`, `raise:TEXT`, `exit:N`, `hang`, `pause:S`, `read:FILE`, `thread`, `allocate:BYTES`, `ignore_term`, `burn`; `restored:STEP`
-is done in restored processes only, `booted:STEP` in all others; `refuse:WHAT` stands in the way of its snapshot, and `tells` says so at
-the snapshot point already; `wrong` lets its proof fail). `proof` and `freeze`: `hang`, when it is asked to prove, or to stand still. A
-request's path does things: see `answer`. Standard library only.
-"""
+Installed as `pilotlight/worker/boot.py` of a test's runtime. `entry` says how it behaves: `boot`
+and `wake` are lists of steps (`print:TEXT`, `raise:TEXT`, `exit:N`, `hang`, `pause:S`, `read:FILE`,
+`thread`, `allocate:BYTES`, `ignore_term`, `burn`; `restored:STEP` is done in restored processes
+only, `booted:STEP` in all others; `refuse:WHAT` stands in the way of its snapshot, and `tells` says
+so at the snapshot point already; `wrong` lets its proof fail). `proof` and `freeze`: `hang`, when
+it is asked to prove, or to stand still. A request's path does things: see `answer`. Standard
+library only."""
 
 from __future__ import annotations
 
@@ -44,7 +46,12 @@ def main() -> None:
         fail(control, None, "enter", e)
     threads = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
     phases = {"boot": 1.0, "enter": (time.perf_counter() - began) * 1000}
-    point = {"threads": threads, "phases_ms": phases, "joins": True, "obstacles": OBSTACLES if launch["entry"].get("tells") else []}
+    point = {
+        "threads": threads,
+        "phases_ms": phases,
+        "joins": True,
+        "obstacles": OBSTACLES if launch["entry"].get("tells") else [],
+    }
     say(control, {"event": "snapshot_point", **point})
     obey(control, launch)
 
@@ -53,7 +60,8 @@ def obey(control: socket.socket, launch: dict[str, Any]) -> None:
     children: dict[int, str] = {}
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
-        # A Template learns of its dead by looking now and then; the real one waits on signals and orders together.
+        # A Template learns of its dead by looking now and then; the real one waits on signals and
+        # orders together.
         control.settimeout(0.05 if children else None)
         try:
             raw, fds, _, _ = socket.recv_fds(control, 128 * 1024, 8)
@@ -92,7 +100,9 @@ def reap(control: socket.socket, children: dict[int, str]) -> None:
             say(control, {"event": "exited", "instance": children.pop(pid), "status": status})
 
 
-def parked(control: socket.socket, order: dict[str, Any], fds: list[int]) -> tuple[dict[str, Any], list[int]]:
+def parked(
+    control: socket.socket, order: dict[str, Any], fds: list[int]
+) -> tuple[dict[str, Any], list[int]]:
     """Wait for the assignment; it comes without `go`, which has been passed already."""
     channel, go, *groups = fds
     enter(groups)
@@ -108,7 +118,8 @@ def parked(control: socket.socket, order: dict[str, Any], fds: list[int]) -> tup
 
 
 def pristine(control: socket.socket, launch: dict[str, Any], fds: list[int]) -> socket.socket:
-    """In a fork: let go of everything but where the next shim will be found. Returns in a restored copy only."""
+    """In a fork: let go of everything but where the next shim will be found. Returns in a restored
+    copy only."""
     listener, channel, go, *groups = fds
     enter(groups)
     os.read(go, 1)
@@ -123,15 +134,26 @@ def pristine(control: socket.socket, launch: dict[str, Any], fds: list[int]) -> 
     return stand_still(control, launch, listener, channel)
 
 
-def stand_still(control: socket.socket, launch: dict[str, Any], listener_fd: int, channel_fd: int) -> socket.socket:
-    """Say so, and wait for the next shim; with an obstacle a fork leaves, and the worker itself goes on as before."""
+def stand_still(
+    control: socket.socket, launch: dict[str, Any], listener_fd: int, channel_fd: int
+) -> socket.socket:
+    """Say so, and wait for the next shim; with an obstacle a fork leaves, and the worker itself
+    goes on as before."""
     global RESTORED
     if launch["entry"].get("freeze") == "hang":
         signal.pause()
     with socket.socket(fileno=listener_fd) as listener, socket.socket(fileno=channel_fd) as channel:
         if not OBSTACLES:
             control.close()
-        say(channel, {"event": "quiesced", "obstacles": OBSTACLES, "listens": [], "phases_ms": {"quiesce": 1.0}})
+        say(
+            channel,
+            {
+                "event": "quiesced",
+                "obstacles": OBSTACLES,
+                "listens": [],
+                "phases_ms": {"quiesce": 1.0},
+            },
+        )
         channel.close()
         if OBSTACLES and control.fileno() < 0:
             os._exit(0)
@@ -146,8 +168,20 @@ def stand_still(control: socket.socket, launch: dict[str, Any], listener_fd: int
 def prove(control: socket.socket, launch: dict[str, Any]) -> None:
     if launch["entry"].get("proof") == "hang":
         signal.pause()
-    error = {"type": "AssertionError", "message": "another answer", "traceback": ""} if WRONG else None
-    say(control, {"event": "proved", "instance": "proof", "ok": not WRONG, "error": error, "phases_ms": {"first_answer": 1.0}, "notes": []})
+    error = (
+        {"type": "AssertionError", "message": "another answer", "traceback": ""} if WRONG else None
+    )
+    say(
+        control,
+        {
+            "event": "proved",
+            "instance": "proof",
+            "ok": not WRONG,
+            "error": error,
+            "phases_ms": {"first_answer": 1.0},
+            "notes": [],
+        },
+    )
     os._exit(0)
 
 
@@ -157,7 +191,9 @@ def enter(groups: list[int]) -> None:
         os.close(fd)
 
 
-def wake(control: socket.socket, launch: dict[str, Any], order: dict[str, Any], fds: list[int]) -> None:
+def wake(
+    control: socket.socket, launch: dict[str, Any], order: dict[str, Any], fds: list[int]
+) -> None:
     began = time.perf_counter()
     listener_fd, stdout, stderr, go, *groups = fds
     enter(groups)
@@ -181,7 +217,8 @@ def wake(control: socket.socket, launch: dict[str, Any], order: dict[str, Any], 
 
 
 def serve(listener: socket.socket, control: socket.socket) -> None:
-    """Until the shim is gone. What `control` receives is for the Template, which has the same socket."""
+    """Until the shim is gone. What `control` receives is for the Template, which has the same
+    socket."""
     listener.setblocking(True)
     listener.listen()
     poll = select.poll()
@@ -194,7 +231,10 @@ def serve(listener: socket.socket, control: socket.socket) -> None:
         with connection:
             path = connection.recv(65536).split(b" ", 2)[1].decode()
             body = json.dumps(answer(path.strip("/").split("/"))).encode()
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body)
+            connection.sendall(
+                b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body)
+                + body
+            )
 
 
 def answer(words: list[str]) -> Any:  # noqa: C901, PLR0912  # a flat list of requests
@@ -245,7 +285,12 @@ def syscalls() -> dict[str, int]:
     """errno of calls that must be refused."""
     libc = ctypes.CDLL(None, use_errno=True)
     out = {}
-    tried = {"io_uring_setup": (425, 8, 0), "ptrace": (101, 16, 1, 0, 0), "mount": (165, 0, 0, 0, 0, 0), "unshare": (272, 0x10000000)}
+    tried = {
+        "io_uring_setup": (425, 8, 0),
+        "ptrace": (101, 16, 1, 0, 0),
+        "mount": (165, 0, 0, 0, 0, 0),
+        "unshare": (272, 0x10000000),
+    }
     for name, arguments in tried.items():
         ctypes.set_errno(0)
         out[name] = ctypes.get_errno() if libc.syscall(*arguments) < 0 else 0
@@ -277,7 +322,11 @@ def do(step: str) -> None:  # noqa: C901, PLR0912  # a flat list of steps
             with open(value) as f:
                 f.read()
         case "thread":
-            threading.Thread(target=signal.pause if value else threading.Event().wait, name="surplus", daemon=True).start()
+            threading.Thread(
+                target=signal.pause if value else threading.Event().wait,
+                name="surplus",
+                daemon=True,
+            ).start()
         case "process":
             if os.fork() == 0:
                 signal.pause()
@@ -300,9 +349,21 @@ def do(step: str) -> None:  # noqa: C901, PLR0912  # a flat list of steps
         case "remember":
             MEMORY.append(value)
         case "helper":
-            HELPERS.append(subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            HELPERS.append(
+                subprocess.Popen(
+                    ["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                )
+            )
         case "refuse":
-            OBSTACLES.append({"kind": "connection", "fd": 7, "what": value, "where": None, "message": f"{value} is open"})
+            OBSTACLES.append(
+                {
+                    "kind": "connection",
+                    "fd": 7,
+                    "what": value,
+                    "where": None,
+                    "message": f"{value} is open",
+                }
+            )
         case "wrong":
             WRONG.append(True)
         case "allocate":

@@ -1,4 +1,5 @@
-"""Slots without an agent above them: boot the small worker in one, dump it, restore it into others, and look what is left behind."""
+"""Slots without an agent above them: boot the small worker in one, dump it, restore it into others,
+and look what is left behind."""
 
 from __future__ import annotations
 
@@ -92,7 +93,9 @@ class Place:
 class Workshop:
     """Owner: one test."""
 
-    def __init__(self, home: AgentHome, slot_pool: SlotPool, cgroups: Cgroups, criu: Criu, kdat: Path | None) -> None:
+    def __init__(
+        self, home: AgentHome, slot_pool: SlotPool, cgroups: Cgroups, criu: Criu, kdat: Path | None
+    ) -> None:
         self.home = home
         self.slot_pool = slot_pool
         self.cgroups = cgroups
@@ -112,10 +115,15 @@ class Workshop:
         place.group = self.cgroups.make(slot.id, memory_bytes=spec.memory_bytes, cpu=spec.cpu)
         code = self.home.paths.home.parent / "code"
         code.mkdir(exist_ok=True)
-        layout, kit = self.images.layout(spec.image, uid=spec.uid), None if self.kit is None else self.kit.directory
+        layout, kit = (
+            self.images.layout(spec.image, uid=spec.uid),
+            None if self.kit is None else self.kit.directory,
+        )
         sources = Sources(layout=layout, code=code, weights={}, runtime=self.home.runtime, criu=kit)
         limits = launch_plan.limits(spec, uid=spec.uid, limits_memory=True, limits_pids=True)
-        plan = launch_plan.plan(spec, sources, directory=slot.directory, uid=spec.uid, namespaced=True, limits=limits)
+        plan = launch_plan.plan(
+            spec, sources, directory=slot.directory, uid=spec.uid, namespaced=True, limits=limits
+        )
         slots.write_json(slot.directory / "launch.json", plan.launch_file, mode=0o444)
         place.ms["slot"] = (time.perf_counter() - began) * 1000
         return place, plan.order
@@ -127,12 +135,19 @@ class Workshop:
         await asyncio.wait_for(place.slot.point, PATIENCE_S)
         return place
 
-    async def start(self, place: Place, *, in_place: bool = False, env: Mapping[str, str] | None = None) -> InstanceProcess:
+    async def start(
+        self, place: Place, *, in_place: bool = False, env: Mapping[str, str] | None = None
+    ) -> InstanceProcess:
         """A ready instance."""
         name = instance_id()
         listener = slots.listen(place.slot.directory / f"{name}.sock").detach()
         running = place.slot.start(
-            name, env=env or {}, cgroup=place.group.ways_in(), note={"info": None}, in_place=in_place, listener=listener
+            name,
+            env=env or {},
+            cgroup=place.group.ways_in(),
+            note={"info": None},
+            in_place=in_place,
+            listener=listener,
         )
         await asyncio.wait_for(running.ready, PATIENCE_S)
         return running
@@ -146,12 +161,16 @@ class Workshop:
         slot.kill(InstanceId(running.id))
         await asyncio.wait_for(running.gone, PATIENCE_S)
 
-    async def quiesce(self, place: Place, *, in_place: bool = False, name: str = "c-1") -> QuiesceResult:
+    async def quiesce(
+        self, place: Place, *, in_place: bool = False, name: str = "c-1"
+    ) -> QuiesceResult:
         """Have it stand still."""
         kdat = os.open(self.kdat or os.devnull, os.O_RDONLY)
         try:
             cgroup = place.group.ways_in()
-            return await asyncio.wait_for(place.slot.checkpoint(name, cgroup, in_place=in_place, kdat=kdat), PATIENCE_S)
+            return await asyncio.wait_for(
+                place.slot.checkpoint(name, cgroup, in_place=in_place, kdat=kdat), PATIENCE_S
+            )
         finally:
             os.close(kdat)
 
@@ -176,7 +195,14 @@ class Workshop:
         files = directory.with_suffix(".tar")
         with files.open("xb") as f:
             await asyncio.wait_for(place.slot.keep_files(name, f.fileno()), PATIENCE_S)
-        return Image(directory=directory, files=files, point=point, quiesced=quiesced, in_place=in_place, spec=place.spec)
+        return Image(
+            directory=directory,
+            files=files,
+            point=point,
+            quiesced=quiesced,
+            in_place=in_place,
+            spec=place.spec,
+        )
 
     async def furnish(self, image: Image) -> Place:
         """A slot that a restore may begin in."""
@@ -192,7 +218,9 @@ class Workshop:
         place.ms["furnish"] = (time.perf_counter() - began) * 1000
         return place
 
-    async def restore(self, image: Image, *, lazy: bool = False, deadline_s: float = PATIENCE_S) -> Place:
+    async def restore(
+        self, image: Image, *, lazy: bool = False, deadline_s: float = PATIENCE_S
+    ) -> Place:
         """Into a fresh slot, up to its snapshot point."""
         place = await self.furnish(image)
         with self.opened(image.directory, place) as (images, work):
@@ -245,7 +273,13 @@ async def workshop(home: AgentHome, criu: Criu, kdat: Path | None) -> AsyncItera
     logs = home.paths.home / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     cgroups = Cgroups.find(home.paths.run)
-    slot_pool = SlotPool(home.paths.run / "s", logs, log_max_bytes=1024**2, namespaced=True, groups=set(cgroups.bases.values()))
+    slot_pool = SlotPool(
+        home.paths.run / "s",
+        logs,
+        log_max_bytes=1024**2,
+        namespaced=True,
+        groups=set(cgroups.bases.values()),
+    )
     shop = Workshop(home, slot_pool, cgroups, criu, kdat)
     try:
         yield shop

@@ -1,4 +1,5 @@
-"""A weight cache without bytes, on the real wire: it remembers which models are here, in memory, pinned, damaged, and what it was asked."""
+"""A weight cache without bytes, on the real wire: it remembers which models are here, in memory,
+pinned, damaged, and what it was asked."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ SIZE_BYTES = 100
 class SmallCache:
     """Owner: the test's loop.
 
-    Fetches raise `failure`, or find nothing of what is `absent`; while `gate` is not set they wait in the middle.
-    """
+    Fetches raise `failure`, or find nothing of what is `absent`; while `gate` is not set they wait
+    in the middle."""
 
     here: set[str] = field(default_factory=set)
     in_memory: set[str] = field(default_factory=set)
@@ -38,18 +39,43 @@ class SmallCache:
     async def serve(self, path: Path) -> asyncio.Server:
         """Answer on the socket at `path`."""
         operations = {
-            "stat": self._stat, "list": self._list, "predict": self._predict, "prefetch": self._prefetch, "verify": self._verify,
-            "pin": self._pin, "unpin": self._unpin, "drop": self._drop,
-        }  # fmt: skip
+            "stat": self._stat,
+            "list": self._list,
+            "predict": self._predict,
+            "prefetch": self._prefetch,
+            "verify": self._verify,
+            "pin": self._pin,
+            "unpin": self._unpin,
+            "drop": self._drop,
+        }
         return await serve(path, operations, _describe)
 
     async def _stat(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
-        figures = ("used_bytes", "leases", "arriving", "hits", "misses", "fetched_bytes", "evicted_models", "evicted_bytes")
-        return {**dict.fromkeys(figures, 0), "max_bytes": 1 << 40, "models": len(self.here), "quarantined_files": 0}
+        figures = (
+            "used_bytes",
+            "leases",
+            "arriving",
+            "hits",
+            "misses",
+            "fetched_bytes",
+            "evicted_models",
+            "evicted_bytes",
+        )
+        return {
+            **dict.fromkeys(figures, 0),
+            "max_bytes": 1 << 40,
+            "models": len(self.here),
+            "quarantined_files": 0,
+        }
 
     async def _list(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
         common = {"size_bytes": SIZE_BYTES, "files": 1, "leases": 0, "last_used_at": 0.0}
-        return {"models": [{"manifest": m, **common, "is_pinned": m in self.pinned} for m in sorted(self.here)], "leases": []}
+        return {
+            "models": [
+                {"manifest": m, **common, "is_pinned": m in self.pinned} for m in sorted(self.here)
+            ],
+            "leases": [],
+        }
 
     async def _predict(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
         manifest = args["manifest"]

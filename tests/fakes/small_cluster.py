@@ -1,4 +1,5 @@
-"""A cluster in the test's event loop: API server, pods that the test makes step by step, and fleets of activators."""
+"""A cluster in the test's event loop: API server, pods that the test makes step by step, and fleets
+of activators."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ from tests.fakes.pod_maker import PodMaker, whereabouts
 from tests.fakes.routes import spec_of, target_of
 
 NO_SECRETS: Mapping[str, str] = {}
-PATIENCE = Patience(pauses=Pauses(first_s=0.01, most_s=0.05), watch_pauses=Pauses(first_s=0.01, most_s=0.1))
+PATIENCE = Patience(
+    pauses=Pauses(first_s=0.01, most_s=0.05), watch_pauses=Pauses(first_s=0.01, most_s=0.1)
+)
 
 
 class World:
@@ -36,7 +39,9 @@ class World:
         waiting: calls that wait, by revision key, as the fleets are told.
     """
 
-    def __init__(self, server: ApiServer, cluster: Cluster, maker: PodMaker, closing: AsyncExitStack) -> None:
+    def __init__(
+        self, server: ApiServer, cluster: Cluster, maker: PodMaker, closing: AsyncExitStack
+    ) -> None:
         self.server = server
         self.cluster = cluster
         self.maker = maker
@@ -50,7 +55,12 @@ class World:
 
     async def on_wake(self, request: WorkerRequest) -> WorkerAnswer:
         """Knative's activator."""
-        self.wakes.append((request.headers["knative-serving-namespace"], request.headers["knative-serving-revision"]))
+        self.wakes.append(
+            (
+                request.headers["knative-serving-namespace"],
+                request.headers["knative-serving-revision"],
+            )
+        )
         self.woken.set()
         return WorkerAnswer(status=self.wake_status)
 
@@ -72,10 +82,19 @@ class World:
         """One activator's fleet; it follows the cluster."""
         settings = ClusterSettings()
         fleet = KnativeFleet(
-            cluster=self.cluster, pods=Pods(selector=function_selector(settings)), claims=claims or ProcessClaims(member=member),
-            summons=summons or ActivationRequests(self.wake_url, whereabouts=whereabouts, waiting_of=lambda _: self.waiting),
-            whereabouts=whereabouts, target_of=lambda pod: self.targets.get(pod.key), member=member, port=port, grace_s=grace_s,
-        )  # fmt: skip
+            cluster=self.cluster,
+            pods=Pods(selector=function_selector(settings)),
+            claims=claims or ProcessClaims(member=member),
+            summons=summons
+            or ActivationRequests(
+                self.wake_url, whereabouts=whereabouts, waiting_of=lambda _: self.waiting
+            ),
+            whereabouts=whereabouts,
+            target_of=lambda pod: self.targets.get(pod.key),
+            member=member,
+            port=port,
+            grace_s=grace_s,
+        )
         running = asyncio.create_task(fleet.run(), name=f"fleet {member}")
 
         async def end() -> None:
@@ -84,7 +103,8 @@ class World:
             await fleet.aclose()
 
         self._closing.push_async_callback(end)
-        await self.until(lambda: "not told yet" not in repr(fleet.pods))  # deployments, which no start waits for, are told as well
+        # deployments, which no start waits for, are told as well
+        await self.until(lambda: "not told yet" not in repr(fleet.pods))
         return fleet
 
     async def start(self, fleet: KnativeFleet, target: CallTarget, number: int = 0) -> InstanceInfo:
@@ -104,8 +124,12 @@ async def small_cluster(directory: Path) -> AsyncIterator[World]:
     """It, until the context ends."""
     async with AsyncExitStack() as closing:
         server = await closing.enter_async_context(ApiServer())
-        settings = ClusterSettings(kubeconfig=str(server.write_kubeconfig(directory / "kubeconfig")))
-        cluster = await Cluster.connect(settings, credentials=await find_credentials(settings), patience=PATIENCE)
+        settings = ClusterSettings(
+            kubeconfig=str(server.write_kubeconfig(directory / "kubeconfig"))
+        )
+        cluster = await Cluster.connect(
+            settings, credentials=await find_credentials(settings), patience=PATIENCE
+        )
         closing.push_async_callback(cluster.aclose)
         maker = PodMaker(server, cluster)
         closing.push_async_callback(maker.aclose)

@@ -1,4 +1,5 @@
-"""A fleet whose node is small: memory is claimed as the agent does it, boots take turns at its places; workers are FakeWorkers."""
+"""A fleet whose node is small: memory is claimed as the agent does it, boots take turns at its
+places; workers are FakeWorkers."""
 
 from __future__ import annotations
 
@@ -47,11 +48,15 @@ class SmallNode(FakeFleet):
         """By instances, those that start and end included."""
         return sum(info.memory_bytes for info in self._claims.values())
 
-    async def start(self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
+    async def start(
+        self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]
+    ) -> InstanceInfo:
         """See Fleet."""
         self.asked.append(target.tenant)
         share = self._share_of(target.tenant)
-        claim = replace(info_of(target, instance_id, "", StartKind.COLD), gpu_count=gpus_of(target.launch))
+        claim = replace(
+            info_of(target, instance_id, "", StartKind.COLD), gpu_count=gpus_of(target.launch)
+        )
         other = replace(claim, memory_bytes=self.others_bytes, gpu_count=0, labels={})
         self.room.check(target.launch, [*self._claims.values(), other], share)
         self._claims[instance_id] = claim

@@ -1,6 +1,6 @@
-"""A base root file system without a network: this machine's shell, file tools, dpkg and apt with their libraries, and a repository of one
-package. It takes the place of what debootstrap makes (`snapshotter.images.base_rootfs`); scripts/test-fresh makes a real one.
-"""
+"""A base root file system without a network: this machine's shell, file tools, dpkg and apt with
+their libraries, and a repository of one package. It takes the place of what debootstrap makes
+(`snapshotter.images.base_rootfs`); scripts/test-fresh makes a real one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,39 @@ from pathlib import Path
 from snapshotter.images.base_rootfs import base_path, trim
 
 PROGRAMS = (
-    *("sh", "cat", "chmod", "chown", "cp", "cut", "diff", "grep", "id", "ln", "ls", "mkdir", "mount", "mv", "rm", "sleep", "stat", "tar"),
-    *("touch", "true", "unshare", "chroot", "apt-get", "apt-config", "dpkg", "dpkg-deb", "dpkg-split", "ldconfig", "start-stop-daemon"),
+    *(
+        "sh",
+        "cat",
+        "chmod",
+        "chown",
+        "cp",
+        "cut",
+        "diff",
+        "grep",
+        "id",
+        "ln",
+        "ls",
+        "mkdir",
+        "mount",
+        "mv",
+        "rm",
+        "sleep",
+        "stat",
+        "tar",
+    ),
+    *(
+        "touch",
+        "true",
+        "unshare",
+        "chroot",
+        "apt-get",
+        "apt-config",
+        "dpkg",
+        "dpkg-deb",
+        "dpkg-split",
+        "ldconfig",
+        "start-stop-daemon",
+    ),
 )
 HAS_APT = all(shutil.which(name) for name in ("apt-get", "dpkg-deb", "ldd"))
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -39,7 +70,9 @@ echo "{name}:x:321:321::/nonexistent:/usr/sbin/nologin" >> /etc/passwd
 """
 
 
-def make_base(directory: Path, work: Path, *, package: str = "plhello", version: str = "1.0") -> Path:
+def make_base(
+    directory: Path, work: Path, *, package: str = "plhello", version: str = "1.0"
+) -> Path:
     """The base in a directory of bases; `work` is scratch."""
     base = base_path(directory)
     for name in (
@@ -58,8 +91,14 @@ def make_base(directory: Path, work: Path, *, package: str = "plhello", version:
         (base / name).mkdir(parents=True)
     for name in ("bin", "sbin", "lib", "lib64"):
         (base / name).symlink_to(f"usr/{name}")
-    programs = [Path(found) for name in PROGRAMS if (found := shutil.which(name, path=_PATH)) is not None]
-    methods = [path for name in ("copy", "file", "gpgv", "sqv", "store") if (path := Path(f"/usr/lib/apt/methods/{name}")).exists()]
+    programs = [
+        Path(found) for name in PROGRAMS if (found := shutil.which(name, path=_PATH)) is not None
+    ]
+    methods = [
+        path
+        for name in ("copy", "file", "gpgv", "sqv", "store")
+        if (path := Path(f"/usr/lib/apt/methods/{name}")).exists()
+    ]
     for file in {*programs, *methods, *_libraries([*programs, *methods, *_interpreter()])}:
         _copy(file, base)
     for name in ("cputable", "ostable", "tupletable"):
@@ -75,7 +114,8 @@ def make_base(directory: Path, work: Path, *, package: str = "plhello", version:
     )
     (base / "etc/passwd").write_text("".join(f"{line}\n" for line in names))
     (base / "etc/ssl/certs").mkdir(parents=True)
-    shutil.copy(_AUTHORITY, base / "etc/ssl/certs/ca-certificates.crt")  # Debian's pip reads it when it begins
+    # Debian's pip reads it when it begins
+    shutil.copy(_AUTHORITY, base / "etc/ssl/certs/ca-certificates.crt")
     (base / "etc/group").write_text("root:x:0:\nnogroup:x:65534:\n")
     _add_package(base, work / "package", package, version)
     trim(base, [f"deb [trusted=yes] file:{_REPOSITORY} ./"])
@@ -93,8 +133,15 @@ def _add_package(base: Path, work: Path, name: str, version: str) -> None:
     (work / "DEBIAN/postinst").write_text(_AFTER.format(name=name))
     (work / "DEBIAN/postinst").chmod(0o755)
     file = base / _REPOSITORY[1:] / f"{name}.deb"
-    subprocess.run(["dpkg-deb", "--root-owner-group", "-Zgzip", "--build", str(work), str(file)], check=True, stdout=subprocess.DEVNULL)
-    index = _CONTROL.format(name=name, version=version) + f"Filename: ./{name}.deb\nSize: {file.stat().st_size}\n"
+    subprocess.run(
+        ["dpkg-deb", "--root-owner-group", "-Zgzip", "--build", str(work), str(file)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    index = (
+        _CONTROL.format(name=name, version=version)
+        + f"Filename: ./{name}.deb\nSize: {file.stat().st_size}\n"
+    )
     index += f"SHA256: {hashlib.sha256(file.read_bytes()).hexdigest()}\n"
     (file.parent / "Packages").write_text(index)
 

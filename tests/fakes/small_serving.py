@@ -1,7 +1,8 @@
-"""As much of Knative Serving as a reconciler needs to see: a Service's template becomes a Revision, and both say whether they are ready.
+"""As much of Knative Serving as a reconciler needs to see: a Service's template becomes a Revision,
+and both say whether they are ready.
 
-In the API server's own event loop, behind the clients' backs, so that its writes are not counted. Pods are none of its business.
-"""
+In the API server's own event loop, behind the clients' backs, so that its writes are not counted.
+Pods are none of its business."""
 
 from __future__ import annotations
 
@@ -72,8 +73,17 @@ class SmallServing:
 
     def _make(self, service: Json, template: Json) -> None:
         metadata = service["metadata"]
-        owner = {"apiVersion": SERVING, "kind": "Service", "name": metadata["name"], "uid": metadata["uid"], "controller": True}
-        labels = {**template["metadata"].get("labels", {}), "serving.knative.dev/service": metadata["name"]}
+        owner = {
+            "apiVersion": SERVING,
+            "kind": "Service",
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+            "controller": True,
+        }
+        labels = {
+            **template["metadata"].get("labels", {}),
+            "serving.knative.dev/service": metadata["name"],
+        }
         name = template["metadata"]["name"]
         self.made.append(name)
         self._server.put(
@@ -94,15 +104,25 @@ class SmallServing:
     def _tell_revision(self, name: str, namespace: str) -> None:
         revision = self._server.get(SERVING, "Revision", name, namespace)
         if revision is not None:
-            self._tell(revision, "Unknown" if name in self.held else "False" if name in self.failing else "True", self.failing.get(name))
+            self._tell(
+                revision,
+                "Unknown" if name in self.held else "False" if name in self.failing else "True",
+                self.failing.get(name),
+            )
 
     def _tell_service(self, service: Json) -> None:
         namespace = service["metadata"]["namespace"]
         named = [target["revisionName"] for target in service["spec"].get("traffic", [])]
-        lost = [name for name in named if self._server.get(SERVING, "Revision", name, namespace) is None]
+        lost = [
+            name for name in named if self._server.get(SERVING, "Revision", name, namespace) is None
+        ]
         down = [name for name in named if name in self.failing]
         if lost:
-            self._tell(service, "False", ("RevisionMissing", f'Revision "{lost[0]}" referenced in traffic not found.'))
+            self._tell(
+                service,
+                "False",
+                ("RevisionMissing", f'Revision "{lost[0]}" referenced in traffic not found.'),
+            )
         elif down:
             self._tell(service, "False", self.failing[down[0]])
         else:
@@ -112,7 +132,10 @@ class SmallServing:
         condition: Json = {"type": "Ready", "status": status}
         if why is not None and status == "False":
             condition |= {"reason": why[0], "message": why[1]}
-        wanted = {"observedGeneration": item["metadata"].get("generation", 1), "conditions": [condition]}
+        wanted = {
+            "observedGeneration": item["metadata"].get("generation", 1),
+            "conditions": [condition],
+        }
         if not _has(item.get("status") or {}, wanted):
             self._server.put({**item, "status": {**(item.get("status") or {}), **wanted}})
 

@@ -1,8 +1,8 @@
 """A stand-in for one of the four processes: `python supervised.py MODE NAME JOURNAL --ready-fd N`.
 
-Modes: `serve` (ready at once, ends on SIGTERM), `mute` (never ready), `broken` (says why and exits 3), `stubborn` (ignores SIGTERM).
-Each start and each end is appended to JOURNAL, a line each, so that order can be asserted.
-"""
+Modes: `serve` (ready at once, ends on SIGTERM), `mute` (never ready), `broken` (says why and exits
+3), `stubborn` (ignores SIGTERM). Each start and each end is appended to JOURNAL, a line each, so
+that order can be asserted."""
 
 import os
 import signal
@@ -31,4 +31,11 @@ def main(mode: str, name: str, journal: Path, ready_fd: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[sys.argv.index("--ready-fd") + 1])))
+    sys.exit(
+        main(
+            sys.argv[1],
+            sys.argv[2],
+            Path(sys.argv[3]),
+            int(sys.argv[sys.argv.index("--ready-fd") + 1]),
+        )
+    )

@@ -1,4 +1,5 @@
-"""An OCI layout as a container runtime would run it: layers one upon the other, a read-only root, an unprivileged user, no capabilities."""
+"""An OCI layout as a container runtime would run it: layers one upon the other, a read-only root,
+an unprivileged user, no capabilities."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def unpack(layout: Path, root: Path) -> dict[str, Any]:
     """All layers of a layout into `root`; its configuration."""
     manifest, config = manifest_and_config(layout)
     for layer in manifest["layers"]:
-        with tarfile.open(layout / "blobs" / "sha256" / layer["digest"].removeprefix("sha256:")) as tar:
+        with tarfile.open(
+            layout / "blobs" / "sha256" / layer["digest"].removeprefix("sha256:")
+        ) as tar:
             for name in tar.getnames():
                 if name.endswith("/.wh..wh..opq"):
                     shutil.rmtree((root / name).parent, ignore_errors=True)
@@ -91,7 +94,9 @@ class Container:
         stream = self.process.stderr
         assert stream is not None
         while (found := re.search(pattern, self.said)) is None:
-            assert select.select([stream], [], [], WAIT_S)[0], f"waited for {pattern!r}; it said:\n{self.said}"
+            assert select.select([stream], [], [], WAIT_S)[0], (
+                f"waited for {pattern!r}; it said:\n{self.said}"
+            )
             data = os.read(stream.fileno(), 65536)
             assert data, f"waited for {pattern!r}; it ended, having said:\n{self.said}"
             self._said += data

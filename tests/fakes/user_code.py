@@ -65,9 +65,15 @@ def run(call: Callable[..., Any], asked: Asked) -> Answer:
         return _raised(e, is_pickle)
     if hasattr(value, "__next__"):
         items = _pickled_items(value) if is_pickle else _lines(value)
-        return Answer(content_type=CONTENT_PICKLE_STREAM if is_pickle else CONTENT_NDJSON, stream=items, headers={HEADER_OUTCOME: "ok"})
+        return Answer(
+            content_type=CONTENT_PICKLE_STREAM if is_pickle else CONTENT_NDJSON,
+            stream=items,
+            headers={HEADER_OUTCOME: "ok"},
+        )
     if is_pickle:
-        return Answer(content_type=CONTENT_PICKLE, body=dumps(value), headers={HEADER_OUTCOME: "ok"})
+        return Answer(
+            content_type=CONTENT_PICKLE, body=dumps(value), headers={HEADER_OUTCOME: "ok"}
+        )
     return Answer(body=json.dumps(value).encode(), headers={HEADER_OUTCOME: "ok"})
 
 
@@ -76,12 +82,23 @@ def _raised(error: Exception, is_pickle: bool) -> Answer:
     if is_pickle:
         error.add_note("Remote traceback:\n" + "".join(traceback.format_exception(error)))
         return Answer(status=500, content_type=CONTENT_PICKLE, body=dumps(error), headers=headers)
-    return Answer(status=500, content_type=CONTENT_PROBLEM, body=json.dumps(_problem_of(error)).encode(), headers=headers)
+    return Answer(
+        status=500,
+        content_type=CONTENT_PROBLEM,
+        body=json.dumps(_problem_of(error)).encode(),
+        headers=headers,
+    )
 
 
 def _problem_of(error: Exception) -> dict[str, Any]:
     named = {"error": {"type": type(error).__name__, "message": str(error)}}
-    return problem(type="function-raised", title="Function raised", status=500, detail=f"{type(error).__name__}: {error}", extra=named)
+    return problem(
+        type="function-raised",
+        title="Function raised",
+        status=500,
+        detail=f"{type(error).__name__}: {error}",
+        extra=named,
+    )
 
 
 def _lines(items: Iterator[Any]) -> Iterator[bytes]:

@@ -1,4 +1,5 @@
-"""Files on a web server, with entity tags, ranges and conditions as RFC 9110 has them, and with faults."""
+"""Files on a web server, with entity tags, ranges and conditions as RFC 9110 has them, and with
+faults."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ RESET, SHORT = "reset", "short"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What is at an address. `knows_conditions` False: the server ignores If-Match, as simple ones do."""
+    """What is at an address. `knows_conditions` False: the server ignores If-Match, as simple ones
+    do."""
 
     content: bytes
     etag: str = ""
@@ -40,7 +42,8 @@ class Seen:
 
 
 class WebFiles:
-    """The server. A context manager; tests change `files`, `redirects`, `token` and `faults` between requests.
+    """The server. A context manager; tests change `files`, `redirects`, `token` and `faults`
+    between requests.
 
     `faults`: what happens to the next requests: a status, RESET or SHORT; None is no fault.
     """
@@ -52,7 +55,9 @@ class WebFiles:
         self.faults: deque[int | str | None] = deque()
         self.seen: list[Seen] = []
         self._server = LoopbackServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"web": self}))
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, name="web files")
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, name="web files"
+        )
 
     @property
     def url(self) -> str:
@@ -62,13 +67,20 @@ class WebFiles:
 
     def ranges(self) -> list[str]:
         """The ranges that were asked for, without the first look at each file."""
-        return [found for seen in self.seen if (found := seen.headers.get("range", "")) != "bytes=0-0"]
+        return [
+            found for seen in self.seen if (found := seen.headers.get("range", "")) != "bytes=0-0"
+        ]
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -83,7 +95,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        self.web.seen.append(Seen(path=path, headers={key.lower(): value for key, value in self.headers.items()}))
+        self.web.seen.append(
+            Seen(path=path, headers={key.lower(): value for key, value in self.headers.items()})
+        )
         fault = self.web.faults.popleft() if self.web.faults else None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._answer(path, fault)
@@ -94,7 +108,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(2)
         elif isinstance(fault, int):
             self._send(fault, b"", {"retry-after": "7"} if fault == 429 else {})
-        elif self.web.token is not None and self.headers.get("authorization") != f"Bearer {self.web.token}":
+        elif (
+            self.web.token is not None
+            and self.headers.get("authorization") != f"Bearer {self.web.token}"
+        ):
             self._send(401, b"", {})
         elif path in self.web.redirects:
             self._send(302, b"", {"location": self.web.redirects[path]})
@@ -104,7 +121,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._file(self.web.files[path], is_short=fault == SHORT)
 
     def _file(self, file: Served, *, is_short: bool) -> None:
-        pairs = {"etag": file.etag, "last-modified": file.modified, "content-encoding": file.encoding}
+        pairs = {
+            "etag": file.etag,
+            "last-modified": file.modified,
+            "content-encoding": file.encoding,
+        }
         headers = {key: value for key, value in pairs.items() if value}
         wanted = re.match(r"bytes=(\d+)-(\d+)", self.headers.get("range") or "")
         if file.knows_conditions and self._is_other(file):
@@ -120,9 +141,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _is_other(self, file: Served) -> bool:
         match, unmodified = self.headers.get("if-match"), self.headers.get("if-unmodified-since")
-        return (match is not None and match != file.etag) or (unmodified is not None and unmodified != file.modified)
+        return (match is not None and match != file.etag) or (
+            unmodified is not None and unmodified != file.modified
+        )
 
-    def _send(self, status: int, body: bytes, headers: Mapping[str, str], *, is_short: bool = False, has_length: bool = True) -> None:
+    def _send(
+        self,
+        status: int,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        is_short: bool = False,
+        has_length: bool = True,
+    ) -> None:
         self.send_response(status)
         for key, value in headers.items():
             self.send_header(key, value)

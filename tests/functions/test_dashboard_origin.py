@@ -1,4 +1,5 @@
-"""Setting `controller.dashboard_url`: what is an origin, and what the two processes and the command line make of it."""
+"""Setting `controller.dashboard_url`: what is an origin, and what the two processes and the command
+line make of it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,11 @@ from weight_cache.settings import SettingsInvalid
         ("https://dashboard.example", "https://dashboard.example", "dashboard.example"),
         ("https://Dashboard.Example:443/", "https://dashboard.example", "dashboard.example"),
         ("https://dashboard.example:8443", "https://dashboard.example:8443", "dashboard.example"),
-        ("http://dashboard.localhost:8700", "http://dashboard.localhost:8700", "dashboard.localhost"),
+        (
+            "http://dashboard.localhost:8700",
+            "http://dashboard.localhost:8700",
+            "dashboard.localhost",
+        ),
         ("https://[2001:db8::1]:8443", "https://[2001:db8::1]:8443", "2001:db8::1"),
     ],
 )
@@ -35,12 +40,27 @@ def test_an_origin_is_kept_in_its_serialized_form(url: str, origin: str, host: s
 @pytest.mark.parametrize(
     "url",
     [
-        "", "dashboard.example", "//dashboard.example", "ftp://dashboard.example", "https://", "https://dashboard.example/dashboard",
-        "https://dashboard.example?", "https://dashboard.example#", "https://u:p@dashboard.example", "https://@dashboard.example",
-        "https://dashboard.example:port", "https://dashboard.example:99999", "https://dash board", "https://*.example", "https://dash_board",
-        "https://dashboard.example\r\nx: y", "https://a..b", "https://[::1", "https://-a.example",
+        "",
+        "dashboard.example",
+        "//dashboard.example",
+        "ftp://dashboard.example",
+        "https://",
+        "https://dashboard.example/dashboard",
+        "https://dashboard.example?",
+        "https://dashboard.example#",
+        "https://u:p@dashboard.example",
+        "https://@dashboard.example",
+        "https://dashboard.example:port",
+        "https://dashboard.example:99999",
+        "https://dash board",
+        "https://*.example",
+        "https://dash_board",
+        "https://dashboard.example\r\nx: y",
+        "https://a..b",
+        "https://[::1",
+        "https://-a.example",
     ],
-)  # fmt: skip
+)
 def test_what_is_not_an_origin_is_refused_by_name(url: str) -> None:
     with pytest.raises(ValueError, match=r"^dashboard_url = .*https://host"):
         DashboardOrigin.parse(url)
@@ -48,7 +68,14 @@ def test_what_is_not_an_origin_is_refused_by_name(url: str) -> None:
 
 @pytest.mark.parametrize(
     "authority,host",
-    [("a.example", "a.example"), ("A.Example.:80", "a.example"), ("[::1]:80", "::1"), ("[::1]", "::1"), ("", ""), (" a ", "a")],
+    [
+        ("a.example", "a.example"),
+        ("A.Example.:80", "a.example"),
+        ("[::1]:80", "::1"),
+        ("[::1]", "::1"),
+        ("", ""),
+        (" a ", "a"),
+    ],
 )
 def test_host_of_a_host_header(authority: str, host: str) -> None:
     assert host_of(authority) == host
@@ -60,7 +87,10 @@ def _file(directory: Path, text: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize("text", ["", "controller:\n", "controller: {standby: true}\n", "controller: {dashboard_url: null}\n"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "controller:\n", "controller: {standby: true}\n", "controller: {dashboard_url: null}\n"],
+)
 def test_there_is_none_unless_it_is_set(tmp_path: Path, text: str) -> None:
     assert read_dashboard_origin(_file(tmp_path, text)) is None
     assert read_dashboard_origin(None) is None
@@ -77,7 +107,9 @@ def test_there_is_none_unless_it_is_set(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_the_host_of_functions_is_refused(tmp_path: Path, listen: str, url: str) -> None:
-    file = _file(tmp_path, f"activator: {{listen: '{listen}'}}\ncontroller: {{dashboard_url: '{url}'}}\n")
+    file = _file(
+        tmp_path, f"activator: {{listen: '{listen}'}}\ncontroller: {{dashboard_url: '{url}'}}\n"
+    )
 
     with pytest.raises(SettingsInvalid, match="functions are served at this host"):
         read_dashboard_origin(file)
@@ -89,25 +121,39 @@ def test_both_processes_refuse_what_is_not_an_origin(tmp_path: Path) -> None:
     file = _file(tmp_path, "controller: {dashboard_url: 'https://dashboard.example/pages'}\n")
 
     for read in (read_dashboard_origin, ControllerConfig.read):
-        with pytest.raises(SettingsInvalid, match=r"controller\.dashboard_url = 'https://dashboard.example/pages'"):
+        with pytest.raises(
+            SettingsInvalid, match=r"controller\.dashboard_url = 'https://dashboard.example/pages'"
+        ):
             read(file)
 
 
 def test_the_command_line_names_it(tmp_path: Path) -> None:
     def found(text: str) -> local.LocalPlatform:
-        return local.find(config=_file(tmp_path, text), home=None, environ={"HOME": str(tmp_path)}, cwd=tmp_path)
+        return local.find(
+            config=_file(tmp_path, text), home=None, environ={"HOME": str(tmp_path)}, cwd=tmp_path
+        )
 
     assert found("").dashboard == "http://127.0.0.1:8700/dashboard"
-    assert found("controller: {dashboard_url: 'https://dashboard.example/'}\n").dashboard == "https://dashboard.example/dashboard"
+    assert (
+        found("controller: {dashboard_url: 'https://dashboard.example/'}\n").dashboard
+        == "https://dashboard.example/dashboard"
+    )
     with pytest.raises(InvalidInput, match="dashboard_url"):
         _ = found("controller: {dashboard_url: 'https://dashboard.example/x'}\n").dashboard
 
 
-@pytest.mark.parametrize("url,home", [(None, "/dashboard"), ("https://dashboard.example/", "https://dashboard.example/dashboard")])
-async def test_the_reference_of_the_api_links_to_it(tmp_path: Path, url: str | None, home: str) -> None:
+@pytest.mark.parametrize(
+    "url,home",
+    [(None, "/dashboard"), ("https://dashboard.example/", "https://dashboard.example/dashboard")],
+)
+async def test_the_reference_of_the_api_links_to_it(
+    tmp_path: Path, url: str | None, home: str
+) -> None:
     config = SimpleNamespace(settings=ControllerSettings(dashboard_url=url))
     app = SimpleNamespace(openapi=lambda: {"info": {"title": "t", "summary": "s"}, "paths": {}})
 
-    page = await reference.docs(cast(Any, SimpleNamespace(config=config)), cast(Any, SimpleNamespace(app=app)))
+    page = await reference.docs(
+        cast(Any, SimpleNamespace(config=config)), cast(Any, SimpleNamespace(app=app))
+    )
 
     assert f'<a class="brand" href="{home}">' in bytes(page.body).decode()

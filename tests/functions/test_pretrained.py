@@ -11,7 +11,8 @@ import torch
 from pilotlight import weights
 
 transformers: Any = None
-"""Imported by the first test that runs: it takes seconds, which a run that has none of them does without."""
+"""Imported by the first test that runs: it takes seconds, which a run that has none of them does
+without."""
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +29,12 @@ def bert(tmp_path: Path) -> Path:
     """A tiny one, saved as a classifier."""
     torch.manual_seed(1)
     config = transformers.BertConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=100, max_position_embeddings=40
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        vocab_size=100,
+        max_position_embeddings=40,
     )
     transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
     return tmp_path
@@ -36,7 +42,8 @@ def bert(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def llama(tmp_path: Path) -> Path:
-    """A tiny one, tied, in several files, whose rotary frequencies are scaled and stand in no file."""
+    """A tiny one, tied, in several files, whose rotary frequencies are scaled and stand in no
+    file."""
     torch.manual_seed(2)
     config = transformers.LlamaConfig(
         hidden_size=64,
@@ -73,7 +80,9 @@ def is_mapped(tensor: torch.Tensor) -> bool:
 
 def answers(model: Any) -> torch.Tensor:
     with torch.inference_mode():
-        out: torch.Tensor = model(torch.arange(12).reshape(2, 6), output_hidden_states=True).hidden_states[-1]
+        out: torch.Tensor = model(
+            torch.arange(12).reshape(2, 6), output_hidden_states=True
+        ).hidden_states[-1]
     return out
 
 
@@ -97,13 +106,17 @@ def test_every_parameter_that_the_file_has_is_the_file(bert: Path) -> None:
 
 
 def test_what_the_file_lacks_is_made_as_transformers_makes_it(bert: Path) -> None:
-    model = weights.from_pretrained(transformers.AutoModelForSequenceClassification, bert, num_labels=5)
+    model = weights.from_pretrained(
+        transformers.AutoModelForSequenceClassification, bert, num_labels=5
+    )
     assert model.classifier.weight.shape == (5, 32)
     assert model.classifier.bias.abs().sum() == 0
     assert 0.001 < model.classifier.weight.std() < 0.1
 
 
-def test_a_llama_in_several_files_answers_the_same_with_its_own_rotary_frequencies(llama: Path) -> None:
+def test_a_llama_in_several_files_answers_the_same_with_its_own_rotary_frequencies(
+    llama: Path,
+) -> None:
     ours = weights.from_pretrained(transformers.AutoModelForCausalLM, llama)
     plain = transformers.AutoModelForCausalLM.from_pretrained(llama)
     assert torch.equal(answers(ours), answers(plain))
@@ -118,7 +131,9 @@ def test_a_llama_generates_the_same_by_its_saved_settings(llama: Path) -> None:
     plain = transformers.AutoModelForCausalLM.from_pretrained(llama)
     assert ours.generation_config.max_new_tokens == 3
     prompt = torch.tensor([[5, 6, 7]])
-    assert torch.equal(ours.generate(prompt, do_sample=False), plain.generate(prompt, do_sample=False))
+    assert torch.equal(
+        ours.generate(prompt, do_sample=False), plain.generate(prompt, do_sample=False)
+    )
 
 
 def test_keywords_go_where_transformers_takes_them(llama: Path) -> None:

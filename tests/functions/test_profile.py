@@ -13,7 +13,9 @@ from pilotlight.profile import Profile
 
 
 def test_without_a_file_the_defaults_hold(tmp_path: Path) -> None:
-    assert profiles.load({"HOME": str(tmp_path)}) == Profile(url="http://127.0.0.1:8700", api_key="", environment="main")
+    assert profiles.load({"HOME": str(tmp_path)}) == Profile(
+        url="http://127.0.0.1:8700", api_key="", environment="main"
+    )
 
 
 def test_what_was_saved_is_loaded_and_private(tmp_path: Path) -> None:
@@ -29,7 +31,11 @@ def test_what_was_saved_is_loaded_and_private(tmp_path: Path) -> None:
 
 def test_environment_variables_override_field_by_field(tmp_path: Path) -> None:
     profiles.save(Profile(url="http://a", api_key="k"), path=tmp_path / ".pilotlight.toml")
-    environ = {"HOME": str(tmp_path), "PILOTLIGHT_ENVIRONMENT": "staging", "PILOTLIGHT_URL": "http://b"}
+    environ = {
+        "HOME": str(tmp_path),
+        "PILOTLIGHT_ENVIRONMENT": "staging",
+        "PILOTLIGHT_URL": "http://b",
+    }
 
     assert profiles.load(environ) == Profile(url="http://b", api_key="k", environment="staging")
 
@@ -61,7 +67,10 @@ def test_the_xdg_file_is_used_where_it_is_the_one_there(tmp_path: Path) -> None:
     profiles.save(Profile(url="http://xdg"), path=file)
 
     assert profiles.load({"HOME": str(tmp_path)}).url == "http://xdg"
-    assert profiles.load({"HOME": str(tmp_path), "PILOTLIGHT_CONFIG": str(tmp_path / "none")}).url == "http://127.0.0.1:8700"
+    assert (
+        profiles.load({"HOME": str(tmp_path), "PILOTLIGHT_CONFIG": str(tmp_path / "none")}).url
+        == "http://127.0.0.1:8700"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""The public port belongs to the platform on every loopback family, for as long as something of it is held."""
+"""The public port belongs to the platform on every loopback family, for as long as something of it
+is held."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.public_listener import AddressTaken, for_functions, hold, open_listeners, public_addresses
+from pilotlight.public_listener import (
+    AddressTaken,
+    for_functions,
+    hold,
+    open_listeners,
+    public_addresses,
+)
 from tests.fakes.ports import free_port
 from weight_cache.protocol import uid_of
 
@@ -46,7 +53,13 @@ def opened(sockets: list[socket.socket]) -> Iterator[list[socket.socket]]:
 def attack(port: int) -> list[list[object]]:
     """What a process of another user gets to listen at, whatever options it sets."""
     done = subprocess.run(
-        ["python3", "-c", ATTACK, str(port)], user=OTHER_UID, group=OTHER_UID, extra_groups=[], capture_output=True, text=True, check=True
+        ["python3", "-c", ATTACK, str(port)],
+        user=OTHER_UID,
+        group=OTHER_UID,
+        extra_groups=[],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     found: list[list[object]] = json.loads(done.stdout)
     return found
@@ -80,7 +93,10 @@ def test_another_user_listens_at_no_loopback_address_of_the_port(listen: str) ->
     port = int(address.rpartition(":")[2])
     with opened(hold(address)):
         assert attack(port) == [], "no activator runs yet"
-        with opened(open_listeners(address, is_shared=True)) as first, opened(open_listeners(address, is_shared=True)) as second:
+        with (
+            opened(open_listeners(address, is_shared=True)) as first,
+            opened(open_listeners(address, is_shared=True)) as second,
+        ):
             assert attack(port) == [], "activators have bound"
             for each in [*first, *second]:
                 each.listen()
@@ -100,7 +116,9 @@ def test_connections_are_refused_and_not_queued_while_no_activator_runs() -> Non
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_a_second_platform_is_refused_the_port_by_name_of_the_address(host: str) -> None:
     port = free_port()
-    with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+    with socket.create_server(
+        (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+    ):
         for attempt in (hold, partial(open_listeners, is_shared=False)):
             with pytest.raises(AddressTaken, match="Address already in use") as refused:
                 attempt(f"127.0.0.1:{port}")
@@ -130,17 +148,26 @@ def test_a_platform_starts_again_at_once_where_connections_of_its_former_life_li
                     assert caller.recv(1) == b""
 
 
-CALL = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); print(s.recv(9).decode())"
+CALL = (
+    "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); "
+    "print(s.recv(9).decode())"
+)
 
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_every_user_connects_to_the_socket_of_functions_and_what_was_there_is_replaced(short_tmp: Path) -> None:
+def test_every_user_connects_to_the_socket_of_functions_and_what_was_there_is_replaced(
+    short_tmp: Path,
+) -> None:
     path = short_tmp / "http.sock"
     for_functions(path).close()
     with for_functions(path) as listener:
         caller = subprocess.Popen(
-            ["python3", "-c", CALL, str(path)], user=OTHER_UID, group=OTHER_UID, extra_groups=[], stdout=subprocess.PIPE
+            ["python3", "-c", CALL, str(path)],
+            user=OTHER_UID,
+            group=OTHER_UID,
+            extra_groups=[],
+            stdout=subprocess.PIPE,
         )
         listener.setblocking(True)
         with listener.accept()[0] as connection:

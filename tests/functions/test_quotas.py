@@ -30,19 +30,28 @@ def test_half_a_thing_is_none(name: str) -> None:
 
 
 def test_an_unknown_quota_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="wheels: unknown quota; known: body_bytes, burst, concurrent"):
+    with pytest.raises(
+        ValueError, match="wheels: unknown quota; known: body_bytes, burst, concurrent"
+    ):
         parse_quotas({"wheels": 4})
 
 
-@pytest.mark.parametrize("rate, burst, depth", [(None, None, 0), (0.5, None, 1), (5, None, 5), (5, 20, 20)])
-def test_a_bucket_holds_its_burst_else_a_second(rate: float | None, burst: int | None, depth: float) -> None:
+@pytest.mark.parametrize(
+    "rate, burst, depth", [(None, None, 0), (0.5, None, 1), (5, None, 5), (5, 20, 20)]
+)
+def test_a_bucket_holds_its_burst_else_a_second(
+    rate: float | None, burst: int | None, depth: float
+) -> None:
     assert Quotas(requests_per_s=rate, burst=burst).depth == depth
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), st.none() | st.integers(1, 1000)))
 def test_an_override_changes_its_key_and_no_other(overrides: dict[str, Any]) -> None:
     plan = BUILT_IN["standard"]
-    if overrides.get("requests_per_s", plan.requests_per_s) is None and overrides.get("burst", plan.burst) is not None:
+    if (
+        overrides.get("requests_per_s", plan.requests_per_s) is None
+        and overrides.get("burst", plan.burst) is not None
+    ):
         with pytest.raises(ValueError, match="needs requests_per_s"):
             plan.with_overrides(overrides)
         return

@@ -12,9 +12,19 @@ from pilotlight.errors import InvalidInput
 from pilotlight.schema_cost import MAX_DEPTH, MAX_NODES, UNBOUNDED, cost_of, pattern_weight
 
 LEAF = {"type": "integer"}
-TREE: dict[str, Any] = {"$defs": {"N": {"properties": {"c": {"items": {"$ref": "#/$defs/N"}}}}}, "$ref": "#/$defs/N"}
+TREE: dict[str, Any] = {
+    "$defs": {"N": {"properties": {"c": {"items": {"$ref": "#/$defs/N"}}}}},
+    "$ref": "#/$defs/N",
+}
 TWO_WAYS: dict[str, Any] = {
-    "$defs": {"N": {"allOf": [{"items": {"$ref": "#/$defs/N"}}, {"items": {"$ref": "#/$defs/N"}, "maxItems": 9}]}},
+    "$defs": {
+        "N": {
+            "allOf": [
+                {"items": {"$ref": "#/$defs/N"}},
+                {"items": {"$ref": "#/$defs/N"}, "maxItems": 9},
+            ]
+        }
+    },
     "$ref": "#/$defs/N",
 }
 
@@ -67,7 +77,12 @@ def test_patterns_count_for_each_byte_and_as_often_as_they_are_used() -> None:
     ten = cost_of({"$defs": {"a": {"pattern": "abc"}}, "allOf": [{"$ref": "#/$defs/a"}] * 10})
 
     assert (one.per_byte, ten.per_byte, ten.compile_weight) == (3, 30, 3)
-    assert cost_of({"patternProperties": {"abc": True}, "properties": {"x": {"format": "email"}}}).per_byte > 3
+    assert (
+        cost_of(
+            {"patternProperties": {"abc": True}, "properties": {"x": {"format": "email"}}}
+        ).per_byte
+        > 3
+    )
 
 
 def test_nested_evaluation_multiplies() -> None:
@@ -82,7 +97,15 @@ def test_a_schema_too_large_to_estimate_is_unbounded() -> None:
     assert cost_of({"enum": list(range(MAX_NODES))}).by_depth == (UNBOUNDED,)
 
 
-@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"anyOf": [{"$ref": "#"}, LEAF]}, {"$ref": "#/$defs/missing"}, {"$dynamicRef": "#x"}])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"anyOf": [{"$ref": "#"}, LEAF]},
+        {"$ref": "#/$defs/missing"},
+        {"$dynamicRef": "#x"},
+    ],
+)
 def test_cycles_that_stay_at_one_value_end(schema: dict[str, Any]) -> None:
     assert cost_of(schema).by_depth[0] < 100
 
@@ -96,12 +119,17 @@ def test_a_deploy_with_patterns_too_large_to_compile_is_refused() -> None:
 @pytest.mark.parametrize(
     "schema",
     [
-        pytest.param({"properties": {f"p{n}": {"type": "integer"} for n in range(10_000)}}, id="large"),
+        pytest.param(
+            {"properties": {f"p{n}": {"type": "integer"} for n in range(10_000)}}, id="large"
+        ),
         pytest.param({"allOf": [{"pattern": r"(\w{1,90}){1,90}"}]}, id="large pattern"),
     ],
 )
 def test_the_schema_of_a_models_answer_has_bounds_of_its_own(schema: dict[str, Any]) -> None:
-    body = {"messages": [{"role": "user"}], "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    body = {
+        "messages": [{"role": "user"}],
+        "response_format": {"type": "json_schema", "json_schema": {"schema": schema}},
+    }
 
     with pytest.raises(InvalidInput, match="too large"):
         OpenAIRequest("/v1/chat/completions", body)

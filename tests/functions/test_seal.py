@@ -12,7 +12,15 @@ from cryptography.fernet import Fernet
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from pilotlight.seal import MARK, ActivatorKey, PlatformKey, SealBroken, Sealer, activator_key_of, key_of
+from pilotlight.seal import (
+    MARK,
+    ActivatorKey,
+    PlatformKey,
+    SealBroken,
+    Sealer,
+    activator_key_of,
+    key_of,
+)
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid
 
 RAW = bytes(range(32))
@@ -51,7 +59,9 @@ def test_the_platforms_key_itself_opens_nothing_that_is_sealed_now() -> None:
 
 def test_keys_are_derived_with_hkdf_sha256_by_purpose() -> None:
     def derived(key: bytes, purpose: str) -> bytes:
-        return HKDF(algorithm=SHA256(), length=32, salt=None, info=f"pilotlight/v1/{purpose}".encode()).derive(key)
+        return HKDF(
+            algorithm=SHA256(), length=32, salt=None, info=f"pilotlight/v1/{purpose}".encode()
+        ).derive(key)
 
     sealed = KEY.activator.secrets.seal("text").removeprefix(MARK)
     own = base64.urlsafe_b64encode(derived(derived(RAW, "activator"), "secrets"))
@@ -72,7 +82,9 @@ def test_what_activators_have_opens_nothing_of_the_controllers(tmp_path: Path) -
     assert as_master.node_token != KEY.node_token
 
 
-def test_the_activators_key_file_is_private_and_replaced_where_it_is_another(tmp_path: Path) -> None:
+def test_the_activators_key_file_is_private_and_replaced_where_it_is_another(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "activator.key"
     ActivatorKey(bytes(32)).write(file)
     KEY.activator.write(file)
@@ -85,12 +97,20 @@ def test_a_key_of_the_activators_own_stands_in_for_the_derived_one(tmp_path: Pat
     ActivatorKey(bytes(32)).write(tmp_path / "given.key")
     settings = PlatformSettings(activator_key_file=str(tmp_path / "given.key"))
     paths = Paths(home=tmp_path, run=tmp_path)
-    assert key_of(settings, paths).token == activator_key_of(settings, paths).token == ActivatorKey(bytes(32)).token
+    assert (
+        key_of(settings, paths).token
+        == activator_key_of(settings, paths).token
+        == ActivatorKey(bytes(32)).token
+    )
 
 
 @pytest.mark.parametrize("content", [None, b"", b"c2hvcnQ=", b"not base64!"])
-def test_a_missing_or_broken_key_file_is_refused_by_name(tmp_path: Path, content: bytes | None) -> None:
+def test_a_missing_or_broken_key_file_is_refused_by_name(
+    tmp_path: Path, content: bytes | None
+) -> None:
     if content is not None:
         (tmp_path / "activator.key").write_bytes(content)
-    with pytest.raises(SettingsInvalid, match=r"activator\.key: (no key|holds no key) for activators"):
+    with pytest.raises(
+        SettingsInvalid, match=r"activator\.key: (no key|holds no key) for activators"
+    ):
         activator_key_of(PlatformSettings(), Paths(home=tmp_path, run=tmp_path))

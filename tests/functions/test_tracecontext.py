@@ -1,4 +1,5 @@
-"""`traceparent` and `tracestate` are read as the W3C's recommendation says: https://www.w3.org/TR/trace-context/."""
+"""`traceparent` and `tracestate` are read as the W3C's recommendation says:
+https://www.w3.org/TR/trace-context/."""
 
 from __future__ import annotations
 
@@ -22,11 +23,15 @@ from pilotlight.tracecontext import (
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
-def header(version: str = "00", trace: str = TRACE, span: str = SPAN, flags: str = "01", rest: str = "") -> bytes:
+def header(
+    version: str = "00", trace: str = TRACE, span: str = SPAN, flags: str = "01", rest: str = ""
+) -> bytes:
     return f"{version}-{trace}-{span}-{flags}{rest}".encode()
 
 
-@pytest.mark.parametrize("flags, is_sampled", [("00", False), ("01", True), ("02", False), ("03", True), ("ff", True)])
+@pytest.mark.parametrize(
+    "flags, is_sampled", [("00", False), ("01", True), ("02", False), ("03", True), ("ff", True)]
+)
 def test_only_the_first_bit_of_the_flags_says_sampled(flags: str, is_sampled: bool) -> None:
     assert parse(header(flags=flags)) == Parent(TRACE, SPAN, is_sampled)
 
@@ -59,7 +64,11 @@ def test_what_is_no_traceparent_is_none(broken: bytes) -> None:
 
 
 def test_a_later_version_is_read_as_far_as_it_is_known() -> None:
-    assert parse(header(version="cc")) == parse(header(version="cc", rest="-what-the-future-brings")) == Parent(TRACE, SPAN, True)
+    assert (
+        parse(header(version="cc"))
+        == parse(header(version="cc", rest="-what-the-future-brings"))
+        == Parent(TRACE, SPAN, True)
+    )
 
 
 def test_blanks_around_the_value_are_no_part_of_it() -> None:
@@ -69,15 +78,42 @@ def test_blanks_around_the_value_are_no_part_of_it() -> None:
 @given(st.binary(max_size=80))
 def test_no_bytes_break_the_parser(text: bytes) -> None:
     found = parse(text)
-    assert found is None or parse(traceparent(*found[:2], is_sampled=found.is_sampled).encode()) == found
+    assert (
+        found is None
+        or parse(traceparent(*found[:2], is_sampled=found.is_sampled).encode()) == found
+    )
 
 
-@pytest.mark.parametrize("state", [b"congo=t61rcWkgMzE", b"rojo=1,congo=2", b"tenant@vendor=x", b"a_-*/1=!~", b"k=v with blanks", b"0=1"])
+@pytest.mark.parametrize(
+    "state",
+    [
+        b"congo=t61rcWkgMzE",
+        b"rojo=1,congo=2",
+        b"tenant@vendor=x",
+        b"a_-*/1=!~",
+        b"k=v with blanks",
+        b"0=1",
+    ],
+)
 def test_a_good_state_goes_on_as_it_came(state: bytes) -> None:
     assert passed_on_state(state) == state
 
 
-@pytest.mark.parametrize("state", [b"", b"  ", b",", b"A=1", b"a=1,a=2", b"a=1;b=2,=3", b"a", b"a=\x00", b"a=b=c", b"k" * 257 + b"=1"])
+@pytest.mark.parametrize(
+    "state",
+    [
+        b"",
+        b"  ",
+        b",",
+        b"A=1",
+        b"a=1,a=2",
+        b"a=1;b=2,=3",
+        b"a",
+        b"a=\x00",
+        b"a=b=c",
+        b"k" * 257 + b"=1",
+    ],
+)
 def test_a_broken_state_is_dropped_whole(state: bytes) -> None:
     assert passed_on_state(state) == b""
 
@@ -95,7 +131,9 @@ def test_a_long_state_loses_its_long_members_first_then_the_last() -> None:
     long = b"long=" + b"x" * 200
     kept = passed_on_state(b",".join([long, *members])).split(b",")
     assert kept == members
-    kept = passed_on_state(b",".join([*members, *(b"m%d=" % n + b"y" * 40 for n in range(10))])).split(b",")
+    kept = passed_on_state(
+        b",".join([*members, *(b"m%d=" % n + b"y" * 40 for n in range(10))])
+    ).split(b",")
     assert kept == [*members, b"m0=" + b"y" * 40]
 
 
@@ -103,12 +141,17 @@ def test_a_call_that_is_in_no_trace_begins_the_one_of_its_own_id() -> None:
     call = new_call_id()
     assert trace_id_of(call) == call.removeprefix("req-")
     assert root_span_of(call) == call[-16:]
-    assert parse(traceparent_of(call).encode()) == Parent(trace_id_of(call), attempt_span_of(call), False)
+    assert parse(traceparent_of(call).encode()) == Parent(
+        trace_id_of(call), attempt_span_of(call), False
+    )
 
 
 def test_any_id_of_a_call_makes_valid_ids() -> None:
     for odd in ("", "req-", "req-" + "0" * 32, "mine", "req-" + "G" * 32):
-        assert parse(traceparent(trace_id_of(odd), root_span_of(odd), is_sampled=True).encode()) is not None
+        assert (
+            parse(traceparent(trace_id_of(odd), root_span_of(odd), is_sampled=True).encode())
+            is not None
+        )
 
 
 def test_spans_of_attempts_and_their_children_differ() -> None:

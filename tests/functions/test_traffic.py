@@ -29,7 +29,11 @@ def split(**weights: int) -> TrafficDocument:
 @st.composite
 def weightings(draw: st.DrawFn) -> Mapping[str, int]:
     """Whole percents of some of the revisions that add up to 100, zeros among them."""
-    cuts = sorted(draw(st.lists(st.integers(0, 100), min_size=len(REVISIONS) - 1, max_size=len(REVISIONS) - 1)))
+    cuts = sorted(
+        draw(
+            st.lists(st.integers(0, 100), min_size=len(REVISIONS) - 1, max_size=len(REVISIONS) - 1)
+        )
+    )
     edges = [0, *cuts, 100]
     order = draw(st.permutations(REVISIONS))
     return {name: end - begin for name, begin, end in zip(order, edges, edges[1:], strict=False)}
@@ -40,12 +44,20 @@ def owners(document: TrafficDocument) -> list[str]:
 
 
 @given(st.lists(weightings(), min_size=2, max_size=6))
-def test_a_change_moves_exactly_the_units_that_the_new_weights_need(steps: list[Mapping[str, int]]) -> None:
+def test_a_change_moves_exactly_the_units_that_the_new_weights_need(
+    steps: list[Mapping[str, int]],
+) -> None:
     document = traffic.reweighted(TrafficDocument(salt="s"), steps[0])
     for step in steps[1:]:
         after = traffic.reweighted(document, step)
-        moved = [(old, new) for old, new in zip(owners(document), owners(after), strict=True) if old != new]
-        differences = sum(abs(step.get(name, 0) - document.weights.get(name, 0)) for name in REVISIONS)
+        moved = [
+            (old, new)
+            for old, new in zip(owners(document), owners(after), strict=True)
+            if old != new
+        ]
+        differences = sum(
+            abs(step.get(name, 0) - document.weights.get(name, 0)) for name in REVISIONS
+        )
         assert len(moved) == differences / 2 * 4  # the grid has four points per percent
         gains = {name for name in REVISIONS if step.get(name, 0) > document.weights.get(name, 0)}
         losses = {name for name in REVISIONS if step.get(name, 0) < document.weights.get(name, 0)}
@@ -55,11 +67,16 @@ def test_a_change_moves_exactly_the_units_that_the_new_weights_need(steps: list[
 
 @given(weightings())
 def test_segments_are_the_weights_and_cover_everything_once(weights: Mapping[str, int]) -> None:
-    document = traffic.checked(traffic.reweighted(TrafficDocument(salt="s"), weights), revisions=REVISIONS)
+    document = traffic.checked(
+        traffic.reweighted(TrafficDocument(salt="s"), weights), revisions=REVISIONS
+    )
     assert document.segments[0].begin == 0
     assert document.segments[-1].end == 100
     assert {name: weight for name, weight in weights.items() if weight} == document.weights
-    assert all(b.begin == a.end and b.revision != a.revision for a, b in zip(document.segments, document.segments[1:], strict=False))
+    assert all(
+        b.begin == a.end and b.revision != a.revision
+        for a, b in zip(document.segments, document.segments[1:], strict=False)
+    )
 
 
 @given(st.integers(1, 99), st.integers(1, 99))
@@ -67,7 +84,9 @@ def test_raising_a_canary_moves_nobody_back(low: int, high: int) -> None:
     low, high = sorted((low, high))
     before = split(v1_aaaaaa=100 - low, v2_bbbbbb=low)
     after = traffic.reweighted(before, {V1: 100 - high, V2: high})
-    assert all(new == V2 for old, new in zip(owners(before), owners(after), strict=True) if old == V2)
+    assert all(
+        new == V2 for old, new in zip(owners(before), owners(after), strict=True) if old == V2
+    )
 
 
 def test_a_revision_that_comes_back_gets_the_units_it_had() -> None:
@@ -90,7 +109,10 @@ def test_the_last_digest_there_is_still_has_a_point_below_100() -> None:
 
 def test_units_spread_as_the_weights_say() -> None:
     document = split(v1_aaaaaa=75, v2_bbbbbb=25)
-    hits = sum(traffic.revision_at(document.segments, traffic.point("f-1", f"user-{n}")) == V2 for n in range(20_000))
+    hits = sum(
+        traffic.revision_at(document.segments, traffic.point("f-1", f"user-{n}")) == V2
+        for n in range(20_000)
+    )
     assert abs(hits / 20_000 - 0.25) < 4 * math.sqrt(0.25 * 0.75 / 20_000)
 
 
@@ -139,12 +161,24 @@ RUNNING = ExperimentTraffic(id="x-1", salt="s", unit="key", percent=50, arms=ARM
         (replace(GOOD, shadow=Shadow(revision=V2)), "cannot be a shadow beside that"),
         (replace(GOOD, shadow=Shadow(revision=V3, max_compute=1.5)), "from 0 to 1"),
         (replace(GOOD, shadow=Shadow(revision=V3, percent=math.nan)), "from 0 to 100"),
-        (replace(GOOD, segments=(Segment(revision=V1, begin=0, end=100),)), "not what the weights say"),
+        (
+            replace(GOOD, segments=(Segment(revision=V1, begin=0, end=100),)),
+            "not what the weights say",
+        ),
         (replace(GOOD, segments=(Segment(revision=V1, begin=1, end=100),)), "do not follow"),
         (replace(GOOD, experiment=replace(RUNNING, arms=ARMS[:1])), "add up to 100"),
-        (replace(GOOD, experiment=replace(RUNNING, arms=(ARMS[0], replace(ARMS[1], name="a")))), "names and revisions of their own"),
+        (
+            replace(GOOD, experiment=replace(RUNNING, arms=(ARMS[0], replace(ARMS[1], name="a")))),
+            "names and revisions of their own",
+        ),
         (replace(GOOD, experiment=replace(RUNNING, percent=120)), "percent from 0 to 100"),
-        (replace(GOOD, experiment=replace(RUNNING, arms=(Arm(name="a", revision="v9-999999", share=100),))), "no revision"),
+        (
+            replace(
+                GOOD,
+                experiment=replace(RUNNING, arms=(Arm(name="a", revision="v9-999999", share=100),)),
+            ),
+            "no revision",
+        ),
         (replace(GOOD, experiment=RUNNING, max_candidate=29), "30 % of the traffic"),
     ],
 )
@@ -161,15 +195,30 @@ def test_the_blast_radius_counts_arms_as_well_as_weights() -> None:
 
 def test_a_document_survives_json() -> None:
     whole = replace(
-        GOOD, generation=7, tags={"next": V3}, pins={"acme": V4}, sticky="header:x-user", max_candidate=40, stable=V1,
-        experiment=RUNNING, shadow=Shadow(revision=V3, percent=20),
-    )  # fmt: skip
+        GOOD,
+        generation=7,
+        tags={"next": V3},
+        pins={"acme": V4},
+        sticky="header:x-user",
+        max_candidate=40,
+        stable=V1,
+        experiment=RUNNING,
+        shadow=Shadow(revision=V3, percent=20),
+    )
     assert traffic.from_json(json.loads(json.dumps(traffic.to_json(whole)))) == whole
     assert whole.named() == set(REVISIONS)
     assert whole.answering() == {V1, V2, V4}
 
 
-@pytest.mark.parametrize("body", [{"weights": 3}, {"segments": [{"revision": V1}]}, {"colour": "red"}, {"experiment": {"id": "x"}}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"weights": 3},
+        {"segments": [{"revision": V1}]},
+        {"colour": "red"},
+        {"experiment": {"id": "x"}},
+    ],
+)
 def test_json_that_is_no_document_is_an_error(body: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         traffic.from_json(body)

@@ -38,14 +38,20 @@ def tied(tmp_path: Path) -> tuple[Tied, Path]:
     trained = Tied()
     with torch.no_grad():
         trained.scale.copy_(torch.arange(4.0))
-    return trained, save(tmp_path, {"embedding.weight": trained.embedding.weight.detach(), "scale": trained.scale.detach()})
+    return trained, save(
+        tmp_path,
+        {"embedding.weight": trained.embedding.weight.detach(), "scale": trained.scale.detach()},
+    )
 
 
 def test_it_is_there_when_it_is_asked_for_and_costs_nothing_before() -> None:
     probe = (
-        "import pilotlight, sys; assert 'pilotlight.weights' not in sys.modules; pilotlight.weights.load; assert 'torch' not in sys.modules"
+        "import pilotlight, sys; assert 'pilotlight.weights' not in sys.modules; "
+        "pilotlight.weights.load; assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", probe], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+    subprocess.run(
+        [sys.executable, "-c", probe], check=True, env={"PYTHONPATH": ":".join(sys.path)}
+    )
     assert pilotlight.weights is weights
 
 
@@ -118,9 +124,11 @@ def test_what_cannot_be_is_refused_with_its_name(tmp_path: Path) -> None:
             weights.pool(1, device="cuda")
 
 
-# -- into a module -------------------------------------------------------------------------------------------------------
+# -- into a module ---------------------------------------------------------------------------------
 @pytest.mark.parametrize("mode", ["mapped", "pool"])
-def test_a_module_is_given_the_tensors_and_what_is_one_stays_one(tied: tuple[Tied, Path], mode: weights.Mode) -> None:
+def test_a_module_is_given_the_tensors_and_what_is_one_stays_one(
+    tied: tuple[Tied, Path], mode: weights.Mode
+) -> None:
     trained, file = tied
     module = Tied()
     assert weights.load_into(module, file, mode=mode) == weights.Loaded(missing=(), unexpected=())
@@ -133,11 +141,16 @@ def test_the_parameters_are_the_file_itself(tied: tuple[Tied, Path]) -> None:
     module = Tied()
     weights.load_into(module, file)
     assert module.scale.untyped_storage().nbytes() == file.stat().st_size
-    assert module.scale.untyped_storage().data_ptr() == module.embedding.weight.untyped_storage().data_ptr()
+    assert (
+        module.scale.untyped_storage().data_ptr()
+        == module.embedding.weight.untyped_storage().data_ptr()
+    )
 
 
 @pytest.mark.slow  # what torch imports for its `meta` device
-def test_a_module_without_memory_that_computes_a_buffer_is_refused_unless_it_is_left(tied: tuple[Tied, Path]) -> None:
+def test_a_module_without_memory_that_computes_a_buffer_is_refused_unless_it_is_left(
+    tied: tuple[Tied, Path],
+) -> None:
     _, file = tied
     with torch.device("meta"):
         module, other = Tied(), Tied()
@@ -150,11 +163,16 @@ def test_a_module_without_memory_that_computes_a_buffer_is_refused_unless_it_is_
 
 def test_names_on_one_side_only_are_told(tied: tuple[Tied, Path], tmp_path: Path) -> None:
     trained, _ = tied
-    file = save(tmp_path / "more", {"embedding.weight": trained.embedding.weight.detach(), "extra": torch.ones(1)})
+    file = save(
+        tmp_path / "more",
+        {"embedding.weight": trained.embedding.weight.detach(), "extra": torch.ones(1)},
+    )
     module = Tied()
     with pytest.raises(TensorsInvalid, match=r"missing 'scale'; unexpected 'extra'\. strict=False"):
         weights.load_into(module, file)
-    assert weights.load_into(module, file, strict=False) == weights.Loaded(missing=("scale",), unexpected=("extra",))
+    assert weights.load_into(module, file, strict=False) == weights.Loaded(
+        missing=("scale",), unexpected=("extra",)
+    )
     assert torch.equal(module.scale, torch.ones(4))
 
 
@@ -165,7 +183,13 @@ def test_another_shape_is_refused(tmp_path: Path) -> None:
 
 
 def test_dtypes_are_those_of_the_file(tmp_path: Path) -> None:
-    file = save(tmp_path, {"weight": torch.ones(2, 2, dtype=torch.bfloat16), "bias": torch.ones(2, dtype=torch.bfloat16)})
+    file = save(
+        tmp_path,
+        {
+            "weight": torch.ones(2, 2, dtype=torch.bfloat16),
+            "bias": torch.ones(2, dtype=torch.bfloat16),
+        },
+    )
     module = torch.nn.Linear(2, 2)
     weights.load_into(module, file)
     assert (module.weight.dtype, module.weight.requires_grad) == (torch.bfloat16, True)

@@ -10,7 +10,9 @@ from tests.fuzz.fuzzing import Fuzzer, corpus
 @pytest.fixture(scope="session")
 def fuzzer(request: pytest.FixtureRequest) -> Fuzzer:
     """Time and seed from the command line."""
-    return Fuzzer(request.config.getoption("--fuzz-seconds"), request.config.getoption("--fuzz-seed"))
+    return Fuzzer(
+        request.config.getoption("--fuzz-seconds"), request.config.getoption("--fuzz-seed")
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -27,4 +29,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name in metafunc.fixturenames:
         if name.startswith("seed_of_"):
             files = corpus(name.removeprefix("seed_of_"))
-            metafunc.parametrize(name, [file.read_bytes() for file in files], ids=[file.name for file in files])
+            metafunc.parametrize(
+                name, [file.read_bytes() for file in files], ids=[file.name for file in files]
+            )

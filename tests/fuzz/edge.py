@@ -1,4 +1,5 @@
-"""An activator's real gateway behind a real listener, and a client that speaks bytes: one input, one connection."""
+"""An activator's real gateway behind a real listener, and a client that speaks bytes: one input,
+one connection."""
 
 from __future__ import annotations
 
@@ -30,10 +31,14 @@ PAUSE = b"%%PAUSE%%"
 PATIENCE_S = 20.0
 """Until another client must be answered, and until what an input held is free."""
 STILL_S = 0.02
-"""A request that is in flight and says nothing for so long waits for more of its body, and gets none."""
+"""A request that is in flight and says nothing for so long waits for more of its body, and gets
+none."""
 DOCUMENTED = frozenset({502, 503, 504})
 """Of the platform's answers of 5xx: there is no controller here, and workers may refuse."""
-_HEAD = re.compile(rb"HTTP/1\.1 ([1-5][0-9]{2}) [\x20-\x7e]*\r\n((?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*\r\n)*)\r\n")
+_HEAD = re.compile(
+    rb"HTTP/1\.1 ([1-5][0-9]{2}) "
+    rb"[\x20-\x7e]*\r\n((?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*\r\n)*)\r\n"
+)
 _CHUNK = re.compile(rb"([0-9a-fA-F]+)\r\n")
 
 
@@ -48,7 +53,11 @@ class Answers:
             assert head is not None, f"no HTTP answer at byte {at}: {data[at : at + 200]!r}"
             status = int(head[1])
             self.statuses.append(status)
-            at = head.end() if status < 200 or status in (204, 304) else _after_body(data, head, is_closed=is_closed)
+            at = (
+                head.end()
+                if status < 200 or status in (204, 304)
+                else _after_body(data, head, is_closed=is_closed)
+            )
 
 
 def _after_body(data: bytes, head: re.Match[bytes], *, is_closed: bool) -> int:
@@ -83,12 +92,15 @@ class Listener:
         self.faults: list[str] = []
 
     async def exchange(self, data: bytes, *, still_s: float = STILL_S) -> Answers:
-        """One connection that sends this input. Raises AssertionError for whatever an activator must not do.
+        """One connection that sends this input. Raises AssertionError for whatever an activator
+        must not do.
 
         still_s: how long it may say nothing after the last part before the caller leaves.
         """
         self.received.clear()
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(self.edge.url.rpartition(":")[2]))
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", int(self.edge.url.rpartition(":")[2])
+        )
         port = writer.get_extra_info("sockname")[1]
         await self._accepted(port)
         read = asyncio.create_task(_all(reader))
@@ -106,7 +118,9 @@ class Listener:
                 await asyncio.wait_for(writer.wait_closed(), PATIENCE_S)
         received = [*self.received]
         answers = Answers(await asyncio.wait_for(read, PATIENCE_S), is_closed=is_closed)
-        assert all(status < 500 or status in DOCUMENTED for status in answers.statuses), answers.statuses
+        assert all(status < 500 or status in DOCUMENTED for status in answers.statuses), (
+            answers.statuses
+        )
         await self._is_well()
         self.received[:] = received
         return answers
@@ -118,8 +132,11 @@ class Listener:
             assert time.monotonic() < ends_at, "it is not accepted"
             await asyncio.sleep(0)
 
-    async def _settled(self, port: int, writer: asyncio.StreamWriter, read: asyncio.Task[bytes], still_s: float) -> None:
-        """Return once the server has read all and answered all that it can, and its answers are read here."""
+    async def _settled(
+        self, port: int, writer: asyncio.StreamWriter, read: asyncio.Task[bytes], still_s: float
+    ) -> None:
+        """Return once the server has read all and answered all that it can, and its answers are
+        read here."""
         still_since, before = time.monotonic(), -1
         while not read.done() and not (_is_empty(writer) and self._is_idle(port)):
             now = len(self.received)
@@ -131,7 +148,9 @@ class Listener:
         await asyncio.sleep(0)
 
     def _connection(self, port: int) -> ClientConnection | None:
-        return next((c for c in self.edge.limits.connections if c.client and c.client[1] == port), None)
+        return next(
+            (c for c in self.edge.limits.connections if c.client and c.client[1] == port), None
+        )
 
     def _is_idle(self, port: int) -> bool:
         connection = self._connection(port)
@@ -141,21 +160,31 @@ class Listener:
         """Another client is answered, and nothing of this one is left."""
         async with httpx.AsyncClient(timeout=PATIENCE_S, verify=NO_TLS) as client:
             answer = await client.post(
-                f"{self.edge.url}/v1/functions/shop/hello:invoke", json={"x": 1}, headers={"authorization": f"Bearer {KEY}"}
+                f"{self.edge.url}/v1/functions/shop/hello:invoke",
+                json={"x": 1},
+                headers={"authorization": f"Bearer {KEY}"},
             )
         assert (answer.status_code, answer.text) == (200, '{"x":1}')
         ends_at = time.monotonic() + PATIENCE_S
-        while self.edge.limits.connections or sum(calls_per_instance(self.edge.scaler.throttlers()).values()):
-            assert time.monotonic() < ends_at, f"{self.edge.limits}, {calls_per_instance(self.edge.scaler.throttlers())}"
+        while self.edge.limits.connections or sum(
+            calls_per_instance(self.edge.scaler.throttlers()).values()
+        ):
+            assert time.monotonic() < ends_at, (
+                f"{self.edge.limits}, {calls_per_instance(self.edge.scaler.throttlers())}"
+            )
             await asyncio.sleep(0.001)
         faults, self.faults[:] = [*self.faults], []
         assert not faults, faults
 
 
 def _is_empty(end: asyncio.StreamWriter | asyncio.Transport) -> bool:
-    """Whether the kernel holds nothing for this end of a connection: neither unread (FIONREAD) nor on its way (TIOCOUTQ, tcp(7))."""
+    """Whether the kernel holds nothing for this end of a connection: neither unread (FIONREAD) nor
+    on its way (TIOCOUTQ, tcp(7))."""
     descriptor = end.get_extra_info("socket").fileno()
-    return descriptor < 0 or not any(any(fcntl.ioctl(descriptor, which, bytes(4))) for which in (termios.FIONREAD, termios.TIOCOUTQ))
+    return descriptor < 0 or not any(
+        any(fcntl.ioctl(descriptor, which, bytes(4)))
+        for which in (termios.FIONREAD, termios.TIOCOUTQ)
+    )
 
 
 def _waits(connection: ClientConnection) -> bool:
@@ -174,9 +203,14 @@ async def _all(reader: asyncio.StreamReader) -> bytes:
 
 @contextlib.asynccontextmanager
 async def listening(directory: Path) -> AsyncIterator[Listener]:
-    """An activator with a function, a web application and a public one; every worker keeps what it received."""
+    """An activator with a function, a web application and a public one; every worker keeps what it
+    received."""
     settings = ActivatorSettings(
-        max_body_bytes=10_000, max_header_bytes=8_000, body_timeout_s=PATIENCE_S, header_timeout_s=PATIENCE_S, unauthenticated_per_s=1e6
+        max_body_bytes=10_000,
+        max_header_bytes=8_000,
+        body_timeout_s=PATIENCE_S,
+        header_timeout_s=PATIENCE_S,
+        unauthenticated_per_s=1e6,
     )
     listener: Listener | None = None
 
@@ -190,7 +224,9 @@ async def listening(directory: Path) -> AsyncIterator[Listener]:
         edge.add_tenant("acme")
         edge.add(route_of(spec_of(access=("*",))))
         edge.add(route_of(spec_of("page", kind=FunctionKind.ASGI, access=("*",))))
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: listener.faults.append(repr(context)))
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: listener.faults.append(repr(context))
+        )
         with _logged(listener.faults):
             yield listener
 

@@ -1,4 +1,5 @@
-"""What requests at the edge are made of: paths, header lines and bodies, most of them wrong, and words that are put in anywhere."""
+"""What requests at the edge are made of: paths, header lines and bodies, most of them wrong, and
+words that are put in anywhere."""
 
 from __future__ import annotations
 
@@ -66,7 +67,10 @@ HEADERS = (
     b"connection: close",
     b"connection: keep-alive",
     b"connection: upgrade\r\nupgrade: h2c\r\nhttp2-settings: AA",
-    b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==",
+    (
+        b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: "
+        b"13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ=="
+    ),
     b"expect: 100-continue",
     b"upgrade: websocket",
     b"idempotency-key: k",

@@ -1,9 +1,10 @@
-"""How every target of this directory is fuzzed: inputs are bytes, made by Hypothesis from the corpus and by each target's own strategy.
+"""How every target of this directory is fuzzed: inputs are bytes, made by Hypothesis from the
+corpus and by each target's own strategy.
 
-A run takes `--fuzz-seconds` per target (2 unless it is named). Inputs follow from `--fuzz-seed`, so a run can be made again. What fails is
-shrunk, written to `.fuzz/<target>-<hash>`, and named in the failure; once the defect is repaired, it is moved to `corpus/<target>/` under
-a name that says what it shows, and `test_corpus` gives it to the target for ever.
-"""
+A run takes `--fuzz-seconds` per target (2 unless it is named). Inputs follow from `--fuzz-seed`, so
+a run can be made again. What fails is shrunk, written to `.fuzz/<target>-<hash>`, and named in the
+failure; once the defect is repaired, it is moved to `corpus/<target>/` under a name that says what
+it shows, and `test_corpus` gives it to the target for ever."""
 
 from __future__ import annotations
 
@@ -36,13 +37,20 @@ class Fuzzer:
 
     def __init__(self, seconds: float | None, seed: int | None) -> None:
         self.seconds = DEFAULT_S if seconds is None else seconds
-        self.seed = seed if seed is not None else 0 if seconds is None else random.SystemRandom().randrange(2**32)
+        self.seed = (
+            seed
+            if seed is not None
+            else 0
+            if seconds is None
+            else random.SystemRandom().randrange(2**32)
+        )
 
     def __repr__(self) -> str:
         return f"<Fuzzer --fuzz-seconds {self.seconds:g} --fuzz-seed {self.seed}>"
 
     def run(self, target: str, inputs: st.SearchStrategy[bytes], check: Check) -> int:
-        """Check inputs until the time is over; how many there were. Raises the failure of the smallest input that was found to fail."""
+        """Check inputs until the time is over; how many there were. Raises the failure of the
+        smallest input that was found to fail."""
         ends_at, tried, failed = time.monotonic() + self.seconds, 0, b""
 
         def one(data: bytes) -> None:
@@ -59,7 +67,9 @@ class Fuzzer:
             try:
                 _batch(inputs, one, seed=batch)
             except Exception as e:
-                e.add_note(f"{target}: the input is in {_keep(target, failed)} ({self!r}, batch {batch})")
+                e.add_note(
+                    f"{target}: the input is in {_keep(target, failed)} ({self!r}, batch {batch})"
+                )
                 raise
             batch += 1
         return tried
@@ -68,9 +78,13 @@ class Fuzzer:
 def _batch(inputs: st.SearchStrategy[bytes], check: Check, *, seed: int) -> None:
     @hypothesis.seed(seed)
     @settings(
-        max_examples=_BATCH, database=None, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink],
+        max_examples=_BATCH,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
         print_blob=False,
-    )  # fmt: skip
+    )
     @given(inputs)
     def run(data: bytes) -> None:
         check(data)
@@ -97,7 +111,8 @@ def seeds(target: str) -> list[bytes]:
 
 @st.composite
 def mutated(draw: st.DrawFn, of: Sequence[bytes], words: Sequence[bytes] = ()) -> bytes:
-    """One of `of` after a few changes: bytes changed, pieces removed, repeated, moved in from another one, and `words` put in."""
+    """One of `of` after a few changes: bytes changed, pieces removed, repeated, moved in from
+    another one, and `words` put in."""
     data = draw(st.sampled_from(of))
     for _ in range(draw(st.integers(1, 6))):
         begin = draw(st.integers(0, len(data)))
@@ -164,7 +179,8 @@ _WEIRD: tuple[Any, ...] = (
     {"\ud800": 1},
 )
 _DEPTHS = (50, 900, 960, 980, 990, 3000)
-"""How deep a value may be nested: around the interpreter's bound of 1000, below which JSON is parsed and above which it is refused."""
+"""How deep a value may be nested: around the interpreter's bound of 1000, below which JSON is
+parsed and above which it is refused."""
 
 
 def _nested(depth: int, brackets: str) -> str:
@@ -173,13 +189,20 @@ def _nested(depth: int, brackets: str) -> str:
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
     """Every (container, key) in a JSON value."""
-    keys = value.keys() if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    keys = (
+        value.keys()
+        if isinstance(value, dict)
+        else range(len(value))
+        if isinstance(value, list)
+        else ()
+    )
     return [place for key in keys for place in ((value, key), *_places(value[key]))]
 
 
 @st.composite
 def json_mutated(draw: st.DrawFn, of: Sequence[bytes], words: Sequence[str] = ()) -> bytes:
-    """One of the JSON documents after a few changes: values that are weird, or from elsewhere in it; keys renamed; values removed."""
+    """One of the JSON documents after a few changes: values that are weird, or from elsewhere in
+    it; keys renamed; values removed."""
     value = {"": json.loads(draw(st.sampled_from(of)))}
     deep: list[str] = []
     for _ in range(draw(st.integers(1, 4))):
@@ -187,16 +210,25 @@ def json_mutated(draw: st.DrawFn, of: Sequence[bytes], words: Sequence[str] = ()
         container, key = places[draw(st.integers(0, len(places) - 1))]
         kind = draw(st.sampled_from(("weird", "weird", "weird", "own", "remove", "key", "deep")))
         if kind == "weird":
-            container[key] = copy.deepcopy(draw(st.sampled_from((*_WEIRD, *words)) | st.text(max_size=8) | st.integers()))
+            container[key] = copy.deepcopy(
+                draw(st.sampled_from((*_WEIRD, *words)) | st.text(max_size=8) | st.integers())
+            )
         elif kind == "own":
             other, at = places[draw(st.integers(0, len(places) - 1))]
             container[key] = copy.deepcopy(other[at])
         elif kind == "remove" and container is not value:
             del container[key]
         elif kind == "key" and isinstance(container, dict) and container is not value:
-            container[draw(st.sampled_from((*words, "", "x", "\0", "\ud800", "name")))] = copy.deepcopy(container[key])
+            container[draw(st.sampled_from((*words, "", "x", "\0", "\ud800", "name")))] = (
+                copy.deepcopy(container[key])
+            )
         elif kind == "deep" and not deep:
             container[key] = "%%DEEP%%"
             deep = [_nested(draw(st.sampled_from(_DEPTHS)), draw(st.sampled_from("[{")))]
-    text = json.dumps(value.get(""), separators=(",", ":"), ensure_ascii=draw(st.booleans()), sort_keys=draw(st.booleans()))
+    text = json.dumps(
+        value.get(""),
+        separators=(",", ":"),
+        ensure_ascii=draw(st.booleans()),
+        sort_keys=draw(st.booleans()),
+    )
     return text.replace('"%%DEEP%%"', deep[0] if deep else "").encode("utf-8", "surrogatepass")

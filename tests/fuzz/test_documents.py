@@ -1,4 +1,5 @@
-"""What clients send to the controller as JSON, and the agent is then asked to do: deploys, images, manifests of weights."""
+"""What clients send to the controller as JSON, and the agent is then asked to do: deploys, images,
+manifests of weights."""
 
 from __future__ import annotations
 
@@ -29,9 +30,12 @@ Send = Callable[[httpx.AsyncClient, bytes], Coroutine[Any, Any, list[httpx.Respo
 
 @pytest.fixture(name="served")
 def _served(tmp_path: Path, short_tmp: Path) -> Iterator[Served]:
-    """The controller of the other tests, on a loop of our own: Hypothesis calls a synchronous function."""
+    """The controller of the other tests, on a loop of our own: Hypothesis calls a synchronous
+    function."""
     clock = ManualClock()
-    running = running_controller(clock=clock, blobs=DirectoryStore(tmp_path / "blobs"), home=tmp_path, run=short_tmp)
+    running = running_controller(
+        clock=clock, blobs=DirectoryStore(tmp_path / "blobs"), home=tmp_path, run=short_tmp
+    )
     with asyncio.Runner() as runner:
         controller = runner.run(running.__aenter__())
         yield Served(runner, controller)
@@ -51,7 +55,10 @@ class Served:
             for answer in self._runner.run(asyncio.wait_for(send(self._http, data), PATIENCE_S)):
                 assert answer.status_code < 500, (answer.status_code, answer.text[:500], logged)
                 assert answer.is_success or answer.headers["content-type"] == CONTENT_PROBLEM
-        assert self._runner.run(asyncio.wait_for(self._http.get("/v1/whoami"), PATIENCE_S)).status_code == 200
+        assert (
+            self._runner.run(asyncio.wait_for(self._http.get("/v1/whoami"), PATIENCE_S)).status_code
+            == 200
+        )
 
 
 @contextlib.contextmanager
@@ -72,18 +79,27 @@ def _errors() -> Iterator[list[str]]:
 
 async def send_deploy(http: httpx.AsyncClient, data: bytes) -> list[httpx.Response]:
     """As `pilotlight deploy`."""
-    return [await http.post("/v1/apps/search/deploy", content=data, headers={"content-type": "application/json"})]
+    return [
+        await http.post(
+            "/v1/apps/search/deploy", content=data, headers={"content-type": "application/json"}
+        )
+    ]
 
 
 async def send_image(http: httpx.AsyncClient, data: bytes) -> list[httpx.Response]:
     """As `pilotlight image build`."""
-    return [await http.post("/v1/images", content=data, headers={"content-type": "application/json"})]
+    return [
+        await http.post("/v1/images", content=data, headers={"content-type": "application/json"})
+    ]
 
 
 async def send_weights(http: httpx.AsyncClient, data: bytes) -> list[httpx.Response]:
     """As `pilotlight weights push`."""
     digest = hashlib.sha256(data).hexdigest()
-    return [await http.put(f"/v1/blobs/{digest}", content=data), await http.put("/v1/weights/minilm", json={"manifest": digest})]
+    return [
+        await http.put(f"/v1/blobs/{digest}", content=data),
+        await http.put("/v1/weights/minilm", json={"manifest": digest}),
+    ]
 
 
 def check_image(data: bytes) -> None:
@@ -102,7 +118,9 @@ def check_image(data: bytes) -> None:
     else:
         for step in plan.steps:
             step.title.encode()
-            assert all("\0" not in text for text in (*step.items, *step.options, step.target, step.blob))
+            assert all(
+                "\0" not in text for text in (*step.items, *step.options, step.target, step.blob)
+            )
             assert ".." not in step.target.split("/")
 
 
@@ -133,7 +151,11 @@ def test_deploys(fuzzer: Fuzzer, served: Served) -> None:
 
 
 def test_images_at_the_controller(fuzzer: Fuzzer, served: Served) -> None:
-    fuzzer.run("image", _inputs("image", ("op", "pip", "run", "copy", "env", "apt")), lambda data: served(send_image, data))
+    fuzzer.run(
+        "image",
+        _inputs("image", ("op", "pip", "run", "copy", "env", "apt")),
+        lambda data: served(send_image, data),
+    )
 
 
 def test_images_at_the_agent(fuzzer: Fuzzer) -> None:
@@ -141,4 +163,6 @@ def test_images_at_the_agent(fuzzer: Fuzzer) -> None:
 
 
 def test_manifests_of_weights_at_the_controller(fuzzer: Fuzzer, served: Served) -> None:
-    fuzzer.run("weights_manifest", _inputs("weights_manifest"), lambda data: served(send_weights, data))
+    fuzzer.run(
+        "weights_manifest", _inputs("weights_manifest"), lambda data: served(send_weights, data)
+    )

@@ -1,4 +1,5 @@
-"""What names files and memory: manifests of weights and of snapshots, headers of safetensors files. Inputs are JSON, or almost."""
+"""What names files and memory: manifests of weights and of snapshots, headers of safetensors files.
+Inputs are JSON, or almost."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ from pathlib import PurePosixPath
 
 from hypothesis import strategies as st
 
-from snapshotter.snapshots.manifest import SnapshotInvalid, canonical, checked_manifest, parse, sealed
+from snapshotter.snapshots.manifest import (
+    SnapshotInvalid,
+    canonical,
+    checked_manifest,
+    parse,
+    sealed,
+)
 from tests.fuzz.fuzzing import Fuzzer, json_mutated, mutated, seeds
 from tests.snapshotter.snapshots.shapes import KEY
 from weight_cache import manifest
@@ -41,7 +48,8 @@ DATA_BYTES = 64
 
 
 def check_weights(data: bytes) -> None:
-    """A manifest is read and written back as it was, all its paths below its directory; or it is refused by its own error."""
+    """A manifest is read and written back as it was, all its paths below its directory; or it is
+    refused by its own error."""
     began = time.monotonic()
     try:
         read = manifest.parse(data)

@@ -15,8 +15,11 @@ from tests.conftest import RequireOrSkip
 
 
 @pytest.fixture(scope="session")
-def criu_proof(tmp_path_factory: pytest.TempPathFactory, require_or_skip: RequireOrSkip) -> SelfTest:
-    """CRIU as its self test found it. Without one that works the test is skipped, and fails in CI."""
+def criu_proof(
+    tmp_path_factory: pytest.TempPathFactory, require_or_skip: RequireOrSkip
+) -> SelfTest:
+    """CRIU as its self test found it. Without one that works the test is skipped, and fails in
+    CI."""
     cache: Path = tmp_path_factory.mktemp("criu")
     found = asyncio.run(self_test(cache=cache, environ=os.environ))
     if not found.on:
@@ -26,7 +29,8 @@ def criu_proof(tmp_path_factory: pytest.TempPathFactory, require_or_skip: Requir
 
 @pytest.fixture
 def patient_restores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Agents in this process give a RESTORE more than 2 s before they start COLD: a busy machine may take longer."""
+    """Agents in this process give a RESTORE more than 2 s before they start COLD: a busy machine
+    may take longer."""
     monkeypatch.setattr(strategy, "_FLOOR_S", 20.0)
 
 

@@ -1,9 +1,10 @@
-"""A worker that lies to its shim: executed in the worker's place, with the control channel as descriptor 3.
+"""A worker that lies to its shim: executed in the worker's place, with the control channel as
+descriptor 3.
 
-`PILOTLIGHT_EVIL`: `pidfd`: says that the process which listens on the instance's socket, the node agent, is the fork; `flood`: starts
-an instance as it should, and tells of failures without end; `stay`: says that its forks enter their cgroups, and they do not;
-`burn`: computes for a while behind its snapshot point; `point`: reaches one whose listeners are a number, and waits.
-"""
+`PILOTLIGHT_EVIL`: `pidfd`: says that the process which listens on the instance's socket, the node
+agent, is the fork; `flood`: starts an instance as it should, and tells of failures without end;
+`stay`: says that its forks enter their cgroups, and they do not; `burn`: computes for a while
+behind its snapshot point; `point`: reaches one whose listeners are a number, and waits."""
 
 from __future__ import annotations
 
@@ -22,7 +23,10 @@ BURN_S = 0.5
 def send(message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
     """One datagram."""
     with socket.socket(fileno=os.dup(3)) as control:
-        control.sendmsg([json.dumps(message).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else [])
+        control.sendmsg(
+            [json.dumps(message).encode()],
+            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else [],
+        )
 
 
 def receive() -> tuple[dict[str, Any], list[int]]:
@@ -56,7 +60,10 @@ def main() -> None:
         order, fds = receive()
         name = order.get("instance")
         if order["op"] == "fork" and evil == "pidfd":
-            send({"event": "forked", "instance": name}, (socket.socket(fileno=fds[0]).getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD),))
+            send(
+                {"event": "forked", "instance": name},
+                (socket.socket(fileno=fds[0]).getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD),),
+            )
             send({"event": "ready", "instance": name, "phases_ms": {}})
         elif order["op"] == "park" and evil == "pidfd":
             send({"event": "forked", "instance": name}, (os.pidfd_open(os.getpid()),))
@@ -66,7 +73,9 @@ def main() -> None:
             if evil != "flood":
                 continue
             error = {"type": "T", "message": "x", "pad": [[]] * 30_000}  # takes longest to read
-            raw = json.dumps({"event": "failed", "instance": name, "phase": "x", "error": error}).encode()
+            raw = json.dumps(
+                {"event": "failed", "instance": name, "phase": "x", "error": error}
+            ).encode()
             with socket.socket(fileno=os.dup(3)) as control:
                 while True:
                     control.send(raw)

@@ -19,7 +19,12 @@ from weight_cache.protocol import Operation, Part
 
 RAW = bytes(range(32))
 SEALED_LAUNCH = Grants.of_raw(RAW).sealed(LAUNCH)
-ORDER = {"instance_id": "i-0123456789abcdef", "lessee": "a-0", "secret_env": {"TOKEN": "t"}, "launch": SEALED_LAUNCH.to_json()}
+ORDER = {
+    "instance_id": "i-0123456789abcdef",
+    "lessee": "a-0",
+    "secret_env": {"TOKEN": "t"},
+    "launch": SEALED_LAUNCH.to_json(),
+}
 
 
 async def _no_part(_: Mapping[str, Any]) -> None:
@@ -39,16 +44,32 @@ def asked(tmp_path: Path) -> tuple[Mapping[str, Operation], list[str]]:
 
         return run
 
-    everything = (*OPEN, *SEALED, "exec", "logs", "build_image", "delete_image", "delete_snapshots", "prove_snapshot", "capabilities")
-    return operations({name: noting(name) for name in everything}, tmp_path / "platform.key", uid_base=20000), reached
+    everything = (
+        *OPEN,
+        *SEALED,
+        "exec",
+        "logs",
+        "build_image",
+        "delete_image",
+        "delete_snapshots",
+        "prove_snapshot",
+        "capabilities",
+    )
+    return operations(
+        {name: noting(name) for name in everything}, tmp_path / "platform.key", uid_base=20000
+    ), reached
 
 
-async def test_what_the_controller_sealed_is_started(asked: tuple[Mapping[str, Operation], list[str]]) -> None:
+async def test_what_the_controller_sealed_is_started(
+    asked: tuple[Mapping[str, Operation], list[str]],
+) -> None:
     found, reached = asked
     for name in SEALED:
         await found[name](ORDER, _no_part)
     assert reached == [*SEALED]
-    assert set(found) == {*OPEN, *SEALED}, "no commands beside instances, no logs, no images, no snapshots to delete"
+    assert set(found) == {*OPEN, *SEALED}, (
+        "no commands beside instances, no logs, no images, no snapshots to delete"
+    )
 
 
 @pytest.mark.parametrize("operation", SEALED)
@@ -76,14 +97,19 @@ async def test_a_launch_document_of_its_own_making_is_refused(
 ) -> None:
     found, reached = asked
     with pytest.raises(OrderRefused, match="seal is missing or broken"):
-        await found[operation]({**ORDER, "launch": replace(SEALED_LAUNCH, **change).to_json()}, _no_part)
+        await found[operation](
+            {**ORDER, "launch": replace(SEALED_LAUNCH, **change).to_json()}, _no_part
+        )
     assert not reached
 
 
 @pytest.mark.parametrize(
     "change, said",
     [
-        ({"instance_id": "../../../etc/cron.d/x"}, "instance_id '../../../etc/cron.d/x' is not one"),
+        (
+            {"instance_id": "../../../etc/cron.d/x"},
+            "instance_id '../../../etc/cron.d/x' is not one",
+        ),
         ({"instance_id": "i-0123456789abcdef\n"}, "instance_id"),
         ({"instance_id": 7}, "instance_id '7' is not one"),
         ({"lessee": "a-0\nforged line"}, "lessee"),
@@ -100,7 +126,9 @@ async def test_a_launch_document_of_its_own_making_is_refused(
         ({"launch": {**SEALED_LAUNCH.to_json(), "new": 1}}, "none of this version"),
     ],
 )
-async def test_names_and_shapes_are_checked(asked: tuple[Mapping[str, Operation], list[str]], change: dict[str, Any], said: str) -> None:
+async def test_names_and_shapes_are_checked(
+    asked: tuple[Mapping[str, Operation], list[str]], change: dict[str, Any], said: str
+) -> None:
     found, reached = asked
     with pytest.raises(OrderRefused, match=said):
         await found["start"]({**ORDER, **change}, _no_part)

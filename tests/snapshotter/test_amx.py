@@ -10,7 +10,10 @@ import pytest
 
 from snapshotter.linux import amx
 
-pytestmark = [pytest.mark.root, pytest.mark.skipif(not amx.has_tiles(), reason="this processor has no tiles")]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(not amx.has_tiles(), reason="this processor has no tiles"),
+]
 
 SLEEPER = """
 import ctypes, sys, threading
@@ -27,7 +30,9 @@ for line in sys.stdin:
 def sleeper() -> Iterator[subprocess.Popen[str]]:
     """A process in the middle of a read."""
     argv = [sys.executable, "-S", "-c", SLEEPER]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "here\n"
         yield process
@@ -44,7 +49,9 @@ def ask(process: subprocess.Popen[str], word: str) -> str:
     return process.stdout.readline().strip()
 
 
-def test_a_process_gets_the_permission_and_goes_on_with_the_call_it_was_in(sleeper: subprocess.Popen[str]) -> None:
+def test_a_process_gets_the_permission_and_goes_on_with_the_call_it_was_in(
+    sleeper: subprocess.Popen[str],
+) -> None:
     assert ask(sleeper, "before") == "before 0"
 
     amx.request_tile_permission([sleeper.pid])

@@ -1,4 +1,5 @@
-"""Boots take turns: so many at once, first come first served, and a slow one holds up nobody for long."""
+"""Boots take turns: so many at once, first come first served, and a slow one holds up nobody for
+long."""
 
 from __future__ import annotations
 
@@ -79,7 +80,10 @@ async def order_of(shares: list[Share]) -> list[str]:
 
 
 async def test_a_storm_of_one_tenant_leaves_the_next_turn_to_another() -> None:
-    assert (await order_of([share_of("storm")] * 100 + [share_of("small")]))[:2] == ["storm", "small"]
+    assert (await order_of([share_of("storm")] * 100 + [share_of("small")]))[:2] == [
+        "storm",
+        "small",
+    ]
 
 
 async def test_a_turn_is_as_long_as_its_weight() -> None:
@@ -125,7 +129,10 @@ async def test_a_slow_one_keeps_its_place_while_the_processors_are_busy_but_not_
         async with asyncio.timeout(10):
             while len(looks) < 4:
                 await asyncio.sleep(0.001)
-    places, began = BootLimiter(1, hold_s=0.01, most_s=0.05, is_busy=lambda: True), time.perf_counter()
+    places, began = (
+        BootLimiter(1, hold_s=0.01, most_s=0.05, is_busy=lambda: True),
+        time.perf_counter(),
+    )
     async with places.one(), asyncio.timeout(10), places.one():
         assert time.perf_counter() - began >= 0.045
 

@@ -17,7 +17,13 @@ from snapshotter.agent.agent import describe
 from snapshotter.client import AgentClient
 from snapshotter.errors import ImageBuildFailed
 from snapshotter.images.build_log import BuildLog
-from snapshotter.images.build_output import BYTES_PER_S, LAST_LINES, LINES_PER_S, MAX_LINE_BYTES, Output
+from snapshotter.images.build_output import (
+    BYTES_PER_S,
+    LAST_LINES,
+    LINES_PER_S,
+    MAX_LINE_BYTES,
+    Output,
+)
 from snapshotter.images.build_sandbox import run_on_machine
 from snapshotter.images.builder import LOG_TAIL_BYTES, log_tail
 from snapshotter.images.images import KEPT_LOGS, Images
@@ -35,13 +41,17 @@ os.write(1, b"the last words\\n")
 
 
 @pytest.mark.slow  # watches a command for two seconds
-async def test_a_command_that_prints_empty_lines_without_end_holds_the_event_loop_for_milliseconds() -> None:
+async def test_a_command_that_prints_empty_lines_without_end_holds_the_event_loop_for_milliseconds() -> (
+    None
+):
     lines: list[str] = []
 
     async def keep(batch: Sequence[str]) -> None:
         lines.extend(batch)
 
-    running = asyncio.create_task(run_on_machine([sys.executable, "-S", "-c", _FLOOD], variables={}, on_lines=keep))
+    running = asyncio.create_task(
+        run_on_machine([sys.executable, "-S", "-c", _FLOOD], variables={}, on_lines=keep)
+    )
     turns, began, began_at = [], time.thread_time(), time.monotonic()
     while not running.done():
         computed = time.thread_time()
@@ -52,7 +62,10 @@ async def test_a_command_that_prints_empty_lines_without_end_holds_the_event_loo
     assert await running == 0
     assert max(turns) < 0.1, "one turn of the loop"
     assert time.thread_time() - began < FLOOD_S / 2, "a flood costs no core"
-    assert len(lines) < (max(FLOOD_S * 4, time.monotonic() - began_at) + 8) * LINES_PER_S + LAST_LINES + 2
+    assert (
+        len(lines)
+        < (max(FLOOD_S * 4, time.monotonic() - began_at) + 8) * LINES_PER_S + LAST_LINES + 2
+    )
     assert lines.count("the last words") == 1
     assert sum("lines were left out" in line for line in lines[-LAST_LINES - 1 :]) == 1
 
@@ -65,7 +78,12 @@ def test_lines_beyond_the_rate_are_counted_and_said_once_at_the_end() -> None:
 
     assert output.feed(b"later\n", now=1.0) == ["later"]
     assert not output.is_flooded
-    assert output.end() == ["[2000 lines were left out: the command printed more than 500 lines or 262144 bytes a second]"]
+    assert output.end() == [
+        (
+            "[2000 lines were left out: the command printed more than 500 lines or 262144 bytes a "
+            "second]"
+        )
+    ]
 
 
 def test_the_last_lines_are_those_that_were_left_out() -> None:
@@ -78,7 +96,9 @@ def test_the_last_lines_are_those_that_were_left_out() -> None:
 
 def test_bytes_are_bounded_like_lines() -> None:
     output = Output(now=0.0)
-    passed = sum(len(line) for _ in range(100) for line in output.feed((b"x" * 60_000 + b"\n"), now=0.0))
+    passed = sum(
+        len(line) for _ in range(100) for line in output.feed((b"x" * 60_000 + b"\n"), now=0.0)
+    )
     assert 7 * BYTES_PER_S < passed <= 8 * BYTES_PER_S
     assert sum(map(len, output.end())) < 100_000
 
@@ -89,7 +109,9 @@ def test_a_line_comes_whole_whatever_blocks_it_is_read_in_and_an_overlong_one_in
     assert output.feed(b"o\r\nthree", now=0.0) == ["two"]
     assert output.end() == ["three"]
 
-    pieces = [piece for _ in range(3) for piece in output.feed(b"x" * 40_000, now=0.0)] + output.end()
+    pieces = [
+        piece for _ in range(3) for piece in output.feed(b"x" * 40_000, now=0.0)
+    ] + output.end()
     assert [len(piece) for piece in pieces] == [MAX_LINE_BYTES, 80_000 - MAX_LINE_BYTES, 40_000]
     assert output.left_out == 0
 
@@ -98,10 +120,14 @@ def test_a_log_of_a_build_keeps_its_beginning_and_its_end(tmp_path: Path) -> Non
     (tmp_path / "b.log").write_text("of an earlier build")
     with BuildLog(tmp_path / "b.log", max_bytes=24) as log:
         log.write(["12345", "half of a pair: \udc80"[:5]])
-        assert (tmp_path / "b.log").read_text() == "12345\nhalf \n", "what is early can be read while it is built"
+        assert (tmp_path / "b.log").read_text() == "12345\nhalf \n", (
+            "what is early can be read while it is built"
+        )
         log.write(["x" * 100])
         log.write(["left", "out", "second", "last"])
-    assert (tmp_path / "b.log").read_text() == "12345\nhalf \n[110 bytes are left out here]\nsecond\nlast\n"
+    assert (
+        tmp_path / "b.log"
+    ).read_text() == "12345\nhalf \n[110 bytes are left out here]\nsecond\nlast\n"
     with BuildLog(tmp_path / "b.log") as log:
         log.write(["\udc80"])
         log.write(["x" * 1023] * 2048)
@@ -137,8 +163,14 @@ async def test_a_build_that_fails_removes_the_oldest_logs_of_its_tenant(tmp_path
         pass
 
     images = Images(tmp_path, environ={}, requirements=())
-    logs = [write_log(tmp_path / "node" / "images", n, "", written_at=100.0 + n) for n in range(KEPT_LOGS)]
-    missing = {"python": own_interpreter().version, "steps": [{"op": "copy", "blob": "0" * 64, "target": "x"}]}
+    logs = [
+        write_log(tmp_path / "node" / "images", n, "", written_at=100.0 + n)
+        for n in range(KEPT_LOGS)
+    ]
+    missing = {
+        "python": own_interpreter().version,
+        "steps": [{"op": "copy", "blob": "0" * 64, "target": "x"}],
+    }
     with pytest.raises(ImageBuildFailed, match="is not in the blob store"):
         await images.build(missing, uid=None, part=ignore)
     assert [log.exists() for log in logs] == [False] + [True] * (KEPT_LOGS - 1)
@@ -159,12 +191,18 @@ def test_the_tail_of_a_log_is_bounded_as_json_has_it() -> None:
     assert log_tail(["first", "x" * 200, "last"], max_bytes=128) == ["x" * 10, "last"]
     for character in ("\0", "\U0001f600", "\ufffd", '"', "x"):
         tail = log_tail([character * 65_536] * 45)
-        assert LOG_TAIL_BYTES / 13 < len(json.dumps(tail, separators=(",", ":"))) <= LOG_TAIL_BYTES + 64
+        assert (
+            LOG_TAIL_BYTES / 13
+            < len(json.dumps(tail, separators=(",", ":")))
+            <= LOG_TAIL_BYTES + 64
+        )
 
 
 async def test_a_failed_build_whose_last_lines_are_long_gets_its_answer(short_tmp: Path) -> None:
     async def build(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
-        raise ImageBuildFailed("it failed", {"log_tail": log_tail(["\0" * 65_000] * 45), "step": "run"})
+        raise ImageBuildFailed(
+            "it failed", {"log_tail": log_tail(["\0" * 65_000] * 45), "step": "run"}
+        )
 
     server = await serve(short_tmp / "s", {"build_image": build}, describe)
     client = AgentClient(short_tmp / "s")

@@ -1,4 +1,5 @@
-"""Source archives become read-only directories, whole or not at all, and nothing in them is believed."""
+"""Source archives become read-only directories, whole or not at all, and nothing in them is
+believed."""
 
 from __future__ import annotations
 
@@ -30,7 +31,12 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def entry(
-    name: str, content: bytes = b"", *, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644
+    name: str,
+    content: bytes = b"",
+    *,
+    kind: bytes = tarfile.REGTYPE,
+    link: str = "",
+    mode: int = 0o644,
 ) -> tuple[tarfile.TarInfo, bytes]:
     info = tarfile.TarInfo(name)
     info.size, info.type, info.linkname, info.mode = len(content), kind, link, mode
@@ -59,8 +65,16 @@ async def test_bundle_becomes_a_read_only_world_readable_directory(tmp_path: Pat
     code = await Bundles(tmp_path).ensure(digest)
     assert code == tmp_path / "node" / "code" / digest
     assert (code / "pkg" / "same").read_bytes() == b"x = 1"
-    modes = {p.relative_to(code).as_posix(): p.stat().st_mode & 0o7777 for p in [code, *code.rglob("*")]}
-    assert modes == {".": 0o555, "app.py": 0o444, "pkg": 0o555, "pkg/run.sh": 0o555, "pkg/same": 0o444}
+    modes = {
+        p.relative_to(code).as_posix(): p.stat().st_mode & 0o7777 for p in [code, *code.rglob("*")]
+    }
+    assert modes == {
+        ".": 0o555,
+        "app.py": 0o444,
+        "pkg": 0o555,
+        "pkg/run.sh": 0o555,
+        "pkg/same": 0o444,
+    }
 
 
 async def test_callers_at_once_share_one_unpacking(tmp_path: Path) -> None:
@@ -95,7 +109,11 @@ async def test_callers_at_once_share_one_unpacking(tmp_path: Path) -> None:
         ([entry("null", kind=tarfile.CHRTYPE)], "device"),
         ([entry("pipe", kind=tarfile.FIFOTYPE)], "device"),
         ([entry("x", b"1"), entry("x", b"2")], "twice"),
-        ([entry("x" * 300, kind=tarfile.XHDTYPE, content=b"y" * 2**21)], "entry header|invalid header"),  # Python 3.13 refuses it itself
+        # Python 3.13 refuses it itself
+        (
+            [entry("x" * 300, kind=tarfile.XHDTYPE, content=b"y" * 2**21)],
+            "entry header|invalid header",
+        ),
         ([entry("big", b"x" * 2000)], "more than 1000 bytes"),
     ],
 )
@@ -123,7 +141,9 @@ async def test_corrupt_blob_is_refused_before_it_is_parsed(tmp_path: Path) -> No
 
 
 @given(content=st.binary(max_size=300))
-def test_any_bytes_are_unpacked_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_any_bytes_are_unpacked_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
     home = tmp_path_factory.mktemp("h")
     digest = put_bytes(home, content)
     with pytest.raises(BundleUnavailable):
@@ -131,7 +151,8 @@ def test_any_bytes_are_unpacked_or_refused(tmp_path_factory: pytest.TempPathFact
 
 
 class Room:
-    """Bundles of one file each on a disk with so much free, one of them needed; each was asked for a second after the last."""
+    """Bundles of one file each on a disk with so much free, one of them needed; each was asked for
+    a second after the last."""
 
     def __init__(self, home: Path, **options: Any) -> None:
         self.home = home
@@ -153,7 +174,9 @@ class Room:
         return {d.name for d in (self.home / "node" / "code").iterdir()}
 
 
-async def test_below_the_floor_bundles_go_that_nothing_needs_and_nobody_asked_for_lately(tmp_path: Path) -> None:
+async def test_below_the_floor_bundles_go_that_nothing_needs_and_nobody_asked_for_lately(
+    tmp_path: Path,
+) -> None:
     room = Room(tmp_path)
     needed, old, young = await room.unpack(b"1", b"2", b"3")
     room.free, room.now = 0, 1000.0
@@ -195,10 +218,17 @@ async def test_a_bundle_is_not_unpacked_into_the_floor(tmp_path: Path) -> None:
     assert room.here() == set(), f"{idle} made room, and it was not enough"
 
 
-async def test_a_bundle_that_nothing_needs_makes_room_for_one_that_is_half_unpacked(tmp_path: Path) -> None:
+async def test_a_bundle_that_nothing_needs_makes_room_for_one_that_is_half_unpacked(
+    tmp_path: Path,
+) -> None:
     idle = await Bundles(tmp_path).ensure(put(tmp_path, entry("a", b"1")))
     looks = iter([10_000])
-    floor = DiskFloor(tmp_path, 1000, free=lambda _: next(looks, 999) if idle.exists() else 10_000, inodes=lambda _: (0, 0))
+    floor = DiskFloor(
+        tmp_path,
+        1000,
+        free=lambda _: next(looks, 999) if idle.exists() else 10_000,
+        inodes=lambda _: (0, 0),
+    )
     bundles = Bundles(tmp_path, floor=floor)
     bundles.needed_by(set)
     assert (await bundles.ensure(put(tmp_path, entry("a", b"2")))).exists()
@@ -246,7 +276,11 @@ def test_killed_unpacking_leaves_no_half_bundle(tmp_path: Path) -> None:
     digest = put(tmp_path, *[entry(f"d{i % 50}/f{i}", b"x" * 200) for i in range(3000)])
     code = tmp_path / "node" / "code"
     for delay_s in (0.0, 0.03, 0.06, 0.1, 0.2):
-        child = subprocess.Popen([sys.executable, "-c", _CHILD, str(tmp_path), digest], stdout=subprocess.PIPE, cwd=REPOSITORY)
+        child = subprocess.Popen(
+            [sys.executable, "-c", _CHILD, str(tmp_path), digest],
+            stdout=subprocess.PIPE,
+            cwd=REPOSITORY,
+        )
         assert child.stdout is not None
         child.stdout.readline()
         time.sleep(delay_s)
@@ -260,7 +294,7 @@ def test_killed_unpacking_leaves_no_half_bundle(tmp_path: Path) -> None:
     assert sum(1 for f in done.rglob("f*")) == 3000
 
 
-# -- from a store that is no directory ---------------------------------------------------------------------------------
+# -- from a store that is no directory -------------------------------------------------------------
 @pytest.fixture
 async def bucket(s3_bucket: str) -> AsyncIterator[ObjectStore]:
     store = open_store(f"s3://{s3_bucket}/blobs", setting="platform.blobs")
@@ -289,14 +323,19 @@ async def test_a_bundle_is_fetched_from_a_bucket_once(tmp_path: Path, bucket: Ob
 async def test_a_bundle_is_not_fetched_into_the_floor(tmp_path: Path, bucket: ObjectStore) -> None:
     floor = DiskFloor(tmp_path, 1000, free=lambda _: 999, inodes=lambda _: (0, 0))
     with pytest.raises(BundleUnavailable, match="the disk has no room"):
-        await Bundles(tmp_path, blobs=bucket, floor=floor).ensure("0" * 64)  # which the bucket lacks: it is not asked
+        # which the bucket lacks: it is not asked
+        await Bundles(tmp_path, blobs=bucket, floor=floor).ensure("0" * 64)
     assert list((tmp_path / "node" / "code").iterdir()) == []
 
 
-async def test_what_a_bucket_lacks_or_has_wrong_is_said_and_leaves_nothing(tmp_path: Path, bucket: ObjectStore) -> None:
+async def test_what_a_bucket_lacks_or_has_wrong_is_said_and_leaves_nothing(
+    tmp_path: Path, bucket: ObjectStore
+) -> None:
     digest, raw = packed(entry("app.py", b"x = 1"))
     bundles = Bundles(tmp_path, blobs=bucket)
-    with pytest.raises(BundleUnavailable, match=r"is not in the blob store \(<S3Store s3://.*deploy again"):
+    with pytest.raises(
+        BundleUnavailable, match=r"is not in the blob store \(<S3Store s3://.*deploy again"
+    ):
         await bundles.ensure(digest)
     await bucket.put(blob_key(digest), raw + b"!")
     with pytest.raises(BundleUnavailable, match=f"{digest} of <S3Store s3://.* is corrupt"):
@@ -306,9 +345,13 @@ async def test_what_a_bucket_lacks_or_has_wrong_is_said_and_leaves_nothing(tmp_p
     assert (await bundles.ensure(digest)).is_dir()
 
 
-async def test_a_bucket_that_does_not_answer_is_said(tmp_path: Path, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bucket_that_does_not_answer_is_said(
+    tmp_path: Path, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    async with contextlib.aclosing(open_store(f"s3://{s3_bucket}", setting="platform.blobs", attempts=1)) as store:
+    async with contextlib.aclosing(
+        open_store(f"s3://{s3_bucket}", setting="platform.blobs", attempts=1)
+    ) as store:
         with pytest.raises(BundleUnavailable, match="cannot be fetched: s3://"):
             await Bundles(tmp_path, blobs=store).ensure("0" * 64)
     assert list((tmp_path / "node" / "code").iterdir()) == []

@@ -27,7 +27,9 @@ def script(folder: Path, name: str, text: str) -> None:
 
 
 async def test_what_is_off_says_why(tmp_path: Path) -> None:
-    body = await probe(home=tmp_path / "not" / "there", environ={"PATH": str(tmp_path)}, cgroups=NONE)
+    body = await probe(
+        home=tmp_path / "not" / "there", environ={"PATH": str(tmp_path)}, cgroups=NONE
+    )
     assert all(f["why"] for f in body["features"] if not f["on"])
     assert "no hierarchy" in feature(body, "cgroup memory")["why"]
     assert "not installed" in feature(body, "RESTORE")["why"]
@@ -37,13 +39,28 @@ async def test_what_is_off_says_why(tmp_path: Path) -> None:
 
 
 async def test_tools_that_are_there_are_asked(tmp_path: Path) -> None:
-    script(tmp_path / "bin", "nvidia-smi", "echo '0, NVIDIA H100 80GB HBM3, 81559, 550.54'; echo garbage")
+    script(
+        tmp_path / "bin",
+        "nvidia-smi",
+        "echo '0, NVIDIA H100 80GB HBM3, 81559, 550.54'; echo garbage",
+    )
     script(tmp_path / "bin", "criu", "echo 'Version: 4.2.1'")
-    body = await probe(home=tmp_path, environ={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}, cgroups=NONE)
-    assert body["node"]["gpus"] == [{"index": 0, "name": "NVIDIA H100 80GB HBM3", "memory_bytes": 81559 * 1024**2, "driver": "550.54"}]
+    body = await probe(
+        home=tmp_path, environ={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}, cgroups=NONE
+    )
+    assert body["node"]["gpus"] == [
+        {
+            "index": 0,
+            "name": "NVIDIA H100 80GB HBM3",
+            "memory_bytes": 81559 * 1024**2,
+            "driver": "550.54",
+        }
+    ]
     assert feature(body, "GPU") == {"name": "GPU", "on": True, "why": "NVIDIA H100 80GB HBM3"}
     assert not feature(body, "RESTORE")["on"]
-    assert "FORK and COLD work" in feature(body, "RESTORE")["why"], "a criu that only tells its version proves nothing"
+    assert "FORK and COLD work" in feature(body, "RESTORE")["why"], (
+        "a criu that only tells its version proves nothing"
+    )
 
 
 async def test_memory_group_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
@@ -74,12 +91,21 @@ async def test_root_has_slots_and_uids(tmp_path: Path) -> None:
     "off, network, shared",
     [
         ((), Network.HOST, ["the machine's network (snapshotter.function_network: host)"]),
-        (("namespaces", "uid separation"), Network.OWN, ["the machine's files, processes and network", "one user", "Fit for one tenant"]),
+        (
+            ("namespaces", "uid separation"),
+            Network.OWN,
+            ["the machine's files, processes and network", "one user", "Fit for one tenant"],
+        ),
         (("seccomp",), Network.OWN, ["every system call", "Fit for one tenant"]),
     ],
 )
-def test_what_functions_share_is_said_by_the_mechanism_that_is_missing(off: tuple[str, ...], network: Network, shared: list[str]) -> None:
-    kernel = [Feature(name=name, on=name not in off, why="") for name in ("namespaces", "uid separation", "seccomp")]
+def test_what_functions_share_is_said_by_the_mechanism_that_is_missing(
+    off: tuple[str, ...], network: Network, shared: list[str]
+) -> None:
+    kernel = [
+        Feature(name=name, on=name not in off, why="")
+        for name in ("namespaces", "uid separation", "seccomp")
+    ]
     found = isolation(kernel, network)
     assert not found.on
     assert all(text in found.why for text in shared), found.why

@@ -1,4 +1,5 @@
-"""Limits through cgroup v1 and v2: paths, files and words, on a tree of plain files; the real thing is in test_node."""
+"""Limits through cgroup v1 and v2: paths, files and words, on a tree of plain files; the real thing
+is in test_node."""
 
 from __future__ import annotations
 
@@ -33,10 +34,17 @@ def test_v1_limits_go_below_our_own_group(tmp_path: Path) -> None:
     cgroups = Cgroups.find(Path("/run/x"), proc=proc)
     group = cgroups.make("i-1", memory_bytes=1000, cpu=0.5)
 
-    assert (cgroups.version, cgroups.limits_memory, cgroups.limits_pids, cgroups.why_not) == (1, True, True, None)
+    assert (cgroups.version, cgroups.limits_memory, cgroups.limits_pids, cgroups.why_not) == (
+        1,
+        True,
+        True,
+        None,
+    )
     base = group.directories["memory"].parent
     assert base.parent == tmp_path / "memory/own"
-    assert (tmp_path / "cpu" / base.name / "cpu.shares").read_text() == str(1024 * len(os.sched_getaffinity(0)))
+    assert (tmp_path / "cpu" / base.name / "cpu.shares").read_text() == str(
+        1024 * len(os.sched_getaffinity(0))
+    )
     assert (group.directories["memory"] / "memory.limit_in_bytes").read_text() == "1000"
     assert (group.directories["cpu"] / "cpu.shares").read_text() == "512"
     assert len(group.procs) == 3
@@ -48,7 +56,11 @@ def test_names_and_counters_are_for_root_and_the_reader(tmp_path: Path) -> None:
     (tmp_path / "unified").mkdir()
     proc = make_proc(tmp_path, V2, "0::/\n")
     for reader, mode in ((None, 0o700), (os.getgid(), 0o710)):
-        directory = Cgroups.find(Path("/run/x"), reader=reader, proc=proc).make(f"i-{mode}", memory_bytes=1, cpu=1).directories["memory"]
+        directory = (
+            Cgroups.find(Path("/run/x"), reader=reader, proc=proc)
+            .make(f"i-{mode}", memory_bytes=1, cpu=1)
+            .directories["memory"]
+        )
         assert stat.S_IMODE(directory.stat().st_mode) == mode
     assert stat.S_IMODE(directory.parent.stat().st_mode) == 0o711
 
@@ -68,8 +80,11 @@ def test_v2_delegates_controllers_and_has_one_directory(tmp_path: Path) -> None:
     assert (group.oom_kills(), group.cpu_ns(), group.memory_bytes()) == (1, 5000, 77)
 
 
-def test_v2_goes_to_the_root_where_its_own_group_has_processes_and_hands_nothing_on(tmp_path: Path) -> None:
-    (tmp_path / "unified/session/cgroup.subtree_control").mkdir(parents=True)  # cannot be written: the kernel says EBUSY
+def test_v2_goes_to_the_root_where_its_own_group_has_processes_and_hands_nothing_on(
+    tmp_path: Path,
+) -> None:
+    # cannot be written: the kernel says EBUSY
+    (tmp_path / "unified/session/cgroup.subtree_control").mkdir(parents=True)
     proc = make_proc(tmp_path, V2, "0::/session\n")
     cgroups = Cgroups.find(Path("/run/x"), proc=proc)
     assert cgroups.limits_memory
@@ -92,4 +107,9 @@ def test_without_a_writable_hierarchy_it_says_why(tmp_path: Path, mounts: str) -
 
     assert not cgroups.limits_memory
     assert cgroups.why_not
-    assert (group.procs, group.oom_kills(), group.memory_bytes(), group.cpu_ns()) == ([], 0, None, None)
+    assert (group.procs, group.oom_kills(), group.memory_bytes(), group.cpu_ns()) == (
+        [],
+        0,
+        None,
+        None,
+    )

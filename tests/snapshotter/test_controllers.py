@@ -20,9 +20,27 @@ from weight_cache.settings import Paths
 
 INSTANCE = "i-0123456789abcdef"
 EVERYTHING = (
-    "start", "prepare", "stop", "sleep", "wake", "adopt", "instances", "templates", "drop_template", "checkpoint", "snapshots",
-    "prove_snapshot", "delete_snapshots", "capabilities", "usage", "watch", "logs", "exec", "build_image", "delete_image",
-)  # fmt: skip
+    "start",
+    "prepare",
+    "stop",
+    "sleep",
+    "wake",
+    "adopt",
+    "instances",
+    "templates",
+    "drop_template",
+    "checkpoint",
+    "snapshots",
+    "prove_snapshot",
+    "delete_snapshots",
+    "capabilities",
+    "usage",
+    "watch",
+    "logs",
+    "exec",
+    "build_image",
+    "delete_image",
+)
 TAKEN: dict[str, dict[str, Any]] = {
     "instances": {"labels": {}},
     "stop": {"instance_id": INSTANCE, "grace_s": 1.0},
@@ -33,7 +51,14 @@ TAKEN: dict[str, dict[str, Any]] = {
     "delete_snapshots": {"snapshot_id": None, "revision": "f-1@v1", "function": None},
     "capabilities": {},
     "usage": {"instance_id": INSTANCE},
-    "logs": {"labels": {}, "instance_id": None, "since": None, "tail": None, "call_id": None, "follow": False},
+    "logs": {
+        "labels": {},
+        "instance_id": None,
+        "since": None,
+        "tail": None,
+        "call_id": None,
+        "follow": False,
+    },
     "exec": {"instance_id": INSTANCE, "argv": ["id"]},
     "build_image": {"spec": {}, "uid": 20001},
     "delete_image": {"digest": "a" * 64, "uid": 20001},
@@ -59,7 +84,9 @@ def _agent() -> tuple[Mapping[str, Operation], list[str]]:
     return {name: noting(name) for name in EVERYTHING}, reached
 
 
-async def test_what_the_controller_asks_is_taken_and_nothing_else_is_there(agent: tuple[Mapping[str, Operation], list[str]]) -> None:
+async def test_what_the_controller_asks_is_taken_and_nothing_else_is_there(
+    agent: tuple[Mapping[str, Operation], list[str]],
+) -> None:
     of_root, reached = agent
     found = operations(of_root, uid_base=20000)
     for name, args in TAKEN.items():
@@ -71,7 +98,11 @@ async def test_what_the_controller_asks_is_taken_and_nothing_else_is_there(agent
 @pytest.mark.parametrize(
     "operation, change",
     [
-        *((name, {"uid": uid}) for name in ("build_image", "delete_image") for uid in (None, 0, 19902, 19999, -1, True, "20001", 20001.0)),
+        *(
+            (name, {"uid": uid})
+            for name in ("build_image", "delete_image")
+            for uid in (None, 0, 19902, 19999, -1, True, "20001", 20001.0)
+        ),
         ("delete_image", {"digest": "../../node/code"}),
         ("delete_image", {"digest": None}),
         ("exec", {"instance_id": "../i"}),
@@ -87,7 +118,9 @@ async def test_names_and_users_that_are_no_tenants_are_refused(
 ) -> None:
     of_root, reached = agent
     with pytest.raises(OrderRefused):
-        await operations(of_root, uid_base=20000)[operation]({**TAKEN[operation], **change}, _no_part)
+        await operations(of_root, uid_base=20000)[operation](
+            {**TAKEN[operation], **change}, _no_part
+        )
     assert not reached
 
 
@@ -100,14 +133,24 @@ async def test_a_seal_starts_nothing_as_root_or_as_another_user(
     found = activator_api.operations(of_root, tmp_path / "platform.key", uid_base=20000)
     order = {"instance_id": INSTANCE, "lessee": "a-0", "secret_env": {}}
     for name in activator_api.SEALED:
-        with pytest.raises(OrderRefused, match=r"is no tenant's: tenants' uids start at snapshotter\.uid_base = 20000"):
-            await found[name]({**order, "launch": Grants.of_raw(RAW).sealed(replace(LAUNCH, uid=uid)).to_json()}, _no_part)
+        with pytest.raises(
+            OrderRefused,
+            match=r"is no tenant's: tenants' uids start at snapshotter\.uid_base = 20000",
+        ):
+            await found[name](
+                {**order, "launch": Grants.of_raw(RAW).sealed(replace(LAUNCH, uid=uid)).to_json()},
+                _no_part,
+            )
     assert not reached
     await found["start"]({**order, "launch": Grants.of_raw(RAW).sealed(LAUNCH).to_json()}, _no_part)
 
 
-def test_a_controller_without_a_uid_of_its_own_is_no_guest(tmp_path: Path, agent: tuple[Mapping[str, Operation], list[str]]) -> None:
+def test_a_controller_without_a_uid_of_its_own_is_no_guest(
+    tmp_path: Path, agent: tuple[Mapping[str, Operation], list[str]]
+) -> None:
     assert guest(agent[0], Paths(home=tmp_path, run=tmp_path), uid_base=20000) is None
-    found = guest(agent[0], Paths(home=tmp_path, run=tmp_path, controller_uid=19902), uid_base=20000)
+    found = guest(
+        agent[0], Paths(home=tmp_path, run=tmp_path, controller_uid=19902), uid_base=20000
+    )
     assert found is not None
     assert found.uid == 19902

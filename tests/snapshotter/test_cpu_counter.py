@@ -1,4 +1,5 @@
-"""The counter of an instance's CPU time, on the real machine: its start, its pauses, commands beside it, and starts that fail."""
+"""The counter of an instance's CPU time, on the real machine: its start, its pauses, commands
+beside it, and starts that fail."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from tests.fakes.agent_home import AgentHome, instance_id
 from tests.snapshotter.test_node import begin, watching
 
 BURN_S = 0.3
-BURN = f"import time\nuntil = time.process_time() + {BURN_S}\nwhile time.process_time() < until: pass\n"
+BURN = (
+    f"import time\nuntil = time.process_time() + {BURN_S}\nwhile time.process_time() < until: "
+    f"pass\n"
+)
 BURN_NS = int(BURN_S * 1e9)
 
 needs_cgroups = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes cgroups")
@@ -54,8 +58,13 @@ def test_both_kinds_of_cgroup_are_understood() -> None:
 
 
 def test_without_a_cgroup_the_process_is_asked_and_children_that_it_reaped_count() -> None:
-    code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN!r}])\nprint(flush=True)\nsys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    code = (
+        f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', "
+        f"{BURN!r}])\nprint(flush=True)\nsys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         counter = CpuCounter("", process.pid)
         process.stdout.readline()
@@ -65,7 +74,9 @@ def test_without_a_cgroup_the_process_is_asked_and_children_that_it_reaped_count
 
 
 @needs_cgroups
-async def test_a_group_counts_those_that_have_ended_and_is_unknown_once_it_is_gone(short_tmp: Path) -> None:
+async def test_a_group_counts_those_that_have_ended_and_is_unknown_once_it_is_gone(
+    short_tmp: Path,
+) -> None:
     cgroups = Cgroups.find(short_tmp)
     group = cgroups.make("counted", memory_bytes=64 * 1024**2, cpu=1.0)
     if not group.cpu_file:
@@ -77,7 +88,8 @@ async def test_a_group_counts_those_that_have_ended_and_is_unknown_once_it_is_go
         counter = CpuCounter(group.cpu_file, 0)
         assert await read_above(counter, BURN_NS * 9 // 10) < 20 * BURN_NS
         async with asyncio.timeout(10):
-            while counter.read_ns() != group.cpu_ns():  # until the kernel has counted the last of it
+            # until the kernel has counted the last of it
+            while counter.read_ns() != group.cpu_ns():
                 await asyncio.sleep(0.005)
     finally:
         await group.remove()
@@ -88,7 +100,9 @@ async def test_a_group_counts_those_that_have_ended_and_is_unknown_once_it_is_go
 
 
 @needs_cgroups
-async def test_a_command_beside_an_instance_is_counted_as_its_own(home: AgentHome, client: AgentClient) -> None:
+async def test_a_command_beside_an_instance_is_counted_as_its_own(
+    home: AgentHome, client: AgentClient
+) -> None:
     info = await begin(client, home.launch())
     counter = CpuCounter.of(info)
     assert counter is not None
@@ -103,7 +117,9 @@ async def test_a_command_beside_an_instance_is_counted_as_its_own(home: AgentHom
 
 
 @needs_cgroups
-async def test_the_first_start_has_the_boot_that_it_caused_and_the_next_one_has_not(home: AgentHome, client: AgentClient) -> None:
+async def test_the_first_start_has_the_boot_that_it_caused_and_the_next_one_has_not(
+    home: AgentHome, client: AgentClient
+) -> None:
     launch = home.launch()
     first, second = await begin(client, launch), await begin(client, launch)
     boot, fork = (-min(0, info.cpu_from_ns) for info in (first, second))
@@ -112,7 +128,9 @@ async def test_the_first_start_has_the_boot_that_it_caused_and_the_next_one_has_
 
 
 @needs_cgroups
-async def test_the_end_of_an_instance_says_where_its_counter_stood(home: AgentHome, client: AgentClient) -> None:
+async def test_the_end_of_an_instance_says_where_its_counter_stood(
+    home: AgentHome, client: AgentClient
+) -> None:
     info = await begin(client, home.launch())
     gone = await watching(client, "instance_gone")
     await client.stop(info.id, grace_s=10)
@@ -128,15 +146,24 @@ async def failure(client: AgentClient, launch: LaunchSpec) -> StartFailed:
 
 @needs_cgroups
 @pytest.mark.parametrize(
-    "steps", [{"boot": ["burn", "raise:x"]}, {"wake": ["burn", "raise:x"]}, {"forkable": False, "boot": ["burn", "raise:x"]}]
+    "steps",
+    [
+        {"boot": ["burn", "raise:x"]},
+        {"wake": ["burn", "raise:x"]},
+        {"forkable": False, "boot": ["burn", "raise:x"]},
+    ],
 )
-async def test_a_start_that_fails_says_what_it_used(home: AgentHome, client: AgentClient, steps: dict[str, Any]) -> None:
+async def test_a_start_that_fails_says_what_it_used(
+    home: AgentHome, client: AgentClient, steps: dict[str, Any]
+) -> None:
     error = await failure(client, home.launch(**steps))
     assert error.detail["cpu_ns"] > BURN_NS * 9 // 10
 
 
 @needs_cgroups
-async def test_a_boot_that_fails_is_one_starts_and_not_that_of_each_that_waited(home: AgentHome, client: AgentClient) -> None:
+async def test_a_boot_that_fails_is_one_starts_and_not_that_of_each_that_waited(
+    home: AgentHome, client: AgentClient
+) -> None:
     launch = home.launch(boot=["burn", "raise:x"])
     errors = await asyncio.gather(*(failure(client, launch) for _ in range(3)))
     used = sorted(error.detail["cpu_ns"] for error in errors)
@@ -146,7 +173,9 @@ async def test_a_boot_that_fails_is_one_starts_and_not_that_of_each_that_waited(
 
 @needs_cgroups
 @pytest.mark.slow  # a start that ends by its clock
-async def test_a_start_that_takes_too_long_says_what_it_used(home: AgentHome, client: AgentClient) -> None:
+async def test_a_start_that_takes_too_long_says_what_it_used(
+    home: AgentHome, client: AgentClient
+) -> None:
     launch = home.launch(forkable=False, boot=["hang"], startup_timeout_s=2.0)
     with pytest.raises(StartTimeout) as failed:
         await client.start(launch, instance_id=instance_id(), lessee="a", secret_env={})
@@ -154,12 +183,17 @@ async def test_a_start_that_takes_too_long_says_what_it_used(home: AgentHome, cl
 
 
 @needs_cgroups
-async def test_a_start_that_is_stopped_says_what_it_used(home: AgentHome, client: AgentClient) -> None:
+async def test_a_start_that_is_stopped_says_what_it_used(
+    home: AgentHome, client: AgentClient
+) -> None:
     launch = home.launch(forkable=False, boot=["burn", "hang"])
     name = instance_id()
     start = asyncio.create_task(client.start(launch, instance_id=name, lessee="a", secret_env={}))
     async with asyncio.timeout(40):
-        while not any("burnt" in line["text"] for line in [line async for line in await client.logs(labels={"app": "a"})]):
+        while not any(
+            "burnt" in line["text"]
+            for line in [line async for line in await client.logs(labels={"app": "a"})]
+        ):
             await asyncio.sleep(0.05)
     await client.stop(name, grace_s=0)
     with pytest.raises(StartStopped) as stopped:
@@ -168,7 +202,9 @@ async def test_a_start_that_is_stopped_says_what_it_used(home: AgentHome, client
 
 
 @needs_cgroups
-async def test_a_boot_that_the_platform_asked_for_is_nobodys(home: AgentHome, client: AgentClient) -> None:
+async def test_a_boot_that_the_platform_asked_for_is_nobodys(
+    home: AgentHome, client: AgentClient
+) -> None:
     launch = home.launch()
     await client.prepare(launch)
     assert (await begin(client, launch)).cpu_from_ns == 0

@@ -69,14 +69,16 @@ async def begin(client: AgentClient, launch: LaunchSpec) -> InstanceInfo:
 
 
 def group_of(pid: int) -> Path | None:
-    """Where the kernel has its cpu group; None in the root group, whose processes it groups by session."""
+    """Where the kernel has its cpu group; None in the root group, whose processes it groups by
+    session."""
     lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
     path = next((path for _, names, path in lines if "cpu" in names.split(",")), "/")
     return None if path == "/" else Path("/sys/fs/cgroup/cpu") / path.lstrip("/")
 
 
 def part(pid: int) -> float:
-    """Which part of one CPU's share its group has; 0 where the kernel gives it only what no other group of ours wants."""
+    """Which part of one CPU's share its group has; 0 where the kernel gives it only what no other
+    group of ours wants."""
     group = group_of(pid)
     if group is None:
         pytest.skip("no cpu group here")
@@ -88,7 +90,9 @@ def part(pid: int) -> float:
 def workers(home: AgentHome) -> list[int]:
     """Pids of workers that run in slots of this home."""
     found = []
-    for group in (Cgroups.find(home.paths.run).group(name) for name in Cgroups.find(home.paths.run).names()):
+    for group in (
+        Cgroups.find(home.paths.run).group(name) for name in Cgroups.find(home.paths.run).names()
+    ):
         found += [int(pid) for file in group.procs for pid in Path(file).read_text().split()]
     return sorted(set(found))
 
@@ -101,13 +105,18 @@ def test_a_group_gives_way_wholly_partly_and_not_at_all(real: Group) -> None:
     real.weigh(0)
     assert (cpu / "cpu.idle").read_text() == "1\n"
     real.weigh(0.125)
-    assert ((cpu / "cpu.idle").read_text(), file.read_text().strip()) == ("0\n", cpu_priority.weight(real.version, 0.0625))
+    assert ((cpu / "cpu.idle").read_text(), file.read_text().strip()) == (
+        "0\n",
+        cpu_priority.weight(real.version, 0.0625),
+    )
     real.weigh(1)
     assert file.read_text().strip() == half
 
 
 @pytest.mark.parametrize("version, least", [(1, "2"), (2, "1")])
-def test_a_kernel_that_has_no_idle_groups_gives_it_the_least_weight(tmp_path: Path, version: int, least: str) -> None:
+def test_a_kernel_that_has_no_idle_groups_gives_it_the_least_weight(
+    tmp_path: Path, version: int, least: str
+) -> None:
     file = tmp_path / cpu_priority.FILE[version]
     file.touch()
     group = Group(directories={"cpu": tmp_path}, version=version, cpu=2.0)
@@ -127,7 +136,9 @@ def test_a_group_that_is_gone_or_has_nothing_for_the_cpu_is_let_be(tmp_path: Pat
 @pytest.mark.root
 @needs_root
 @pytest.mark.usefixtures("patient")
-async def test_a_boot_gives_way_until_its_template_stands(home: AgentHome, client: AgentClient, short_tmp: Path) -> None:
+async def test_a_boot_gives_way_until_its_template_stands(
+    home: AgentHome, client: AgentClient, short_tmp: Path
+) -> None:
     gate = Gate(short_tmp)
     launch = home.launch(boot=[f"read:{gate.path}"], uid=None)
     start = asyncio.create_task(begin(client, launch))
@@ -145,7 +156,9 @@ async def test_a_boot_gives_way_until_its_template_stands(home: AgentHome, clien
 @pytest.mark.root
 @needs_root
 @pytest.mark.usefixtures("patient")
-async def test_a_worker_that_serves_in_place_gives_way_until_it_is_ready(home: AgentHome, client: AgentClient, short_tmp: Path) -> None:
+async def test_a_worker_that_serves_in_place_gives_way_until_it_is_ready(
+    home: AgentHome, client: AgentClient, short_tmp: Path
+) -> None:
     gate = Gate(short_tmp)
     launch = home.launch(wake=[f"read:{gate.path}"], forkable=False, uid=None)
     start = asyncio.create_task(begin(client, launch))
@@ -177,7 +190,9 @@ async def test_a_boot_that_takes_long_gets_on_all_the_same(
 @pytest.mark.root
 @pytest.mark.e2e
 @needs_root
-async def test_what_a_killed_agent_left_behind_has_its_share_once_it_is_ready(home: AgentHome, short_tmp: Path) -> None:
+async def test_what_a_killed_agent_left_behind_has_its_share_once_it_is_ready(
+    home: AgentHome, short_tmp: Path
+) -> None:
     gate = Gate(short_tmp)
     launch = home.launch(boot=[f"read:{gate.path}"], uid=None)
     with home.agent_process("--plain") as agent:
@@ -201,9 +216,16 @@ async def test_what_a_killed_agent_left_behind_has_its_share_once_it_is_ready(ho
 @needs_root
 def test_without_groups_a_session_is_nice_until_it_is_made_even() -> None:
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    program = "from snapshotter.shim import cpu_priority; cpu_priority.lower(); print(flush=True); input()"
+    program = (
+        "from snapshotter.shim import cpu_priority; cpu_priority.lower(); "
+        "print(flush=True); input()"
+    )
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, cwd=ROOT
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        cwd=ROOT,
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()

@@ -13,16 +13,28 @@ import pytest
 from snapshotter.shim.criu_processes import CriuProcesses
 
 HELPED = "/bin/sleep 1000 & wait"
-"""A program with a helper, which outlives it unless somebody ends it, and holds what it was given."""
+"""A program with a helper, which outlives it unless somebody ends it, and holds what it was
+given."""
 
 
 @pytest.fixture
 def told(tmp_path: Path) -> tuple[CriuProcesses, list[Mapping[str, Any]], int]:
     """CRIUs, what they told, and the pid of one with a helper."""
     told: list[Mapping[str, Any]] = []
-    criu_processes = CriuProcesses(lambda message, *_: told.append(message), stdio=list, ended=lambda: None, pages_lost=lambda: None)
+    criu_processes = CriuProcesses(
+        lambda message, *_: told.append(message),
+        stdio=list,
+        ended=lambda: None,
+        pages_lost=lambda: None,
+    )
     directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    order = {"run": "dump-1", "argv": ["/bin/sh", "-c", HELPED], "uid": 0, "cgroup": {}, "socket": True}
+    order = {
+        "run": "dump-1",
+        "argv": ["/bin/sh", "-c", HELPED],
+        "uid": 0,
+        "cgroup": {},
+        "socket": True,
+    }
     criu_processes.start(order, [directory, directory])
     os.close(directory)
     return criu_processes, told, int(told[0]["pid"])
@@ -37,11 +49,14 @@ def helper_of(pid: int) -> int:
 def is_dead(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):  # it went before it was opened, or before it was read
+    except (FileNotFoundError, ProcessLookupError):
+        # it went before it was opened, or before it was read
         return True
 
 
-def test_helpers_of_one_that_was_killed_end_with_it(told: tuple[CriuProcesses, list[Mapping[str, Any]], int]) -> None:
+def test_helpers_of_one_that_was_killed_end_with_it(
+    told: tuple[CriuProcesses, list[Mapping[str, Any]], int],
+) -> None:
     criu_processes, heard, pid = told
     helper = helper_of(pid)
     os.kill(pid, signal.SIGKILL)
@@ -54,7 +69,9 @@ def test_helpers_of_one_that_was_killed_end_with_it(told: tuple[CriuProcesses, l
     assert not criu_processes.reaped(pid, status), "it is known once"
 
 
-def test_one_that_is_ended_takes_its_helpers_along(told: tuple[CriuProcesses, list[Mapping[str, Any]], int]) -> None:
+def test_one_that_is_ended_takes_its_helpers_along(
+    told: tuple[CriuProcesses, list[Mapping[str, Any]], int],
+) -> None:
     criu_processes, _, pid = told
     helper = helper_of(pid)
     criu_processes.kill("dump-2")

@@ -13,7 +13,10 @@ from snapshotter.debian import check_package_name, packages_of
 from snapshotter.images.builder import APT_INSTALL
 
 
-@pytest.mark.parametrize("name", ["ffmpeg", "libgl1", "libglib2.0-0", "g++", "libstdc++6", "python3.11", "0ad", "libsigc++"])
+@pytest.mark.parametrize(
+    "name",
+    ["ffmpeg", "libgl1", "libglib2.0-0", "g++", "libstdc++6", "python3.11", "0ad", "libsigc++"],
+)
 def test_plain_names_of_packages_are_accepted(name: str) -> None:
     assert check_package_name(name) == name
 
@@ -69,11 +72,15 @@ def test_packages_of_all_apt_steps_are_found() -> None:
         packages_of([{"op": "apt", "packages": "criu-"}])
 
 
-@pytest.mark.skipif(shutil.which("apt-get") is None or os.geteuid() != 0, reason="needs Debian and root")
+@pytest.mark.skipif(
+    shutil.which("apt-get") is None or os.geteuid() != 0, reason="needs Debian and root"
+)
 @pytest.mark.parametrize("argument", ["apt-", "dpkg-", "coreutil.", "coreutil?"])
 async def test_apt_get_removes_nothing_and_expands_nothing(argument: str) -> None:
     command = [*APT_INSTALL[:-2], "--simulate", *APT_INSTALL[-2:], argument]
-    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
+    child = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
     out, _ = await child.communicate()
     assert child.returncode != 0, out.decode()
     assert b"Remv" not in out.splitlines()[-1]

@@ -1,4 +1,5 @@
-"""The pure parts of starting: what is executed, which Template goes, why something ended, what is refused."""
+"""The pure parts of starting: what is executed, which Template goes, why something ended, what is
+refused."""
 
 from __future__ import annotations
 
@@ -53,12 +54,17 @@ class FakeLayout:
 
 
 SOURCES = Sources(
-    layout=FakeLayout(), code=Path("/code"), weights={"w": Path("/weights/w")}, runtime={"pilotlight": Path("/src/pilotlight")}
+    layout=FakeLayout(),
+    code=Path("/code"),
+    weights={"w": Path("/weights/w")},
+    runtime={"pilotlight": Path("/src/pilotlight")},
 )
 
 
 def test_in_a_namespace_every_path_is_the_same_on_every_node() -> None:
-    plan = launch_plan.plan(LAUNCH, SOURCES, directory=Path("/run/s-1"), uid=20001, namespaced=True, limits={})
+    plan = launch_plan.plan(
+        LAUNCH, SOURCES, directory=Path("/run/s-1"), uid=20001, namespaced=True, limits={}
+    )
     root = "/run/pilotlight/slot"
 
     assert plan.order["argv"] == [
@@ -83,7 +89,9 @@ def test_in_a_namespace_every_path_is_the_same_on_every_node() -> None:
 
 
 def test_without_namespaces_the_real_paths_are_named() -> None:
-    plan = launch_plan.plan(LAUNCH, SOURCES, directory=Path("/run/s-1"), uid=None, namespaced=False, limits={})
+    plan = launch_plan.plan(
+        LAUNCH, SOURCES, directory=Path("/run/s-1"), uid=None, namespaced=False, limits={}
+    )
     assert plan.order["binds"] == []
     assert plan.launch_file["code"] == "/code"
     assert plan.launch_file["runtime"] == ["/run/s-1/runtime"]
@@ -91,8 +99,15 @@ def test_without_namespaces_the_real_paths_are_named() -> None:
 
 
 def test_the_launch_environment_keeps_libraries_single_threaded_whatever_the_user_says() -> None:
-    env = launch_plan.plan(LAUNCH, SOURCES, directory=Path("/run/s-1"), uid=None, namespaced=True, limits={}).order["env"]
-    assert (env["OMP_NUM_THREADS"], env["MODE"], env["IMAGE"], env["TMPDIR"]) == ("1", "fast", "1", "/tmp")
+    env = launch_plan.plan(
+        LAUNCH, SOURCES, directory=Path("/run/s-1"), uid=None, namespaced=True, limits={}
+    ).order["env"]
+    assert (env["OMP_NUM_THREADS"], env["MODE"], env["IMAGE"], env["TMPDIR"]) == (
+        "1",
+        "fast",
+        "1",
+        "/tmp",
+    )
 
 
 def test_rlimits_stand_in_for_absent_cgroups() -> None:
@@ -118,9 +133,13 @@ def test_rlimits_stand_in_for_absent_cgroups() -> None:
         (9, "stopped", 0, False, "killed"),
     ],
 )
-def test_an_end_has_one_word(status: int | None, asked: str | None, oom: int, lost: bool, word: str) -> None:
+def test_an_end_has_one_word(
+    status: int | None, asked: str | None, oom: int, lost: bool, word: str
+) -> None:
     assert exit_reason.reason(status, asked=asked, oom_kills=oom, lost=lost) == word
-    assert exit_reason.sentence("instance i-1", word, status, memory_bytes=1024**2).startswith("instance i-1")
+    assert exit_reason.sentence("instance i-1", word, status, memory_bytes=1024**2).startswith(
+        "instance i-1"
+    )
 
 
 def test_signals_are_named() -> None:
@@ -137,16 +156,31 @@ class FakeSlot:
     running: dict[str, object] = field(default_factory=dict)
 
 
-def template(name: str, *, used_at: float, pss: int, busy: bool = False, threads: tuple[str, ...] = ()) -> Template:
+def template(
+    name: str, *, used_at: float, pss: int, busy: bool = False, threads: tuple[str, ...] = ()
+) -> Template:
     slot = FakeSlot(id=f"s-{name}", running={"i": object()} if busy else {})
     spec = LaunchSpec.from_json({**LAUNCH.to_json(), "revision": name})
-    occupied = OccupiedSlot(slot=cast("Slot", slot), launch=spec, group=Group(directories={}, version=0))
-    return Template(occupied=occupied, threads=threads, phases_ms={}, single=bool(threads), last_used_at=used_at, pss_bytes=pss)
+    occupied = OccupiedSlot(
+        slot=cast("Slot", slot), launch=spec, group=Group(directories={}, version=0)
+    )
+    return Template(
+        occupied=occupied,
+        threads=threads,
+        phases_ms={},
+        single=bool(threads),
+        last_used_at=used_at,
+        pss_bytes=pss,
+    )
 
 
 def test_the_least_recently_used_go_first_and_only_as_many_as_needed() -> None:
     templates = Templates()
-    for t in (template("a", used_at=3, pss=10), template("b", used_at=1, pss=10, busy=True), template("c", used_at=2, pss=10)):
+    for t in (
+        template("a", used_at=3, pss=10),
+        template("b", used_at=1, pss=10, busy=True),
+        template("c", used_at=2, pss=10),
+    ):
         templates.add(t)
 
     assert [t.revision for t in templates.victims(need_bytes=15, unused_only=False)] == ["b", "c"]
@@ -165,8 +199,11 @@ def test_one_that_cannot_be_forked_is_handed_out_once() -> None:
     assert templates.is_single(RevisionKey("a"))
 
 
-def run_filter(program: bytes, *, arch: int, number: int, argument: int = 0, second: int = 0) -> int:
-    """A classic BPF machine, as far as the filter uses it: the kernel's answer for one system call."""
+def run_filter(
+    program: bytes, *, arch: int, number: int, argument: int = 0, second: int = 0
+) -> int:
+    """A classic BPF machine, as far as the filter uses it: the kernel's answer for one system
+    call."""
     lines = [struct.unpack_from("HBBI", program, at) for at in range(0, len(program), 8)]
     data = {0: number, 4: arch, 16: argument, 24: second}
     at, accumulator = 0, 0
@@ -178,13 +215,20 @@ def run_filter(program: bytes, *, arch: int, number: int, argument: int = 0, sec
         elif code == 0x06:
             return int(value)
         else:
-            holds = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: bool(accumulator & value)}[code]
+            holds = {
+                0x15: accumulator == value,
+                0x35: accumulator >= value,
+                0x45: bool(accumulator & value),
+            }[code]
             at += yes if holds else no
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_filter_lets_pass_what_is_listed_and_nothing_else(machine: str) -> None:
-    program, arch = isolation.filter_program(machine), {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
+    program, arch = (
+        isolation.filter_program(machine),
+        {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine],
+    )
     clone = {"x86_64": 56, "aarch64": 220}[machine]
     allowed, denied = (set(numbers(calls, machine).values()) for calls in (ALLOWED, DENIED))
     asked = {"x86_64": {41, 53, clone}, "aarch64": {198, 199, clone}}[machine]
@@ -192,13 +236,23 @@ def test_the_filter_lets_pass_what_is_listed_and_nothing_else(machine: str) -> N
     assert allowed.isdisjoint(denied | asked)
 
     for number in set(range(1024)) - asked:
-        expected = 0x7FFF0000 if number in allowed else 0x00050000 | (errno.EPERM if number in denied else errno.ENOSYS)
+        expected = (
+            0x7FFF0000
+            if number in allowed
+            else 0x00050000 | (errno.EPERM if number in denied else errno.ENOSYS)
+        )
         assert run_filter(program, arch=arch, number=number) == expected, number
     for number in isolation.ABSENT.values():
         assert run_filter(program, arch=arch, number=number) == 0x00050000 | errno.ENOSYS
     assert run_filter(program, arch=arch, number=clone, argument=0x11) == 0x7FFF0000
-    assert run_filter(program, arch=arch, number=clone, argument=0x10000011) == 0x00050000 | errno.EPERM
-    assert run_filter(program, arch=arch, number={"x86_64": 53, "aarch64": 199}[machine], argument=1) == 0x7FFF0000
+    assert (
+        run_filter(program, arch=arch, number=clone, argument=0x10000011)
+        == 0x00050000 | errno.EPERM
+    )
+    assert (
+        run_filter(program, arch=arch, number={"x86_64": 53, "aarch64": 199}[machine], argument=1)
+        == 0x7FFF0000
+    )
     assert run_filter(program, arch=0x40000003, number=0) == 0x80000000
 
 
@@ -207,16 +261,27 @@ def test_the_numbers_of_this_machine_are_the_kernels() -> None:
     header = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
     if os.uname().machine != "x86_64" or not header.exists():
         pytest.skip("no headers of libc for x86-64")
-    known = {name: int(number) for name, number in re.findall(r"#define __NR_(\w+) (\d+)", header.read_text())}
+    known = {
+        name: int(number)
+        for name, number in re.findall(r"#define __NR_(\w+) (\d+)", header.read_text())
+    }
     ours = {**numbers(ALLOWED, "x86_64"), **numbers(DENIED, "x86_64")}
-    assert {name: number for name, number in ours.items() if known.get(name, number) != number} == {}
+    assert {
+        name: number for name, number in ours.items() if known.get(name, number) != number
+    } == {}
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_filter_lets_sockets_of_listed_families_be_made_only(machine: str) -> None:
-    program, arch = isolation.filter_program(machine), {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
+    program, arch = (
+        isolation.filter_program(machine),
+        {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine],
+    )
     number = {"x86_64": 41, "aarch64": 198}[machine]
-    answers = {family: run_filter(program, arch=arch, number=number, argument=family) for family in range(46)}
+    answers = {
+        family: run_filter(program, arch=arch, number=number, argument=family)
+        for family in range(46)
+    }
 
     allowed = {family for family, answer in answers.items() if answer == 0x7FFF0000}
     assert allowed == {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK}
@@ -225,8 +290,13 @@ def test_the_filter_lets_sockets_of_listed_families_be_made_only(machine: str) -
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_the_filter_of_a_build_refuses_unix_sockets_that_could_reach_a_process_outside(machine: str) -> None:
-    program, arch = isolation.filter_program(machine, unix_sockets=False), {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
+def test_the_filter_of_a_build_refuses_unix_sockets_that_could_reach_a_process_outside(
+    machine: str,
+) -> None:
+    program, arch = (
+        isolation.filter_program(machine, unix_sockets=False),
+        {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine],
+    )
     single, pair = {"x86_64": (41, 53), "aarch64": (198, 199)}[machine]
 
     def answer(number: int, domain: int, kind: int) -> int:
@@ -236,9 +306,16 @@ def test_the_filter_of_a_build_refuses_unix_sockets_that_could_reach_a_process_o
     assert {answer(single, 1, kind) for kind in (1, 2, 3, 5, 1 | 0o2000000)} == {refused}
     assert {answer(pair, 1, kind) for kind in (2, 3, 2 | 0o2000000, 3 | 0o4000)} == {refused}
     assert {answer(pair, 1, kind) for kind in (1, 5, 1 | 0o2000000)} == {allowed}
-    assert {answer(single, domain, kind) for domain in (2, 10, 16) for kind in (1, 2, 3)} == {allowed}
+    assert {answer(single, domain, kind) for domain in (2, 10, 16) for kind in (1, 2, 3)} == {
+        allowed
+    }
     assert answer(0, 1, 2) == allowed
-    assert run_filter(program, arch=arch, number={"x86_64": 56, "aarch64": 220}[machine], argument=0x10000011) == 0x00050000 | errno.EPERM
+    assert (
+        run_filter(
+            program, arch=arch, number={"x86_64": 56, "aarch64": 220}[machine], argument=0x10000011
+        )
+        == 0x00050000 | errno.EPERM
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""The relay of name servers: it passes on what comes, asks the next server where one is silent, and gives nobody another's share."""
+"""The relay of name servers: it passes on what comes, asks the next server where one is silent, and
+gives nobody another's share."""
 
 from __future__ import annotations
 
@@ -16,8 +17,11 @@ SILENT, TALKING = "127.0.0.3", "127.0.0.4"
 
 
 @pytest.fixture
-async def asked(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[tuple[str, int], list[bytes]]]:
-    """Where a relay for a silent server and one that answers is, and what the silent one was asked."""
+async def asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[tuple[tuple[str, int], list[bytes]]]:
+    """Where a relay for a silent server and one that answers is, and what the silent one was
+    asked."""
     questions: list[bytes] = []
     monkeypatch.setattr(dns_relay, "ANSWER_S", 0.2)
     with contextlib.ExitStack() as stack:
@@ -58,7 +62,9 @@ def caller_at(address: str) -> Iterator[socket.socket]:
         yield caller
 
 
-async def test_where_a_server_is_silent_the_next_one_is_asked(asked: tuple[tuple[str, int], list[bytes]]) -> None:
+async def test_where_a_server_is_silent_the_next_one_is_asked(
+    asked: tuple[tuple[str, int], list[bytes]],
+) -> None:
     relay, questions = asked
     loop = asyncio.get_running_loop()
     with caller_at("127.0.0.5") as caller:
@@ -67,7 +73,9 @@ async def test_where_a_server_is_silent_the_next_one_is_asked(asked: tuple[tuple
     assert questions == [b"who?"]
 
 
-async def test_who_asks_more_than_its_share_takes_nothing_from_others(asked: tuple[tuple[str, int], list[bytes]]) -> None:
+async def test_who_asks_more_than_its_share_takes_nothing_from_others(
+    asked: tuple[tuple[str, int], list[bytes]],
+) -> None:
     relay, questions = asked
     loop = asyncio.get_running_loop()
     with caller_at("127.0.0.5") as flood, caller_at("127.0.0.6") as other:

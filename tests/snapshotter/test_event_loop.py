@@ -1,4 +1,5 @@
-"""The shim's loop: what user code writes to has a bound on the shim's CPU time, and nothing else waits for it."""
+"""The shim's loop: what user code writes to has a bound on the shim's CPU time, and nothing else
+waits for it."""
 
 from __future__ import annotations
 
@@ -39,18 +40,25 @@ def recorder(tmp_path: Path) -> Iterator[tuple[Poller, LogFile, int]]:
 
 @pytest.mark.slow  # the rate shows once the burst, half a second of CPU time, is used up
 @pytest.mark.parametrize("data", [b"x" * 65536, b"\n" * 4096], ids=["much", "short lines"])
-def test_a_flood_of_output_costs_the_shim_little_cpu(recorder: tuple[Poller, LogFile, int], data: bytes) -> None:
+def test_a_flood_of_output_costs_the_shim_little_cpu(
+    recorder: tuple[Poller, LogFile, int], data: bytes
+) -> None:
     poller, _, stdout = recorder
-    with subprocess.Popen([sys.executable, "-I", "-S", "-c", FLOOD.format(data=data)], stdout=stdout) as process:
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", FLOOD.format(data=data)], stdout=stdout
+    ) as process:
         try:
             _turn_for(poller, cpu_s=0.6)
             used_s, took_s = _turn_for(poller, real_s=6.0)
         finally:
             process.kill()
-    assert used_s < took_s * PACED_SHARE * 3 + 0.05, (used_s, took_s)  # without a pace it is all of a processor
+    # without a pace it is all of a processor
+    assert used_s < took_s * PACED_SHARE * 3 + 0.05, (used_s, took_s)
 
 
-def test_output_of_a_working_day_is_read_at_once(recorder: tuple[Poller, LogFile, int], tmp_path: Path) -> None:
+def test_output_of_a_working_day_is_read_at_once(
+    recorder: tuple[Poller, LogFile, int], tmp_path: Path
+) -> None:
     poller, _, stdout = recorder
     for number in range(200):
         os.write(stdout, b"line %d\n" % number * 10)
@@ -106,21 +114,30 @@ def channel() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 @pytest.mark.slow  # as above
-@pytest.mark.parametrize("data", [b'{"event":[' + b"0," * 40_000 + b"0]}", b"{}"], ids=["long", "short"])
-def test_a_flood_of_messages_of_a_worker_costs_the_shim_little_cpu(channel: tuple[socket.socket, socket.socket], data: bytes) -> None:
+@pytest.mark.parametrize(
+    "data", [b'{"event":[' + b"0," * 40_000 + b"0]}", b"{}"], ids=["long", "short"]
+)
+def test_a_flood_of_messages_of_a_worker_costs_the_shim_little_cpu(
+    channel: tuple[socket.socket, socket.socket], data: bytes
+) -> None:
     (shim, worker), poller = channel, Poller()
     peer = Peer(shim, poller, lambda *_: None, lambda: None, paced=True)
-    with subprocess.Popen([sys.executable, "-I", "-S", "-c", MESSAGES.format(data=data)], stdin=worker.fileno()) as process:
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", MESSAGES.format(data=data)], stdin=worker.fileno()
+    ) as process:
         try:
             _turn_for(poller, cpu_s=0.6)
             used_s, took_s = _turn_for(poller, real_s=4.0)
         finally:
             process.kill()
     peer.close()
-    assert used_s < took_s * PACED_SHARE * 3 + 0.05, (used_s, took_s)  # without a pace it is all of a processor
+    # without a pace it is all of a processor
+    assert used_s < took_s * PACED_SHARE * 3 + 0.05, (used_s, took_s)
 
 
-def test_a_peer_that_sends_what_is_not_our_protocol_again_and_again_is_cut_off(channel: tuple[socket.socket, socket.socket]) -> None:
+def test_a_peer_that_sends_what_is_not_our_protocol_again_and_again_is_cut_off(
+    channel: tuple[socket.socket, socket.socket],
+) -> None:
     (shim, worker), poller, lost = channel, Poller(), list[str]()
 
     def hear(message: object, fds: list[int]) -> None:
@@ -136,7 +153,9 @@ def test_a_peer_that_sends_what_is_not_our_protocol_again_and_again_is_cut_off(c
     assert (peer.is_open, lost) == (False, ["lost"])
 
 
-def test_what_a_worker_said_before_it_died_is_read_and_not_without_end(channel: tuple[socket.socket, socket.socket]) -> None:
+def test_what_a_worker_said_before_it_died_is_read_and_not_without_end(
+    channel: tuple[socket.socket, socket.socket],
+) -> None:
     """Its children have the descriptor, too, and may write on."""
     (shim, worker), poller, heard = channel, Poller(), list[object]()
 
@@ -152,7 +171,9 @@ def test_what_a_worker_said_before_it_died_is_read_and_not_without_end(channel: 
     assert len(heard) < 5000
 
 
-def test_an_order_for_a_worker_whose_channel_rests_arrives(channel: tuple[socket.socket, socket.socket]) -> None:
+def test_an_order_for_a_worker_whose_channel_rests_arrives(
+    channel: tuple[socket.socket, socket.socket],
+) -> None:
     (shim, worker), poller = channel, Poller()
     peer = Peer(shim, poller, lambda *_: work(0.51), lambda: None, paced=True)
     worker.send(b"{}")

@@ -1,4 +1,5 @@
-"""What a worker says to its shim is user code's word: it ends, stops and delays nobody outside of its slot."""
+"""What a worker says to its shim is user code's word: it ends, stops and delays nobody outside of
+its slot."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def has_peer_pidfds() -> bool:
 @pytest.fixture
 def home(short_tmp: Path) -> AgentHome:
     home = AgentHome(short_tmp)
-    shutil.copy(Path(__file__).with_name("evil_worker.py"), home.runtime["pilotlight"] / "worker/boot.py")
+    shutil.copy(
+        Path(__file__).with_name("evil_worker.py"), home.runtime["pilotlight"] / "worker/boot.py"
+    )
     return home
 
 
@@ -67,7 +70,12 @@ async def test_the_agent_is_not_taken_for_an_instance(home: AgentHome) -> None:
     with home.agent_process() as agent:
         async with home.client() as client:
             with pytest.raises(SnapshotterError):
-                await client.start(launch(home, "pidfd", startup_timeout_s=3.0), instance_id=instance_id(), lessee="a-1", secret_env={})
+                await client.start(
+                    launch(home, "pidfd", startup_timeout_s=3.0),
+                    instance_id=instance_id(),
+                    lessee="a-1",
+                    secret_env={},
+                )
             assert all(info.pid != agent.pid for info in await client.instances())
         assert agent.poll() is None
         assert Path(f"/proc/{agent.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
@@ -75,11 +83,18 @@ async def test_the_agent_is_not_taken_for_an_instance(home: AgentHome) -> None:
 
 @needs_root
 @pytest.mark.slow  # two agents
-async def test_a_snapshot_point_that_makes_no_sense_keeps_no_agent_from_starting(home: AgentHome) -> None:
+async def test_a_snapshot_point_that_makes_no_sense_keeps_no_agent_from_starting(
+    home: AgentHome,
+) -> None:
     with home.agent_process() as agent:
         async with home.client() as client:
             start = asyncio.create_task(
-                client.start(launch(home, "point", startup_timeout_s=600.0), instance_id=instance_id(), lessee="a-1", secret_env={})
+                client.start(
+                    launch(home, "point", startup_timeout_s=600.0),
+                    instance_id=instance_id(),
+                    lessee="a-1",
+                    secret_env={},
+                )
             )
             await until(lambda: any((home.paths.run / "slots").glob("*/launch.json")))
             await asyncio.sleep(0.3)  # it has said so by then
@@ -91,16 +106,25 @@ async def test_a_snapshot_point_that_makes_no_sense_keeps_no_agent_from_starting
         async with home.client() as client:
             assert await client.templates() == []
             assert agent.poll() is None
-    assert list((home.paths.run / "slots").iterdir()) == []  # a boot that went on ends with the agent
+    # a boot that went on ends with the agent
+    assert list((home.paths.run / "slots").iterdir()) == []
 
 
 @needs_root
 @pytest.mark.slow  # watches an agent for a while
-async def test_an_instance_that_tells_of_failures_without_end_costs_the_agent_nothing(home: AgentHome) -> None:
+async def test_an_instance_that_tells_of_failures_without_end_costs_the_agent_nothing(
+    home: AgentHome,
+) -> None:
     with home.agent_process() as agent:
         async with home.client() as client:
-            await client.start(launch(home, "flood"), instance_id=instance_id(), lessee="a-1", secret_env={})
-            before_ns, memory, began = proc.cpu_ns(agent.pid), proc.rss_bytes(agent.pid), time.monotonic()
+            await client.start(
+                launch(home, "flood"), instance_id=instance_id(), lessee="a-1", secret_env={}
+            )
+            before_ns, memory, began = (
+                proc.cpu_ns(agent.pid),
+                proc.rss_bytes(agent.pid),
+                time.monotonic(),
+            )
             await asyncio.sleep(2.0)
             assert len(await client.instances()) == 1
             assert proc.cpu_ns(agent.pid) - before_ns < 250_000_000 * (time.monotonic() - began)
@@ -115,10 +139,14 @@ async def test_what_a_template_computes_is_charged_to_the_next_start_once(home: 
         await client.prepare(burning)
         (template,) = await client.templates()
         async with asyncio.timeout(30):
-            while proc.cpu_ns(template.pid) < BURN_S * 0.9e9 or not waits(template.pid):  # counted in ticks
+            # counted in ticks
+            while proc.cpu_ns(template.pid) < BURN_S * 0.9e9 or not waits(template.pid):
                 await asyncio.sleep(0.05)
         await asyncio.sleep(0.1)  # the kernel counts up to a tick late
-        infos = [await client.start(burning, instance_id=instance_id(), lessee="a-1", secret_env={}) for _ in range(2)]
+        infos = [
+            await client.start(burning, instance_id=instance_id(), lessee="a-1", secret_env={})
+            for _ in range(2)
+        ]
         if not infos[0].cpu_file:
             pytest.skip("no controller counts CPU time here")
         first, second = (-info.cpu_from_ns for info in infos)
@@ -128,12 +156,16 @@ async def test_what_a_template_computes_is_charged_to_the_next_start_once(home: 
 
 @needs_root
 @pytest.mark.slow  # a slot
-async def test_a_fork_that_did_not_enter_its_cgroups_is_ended_whatever_its_worker_says(home: AgentHome) -> None:
+async def test_a_fork_that_did_not_enter_its_cgroups_is_ended_whatever_its_worker_says(
+    home: AgentHome,
+) -> None:
     async with home.agent(namespaces=True), home.client() as client:
         if Cgroups.find(home.paths.run).version != 1:
             pytest.skip("forks enter their cgroups by themselves under cgroup v1 only")
         with pytest.raises(StartFailed):
-            await client.start(launch(home, "stay"), instance_id=instance_id(), lessee="a-1", secret_env={})
+            await client.start(
+                launch(home, "stay"), instance_id=instance_id(), lessee="a-1", secret_env={}
+            )
 
 
 @needs_root
@@ -146,16 +178,40 @@ def test_a_process_outside_of_the_namespace_is_no_process_of_the_slot() -> None:
         "except ProcessLookupError: print('refused')\n"
     )
     pidfd = os.pidfd_open(os.getpid())
-    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", program, str(pidfd), str(ROOT)]
-    done = subprocess.run(command, pass_fds=(pidfd,), capture_output=True, text=True, timeout=30, check=False)
+    command = [
+        "unshare",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        sys.executable,
+        "-c",
+        program,
+        str(pidfd),
+        str(ROOT),
+    ]
+    done = subprocess.run(
+        command, pass_fds=(pidfd,), capture_output=True, text=True, timeout=30, check=False
+    )
     os.close(pidfd)
     assert done.stdout == "refused\n", done.stderr
 
 
 def test_a_failure_is_cut_to_what_an_error_needs() -> None:
-    error = {"type": "T", "message": "m" * 200_000, "traceback": "t" * 10, "pad": [[]] * 1000, **{f"k{n}": "v" for n in range(100)}}
-    told = failure_of({"event": "failed", "instance": "i", "phase": "enter", "error": error, "more": "x" * 1000})
-    assert (told["error"]["type"], told["error"]["traceback"], told["phase"]) == ("T", "t" * 10, "enter")
+    error = {
+        "type": "T",
+        "message": "m" * 200_000,
+        "traceback": "t" * 10,
+        "pad": [[]] * 1000,
+        **{f"k{n}": "v" for n in range(100)},
+    }
+    told = failure_of(
+        {"event": "failed", "instance": "i", "phase": "enter", "error": error, "more": "x" * 1000}
+    )
+    assert (told["error"]["type"], told["error"]["traceback"], told["phase"]) == (
+        "T",
+        "t" * 10,
+        "enter",
+    )
     assert len(seqpacket.encode(told)) < 64 * 1024
 
 

@@ -30,7 +30,9 @@ LAUNCH = LaunchSpec(
 
 
 def test_a_sealed_document_survives_its_way_through_a_file_and_a_launcher() -> None:
-    sent = LaunchSpec.from_json(json.loads(json.dumps(GRANTS.sealed(LAUNCH).to_json(), indent=1, ensure_ascii=False)))
+    sent = LaunchSpec.from_json(
+        json.loads(json.dumps(GRANTS.sealed(LAUNCH).to_json(), indent=1, ensure_ascii=False))
+    )
     assert GRANTS.holds(sent)
     assert unsealed(sent) == LAUNCH
     assert GRANTS.sealed(sent) == GRANTS.sealed(LAUNCH)
@@ -51,7 +53,11 @@ def test_a_sealed_document_survives_its_way_through_a_file_and_a_launcher() -> N
 )
 def test_whatever_is_changed_breaks_the_seal(change: dict[str, object]) -> None:
     sealed = GRANTS.sealed(LAUNCH)
-    change = {**change, "labels": {**sealed.labels, **change["labels"]}} if "labels" in change else change  # type: ignore[dict-item]
+    change = (
+        {**change, "labels": {**sealed.labels, **change["labels"]}}  # type: ignore[dict-item]
+        if "labels" in change
+        else change
+    )
     assert not GRANTS.holds(replace(sealed, **change))  # type: ignore[arg-type]
 
 
@@ -61,4 +67,6 @@ def test_no_seal_holds_nothing() -> None:
 
 
 def test_the_controllers_key_derives_the_same() -> None:
-    assert Grants(PlatformKey(base64.urlsafe_b64encode(RAW)).derived(KEY_LABEL)).holds(GRANTS.sealed(LAUNCH))
+    assert Grants(PlatformKey(base64.urlsafe_b64encode(RAW)).derived(KEY_LABEL)).holds(
+        GRANTS.sealed(LAUNCH)
+    )

@@ -1,4 +1,5 @@
-"""A tenant whose code runs in an image build gains nothing outside of it: no file of root's, no socket, no process that stays."""
+"""A tenant whose code runs in an image build gains nothing outside of it: no file of root's, no
+socket, no process that stays."""
 
 from __future__ import annotations
 
@@ -57,7 +58,12 @@ def index() -> Iterator[Path]:
 
 @pytest.fixture
 async def images(tmp_path: Path, index: Path) -> AsyncIterator[Images]:
-    environ = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
+    environ = {
+        "PATH": os.environ["PATH"],
+        "HOME": "/nonexistent",
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(index),
+    }
     yield Images(tmp_path, environ=environ, requirements=["plserver==1.0"])
     await slot_network.sweep()
 
@@ -80,7 +86,7 @@ class Output:
             self.seen.set()
 
 
-# -- links that appear while root works --------------------------------------------------------------------------------
+# -- links that appear while root works ------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -219,7 +225,9 @@ def test_several_names_of_one_file_of_the_builds_are_no_foreign_files(tmp_path: 
     os.link(tree / "one", tree / "two")
     os.link(tree / "link", tree / "link too", follow_symlinks=False)
     freeze(tree, owners=range(TENANT_UID, TENANT_UID + 1))
-    assert {(p.lstat().st_uid, stat.S_IMODE(p.stat().st_mode)) for p in tree.iterdir()} == {(0, 0o555)}
+    assert {(p.lstat().st_uid, stat.S_IMODE(p.stat().st_mode)) for p in tree.iterdir()} == {
+        (0, 0o555)
+    }
 
     os.chown(tree / "one", TENANT_UID, TENANT_UID)
     (tmp_path / "roots").write_text("secret")
@@ -229,13 +237,15 @@ def test_several_names_of_one_file_of_the_builds_are_no_foreign_files(tmp_path: 
         freeze(tree, owners=range(TENANT_UID, TENANT_UID + 1))
 
 
-# -- a build -----------------------------------------------------------------------------------------------------------
+# -- a build ---------------------------------------------------------------------------------------
 
 
 @needs_root
 @pytest.mark.root
 @pytest.mark.slow
-async def test_files_that_root_writes_for_a_build_are_not_the_builds_to_change(images: Images) -> None:
+async def test_files_that_root_writes_for_a_build_are_not_the_builds_to_change(
+    images: Images,
+) -> None:
     output = Output()
     commands = [
         'echo "[global]" 2>/dev/null >> $PIP_CONFIG_FILE && echo changed',
@@ -243,9 +253,14 @@ async def test_files_that_root_writes_for_a_build_are_not_the_builds_to_change(i
         '[ ! -e /etc/pip.conf ] || [ -z "$(cat /etc/pip.conf)" ] || echo changed',
         "touch $(dirname $PIP_CONFIG_FILE)/constraints.txt 2>/dev/null && echo made",
         # where root would follow them, if it wrote there
-        "ln -s /etc/pl-attack /tmp/constraints.txt; ln -s /etc /tmp/given; ln -s /etc/pl-attack image.json",
+        (
+            "ln -s /etc/pl-attack /tmp/constraints.txt; ln -s /etc /tmp/given; ln -s /etc/pl-attack "
+            "image.json"
+        ),
     ]
-    await images.build(run_step(*(f"({command}) || true" for command in commands)), uid=TENANT_UID, part=output)
+    await images.build(
+        run_step(*(f"({command}) || true" for command in commands)), uid=TENANT_UID, part=output
+    )
     assert not {"changed", "moved", "made"} & set(output.lines)
     assert not os.path.exists("/etc/pl-attack")
 
@@ -277,7 +292,9 @@ print("pairs", pair[1].recv(1), "namespace", os.stat("/proc/self/ns/net").st_ino
 @needs_root
 @pytest.mark.root
 @pytest.mark.slow
-async def test_a_build_hands_no_descriptor_to_a_process_outside_and_reaches_no_server_of_the_host(images: Images, index: Path) -> None:
+async def test_a_build_hands_no_descriptor_to_a_process_outside_and_reaches_no_server_of_the_host(
+    images: Images, index: Path
+) -> None:
     name, output = f"pl-{os.getpid()}-", Output()
     (index / "reach.py").write_text(_REACH)
     with contextlib.ExitStack() as stack:
@@ -319,7 +336,9 @@ def processes_with(mark: str) -> list[str]:
     found = []
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if folder.name.isdecimal() and mark.encode() in (command := (folder / "cmdline").read_bytes()):
+            if folder.name.isdecimal() and mark.encode() in (
+                command := (folder / "cmdline").read_bytes()
+            ):
                 found.append(command.decode())
     return found
 
@@ -327,7 +346,9 @@ def processes_with(mark: str) -> list[str]:
 @needs_root
 @pytest.mark.root
 @pytest.mark.slow
-async def test_no_process_of_a_build_outlives_its_step_or_its_caller(images: Images, index: Path) -> None:
+async def test_no_process_of_a_build_outlives_its_step_or_its_caller(
+    images: Images, index: Path
+) -> None:
     (index / "stay.py").write_text(_STAY)
     first, second = f"exec python {index}/stay.py leave", f"exec python {index}/stay.py stay"
     output = Output("staying")
@@ -339,7 +360,9 @@ async def test_no_process_of_a_build_outlives_its_step_or_its_caller(images: Ima
             between.extend(processes_with(f"{index}/stay.py"))
 
     build = asyncio.create_task(images.build(run_step(first, second), uid=TENANT_UID, part=watch))
-    await asyncio.wait([build, asyncio.create_task(output.seen.wait())], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(
+        [build, asyncio.create_task(output.seen.wait())], return_when=asyncio.FIRST_COMPLETED
+    )
     assert output.seen.is_set(), output.lines
     assert between == []
     build.cancel()
@@ -357,15 +380,19 @@ def _kill_with(mark: str) -> None:
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
-# -- what tenants share ------------------------------------------------------------------------------------------------
+# -- what tenants share ----------------------------------------------------------------------------
 
 
-def test_an_image_that_another_tenant_built_of_the_same_description_is_not_used(tmp_path: Path) -> None:
+def test_an_image_that_another_tenant_built_of_the_same_description_is_not_used(
+    tmp_path: Path,
+) -> None:
     root, digest = tmp_path / "node" / "images", "a" * 64
     images = Images(tmp_path, environ={}, requirements=[])
     for key in (f"{digest}-20001", f"{digest}-20002"):
         (root / key / "files").mkdir(parents=True)
-        (root / key / "image.json").write_text(json.dumps({"python": sys.executable, "prefix": "/", "site": ["files"], "env": {}}))
+        (root / key / "image.json").write_text(
+            json.dumps({"python": sys.executable, "prefix": "/", "site": ["files"], "env": {}})
+        )
     assert images.layout(digest, uid=20001).site == (root / f"{digest}-20001" / "files",)
     assert images.layout(digest, uid=20002).site == (root / f"{digest}-20002" / "files",)
     for uid in (20003, None):
@@ -381,26 +408,36 @@ def test_an_image_that_another_tenant_built_of_the_same_description_is_not_used(
 @pytest.mark.slow
 async def test_tenants_build_the_same_description_each_for_itself(images: Images) -> None:
     description = run_step("id -u > files.txt")
-    digests = [await images.build(description, uid=uid, part=Output()) for uid in (TENANT_UID, TENANT_UID + 1)]
+    digests = [
+        await images.build(description, uid=uid, part=Output())
+        for uid in (TENANT_UID, TENANT_UID + 1)
+    ]
     assert digests[0] == digests[1]
     for uid in (TENANT_UID, TENANT_UID + 1):
         assert (images.layout(digests[0], uid=uid).site[1] / "files.txt").read_text() == f"{uid}\n"
 
 
-# -- what slots bind ---------------------------------------------------------------------------------------------------
+# -- what slots bind -------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-async def test_an_image_whose_packages_are_behind_a_link_is_not_built(images: Images, tmp_path: Path) -> None:
+async def test_an_image_whose_packages_are_behind_a_link_is_not_built(
+    images: Images, tmp_path: Path
+) -> None:
     site = f"$VIRTUAL_ENV/lib/python{VERSION}/site-packages"
-    command = f"cp -R {site} $VIRTUAL_ENV/elsewhere && rm -rf {site} && ln -s $VIRTUAL_ENV/elsewhere {site}"
+    command = (
+        f"cp -R {site} $VIRTUAL_ENV/elsewhere && rm -rf {site} && ln -s "
+        f"$VIRTUAL_ENV/elsewhere {site}"
+    )
     with pytest.raises(ImageBuildFailed, match=r"site-packages.*leads through a symbolic link"):
         await images.build(run_step(command), uid=None, part=Output())
     assert not [path for path in (tmp_path / "node" / "images").iterdir() if path.suffix != ".log"]
 
 
 @pytest.mark.parametrize("site", ["packages", "packages/ssl", "../../../..", "/etc"])
-def test_an_image_whose_packages_lie_elsewhere_is_bound_into_no_slot(tmp_path: Path, site: str) -> None:
+def test_an_image_whose_packages_lie_elsewhere_is_bound_into_no_slot(
+    tmp_path: Path, site: str
+) -> None:
     image = tmp_path / "node" / "images" / ("a" * 64)
     (image / "files").mkdir(parents=True)
     (image / "packages").symlink_to("/etc")
@@ -414,22 +451,40 @@ def test_an_image_whose_packages_lie_elsewhere_is_bound_into_no_slot(tmp_path: P
 @pytest.mark.root
 @pytest.mark.parametrize(
     "name, said",
-    [("env/0", "is a symbolic link"), ("code", "is a symbolic link"), ("weights/../../../etc", "leads out"), ("/etc", "leads out")],
+    [
+        ("env/0", "is a symbolic link"),
+        ("code", "is a symbolic link"),
+        ("weights/../../../etc", "leads out"),
+        ("/etc", "leads out"),
+    ],
 )
-def test_a_slot_binds_nothing_through_a_link_and_to_no_place_outside_its_tree(tmp_path: Path, name: str, said: str) -> None:
+def test_a_slot_binds_nothing_through_a_link_and_to_no_place_outside_its_tree(
+    tmp_path: Path, name: str, said: str
+) -> None:
     source = tmp_path
     if said == "is a symbolic link":
         source = tmp_path / "link"
         source.symlink_to("/etc")
     program = "import sys; from snapshotter.shim import mounts; at = mounts.prepare(sys.argv[3])\n"
     program += "mounts.build(at, [(sys.argv[1], sys.argv[2])], uid=0, writable_bytes=1 << 20)"
-    command = ["unshare", "--mount", sys.executable, "-c", program, str(source), name, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    command = [
+        "unshare",
+        "--mount",
+        sys.executable,
+        "-c",
+        program,
+        str(source),
+        name,
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
+    )
     assert done.returncode == 1
     assert said in done.stderr
 
 
-# -- its network -------------------------------------------------------------------------------------------------------
+# -- its network -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -450,7 +505,9 @@ def test_an_index_on_loopback_is_known_by_its_address(text: str, there: bool) ->
     assert is_on_loopback(["/nothing", text]) is there
 
 
-async def test_a_build_shares_the_hosts_network_where_its_index_is_on_loopback_and_says_why() -> None:
+async def test_a_build_shares_the_hosts_network_where_its_index_is_on_loopback_and_says_why() -> (
+    None
+):
     async with joined(BuildNetwork.AUTO, ["http://127.0.0.1:3141/simple"]) as slot_network:
         assert slot_network.namespace is None
         assert "loopback" in slot_network.remark

@@ -1,4 +1,5 @@
-"""What a slot's files are packed into at its snapshot point lies on the disk of the logs, and takes no memory."""
+"""What a slot's files are packed into at its snapshot point lies on the disk of the logs, and takes
+no memory."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ def directory(tmp_path: Path) -> int:
 
 
 def recorder(directory: int, *, floor_bytes: int = 0) -> LogCapture:
-    return LogCapture(Poller(), lambda *_: None, directory=directory, max_bytes=1024, floor_bytes=floor_bytes)
+    return LogCapture(
+        Poller(), lambda *_: None, directory=directory, max_bytes=1024, floor_bytes=floor_bytes
+    )
 
 
 @pytest.mark.parametrize("knows_unnamed_files", [True, False])
@@ -26,7 +29,8 @@ def test_the_file_lies_on_that_disk_and_has_no_name(
     tmp_path: Path, directory: int, monkeypatch: pytest.MonkeyPatch, knows_unnamed_files: bool
 ) -> None:
     if not knows_unnamed_files:
-        monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)  # EISDIR, as of a file system without them
+        # EISDIR, as of a file system without them
+        monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)
     fd = recorder(directory).unnamed_file()
     try:
         assert os.write(fd, b"x") == 1

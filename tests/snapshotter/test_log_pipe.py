@@ -94,7 +94,9 @@ def test_the_allowance_is_a_burst_and_a_rate_and_counts_what_it_refuses(tmp_path
     os.close(directory)
 
 
-async def test_logs_of_the_dead_go_by_age_and_by_size_never_those_of_the_living(tmp_path: Path) -> None:
+async def test_logs_of_the_dead_go_by_age_and_by_size_never_those_of_the_living(
+    tmp_path: Path,
+) -> None:
     logs = Logs(tmp_path)
     for number, name in enumerate(("old", "big", "new", "alive")):
         logs.register(name, labels={"app": "a"}, revision="r", now=0.0)
@@ -107,7 +109,16 @@ async def test_logs_of_the_dead_go_by_age_and_by_size_never_those_of_the_living(
     assert len(lines) == 3
 
 
-def put_log(logs: Logs, name: str, tenant: str, size: int, *, at: float, log_bytes: int | None, older: int = 0) -> None:
+def put_log(
+    logs: Logs,
+    name: str,
+    tenant: str,
+    size: int,
+    *,
+    at: float,
+    log_bytes: int | None,
+    older: int = 0,
+) -> None:
     logs.register(name, labels={"tenant": tenant}, revision="r", now=at, log_bytes=log_bytes)
     for suffix, length in ((".log", size), (".log.1", older)):
         (logs.directory / f"{name}{suffix}").write_bytes(b"x" * length)
@@ -124,10 +135,14 @@ def test_logs_of_a_tenant_are_bounded_and_the_oldest_go_first(tmp_path: Path) ->
         put_log(logs, f"a-{number}", "acme", 100, at=float(number), log_bytes=250)
         put_log(logs, f"b-{number}", "beta", 100, at=float(number), log_bytes=None)
     assert logs.prune(alive=set(), keep_s=1e9, total_bytes=10**9, now=10.0) == 2
-    assert sizes_of(logs).keys() == {"a-2.log", "a-3.log", *(f"b-{n}.log" for n in range(4))}, "another tenant's stay"
+    assert sizes_of(logs).keys() == {"a-2.log", "a-3.log", *(f"b-{n}.log" for n in range(4))}, (
+        "another tenant's stay"
+    )
 
 
-def test_logs_that_are_written_lose_their_older_file_when_the_tenant_is_over_its_bound(tmp_path: Path) -> None:
+def test_logs_that_are_written_lose_their_older_file_when_the_tenant_is_over_its_bound(
+    tmp_path: Path,
+) -> None:
     logs = Logs(tmp_path)
     put_log(logs, "alive", "acme", 100, older=200, at=2.0, log_bytes=150)
     put_log(logs, "slot", "acme", 40, at=1.0, log_bytes=None)
@@ -154,7 +169,9 @@ def test_logs_of_the_dead_go_when_inodes_are_below_their_floor(tmp_path: Path) -
     logs = Logs(tmp_path)
     for number in range(4):
         put_log(logs, f"a-{number}", "acme", 100, at=float(number), log_bytes=None)
-    assert logs.prune(alive={"a-0"}, keep_s=1e9, total_bytes=10**9, now=10.0, missing=(0, 4)) == 2, "a log has three files"
+    assert (
+        logs.prune(alive={"a-0"}, keep_s=1e9, total_bytes=10**9, now=10.0, missing=(0, 4)) == 2
+    ), "a log has three files"
     assert sizes_of(logs).keys() == {"a-0.log", "a-3.log"}
 
 

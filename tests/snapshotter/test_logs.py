@@ -42,7 +42,9 @@ async def test_only_logs_with_the_labels_asked_for_are_read(tmp_path: Path) -> N
     assert await texts(logs, "i-theirs") == []
 
 
-@pytest.mark.parametrize("name", ["../elsewhere/forged", "{root}/elsewhere/forged", "./i-mine", "i-mine\n", ""])
+@pytest.mark.parametrize(
+    "name", ["../elsewhere/forged", "{root}/elsewhere/forged", "./i-mine", "i-mine\n", ""]
+)
 async def test_what_is_no_name_of_an_instance_leads_nowhere(tmp_path: Path, name: str) -> None:
     logs = Logs(tmp_path / "logs")
     write(tmp_path / "elsewhere", "forged", MINE)
@@ -61,20 +63,37 @@ async def test_the_tail_of_a_log_has_no_line_before_one_was_printed(tmp_path: Pa
 
 async def test_a_line_of_several_calls_is_each_ones(tmp_path: Path) -> None:
     write(tmp_path / "logs", "i-mine", MINE)
-    (tmp_path / "logs/i-mine.log").write_text(LINE.replace(" - ", " req-1,req-2 ") + LINE.replace(" - text", " req-12 other"))
+    (tmp_path / "logs/i-mine.log").write_text(
+        LINE.replace(" - ", " req-1,req-2 ") + LINE.replace(" - text", " req-12 other")
+    )
 
     found = {
-        call: [line["text"] async for line in Logs(tmp_path / "logs").read(LogQuery(labels=MINE, call_id=call))]
+        call: [
+            line["text"]
+            async for line in Logs(tmp_path / "logs").read(LogQuery(labels=MINE, call_id=call))
+        ]
         for call in ("req-1", "req-2", "req-12", "req-3", "req-1,req-2")
     }
 
-    assert found == {"req-1": ["text"], "req-2": ["text"], "req-12": ["other"], "req-3": [], "req-1,req-2": []}
+    assert found == {
+        "req-1": ["text"],
+        "req-2": ["text"],
+        "req-12": ["other"],
+        "req-3": [],
+        "req-1,req-2": [],
+    }
 
 
-def fill(directory: Path, name: str, *, started_at: float, minutes: list[int], text: str = "text") -> None:
+def fill(
+    directory: Path, name: str, *, started_at: float, minutes: list[int], text: str = "text"
+) -> None:
     directory.mkdir(exist_ok=True)
     (directory / f"{name}.json").write_text(json.dumps({"labels": MINE, "started_at": started_at}))
-    (directory / f"{name}.log").write_text("".join(f"2026-11-01T00:{minute:02}:00+00:00 stdout - {text} {minute}\n" for minute in minutes))
+    (directory / f"{name}.log").write_text(
+        "".join(
+            f"2026-11-01T00:{minute:02}:00+00:00 stdout - {text} {minute}\n" for minute in minutes
+        )
+    )
 
 
 async def test_logs_that_begin_at_different_times_are_read_as_one(tmp_path: Path) -> None:
@@ -87,7 +106,18 @@ async def test_logs_that_begin_at_different_times_are_read_as_one(tmp_path: Path
 
     found = [(line["instance"], line["text"]) async for line in logs.read(LogQuery(labels=MINE))]
 
-    order = ["i-1 0", "i-1 1", "i-2 1", "i-2 2", "i-2 3", "i-3 4", "i-3 4", "i-1 5", "i-3 7", "i-4 6"]
+    order = [
+        "i-1 0",
+        "i-1 1",
+        "i-2 1",
+        "i-2 2",
+        "i-2 3",
+        "i-3 4",
+        "i-3 4",
+        "i-1 5",
+        "i-3 7",
+        "i-4 6",
+    ]
     assert [f"{name} {text.removeprefix('text ')}" for name, text in found] == order
 
 
@@ -111,7 +141,9 @@ async def test_a_reader_that_does_not_go_on_costs_the_memory_of_a_batch(tmp_path
 async def test_a_long_tail_costs_the_memory_of_a_batch(tmp_path: Path, tail: int) -> None:
     logs = Logs(tmp_path / "logs")
     write(tmp_path / "logs", "i-mine", MINE)
-    (tmp_path / "logs/i-mine.log").write_text("".join(LINE.replace("text", str(number)) for number in range(20_000)))
+    (tmp_path / "logs/i-mine.log").write_text(
+        "".join(LINE.replace("text", str(number)) for number in range(20_000))
+    )
     tracemalloc.start()
     try:
         found = logs.read(LogQuery(labels=MINE, tail=tail))
@@ -137,10 +169,16 @@ async def test_lines_printed_while_a_long_tail_is_read_are_none_of_it(tmp_path: 
 async def test_lines_that_are_not_wanted_are_passed_over_in_steps(tmp_path: Path) -> None:
     logs = Logs(tmp_path / "logs")
     write(tmp_path / "logs", "i-mine", MINE)
-    (tmp_path / "logs/i-mine.log").write_text(LINE * 20_000 + LINE.replace(" - text", " req-1 found") + LINE * 20_000)
+    (tmp_path / "logs/i-mine.log").write_text(
+        LINE * 20_000 + LINE.replace(" - text", " req-1 found") + LINE * 20_000
+    )
 
-    assert [line["text"] async for line in logs.read(LogQuery(labels=MINE, call_id="req-1"))] == ["found"]
-    assert [line["text"] async for line in logs.read(LogQuery(labels=MINE, call_id="req-1", tail=5))] == ["found"]
+    assert [line["text"] async for line in logs.read(LogQuery(labels=MINE, call_id="req-1"))] == [
+        "found"
+    ]
+    assert [
+        line["text"] async for line in logs.read(LogQuery(labels=MINE, call_id="req-1", tail=5))
+    ] == ["found"]
     assert len([line async for line in logs.read(LogQuery(labels=MINE, tail=5))]) == 5
 
 
@@ -166,7 +204,8 @@ async def test_a_tenant_has_few_readers_of_logs_at_once(tmp_path: Path) -> None:
 
 
 class CountedLogs(Logs):
-    """Counts how often somebody who follows looks at logs, and how often all of them are asked for."""
+    """Counts how often somebody who follows looks at logs, and how often all of them are asked
+    for."""
 
     looks = listings = 0
 
@@ -224,7 +263,9 @@ async def test_who_follows_looks_at_its_own_logs_and_not_at_each_line(tmp_path: 
         await turns(5)
     append(tmp_path, "i-mine", "last")
     assert await reading == [*map(str, range(1, number + 1)), "last"]
-    assert logs.looks - before <= 2 + (loop.time() - began) * 4, "a quarter of a second lies between two looks"
+    assert logs.looks - before <= 2 + (loop.time() - began) * 4, (
+        "a quarter of a second lies between two looks"
+    )
     await lines.aclose()
 
 
@@ -261,7 +302,8 @@ def test_whose_a_log_is_is_read_once(tmp_path: Path) -> None:
     os.utime(tmp_path, (1, 1))
     owners = LogOwners(tmp_path)
     assert owners.names(MINE) == ["i-mine"]
-    (tmp_path / "i-theirs.json").write_text(json.dumps({"labels": MINE}))  # which nobody reads any more
+    # which nobody reads any more
+    (tmp_path / "i-theirs.json").write_text(json.dumps({"labels": MINE}))
     write(tmp_path, "i-3", MINE)
     os.utime(tmp_path, (1, 1))
     assert (owners.names(MINE), sorted(owners.names({}))) == (["i-mine"], ["i-mine", "i-theirs"])

@@ -1,4 +1,5 @@
-"""The agent as a whole, in this event loop, against real slots with the small worker: COLD, FORK, failures, ends."""
+"""The agent as a whole, in this event loop, against real slots with the small worker: COLD, FORK,
+failures, ends."""
 
 from __future__ import annotations
 
@@ -13,10 +14,27 @@ from typing import Any
 import pytest
 
 from snapshotter.client import AgentClient
-from snapshotter.errors import InstanceUnknown, LeaseHeld, NoCapacity, StartFailed, StartStopped, StartTimeout, Unsupported
+from snapshotter.errors import (
+    InstanceUnknown,
+    LeaseHeld,
+    NoCapacity,
+    StartFailed,
+    StartStopped,
+    StartTimeout,
+    Unsupported,
+)
 from snapshotter.images.bundles import Bundles
 from snapshotter.linux.cgroups import Cgroups
-from snapshotter.types import AgentEvent, InstanceInfo, InstanceState, LaunchSpec, RevisionKey, Share, StartKind, WeightsMount
+from snapshotter.types import (
+    AgentEvent,
+    InstanceInfo,
+    InstanceState,
+    LaunchSpec,
+    RevisionKey,
+    Share,
+    StartKind,
+    WeightsMount,
+)
 from tests.fakes.agent_home import MIB, AgentHome, get, instance_id
 from tests.fakes.bundle import pack
 
@@ -43,7 +61,9 @@ async def ask(info: InstanceInfo, path: str) -> Any:
     return await asyncio.to_thread(get, info.socket, path)
 
 
-async def next_event(client: AgentClient, kind: str, watching: asyncio.Event | None = None) -> AgentEvent:
+async def next_event(
+    client: AgentClient, kind: str, watching: asyncio.Event | None = None
+) -> AgentEvent:
     async for event in client.watch():
         if event.kind == kind:
             return event
@@ -51,7 +71,8 @@ async def next_event(client: AgentClient, kind: str, watching: asyncio.Event | N
 
 
 async def watching(client: AgentClient, kind: str) -> asyncio.Task[AgentEvent]:
-    """A task that waits for the next event of `kind`, already subscribed: frames of one connection are served in order."""
+    """A task that waits for the next event of `kind`, already subscribed: frames of one connection
+    are served in order."""
     task = asyncio.create_task(next_event(client, kind))
     await asyncio.sleep(0)
     await client.templates()
@@ -62,16 +83,21 @@ def sockets(home: AgentHome) -> list[str]:
     found = []
     for slot in (home.paths.run / "slots").iterdir():
         with contextlib.suppress(FileNotFoundError):  # a slot that just goes
-            found += [p.name for p in slot.iterdir() if p.name.startswith("i-") and p.suffix == ".sock"]
+            found += [
+                p.name for p in slot.iterdir() if p.name.startswith("i-") and p.suffix == ".sock"
+            ]
     return sorted(found)
 
 
-async def test_the_first_start_is_cold_and_the_next_one_forks(home: AgentHome, client: AgentClient) -> None:
+async def test_the_first_start_is_cold_and_the_next_one_forks(
+    home: AgentHome, client: AgentClient
+) -> None:
     cold = await begin(client, home.launch())
     fork = await begin(client, home.launch())
 
     assert (cold.start_kind, fork.start_kind) == (StartKind.COLD, StartKind.FORK)
-    assert [p for p in cold.phases_ms if p != "queue"] == ["slot", "boot", "enter", "fork", "wake"]  # a busy machine's boots wait
+    # a busy machine's boots wait
+    assert [p for p in cold.phases_ms if p != "queue"] == ["slot", "boot", "enter", "fork", "wake"]
     assert list(fork.phases_ms) == ["fork", "wake"]
     assert cold.state is InstanceState.READY
     assert cold.pid != fork.pid
@@ -101,10 +127,14 @@ async def test_a_bundle_stays_while_a_slot_has_it(home: AgentHome) -> None:
         await home.bundles.ensure(idle)
         now = 100.0
         assert await home.bundles.make_room() == 1
-        assert [code.name for code in (home.paths.home / "node" / "code").iterdir()] == [home.bundle]
+        assert [code.name for code in (home.paths.home / "node" / "code").iterdir()] == [
+            home.bundle
+        ]
 
 
-async def test_bundles_and_logs_of_builds_that_nothing_needs_go_while_the_agent_runs(home: AgentHome) -> None:
+async def test_bundles_and_logs_of_builds_that_nothing_needs_go_while_the_agent_runs(
+    home: AgentHome,
+) -> None:
     idle = await Bundles(home.paths.home).ensure(pack(home.paths.home, {"app.py": b"x = 2"}))
     home.bundles = Bundles(home.paths.home, kept_bytes=0)
     log = home.paths.home / "node" / "images" / f"{1:064x}.log"
@@ -127,7 +157,9 @@ async def test_many_starts_at_once_share_one_boot(home: AgentHome, client: Agent
 
 async def test_the_same_id_is_the_same_start(home: AgentHome, client: AgentClient) -> None:
     name = instance_id()
-    first, second = await asyncio.gather(*(begin(client, home.launch(), instance_id=name) for _ in range(2)))
+    first, second = await asyncio.gather(
+        *(begin(client, home.launch(), instance_id=name) for _ in range(2))
+    )
 
     assert first == second == await begin(client, home.launch(), instance_id=name)
     with pytest.raises(LeaseHeld) as e:
@@ -135,7 +167,9 @@ async def test_the_same_id_is_the_same_start(home: AgentHome, client: AgentClien
     assert e.value.detail["lessee"] == "act-1"
 
 
-async def test_what_user_code_raises_at_boot_fails_the_start_with_error_and_lines(home: AgentHome, client: AgentClient) -> None:
+async def test_what_user_code_raises_at_boot_fails_the_start_with_error_and_lines(
+    home: AgentHome, client: AgentClient
+) -> None:
     with pytest.raises(StartFailed, match="RuntimeError: no model") as e:
         await begin(client, home.launch(boot=["print:loading", "raise:no model"]))
 
@@ -145,7 +179,9 @@ async def test_what_user_code_raises_at_boot_fails_the_start_with_error_and_line
     assert await client.instances() == []
 
 
-async def test_what_user_code_raises_after_the_fork_fails_that_start_only(home: AgentHome, client: AgentClient) -> None:
+async def test_what_user_code_raises_after_the_fork_fails_that_start_only(
+    home: AgentHome, client: AgentClient
+) -> None:
     with pytest.raises(StartFailed, match="no database") as e:
         await begin(client, home.launch(wake=["print:connecting", "raise:no database"]))
 
@@ -155,7 +191,9 @@ async def test_what_user_code_raises_after_the_fork_fails_that_start_only(home: 
     assert sockets(home) == []
 
 
-async def test_a_worker_that_dies_while_booting_fails_at_once_with_its_last_lines(home: AgentHome, client: AgentClient) -> None:
+async def test_a_worker_that_dies_while_booting_fails_at_once_with_its_last_lines(
+    home: AgentHome, client: AgentClient
+) -> None:
     with pytest.raises(StartFailed, match="exit status 3") as e:
         await begin(client, home.launch(boot=["print:one", "print:two", "exit:3"]))
 
@@ -163,19 +201,26 @@ async def test_a_worker_that_dies_while_booting_fails_at_once_with_its_last_line
     assert e.value.detail["exit_status"] == 3
 
 
-async def test_an_instance_that_dies_while_waking_fails_at_once(home: AgentHome, client: AgentClient) -> None:
+async def test_an_instance_that_dies_while_waking_fails_at_once(
+    home: AgentHome, client: AgentClient
+) -> None:
     with pytest.raises(StartFailed, match="exit status 4") as e:
         await begin(client, home.launch(wake=["print:last words", "exit:4"]))
 
     assert e.value.detail["log_tail"] == ["last words"]
 
 
-@pytest.mark.parametrize("hook,phase,clock_s", [("boot", "boot", 6.0), ("wake", "fork", 2.0)])  # a boot gives way for 2 s
+# a boot gives way for 2 s
+@pytest.mark.parametrize("hook,phase,clock_s", [("boot", "boot", 6.0), ("wake", "fork", 2.0)])
 @pytest.mark.slow  # a start that ends by its clock
 async def test_a_start_that_takes_too_long_names_the_phase(
     home: AgentHome, client: AgentClient, hook: str, phase: str, clock_s: float
 ) -> None:
-    launch = home.launch(startup_timeout_s=clock_s, boot=["print:b", "hang"] if hook == "boot" else [], wake=["print:b", "hang"])
+    launch = home.launch(
+        startup_timeout_s=clock_s,
+        boot=["print:b", "hang"] if hook == "boot" else [],
+        wake=["print:b", "hang"],
+    )
     if hook == "wake":
         await client.prepare(replace(launch, startup_timeout_s=20.0))
     with pytest.raises(StartTimeout, match=f"within {clock_s:g} s") as e:
@@ -221,7 +266,9 @@ async def test_a_stop_is_told_before_the_sigterm(home: AgentHome, client: AgentC
     await stop
 
 
-async def test_who_ignores_sigterm_is_killed_after_the_grace(home: AgentHome, client: AgentClient) -> None:
+async def test_who_ignores_sigterm_is_killed_after_the_grace(
+    home: AgentHome, client: AgentClient
+) -> None:
     info = await begin(client, home.launch(wake=["ignore_term"]))
     gone = await watching(client, "instance_gone")
     await client.stop(info.id, grace_s=0.1)
@@ -230,7 +277,9 @@ async def test_who_ignores_sigterm_is_killed_after_the_grace(home: AgentHome, cl
     assert (event.reason, event.detail["signal"]) == ("killed", "SIGKILL")
 
 
-async def test_an_instance_that_exits_is_told_with_its_last_lines(home: AgentHome, client: AgentClient) -> None:
+async def test_an_instance_that_exits_is_told_with_its_last_lines(
+    home: AgentHome, client: AgentClient
+) -> None:
     info = await begin(client, home.launch())
     gone = await watching(client, "instance_gone")
     await ask(info, "/print/bye")
@@ -238,10 +287,16 @@ async def test_an_instance_that_exits_is_told_with_its_last_lines(home: AgentHom
         await ask(info, "/exit/7")
 
     event = await gone
-    assert (event.reason, event.detail["exit_status"], event.detail["log_tail"]) == ("exited", 7, ["bye"])
+    assert (event.reason, event.detail["exit_status"], event.detail["log_tail"]) == (
+        "exited",
+        7,
+        ["bye"],
+    )
 
 
-async def test_instances_outlive_their_template_and_the_next_start_boots_again(home: AgentHome, client: AgentClient) -> None:
+async def test_instances_outlive_their_template_and_the_next_start_boots_again(
+    home: AgentHome, client: AgentClient
+) -> None:
     first = await begin(client, home.launch())
     [template] = await client.templates()
     gone = await watching(client, "template_gone")
@@ -259,7 +314,9 @@ async def test_instances_outlive_their_template_and_the_next_start_boots_again(h
     assert [i.id for i in await client.instances()] == [second.id]
 
 
-async def test_a_dropped_template_leaves_its_instances(home: AgentHome, client: AgentClient) -> None:
+async def test_a_dropped_template_leaves_its_instances(
+    home: AgentHome, client: AgentClient
+) -> None:
     info = await begin(client, home.launch())
     await client.drop_template(RevisionKey("f-1@v1-abc"))
     await client.drop_template(RevisionKey("f-1@v1-abc"))
@@ -268,7 +325,9 @@ async def test_a_dropped_template_leaves_its_instances(home: AgentHome, client: 
     assert isinstance(await ask(info, "/"), int)
 
 
-async def test_a_worker_with_threads_serves_in_place_one_slot_each(home: AgentHome, client: AgentClient) -> None:
+async def test_a_worker_with_threads_serves_in_place_one_slot_each(
+    home: AgentHome, client: AgentClient
+) -> None:
     launch = home.launch(boot=["thread"])
     infos = await asyncio.gather(*(begin(client, launch) for _ in range(3)))
 
@@ -280,7 +339,9 @@ async def test_a_worker_with_threads_serves_in_place_one_slot_each(home: AgentHo
 
 
 @pytest.mark.root
-async def test_a_process_that_user_code_left_running_belongs_to_an_instance_and_goes_with_it(home: AgentHome) -> None:
+async def test_a_process_that_user_code_left_running_belongs_to_an_instance_and_goes_with_it(
+    home: AgentHome,
+) -> None:
     async with home.agent(), home.client() as client:
         info = await begin(client, home.launch(boot=["process"]))
 
@@ -302,14 +363,21 @@ async def test_not_forkable_is_one_process_each(home: AgentHome, client: AgentCl
     assert [i.start_kind for i in infos] == [StartKind.COLD, StartKind.COLD]
 
 
-async def test_lines_are_found_by_labels_call_and_tail_and_followed(home: AgentHome, client: AgentClient) -> None:
+async def test_lines_are_found_by_labels_call_and_tail_and_followed(
+    home: AgentHome, client: AgentClient
+) -> None:
     info = await begin(client, home.launch(boot=["print:booting"]))
     await ask(info, "/print/hello")
     await client.stop(info.id, grace_s=5)
 
     lines = [line async for line in await client.logs(labels={"app": "a"})]
-    assert [(line["text"], line["call"]) for line in lines] == [("booting", None), ("hello", "call-1")]
-    assert [line["text"] async for line in await client.logs(labels={}, call_id="call-1")] == ["hello"]
+    assert [(line["text"], line["call"]) for line in lines] == [
+        ("booting", None),
+        ("hello", "call-1"),
+    ]
+    assert [line["text"] async for line in await client.logs(labels={}, call_id="call-1")] == [
+        "hello"
+    ]
     assert [line["text"] async for line in await client.logs(labels={}, tail=1)] == ["hello"]
     assert [line async for line in await client.logs(labels={"app": "other"})] == []
 
@@ -352,10 +420,14 @@ async def test_one_that_prints_100_mb_hurts_nobody(home: AgentHome, client: Agen
     await flood
     held = sum(f.stat().st_size for f in (home.paths.home / "node/logs").glob(f"{loud.id}.log*"))
     assert held < 2 * 10 * MIB + MIB
-    assert "calm" in [line["text"] async for line in await client.logs(labels={}, instance_id=quiet.id)]
+    assert "calm" in [
+        line["text"] async for line in await client.logs(labels={}, instance_id=quiet.id)
+    ]
 
 
-async def test_weights_are_leased_for_as_long_as_the_slot_lives(home: AgentHome, client: AgentClient) -> None:
+async def test_weights_are_leased_for_as_long_as_the_slot_lives(
+    home: AgentHome, client: AgentClient
+) -> None:
     info = await begin(client, home.launch(weights=(WeightsMount(name="w", manifest="0" * 64),)))
     assert list(home.weights.held.values()) == [Path(info.socket).parent.name]
 
@@ -365,7 +437,9 @@ async def test_weights_are_leased_for_as_long_as_the_slot_lives(home: AgentHome,
 
 
 @pytest.mark.soak
-async def test_fifty_lives_leave_no_descriptor_no_zombie_no_directory(home: AgentHome, client: AgentClient) -> None:
+async def test_fifty_lives_leave_no_descriptor_no_zombie_no_directory(
+    home: AgentHome, client: AgentClient
+) -> None:
     await client.stop((await begin(client, home.launch())).id, grace_s=5)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(10):
@@ -382,7 +456,9 @@ async def test_fifty_lives_leave_no_descriptor_no_zombie_no_directory(home: Agen
     assert {n for n in Cgroups.find(home.paths.run).names() if n.startswith("i-")} == set()
 
 
-async def test_claims_beyond_the_node_are_refused_and_unused_templates_go_first(home: AgentHome) -> None:
+async def test_claims_beyond_the_node_are_refused_and_unused_templates_go_first(
+    home: AgentHome,
+) -> None:
     async with home.agent(memory_bytes=512 * MIB), home.client() as client:
         await client.prepare(home.launch("f-2@v1", boot=[f"allocate:{64 * MIB}"]))
         while (await client.templates())[0].pss_bytes < 64 * MIB:
@@ -392,7 +468,13 @@ async def test_claims_beyond_the_node_are_refused_and_unused_templates_go_first(
 
         with pytest.raises(NoCapacity) as e:
             await begin(client, home.launch())
-        assert e.value.detail == {"resource": "memory", "asked": 256 * MIB, "free": 0, "claimed": 512 * MIB, "total": 512 * MIB}
+        assert e.value.detail == {
+            "resource": "memory",
+            "asked": 256 * MIB,
+            "free": 0,
+            "claimed": 512 * MIB,
+            "total": 512 * MIB,
+        }
         await client.stop(infos[0].id, grace_s=5)
         await begin(client, home.launch())
 
@@ -405,7 +487,11 @@ async def test_a_start_that_finds_no_memory_is_told_to_the_watchers(home: AgentH
             await begin(client, home.launch(labels={"tenant": "t-2"}), share=Share(tenant="t-2"))
         event = await wanted
         assert event.subject.startswith("i-")
-        assert (event.detail["tenant"], event.detail["claims"], event.detail["free"]) == ("t-2", {"t-1": 256 * MIB}, 0)
+        assert (event.detail["tenant"], event.detail["claims"], event.detail["free"]) == (
+            "t-2",
+            {"t-1": 256 * MIB},
+            0,
+        )
 
 
 async def test_what_is_reserved_for_a_tenant_is_kept_free_for_it(home: AgentHome) -> None:
@@ -425,7 +511,9 @@ async def test_a_dedicated_node_starts_nothing_of_others(home: AgentHome) -> Non
                 await begin(client, home.launch(), share=share)
             with pytest.raises(NoCapacity, match="dedicated"):
                 await client.prepare(home.launch(), share=share)
-        await begin(client, home.launch(), share=Share(tenant="t-2", name="acme", is_dedicated=True))
+        await begin(
+            client, home.launch(), share=Share(tenant="t-2", name="acme", is_dedicated=True)
+        )
 
 
 async def test_templates_over_budget_go_least_recently_used_first(home: AgentHome) -> None:
@@ -457,16 +545,40 @@ async def test_uid_privileges_and_system_calls_are_really_taken_away(home: Agent
         assert status["Uid"].split() == status["Gid"].split() == ["20007"] * 4
         assert (status["NoNewPrivs"], status["Seccomp"], int(status["CapEff"], 16)) == ("1", "2", 0)
         assert int(status["NSpid"].split()[-1]) > 1000
-        assert await ask(info, "/syscalls") == {"io_uring_setup": 38, "ptrace": 1, "mount": 1, "unshare": 1}
+        assert await ask(info, "/syscalls") == {
+            "io_uring_setup": 38,
+            "ptrace": 1,
+            "mount": 1,
+            "unshare": 1,
+        }
         assert await ask(info, "/env/HOME") == "/run/pilotlight/slot/work"
-        shown = [p async for p in client.exec(info.id, ["/bin/sh", "-c", "id -u; ls /tmp; touch /tmp/x /run/pilotlight/slot/work/y; pwd"])]
+        shown = [
+            p
+            async for p in client.exec(
+                info.id,
+                ["/bin/sh", "-c", "id -u; ls /tmp; touch /tmp/x /run/pilotlight/slot/work/y; pwd"],
+            )
+        ]
         assert "".join(p["text"] for p in shown[:-1]) == "20007\n/run/pilotlight/slot/work\n"
         mark = f"pl-{info.id}"
-        script = f"for d in /tmp /var/tmp /run/lock /dev/shm; do touch $d/{mark} 2>/dev/null; done; ls /tmp/{mark}"
+        script = (
+            f"for d in /tmp /var/tmp /run/lock /dev/shm; do touch $d/{mark} 2>/dev/null; "
+            f"done; ls /tmp/{mark}"
+        )
         made = [p async for p in client.exec(info.id, ["/bin/sh", "-c", script])]
         assert made[-1]["exit_status"] == 0
-        assert not [d for d in ("/tmp", "/var/tmp", "/run/lock", "/dev/shm") if os.path.exists(f"{d}/{mark}")]
-        refused = [p async for p in client.exec(info.id, ["/bin/sh", "-c", f"ls {home.paths.home} || touch /run/pilotlight/slot/code/z"])]
+        assert not [
+            d
+            for d in ("/tmp", "/var/tmp", "/run/lock", "/dev/shm")
+            if os.path.exists(f"{d}/{mark}")
+        ]
+        refused = [
+            p
+            async for p in client.exec(
+                info.id,
+                ["/bin/sh", "-c", f"ls {home.paths.home} || touch /run/pilotlight/slot/code/z"],
+            )
+        ]
         assert refused[-1]["exit_status"] != 0
 
 
@@ -495,16 +607,20 @@ async def test_processes_that_an_instance_left_behind_go_with_it(home: AgentHome
         info = await begin(client, home.launch())
         await ask(info, "/spawn")
         [group] = [
-            g for name in Cgroups.find(home.paths.run).names() if (g := Cgroups.find(home.paths.run).group(name)) and name == info.id
+            g
+            for name in Cgroups.find(home.paths.run).names()
+            if (g := Cgroups.find(home.paths.run).group(name)) and name == info.id
         ]
         pids = Path(group.procs[0]).read_text().split()
         assert len(pids) == 2
         await client.stop(info.id, grace_s=5)
-        await until(lambda: not any(Path(f"/proc/{pid}/fd").exists() for pid in pids))  # until the shim has reaped them
+        # until the shim has reaped them
+        await until(lambda: not any(Path(f"/proc/{pid}/fd").exists() for pid in pids))
 
 
 async def until(condition: Any) -> None:
-    """Wait until something that other processes do has happened (bounded by the test's own timeout)."""
+    """Wait until something that other processes do has happened (bounded by the test's own
+    timeout)."""
     while not condition():
         await asyncio.sleep(0.005)
 
@@ -514,16 +630,24 @@ async def test_what_the_agent_writes_is_private_but_for_what_workers_read(home: 
         async with home.client() as client:
             info = await begin(client, home.launch())
             assert isinstance(await ask(info, "/"), int)
-            umask = next(line for line in Path(f"/proc/{info.pid}/status").read_text().splitlines() if line.startswith("Umask"))
+            umask = next(
+                line
+                for line in Path(f"/proc/{info.pid}/status").read_text().splitlines()
+                if line.startswith("Umask")
+            )
             written = [*(home.paths.home / "node").rglob("*"), *home.paths.run.rglob("*")]
-            read_by_all = {path.name for path in written if path.is_file() and path.stat().st_mode & 0o077}
+            read_by_all = {
+                path.name for path in written if path.is_file() and path.stat().st_mode & 0o077
+            }
 
     assert umask.split() == ["Umask:", "0022"]  # user code has the usual one
     assert {"snapshotter.pid", "cgroups.json", "housing.json"} <= {path.name for path in written}
     assert read_by_all == {"app.py", "launch.json"}
 
 
-async def test_stopping_an_instance_that_starts_is_told_to_whoever_waits_for_it(home: AgentHome, client: AgentClient) -> None:
+async def test_stopping_an_instance_that_starts_is_told_to_whoever_waits_for_it(
+    home: AgentHome, client: AgentClient
+) -> None:
     name = instance_id()
     start = asyncio.create_task(begin(client, home.launch(boot=["hang"]), instance_id=name))
     while not any(info.id == name for info in await client.instances()):

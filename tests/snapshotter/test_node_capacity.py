@@ -1,4 +1,5 @@
-"""Whether one more instance may claim memory of a node: claims, reservations, and nodes for one tenant."""
+"""Whether one more instance may claim memory of a node: claims, reservations, and nodes for one
+tenant."""
 
 from __future__ import annotations
 
@@ -8,7 +9,15 @@ import pytest
 
 from snapshotter.errors import NoCapacity, Unsupported
 from snapshotter.starts.node_capacity import NodeCapacity
-from snapshotter.types import InstanceId, InstanceInfo, InstanceState, LaunchSpec, RevisionKey, Share, StartKind
+from snapshotter.types import (
+    InstanceId,
+    InstanceInfo,
+    InstanceState,
+    LaunchSpec,
+    RevisionKey,
+    Share,
+    StartKind,
+)
 from tests.fakes.agent_home import MIB
 
 ROOM = NodeCapacity(memory_bytes=1000 * MIB)
@@ -16,20 +25,42 @@ ROOM = NodeCapacity(memory_bytes=1000 * MIB)
 
 def launch_of(mib: int) -> LaunchSpec:
     return LaunchSpec(
-        revision=RevisionKey("f-1@v1"), trust_domain="t-1", uid=None, bundle="b", image=None, entry={}, memory_bytes=mib * MIB, cpu=1.0,
-        startup_timeout_s=1.0, labels={"tenant": "t-1"},
-    )  # fmt: skip
+        revision=RevisionKey("f-1@v1"),
+        trust_domain="t-1",
+        uid=None,
+        bundle="b",
+        image=None,
+        entry={},
+        memory_bytes=mib * MIB,
+        cpu=1.0,
+        startup_timeout_s=1.0,
+        labels={"tenant": "t-1"},
+    )
 
 
 def claim(tenant: str, mib: int) -> InstanceInfo:
     return InstanceInfo(
-        id=InstanceId("i-1"), revision=RevisionKey("f-1@v1"), state=InstanceState.READY, socket="", start_kind=StartKind.COLD, phases_ms={},
-        lessee="a-0", started_at=0.0, pid=1, memory_bytes=mib * MIB, cpu=1.0, labels={"tenant": tenant},
-    )  # fmt: skip
+        id=InstanceId("i-1"),
+        revision=RevisionKey("f-1@v1"),
+        state=InstanceState.READY,
+        socket="",
+        start_kind=StartKind.COLD,
+        phases_ms={},
+        lessee="a-0",
+        started_at=0.0,
+        pid=1,
+        memory_bytes=mib * MIB,
+        cpu=1.0,
+        labels={"tenant": tenant},
+    )
 
 
 def share_of(tenant: str, **reserved_mib: int) -> Share:
-    return Share(tenant=tenant, name=tenant.upper(), reserved={name: mib * MIB for name, mib in reserved_mib.items()})
+    return Share(
+        tenant=tenant,
+        name=tenant.upper(),
+        reserved={name: mib * MIB for name, mib in reserved_mib.items()},
+    )
 
 
 def test_what_others_have_reserved_and_do_not_use_is_not_free() -> None:
@@ -37,16 +68,28 @@ def test_what_others_have_reserved_and_do_not_use_is_not_free() -> None:
 
     assert ROOM.free_bytes(instances, None) == 600 * MIB
     assert ROOM.free_bytes(instances, share_of("a", b=400)) == 300 * MIB, "b uses 100 of its 400"
-    assert ROOM.free_bytes(instances, share_of("b", b=400)) == 600 * MIB, "its own reservation is free for itself"
-    assert ROOM.free_bytes(instances, share_of("a", b=50)) == 600 * MIB, "b uses more than it reserved"
-    assert ROOM.free_bytes([claim("a", 900)], share_of("c", b=400)) == -300 * MIB, "reserved after it was given away"
+    assert ROOM.free_bytes(instances, share_of("b", b=400)) == 600 * MIB, (
+        "its own reservation is free for itself"
+    )
+    assert ROOM.free_bytes(instances, share_of("a", b=50)) == 600 * MIB, (
+        "b uses more than it reserved"
+    )
+    assert ROOM.free_bytes([claim("a", 900)], share_of("c", b=400)) == -300 * MIB, (
+        "reserved after it was given away"
+    )
 
 
 def test_a_start_that_does_not_fit_is_refused_with_numbers() -> None:
     ROOM.check(launch_of(600), [claim("a", 400)], share_of("b"))
     with pytest.raises(NoCapacity, match="601 MiB wanted, 600 MiB of 1000 MiB free") as e:
         ROOM.check(launch_of(601), [claim("a", 400)], share_of("b"))
-    assert e.value.detail == {"resource": "memory", "asked": 601 * MIB, "free": 600 * MIB, "claimed": 400 * MIB, "total": 1000 * MIB}
+    assert e.value.detail == {
+        "resource": "memory",
+        "asked": 601 * MIB,
+        "free": 600 * MIB,
+        "claimed": 400 * MIB,
+        "total": 1000 * MIB,
+    }
     with pytest.raises(NoCapacity, match="0 MiB of 1000 MiB free"):
         ROOM.check(launch_of(1), [claim("a", 900)], share_of("c", b=400))
 

@@ -56,7 +56,12 @@ async def test_deadline_that_has_passed_is_left_alone() -> None:
 
 
 async def test_turn_is_given_to_others_meanwhile() -> None:
-    gate, patience, arrival, diary = FairSemaphore(1), PausableDeadline(), asyncio.Event(), list[str]()
+    gate, patience, arrival, diary = (
+        FairSemaphore(1),
+        PausableDeadline(),
+        asyncio.Event(),
+        list[str](),
+    )
 
     async def waits_for_weights() -> None:
         async with YieldableSlot(gate) as turn:

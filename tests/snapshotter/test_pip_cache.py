@@ -1,4 +1,5 @@
-"""pip is made once for an interpreter, kept where nobody else can change it, and copied into environments in which it works."""
+"""pip is made once for an interpreter, kept where nobody else can change it, and copied into
+environments in which it works."""
 
 from __future__ import annotations
 
@@ -35,23 +36,38 @@ def packages_with(pip: Path, env: Path) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-async def test_it_is_made_once_and_works_in_an_environment_that_it_is_copied_into(tmp_path: Path, environ: dict[str, str]) -> None:
+async def test_it_is_made_once_and_works_in_an_environment_that_it_is_copied_into(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
     kept = await pip_of(own_interpreter(), environ)
     assert kept is not None
     made = (kept / "pip" / "__init__.py").stat()
     assert await pip_of(own_interpreter(), environ) == kept
     assert os.path.samestat((kept / "pip" / "__init__.py").stat(), made)
-    assert [p.name for p in kept.parent.iterdir()] == [kept.name], "nothing is left of how it was made"
-    assert not [p for p in [kept, *kept.rglob("*")] if p.stat().st_mode & 0o022 or not p.stat().st_mode & 0o004]
+    assert [p.name for p in kept.parent.iterdir()] == [kept.name], (
+        "nothing is left of how it was made"
+    )
+    assert not [
+        p
+        for p in [kept, *kept.rglob("*")]
+        if p.stat().st_mode & 0o022 or not p.stat().st_mode & 0o004
+    ]
 
     lend(kept, tmp_path / "lent")
-    assert os.path.samestat((tmp_path / "lent" / "pip" / "__init__.py").stat(), made), "links, where it is one file system"
-    assert (await asyncio.to_thread(packages_with, tmp_path / "lent", tmp_path / "env")).startswith("pip==")
+    assert os.path.samestat((tmp_path / "lent" / "pip" / "__init__.py").stat(), made), (
+        "links, where it is one file system"
+    )
+    assert (await asyncio.to_thread(packages_with, tmp_path / "lent", tmp_path / "env")).startswith(
+        "pip=="
+    )
 
 
-async def test_where_it_cannot_be_made_or_kept_there_is_none(tmp_path: Path, environ: dict[str, str]) -> None:
+async def test_where_it_cannot_be_made_or_kept_there_is_none(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
     false = tmp_path / "python3"
-    for script in ("exit 3", 'mkdir -p "$4/lib/python3.11/site-packages"'):  # none is made; one without pip is
+    # none is made; one without pip is
+    for script in ("exit 3", 'mkdir -p "$4/lib/python3.11/site-packages"'):
         false.write_text(f"#!/bin/sh\n{script}\n")
         false.chmod(0o755)
         assert await pip_of(replace(own_interpreter(), executable=false), environ) is None

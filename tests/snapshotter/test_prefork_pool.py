@@ -1,4 +1,5 @@
-"""Forks parked ahead: they are assigned, counted, dropped when nobody comes, and gone with whoever they belong to."""
+"""Forks parked ahead: they are assigned, counted, dropped when nobody comes, and gone with whoever
+they belong to."""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ def home(short_tmp: Path) -> AgentHome:
 async def client(request: pytest.FixtureRequest, home: AgentHome) -> AsyncIterator[AgentClient]:
     if request.param == "namespaces" and os.geteuid() != 0:
         pytest.skip("needs root")
-    async with home.agent(namespaces=request.param == "namespaces", parked_per_template=1), home.client() as client:
+    async with (
+        home.agent(namespaces=request.param == "namespaces", parked_per_template=1),
+        home.client() as client,
+    ):
         yield client
 
 
@@ -58,10 +62,14 @@ def groups(home: AgentHome) -> set[str]:
 
 
 def children(template: TemplateInfo) -> set[int]:
-    return set(map(int, Path(f"/proc/{template.pid}/task/{template.pid}/children").read_text().split()))
+    return set(
+        map(int, Path(f"/proc/{template.pid}/task/{template.pid}/children").read_text().split())
+    )
 
 
-async def test_after_a_start_one_is_parked_and_the_next_start_is_its_assignment(home: AgentHome, client: AgentClient) -> None:
+async def test_after_a_start_one_is_parked_and_the_next_start_is_its_assignment(
+    home: AgentHome, client: AgentClient
+) -> None:
     first = await begin(client, home.launch())
     template = await template_with(client, 1)
     assert [i.id for i in await client.instances()] == [first.id]
@@ -69,13 +77,19 @@ async def test_after_a_start_one_is_parked_and_the_next_start_is_its_assignment(
 
     second = await begin(client, home.launch(), secret_env={"TOKEN": "t"})
 
-    assert (second.start_kind, list(second.phases_ms), second.pid) == (StartKind.FORK, ["assign", "wake"], parked)
+    assert (second.start_kind, list(second.phases_ms), second.pid) == (
+        StartKind.FORK,
+        ["assign", "wake"],
+        parked,
+    )
     assert await ask(second, "/env/TOKEN") == "t"
     assert {i.id for i in await client.instances()} == {first.id, second.id}
     await template_with(client, 1)  # and the next one
 
 
-async def test_secrets_of_one_instance_are_not_in_a_parked_fork(home: AgentHome, client: AgentClient) -> None:
+async def test_secrets_of_one_instance_are_not_in_a_parked_fork(
+    home: AgentHome, client: AgentClient
+) -> None:
     first = await begin(client, home.launch(), secret_env={"TOKEN": "first"})
     await template_with(client, 1)
 
@@ -83,7 +97,9 @@ async def test_secrets_of_one_instance_are_not_in_a_parked_fork(home: AgentHome,
     assert await ask(first, "/env/TOKEN") == "first"
 
 
-async def test_an_assigned_fork_is_logged_stopped_and_explained_like_any_instance(home: AgentHome, client: AgentClient) -> None:
+async def test_an_assigned_fork_is_logged_stopped_and_explained_like_any_instance(
+    home: AgentHome, client: AgentClient
+) -> None:
     await begin(client, home.launch())
     await template_with(client, 1)
     info = await begin(client, home.launch())
@@ -102,7 +118,9 @@ async def test_an_assigned_fork_is_logged_stopped_and_explained_like_any_instanc
     assert stopped.id not in {i.id for i in await client.instances()}
 
 
-async def test_a_parked_fork_that_died_costs_nobody_anything(home: AgentHome, client: AgentClient) -> None:
+async def test_a_parked_fork_that_died_costs_nobody_anything(
+    home: AgentHome, client: AgentClient
+) -> None:
     first = await begin(client, home.launch())
     template = await template_with(client, 1)
     [parked] = children(template) - {first.pid}
@@ -113,23 +131,32 @@ async def test_a_parked_fork_that_died_costs_nobody_anything(home: AgentHome, cl
     assert isinstance(await ask(again, "/"), int)
 
 
-async def test_a_parked_fork_that_dies_before_it_reads_its_assignment_costs_nobody_anything(home: AgentHome, client: AgentClient) -> None:
+async def test_a_parked_fork_that_dies_before_it_reads_its_assignment_costs_nobody_anything(
+    home: AgentHome, client: AgentClient
+) -> None:
     first = await begin(client, home.launch())
     template = await template_with(client, 1)
     [parked] = children(template) - {first.pid}
     os.kill(parked, signal.SIGSTOP)
     name = instance_id()
     start = asyncio.create_task(begin(client, home.launch(), instance_id=name))
-    while not (home.paths.home / "node" / "logs" / f"{name}.log").exists():  # made by the shim when it assigns
+    # made by the shim when it assigns
+    while not (home.paths.home / "node" / "logs" / f"{name}.log").exists():
         await asyncio.sleep(0.001)
     os.kill(parked, signal.SIGKILL)
 
     again = await start
-    assert (again.id, again.start_kind, next(iter(again.phases_ms))) == (name, StartKind.FORK, "fork")
+    assert (again.id, again.start_kind, next(iter(again.phases_ms))) == (
+        name,
+        StartKind.FORK,
+        "fork",
+    )
     assert isinstance(await ask(again, "/"), int)
 
 
-async def test_with_the_template_go_those_that_are_parked(home: AgentHome, client: AgentClient) -> None:
+async def test_with_the_template_go_those_that_are_parked(
+    home: AgentHome, client: AgentClient
+) -> None:
     first = await begin(client, home.launch())
     template = await template_with(client, 1)
     [parked] = children(template) - {first.pid}
@@ -142,14 +169,18 @@ async def test_with_the_template_go_those_that_are_parked(home: AgentHome, clien
     assert isinstance(await ask(first, "/"), int)
 
 
-async def test_a_burst_takes_the_parked_one_and_forks_the_others(home: AgentHome, client: AgentClient) -> None:
+async def test_a_burst_takes_the_parked_one_and_forks_the_others(
+    home: AgentHome, client: AgentClient
+) -> None:
     await begin(client, home.launch())
     await template_with(client, 1)
     infos = await asyncio.gather(*(begin(client, home.launch()) for _ in range(4)))
     assert sorted(next(iter(i.phases_ms)) for i in infos) == ["assign", "fork", "fork", "fork"]
 
 
-async def test_many_lives_leave_nothing_but_the_one_that_is_parked(home: AgentHome, client: AgentClient) -> None:
+async def test_many_lives_leave_nothing_but_the_one_that_is_parked(
+    home: AgentHome, client: AgentClient
+) -> None:
     await client.stop((await begin(client, home.launch())).id, grace_s=5)
     await template_with(client, 1)
     before = len(os.listdir("/proc/self/fd"))
@@ -157,7 +188,8 @@ async def test_many_lives_leave_nothing_but_the_one_that_is_parked(home: AgentHo
         info = await begin(client, home.launch())
         await client.stop(info.id, grace_s=5)
         template = await template_with(client, 1)
-    while len(os.listdir("/proc/self/fd")) > before:  # the end of the last fork may still be on its way
+    # the end of the last fork may still be on its way
+    while len(os.listdir("/proc/self/fd")) > before:
         await asyncio.sleep(0.005)
     assert len(children(template)) == 1
     assert len([name for name in groups(home) if name.startswith("i-")]) == 0
@@ -187,14 +219,28 @@ class FakeSlot:
 
 
 @pytest.mark.parametrize("budget_bytes, unparked", [(MIB, 1), (2**50, 0)])
-async def test_beyond_the_budget_nothing_stays_parked(home: AgentHome, budget_bytes: int, unparked: int) -> None:
+async def test_beyond_the_budget_nothing_stays_parked(
+    home: AgentHome, budget_bytes: int, unparked: int
+) -> None:
     slot, group = FakeSlot(), Group(directories={}, version=0)
-    occupied = OccupiedSlot(slot=cast("Slot", slot), launch=home.launch(), group=group, spots=[ParkedSpot(name="p-1", group=group)])
+    occupied = OccupiedSlot(
+        slot=cast("Slot", slot),
+        launch=home.launch(),
+        group=group,
+        spots=[ParkedSpot(name="p-1", group=group)],
+    )
     templates, background_tasks = Templates(), BackgroundTasks()
-    templates.add(Template(occupied=occupied, threads=(), phases_ms={}, single=False, last_used_at=0.0))
+    templates.add(
+        Template(occupied=occupied, threads=(), phases_ms={}, single=False, last_used_at=0.0)
+    )
     cgroups = Cgroups(bases={}, version=0)
     prefork_pool = PreforkPool(
-        cgroups=cgroups, templates=templates, background_tasks=background_tasks, per_template=1, idle_s=60, budget_bytes=budget_bytes
+        cgroups=cgroups,
+        templates=templates,
+        background_tasks=background_tasks,
+        per_template=1,
+        idle_s=60,
+        budget_bytes=budget_bytes,
     )
 
     prefork_pool.ready(cast("Slot", slot))
@@ -205,8 +251,12 @@ async def test_beyond_the_budget_nothing_stays_parked(home: AgentHome, budget_by
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("mode", [pytest.param((), id="as we are"), pytest.param(("--plain",), id="plain")])
-async def test_a_restarted_agent_drops_what_the_earlier_one_had_parked(home: AgentHome, mode: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "mode", [pytest.param((), id="as we are"), pytest.param(("--plain",), id="plain")]
+)
+async def test_a_restarted_agent_drops_what_the_earlier_one_had_parked(
+    home: AgentHome, mode: tuple[str, ...]
+) -> None:
     with home.agent_process(*mode) as agent:
         async with home.client() as client:
             first = await begin(client, home.launch())

@@ -49,7 +49,8 @@ print(json.dumps(said))
 
 @pytest.fixture
 def home(short_tmp: Path) -> Path:
-    """Like a platform's: closed to others, with a key, a directory of the process's own and one of sockets."""
+    """Like a platform's: closed to others, with a key, a directory of the process's own and one of
+    sockets."""
     home = short_tmp / "h"
     (home / "activator" / "a-0").mkdir(parents=True)
     (home / "run").mkdir()
@@ -66,8 +67,12 @@ def home(short_tmp: Path) -> Path:
 def run(home: Path) -> dict[str, object]:
     """What a process says that has given up root, if it could."""
     own, directory = str(home / "activator" / "a-0"), str(home / "run")
-    program = _PROGRAM.format(path=[str(ROOT), str(ROOT / "functions")], uid=UID, own=own, run=directory, home=str(home))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    program = _PROGRAM.format(
+        path=[str(ROOT), str(ROOT / "functions")], uid=UID, own=own, run=directory, home=str(home)
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
+    )
     assert done.returncode == 0, done.stderr
     said: dict[str, object] = json.loads(done.stdout)
     return said
@@ -78,12 +83,21 @@ def test_it_has_nothing_of_root_left_and_sees_its_own_directories_only(home: Pat
     status = said.pop("status")
     assert isinstance(status, dict)
     assert status["Uid"].split() == status["Gid"].split() == [str(UID)] * 4
-    assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+    assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {
+        "0" * 16
+    }
     assert (status["NoNewPrivs"], status["Groups"]) == ("1", "")
     assert said == {
-        "why": "", "home": "PermissionError", "key": "FileNotFoundError", "own": "1", "old": "kept", "again": "PermissionError",
-        "child": "1", "socket": True, "run": "PermissionError",
-    }  # fmt: skip
+        "why": "",
+        "home": "PermissionError",
+        "key": "FileNotFoundError",
+        "own": "1",
+        "old": "kept",
+        "again": "PermissionError",
+        "child": "1",
+        "socket": True,
+        "run": "PermissionError",
+    }
     assert (home / "activator" / "a-0" / "new").stat().st_uid == UID
     assert (home / "platform.key").read_text() == "secret"
 
@@ -101,8 +115,11 @@ def test_code_that_it_cannot_read_is_an_obstacle_with_a_name(home: Path, tmp_pat
     assert (home / "activator" / "a-0").stat().st_uid == 0, "nothing changed hands"
 
 
-def test_one_whose_trial_is_killed_does_not_keep_root_because_of_that(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that the same user left behind can kill the trial, and could so choose that its successor is root."""
+def test_one_whose_trial_is_killed_does_not_keep_root_because_of_that(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that the same user left behind can kill the trial, and could so choose that its
+    successor is root."""
     monkeypatch.setattr(ProcessUser, "_tried", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     with pytest.raises(OSError, match=f"the process that tried to go on as uid {UID} was killed"):
         ProcessUser(uid=UID, owns=(home / "activator" / "a-0",)).obstacle()
@@ -111,7 +128,11 @@ def test_one_whose_trial_is_killed_does_not_keep_root_because_of_that(home: Path
 def test_a_file_that_it_must_open_again_is_an_obstacle_where_it_may_not(home: Path) -> None:
     key = home / "tls.key"
     key.touch(mode=0o600)
-    assert ProcessUser(uid=UID, uses=(key,)).obstacle().startswith(f"uid {UID} cannot use {key}: give group {UID} access")
+    assert (
+        ProcessUser(uid=UID, uses=(key,))
+        .obstacle()
+        .startswith(f"uid {UID} cannot use {key}: give group {UID} access")
+    )
 
 
 def test_what_is_in_a_directory_changes_hands_before_the_directory_does(tmp_path: Path) -> None:
@@ -126,7 +147,9 @@ def test_what_is_in_a_directory_changes_hands_before_the_directory_does(tmp_path
     assert (tmp_path / "elsewhere").stat().st_uid == 0, "no link is followed"
     (top / "made by root").touch()
     give(top, UID)
-    assert (top / "made by root").stat().st_uid == 0, "root changes nothing in a directory that another user may change"
+    assert (top / "made by root").stat().st_uid == 0, (
+        "root changes nothing in a directory that another user may change"
+    )
     give(top, 0)
     assert {path.lstat().st_uid for path in (top, *top.rglob("*"))} == {0}
 
@@ -137,7 +160,10 @@ def test_a_file_with_another_name_does_not_change_hands(tmp_path: Path) -> None:
     os.link(tmp_path / "shadow", tmp_path / "top" / "mine")
     with pytest.raises(OSError, match="has several names"):
         give(tmp_path / "top", UID)
-    assert "top/mine has several names (hard links)" in ProcessUser(uid=UID, owns=(tmp_path / "top",)).obstacle()
+    assert (
+        "top/mine has several names (hard links)"
+        in ProcessUser(uid=UID, owns=(tmp_path / "top",)).obstacle()
+    )
     assert (tmp_path / "shadow").stat().st_uid == 0
 
 
@@ -173,16 +199,27 @@ def test_the_interpreter_is_among_the_directories_of_code() -> None:
 def test_a_uid_that_is_none_is_refused_by_name(uid: int) -> None:
     with pytest.raises(ValueError, match=f"activator_uid = {uid}: must be 1 to 65533, or null"):
         PlatformSettings(activator_uid=uid)
-    with pytest.raises(ValueError, match=f"controller_uid = {uid}: must be 1 to 65533, or null: then the controller runs as root"):
+    with pytest.raises(
+        ValueError,
+        match=f"controller_uid = {uid}: must be 1 to 65533, or null: then the controller runs as root",
+    ):
         PlatformSettings(controller_uid=uid)
 
 
 def test_a_uid_of_a_tenant_is_refused_by_name() -> None:
     SnapshotterSettings().check_uids(PlatformSettings())
-    SnapshotterSettings(uid_base=10000).check_uids(PlatformSettings(activator_uid=None, controller_uid=None))
-    with pytest.raises(SettingsInvalid, match=r"activator_uid = 20000: tenants' uids start at snapshotter\.uid_base = 20000"):
+    SnapshotterSettings(uid_base=10000).check_uids(
+        PlatformSettings(activator_uid=None, controller_uid=None)
+    )
+    with pytest.raises(
+        SettingsInvalid,
+        match=r"activator_uid = 20000: tenants' uids start at snapshotter\.uid_base = 20000",
+    ):
         SnapshotterSettings().check_uids(PlatformSettings(activator_uid=20000))
-    with pytest.raises(SettingsInvalid, match=r"controller_uid = 20001: tenants' uids start at snapshotter\.uid_base = 20000"):
+    with pytest.raises(
+        SettingsInvalid,
+        match=r"controller_uid = 20001: tenants' uids start at snapshotter\.uid_base = 20000",
+    ):
         SnapshotterSettings().check_uids(PlatformSettings(controller_uid=20001))
 
 
@@ -195,11 +232,19 @@ def test_a_uid_of_two_processes_is_refused_by_name() -> None:
 
 
 def test_the_users_of_tests_are_what_they_seem() -> None:
-    assert as_user(UID, lambda: f"{os.getuid()} {status_of(os.getpid())['CapEff']}") == f"{UID} {'0' * 16}"
-    assert stat.S_IMODE(Path("/root").stat().st_mode) & 0o7 or as_user(UID, lambda: str(os.listdir("/root"))) == "PermissionError"
+    assert (
+        as_user(UID, lambda: f"{os.getuid()} {status_of(os.getpid())['CapEff']}")
+        == f"{UID} {'0' * 16}"
+    )
+    assert (
+        stat.S_IMODE(Path("/root").stat().st_mode) & 0o7
+        or as_user(UID, lambda: str(os.listdir("/root"))) == "PermissionError"
+    )
 
 
-def test_a_file_that_only_root_sees_is_an_obstacle_where_its_directory_is_covered(home: Path) -> None:
+def test_a_file_that_only_root_sees_is_an_obstacle_where_its_directory_is_covered(
+    home: Path,
+) -> None:
     """Beside a directory that is shown, in one that is covered by an empty one."""
     (home / "tls.key").touch(mode=0o644)
     user = ProcessUser(uid=UID, owns=(home / "activator" / "a-0",), uses=(home / "tls.key",))
@@ -211,7 +256,11 @@ def test_a_directory_that_it_must_write_in_is_an_obstacle_where_it_may_not(tmp_p
     (blobs / "aa").mkdir(parents=True)
     blobs.chmod(0o777)
     user = ProcessUser(uid=UID, writes=(blobs,))
-    assert user.obstacle() == f"uid {UID} cannot write in {blobs}/aa: give it to that user (chown -R {UID}:{UID} {blobs})"
+    assert (
+        user.obstacle()
+        == f"uid {UID} cannot write in {blobs}/aa: give it to that user (chown -R {UID}:{UID} "
+        f"{blobs})"
+    )
     os.chown(blobs / "aa", UID, UID)
     assert user.obstacle() == ""
 
@@ -228,7 +277,9 @@ def test_work_is_done_by_a_child_that_is_the_user(tmp_path: Path) -> None:
         return f"{os.getuid()} {(own / 'new').write_text('x')}".encode()
 
     assert user.answer(written) == f"{UID} 1".encode()
-    assert user.answer((own / "link").read_bytes) == b"", "it follows a link no further than its user does"
+    assert user.answer((own / "link").read_bytes) == b"", (
+        "it follows a link no further than its user does"
+    )
     assert os.getuid() == 0
 
 
@@ -239,9 +290,14 @@ def test_root_takes_nothing_back_that_could_lead_it_elsewhere(tmp_path: Path) ->
     (top / "deep/controller.db-wal").symlink_to("/etc/passwd")
     give(top, UID)
     for _ in range(2):  # also the next time, when some of it was done
-        with pytest.raises(OSError, match=r"deep/controller\.db-wal \(lrwxrwxrwx\) is nothing that the platform made"):
+        with pytest.raises(
+            OSError,
+            match=r"deep/controller\.db-wal \(lrwxrwxrwx\) is nothing that the platform made",
+        ):
             take_back(top)
         assert top.stat().st_uid == 0
     (top / "deep/controller.db-wal").unlink()
     take_back(top)
-    assert {(path.lstat().st_uid, path.lstat().st_gid) for path in (top, *top.rglob("*"))} == {(0, 0)}
+    assert {(path.lstat().st_uid, path.lstat().st_gid) for path in (top, *top.rglob("*"))} == {
+        (0, 0)
+    }

@@ -10,8 +10,21 @@ import pytest
 from snapshotter import reports
 from snapshotter.shim import seqpacket
 
-POINT: dict[str, Any] = {"threads": [], "phases_ms": {"boot": 1.0}, "joins": True, "obstacles": [], "listens": [], "connections_inside": 0}
-OBSTACLE = {"kind": "connection", "fd": 7, "what": "TCP to 10.0.0.2:443", "where": "app.py:3", "message": "close it"}
+POINT: dict[str, Any] = {
+    "threads": [],
+    "phases_ms": {"boot": 1.0},
+    "joins": True,
+    "obstacles": [],
+    "listens": [],
+    "connections_inside": 0,
+}
+OBSTACLE = {
+    "kind": "connection",
+    "fd": 7,
+    "what": "TCP to 10.0.0.2:443",
+    "where": "app.py:3",
+    "message": "close it",
+}
 
 
 @pytest.mark.parametrize("said", [None, [], {"made up": 1.0}, {"wake": "soon"}, {"wake": True}])
@@ -23,13 +36,21 @@ def test_phases_of_a_worker_are_milliseconds() -> None:
     assert reports.phases_of({"fork": 3, "wake": 0.5, "x" * 1000: 1}) == {"fork": 3.0, "wake": 0.5}
 
 
-@pytest.mark.parametrize("ms", ["-5000", "NaN", "Infinity", "-Infinity", "1" + "0" * 400, "604800001"])
+@pytest.mark.parametrize(
+    "ms", ["-5000", "NaN", "Infinity", "-Infinity", "1" + "0" * 400, "604800001"]
+)
 def test_a_phase_that_is_no_duration_of_a_start_is_left_out(ms: str) -> None:
     assert reports.phases_of(json.loads(f'{{"fork": {ms}, "wake": 2.5}}')) == {"wake": 2.5}
 
 
 def test_a_snapshot_point_is_as_it_was_said() -> None:
-    said = {**POINT, "threads": ["loader"], "obstacles": [OBSTACLE], "listens": ["127.0.0.1:80"], "connections_inside": 2}
+    said = {
+        **POINT,
+        "threads": ["loader"],
+        "obstacles": [OBSTACLE],
+        "listens": ["127.0.0.1:80"],
+        "connections_inside": 2,
+    }
     assert reports.point_of({**said, "event": "snapshot_point", "more": "x"}) == said
 
 
@@ -54,13 +75,21 @@ def test_what_a_snapshot_point_leaves_out_is_empty() -> None:
         {"connections_inside": 10**400},
     ],
 )
-def test_a_snapshot_point_with_values_of_other_types_is_a_value_error(wrong: dict[str, Any]) -> None:
+def test_a_snapshot_point_with_values_of_other_types_is_a_value_error(
+    wrong: dict[str, Any],
+) -> None:
     with pytest.raises(ValueError, match=r"number|list|text|object|descriptor"):
         reports.point_of({**POINT, **wrong})
 
 
 def test_a_long_snapshot_point_is_cut_to_what_fits_into_a_message() -> None:
-    point = reports.point_of({**POINT, "threads": ["t" * 90] * 900, "obstacles": [{**OBSTACLE, "message": "m" * 9000}] * 90})
+    point = reports.point_of(
+        {
+            **POINT,
+            "threads": ["t" * 90] * 900,
+            "obstacles": [{**OBSTACLE, "message": "m" * 9000}] * 90,
+        }
+    )
     assert (len(point["threads"]), len(point["obstacles"])) == (200, 24)
     assert len(seqpacket.encode(point)) < seqpacket.MAX_DATAGRAM_BYTES / 2
 
@@ -77,7 +106,9 @@ def test_a_proof_with_values_of_other_types_is_a_value_error(wrong: dict[str, An
 
 
 def test_the_error_of_a_proof_is_cut() -> None:
-    proved = reports.proved_of({"ok": False, "error": {"type": "T", "message": "m" * 90_000, "pad": [[]]}, "phases_ms": {}})
+    proved = reports.proved_of(
+        {"ok": False, "error": {"type": "T", "message": "m" * 90_000, "pad": [[]]}, "phases_ms": {}}
+    )
     assert proved["error"] == {"type": "T", "message": "m" * 8192}
 
 

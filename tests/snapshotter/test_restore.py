@@ -1,4 +1,5 @@
-"""RESTORE through the agent, with real slots, real CRIU and the small worker: what comes back, what it falls back to, what it leaves."""
+"""RESTORE through the agent, with real slots, real CRIU and the small worker: what comes back, what
+it falls back to, what it leaves."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ class SlowHome(AgentHome):
     def launch(self, revision: str = "f-1@v1-abc", **changes: Any) -> LaunchSpec:
         entry = changes.pop("entry", {})
         boot = ["pause:0.2", *changes.pop("boot", []), *entry.pop("boot", [])]
-        return super().launch(revision, entry={"boot": boot, "wake": changes.pop("wake", []), **entry}, **changes)
+        return super().launch(
+            revision, entry={"boot": boot, "wake": changes.pop("wake", []), **entry}, **changes
+        )
 
 
 @pytest.fixture
@@ -73,10 +76,16 @@ async def from_disk(client: AgentClient, launch: LaunchSpec, **changes: Any) -> 
     return await begin(client, launch, **changes)
 
 
-async def test_a_revision_with_a_snapshot_comes_back_from_it(home: AgentHome, client: AgentClient) -> None:
+async def test_a_revision_with_a_snapshot_comes_back_from_it(
+    home: AgentHome, client: AgentClient
+) -> None:
     launch = home.launch(boot=[f"allocate:{8 * MIB}"])
     made = await client.checkpoint(launch)
-    assert (made.state, made.in_place, made.revision) == (SnapshotState.READY, False, launch.revision)
+    assert (made.state, made.in_place, made.revision) == (
+        SnapshotState.READY,
+        False,
+        launch.revision,
+    )
     assert {"quiesce", "dump", "publish", "prove"} <= set(made.phases_ms)
 
     info = await from_disk(client, launch, secret_env={"TOKEN": "s3cret"})
@@ -91,7 +100,10 @@ async def test_a_revision_with_a_snapshot_comes_back_from_it(home: AgentHome, cl
 async def test_a_secret_that_an_instance_was_given_is_in_no_image(home: AgentHome) -> None:
     launch, secret = home.launch(boot=["remember:known"]), "planted-f7a1c9"
     async with home.agent(snapshots=True, snapshot_builds_per_hour=0), home.client() as client:
-        infos = [await begin(client, launch, secret_env={"TOKEN": secret, "LONG": secret * 5000}) for _ in range(3)]
+        infos = [
+            await begin(client, launch, secret_env={"TOKEN": secret, "LONG": secret * 5000})
+            for _ in range(3)
+        ]
         assert [await ask(info, "/env/TOKEN") for info in infos] == [secret] * 3
         assert [len(await ask(info, "/env/LONG")) for info in infos] == [5000 * len(secret)] * 3
         (template,) = await client.templates()
@@ -99,14 +111,21 @@ async def test_a_secret_that_an_instance_was_given_is_in_no_image(home: AgentHom
         made = await client.checkpoint(launch)
 
         assert [t.pid for t in await client.templates()] == [template.pid]
-    files = [p.read_bytes() for p in (home.paths.home / "node/snapshots" / made.id).rglob("*") if p.is_file()]
+    files = [
+        p.read_bytes()
+        for p in (home.paths.home / "node/snapshots" / made.id).rglob("*")
+        if p.is_file()
+    ]
     assert any(b"known" in content for content in files)
     assert not any(secret.encode() in content for content in files)
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-async def test_what_an_instance_changed_is_in_no_image(home: AgentHome, client: AgentClient, when: str) -> None:
-    """Instances share the slot's files with their Template: a snapshot is made of a slot in which none has run."""
+async def test_what_an_instance_changed_is_in_no_image(
+    home: AgentHome, client: AgentClient, when: str
+) -> None:
+    """Instances share the slot's files with their Template: a snapshot is made of a slot in which
+    none has run."""
     launch = home.launch(boot=["write:/tmp/note=booted"], wake=["booted:write:/tmp/note=changed"])
     template = await client.prepare(launch)
     if when == "before":
@@ -124,7 +143,9 @@ async def test_what_an_instance_changed_is_in_no_image(home: AgentHome, client: 
     assert await ask(info, "/read/tmp/note") == "booted"
 
 
-async def test_a_template_comes_back_behind_the_first_instance(home: AgentHome, client: AgentClient) -> None:
+async def test_a_template_comes_back_behind_the_first_instance(
+    home: AgentHome, client: AgentClient
+) -> None:
     launch = home.launch()
     await client.checkpoint(launch)
     first = await from_disk(client, launch)
@@ -139,7 +160,9 @@ async def test_a_template_comes_back_behind_the_first_instance(home: AgentHome, 
 
 
 @pytest.mark.slow  # real dumps and restores
-async def test_a_template_that_is_dropped_while_it_comes_back_does_not_come(home: AgentHome, client: AgentClient) -> None:
+async def test_a_template_that_is_dropped_while_it_comes_back_does_not_come(
+    home: AgentHome, client: AgentClient
+) -> None:
     gone, other = home.launch(), home.launch("f-2@v1-def")
     for launch in (gone, other):
         await client.checkpoint(launch)
@@ -167,7 +190,9 @@ async def test_prepare_restores_a_template(home: AgentHome, client: AgentClient)
     assert (await begin(client, launch)).start_kind is StartKind.FORK
 
 
-async def test_eight_starts_at_once_from_zero_are_all_served_from_one_snapshot(home: AgentHome, client: AgentClient) -> None:
+async def test_eight_starts_at_once_from_zero_are_all_served_from_one_snapshot(
+    home: AgentHome, client: AgentClient
+) -> None:
     launch = home.launch()
     made = await client.checkpoint(launch)
     await client.drop_template(launch.revision)
@@ -183,7 +208,9 @@ async def test_eight_starts_at_once_from_zero_are_all_served_from_one_snapshot(h
     assert snapshot.restores >= sum(i.start_kind is StartKind.RESTORE for i in infos)
 
 
-async def test_a_cold_start_has_a_snapshot_made_behind_its_back(home: AgentHome, client: AgentClient) -> None:
+async def test_a_cold_start_has_a_snapshot_made_behind_its_back(
+    home: AgentHome, client: AgentClient
+) -> None:
     info = await begin(client, home.launch())
 
     while not [s for s in await client.snapshots() if s.state is SnapshotState.READY]:
@@ -193,7 +220,9 @@ async def test_a_cold_start_has_a_snapshot_made_behind_its_back(home: AgentHome,
     assert (await from_disk(client, home.launch())).start_kind is StartKind.RESTORE
 
 
-async def test_a_worker_that_cannot_be_forked_is_restored_one_to_one(home: AgentHome, client: AgentClient) -> None:
+async def test_a_worker_that_cannot_be_forked_is_restored_one_to_one(
+    home: AgentHome, client: AgentClient
+) -> None:
     launch = home.launch(boot=["thread"])
     made = await client.checkpoint(launch)
     assert made.in_place
@@ -207,7 +236,9 @@ async def test_a_worker_that_cannot_be_forked_is_restored_one_to_one(home: Agent
 
 
 @pytest.mark.parametrize("tells", [True, False])
-async def test_what_stands_in_the_way_is_told_and_not_tried_again(home: AgentHome, client: AgentClient, tells: bool) -> None:
+async def test_what_stands_in_the_way_is_told_and_not_tried_again(
+    home: AgentHome, client: AgentClient, tells: bool
+) -> None:
     launch = home.launch(entry={"boot": ["refuse:TCP to 10.0.0.2:443"], "tells": tells})
 
     for _ in range(2):
@@ -218,7 +249,9 @@ async def test_what_stands_in_the_way_is_told_and_not_tried_again(home: AgentHom
     assert await client.snapshots() == []
 
 
-async def test_a_copy_that_answers_differently_is_quarantined_and_never_served(home: AgentHome, client: AgentClient) -> None:
+async def test_a_copy_that_answers_differently_is_quarantined_and_never_served(
+    home: AgentHome, client: AgentClient
+) -> None:
     launch = home.launch(boot=["wrong"])
 
     with pytest.raises(SnapshotRefused, match="answered differently"):
@@ -229,7 +262,9 @@ async def test_a_copy_that_answers_differently_is_quarantined_and_never_served(h
     assert (await from_disk(client, launch)).start_kind is StartKind.COLD
 
 
-async def test_deleted_snapshots_are_gone_and_the_next_start_is_cold(home: AgentHome, client: AgentClient) -> None:
+async def test_deleted_snapshots_are_gone_and_the_next_start_is_cold(
+    home: AgentHome, client: AgentClient
+) -> None:
     launch = home.launch("f-7@v1", snapshot=True)
     made = await client.checkpoint(launch)
 
@@ -248,7 +283,9 @@ async def test_deleted_snapshots_are_gone_and_the_next_start_is_cold(home: Agent
     assert (await from_disk(client, launch)).start_kind is StartKind.COLD
 
 
-async def test_a_function_that_is_kept_off_the_disk_is_never_on_it(home: AgentHome, client: AgentClient) -> None:
+async def test_a_function_that_is_kept_off_the_disk_is_never_on_it(
+    home: AgentHome, client: AgentClient
+) -> None:
     launch = home.launch(snapshot=False)
 
     with pytest.raises(SnapshotRefused, match="snapshot=False"):
@@ -280,10 +317,15 @@ async def test_watchers_hear_of_snapshots(home: AgentHome, client: AgentClient) 
     await client.delete_snapshots(snapshot_id=made.id)
     await until(lambda: ("snapshot_gone", "deleted") in heard)
     listening.cancel()
-    assert [kind for kind, _ in heard if kind.startswith("snapshot")] == ["snapshot_ready", "snapshot_gone"]
+    assert [kind for kind, _ in heard if kind.startswith("snapshot")] == [
+        "snapshot_ready",
+        "snapshot_gone",
+    ]
 
 
-async def test_another_node_fetches_the_copy_and_restores_it(home: AgentHome, tmp_path: Path) -> None:
+async def test_another_node_fetches_the_copy_and_restores_it(
+    home: AgentHome, tmp_path: Path
+) -> None:
     store = str(tmp_path / "store")
     async with home.agent(snapshots=True, snapshot_store=store), home.client() as client:
         made = await client.checkpoint(home.launch())
@@ -296,7 +338,9 @@ async def test_another_node_fetches_the_copy_and_restores_it(home: AgentHome, tm
 
 
 @pytest.mark.parametrize("by", ["id", "function"])
-async def test_a_deleted_snapshot_has_no_copy_left(home: AgentHome, tmp_path: Path, by: str) -> None:
+async def test_a_deleted_snapshot_has_no_copy_left(
+    home: AgentHome, tmp_path: Path, by: str
+) -> None:
     store = tmp_path / "store"
     async with home.agent(snapshots=True, snapshot_store=str(store)), home.client() as client:
         made = await client.checkpoint(home.launch())
@@ -319,7 +363,9 @@ async def test_a_snapshot_survives_the_agent(home: AgentHome) -> None:
 # -- faults
 
 
-async def test_a_damaged_image_is_never_served_and_its_start_is_cold(home: AgentHome, client: AgentClient) -> None:
+async def test_a_damaged_image_is_never_served_and_its_start_is_cold(
+    home: AgentHome, client: AgentClient
+) -> None:
     launch = home.launch()
     made = await client.checkpoint(launch)
     [pages] = (home.paths.home / "node/snapshots" / made.id / "images").glob("pages-*.img")
@@ -334,14 +380,20 @@ async def test_a_damaged_image_is_never_served_and_its_start_is_cold(home: Agent
     assert states[made.id] is SnapshotState.QUARANTINED
 
 
-@pytest.mark.parametrize("change", [{"env": {"MODE": "other"}}, {"memory_bytes": 300 * MIB}, {"uid": 20002}])
-async def test_a_launch_that_differs_is_not_served_from_the_snapshot(home: AgentHome, client: AgentClient, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change", [{"env": {"MODE": "other"}}, {"memory_bytes": 300 * MIB}, {"uid": 20002}]
+)
+async def test_a_launch_that_differs_is_not_served_from_the_snapshot(
+    home: AgentHome, client: AgentClient, change: dict[str, Any]
+) -> None:
     await client.checkpoint(home.launch())
 
     assert (await from_disk(client, home.launch(**change))).start_kind is StartKind.COLD
 
 
-async def test_other_sources_of_ours_miss_by_name(home: AgentHome, caplog: pytest.LogCaptureFixture) -> None:
+async def test_other_sources_of_ours_miss_by_name(
+    home: AgentHome, caplog: pytest.LogCaptureFixture
+) -> None:
     async with home.agent(snapshots=True), home.client() as client:
         await client.checkpoint(home.launch())
     with (home.runtime["pilotlight"] / "worker/boot.py").open("a") as f:
@@ -372,7 +424,9 @@ async def test_a_file_that_the_process_holds_and_that_changed_is_noticed_before_
 
 
 @pytest.mark.slow  # real dumps and restores
-async def test_a_hook_that_hangs_after_a_restore_falls_to_cold_in_time(home: AgentHome, client: AgentClient) -> None:
+async def test_a_hook_that_hangs_after_a_restore_falls_to_cold_in_time(
+    home: AgentHome, client: AgentClient
+) -> None:
     launch = home.launch(wake=["restored:hang"], startup_timeout_s=10.0)
     await client.checkpoint(launch)
 
@@ -396,7 +450,11 @@ async def test_a_hook_that_fails_in_forks_of_a_restored_template_falls_to_cold_t
 
     assert [i.start_kind for i in (info, again)] == [StartKind.COLD, StartKind.FORK]
     assert await ask(info, "/restored") is False
-    assert [record.args[1] for record in caplog.records if record.msg.startswith("rung.failed")] == [StartKind.FORK]  # type: ignore[index]
+    assert [
+        record.args[1]  # type: ignore[index]
+        for record in caplog.records
+        if record.msg.startswith("rung.failed")
+    ] == [StartKind.FORK]
 
 
 @pytest.mark.slow  # real dumps and restores
@@ -407,15 +465,19 @@ async def test_a_template_that_comes_back_from_a_snapshot_that_is_no_good_takes_
         Path(name).chmod(0o755)
         flag = Path(name) / "flag"
         flag.touch(mode=0o644)
-        launch = home.launch(boot=["pause:1.5"], wake=[f"restored:pause:{BEHIND_S}", f"restored:read:{flag}"])
+        launch = home.launch(
+            boot=["pause:1.5"], wake=[f"restored:pause:{BEHIND_S}", f"restored:read:{flag}"]
+        )
         await client.checkpoint(launch)
-        assert (await from_disk(client, launch)).start_kind is StartKind.RESTORE  # a Template comes back behind it
+        # a Template comes back behind it
+        assert (await from_disk(client, launch)).start_kind is StartKind.RESTORE
         flag.unlink()
 
         info = await begin(client, launch)
 
     assert info.start_kind is StartKind.COLD
-    assert len([record for record in caplog.records if record.msg.startswith("rung.failed")]) == 1  # not the Template's forks as well
+    # not the Template's forks as well
+    assert len([record for record in caplog.records if record.msg.startswith("rung.failed")]) == 1
     [template] = await client.templates()
     assert "restore" not in template.phases_ms
 
@@ -434,7 +496,9 @@ async def test_a_hook_that_raises_after_a_restore_falls_to_cold_and_the_third_ti
     assert {s.id: s.state for s in await client.snapshots()}[made.id] is SnapshotState.QUARANTINED
 
 
-async def test_a_hook_that_always_raises_is_not_held_against_the_snapshot(home: AgentHome, client: AgentClient) -> None:
+async def test_a_hook_that_always_raises_is_not_held_against_the_snapshot(
+    home: AgentHome, client: AgentClient
+) -> None:
     launch = home.launch(wake=["raise:no database"])
     await client.checkpoint(launch)
 
@@ -494,7 +558,9 @@ async def killing_criu(home: AgentHome, nth: int) -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("nth", [1, pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "nth", [1, pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)]
+)
 async def test_a_criu_that_is_killed_while_a_snapshot_is_made_leaves_none_that_is_served(
     home: AgentHome, client: AgentClient, nth: int
 ) -> None:
@@ -511,7 +577,9 @@ async def test_a_criu_that_is_killed_while_a_snapshot_is_made_leaves_none_that_i
     assert await ask(info, "/hoard") == 32 * MIB
 
 
-async def test_a_criu_that_is_killed_while_it_restores_costs_the_caller_only_time(home: AgentHome, client: AgentClient) -> None:
+async def test_a_criu_that_is_killed_while_it_restores_costs_the_caller_only_time(
+    home: AgentHome, client: AgentClient
+) -> None:
     launch = home.launch(boot=[f"allocate:{64 * MIB}"])
     await client.checkpoint(launch)
     await client.drop_template(launch.revision)
@@ -533,9 +601,17 @@ MAKING: dict[str, Callable[[AgentHome], bool]] = {
 }
 
 
-@pytest.mark.parametrize("step", ["dumping", *(pytest.param(step, marks=pytest.mark.soak) for step in MAKING if step != "dumping")])
+@pytest.mark.parametrize(
+    "step",
+    [
+        "dumping",
+        *(pytest.param(step, marks=pytest.mark.soak) for step in MAKING if step != "dumping"),
+    ],
+)
 @pytest.mark.slow  # real dumps and restores
-async def test_an_agent_killed_while_it_makes_a_snapshot_leaves_nothing_and_the_next_one_makes_it(home: AgentHome, step: str) -> None:
+async def test_an_agent_killed_while_it_makes_a_snapshot_leaves_nothing_and_the_next_one_makes_it(
+    home: AgentHome, step: str
+) -> None:
     launch = home.launch(boot=[f"allocate:{32 * MIB}"])
     with home.agent_process(snapshots=True) as process:
         async with home.client() as client:
@@ -581,7 +657,9 @@ async def test_an_agent_killed_while_it_restores_leaves_nothing(home: AgentHome,
 @pytest.mark.timeout(240)  # 51 starts, each of a second on a busy machine
 @pytest.mark.slow  # real dumps and restores
 @pytest.mark.soak
-async def test_fifty_restores_leave_no_process_mount_socket_group_or_descriptor(home: AgentHome) -> None:
+async def test_fifty_restores_leave_no_process_mount_socket_group_or_descriptor(
+    home: AgentHome,
+) -> None:
     async with home.agent(snapshots=True), home.client() as client:
         launch = home.launch()
         await client.checkpoint(launch)
@@ -598,15 +676,19 @@ async def test_fifty_restores_leave_no_process_mount_socket_group_or_descriptor(
 
 
 async def settled(home: AgentHome, client: AgentClient, launch: LaunchSpec) -> dict[str, int]:
-    """What there is once the background work of the last start is over and the revision is out of memory."""
+    """What there is once the background work of the last start is over and the revision is out of
+    memory."""
     while not await client.templates():
         await asyncio.sleep(0.01)
     await client.drop_template(launch.revision)
     slots = home.paths.run / "slots"
-    await until(lambda: len(list(slots.iterdir())) == 1 and not Cgroups.find(home.paths.run).names())
+    await until(
+        lambda: len(list(slots.iterdir())) == 1 and not Cgroups.find(home.paths.run).names()
+    )
     return {
         "processes": len(processes_of(home)),
-        "mounts": Path("/proc/self/mounts").read_text().count(str(home.paths.home.parent)),  # other tests have theirs
+        # other tests have theirs
+        "mounts": Path("/proc/self/mounts").read_text().count(str(home.paths.home.parent)),
         "groups": len(Cgroups.find(home.paths.run).names()),
         "sockets": len(list(slots.glob("*/i-*.sock"))),
         "descriptors": len(os.listdir("/proc/self/fd")),
@@ -624,8 +706,14 @@ def leftovers(home: AgentHome) -> list[str]:
     found = [str(p) for p in (home.paths.run / "slots").iterdir()]
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            held = [os.readlink(fd) for fd in (process / "fd").iterdir()] if int(process.name) != os.getpid() else []
+            held = (
+                [os.readlink(fd) for fd in (process / "fd").iterdir()]
+                if int(process.name) != os.getpid()
+                else []
+            )
         except OSError:
             continue
-        found += [f"{process.name}: {path}" for path in held if path.startswith(str(home.paths.run))]
+        found += [
+            f"{process.name}: {path}" for path in held if path.startswith(str(home.paths.run))
+        ]
     return found

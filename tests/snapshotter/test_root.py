@@ -75,7 +75,8 @@ def code(tmp_path: Path) -> Path:
 
 
 def look(code: Path, *, gpu: bool = False, rootfs: str = "") -> dict[str, Any]:
-    """What a process finds in the root that it made. It is root still: what it cannot do, nobody in a slot can."""
+    """What a process finds in the root that it made. It is root still: what it cannot do, nobody in
+    a slot can."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
     done = subprocess.run(
@@ -92,23 +93,60 @@ def look(code: Path, *, gpu: bool = False, rootfs: str = "") -> dict[str, Any]:
 
 def test_of_the_host_there_are_programs_libraries_and_public_settings(code: Path) -> None:
     seen = look(code)
-    assert set(seen["root"]) <= {"bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "tmp", "usr", "var"}
+    assert set(seen["root"]) <= {
+        "bin",
+        "dev",
+        "etc",
+        "lib",
+        "lib32",
+        "lib64",
+        "libx32",
+        "proc",
+        "run",
+        "sbin",
+        "sys",
+        "tmp",
+        "usr",
+        "var",
+    }
     assert seen["dev"] == [
-        "fd", "full", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty", "urandom", "zero",
-    ]  # fmt: skip
+        "fd",
+        "full",
+        "null",
+        "ptmx",
+        "pts",
+        "random",
+        "shm",
+        "stderr",
+        "stdin",
+        "stdout",
+        "tty",
+        "urandom",
+        "zero",
+    ]
     assert seen["below"] == ["libcuda.so.1"]
     assert seen["sys"] == ["devices"]
     assert "cpu" in seen["machine"]
     assert {"group", "hosts", "nsswitch.conf", "passwd", "ssl"} <= set(seen["etc"])
-    assert set(seen["etc"]).isdisjoint({"hostname", "shadow", "machine-id", "ssh", "fstab", "sudoers"})
-    assert [line.split(":")[0] for line in seen["users"].splitlines()] == ["root", "nobody", "function"]
+    assert set(seen["etc"]).isdisjoint(
+        {"hostname", "shadow", "machine-id", "ssh", "fstab", "sudoers"}
+    )
+    assert [line.split(":")[0] for line in seen["users"].splitlines()] == [
+        "root",
+        "nobody",
+        "function",
+    ]
     assert f":{UID}:{UID}:" in seen["users"]
     assert (seen["code"], seen["shell"]) == (["app.py"], 0)
 
 
 def test_only_its_own_directories_can_be_written(code: Path) -> None:
     seen = look(code)
-    assert set(seen["refused"].values()) <= {"Read-only file system", "Operation not permitted", "Permission denied"}, seen["refused"]
+    assert set(seen["refused"].values()) <= {
+        "Read-only file system",
+        "Operation not permitted",
+        "Permission denied",
+    }, seen["refused"]
     assert set(seen["made"].values()) == {None}
     assert {"x", "y"} <= set(seen["shared"]), "/tmp and /var/tmp are one"
     assert seen["work"] == [UID, 0o700]
@@ -117,7 +155,17 @@ def test_only_its_own_directories_can_be_written(code: Path) -> None:
 def test_nothing_of_the_host_stays_mounted_and_what_was_held_open_stays_good(code: Path) -> None:
     seen = look(code)
     assert seen["mounts"].count("/") == 1
-    host = ("/home", "/root", "/boot", "/srv", "/opt", "/mnt", "/sys/fs", "/dev/mqueue", "/dev/hugepages")
+    host = (
+        "/home",
+        "/root",
+        "/boot",
+        "/srv",
+        "/opt",
+        "/mnt",
+        "/sys/fs",
+        "/dev/mqueue",
+        "/dev/hugepages",
+    )
     assert [at for at in seen["mounts"] if at.startswith(host)] == []
     assert seen["held"] is True
     assert (seen["zero"], seen["terminals"]) == ([0, 0], "/dev/pts/0")
@@ -132,7 +180,9 @@ def test_who_asked_for_a_gpu_sees_its_nodes(code: Path) -> None:
 
 
 @pytest.mark.skipif(not HAS_APT, reason="made of programs of Debian")
-def test_an_images_root_file_system_is_shown_whole_and_nobody_writes_into_it(code: Path, tmp_path: Path) -> None:
+def test_an_images_root_file_system_is_shown_whole_and_nobody_writes_into_it(
+    code: Path, tmp_path: Path
+) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root")
     base = make_base(tmp_path / "bases", tmp_path / "work")

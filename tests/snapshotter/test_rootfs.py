@@ -1,6 +1,5 @@
-"""An image that installs Debian packages has a root file system of its own: its steps are root there and nowhere else, and root of the
-machine runs none of its files.
-"""
+"""An image that installs Debian packages has a root file system of its own: its steps are root
+there and nowhere else, and root of the machine runs none of its files."""
 
 from __future__ import annotations
 
@@ -20,7 +19,15 @@ from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test import SelfTest
 from snapshotter.errors import ImageBuildFailed, Unsupported
 from snapshotter.images import base_rootfs
-from snapshotter.images.base_rootfs import FIRST_ID, ID_COUNT, BaseRootfs, OnLines, Source, chosen_sources, packages_digest
+from snapshotter.images.base_rootfs import (
+    FIRST_ID,
+    ID_COUNT,
+    BaseRootfs,
+    OnLines,
+    Source,
+    chosen_sources,
+    packages_digest,
+)
 from snapshotter.images.images import Images
 from snapshotter.images.pip_config import named_paths
 from snapshotter.linux import slot_network
@@ -32,7 +39,9 @@ from tests.fakes.wheels import make_wheel
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 UID = 20077
-needs_debian = pytest.mark.skipif(os.geteuid() != 0 or not HAS_APT, reason="root file systems are made as root, on Debian")
+needs_debian = pytest.mark.skipif(
+    os.geteuid() != 0 or not HAS_APT, reason="root file systems are made as root, on Debian"
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +56,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheels() -> Iterator[Path]:
     if os.geteuid() != 0:
         pytest.skip("root file systems are made as root")
-    folder = Path(tempfile.mkdtemp(prefix="plw", dir="/srv"))  # of an image's own places none has it
+    # of an image's own places none has it
+    folder = Path(tempfile.mkdtemp(prefix="plw", dir="/srv"))
     folder.chmod(0o755)
     make_wheel(folder, "plserver", "1.0")
     yield folder
@@ -63,7 +73,12 @@ async def images(short_tmp: Path, base: Path, wheels: Path) -> AsyncIterator[Ima
 def images_at(home: Path, base: Path, wheels: Path) -> Images:
     (home / "node").mkdir(parents=True, exist_ok=True)
     (home / "node" / "rootfs").symlink_to(base)
-    environ = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
+    environ = {
+        "PATH": os.environ["PATH"],
+        "HOME": "/nonexistent",
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(wheels),
+    }
     return Images(home, environ=environ, requirements=["plserver==1.0"])
 
 
@@ -82,17 +97,36 @@ class Lines:
 
     def after(self, word: str) -> str:
         """What is printed behind `word:`."""
-        return next(line for line in self.lines if line.startswith(f"{word}:")).partition(":")[2].strip()
+        return (
+            next(line for line in self.lines if line.startswith(f"{word}:"))
+            .partition(":")[2]
+            .strip()
+        )
 
 
 def described(*commands: str) -> dict[str, Any]:
-    return {"python": VERSION, "steps": [{"op": "apt", "packages": ["plhello"]}, {"op": "run", "commands": list(commands)}]}
+    return {
+        "python": VERSION,
+        "steps": [
+            {"op": "apt", "packages": ["plhello"]},
+            {"op": "run", "commands": list(commands)},
+        ],
+    }
 
 
 LOOK = (
-    "echo uid: $(id -u); echo said: $(plhello); echo owner: $(stat -c %u:%g /opt/plhello/owned); echo lent: $(ls $PIP_FIND_LINKS)",
-    "echo mount: $(mount -t tmpfs x /mnt 2>&1 || echo refused); echo space: $(unshare -Ur true 2>&1 || echo refused)",
-    "echo root: $(chroot / id -u); echo host: $(ls /root /home /etc/shadow /proc/1/root/root 2>&1 | grep -c plsecret)",
+    (
+        "echo uid: $(id -u); echo said: $(plhello); echo owner: $(stat -c %u:%g /opt/plhello/owned); "
+        "echo lent: $(ls $PIP_FIND_LINKS)"
+    ),
+    (
+        "echo mount: $(mount -t tmpfs x /mnt 2>&1 || echo refused); echo space: $(unshare -Ur true "
+        "2>&1 || echo refused)"
+    ),
+    (
+        "echo root: $(chroot / id -u); echo host: $(ls /root /home /etc/shadow /proc/1/root/root 2>&1 "
+        "| grep -c plsecret)"
+    ),
     "echo dev: $(ls /dev); echo first: $(cat /proc/1/environ 2>&1 1>/dev/null || echo refused)",
     "echo made > /usr/share/made; chown 5:5 /usr/share/made",
 )
@@ -114,7 +148,9 @@ async def test_steps_are_root_of_the_image_and_nobody_on_the_machine(images: Ima
     assert out.after("root") == "0"
     assert out.after("host") == "0"
     assert "Permission denied refused" in out.after("first")
-    assert out.after("dev") == "fd full null ptmx pts random shm stderr stdin stdout tty urandom zero"
+    assert (
+        out.after("dev") == "fd full null ptmx pts random shm stderr stdin stdout tty urandom zero"
+    )
     layout = images.layout(digest, uid=UID)
     assert layout.rootfs is not None
     found = [layout.rootfs, *layout.rootfs.rglob("*")]
@@ -136,11 +172,16 @@ async def test_steps_are_root_of_the_image_and_nobody_on_the_machine(images: Ima
 @pytest.mark.parametrize(
     "command, said",
     [
-        ("mv /etc /etc.old && ln -s /root /etc", "/etc of the image is no directory any more: an earlier step removed it"),
+        (
+            "mv /etc /etc.old && ln -s /root /etc",
+            "/etc of the image is no directory any more: an earlier step removed it",
+        ),
         ("rm -rf /var && ln -s /root /var", "/var is no directory any more"),
     ],
 )
-async def test_a_link_in_place_of_a_directory_is_refused_by_name(images: Images, command: str, said: str) -> None:
+async def test_a_link_in_place_of_a_directory_is_refused_by_name(
+    images: Images, command: str, said: str
+) -> None:
     before = sorted(os.listdir("/root"))
     out = Lines()
     with pytest.raises(ImageBuildFailed) as failure:
@@ -159,8 +200,13 @@ async def test_a_worker_lives_in_it_and_comes_back_from_a_snapshot_by_the_machin
     async with workshop(home, criu, criu_proof.kdat) as shop:
         shop.images = images_at(home.paths.home, base, wheels)
         shop.kit = await make_bundle(criu.binary, home.paths.home / "kit")
-        planted = "mkdir -p /usr/lib/criu && echo none > /usr/lib/criu/planted.so && echo /planted.so > /etc/ld.so.preload"
-        digest = await shop.images.build(described("echo mine > /etc/mine", planted), uid=20001, part=Lines())
+        planted = (
+            "mkdir -p /usr/lib/criu && echo none > /usr/lib/criu/planted.so && echo "
+            "/planted.so > /etc/ld.so.preload"
+        )
+        digest = await shop.images.build(
+            described("echo mine > /etc/mine", planted), uid=20001, part=Lines()
+        )
         place = await shop.boot(image=digest, boot=["read:/etc/mine", "read:/opt/plhello/owned"])
         assert await seen_from(shop, place) == ["mine\n", "owned\n"]
         again = await shop.restore(await shop.dump(place))
@@ -170,13 +216,18 @@ async def test_a_worker_lives_in_it_and_comes_back_from_a_snapshot_by_the_machin
 async def seen_from(shop: Workshop, place: Place) -> list[str]:
     """What an instance reads in two files of the image."""
     running = await shop.start(place)
-    seen = [await shop.ask(place, running, f"/read{path}") for path in ("/etc/mine", "/opt/plhello/owned")]
+    seen = [
+        await shop.ask(place, running, f"/read{path}")
+        for path in ("/etc/mine", "/opt/plhello/owned")
+    ]
     await shop.stop(running, place.slot)
     return seen
 
 
 @pytest.mark.parametrize("name", ["dev", "sys", "sys/devices/system", "var/tmp", "tmp"])
-def test_what_is_mounted_on_is_a_directory_and_what_is_written_is_no_link(tmp_path: Path, name: str) -> None:
+def test_what_is_mounted_on_is_a_directory_and_what_is_written_is_no_link(
+    tmp_path: Path, name: str
+) -> None:
     rootfs, outside = tmp_path / "rootfs", tmp_path / "outside"
     (rootfs / "etc").mkdir(parents=True)
     outside.write_text("mine")
@@ -189,11 +240,13 @@ def test_what_is_mounted_on_is_a_directory_and_what_is_written_is_no_link(tmp_pa
 
     shutil.rmtree(rootfs / name)
     (rootfs / name).symlink_to("/")
-    with pytest.raises(ValueError, match=f"/{name} is no directory any more: a step of the image replaced it"):
+    with pytest.raises(
+        ValueError, match=f"/{name} is no directory any more: a step of the image replaced it"
+    ):
         complete(str(rootfs), uid=UID, home="/home")
 
 
-# -- decisions ---------------------------------------------------------------------------------------------------------
+# -- decisions -------------------------------------------------------------------------------------
 
 
 def test_packages_come_from_the_machines_own_distribution_and_release() -> None:
@@ -208,7 +261,10 @@ def test_packages_come_from_the_machines_own_distribution_and_release() -> None:
         Source(uri="https://mirror.example/debian/", release="bookworm", component="main"),
         Source(uri="https://mirror.example/debian/", release="bookworm-updates", component="main"),
     ]
-    unread = "https://mirror.example/debian/ bookworm main $(ORIGIN)\nhttps://other.example/ bookworm stable $(ORIGIN)\n"
+    unread = (
+        "https://mirror.example/debian/ bookworm main $(ORIGIN)\nhttps://other.example/ "
+        "bookworm stable $(ORIGIN)\n"
+    )
     (one,) = chosen_sources(unread, distribution="debian", release="bookworm")
     assert one.line == "deb https://mirror.example/debian/ bookworm main"
     assert chosen_sources("", distribution="debian", release="bookworm") == []
@@ -265,10 +321,15 @@ def bases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[BaseRootfs, 
     return BaseRootfs(tmp_path / "bases", run=machine), machine
 
 
-async def test_the_base_is_made_once_also_when_who_wanted_it_is_gone(bases: tuple[BaseRootfs, FakeMachine], tmp_path: Path) -> None:
+async def test_the_base_is_made_once_also_when_who_wanted_it_is_gone(
+    bases: tuple[BaseRootfs, FakeMachine], tmp_path: Path
+) -> None:
     base, machine = bases
     out = Lines()
-    copies = [asyncio.create_task(base.copy(tmp_path / f"copy-{n}", base.take_ids(), out.tell)) for n in range(3)]
+    copies = [
+        asyncio.create_task(base.copy(tmp_path / f"copy-{n}", base.take_ids(), out.tell))
+        for n in range(3)
+    ]
     while "I: Retrieving" not in out.lines:
         await asyncio.sleep(0.01)
     copies[0].cancel()
@@ -280,11 +341,15 @@ async def test_the_base_is_made_once_also_when_who_wanted_it_is_gone(bases: tupl
     assert machine.made == 1
     assert not (tmp_path / "copy-0").exists()
     assert {(tmp_path / f"copy-{n}" / "number").read_text() for n in (1, 2, 3)} == {"1"}
-    assert (tmp_path / "copy-1" / "etc/apt/sources.list").read_text() == "deb https://mirror.example/debian bookworm main\n"
+    assert (
+        tmp_path / "copy-1" / "etc/apt/sources.list"
+    ).read_text() == "deb https://mirror.example/debian bookworm main\n"
     assert len(list((tmp_path / "bases").iterdir())) == 1
 
 
-async def test_an_old_base_is_made_anew_and_kept_where_that_fails(bases: tuple[BaseRootfs, FakeMachine], tmp_path: Path) -> None:
+async def test_an_old_base_is_made_anew_and_kept_where_that_fails(
+    bases: tuple[BaseRootfs, FakeMachine], tmp_path: Path
+) -> None:
     base, machine = bases
     out = Lines()
     machine.may_end.set()
@@ -302,7 +367,10 @@ async def test_a_base_that_cannot_be_made_is_named_with_what_debootstrap_says(
     base, machine = bases
     machine.may_end.set()
     machine.status = 1
-    with pytest.raises(Unsupported, match=r"debootstrap could not make a bookworm from https://mirror\.example/debian"):
+    with pytest.raises(
+        Unsupported,
+        match=r"debootstrap could not make a bookworm from https://mirror\.example/debian",
+    ):
         await base.copy(tmp_path / "copy", base.take_ids(), Lines().tell)
     assert list((tmp_path / "bases").iterdir()) == []
 
@@ -326,16 +394,31 @@ def test_the_packages_and_their_versions_are_the_digest(tmp_path: Path) -> None:
 
 
 def test_paths_that_settings_of_pip_name_are_found(tmp_path: Path) -> None:
-    index, constraints, wheels = tmp_path / "index" / "simple", tmp_path / "constraints.txt", tmp_path / "wheels"
+    index, constraints, wheels = (
+        tmp_path / "index" / "simple",
+        tmp_path / "constraints.txt",
+        tmp_path / "wheels",
+    )
     for directory in (index, wheels):
         directory.mkdir(parents=True)
     constraints.touch()
-    texts = [f"[global]\nconstraint = {constraints}\n", f"https://a.example/simple file://{index}", f"{wheels} /not/there", "x/y"]
+    texts = [
+        f"[global]\nconstraint = {constraints}\n",
+        f"https://a.example/simple file://{index}",
+        f"{wheels} /not/there",
+        "x/y",
+    ]
     assert sorted(named_paths(texts)) == sorted([constraints, index.parent, wheels])
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="as a user")
 async def test_without_root_a_package_must_be_on_the_machine(tmp_path: Path) -> None:
     images = Images(tmp_path, environ={"PATH": os.environ["PATH"]}, requirements=[])
-    with pytest.raises(Unsupported, match="plnowhere cannot be installed: the platform runs without root"):
-        await images.build({"python": VERSION, "steps": [{"op": "apt", "packages": ["plnowhere"]}]}, uid=None, part=Lines())
+    with pytest.raises(
+        Unsupported, match="plnowhere cannot be installed: the platform runs without root"
+    ):
+        await images.build(
+            {"python": VERSION, "steps": [{"op": "apt", "packages": ["plnowhere"]}]},
+            uid=None,
+            part=Lines(),
+        )

@@ -32,8 +32,10 @@ LOGIN = Path("/proc/self/loginuid")
 
 def record(number: int, *, pid: int = os.getpid(), code: str = "0x50000") -> str:
     return (
-        f"4,1018,41239182712,-;audit: type=1326 audit(1795685381.304:2): auid=4294967295 uid=20001 gid=20001 ses=4294967295 pid={pid} "
-        f'comm="python3" exe="/usr/bin/python3" sig=0 arch=c000003e syscall={number} compat=0 ip=0x7f code={code}\n'
+        f"4,1018,41239182712,-;audit: type=1326 audit(1795685381.304:2): auid=4294967295 "
+        f"uid=20001 gid=20001 ses=4294967295 pid={pid} "
+        f'comm="python3" exe="/usr/bin/python3" sig=0 arch=c000003e syscall={number} compat=0 '
+        f"ip=0x7f code={code}\n"
     )
 
 
@@ -45,7 +47,9 @@ class Clock:
         return self.now
 
 
-def test_a_refusal_is_said_once_a_minute_for_each_call_of_a_function(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_is_said_once_a_minute_for_each_call_of_a_function(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     clock = Clock()
     refusals = SeccompLog(lambda _: LABELS, machine="x86_64", clock=clock)
     for _ in range(3):
@@ -53,15 +57,23 @@ def test_a_refusal_is_said_once_a_minute_for_each_call_of_a_function(caplog: pyt
         refusals.hear(record(700))
     said = [r.getMessage() for r in caplog.records]
     assert said == [
-        f"system_call.refused call=ptrace number=101 function=shop/price tenant=t-1 pid={os.getpid()}",
-        f"system_call.refused call=unknown number=700 function=shop/price tenant=t-1 pid={os.getpid()}",
+        (
+            f"system_call.refused call=ptrace number=101 function=shop/price tenant=t-1 "
+            f"pid={os.getpid()}"
+        ),
+        (
+            f"system_call.refused call=unknown number=700 function=shop/price tenant=t-1 "
+            f"pid={os.getpid()}"
+        ),
     ]
     clock.now += AGAIN_S
     refusals.hear(record(101))
     assert len(caplog.records) == 3
 
 
-def test_of_a_process_that_is_gone_or_another_ones_the_uid_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_of_a_process_that_is_gone_or_another_ones_the_uid_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def nobodys(groups: str) -> Mapping[str, str] | None:
         assert groups
         return None
@@ -87,7 +99,9 @@ def test_what_is_no_refusal_is_left_out(caplog: pytest.LogCaptureFixture, text: 
     assert caplog.records == []
 
 
-async def test_without_the_kernels_log_it_says_so_and_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_the_kernels_log_it_says_so_and_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     await SeccompLog(lambda _: LABELS).watch(tmp_path / "none")
     assert "refused_calls.off" in caplog.text
 
@@ -106,8 +120,11 @@ async def test_the_kernel_writes_it_down(caplog: pytest.LogCaptureFixture) -> No
     number = numbers(DENIED, os.uname().machine)["sethostname"]
     watching = asyncio.create_task(SeccompLog(lambda _: LABELS).watch())
     await asyncio.sleep(0)  # it is at the end of the log now
-    while f"call=sethostname number={number}" not in caplog.text:  # bounded by the test's own timeout
-        tried = await asyncio.create_subprocess_exec(sys.executable, "-c", TRY, str(number), cwd=ROOT)
+    # bounded by the test's own timeout
+    while f"call=sethostname number={number}" not in caplog.text:
+        tried = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", TRY, str(number), cwd=ROOT
+        )
         assert await tried.wait() == 0
         await asyncio.sleep(0.2)  # the kernel drops records where it prints too many
     watching.cancel()
@@ -118,7 +135,9 @@ async def test_the_kernel_writes_it_down(caplog: pytest.LogCaptureFixture) -> No
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.usefixtures("criu_proof")
-async def test_a_function_whose_refusals_are_logged_comes_back_from_its_snapshot(short_tmp: Path) -> None:
+async def test_a_function_whose_refusals_are_logged_comes_back_from_its_snapshot(
+    short_tmp: Path,
+) -> None:
     home = AgentHome(short_tmp)
     launch = home.launch()
     async with home.agent(snapshots=True, log_refused_calls=True), home.client() as client:

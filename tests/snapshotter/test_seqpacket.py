@@ -34,7 +34,9 @@ def test_descriptors_travel_and_ours_are_closed(pair: tuple[socket.socket, socke
     os.close(readable)
 
 
-def test_a_slow_peer_makes_messages_wait_in_order(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_slow_peer_makes_messages_wait_in_order(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     outbox = SendQueue(pair[0])
     for number in range(20):
         outbox.push({"n": number, "filler": "x" * 50_000})
@@ -60,7 +62,9 @@ def test_a_peer_that_never_reads_is_cut_off(pair: tuple[socket.socket, socket.so
     assert not outbox
 
 
-def test_a_message_too_long_is_refused_and_its_descriptors_closed(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_message_too_long_is_refused_and_its_descriptors_closed(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     fd = os.open("/dev/null", os.O_RDONLY)
     with pytest.raises(MessageTooLong):
         SendQueue(pair[0]).push({"filler": "x" * seqpacket.MAX_DATAGRAM_BYTES}, [fd])
@@ -68,7 +72,9 @@ def test_a_message_too_long_is_refused_and_its_descriptors_closed(pair: tuple[so
         os.fstat(fd)
 
 
-def test_what_is_not_our_json_is_an_error_and_the_end_is_none(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_what_is_not_our_json_is_an_error_and_the_end_is_none(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     for raw in (b"[1]", b"{"):
         pair[0].send(raw)
         with pytest.raises(ValueError):
@@ -77,7 +83,9 @@ def test_what_is_not_our_json_is_an_error_and_the_end_is_none(pair: tuple[socket
     assert seqpacket.receive(pair[1]) == (None, [])
 
 
-def test_brackets_without_end_are_no_message_and_their_descriptors_are_closed(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_brackets_without_end_are_no_message_and_their_descriptors_are_closed(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     readable, writable = os.pipe()
     seqpacket.send(pair[0], b"[" * seqpacket.MAX_DATAGRAM_BYTES, [writable])
     os.close(writable)

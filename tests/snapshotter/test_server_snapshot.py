@@ -1,4 +1,5 @@
-"""A server with threads, a subprocess and TCP of its own: its whole tree is checkpointed after its first call, and restored one to one."""
+"""A server with threads, a subprocess and TCP of its own: its whole tree is checkpointed after its
+first call, and restored one to one."""
 
 from __future__ import annotations
 
@@ -28,7 +29,12 @@ from snapshotter.linux.cgroups import Cgroups
 from snapshotter.types import InstanceInfo, LaunchSpec, SnapshotState, StartKind
 from tests.fakes.agent_home import MIB, AgentHome, get, instance_id
 
-pytestmark = [pytest.mark.root, pytest.mark.e2e, pytest.mark.usefixtures("criu", "patient_restores"), pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.e2e,
+    pytest.mark.usefixtures("criu", "patient_restores"),
+    pytest.mark.timeout(120),
+]
 
 CLONES = 4
 SITE = textwrap.dedent(
@@ -109,8 +115,21 @@ async def client(home: AgentHome) -> AsyncIterator[AgentClient]:
 
 def site(home: AgentHome) -> LaunchSpec:
     bundle = bundled(home, SITE)
-    spec = FunctionSpec(name="site", kind=FunctionKind.ASGI, module="site_app", qualname="Site", bundle=bundle, methods=(MethodSpec(),))
-    return home.launch("f-site@v1-abc", bundle=bundle, entry=to_json(spec), memory_bytes=512 * MIB, startup_timeout_s=60.0)
+    spec = FunctionSpec(
+        name="site",
+        kind=FunctionKind.ASGI,
+        module="site_app",
+        qualname="Site",
+        bundle=bundle,
+        methods=(MethodSpec(),),
+    )
+    return home.launch(
+        "f-site@v1-abc",
+        bundle=bundle,
+        entry=to_json(spec),
+        memory_bytes=512 * MIB,
+        startup_timeout_s=60.0,
+    )
 
 
 def bundled(home: AgentHome, code: str) -> str:
@@ -138,7 +157,9 @@ async def ask(info: InstanceInfo, path: str) -> Any:
 
 
 def namespaces(info: InstanceInfo) -> dict[str, str]:
-    return {kind: os.readlink(f"/proc/{info.pid}/ns/{kind}") for kind in ("pid", "mnt", "ipc", "net")}
+    return {
+        kind: os.readlink(f"/proc/{info.pid}/ns/{kind}") for kind in ("pid", "mnt", "ipc", "net")
+    }
 
 
 @contextlib.contextmanager
@@ -170,7 +191,9 @@ def host_address() -> str:
         return str(probe.getsockname()[0])
 
 
-async def test_clones_of_a_server_each_go_on_where_its_first_call_ended(home: AgentHome, client: AgentClient) -> None:
+async def test_clones_of_a_server_each_go_on_where_its_first_call_ended(
+    home: AgentHome, client: AgentClient
+) -> None:
     launch = site(home)
     made = await client.checkpoint(launch)
     assert (made.state, made.in_place) == (SnapshotState.READY, True)
@@ -180,16 +203,22 @@ async def test_clones_of_a_server_each_go_on_where_its_first_call_ended(home: Ag
 
     answers = [await ask(clone, "/again") for clone in clones]
     assert {(a["count"], a["said"]) for a in answers} == {(1, "again")}  # the example was 0
-    assert len({(a["pid"], a["talker"], a["port"]) for a in answers}) == 1  # one image, and nobody collides
+    # one image, and nobody collides
+    assert len({(a["pid"], a["talker"], a["port"]) for a in answers}) == 1
     assert len({a["host"] for a in answers}) == CLONES
     assert (await ask(clones[0], "/more"))["count"] == 2
     assert (await ask(clones[1], "/more"))["count"] == 2  # each has a state of its own
 
-    assert all(len({namespaces(clone)[kind] for clone in clones}) == CLONES for kind in ("pid", "mnt", "ipc", "net"))
+    assert all(
+        len({namespaces(clone)[kind] for clone in clones}) == CLONES
+        for kind in ("pid", "mnt", "ipc", "net")
+    )
     assert os.readlink("/proc/self/ns/net") not in {namespaces(clone)["net"] for clone in clones}
 
 
-async def test_a_restored_server_reaches_a_server_on_the_host_where_it_is_allowed(home: AgentHome) -> None:
+async def test_a_restored_server_reaches_a_server_on_the_host_where_it_is_allowed(
+    home: AgentHome,
+) -> None:
     launch = site(home)
     async with home.agent(snapshots=True, egress_allowed=[host_address()]), home.client() as client:
         await client.checkpoint(launch)

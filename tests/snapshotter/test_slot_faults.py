@@ -1,4 +1,5 @@
-"""CRIU is killed, or finds an image that is not whole; and fifty restores, after which nothing is left."""
+"""CRIU is killed, or finds an image that is not whole; and fifty restores, after which nothing is
+left."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ async def kill_criu(place: Place) -> None:
 
 
 async def gone(pids: Iterable[int]) -> None:
-    """Until the last is: of a shim, until its parent has reaped it. Bounded by the test's own timeout."""
+    """Until the last is: of a shim, until its parent has reaped it. Bounded by the test's own
+    timeout."""
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         await asyncio.sleep(0.01)
 
@@ -57,7 +59,9 @@ async def settled(place: Place, count: int) -> None:
         await asyncio.sleep(0.005)
 
 
-async def test_criu_killed_while_it_dumps_leaves_the_template_and_nothing_else(shop: Workshop) -> None:
+async def test_criu_killed_while_it_dumps_leaves_the_template_and_nothing_else(
+    shop: Workshop,
+) -> None:
     template = await shop.boot(boot=[f"allocate:{64 * MIB}", "remember:warm"])
     sibling = await shop.start(template)
     killing = asyncio.create_task(kill_criu(template))
@@ -71,7 +75,9 @@ async def test_criu_killed_while_it_dumps_leaves_the_template_and_nothing_else(s
     assert await shop.ask(place, await shop.start(place, in_place=True), "/memory") == ["warm"]
 
 
-async def test_criu_killed_while_it_restores_leaves_a_slot_that_can_be_ended(shop: Workshop) -> None:
+async def test_criu_killed_while_it_restores_leaves_a_slot_that_can_be_ended(
+    shop: Workshop,
+) -> None:
     image = await shop.dump(await shop.boot(boot=[f"allocate:{64 * MIB}", "remember:warm"]))
     restoring = asyncio.create_task(shop.restore(image))
     while len(shop.places) < 2 or shop.places[-1].slot.worker != "furnished":
@@ -111,9 +117,14 @@ def footprint(shop: Workshop) -> dict[str, object]:
         "descriptors": len(os.listdir("/proc/self/fd")),
         "slots": len(list((run / "s").iterdir())),
         "groups": sorted(shop.cgroups.names()),
-        "mounts": Path("/proc/self/mounts").read_text().count(str(run.parent)),  # other tests have theirs
-        "processes": sum(str(run) in _arguments(pid) for pid in Path("/proc").iterdir() if pid.name.isdecimal()),
-        "sockets": sum(str(run) in line for line in Path("/proc/net/unix").read_text().splitlines()),
+        # other tests have theirs
+        "mounts": Path("/proc/self/mounts").read_text().count(str(run.parent)),
+        "processes": sum(
+            str(run) in _arguments(pid) for pid in Path("/proc").iterdir() if pid.name.isdecimal()
+        ),
+        "sockets": sum(
+            str(run) in line for line in Path("/proc/net/unix").read_text().splitlines()
+        ),
     }
 
 
@@ -146,7 +157,8 @@ async def test_after_fifty_restores_nothing_is_left(shop: Workshop) -> None:
     assert footprint(shop) == before
     assert _zombies() <= (zombies or set())
     most, until = CYCLES * BALLAST_MIB * 1024 // 2, time.monotonic() + 20
-    while shared_kib() - pages >= most and time.monotonic() < until:  # what others on the machine hold meanwhile goes
+    # what others on the machine hold meanwhile goes
+    while shared_kib() - pages >= most and time.monotonic() < until:
         await asyncio.sleep(0.1)
     assert shared_kib() - pages < most
 

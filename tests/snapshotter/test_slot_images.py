@@ -1,4 +1,5 @@
-"""What of a slot is in nobody else's reach through a snapshot of it: its images, and the host's files."""
+"""What of a slot is in nobody else's reach through a snapshot of it: its images, and the host's
+files."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ async def shop(short_tmp: Path, criu: Criu, criu_proof: SelfTest) -> AsyncIterat
         yield shop
 
 
-async def test_a_directory_that_became_a_link_out_of_the_slot_is_not_restored(shop: Workshop, tmp_path: Path) -> None:
+async def test_a_directory_that_became_a_link_out_of_the_slot_is_not_restored(
+    shop: Workshop, tmp_path: Path
+) -> None:
     """CRIU would open what is there, as root."""
     image = await shop.dump(await shop.boot(boot=["write:kept.txt=early"]))
     way = tarfile.TarInfo("work/way")

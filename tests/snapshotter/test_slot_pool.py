@@ -19,14 +19,18 @@ from snapshotter.slots.slot import Slot
 @pytest.fixture
 async def slot_pool(short_tmp: Path) -> AsyncIterator[SlotPool]:
     (short_tmp / "logs").mkdir()
-    slot_pool = SlotPool(short_tmp / "slots", short_tmp / "logs", log_max_bytes=1024, namespaced=False)
+    slot_pool = SlotPool(
+        short_tmp / "slots", short_tmp / "logs", log_max_bytes=1024, namespaced=False
+    )
     await slot_pool.open()
     yield slot_pool
     await slot_pool.aclose()
 
 
 @pytest.mark.parametrize("turns", range(4))
-async def test_a_slot_of_a_caller_who_leaves_is_the_next_ones(slot_pool: SlotPool, short_tmp: Path, turns: int) -> None:
+async def test_a_slot_of_a_caller_who_leaves_is_the_next_ones(
+    slot_pool: SlotPool, short_tmp: Path, turns: int
+) -> None:
     (made,) = [path.name for path in (short_tmp / "slots").iterdir()]
     leaving = asyncio.create_task(slot_pool.take())
     for _ in range(turns):
@@ -41,7 +45,9 @@ async def test_a_slot_of_a_caller_who_leaves_is_the_next_ones(slot_pool: SlotPoo
     await slot.end()
 
 
-async def test_a_slot_that_is_being_made_for_a_caller_who_leaves_is_kept(slot_pool: SlotPool, short_tmp: Path) -> None:
+async def test_a_slot_that_is_being_made_for_a_caller_who_leaves_is_kept(
+    slot_pool: SlotPool, short_tmp: Path
+) -> None:
     first = await slot_pool.take()
     await asyncio.sleep(0)  # the next one is under way
     (made,) = {path.name for path in (short_tmp / "slots").iterdir()} - {first.id}
@@ -56,7 +62,8 @@ async def test_a_slot_that_is_being_made_for_a_caller_who_leaves_is_kept(slot_po
 
 
 class Refused(SlotPool):
-    """On a machine that lets nobody mount: a slot with namespaces ends before it answers, and says why."""
+    """On a machine that lets nobody mount: a slot with namespaces ends before it answers, and says
+    why."""
 
     async def _make(self, kind: Network) -> Slot:
         slot = await super()._make(kind)
@@ -65,15 +72,21 @@ class Refused(SlotPool):
             proc.send_signal(shim, signal.SIGKILL)
             await proc.wait_gone(shim)
             os.close(shim)
-            (slot.directory / "shim.err").write_text("Traceback\nOSError: [Errno 1] mount tmpfs on /x: Operation not permitted\n")
+            (slot.directory / "shim.err").write_text(
+                "Traceback\nOSError: [Errno 1] mount tmpfs on /x: Operation not permitted\n"
+            )
         return slot
 
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
-async def test_where_slots_with_namespaces_do_not_come_up_there_are_plain_ones_and_it_is_said_why(short_tmp: Path) -> None:
+async def test_where_slots_with_namespaces_do_not_come_up_there_are_plain_ones_and_it_is_said_why(
+    short_tmp: Path,
+) -> None:
     (short_tmp / "logs").mkdir()
-    slot_pool = Refused(short_tmp / "slots", short_tmp / "logs", log_max_bytes=1024, namespaced=True)
+    slot_pool = Refused(
+        short_tmp / "slots", short_tmp / "logs", log_max_bytes=1024, namespaced=True
+    )
     await slot_pool.open()
     try:
         assert not slot_pool.namespaced

@@ -1,4 +1,5 @@
-"""kill -9 of the agent, of its spawner, of shims and of everything: who goes on, who is swept away."""
+"""kill -9 of the agent, of its spawner, of shims and of everything: who goes on, who is swept
+away."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def home(short_tmp: Path) -> AgentHome:
 
 
 async def begin(client: AgentClient, launch: LaunchSpec) -> InstanceInfo:
-    return await client.start(launch, instance_id=instance_id(), lessee="act-1", secret_env={"TOKEN": "t"})
+    return await client.start(
+        launch, instance_id=instance_id(), lessee="act-1", secret_env={"TOKEN": "t"}
+    )
 
 
 async def ask(info: InstanceInfo, path: str) -> object:
@@ -38,7 +41,9 @@ def slots(home: AgentHome) -> set[str]:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_restarted_agent_finds_everything_as_it_was(home: AgentHome, mode: tuple[str, ...]) -> None:
+async def test_a_restarted_agent_finds_everything_as_it_was(
+    home: AgentHome, mode: tuple[str, ...]
+) -> None:
     with home.agent_process(*mode) as agent:
         async with home.client() as client:
             infos = [await begin(client, home.launch()) for _ in range(3)]
@@ -58,8 +63,12 @@ async def test_a_restarted_agent_finds_everything_as_it_was(home: AgentHome, mod
             [again] = await client.templates()
             assert (again.pid, again.phases_ms) == (template.pid, template.phases_ms)
             assert (await begin(client, home.launch())).start_kind is StartKind.FORK
-            assert [line["text"] async for line in await client.logs(labels={}, instance_id=infos[0].id)] == ["alone"]
-            parts = [part async for part in client.exec(infos[1].id, ["/bin/sh", "-c", "echo $TOKEN"])]
+            assert [
+                line["text"] async for line in await client.logs(labels={}, instance_id=infos[0].id)
+            ] == ["alone"]
+            parts = [
+                part async for part in client.exec(infos[1].id, ["/bin/sh", "-c", "echo $TOKEN"])
+            ]
             assert parts == [{"stream": "stdout", "text": "t\n"}, {"exit_status": 0}]
             await client.stop(infos[0].id, grace_s=5)
             await client.stop(single.id, grace_s=5)
@@ -72,7 +81,10 @@ async def test_a_restarted_agent_finds_everything_as_it_was(home: AgentHome, mod
 async def test_a_slot_that_cannot_be_read_is_ended_and_the_others_go_on(home: AgentHome) -> None:
     with home.agent_process() as agent:
         async with home.client() as client:
-            broken, sound = await begin(client, home.launch()), await begin(client, home.launch("f-2@v1"))
+            broken, sound = (
+                await begin(client, home.launch()),
+                await begin(client, home.launch("f-2@v1")),
+            )
             agent.kill()
             agent.wait()
     record = Path(broken.socket).with_name("housing.json")
@@ -85,7 +97,9 @@ async def test_a_slot_that_cannot_be_read_is_ended_and_the_others_go_on(home: Ag
 
 
 @pytest.mark.e2e
-async def test_a_boot_that_was_under_way_becomes_a_template_of_the_next_agent(home: AgentHome) -> None:
+async def test_a_boot_that_was_under_way_becomes_a_template_of_the_next_agent(
+    home: AgentHome,
+) -> None:
     gate = home.paths.home.parent / "gate"
     os.mkfifo(gate, 0o666)
     gate.chmod(0o666)
@@ -111,7 +125,9 @@ async def test_a_boot_that_was_under_way_becomes_a_template_of_the_next_agent(ho
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("mode", MODES)
-async def test_after_the_death_of_everything_nothing_stale_is_left(home: AgentHome, mode: tuple[str, ...]) -> None:
+async def test_after_the_death_of_everything_nothing_stale_is_left(
+    home: AgentHome, mode: tuple[str, ...]
+) -> None:
     with home.agent_process(*mode) as agent:
         async with home.client() as client:
             info = await begin(client, home.launch())
@@ -143,7 +159,9 @@ async def test_a_killed_spawner_is_replaced(home: AgentHome) -> None:
 
 
 @pytest.mark.e2e
-async def test_a_killed_shim_is_the_end_of_its_slot_and_the_next_start_works(home: AgentHome) -> None:
+async def test_a_killed_shim_is_the_end_of_its_slot_and_the_next_start_works(
+    home: AgentHome,
+) -> None:
     async with home.agent(), home.client() as client:
         info = await begin(client, home.launch())
         first_event = asyncio.create_task(next_event(client, "instance_gone"))
@@ -165,10 +183,11 @@ async def next_event(client: AgentClient, kind: str) -> AgentEvent:
 
 
 def shims(home: AgentHome) -> list[int]:
-    """Pids of the processes that hold this home's shim sockets: found by the log directory that each has open.
+    """Pids of the processes that hold this home's shim sockets: found by the log directory that
+    each has open.
 
-    By what it is, not by its name: in a root of their own they have it from a mount that is none of this namespace's.
-    """
+    By what it is, not by its name: in a root of their own they have it from a mount that is none of
+    this namespace's."""
     logs, found = (home.paths.home / "node/logs").stat(), []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):

@@ -40,7 +40,11 @@ def inside(place: Place) -> list[str]:
     names = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdecimal() and int(entry.name) != place.slot.shim_pid and os.readlink(entry / "ns/pid") == mine:
+            if (
+                entry.name.isdecimal()
+                and int(entry.name) != place.slot.shim_pid
+                and os.readlink(entry / "ns/pid") == mine
+            ):
                 names.append((entry / "comm").read_text().strip())
         except OSError:
             continue
@@ -100,8 +104,12 @@ async def test_clones_of_one_image_run_at_once(shop: Workshop, count: int) -> No
     places = await asyncio.gather(*(shop.restore(image) for _ in range(count)))
     runnings = [await shop.start(place, in_place=True) for place in places]
 
-    assert {await shop.ask(p, r, "/hostname") for p, r in zip(places, runnings, strict=True)} == {p.slot.id for p in places}
-    assert all([await shop.ask(p, r, "/memory") == ["warm"] for p, r in zip(places, runnings, strict=True)])
+    assert {await shop.ask(p, r, "/hostname") for p, r in zip(places, runnings, strict=True)} == {
+        p.slot.id for p in places
+    }
+    assert all(
+        [await shop.ask(p, r, "/memory") == ["warm"] for p, r in zip(places, runnings, strict=True)]
+    )
 
 
 async def test_what_a_restored_instance_prints_is_logged(shop: Workshop) -> None:
@@ -122,7 +130,9 @@ async def test_memory_that_comes_when_it_is_touched(shop: Workshop) -> None:
     assert await shop.ask(place, running, "/memory") == ["warm"]
 
 
-async def test_files_written_before_the_snapshot_point_travel_and_later_ones_do_not(shop: Workshop) -> None:
+async def test_files_written_before_the_snapshot_point_travel_and_later_ones_do_not(
+    shop: Workshop,
+) -> None:
     boot = ["write:kept.txt=early", "write:/tmp/kept.txt=temporary", "write:/dev/shm/kept=shared"]
     template = await shop.boot(boot=boot, wake=["booted:write:late.txt=late"])
     await shop.start(template)
@@ -134,12 +144,18 @@ async def test_files_written_before_the_snapshot_point_travel_and_later_ones_do_
     assert await shop.ask(place, running, "/read/tmp/kept.txt") == "temporary"
     assert await shop.ask(place, running, "/read/dev/shm/kept") == "shared"
     work = "run/pilotlight/slot/work"
-    assert sorted(p.name for p in Path(f"/proc/{template.slot.worker_pid}/root/{work}").iterdir()) == ["kept.txt", "late.txt"]
-    assert [p.name for p in Path(f"/proc/{place.slot.worker_pid}/root/{work}").iterdir()] == ["kept.txt"]
+    assert sorted(
+        p.name for p in Path(f"/proc/{template.slot.worker_pid}/root/{work}").iterdir()
+    ) == ["kept.txt", "late.txt"]
+    assert [p.name for p in Path(f"/proc/{place.slot.worker_pid}/root/{work}").iterdir()] == [
+        "kept.txt"
+    ]
 
 
 @pytest.mark.parametrize("path", ["gone.txt", "/tmp/gone.txt", "/dev/shm/gone"])
-async def test_a_file_that_is_open_and_has_no_name_travels_to_every_clone(shop: Workshop, path: str) -> None:
+async def test_a_file_that_is_open_and_has_no_name_travels_to_every_clone(
+    shop: Workshop, path: str
+) -> None:
     image = await shop.dump(await shop.boot(boot=[f"unlinked:{path}"]))
     for _ in range(2):
         place = await shop.restore(image)
@@ -148,7 +164,9 @@ async def test_a_file_that_is_open_and_has_no_name_travels_to_every_clone(shop: 
 
 
 async def test_a_whole_tree_with_threads_and_helpers_comes_back(shop: Workshop) -> None:
-    worker = await shop.boot(boot=["thread", "helper", "remember:warm", "print:booted", "write:log.txt=x"])
+    worker = await shop.boot(
+        boot=["thread", "helper", "remember:warm", "print:booted", "write:log.txt=x"]
+    )
     assert worker.slot.point.result().threads == ("surplus", "process cat")
     image = await shop.dump(worker, in_place=True)
     assert worker.slot.worker in ("frozen", "dead")
@@ -163,7 +181,9 @@ async def test_a_whole_tree_with_threads_and_helpers_comes_back(shop: Workshop) 
         assert "cat" in inside(place)
 
 
-async def test_what_a_restored_tree_prints_before_it_serves_is_in_the_slots_log(shop: Workshop) -> None:
+async def test_what_a_restored_tree_prints_before_it_serves_is_in_the_slots_log(
+    shop: Workshop,
+) -> None:
     worker = await shop.boot(boot=["thread", "print:booted"])
     image = await shop.dump(worker, in_place=True)
     place = await shop.restore(image)
@@ -213,7 +233,9 @@ async def test_one_checkpoint_at_a_time_and_one_that_nobody_wants_is_ended(shop:
         await asyncio.sleep(0.005)
 
 
-async def test_a_template_that_dies_while_it_is_asked_is_a_failed_checkpoint(shop: Workshop) -> None:
+async def test_a_template_that_dies_while_it_is_asked_is_a_failed_checkpoint(
+    shop: Workshop,
+) -> None:
     template = await shop.boot(entry={"boot": [], "wake": [], "freeze": "hang"})
     asked = asyncio.create_task(shop.quiesce(template, in_place=True))
     await asyncio.sleep(0.05)
@@ -222,14 +244,18 @@ async def test_a_template_that_dies_while_it_is_asked_is_a_failed_checkpoint(sho
         await asked
 
 
-async def test_too_many_bytes_in_the_work_directory_are_an_obstacle_that_names_the_file(shop: Workshop) -> None:
+async def test_too_many_bytes_in_the_work_directory_are_an_obstacle_that_names_the_file(
+    shop: Workshop,
+) -> None:
     template = await shop.boot(boot=["write:/tmp/big.bin=" + "x" * 1000, "grow:/tmp/big.bin=70"])
     [obstacle] = template.slot.point.result().obstacles
     assert obstacle["kind"] == "file"
     assert "64 MiB, the biggest is /run/pilotlight/slot/tmp/big.bin" in obstacle["message"]
 
 
-async def test_a_slot_that_is_in_use_cannot_be_furnished_and_an_empty_one_not_revived(shop: Workshop) -> None:
+async def test_a_slot_that_is_in_use_cannot_be_furnished_and_an_empty_one_not_revived(
+    shop: Workshop,
+) -> None:
     template = await shop.boot()
     null = os.open(os.devnull, os.O_RDONLY)
     with pytest.raises(BootFailed, match="it is resident"):
@@ -240,7 +266,9 @@ async def test_a_slot_that_is_in_use_cannot_be_furnished_and_an_empty_one_not_re
         await place.slot.revive(7, {"threads": [], "phases_ms": {}}, PATIENCE_S)
 
 
-async def test_only_a_child_of_the_shim_is_revived_and_nothing_is_left_when_it_fails(shop: Workshop) -> None:
+async def test_only_a_child_of_the_shim_is_revived_and_nothing_is_left_when_it_fails(
+    shop: Workshop,
+) -> None:
     place = await shop.furnish(await shop.dump(await shop.boot()))
     with pytest.raises(BootFailed, match="process 1 is no child"):
         await place.slot.revive(1, {"threads": [], "phases_ms": {}}, PATIENCE_S)
@@ -282,23 +310,34 @@ async def test_another_agent_adopts_a_restored_slot(shop: Workshop) -> None:
 
 @pytest.mark.parametrize("lazy", [False, True])
 async def test_a_restored_instance_lives_on_without_an_agent(shop: Workshop, lazy: bool) -> None:
-    place = await shop.restore(await shop.dump(await shop.boot(boot=[f"allocate:{16 * MIB}"])), lazy=lazy)
+    place = await shop.restore(
+        await shop.dump(await shop.boot(boot=[f"allocate:{16 * MIB}"])), lazy=lazy
+    )
     running = await shop.start(place, in_place=True)
     place.slot.close()
     assert await shop.ask(place, running, "/hoard") == 16 * MIB
     place.slot = await adopt(place)
 
 
-async def waiting_for_pages(shop: Workshop, image: Image) -> tuple[Place, operations.Restored, LazyPages]:
+async def waiting_for_pages(
+    shop: Workshop, image: Image
+) -> tuple[Place, operations.Restored, LazyPages]:
     """Restored and not revived; its page daemon is held up, so that memory stays missing.
 
-    The daemon serves everything at once and ends: on a busy machine it may have done so before it can be stopped. Then restore again.
-    """
+    The daemon serves everything at once and ends: on a busy machine it may have done so before it
+    can be stopped. Then restore again."""
     while True:
         place = await shop.furnish(image)
         with shop.opened(image.directory, place) as (images, work):
-            where: dict[str, Any] = {"images": images, "work": work, "uid": place.uid, "cgroup": place.group.ways_in()}
-            restored = await operations.restore(place.slot, criu=shop.criu, lazy=True, deadline_s=PATIENCE_S, **where)
+            where: dict[str, Any] = {
+                "images": images,
+                "work": work,
+                "uid": place.uid,
+                "cgroup": place.group.ways_in(),
+            }
+            restored = await operations.restore(
+                place.slot, criu=shop.criu, lazy=True, deadline_s=PATIENCE_S, **where
+            )
         assert restored.lazy is not None
         try:
             signal.pidfd_send_signal(restored.lazy.run.pidfd, signal.SIGSTOP)
@@ -309,7 +348,9 @@ async def waiting_for_pages(shop: Workshop, image: Image) -> tuple[Place, operat
 
 
 @pytest.mark.parametrize("agent", ["gone", "restarted"])
-async def test_a_restored_worker_whose_page_daemon_dies_ends_whoever_listens(shop: Workshop, agent: str) -> None:
+async def test_a_restored_worker_whose_page_daemon_dies_ends_whoever_listens(
+    shop: Workshop, agent: str
+) -> None:
     image = await shop.dump(await shop.boot(boot=[f"allocate:{64 * MIB}"]))
     place, restored, daemon = await waiting_for_pages(shop, image)
     await place.slot.revive(restored.pid, image.point, PATIENCE_S)
@@ -340,7 +381,9 @@ async def test_a_process_whose_page_daemon_died_is_not_revived(shop: Workshop) -
         await place.slot.revive(restored.pid, image.point, PATIENCE_S)
 
 
-async def test_without_its_agent_what_stood_still_and_what_was_half_restored_goes(shop: Workshop) -> None:
+async def test_without_its_agent_what_stood_still_and_what_was_half_restored_goes(
+    shop: Workshop,
+) -> None:
     template = await shop.boot()
     image = await shop.dump(template)
     half = await shop.furnish(image)
@@ -356,7 +399,9 @@ async def test_without_its_agent_what_stood_still_and_what_was_half_restored_goe
 
 
 async def adopt(place: Place) -> slots.Slot:
-    slot = slots.Slot(place.slot.id, place.slot.directory, slots.connect(place.slot.directory / "shim.sock"), -1)
+    slot = slots.Slot(
+        place.slot.id, place.slot.directory, slots.connect(place.slot.directory / "shim.sock"), -1
+    )
     await slot.adopt()
     return slot
 

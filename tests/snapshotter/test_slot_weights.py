@@ -1,4 +1,5 @@
-"""The agent and weights: leases of the slot's shim, waiting that is a phase of its own, the tier that each start says."""
+"""The agent and weights: leases of the slot's shim, waiting that is a phase of its own, the tier
+that each start says."""
 
 from __future__ import annotations
 
@@ -51,7 +52,14 @@ async def test_each_start_says_where_its_weights_were(home: AgentHome, client: A
     assert (cold.start_kind, cold.weights) == (StartKind.COLD, {"w": "nvme"})
     assert (fork.start_kind, fork.weights) == (StartKind.FORK, {"w": "dram"})
     assert [i.weights for i in await client.instances()] == [cold.weights, fork.weights]
-    assert [p for p in cold.phases_ms if p != "queue"] == ["slot", "weights", "boot", "enter", "fork", "wake"]
+    assert [p for p in cold.phases_ms if p != "queue"] == [
+        "slot",
+        "weights",
+        "boot",
+        "enter",
+        "fork",
+        "wake",
+    ]
 
 
 async def test_shim_of_the_slot_holds_them(home: AgentHome, client: AgentClient) -> None:
@@ -80,15 +88,20 @@ async def test_start_waits_for_what_is_on_its_way(home: AgentHome, client: Agent
 
 
 @pytest.mark.slow  # a start that ends by its clock
-async def test_weights_that_do_not_come_in_time_are_named(home: AgentHome, client: AgentClient) -> None:
+async def test_weights_that_do_not_come_in_time_are_named(
+    home: AgentHome, client: AgentClient
+) -> None:
     home.weights.tier = Tier.ORIGIN
     with pytest.raises(StartTimeout) as e:
         await begin(client, home.launch(weights=MOUNT, startup_timeout_s=2.0))
-    assert e.value.detail["phase"] in ("weights", "boot")  # of its own boot, or of the one it waited for
+    # of its own boot, or of the one it waited for
+    assert e.value.detail["phase"] in ("weights", "boot")
     await until(lambda: home.weights.held == {})
 
 
-async def test_weights_that_cannot_be_had_fail_the_start_and_leave_nothing(home: AgentHome, client: AgentClient) -> None:
+async def test_weights_that_cannot_be_had_fail_the_start_and_leave_nothing(
+    home: AgentHome, client: AgentClient
+) -> None:
     home.weights.failures["open"] = [OriginUnavailable("no such blob: deploy again")]
     with pytest.raises(SnapshotterError, match="deploy again"):
         await begin(client, home.launch(weights=MOUNT))
@@ -99,7 +112,9 @@ async def test_weights_that_cannot_be_had_fail_the_start_and_leave_nothing(home:
 async def test_caller_that_leaves_gives_them_back(home: AgentHome, client: AgentClient) -> None:
     home.weights.tier = Tier.ORIGIN
     name = instance_id()
-    starting = asyncio.create_task(begin(client, home.launch(weights=MOUNT, forkable=False), instance_id=name))
+    starting = asyncio.create_task(
+        begin(client, home.launch(weights=MOUNT, forkable=False), instance_id=name)
+    )
     await until(lambda: home.weights.held)
     await client.stop(name, grace_s=0)
     with contextlib.suppress(StartStopped):
@@ -112,7 +127,10 @@ async def test_caller_that_leaves_gives_them_back(home: AgentHome, client: Agent
 @pytest.mark.usefixtures("criu", "patient_restores")
 async def test_restores_that_wait_for_weights_are_in_nobodys_way(home: AgentHome) -> None:
     async with home.agent(snapshots=True), home.client() as client:
-        slow = [home.launch(f"f-{n}@v1-abc", boot=["pause:0.2"], weights=MOUNT) for n in range(max(2, os.cpu_count() or 1))]
+        slow = [
+            home.launch(f"f-{n}@v1-abc", boot=["pause:0.2"], weights=MOUNT)
+            for n in range(max(2, os.cpu_count() or 1))
+        ]
         quick = home.launch("quick@v1-abc", boot=["pause:0.2"])
         for launch in [*slow, quick]:
             await client.checkpoint(launch)

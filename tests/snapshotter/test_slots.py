@@ -1,4 +1,5 @@
-"""A slot as the agent holds it: what its shim says is checked, and a slot whose shim says nonsense is ended, not believed."""
+"""A slot as the agent holds it: what its shim says is checked, and a slot whose shim says nonsense
+is ended, not believed."""
 
 from __future__ import annotations
 
@@ -50,11 +51,20 @@ def say(shim: socket.socket, message: dict[str, Any], *pids: int) -> None:
 
 
 def state(**changes: Any) -> dict[str, Any]:
-    return {"event": "state", "worker": "resident", "pid": 5, "point": {**POINT, **changes}, "failure": None, "status": None}
+    return {
+        "event": "state",
+        "worker": "resident",
+        "pid": 5,
+        "point": {**POINT, **changes},
+        "failure": None,
+        "status": None,
+    }
 
 
 @pytest.mark.parametrize("wrong", WRONG_POINTS)
-async def test_a_snapshot_point_that_makes_no_sense_loses_the_slot(tmp_path: Path, wrong: dict[str, Any]) -> None:
+async def test_a_snapshot_point_that_makes_no_sense_loses_the_slot(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
     with connected(tmp_path) as (slot, shim):
         say(shim, {"event": "snapshot_point", **POINT, **wrong})
         with pytest.raises(BootFailed):
@@ -64,15 +74,28 @@ async def test_a_snapshot_point_that_makes_no_sense_loses_the_slot(tmp_path: Pat
 
 
 @pytest.mark.parametrize("phases", [{"fork": -5000.0}, {"fork": 10**400}, None])
-async def test_a_snapshot_point_with_phases_that_are_none_is_reached_without_them(tmp_path: Path, phases: object) -> None:
+async def test_a_snapshot_point_with_phases_that_are_none_is_reached_without_them(
+    tmp_path: Path, phases: object
+) -> None:
     with connected(tmp_path) as (slot, shim):
         say(shim, {"event": "snapshot_point", **POINT, "phases_ms": phases})
         assert (await slot.point).phases_ms == {}
         assert slot.worker == "resident"
 
 
-@pytest.mark.parametrize("message", [{}, {"event": []}, {"event": "booted"}, {"event": "exec_exited"}, {"event": "quiesced", "listens": 5}])
-async def test_a_message_that_is_not_our_protocol_loses_the_slot_and_nothing_else(tmp_path: Path, message: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        {"event": []},
+        {"event": "booted"},
+        {"event": "exec_exited"},
+        {"event": "quiesced", "listens": 5},
+    ],
+)
+async def test_a_message_that_is_not_our_protocol_loses_the_slot_and_nothing_else(
+    tmp_path: Path, message: dict[str, Any]
+) -> None:
     with connected(tmp_path) as (slot, shim):
         say(shim, message)
         say(shim, {"event": "state_end"})
@@ -91,7 +114,9 @@ async def test_a_slot_that_cannot_be_mirrored_is_not_adopted(
             await slot.adopt()
 
 
-async def test_a_new_agent_ends_the_slots_that_it_cannot_take_over(short_tmp: Path, process: subprocess.Popen[bytes]) -> None:
+async def test_a_new_agent_ends_the_slots_that_it_cannot_take_over(
+    short_tmp: Path, process: subprocess.Popen[bytes]
+) -> None:
     directory = short_tmp / "s-1"
     directory.mkdir()
 

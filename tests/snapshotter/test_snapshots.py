@@ -1,4 +1,5 @@
-"""Decisions around snapshots, without processes: how long RESTORE may take, and when a snapshot is made unasked."""
+"""Decisions around snapshots, without processes: how long RESTORE may take, and when a snapshot is
+made unasked."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from tests.fakes.agent_home import AgentHome
 
 
 class FakeMaker:
-    """Makes nothing; remembers what it was asked for. `refuses` names revisions that cannot be snapshotted."""
+    """Makes nothing; remembers what it was asked for. `refuses` names revisions that cannot be
+    snapshotted."""
 
     def __init__(self) -> None:
         self.made: list[RevisionKey] = []
@@ -58,19 +60,24 @@ def home(short_tmp: Path) -> AgentHome:
         (50, 5_000, 60, 2.0),  # the floor
         (2_000, 30_000, 300, 8.0),  # four times what is expected
         (2_000, 30_000, 50, 5.0),  # what COLD leaves of it
-        (1_000, 1_200, 6, 3.0),  # half of it is COLD's, whose next boot may take much longer than the last one
+        # half of it is COLD's, whose next boot may take much longer than the last one
+        (1_000, 1_200, 6, 3.0),
         (4_500, 30_000, 49, None),  # COLD leaves less than RESTORE needs
         (50, 40, 60, None),  # COLD is faster
         (50, 30_000, 20, 20),  # COLD does not fit any more: RESTORE is the only hope
     ],
 )
-def test_restore_never_takes_the_time_that_cold_needs(restore_ms: float, cold_ms: float, left_s: float, deadline_s: float | None) -> None:
+def test_restore_never_takes_the_time_that_cold_needs(
+    restore_ms: float, cold_ms: float, left_s: float, deadline_s: float | None
+) -> None:
     assert restore_deadline_s(restore_ms=restore_ms, cold_ms=cold_ms, left_s=left_s) == deadline_s
 
 
 async def test_snapshots_that_nobody_asked_for_are_bounded_by_the_hour(home: AgentHome) -> None:
     maker, background_tasks, now = FakeMaker(), BackgroundTasks(), Now()
-    builder = BackgroundBuilder(maker, background_tasks=background_tasks, per_hour=2, delay_s=0.0, clock=now)
+    builder = BackgroundBuilder(
+        maker, background_tasks=background_tasks, per_hour=2, delay_s=0.0, clock=now
+    )
 
     assert [builder.want(home.launch(f"f@{i}")) for i in range(3)] == [True, True, False]
     now.now = 1799.0
@@ -81,7 +88,9 @@ async def test_snapshots_that_nobody_asked_for_are_bounded_by_the_hour(home: Age
     assert sorted(maker.made) == ["f@0", "f@1", "f@4"]
 
 
-async def test_what_cannot_be_snapshotted_is_not_tried_again_and_costs_nothing(home: AgentHome) -> None:
+async def test_what_cannot_be_snapshotted_is_not_tried_again_and_costs_nothing(
+    home: AgentHome,
+) -> None:
     maker, background_tasks = FakeMaker(), BackgroundTasks()
     maker.refuses.add(RevisionKey("f@1"))
     builder = BackgroundBuilder(maker, background_tasks=background_tasks, per_hour=1, delay_s=0.0)
@@ -96,7 +105,9 @@ async def test_what_cannot_be_snapshotted_is_not_tried_again_and_costs_nothing(h
 
 async def test_what_failed_for_a_reason_that_may_pass_is_tried_again_later(home: AgentHome) -> None:
     maker, background_tasks, now = FakeMaker(), BackgroundTasks(), Now()
-    builder = BackgroundBuilder(maker, background_tasks=background_tasks, per_hour=10, delay_s=0.0, clock=now)
+    builder = BackgroundBuilder(
+        maker, background_tasks=background_tasks, per_hour=10, delay_s=0.0, clock=now
+    )
     maker.fails = "disk"
 
     assert builder.want(home.launch())
@@ -108,9 +119,13 @@ async def test_what_failed_for_a_reason_that_may_pass_is_tried_again_later(home:
     assert len(maker.made) == 2
 
 
-async def test_what_came_too_late_for_its_template_is_wanted_by_the_next_cold_start(home: AgentHome) -> None:
+async def test_what_came_too_late_for_its_template_is_wanted_by_the_next_cold_start(
+    home: AgentHome,
+) -> None:
     maker, background_tasks = FakeMaker(), BackgroundTasks()
-    builder = BackgroundBuilder(maker, background_tasks=background_tasks, per_hour=10, delay_s=0.0, clock=Now())
+    builder = BackgroundBuilder(
+        maker, background_tasks=background_tasks, per_hour=10, delay_s=0.0, clock=Now()
+    )
     maker.fails = "template_gone"
 
     for _ in range(2):
@@ -121,7 +136,9 @@ async def test_what_came_too_late_for_its_template_is_wanted_by_the_next_cold_st
 
 async def test_a_builder_that_closes_begins_nothing_more(home: AgentHome) -> None:
     maker, background_tasks = FakeMaker(), BackgroundTasks()
-    builder = BackgroundBuilder(maker, background_tasks=background_tasks, per_hour=10, delay_s=3600.0)
+    builder = BackgroundBuilder(
+        maker, background_tasks=background_tasks, per_hour=10, delay_s=3600.0
+    )
 
     assert builder.want(home.launch("f@1"))
     await asyncio.sleep(0)

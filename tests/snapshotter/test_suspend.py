@@ -1,4 +1,5 @@
-"""Instances that sleep: they stand still and keep their memory, wake as the same process, and end in good order from either state."""
+"""Instances that sleep: they stand still and keep their memory, wake as the same process, and end
+in good order from either state."""
 
 from __future__ import annotations
 
@@ -26,11 +27,15 @@ def home(short_tmp: Path) -> AgentHome:
 
 def states(pid: int) -> set[str]:
     """Of the process and its descendants, as proc(5) letters."""
-    return {Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[0] for one in proc.process_tree(pid)}
+    return {
+        Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[0]
+        for one in proc.process_tree(pid)
+    }
 
 
 async def stopped(pid: int) -> None:
-    """Until the whole tree is stopped: on a busy machine a process acts on its SIGSTOP when it is next scheduled."""
+    """Until the whole tree is stopped: on a busy machine a process acts on its SIGSTOP when it is
+    next scheduled."""
     async with asyncio.timeout(30):
         while states(pid) != {"T"}:
             await asyncio.sleep(0.005)
@@ -52,7 +57,11 @@ async def test_an_instance_stands_still_and_goes_on_as_the_same_process(home: Ag
 
         awake = await client.wake(info.id)
 
-        assert (awake.state, awake.start_kind, awake.pid) == (InstanceState.READY, StartKind.WAKE, info.pid)
+        assert (awake.state, awake.start_kind, awake.pid) == (
+            InstanceState.READY,
+            StartKind.WAKE,
+            info.pid,
+        )
         assert await waiting == before == await ask(info, "/")
 
 
@@ -125,7 +134,8 @@ def test_a_tree_that_forks_while_it_is_stopped_stands_still_whole() -> None:
 
 
 def test_who_left_the_tree_stands_still_with_it(tmp_path: Path) -> None:
-    """What is forked twice has no parent in the tree; its cgroup knows it, whatever it calls itself."""
+    """What is forked twice has no parent in the tree; its cgroup knows it, whatever it calls
+    itself."""
     program = (
         "import os, sys, time\n"
         "if os.fork() == 0:\n"
@@ -137,7 +147,9 @@ def test_who_left_the_tree_stands_still_with_it(tmp_path: Path) -> None:
         "os.wait()\n"
         "while True: time.sleep(0.001)\n"
     )
-    process = subprocess.Popen([sys.executable, "-S", "-c", program], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", program], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     orphan = int(process.stdout.readline())
     try:

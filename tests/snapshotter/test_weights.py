@@ -1,4 +1,5 @@
-"""A slot's weights: opened early, waited for late, asked for again when the cache restarts, given back or not."""
+"""A slot's weights: opened early, waited for late, asked for again when the cache restarts, given
+back or not."""
 
 from __future__ import annotations
 
@@ -20,9 +21,17 @@ from weight_cache.types import Lease, Tier
 
 MOUNTS = (WeightsMount(name="a", manifest="1" * 64), WeightsMount(name="b", manifest="2" * 64))
 LAUNCH = LaunchSpec(
-    revision=RevisionKey("f@v1"), trust_domain="t", uid=None, bundle="", image=None, entry={}, weights=MOUNTS, memory_bytes=1, cpu=1.0,
+    revision=RevisionKey("f@v1"),
+    trust_domain="t",
+    uid=None,
+    bundle="",
+    image=None,
+    entry={},
+    weights=MOUNTS,
+    memory_bytes=1,
+    cpu=1.0,
     startup_timeout_s=1.0,
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -33,7 +42,9 @@ def cache(tmp_path: Path) -> FakeWeights:
 async def test_all_are_held_for_the_shim(cache: FakeWeights, tmp_path: Path) -> None:
     opening = Weights(cache).open(MOUNTS, holder="s-1", pid=77)
     assert opening.lease_ids == tuple(Lease.id_of(m.manifest, "s-1") for m in MOUNTS)
-    assert await opening.ready() == {name: Served(path=tmp_path, tier=Tier.NVME) for name in ("a", "b")}
+    assert await opening.ready() == {
+        name: Served(path=tmp_path, tier=Tier.NVME) for name in ("a", "b")
+    }
     assert cache.held == dict.fromkeys(opening.lease_ids, "s-1")
     assert set(cache.pids.values()) == {77}
     await Weights(cache).close(opening.lease_ids)
@@ -57,10 +68,15 @@ async def test_what_is_on_its_way_is_waited_for(cache: FakeWeights) -> None:
     assert {served.tier for served in (await opening.ready()).values()} == {Tier.ORIGIN}
 
 
-async def test_cache_that_restarts_is_asked_again(cache: FakeWeights, caplog: pytest.LogCaptureFixture) -> None:
+async def test_cache_that_restarts_is_asked_again(
+    cache: FakeWeights, caplog: pytest.LogCaptureFixture
+) -> None:
     cache.tier = Tier.ORIGIN
     cache.arrival.set()
-    cache.failures = {"open": [ProtocolError("nobody answers")], "wait": [LeaseUnknown("restarted"), ProtocolError("lost")]}
+    cache.failures = {
+        "open": [ProtocolError("nobody answers")],
+        "wait": [LeaseUnknown("restarted"), ProtocolError("lost")],
+    }
     cache.arrival.clear()
     opening = Weights(cache).open(MOUNTS[:1], holder="s-1", pid=1)
     cache.arrival.set()
@@ -68,11 +84,16 @@ async def test_cache_that_restarts_is_asked_again(cache: FakeWeights, caplog: py
     assert "weights.again slot=s-1 name=a error=nobody answers" in caplog.text
 
 
-async def test_real_cache_that_restarts_while_bytes_are_on_their_way_delivers_all_the_same() -> None:
+async def test_real_cache_that_restarts_while_bytes_are_on_their_way_delivers_all_the_same() -> (
+    None
+):
     async with node_with_client() as (node, cache, client):
         here, coming = put_model(node.origin, {"a": b"x"}), put_model(node.origin, {"b": b"y"})
         await client.prefetch(here)
-        mounts = (WeightsMount(name="here", manifest=here), WeightsMount(name="coming", manifest=coming))
+        mounts = (
+            WeightsMount(name="here", manifest=here),
+            WeightsMount(name="coming", manifest=coming),
+        )
         node.origin.gate, node.origin.asked = asyncio.Event(), asyncio.Event()
         opening = Weights(client).open(mounts, holder="s-1", pid=os.getpid())
         await node.origin.asked.wait()
@@ -115,7 +136,9 @@ async def test_abandoned_ones_are_not_waited_for(cache: FakeWeights) -> None:
     assert opening.is_settled
 
 
-async def test_cache_that_cannot_be_told_is_no_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_cache_that_cannot_be_told_is_no_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Silent(FakeWeights):
         async def close(self, lease_id: str) -> bool:
             raise ProtocolError("nobody answers")
@@ -125,7 +148,9 @@ async def test_cache_that_cannot_be_told_is_no_failure(tmp_path: Path, caplog: p
     assert "weights.not_closed lease=l-1" in caplog.text
 
 
-async def test_expected_wait_is_for_what_has_to_be_fetched(cache: FakeWeights, tmp_path: Path) -> None:
+async def test_expected_wait_is_for_what_has_to_be_fetched(
+    cache: FakeWeights, tmp_path: Path
+) -> None:
     cache.expected_s = 2.0
     assert await Weights(cache).expect_s(LAUNCH) == 0.0
     cache.tier = Tier.ORIGIN
@@ -136,7 +161,12 @@ async def test_expected_wait_is_for_what_has_to_be_fetched(cache: FakeWeights, t
 
 @pytest.mark.parametrize(
     "kind, tier",
-    [(StartKind.COLD, "origin"), (StartKind.RESTORE, "origin"), (StartKind.FORK, "dram"), (StartKind.WAKE, "dram")],
+    [
+        (StartKind.COLD, "origin"),
+        (StartKind.RESTORE, "origin"),
+        (StartKind.FORK, "dram"),
+        (StartKind.WAKE, "dram"),
+    ],
 )
 def test_fork_is_served_from_memory(kind: StartKind, tier: str) -> None:
     found = {m.name: Served(path=Path("/"), tier=Tier.ORIGIN) for m in MOUNTS}

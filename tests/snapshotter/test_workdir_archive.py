@@ -64,12 +64,26 @@ def looks(base: dict[str, str]) -> dict[str, object]:
         for directory, _, files in os.walk(root):
             for path in [directory, *(f"{directory}/{f}" for f in files)]:
                 status = os.lstat(path)
-                content = os.readlink(path) if os.path.islink(path) else Path(path).read_bytes() if os.path.isfile(path) else b""
-                found[name + path.removeprefix(root)] = (status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns, content)
+                content = (
+                    os.readlink(path)
+                    if os.path.islink(path)
+                    else Path(path).read_bytes()
+                    if os.path.isfile(path)
+                    else b""
+                )
+                found[name + path.removeprefix(root)] = (
+                    status.st_mode,
+                    status.st_uid,
+                    status.st_gid,
+                    status.st_mtime_ns,
+                    content,
+                )
     return found
 
 
-def test_everything_is_as_it_was(there: dict[str, str], here: dict[str, str], destination: int) -> None:
+def test_everything_is_as_it_was(
+    there: dict[str, str], here: dict[str, str], destination: int
+) -> None:
     work = Path(there["work"])
     (work / "a/b").mkdir(parents=True)
     (work / "a/b/data").write_bytes(b"\0\1\2" * 1000)
@@ -94,7 +108,9 @@ def test_owners_are_kept(there: dict[str, str], here: dict[str, str], destinatio
     assert (status.st_uid, status.st_gid) == (20001, 20002)
 
 
-def test_names_of_one_file_stay_names_of_one_file(there: dict[str, str], here: dict[str, str], destination: int) -> None:
+def test_names_of_one_file_stay_names_of_one_file(
+    there: dict[str, str], here: dict[str, str], destination: int
+) -> None:
     (Path(there["work"]) / "a").write_text("x")
     os.link(Path(there["work"]) / "a", Path(there["work"]) / "b")
     travel(there, here, destination)
@@ -102,7 +118,9 @@ def test_names_of_one_file_stay_names_of_one_file(there: dict[str, str], here: d
 
 
 @pytest.mark.parametrize("ends_with_data", [True, False])
-def test_holes_stay_holes(there: dict[str, str], here: dict[str, str], destination: int, ends_with_data: bool) -> None:
+def test_holes_stay_holes(
+    there: dict[str, str], here: dict[str, str], destination: int, ends_with_data: bool
+) -> None:
     with (Path(there["work"]) / "sparse").open("wb") as f:
         f.write(b"begin")
         f.seek(1024**3)
@@ -119,7 +137,9 @@ def test_holes_stay_holes(there: dict[str, str], here: dict[str, str], destinati
         assert f.read() == (b"end" if ends_with_data else b"")
 
 
-def test_sockets_and_pipes_are_left_out(there: dict[str, str], here: dict[str, str], destination: int) -> None:
+def test_sockets_and_pipes_are_left_out(
+    there: dict[str, str], here: dict[str, str], destination: int
+) -> None:
     os.mkfifo(Path(there["work"]) / "fifo")
     where = os.open(there["work"], os.O_RDONLY)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -137,7 +157,9 @@ def test_any_tar_reads_it(there: dict[str, str], destination: int) -> None:
     workdir_archive.finish(destination)
     archive.close()
     os.lseek(destination, 0, os.SEEK_SET)
-    out = subprocess.run(["tar", "-t"], stdin=destination, capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        ["tar", "-t"], stdin=destination, capture_output=True, text=True, check=True
+    )
     assert out.stdout.split() == ["work/", "work/file", "tmp/", "shm/"]
 
 
@@ -173,7 +195,9 @@ def test_a_name_that_is_another_files_when_it_is_opened_takes_no_more_than_the_b
         return True
 
     with pytest.raises(ArchiveTooLarge, match="biggest"):
-        workdir_archive.write(destination, there, max_bytes=(128 + 64 * hold_back) * KIB, wanted=exchange)
+        workdir_archive.write(
+            destination, there, max_bytes=(128 + 64 * hold_back) * KIB, wanted=exchange
+        )
     assert os.fstat(destination).st_size < (160 + 64 * hold_back) * KIB
 
 
@@ -204,7 +228,9 @@ def test_long_names_have_a_bound_of_their_own(there: dict[str, str], destination
     assert os.fstat(destination).st_size <= 64 * KIB
 
 
-def test_a_directory_of_very_many_names_is_not_listed_whole(there: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_of_very_many_names_is_not_listed_whole(
+    there: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(workdir_archive, "_MAX_WALKED", 50)
     for n in range(60):
         Path(there["shm"], f"f{n}").write_bytes(b"")
@@ -226,7 +252,9 @@ def forged(fd: int, *entries: tarfile.TarInfo) -> None:
     os.write(fd, raw.getvalue())
 
 
-def entry(name: str, kind: bytes = tarfile.REGTYPE, *, link: str = "", size: int = 1) -> tarfile.TarInfo:
+def entry(
+    name: str, kind: bytes = tarfile.REGTYPE, *, link: str = "", size: int = 1
+) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.type, info.linkname, info.mode = kind, link, 0o600
     info.size = size if kind == tarfile.REGTYPE else 0
@@ -234,8 +262,12 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, *, link: str = "", size: int
     return info
 
 
-@pytest.mark.parametrize("name", ["../out", "/etc/out", "work/../../out", "work//x", "etc/x", "work/./x", "."])
-def test_a_name_that_leads_out_is_refused(here: dict[str, str], destination: int, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["../out", "/etc/out", "work/../../out", "work//x", "etc/x", "work/./x", "."]
+)
+def test_a_name_that_leads_out_is_refused(
+    here: dict[str, str], destination: int, name: str
+) -> None:
     forged(destination, entry(name))
     with pytest.raises(InvalidArchive, match="leads out"):
         workdir_archive.unpack(destination, here)
@@ -244,26 +276,46 @@ def test_a_name_that_leads_out_is_refused(here: dict[str, str], destination: int
 def test_a_link_is_not_followed(here: dict[str, str], destination: int, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
-    forged(destination, entry("work/way", tarfile.SYMTYPE, link=str(outside)), entry("work/way/out"))
+    forged(
+        destination, entry("work/way", tarfile.SYMTYPE, link=str(outside)), entry("work/way/out")
+    )
     with pytest.raises(OSError):
         workdir_archive.unpack(destination, here)
     assert os.listdir(outside) == []
 
 
-def test_a_file_in_the_place_of_a_link_replaces_the_link(here: dict[str, str], destination: int, tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_a_link_replaces_the_link(
+    here: dict[str, str], destination: int, tmp_path: Path
+) -> None:
     outside = tmp_path / "outside"
     outside.write_text("safe")
-    forged(destination, entry("work/way", tarfile.SYMTYPE, link=str(outside)), entry("work/way"))  # nothing of the link is left
+    # nothing of the link is left
+    forged(destination, entry("work/way", tarfile.SYMTYPE, link=str(outside)), entry("work/way"))
     workdir_archive.unpack(destination, here)
     assert outside.read_text() == "safe"
     assert (Path(here["work"]) / "way").read_text() == "x"
 
 
-@pytest.mark.parametrize("target", ["/etc", "/etc/passwd", "../../../../../../../../etc", "/", "/proc/self/root", "/proc/self/cwd", "loop"])
-def test_a_link_that_leads_out_never_reaches_criu(there: dict[str, str], here: dict[str, str], destination: int, target: str) -> None:
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/etc",
+        "/etc/passwd",
+        "../../../../../../../../etc",
+        "/",
+        "/proc/self/root",
+        "/proc/self/cwd",
+        "loop",
+    ],
+)
+def test_a_link_that_leads_out_never_reaches_criu(
+    there: dict[str, str], here: dict[str, str], destination: int, target: str
+) -> None:
     """It opens by name as root, and follows links."""
     (Path(there["work"]) / "loop").symlink_to(target)
-    with pytest.raises(SymlinkEscapes, match=r"work/loop is a symbolic link .* enter\(snap=False\)"):
+    with pytest.raises(
+        SymlinkEscapes, match=r"work/loop is a symbolic link .* enter\(snap=False\)"
+    ):
         workdir_archive.pack(empty_file(), there)
     with pytest.raises(SymlinkEscapes):
         workdir_archive.measure(there)
@@ -275,12 +327,16 @@ def test_a_link_that_leads_out_never_reaches_criu(there: dict[str, str], here: d
 def test_links_that_lead_out_together_are_refused(here: dict[str, str], destination: int) -> None:
     up = entry("work/a/b/up", tarfile.SYMTYPE, link=here["tmp"])
     out = entry("work/a/b/out", tarfile.SYMTYPE, link="up/../../../x")
-    forged(destination, entry("work/a", tarfile.DIRTYPE), entry("work/a/b", tarfile.DIRTYPE), up, out)
+    forged(
+        destination, entry("work/a", tarfile.DIRTYPE), entry("work/a/b", tarfile.DIRTYPE), up, out
+    )
     with pytest.raises(InvalidArchive, match="a/b/out"):
         workdir_archive.unpack(destination, here)
 
 
-def test_a_second_name_for_a_file_outside_is_refused(here: dict[str, str], destination: int) -> None:
+def test_a_second_name_for_a_file_outside_is_refused(
+    here: dict[str, str], destination: int
+) -> None:
     forged(destination, entry("work/shadow", tarfile.LNKTYPE, link="../../etc/shadow"))
     with pytest.raises(InvalidArchive):
         workdir_archive.unpack(destination, here)
@@ -293,9 +349,15 @@ def test_devices_are_refused(here: dict[str, str], destination: int, kind: bytes
         workdir_archive.unpack(destination, here)
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(where=st.integers(0, 4095), value=st.integers(0, 255), cut=st.none() | st.integers(1, 4095))
-def test_a_damaged_archive_is_refused_or_stays_inside(tmp_path: Path, where: int, value: int, cut: int | None) -> None:
+def test_a_damaged_archive_is_refused_or_stays_inside(
+    tmp_path: Path, where: int, value: int, cut: int | None
+) -> None:
     base = tmp_path / os.urandom(8).hex()
     source, target = roots(base / "a"), roots(base / "b")
     (Path(source["work"]) / "x").write_bytes(b"data" * 10)

@@ -1,8 +1,9 @@
-"""A process whose children die (SIGKILL) one step later each time: `python -m tests.weight_cache.crashing STORY FOLDER UID`.
+"""A process whose children die (SIGKILL) one step later each time: `python -m
+tests.weight_cache.crashing STORY FOLDER UID`.
 
-A step is whatever changes names, modes or times below the store, or opens a file there (sys.addaudithook tells of each before it
-happens). After every death the store is opened again, checked, and the story told to its end. Prints how many steps there were.
-"""
+A step is whatever changes names, modes or times below the store, or opens a file there
+(sys.addaudithook tells of each before it happens). After every death the store is opened again,
+checked, and the story told to its end. Prints how many steps there were."""
 
 from __future__ import annotations
 
@@ -23,7 +24,18 @@ from weight_cache.manifest import CHUNK_BYTES
 from weight_cache.store import Store
 
 _STEPS = frozenset(
-    ["open", "os.rename", "os.link", "os.remove", "os.rmdir", "os.mkdir", "os.chmod", "os.utime", "os.truncate", "shutil.rmtree"]
+    [
+        "open",
+        "os.rename",
+        "os.link",
+        "os.remove",
+        "os.rmdir",
+        "os.mkdir",
+        "os.chmod",
+        "os.utime",
+        "os.truncate",
+        "shutil.rmtree",
+    ]
 )
 _LARGE = chunked(b"a", b"b")
 _MODELS: list[dict[str, bytes]] = [
@@ -80,7 +92,11 @@ def check(store: Store, root: Path, library: Library, budget: int) -> None:
     assert list((root / "tmp").iterdir()) == []
     here = [m.manifest for m in store.models()]
     for name in here:
-        found = {p.relative_to(store.path(name)).as_posix(): p.read_bytes() for p in store.path(name).rglob("*") if p.is_file()}
+        found = {
+            p.relative_to(store.path(name)).as_posix(): p.read_bytes()
+            for p in store.path(name).rglob("*")
+            if p.is_file()
+        }
         assert found == library.contents[name], name
         assert asyncio.run(store.verify(name)) == []
     assert all(lease.manifest in here for lease in store.leases())

@@ -15,7 +15,10 @@ def manifest_of(files: dict[str, bytes]) -> Manifest:
             ManifestFile(
                 path=path,
                 size_bytes=len(content),
-                chunk_sha256s=tuple(hashlib.sha256(content[i : i + CHUNK_BYTES]).hexdigest() for i in range(0, len(content), CHUNK_BYTES)),
+                chunk_sha256s=tuple(
+                    hashlib.sha256(content[i : i + CHUNK_BYTES]).hexdigest()
+                    for i in range(0, len(content), CHUNK_BYTES)
+                ),
             )
             for path, content in sorted(files.items())
         )

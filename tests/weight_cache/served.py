@@ -1,4 +1,5 @@
-"""A whole weight cache on a socket, in this process: store, leases, reading ahead; the origin is in memory."""
+"""A whole weight cache on a socket, in this process: store, leases, reading ahead; the origin is in
+memory."""
 
 from __future__ import annotations
 
@@ -33,7 +34,11 @@ class Cache:
     async def aclose(self) -> None:
         """As at SIGTERM: connections are cut."""
         self.server.close()
-        connections = [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__qualname__", "").endswith("on_connection")]
+        connections = [
+            task
+            for task in asyncio.all_tasks()
+            if getattr(task.get_coro(), "__qualname__", "").endswith("on_connection")
+        ]
         for task in connections:
             task.cancel()
         await asyncio.gather(*connections, return_exceptions=True)
@@ -44,7 +49,8 @@ class Cache:
 
 
 class Node:
-    """A directory with a cache in it that can be restarted. `home` is short: Unix sockets allow 107 bytes."""
+    """A directory with a cache in it that can be restarted. `home` is short: Unix sockets allow 107
+    bytes."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -64,7 +70,12 @@ class Node:
             reload_s=bandwidths.reload_s,
         )
         ahead = ReadAhead(max_bytes=10**6, observe=bandwidths.observe)
-        leases = Leases(store, bandwidths=bandwidths, ahead=ahead, on_fetched=lambda *seconds: self.forecasts.append(seconds))
+        leases = Leases(
+            store,
+            bandwidths=bandwidths,
+            ahead=ahead,
+            on_fetched=lambda *seconds: self.forecasts.append(seconds),
+        )
         await leases.adopt()
         server = await serve_store(store, leases, self.socket)
         return Cache(store=store, leases=leases, bandwidths=bandwidths, ahead=ahead, server=server)

@@ -1,4 +1,5 @@
-"""Where processes are, and mutual TLS between them: over real sockets, with certificates of the test's own authority."""
+"""Where processes are, and mutual TLS between them: over real sockets, with certificates of the
+test's own authority."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ import httpx
 import pytest
 
 from tests.fakes.authority import HOUR, Authority
-from weight_cache.addresses import Address, CertificateInvalid, Credentials, TlsFiles, controller_address
+from weight_cache.addresses import (
+    Address,
+    CertificateInvalid,
+    Credentials,
+    TlsFiles,
+    controller_address,
+)
 from weight_cache.certificates import explain
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid
 
@@ -44,9 +51,13 @@ async def _serving(context: ssl.SSLContext) -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def _asking(port: int, credentials: Credentials | None, host: str = "127.0.0.1") -> AsyncIterator[httpx.AsyncClient]:
+async def _asking(
+    port: int, credentials: Credentials | None, host: str = "127.0.0.1"
+) -> AsyncIterator[httpx.AsyncClient]:
     address = Address.parse(f"https://{host}:{port}", credentials)
-    async with httpx.AsyncClient(transport=address.transport(), base_url=address.base_url, timeout=30) as client:
+    async with httpx.AsyncClient(
+        transport=address.transport(), base_url=address.base_url, timeout=30
+    ) as client:
         yield client
 
 
@@ -65,11 +76,15 @@ def _client(authority: Authority, tmp_path: Path) -> Credentials:
     return Credentials(authority.issue(tmp_path / "client", "client"))
 
 
-# -- addresses ------------------------------------------------------------------------------------------------------------------------
+# -- addresses -------------------------------------------------------------------------------------
 def test_a_path_is_a_socket_of_this_machine() -> None:
     for text in ("/run/c.sock", "unix:/run/c.sock"):
         address = Address.parse(text)
-        assert (address.socket, address.base_url, repr(address)) == (Path("/run/c.sock"), "http://local", "<Address /run/c.sock>")
+        assert (address.socket, address.base_url, repr(address)) == (
+            Path("/run/c.sock"),
+            "http://local",
+            "<Address /run/c.sock>",
+        )
 
 
 def test_a_url_names_host_and_port(client: Credentials) -> None:
@@ -78,7 +93,16 @@ def test_a_url_names_host_and_port(client: Credentials) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["http://c:1", "https://", "https://c:1/x", "https://u@c:1", "https://c:port", "c.sock", "https://c:1?x=1"]
+    "text",
+    [
+        "http://c:1",
+        "https://",
+        "https://c:1/x",
+        "https://u@c:1",
+        "https://c:port",
+        "c.sock",
+        "https://c:1?x=1",
+    ],
 )
 def test_what_is_no_address_is_refused_by_name(text: str, client: Credentials) -> None:
     with pytest.raises(ValueError, match=r"https://host:port|ort could not be cast"):
@@ -90,11 +114,20 @@ def test_another_machine_needs_certificates() -> None:
         Address.parse("https://c:1")
 
 
-def test_the_controller_is_behind_its_socket_unless_a_url_is_set(tmp_path: Path, client: Credentials) -> None:
+def test_the_controller_is_behind_its_socket_unless_a_url_is_set(
+    tmp_path: Path, client: Credentials
+) -> None:
     paths = Paths(home=tmp_path, run=tmp_path)
     assert controller_address(PlatformSettings(), paths).socket == tmp_path / "controller.sock"
-    files: dict[str, Any] = {"tls_cert": str(client.files.cert), "tls_key": str(client.files.key), "tls_ca": str(client.files.ca)}
-    assert str(controller_address(PlatformSettings(controller_url="https://c:8443", **files), paths)) == "https://c:8443"
+    files: dict[str, Any] = {
+        "tls_cert": str(client.files.cert),
+        "tls_key": str(client.files.key),
+        "tls_ca": str(client.files.ca),
+    }
+    assert (
+        str(controller_address(PlatformSettings(controller_url="https://c:8443", **files), paths))
+        == "https://c:8443"
+    )
     with pytest.raises(SettingsInvalid, match=r"platform\.controller_url = 'https://c:8443/x'"):
         controller_address(PlatformSettings(controller_url="https://c:8443/x", **files), paths)
 
@@ -106,7 +139,7 @@ def test_half_of_the_files_is_refused() -> None:
         PlatformSettings(controller_url="https://c:1")
 
 
-# -- handshakes -----------------------------------------------------------------------------------------------------------------------
+# -- handshakes ------------------------------------------------------------------------------------
 async def test_both_know_each_other(server: Credentials, client: Credentials) -> None:
     async with _serving(server.server_context()) as port, _asking(port, client) as http:
         assert (await http.get("/")).text == "ok"
@@ -126,7 +159,9 @@ async def test_a_protocol_of_our_own_connects_too(server: Credentials, client: C
             self.done.set_result(data)
 
     async with _serving(server.server_context()) as port:
-        protocol = await Address.parse(f"https://localhost:{port}", client).connect(asyncio.get_running_loop(), Once)
+        protocol = await Address.parse(f"https://localhost:{port}", client).connect(
+            asyncio.get_running_loop(), Once
+        )
         assert await protocol.done == ANSWER
         protocol.transport.abort()
 
@@ -134,27 +169,39 @@ async def test_a_protocol_of_our_own_connects_too(server: Credentials, client: C
 async def test_a_caller_without_a_certificate_is_refused_and_told_why(
     server: Credentials, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with _serving(server.server_context()) as port, httpx.AsyncClient(verify=authority.nameless_context()) as http:
+    async with (
+        _serving(server.server_context()) as port,
+        httpx.AsyncClient(verify=authority.nameless_context()) as http,
+    ):
         with pytest.raises(ssl.SSLError) as caught:
             await http.get(f"https://127.0.0.1:{port}/")
     assert "it demands a certificate and we showed none" in explain(caught.value, "x")
     assert "event=caller_refused a caller: it showed no certificate" in caplog.text
 
 
-async def test_a_certificate_of_another_authority_is_refused_by_both(server: Credentials, authority: Authority, tmp_path: Path) -> None:
+async def test_a_certificate_of_another_authority_is_refused_by_both(
+    server: Credentials, authority: Authority, tmp_path: Path
+) -> None:
     stranger = Authority("another")
     blind = Credentials(stranger.issue(tmp_path / "blind", "client"))  # believes the stranger alone
-    duped = Credentials(stranger.issue(tmp_path / "duped", "client", ca=authority))  # believes ours, is the stranger's
+    # believes ours, is the stranger's
+    duped = Credentials(stranger.issue(tmp_path / "duped", "client", ca=authority))
     async with _serving(server.server_context()) as port:
         async with _asking(port, blind) as http:
-            with pytest.raises(httpx.ConnectError, match=r"an authority that we do not know: platform\.tls_ca"):
+            with pytest.raises(
+                httpx.ConnectError, match=r"an authority that we do not know: platform\.tls_ca"
+            ):
                 await http.get("/")
         async with _asking(port, duped) as http:
-            with pytest.raises(httpx.ConnectError, match="it does not know the authority of our certificate"):
+            with pytest.raises(
+                httpx.ConnectError, match="it does not know the authority of our certificate"
+            ):
                 await http.get("/")
 
 
-async def test_another_name_is_refused(server: Credentials, authority: Authority, client: Credentials, tmp_path: Path) -> None:
+async def test_another_name_is_refused(
+    server: Credentials, authority: Authority, client: Credentials, tmp_path: Path
+) -> None:
     elsewhere = Credentials(authority.issue(tmp_path / "elsewhere", "controller.other"))
     async with _serving(elsewhere.server_context()) as port, _asking(port, client) as http:
         with pytest.raises(httpx.ConnectError, match="for another name"):
@@ -184,7 +231,9 @@ async def test_a_port_without_tls_is_named_as_one(client: Credentials) -> None:
             await http.get("/")
 
 
-async def test_whose_time_is_over_is_said(server: Credentials, authority: Authority, client: Credentials, tmp_path: Path) -> None:
+async def test_whose_time_is_over_is_said(
+    server: Credentials, authority: Authority, client: Credentials, tmp_path: Path
+) -> None:
     for starts, ends, words in ((-2 * HOUR, -HOUR, "has ended"), (HOUR, 2 * HOUR, "clocks differ")):
         files = authority.issue(tmp_path / words, "127.0.0.1", starts=starts, ends=ends)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -206,16 +255,20 @@ def _break_off(listener: socket.socket, context: ssl.SSLContext) -> None:
         plain.recv(4096)
 
 
-async def test_a_connection_that_breaks_in_the_middle_of_an_answer_is_httpxs_error(server: Credentials, client: Credentials) -> None:
+async def test_a_connection_that_breaks_in_the_middle_of_an_answer_is_httpxs_error(
+    server: Credentials, client: Credentials
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        breaking = asyncio.create_task(asyncio.to_thread(_break_off, listener, server.server_context()))
+        breaking = asyncio.create_task(
+            asyncio.to_thread(_break_off, listener, server.server_context())
+        )
         async with _asking(listener.getsockname()[1], client) as http:
             with pytest.raises(httpx.ReadError, match="does not speak TLS on that port"):
                 await http.get("/")
         await breaking
 
 
-# -- renewal --------------------------------------------------------------------------------------------------------------------------
+# -- renewal ---------------------------------------------------------------------------------------
 async def test_renewed_files_are_taken_up_and_what_stands_goes_on(
     server: Credentials, client: Credentials, authority: Authority, tmp_path: Path
 ) -> None:
@@ -245,7 +298,11 @@ async def test_a_client_that_lives_takes_its_renewed_certificate_up(
 
 
 async def test_a_renewal_that_does_not_fit_leaves_the_one_before_in_force(
-    server: Credentials, client: Credentials, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    server: Credentials,
+    client: Credentials,
+    authority: Authority,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with _serving(server.server_context()) as port:
         other = authority.issue(tmp_path / "other", "127.0.0.1")
@@ -259,7 +316,7 @@ async def test_a_renewal_that_does_not_fit_leaves_the_one_before_in_force(
             assert (await http.get("/")).text == "ok"
 
 
-# -- files that cannot be used --------------------------------------------------------------------------------------------------------
+# -- files that cannot be used ---------------------------------------------------------------------
 def _without_key(files: TlsFiles) -> None:
     files.key.unlink()
 
@@ -285,7 +342,9 @@ def _no_ca(files: TlsFiles) -> None:
         (_no_ca, r"platform\.tls_ca = .*holds no certificate"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(spoil: Callable[[TlsFiles], None], message: str, authority: Authority, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_used_is_named(
+    spoil: Callable[[TlsFiles], None], message: str, authority: Authority, tmp_path: Path
+) -> None:
     files = authority.issue(tmp_path, "a")
     spoil(files)
     with pytest.raises(CertificateInvalid, match=message):
@@ -298,5 +357,7 @@ def test_a_certificate_is_for_a_time(authority: Authority, tmp_path: Path) -> No
     files.check(now)
     with pytest.raises(CertificateInvalid, match=r"ended .* UTC: renew it"):
         files.check(now + timedelta(hours=2))
-    with pytest.raises(CertificateInvalid, match=r"not valid for another \d+ s .*is this machine's clock behind\?"):
+    with pytest.raises(
+        CertificateInvalid, match=r"not valid for another \d+ s .*is this machine's clock behind\?"
+    ):
         files.check(now - timedelta(hours=2))

@@ -76,12 +76,18 @@ async def fail_at(home: Home, name: str, index: int) -> None:
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-async def test_next_try_fetches_only_what_is_missing(home: Home, origin: MemoryOrigin, is_restarted: bool) -> None:
+async def test_next_try_fetches_only_what_is_missing(
+    home: Home, origin: MemoryOrigin, is_restarted: bool
+) -> None:
     name = put_model(origin, {"w": CONTENT})
     await fail_at(home, name, 3)  # the last one: the others have arrived, or are given up
     half = home.store.statistics().partial_bytes
     assert half % CHUNK_BYTES == 0
-    assert (home.listing("tmp"), home.listing("files"), home.store.statistics().used_bytes) == ([], [], half)
+    assert (home.listing("tmp"), home.listing("files"), home.store.statistics().used_bytes) == (
+        [],
+        [],
+        half,
+    )
     assert home.store.missing_bytes(name) == len(CONTENT) - half
     store = home.reopen() if is_restarted else home.store
     assert store.missing_bytes(name) == len(CONTENT) - half
@@ -95,24 +101,36 @@ async def test_next_try_fetches_only_what_is_missing(home: Home, origin: MemoryO
     assert (home.listing("partial"), home.listing("tmp"), store.missing_bytes(name)) == ([], [], 0)
 
 
-async def test_fetch_that_everybody_left_leaves_its_half_for_the_next(home: Home, origin: MemoryOrigin) -> None:
+async def test_fetch_that_everybody_left_leaves_its_half_for_the_next(
+    home: Home, origin: MemoryOrigin
+) -> None:
     name = put_model(origin, {"w": CONTENT})
     arrived = asyncio.Event()
-    ask = asyncio.create_task(home.store.lease(name, holder="s", on_progress=lambda p: arrived.set() if p.done_bytes else None))
+    ask = asyncio.create_task(
+        home.store.lease(
+            name, holder="s", on_progress=lambda p: arrived.set() if p.done_bytes else None
+        )
+    )
     await arrived.wait()
     ask.cancel()
     with pytest.raises(asyncio.CancelledError):
         await ask
     half = home.store.statistics().partial_bytes
     assert half >= CHUNK_BYTES
-    assert (home.listing("tmp"), home.store.statistics().arriving, home.store.leases()) == ([], 0, [])
+    assert (home.listing("tmp"), home.store.statistics().arriving, home.store.leases()) == (
+        [],
+        0,
+        [],
+    )
     before = origin.read_bytes
     await home.store.lease(name, holder="s")
     assert origin.read_bytes - before == len(CONTENT) - half
     assert home.store.statistics().resumed_bytes == half
 
 
-async def test_half_file_with_a_flipped_bit_is_noticed_after_a_restart(home: Home, origin: MemoryOrigin) -> None:
+async def test_half_file_with_a_flipped_bit_is_noticed_after_a_restart(
+    home: Home, origin: MemoryOrigin
+) -> None:
     name = put_model(origin, {"w": CONTENT})
     await fail_at(home, name, 3)
     half = home.store.statistics().partial_bytes
@@ -127,11 +145,16 @@ async def test_half_file_with_a_flipped_bit_is_noticed_after_a_restart(home: Hom
     assert len(origin.ranges) == 4
 
 
-async def test_two_models_that_share_a_file_read_it_once_and_both_hear_how_far_it_is(home: Home, origin: MemoryOrigin) -> None:
+async def test_two_models_that_share_a_file_read_it_once_and_both_hear_how_far_it_is(
+    home: Home, origin: MemoryOrigin
+) -> None:
     one, two = put_model(origin, {"w": CONTENT}), put_model(origin, {"w": CONTENT, "c": b"{}"})
     heard: list[list[LoadProgress]] = [[], []]
     origin.gates[WEIGHTS] = asyncio.Event()
-    asks = [asyncio.create_task(home.store.lease(n, holder="s", on_progress=h.append)) for n, h in zip((one, two), heard, strict=True)]
+    asks = [
+        asyncio.create_task(home.store.lease(n, holder="s", on_progress=h.append))
+        for n, h in zip((one, two), heard, strict=True)
+    ]
     await until(lambda: bool(heard[0] and heard[1]))
     await asyncio.sleep(0)
     origin.gates.pop(WEIGHTS).set()
@@ -148,14 +171,18 @@ async def test_eight_starts_at_once_read_each_byte_once(home: Home, origin: Memo
     assert origin.most_at_once <= 4
 
 
-async def test_small_files_come_side_by_side_within_the_bound(home: Home, origin: MemoryOrigin) -> None:
+async def test_small_files_come_side_by_side_within_the_bound(
+    home: Home, origin: MemoryOrigin
+) -> None:
     name = put_model(origin, {f"f{i:02}": b"x" * (i + 1) for i in range(30)})
     _, path = await home.store.lease(name, holder="s")
     assert len(list(path.iterdir())) == 30
     assert 1 < origin.most_at_once <= 4
 
 
-async def test_prefetch_that_a_caller_joins_becomes_urgent(home: Home, origin: MemoryOrigin) -> None:
+async def test_prefetch_that_a_caller_joins_becomes_urgent(
+    home: Home, origin: MemoryOrigin
+) -> None:
     """Beside a START a prefetch has one turn of four, until somebody waits for it too."""
     held = chunked(b"k", tail=b"")
     urgent, wanted = put_model(origin, {"w": held}), put_model(origin, {"w": CONTENT})
@@ -200,7 +227,11 @@ async def test_who_joins_late_hears_at_once_how_far_it_is(home: Home, origin: Me
     origin.gates[digest_of(b"back")] = asyncio.Event()
     arrived = asyncio.Event()
     first = asyncio.create_task(
-        home.store.lease(name, holder="s", on_progress=lambda p: arrived.set() if p.done_bytes == len(CONTENT) else None)
+        home.store.lease(
+            name,
+            holder="s",
+            on_progress=lambda p: arrived.set() if p.done_bytes == len(CONTENT) else None,
+        )
     )
     await arrived.wait()
     second = asyncio.create_task(home.store.lease(name, holder="t", on_progress=seen.append))
@@ -218,7 +249,11 @@ async def test_model_larger_than_the_budget_is_refused_with_both_numbers_before_
     home: Home, origin: MemoryOrigin
 ) -> None:
     name = put_model(origin, {"w": chunked(*[b"z"] * 13)})
-    with pytest.raises(StoreFull, match=rf"weights of {13 * CHUNK_BYTES + 4} bytes are larger than the store's budget of {BUDGET} bytes"):
+    with pytest.raises(
+        StoreFull,
+        match=rf"weights of {13 * CHUNK_BYTES + 4} bytes are larger than the store's budget of "
+        rf"{BUDGET} bytes",
+    ):
         await home.store.lease(name, holder="s")
     assert origin.reads == 1  # the manifest
     assert home.listing("partial") == []
@@ -246,7 +281,9 @@ async def test_nothing_is_known_of_a_model_that_nobody_asked_for(home: Home) -> 
     assert home.store.files("0" * 64) == []
 
 
-async def test_damaged_chunk_of_many_is_asked_for_once_more_and_the_others_stay(home: Home, origin: MemoryOrigin) -> None:
+async def test_damaged_chunk_of_many_is_asked_for_once_more_and_the_others_stay(
+    home: Home, origin: MemoryOrigin
+) -> None:
     name = put_model(origin, {"w": CONTENT})
     origin.damaged[WEIGHTS] = 1
     assert (await home.store.lease(name, holder="s"))[1].joinpath("w").read_bytes() == CONTENT
@@ -266,7 +303,9 @@ async def test_disk_that_refuses_is_named(home: Home, origin: MemoryOrigin) -> N
     assert home.store.statistics().arriving == 0
 
 
-async def test_a_file_condemned_after_another_model_linked_it_is_not_in_that_model(home: Home, origin: MemoryOrigin) -> None:
+async def test_a_file_condemned_after_another_model_linked_it_is_not_in_that_model(
+    home: Home, origin: MemoryOrigin
+) -> None:
     await home.store.prefetch(put_model(origin, {"a": b"shared"}))
     shared = digest_of(b"shared")
     name = put_model(origin, {**{f"{n:04d}": b"shared" for n in range(2000)}, "own": b"own"})
@@ -285,13 +324,20 @@ async def test_a_file_condemned_after_another_model_linked_it_is_not_in_that_mod
     assert {found.read_bytes() for found in path.iterdir()} == {b"shared", b"own"}
 
 
-async def test_directories_of_a_model_count_as_inodes_before_it_comes_and_after_a_restart(tmp_path: Path, origin: MemoryOrigin) -> None:
+async def test_directories_of_a_model_count_as_inodes_before_it_comes_and_after_a_restart(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
     def opened(free: int) -> Store:
         floor = DiskFloor(tmp_path, 1, inodes=lambda _: (FLOOR_INODES + free, 10**7))
-        return Store.open(tmp_path / "w", origin=origin, max_bytes=BUDGET, clock=time.time, floor=floor)
+        return Store.open(
+            tmp_path / "w", origin=origin, max_bytes=BUDGET, clock=time.time, floor=floor
+        )
 
     deep = put_model(origin, {f"{n:03d}/f": b"" for n in range(200)})
-    with contextlib.closing(opened(100)) as store, pytest.raises(StoreFull, match="101 more inodes"):
+    with (
+        contextlib.closing(opened(100)) as store,
+        pytest.raises(StoreFull, match="101 more inodes"),
+    ):
         await store.prefetch(deep)
     with contextlib.closing(opened(201)) as store:
         await store.prefetch(deep)
@@ -300,7 +346,9 @@ async def test_directories_of_a_model_count_as_inodes_before_it_comes_and_after_
         assert [model.files for model in store.models()] == [2]
 
 
-async def test_models_of_many_directories_keep_no_other_model_waiting(tmp_path: Path, origin: MemoryOrigin) -> None:
+async def test_models_of_many_directories_keep_no_other_model_waiting(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
     go = threading.Event()
     looks: list[str] = []
 
@@ -312,7 +360,9 @@ async def test_models_of_many_directories_keep_no_other_model_waiting(tmp_path: 
 
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))
     floor = DiskFloor(tmp_path, 1, inodes=inodes)
-    store = Store.open(tmp_path / "w", origin=origin, max_bytes=BUDGET, clock=time.time, floor=floor)
+    store = Store.open(
+        tmp_path / "w", origin=origin, max_bytes=BUDGET, clock=time.time, floor=floor
+    )
     try:
         large = [put_model(origin, {f"{n:03d}/{name}": b"" for n in range(200)}) for name in "abcd"]
         asking = [asyncio.create_task(store.prefetch(name)) for name in large]

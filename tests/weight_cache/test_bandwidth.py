@@ -37,7 +37,10 @@ def test_half_bytes_halve_the_weight_of_what_was_before() -> None:
     assert (rate.size_bytes, rate.seconds) == (50.0 + HALF_BYTES, 5.5)
 
 
-@pytest.mark.parametrize("size, seconds", [(0, 1.0), (-5, 1.0), (5, 0.0), (5, -1.0), (5, float("inf")), (5, float("nan"))])
+@pytest.mark.parametrize(
+    "size, seconds",
+    [(0, 1.0), (-5, 1.0), (5, 0.0), (5, -1.0), (5, float("inf")), (5, float("nan"))],
+)
 def test_what_says_nothing_changes_nothing(size: int, seconds: float) -> None:
     speeds, before = Bandwidths(origin="here"), Bandwidths(origin="here")
     speeds.observe(Tier.ORIGIN, size, seconds)
@@ -63,18 +66,33 @@ def test_another_origin_has_its_own_speed(tmp_path: Path) -> None:
     seen.observe(Tier.ORIGIN, GIB, 100.0)
     seen.observe(Tier.NVME, GIB, 100.0)
     bandwidth.keep(tmp_path / "speeds", seen)
-    again, other = bandwidth.read(tmp_path / "speeds", origin="s3://a"), bandwidth.read(tmp_path / "speeds", origin="s3://b")
+    again, other = (
+        bandwidth.read(tmp_path / "speeds", origin="s3://a"),
+        bandwidth.read(tmp_path / "speeds", origin="s3://b"),
+    )
     assert again.speeds() == seen.speeds()
     assert other.bytes_per_s(Tier.NVME) == seen.bytes_per_s(Tier.NVME)
     assert other.bytes_per_s(Tier.ORIGIN) == Bandwidths(origin="s3://b").bytes_per_s(Tier.ORIGIN)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "7", '{"nvme": 5}', '{"nvme": [1, 0]}', '{"nvme": ["x", 1]}', '{"nvme": [1e999, 1]}', '{"nvme": [1]}']
+    "text",
+    [
+        "",
+        "[]",
+        "7",
+        '{"nvme": 5}',
+        '{"nvme": [1, 0]}',
+        '{"nvme": ["x", 1]}',
+        '{"nvme": [1e999, 1]}',
+        '{"nvme": [1]}',
+    ],
 )
 def test_broken_record_is_as_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "speeds").write_text(text)
-    assert bandwidth.read(tmp_path / "speeds", origin="o").speeds() == Bandwidths(origin="o").speeds()
+    assert (
+        bandwidth.read(tmp_path / "speeds", origin="o").speeds() == Bandwidths(origin="o").speeds()
+    )
 
 
 def test_nothing_kept_is_no_error(tmp_path: Path) -> None:

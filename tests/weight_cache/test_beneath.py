@@ -56,7 +56,9 @@ def test_what_lies_below_is_opened(folder: int, opens: Callable[..., int]) -> No
         ("a/none", errno.ENOENT),
     ],
 )
-def test_links_and_ways_out_are_refused(folder: int, opens: Callable[..., int], name: str, code: int, flags: int) -> None:
+def test_links_and_ways_out_are_refused(
+    folder: int, opens: Callable[..., int], name: str, code: int, flags: int
+) -> None:
     with pytest.raises(OSError) as refused:
         opens(folder, name, flags)
     assert refused.value.errno == code
@@ -64,6 +66,10 @@ def test_links_and_ways_out_are_refused(folder: int, opens: Callable[..., int], 
 
 def test_a_checked_directory_says_what_is_wrong_with_it(root: Path) -> None:
     assert check_directory(root, "a/b") == root / "a" / "b"
-    for name, said in (("inner/b", "leads through a symbolic link"), ("../x", "leads out of it"), ("a/b/file", "Not a directory")):
+    for name, said in (
+        ("inner/b", "leads through a symbolic link"),
+        ("../x", "leads out of it"),
+        ("a/b/file", "Not a directory"),
+    ):
         with pytest.raises(OSError, match=said):
             check_directory(root, name)

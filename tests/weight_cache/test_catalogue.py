@@ -1,4 +1,5 @@
-"""Any order of claims, arrivals, leases and releases keeps the budget, and never takes what somebody holds or awaits."""
+"""Any order of claims, arrivals, leases and releases keeps the budget, and never takes what
+somebody holds or awaits."""
 
 from __future__ import annotations
 
@@ -70,8 +71,13 @@ def test_models_go_when_the_disk_is_short_of_inodes() -> None:
     bring(catalogue, "young", {"c": 10}, now=2)
     catalogue.partial_left("half", 5)
     free = 0
-    assert catalogue.claim("new", {"d": 10, "e": 10}) == Removal(models=("old",), files=("a", "b"), partials=("half",), size_bytes=25)
-    with pytest.raises(StoreFull, match=r"0 more bytes and 6 more inodes must be free on the disk, .* only \d+ bytes in \d files"):
+    assert catalogue.claim("new", {"d": 10, "e": 10}) == Removal(
+        models=("old",), files=("a", "b"), partials=("half",), size_bytes=25
+    )
+    with pytest.raises(
+        StoreFull,
+        match=r"0 more bytes and 6 more inodes must be free on the disk, .* only \d+ bytes in \d files",
+    ):
         catalogue.claim("many", {f"m{n}": 1 for n in range(4)})
     assert catalogue.is_here("young"), "nothing went"
 
@@ -87,7 +93,9 @@ def test_directories_count_as_inodes_and_go_with_their_model() -> None:
     catalogue.file_arrived("empty", 0)
     catalogue.model_arrived("deep", now=2)
     free = 0
-    assert catalogue.claim("new", {"empty": 0, "b": 10}) == Removal(models=("deep",), folders=9_999), "though it frees no bytes"
+    assert catalogue.claim("new", {"empty": 0, "b": 10}) == Removal(
+        models=("deep",), folders=9_999
+    ), "though it frees no bytes"
     with pytest.raises(StoreFull, match="51 more inodes"):
         catalogue.claim("linked", {"a": 10}, folders=50)
 
@@ -142,7 +150,10 @@ def test_pinned_model_is_no_victim() -> None:
     bring(catalogue, "other", {"b": 10}, now=2)
     catalogue.pin("pinned")
     assert bring(catalogue, "new", {"c": 15}, now=3).models == ("other",)
-    assert [(m.manifest, m.is_pinned) for m in catalogue.models()] == [("pinned", True), ("new", False)]
+    assert [(m.manifest, m.is_pinned) for m in catalogue.models()] == [
+        ("pinned", True),
+        ("new", False),
+    ]
     assert catalogue.pinned_bytes == 10
     assert catalogue.unpin("pinned")
     assert not catalogue.unpin("pinned")
@@ -170,7 +181,8 @@ def test_files_of_the_most_recent_models_are_remembered() -> None:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """A model of the disk beside the catalogue: what it says must go is taken away, and must not be missed."""
+    """A model of the disk beside the catalogue: what it says must go is taken away, and must not be
+    missed."""
 
     arriving: Bundle[str] = Bundle("arriving")
 
@@ -185,7 +197,10 @@ class AnyOrder(RuleBasedStateMachine):
         self.half: dict[str, int] = {}
         self.now = 0.0
 
-    @rule(name=st.sampled_from("ABCDE"), files=st.sets(st.sampled_from(sorted(SIZES)), min_size=1, max_size=4))
+    @rule(
+        name=st.sampled_from("ABCDE"),
+        files=st.sets(st.sampled_from(sorted(SIZES)), min_size=1, max_size=4),
+    )
     def claim(self, name: str, files: set[str]) -> None:
         if name in self.claims or name in self.models:
             return
@@ -195,14 +210,18 @@ class AnyOrder(RuleBasedStateMachine):
         except StoreFull:
             return
         assert not set(removal.models) & (self.held | self.pinned)
-        assert not set(removal.partials) & {f for claim in [*self.claims.values(), sized] for f in claim}
+        assert not set(removal.partials) & {
+            f for claim in [*self.claims.values(), sized] for f in claim
+        }
         self.remove(removal)
         self.claims[name] = sized
 
     def remove(self, removal: Removal) -> None:
         """As the store does: names go at once."""
         assert set(removal.models) <= set(self.models)
-        assert removal.size_bytes == sum(SIZES[f] for f in removal.files) + sum(self.half[f] for f in removal.partials)
+        assert removal.size_bytes == sum(SIZES[f] for f in removal.files) + sum(
+            self.half[f] for f in removal.partials
+        )
         for gone in removal.partials:
             del self.half[gone]
         for gone in removal.models:
@@ -245,7 +264,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(digest=st.sampled_from(sorted(SIZES)))
     def condemn(self, digest: str) -> None:
-        """A file that is corrupt: its models are gone; leases wait for them (which this model of the store does not follow)."""
+        """A file that is corrupt: its models are gone; leases wait for them (which this model of
+        the store does not follow)."""
         if digest in self.disk and not any(digest in self.models[name] for name in self.held):
             for name in self.catalogue.condemn({digest}):
                 del self.models[name]
@@ -273,12 +293,18 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(name=st.sampled_from("ABCDE"))
     def release(self, name: str) -> None:
         self.now += 1
-        assert (self.catalogue.release(f"l-{name}", now=self.now) is not None) == (name in self.held)
+        assert (self.catalogue.release(f"l-{name}", now=self.now) is not None) == (
+            name in self.held
+        )
         self.held.discard(name)
 
     @invariant()
     def budget_holds(self) -> None:
-        assert sum(SIZES[f] for f in self.disk) + sum(self.half.values()) <= self.catalogue.used_bytes <= BUDGET
+        assert (
+            sum(SIZES[f] for f in self.disk) + sum(self.half.values())
+            <= self.catalogue.used_bytes
+            <= BUDGET
+        )
         assert self.catalogue.partial_bytes == sum(self.half.values())
 
     @invariant()
@@ -288,7 +314,9 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.held <= set(self.models)
 
 
-AnyOrder.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
+AnyOrder.TestCase.settings = settings(
+    max_examples=examples(60), stateful_step_count=30, deadline=None
+)
 TestAnyOrder = AnyOrder.TestCase
 
 

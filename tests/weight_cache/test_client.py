@@ -12,7 +12,13 @@ import pytest
 from tests.weight_cache.models import put_model
 from tests.weight_cache.served import Cache, Node, node_with_client
 from weight_cache.client import WeightCacheClient
-from weight_cache.errors import ChunkCorrupt, LeaseUnknown, OriginUnavailable, ProtocolError, StoreFull
+from weight_cache.errors import (
+    ChunkCorrupt,
+    LeaseUnknown,
+    OriginUnavailable,
+    ProtocolError,
+    StoreFull,
+)
 from weight_cache.types import LoadProgress, Tier
 
 
@@ -32,7 +38,9 @@ def client(everything: tuple[Node, Cache, WeightCacheClient]) -> WeightCacheClie
     return everything[2]
 
 
-async def test_model_from_the_origin_comes_with_progress_and_is_in_memory_for_the_next(node: Node, client: WeightCacheClient) -> None:
+async def test_model_from_the_origin_comes_with_progress_and_is_in_memory_for_the_next(
+    node: Node, client: WeightCacheClient
+) -> None:
     name = put_model(node.origin, {"a": b"x" * 1000})
     first = await client.open(name, holder="slot-1")
     assert (first.ready, first.path, first.tier) == (False, None, Tier.ORIGIN)
@@ -56,7 +64,9 @@ async def test_closing_twice_is_harmless(node: Node, client: WeightCacheClient) 
     assert (await client.stat()).leases == 0
 
 
-async def test_many_who_open_at_once_share_one_connection_and_one_fetch(node: Node, client: WeightCacheClient) -> None:
+async def test_many_who_open_at_once_share_one_connection_and_one_fetch(
+    node: Node, client: WeightCacheClient
+) -> None:
     name = put_model(node.origin, {"a": b"x" * 1000})
     opened = await asyncio.gather(*(client.open(name, holder=f"slot-{n}") for n in range(8)))
     await asyncio.gather(*(client.wait(lease.lease_id) for lease in opened))

@@ -1,4 +1,5 @@
-"""A client with `no_cookies` stores no cookie of a server, and sends those that one request brings."""
+"""A client with `no_cookies` stores no cookie of a server, and sends those that one request
+brings."""
 
 from __future__ import annotations
 
@@ -44,18 +45,26 @@ def test_a_client_sends_no_cookie_of_an_earlier_answer(server: CookieServer) -> 
         client.get("/")
 
     assert server.cookies == ["", ""]
-    assert first.headers["set-cookie"].startswith("session="), "whoever forwards the answer forwards its cookies"
+    assert first.headers["set-cookie"].startswith("session="), (
+        "whoever forwards the answer forwards its cookies"
+    )
 
 
-async def test_an_asynchronous_client_sends_no_cookie_of_an_earlier_answer(server: CookieServer) -> None:
-    async with httpx.AsyncClient(base_url=server.url, verify=NO_TLS, cookies=no_cookies()) as client:
+async def test_an_asynchronous_client_sends_no_cookie_of_an_earlier_answer(
+    server: CookieServer,
+) -> None:
+    async with httpx.AsyncClient(
+        base_url=server.url, verify=NO_TLS, cookies=no_cookies()
+    ) as client:
         await client.get("/")
         await client.get("/")
 
     assert server.cookies == ["", ""]
 
 
-def test_a_cookie_header_of_one_request_is_sent_with_that_request_only(server: CookieServer) -> None:
+def test_a_cookie_header_of_one_request_is_sent_with_that_request_only(
+    server: CookieServer,
+) -> None:
     with httpx.Client(base_url=server.url, verify=NO_TLS, cookies=no_cookies()) as client:
         client.get("/", headers={"cookie": "session=own"})
         client.get("/")

@@ -1,4 +1,5 @@
-"""Killed before each of its steps, the store opens again, counts right, serves nothing wrong, and does what it was asked to."""
+"""Killed before each of its steps, the store opens again, counts right, serves nothing wrong, and
+does what it was asked to."""
 
 from __future__ import annotations
 
@@ -25,8 +26,13 @@ def folder() -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("story, fewest_steps, is_another", [("small", 150, False), ("large", 25, False), ("large", 25, True)])
-def test_killed_before_every_step(folder: Path, story: str, fewest_steps: int, is_another: bool) -> None:
+@pytest.mark.parametrize(
+    "story, fewest_steps, is_another",
+    [("small", 150, False), ("large", 25, False), ("large", 25, True)],
+)
+def test_killed_before_every_step(
+    folder: Path, story: str, fewest_steps: int, is_another: bool
+) -> None:
     """Also as a user who may not write to read-only files and directories, as root may."""
     uid = os.getuid()
     if is_another:

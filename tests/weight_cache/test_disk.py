@@ -1,4 +1,5 @@
-"""The floor of free disk: who asks is refused below it, and work that cannot count what it writes is cut off."""
+"""The floor of free disk: who asks is refused below it, and work that cannot count what it writes
+is cut off."""
 
 from __future__ import annotations
 
@@ -53,14 +54,20 @@ def test_free_disk_of_a_directory_that_is_not_made_yet(tmp_path: Path) -> None:
     [(65_536, 10**6, 0), (65_535, 10**6, 1), (2000, 20_000, 0), (500, 20_000, 1500), (0, 0, 0)],
     ids=["enough", "too few", "enough of a few", "too few of a few", "not counted"],
 )
-def test_a_floor_of_bytes_has_one_of_inodes_with_it(tmp_path: Path, free: int, total: int, missing: int) -> None:
+def test_a_floor_of_bytes_has_one_of_inodes_with_it(
+    tmp_path: Path, free: int, total: int, missing: int
+) -> None:
     floor = DiskFloor(tmp_path, 400, free=Disk(1000), inodes=lambda _: (free, total))
     assert floor.missing_inodes() == missing
     assert DiskFloor(tmp_path, 0, inodes=lambda _: (0, 10**6)).missing_inodes() == 0
     if not missing:
         return floor.require()
     kept = min(65_536, total // 10)
-    with pytest.raises(BelowFloor, match=f"only {free} of {total} inodes are free in .*, and {kept} are kept for the journals: remove"):
+    with pytest.raises(
+        BelowFloor,
+        match=f"only {free} of {total} inodes are free in .*, and {kept} are kept for the "
+        f"journals: remove",
+    ):
         floor.require()
     return None
 
@@ -128,19 +135,27 @@ class StoreDisk:
         self.size = size
 
     def __call__(self, path: Path) -> int:
-        return self.size - sum(p.stat().st_size for p in (self._root / "files").rglob("*") if p.is_file())
+        return self.size - sum(
+            p.stat().st_size for p in (self._root / "files").rglob("*") if p.is_file()
+        )
 
 
-async def test_weights_make_room_below_the_floor_and_are_refused_where_none_may_go(tmp_path: Path) -> None:
+async def test_weights_make_room_below_the_floor_and_are_refused_where_none_may_go(
+    tmp_path: Path,
+) -> None:
     origin, disk = MemoryOrigin(), StoreDisk(tmp_path / "w", 10_000)
     floor = DiskFloor(tmp_path, 4000, free=disk)
-    store = Store.open(tmp_path / "w", origin=origin, max_bytes=100_000, clock=lambda: 1.0, floor=floor)
+    store = Store.open(
+        tmp_path / "w", origin=origin, max_bytes=100_000, clock=lambda: 1.0, floor=floor
+    )
     try:
         first, second, third = (put_model(origin, {"w.bin": bytes([n]) * 3000}) for n in range(3))
         await store.prefetch(first)
         await store.prefetch(second)
         await store.prefetch(third)
-        assert {model.manifest for model in store.models()} == {second, third}, "the first made room"
+        assert {model.manifest for model in store.models()} == {second, third}, (
+            "the first made room"
+        )
         for name in (second, third):
             await store.lease(name, holder=f"slot-{name}")
         with pytest.raises(StoreFull, match="disk_floor_bytes"):

@@ -1,4 +1,5 @@
-"""What goes wrong outside the store, from the origin's answers to the disk: never wrong bytes, never a stuck claim, said plainly."""
+"""What goes wrong outside the store, from the origin's answers to the disk: never wrong bytes,
+never a stuck claim, said plainly."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ async def no_pause(_: float) -> None:
 
 
 def store_of(root: Path, *, timeout_s: float = 20.0) -> tuple[Store, ObjectOrigin]:
-    objects = open_store("s3://bucket", setting="platform.blobs", client="boto3", attempts=1, timeout_s=timeout_s)
+    objects = open_store(
+        "s3://bucket", setting="platform.blobs", client="boto3", attempts=1, timeout_s=timeout_s
+    )
     origin = ObjectOrigin(objects, attempts=3, timeout_s=timeout_s, pause=no_pause)
     return Store.open(root, origin=origin, max_bytes=10**9, clock=time.time), origin
 
@@ -84,12 +87,20 @@ async def test_what_passes_is_borne(tmp_path: Path, server: FaultyObjects, fault
 @pytest.mark.parametrize(
     "fault, error, said",
     [
-        (Fault(kind="status", status=403, times=99, key=KEY), OriginUnavailable, "403|denied|rights"),
+        (
+            Fault(kind="status", status=403, times=99, key=KEY),
+            OriginUnavailable,
+            "403|denied|rights",
+        ),
         (Fault(kind="status", status=404, times=99, key=KEY), OriginUnavailable, "missing"),
         (Fault(kind="status", status=503, times=999, key=KEY), OriginUnavailable, "attempts"),
         (Fault(kind="silent", times=999, key=KEY), OriginUnavailable, "attempts"),
         (Fault(kind="wrong", times=999, key=KEY), ChunkCorrupt, "do not match their hash"),
-        (Fault(kind="replaced", key=KEY, content=b"another" * 10_000_000), OriginUnavailable, "replaced|ends before"),
+        (
+            Fault(kind="replaced", key=KEY, content=b"another" * 10_000_000),
+            OriginUnavailable,
+            "replaced|ends before",
+        ),
     ],
     ids=lambda value: f"{value.kind}-{value.status}" if isinstance(value, Fault) else "",
 )
@@ -104,7 +115,11 @@ async def test_what_does_not_pass_is_named_and_the_next_lease_starts_well(
     )  # the last lease has as long, on a busy machine
     with pytest.raises(error, match=said):
         await store.lease(name, holder="s")
-    assert (store.statistics().arriving, store.leases(), list((tmp_path / "w" / "tmp").iterdir())) == (0, [], [])
+    assert (
+        store.statistics().arriving,
+        store.leases(),
+        list((tmp_path / "w" / "tmp").iterdir()),
+    ) == (0, [], [])
     server.faults.clear()
     upload(server)
     _, path = await store.lease(name, holder="s")
@@ -123,7 +138,9 @@ def disk() -> Iterator[Path]:
     folder.rmdir()
 
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk, or becomes another user")
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="mounts a small disk, or becomes another user"
+)
 
 
 @pytest.mark.root
@@ -139,7 +156,9 @@ async def test_disk_that_fills_up_meanwhile_is_said_so_and_the_next_try_goes_on(
             await asyncio.sleep(0.001)
     (disk / "filler").write_bytes(b"x" * (64 * 1024 * 1024 - CHUNK_BYTES - CHUNK_BYTES // 2))
     origin.gates.pop(WEIGHTS).set()
-    with pytest.raises(StoreFull, match=rf"has no room for (model {name[:12]}|\d+ bytes: \d+ are free)"):
+    with pytest.raises(
+        StoreFull, match=rf"has no room for (model {name[:12]}|\d+ bytes: \d+ are free)"
+    ):
         await ask  # said by the write that failed, or by the look at the disk before it
     assert (store.statistics().arriving, list((disk / "w" / "tmp").iterdir())) == (0, [])
     half = store.statistics().partial_bytes
@@ -232,7 +251,8 @@ async def test_clock_that_jumps_neither_loses_nor_favours_anybody(tmp_path: Path
 
 @pytest.mark.slow  # half a gigabyte
 async def test_large_sparse_model_streams_through_little_memory(tmp_path: Path) -> None:
-    """Four times what may be in flight, of zeros: memory is bounded by the turns, not by the model."""
+    """Four times what may be in flight, of zeros: memory is bounded by the turns, not by the
+    model."""
     origin = ZeroOrigin()
     name, size = origin.put_model(32 * CHUNK_BYTES + 5)
     store = Store.open(tmp_path / "w", origin=origin, max_bytes=2 * size, clock=time.time)
@@ -246,7 +266,10 @@ async def test_model_of_terabytes_is_refused_by_its_number(tmp_path: Path) -> No
     origin = ZeroOrigin()
     name, size = origin.put_model(2 * 1024**4)
     store = Store.open(tmp_path / "w", origin=origin, max_bytes=1024**4, clock=time.time)
-    with pytest.raises(StoreFull, match=f"weights of {size} bytes are larger than the store's budget of {1024**4} bytes"):
+    with pytest.raises(
+        StoreFull,
+        match=f"weights of {size} bytes are larger than the store's budget of {1024**4} bytes",
+    ):
         await store.lease(name, holder="s")
     assert origin.most_at_once == 1
     store.close()
@@ -299,7 +322,9 @@ def lying(how: str) -> tuple[MemoryOrigin, str]:
     return origin, origin.put(lies[how])
 
 
-@pytest.mark.parametrize("how", ["escapes", "absolute", "chunks missing", "negative", "another version", "not canonical"])
+@pytest.mark.parametrize(
+    "how", ["escapes", "absolute", "chunks missing", "negative", "another version", "not canonical"]
+)
 async def test_manifest_that_breaks_a_bound_is_refused(tmp_path: Path, how: str) -> None:
     origin, name = lying(how)
     store = Store.open(tmp_path / "w", origin=origin, max_bytes=10**9, clock=time.time)
@@ -311,7 +336,9 @@ async def test_manifest_that_breaks_a_bound_is_refused(tmp_path: Path, how: str)
 
 
 @pytest.mark.parametrize("how", ["smaller", "larger"])
-async def test_manifest_that_lies_about_a_size_names_a_file_that_nobody_has(tmp_path: Path, how: str) -> None:
+async def test_manifest_that_lies_about_a_size_names_a_file_that_nobody_has(
+    tmp_path: Path, how: str
+) -> None:
     origin, name = lying(how)
     store = Store.open(tmp_path / "w", origin=origin, max_bytes=10**9, clock=time.time)
     with pytest.raises(OriginUnavailable):

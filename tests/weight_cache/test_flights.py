@@ -12,7 +12,9 @@ from weight_cache.types import Lane
 
 
 @pytest.mark.timeout(30)
-async def test_who_joins_in_the_moment_between_the_end_of_a_flight_and_its_landing_begins_another() -> None:
+async def test_who_joins_in_the_moment_between_the_end_of_a_flight_and_its_landing_begins_another() -> (
+    None
+):
     flights, ended = Flights[int](), asyncio.Event()
 
     async def work(_: LaneOf) -> int:

@@ -16,7 +16,8 @@ START, PREFETCH, SCRUB = Lane
 
 
 class Crowd:
-    """Takes turns and keeps them until told; `running` and `order` say who has one and who came when."""
+    """Takes turns and keeps them until told; `running` and `order` say who has one and who came
+    when."""
 
     def __init__(self, lanes: Lanes) -> None:
         self.lanes = lanes
@@ -152,15 +153,26 @@ async def test_a_turn_given_in_the_moment_of_a_cancellation_is_given_on() -> Non
     await crowd.all_end()
 
 
-@pytest.mark.parametrize("lanes, most", [([SCRUB, START], START), ([SCRUB, PREFETCH], PREFETCH), ([], SCRUB)])
+@pytest.mark.parametrize(
+    "lanes, most", [([SCRUB, START], START), ([SCRUB, PREFETCH], PREFETCH), ([], SCRUB)]
+)
 def test_most_urgent(lanes: list[Lane], most: Lane) -> None:
     assert most_urgent(lanes) is most
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["ask", "end", "leave", "promote"]), st.integers(0, 9), st.sampled_from(list(Lane))), max_size=40)
+    st.lists(
+        st.tuples(
+            st.sampled_from(["ask", "end", "leave", "promote"]),
+            st.integers(0, 9),
+            st.sampled_from(list(Lane)),
+        ),
+        max_size=40,
+    )
 )
-def test_any_order_keeps_the_bound_starves_no_start_and_ends_empty(steps: list[tuple[str, int, Lane]]) -> None:
+def test_any_order_keeps_the_bound_starves_no_start_and_ends_empty(
+    steps: list[tuple[str, int, Lane]],
+) -> None:
     async def story() -> None:
         crowd = Crowd(Lanes(3, 0.34))
         names: list[str] = []

@@ -54,7 +54,14 @@ def test_names_go_at_once_and_remains_later(directory: StoreDirectory) -> None:
     (directory.model("m") / "sub" / "w").hardlink_to(directory.file("f"))
     (directory.model("m") / "sub").chmod(0o555)
     directory.settle("m")
-    graves = directory.bury(Removal(models=("m", "not here"), files=("f", "nor this"), partials=("p", "nor that"), size_bytes=0))
+    graves = directory.bury(
+        Removal(
+            models=("m", "not here"),
+            files=("f", "nor this"),
+            partials=("p", "nor that"),
+            size_bytes=0,
+        )
+    )
     for folder in ("models", "files", "partial"):
         assert list((directory.root / folder).iterdir()) == []
     assert len(graves) == len(list((directory.root / "tmp").iterdir())) == 3
@@ -64,7 +71,9 @@ def test_names_go_at_once_and_remains_later(directory: StoreDirectory) -> None:
 
 def many_folders(directory: StoreDirectory, count: int) -> Manifest:
     """A model of that many directories, all of whose files are one empty one, which is here."""
-    files = tuple(ManifestFile(path=f"{n:05d}/f", size_bytes=0, chunk_sha256s=()) for n in range(count))
+    files = tuple(
+        ManifestFile(path=f"{n:05d}/f", size_bytes=0, chunk_sha256s=()) for n in range(count)
+    )
     directory.file(files[0].digest).touch()
     return Manifest(files=files)
 
@@ -106,11 +115,15 @@ def test_a_model_whose_file_has_all_the_names_that_it_may_have_gets_a_copy_of_it
     linked = sorted((directory.root / "models").glob("*/*/f"))
     assert [path.read_bytes() for path in linked] == [b"weights"] * 14
     assert all(directory.is_sealed(path, 7) for path in (*linked, shared))
-    assert len({path.stat().st_ino for path in linked}) == 5, "each file has three names beside its own"
+    assert len({path.stat().st_ino for path in linked}) == 5, (
+        "each file has three names beside its own"
+    )
     assert list((directory.root / "tmp").iterdir()) == []
 
 
-def test_no_copy_is_made_below_the_floor_of_the_disk_or_when_it_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_copy_is_made_below_the_floor_of_the_disk_or_when_it_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "link", FewNames(1))
     stopped = threading.Event()
 
@@ -129,17 +142,25 @@ def test_no_copy_is_made_below_the_floor_of_the_disk_or_when_it_is_not_waited_fo
                 directory.publish_model("m", manifest, stopped)
             stopped.clear()
             disk.pop(0)
-            assert [list((directory.root / folder).iterdir()) for folder in ("tmp", "models")] == [[], []]
+            assert [list((directory.root / folder).iterdir()) for folder in ("tmp", "models")] == [
+                [],
+                [],
+            ]
     finally:
         directory.close()
 
 
 def test_linking_ends_when_the_disk_falls_below_its_floor(tmp_path: Path) -> None:
     looks = iter([(2000, 10_000), (1500, 10_000), (999, 10_000)])
-    directory = StoreDirectory(tmp_path, floor=DiskFloor(tmp_path, 1, inodes=lambda _: next(looks, (999, 10_000))))
+    directory = StoreDirectory(
+        tmp_path, floor=DiskFloor(tmp_path, 1, inodes=lambda _: next(looks, (999, 10_000)))
+    )
     try:
         with pytest.raises(BelowFloor):
             directory.publish_model("m", many_folders(directory, 300))
-        assert [list((directory.root / folder).iterdir()) for folder in ("tmp", "models")] == [[], []]
+        assert [list((directory.root / folder).iterdir()) for folder in ("tmp", "models")] == [
+            [],
+            [],
+        ]
     finally:
         directory.close()

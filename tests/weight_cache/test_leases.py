@@ -56,7 +56,9 @@ def child() -> Iterator[Spawn]:
     with contextlib.ExitStack() as stack:
 
         def spawn() -> subprocess.Popen[bytes]:
-            process = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                ["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+            )
             stack.callback(end, process)
             return process
 
@@ -94,9 +96,13 @@ async def test_opening_again_gives_the_same_lease(desk: Desk) -> None:
     assert desk.store.diary == ["lease m start"] * 2
 
 
-async def test_model_that_is_not_here_is_waited_for_with_progress(desk: Desk, tmp_path: Path) -> None:
+async def test_model_that_is_not_here_is_waited_for_with_progress(
+    desk: Desk, tmp_path: Path
+) -> None:
     opened = await desk.leases.open("m", holder="s-1")
-    assert opened == OpenedLease(lease_id=opened.lease_id, manifest="m", ready=False, tier=Tier.ORIGIN)
+    assert opened == OpenedLease(
+        lease_id=opened.lease_id, manifest="m", ready=False, tier=Tier.ORIGIN
+    )
     assert repr(desk.leases) == "<Leases 1 open, 1 of them arriving>"
     seen: list[LoadProgress] = []
     waiting = asyncio.create_task(desk.leases.wait(opened.lease_id, on_progress=seen.append))
@@ -231,7 +237,9 @@ async def test_restart_takes_up_what_was_granted(desk: Desk, child: Spawn, tmp_p
     assert list(desk.store.held) == [free.lease_id]
 
 
-async def test_restart_ends_leases_of_processes_that_ended_meanwhile(desk: Desk, child: Spawn) -> None:
+async def test_restart_ends_leases_of_processes_that_ended_meanwhile(
+    desk: Desk, child: Spawn
+) -> None:
     process = child()
     await desk.leases.open(desk.store.put("m"), holder="s-1", pid=process.pid)
     await desk.leases.aclose()

@@ -1,4 +1,5 @@
-"""No order of opening, arriving, failing, ending and closing leaves a lease that nobody holds, or loses one that somebody does."""
+"""No order of opening, arriving, failing, ending and closing leaves a lease that nobody holds, or
+loses one that somebody does."""
 
 from __future__ import annotations
 
@@ -22,7 +23,11 @@ MODELS, HOLDERS = ("a", "b"), ("s-1", "s-2")
 STEPS = st.one_of(
     st.tuples(st.just("open"), st.sampled_from(MODELS), st.sampled_from(HOLDERS)),
     st.tuples(st.just("close"), st.sampled_from(MODELS), st.sampled_from(HOLDERS)),
-    st.tuples(st.sampled_from(["arrive", "break", "mend", "corrupt"]), st.sampled_from(MODELS), st.just("")),
+    st.tuples(
+        st.sampled_from(["arrive", "break", "mend", "corrupt"]),
+        st.sampled_from(MODELS),
+        st.just(""),
+    ),
     st.tuples(st.just("turn"), st.just(""), st.just("")),
 )
 
@@ -70,7 +75,11 @@ async def walk(root: Path, steps: list[tuple[str, str, str]]) -> None:
     assert set(store.held) == wanted
     for lease_id in wanted:
         assert await leases.close(lease_id)
-    assert (store.held, ahead.held_bytes, repr(leases)) == ({}, 0, "<Leases 0 open, 0 of them arriving>")
+    assert (store.held, ahead.held_bytes, repr(leases)) == (
+        {},
+        0,
+        "<Leases 0 open, 0 of them arriving>",
+    )
     await leases.aclose()
     await ahead.aclose()
 

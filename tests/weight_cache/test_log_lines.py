@@ -12,7 +12,9 @@ FORGED = "x\n2026-11-24 00:00:00 INFO activator all is well\x1b]0;owned\x07\x9b2
 
 def formatted(*args: object, error: Exception | None = None) -> list[str]:
     info = (type(error), error, error.__traceback__) if error is not None else None
-    record = logging.LogRecord("activator", logging.WARNING, __file__, 1, "start failed error=%s", args, info)
+    record = logging.LogRecord(
+        "activator", logging.WARNING, __file__, 1, "start failed error=%s", args, info
+    )
     return LineFormatter("%(levelname)s %(name)s %(message)s").format(record).split("\n")
 
 
@@ -42,8 +44,12 @@ def test_other_text_is_left_alone() -> None:
 def test_every_process_logs_so() -> None:
     root = Path(__file__).parents[2]
     sources = [
-        file for place in ("activator", "functions/pilotlight", "snapshotter", "weight_cache") for file in (root / place).rglob("*.py")
+        file
+        for place in ("activator", "functions/pilotlight", "snapshotter", "weight_cache")
+        for file in (root / place).rglob("*.py")
     ]
 
-    assert [str(file.relative_to(root)) for file in sources if "basicConfig" in file.read_text()] == ["weight_cache/log_lines.py"]
+    assert [
+        str(file.relative_to(root)) for file in sources if "basicConfig" in file.read_text()
+    ] == ["weight_cache/log_lines.py"]
     assert len([file for file in sources if "log_lines.set_up(" in file.read_text()]) == 4

@@ -1,4 +1,5 @@
-"""A manifest names exactly the bytes that were there, the same way everywhere, and a foreign one is not believed."""
+"""A manifest names exactly the bytes that were there, the same way everywhere, and a foreign one is
+not believed."""
 
 from __future__ import annotations
 
@@ -52,10 +53,18 @@ def test_large_file_is_cut_into_chunks(tmp_path: Path) -> None:
     empty, model = manifest.files
     assert list(empty.chunks()) == []
     assert list(model.chunks()) == [
-        Chunk(offset_bytes=0, length_bytes=CHUNK_BYTES, sha256=hashlib.sha256(content[:CHUNK_BYTES]).hexdigest()),
+        Chunk(
+            offset_bytes=0,
+            length_bytes=CHUNK_BYTES,
+            sha256=hashlib.sha256(content[:CHUNK_BYTES]).hexdigest(),
+        ),
         Chunk(offset_bytes=CHUNK_BYTES, length_bytes=4, sha256=hashlib.sha256(b"tail").hexdigest()),
     ]
-    assert model.digest == digest_of(content, piece_bytes=1_000_003) == digest_of(content, piece_bytes=CHUNK_BYTES)
+    assert (
+        model.digest
+        == digest_of(content, piece_bytes=1_000_003)
+        == digest_of(content, piece_bytes=CHUNK_BYTES)
+    )
     assert model.digest != file_digest(len(content) + 1, model.chunk_sha256s)
     assert seen == [(CHUNK_BYTES, CHUNK_BYTES + 4), (CHUNK_BYTES + 4, CHUNK_BYTES + 4)]
     assert manifest.size_bytes == CHUNK_BYTES + 4
@@ -142,7 +151,10 @@ def test_well_formed_manifest_is_read() -> None:
         (one_file(tensors=[["w", "F32", [1], 0]]), "a row is"),
         (one_file(tensors=[["w", "U8", [2], 0, 2]]), "lies at 0 to 2, of 1 bytes"),
         (one_file(tensors=[["w", "U8", [-1], 0, 1]]), "whole number"),
-        (one_file(tensors=[["v", "U8", [1], 0, 1], ["w", "U8", [1], 0, 1]]), "lies at 0 to 1, of 1 bytes with 1 taken"),
+        (
+            one_file(tensors=[["v", "U8", [1], 0, 1], ["w", "U8", [1], 0, 1]]),
+            "lies at 0 to 1, of 1 bytes with 1 taken",
+        ),
         (one_file(tensors=[["v", "U8", [0], 0, 0], ["v", "U8", [1], 0, 1]]), "share a name"),
         (one_file().replace(b"}]", b',"tensors":[["\\ud800","U8",[1],0,1]]}]'), "is no text"),
     ],
@@ -153,7 +165,12 @@ def test_broken_manifest_is_refused(raw: bytes, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "paths, said", [(["b", "a"], "sorted"), (["a", "a"], "sorted"), (["a", "a-b", "a/b"], "'a' is a file and a directory")]
+    "paths, said",
+    [
+        (["b", "a"], "sorted"),
+        (["a", "a"], "sorted"),
+        (["a", "a-b", "a/b"], "'a' is a file and a directory"),
+    ],
 )
 def test_paths_that_collide_are_refused(paths: list[str], said: str) -> None:
     files = [{"path": p, "size_bytes": 0, "chunks": []} for p in paths]
@@ -175,16 +192,28 @@ def rows(count: int, *, name: str = "w") -> list[Any]:
 
 
 def files_with(*tensors: list[Any]) -> bytes:
-    files = [{"path": f"{i:06d}", "size_bytes": 0, "chunks": [], **({"tensors": held} if held else {})} for i, held in enumerate(tensors)]
+    files = [
+        {"path": f"{i:06d}", "size_bytes": 0, "chunks": [], **({"tensors": held} if held else {})}
+        for i, held in enumerate(tensors)
+    ]
     return canonical({"version": 2, "chunk_bytes": CHUNK_BYTES, "files": files})
 
 
 @pytest.mark.parametrize(
     "raw, said",
     [
-        (files_with(rows(MAX_TENSORS_OF_FILE * 3 // 2)), r"files\[0\] has more values than 100000 tensors"),
-        (files_with(rows(1)).replace(b"[]", b"[" + b"1," * 2_000_000 + b"1]", 1), r"files\[0\] has more values than"),
-        (files_with(*[rows(MAX_TENSORS_OF_FILE)] * 3), "the manifest has more values than 250000 tensors"),
+        (
+            files_with(rows(MAX_TENSORS_OF_FILE * 3 // 2)),
+            r"files\[0\] has more values than 100000 tensors",
+        ),
+        (
+            files_with(rows(1)).replace(b"[]", b"[" + b"1," * 2_000_000 + b"1]", 1),
+            r"files\[0\] has more values than",
+        ),
+        (
+            files_with(*[rows(MAX_TENSORS_OF_FILE)] * 3),
+            "the manifest has more values than 250000 tensors",
+        ),
         (files_with(*[[]] * 100_001), "100001 files: a model has 1 to 100000"),
         (b"," * (32 * 1024**2 + 1), "is longer than 33554432"),
     ],
@@ -203,7 +232,9 @@ def test_a_manifest_of_many_values_is_refused_before_any_is_decoded(raw: bytes, 
 
 def test_tensors_of_a_model_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = Tensor(name="w", dtype="U8", shape=(), offset_bytes=0, length_bytes=0)
-    file = ManifestFile(path="a", size_bytes=0, chunk_sha256s=(), tensors=(tensor,) * MAX_TENSORS_OF_FILE)
+    file = ManifestFile(
+        path="a", size_bytes=0, chunk_sha256s=(), tensors=(tensor,) * MAX_TENSORS_OF_FILE
+    )
     check_tensors([file, file])
     with pytest.raises(ManifestInvalid, match="300000 tensors: a model has at most 250000"):
         check_tensors([file, file, file])
@@ -235,7 +266,9 @@ def test_many_deep_paths_take_no_more_memory_than_they_are_long() -> None:
 
 @given(
     st.binary(max_size=200)
-    | st.recursive(st.none() | st.integers() | st.text(), lambda s: st.lists(s) | st.dictionaries(st.text(), s)).map(canonical)
+    | st.recursive(
+        st.none() | st.integers() | st.text(), lambda s: st.lists(s) | st.dictionaries(st.text(), s)
+    ).map(canonical)
 )
 def test_anything_else_is_refused_and_nothing_worse(raw: bytes) -> None:
     with pytest.raises(ManifestInvalid):
@@ -247,7 +280,10 @@ def safetensors(header: bytes, data: bytes = b"") -> bytes:
 
 
 def test_safetensors_file_has_an_index_in_its_manifest(tmp_path: Path) -> None:
-    rows = {"b": {"dtype": "U8", "shape": [2], "data_offsets": [4, 6]}, "a": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}}
+    rows = {
+        "b": {"dtype": "U8", "shape": [2], "data_offsets": [4, 6]},
+        "a": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]},
+    }
     content = safetensors(json.dumps(rows).encode(), b"abcdef")
     (tmp_path / "model.safetensors").write_bytes(content)
     (tmp_path / "config.json").write_text("{}")
@@ -279,11 +315,16 @@ def test_safetensors_header_beyond_the_first_chunk_is_indexed(tmp_path: Path) ->
         (b"", "no safetensors file"),
         (b"\xff" * 64, "claims"),
         (safetensors(b"{" * 1000), "not JSON"),
-        (safetensors(b'{"a":{"dtype":"F32","shape":[1000000],"data_offsets":[0,4000000]}}'), "a.safetensors.*cut off"),
+        (
+            safetensors(b'{"a":{"dtype":"F32","shape":[1000000],"data_offsets":[0,4000000]}}'),
+            "a.safetensors.*cut off",
+        ),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
     ],
 )
-def test_safetensors_file_that_lies_is_refused_by_name(tmp_path: Path, content: bytes, said: str) -> None:
+def test_safetensors_file_that_lies_is_refused_by_name(
+    tmp_path: Path, content: bytes, said: str
+) -> None:
     (tmp_path / "a.safetensors").write_bytes(content)
     with pytest.raises(TensorsInvalid, match=said):
         build_manifest(tmp_path)

@@ -28,7 +28,12 @@ print(lowered, group, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - befor
 
 def ask(*, leads_its_session: bool) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", ASK], capture_output=True, text=True, check=True, start_new_session=leads_its_session, cwd=os.getcwd()
+        [sys.executable, "-c", ASK],
+        capture_output=True,
+        text=True,
+        check=True,
+        start_new_session=leads_its_session,
+        cwd=os.getcwd(),
     )
     return done.stdout.split()
 

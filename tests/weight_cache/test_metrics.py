@@ -1,4 +1,5 @@
-"""Figures: what leases, speeds, predictions and the store say of themselves when somebody scrapes."""
+"""Figures: what leases, speeds, predictions and the store say of themselves when somebody
+scrapes."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ async def test_figures_of_a_model_that_was_fetched_and_served_again() -> None:
     async with node_with_client() as (node, cache, client):
         registry = CollectorRegistry()
         registry.register(StoreCollector(cache.store.statistics))
-        registry.register(TierCollector(leases=cache.leases, bandwidths=cache.bandwidths, ahead=cache.ahead))
+        registry.register(
+            TierCollector(leases=cache.leases, bandwidths=cache.bandwidths, ahead=cache.ahead)
+        )
         forecasts = Forecasts(registry)
         name = put_model(node.origin, {"a": b"x" * 1000})
         await client.wait((await client.open(name, holder="s-1")).lease_id)
@@ -35,7 +38,9 @@ async def test_figures_of_a_model_that_was_fetched_and_served_again() -> None:
         await client.pin(name)
         for predicted_s, actual_s in [*node.forecasts, (1.0, 3.0), (0.0, 1.0)]:
             forecasts.fetched(predicted_s, actual_s)
-        servers = await MetricsServer(registry=registry).serve(MetricsAddress(socket_path=node.home / "m"))
+        servers = await MetricsServer(registry=registry).serve(
+            MetricsAddress(socket_path=node.home / "m")
+        )
         text = await scrape(node.home / "m")
         for line in (
             "pilotlight_weights_leases 2.0",

@@ -28,7 +28,9 @@ def registry() -> CollectorRegistry:
 
 
 @asynccontextmanager
-async def serving(address: MetricsAddress, server: MetricsServer | None = None) -> AsyncIterator[None]:
+async def serving(
+    address: MetricsAddress, server: MetricsServer | None = None
+) -> AsyncIterator[None]:
     servers = await (server or MetricsServer(registry=registry())).serve(address)
     try:
         yield
@@ -37,9 +39,15 @@ async def serving(address: MetricsAddress, server: MetricsServer | None = None) 
             one.close()
 
 
-async def ask(to: Path | int, target: str = "/metrics", *, method: str = "GET", **headers: str) -> tuple[str, bytes]:
+async def ask(
+    to: Path | int, target: str = "/metrics", *, method: str = "GET", **headers: str
+) -> tuple[str, bytes]:
     """Status line and headers, and the body."""
-    opening = asyncio.open_connection("127.0.0.1", to) if isinstance(to, int) else asyncio.open_unix_connection(to)
+    opening = (
+        asyncio.open_connection("127.0.0.1", to)
+        if isinstance(to, int)
+        else asyncio.open_unix_connection(to)
+    )
     reader, writer = await opening
     lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
     writer.write(f"{method} {target} HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode())
@@ -52,7 +60,11 @@ async def ask(to: Path | int, target: str = "/metrics", *, method: str = "GET", 
 
 @pytest.fixture(name="tcp")
 def _tcp(tmp_path: Path) -> MetricsAddress:
-    return MetricsAddress(socket_path=tmp_path / "m.sock", listen=f"127.0.0.1:{free_port()}", token_file=tmp_path / "metrics.token")
+    return MetricsAddress(
+        socket_path=tmp_path / "m.sock",
+        listen=f"127.0.0.1:{free_port()}",
+        token_file=tmp_path / "metrics.token",
+    )
 
 
 def port_of(address: MetricsAddress) -> int:
@@ -61,7 +73,9 @@ def port_of(address: MetricsAddress) -> int:
 
 
 async def test_nothing_listens_on_tcp_unless_an_address_is_given(tmp_path: Path) -> None:
-    servers = await MetricsServer(registry=registry()).serve(MetricsAddress(socket_path=tmp_path / "m.sock"))
+    servers = await MetricsServer(registry=registry()).serve(
+        MetricsAddress(socket_path=tmp_path / "m.sock")
+    )
     assert [one.family for server in servers for one in server.sockets] == [socket.AF_UNIX]
     for server in servers:
         server.close()
@@ -78,9 +92,18 @@ async def test_the_socket_needs_no_token_and_only_its_owner_can_connect(tmp_path
 async def test_another_user_cannot_connect_to_the_socket(short_tmp: Path) -> None:
     short_tmp.chmod(0o755)
     async with serving(MetricsAddress(socket_path=short_tmp / "m.sock")):
-        program = f"import socket; socket.socket(socket.AF_UNIX).connect({str(short_tmp / 'm.sock')!r})"
+        program = (
+            f"import socket; socket.socket(socket.AF_UNIX).connect({str(short_tmp / 'm.sock')!r})"
+        )
         child = await asyncio.create_subprocess_exec(
-            "/usr/bin/env", "python3", "-c", program, stderr=asyncio.subprocess.PIPE, user=OTHER_UID, group=OTHER_UID, extra_groups=[]
+            "/usr/bin/env",
+            "python3",
+            "-c",
+            program,
+            stderr=asyncio.subprocess.PIPE,
+            user=OTHER_UID,
+            group=OTHER_UID,
+            extra_groups=[],
         )
         _, said = await child.communicate()
         assert child.returncode == 1
@@ -88,12 +111,28 @@ async def test_another_user_cannot_connect_to_the_socket(short_tmp: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "authorization", [None, "Bearer", "Bearer ", "Bearer wrong", "Basic {token}", "{token}", "Bearer {token}x", "Bearer é"]
+    "authorization",
+    [
+        None,
+        "Bearer",
+        "Bearer ",
+        "Bearer wrong",
+        "Basic {token}",
+        "{token}",
+        "Bearer {token}x",
+        "Bearer é",
+    ],
 )
-async def test_over_tcp_nothing_is_told_without_the_token(tcp: MetricsAddress, authorization: str | None) -> None:
+async def test_over_tcp_nothing_is_told_without_the_token(
+    tcp: MetricsAddress, authorization: str | None
+) -> None:
     async with serving(tcp):
         assert tcp.token_file is not None
-        given = {} if authorization is None else {"authorization": authorization.format(token=metrics_token(tcp.token_file))}
+        given = (
+            {}
+            if authorization is None
+            else {"authorization": authorization.format(token=metrics_token(tcp.token_file))}
+        )
         head, body = await ask(port_of(tcp), **given)
         assert head.startswith("HTTP/1.1 401 ")
         assert "WWW-Authenticate: Bearer" in head
@@ -104,7 +143,9 @@ async def test_over_tcp_the_token_of_the_file_is_accepted(tcp: MetricsAddress) -
     async with serving(tcp):
         assert tcp.token_file is not None
         assert stat.S_IMODE(tcp.token_file.stat().st_mode) == 0o600
-        head, body = await ask(port_of(tcp), Authorization=f"Bearer {tcp.token_file.read_text().strip()}")
+        head, body = await ask(
+            port_of(tcp), Authorization=f"Bearer {tcp.token_file.read_text().strip()}"
+        )
         assert head.startswith("HTTP/1.1 200 ")
         assert b"acme" in body
 
@@ -120,18 +161,30 @@ async def test_probes_need_no_token_and_tell_nothing_of_tenants(tcp: MetricsAddr
 
 
 @pytest.mark.parametrize(
-    "target, method, status", [("/", "GET", 200), ("/metrics?x=1", "HEAD", 200), ("/x", "GET", 404), ("/", "PUT", 405)]
+    "target, method, status",
+    [("/", "GET", 200), ("/metrics?x=1", "HEAD", 200), ("/x", "GET", 404), ("/", "PUT", 405)],
 )
-async def test_only_metrics_are_answered(tmp_path: Path, target: str, method: str, status: int) -> None:
+async def test_only_metrics_are_answered(
+    tmp_path: Path, target: str, method: str, status: int
+) -> None:
     async with serving(MetricsAddress(socket_path=tmp_path / "m")):
         head, body = await ask(tmp_path / "m", target, method=method)
         assert head.startswith(f"HTTP/1.1 {status} ")
         assert (b"acme" in body) == (status == 200 and method == "GET")
 
 
-async def test_a_scraper_gets_the_format_and_the_compression_that_it_accepts(tmp_path: Path) -> None:
-    async with serving(MetricsAddress(socket_path=tmp_path / "m"), MetricsServer(registry=registry(), in_thread=True)):
-        head, body = await ask(tmp_path / "m", Accept="application/openmetrics-text; version=1.0.0", Accept_Encoding="gzip")
+async def test_a_scraper_gets_the_format_and_the_compression_that_it_accepts(
+    tmp_path: Path,
+) -> None:
+    async with serving(
+        MetricsAddress(socket_path=tmp_path / "m"),
+        MetricsServer(registry=registry(), in_thread=True),
+    ):
+        head, body = await ask(
+            tmp_path / "m",
+            Accept="application/openmetrics-text; version=1.0.0",
+            Accept_Encoding="gzip",
+        )
         assert "Content-Type: application/openmetrics-text" in head
         assert "Content-Encoding: gzip" in head
         assert gzip.decompress(body).endswith(b"# EOF\n")
@@ -140,7 +193,10 @@ async def test_a_scraper_gets_the_format_and_the_compression_that_it_accepts(tmp
 async def test_gauges_are_refreshed_before_each_scrape(tmp_path: Path) -> None:
     counted = CollectorRegistry()
     scrapes = Counter("scrapes", "Scrapes", registry=counted)
-    async with serving(MetricsAddress(socket_path=tmp_path / "m"), MetricsServer(registry=counted, refresh=scrapes.inc)):
+    async with serving(
+        MetricsAddress(socket_path=tmp_path / "m"),
+        MetricsServer(registry=counted, refresh=scrapes.inc),
+    ):
         assert b"scrapes_total 1.0" in (await ask(tmp_path / "m"))[1]
         assert b"scrapes_total 2.0" in (await ask(tmp_path / "m"))[1]
 

@@ -32,7 +32,9 @@ def test_manifest_that_is_not_what_its_name_says_is_none(tmp_path: Path, notes: 
     assert notes.manifest("0" * 64) is None
 
 
-def test_newest_manifests_of_models_that_are_gone_stay_for_a_while(tmp_path: Path, notes: Notes) -> None:
+def test_newest_manifests_of_models_that_are_gone_stay_for_a_while(
+    tmp_path: Path, notes: Notes
+) -> None:
     for i in range(70):
         notes.keep_manifest(f"{i:02}", b"x")
         os.utime(tmp_path / "manifests" / f"{i:02}", (i, i))
@@ -40,14 +42,18 @@ def test_newest_manifests_of_models_that_are_gone_stay_for_a_while(tmp_path: Pat
     assert notes.manifests() == ["00", *(f"{i:02}" for i in range(6, 70))]
 
 
-def test_leases_of_this_boot_are_found_again_and_others_removed(tmp_path: Path, notes: Notes) -> None:
+def test_leases_of_this_boot_are_found_again_and_others_removed(
+    tmp_path: Path, notes: Notes
+) -> None:
     notes.write_lease(LEASE)
     text = (tmp_path / "leases" / "l-1").read_text()
     (tmp_path / "leases" / "l-2").write_text(text.replace('"boot": "', '"boot": "another '))
     (tmp_path / "leases" / "l-3").write_text(text[:20])
     (tmp_path / "leases" / "l-4").write_text('{"boot": 1}')
     (tmp_path / "leases" / "l-5").write_text("[]")
-    (tmp_path / "leases" / "old").write_text(text.replace(', "pid": 7, "pid_started": 70', "").replace("l-1", "old"))
+    (tmp_path / "leases" / "old").write_text(
+        text.replace(', "pid": 7, "pid_started": 70', "").replace("l-1", "old")
+    )
     assert [lease.id for lease in notes.leases()] == ["l-1", "old"]
     assert next(notes.leases()) == LEASE
     assert sorted(p.name for p in (tmp_path / "leases").iterdir()) == ["l-1", "old"]

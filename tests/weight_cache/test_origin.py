@@ -1,4 +1,5 @@
-"""What every origin does, the fake one and the real one alike; and what the real one makes of a store's failures."""
+"""What every origin does, the fake one and the real one alike; and what the real one makes of a
+store's failures."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def origin(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Origin, Put]
     return ObjectOrigin(DirectoryStore(tmp_path)), lambda content: put_file(tmp_path, content)
 
 
-# -- every origin ------------------------------------------------------------------------------------------------------
+# -- every origin ----------------------------------------------------------------------------------
 async def test_ranges_are_read(origin: tuple[Origin, Put]) -> None:
     source, put = origin
     blob = put(b"0123456789")
@@ -64,14 +65,17 @@ async def test_missing_blob_is_unavailable(origin: tuple[Origin, Put]) -> None:
             await source.read(digest, offset_bytes=0, length_bytes=1)
 
 
-# -- the real one, over a directory ------------------------------------------------------------------------------------
+# -- the real one, over a directory ----------------------------------------------------------------
 async def test_a_blob_replaced_while_it_is_read_is_refused_and_read_anew(tmp_path: Path) -> None:
     origin = ObjectOrigin(DirectoryStore(tmp_path))
     blob = put_file(tmp_path, b"0123456789")
     assert await origin.read(blob, offset_bytes=1, length_bytes=2) == b"12"
     (tmp_path / "new").write_bytes(b"abcdefghijkl")
     (tmp_path / "new").rename(tmp_path / blob[:2] / blob)
-    with pytest.raises(OriginUnavailable, match=rf"blob {blob[:12]} of <DirectoryStore .*> was replaced while it was read"):
+    with pytest.raises(
+        OriginUnavailable,
+        match=rf"blob {blob[:12]} of <DirectoryStore .*> was replaced while it was read",
+    ):
         await origin.read(blob, offset_bytes=3, length_bytes=2)
     assert await origin.read(blob, offset_bytes=3, length_bytes=2) == b"de"
 
@@ -86,7 +90,10 @@ async def test_a_blob_that_lost_its_end_is_noticed(tmp_path: Path) -> None:
 
 
 async def test_a_missing_blob_says_how_to_get_it_back(tmp_path: Path) -> None:
-    with pytest.raises(OriginUnavailable, match=r"blob 000000000000 of <DirectoryStore .*> is missing\. Deploy again"):
+    with pytest.raises(
+        OriginUnavailable,
+        match=r"blob 000000000000 of <DirectoryStore .*> is missing\. Deploy again",
+    ):
         await ObjectOrigin(DirectoryStore(tmp_path)).size("0" * 64)
 
 
@@ -95,7 +102,9 @@ class HungStore(DirectoryStore):
 
     asked = 0
 
-    async def read(self, key: str, *, offset_bytes: int, length_bytes: int, etag: str | None = None) -> bytes:
+    async def read(
+        self, key: str, *, offset_bytes: int, length_bytes: int, etag: str | None = None
+    ) -> bytes:
         self.asked += 1
         await asyncio.Event().wait()
         return b""
@@ -109,7 +118,7 @@ async def test_a_store_without_an_end_of_its_own_is_given_up_too(tmp_path: Path)
     assert store.asked == 2
 
 
-# -- the real one, over a server that fails ----------------------------------------------------------------------------
+# -- the real one, over a server that fails --------------------------------------------------------
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyObjects]:
     with faulty_objects() as running:
@@ -128,7 +137,8 @@ async def no_pause(seconds: float) -> None:
 @contextlib.asynccontextmanager
 async def origin_of(server: FaultyObjects, *, timeout_s: float) -> AsyncIterator[ObjectOrigin]:
     store = S3Store(bucket=server.bucket, prefix="", attempts=1, timeout_s=timeout_s)
-    await store.read("warm", offset_bytes=0, length_bytes=1)  # finding credentials is no part of what is timed
+    # finding credentials is no part of what is timed
+    await store.read("warm", offset_bytes=0, length_bytes=1)
     server.seen.clear()
     origin = ObjectOrigin(store, attempts=ATTEMPTS, timeout_s=timeout_s, pause=no_pause)
     yield origin
@@ -161,7 +171,9 @@ def put_object(server: FaultyObjects, content: bytes) -> str:
 
 
 @pytest.mark.parametrize("kind", ["status", "cut", "reset", "short"])
-async def test_what_passes_is_asked_for_again(remote: ObjectOrigin, server: FaultyObjects, kind: Kind) -> None:
+async def test_what_passes_is_asked_for_again(
+    remote: ObjectOrigin, server: FaultyObjects, kind: Kind
+) -> None:
     blob = put_object(server, b"0123456789")
     await remote.size(blob)
     server.fail(Fault(kind=kind, times=ATTEMPTS - 1))
@@ -170,16 +182,25 @@ async def test_what_passes_is_asked_for_again(remote: ObjectOrigin, server: Faul
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_a_storm_ends_as_an_error_that_counts_the_attempts(remote: ObjectOrigin, server: FaultyObjects, status: int) -> None:
+async def test_a_storm_ends_as_an_error_that_counts_the_attempts(
+    remote: ObjectOrigin, server: FaultyObjects, status: int
+) -> None:
     blob = put_object(server, b"0123456789")
     server.fail(Fault(kind="status", status=status, times=1000))
-    with pytest.raises(OriginUnavailable, match=rf"blob {blob[:12]} of <S3Store s3://bucket/> did not come in 3 attempts: .*{status}"):
+    with pytest.raises(
+        OriginUnavailable,
+        match=rf"blob {blob[:12]} of <S3Store s3://bucket/> did not come in 3 attempts: .*{status}",
+    ):
         await remote.read(blob, offset_bytes=0, length_bytes=8)
     assert server.count("GET") == ATTEMPTS
 
 
-@pytest.mark.parametrize("status, words", [(403, "access refused"), (404, "is missing. Deploy again"), (400, "refused")])
-async def test_a_refusal_is_final(remote: ObjectOrigin, server: FaultyObjects, status: int, words: str) -> None:
+@pytest.mark.parametrize(
+    "status, words", [(403, "access refused"), (404, "is missing. Deploy again"), (400, "refused")]
+)
+async def test_a_refusal_is_final(
+    remote: ObjectOrigin, server: FaultyObjects, status: int, words: str
+) -> None:
     blob = put_object(server, b"0123456789")
     server.fail(Fault(kind="status", status=status))
     with pytest.raises(OriginUnavailable, match=words):
@@ -188,7 +209,9 @@ async def test_a_refusal_is_final(remote: ObjectOrigin, server: FaultyObjects, s
 
 
 @pytest.mark.parametrize("kind", ["silent", "stalled"])
-async def test_silence_is_asked_again(soon_patient: ObjectOrigin, server: FaultyObjects, kind: Kind) -> None:
+async def test_silence_is_asked_again(
+    soon_patient: ObjectOrigin, server: FaultyObjects, kind: Kind
+) -> None:
     blob = put_object(server, b"0123456789")
     server.fail(Fault(kind=kind))
     assert await soon_patient.read(blob, offset_bytes=2, length_bytes=8) == b"23456789"
@@ -196,7 +219,9 @@ async def test_silence_is_asked_again(soon_patient: ObjectOrigin, server: Faulty
 
 
 @pytest.mark.parametrize("kind", ["silent", "stalled"])
-async def test_a_hung_origin_is_given_up(impatient: ObjectOrigin, server: FaultyObjects, kind: Kind) -> None:
+async def test_a_hung_origin_is_given_up(
+    impatient: ObjectOrigin, server: FaultyObjects, kind: Kind
+) -> None:
     blob = put_object(server, b"0123456789")
     server.fail(Fault(kind=kind, times=1000))
     async with asyncio.timeout(30):
@@ -204,7 +229,9 @@ async def test_a_hung_origin_is_given_up(impatient: ObjectOrigin, server: Faulty
             await impatient.read(blob, offset_bytes=0, length_bytes=10)
 
 
-async def test_ranges_of_a_large_blob_are_of_one_version(remote: ObjectOrigin, server: FaultyObjects) -> None:
+async def test_ranges_of_a_large_blob_are_of_one_version(
+    remote: ObjectOrigin, server: FaultyObjects
+) -> None:
     blob = put_object(server, b"0123456789")
     assert await remote.read(blob, offset_bytes=0, length_bytes=CHUNK_BYTES) == b"0123456789"
     assert (server.count("HEAD"), server.seen[-1].if_match is not None) == (1, True)
@@ -219,7 +246,9 @@ async def test_a_small_blob_costs_one_request(remote: ObjectOrigin, server: Faul
     assert [one.method for one in server.seen] == ["GET"]
 
 
-async def test_a_cancelled_read_is_over_at_once(remote: ObjectOrigin, server: FaultyObjects) -> None:
+async def test_a_cancelled_read_is_over_at_once(
+    remote: ObjectOrigin, server: FaultyObjects
+) -> None:
     blob = put_object(server, b"0123456789")
     server.fail(Fault(kind="silent"))
     reading = asyncio.create_task(remote.read(blob, offset_bytes=0, length_bytes=10))
@@ -231,7 +260,9 @@ async def test_a_cancelled_read_is_over_at_once(remote: ObjectOrigin, server: Fa
     assert await remote.read(blob, offset_bytes=0, length_bytes=10) == b"0123456789"
 
 
-async def test_wrong_bytes_are_for_the_store_to_find(remote: ObjectOrigin, server: FaultyObjects) -> None:
+async def test_wrong_bytes_are_for_the_store_to_find(
+    remote: ObjectOrigin, server: FaultyObjects
+) -> None:
     blob = put_object(server, b"0123456789")
     server.fail(Fault(kind="wrong"))
     assert await remote.read(blob, offset_bytes=0, length_bytes=1) == bytes([0x30 ^ 0xFF])

@@ -20,9 +20,18 @@ def partials(tmp_path: Path) -> Partials:
     return Partials(tmp_path)
 
 
-def write(partial: Partial, *indices: int, file: ManifestFile = FILE, content: bytes = CONTENT) -> list[bool]:
+def write(
+    partial: Partial, *indices: int, file: ManifestFile = FILE, content: bytes = CONTENT
+) -> list[bool]:
     chunks = list(file.chunks())
-    return [partial.write(i, chunks[i], content[chunks[i].offset_bytes : chunks[i].offset_bytes + chunks[i].length_bytes]) for i in indices]
+    return [
+        partial.write(
+            i,
+            chunks[i],
+            content[chunks[i].offset_bytes : chunks[i].offset_bytes + chunks[i].length_bytes],
+        )
+        for i in indices
+    ]
 
 
 def names(folder: Path) -> list[str]:
@@ -40,7 +49,9 @@ def test_wrong_or_short_chunks_are_not_written(tmp_path: Path, partials: Partial
     assert names(tmp_path) == []
 
 
-def test_what_this_process_wrote_is_known_and_what_another_wrote_is_read_again(tmp_path: Path, partials: Partials) -> None:
+def test_what_this_process_wrote_is_known_and_what_another_wrote_is_read_again(
+    tmp_path: Path, partials: Partials
+) -> None:
     partial = partials.open(FILE)
     assert write(partial, 1, 2) == [True, True]
     partials.leave(partial)
@@ -70,7 +81,9 @@ def test_a_claim_that_is_wrong_is_dropped(tmp_path: Path, partials: Partials) ->
     assert Partials(tmp_path).stock(set()) == {FILE.digest: CHUNK_BYTES}
 
 
-def test_claims_not_looked_at_yet_are_still_claimed_after_the_next_failure(tmp_path: Path, partials: Partials) -> None:
+def test_claims_not_looked_at_yet_are_still_claimed_after_the_next_failure(
+    tmp_path: Path, partials: Partials
+) -> None:
     partial = partials.open(FILE)
     write(partial, 0, 1)
     partials.leave(partial)
@@ -114,7 +127,9 @@ def test_stock_removes_what_is_of_no_use(tmp_path: Path) -> None:
     assert names(tmp_path) == ["good", "good.done"]
 
 
-def test_bits_beyond_the_file_and_bits_without_a_file_mean_nothing(tmp_path: Path, partials: Partials) -> None:
+def test_bits_beyond_the_file_and_bits_without_a_file_mean_nothing(
+    tmp_path: Path, partials: Partials
+) -> None:
     (tmp_path / f"{FILE.digest}.done").write_bytes(b"\xff\xff")
     partial = partials.open(FILE)
     assert partial.claimed == set()
@@ -125,7 +140,9 @@ def test_bits_beyond_the_file_and_bits_without_a_file_mean_nothing(tmp_path: Pat
     partial.close()
 
 
-def test_sealed_file_is_read_only_and_its_bits_go_when_it_has_its_name(tmp_path: Path, partials: Partials) -> None:
+def test_sealed_file_is_read_only_and_its_bits_go_when_it_has_its_name(
+    tmp_path: Path, partials: Partials
+) -> None:
     partial = partials.open(FILE)
     write(partial, 0, 1, 2)
     partial.flush()
@@ -139,12 +156,15 @@ def test_sealed_file_is_read_only_and_its_bits_go_when_it_has_its_name(tmp_path:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_disk_that_refuses_the_flush_loses_no_older_bits(tmp_path: Path, partials: Partials, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_refuses_the_flush_loses_no_older_bits(
+    tmp_path: Path, partials: Partials, caplog: pytest.LogCaptureFixture
+) -> None:
     partial = partials.open(FILE)
     write(partial, 0)
     partial.flush()
     os.close(partial._descriptor)
-    partial._descriptor = os.open("/dev/full", os.O_RDWR)  # fdatasync(2) of a device that cannot: EINVAL
+    # fdatasync(2) of a device that cannot: EINVAL
+    partial._descriptor = os.open("/dev/full", os.O_RDWR)
     write_failed = False
     try:
         write(partial, 1)

@@ -1,4 +1,5 @@
-"""The process: `python -m weight_cache` serves its socket, says when it is ready, and comes back after a kill."""
+"""The process: `python -m weight_cache` serves its socket, says when it is ready, and comes back
+after a kill."""
 
 from __future__ import annotations
 
@@ -26,12 +27,20 @@ REPOSITORY = Path(__file__).parents[2]
 def home() -> Iterator[Path]:
     """Short: Unix sockets allow 107 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="pl"))
-    (folder / "platform.yaml").write_text(f"platform: {{home: {folder}/h, run: {folder}/r}}\nweight_cache: {{metrics_listen: null}}\n")
+    (folder / "platform.yaml").write_text(
+        f"platform: {{home: {folder}/h, run: {folder}/r}}\nweight_cache: {{metrics_listen: null}}\n"
+    )
     yield folder
     remove_tree(folder)
 
 
-@pytest.mark.parametrize("text, said", [("max_bytes: 5", "max_bytes = 5: must be at least"), ("metrics_listen: x", "expected host:port")])
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("max_bytes: 5", "max_bytes = 5: must be at least"),
+        ("metrics_listen: x", "expected host:port"),
+    ],
+)
 def test_wrong_settings_name_key_and_bound(home: Path, text: str, said: str) -> None:
     (home / "c.yaml").write_text(f"weight_cache:\n  {text}\n")
     with pytest.raises(SettingsInvalid, match=said):
@@ -42,7 +51,15 @@ async def start(home: Path) -> asyncio.subprocess.Process:
     """The process, once it says that it serves (or has died)."""
     ready, tell = os.pipe()
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "weight_cache", "--config", str(home / "platform.yaml"), "--ready-fd", str(tell)),
+        *(
+            sys.executable,
+            "-m",
+            "weight_cache",
+            "--config",
+            str(home / "platform.yaml"),
+            "--ready-fd",
+            str(tell),
+        ),
         cwd=REPOSITORY,
         pass_fds=[tell],
         stderr=asyncio.subprocess.PIPE,
@@ -59,7 +76,10 @@ def upload(home: Path) -> str:
     model.mkdir()
     (model / "weights").write_bytes(b"w" * 100_000)
     manifest = build_manifest(model)
-    for digest, content in ((manifest.digest, manifest.to_bytes()), (manifest.files[0].digest, b"w" * 100_000)):
+    for digest, content in (
+        (manifest.digest, manifest.to_bytes()),
+        (manifest.files[0].digest, b"w" * 100_000),
+    ):
         blob = home / "h" / "blobs" / digest[:2] / digest
         blob.parent.mkdir(parents=True)
         blob.write_bytes(content)
@@ -97,7 +117,12 @@ async def test_killed_process_comes_back_with_its_leases(home: Path) -> None:
         child = await start(home)
         assert [held.id for held in await client.leases()] == [lease.lease_id]
         again = await client.open(name, holder="slot-1", pid=os.getpid())
-        assert (again.ready, again.path, again.lease_id, again.tier) == (True, lease.path, lease.lease_id, Tier.DRAM)
+        assert (again.ready, again.path, again.lease_id, again.tier) == (
+            True,
+            lease.path,
+            lease.lease_id,
+            Tier.DRAM,
+        )
         await client.aclose()
         child.send_signal(signal.SIGTERM)
         assert await child.wait() == 0

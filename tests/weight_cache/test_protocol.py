@@ -1,4 +1,5 @@
-"""The wire's serving side: a peer that floods it has no loop for itself, and an error always arrives."""
+"""The wire's serving side: a peer that floods it has no loop for itself, and an error always
+arrives."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from weight_cache.protocol import MAX_CALLS, MAX_CALLS_BYTES, Part, RemoteFailur
 FRAMES = 50_000
 
 
-async def test_frames_that_come_at_once_are_handled_in_many_turns_of_the_loop(short_tmp: Path) -> None:
+async def test_frames_that_come_at_once_are_handled_in_many_turns_of_the_loop(
+    short_tmp: Path,
+) -> None:
     turns = 0
 
     async def count(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
@@ -78,7 +81,10 @@ async def test_a_lost_connection_is_told_to_a_reader_with_a_full_inbox(short_tmp
     server.close()
 
 
-@pytest.mark.parametrize("message, detail", [("failed", {"log_tail": ["\0" * 65_536] * 40}), ("failed" + "\0" * 4_000_000, {})])
+@pytest.mark.parametrize(
+    "message, detail",
+    [("failed", {"log_tail": ["\0" * 65_536] * 40}), ("failed" + "\0" * 4_000_000, {})],
+)
 async def test_an_error_that_is_too_long_for_a_frame_arrives_without_its_detail(
     short_tmp: Path, message: str, detail: Mapping[str, Any]
 ) -> None:
@@ -90,12 +96,18 @@ async def test_an_error_that_is_too_long_for_a_frame_arrives_without_its_detail(
     async with asyncio.timeout(30):
         with pytest.raises(RemoteFailure) as failed:
             await client.call("fail", {})
-    assert (failed.value.code, str(failed.value)[:6], failed.value.detail) == ("too_long", "failed", {})
+    assert (failed.value.code, str(failed.value)[:6], failed.value.detail) == (
+        "too_long",
+        "failed",
+        {},
+    )
     await client.aclose()
     server.close()
 
 
-async def test_calls_of_a_connection_at_once_are_bounded_and_one_can_be_cancelled(short_tmp: Path) -> None:
+async def test_calls_of_a_connection_at_once_are_bounded_and_one_can_be_cancelled(
+    short_tmp: Path,
+) -> None:
     running, most = 0, 0
 
     async def wait(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:

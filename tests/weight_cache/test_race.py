@@ -1,4 +1,5 @@
-"""Processes that ask for the same model at the same moment: one fetch, one copy, a lease each; a second cache is refused by name."""
+"""Processes that ask for the same model at the same moment: one fetch, one copy, a lease each; a
+second cache is refused by name."""
 
 from __future__ import annotations
 
@@ -58,7 +59,10 @@ async def test_processes_at_once_read_each_byte_once(node: tuple[Node, WeightCac
     name, pipe = put_model(opened.origin, {"w": CONTENT}), asyncio.subprocess.PIPE
     askers = [
         await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _ASK, str(opened.socket), name, f"s{i}"), cwd=REPOSITORY, stdin=pipe, stdout=pipe
+            *(sys.executable, "-c", _ASK, str(opened.socket), name, f"s{i}"),
+            cwd=REPOSITORY,
+            stdin=pipe,
+            stdout=pipe,
         )
         for i in range(3)
     ]
@@ -71,7 +75,9 @@ async def test_processes_at_once_read_each_byte_once(node: tuple[Node, WeightCac
     assert {lease.holder for lease in await client.leases()} == {"s0", "s1", "s2"}
 
 
-async def test_second_cache_of_the_directory_is_refused_and_told_who_the_first_is(node: tuple[Node, WeightCacheClient]) -> None:
+async def test_second_cache_of_the_directory_is_refused_and_told_who_the_first_is(
+    node: tuple[Node, WeightCacheClient],
+) -> None:
     opened, _ = node
     with pytest.raises(StoreOwned, match=f"belongs to process {os.getpid()}"):
         Store.open(opened.home / "w", origin=opened.origin, max_bytes=None, clock=time.time)

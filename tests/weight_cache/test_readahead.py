@@ -59,7 +59,9 @@ async def test_model_is_read_once_for_all_who_hold_it(tmp_path: Path) -> None:
     await ahead.aclose()
 
 
-async def test_what_does_not_fit_is_read_as_far_as_it_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_does_not_fit_is_read_as_far_as_it_does(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     speeds, ahead = Speeds(), None
     caplog.set_level(logging.INFO, "weight_cache")
     first, second = cold_file(tmp_path / "1", 3 * MIB), cold_file(tmp_path / "2", 3 * MIB)

@@ -76,7 +76,10 @@ def test_both_ways_of_looking_agree(big: Path) -> None:
     descriptor = os.open(big, os.O_RDONLY)
     try:
         for offset, length in [(0, 20 * MIB), (0, 2 * MIB), (4097, 5000), (19 * MIB, MIB)]:
-            one, other = residency.cached_bytes(descriptor, offset, length), residency.mapped_bytes(descriptor, offset, length)
+            one, other = (
+                residency.cached_bytes(descriptor, offset, length),
+                residency.mapped_bytes(descriptor, offset, length),
+            )
             assert abs(one - other) <= 2 * os.sysconf("SC_PAGE_SIZE")
     finally:
         os.close(descriptor)

@@ -1,4 +1,5 @@
-"""What rots on the disk is found at a bounded pace, when nobody else reads, and never served again."""
+"""What rots on the disk is found at a bounded pace, when nobody else reads, and never served
+again."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def lanes() -> Lanes:
 
 @pytest.fixture
 def store(tmp_path: Path, origin: MemoryOrigin, lanes: Lanes) -> Iterator[Store]:
-    opened = Store.open(tmp_path / "w", origin=origin, max_bytes=10**9, clock=time.time, lanes=lanes)
+    opened = Store.open(
+        tmp_path / "w", origin=origin, max_bytes=10**9, clock=time.time, lanes=lanes
+    )
     yield opened
     opened.close()
 
@@ -84,7 +87,9 @@ async def go_round(store: Store, *, pieces: int, pace: Pace | None = None) -> Pa
     return pace
 
 
-async def test_rotten_file_is_set_aside_and_fetched_again_when_asked_for(tmp_path: Path, store: Store, origin: MemoryOrigin) -> None:
+async def test_rotten_file_is_set_aside_and_fetched_again_when_asked_for(
+    tmp_path: Path, store: Store, origin: MemoryOrigin
+) -> None:
     name = put_model(origin, FILES)
     lease, path = await store.lease(name, holder="s")
     rot(path / "f1")
@@ -109,17 +114,24 @@ async def test_pace_is_kept_whatever_was_missed(store: Store, origin: MemoryOrig
     again = Pace(stop_after=3)
     again.now = pace.now
     await go_round(store, pieces=3, pace=again)
-    assert again.now - pace.now == pytest.approx((store.statistics().scrubbed_bytes - first) / PIECE_BYTES)
+    assert again.now - pace.now == pytest.approx(
+        (store.statistics().scrubbed_bytes - first) / PIECE_BYTES
+    )
 
 
 async def test_small_store_is_read_once_in_an_hour(store: Store, origin: MemoryOrigin) -> None:
     await store.prefetch(put_model(origin, FILES))
-    pace = await go_round(store, pieces=8)  # two for each file, the pause, and the first piece of the next round
+    # two for each file, the pause, and the first piece of the next round
+    pace = await go_round(store, pieces=8)
     assert pace.slept[6] == pytest.approx(ROUND_S - sum(pace.slept[:6]))
-    assert store.statistics().scrubbed_bytes == sum(len(content) for content in FILES.values()) + len(min(FILES.values(), key=digest_of))
+    assert store.statistics().scrubbed_bytes == sum(
+        len(content) for content in FILES.values()
+    ) + len(min(FILES.values(), key=digest_of))
 
 
-async def test_position_is_remembered_over_restarts(tmp_path: Path, store: Store, origin: MemoryOrigin) -> None:
+async def test_position_is_remembered_over_restarts(
+    tmp_path: Path, store: Store, origin: MemoryOrigin
+) -> None:
     await store.prefetch(put_model(origin, FILES))
     order = sorted(digest_of(content) for content in FILES.values())
     await go_round(store, pieces=3)  # the first file: a piece, its end; and a piece of the second
@@ -136,11 +148,15 @@ async def test_position_is_remembered_over_restarts(tmp_path: Path, store: Store
     again.close()
 
 
-async def test_it_waits_while_anybody_reads(store: Store, origin: MemoryOrigin, lanes: Lanes) -> None:
+async def test_it_waits_while_anybody_reads(
+    store: Store, origin: MemoryOrigin, lanes: Lanes
+) -> None:
     await store.prefetch(put_model(origin, FILES))
     pace = Pace()
     async with lanes.turn(lambda: Lane.PREFETCH):
-        task = asyncio.create_task(store.scrubber(PIECE_BYTES, sleep=pace.sleep, clock=pace.clock).run())
+        task = asyncio.create_task(
+            store.scrubber(PIECE_BYTES, sleep=pace.sleep, clock=pace.clock).run()
+        )
         await until(lambda: lanes.waiting(Lane.SCRUB) == 1)
         assert store.statistics().scrubbed_bytes == 0
     await until(lambda: store.statistics().scrubbed_bytes > 0)
@@ -148,14 +164,17 @@ async def test_it_waits_while_anybody_reads(store: Store, origin: MemoryOrigin, 
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_missing_and_unreadable_files(tmp_path: Path, store: Store, origin: MemoryOrigin) -> None:
+async def test_missing_and_unreadable_files(
+    tmp_path: Path, store: Store, origin: MemoryOrigin
+) -> None:
     name = put_model(origin, {"a": b"x" * 100})
     await store.prefetch(name)
     scrubber = store.scrubber(PIECE_BYTES, sleep=Pace().sleep)
     assert await scrubber.check("0" * 64) is True  # evicted a moment ago
     digest = digest_of(b"x" * 100)
     (tmp_path / "w" / "files" / digest).unlink()
-    (tmp_path / "w" / "files" / digest).mkdir()  # a directory cannot be read: EISDIR, as a broken disk says EIO
+    # a directory cannot be read: EISDIR, as a broken disk says EIO
+    (tmp_path / "w" / "files" / digest).mkdir()
     assert await scrubber.check(digest) is False
     assert not store.is_here(name)
 

@@ -43,16 +43,26 @@ def client(served: tuple[Node, Cache, WeightCacheClient]) -> WeightCacheClient:
     [
         ("open", {"manifest": 7, "holder": "s"}, "manifest = 7: expected a text"),
         ("open", {"manifest": "0" * 64}, "holder = None"),
-        ("open", {"manifest": "0" * 64, "holder": "s", "pid": -1}, "pid = -1: expected the id of a process"),
+        (
+            "open",
+            {"manifest": "0" * 64, "holder": "s", "pid": -1},
+            "pid = -1: expected the id of a process",
+        ),
         ("open", {"manifest": "0" * 64, "holder": "s", "pid": True}, "pid = True"),
         ("wait", {}, "lease_id = None"),
         ("close", {"lease_id": ""}, "lease_id = ''"),
         ("predict", {"manifest": []}, r"manifest = \[\]"),
         ("pin", {}, "manifest = None"),
-        ("lease", {"manifest": "0" * 64}, "no operation 'lease'; there are: close, drop, list, open"),
+        (
+            "lease",
+            {"manifest": "0" * 64},
+            "no operation 'lease'; there are: close, drop, list, open",
+        ),
     ],
 )
-async def test_wrong_arguments_are_named(node: Node, op: str, args: dict[str, Any], said: str) -> None:
+async def test_wrong_arguments_are_named(
+    node: Node, op: str, args: dict[str, Any], said: str
+) -> None:
     rpc = await RpcClient.open(node.socket)
     with pytest.raises(RemoteFailure, match=said):
         await rpc.call(op, args)
@@ -99,7 +109,9 @@ async def test_a_guest_has_operations_of_its_own_and_others_have_none(short_tmp:
     short_tmp.chmod(0o710)
     os.chown(short_tmp, 0, guest)
     allowed = Guest(uid=guest, operations={"look": answer})
-    server = await serve(short_tmp / "s", {"look": answer, "exec": answer}, lambda _: None, guest=allowed)
+    server = await serve(
+        short_tmp / "s", {"look": answer, "exec": answer}, lambda _: None, guest=allowed
+    )
 
     def asked(op: str) -> str:
         with socket.socket(socket.AF_UNIX) as connection:
@@ -135,7 +147,19 @@ async def test_a_controller_asks_where_models_are_and_holds_none() -> None:
     async def no_part(_: Mapping[str, Any]) -> None:
         return None
 
-    names = ("open", "wait", "close", "predict", "prefetch", "verify", "pin", "unpin", "drop", "stat", "list")
+    names = (
+        "open",
+        "wait",
+        "close",
+        "predict",
+        "prefetch",
+        "verify",
+        "pin",
+        "unpin",
+        "drop",
+        "stat",
+        "list",
+    )
     found = controller_operations({name: noting(name) for name in names})
     assert set(found) == set(names) - {"open", "wait", "close"}
     for manifest in ("../../platform.key", "A" * 64, "a" * 64 + "\n", "a" * 63):

@@ -1,4 +1,5 @@
-"""Models come in whole and verified, stay while they are held, and survive whatever happens to the process."""
+"""Models come in whole and verified, stay while they are held, and survive whatever happens to the
+process."""
 
 from __future__ import annotations
 
@@ -23,7 +24,14 @@ from hypothesis import strategies as st
 from tests.fakes.origins import FolderOrigin, MemoryOrigin
 from tests.fakes.trees import remove_tree
 from tests.weight_cache.models import chunked, digest_of, manifest_of, put_model
-from weight_cache.errors import ChunkCorrupt, ManifestInvalid, OriginUnavailable, StoreFailed, StoreFull, StoreOwned
+from weight_cache.errors import (
+    ChunkCorrupt,
+    ManifestInvalid,
+    OriginUnavailable,
+    StoreFailed,
+    StoreFull,
+    StoreOwned,
+)
 from weight_cache.holders import Holder
 from weight_cache.manifest import CHUNK_BYTES
 from weight_cache.store import Store
@@ -61,26 +69,44 @@ def store(tmp_path: Path, origin: MemoryOrigin, clock: Diary) -> Iterator[Store]
 
 
 def listing(root: Path) -> dict[str, list[str]]:
-    return {name: sorted(p.name for p in (root / name).iterdir()) for name in ("files", "models", "tmp", "quarantine")}
+    return {
+        name: sorted(p.name for p in (root / name).iterdir())
+        for name in ("files", "models", "tmp", "quarantine")
+    }
 
 
 def read(directory: Path) -> dict[str, bytes]:
-    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+    return {
+        p.relative_to(directory).as_posix(): p.read_bytes()
+        for p in directory.rglob("*")
+        if p.is_file()
+    }
 
 
-async def test_lease_gives_a_read_only_directory_with_the_bytes(store: Store, origin: MemoryOrigin) -> None:
+async def test_lease_gives_a_read_only_directory_with_the_bytes(
+    store: Store, origin: MemoryOrigin
+) -> None:
     name = put_model(origin, MODEL)
     seen: list[LoadProgress] = []
     lease, path = await store.lease(name, holder="slot-1", on_progress=seen.append)
     assert read(path) == MODEL
     assert {p.stat().st_mode & 0o777 for p in path.rglob("*") if p.is_file()} == {0o444}
     assert {p.stat().st_mode & 0o777 for p in [path, *path.rglob("*")] if p.is_dir()} == {0o555}
-    assert (seen[0], seen[-1]) == (LoadProgress(done_bytes=0, total_bytes=1002), LoadProgress(done_bytes=1002, total_bytes=1002))
+    assert (seen[0], seen[-1]) == (
+        LoadProgress(done_bytes=0, total_bytes=1002),
+        LoadProgress(done_bytes=1002, total_bytes=1002),
+    )
     assert [held.id for held in store.leases()] == [lease.id]
-    assert (store.statistics().hits, store.statistics().misses, store.statistics().fetched_bytes) == (0, 1, 1002)
+    assert (
+        store.statistics().hits,
+        store.statistics().misses,
+        store.statistics().fetched_bytes,
+    ) == (0, 1, 1002)
 
 
-async def test_asking_again_is_the_same_lease_and_reads_nothing(store: Store, origin: MemoryOrigin) -> None:
+async def test_asking_again_is_the_same_lease_and_reads_nothing(
+    store: Store, origin: MemoryOrigin
+) -> None:
     name = put_model(origin, MODEL)
     first = await store.lease(name, holder="slot-1")
     reads = origin.reads
@@ -92,10 +118,14 @@ async def test_asking_again_is_the_same_lease_and_reads_nothing(store: Store, or
     assert [m.leases for m in store.models()] == [1]
 
 
-async def test_callers_at_once_fetch_once_and_models_share_files(store: Store, origin: MemoryOrigin) -> None:
+async def test_callers_at_once_fetch_once_and_models_share_files(
+    store: Store, origin: MemoryOrigin
+) -> None:
     name, other = put_model(origin, MODEL), put_model(origin, {"same": MODEL["sub/weights.bin"]})
     origin.gate = asyncio.Event()
-    asks = [asyncio.create_task(store.lease(m, holder=f"s{i}")) for i in range(5) for m in (name, other)]
+    asks = [
+        asyncio.create_task(store.lease(m, holder=f"s{i}")) for i in range(5) for m in (name, other)
+    ]
     await asyncio.sleep(0)
     origin.gate.set()
     paths = {path for _, path in await asyncio.gather(*asks)}
@@ -104,7 +134,9 @@ async def test_callers_at_once_fetch_once_and_models_share_files(store: Store, o
     assert store.statistics().used_bytes == 1002
 
 
-async def test_last_caller_to_leave_ends_the_fetching_and_leaves_nothing(tmp_path: Path, store: Store, origin: MemoryOrigin) -> None:
+async def test_last_caller_to_leave_ends_the_fetching_and_leaves_nothing(
+    tmp_path: Path, store: Store, origin: MemoryOrigin
+) -> None:
     name = put_model(origin, MODEL)
     origin.gate = asyncio.Event()
     asks = [asyncio.create_task(store.lease(name, holder=f"s{i}")) for i in range(2)]
@@ -118,7 +150,9 @@ async def test_last_caller_to_leave_ends_the_fetching_and_leaves_nothing(tmp_pat
     assert read((await store.lease(name, holder="s"))[1]) == MODEL
 
 
-async def test_damaged_transfer_is_repeated_and_a_damaged_blob_refused(tmp_path: Path, store: Store, origin: MemoryOrigin) -> None:
+async def test_damaged_transfer_is_repeated_and_a_damaged_blob_refused(
+    tmp_path: Path, store: Store, origin: MemoryOrigin
+) -> None:
     name = put_model(origin, MODEL)
     weights = manifest_of(MODEL).files[1].digest
     origin.damaged[weights] = 2
@@ -130,16 +164,24 @@ async def test_damaged_transfer_is_repeated_and_a_damaged_blob_refused(tmp_path:
     assert read((await store.lease(name, holder="s"))[1]) == MODEL
 
 
-async def test_chunks_of_another_file_are_another_file(tmp_path: Path, store: Store, origin: MemoryOrigin) -> None:
+async def test_chunks_of_another_file_are_another_file(
+    tmp_path: Path, store: Store, origin: MemoryOrigin
+) -> None:
     good, evil = (manifest_of({"f": content}).files[0] for content in (b"good", b"evil"))
-    raw = manifest_of({"f": b"good"}).to_bytes().replace(good.chunk_sha256s[0].encode(), evil.chunk_sha256s[0].encode())
+    raw = (
+        manifest_of({"f": b"good"})
+        .to_bytes()
+        .replace(good.chunk_sha256s[0].encode(), evil.chunk_sha256s[0].encode())
+    )
     origin.blobs[good.digest] = b"evil"
     with pytest.raises(OriginUnavailable):
         await store.lease(origin.put(raw), holder="s")
     assert listing(tmp_path / "w")["files"] == []
 
 
-async def test_what_the_origin_lacks_or_garbles_is_named(store: Store, origin: MemoryOrigin) -> None:
+async def test_what_the_origin_lacks_or_garbles_is_named(
+    store: Store, origin: MemoryOrigin
+) -> None:
     with pytest.raises(OriginUnavailable):
         await store.lease("0" * 64, holder="s")
     with pytest.raises(ManifestInvalid):
@@ -153,7 +195,9 @@ async def test_what_the_origin_lacks_or_garbles_is_named(store: Store, origin: M
         await store.lease(name, holder="s")
 
 
-async def test_room_is_made_by_the_least_recently_used_and_never_by_a_held_one(store: Store, origin: MemoryOrigin, clock: Diary) -> None:
+async def test_room_is_made_by_the_least_recently_used_and_never_by_a_held_one(
+    store: Store, origin: MemoryOrigin, clock: Diary
+) -> None:
     names = [put_model(origin, {"w": bytes([i]) * 4000}) for i in range(4)]
     held, path = await store.lease(names[0], holder="s")
     clock.now += 1
@@ -171,7 +215,9 @@ async def test_room_is_made_by_the_least_recently_used_and_never_by_a_held_one(s
     assert not path.exists()
 
 
-async def test_file_that_somebody_wrote_to_is_quarantined_and_fetched_again(tmp_path: Path, store: Store, origin: MemoryOrigin) -> None:
+async def test_file_that_somebody_wrote_to_is_quarantined_and_fetched_again(
+    tmp_path: Path, store: Store, origin: MemoryOrigin
+) -> None:
     name = put_model(origin, MODEL)
     lease, path = await store.lease(name, holder="s")
     victim = path / "sub" / "weights.bin"
@@ -184,7 +230,9 @@ async def test_file_that_somebody_wrote_to_is_quarantined_and_fetched_again(tmp_
     assert [m.leases for m in store.models()] == [1]
 
 
-async def test_touched_but_intact_file_is_read_once_and_kept(store: Store, origin: MemoryOrigin) -> None:
+async def test_touched_but_intact_file_is_read_once_and_kept(
+    store: Store, origin: MemoryOrigin
+) -> None:
     name = put_model(origin, MODEL)
     _, path = await store.lease(name, holder="s")
     os.utime(path / "config.json")
@@ -208,7 +256,9 @@ async def test_silent_rot_is_found_by_verify(store: Store, origin: MemoryOrigin)
     assert read((await store.lease(name, holder="s"))[1]) == MODEL
 
 
-async def test_restart_finds_models_leases_and_order_again(tmp_path: Path, store: Store, origin: MemoryOrigin, clock: Diary) -> None:
+async def test_restart_finds_models_leases_and_order_again(
+    tmp_path: Path, store: Store, origin: MemoryOrigin, clock: Diary
+) -> None:
     old, held = put_model(origin, {"w": b"1" * 4000}), put_model(origin, {"w": b"2" * 4000})
     lease, path = await store.lease(held, holder="s")
     clock.now += 5
@@ -228,7 +278,9 @@ async def test_restart_finds_models_leases_and_order_again(tmp_path: Path, store
         again.close()
 
 
-async def test_second_owner_is_refused_and_told_who_the_first_is(tmp_path: Path, store: Store, origin: MemoryOrigin) -> None:
+async def test_second_owner_is_refused_and_told_who_the_first_is(
+    tmp_path: Path, store: Store, origin: MemoryOrigin
+) -> None:
     with pytest.raises(StoreOwned, match=f"belongs to process {os.getpid()}"):
         Store.open(tmp_path / "w", origin=origin, max_bytes=None, clock=time.time)
 
@@ -261,7 +313,10 @@ async def test_pinned_model_stays_over_restarts_until_it_is_unpinned(
     for name in names[1:]:
         clock.now += 1
         await again.prefetch(name)
-    assert [(m.manifest, m.is_pinned) for m in again.models()] == [(names[0], True), (names[3], False)]
+    assert [(m.manifest, m.is_pinned) for m in again.models()] == [
+        (names[0], True),
+        (names[3], False),
+    ]
     assert again.statistics().pinned_bytes == 4000
     assert await again.drop(names[0]) is False
     assert await again.unpin(names[0]) is True
@@ -274,7 +329,9 @@ async def test_pinned_model_stays_over_restarts_until_it_is_unpinned(
 
 
 @pytest.mark.parametrize("name", ["../lock", "", "x" * 64, "0" * 63, "A" * 64])
-async def test_what_is_no_name_of_a_manifest_touches_nothing(tmp_path: Path, store: Store, origin: MemoryOrigin, name: str) -> None:
+async def test_what_is_no_name_of_a_manifest_touches_nothing(
+    tmp_path: Path, store: Store, origin: MemoryOrigin, name: str
+) -> None:
     for ask in (store.lease(name, holder="s"), store.prefetch(name), store.pin(name)):
         with pytest.raises(ManifestInvalid, match="64 hex digits"):
             await ask
@@ -286,11 +343,15 @@ async def test_what_is_no_name_of_a_manifest_touches_nothing(tmp_path: Path, sto
     assert origin.reads == 0
 
 
-async def test_last_word_about_a_pin_is_written_down(tmp_path: Path, store: Store, origin: MemoryOrigin) -> None:
+async def test_last_word_about_a_pin_is_written_down(
+    tmp_path: Path, store: Store, origin: MemoryOrigin
+) -> None:
     name = put_model(origin, MODEL)
     await store.prefetch(name)
     await asyncio.gather(*(store.pin(name) if turn % 2 else store.unpin(name) for turn in range(9)))
-    assert [p.name for p in (tmp_path / "w" / "pins").iterdir()] == [m.manifest for m in store.models() if m.is_pinned]
+    assert [p.name for p in (tmp_path / "w" / "pins").iterdir()] == [
+        m.manifest for m in store.models() if m.is_pinned
+    ]
 
 
 async def test_pin_that_cannot_be_brought_is_no_pin(store: Store, origin: MemoryOrigin) -> None:
@@ -299,7 +360,9 @@ async def test_pin_that_cannot_be_brought_is_no_pin(store: Store, origin: Memory
     assert store.statistics().pinned_bytes == 0
 
 
-async def test_dropped_by_hand_unless_held_and_shared_files_stay(tmp_path: Path, store: Store, origin: MemoryOrigin) -> None:
+async def test_dropped_by_hand_unless_held_and_shared_files_stay(
+    tmp_path: Path, store: Store, origin: MemoryOrigin
+) -> None:
     name, other = put_model(origin, MODEL), put_model(origin, {"same": MODEL["sub/weights.bin"]})
     lease, path = await store.lease(name, holder="s")
     await store.prefetch(other)
@@ -315,7 +378,9 @@ async def test_dropped_by_hand_unless_held_and_shared_files_stay(tmp_path: Path,
     assert len(listing(tmp_path / "w")["files"]) == 1
 
 
-async def test_half_of_a_model_can_be_dropped_and_goes_first_when_room_is_needed(tmp_path: Path, origin: MemoryOrigin) -> None:
+async def test_half_of_a_model_can_be_dropped_and_goes_first_when_room_is_needed(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
     content = chunked(b"a", b"b")
     half, small = put_model(origin, {"w": content}), put_model(origin, MODEL)
     store = Store.open(tmp_path / "w", origin=origin, max_bytes=len(content) + 500, clock=time.time)
@@ -337,8 +402,11 @@ async def test_half_of_a_model_can_be_dropped_and_goes_first_when_room_is_needed
     store.close()
 
 
-async def test_two_models_larger_than_the_budget_together_take_turns_under_a_storm(tmp_path: Path, origin: MemoryOrigin) -> None:
-    """Ten rounds of callers for both: one is held while the other is refused, in the end everybody was served; nothing is left over."""
+async def test_two_models_larger_than_the_budget_together_take_turns_under_a_storm(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
+    """Ten rounds of callers for both: one is held while the other is refused, in the end everybody
+    was served; nothing is left over."""
     names = [put_model(origin, {"w": bytes([i]) * 7000, "c": b"{}"}) for i in range(2)]
     store = Store.open(tmp_path / "w", origin=origin, max_bytes=10_000, clock=time.time)
     served = [0, 0]
@@ -346,7 +414,9 @@ async def test_two_models_larger_than_the_budget_together_take_turns_under_a_sto
     async def caller(index: int) -> None:
         while True:
             try:
-                lease, path = await store.lease(names[index], holder=f"s{id(asyncio.current_task())}")
+                lease, path = await store.lease(
+                    names[index], holder=f"s{id(asyncio.current_task())}"
+                )
             except StoreFull:
                 await asyncio.sleep(0.001)
                 continue
@@ -394,7 +464,9 @@ def small_disk() -> Iterator[Path]:
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-async def test_full_disk_is_reported_and_leaves_the_store_usable(small_disk: Path, origin: MemoryOrigin, clock: Diary) -> None:
+async def test_full_disk_is_reported_and_leaves_the_store_usable(
+    small_disk: Path, origin: MemoryOrigin, clock: Diary
+) -> None:
     small, large = put_model(origin, MODEL), put_model(origin, {"w": b"x" * 1_000_000})
     tiny = Store.open(small_disk / "w", origin=origin, max_bytes=10**9, clock=clock)
     with pytest.raises(StoreFull, match="no room for 1000000 bytes"):
@@ -405,14 +477,29 @@ async def test_full_disk_is_reported_and_leaves_the_store_usable(small_disk: Pat
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["lease", "release", "both"])), max_size=25), st.integers(0, 1000))
-def test_any_interleaving_keeps_what_is_held_on_the_disk(steps: list[tuple[int, str]], seed: int) -> None:
-    """Models share files by chance; asks run at once and some are cancelled. What is held is whole at every moment."""
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.sampled_from(["lease", "release", "both"])), max_size=25
+    ),
+    st.integers(0, 1000),
+)
+def test_any_interleaving_keeps_what_is_held_on_the_disk(
+    steps: list[tuple[int, str]], seed: int
+) -> None:
+    """Models share files by chance; asks run at once and some are cancelled. What is held is whole
+    at every moment."""
 
     async def story(root: Path) -> None:
-        chance, origin, held = random.Random(seed), MemoryOrigin(), dict[str, tuple[Path, dict[str, bytes]]]()
+        chance, origin, held = (
+            random.Random(seed),
+            MemoryOrigin(),
+            dict[str, tuple[Path, dict[str, bytes]]](),
+        )
         pool = [bytes([i]) * (500 + i) for i in range(6)]
-        contents = [{f"f{j}": blob for j, blob in enumerate(chance.sample(pool, chance.randint(1, 3)))} for _ in range(6)]
+        contents = [
+            {f"f{j}": blob for j, blob in enumerate(chance.sample(pool, chance.randint(1, 3)))}
+            for _ in range(6)
+        ]
         names = [put_model(origin, files) for files in contents]
         store = Store.open(root, origin=origin, max_bytes=2_500, clock=time.time)
 
@@ -473,34 +560,50 @@ asyncio.run(main())
 
 @pytest.mark.slow
 def test_killed_at_any_moment_the_store_is_whole_again(tmp_path: Path) -> None:
-    """Three models of 17 MB in a budget for two: every turn evicts and fetches. After each kill all that is here is right."""
+    """Three models of 17 MB in a budget for two: every turn evicts and fetches. After each kill all
+    that is here is right."""
     seed = random.Random(7)
     memory = MemoryOrigin()
-    contents = [{"w": seed.randbytes(CHUNK_BYTES + 1000), "c": b"{}", f"only{i}": b"x"} for i in range(3)]
+    contents = [
+        {"w": seed.randbytes(CHUNK_BYTES + 1000), "c": b"{}", f"only{i}": b"x"} for i in range(3)
+    ]
     names = [put_model(memory, files) for files in contents]
     for digest, blob in memory.blobs.items():
         (tmp_path / "blobs").mkdir(exist_ok=True)
         (tmp_path / "blobs" / digest).write_bytes(blob)
     by_name = dict(zip(names, contents, strict=True))
     for _ in range(8):
-        child = subprocess.Popen([sys.executable, "-c", _CHILD, str(tmp_path), *names], stdout=subprocess.PIPE, cwd=REPOSITORY)
+        child = subprocess.Popen(
+            [sys.executable, "-c", _CHILD, str(tmp_path), *names],
+            stdout=subprocess.PIPE,
+            cwd=REPOSITORY,
+        )
         assert child.stdout is not None
         assert child.stdout.readline() == b"up\n"
         time.sleep(seed.uniform(0, 0.25))  # anywhere in a turn of some 0.1 s
         child.send_signal(signal.SIGKILL)
         child.communicate()
-        store = Store.open(tmp_path / "w", origin=FolderOrigin(tmp_path / "blobs"), max_bytes=40_000_000, clock=time.time)
+        store = Store.open(
+            tmp_path / "w",
+            origin=FolderOrigin(tmp_path / "blobs"),
+            max_bytes=40_000_000,
+            clock=time.time,
+        )
         assert listing(tmp_path / "w")["tmp"] == []
         for model in store.models():
             assert read(tmp_path / "w" / "models" / model.manifest) == by_name[model.manifest]
             assert asyncio.run(store.verify(model.manifest)) == []
         assert store.statistics().used_bytes <= 40_000_000
         assert {lease.holder for lease in store.leases()} <= {"child"}
-        assert all(lease.manifest in {m.manifest for m in store.models()} for lease in store.leases())
+        assert all(
+            lease.manifest in {m.manifest for m in store.models()} for lease in store.leases()
+        )
         store.close()
 
 
-async def test_models_that_are_verified_leave_threads_to_those_that_arrive(store: Store, origin: MemoryOrigin, tmp_path: Path) -> None:
+async def test_models_that_are_verified_leave_threads_to_those_that_arrive(
+    store: Store, origin: MemoryOrigin, tmp_path: Path
+) -> None:
     names = []
     for n in range((os.cpu_count() or 1) + 3):
         names.append(put_model(origin, {"w": f"{n}".encode()}))
@@ -518,7 +621,9 @@ async def test_models_that_are_verified_leave_threads_to_those_that_arrive(store
     assert [len(corrupt) for corrupt in await asyncio.gather(*checks)] == [1] * len(names)
 
 
-async def test_a_process_without_descriptors_condemns_no_file(store: Store, origin: MemoryOrigin) -> None:
+async def test_a_process_without_descriptors_condemns_no_file(
+    store: Store, origin: MemoryOrigin
+) -> None:
     name = put_model(origin, MODEL)
     await store.lease(name, holder="s")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,5 @@
-"""No order of opening, leasing, pinning, evicting, rotting, failing and restarting frees what is held or serves what is wrong."""
+"""No order of opening, leasing, pinning, evicting, rotting, failing and restarting frees what is
+held or serves what is wrong."""
 
 from __future__ import annotations
 
@@ -84,7 +85,9 @@ class AnyOrder(RuleBasedStateMachine):
                 if is_cancelled:
                     task.cancel()
             ended = await asyncio.gather(*tasks, return_exceptions=True)
-            failed = [e for e in ended if isinstance(e, Exception) and not isinstance(e, ChunkCorrupt)]
+            failed = [
+                e for e in ended if isinstance(e, Exception) and not isinstance(e, ChunkCorrupt)
+            ]
             assert not failed, failed
 
         self.do(all_of_them())
@@ -125,7 +128,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(blob=st.integers(0, len(_BLOBS) - 1), is_seen=st.booleans())
     def rot(self, blob: int, is_seen: bool) -> None:
-        """A file changes on the disk: visibly, or so that only reading it tells; then somebody reads."""
+        """A file changes on the disk: visibly, or so that only reading it tells; then somebody
+        reads."""
         path = self.root / "w" / "files" / digest_of(_BLOBS[blob])
         if not path.exists():
             return
@@ -152,7 +156,19 @@ class AnyOrder(RuleBasedStateMachine):
             self._is_right(index)
         self.origin.lost = set()
 
-    @rule(junk=st.sampled_from(["tmp/half", "partial/half", "partial/x.done", "leases/junk", "models/junk", "scrubbed", "none"]))
+    @rule(
+        junk=st.sampled_from(
+            [
+                "tmp/half",
+                "partial/half",
+                "partial/x.done",
+                "leases/junk",
+                "models/junk",
+                "scrubbed",
+                "none",
+            ]
+        )
+    )
     def restart(self, junk: str) -> None:
         """As after a kill: what was half done lies about."""
         self.store.close()
@@ -180,12 +196,20 @@ class AnyOrder(RuleBasedStateMachine):
         on_disk = {p.name: p.stat().st_size for p in (self.root / "w" / "files").iterdir()}
         assert sum(on_disk.values()) == self.store.statistics().used_bytes <= _BUDGET
         assert list((self.root / "w" / "tmp").iterdir()) == []
-        assert {self.names.index(m.manifest) for m in self.store.models() if m.is_pinned} <= self.pinned
+        assert {
+            self.names.index(m.manifest) for m in self.store.models() if m.is_pinned
+        } <= self.pinned
 
 
 def read(directory: Path) -> dict[str, bytes]:
-    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+    return {
+        p.relative_to(directory).as_posix(): p.read_bytes()
+        for p in directory.rglob("*")
+        if p.is_file()
+    }
 
 
-AnyOrder.TestCase.settings = settings(max_examples=examples(25), stateful_step_count=25, deadline=None)
+AnyOrder.TestCase.settings = settings(
+    max_examples=examples(25), stateful_step_count=25, deadline=None
+)
 TestAnyOrder = AnyOrder.TestCase

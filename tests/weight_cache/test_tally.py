@@ -13,7 +13,9 @@ class Meter:
     def __init__(self) -> None:
         self.now = 0.0
         self.told: list[tuple[int, float]] = []
-        self.meter = FetchMeter(lambda: self.now, lambda size, seconds: self.told.append((size, seconds)))
+        self.meter = FetchMeter(
+            lambda: self.now, lambda size, seconds: self.told.append((size, seconds))
+        )
 
 
 def test_one_fetch_is_its_bytes_and_seconds() -> None:
@@ -67,4 +69,10 @@ def test_figures_add_up() -> None:
     tally.evicted(Removal(models=("m", "n"), files=("f",), size_bytes=30))
     tally.evicted(Removal(partials=("p",), size_bytes=5))
     now = tally.statistics(Catalogue(100))
-    assert (now.hits, now.fetched_bytes, now.evicted_models, now.evicted_bytes, now.max_bytes) == (1, 7, 2, 35, 100)
+    assert (now.hits, now.fetched_bytes, now.evicted_models, now.evicted_bytes, now.max_bytes) == (
+        1,
+        7,
+        2,
+        35,
+        100,
+    )

@@ -9,7 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from weight_cache.threads import NICENESS, BoundedThreads, QuietThreads, cancel_and_wait, each, finish_in_thread, settle
+from weight_cache.threads import (
+    NICENESS,
+    BoundedThreads,
+    QuietThreads,
+    cancel_and_wait,
+    each,
+    finish_in_thread,
+    settle,
+)
 
 
 @pytest.fixture
@@ -30,7 +38,9 @@ async def test_quiet_threads_are_nice_and_nobody_else_is(threads: QuietThreads) 
     assert await finish_in_thread(niceness) == before
 
 
-async def test_cancelled_caller_waits_for_the_work_however_often_it_is_cancelled(threads: QuietThreads) -> None:
+async def test_cancelled_caller_waits_for_the_work_however_often_it_is_cancelled(
+    threads: QuietThreads,
+) -> None:
     begun, go, ended = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> None:

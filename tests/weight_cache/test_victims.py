@@ -21,19 +21,34 @@ def with_latency(size: int) -> float:
     return 1 + size / 100
 
 
-def pick(excess: int, candidates: dict[str, Candidate], *, kept: list[Files] | None = None, latency: bool = False) -> Removal:
+def pick(
+    excess: int,
+    candidates: dict[str, Candidate],
+    *,
+    kept: list[Files] | None = None,
+    latency: bool = False,
+) -> Removal:
     files = {d: s for c in candidates.values() for d, s in c.files.items()}
-    return choose(excess, files=files, partials={}, candidates=candidates, kept=kept or [], reload_s=with_latency if latency else by_bytes)[
-        0
-    ]
+    return choose(
+        excess,
+        files=files,
+        partials={},
+        candidates=candidates,
+        kept=kept or [],
+        reload_s=with_latency if latency else by_bytes,
+    )[0]
 
 
 def test_what_was_used_more_often_stays() -> None:
-    assert pick(5, {"often": model({"a": 10}, uses=9), "once": model({"b": 10})}).models == ("once",)
+    assert pick(5, {"often": model({"a": 10}, uses=9), "once": model({"b": 10})}).models == (
+        "once",
+    )
 
 
 def test_large_models_go_before_small_ones_when_a_fetch_has_a_fixed_cost() -> None:
-    assert pick(5, {"small": model({"a": 10}), "large": model({"b": 1000})}, latency=True).models == ("large",)
+    assert pick(
+        5, {"small": model({"a": 10}), "large": model({"b": 1000})}, latency=True
+    ).models == ("large",)
 
 
 def test_slow_origins_keep_their_models() -> None:
@@ -66,7 +81,9 @@ def test_old_fame_fades_as_the_clock_moves_on() -> None:
 
 
 def test_of_equals_the_least_recently_used_goes() -> None:
-    assert pick(5, {"young": model({"a": 10}, at=9), "old": model({"b": 10}, at=1)}).models == ("old",)
+    assert pick(5, {"young": model({"a": 10}, at=9), "old": model({"b": 10}, at=1)}).models == (
+        "old",
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,9 +94,21 @@ def test_of_equals_the_least_recently_used_goes() -> None:
         (21, Removal(partials=("half",), files=("loose", "a"), models=("m",), size_bytes=30)),
     ],
 )
-def test_half_files_go_first_then_files_of_nobody_then_models(excess: int, expected: Removal) -> None:
+def test_half_files_go_first_then_files_of_nobody_then_models(
+    excess: int, expected: Removal
+) -> None:
     files, candidates = {"a": 10, "loose": 10}, {"m": model({"a": 10})}
-    assert choose(excess, files=files, partials={"half": 10}, candidates=candidates, kept=[], reload_s=by_bytes)[0] == expected
+    assert (
+        choose(
+            excess,
+            files=files,
+            partials={"half": 10},
+            candidates=candidates,
+            kept=[],
+            reload_s=by_bytes,
+        )[0]
+        == expected
+    )
 
 
 def test_two_models_of_the_same_files_both_go_when_they_must() -> None:
@@ -97,7 +126,10 @@ SIZE = {d: 5 + i for i, d in enumerate("abcdefgh")}
 
 
 @given(
-    models=st.dictionaries(st.sampled_from("MNOPQ"), st.tuples(st.sets(DIGESTS, min_size=1), st.integers(1, 5), st.floats(0, 9))),
+    models=st.dictionaries(
+        st.sampled_from("MNOPQ"),
+        st.tuples(st.sets(DIGESTS, min_size=1), st.integers(1, 5), st.floats(0, 9)),
+    ),
     loose=st.sets(DIGESTS),
     kept=st.sets(DIGESTS),
     excess=st.integers(0, 120),
@@ -105,14 +137,24 @@ SIZE = {d: 5 + i for i, d in enumerate("abcdefgh")}
 def test_any_choice_frees_what_it_says_and_takes_nothing_that_is_needed(
     models: dict[str, tuple[set[str], int, float]], loose: set[str], kept: set[str], excess: int
 ) -> None:
-    candidates = {n: model({d: SIZE[d] for d in files}, uses=uses, clock=clock) for n, (files, uses, clock) in models.items()}
+    candidates = {
+        n: model({d: SIZE[d] for d in files}, uses=uses, clock=clock)
+        for n, (files, uses, clock) in models.items()
+    }
     files = {d: SIZE[d] for d in loose | kept | {d for c in candidates.values() for d in c.files}}
     removal, clock = choose(
-        excess, files=files, partials={"half": 7}, candidates=candidates, kept=[dict.fromkeys(kept, 0)], reload_s=with_latency
+        excess,
+        files=files,
+        partials={"half": 7},
+        candidates=candidates,
+        kept=[dict.fromkeys(kept, 0)],
+        reload_s=with_latency,
     )
     left = {d for n, c in candidates.items() if n not in removal.models for d in c.files}
     assert not set(removal.files) & (left | kept)
     assert removal.size_bytes == sum(SIZE[d] for d in removal.files) + 7 * len(removal.partials)
     assert len(set(removal.files)) == len(removal.files)
-    assert removal.size_bytes >= excess or (set(removal.models) == set(candidates) and set(removal.files) == files.keys() - kept)
+    assert removal.size_bytes >= excess or (
+        set(removal.models) == set(candidates) and set(removal.files) == files.keys() - kept
+    )
     assert clock >= 0

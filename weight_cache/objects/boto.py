@@ -1,10 +1,11 @@
 """S3 through boto3: its client, blocking calls in threads of their own, and ranges read with it.
 
-Credentials, region and a custom endpoint come from the standard places (AWS_ENDPOINT_URL, AWS_PROFILE, instance metadata, …). Buckets
-are addressed by path, and checksums are added only where S3 demands them: every server that speaks the protocol understands both.
-botocore makes one attempt; asking again is decided in one place, `retries`, where the body of an answer counts too. Clients may be
-shared between threads. Source: boto3's guides on clients, retries and data integrity.
-"""
+Credentials, region and a custom endpoint come from the standard places (AWS_ENDPOINT_URL,
+AWS_PROFILE, instance metadata, …). Buckets are addressed by path, and checksums are added only
+where S3 demands them: every server that speaks the protocol understands both. botocore makes one
+attempt; asking again is decided in one place, `retries`, where the body of an answer counts too.
+Clients may be shared between threads. Source: boto3's guides on clients, retries and data
+integrity."""
 
 from __future__ import annotations
 
@@ -34,11 +35,11 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 class BotoClient:
-    """One boto3 client and its threads. It is made with the first call: finding credentials may take a second.
+    """One boto3 client and its threads. It is made with the first call: finding credentials may
+    take a second.
 
-    Owner: the event loop; `_made` changes between awaits only. `timeout_s` is the server's silence between two bytes. `session` is
-    where the client came from: set once anything was asked.
-    """
+    Owner: the event loop; `_made` changes between awaits only. `timeout_s` is the server's silence
+    between two bytes. `session` is where the client came from: set once anything was asked."""
 
     def __init__(self, *, at_once: int, timeout_s: float) -> None:
         self._at_once = at_once
@@ -48,7 +49,8 @@ class BotoClient:
         self._made = Once(self._in_thread)
 
     async def ask(self, url: str, call: Callable[[Any], T]) -> T:
-        """`call(client)` in a thread, once. Raises ObjectStoreError, naming `url`. Cancelled: the thread's result is dropped."""
+        """`call(client)` in a thread, once. Raises ObjectStoreError, naming `url`. Cancelled: the
+        thread's result is dropped."""
         try:
             client = await self.client()
             return await asyncio.get_running_loop().run_in_executor(self._threads, call, client)
@@ -100,7 +102,9 @@ class BotoRanges:
         """See RangeReader."""
         left = threading.Event()
         try:
-            return await self._client.ask(wanted.url, lambda client: self._read(client, wanted, left))
+            return await self._client.ask(
+                wanted.url, lambda client: self._read(client, wanted, left)
+            )
         finally:
             left.set()
 
@@ -111,7 +115,12 @@ class BotoRanges:
         last = wanted.offset_bytes + wanted.length_bytes - 1
         condition = {"IfMatch": wanted.if_match} if wanted.if_match else {}
         try:
-            answer = client.get_object(Bucket=self._bucket, Key=wanted.name, Range=f"bytes={wanted.offset_bytes}-{last}", **condition)
+            answer = client.get_object(
+                Bucket=self._bucket,
+                Key=wanted.name,
+                Range=f"bytes={wanted.offset_bytes}-{last}",
+                **condition,
+            )
         except ClientError as e:
             if e.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 416:
                 return b"", ObjectInfo(size_bytes=0, etag="")

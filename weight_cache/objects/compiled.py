@@ -1,8 +1,9 @@
-"""S3 ranges through obstore: a compiled client with an event loop and threads of its own, which needs Python's lock only to hand over.
+"""S3 ranges through obstore: a compiled client with an event loop and threads of its own, which
+needs Python's lock only to hand over.
 
-Endpoint, region and credentials are the ones that boto3 found: one place to configure both. One attempt each, as there. obstore's
-errors are told apart by what their text says, since most of them share a class. Source: obstore's documentation, `store.S3Store`.
-"""
+Endpoint, region and credentials are the ones that boto3 found: one place to configure both. One
+attempt each, as there. obstore's errors are told apart by what their text says, since most of them
+share a class. Source: obstore's documentation, `store.S3Store`."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ _NO_RANGES = ("NotPartial", "UnexpectedRange")
 
 
 class CompiledRanges:
-    """See RangeReader. The store is made with the first read, from what boto3 found. Owner: the event loop."""
+    """See RangeReader. The store is made with the first read, from what boto3 found. Owner: the
+    event loop."""
 
     def __init__(self, boto: BotoClient, bucket: str, *, timeout_s: float) -> None:
         self._boto = boto
@@ -52,7 +54,9 @@ class CompiledRanges:
     async def read(self, wanted: Range) -> tuple[Buffer, ObjectInfo]:
         """See RangeReader."""
         try:
-            answer = await obstore.get_async(await self._made.get(), wanted.name, options=_options(wanted))
+            answer = await obstore.get_async(
+                await self._made.get(), wanted.name, options=_options(wanted)
+            )
             found = ObjectInfo(size_bytes=answer.meta["size"], etag=answer.meta["e_tag"] or "")
             begin, end = answer.range
             wanted.check_head(found, offset_bytes=begin, length_bytes=end - begin)
@@ -78,7 +82,12 @@ class CompiledRanges:
         def renewed() -> S3Credential:
             now = credentials.get_frozen_credentials()
             until = datetime.now(UTC) + _CREDENTIALS_LAST
-            return {"access_key_id": now.access_key, "secret_access_key": now.secret_key, "token": now.token, "expires_at": until}
+            return {
+                "access_key_id": now.access_key,
+                "secret_access_key": now.secret_key,
+                "token": now.token,
+                "expires_at": until,
+            }
 
         return CompiledStore(
             self._bucket,
@@ -104,7 +113,9 @@ def _client_options(timeout_s: float) -> ClientConfig:
 
 
 def _options(wanted: Range) -> GetOptions:
-    options: GetOptions = {"range": (wanted.offset_bytes, wanted.offset_bytes + wanted.length_bytes)}
+    options: GetOptions = {
+        "range": (wanted.offset_bytes, wanted.offset_bytes + wanted.length_bytes)
+    }
     if wanted.if_match:
         options["if_match"] = wanted.if_match
     return options
@@ -120,7 +131,9 @@ def _translated(url: str, error: Exception) -> ObjectStoreError:
     said, _, detail = str(error).partition("\n\nDebug source:")
     if (status := _status(error)) is not None:
         code, message = _CODE.search(said), _MESSAGE.search(said)
-        return refusals.of_status(url, status, code[1] if code else "", message[1] if message else "")
+        return refusals.of_status(
+            url, status, code[1] if code else "", message[1] if message else ""
+        )
     if _ELSEWHERE in detail:
         return ObjectStoreError(f"{url}: {said}. Set AWS_DEFAULT_REGION to the bucket's region")
     if any(mark in detail for mark in _NO_RANGES):

@@ -1,8 +1,9 @@
 """Objects as files: a directory of this machine, or one that several nodes see, as over NFS.
 
-A file appears under its name only when it is whole and on the disk: written beside it under a hidden name, synced, renamed. An
-entity tag is the file's inode, size and time of its last change. Calls block in threads; a thread works to its end, and before what
-it holds is closed it is waited for. Who reads may have more rights than who writes there: no link below the directory is followed.
+A file appears under its name only when it is whole and on the disk: written beside it under a
+hidden name, synced, renamed. An entity tag is the file's inode, size and time of its last change.
+Calls block in threads; a thread works to its end, and before what it holds is closed it is waited
+for. Who reads may have more rights than who writes there: no link below the directory is followed.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class DirectoryStore:
             raise ObjectStoreError(f"{path} is longer than {max_bytes} bytes")
         return data
 
-    async def read(self, key: str, *, offset_bytes: int, length_bytes: int, etag: str | None = None) -> bytes:
+    async def read(
+        self, key: str, *, offset_bytes: int, length_bytes: int, etag: str | None = None
+    ) -> bytes:
         """See ObjectStore."""
         path = self._root / checked(key)
         with _translated(path, "read"):
@@ -67,7 +70,9 @@ class DirectoryStore:
         """See ObjectStore."""
         source = self._root / checked(key)
         with _translated(source, f"copied to {path}"):
-            return await _to_its_end(lambda stop: _fetch(self._root, key, path, stop), undo=path.unlink)
+            return await _to_its_end(
+                lambda stop: _fetch(self._root, key, path, stop), undo=path.unlink
+            )
 
     async def info(self, key: str) -> ObjectInfo | None:
         """See ObjectStore."""
@@ -96,7 +101,11 @@ class DirectoryStore:
     def _walk(self, prefix: str) -> list[str]:
         top = self._root / prefix.rpartition("/")[0]
         walk = os.walk(top, onerror=_unless_missing)
-        keys = [os.path.relpath(os.path.join(folder, name), self._root) for folder, _, names in walk for name in names]
+        keys = [
+            os.path.relpath(os.path.join(folder, name), self._root)
+            for folder, _, names in walk
+            for name in names
+        ]
         return sorted(key for key in keys if key.startswith(prefix) and is_key(key))
 
 
@@ -121,8 +130,11 @@ def _opened(root: Path, key: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-async def _to_its_end(work: Callable[[threading.Event], T], *, undo: Callable[[], None] | None = None) -> T:
-    """Run in a thread that is asked to stop, and waited for, when the caller is cancelled; `undo` what it finished all the same."""
+async def _to_its_end(
+    work: Callable[[threading.Event], T], *, undo: Callable[[], None] | None = None
+) -> T:
+    """Run in a thread that is asked to stop, and waited for, when the caller is cancelled; `undo`
+    what it finished all the same."""
     stop = threading.Event()
     job = asyncio.ensure_future(asyncio.to_thread(work, stop))
     try:
@@ -142,7 +154,10 @@ def _unless_missing(error: OSError) -> None:
 
 
 def _info(status: os.stat_result) -> ObjectInfo:
-    return ObjectInfo(size_bytes=status.st_size, etag=f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}")
+    return ObjectInfo(
+        size_bytes=status.st_size,
+        etag=f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}",
+    )
 
 
 def _info_of(root: Path, key: str) -> ObjectInfo | None:
@@ -230,7 +245,8 @@ def _pass_on(source: int, target: int, length: int, offset: int) -> int:
 
 @contextlib.contextmanager
 def _published(path: Path) -> Iterator[int]:
-    """A descriptor to write to; what was written appears as `path` at the end, durable, or not at all."""
+    """A descriptor to write to; what was written appears as `path` at the end, durable, or not at
+    all."""
     fresh = _made(path.parent) / f".{path.name}.{secrets.token_hex(4)}"
     with _fresh(fresh) as target:
         yield target

@@ -1,4 +1,5 @@
-"""What an object may be called: plain names with `/` between them, so that no key leaves its store."""
+"""What an object may be called: plain names with `/` between them, so that no key leaves its
+store."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def checked(key: str) -> str:
 
 
 def blob_key(digest: str) -> str:
-    """Where a blob of that name lies: `<first two digits>/<digest>`. Raises ValueError for what is no digest."""
+    """Where a blob of that name lies: `<first two digits>/<digest>`. Raises ValueError for what is
+    no digest."""
     if not _DIGEST.fullmatch(digest):
         raise ValueError(f"{digest!r} does not name a blob: expected the 64 hex digits of its hash")
     return f"{digest[:2]}/{digest}"

@@ -10,7 +10,8 @@ T = TypeVar("T")
 
 
 class Once(Generic[T]):
-    """Who is cancelled while it is made leaves the making to the others; what failed is made again for the next who asks.
+    """Who is cancelled while it is made leaves the making to the others; what failed is made again
+    for the next who asks.
 
     Owner: the event loop. Attribute `value`: None until it is made.
     """

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
 
-from weight_cache.errors import ObjectChanged, ObjectMissing, ObjectStoreError, ObjectStoreUnavailable
+from weight_cache.errors import (
+    ObjectChanged,
+    ObjectMissing,
+    ObjectStoreError,
+    ObjectStoreUnavailable,
+)
 
 _MISSING = ("404", "NoSuchKey", "NotFound")
 _PASSING = (
@@ -21,18 +31,23 @@ _PASSING = (
 def of_status(url: str, status: int, code: str, said: str) -> ObjectStoreError:
     """The error for an answer of `status`, with S3's `code` and message."""
     if code == "NoSuchBucket":
-        return ObjectStoreError(f"{url}: the bucket does not exist ({code}): create it, or correct the setting")
+        return ObjectStoreError(
+            f"{url}: the bucket does not exist ({code}): create it, or correct the setting"
+        )
     if status == 404 or code in _MISSING:
         return ObjectMissing(f"{url} is missing")
     if status == 412:
         return ObjectChanged(f"{url} was replaced by another version")
     if status in (401, 403):
         return ObjectStoreError(
-            f"{url}: access refused ({code or status}: {said}). The credentials need the rights to get, put, list and delete there; "
+            f"{url}: access refused ({code or status}: {said}). The credentials need the rights "
+            f"to get, put, list and delete there; "
             "without the right to list, S3 says this of a missing object too"
         )
     if status >= 500 or status in (408, 429) or code in _PASSING:
-        return ObjectStoreUnavailable(f"{url}: the store is not able to answer now ({status} {code}: {said})")
+        return ObjectStoreUnavailable(
+            f"{url}: the store is not able to answer now ({status} {code}: {said})"
+        )
     return ObjectStoreError(f"{url}: the store refused ({status} {code}: {said})")
 
 
@@ -46,5 +61,10 @@ def of_client(url: str, error: ClientError) -> ObjectStoreError:
 def of_transport(url: str, error: BotoCoreError | OSError | Exception) -> ObjectStoreError:
     """The error for what went wrong before or beside an answer."""
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
-        return ObjectStoreError(f"{url}: no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE")
-    return ObjectStoreUnavailable(f"{url}: no proper answer: {error}. Check the endpoint (AWS_ENDPOINT_URL) and the network")
+        return ObjectStoreError(
+            f"{url}: no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+            f"AWS_PROFILE"
+        )
+    return ObjectStoreUnavailable(
+        f"{url}: no proper answer: {error}. Check the endpoint (AWS_ENDPOINT_URL) and the network"
+    )

@@ -1,8 +1,8 @@
 """Objects in an S3 bucket, or in anything that speaks its protocol.
 
-Everything small goes through boto3, ranges through a `RangeReader`: boto3's or obstore's. Large files are written in parts, and
-nothing of them is visible before the last one; a failed upload is taken back.
-"""
+Everything small goes through boto3, ranges through a `RangeReader`: boto3's or obstore's. Large
+files are written in parts, and nothing of them is visible before the last one; a failed upload is
+taken back."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ from weight_cache.threads import each, finish_in_thread
 T = TypeVar("T")
 CLIENTS = ("auto", "boto3", "obstore")
 PART_BYTES = 16 * 1024 * 1024
-"""Of an upload, and of a `fetch`: large enough to hide a round trip, small enough to lose little when one fails."""
+"""Of an upload, and of a `fetch`: large enough to hide a round trip, small enough to lose little
+when one fails."""
 _MOST_PARTS = 10_000
 """Per upload, by S3's definition."""
 _FETCH_AT_ONCE, _PUT_AT_ONCE = 8, 4
-"""Parts of one object under way, each in memory: 128 MiB and 64 MiB. What all uploads hold together is bounded by `at_once`."""
+"""Parts of one object under way, each in memory: 128 MiB and 64 MiB. What all uploads hold together
+is bounded by `at_once`."""
 
 
 class S3Store:
     """One bucket, below one prefix. See ObjectStore.
 
-    Attributes of the constructor: `client` reads ranges ("auto", "boto3", "obstore"); `at_once` bounds requests under way.
-    """
+    Attributes of the constructor: `client` reads ranges ("auto", "boto3", "obstore"); `at_once`
+    bounds requests under way."""
 
     def __init__(
         self,
@@ -68,7 +70,9 @@ class S3Store:
     async def put(self, key: str, data: bytes) -> None:
         """See ObjectStore."""
         name = self._name(key)
-        await self._ask(key, lambda client: client.put_object(Bucket=self._bucket, Key=name, Body=data))
+        await self._ask(
+            key, lambda client: client.put_object(Bucket=self._bucket, Key=name, Body=data)
+        )
 
     async def put_file(self, key: str, path: Path, *, may_move: bool = False) -> None:
         """See ObjectStore. The file stays where it is."""
@@ -87,16 +91,28 @@ class S3Store:
 
     async def get(self, key: str, *, max_bytes: int) -> bytes:
         """See ObjectStore."""
-        wanted = Range(name=self._name(key), url=self._url(key), offset_bytes=0, length_bytes=max_bytes + 1, max_object_bytes=max_bytes)
+        wanted = Range(
+            name=self._name(key),
+            url=self._url(key),
+            offset_bytes=0,
+            length_bytes=max_bytes + 1,
+            max_object_bytes=max_bytes,
+        )
         data, _ = await self._read(wanted)
         return data if isinstance(data, bytes) else bytes(data)
 
-    async def read(self, key: str, *, offset_bytes: int, length_bytes: int, etag: str | None = None) -> Buffer:
+    async def read(
+        self, key: str, *, offset_bytes: int, length_bytes: int, etag: str | None = None
+    ) -> Buffer:
         """See ObjectStore."""
         if not length_bytes:
             return b""
         name, url = self._name(key), self._url(key)
-        data, _ = await self._read(Range(name=name, url=url, offset_bytes=offset_bytes, length_bytes=length_bytes, etag=etag))
+        data, _ = await self._read(
+            Range(
+                name=name, url=url, offset_bytes=offset_bytes, length_bytes=length_bytes, etag=etag
+            )
+        )
         return data
 
     async def fetch(self, key: str, path: Path) -> ObjectInfo:
@@ -121,7 +137,9 @@ class S3Store:
         """See ObjectStore."""
         name = self._name(key)
         try:
-            head = await self._ask(key, lambda client: client.head_object(Bucket=self._bucket, Key=name))
+            head = await self._ask(
+                key, lambda client: client.head_object(Bucket=self._bucket, Key=name)
+            )
         except ObjectMissing:
             return None
         return ObjectInfo(size_bytes=int(head["ContentLength"]), etag=head.get("ETag", ""))
@@ -147,20 +165,32 @@ class S3Store:
 
     async def _read(self, wanted: Range) -> tuple[Buffer, ObjectInfo]:
         return await insistent(
-            lambda: self._ranges.read(wanted), attempts=self._attempts, longest_pause_s=self._timeout_s, pause=self._pause
+            lambda: self._ranges.read(wanted),
+            attempts=self._attempts,
+            longest_pause_s=self._timeout_s,
+            pause=self._pause,
         )
 
-    async def _fetch_part(self, key: str, info: ObjectInfo, offset: int, descriptor: int, path: Path) -> None:
+    async def _fetch_part(
+        self, key: str, info: ObjectInfo, offset: int, descriptor: int, path: Path
+    ) -> None:
         length = min(self._part_bytes, info.size_bytes - offset)
         data = await self.read(key, offset_bytes=offset, length_bytes=length, etag=info.etag)
         if len(data) != length:
-            raise ObjectStoreError(f"{self._url(key)} ends before byte {offset + length}: it was replaced while it was read")
+            raise ObjectStoreError(
+                f"{self._url(key)} ends before byte {offset + length}: it was replaced while it "
+                f"was read"
+            )
         with _local(path):
             await finish_in_thread(_write_all, descriptor, data, offset)
 
     async def _put_parts(self, key: str, name: str, descriptor: int, size: int) -> None:
         bucket = self._bucket
-        upload = (await self._ask(key, lambda client: client.create_multipart_upload(Bucket=bucket, Key=name)))["UploadId"]
+        upload = (
+            await self._ask(
+                key, lambda client: client.create_multipart_upload(Bucket=bucket, Key=name)
+            )
+        )["UploadId"]
         part_bytes = max(self._part_bytes, -(-size // _MOST_PARTS))
         tags: dict[int, str] = {}
 
@@ -169,24 +199,34 @@ class S3Store:
             async with self._sending:
                 data = await finish_in_thread(os.pread, descriptor, part_bytes, offset)
                 answer = await self._ask(
-                    key, lambda client: client.upload_part(Bucket=bucket, Key=name, UploadId=upload, PartNumber=number, Body=data)
+                    key,
+                    lambda client: client.upload_part(
+                        Bucket=bucket, Key=name, UploadId=upload, PartNumber=number, Body=data
+                    ),
                 )
             tags[number] = answer["ETag"]
 
         try:
-            await each((partial(put_part, at) for at in range(0, size, part_bytes)), at_once=_PUT_AT_ONCE)
-            parts = {"Parts": [{"PartNumber": number, "ETag": tags[number]} for number in sorted(tags)]}
+            await each(
+                (partial(put_part, at) for at in range(0, size, part_bytes)), at_once=_PUT_AT_ONCE
+            )
+            parts = {
+                "Parts": [{"PartNumber": number, "ETag": tags[number]} for number in sorted(tags)]
+            }
             await self._complete(key, name, upload, parts, size)
         except BaseException:
             await asyncio.shield(self._take_back(key, name, upload))
             raise
 
     async def _complete(self, key: str, name: str, upload: str, parts: Any, size: int) -> None:
-        """An upload that is gone when we ask again was completed by the answer that we did not get."""
+        """An upload that is gone when we ask again was completed by the answer that we did not
+        get."""
         try:
             await self._ask(
                 key,
-                lambda client: client.complete_multipart_upload(Bucket=self._bucket, Key=name, UploadId=upload, MultipartUpload=parts),
+                lambda client: client.complete_multipart_upload(
+                    Bucket=self._bucket, Key=name, UploadId=upload, MultipartUpload=parts
+                ),
             )
         except ObjectMissing:
             found = await self.info(key)
@@ -194,11 +234,20 @@ class S3Store:
                 raise
 
     async def _take_back(self, key: str, name: str, upload: str) -> None:
-        with contextlib.suppress(ObjectStoreError):  # the bucket's own rule for unfinished uploads removes what we cannot
-            await self._ask(key, lambda client: client.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=upload), attempts=1)
+        # the bucket's own rule for unfinished uploads removes what we cannot
+        with contextlib.suppress(ObjectStoreError):
+            await self._ask(
+                key,
+                lambda client: client.abort_multipart_upload(
+                    Bucket=self._bucket, Key=name, UploadId=upload
+                ),
+                attempts=1,
+            )
 
     def _keys(self, client: Any, prefix: str) -> Iterator[str]:
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix + prefix)
+        pages = client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=self._prefix + prefix
+        )
         for page in pages:
             for entry in page.get("Contents", ()):
                 key = entry["Key"].removeprefix(self._prefix)
@@ -214,20 +263,25 @@ class S3Store:
     async def _ask(self, key: str, call: Callable[[Any], T], *, attempts: int | None = None) -> T:
         url = self._url(key)
         return await insistent(
-            lambda: self._boto.ask(url, call), attempts=attempts or self._attempts, longest_pause_s=self._timeout_s, pause=self._pause
+            lambda: self._boto.ask(url, call),
+            attempts=attempts or self._attempts,
+            longest_pause_s=self._timeout_s,
+            pause=self._pause,
         )
 
 
 def _reader(client: str, boto: BotoClient, bucket: str, timeout_s: float) -> RangeReader:
-    """`auto` is obstore where it is installed: 256 MiB in ranges of 16 MiB, 8 at once, from nginx on the same machine (2 cores)
-    arrive at 4.0 GB/s with it and 2.3 GB/s with boto3; hashed (sha256) on arrival, 1.9 and 1.4 GB/s (medians of 5, interleaved).
-    """
+    """`auto` is obstore where it is installed: 256 MiB in ranges of 16 MiB, 8 at once, from nginx
+    on the same machine (2 cores) arrive at 4.0 GB/s with it and 2.3 GB/s with boto3; hashed
+    (sha256) on arrival, 1.9 and 1.4 GB/s (medians of 5, interleaved)."""
     if client in ("auto", "obstore"):
         try:
             from weight_cache.objects.compiled import CompiledRanges
         except ImportError as e:
             if client == "obstore":
-                raise ValueError(f"client 'obstore': {e.name} is not installed: pip install 'pilotlight[node]'") from e
+                raise ValueError(
+                    f"client 'obstore': {e.name} is not installed: pip install 'pilotlight[node]'"
+                ) from e
         else:
             return CompiledRanges(boto, bucket, timeout_s=timeout_s)
     return BotoRanges(boto, bucket)

@@ -1,7 +1,8 @@
-"""Who goes to the origin for a chunk: what its owner notes, and what a node itself is about to have.
+"""Who goes to the origin for a chunk: what its owner notes, and what a node itself is about to
+have.
 
-Both are hints. When one is wrong (its node died, gave up) a chunk is read from the origin once more.
-"""
+Both are hints. When one is wrong (its node died, gave up) a chunk is read from the origin once
+more."""
 
 from __future__ import annotations
 
@@ -23,8 +24,11 @@ class Notebook:
     def __repr__(self) -> str:
         return f"<Notebook {len(self._fetchers)} chunks>"
 
-    def fetcher(self, key: str, *, asker: str, without: Collection[str], nodes: Collection[str]) -> str:
-        """Who has, or fetches, `key`: whoever asked first; `asker` if nobody did, or only one of `without`, or one not among `nodes`."""
+    def fetcher(
+        self, key: str, *, asker: str, without: Collection[str], nodes: Collection[str]
+    ) -> str:
+        """Who has, or fetches, `key`: whoever asked first; `asker` if nobody did, or only one of
+        `without`, or one not among `nodes`."""
         known = self._fetchers.get(key)
         if known is None or known in without or known not in nodes:
             known = self._fetchers[key] = asker

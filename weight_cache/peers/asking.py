@@ -1,4 +1,5 @@
-"""One question to one peer, over connections that are kept, within a deadline; whatever goes wrong has one word for it."""
+"""One question to one peer, over connections that are kept, within a deadline; whatever goes wrong
+has one word for it."""
 
 from __future__ import annotations
 
@@ -44,10 +45,12 @@ class _Connection:
 
 
 class Lines:
-    """Connections to peers by address. Owner: one event loop; at most `_KEPT` idle ones for each."""
+    """Connections to peers by address. Owner: one event loop; at most `_KEPT` idle ones for
+    each."""
 
     def __init__(self, *, tls: ssl.SSLContext | None = None, tls_name: str | None = None) -> None:
-        """`tls_name`: what certificates must name where peers are known by their numbers only; None: their own hosts."""
+        """`tls_name`: what certificates must name where peers are known by their numbers only;
+        None: their own hosts."""
         self._tls = tls
         self._tls_name = tls_name if tls is not None else None
         self._idle: dict[str, list[_Connection]] = {}
@@ -56,7 +59,15 @@ class Lines:
         return f"<Lines {sum(map(len, self._idle.values()))} idle>"
 
     async def get(
-        self, address: str, target: str, *, ticket: str, answer_s: float, bytes_per_s: float, most_bytes: int, etag: str | None = None
+        self,
+        address: str,
+        target: str,
+        *,
+        ticket: str,
+        answer_s: float,
+        bytes_per_s: float,
+        most_bytes: int,
+        etag: str | None = None,
     ) -> Answer:
         """GET `target`. Raises AskFailed.
 
@@ -65,7 +76,11 @@ class Lines:
             bytes_per_s: a body that comes slower is given up.
             most_bytes: a longer piece is refused.
         """
-        headers = {"Host": address, "Authorization": ticket, **({"If-None-Match": etag} if etag else {})}
+        headers = {
+            "Host": address,
+            "Authorization": ticket,
+            **({"If-None-Match": etag} if etag else {}),
+        }
         try:
             async with self._connected(address, answer_s) as connection:
                 async with asyncio.timeout(answer_s):
@@ -73,7 +88,9 @@ class Lines:
                     await connection.writer.drain()
                     head = await wire.read_head(connection.reader)
                 if head.length_bytes > (most_bytes if head.status == 200 else _MAX_WORDS_BYTES):
-                    raise wire.WireBroken(f"a body of {head.length_bytes} bytes, at most {most_bytes} were expected")
+                    raise wire.WireBroken(
+                        f"a body of {head.length_bytes} bytes, at most {most_bytes} were expected"
+                    )
                 async with asyncio.timeout(answer_s + head.length_bytes / bytes_per_s):
                     body = await wire.read_body(connection.reader, head.length_bytes)
         except TimeoutError as e:
@@ -81,7 +98,10 @@ class Lines:
         except (wire.WireBroken, OSError) as e:
             raise AskFailed(Failure.BROKEN, f"{address}: {e}") from e
         if head.status not in _ANSWERS:
-            raise AskFailed(_FAILURES.get(head.status, Failure.BROKEN), f"{address} answered {head.status}: {body[:200].decode('latin-1')}")
+            raise AskFailed(
+                _FAILURES.get(head.status, Failure.BROKEN),
+                f"{address} answered {head.status}: {body[:200].decode('latin-1')}",
+            )
         return Answer(head=head, body=body)
 
     def hang_up(self, address: str) -> None:
@@ -122,7 +142,11 @@ class Lines:
         host, port = split(address)
         try:
             async with asyncio.timeout(connect_s):
-                opened = await asyncio.open_connection(host, port, ssl=self._tls, server_hostname=self._tls_name, limit=_BUFFER_BYTES)
+                opened = await asyncio.open_connection(
+                    host, port, ssl=self._tls, server_hostname=self._tls_name, limit=_BUFFER_BYTES
+                )
                 return _Connection(*opened)
         except (TimeoutError, OSError) as e:
-            raise AskFailed(Failure.UNREACHABLE, f"nobody answers at {address}: {e or 'silence'}") from e
+            raise AskFailed(
+                Failure.UNREACHABLE, f"nobody answers at {address}: {e or 'silence'}"
+            ) from e

@@ -1,4 +1,5 @@
-"""What a node asks its neighbours for a piece: those that hold it, then its owner, then whoever the owner names; else the origin."""
+"""What a node asks its neighbours for a piece: those that hold it, then its owner, then whoever the
+owner names; else the origin."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ WAIT_S = 5.0
 """How long a peer is waited for that says it is about to have a chunk: 16 MiB at 3.2 MiB/s."""
 AT_HEADER = "Pilotlight-At"
 _SLOWEST_BYTES_PER_S = 8e6
-"""A chunk that takes longer than two seconds is not worth waiting for: eight of them at once would come faster over 1 Gbit/s."""
+"""A chunk that takes longer than two seconds is not worth waiting for: eight of them at once would
+come faster over 1 Gbit/s."""
 _HOLDERS_ASKED = 2
 _OWNERS_ASKED = 2
 
@@ -34,10 +36,18 @@ class Received:
 
 
 class Exchange:
-    """Other nodes, as the store sees them (`weight_cache.neighbours.Neighbours`). Owner: the store's event loop."""
+    """Other nodes, as the store sees them (`weight_cache.neighbours.Neighbours`). Owner: the
+    store's event loop."""
 
     def __init__(
-        self, neighbourhood: Neighbourhood, lines: Lines, key: PeerKey, *, notebook: Notebook, under_way: UnderWay, answer_s: float
+        self,
+        neighbourhood: Neighbourhood,
+        lines: Lines,
+        key: PeerKey,
+        *,
+        notebook: Notebook,
+        under_way: UnderWay,
+        answer_s: float,
     ) -> None:
         self._neighbourhood = neighbourhood
         self._lines = lines
@@ -69,7 +79,8 @@ class Exchange:
         self._neighbourhood.failed(given.giver, Failure.WRONG, "its bytes do not match their hash")
 
     def in_turn(self, file: ManifestFile) -> Iterator[int]:
-        """First the chunks that this node owns: by the time the others are wanted, their owners have fetched them."""
+        """First the chunks that this node owns: by the time the others are wanted, their owners
+        have fetched them."""
         nodes = self._neighbourhood.nodes()
         count = range(len(file.chunk_sha256s))
         if len(nodes) == 1:
@@ -109,32 +120,53 @@ class Exchange:
         """Of a chunk that this node owns: who else went for it."""
         nodes = self._neighbourhood
         own = nodes.own_id
-        return nodes.named(self._notebook.fetcher(wanted.key, asker=own, without=tuple(absent), nodes=nodes.nodes()))
+        return nodes.named(
+            self._notebook.fetcher(
+                wanted.key, asker=own, without=tuple(absent), nodes=nodes.nodes()
+            )
+        )
 
-    async def _ask_owner(self, peer: Peer, wanted: Wanted, absent: Iterable[str]) -> tuple[Answer | None, Peer | None]:
-        """What the owner gives, or who it says has the piece; neither: this node is to fetch it, or the owner failed."""
+    async def _ask_owner(
+        self, peer: Peer, wanted: Wanted, absent: Iterable[str]
+    ) -> tuple[Answer | None, Peer | None]:
+        """What the owner gives, or who it says has the piece; neither: this node is to fetch it, or
+        the owner failed."""
         without = ",".join(absent)
-        answer = await self._ask(peer, wanted, f"owner=1&without={without}" if without else "owner=1")
+        answer = await self._ask(
+            peer, wanted, f"owner=1&without={without}" if without else "owner=1"
+        )
         if answer is None or answer.head.status != 303:
             return answer, None
         return None, self._neighbourhood.named(answer.head.headers.get(AT_HEADER.lower(), ""))
 
     async def _ask(self, peer: Peer, wanted: Wanted, query: str = "") -> Answer | None:
-        """One peer's answer, waited for where it says that it is about to have the piece; None: it has nothing for us."""
+        """One peer's answer, waited for where it says that it is about to have the piece; None: it
+        has nothing for us."""
         answer = await self._get(peer, wanted, query, answer_s=self._answer_s)
         if answer is None or answer.head.status != 202:
             return answer
         answer = await self._get(peer, wanted, f"wait={WAIT_S}", answer_s=self._answer_s + WAIT_S)
         return answer if answer is not None and answer.head.status == 200 else None
 
-    async def _get(self, peer: Peer, wanted: Wanted, query: str, *, answer_s: float) -> Answer | None:
-        path = f"/v1/manifests/{wanted.digest}" if wanted.index is None else f"/v1/chunks/{wanted.digest}/{wanted.index}"
+    async def _get(
+        self, peer: Peer, wanted: Wanted, query: str, *, answer_s: float
+    ) -> Answer | None:
+        path = (
+            f"/v1/manifests/{wanted.digest}"
+            if wanted.index is None
+            else f"/v1/chunks/{wanted.digest}/{wanted.index}"
+        )
         target = f"{path}?{query}" if query else path
         own = self._neighbourhood.own_id
         ticket = self._key.write("GET", target, sender=own, receiver=peer.id or "", now=time.time())
         try:
             return await self._lines.get(
-                peer.address, target, ticket=ticket, answer_s=answer_s, bytes_per_s=_SLOWEST_BYTES_PER_S, most_bytes=wanted.length_bytes
+                peer.address,
+                target,
+                ticket=ticket,
+                answer_s=answer_s,
+                bytes_per_s=_SLOWEST_BYTES_PER_S,
+                most_bytes=wanted.length_bytes,
             )
         except AskFailed as e:
             self._neighbourhood.failed(peer.address, e.failure, str(e))

@@ -26,9 +26,12 @@ _STATES = ("asked", "resting", "distrusted", "silent")
 
 
 class PeerCollector(Collector):
-    """Turns what the parts know into metrics; holds no state of its own. A node that serves nobody has no `server`."""
+    """Turns what the parts know into metrics; holds no state of its own. A node that serves nobody
+    has no `server`."""
 
-    def __init__(self, *, neighbourhood: Neighbourhood, exchange: Exchange, server: PeerServer | None) -> None:
+    def __init__(
+        self, *, neighbourhood: Neighbourhood, exchange: Exchange, server: PeerServer | None
+    ) -> None:
         self._neighbourhood = neighbourhood
         self._exchange = exchange
         self._server = server
@@ -38,20 +41,28 @@ class PeerCollector(Collector):
         prefix = "pilotlight_weights_peer"
         states = dict(self._neighbourhood.states())
         counted = Counter(states.values())
-        peers = GaugeMetricFamily(f"{prefix}s", "Other nodes by what is thought of them.", labels=["state"])
+        peers = GaugeMetricFamily(
+            f"{prefix}s", "Other nodes by what is thought of them.", labels=["state"]
+        )
         for state in _STATES:
             peers.add_metric([state], counted[state])
         yield peers
-        distrusted = GaugeMetricFamily(f"{prefix}_distrusted", "Peers that gave wrong bytes.", labels=["peer"])
+        distrusted = GaugeMetricFamily(
+            f"{prefix}_distrusted", "Peers that gave wrong bytes.", labels=["peer"]
+        )
         for address, state in states.items():
             if state == "distrusted":
                 distrusted.add_metric([address], 1)
         yield distrusted
-        failures = CounterMetricFamily(f"{prefix}_failures", "Times that a peer gave nothing, by reason.", labels=["reason"])
+        failures = CounterMetricFamily(
+            f"{prefix}_failures", "Times that a peer gave nothing, by reason.", labels=["reason"]
+        )
         for failure, count in self._neighbourhood.failures.items():
             failures.add_metric([failure.value], count)
         yield failures
-        yield CounterMetricFamily(f"{prefix}_received_bytes", "From peers, verified.", self._exchange.received.bytes)
+        yield CounterMetricFamily(
+            f"{prefix}_received_bytes", "From peers, verified.", self._exchange.received.bytes
+        )
         if self._server is not None:
             yield from _of_server(prefix, self._server)
 
@@ -59,7 +70,9 @@ class PeerCollector(Collector):
 def _of_server(prefix: str, server: PeerServer) -> Iterator[Metric]:
     yield CounterMetricFamily(f"{prefix}_served_bytes", "Sent to peers.", server.served.bytes)
     yield CounterMetricFamily(f"{prefix}_busy", "Askers sent away.", server.served.busy)
-    refused = CounterMetricFamily(f"{prefix}_refused", "Requests without a good ticket.", labels=["reason"])
+    refused = CounterMetricFamily(
+        f"{prefix}_refused", "Requests without a good ticket.", labels=["reason"]
+    )
     for reason, count in server.served.refused.items():
         refused.add_metric([reason], count)
     yield refused

@@ -27,7 +27,9 @@ def check(peers: Sequence[str] | str) -> None:
         try:
             split(address)
         except ValueError as e:
-            raise ValueError(f"peers: {e}: expected a list of host:port, or dns:<name>:<port>") from e
+            raise ValueError(
+                f"peers: {e}: expected a list of host:port, or dns:<name>:<port>"
+            ) from e
 
 
 def check_listen(address: str) -> None:
@@ -35,7 +37,9 @@ def check_listen(address: str) -> None:
     try:
         split(address.removesuffix(":0") + ":1" if address.endswith(":0") else address)
     except ValueError as e:
-        raise ValueError(f"peer_listen = {address!r}: expected host:port, or null to serve nobody") from e
+        raise ValueError(
+            f"peer_listen = {address!r}: expected host:port, or null to serve nobody"
+        ) from e
 
 
 class Members:
@@ -54,13 +58,18 @@ class Members:
         return split(self._peers.removeprefix(_DNS))[0] if isinstance(self._peers, str) else None
 
     async def addresses(self) -> tuple[str, ...]:
-        """`host:port` of each. A name that cannot be resolved now stands for what it stood for before."""
+        """`host:port` of each. A name that cannot be resolved now stands for what it stood for
+        before."""
         if isinstance(self._peers, str):
             host, port = split(self._peers.removeprefix(_DNS))
             try:
-                found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                found = await asyncio.get_running_loop().getaddrinfo(
+                    host, port, type=socket.SOCK_STREAM
+                )
             except OSError as e:
-                _log.warning("peers.not_resolved name=%s error=%s kept=%d", host, e, len(self._last))
+                _log.warning(
+                    "peers.not_resolved name=%s error=%s kept=%d", host, e, len(self._last)
+                )
             else:
                 self._last = tuple(sorted({_written(str(where[0]), port) for *_, where in found}))
         return self._last

@@ -1,8 +1,9 @@
-"""Which peers there are, what each holds whole, and what is thought of it; looked at again every few seconds.
+"""Which peers there are, what each holds whole, and what is thought of it; looked at again every
+few seconds.
 
-A peer's name is the id that it gives itself when it starts, not its address: all nodes then rank by the same names, whatever addresses
-they use, and a node that meets itself knows. Who does not say its id is nobody's owner.
-"""
+A peer's name is the id that it gives itself when it starts, not its address: all nodes then rank by
+the same names, whatever addresses they use, and a node that meets itself knows. Who does not say
+its id is nobody's owner."""
 
 from __future__ import annotations
 
@@ -87,7 +88,8 @@ class Neighbourhood:
                     await self._stranger.wait()
 
     async def look_around(self, *, everybody: bool = True) -> None:
-        """Ask who is there, and everybody (or those who did not fail just now) for what it holds."""
+        """Ask who is there, and everybody (or those who did not fail just now) for what it
+        holds."""
         addresses = await self._members.addresses()
         for gone in self._peers.keys() - set(addresses):
             del self._peers[gone]
@@ -101,12 +103,17 @@ class Neighbourhood:
                 await self._visit(peer)
 
         now = self._clock()
-        others = [peer for peer in self._peers.values() if peer.id != self.own_id and (everybody or peer.standing.is_asked(now))]
+        others = [
+            peer
+            for peer in self._peers.values()
+            if peer.id != self.own_id and (everybody or peer.standing.is_asked(now))
+        ]
         await asyncio.gather(*map(visit, others))
         self._looked_at = self._clock()
 
     async def wait_fresh(self) -> None:
-        """Until what is known of the others is at most a second old, and whoever asked us is among them.
+        """Until what is known of the others is at most a second old, and whoever asked us is among
+        them.
 
         For as long as one of them may take to answer, and no longer.
         """
@@ -120,7 +127,9 @@ class Neighbourhood:
         if self._look is None or self._look.done():
             everybody = everybody or self._stranger.is_set()
             self._stranger.clear()
-            self._look = asyncio.create_task(self.look_around(everybody=everybody), name="look around")
+            self._look = asyncio.create_task(
+                self.look_around(everybody=everybody), name="look around"
+            )
         await asyncio.shield(self._look)
 
     def met(self, node: str) -> None:
@@ -129,7 +138,8 @@ class Neighbourhood:
             self._stranger.set()
 
     def holders(self, digest: str, key: str) -> list[Peer]:
-        """Who holds it whole and may be asked, in the order for `key`: so that many chunks are spread over many holders."""
+        """Who holds it whole and may be asked, in the order for `key`: so that many chunks are
+        spread over many holders."""
         found = {peer.id: peer for peer in self._asked() if digest in peer.holds}
         return [found[node] for node in ranked(key, [node for node in found if node is not None])]
 
@@ -156,10 +166,14 @@ class Neighbourhood:
         self.failures[failure] += 1
         if (peer := self._peers.get(address)) is None:
             return
-        peer.standing = peer.standing.failed(failure, now=self._clock(), distrust_s=self._distrust_s)
+        peer.standing = peer.standing.failed(
+            failure, now=self._clock(), distrust_s=self._distrust_s
+        )
         if failure is Failure.WRONG:
             self._lines.hang_up(address)
-            _log.error("peer.distrusted address=%s for_s=%.0f reason=%s", address, self._distrust_s, why)
+            _log.error(
+                "peer.distrusted address=%s for_s=%.0f reason=%s", address, self._distrust_s, why
+            )
         elif failure not in (Failure.ABSENT, Failure.BUSY):
             _log.warning("peer.failed address=%s failure=%s reason=%s", address, failure, why)
 
@@ -169,19 +183,37 @@ class Neighbourhood:
         for peer in self._peers.values():
             if peer.id != self.own_id:
                 trusted = "asked" if peer.standing.is_asked(now) else "resting"
-                yield peer.address, "distrusted" if peer.standing.is_distrusted(now) else "silent" if peer.id is None else trusted
+                yield (
+                    peer.address,
+                    "distrusted"
+                    if peer.standing.is_distrusted(now)
+                    else "silent"
+                    if peer.id is None
+                    else trusted,
+                )
 
     def _asked(self) -> list[Peer]:
         now = self._clock()
-        return [peer for peer in self._peers.values() if peer.id not in (None, self.own_id) and peer.standing.is_asked(now)]
+        return [
+            peer
+            for peer in self._peers.values()
+            if peer.id not in (None, self.own_id) and peer.standing.is_asked(now)
+        ]
 
     async def _visit(self, peer: Peer) -> None:
-        ticket = self._key.write("GET", HOLDINGS, sender=self.own_id, receiver=ANYBODY, now=time.time())
+        ticket = self._key.write(
+            "GET", HOLDINGS, sender=self.own_id, receiver=ANYBODY, now=time.time()
+        )
         try:
             answer = await self._lines.get(
-                peer.address, HOLDINGS, ticket=ticket, answer_s=self._answer_s, bytes_per_s=_SLOWEST_BYTES_PER_S,
-                most_bytes=_MAX_HOLDINGS_BYTES, etag=peer.etag,
-            )  # fmt: skip
+                peer.address,
+                HOLDINGS,
+                ticket=ticket,
+                answer_s=self._answer_s,
+                bytes_per_s=_SLOWEST_BYTES_PER_S,
+                most_bytes=_MAX_HOLDINGS_BYTES,
+                etag=peer.etag,
+            )
             _take(peer, answer)
         except AskFailed as e:
             peer.missed += 1
@@ -197,7 +229,10 @@ def _take(peer: Peer, answer: Answer) -> None:
             body = json.loads(answer.body)
             holds = frozenset(str(digest) for digest in [*body["files"], *body["models"]])
         except (ValueError, KeyError, TypeError) as e:
-            raise AskFailed(Failure.BROKEN, f"{peer.address} says what it holds in words that are not ours: {e!r}") from e
+            raise AskFailed(
+                Failure.BROKEN,
+                f"{peer.address} says what it holds in words that are not ours: {e!r}",
+            ) from e
         peer.holds, peer.etag = holds, answer.head.headers.get("etag")
     if node != peer.id:
         peer.standing = Standing(distrusted_until=peer.standing.distrusted_until)  # it started anew

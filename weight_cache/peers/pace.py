@@ -12,10 +12,16 @@ _BURST_S = 0.1
 class Pace:
     """A bound on all uploads together. Owner: one event loop; `bytes_per_s` 0: no bound.
 
-    Debts are allowed: who takes waits until what was taken before is paid, so that turns come in the order of asking.
-    """
+    Debts are allowed: who takes waits until what was taken before is paid, so that turns come in
+    the order of asking."""
 
-    def __init__(self, bytes_per_s: int, *, clock: Callable[[], float], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    def __init__(
+        self,
+        bytes_per_s: int,
+        *,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._bytes_per_s = bytes_per_s
         self._clock = clock
         self._sleep = sleep

@@ -1,9 +1,8 @@
 """Rendezvous hashing: every node ranks the nodes for a key alike, without asking anybody.
 
-Each node scores a hash of (node, key); the highest owns the key. When a node joins or leaves, only the keys that it wins or owned move:
-1/n of them. Source: Thaler & Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", IEEE/ACM Transactions on Networking 6(1),
-1998.
-"""
+Each node scores a hash of (node, key); the highest owns the key. When a node joins or leaves, only
+the keys that it wins or owned move: 1/n of them. Source: Thaler & Ravishankar, "Using Name-Based
+Mappings to Increase Hit Rates", IEEE/ACM Transactions on Networking 6(1), 1998."""
 
 from __future__ import annotations
 

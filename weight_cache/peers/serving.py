@@ -1,12 +1,13 @@
-"""This node's side: what it has verified, to whoever shows a ticket, never faster than the pace and never more at once than allowed.
+"""This node's side: what it has verified, to whoever shows a ticket, never faster than the pace and
+never more at once than allowed.
 
     GET /v1/holdings                         which whole files and models are here; who this node is
     GET /v1/chunks/<digest>/<index>[?…]      200 the chunk · 202 it is about to be here · 303 who else has it · 404 · 503 busy
     GET /v1/manifests/<sha256>[?…]           the same for a manifest
 
-Query: `wait=<s>` wait for what is about to be here; `owner=1` this node owns the chunk: note who fetches it (404: you do), and send later
-askers there; `without=<node>,…` these do not have it. Reading and sending are done in pieces by threads that step back for everything else.
-"""
+Query: `wait=<s>` wait for what is about to be here; `owner=1` this node owns the chunk: note who
+fetches it (404: you do), and send later askers there; `without=<node>,…` these do not have it.
+Reading and sending are done in pieces by threads that step back for everything else."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ _IDLE_S = 60.0
 _SEND_S = 30.0
 """A reader that does not take a piece within this is cut off: it holds a turn."""
 _TURN_S = 0.4
-"""How long somebody waits for a turn before it is told to ask elsewhere: less than it would wait for an answer."""
+"""How long somebody waits for a turn before it is told to ask elsewhere: less than it would wait
+for an answer."""
 _CONNECTIONS = 256
 _PATH = re.compile(r"/v1/(?:chunks/([0-9a-f]{64})/(\d{1,6})|manifests/([0-9a-f]{64}))\Z")
 _NUMBER = re.compile(r"\d{1,6}(\.\d{1,6})?\Z")
@@ -64,7 +66,15 @@ class PeerServer:
     """Answers neighbours. Owner: the store's event loop."""
 
     def __init__(
-        self, shelf: Shelf, neighbourhood: Neighbourhood, gate: Gate, *, notebook: Notebook, under_way: UnderWay, pace: Pace, at_once: int
+        self,
+        shelf: Shelf,
+        neighbourhood: Neighbourhood,
+        gate: Gate,
+        *,
+        notebook: Notebook,
+        under_way: UnderWay,
+        pace: Pace,
+        at_once: int,
     ) -> None:
         self._shelf = shelf
         self._neighbourhood = neighbourhood
@@ -83,7 +93,9 @@ class PeerServer:
 
     async def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> int:
         """Serve until `aclose`; returns the port. Raises OSError (an address in use)."""
-        self._server = await asyncio.start_server(self._on_connection, host, port, ssl=tls, limit=wire.MAX_HEAD_BYTES)
+        self._server = await asyncio.start_server(
+            self._on_connection, host, port, ssl=tls, limit=wire.MAX_HEAD_BYTES
+        )
         return int(self._server.sockets[0].getsockname()[1])
 
     async def aclose(self) -> None:
@@ -96,7 +108,9 @@ class PeerServer:
         await asyncio.gather(*self._open.values(), return_exceptions=True)
         self._threads.close()
 
-    async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _on_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         if len(self._open) >= _CONNECTIONS:
             writer.transport.abort()
             return
@@ -120,7 +134,11 @@ class PeerServer:
         path, _, query = request.target.partition("?")
         try:
             node = self._gate.admit(
-                request.headers.get("authorization"), request.method, request.target, now=time.time(), anybody=path == HOLDINGS
+                request.headers.get("authorization"),
+                request.method,
+                request.target,
+                now=time.time(),
+                anybody=path == HOLDINGS,
             )
         except TicketRefused as e:
             self.served.refused[e.reason] = self.served.refused.get(e.reason, 0) + 1
@@ -133,19 +151,34 @@ class PeerServer:
             await self._tell_holdings(writer, request.headers.get("if-none-match"))
         elif (match := _PATH.match(path)) is not None:
             index = int(match[2]) if match[2] is not None else None
-            await self._give(writer, _Piece(digest=match[1] or match[3], index=index, query=dict(urllib.parse.parse_qsl(query))), node)
+            await self._give(
+                writer,
+                _Piece(
+                    digest=match[1] or match[3],
+                    index=index,
+                    query=dict(urllib.parse.parse_qsl(query)),
+                ),
+                node,
+            )
         else:
             await self._say(writer, 404, "no such thing between nodes")
 
     async def _tell_holdings(self, writer: asyncio.StreamWriter, known: str | None) -> None:
-        body = json.dumps({"files": self._shelf.files(), "models": self._shelf.models()}, separators=(",", ":")).encode()
+        body = json.dumps(
+            {"files": self._shelf.files(), "models": self._shelf.models()}, separators=(",", ":")
+        ).encode()
         etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         headers = {NODE_HEADER: self._neighbourhood.own_id, "ETag": etag}
-        writer.write(wire.answer_head(304, 0, headers) if known == etag else wire.answer_head(200, len(body), headers) + body)
+        writer.write(
+            wire.answer_head(304, 0, headers)
+            if known == etag
+            else wire.answer_head(200, len(body), headers) + body
+        )
         await self._drain(writer)
 
     async def _give(self, writer: asyncio.StreamWriter, piece: _Piece, node: str) -> None:
-        is_coming = self._under_way.is_coming(piece.key)  # asked first: while a thread looks, it may land
+        # asked first: while a thread looks, it may land
+        is_coming = self._under_way.is_coming(piece.key)
         found = await self._find(piece)
         if found is None and (is_coming or self._under_way.is_coming(piece.key)):
             if "wait" not in piece.query:
@@ -167,9 +200,12 @@ class PeerServer:
 
     async def _say_who(self, writer: asyncio.StreamWriter, piece: _Piece, node: str) -> None:
         if "owner" in piece.query:
-            without = {*piece.query.get("without", "").split(","), self._neighbourhood.own_id}  # this node just said that it has it not
+            # this node just said that it has it not
+            without = {*piece.query.get("without", "").split(","), self._neighbourhood.own_id}
             nodes = self._neighbourhood.nodes() | {node}
-            if (at := self._notebook.fetcher(piece.key, asker=node, without=without, nodes=nodes)) != node:
+            if (
+                at := self._notebook.fetcher(piece.key, asker=node, without=without, nodes=nodes)
+            ) != node:
                 await self._say(writer, 303, "", {AT_HEADER: at})
                 return
         await self._say(writer, 404, "not here")
@@ -195,7 +231,9 @@ class PeerServer:
             for at in range(0, found.length_bytes, _PIECE_BYTES):
                 length = min(_PIECE_BYTES, found.length_bytes - at)
                 await self._pace.take(length)
-                block = await self._threads.run(os.pread, descriptor, length, found.offset_bytes + at)
+                block = await self._threads.run(
+                    os.pread, descriptor, length, found.offset_bytes + at
+                )
                 if len(block) != length:
                     raise wire.WireBroken(f"{found.paths[-1].name} is shorter than it was")
                 writer.write(block)
@@ -204,7 +242,13 @@ class PeerServer:
         finally:
             os.close(descriptor)
 
-    async def _say(self, writer: asyncio.StreamWriter, status: int, text: str, headers: dict[str, str] | None = None) -> None:
+    async def _say(
+        self,
+        writer: asyncio.StreamWriter,
+        status: int,
+        text: str,
+        headers: dict[str, str] | None = None,
+    ) -> None:
         body = text.encode()
         writer.write(wire.answer_head(status, len(body), headers) + body)
         await self._drain(writer)

@@ -1,4 +1,5 @@
-"""What is thought of a peer: asked, left alone for a moment, or distrusted. Pure; `now` in monotonic seconds."""
+"""What is thought of a peer: asked, left alone for a moment, or distrusted. Pure; `now` in
+monotonic seconds."""
 
 from __future__ import annotations
 
@@ -48,10 +49,22 @@ class Standing:
         if failure is Failure.ABSENT:
             return self
         if failure is Failure.WRONG:
-            return Standing(failures=self.failures, rests_until=self.rests_until, distrusted_until=now + distrust_s)
+            return Standing(
+                failures=self.failures,
+                rests_until=self.rests_until,
+                distrusted_until=now + distrust_s,
+            )
         if failure is Failure.BUSY:
-            return Standing(failures=self.failures, rests_until=now + BUSY_REST_S, distrusted_until=self.distrusted_until)
+            return Standing(
+                failures=self.failures,
+                rests_until=now + BUSY_REST_S,
+                distrusted_until=self.distrusted_until,
+            )
         if now < self.rests_until:
             return self  # asked before it began to rest: one silence, however many waited
         rest = min(_LONGEST_REST_S, _FIRST_REST_S * 2.0**self.failures)
-        return Standing(failures=self.failures + 1, rests_until=now + rest, distrusted_until=self.distrusted_until)
+        return Standing(
+            failures=self.failures + 1,
+            rests_until=now + rest,
+            distrusted_until=self.distrusted_until,
+        )

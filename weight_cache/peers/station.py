@@ -36,9 +36,12 @@ class Terms:
 
 
 class Station:
-    """This node among the others: `exchange` is given to the store, then `open` with what the store has. Owner: one event loop."""
+    """This node among the others: `exchange` is given to the store, then `open` with what the store
+    has. Owner: one event loop."""
 
-    def __init__(self, terms: Terms, key: PeerKey, *, client_tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, terms: Terms, key: PeerKey, *, client_tls: ssl.SSLContext | None = None
+    ) -> None:
         self._terms = terms
         self._key = key
         members = Members(terms.peers)
@@ -53,7 +56,12 @@ class Station:
             distrust_s=terms.distrust_s,
         )
         self.exchange = Exchange(
-            self.neighbourhood, self._lines, key, notebook=self._notebook, under_way=self._under_way, answer_s=terms.answer_s
+            self.neighbourhood,
+            self._lines,
+            key,
+            notebook=self._notebook,
+            under_way=self._under_way,
+            answer_s=terms.answer_s,
         )
         self.server: PeerServer | None = None
         self.port: int | None = None
@@ -63,8 +71,11 @@ class Station:
         return f"<Station {self.neighbourhood!r} {self.server!r} port={self.port}>"
 
     @classmethod
-    def of(cls, terms: Terms, key_file: Path, *, client_tls: ssl.SSLContext | None = None) -> Station | None:
-        """None where a node is to know no others. Raises SettingsInvalid: without the platform's key nobody would know it."""
+    def of(
+        cls, terms: Terms, key_file: Path, *, client_tls: ssl.SSLContext | None = None
+    ) -> Station | None:
+        """None where a node is to know no others. Raises SettingsInvalid: without the platform's
+        key nobody would know it."""
         if not terms.peers and terms.listen is None:
             return None
         try:
@@ -90,7 +101,9 @@ class Station:
 
     def collector(self) -> PeerCollector:
         """Its metrics."""
-        return PeerCollector(neighbourhood=self.neighbourhood, exchange=self.exchange, server=self.server)
+        return PeerCollector(
+            neighbourhood=self.neighbourhood, exchange=self.exchange, server=self.server
+        )
 
     async def aclose(self) -> None:
         """Serve nobody any more first (they ask elsewhere), then let go of the others."""

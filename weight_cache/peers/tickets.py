@@ -1,10 +1,12 @@
-"""A ticket says that a request comes from a node of this platform: an HMAC (RFC 2104) by a key that only they have.
+"""A ticket says that a request comes from a node of this platform: an HMAC (RFC 2104) by a key that
+only they have.
 
-    Authorization: Pilotlight-Peer from=<node> to=<node> at=<ms since the epoch> nonce=<hex> mac=<hex>
+    Authorization: Pilotlight-Peer from=<node> to=<node> at=<ms since the epoch> nonce=<hex>
+    mac=<hex>
 
-The MAC covers method, target and all the fields, so a ticket is good for one request to one node. It is good once (nonces are remembered)
-and not for long. The first request to a node, which asks who it is, is addressed to `-`.
-"""
+The MAC covers method, target and all the fields, so a ticket is good for one request to one node.
+It is good once (nonces are remembered) and not for long. The first request to a node, which asks
+who it is, is addressed to `-`."""
 
 from __future__ import annotations
 
@@ -22,13 +24,18 @@ ANYBODY = "-"
 FRESH_S = 60.0
 """Clocks of one cluster differ by less, or more than weights is broken."""
 _REMEMBERED = 100_000
-"""Nonces at most: some 15 MB. Above the rate that fills this within `FRESH_S` requests are refused."""
+"""Nonces at most: some 15 MB. Above the rate that fills this within `FRESH_S` requests are
+refused."""
 _LABEL = b"pilotlight weights between nodes"
-_FIELDS = re.compile(r"from=([0-9a-f]{32}) to=([0-9a-f]{32}|-) at=(\d{1,15}) nonce=([0-9a-f]{32}) mac=([0-9a-f]{64})\Z")
+_FIELDS = re.compile(
+    r"from=([0-9a-f]{32}) to=([0-9a-f]{32}|-) at=(\d{1,15}) nonce=([0-9a-f]{32}) "
+    r"mac=([0-9a-f]{64})\Z"
+)
 
 
 class TicketRefused(Exception):
-    """Raised when a request does not prove that it comes from this platform; `reason` is one word for a metric."""
+    """Raised when a request does not prove that it comes from this platform; `reason` is one word
+    for a metric."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -54,9 +61,15 @@ class PeerKey:
         try:
             raw = base64.urlsafe_b64decode(path.read_bytes().strip())
         except (OSError, binascii.Error, ValueError) as e:
-            raise KeyMissing(f"{path} is no platform key: {e}. Nodes know each other by it: give each node the same file") from e
+            raise KeyMissing(
+                f"{path} is no platform key: {e}. Nodes know each other by it: give each node the "
+                f"same file"
+            ) from e
         if len(raw) != 32:
-            raise KeyMissing(f"{path} is no platform key: {len(raw)} bytes, not 32. Give each node the platform's key file")
+            raise KeyMissing(
+                f"{path} is no platform key: {len(raw)} bytes, not 32. Give each node the "
+                f"platform's key file"
+            )
         return cls(raw)
 
     def write(self, method: str, target: str, *, sender: str, receiver: str, now: float) -> str:
@@ -81,8 +94,11 @@ class Gate:
     def __repr__(self) -> str:
         return f"<Gate nonces={len(self._seen)}>"
 
-    def admit(self, header: str | None, method: str, target: str, *, now: float, anybody: bool = False) -> str:
-        """The id of the node that asks. `anybody`: the ticket need not be addressed to this node. Raises TicketRefused."""
+    def admit(
+        self, header: str | None, method: str, target: str, *, now: float, anybody: bool = False
+    ) -> str:
+        """The id of the node that asks. `anybody`: the ticket need not be addressed to this node.
+        Raises TicketRefused."""
         scheme, _, rest = (header or "").partition(" ")
         match = _FIELDS.match(rest) if scheme == SCHEME else None
         if match is None:
@@ -93,7 +109,10 @@ class Gate:
         if receiver != self._own_id and not (anybody and receiver == ANYBODY):
             raise TicketRefused("misaddressed", "this ticket is for another node")
         if abs(now - int(at) / 1000) > FRESH_S:
-            raise TicketRefused("stale", f"this ticket is {now - int(at) / 1000:.0f} s old: look at the clocks of both nodes")
+            raise TicketRefused(
+                "stale",
+                f"this ticket is {now - int(at) / 1000:.0f} s old: look at the clocks of both nodes",
+            )
         self._remember(nonce, now)
         return sender
 

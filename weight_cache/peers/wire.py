@@ -1,4 +1,5 @@
-"""Just enough of HTTP/1.1 (RFC 9112) for two nodes: GET, no request bodies, Content-Length only, connections that are kept.
+"""Just enough of HTTP/1.1 (RFC 9112) for two nodes: GET, no request bodies, Content-Length only,
+connections that are kept.
 
 A node refuses what it does not know: neither side is a web server.
 """
@@ -56,7 +57,9 @@ async def read_head(reader: asyncio.StreamReader) -> Head:
     lines = await _head(reader)
     parts = lines[0].split(" ", 2) if lines else []
     if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not _NUMBER.match(parts[1]):
-        raise WireBroken("the connection was closed before an answer" if not lines else "that is no HTTP answer")
+        raise WireBroken(
+            "the connection was closed before an answer" if not lines else "that is no HTTP answer"
+        )
     headers = _headers(lines[1:]) if lines else {}
     length = headers.get("content-length", "")
     if not _NUMBER.match(length) or "transfer-encoding" in headers:

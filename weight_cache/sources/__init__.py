@@ -1,4 +1,5 @@
-"""Where a user's models lie: a directory, S3, the web, a model hub. One module per kind; this is the door to them.
+"""Where a user's models lie: a directory, S3, the web, a model hub. One module per kind; this is
+the door to them.
 
 Nothing here is imported on a node: sources are read when an app is deployed or weights are pushed.
 """
@@ -17,7 +18,9 @@ from weight_cache.sources.source import Source, SourceFile
 __all__ = ["Source", "SourceFile", "is_remote", "open_source"]
 
 _WEB = ("http://", "https://")
-_KINDS = "a directory, s3://bucket/prefix, http(s)://… (one file per address) or hf://org/name@revision"
+_KINDS = (
+    "a directory, s3://bucket/prefix, http(s)://… (one file per address) or hf://org/name@revision"
+)
 
 
 def is_remote(where: str | Path) -> bool:
@@ -34,16 +37,18 @@ def open_source(
 ) -> Source:
     """Open what a user named; nothing is read before `files()`. Raises SourceInvalid.
 
-    `where`: a directory, `s3://bucket/prefix`, one or several `http(s)://` addresses, or `hf://org/name@revision`.
-    `include`: patterns of the files that are wanted (`ChosenSource`), all if there are none. `token`: of the hub, or sent to web
-    servers as `Authorization: Bearer`. `environ`: where to look for credentials (`AWS_…`, `HF_TOKEN`) before the standard places;
-    default: the process's own environment.
-    """
+    `where`: a directory, `s3://bucket/prefix`, one or several `http(s)://` addresses, or
+    `hf://org/name@revision`. `include`: patterns of the files that are wanted (`ChosenSource`), all
+    if there are none. `token`: of the hub, or sent to web servers as `Authorization: Bearer`.
+    `environ`: where to look for credentials (`AWS_…`, `HF_TOKEN`) before the standard places;
+    default: the process's own environment."""
     source = _open(where, token, os.environ if environ is None else environ)
     return ChosenSource(source, include) if include else source
 
 
-def _open(where: str | Path | Sequence[str], token: str | None, environ: Mapping[str, str]) -> Source:
+def _open(
+    where: str | Path | Sequence[str], token: str | None, environ: Mapping[str, str]
+) -> Source:
     if not isinstance(where, str | Path):
         return _web(list(where), token)
     text = str(where)

@@ -10,7 +10,8 @@ from weight_cache.sources.source import Source, SourceFile
 
 
 class ChosenSource:
-    """The files of `source` that one of `patterns` matches: `*` stands for anything, `/` included, as in the hub's own tools."""
+    """The files of `source` that one of `patterns` matches: `*` stands for anything, `/` included,
+    as in the hub's own tools."""
 
     def __init__(self, source: Source, patterns: Sequence[str]) -> None:
         self._source = source
@@ -30,12 +31,20 @@ class ChosenSource:
         return self._source.reads_at_once
 
     def files(self) -> list[SourceFile]:
-        """See Source. Raises SourceInvalid for a pattern that matches nothing: it is likely misspelt."""
+        """See Source. Raises SourceInvalid for a pattern that matches nothing: it is likely
+        misspelt."""
         found = self._source.files()
         for pattern in self._patterns:
             if not any(fnmatch.fnmatchcase(file.path, pattern) for file in found):
-                raise SourceInvalid(f"{self.name} has no file {pattern!r}; it has {_some([file.path for file in found])}")
-        return [file for file in found if any(fnmatch.fnmatchcase(file.path, pattern) for pattern in self._patterns)]
+                raise SourceInvalid(
+                    f"{self.name} has no file {pattern!r}; it has "
+                    f"{_some([file.path for file in found])}"
+                )
+        return [
+            file
+            for file in found
+            if any(fnmatch.fnmatchcase(file.path, pattern) for pattern in self._patterns)
+        ]
 
     def read(self, file: SourceFile, offset_bytes: int, length_bytes: int) -> bytes:
         """See Source."""

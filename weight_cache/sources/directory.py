@@ -1,8 +1,8 @@
 """A directory of model files on this machine.
 
-A file's version is its inode and its times of change; the kernel's clock for these is coarse, so a version that is younger
-than two seconds is not taken as lasting (as git does with its index: Documentation/technical/racy-git).
-"""
+A file's version is its inode and its times of change; the kernel's clock for these is coarse, so a
+version that is younger than two seconds is not taken as lasting (as git does with its index:
+Documentation/technical/racy-git)."""
 
 from __future__ import annotations
 
@@ -42,10 +42,13 @@ class DirectorySource:
         return os.cpu_count() or 1
 
     def files(self) -> list[SourceFile]:
-        """See Source. Raises SourceInvalid for a link that leads outside and for what is neither file nor directory."""
+        """See Source. Raises SourceInvalid for a link that leads outside and for what is neither
+        file nor directory."""
         now_s = time.time()
         try:
-            return in_order((self._described(path, now_s) for path in self._walk()), where=str(self._asked))
+            return in_order(
+                (self._described(path, now_s) for path in self._walk()), where=str(self._asked)
+            )
         except OSError as e:
             raise SourceInvalid(f"{e.filename or self._asked} cannot be read: {e.strerror}") from e
 
@@ -95,7 +98,10 @@ class DirectorySource:
         if not target.is_file():
             raise SourceInvalid(f"{link} links to {target}, which is not a file")
         if not target.is_relative_to(self._root):
-            raise SourceInvalid(f"{link} links out of {self._root}: copy the directory with links followed (cp -rL) and use that")
+            raise SourceInvalid(
+                f"{link} links out of {self._root}: copy the directory with links followed (cp "
+                f"-rL) and use that"
+            )
 
 
 def _version(info: os.stat_result) -> str:

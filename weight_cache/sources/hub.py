@@ -1,8 +1,7 @@
 """A model repository of the Hugging Face hub, pinned to one commit before anything else is asked.
 
-`huggingface_hub` finds the commit and its files, with the token and the endpoint that it finds in its usual places; ranges of files
-are read over HTTP from the addresses that it tells.
-"""
+`huggingface_hub` finds the commit and its files, with the token and the endpoint that it finds in
+its usual places; ranges of files are read over HTTP from the addresses that it tells."""
 
 from __future__ import annotations
 
@@ -23,7 +22,15 @@ _NOT_WEIGHTS = frozenset({".gitattributes"})
 class HubSource:
     """The files of one commit. `files` finds the commit; before, nothing is asked."""
 
-    def __init__(self, repository: str, *, revision: str | None, token: str | None, endpoint: str | None, web: Web | None = None) -> None:
+    def __init__(
+        self,
+        repository: str,
+        *,
+        revision: str | None,
+        token: str | None,
+        endpoint: str | None,
+        web: Web | None = None,
+    ) -> None:
         self._repository = repository
         self._revision = revision
         self._token = token
@@ -33,11 +40,19 @@ class HubSource:
 
     @classmethod
     def at(cls, address: str, *, token: str | None, environ: Mapping[str, str]) -> HubSource:
-        """The source at `hf://org/name@revision`: a branch, a tag or a commit; without one, the repository's main branch."""
+        """The source at `hf://org/name@revision`: a branch, a tag or a commit; without one, the
+        repository's main branch."""
         match = _ADDRESS.match(address)
         if match is None:
-            raise SourceInvalid(f"{address}: a repository is written hf://org/name or hf://org/name@revision")
-        return cls(match[1], revision=match[2], token=token or environ.get("HF_TOKEN"), endpoint=environ.get("HF_ENDPOINT"))
+            raise SourceInvalid(
+                f"{address}: a repository is written hf://org/name or hf://org/name@revision"
+            )
+        return cls(
+            match[1],
+            revision=match[2],
+            token=token or environ.get("HF_TOKEN"),
+            endpoint=environ.get("HF_ENDPOINT"),
+        )
 
     def __repr__(self) -> str:
         return f"<HubSource {self.name}>"
@@ -59,13 +74,25 @@ class HubSource:
         headers = bearer(token)
         api = hub.HfApi(endpoint=self._endpoint, token=token and token.strip())
         web = self._web = self._web or Web(headers=headers)
-        self._commit = str(web.patiently(lambda: self._ask(hub, lambda: api.model_info(self._repository, revision=self._revision).sha)))
+        self._commit = str(
+            web.patiently(
+                lambda: self._ask(
+                    hub, lambda: api.model_info(self._repository, revision=self._revision).sha
+                )
+            )
+        )
 
         def tree() -> list[Any]:
             return list(api.list_repo_tree(self._repository, recursive=True, revision=self._commit))
 
-        found = [entry for entry in web.patiently(lambda: self._ask(hub, tree)) if isinstance(entry, hub.hf_api.RepoFile)]
-        return in_order((_listed(entry) for entry in found if entry.path not in _NOT_WEIGHTS), where=self.name)
+        found = [
+            entry
+            for entry in web.patiently(lambda: self._ask(hub, tree))
+            if isinstance(entry, hub.hf_api.RepoFile)
+        ]
+        return in_order(
+            (_listed(entry) for entry in found if entry.path not in _NOT_WEIGHTS), where=self.name
+        )
 
     def read(self, file: SourceFile, offset_bytes: int, length_bytes: int) -> bytes:
         """See Source. A commit's files never change, so no more than their lengths is compared."""
@@ -73,8 +100,14 @@ class HubSource:
 
         if self._web is None:
             raise SourceInvalid(f"{self.name} was not listed before it was read")
-        url = huggingface_hub.hf_hub_url(self._repository, file.path, revision=self._commit, endpoint=self._endpoint)
-        return self._web.read(RemoteFile(url=url, size_bytes=file.size_bytes), offset_bytes=offset_bytes, length_bytes=length_bytes)
+        url = huggingface_hub.hf_hub_url(
+            self._repository, file.path, revision=self._commit, endpoint=self._endpoint
+        )
+        return self._web.read(
+            RemoteFile(url=url, size_bytes=file.size_bytes),
+            offset_bytes=offset_bytes,
+            length_bytes=length_bytes,
+        )
 
     def close(self) -> None:
         """See Source."""
@@ -86,7 +119,10 @@ class HubSource:
         try:
             import huggingface_hub
         except ImportError as e:
-            raise SourceInvalid(f"{self.name}: reading from the hub needs huggingface_hub: pip install 'pilotlight[weights]'") from e
+            raise SourceInvalid(
+                f"{self.name}: reading from the hub needs huggingface_hub: pip install "
+                f"'pilotlight[weights]'"
+            ) from e
         return huggingface_hub, self._token or huggingface_hub.get_token()
 
     def _ask(self, hub: Any, call: Callable[[], Any]) -> Any:
@@ -97,21 +133,33 @@ class HubSource:
             return call()
         except errors.GatedRepoError as e:
             raise SourceInvalid(
-                f"{self.name} is gated: accept its terms on its page, then give a token of that account with secret="
+                f"{self.name} is gated: accept its terms on its page, then give a token of that "
+                f"account with secret="
             ) from e
         except errors.RepositoryNotFoundError as e:
-            raise SourceInvalid(f"{self.name}: no such repository, or a private one: then give a token with secret= or HF_TOKEN") from e
+            raise SourceInvalid(
+                f"{self.name}: no such repository, or a private one: then give a token with "
+                f"secret= or HF_TOKEN"
+            ) from e
         except errors.RevisionNotFoundError as e:
-            raise SourceInvalid(f"{self.name}: the repository has no such branch, tag or commit") from e
+            raise SourceInvalid(
+                f"{self.name}: the repository has no such branch, tag or commit"
+            ) from e
         except errors.HfHubHTTPError as e:
             status = e.response.status_code
             kind = Passing if status >= 500 or status == 429 else SourceInvalid
             raise kind(f"{self.name}: the hub answers {status}: {str(e).splitlines()[0]}") from e
         except (httpx.TransportError, OSError) as e:
-            raise Passing(f"{self.name}: the hub does not answer: {str(e) or type(e).__name__}") from e
+            raise Passing(
+                f"{self.name}: the hub does not answer: {str(e) or type(e).__name__}"
+            ) from e
         except ValueError as e:
             raise SourceInvalid(f"{self.name}: {e}") from e
 
 
 def _listed(entry: Any) -> SourceFile:
-    return SourceFile(path=entry.path, size_bytes=entry.size, version=entry.lfs.sha256 if entry.lfs else entry.blob_id)
+    return SourceFile(
+        path=entry.path,
+        size_bytes=entry.size,
+        version=entry.lfs.sha256 if entry.lfs else entry.blob_id,
+    )

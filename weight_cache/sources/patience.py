@@ -1,4 +1,5 @@
-"""Asking a server again: what may pass is tried some times more, after pauses that grow and are drawn at random.
+"""Asking a server again: what may pass is tried some times more, after pauses that grow and are
+drawn at random.
 
 Source: Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015 ("full jitter").
 """
@@ -22,15 +23,19 @@ _LONGEST_PAUSE_S = 30.0
 
 
 class Passing(SourceInvalid):
-    """Raised when asking again may help. `retry_after_s`: the server's wish, None where it has none."""
+    """Raised when asking again may help. `retry_after_s`: the server's wish, None where it has
+    none."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
-def patiently(work: Callable[[], T], *, attempts: int = ATTEMPTS, pause: Callable[[float], None] = time.sleep) -> T:
-    """The result of `work`, tried up to `attempts` times while it raises Passing; the last one is raised."""
+def patiently(
+    work: Callable[[], T], *, attempts: int = ATTEMPTS, pause: Callable[[float], None] = time.sleep
+) -> T:
+    """The result of `work`, tried up to `attempts` times while it raises Passing; the last one is
+    raised."""
     for attempt in range(attempts - 1):
         try:
             return work()

@@ -1,4 +1,5 @@
-"""Ranges of files on web servers: one question per range, asked again when it may help, and checked against what was asked.
+"""Ranges of files on web servers: one question per range, asked again when it may help, and checked
+against what was asked.
 
 Source: RFC 9110, sections 8.8 (validators), 13 (conditional requests), 14 (ranges).
 """
@@ -52,7 +53,8 @@ class RemoteFile:
         return {"if-unmodified-since": self.modified} if self.modified else {}
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Refuse an answer about another version, by servers that know no conditions. Raises SourceInvalid."""
+        """Refuse an answer about another version, by servers that know no conditions. Raises
+        SourceInvalid."""
         if self.etag:
             is_same = _strong(headers) == self.etag
         else:
@@ -62,7 +64,8 @@ class RemoteFile:
 
 
 class Web:
-    """An HTTP client with patience; threads share it. `headers` go with every request, but not to other hosts after a redirect."""
+    """An HTTP client with patience; threads share it. `headers` go with every request, but not to
+    other hosts after a redirect."""
 
     def __init__(
         self,
@@ -87,7 +90,8 @@ class Web:
         self._http.close()
 
     def describe(self, url: str) -> RemoteFile:
-        """Ask about a file by reading its first byte: servers that sign addresses refuse HEAD. Raises SourceInvalid."""
+        """Ask about a file by reading its first byte: servers that sign addresses refuse HEAD.
+        Raises SourceInvalid."""
         return self.patiently(lambda: self._describe(url))
 
     def read(self, file: RemoteFile, *, offset_bytes: int, length_bytes: int) -> bytes:
@@ -102,7 +106,8 @@ class Web:
 
     @contextlib.contextmanager
     def get(self, url: str, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
-        """An answer of status 200, 206 or 416, its body unread: read it with `body`. Raises SourceInvalid."""
+        """An answer of status 200, 206 or 416, its body unread: read it with `body`. Raises
+        SourceInvalid."""
         with _translated(url), self._http.stream("GET", url, headers=dict(headers)) as response:
             _check_status(url, response)
             yield response
@@ -116,8 +121,15 @@ class Web:
         with self.get(url, {"range": "bytes=0-0"}) as response:
             headers = response.headers
             if headers.get("content-encoding", "identity") != "identity":
-                raise SourceInvalid(f"{shown(url)}: the server encodes the file ({headers['content-encoding']}), so ranges mean nothing")
-            tags = {"url": url, "etag": _strong(headers), "modified": headers.get("last-modified", "")}
+                raise SourceInvalid(
+                    f"{shown(url)}: the server encodes the file ({headers['content-encoding']}), "
+                    f"so ranges mean nothing"
+                )
+            tags = {
+                "url": url,
+                "etag": _strong(headers),
+                "modified": headers.get("last-modified", ""),
+            }
             if response.status_code == 200:
                 length = headers.get("content-length", "")
                 if not _CONTENT_LENGTH.fullmatch(length):
@@ -129,8 +141,12 @@ class Web:
         wanted = {"range": f"bytes={offset}-{offset + length - 1}", **file.conditions()}
         with self.get(file.url, wanted) as response:
             file.check(response.headers)
-            is_whole = response.status_code == 200 and length == file.size_bytes  # some servers give small files no other way
-            if not is_whole and (response.status_code != 206 or _range_of(file.url, response.headers) != (offset, file.size_bytes)):
+            # some servers give small files no other way
+            is_whole = response.status_code == 200 and length == file.size_bytes
+            if not is_whole and (
+                response.status_code != 206
+                or _range_of(file.url, response.headers) != (offset, file.size_bytes)
+            ):
                 raise changed(shown(file.url))
             return take(self.body(file.url, response), length, url=file.url)
 
@@ -158,21 +174,27 @@ def take(pieces: Iterator[bytes], length: int, *, url: str) -> bytes:
 
 
 def bearer(token: str | None) -> dict[str, str]:
-    """The header that carries a token; what comes from a file may end with a line's end. Raises SourceInvalid."""
+    """The header that carries a token; what comes from a file may end with a line's end. Raises
+    SourceInvalid."""
     if not token:
         return {}
     if not _TOKEN.fullmatch(word := token.strip()):
-        raise SourceInvalid("the token has spaces, line ends or letters that no token has: look at where it comes from")
+        raise SourceInvalid(
+            "the token has spaces, line ends or letters that no token has: look at where it comes from"
+        )
     return {"authorization": f"Bearer {word}"}
 
 
 def shown(url: str) -> str:
-    """The address without user, password and query: any of these may be a key. Raises SourceInvalid for what is none."""
+    """The address without user, password and query: any of these may be a key. Raises SourceInvalid
+    for what is none."""
     try:
         address = urlsplit(url)
     except ValueError as e:
         raise SourceInvalid(f"an address of weights is none: {e}") from e
-    return address._replace(netloc=address.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    return address._replace(
+        netloc=address.netloc.rpartition("@")[2], query="", fragment=""
+    ).geturl()
 
 
 def _strong(headers: Mapping[str, str]) -> str:
@@ -185,7 +207,10 @@ def _range_of(url: str, headers: Mapping[str, str]) -> tuple[int, int]:
     """Where the body begins, and the length of the whole."""
     match = _CONTENT_RANGE.match(headers.get("content-range", ""))
     if match is None:
-        raise SourceInvalid(f"{shown(url)}: the server's Content-Range says {headers.get('content-range', 'nothing')!r}")
+        raise SourceInvalid(
+            f"{shown(url)}: the server's Content-Range says "
+            f"{headers.get('content-range', 'nothing')!r}"
+        )
     return int(match[1] or 0), int(match[3])
 
 
@@ -193,15 +218,22 @@ def _check_status(url: str, response: httpx.Response) -> None:
     status, where = response.status_code, shown(url)
     if url.startswith("https:") and response.url.scheme != "https":
         raise SourceInvalid(f"{where} leads to {shown(str(response.url))}, which is not encrypted")
-    if status in (200, 206) or (status == 416 and response.headers.get("content-range") == "bytes */0"):
+    if status in (200, 206) or (
+        status == 416 and response.headers.get("content-range") == "bytes */0"
+    ):
         return
     if status in (412, 416):
         raise changed(where)
     if status in (401, 403):
-        raise SourceInvalid(f"{where}: access refused ({status}): give a token that may read it, with secret=")
+        raise SourceInvalid(
+            f"{where}: access refused ({status}): give a token that may read it, with secret="
+        )
     if status in (404, 410):
         raise SourceInvalid(f"{where}: there is nothing at that address ({status})")
     if status >= 500 or status in _PASSING:
         wish = response.headers.get("retry-after", "")
-        raise Passing(f"{where}: the server is not able to answer now ({status})", retry_after_s=float(wish) if wish.isdecimal() else None)
+        raise Passing(
+            f"{where}: the server is not able to answer now ({status})",
+            retry_after_s=float(wish) if wish.isdecimal() else None,
+        )
     raise SourceInvalid(f"{where}: the server refused ({status})")

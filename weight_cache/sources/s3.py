@@ -1,8 +1,8 @@
 """Model files in an S3 bucket, or in anything that speaks its protocol.
 
-Credentials, region and a custom endpoint come from the standard chain (AWS_PROFILE, AWS_ENDPOINT_URL, instance metadata, …); where
-there are none, requests go out unsigned, which public buckets allow. Each range asks for the version that was listed (If-Match).
-"""
+Credentials, region and a custom endpoint come from the standard chain (AWS_PROFILE,
+AWS_ENDPOINT_URL, instance metadata, …); where there are none, requests go out unsigned, which
+public buckets allow. Each range asks for the version that was listed (If-Match)."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ _SESSION = {
 }
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _PASSING = frozenset({408, 429})
-_PASSING_CODES = frozenset({"SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "RequestLimitExceeded"})
+_PASSING_CODES = frozenset(
+    {"SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
+)
 
 
 class S3Source:
     """The objects below one prefix, or the one object of that name.
 
-    `given`: variables that the standard chain would not find, as a secret brings them. The client is made when first needed (finding
-    credentials may take a second), under the lock; then threads share it. `files` finds out whether it is one object.
-    """
+    `given`: variables that the standard chain would not find, as a secret brings them. The client
+    is made when first needed (finding credentials may take a second), under the lock; then threads
+    share it. `files` finds out whether it is one object."""
 
     def __init__(
         self,
@@ -60,12 +62,17 @@ class S3Source:
 
     @classmethod
     def at(cls, address: str, *, environ: Mapping[str, str]) -> S3Source:
-        """The source at `s3://bucket/prefix`. What `environ` has beyond the process's environment is used first."""
+        """The source at `s3://bucket/prefix`. What `environ` has beyond the process's environment
+        is used first."""
         bucket, _, prefix = address.removeprefix("s3://").partition("/")
         if not bucket:
             raise SourceInvalid(f"{address} names no bucket: write s3://bucket/prefix")
         names = (*_SESSION, *_ENDPOINTS)
-        given = {name: environ[name] for name in names if name in environ and environ[name] != os.environ.get(name)}
+        given = {
+            name: environ[name]
+            for name in names
+            if name in environ and environ[name] != os.environ.get(name)
+        }
         return cls(bucket=bucket, prefix=prefix, given=given)
 
     def __repr__(self) -> str:
@@ -94,7 +101,9 @@ class S3Source:
         if not length_bytes:
             return b""
         where = f"s3://{self._bucket}/{self._key(file)}"
-        return self._ask(where, lambda client: self._read(client, where, file, offset_bytes, length_bytes))
+        return self._ask(
+            where, lambda client: self._read(client, where, file, offset_bytes, length_bytes)
+        )
 
     def close(self) -> None:
         """See Source."""
@@ -103,9 +112,12 @@ class S3Source:
 
     def _list(self, client: Any) -> Iterator[SourceFile]:
         below = f"{self._prefix}/" if self._prefix else ""
-        for page in client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=below):
+        for page in client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=below
+        ):
             for entry in page.get("Contents", ()):
-                if not entry["Key"].endswith("/") or entry["Size"]:  # consoles make empty objects that look like folders
+                # consoles make empty objects that look like folders
+                if not entry["Key"].endswith("/") or entry["Size"]:
                     yield _file(entry["Key"].removeprefix(below), entry["Size"], entry)
 
     def _single(self) -> list[SourceFile]:
@@ -113,10 +125,16 @@ class S3Source:
         if not self._prefix:
             return []
         self._is_single = True
-        return [self._described(SourceFile(path=self._prefix.rpartition("/")[2], size_bytes=0, version=""))]
+        return [
+            self._described(
+                SourceFile(path=self._prefix.rpartition("/")[2], size_bytes=0, version="")
+            )
+        ]
 
     def _described(self, file: SourceFile) -> SourceFile:
-        head = self._ask(self.name, lambda client: client.head_object(Bucket=self._bucket, Key=self._key(file)))
+        head = self._ask(
+            self.name, lambda client: client.head_object(Bucket=self._bucket, Key=self._key(file))
+        )
         return _file(file.path, head["ContentLength"], head)
 
     def _key(self, file: SourceFile) -> str:
@@ -125,7 +143,9 @@ class S3Source:
     def _read(self, client: Any, where: str, file: SourceFile, offset: int, length: int) -> bytes:
         wanted = f"bytes={offset}-{offset + length - 1}"
         condition = {"IfMatch": file.version} if file.version else {}
-        answer = client.get_object(Bucket=self._bucket, Key=self._key(file), Range=wanted, **condition)
+        answer = client.get_object(
+            Bucket=self._bucket, Key=self._key(file), Range=wanted, **condition
+        )
         with answer["Body"] as body:
             if file.version and answer.get("ETag") != file.version:
                 raise changed(where)
@@ -141,10 +161,17 @@ class S3Source:
 
     def _attempt(self, where: str, call: Callable[[Any], T]) -> T:
         try:
-            from botocore.exceptions import BotoCoreError, ClientError, PartialCredentialsError, ProfileNotFound
+            from botocore.exceptions import (
+                BotoCoreError,
+                ClientError,
+                PartialCredentialsError,
+                ProfileNotFound,
+            )
             from urllib3.exceptions import HTTPError
         except ImportError as e:
-            raise SourceInvalid(f"{where}: reading from S3 needs boto3: pip install 'pilotlight[weights]'") from e
+            raise SourceInvalid(
+                f"{where}: reading from S3 needs boto3: pip install 'pilotlight[weights]'"
+            ) from e
         try:
             with self._making:
                 self._client = self._client or _client(self._given, self._timeout_s)
@@ -154,18 +181,25 @@ class S3Source:
         except (PartialCredentialsError, ProfileNotFound) as e:
             raise SourceInvalid(f"{where}: {e}") from e
         except (BotoCoreError, HTTPError, OSError) as e:
-            raise Passing(f"{where}: no proper answer: {e}. Check the endpoint (AWS_ENDPOINT_URL) and the network") from e
+            raise Passing(
+                f"{where}: no proper answer: {e}. Check the endpoint (AWS_ENDPOINT_URL) and the "
+                f"network"
+            ) from e
 
 
 def _file(path: str, size_bytes: int, entry: Mapping[str, Any]) -> SourceFile:
-    """The file that a listing or a head describes; without an entity tag nothing says which version it is."""
+    """The file that a listing or a head describes; without an entity tag nothing says which version
+    it is."""
     etag = str(entry.get("ETag", ""))
     return SourceFile(path=path, size_bytes=size_bytes, version=etag, is_lasting=bool(etag))
 
 
 def _refused(where: str, response: Mapping[str, Any]) -> SourceInvalid:
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    code, said = str(response.get("Error", {}).get("Code", "")), str(response.get("Error", {}).get("Message", ""))
+    code, said = (
+        str(response.get("Error", {}).get("Code", "")),
+        str(response.get("Error", {}).get("Message", "")),
+    )
     if code == "NoSuchBucket":
         return SourceInvalid(f"{where}: there is no such bucket")
     if status == 404:
@@ -174,7 +208,8 @@ def _refused(where: str, response: Mapping[str, Any]) -> SourceInvalid:
         return changed(where)
     if status in (401, 403):
         return SourceInvalid(
-            f"{where}: access refused ({code or status}: {said}): give credentials that may list and read it, "
+            f"{where}: access refused ({code or status}: {said}): give credentials that may list "
+            f"and read it, "
             "in AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or with secret="
         )
     if status >= 500 or status in _PASSING or code in _PASSING_CODES:
@@ -188,15 +223,21 @@ def _client(given: Mapping[str, str], timeout_s: float) -> Any:
 
     from weight_cache import aws
 
-    session = aws.session(**{_SESSION[name]: value for name, value in given.items() if name in _SESSION})
+    session = aws.session(
+        **{_SESSION[name]: value for name, value in given.items() if name in _SESSION}
+    )
     config = Config(
-        retries={"mode": "standard", "total_max_attempts": 1},  # `patiently` asks again, for the bodies of answers too
+        # `patiently` asks again, for the bodies of answers too
+        retries={"mode": "standard", "total_max_attempts": 1},
         s3={"addressing_style": "path"},
         connect_timeout=min(_CONNECT_TIMEOUT_S, timeout_s),
         read_timeout=timeout_s,
         max_pool_connections=2 * _READS_AT_ONCE,
-        response_checksum_validation="when_required",  # whole objects have checksums, ranges have not
+        # whole objects have checksums, ranges have not
+        response_checksum_validation="when_required",
         **({} if session.get_credentials() else {"signature_version": UNSIGNED}),
     )
     endpoint = next((given[name] for name in _ENDPOINTS if name in given), None)
-    return session.client("s3", config=config, region_name=session.region_name or "us-east-1", endpoint_url=endpoint)
+    return session.client(
+        "s3", config=config, region_name=session.region_name or "us-east-1", endpoint_url=endpoint
+    )

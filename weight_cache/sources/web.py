@@ -1,8 +1,8 @@
 """Files on web servers: one per address; their names are the addresses' last parts.
 
-With a strong entity tag, or else a time of change, each answer is held to the version that was first seen. A server that knows
-no ranges is read from the begin to the end; one connection per file stays open for that.
-"""
+With a strong entity tag, or else a time of change, each answer is held to the version that was
+first seen. A server that knows no ranges is read from the begin to the end; one connection per file
+stays open for that."""
 
 from __future__ import annotations
 
@@ -23,10 +23,15 @@ _READS_AT_ONCE = 8
 class WebSource:
     """The files at `urls`. `token` goes with every request as `Authorization: Bearer`."""
 
-    def __init__(self, urls: Sequence[str], *, token: str | None = None, web: Web | None = None) -> None:
+    def __init__(
+        self, urls: Sequence[str], *, token: str | None = None, web: Web | None = None
+    ) -> None:
         self._urls = {_name(url): url for url in urls}
         if len(self._urls) != len(urls):
-            raise SourceInvalid(f"two of {', '.join(shown(url) for url in urls)} have the same last part, which names the file")
+            raise SourceInvalid(
+                f"two of {', '.join(shown(url) for url in urls)} have the same last part, which "
+                f"names the file"
+            )
         self._web = web or Web(headers=bearer(token))
         self._files: dict[str, RemoteFile] = {}
         self._streams: dict[str, _Stream] = {}
@@ -47,9 +52,17 @@ class WebSource:
     def files(self) -> list[SourceFile]:
         """See Source."""
         with ThreadPoolExecutor(_READS_AT_ONCE, "ask the web") as pool:
-            self._files = dict(zip(self._urls, pool.map(self._web.describe, self._urls.values()), strict=True))
-        self._streams = {path: _Stream(self._web, file) for path, file in self._files.items() if not file.is_ranged}
-        return in_order((_listed(path, file) for path, file in self._files.items()), where=self.name)
+            self._files = dict(
+                zip(self._urls, pool.map(self._web.describe, self._urls.values()), strict=True)
+            )
+        self._streams = {
+            path: _Stream(self._web, file)
+            for path, file in self._files.items()
+            if not file.is_ranged
+        }
+        return in_order(
+            (_listed(path, file) for path, file in self._files.items()), where=self.name
+        )
 
     def read(self, file: SourceFile, offset_bytes: int, length_bytes: int) -> bytes:
         """See Source."""
@@ -57,7 +70,9 @@ class WebSource:
             return b""
         if stream := self._streams.get(file.path):
             return stream.read(offset_bytes, length_bytes)
-        return self._web.read(self._files[file.path], offset_bytes=offset_bytes, length_bytes=length_bytes)
+        return self._web.read(
+            self._files[file.path], offset_bytes=offset_bytes, length_bytes=length_bytes
+        )
 
     def close(self) -> None:
         """See Source."""
@@ -68,7 +83,8 @@ class WebSource:
 
 @dataclass(slots=True)
 class _Stream:
-    """A file that comes in one answer. Whoever reads holds the lock; a read elsewhere than at `_at` begins anew."""
+    """A file that comes in one answer. Whoever reads holds the lock; a read elsewhere than at `_at`
+    begins anew."""
 
     web: Web
     file: RemoteFile
@@ -136,5 +152,7 @@ def _name(url: str) -> str:
     address = shown(url)
     name = unquote(urlsplit(address).path.rpartition("/")[2])
     if not name or "/" in name:
-        raise SourceInvalid(f"{address} names no file: give the address of each file, not of their folder")
+        raise SourceInvalid(
+            f"{address} names no file: give the address of each file, not of their folder"
+        )
     return name

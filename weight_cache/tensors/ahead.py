@@ -1,8 +1,9 @@
-"""Reading ahead: the rest of a mapped file is brought into memory while its first tensors are in use already.
+"""Reading ahead: the rest of a mapped file is brought into memory while its first tensors are in
+use already.
 
-A few threads, for as long as there is something to read; what is in the page cache needs none. A process that is to be forked
-or dumped stops them (`stop_reading_ahead`): what is missing then is read when it is touched.
-"""
+A few threads, for as long as there is something to read; what is in the page cache needs none. A
+process that is to be forked or dumped stops them (`stop_reading_ahead`): what is missing then is
+read when it is touched."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _RUNNING: set[ReadAhead] = set()
 
 
 class ReadAhead:
-    """Brings these ranges of a mapping (offset, length) in, in their order, at most half of the memory that is free.
+    """Brings these ranges of a mapping (offset, length) in, in their order, at most half of the
+    memory that is free.
 
     Its threads share the steps that are left; the lock is held for the taking only.
     """
@@ -33,9 +35,13 @@ class ReadAhead:
         self._keep: object = keep  # the mapping must not go away meanwhile
         self._lock = threading.Lock()
         self._stopped = False
-        count = max(2, min(_MAX_THREADS, len(os.sched_getaffinity(0)) // 2))  # one alone does not keep a fast disk busy
+        # one alone does not keep a fast disk busy
+        count = max(2, min(_MAX_THREADS, len(os.sched_getaffinity(0)) // 2))
         self._left = count
-        self._threads = [threading.Thread(target=self._run, name="read tensors ahead", daemon=True) for _ in range(count)]
+        self._threads = [
+            threading.Thread(target=self._run, name="read tensors ahead", daemon=True)
+            for _ in range(count)
+        ]
 
     def __repr__(self) -> str:
         return f"<ReadAhead {'running' if self.is_running else 'ended'}>"
@@ -65,8 +71,13 @@ class ReadAhead:
         try:
             populate = ctypes.CDLL(None).madvise
             while (step := self._take()) is not None:
-                # Fails on an older kernel, and where the file ends early; then pages come when they are touched.
-                if populate(ctypes.c_void_p(self._address + step[0]), ctypes.c_size_t(step[1]), _MADV_POPULATE_READ):
+                # Fails on an older kernel, and where the file ends early; then pages come when they
+                # are touched.
+                if populate(
+                    ctypes.c_void_p(self._address + step[0]),
+                    ctypes.c_size_t(step[1]),
+                    _MADV_POPULATE_READ,
+                ):
                     self._stopped = True
         finally:
             self._end()
@@ -91,7 +102,8 @@ def stop_reading_ahead() -> None:
 
 
 def is_in_memory(descriptor: int, length_bytes: int) -> bool:
-    """Whether a file is in the page cache, as far as a few bytes of it tell (preadv2(2), RWF_NOWAIT)."""
+    """Whether a file is in the page cache, as far as a few bytes of it tell (preadv2(2),
+    RWF_NOWAIT)."""
     byte = bytearray(1)
     try:
         for n in range(_PROBES):

@@ -1,8 +1,9 @@
-"""NVMe → pool → device: pieces of a file are read into memory by several threads while those read before are on their way to the device.
+"""NVMe → pool → device: pieces of a file are read into memory by several threads while those read
+before are on their way to the device.
 
-Each thread owns two stages of the pool: while one's bytes are on their way, the other one is read into. So what is in flight is bounded by
-the pool, whatever the model's size, and neither disk nor device waits for the other.
-"""
+Each thread owns two stages of the pool: while one's bytes are on their way, the other one is read
+into. So what is in flight is bounded by the pool, whatever the model's size, and neither disk nor
+device waits for the other."""
 
 from __future__ import annotations
 
@@ -19,7 +20,13 @@ from weight_cache.tensors.devices import Device, Wait, as_bytes, flat
 from weight_cache.tensors.dtypes import layout
 from weight_cache.tensors.pieces import PIECE_BYTES, Piece, cut, runs
 from weight_cache.tensors.pool import ALIGNMENT_BYTES, Pool
-from weight_cache.tensors.reading import Pieces, each, open_file, read_exactly, threads_of_this_machine
+from weight_cache.tensors.reading import (
+    Pieces,
+    each,
+    open_file,
+    read_exactly,
+    threads_of_this_machine,
+)
 from weight_cache.types import Tensor
 
 STAGES_PER_THREAD = 2
@@ -40,11 +47,11 @@ def deliver(
     threads: int | None = None,
     cancelled: threading.Event | None = None,
 ) -> dict[str, torch.Tensor]:
-    """These tensors of the file at `path`, each on its device, by name; their bytes as they are in the file.
+    """These tensors of the file at `path`, each on its device, by name; their bytes as they are in
+    the file.
 
-    `pool` gives at most `pool_bytes` for the time of the call. Raises TensorsInvalid (cut off, no dtype), DeviceFailed, PoolFull,
-    Cancelled, OSError; then nothing is left on any device.
-    """
+    `pool` gives at most `pool_bytes` for the time of the call. Raises TensorsInvalid (cut off, no
+    dtype), DeviceFailed, PoolFull, Cancelled, OSError; then nothing is left on any device."""
     targets = {tensor.name: device.allocate(*layout(tensor)) for tensor, device in placed}
     flats = {tensor.name: flat(targets[tensor.name]) for tensor, _ in placed if tensor.length_bytes}
     devices = {tensor.name: device for tensor, device in placed}
@@ -54,9 +61,11 @@ def deliver(
     with contextlib.ExitStack() as stack:
         descriptor = _opened(path, wanted, stack)
         readers: list[_Reader] = []
-        stack.callback(readers.clear)  # their stages go back to the pool, even while a traceback is looked at
+        # their stages go back to the pool, even while a traceback is looked at
+        stack.callback(readers.clear)
         for device in {id(device): device for device in devices.values()}.values():
-            stack.callback(device.settle)  # whatever happens: before the memory that is sent from, or written to, goes away
+            # whatever happens: before the memory that is sent from, or written to, goes away
+            stack.callback(device.settle)
         fit = (pool.size_bytes - pool.used_bytes) // _READER_BYTES
         count = max(1, min(pool_bytes(wanted, threads=threads) // _READER_BYTES, fit))
         readers += [_Reader(descriptor, path.name, pool, flats, devices) for _ in range(count)]
@@ -65,9 +74,15 @@ def deliver(
 
 
 def read_into(
-    path: Path, tensors: Sequence[Tensor], *, pool: Pool, threads: int | None = None, cancelled: threading.Event | None = None
+    path: Path,
+    tensors: Sequence[Tensor],
+    *,
+    pool: Pool,
+    threads: int | None = None,
+    cancelled: threading.Event | None = None,
 ) -> dict[str, torch.Tensor]:
-    """These tensors of the file at `path`, read into `pool`, where they stay: nothing is copied once more. They keep their room in it.
+    """These tensors of the file at `path`, read into `pool`, where they stay: nothing is copied
+    once more. They keep their room in it.
 
     Raises as `deliver` does.
     """
@@ -79,7 +94,12 @@ def read_into(
 
         def read(pieces: Pieces) -> None:
             while (piece := pieces.take()) is not None:
-                read_exactly(descriptor, as_bytes(rooms.at(piece.offset_bytes, piece.length_bytes)), piece.offset_bytes, name=path.name)
+                read_exactly(
+                    descriptor,
+                    as_bytes(rooms.at(piece.offset_bytes, piece.length_bytes)),
+                    piece.offset_bytes,
+                    name=path.name,
+                )
 
         each(Pieces(cut(tensors), cancelled), [read] * (threads or threads_of_this_machine()))
         undo.pop_all()
@@ -88,13 +108,22 @@ def read_into(
 
 def room_bytes(tensors: Sequence[Tensor]) -> int:
     """What `read_into` needs of a pool."""
-    return sum(-(-(_end(run) - _begin(run)) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for run in runs(tensors))
+    return sum(
+        -(-(_end(run) - _begin(run)) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for run in runs(tensors)
+    )
 
 
 class _Reader:
     """One thread's work, and its two stages. Owned by that thread once it runs."""
 
-    def __init__(self, descriptor: int, name: str, pool: Pool, flats: Mapping[str, torch.Tensor], devices: Mapping[str, Device]) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        name: str,
+        pool: Pool,
+        flats: Mapping[str, torch.Tensor],
+        devices: Mapping[str, Device],
+    ) -> None:
         self._descriptor = descriptor
         self._name = name
         self._flats = flats
@@ -106,11 +135,17 @@ class _Reader:
             while (piece := pieces.take()) is not None:
                 stage = self._stages[0]
                 stage.wait()
-                read_exactly(self._descriptor, stage.view[: piece.length_bytes], piece.offset_bytes, name=self._name)
+                read_exactly(
+                    self._descriptor,
+                    stage.view[: piece.length_bytes],
+                    piece.offset_bytes,
+                    name=self._name,
+                )
                 self._send(stage, piece)
                 self._stages.reverse()
         finally:
-            for stage in self._stages:  # their memory goes back to the pool: nobody may be reading it
+            # their memory goes back to the pool: nobody may be reading it
+            for stage in self._stages:
                 stage.wait()
 
     def _send(self, stage: _Stage, piece: Piece) -> None:
@@ -120,7 +155,10 @@ class _Reader:
                 name, end = part.tensor.name, part.from_bytes + part.length_bytes
                 device = self._devices[name]
                 used[id(device)] = device
-                device.send(stage.memory[part.at_bytes : part.at_bytes + part.length_bytes], self._flats[name][part.from_bytes : end])
+                device.send(
+                    stage.memory[part.at_bytes : part.at_bytes + part.length_bytes],
+                    self._flats[name][part.from_bytes : end],
+                )
         finally:
             stage.waits = [device.mark() for device in used.values()]
 
@@ -141,7 +179,8 @@ class _Stage:
 
 
 class _Rooms:
-    """Where in the pool each run of tensors lies. Made before anybody reads, and not changed then."""
+    """Where in the pool each run of tensors lies. Made before anybody reads, and not changed
+    then."""
 
     def __init__(self, tensors: Sequence[Tensor], pool: Pool) -> None:
         found = list(runs(tensors))
@@ -159,11 +198,14 @@ class _Rooms:
         return self._memory[index][begin : begin + length_bytes]
 
 
-def _shaped(rooms: _Rooms, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+def _shaped(
+    rooms: _Rooms, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]
+) -> torch.Tensor:
     if not tensor.length_bytes:
         return torch.empty(shape, dtype=dtype, device="cpu")
     raw = rooms.at(tensor.offset_bytes, tensor.length_bytes)
-    if raw.storage_offset() % dtype.itemsize:  # a file that was not aligned: this tensor gets memory of its own
+    # a file that was not aligned: this tensor gets memory of its own
+    if raw.storage_offset() % dtype.itemsize:
         raw = raw.clone()
     return raw.view(dtype).view(shape)
 
@@ -175,7 +217,8 @@ def _opened(path: Path, tensors: Sequence[Tensor], stack: contextlib.ExitStack) 
 
 
 def _begin(run: Sequence[Tensor]) -> int:
-    """Of its room: as its first byte lies in the file, so that what is aligned there is aligned here."""
+    """Of its room: as its first byte lies in the file, so that what is aligned there is aligned
+    here."""
     return run[0].offset_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
 
 

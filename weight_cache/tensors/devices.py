@@ -1,8 +1,9 @@
-"""Where tensors are delivered to: memory of their own, on the host or on a GPU, filled from a pool piece by piece.
+"""Where tensors are delivered to: memory of their own, on the host or on a GPU, filled from a pool
+piece by piece.
 
-A device's sends are in order and may go on after `send` returned: what is sent stays untouched until a `mark` made afterwards has been
-waited for, and nobody looks at the tensors before `settle`. Foreign errors leave as DeviceFailed.
-"""
+A device's sends are in order and may go on after `send` returned: what is sent stays untouched
+until a `mark` made afterwards has been waited for, and nobody looks at the tensors before `settle`.
+Foreign errors leave as DeviceFailed."""
 
 from __future__ import annotations
 
@@ -31,27 +32,31 @@ class Device(Protocol):
 
     @property
     def pin(self) -> Pin | None:
-        """How memory is registered so that the device can fetch from it; None when it makes no difference."""
+        """How memory is registered so that the device can fetch from it; None when it makes no
+        difference."""
 
     def allocate(self, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         """Room for one tensor. Raises DeviceFailed."""
 
     def send(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy bytes: both are flat tensors of uint8, of one length; `target` is a stretch of what `allocate` gave. Raises DeviceFailed."""
+        """Copy bytes: both are flat tensors of uint8, of one length; `target` is a stretch of what
+        `allocate` gave. Raises DeviceFailed."""
 
     def mark(self) -> Wait:
-        """Something to wait for until all that was sent before has left its source. The wait raises DeviceFailed."""
+        """Something to wait for until all that was sent before has left its source. The wait raises
+        DeviceFailed."""
 
     def settle(self) -> None:
-        """Wait until everything that was sent is where it belongs. Raises DeviceFailed. Also called after a failure; callable twice."""
+        """Wait until everything that was sent is where it belongs. Raises DeviceFailed. Also called
+        after a failure; callable twice."""
 
 
 class CpuDevice:
-    """The host's memory. `verify`: `settle` reads back what was sent and compares checksums (crc32).
+    """The host's memory. `verify`: `settle` reads back what was sent and compares checksums
+    (crc32).
 
-    The copying is memmove(3), not torch's: that would start threads, and a process with threads cannot be forked. The lock guards the
-    list of what was sent.
-    """
+    The copying is memmove(3), not torch's: that would start threads, and a process with threads
+    cannot be forked. The lock guards the list of what was sent."""
 
     name = "cpu"
     pin = None
@@ -73,7 +78,8 @@ class CpuDevice:
 
     def send(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """See Device; done when it returns."""
-        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel())  # lets go of the interpreter's lock
+        # lets go of the interpreter's lock
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel())
         if self._verify:
             with self._lock:
                 self._sent.append((target, zlib.crc32(as_bytes(source))))
@@ -88,23 +94,31 @@ class CpuDevice:
             sent, self._sent = self._sent, []
         wrong = sum(zlib.crc32(as_bytes(target)) != checksum for target, checksum in sent)
         if wrong:
-            raise DeviceFailed(f"cpu holds other bytes than were sent in {wrong} of {len(sent)} transfers")
+            raise DeviceFailed(
+                f"cpu holds other bytes than were sent in {wrong} of {len(sent)} transfers"
+            )
 
 
 class CudaDevice:
-    """A GPU. Copies run in a stream of their own (`cudaMemcpyAsync`), beside whatever else the process computes there.
+    """A GPU. Copies run in a stream of their own (`cudaMemcpyAsync`), beside whatever else the
+    process computes there.
 
-    CUDA C++ Programming Guide, "Asynchronous Concurrent Execution": only from pinned memory does a copy leave the host's threads alone;
-    from other memory it is correct, and slower. Raises DeviceFailed when there is no such device.
-    """
+    CUDA C++ Programming Guide, "Asynchronous Concurrent Execution": only from pinned memory does a
+    copy leave the host's threads alone; from other memory it is correct, and slower. Raises
+    DeviceFailed when there is no such device."""
 
     def __init__(self, device: torch.device) -> None:
         if not torch.cuda.is_available():
             raise DeviceFailed(f"{device}: torch {torch.__version__} sees no CUDA device here")
         if (device.index or 0) >= torch.cuda.device_count():
-            raise DeviceFailed(f"{device}: this process sees {torch.cuda.device_count()} CUDA devices, counted from 0")
+            raise DeviceFailed(
+                f"{device}: this process sees {torch.cuda.device_count()} CUDA devices, counted "
+                f"from 0"
+            )
         with self._translated("cannot be used"):
-            self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+            self._device = torch.device(
+                "cuda", torch.cuda.current_device() if device.index is None else device.index
+            )
             self._stream = torch.cuda.Stream(device=self._device)  # type: ignore[no-untyped-call]
         self.name = str(self._device)
         self.pin: Pin | None = CudaPin(self._device)
@@ -113,7 +127,8 @@ class CudaDevice:
         return f"<CudaDevice {self.name}>"
 
     def allocate(self, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        """See Device. The room may be what earlier work just gave back: the stream waits for that work before it writes."""
+        """See Device. The room may be what earlier work just gave back: the stream waits for that
+        work before it writes."""
         with self._translated(f"refuses {dtype} {list(shape)}"):
             tensor = torch.empty(shape, dtype=dtype, device=self._device)
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -149,7 +164,8 @@ class CudaDevice:
 
 
 class CudaPin:
-    """Page-locks memory for the driver (`cudaHostRegister`, portable: for all devices of the process)."""
+    """Page-locks memory for the driver (`cudaHostRegister`, portable: for all devices of the
+    process)."""
 
     _PORTABLE = 1  # cudaHostRegisterPortable
 
@@ -157,12 +173,14 @@ class CudaPin:
         self._device = device
 
     def register(self, address: int, length_bytes: int) -> bool:
-        """See Pin. False also where a limit (RLIMIT_MEMLOCK) forbids it: copies then are correct, and slower."""
+        """See Pin. False also where a limit (RLIMIT_MEMLOCK) forbids it: copies then are correct,
+        and slower."""
         try:
             with torch.cuda.device(self._device):
                 if int(_runtime().cudaHostRegister(address, length_bytes, self._PORTABLE)) == 0:
                     return True
-                torch.zeros(1, device=self._device)  # takes the refusal along (cudaGetLastError), for which later work would be blamed
+                # takes the refusal along (cudaGetLastError), for which later work would be blamed
+                torch.zeros(1, device=self._device)
         except RuntimeError:
             return False
         return False
@@ -188,7 +206,10 @@ def device_of(where: torch.device | str) -> Device:
         return CpuDevice()
     if device.type == "cuda":
         return CudaDevice(device)
-    raise DeviceFailed(f"{device}: tensors are delivered to cpu and cuda; load them to cpu and move them with .to({str(device)!r})")
+    raise DeviceFailed(
+        f"{device}: tensors are delivered to cpu and cuda; load them to cpu and move them with "
+        f".to({str(device)!r})"
+    )
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""Types of elements, as safetensors and torch name them. Nothing is ever converted: the bytes stay what they are."""
+"""Types of elements, as safetensors and torch name them. Nothing is ever converted: the bytes stay
+what they are."""
 
 from __future__ import annotations
 
@@ -29,18 +30,27 @@ _TORCH_NAMES = {
     "F8_E8M0": "float8_e8m0fnu",
     "F4": "float4_e2m1fn_x2",
 }
-_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, theirs) for name, theirs in _TORCH_NAMES.items() if hasattr(torch, theirs)}
+_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, theirs) for name, theirs in _TORCH_NAMES.items() if hasattr(torch, theirs)
+}
 
 
 def layout(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
-    """Dtype and shape that torch gives to `tensor`. Raises TensorsInvalid for what torch has no type for."""
+    """Dtype and shape that torch gives to `tensor`. Raises TensorsInvalid for what torch has no
+    type for."""
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
-        raise TensorsInvalid(f"tensor {tensor.name!r:.120} is {tensor.dtype}, for which torch {torch.__version__} has no type")
+        raise TensorsInvalid(
+            f"tensor {tensor.name!r:.120} is {tensor.dtype}, for which torch {torch.__version__} "
+            f"has no type"
+        )
     if tensor.dtype != "F4":
         return dtype, tensor.shape
     if not tensor.shape or tensor.shape[-1] % 2:  # two elements in a byte
-        raise TensorsInvalid(f"tensor {tensor.name!r:.120}: rows of {tensor.shape} elements of four bits do not end with a byte")
+        raise TensorsInvalid(
+            f"tensor {tensor.name!r:.120}: rows of {tensor.shape} elements of four bits do not "
+            f"end with a byte"
+        )
     return dtype, (*tensor.shape[:-1], tensor.shape[-1] // 2)
 
 

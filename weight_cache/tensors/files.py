@@ -1,4 +1,5 @@
-"""Which safetensors files a model directory means, and which tensor lies in which of them. Standard library only."""
+"""Which safetensors files a model directory means, and which tensor lies in which of them. Standard
+library only."""
 
 from __future__ import annotations
 
@@ -26,10 +27,11 @@ class TensorFile:
 
 
 def find_files(path: Path) -> list[Path]:
-    """The safetensors files that `path` means: itself, or of a directory `model.safetensors`, else those that its index names, else all.
+    """The safetensors files that `path` means: itself, or of a directory `model.safetensors`, else
+    those that its index names, else all.
 
-    Raises TensorsInvalid when there are none, or the index names something else than a file beside it.
-    """
+    Raises TensorsInvalid when there are none, or the index names something else than a file beside
+    it."""
     if not path.is_dir():
         return [path]
     if (path / WHOLE).is_file():
@@ -38,18 +40,21 @@ def find_files(path: Path) -> list[Path]:
         return _indexed(path / INDEX)
     found = sorted(path.glob("*.safetensors"))
     if not found:
-        raise TensorsInvalid(f"{path} holds no *.safetensors: save the model with safetensors (`save_pretrained` does)")
+        raise TensorsInvalid(
+            f"{path} holds no *.safetensors: save the model with safetensors (`save_pretrained` does)"
+        )
     return found
 
 
 def read_files(path: Path) -> list[TensorFile]:
-    """`find_files`, each with its header, of which only the frame is checked yet. Raises TensorsInvalid, OSError."""
+    """`find_files`, each with its header, of which only the frame is checked yet. Raises
+    TensorsInvalid, OSError."""
     return [TensorFile(path=file, header=read_header(file)) for file in find_files(path)]
 
 
 def whereabouts(files: Sequence[TensorFile]) -> dict[str, tuple[TensorFile, Tensor]]:
-    """Every tensor by name, with the file that it is in. Raises TensorsInvalid for what is wrong with any, and for one that is in two
-    files."""
+    """Every tensor by name, with the file that it is in. Raises TensorsInvalid for what is wrong
+    with any, and for one that is in two files."""
     found: dict[str, tuple[TensorFile, Tensor]] = {}
     for file in files:
         try:
@@ -59,7 +64,8 @@ def whereabouts(files: Sequence[TensorFile]) -> dict[str, tuple[TensorFile, Tens
         for tensor in tensors:
             if tensor.name in found:
                 raise TensorsInvalid(
-                    f"tensor {tensor.name!r:.120} is in {found[tensor.name][0].path.name} and in {file.path.name}: name the one you mean"
+                    f"tensor {tensor.name!r:.120} is in {found[tensor.name][0].path.name} and in "
+                    f"{file.path.name}: name the one you mean"
                 )
             found[tensor.name] = file, tensor
     return found
@@ -73,7 +79,11 @@ def _indexed(index: Path) -> list[Path]:
     except (ValueError, RecursionError) as e:
         raise TensorsInvalid(f"{index} is not JSON: {e}") from e
     names = body.get("weight_map") if isinstance(body, Mapping) else None
-    if not isinstance(names, Mapping) or not names or not all(isinstance(name, str) for name in names.values()):
+    if (
+        not isinstance(names, Mapping)
+        or not names
+        or not all(isinstance(name, str) for name in names.values())
+    ):
         raise TensorsInvalid(f"{index}: expected weight_map, tensor to file")
     files = sorted(set(names.values()))
     for name in files:

@@ -1,9 +1,10 @@
-"""The header of a safetensors file: eight bytes of length (little endian), then JSON that says where each tensor lies.
+"""The header of a safetensors file: eight bytes of length (little endian), then JSON that says
+where each tensor lies.
 
-What it says is believed only as far as it can be checked: tensors lie side by side, from the end of the header to the end of the file, none
-over another, none with a gap before it, each as long as its shape and dtype say. The rules are those of the format's own
-description (huggingface/safetensors, README "Format"); a file that breaks one is refused, never repaired.
-"""
+What it says is believed only as far as it can be checked: tensors lie side by side, from the end of
+the header to the end of the file, none over another, none with a gap before it, each as long as its
+shape and dtype say. The rules are those of the format's own description (huggingface/safetensors,
+README "Format"); a file that breaks one is refused, never repaired."""
 
 from __future__ import annotations
 
@@ -59,31 +60,43 @@ _NONE = object()
 _PLAIN = frozenset(string.ascii_letters + string.digits + "_.:/-")
 _BACKSLASH = ord("\\")
 _KEYS = {"dtype", "shape", "data_offsets"}
-_MAX_MARKS = 8 * MAX_TENSORS  # braces, brackets and commas: a tensor takes about seven. Bounds the memory that parsing may take
+# braces, brackets and commas: a tensor takes about seven. Bounds the memory that parsing may take
+_MAX_MARKS = 8 * MAX_TENSORS
 
 
 def header_bytes(head: bytes, *, file_bytes: int) -> int:
-    """How many bytes of a file of `file_bytes` `parse_header` needs, told by its first eight. Raises TensorsInvalid."""
+    """How many bytes of a file of `file_bytes` `parse_header` needs, told by its first eight.
+    Raises TensorsInvalid."""
     if len(head) < LENGTH_BYTES or file_bytes < LENGTH_BYTES:
-        raise TensorsInvalid(f"a file of {file_bytes} bytes is no safetensors file: its header's length alone takes {LENGTH_BYTES}")
+        raise TensorsInvalid(
+            f"a file of {file_bytes} bytes is no safetensors file: its header's length alone "
+            f"takes {LENGTH_BYTES}"
+        )
     length = int.from_bytes(head[:LENGTH_BYTES], "little")
     if length > MAX_HEADER_BYTES:
-        raise TensorsInvalid(f"the header claims {length} bytes; a safetensors header has at most {MAX_HEADER_BYTES}")
+        raise TensorsInvalid(
+            f"the header claims {length} bytes; a safetensors header has at most {MAX_HEADER_BYTES}"
+        )
     if LENGTH_BYTES + length > file_bytes:
-        raise TensorsInvalid(f"the header claims {length} bytes, the whole file has {file_bytes}: it is cut off, or no safetensors file")
+        raise TensorsInvalid(
+            f"the header claims {length} bytes, the whole file has {file_bytes}: it is cut off, "
+            f"or no safetensors file"
+        )
     return LENGTH_BYTES + length
 
 
 def parse_header(head: bytes, *, file_bytes: int) -> tuple[Tensor, ...]:
-    """The tensors of a file of `file_bytes`, in the order of their bytes; offsets count from the begin of the file.
+    """The tensors of a file of `file_bytes`, in the order of their bytes; offsets count from the
+    begin of the file.
 
-    `head` is the file's begin, at least `header_bytes` of it. Raises TensorsInvalid naming the tensor and what is wrong with it.
-    """
+    `head` is the file's begin, at least `header_bytes` of it. Raises TensorsInvalid naming the
+    tensor and what is wrong with it."""
     return Header(head, file_bytes=file_bytes).tensors()
 
 
 def read_tensors(path: Path) -> tuple[Tensor, ...]:
-    """The tensors of the file at `path`. Raises TensorsInvalid naming the file; OSError where it cannot be read."""
+    """The tensors of the file at `path`. Raises TensorsInvalid naming the file; OSError where it
+    cannot be read."""
     header = read_header(path)
     with _named(path):
         return header.tensors()
@@ -105,17 +118,20 @@ def read_header(path: Path) -> Header:
 
 
 class Header:
-    """One file's header. Looking up one tensor reads and checks that one; `tensors` checks all of them, and how they lie to each other.
+    """One file's header. Looking up one tensor reads and checks that one; `tensors` checks all of
+    them, and how they lie to each other.
 
-    So the first tensor of a large model is there in a fraction of the time that its whole header takes, and whoever goes through all of
-    them trusts nothing. Raises TensorsInvalid. Immutable but for what it remembers.
-    """
+    So the first tensor of a large model is there in a fraction of the time that its whole header
+    takes, and whoever goes through all of them trusts nothing. Raises TensorsInvalid. Immutable but
+    for what it remembers."""
 
     def __init__(self, head: bytes, *, file_bytes: int) -> None:
         self.begin_bytes = header_bytes(head, file_bytes=file_bytes)
         self.file_bytes = file_bytes
         if len(head) < self.begin_bytes:
-            raise TensorsInvalid(f"the header has {self.begin_bytes} bytes, only {len(head)} of them are here")
+            raise TensorsInvalid(
+                f"the header has {self.begin_bytes} bytes, only {len(head)} of them are here"
+            )
         self._raw = bytes(head[LENGTH_BYTES : self.begin_bytes])
         if not self._raw.startswith(b"{"):
             raise TensorsInvalid("the header does not begin with '{': no safetensors file")
@@ -132,7 +148,10 @@ class Header:
         tensor = _tensor(name, row, base_bytes=self.begin_bytes)
         if tensor.offset_bytes + tensor.length_bytes > self.file_bytes:
             end = tensor.offset_bytes + tensor.length_bytes
-            raise TensorsInvalid(f"tensor {_say(name)} ends at byte {end}, the file at {self.file_bytes}: it is cut off")
+            raise TensorsInvalid(
+                f"tensor {_say(name)} ends at byte {end}, the file at {self.file_bytes}: it is "
+                f"cut off"
+            )
         return tensor
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -140,7 +159,11 @@ class Header:
         if self._tensors is None:
             rows = self._all_rows()
             _check_keys(self._raw)
-            tensors = [_tensor(name, body, base_bytes=self.begin_bytes) for name, body in rows.items() if name != METADATA]
+            tensors = [
+                _tensor(name, body, base_bytes=self.begin_bytes)
+                for name, body in rows.items()
+                if name != METADATA
+            ]
             tensors.sort(key=lambda t: (t.offset_bytes, t.length_bytes, t.name))
             _check_side_by_side(tensors, begin_bytes=self.begin_bytes, file_bytes=self.file_bytes)
             self._tensors = tuple(tensors)
@@ -160,10 +183,11 @@ class Header:
 
 
 def _found(raw: bytes, name: str) -> Any:
-    """What stands behind a plain `name`, in JSON as it is usually written; _NONE where it takes reading all of it to know.
+    """What stands behind a plain `name`, in JSON as it is usually written; _NONE where it takes
+    reading all of it to know.
 
-    A quote inside a text has a backslash before it: what begins with another one, and ends with a colon, is a key.
-    """
+    A quote inside a text has a backslash before it: what begins with another one, and ends with a
+    colon, is a key."""
     if not _PLAIN.issuperset(name):
         return _NONE
     for colon in ("", " "):
@@ -187,23 +211,28 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _rows(raw: bytes) -> dict[str, Any]:
-    """The JSON object, by tensor; of a key that is there twice the last value, see `_check_keys`."""
+    """The JSON object, by tensor; of a key that is there twice the last value, see
+    `_check_keys`."""
     if len(raw) > _MAX_MARKS and sum(raw.count(mark) for mark in (b"{", b"[", b",")) > _MAX_MARKS:
         raise TensorsInvalid(f"the header has more parts than {MAX_TENSORS} tensors need")
     try:
         rows = dict(json.loads(raw.decode()))
-    except (ValueError, RecursionError) as e:  # ValueError: not UTF-8, not JSON, or a number of thousands of digits
+    except (ValueError, RecursionError) as e:
+        # ValueError: not UTF-8, not JSON, or a number of thousands of digits
         raise TensorsInvalid(f"the header is not JSON: {e}") from e
     if len(rows) > MAX_TENSORS:
         raise TensorsInvalid(f"{len(rows)} tensors: at most {MAX_TENSORS} are read")
     metadata = rows.get(METADATA, {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+    if not isinstance(metadata, dict) or not all(
+        isinstance(value, str) for value in metadata.values()
+    ):
         raise TensorsInvalid(f"{METADATA} holds something else than texts")
     return rows
 
 
 def _check_keys(raw: bytes) -> None:
-    """Every key once: of two tensors with one name, or two shapes, nobody could say which is meant. And no constants JSON does not have."""
+    """Every key once: of two tensors with one name, or two shapes, nobody could say which is meant.
+    And no constants JSON does not have."""
     try:
         json.loads(raw.decode(), object_pairs_hook=_once, parse_constant=_no_number)
     except ValueError as e:
@@ -235,12 +264,23 @@ def _tensor(name: str, body: Any, *, base_bytes: int) -> Tensor:
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _refused(name, "data_offsets are two whole numbers from 0, the lower one first")
     begin, end = offsets
-    if math.prod(max(n, 1) for n in shape) > _MAX_ELEMENTS:  # counted as if no dimension were 0: other readers multiply in 64 bits
+    # counted as if no dimension were 0: other readers multiply in 64 bits
+    if math.prod(max(n, 1) for n in shape) > _MAX_ELEMENTS:
         raise _refused(name, f"shape {_say(shape)} has more elements than anybody can count")
     bits = math.prod(shape) * BITS_OF[dtype]
     if bits != (end - begin) * 8:
-        raise _refused(name, f"{dtype} {_say(shape)} takes {bits / 8:.12g} bytes, its data_offsets span {end - begin}")
-    return Tensor(name=name, dtype=dtype, shape=tuple(shape), offset_bytes=base_bytes + begin, length_bytes=end - begin)
+        raise _refused(
+            name,
+            f"{dtype} {_say(shape)} takes {bits / 8:.12g} bytes, its data_offsets span "
+            f"{end - begin}",
+        )
+    return Tensor(
+        name=name,
+        dtype=dtype,
+        shape=tuple(shape),
+        offset_bytes=base_bytes + begin,
+        length_bytes=end - begin,
+    )
 
 
 def _refused(name: str, why: str) -> TensorsInvalid:
@@ -253,7 +293,10 @@ def _check_side_by_side(tensors: list[Tensor], *, begin_bytes: int, file_bytes: 
         if tensor.offset_bytes != end:
             how = "overlaps" if tensor.offset_bytes < end else "leaves a gap after"
             what = "the header" if before is None else f"tensor {_say(before.name)}"
-            raise TensorsInvalid(f"tensor {_say(tensor.name)} {how} {what}: it begins at byte {tensor.offset_bytes}, not at {end}")
+            raise TensorsInvalid(
+                f"tensor {_say(tensor.name)} {how} {what}: it begins at byte "
+                f"{tensor.offset_bytes}, not at {end}"
+            )
         end, before = end + tensor.length_bytes, tensor
     if end != file_bytes:
         why = "it is cut off" if end > file_bytes else "the rest belongs to nobody"
@@ -261,7 +304,10 @@ def _check_side_by_side(tensors: list[Tensor], *, begin_bytes: int, file_bytes: 
 
 
 def _are_sizes(values: Any) -> bool:
-    return isinstance(values, list) and all(type(n) is int and 0 <= n <= _MAX_ELEMENTS for n in values)  # `type`: True is an int too
+    # `type`: True is an int too
+    return isinstance(values, list) and all(
+        type(n) is int and 0 <= n <= _MAX_ELEMENTS for n in values
+    )
 
 
 def _is_text(name: str) -> bool:

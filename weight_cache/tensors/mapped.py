@@ -1,10 +1,10 @@
 """Tensors that are files: one private mapping per file, no copy.
 
-A tensor's memory is the page cache's, shared by all processes of the machine, read from disk when it is first touched or a little before.
-The mapping is private and writable (mmap(2), MAP_PRIVATE): who writes to a tensor gets a page of its own, the file and everybody else
-keep theirs. A snapshot holds such memory by reference, as path and offset. A file must not change or shrink while it is mapped; those in
-the weight cache never do.
-"""
+A tensor's memory is the page cache's, shared by all processes of the machine, read from disk when
+it is first touched or a little before. The mapping is private and writable (mmap(2), MAP_PRIVATE):
+who writes to a tensor gets a page of its own, the file and everybody else keep theirs. A snapshot
+holds such memory by reference, as path and offset. A file must not change or shrink while it is
+mapped; those in the weight cache never do."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ from weight_cache.types import Tensor
 
 
 class MappedTensors(Mapping[str, torch.Tensor]):
-    """The tensors of some files by name, each made when it is asked for, and checked then; going through all of them checks all first.
+    """The tensors of some files by name, each made when it is asked for, and checked then; going
+    through all of them checks all first.
 
-    They keep the mapping; this object need not be kept. `names`: only these. Asking raises TensorsInvalid for a file that breaks the
-    format, or became shorter than it was. For one thread.
+    They keep the mapping; this object need not be kept. `names`: only these. Asking raises
+    TensorsInvalid for a file that breaks the format, or became shorter than it was. For one thread.
     """
 
-    def __init__(self, files: Sequence[TensorFile], *, names: Collection[str] | None = None) -> None:
+    def __init__(
+        self, files: Sequence[TensorFile], *, names: Collection[str] | None = None
+    ) -> None:
         self._files = files
         self._names = None if names is None else set(names)
         self._where: dict[str, tuple[TensorFile, Tensor]] | None = None
@@ -38,7 +41,10 @@ class MappedTensors(Mapping[str, torch.Tensor]):
         self._made: dict[str, torch.Tensor] = {}
 
     def __repr__(self) -> str:
-        return f"<MappedTensors of {', '.join(file.path.name for file in self._files)}, {len(self._made)} in use>"
+        return (
+            f"<MappedTensors of {', '.join(file.path.name for file in self._files)}, "
+            f"{len(self._made)} in use>"
+        )
 
     def __len__(self) -> int:
         return len(self._all())
@@ -47,7 +53,9 @@ class MappedTensors(Mapping[str, torch.Tensor]):
         return iter(self._all())
 
     def __contains__(self, name: object) -> bool:
-        return (self._names is None or name in self._names) and any(name in file.header for file in self._files)
+        return (self._names is None or name in self._names) and any(
+            name in file.header for file in self._files
+        )
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._made:
@@ -57,7 +65,11 @@ class MappedTensors(Mapping[str, torch.Tensor]):
     def _all(self) -> dict[str, tuple[TensorFile, Tensor]]:
         if self._where is None:
             where = whereabouts(self._files)
-            self._where = where if self._names is None else {name: place for name, place in where.items() if name in self._names}
+            self._where = (
+                where
+                if self._names is None
+                else {name: place for name, place in where.items() if name in self._names}
+            )
         return self._where
 
     def _find(self, name: str) -> tuple[TensorFile, Tensor]:
@@ -78,10 +90,15 @@ class MappedTensors(Mapping[str, torch.Tensor]):
         storage = self._mappings.get(file.path)
         if storage is None:
             storage = self._mappings[file.path] = _map(file, tensor, self._names)
-        if tensor.offset_bytes % dtype.itemsize:  # its elements would lie across the machine's own bounds: the one case that is copied
-            raw = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, tensor.offset_bytes, (tensor.length_bytes,), (1,))
+        # its elements would lie across the machine's own bounds: the one case that is copied
+        if tensor.offset_bytes % dtype.itemsize:
+            raw = torch.empty(0, dtype=torch.uint8, device="cpu").set_(
+                storage, tensor.offset_bytes, (tensor.length_bytes,), (1,)
+            )
             return raw.clone().view(dtype).view(shape)
-        return torch.empty(0, dtype=dtype, device="cpu").set_(storage, tensor.offset_bytes // dtype.itemsize, shape, strides(shape))
+        return torch.empty(0, dtype=dtype, device="cpu").set_(
+            storage, tensor.offset_bytes // dtype.itemsize, shape, strides(shape)
+        )
 
 
 def _map(file: TensorFile, first: Tensor, names: Collection[str] | None) -> torch.UntypedStorage:
@@ -96,8 +113,11 @@ def _map(file: TensorFile, first: Tensor, names: Collection[str] | None) -> torc
     return cast(torch.UntypedStorage, storage)
 
 
-def _ranges(file: TensorFile, first: Tensor, names: Collection[str] | None) -> list[tuple[int, int]]:
-    """What to read ahead: from `first` to the end, then what lies before it; of some tensors only theirs."""
+def _ranges(
+    file: TensorFile, first: Tensor, names: Collection[str] | None
+) -> list[tuple[int, int]]:
+    """What to read ahead: from `first` to the end, then what lies before it; of some tensors only
+    theirs."""
     begin, size = first.offset_bytes, file.header.file_bytes
     if names is None:
         return [(begin, size - begin), (0, begin)]
@@ -105,7 +125,10 @@ def _ranges(file: TensorFile, first: Tensor, names: Collection[str] | None) -> l
         (run[0].offset_bytes, run[-1].offset_bytes + run[-1].length_bytes)
         for run in runs(file.header[n] for n in names if n in file.header)
     ]
-    return [(start, end - start) for start, end in sorted(found, key=lambda stretch: (stretch[1] <= begin, stretch))]
+    return [
+        (start, end - start)
+        for start, end in sorted(found, key=lambda stretch: (stretch[1] <= begin, stretch))
+    ]
 
 
 def _is_in_memory(path: Path, size: int) -> bool:

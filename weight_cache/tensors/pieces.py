@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from weight_cache.types import Tensor
 
 PIECE_BYTES = 16 * 1024 * 1024
-"""As long as a chunk of the store: long enough for the disk's full speed, short enough that a few of them fit beside everything else."""
+"""As long as a chunk of the store: long enough for the disk's full speed, short enough that a few
+of them fit beside everything else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A stretch of one tensor inside a piece: from `at_bytes` of the piece, `from_bytes` of the tensor, `length_bytes` long."""
+    """A stretch of one tensor inside a piece: from `at_bytes` of the piece, `from_bytes` of the
+    tensor, `length_bytes` long."""
 
     tensor: Tensor
     at_bytes: int
@@ -49,16 +51,29 @@ def cut(tensors: Iterable[Tensor], *, piece_bytes: int = PIECE_BYTES) -> Iterato
         waiting = list(reversed(run))
         while begin < end:
             stop = min(end, (begin // piece_bytes + 1) * piece_bytes)
-            yield Piece(offset_bytes=begin, length_bytes=stop - begin, parts=tuple(_parts(waiting, begin, stop)))
+            yield Piece(
+                offset_bytes=begin,
+                length_bytes=stop - begin,
+                parts=tuple(_parts(waiting, begin, stop)),
+            )
             begin = stop
 
 
 def _parts(waiting: list[Tensor], begin: int, stop: int) -> Iterator[Part]:
-    """Whose the bytes from `begin` to `stop` are; those that end before `stop` leave `waiting`, whose next is its last."""
+    """Whose the bytes from `begin` to `stop` are; those that end before `stop` leave `waiting`,
+    whose next is its last."""
     while waiting and waiting[-1].offset_bytes < stop:
         tensor = waiting[-1]
-        first, end = max(begin, tensor.offset_bytes), min(stop, tensor.offset_bytes + tensor.length_bytes)
-        yield Part(tensor=tensor, at_bytes=first - begin, from_bytes=first - tensor.offset_bytes, length_bytes=end - first)
+        first, end = (
+            max(begin, tensor.offset_bytes),
+            min(stop, tensor.offset_bytes + tensor.length_bytes),
+        )
+        yield Part(
+            tensor=tensor,
+            at_bytes=first - begin,
+            from_bytes=first - tensor.offset_bytes,
+            length_bytes=end - first,
+        )
         if tensor.offset_bytes + tensor.length_bytes > stop:
             return
         waiting.pop()

@@ -1,12 +1,13 @@
-"""Memory that is there before it is needed: a shared mapping (memfd_create(2)) with every page in place, in huge pages where they can be
-had.
+"""Memory that is there before it is needed: a shared mapping (memfd_create(2)) with every page in
+place, in huge pages where they can be had.
 
-Reading into it costs no page faults, and a device may fetch from it directly once it is *pinned* (registered with the driver; only then
-is it called that). What is taken from a pool is a tensor of bytes; it gives its room back when the last tensor on it dies.
+Reading into it costs no page faults, and a device may fetch from it directly once it is *pinned*
+(registered with the driver; only then is it called that). What is taken from a pool is a tensor of
+bytes; it gives its room back when the last tensor on it dies.
 
-A pool must not be mapped when its process is dumped: a snapshot would carry all of it. `let_go_of_pools` unmaps those that nobody uses
-(they map themselves again when something is taken), and names the others.
-"""
+A pool must not be mapped when its process is dumped: a snapshot would carry all of it.
+`let_go_of_pools` unmaps those that nobody uses (they map themselves again when something is taken),
+and names the others."""
 
 from __future__ import annotations
 
@@ -43,11 +44,11 @@ class Pin(Protocol):
 
 
 class Pool:
-    """`size_bytes` of memory, mapped now. Any thread may take from it; a lock guards taking, giving back needs none.
+    """`size_bytes` of memory, mapped now. Any thread may take from it; a lock guards taking, giving
+    back needs none.
 
-    `pin`: registers the memory with a device; `is_pinned` says whether the driver took it. Raises PoolFull when the machine lacks the
-    memory.
-    """
+    `pin`: registers the memory with a device; `is_pinned` says whether the driver took it. Raises
+    PoolFull when the machine lacks the memory."""
 
     def __init__(self, size_bytes: int, *, pin: Pin | None = None) -> None:
         if size_bytes <= 0:
@@ -56,7 +57,8 @@ class Pool:
         self.is_pinned = False
         self.pages = ""
         self._pin = pin
-        self._taken: dict[int, int] = {}  # offset → length. Single operations on it are atomic, so a finalizer may come at any time
+        # offset → length. Single operations on it are atomic, so a finalizer may come at any time
+        self._taken: dict[int, int] = {}
         self._lock = threading.Lock()
         self._mapping: mmap.mmap | None = None
         self._unpin: weakref.finalize[[int], Pool] | None = None
@@ -65,7 +67,13 @@ class Pool:
         _POOLS.add(self)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "unmapped" if self._mapping is None else f"{self.pages}{', pinned' if self.is_pinned else ''}"
+        state = (
+            "closed"
+            if self._closed
+            else "unmapped"
+            if self._mapping is None
+            else f"{self.pages}{', pinned' if self.is_pinned else ''}"
+        )
         return f"<Pool {self.used_bytes} of {self.size_bytes} bytes taken, {state}>"
 
     def __enter__(self) -> Self:
@@ -85,7 +93,8 @@ class Pool:
         return self._mapping is not None
 
     def take(self, length_bytes: int) -> torch.Tensor:
-        """That many bytes as a tensor of uint8, at a page's begin; what is in them is left from before.
+        """That many bytes as a tensor of uint8, at a page's begin; what is in them is left from
+        before.
 
         Raises PoolFull with both numbers, and ValueError when the pool was closed.
         """
@@ -99,17 +108,20 @@ class Pool:
             memory = (ctypes.c_char * length_bytes).from_buffer(mapping, offset)
             self._taken[offset] = length_bytes
         weakref.finalize(memory, self._give_back, offset).atexit = False
-        return torch.frombuffer(memory, dtype=torch.uint8)  # the tensor's storage keeps `memory`, and that the mapping
+        # the tensor's storage keeps `memory`, and that the mapping
+        return torch.frombuffer(memory, dtype=torch.uint8)
 
     def let_go(self) -> bool:
-        """Unmap it until something is taken again; False, and nothing happens, while tensors are on it."""
+        """Unmap it until something is taken again; False, and nothing happens, while tensors are on
+        it."""
         with self._lock:
             if not self._taken:
                 self._unmap()
             return self._mapping is None
 
     def close(self) -> None:
-        """Nothing is taken any more; the memory goes with the last tensor on it, now when there is none."""
+        """Nothing is taken any more; the memory goes with the last tensor on it, now when there is
+        none."""
         self._closed = True
         self._go_if_unused()
 
@@ -132,7 +144,10 @@ class Pool:
                 return end
             end = offset + -(-length // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         if self.size_bytes - end < length_bytes:
-            raise PoolFull(f"{length_bytes} bytes do not fit into a pool of {self.size_bytes} bytes, {self.used_bytes} of them taken")
+            raise PoolFull(
+                f"{length_bytes} bytes do not fit into a pool of {self.size_bytes} bytes, "
+                f"{self.used_bytes} of them taken"
+            )
         return end
 
     def _map(self) -> mmap.mmap:
@@ -140,13 +155,15 @@ class Pool:
         address = _address(mapping)
         self.is_pinned = self._pin is not None and self._pin.register(address, self.size_bytes)
         if self.is_pinned and self._pin is not None:
-            self._unpin = weakref.finalize(self, self._pin.unregister, address)  # also where nobody closes the pool
+            # also where nobody closes the pool
+            self._unpin = weakref.finalize(self, self._pin.unregister, address)
             self._unpin.atexit = False  # the driver may be gone by then
         self._mapping = mapping
         return mapping
 
     def _unmap(self) -> None:
-        """Idempotent. The mapping itself goes with its last reference: a tensor that dies just now may still have one."""
+        """Idempotent. The mapping itself goes with its last reference: a tensor that dies just now
+        may still have one."""
         mapping, self._mapping = self._mapping, None
         if self._unpin is not None:
             self._unpin()
@@ -167,7 +184,8 @@ def pools_in_use() -> list[Pool]:
 
 
 def available_bytes() -> int | None:
-    """Memory that can be had without swapping (proc(5), MemAvailable); None where that is not told."""
+    """Memory that can be had without swapping (proc(5), MemAvailable); None where that is not
+    told."""
     try:
         with open("/proc/meminfo") as file:
             rows = (line.split() for line in file)
@@ -177,7 +195,8 @@ def available_bytes() -> int | None:
 
 
 def _huge(size_bytes: int) -> tuple[mmap.mmap, str] | None:
-    """Of the pages that an operator set aside (`vm.nr_hugepages`); None where there are not enough."""
+    """Of the pages that an operator set aside (`vm.nr_hugepages`); None where there are not
+    enough."""
     try:
         with _memory_file(size_bytes, _MFD_HUGETLB) as descriptor:
             mapping = mmap.mmap(descriptor, size_bytes)
@@ -188,7 +207,8 @@ def _huge(size_bytes: int) -> tuple[mmap.mmap, str] | None:
 
 
 def _ordinary(size_bytes: int) -> tuple[mmap.mmap, str]:
-    """Huge pages too where the kernel makes them from ordinary ones (`transparent_hugepage/shmem_enabled`)."""
+    """Huge pages too where the kernel makes them from ordinary ones
+    (`transparent_hugepage/shmem_enabled`)."""
     available = available_bytes()
     if available is not None and size_bytes > available:
         raise PoolFull(f"a pool of {size_bytes} bytes: this machine has {available} available")
@@ -214,10 +234,16 @@ def _memory_file(size_bytes: int, flags: int) -> Iterator[int]:
 
 
 def _populate(mapping: mmap.mmap) -> None:
-    """Put every page in place. ctypes lets go of the interpreter's lock meanwhile, `mmap.madvise` would not."""
+    """Put every page in place. ctypes lets go of the interpreter's lock meanwhile, `mmap.madvise`
+    would not."""
     libc = ctypes.CDLL(None, use_errno=True)
     size = len(mapping)
-    if libc.madvise(ctypes.c_void_p(_address(mapping)), ctypes.c_size_t(size), _MADV_POPULATE_WRITE) == 0:
+    if (
+        libc.madvise(
+            ctypes.c_void_p(_address(mapping)), ctypes.c_size_t(size), _MADV_POPULATE_WRITE
+        )
+        == 0
+    ):
         return
     for offset in range(0, size, ALIGNMENT_BYTES):  # an older kernel: touch them
         mapping[offset] = 0

@@ -1,7 +1,8 @@
-"""Pieces of a file, read by several threads at once (preadv(2), which lets go of the interpreter's lock).
+"""Pieces of a file, read by several threads at once (preadv(2), which lets go of the interpreter's
+lock).
 
-Threads live no longer than the call: a process that is to be forked or dumped afterwards has none of them.
-"""
+Threads live no longer than the call: a process that is to be forked or dumped afterwards has none
+of them."""
 
 from __future__ import annotations
 
@@ -23,17 +24,22 @@ class Cancelled(Exception):
 
 
 def threads_of_this_machine() -> int:
-    """One per core this process may use, at least two (one waits for the disk while the other copies), at most `MAX_THREADS`."""
+    """One per core this process may use, at least two (one waits for the disk while the other
+    copies), at most `MAX_THREADS`."""
     return min(MAX_THREADS, max(2, len(os.sched_getaffinity(0))))
 
 
 def read_exactly(descriptor: int, buffer: memoryview, offset_bytes: int, *, name: str) -> None:
-    """Fill `buffer` from `offset_bytes`; preadv may give less than is asked for. Raises TensorsInvalid where the file ends before."""
+    """Fill `buffer` from `offset_bytes`; preadv may give less than is asked for. Raises
+    TensorsInvalid where the file ends before."""
     done = 0
     while done < len(buffer):
         count = os.preadv(descriptor, [buffer[done:]], offset_bytes + done)
         if not count:
-            raise TensorsInvalid(f"{name} ends at byte {offset_bytes + done}, before its last tensor does: it was cut off")
+            raise TensorsInvalid(
+                f"{name} ends at byte {offset_bytes + done}, before its last tensor does: it was "
+                f"cut off"
+            )
         done += count
 
 
@@ -59,13 +65,16 @@ class Pieces:
 
 
 def each(pieces: Pieces, workers: Sequence[Callable[[Pieces], None]]) -> None:
-    """Run every worker in a thread of its own until the pieces are gone; the first to fail stops the others, and is raised.
+    """Run every worker in a thread of its own until the pieces are gone; the first to fail stops
+    the others, and is raised.
 
     An interrupt of the waiting thread stops them too; either way no thread is left.
     """
     failures: list[Exception] = []
     threads = [
-        threading.Thread(target=_run, args=(pieces, worker, failures), name=f"read tensors {n}", daemon=True)
+        threading.Thread(
+            target=_run, args=(pieces, worker, failures), name=f"read tensors {n}", daemon=True
+        )
         for n, worker in enumerate(workers)
     ]
     try:
@@ -93,7 +102,8 @@ def _run(pieces: Pieces, worker: Callable[[Pieces], None], failures: list[Except
 
 
 def _join(thread: threading.Thread) -> None:
-    """Wait for its end, also when an interrupt came in the middle of `start`: until that is done it cannot be joined."""
+    """Wait for its end, also when an interrupt came in the middle of `start`: until that is done it
+    cannot be joined."""
     while thread in threading.enumerate():
         try:
             thread.join()
@@ -107,5 +117,7 @@ def open_file(path: Path, *, least_bytes: int) -> int:
     size = os.fstat(descriptor).st_size
     if size < least_bytes:
         os.close(descriptor)
-        raise TensorsInvalid(f"{path} has {size} bytes, its tensors end at {least_bytes}: it was cut off")
+        raise TensorsInvalid(
+            f"{path} has {size} bytes, its tensors end at {least_bytes}: it was cut off"
+        )
     return descriptor

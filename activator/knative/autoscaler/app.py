@@ -1,4 +1,5 @@
-"""The autoscaler of an activator: what it says of itself, and its candidacy for the one who decides."""
+"""The autoscaler of an activator: what it says of itself, and its candidacy for the one who
+decides."""
 
 from __future__ import annotations
 
@@ -42,9 +43,9 @@ class Around:
     """What the autoscaler needs of its activator.
 
     Attributes:
-        member: its id; `redis_url`, `platform`: see `activator.knative.app.Surroundings`.
-        loads: what it says of itself; `is_known`: set once it has taken back what was its own, and not before there is anything to say.
-        pods_of: what is known of a revision's pods, by its key.
+        member: its id; `redis_url`, `platform`: see `activator.knative.app.Surroundings`. loads:
+        what it says of itself; `is_known`: set once it has taken back what was its own, and not
+        before there is anything to say. pods_of: what is known of a revision's pods, by its key.
         spec_of: of a function, by its tenant and its revision's key; None = no route names it here.
     """
 
@@ -65,13 +66,22 @@ class Autoscaler:
         leader: while this one leads; None else.
     """
 
-    def __init__(self, settings: ClusterSettings, cluster: Connected, around: Around, *, terms: LeaseTerms | None = None) -> None:
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        cluster: Connected,
+        around: Around,
+        *,
+        terms: LeaseTerms | None = None,
+    ) -> None:
         self._settings = settings
         self._cluster = cluster
         self._around = around
         self._terms = terms
         self._board = _board(around)
-        self.speaker = LoadReporter(_board(around) if around.redis_url is not None else self._board, loads=around.loads)
+        self.speaker = LoadReporter(
+            _board(around) if around.redis_url is not None else self._board, loads=around.loads
+        )
         self.leader: Leader | None = None
 
     def __repr__(self) -> str:
@@ -95,19 +105,31 @@ class Autoscaler:
             except ClusterError as e:
                 log.warning("no autoscaler here error=%s", e)
             except (AttributeError, LookupError, TypeError, ValueError):
-                log.critical("the autoscaler broke: calls go on, and another may lead", exc_info=True)
+                log.critical(
+                    "the autoscaler broke: calls go on, and another may lead", exc_info=True
+                )
             await asyncio.sleep(AGAIN_S)
 
     async def _stand(self, cluster: Cluster) -> None:
         identity = f"{self._around.member}-{secrets.token_hex(4)}"
-        election = Election(cluster, name=LEASE_NAME, namespace=self._settings.namespace, identity=identity, terms=self._terms)
+        election = Election(
+            cluster,
+            name=LEASE_NAME,
+            namespace=self._settings.namespace,
+            identity=identity,
+            terms=self._terms,
+        )
         async with election:
             while True:
                 await election.wait_leader()
                 self.leader = Leader(
-                    cluster, self._board, election, selector=function_selector(self._settings), pods_of=self._around.pods_of,
+                    cluster,
+                    self._board,
+                    election,
+                    selector=function_selector(self._settings),
+                    pods_of=self._around.pods_of,
                     spec_of_function=self._around.spec_of,
-                )  # fmt: skip
+                )
                 try:
                     await self.leader.run()
                 finally:

@@ -1,9 +1,10 @@
-"""What Knative reads of a PodAutoscaler: its status, as a pure function of what is wanted, what is there, and what was said before.
+"""What Knative reads of a PodAutoscaler: its status, as a pure function of what is wanted, what is
+there, and what was said before.
 
-Conditions and reasons are those of knative/serving (pkg/apis/autoscaling/v1alpha1/pa_lifecycle.go, pkg/reconciler/autoscaling/kpa/kpa.go):
-a Revision becomes Ready by ScaleTargetInitialized, and shows Active as its own. Times change only with the state that they are of, so what
-did not change is not written.
-"""
+Conditions and reasons are those of knative/serving (pkg/apis/autoscaling/v1alpha1/pa_lifecycle.go,
+pkg/reconciler/autoscaling/kpa/kpa.go): a Revision becomes Ready by ScaleTargetInitialized, and
+shows Active as its own. Times change only with the state that they are of, so what did not change
+is not written."""
 
 from __future__ import annotations
 
@@ -33,20 +34,30 @@ class Seen:
     not_owned: bool = False
 
 
-def status_of(scalable: Scalable, item: Object, sks: Object | None, seen: Seen, *, now: str) -> dict[str, Any]:
+def status_of(
+    scalable: Scalable, item: Object, sks: Object | None, seen: Seen, *, now: str
+) -> dict[str, Any]:
     """The status of PodAutoscaler `item`, complete. `now`: RFC 3339."""
     old, of_sks = item.get("status") or {}, (sks or {}).get("status") or {}
     service, is_sks_ready = str(of_sks.get("serviceName") or ""), _status(of_sks, "Ready") == "True"
-    is_initialised = scalable.is_initialised or (bool(service) and seen.ready >= scalable.ready_from)
+    is_initialised = scalable.is_initialised or (
+        bool(service) and seen.ready >= scalable.ready_from
+    )
     dependents = [
         _active(scalable, seen),
-        _condition("SKSReady", True) if is_sks_ready else _condition("SKSReady", None, "NotReady", _message(of_sks, "Ready")),
+        _condition("SKSReady", True)
+        if is_sks_ready
+        else _condition("SKSReady", None, "NotReady", _message(of_sks, "Ready")),
         _condition("ScaleTargetInitialized", True if is_initialised else None),
     ]
     conditions = sorted([*dependents, _summary(dependents)], key=lambda one: str(one["type"]))
     return {
         **({"serviceName": service} if service else {}),
-        **({"metricsServiceName": str(of_sks["privateServiceName"])} if of_sks.get("privateServiceName") else {}),
+        **(
+            {"metricsServiceName": str(of_sks["privateServiceName"])}
+            if of_sks.get("privateServiceName")
+            else {}
+        ),
         "desiredScale": seen.wanted,
         "actualScale": seen.ready,
         "observedGeneration": item["metadata"].get("generation", 1),
@@ -56,9 +67,16 @@ def status_of(scalable: Scalable, item: Object, sks: Object | None, seen: Seen, 
 
 def _active(scalable: Scalable, seen: Seen) -> dict[str, Any]:
     if seen.not_owned:
-        return _condition("Active", False, "NotOwned", f"There is a ServerlessService {scalable.name!r} that is not of this revision.")
+        return _condition(
+            "Active",
+            False,
+            "NotOwned",
+            f"There is a ServerlessService {scalable.name!r} that is not of this revision.",
+        )
     if seen.has_timed_out:
-        return _condition("Active", False, "TimedOut", "No pod became ready within the progress deadline.")
+        return _condition(
+            "Active", False, "TimedOut", "No pod became ready within the progress deadline."
+        )
     if seen.wanted == 0:
         return _condition("Active", False, "NoTraffic", "Nobody calls it.")
     if seen.ready < max(1, scalable.ready_from):
@@ -75,7 +93,9 @@ def _summary(dependents: Sequence[Object]) -> dict[str, Any]:
     return _condition("Ready", True)
 
 
-def _condition(kind: str, status: bool | None, reason: str = "", message: str = "") -> dict[str, Any]:
+def _condition(
+    kind: str, status: bool | None, reason: str = "", message: str = ""
+) -> dict[str, Any]:
     words = {name: text for name, text in (("reason", reason), ("message", message)) if text}
     return {"type": kind, "status": _WORDS[status], **words}
 
@@ -85,16 +105,34 @@ def _dated(old: Sequence[Object], new: Sequence[dict[str, Any]], now: str) -> li
     dated = []
     for one in new:
         before = known.get(str(one["type"]), {})
-        since = before.get("lastTransitionTime", now) if before.get("status") == one["status"] else now
+        since = (
+            before.get("lastTransitionTime", now) if before.get("status") == one["status"] else now
+        )
         dated.append({**one, "lastTransitionTime": since})
     return dated
 
 
 def _status(status: Object, kind: str) -> str:
-    return str(next((one.get("status") for one in status.get("conditions") or () if one.get("type") == kind), ""))
+    return str(
+        next(
+            (
+                one.get("status")
+                for one in status.get("conditions") or ()
+                if one.get("type") == kind
+            ),
+            "",
+        )
+    )
 
 
 def _message(status: Object, kind: str) -> str:
     return str(
-        next((one.get("message") or one.get("reason") or "" for one in status.get("conditions") or () if one.get("type") == kind), "")
+        next(
+            (
+                one.get("message") or one.get("reason") or ""
+                for one in status.get("conditions") or ()
+                if one.get("type") == kind
+            ),
+            "",
+        )
     )

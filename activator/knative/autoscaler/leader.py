@@ -1,10 +1,12 @@
-"""One of the activators decides for all: it follows PodAutoscalers of class `pilotlight.dev` and sets their Deployments' scale.
+"""One of the activators decides for all: it follows PodAutoscalers of class `pilotlight.dev` and
+sets their Deployments' scale.
 
-Each second what activators say is read and recorded; each two seconds, and at once when one of them pokes, it is decided on, and whatever
-differs is written: the scale first (calls wait for it), then the ServerlessService and the PodAutoscaler's status. Nothing is written where
-nothing changed, and nothing without the Lease. A new leader adopts what there is: it does not shrink before it has listened for as long as
-a member may be silent. While the API server is away, everything stays as it is.
-"""
+Each second what activators say is read and recorded; each two seconds, and at once when one of them
+pokes, it is decided on, and whatever differs is written: the scale first (calls wait for it), then
+the ServerlessService and the PodAutoscaler's status. Nothing is written where nothing changed, and
+nothing without the Lease. A new leader adopts what there is: it does not shrink before it has
+listened for as long as a member may be silent. While the API server is away, everything stays as it
+is."""
 
 from __future__ import annotations
 
@@ -79,7 +81,8 @@ class Leader:
         settle_s: float = GONE_S,
         tick_s: float = TICK_S,
     ) -> None:
-        """`selector`: of our functions' objects. `spec_of_function`: by tenant and key. `settle_s`: before anything shrinks."""
+        """`selector`: of our functions' objects. `spec_of_function`: by tenant and key. `settle_s`:
+        before anything shrinks."""
         self._cluster = cluster
         self._board = board
         self._election = election
@@ -98,24 +101,35 @@ class Leader:
         self._soon: set[Place] = set()
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self.autoscalers = Reflector(
-            cluster, POD_AUTOSCALER, selector=selector, on_change=self._changed,
+            cluster,
+            POD_AUTOSCALER,
+            selector=selector,
+            on_change=self._changed,
             indexes={"key": lambda item: [podautoscalers.parsed(item).key]},
-        )  # fmt: skip
-        self.services = Reflector(cluster, SERVERLESS_SERVICE, selector=selector, on_change=self._changed)
-        self.deployments = Reflector(cluster, DEPLOYMENT, selector=selector, on_change=self._changed)
+        )
+        self.services = Reflector(
+            cluster, SERVERLESS_SERVICE, selector=selector, on_change=self._changed
+        )
+        self.deployments = Reflector(
+            cluster, DEPLOYMENT, selector=selector, on_change=self._changed
+        )
 
     def __repr__(self) -> str:
         return f"<Leader of {len(self._scales)} revisions, {self._roll!r}>"
 
-    # -- its life -----------------------------------------------------------------------------------------------------
+    # -- its life ----------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Lead until the Lease is lost. Raises ClusterError where the cluster does not say what there is."""
+        """Lead until the Lease is lost. Raises ClusterError where the cluster does not say what
+        there is."""
         async with AsyncExitStack() as stack:
             for reflector in (self.autoscalers, self.services, self.deployments):
                 await stack.enter_async_context(reflector)
             for reflector in (self.autoscalers, self.services, self.deployments):
                 await reflector.wait_synced(SYNC_S)
-            tasks = [asyncio.create_task(work, name=name) for name, work in (("ticks", self._ticks()), ("pokes", self._pokes()))]
+            tasks = [
+                asyncio.create_task(work, name=name)
+                for name, work in (("ticks", self._ticks()), ("pokes", self._pokes()))
+            ]
             over = asyncio.create_task(self._election.wait_follower(), name="leadership")
             try:
                 done, _ = await asyncio.wait({*tasks, over}, return_when=asyncio.FIRST_COMPLETED)
@@ -145,7 +159,9 @@ class Leader:
 
     def _changed(self, change: Change) -> None:
         """Something that was ours, or that we follow from, is another: whose status may be, too."""
-        if change.type == "SYNCED" or not all(one.is_synced for one in (self.autoscalers, self.services, self.deployments)):
+        if change.type == "SYNCED" or not all(
+            one.is_synced for one in (self.autoscalers, self.services, self.deployments)
+        ):
             return
         for place in _concerned(change.object):
             if change.type == "DELETED":
@@ -156,7 +172,8 @@ class Leader:
                 self._forget(place)
 
     def _look_soon(self, place: Place) -> None:
-        """One look that has not begun sees whatever happens until it begins: no second one stands behind it."""
+        """One look that has not begun sees whatever happens until it begins: no second one stands
+        behind it."""
         if place not in self._soon:
             self._soon.add(place)
             self._keep(self.look(place), f"look at {place[1]}")
@@ -180,10 +197,10 @@ class Leader:
         if (lock := self._locks.get(place)) is not None and not lock.locked():
             del self._locks[place]
 
-    # -- what activators say ------------------------------------------------------------------------------------------
+    # -- what activators say -----------------------------------------------------------------------
     async def hear(self) -> None:
-        """Read what they said last; who cannot be read was silent. When all were, who speaks first is not all there are: it is listened
-        as at the beginning."""
+        """Read what they said last; who cannot be read was silent. When all were, who speaks first
+        is not all there are: it is listened as at the beginning."""
         try:
             self._roll.take(await self._board.read(), self._clock())
         except BoardUnreachable as e:
@@ -199,11 +216,14 @@ class Leader:
             scale = self._scales.get(place)
             item = self.autoscalers.get(place[1], place[0])
             if scale is not None and item is not None:
-                scale.record(now, self._roll.merged(podautoscalers.parsed(item).key, now).concurrency)
+                scale.record(
+                    now, self._roll.merged(podautoscalers.parsed(item).key, now).concurrency
+                )
 
-    # -- one revision -------------------------------------------------------------------------------------------------
+    # -- one revision ------------------------------------------------------------------------------
     async def look(self, place: Place) -> None:
-        """Decide on one revision and write what differs. What the cluster refuses is tried again at the next look."""
+        """Decide on one revision and write what differs. What the cluster refuses is tried again at
+        the next look."""
         async with self._locks.setdefault(place, asyncio.Lock()):
             self._soon.discard(place)
             item = self._latest.of(POD_AUTOSCALER, place, self.autoscalers.get(place[1], place[0]))
@@ -224,17 +244,28 @@ class Leader:
         merged = self._roll.merged(scalable.key, now)
         deployment = self.deployments.get(scalable.target, scalable.namespace)
         if deployment is None:  # Knative makes it; until then nothing can be scaled
-            await self._report(scalable, item, Decision(wanted=scalable.floor, why="initial"), ready=0)
+            await self._report(
+                scalable, item, Decision(wanted=scalable.floor, why="initial"), ready=0
+            )
             return
         pods = list(self._pods_of(scalable.key)) if scalable.key else []
         standing = self._standing(scalable, deployment, pods, now)
         scale = self._scale_of(scalable, standing, now)
-        decision = scale.decide(now, scalable, merged, standing, may_shrink=now >= self._may_shrink_at)
+        decision = scale.decide(
+            now, scalable, merged, standing, may_shrink=now >= self._may_shrink_at
+        )
         if decision.wanted != standing.replicas:
             await self._set_scale(scalable, standing, decision, merged, pods)
-        await self._report(scalable, item, decision, ready=min(standing.ready, max(decision.wanted, 0)) if decision.wanted else 0)
+        await self._report(
+            scalable,
+            item,
+            decision,
+            ready=min(standing.ready, max(decision.wanted, 0)) if decision.wanted else 0,
+        )
 
-    def _standing(self, scalable: Scalable, deployment: Object, pods: list[Pod], now: float) -> Standing:
+    def _standing(
+        self, scalable: Scalable, deployment: Object, pods: list[Pod], now: float
+    ) -> Standing:
         status, spec = deployment.get("status") or {}, deployment.get("spec") or {}
         replicas = int(spec.get("replicas", 1))
         written, at = self._written.get(scalable.place, (replicas, now))
@@ -242,30 +273,58 @@ class Leader:
             replicas = written
         else:
             self._written.pop(scalable.place, None)
-        is_crowded = any(pod.obstacle is not None and pod.obstacle.bar is Blocker.UNSCHEDULABLE for pod in pods)
-        return Standing(replicas=replicas, ready=min(replicas, int(status.get("readyReplicas") or 0)), is_crowded=is_crowded)
+        is_crowded = any(
+            pod.obstacle is not None and pod.obstacle.bar is Blocker.UNSCHEDULABLE for pod in pods
+        )
+        return Standing(
+            replicas=replicas,
+            ready=min(replicas, int(status.get("readyReplicas") or 0)),
+            is_crowded=is_crowded,
+        )
 
     def _scale_of(self, scalable: Scalable, standing: Standing, now: float) -> RevisionScale:
-        spec = spec_of(scalable, self._spec_of(scalable.tenant, scalable.key) if scalable.key else None)
+        spec = spec_of(
+            scalable, self._spec_of(scalable.tenant, scalable.key) if scalable.key else None
+        )
         scale = self._scales.get(scalable.place)
         if scale is None:
             scale = self._scales[scalable.place] = RevisionScale(spec, now, ready=standing.ready)
         scale.respec(spec)
         return scale
 
-    async def _set_scale(self, scalable: Scalable, standing: Standing, decision: Decision, merged: RevisionLoad, pods: list[Pod]) -> None:
+    async def _set_scale(
+        self,
+        scalable: Scalable,
+        standing: Standing,
+        decision: Decision,
+        merged: RevisionLoad,
+        pods: list[Pod],
+    ) -> None:
         if decision.wanted < standing.replicas and decision.wanted:
             await self._guard(merged, pods)
         if not self._election.is_leader:
             return
-        log.info("scale revision=%s/%s pods=%d wanted=%d why=%s", *scalable.place, standing.replicas, decision.wanted, decision.why)
+        log.info(
+            "scale revision=%s/%s pods=%d wanted=%d why=%s",
+            *scalable.place,
+            standing.replicas,
+            decision.wanted,
+            decision.why,
+        )
         body = {"spec": {"replicas": decision.wanted}}
-        await self._cluster.patch(DEPLOYMENT, scalable.target, scalable.namespace, body, subresource="scale", timeout_s=WRITE_S)
+        await self._cluster.patch(
+            DEPLOYMENT,
+            scalable.target,
+            scalable.namespace,
+            body,
+            subresource="scale",
+            timeout_s=WRITE_S,
+        )
         self._written[scalable.place] = (decision.wanted, self._clock())
 
     async def _guard(self, merged: RevisionLoad, pods: list[Pod]) -> None:
-        """No claimed pod is among the first to go. Their activators say so themselves (`deletion_cost`), a few seconds later; a scale
-        does not wait for that.
+        """No claimed pod is among the first to go. Their activators say so themselves
+        (`deletion_cost`), a few seconds later; a scale does not wait for that.
 
         Raises ClusterError: then nothing shrinks.
         """
@@ -275,26 +334,46 @@ class Leader:
                 continue
             try:
                 await self._cluster.patch(
-                    POD, pod.name, pod.namespace, {"metadata": {"annotations": {COST: cost_of(calls)}}}, timeout_s=WRITE_S
+                    POD,
+                    pod.name,
+                    pod.namespace,
+                    {"metadata": {"annotations": {COST: cost_of(calls)}}},
+                    timeout_s=WRITE_S,
                 )
             except NotFound:
                 continue
 
-    # -- what Knative is told -----------------------------------------------------------------------------------------
-    async def _report(self, scalable: Scalable, item: Object, decision: Decision, *, ready: int) -> None:
+    # -- what Knative is told ----------------------------------------------------------------------
+    async def _report(
+        self, scalable: Scalable, item: Object, decision: Decision, *, ready: int
+    ) -> None:
         sks = await self._keep_service(scalable, item, is_served=ready > 0)
         is_foreign = sks is not None and not serverless.is_of(sks, scalable)
-        seen = conditions.Seen(wanted=decision.wanted, ready=ready, has_timed_out=decision.has_timed_out, not_owned=is_foreign)
+        seen = conditions.Seen(
+            wanted=decision.wanted,
+            ready=ready,
+            has_timed_out=decision.has_timed_out,
+            not_owned=is_foreign,
+        )
         now = datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         status = conditions.status_of(scalable, item, None if is_foreign else sks, seen, now=now)
         old = item.get("status") or {}
         if any(old.get(key) != value for key, value in status.items()) and self._election.is_leader:
             answer = await self._cluster.patch(
-                POD_AUTOSCALER, scalable.name, scalable.namespace, {"status": status}, subresource="status", timeout_s=WRITE_S
-            )  # fmt: skip
-            self._latest.wrote(POD_AUTOSCALER, self.autoscalers.get(scalable.name, scalable.namespace), answer)
+                POD_AUTOSCALER,
+                scalable.name,
+                scalable.namespace,
+                {"status": status},
+                subresource="status",
+                timeout_s=WRITE_S,
+            )
+            self._latest.wrote(
+                POD_AUTOSCALER, self.autoscalers.get(scalable.name, scalable.namespace), answer
+            )
 
-    async def _keep_service(self, scalable: Scalable, item: Object, *, is_served: bool) -> Object | None:
+    async def _keep_service(
+        self, scalable: Scalable, item: Object, *, is_served: bool
+    ) -> Object | None:
         """The ServerlessService of that name, as it should be where it is ours."""
         watched = self.services.get(scalable.name, scalable.namespace)
         sks = self._latest.of(SERVERLESS_SERVICE, scalable.place, watched)
@@ -302,16 +381,26 @@ class Leader:
             return sks
         if sks is None:
             try:
-                answer = await self._cluster.create(serverless.manifest_of(item, scalable, is_served=is_served), timeout_s=WRITE_S)
+                answer = await self._cluster.create(
+                    serverless.manifest_of(item, scalable, is_served=is_served), timeout_s=WRITE_S
+                )
             except AlreadyExists:  # the watch is about to tell, or it is none of ours
-                return await self._cluster.get(SERVERLESS_SERVICE, scalable.name, scalable.namespace, timeout_s=WRITE_S)
+                return await self._cluster.get(
+                    SERVERLESS_SERVICE, scalable.name, scalable.namespace, timeout_s=WRITE_S
+                )
         else:
-            differing = serverless.difference(sks, serverless.spec_of(item, scalable, is_served=is_served))
+            differing = serverless.difference(
+                sks, serverless.spec_of(item, scalable, is_served=is_served)
+            )
             if not differing or not serverless.is_of(sks, scalable):
                 return sks
             answer = await self._cluster.patch(
-                SERVERLESS_SERVICE, scalable.name, scalable.namespace, {"spec": differing}, timeout_s=WRITE_S
-            )  # fmt: skip
+                SERVERLESS_SERVICE,
+                scalable.name,
+                scalable.namespace,
+                {"spec": differing},
+                timeout_s=WRITE_S,
+            )
         self._latest.wrote(SERVERLESS_SERVICE, watched, answer)
         return answer
 
@@ -329,10 +418,13 @@ def _rank(pod: Pod) -> int:
 
 
 def _concerned(item: Object) -> list[Place]:
-    """PodAutoscalers that something of it follows from: they are called as their Revision is, which owns Deployments."""
+    """PodAutoscalers that something of it follows from: they are called as their Revision is, which
+    owns Deployments."""
     namespace, name = _place(item)
     if item.get("kind") == DEPLOYMENT.kind:
         return [
-            (namespace, str(owner["name"])) for owner in item["metadata"].get("ownerReferences") or () if owner.get("kind") == "Revision"
+            (namespace, str(owner["name"]))
+            for owner in item["metadata"].get("ownerReferences") or ()
+            if owner.get("kind") == "Revision"
         ]
     return [(namespace, name)]

@@ -1,9 +1,9 @@
 """What all activators together say of a revision.
 
-A member that was silent for a moment still holds and wants what it said last, but its load is not known: then nothing shrinks. One that
-was silent for as long as its membership would last is gone, and so is what it said. A statement that vanished (Redis lost its memory)
-counts as one of a silent member.
-"""
+A member that was silent for a moment still holds and wants what it said last, but its load is not
+known: then nothing shrinks. One that was silent for as long as its membership would last is gone,
+and so is what it said. A statement that vanished (Redis lost its memory) counts as one of a silent
+member."""
 
 from __future__ import annotations
 
@@ -61,7 +61,11 @@ class Members:
 
     def forget_gone(self, now: float) -> None:
         """Members that were silent for too long."""
-        self._last = {member: (said_at, posted) for member, (said_at, posted) in self._last.items() if now - said_at < GONE_S}
+        self._last = {
+            member: (said_at, posted)
+            for member, (said_at, posted) in self._last.items()
+            if now - said_at < GONE_S
+        }
 
     @property
     def is_empty(self) -> bool:
@@ -70,11 +74,17 @@ class Members:
 
     def is_whole(self, now: float) -> bool:
         """Whether anybody is there, and all who are were heard of late."""
-        return bool(self._last) and all(now - said_at <= SILENT_S for said_at, _ in self._last.values())
+        return bool(self._last) and all(
+            now - said_at <= SILENT_S for said_at, _ in self._last.values()
+        )
 
     def merged(self, key: str, now: float) -> RevisionLoad:
         """One revision."""
-        loads = [load for _, posted in self._last.values() if (load := posted.statement.get(key)) is not None]
+        loads = [
+            load
+            for _, posted in self._last.values()
+            if (load := posted.statement.get(key)) is not None
+        ]
         held: dict[str, int] = {}
         for load in loads:
             for uid, calls in load.held.items():
@@ -92,4 +102,6 @@ class Members:
 
 
 def _longest(loads: list[Load], name: str) -> float | None:
-    return max((value for load in loads if (value := getattr(load, name)) is not None), default=None)
+    return max(
+        (value for load in loads if (value := getattr(load, name)) is not None), default=None
+    )

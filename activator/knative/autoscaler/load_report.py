@@ -1,7 +1,8 @@
-"""What one activator says of the revisions that it has something to do with: all of them in one statement, in absolute numbers.
+"""What one activator says of the revisions that it has something to do with: all of them in one
+statement, in absolute numbers.
 
-A revision that is missing in a statement has nothing to do there. A statement that is missing says nothing: no data is never zero.
-"""
+A revision that is missing in a statement has nothing to do there. A statement that is missing says
+nothing: no data is never zero."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ Statement = Mapping[str, Load]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredReport:
-    """A statement as it was found: `age_s` by the clock of whoever keeps it, so that no two machines' clocks are compared."""
+    """A statement as it was found: `age_s` by the clock of whoever keeps it, so that no two
+    machines' clocks are compared."""
 
     statement: Statement
     age_s: float
@@ -59,6 +61,11 @@ def from_text(text: str) -> Statement:
     """As it was meant. Raises StatementInvalid."""
     try:
         body: Any = json.loads(text)
-        return {str(key): Load(**{**load, "held": {str(uid): int(n) for uid, n in load["held"].items()}}) for key, load in body.items()}
+        return {
+            str(key): Load(
+                **{**load, "held": {str(uid): int(n) for uid, n in load["held"].items()}}
+            )
+            for key, load in body.items()
+        }
     except (ValueError, TypeError, KeyError, AttributeError) as e:
         raise StatementInvalid(f"no statement of an activator: {e}") from e

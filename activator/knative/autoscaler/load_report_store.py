@@ -1,4 +1,5 @@
-"""Where activators leave their statements, and poke whoever decides; in the process for a lone activator."""
+"""Where activators leave their statements, and poke whoever decides; in the process for a lone
+activator."""
 
 from __future__ import annotations
 
@@ -14,22 +15,26 @@ MOST_POKES = 10_000
 
 
 class BoardUnreachable(Exception):
-    """Raised when what activators share does not answer; the message names its address, never its password."""
+    """Raised when what activators share does not answer; the message names its address, never its
+    password."""
 
 
 class LoadReportStore(Protocol):
     """The verbs, as one member sees them."""
 
     async def post(self, statement: Statement, pokes: Collection[str] = ()) -> None:
-        """State everything anew; `pokes`: revisions to be decided on at once. Raises BoardUnreachable."""
+        """State everything anew; `pokes`: revisions to be decided on at once. Raises
+        BoardUnreachable."""
         ...
 
     async def read(self) -> Mapping[str, StoredReport]:
-        """The last statement of every member that has made one and did not leave. Raises BoardUnreachable."""
+        """The last statement of every member that has made one and did not leave. Raises
+        BoardUnreachable."""
         ...
 
     def pokes(self) -> AsyncGenerator[str, None]:
-        """Keys of revisions to be decided on, as they come, for ever. What is poked while nobody listens is lost: statements are not."""
+        """Keys of revisions to be decided on, as they come, for ever. What is poked while nobody
+        listens is lost: statements are not."""
         ...
 
     async def leave(self) -> None:
@@ -74,7 +79,10 @@ class ProcessBoard:
     async def read(self) -> Mapping[str, StoredReport]:
         """See Board."""
         now = self._wall.clock()
-        return {member: StoredReport(statement=said, age_s=now - at) for member, (at, said) in self._wall.statements.items()}
+        return {
+            member: StoredReport(statement=said, age_s=now - at)
+            for member, (at, said) in self._wall.statements.items()
+        }
 
     async def pokes(self) -> AsyncGenerator[str, None]:
         """See Board."""

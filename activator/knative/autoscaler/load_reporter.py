@@ -1,4 +1,5 @@
-"""This activator's part in the autoscaler: it states its loads each second, and at once when it wants pods (`scale_request.Demand`)."""
+"""This activator's part in the autoscaler: it states its loads each second, and at once when it
+wants pods (`scale_request.Demand`)."""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ class LoadReporter:
         self._is_heard = True
 
     def __repr__(self) -> str:
-        return f"<LoadReporter asks for {sum(self._asked.values())} pods of {len(self._asked)} revisions>"
+        return (
+            f"<LoadReporter asks for {sum(self._asked.values())} pods of {len(self._asked)} "
+            f"revisions>"
+        )
 
     async def ask(self, key: str, wanted: int) -> None:
         """See Demand."""
@@ -70,7 +74,10 @@ class LoadReporter:
 
 
 def loads_of(
-    throttlers: Iterable[Throttler], concurrency: Mapping[str, float], held: Mapping[str, tuple[str, str]], now: float
+    throttlers: Iterable[Throttler],
+    concurrency: Mapping[str, float],
+    held: Mapping[str, tuple[str, str]],
+    now: float,
 ) -> dict[str, Load]:
     """Of one activator.
 
@@ -93,4 +100,7 @@ def loads_of(
         )
     for uid, (instance, key) in held.items():
         pods.setdefault(key, {})[uid] = calls.get(instance, 0)
-    return {key: replace(said.get(key, NOTHING), held=pods.get(key, {})) for key in said.keys() | pods.keys()}
+    return {
+        key: replace(said.get(key, NOTHING), held=pods.get(key, {}))
+        for key in said.keys() | pods.keys()
+    }

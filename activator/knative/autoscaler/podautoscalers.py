@@ -1,4 +1,5 @@
-"""A PodAutoscaler of our class, as far as we read it. Keys: knative/serving pkg/apis/autoscaling (register.go, v1alpha1)."""
+"""A PodAutoscaler of our class, as far as we read it. Keys: knative/serving pkg/apis/autoscaling
+(register.go, v1alpha1)."""
 
 from __future__ import annotations
 
@@ -30,13 +31,11 @@ class Scalable:
     """One revision to be scaled.
 
     Attributes:
-        key: the platform's, `<function id>@<revision>`; "" where its object does not say (it is then kept within its bounds only).
-        tenant: id, for its function's spec.
-        target: name of its Deployment.
-        max_scale: 0 = none.
-        initial_scale: floor until it was reached once.
-        reachable: False of one that no route names: nothing keeps it.
-        is_initialised: the initial scale was reached once.
+        key: the platform's, `<function id>@<revision>`; "" where its object does not say (it is
+        then kept within its bounds only). tenant: id, for its function's spec. target: name of its
+        Deployment. max_scale: 0 = none. initial_scale: floor until it was reached once. reachable:
+        False of one that no route names: nothing keeps it. is_initialised: the initial scale was
+        reached once.
     """
 
     namespace: str
@@ -68,18 +67,22 @@ class Scalable:
 
     @property
     def ready_from(self) -> int:
-        """Pods from which on it is active: 0 of one that need not come up at all to be initialised."""
+        """Pods from which on it is active: 0 of one that need not come up at all to be
+        initialised."""
         return max(self.min_scale, 1 if self.is_initialised else self.initial_scale)
 
 
 def is_ours(item: Object) -> bool:
     """Whether it is of our class and stays."""
     metadata = item["metadata"]
-    return (metadata.get("annotations") or {}).get(CLASS_KEY) == CLASS and not metadata.get("deletionTimestamp")
+    return (metadata.get("annotations") or {}).get(CLASS_KEY) == CLASS and not metadata.get(
+        "deletionTimestamp"
+    )
 
 
 def parsed(item: Object) -> Scalable:
-    """What it says. A number that is none counts as not given: Knative's webhook refuses such ones."""
+    """What it says. A number that is none counts as not given: Knative's webhook refuses such
+    ones."""
     metadata, spec = item["metadata"], item.get("spec") or {}
     annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
     said = (item.get("status") or {}).get("conditions") or ()
@@ -89,7 +92,9 @@ def parsed(item: Object) -> Scalable:
         uid=str(metadata["uid"]),
         key=str(annotations.get(names.KEY) or ""),
         tenant=str(labels.get(names.TENANT) or ""),
-        target=str((spec.get("scaleTargetRef") or {}).get("name") or f"{metadata['name']}-deployment"),
+        target=str(
+            (spec.get("scaleTargetRef") or {}).get("name") or f"{metadata['name']}-deployment"
+        ),
         concurrency=int(spec.get("containerConcurrency") or 0),
         min_scale=_whole(annotations, "min-scale", "minScale", 0),
         max_scale=_whole(annotations, "max-scale", "maxScale", 0),
@@ -97,7 +102,10 @@ def parsed(item: Object) -> Scalable:
         scale_down_delay_s=seconds(annotations.get(f"{_P}/scale-down-delay"), 0.0),
         progress_deadline_s=seconds(annotations.get(_PROGRESS), PROGRESS_DEADLINE_S),
         reachable=spec.get("reachability") != "Unreachable",
-        is_initialised=any(one.get("type") == "ScaleTargetInitialized" and one.get("status") == "True" for one in said),
+        is_initialised=any(
+            one.get("type") == "ScaleTargetInitialized" and one.get("status") == "True"
+            for one in said
+        ),
     )
 
 

@@ -1,8 +1,7 @@
 """`Board` in Redis: one hash of statements, one channel of pokes. Ages are by Redis' own clock.
 
-Keys, under `pilotlight:{<platform>}:` like those of `activator.coordination.scripts`: `stated` (hash: member → `<ms> <statement>`),
-channel `poked`.
-"""
+Keys, under `pilotlight:{<platform>}:` like those of `activator.coordination.scripts`: `stated`
+(hash: member → `<ms> <statement>`), channel `poked`."""
 
 from __future__ import annotations
 
@@ -49,7 +48,10 @@ class RedisBoard:
         prefix = f"pilotlight:{{{platform}}}:"
         self._stated, self._poked = f"{prefix}stated", f"{prefix}poked"
         self._redis = redis_client(url)
-        self._post, self._read = self._redis.register_script(_POST), self._redis.register_script(_READ)
+        self._post, self._read = (
+            self._redis.register_script(_POST),
+            self._redis.register_script(_READ),
+        )
 
     def __repr__(self) -> str:
         return f"<RedisBoard of {self._member} at {self._where}>"
@@ -57,7 +59,9 @@ class RedisBoard:
     async def post(self, statement: Statement, pokes: Collection[str] = ()) -> None:
         """See Board."""
         try:
-            await self._post(keys=[self._stated], args=[self._member, to_text(statement), self._poked, *pokes])
+            await self._post(
+                keys=[self._stated], args=[self._member, to_text(statement), self._poked, *pokes]
+            )
         except (RedisError, OSError) as e:
             raise self._unreachable(e) from e
 
@@ -75,7 +79,8 @@ class RedisBoard:
         return found
 
     async def pokes(self) -> AsyncGenerator[str, None]:
-        """See Board. Without Redis it waits for it: what is wanted meanwhile is in the statements."""
+        """See Board. Without Redis it waits for it: what is wanted meanwhile is in the
+        statements."""
         while True:
             try:
                 async with self._redis.pubsub() as channel:

@@ -1,8 +1,9 @@
-"""The ServerlessService of a revision: by it Knative makes the public and the private Service, and says whom the public one leads to.
+"""The ServerlessService of a revision: by it Knative makes the public and the private Service, and
+says whom the public one leads to.
 
-Mode Serve leads to the pods, Proxy to Knative's own activator. Calls of the platform take neither way; the mode is right all the same, for
-whoever reaches the revision through Knative. Fields: knative/networking pkg/apis/networking/v1alpha1 (ServerlessServiceSpec).
-"""
+Mode Serve leads to the pods, Proxy to Knative's own activator. Calls of the platform take neither
+way; the mode is right all the same, for whoever reaches the revision through Knative. Fields:
+knative/networking pkg/apis/networking/v1alpha1 (ServerlessServiceSpec)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ _NOT_COPIED = "autoscaling.knative.dev/metric"
 def spec_of(item: Object, scalable: Scalable, *, is_served: bool) -> dict[str, Any]:
     """What it must say of PodAutoscaler `item`. `is_served`: pods are wanted and ready."""
     spec = item.get("spec") or {}
-    target = spec.get("scaleTargetRef") or {"apiVersion": "apps/v1", "kind": "Deployment", "name": scalable.target}
+    target = spec.get("scaleTargetRef") or {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "name": scalable.target,
+    }
     return {
         "mode": "Serve" if is_served else "Proxy",
         "objectRef": {key: target[key] for key in ("apiVersion", "kind", "name")},
@@ -32,7 +37,11 @@ def spec_of(item: Object, scalable: Scalable, *, is_served: bool) -> dict[str, A
 def manifest_of(item: Object, scalable: Scalable, *, is_served: bool) -> dict[str, Any]:
     """A new one: it goes with its PodAutoscaler."""
     metadata = item["metadata"]
-    annotations = {key: value for key, value in (metadata.get("annotations") or {}).items() if key != _NOT_COPIED}
+    annotations = {
+        key: value
+        for key, value in (metadata.get("annotations") or {}).items()
+        if key != _NOT_COPIED
+    }
     owner = {
         "apiVersion": POD_AUTOSCALER.api_version,
         "kind": POD_AUTOSCALER.kind,
@@ -57,7 +66,9 @@ def manifest_of(item: Object, scalable: Scalable, *, is_served: bool) -> dict[st
 
 def is_of(sks: Object, scalable: Scalable) -> bool:
     """Whether it belongs to that PodAutoscaler, this incarnation of it."""
-    return any(owner.get("uid") == scalable.uid for owner in sks["metadata"].get("ownerReferences") or ())
+    return any(
+        owner.get("uid") == scalable.uid for owner in sks["metadata"].get("ownerReferences") or ()
+    )
 
 
 def difference(sks: Object, wanted: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,8 @@ class Latest:
         self._answers[kind, key_of(answer)] = (version_of(before or {}), answer)
 
     def of(self, kind: Kind, key: Key, watched: Object | None) -> Object | None:
-        """The object: as it was answered while the watch still has what it had before that write, else as the watch has it."""
+        """The object: as it was answered while the watch still has what it had before that write,
+        else as the watch has it."""
         before, answer = self._answers.get((kind, key), ("", None))
         if answer is None:
             return watched

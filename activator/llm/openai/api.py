@@ -1,9 +1,10 @@
-"""The OpenAI-compatible API, from a request to its answer: read → find the model → count → admit → reserve → forward → meter.
+"""The OpenAI-compatible API, from a request to its answer: read → find the model → count → admit →
+reserve → forward → meter.
 
-`/v1/chat/completions`, `/v1/completions`, `/v1/embeddings` and `/v1/models`, of the caller's own tenant or under `/t/{tenant}`; and the
-same paths behind `/fn/{app}/{function}`, where the model is that function unless an adapter of it is named. Between reading a body and
-passing an answer on lies the sentence of every call: the same quotas, choice of a revision, retries, fallbacks and bill.
-"""
+`/v1/chat/completions`, `/v1/completions`, `/v1/embeddings` and `/v1/models`, of the caller's own
+tenant or under `/t/{tenant}`; and the same paths behind `/fn/{app}/{function}`, where the model is
+that function unless an adapter of it is named. Between reading a body and passing an answer on lies
+the sentence of every call: the same quotas, choice of a revision, retries, fallbacks and bill."""
 
 from __future__ import annotations
 
@@ -43,17 +44,20 @@ OURS = frozenset({CHAT, COMPLETIONS, EMBEDDINGS, MODELS})
 TO_LOOK_AT = frozenset({"/health", "/version", "/metrics"})
 """What may be read of an engine itself, behind `/fn/`."""
 MAX_VALUES = 100_000
-"""Of a body (`json_size`): a hundred thousand token ids, ten thousand messages, 20 milliseconds of the event loop at most."""
+"""Of a body (`json_size`): a hundred thousand token ids, ten thousand messages, 20 milliseconds of
+the event loop at most."""
 _JSON = CONTENT_JSON.encode()
 
 
 def is_openai_path(path: str) -> bool:
-    """Whether a path belongs to this API. What is below `/v1/models/` belongs to `api` as well, which is asked second."""
+    """Whether a path belongs to this API. What is below `/v1/models/` belongs to `api` as well,
+    which is asked second."""
     return path in OURS
 
 
 def is_one_model(request: Request, path: str) -> bool:
-    """Whether a request below `/v1/models/` asks what a model is, and not for its versions or what else model servers have."""
+    """Whether a request below `/v1/models/` asks what a model is, and not for its versions or what
+    else model servers have."""
     return request.verb == "GET" and path.startswith(f"{MODELS}/") and "/versions/" not in path
 
 
@@ -79,14 +83,17 @@ class OpenAI:
         self._desk = desk
         self._tracer = tracer
         self._models = Models(table=table, reception=reception)
-        self._answers = OpenAIResponseWriter(metrics=metrics, tracer=tracer, heartbeat_s=settings.heartbeat_s)
+        self._answers = OpenAIResponseWriter(
+            metrics=metrics, tracer=tracer, heartbeat_s=settings.heartbeat_s
+        )
 
     def __repr__(self) -> str:
         return f"<OpenAI {self._models!r}>"
 
-    # -- where requests come in -------------------------------------------------------------------------------------------
+    # -- where requests come in --------------------------------------------------------------------
     async def answer(self, request: Request, owner: str | None, place: str) -> None:
-        """Answer a request whose path `is_openai_path`. Raises what calls raise; errors have OpenAI's shape from here on."""
+        """Answer a request whose path `is_openai_path`. Raises what calls raise; errors have
+        OpenAI's shape from here on."""
         request.shape = shapes.shape
         if place == MODELS:
             await self._list(request, owner)
@@ -119,7 +126,8 @@ class OpenAI:
         return caller
 
     async def _read(self, request: Request, limit_bytes: int) -> bytes:
-        """The body. The time that it took to come is the caller's own: no clock of ours counts it."""
+        """The body. The time that it took to come is the caller's own: no clock of ours counts
+        it."""
         _expect_json(request)
         asked_ns = time.monotonic_ns()
         data = await request.body(limit_bytes=limit_bytes, timeout_s=self._settings.body_timeout_s)
@@ -130,16 +138,23 @@ class OpenAI:
         return data
 
     async def _read_admitted(
-        self, request: Request, entry: AccessGrant, made: Callable[[bytes], OpenAIRequest], *, holds: int = 1
+        self,
+        request: Request,
+        entry: AccessGrant,
+        made: Callable[[bytes], OpenAIRequest],
+        *,
+        holds: int = 1,
     ) -> OpenAIRequest:
-        """What is `made` of the body, within the quotas of requests: tokens are counted once it is known how many they may be."""
+        """What is `made` of the body, within the quotas of requests: tokens are counted once it is
+        known how many they may be."""
         async with counted(entry.gate, holds=holds):
             asked = made(await self._read(request, entry.body_bytes))
             asked.check(entry.target)
             return asked
 
     async def answer_raw(self, request: Request, entry: AccessGrant) -> None:
-        """`/fn/{app}/{function}/…` of an engine: of its own paths those that are listed here, the others do not exist."""
+        """`/fn/{app}/{function}/…` of an engine: of its own paths those that are listed here, the
+        others do not exist."""
         request.shape = shapes.shape
         path = subpath(request.scope).partition(b"?")[0].decode("latin-1")
         if request.verb == "POST" and path in PATHS:
@@ -153,13 +168,21 @@ class OpenAI:
         elif request.verb == "GET" and path == MODELS:
             request.target = None  # no call of it
             await _respond_list(request, served_by(entry.target))
-        elif request.verb == "GET" and path in TO_LOOK_AT and (path != "/metrics" or _is_owner(entry)):
+        elif (
+            request.verb == "GET"
+            and path in TO_LOOK_AT
+            and (path != "/metrics" or _is_owner(entry))
+        ):
             await self._passthrough.http(request, entry)
         else:
-            raise errors.NotFound(f"nothing is served at {request.verb} {path[:200]}: an engine is called at {', '.join(sorted(PATHS))}")
+            raise errors.NotFound(
+                f"nothing is served at {request.verb} {path[:200]}: an engine is called at "
+                f"{', '.join(sorted(PATHS))}"
+            )
 
     async def describe(self, request: Request, owner: str | None, model: str) -> bool:
-        """`GET /v1/models/{model}`, where that is an engine: answered, and True. Raises ModelNotFound where no function is meant."""
+        """`GET /v1/models/{model}`, where that is an engine: answered, and True. Raises
+        ModelNotFound where no function is meant."""
         caller = self._caller(request, owner)
         found = self._models.described(request, caller, owner, model)
         if found is not None:
@@ -169,26 +192,41 @@ class OpenAI:
             raise self._models.unknown(request, caller, owner, model)
         return found is not None
 
-    # -- models -----------------------------------------------------------------------------------------------------------
+    # -- models ------------------------------------------------------------------------------------
     async def _list(self, request: Request, owner: str | None) -> None:
         if request.verb != "GET":
             raise errors.NotFound(f"{request.verb} is not served at {MODELS}: GET it")
         caller = self._caller(request, owner)
-        await _respond_list(request, [one for engine in self._models.visible(request, caller, owner) for one in listed(engine)])
+        await _respond_list(
+            request,
+            [
+                one
+                for engine in self._models.visible(request, caller, owner)
+                for one in listed(engine)
+            ],
+        )
 
-    # -- by the names of functions ------------------------------------------------------------------------------------------
+    # -- by the names of functions -----------------------------------------------------------------
     async def invoke(self, request: Request, entry: AccessGrant) -> None:
-        """`POST …:invoke` of an engine with `{"path", "body"}`: the same call by the function's own name. Raises what calls raise."""
-        await self._call(request, entry, await self._read_admitted(request, entry, lambda data: wrapped(data, entry.target)))
+        """`POST …:invoke` of an engine with `{"path", "body"}`: the same call by the function's own
+        name. Raises what calls raise."""
+        await self._call(
+            request,
+            entry,
+            await self._read_admitted(request, entry, lambda data: wrapped(data, entry.target)),
+        )
 
     async def admit_later(self, request: Request, entry: AccessGrant) -> EngineCall:
-        """The same to be run later: it counts as a request now, and among those that run at once when it runs."""
+        """The same to be run later: it counts as a request now, and among those that run at once
+        when it runs."""
 
         def made(data: bytes) -> OpenAIRequest:
             asked = wrapped(data, entry.target)
             asked.said = data
             if not asked.counts:
-                raise errors.InvalidInput(f"path = {asked.path}: submitted can be {', '.join(TASKS)}", parameter="path")
+                raise errors.InvalidInput(
+                    f"path = {asked.path}: submitted can be {', '.join(TASKS)}", parameter="path"
+                )
             return asked
 
         asked = await self._read_admitted(request, entry, made, holds=0)
@@ -199,7 +237,7 @@ class OpenAI:
             use.leave()
             raise
 
-    # -- the sentence -----------------------------------------------------------------------------------------------------
+    # -- the sentence ------------------------------------------------------------------------------
     async def _call(self, request: Request, entry: AccessGrant, asked: OpenAIRequest) -> None:
         """One that was checked."""
         if not asked.counts:
@@ -212,15 +250,22 @@ class OpenAI:
         finally:
             use.leave()
 
-    async def _enter(self, request: Request, entry: AccessGrant, asked: OpenAIRequest, *, holds: int = 1) -> TokenReservation:
-        """Let it in as what it is; one that asks for what there is not counts as a request all the same."""
+    async def _enter(
+        self, request: Request, entry: AccessGrant, asked: OpenAIRequest, *, holds: int = 1
+    ) -> TokenReservation:
+        """Let it in as what it is; one that asks for what there is not counts as a request all the
+        same."""
         try:
-            return await self._desk.enter(entry, asked.path, asked.body, began_ns=request.began_ns, holds=holds)
+            return await self._desk.enter(
+                entry, asked.path, asked.body, began_ns=request.began_ns, holds=holds
+            )
         except errors.InvalidInput:
             await admit(entry.gate, holds=0)
             raise
 
-    async def _call_uncounted(self, request: Request, entry: AccessGrant, asked: OpenAIRequest) -> None:
+    async def _call_uncounted(
+        self, request: Request, entry: AccessGrant, asked: OpenAIRequest
+    ) -> None:
         """The model does not run for it: a tokenizer's word costs its time alone."""
         admission = await entry.admit()
         use = TokenReservation(estimated_in=0, max_out=0, began_ns=request.began_ns)
@@ -232,7 +277,13 @@ class OpenAI:
             if admission is not None:
                 admission.release()
 
-    def call_of(self, request: Request, entry: AccessGrant, asked: OpenAIRequest, use: TokenReservation | None) -> EngineCall:
+    def call_of(
+        self,
+        request: Request,
+        entry: AccessGrant,
+        asked: OpenAIRequest,
+        use: TokenReservation | None,
+    ) -> EngineCall:
         """The call of an engine that a request has become. Raises InvalidInput."""
         choice = request.choice
         rank = entry.rank(request.headers)
@@ -267,7 +318,8 @@ def _is_owner(entry: AccessGrant) -> bool:
 
 
 def _salt_of(entry: AccessGrant) -> str:
-    """Keeps what one tenant asked of a shared function from another's clock: a prompt that is answered sooner was asked before."""
+    """Keeps what one tenant asked of a shared function from another's clock: a prompt that is
+    answered sooner was asked before."""
     whose = entry.caller.tenant or "-"
     return hashlib.sha256(f"{entry.target.tenant}\0{whose}".encode()).hexdigest()[:32]
 
@@ -277,7 +329,8 @@ def _expect_json(request: Request) -> None:
     if given != _JSON:
         shown = given[:80].decode("latin-1")
         raise errors.InvalidInput(
-            f"content-type {shown!r} is not understood here: send JSON, as application/json", parameter="content-type"
+            f"content-type {shown!r} is not understood here: send JSON, as application/json",
+            parameter="content-type",
         )
 
 

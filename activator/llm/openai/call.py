@@ -30,7 +30,14 @@ class EngineCall(Call):
 
     __slots__ = ("affinity", "is_kept", "tokens", "wanted")
 
-    def __init__(self, wanted: OpenAIRequest, *, tokens: TokenReservation | None, affinity: int | None = None, **call: Any) -> None:
+    def __init__(
+        self,
+        wanted: OpenAIRequest,
+        *,
+        tokens: TokenReservation | None,
+        affinity: int | None = None,
+        **call: Any,
+    ) -> None:
         """`call`: as of any Call, but for its body. Raises InvalidInput."""
         super().__init__(body=wanted.written_for(call["target"]), **call)
         self.wanted = wanted
@@ -54,7 +61,9 @@ class EngineCall(Call):
 
     def reading(self, answer: WorkerResponse) -> Reading:
         """See Call."""
-        return reading_of(self.wanted, self.tokens, answer, served=self.wanted.adapter or self.target.spec.name)
+        return reading_of(
+            self.wanted, self.tokens, answer, served=self.wanted.adapter or self.target.spec.name
+        )
 
     def park(self) -> None:
         """See Call. What is learned of its size is left out then: that needs the prompt."""
@@ -71,24 +80,41 @@ class EngineCall(Call):
     def kept(self) -> dict[str, Any]:
         """What it needs beside an ordinary call's to be made again (`call_of_kept`)."""
         wanted = self.wanted
-        shows = [wanted.shows_usage, wanted.shows_each_usage]  # its body asks for both, on our behalf
-        return {"path": wanted.path, "adapter": wanted.adapter, "model": wanted.model, "shows_usage": shows}
+        # its body asks for both, on our behalf
+        shows = [wanted.shows_usage, wanted.shows_each_usage]
+        return {
+            "path": wanted.path,
+            "adapter": wanted.adapter,
+            "model": wanted.model,
+            "shows_usage": shows,
+        }
 
     def request_head(self, execution_s: float) -> bytes:
         """The request to the engine, up to its body; its log and ours call it by one name."""
         name = self.id.encode()
         return b"".join(
             (
-                b"POST ", self.wanted.path.encode(), b" HTTP/1.1\r\nhost: engine\r\nx-request-id: ", name, b"\r\npilotlight-call: ", name,
-                b"\r\ncontent-type: ", self.content_type, self.extra_headers, worker_lines(self),
-                b"\r\ncontent-length: ", b"%d" % len(self.body), b"\r\n\r\n",
+                b"POST ",
+                self.wanted.path.encode(),
+                b" HTTP/1.1\r\nhost: engine\r\nx-request-id: ",
+                name,
+                b"\r\npilotlight-call: ",
+                name,
+                b"\r\ncontent-type: ",
+                self.content_type,
+                self.extra_headers,
+                worker_lines(self),
+                b"\r\ncontent-length: ",
+                b"%d" % len(self.body),
+                b"\r\n\r\n",
             )
-        )  # fmt: skip
+        )
 
 
 @contextmanager
 def kept_or_left(call: Call) -> Iterator[None]:
-    """Of a call that is submitted: what it holds of its quotas is given back unless somebody runs it; a repeat of one is not run."""
+    """Of a call that is submitted: what it holds of its quotas is given back unless somebody runs
+    it; a repeat of one is not run."""
     try:
         yield
     finally:
@@ -96,11 +122,13 @@ def kept_or_left(call: Call) -> Iterator[None]:
             call.tokens.leave()
 
 
-def call_of_kept(kept: Mapping[str, Any], body: bytes, target: CallTarget, **call: Any) -> EngineCall:
+def call_of_kept(
+    kept: Mapping[str, Any], body: bytes, target: CallTarget, **call: Any
+) -> EngineCall:
     """A submitted call from a journal.
 
-    Its body is one that went, or was to go, to an engine; or, of a schedule, `{"path", "body"}`. Raises InvalidInput, ModelNotFound.
-    """
+    Its body is one that went, or was to go, to an engine; or, of a schedule, `{"path", "body"}`.
+    Raises InvalidInput, ModelNotFound."""
     if "path" in kept:
         wanted = OpenAIRequest(kept["path"], parsed(body))
         wanted.adapter, wanted.model = kept["adapter"], kept["model"]
@@ -112,19 +140,23 @@ def call_of_kept(kept: Mapping[str, Any], body: bytes, target: CallTarget, **cal
 
 
 def wrapped(data: bytes, target: CallTarget) -> OpenAIRequest:
-    """What `{"path", "body"}` asks of an engine, by the names of its adapters. Raises InvalidInput, ModelNotFound."""
+    """What `{"path", "body"}` asks of an engine, by the names of its adapters. Raises InvalidInput,
+    ModelNotFound."""
     given = parsed(data)
     path, body = given.get("path"), given.get("body")
     if path not in PATHS or not isinstance(body, dict) or set(given) != {"path", "body"}:
         hint = f'write {{"path": "{CHAT}", "body": {{…}}}}; paths are {", ".join(sorted(PATHS))}'
-        raise errors.InvalidInput(f"{target.app}/{target.function} is a language model: {hint}", parameter="path")
+        raise errors.InvalidInput(
+            f"{target.app}/{target.function} is a language model: {hint}", parameter="path"
+        )
     asked = OpenAIRequest(path, body)
     asked.adapter = adapter_of(asked.model, target)
     return asked
 
 
 def adapter_of(model: str, target: CallTarget) -> str:
-    """The adapter that `model` names where the function is known: "" for its own names, or for none. Raises ModelNotFound."""
+    """The adapter that `model` names where the function is known: "" for its own names, or for
+    none. Raises ModelNotFound."""
     place, _, adapter = model.partition(":")
     if place.partition("@")[0] in ("", target.function, f"{target.app}/{target.function}"):
         return adapter

@@ -1,4 +1,5 @@
-"""Errors as OpenAI's clients read them: `{"error": {"message", "type", "param", "code"}}`, with the same status and `Retry-After`."""
+"""Errors as OpenAI's clients read them: `{"error": {"message", "type", "param", "code"}}`, with the
+same status and `Retry-After`."""
 
 from __future__ import annotations
 
@@ -8,11 +9,17 @@ from typing import Any
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_JSON
 
-_TYPES = {401: "authentication_error", 402: "insufficient_quota", 403: "permission_error", 429: "rate_limit_error"}
+_TYPES = {
+    401: "authentication_error",
+    402: "insufficient_quota",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
 
 
 class ModelNotFound(errors.NotFound):
-    """Raised when `model` names nothing that this key may call; `detail` carries `models`, those with names like it."""
+    """Raised when `model` names nothing that this key may call; `detail` carries `models`, those
+    with names like it."""
 
     type = "model_not_found"
 
@@ -20,8 +27,12 @@ class ModelNotFound(errors.NotFound):
 def error_of(error: errors.PilotlightError) -> dict[str, Any]:
     """The error's object. `code` is our own problem's type, which programs may rely on."""
     param = error.detail.get("parameter")
-    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
-    return {"error": {"message": str(error), "type": kind, "param": param or None, "code": error.type}}
+    kind = _TYPES.get(
+        error.status, "invalid_request_error" if error.status < 500 else "server_error"
+    )
+    return {
+        "error": {"message": str(error), "type": kind, "param": param or None, "code": error.type}
+    }
 
 
 def shape(error: errors.PilotlightError, _request_id: str) -> tuple[bytes, bytes]:

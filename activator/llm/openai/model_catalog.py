@@ -1,8 +1,8 @@
 """Which functions are language models, and by which names they and their adapters can be asked for.
 
-Kept beside the route table, which holds its documents packed: a list of models, or a look at what a bare name may mean, must not unpack
-thousands of functions. Owner: the event loop, through `RouteTable`.
-"""
+Kept beside the route table, which holds its documents packed: a list of models, or a look at what a
+bare name may mean, must not unpack thousands of functions. Owner: the event loop, through
+`RouteTable`."""
 
 from __future__ import annotations
 
@@ -83,12 +83,21 @@ class Engines:
         engine = target.spec.engine
         if engine is not None:
             self._engines[name] = Engine(
-                tenant=target.tenant, environment=target.environment, app=target.app, function=target.function, task=engine.task,
-                adapters=tuple(sorted(engine.lora)), names=tuple(sorted(routed.document.tags)),
-                access=tuple(frozenset(one.spec.access) for one in routed.answering), max_model_len=engine.max_model_len,
-            )  # fmt: skip
+                tenant=target.tenant,
+                environment=target.environment,
+                app=target.app,
+                function=target.function,
+                task=engine.task,
+                adapters=tuple(sorted(engine.lora)),
+                names=tuple(sorted(routed.document.tags)),
+                access=tuple(frozenset(one.spec.access) for one in routed.answering),
+                max_model_len=engine.max_model_len,
+            )
 
     def of(self, tenant: str, environment: str) -> Iterable[Engine]:
         """Those of one tenant's environment, by name."""
         place = f"{tenant}/{environment}/"
-        return [self._engines[name] for name in sorted(name for name in self._engines if name.startswith(place))]
+        return [
+            self._engines[name]
+            for name in sorted(name for name in self._engines if name.startswith(place))
+        ]

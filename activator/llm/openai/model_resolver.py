@@ -1,8 +1,8 @@
 """From the text in `model` to the function, the revision and the adapter that it names.
 
-`app/function`, `app/function@tag` (a tag, an alias or a revision), either with `:adapter`; or the bare name of a function, or of an
-adapter, where the key's environment has only one of that name. What a caller may not call does not exist for it.
-"""
+`app/function`, `app/function@tag` (a tag, an alias or a revision), either with `:adapter`; or the
+bare name of a function, or of an adapter, where the key's environment has only one of that name.
+What a caller may not call does not exist for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from activator.routing.route_table import FunctionRouter, RouteTable
 from pilotlight import errors
 
 MAX_KNOWN = 4096
-"""Names whose meaning is remembered: finding one takes some tens of microseconds, and a flood of names must not fill the memory."""
+"""Names whose meaning is remembered: finding one takes some tens of microseconds, and a flood of
+names must not fill the memory."""
 MAX_NAME = 512
 NEAR = 5
 """Models that an error names."""
@@ -34,7 +35,8 @@ MAX_LIKE = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelName:
-    """The parts of a model's name; `place` is a function's address or a bare name, `asked` and `adapter` are "" where it has none."""
+    """The parts of a model's name; `place` is a function's address or a bare name, `asked` and
+    `adapter` are "" where it has none."""
 
     place: str
     asked: str = ""
@@ -50,7 +52,8 @@ def parse(text: str) -> ModelName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedModel:
-    """A model: its function's revisions, the one that is asked for ("" = whatever the traffic says), and the adapter ("" = none)."""
+    """A model: its function's revisions, the one that is asked for ("" = whatever the traffic
+    says), and the adapter ("" = none)."""
 
     routed: FunctionRouter
     asked: str
@@ -69,8 +72,11 @@ class Models:
     def __repr__(self) -> str:
         return f"<Models {len(self._known)} known, {self._table.engines!r}>"
 
-    def find(self, request: Request, caller: Principal, owner: str | None, text: str) -> ResolvedModel:
-        """What `text` names for this caller; `owner`: of the tenant that the path names. Raises ModelNotFound, Forbidden, Unavailable."""
+    def find(
+        self, request: Request, caller: Principal, owner: str | None, text: str
+    ) -> ResolvedModel:
+        """What `text` names for this caller; `owner`: of the tenant that the path names. Raises
+        ModelNotFound, Forbidden, Unavailable."""
         if self._known_at != self._table.generation or len(self._known) >= MAX_KNOWN:
             self._known.clear()
             self._known_at = self._table.generation
@@ -82,9 +88,13 @@ class Models:
                 self._known[asked] = found
         return found
 
-    def _find(self, request: Request, caller: Principal, owner: str | None, text: str) -> ResolvedModel:
+    def _find(
+        self, request: Request, caller: Principal, owner: str | None, text: str
+    ) -> ResolvedModel:
         if not text:
-            raise errors.InvalidInput("model: write which one, such as app/function", parameter="model")
+            raise errors.InvalidInput(
+                "model: write which one, such as app/function", parameter="model"
+            )
         name = parse(text)
         if "/" not in name.place:
             name = self._by_bare_name(request, caller, owner, name)
@@ -96,21 +106,40 @@ class Models:
             raise self.unknown(request, caller, owner, text)
         return ResolvedModel(routed=routed, asked=name.asked, adapter=name.adapter)
 
-    def _by_bare_name(self, request: Request, caller: Principal, owner: str | None, name: ModelName) -> ModelName:
-        """The same with the function's whole address. Raises ModelNotFound, InvalidInput for a name that several have."""
+    def _by_bare_name(
+        self, request: Request, caller: Principal, owner: str | None, name: ModelName
+    ) -> ModelName:
+        """The same with the function's whole address. Raises ModelNotFound, InvalidInput for a name
+        that several have."""
         engines = self.visible(request, caller, owner)
-        found = [ModelName(place=one.model, asked=name.asked, adapter=name.adapter) for one in engines if one.function == name.place]
+        found = [
+            ModelName(place=one.model, asked=name.asked, adapter=name.adapter)
+            for one in engines
+            if one.function == name.place
+        ]
         if not found and not name.adapter:
-            found = [ModelName(place=o.model, asked=name.asked, adapter=name.place) for o in engines if name.place in o.adapters]
+            found = [
+                ModelName(place=o.model, asked=name.asked, adapter=name.place)
+                for o in engines
+                if name.place in o.adapters
+            ]
         if len(found) > 1:
-            several = ", ".join(sorted(f"{one.place}:{one.adapter}" if one.adapter else one.place for one in found)[:NEAR])
-            raise errors.InvalidInput(f"model: several are named {name.place[:80]!r}: write one of {several}", parameter="model")
+            several = ", ".join(
+                sorted(f"{one.place}:{one.adapter}" if one.adapter else one.place for one in found)[
+                    :NEAR
+                ]
+            )
+            raise errors.InvalidInput(
+                f"model: several are named {name.place[:80]!r}: write one of {several}",
+                parameter="model",
+            )
         if not found:
             raise self.unknown(request, caller, owner, name.place)
         return found[0]
 
     def visible(self, request: Request, caller: Principal, owner: str | None) -> list[Engine]:
-        """The engines that this caller may call, by name: its own tenant's, or those of the one that the path names."""
+        """The engines that this caller may call, by name: its own tenant's, or those of the one
+        that the path names."""
         tenant = caller.tenant if owner is None else self._table.tenant_named(owner)
         environment = self._reception.environment_of(request, caller)
         if tenant is None:
@@ -121,12 +150,18 @@ class Models:
             if engine.is_open_to(caller.tenant, caller.tenant_name) and _reaches(caller, engine)
         ]
 
-    def described(self, request: Request, caller: Principal, owner: str | None, text: str) -> dict[str, Any] | None:
-        """The entry of one model, by its whole name or by a bare one that only one has; None where it is none of these."""
+    def described(
+        self, request: Request, caller: Principal, owner: str | None, text: str
+    ) -> dict[str, Any] | None:
+        """The entry of one model, by its whole name or by a bare one that only one has; None where
+        it is none of these."""
         engines = self.visible(request, caller, owner)
         found = [one for engine in engines for one in listed(engine) if one["id"] == text]
         if not found and "/" not in text:
-            there = [(engine, f"{engine.model}:{text}" if text in engine.adapters else engine.model) for engine in engines]
+            there = [
+                (engine, f"{engine.model}:{text}" if text in engine.adapters else engine.model)
+                for engine in engines
+            ]
             found = [
                 one
                 for engine, model in there
@@ -136,19 +171,36 @@ class Models:
             ]
         return found[0] if len(found) == 1 else None
 
-    def unknown(self, request: Request, caller: Principal, owner: str | None, text: str) -> errors.PilotlightError:
-        """The error for a name that means nothing to this caller: it lists those that it may have meant."""
+    def unknown(
+        self, request: Request, caller: Principal, owner: str | None, text: str
+    ) -> errors.PilotlightError:
+        """The error for a name that means nothing to this caller: it lists those that it may have
+        meant."""
         if caller.is_anonymous:
             return self._reception.stranger(request)
-        near = near_names(text, (model for engine in self.visible(request, caller, owner) for model in engine.unversioned()))
-        hint = f"there are {', '.join(near)}" if near else "this key reaches none: `pilotlight app list` shows what is deployed"
+        near = near_names(
+            text,
+            (
+                model
+                for engine in self.visible(request, caller, owner)
+                for model in engine.unversioned()
+            ),
+        )
+        hint = (
+            f"there are {', '.join(near)}"
+            if near
+            else "this key reaches none: `pilotlight app list` shows what is deployed"
+        )
         return ModelNotFound(f"no model {text[:80]!r}: {hint}", parameter="model", models=near)
 
 
 def near_names(text: str, there: Iterable[str]) -> list[str]:
-    """Of the first MAX_COMPARED names up to NEAR that are like this one; where none is, the first ones."""
+    """Of the first MAX_COMPARED names up to NEAR that are like this one; where none is, the first
+    ones."""
     some = list(islice(there, MAX_COMPARED))
-    near = difflib.get_close_matches(text, some, n=NEAR, cutoff=0.5) if len(text) <= MAX_LIKE else []
+    near = (
+        difflib.get_close_matches(text, some, n=NEAR, cutoff=0.5) if len(text) <= MAX_LIKE else []
+    )
     return near or some[:NEAR]
 
 
@@ -170,12 +222,20 @@ def served_by(target: CallTarget) -> list[dict[str, Any]]:
     engine = target.spec.engine
     if engine is None:
         return []
-    return [_entry(model, target.function, engine.max_model_len) for model in (target.function, *sorted(engine.lora))]
+    return [
+        _entry(model, target.function, engine.max_model_len)
+        for model in (target.function, *sorted(engine.lora))
+    ]
 
 
 def _entry(model: str, root: str, max_model_len: int) -> dict[str, Any]:
     """In OpenAI's shape, with what vLLM says beside."""
     return {
-        "id": model, "object": "model", "created": 0, "owned_by": "pilotlight", "root": root, "parent": root if model != root else None,
+        "id": model,
+        "object": "model",
+        "created": 0,
+        "owned_by": "pilotlight",
+        "root": root,
+        "parent": root if model != root else None,
         "max_model_len": max_model_len,
-    }  # fmt: skip
+    }

@@ -1,9 +1,11 @@
-"""Reading an engine's answers: how many tokens they took, why they ended, and what of them was asked for on our behalf only.
+"""Reading an engine's answers: how many tokens they took, why they ended, and what of them was
+asked for on our behalf only.
 
-An engine says its usage in each event of a stream, because it was asked to (`Asked.written_for`); it is taken out again unless the caller
-asked for it, too. All that costs a few microseconds an event: nothing is parsed but the usage itself, which is found by text that cannot
-stand inside a JSON string (there a quote has a backslash before it). What does not look as expected is passed on as it is.
-"""
+An engine says its usage in each event of a stream, because it was asked to (`Asked.written_for`);
+it is taken out again unless the caller asked for it, too. All that costs a few microseconds an
+event: nothing is parsed but the usage itself, which is found by text that cannot stand inside a
+JSON string (there a quote has a backslash before it). What does not look as expected is passed on
+as it is."""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from pilotlight import errors
 from pilotlight.protocol import CONTENT_SSE
 
 USAGE_BYTES: Final = 4096
-"""More than a usage has, or the word on why an answer ended; of an answer that is too long to be held no more is kept."""
+"""More than a usage has, or the word on why an answer ended; of an answer that is too long to be
+held no more is kept."""
 DONE: Final = b"data: [DONE]\n\n"
 _DONE: Final = DONE.rstrip()
 _SSE: Final = CONTENT_SSE.encode()
@@ -41,7 +44,9 @@ class Counts(Protocol):
         """A piece came that holds tokens; before the usage of the same piece."""
         ...
 
-    def on_usage(self, prompt: int, completion: int, cached: int = 0, *, choice: int | None = None) -> None:
+    def on_usage(
+        self, prompt: int, completion: int, cached: int = 0, *, choice: int | None = None
+    ) -> None:
         """The engine's own count."""
         ...
 
@@ -58,7 +63,15 @@ class StreamParser:
         error: what the engine said in place of the rest; None = nothing.
     """
 
-    __slots__ = ("_counts", "_cutter", "_is_usage_asked", "_is_usage_kept", "_seen", "error", "is_done")
+    __slots__ = (
+        "_counts",
+        "_cutter",
+        "_is_usage_asked",
+        "_is_usage_kept",
+        "_seen",
+        "error",
+        "is_done",
+    )
 
     def __init__(self, counts: Counts, asked: OpenAIRequest) -> None:
         self._counts = counts
@@ -84,8 +97,12 @@ class StreamParser:
             return b""
         if events.find(_END) == len(events) - len(_END):
             return self._event(events, now_ns)
-        *whole, rest = events.split(_END)  # `rest` is a part of an event that is too long to be held
-        return b"".join([self._event(event + _END, now_ns) for event in whole if event] + ([self._event(rest, now_ns)] if rest else []))
+        # `rest` is a part of an event that is too long to be held
+        *whole, rest = events.split(_END)
+        return b"".join(
+            [self._event(event + _END, now_ns) for event in whole if event]
+            + ([self._event(rest, now_ns)] if rest else [])
+        )
 
     def collected(self, status: int, body: bytes) -> tuple[int, bytes]:
         """See `call.Reading`."""
@@ -103,7 +120,8 @@ class StreamParser:
             return b""
         if not event.startswith(_DATA):
             self.is_done = self.is_done or event.startswith(_DONE)
-            return b"" if event.startswith(_DONE) else event  # the end is told by us, after what it cost is known
+            # the end is told by us, after what it cost is known
+            return b"" if event.startswith(_DONE) else event
         text = event.decode("utf-8", "replace")
         at = text.rfind(_USAGE)
         if at < 0:
@@ -146,7 +164,8 @@ class StreamParser:
 
 
 class BodyParser:
-    """Reads an answer that is no stream, when it is over. Behind its usage may stand all of a prompt, where its caller wished it."""
+    """Reads an answer that is no stream, when it is over. Behind its usage may stand all of a
+    prompt, where its caller wished it."""
 
     __slots__ = ("_asked", "_counts", "_finish", "_served", "_tail", "_usage")
 
@@ -190,7 +209,9 @@ class _Nobody:
     def on_piece(self, now_ns: int, n_tokens: int = 1) -> None:
         """See Counts."""
 
-    def on_usage(self, prompt: int, completion: int, cached: int = 0, *, choice: int | None = None) -> None:
+    def on_usage(
+        self, prompt: int, completion: int, cached: int = 0, *, choice: int | None = None
+    ) -> None:
         """See Counts."""
 
     def on_finish(self, reason: str) -> None:
@@ -200,7 +221,9 @@ class _Nobody:
 NOBODY: Final = _Nobody()
 
 
-def reading_of(asked: OpenAIRequest, counts: Counts | None, answer: WorkerResponse, *, served: str = "") -> StreamParser | BodyParser:
+def reading_of(
+    asked: OpenAIRequest, counts: Counts | None, answer: WorkerResponse, *, served: str = ""
+) -> StreamParser | BodyParser:
     """What reads this answer. `served`: what its engine calls the model."""
     if answer.header(b"content-type").startswith(_SSE):
         return StreamParser(counts or NOBODY, asked)
@@ -226,14 +249,23 @@ def _error_in(event: bytes) -> dict[str, Any]:
         error = json.loads(event[len(b"data: ") :])["error"]
     except ValueError:
         error = None
-    return error if isinstance(error, dict) else {"message": "the engine failed in the middle of its answer", "code": 500}
+    return (
+        error
+        if isinstance(error, dict)
+        else {"message": "the engine failed in the middle of its answer", "code": 500}
+    )
 
 
 def tokens_of(usage: dict[str, Any]) -> tuple[int, int, int]:
-    """Tokens of prompt and answer, and how many of the prompt were known already, as a usage object says; 0 for what it does not say."""
+    """Tokens of prompt and answer, and how many of the prompt were known already, as a usage object
+    says; 0 for what it does not say."""
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else 0
-    return _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")), _count(cached)
+    return (
+        _count(usage.get("prompt_tokens")),
+        _count(usage.get("completion_tokens")),
+        _count(cached),
+    )
 
 
 def _count(value: Any) -> int:
@@ -241,7 +273,8 @@ def _count(value: Any) -> int:
 
 
 def read_whole(body: bytes, counts: Counts) -> None:
-    """Tell what a whole answer, or the end of one, says of its tokens and its end. Nothing where it says nothing."""
+    """Tell what a whole answer, or the end of one, says of its tokens and its end. Nothing where it
+    says nothing."""
     text = body.decode("utf-8", "replace")
     if (at := text.rfind('"usage":{')) >= 0:
         try:
@@ -256,8 +289,10 @@ def read_whole(body: bytes, counts: Counts) -> None:
 
 
 def renamed(body: bytes, *, served: str, model: str) -> bytes:
-    """A whole answer that names the model as its caller did; it stands before all that the model said."""
-    mine, theirs = json.dumps(model).encode(), json.dumps(served).encode()  # ASCII: what a caller writes may be no text
+    """A whole answer that names the model as its caller did; it stands before all that the model
+    said."""
+    # ASCII: what a caller writes may be no text
+    mine, theirs = json.dumps(model).encode(), json.dumps(served).encode()
     return body.replace(b'"model":' + theirs, b'"model":' + mine, 1)
 
 
@@ -269,6 +304,10 @@ def as_error(body: bytes, status: int) -> bytes:
         document = None
     if isinstance(document, dict) and isinstance(document.get("error"), dict):
         return body
-    told = document.get("message") or document.get("detail") if isinstance(document, dict) else body[:500].decode("utf-8", "replace")
+    told = (
+        document.get("message") or document.get("detail")
+        if isinstance(document, dict)
+        else body[:500].decode("utf-8", "replace")
+    )
     error = errors.InvalidInput if status < 500 else errors.WorkerCrashed
     return json.dumps(error_of(error(f"the engine answered {status}: {told}"))).encode()

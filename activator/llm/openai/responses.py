@@ -1,9 +1,10 @@
-"""How an engine's answer goes to its caller: whole, or as a stream that says at its end what it took, and why where it breaks off.
+"""How an engine's answer goes to its caller: whole, or as a stream that says at its end what it
+took, and why where it breaks off.
 
-After the engine's last event comes `data: [DONE]`, where OpenAI's clients stop reading, and after it the end event of every stream of ours.
-A stream that breaks off has an error in OpenAI's shape in place of `[DONE]`: their clients raise it. The exchange is closed here, exactly
-once, whatever happens; the tokens that it bills are those that were read up to then.
-"""
+After the engine's last event comes `data: [DONE]`, where OpenAI's clients stop reading, and after
+it the end event of every stream of ours. A stream that breaks off has an error in OpenAI's shape in
+place of `[DONE]`: their clients raise it. The exchange is closed here, exactly once, whatever
+happens; the tokens that it bills are those that were read up to then."""
 
 from __future__ import annotations
 
@@ -43,12 +44,21 @@ class OpenAIResponseWriter:
     def __repr__(self) -> str:
         return f"<Answers with a heartbeat each {self._heartbeat_s:g} s>"
 
-    async def give(self, request: Request, asked: OpenAIRequest, use: TokenReservation, step: Coroutine[Any, Any, Exchange]) -> None:
-        """Give the caller what `step` comes to. Raises what `step` raises, told to the caller already where a stream had begun."""
+    async def give(
+        self,
+        request: Request,
+        asked: OpenAIRequest,
+        use: TokenReservation,
+        step: Coroutine[Any, Any, Exchange],
+    ) -> None:
+        """Give the caller what `step` comes to. Raises what `step` raises, told to the caller
+        already where a stream had begun."""
         if not asked.is_stream:
             await self._give(request, asked, use, await step)
             return
-        async with SseResponse(request, every_s=self._heartbeat_s, head=partial(early_head, request)) as stream:
+        async with SseResponse(
+            request, every_s=self._heartbeat_s, head=partial(early_head, request)
+        ) as stream:
             try:
                 exchange = await stream.during(step)
             except errors.PilotlightError as e:
@@ -72,17 +82,32 @@ class OpenAIResponseWriter:
             self._metrics.waited(call.rank.priority.value, call.queued_ms / 1000)
 
     def close(
-        self, request: Request, exchange: Exchange, status: int, outcome: str, *, first_byte_ms: float = 0.0, is_own_word: bool = False
-    ) -> None:  # fmt: skip
+        self,
+        request: Request,
+        exchange: Exchange,
+        status: int,
+        outcome: str,
+        *,
+        first_byte_ms: float = 0.0,
+        is_own_word: bool = False,
+    ) -> None:
         """The exchange is over: billed, counted, traced."""
         is_stream = exchange.answer.body is None
-        exchange.close(status=status, outcome=outcome, bytes_out=exchange.bytes_out, is_own_word=is_own_word)
-        self._metrics.answered(exchange, status, first_byte_ms=first_byte_ms, completed=outcome == "ok")
+        exchange.close(
+            status=status, outcome=outcome, bytes_out=exchange.bytes_out, is_own_word=is_own_word
+        )
+        self._metrics.answered(
+            exchange, status, first_byte_ms=first_byte_ms, completed=outcome == "ok"
+        )
         request.target = None  # observed
-        self._tracer.answered(exchange, status, **({"first_byte_ms": first_byte_ms} if is_stream else {}))
+        self._tracer.answered(
+            exchange, status, **({"first_byte_ms": first_byte_ms} if is_stream else {})
+        )
 
-    # -- whole --------------------------------------------------------------------------------------------------------
-    async def _give(self, request: Request, asked: OpenAIRequest, use: TokenReservation, exchange: Exchange) -> None:
+    # -- whole -------------------------------------------------------------------------------------
+    async def _give(
+        self, request: Request, asked: OpenAIRequest, use: TokenReservation, exchange: Exchange
+    ) -> None:
         self._waited(exchange)
         if exchange.answer.body is None:
             await self._pass_on(request, asked, use, exchange)
@@ -90,10 +115,17 @@ class OpenAIResponseWriter:
         status, body = self._read(request, asked, use, exchange)
         await request.respond_whole(status, complete_headers(exchange, exchange.cost), body)
 
-    def _read(self, request: Request, asked: OpenAIRequest, use: TokenReservation, exchange: Exchange) -> tuple[int, bytes]:
-        """Status and body of an answer that is here already, whoever gave it: what no engine gave takes no tokens. The exchange is over."""
+    def _read(
+        self, request: Request, asked: OpenAIRequest, use: TokenReservation, exchange: Exchange
+    ) -> tuple[int, bytes]:
+        """Status and body of an answer that is here already, whoever gave it: what no engine gave
+        takes no tokens. The exchange is over."""
         status, body = 502, b""
-        reading = BodyParser(use if exchange.held is not None else NOBODY, asked, asked.adapter or exchange.call.target.spec.name)
+        reading = BodyParser(
+            use if exchange.held is not None else NOBODY,
+            asked,
+            asked.adapter or exchange.call.target.spec.name,
+        )
         try:
             status, body = reading.collected(exchange.answer.status, exchange.answer.body or b"")
         finally:
@@ -101,7 +133,9 @@ class OpenAIResponseWriter:
             self.close(request, exchange, status, "ok" if status < 400 else "error")
         return status, body
 
-    async def _pass_on(self, request: Request, asked: OpenAIRequest, use: TokenReservation, exchange: Exchange) -> None:
+    async def _pass_on(
+        self, request: Request, asked: OpenAIRequest, use: TokenReservation, exchange: Exchange
+    ) -> None:
         """An answer that is too long to be held, and no stream: its usage is at its end."""
         reading = BodyParser(use, asked, "")
         status, outcome, first_byte_ms = 499, "cancelled", 0.0
@@ -114,7 +148,10 @@ class OpenAIResponseWriter:
                 exchange.bytes_out += len(chunk)
                 await request.chunk(chunk)
             reading.end()
-            status, outcome = exchange.answer.status, "ok" if exchange.answer.status < 400 else "error"
+            status, outcome = (
+                exchange.answer.status,
+                "ok" if exchange.answer.status < 400 else "error",
+            )
         except WorkerConnectionLost:
             status, outcome = 504 if exchange.cut_by else 502, "error"
             raise
@@ -123,13 +160,23 @@ class OpenAIResponseWriter:
         await request.chunk(b"", more=False)
 
     async def _as_stream(
-        self, request: Request, asked: OpenAIRequest, use: TokenReservation, exchange: Exchange, stream: SseResponse
+        self,
+        request: Request,
+        asked: OpenAIRequest,
+        use: TokenReservation,
+        exchange: Exchange,
+        stream: SseResponse,
     ) -> None:
-        """A whole answer (a refusal, or what was declared to stand in) for a caller who reads a stream."""
+        """A whole answer (a refusal, or what was declared to stand in) for a caller who reads a
+        stream."""
         status, body = self._read(request, asked, use, exchange)
         is_well = status < 400
         events = b"data: %b\n\n%b" % (as_chunk(body), DONE) if is_well else b"data: %b\n\n" % body
-        await stream.begin(stream_headers([(b"content-type", _SSE), *_without_type(header_list(streaming_headers(exchange)))]))
+        await stream.begin(
+            stream_headers(
+                [(b"content-type", _SSE), *_without_type(header_list(streaming_headers(exchange)))]
+            )
+        )
         await stream.close(events + end_of(exchange, use, "" if is_well else "error"))
 
 
@@ -137,7 +184,12 @@ class _Streamed:
     """One stream on its way. A caller that leaves is its ending unless another one comes first."""
 
     def __init__(
-        self, answers: OpenAIResponseWriter, request: Request, asked: OpenAIRequest, use: TokenReservation, exchange: Exchange
+        self,
+        answers: OpenAIResponseWriter,
+        request: Request,
+        asked: OpenAIRequest,
+        use: TokenReservation,
+        exchange: Exchange,
     ) -> None:
         self._answers = answers
         self._request = request
@@ -150,7 +202,8 @@ class _Streamed:
         self._is_own_word = False
 
     async def run(self, stream: SseResponse) -> None:
-        """All of it. Raises WorkerConnectionLost where only a broken connection tells the truth: in the middle of an event."""
+        """All of it. Raises WorkerConnectionLost where only a broken connection tells the truth: in
+        the middle of an event."""
         exchange, reading = self._exchange, self._reading
         last = DONE
         try:
@@ -169,9 +222,16 @@ class _Streamed:
             last = error_event(exchange.cut_by or await worker_crash_error(exchange.reservation))
         finally:
             self._answers.close(
-                self._request, exchange, self._status, self._outcome, first_byte_ms=self._first_byte_ms, is_own_word=self._is_own_word
-            )  # fmt: skip
-        await stream.close(last + end_of(exchange, self._use, "" if self._outcome == "ok" else "error"))
+                self._request,
+                exchange,
+                self._status,
+                self._outcome,
+                first_byte_ms=self._first_byte_ms,
+                is_own_word=self._is_own_word,
+            )
+        await stream.close(
+            last + end_of(exchange, self._use, "" if self._outcome == "ok" else "error")
+        )
 
     async def _pass_on(self, stream: SseResponse) -> None:
         exchange, reading = self._exchange, self._reading
@@ -193,9 +253,15 @@ def end_of(exchange: Exchange, use: TokenReservation, finish: str = "") -> bytes
     """The last event of an engine's stream: why it ended, what it took and what that cost."""
     call = exchange.call
     return end_event(
-        finish_reason=finish or use.finish or "stop", cost=exchange.cost, exec_ms=exchange.exec_ms, start=call.start_kind.value,
-        degraded=call.lessened or None, tokens_in=use.tokens_in, tokens_out=use.tokens_out, tokens_cached=use.tokens_cached,
-    )  # fmt: skip
+        finish_reason=finish or use.finish or "stop",
+        cost=exchange.cost,
+        exec_ms=exchange.exec_ms,
+        start=call.start_kind.value,
+        degraded=call.lessened or None,
+        tokens_in=use.tokens_in,
+        tokens_out=use.tokens_out,
+        tokens_cached=use.tokens_cached,
+    )
 
 
 def _since_ms(exchange: Exchange) -> float:
@@ -212,8 +278,15 @@ def as_chunk(body: bytes) -> bytes:
         document = json.loads(body)
     except ValueError:
         return body
-    choices = document.get("choices") if isinstance(document, dict) and document.get("object") == "chat.completion" else None
+    choices = (
+        document.get("choices")
+        if isinstance(document, dict) and document.get("object") == "chat.completion"
+        else None
+    )
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         return body
-    choices = [{**{k: v for k, v in choice.items() if k != "message"}, "delta": choice.get("message")} for choice in choices]
+    choices = [
+        {**{k: v for k, v in choice.items() if k != "message"}, "delta": choice.get("message")}
+        for choice in choices
+    ]
     return json.dumps({**document, "object": "chat.completion.chunk", "choices": choices}).encode()

@@ -1,4 +1,5 @@
-"""`pilotlight app revisions|diff|promote|rollback|pin|alias|protect|approve`: which revision serves, and how another one comes to."""
+"""`pilotlight app revisions|diff|promote|rollback|pin|alias|protect|approve`: which revision
+serves, and how another one comes to."""
 
 from __future__ import annotations
 
@@ -19,8 +20,15 @@ if TYPE_CHECKING:
 
     from pilotlight.client import Client
 
-Address = Annotated[str, typer.Argument(metavar="APP[/FUNCTION]", help="The function; of an app with one, the app will do.")]
-Revision = Annotated[str, typer.Argument(metavar="REVISION", help="Its name, `v6`, an alias or a tag.")]
+Address = Annotated[
+    str,
+    typer.Argument(
+        metavar="APP[/FUNCTION]", help="The function; of an app with one, the app will do."
+    ),
+]
+Revision = Annotated[
+    str, typer.Argument(metavar="REVISION", help="Its name, `v6`, an alias or a tag.")
+]
 MAX_SHOWN = 80
 """Characters of a value in a comparison: schemas are long."""
 
@@ -30,9 +38,28 @@ def revisions(session: Session, app: Address) -> None:
     with session.client() as client:
         name, function = _split(app)
         rows = client.revisions(name, function=function)
-    shown = [{**row, "needs": row["approvals"]["missing"] or None, "git": row["lineage"].get("git.commit", "")[:12]} for row in rows]
-    columns = {"revision": "revision", "weight": "%", "aliases": "aliases", "tags": "tags", "needs": "needs approvals", "git": "commit"}
-    late = {"evaluation": "evaluation", "created_at": "made", "served_at": "first served", "created_by": "by"}
+    shown = [
+        {
+            **row,
+            "needs": row["approvals"]["missing"] or None,
+            "git": row["lineage"].get("git.commit", "")[:12],
+        }
+        for row in rows
+    ]
+    columns = {
+        "revision": "revision",
+        "weight": "%",
+        "aliases": "aliases",
+        "tags": "tags",
+        "needs": "needs approvals",
+        "git": "commit",
+    }
+    late = {
+        "evaluation": "evaluation",
+        "created_at": "made",
+        "served_at": "first served",
+        "created_by": "by",
+    }
     session.show(rows, lambda: table(shown, {**columns, **late}, empty=f"{app} has no revisions."))
 
 
@@ -56,8 +83,16 @@ def promote(
     session: Session,
     *,
     app: Address,
-    name: Annotated[str | None, typer.Argument(metavar="[REVISION]", help="The revision that shall serve; without it name --from.")] = None,
-    source: Annotated[str | None, typer.Option("--from", help="Environment whose serving revisions come to the one of -e.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[REVISION]", help="The revision that shall serve; without it name --from."
+        ),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option("--from", help="Environment whose serving revisions come to the one of -e."),
+    ] = None,
     message: releasing.Message = "",
     evaluation: releasing.Evaluation = None,
     allow_breaking: releasing.AllowBreaking = False,
@@ -68,9 +103,13 @@ def promote(
     gate: canary.Gates = None,
     yes: Yes = False,
 ) -> None:
-    """Let a revision serve, at once or with --canary step by step; or with --from, what serves in another environment."""
+    """Let a revision serve, at once or with --canary step by step; or with --from, what serves in
+    another environment."""
     if (name is None) == (source is None):
-        raise InvalidInput("name a revision, or an environment with --from: one of them", hint="pilotlight app promote search/embed v7")
+        raise InvalidInput(
+            "name a revision, or an environment with --from: one of them",
+            hint="pilotlight app promote search/embed v7",
+        )
     owner, function = _split(app)
     rollout = canary.plan_of(canary_steps, every, min_samples, gate)
     with session.client() as client:
@@ -79,7 +118,10 @@ def promote(
             _promote_from(session, client, app=app, source=source, options=options, yes=yes)
             return
         assert name is not None
-        session.confirm(f"Give {'' if rollout is None else 'step by step '}all traffic of {app} to {name}?", yes=yes)
+        session.confirm(
+            f"Give {'' if rollout is None else 'step by step '}all traffic of {app} to {name}?",
+            yes=yes,
+        )
         body = client.promote(
             owner,
             name,
@@ -97,11 +139,15 @@ def rollback(
     session: Session,
     *,
     app: Address,
-    to: Annotated[str | None, typer.Option(help="The revision to go back to; the one that served before if left out.")] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(help="The revision to go back to; the one that served before if left out."),
+    ] = None,
     message: releasing.Message = "",
     yes: Yes = False,
 ) -> None:
-    """All traffic back at once. Ends a rollout and an experiment of the function; asks for no approval."""
+    """All traffic back at once. Ends a rollout and an experiment of the function; asks for no
+    approval."""
     session.confirm(f"Roll {app} back to {to or 'the revision that served before'}?", yes=yes)
     owner, function = _split(app)
     with session.client() as client:
@@ -114,12 +160,17 @@ def pin(
     *,
     app: Address,
     tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Whose callers.")],
-    name: Annotated[str | None, typer.Argument(metavar="[REVISION]", help="The revision that answers them.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[REVISION]", help="The revision that answers them.")
+    ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Let the weights decide again.")] = False,
 ) -> None:
     """Let one revision answer a tenant's callers, whatever the weights."""
     if (name is None) != remove:
-        raise InvalidInput("name a revision, or say --remove: one of them", hint="pilotlight app pin search/embed acme v6")
+        raise InvalidInput(
+            "name a revision, or say --remove: one of them",
+            hint="pilotlight app pin search/embed acme v6",
+        )
     owner, function = _split(app)
     with session.client() as client:
         body = client.pin(owner, tenant, name, function=function)
@@ -131,14 +182,23 @@ def alias(
     session: Session,
     *,
     app: Address,
-    name: Annotated[str | None, typer.Argument(metavar="[ALIAS]", help="A name of yours; all are listed without it.")] = None,
-    target: Annotated[str | None, typer.Argument(metavar="[REVISION]", help="What it shall stand for.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[ALIAS]", help="A name of yours; all are listed without it."),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Argument(metavar="[REVISION]", help="What it shall stand for.")
+    ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Take it away.")] = False,
 ) -> None:
-    """List a function's aliases, move one, or take one away. `stable` and `candidate` are kept by the platform."""
+    """List a function's aliases, move one, or take one away. `stable` and `candidate` are kept by
+    the platform."""
     owner, function = _split(app)
     if name is not None and (target is None) != remove:
-        raise InvalidInput("name a revision, or say --remove: one of them", hint="pilotlight app alias search/embed blessed v6")
+        raise InvalidInput(
+            "name a revision, or say --remove: one of them",
+            hint="pilotlight app alias search/embed blessed v6",
+        )
     with session.client() as client:
         if name is not None and remove:
             client.delete_alias(owner, name, function=function)
@@ -146,19 +206,31 @@ def alias(
             client.set_alias(owner, name, target, function=function)
         found = client.aliases(owner, function=function)
     rows = [{"alias": one, "revision": found[one]} for one in sorted(found)]
-    session.show(found, lambda: table(rows, {"alias": "alias", "revision": "revision"}, empty=f"{app} has no aliases."))
+    session.show(
+        found,
+        lambda: table(
+            rows, {"alias": "alias", "revision": "revision"}, empty=f"{app} has no aliases."
+        ),
+    )
 
 
 def protect(
     session: Session,
     *,
     app: Annotated[str, typer.Argument(metavar="APP", help="Name of the app.")],
-    approvals: Annotated[int, typer.Option(min=0, max=10, help="Of how many keys a new revision needs; 0 = none.")],
+    approvals: Annotated[
+        int, typer.Option(min=0, max=10, help="Of how many keys a new revision needs; 0 = none.")
+    ],
 ) -> None:
-    """Let new revisions need approvals before they take traffic. Needs scope admin; what serves goes on."""
+    """Let new revisions need approvals before they take traffic. Needs scope admin; what serves
+    goes on."""
     with session.client() as client:
         body = client.protect_app(app, approvals=approvals)
-    told = f"new revisions need {approvals} approval{'s' if approvals > 1 else ''}" if approvals else "new revisions need no approval"
+    told = (
+        f"new revisions need {approvals} approval{'s' if approvals > 1 else ''}"
+        if approvals
+        else "new revisions need no approval"
+    )
     session.show({"app": app, **body}, lambda: f"{app}: {told}")
 
 
@@ -169,37 +241,76 @@ def approve(
     name: Revision,
     note: Annotated[str, typer.Option("--note", "-m", help="Kept with the approval.")] = "",
 ) -> None:
-    """Agree that a revision takes traffic. A key counts once, and not for what it deployed itself."""
+    """Agree that a revision takes traffic. A key counts once, and not for what it deployed
+    itself."""
     owner, function = _split(app)
     with session.client() as client:
         body = client.approve(owner, name, function=function, note=note)
     full, left = f"{body['app']}/{body['function']}", body["missing"]
-    after = f"needs {left} more" if left else f"may serve: pilotlight app promote {full} {body['revision']}"
+    after = (
+        f"needs {left} more"
+        if left
+        else f"may serve: pilotlight app promote {full} {body['revision']}"
+    )
     session.show(body, lambda: f"{full}@{body['revision']} is approved; it {after}")
 
 
 VERBS: dict[str, Callable[..., None]] = {
-    "revisions": revisions, "revision": revision, "diff": diff, "promote": promote, "rollback": rollback, "pin": pin, "alias": alias,
-    "protect": protect, "approve": approve,
-}  # fmt: skip
+    "revisions": revisions,
+    "revision": revision,
+    "diff": diff,
+    "promote": promote,
+    "rollback": rollback,
+    "pin": pin,
+    "alias": alias,
+    "protect": protect,
+    "approve": approve,
+}
 
 
 def _promoted(body: dict[str, Any]) -> str:
     name = f"{body['app']}/{body['function']}"
     if body["stage"] == "rollout":
-        return f"{body['revision']} takes over {name} step by step: `pilotlight rollout watch {body['rollout']}` shows how it goes"
+        return (
+            f"{body['revision']} takes over {name} step by step: `pilotlight rollout watch "
+            f"{body['rollout']}` shows how it goes"
+        )
     return f"{name} is answered by {body['revision']}"
 
 
-def _promote_from(session: Session, client: Client, *, app: str, source: str, options: dict[str, Any], yes: bool) -> None:
+def _promote_from(
+    session: Session, client: Client, *, app: str, source: str, options: dict[str, Any], yes: bool
+) -> None:
     owner, function = _split(app)
     target = client.profile.environment
     session.confirm(f"Deploy in {target} what serves {app} in {source}?", yes=yes)
-    done = client.promote_app(owner, from_environment=source, to_environment=target, function=function, **options)
-    rows = [{"function": f.function, "revision": f.revision, "stage": f.stage, "needs": f.approvals or None} for f in done.functions]
-    columns = {"function": "function", "revision": "revision", "stage": "", "needs": "needs approvals"}
-    session.show({"app": done.app, "environment": done.environment, "version": done.version, "functions": rows},
-                 lambda: table(rows, columns, empty="Nothing serves there."))  # fmt: skip
+    done = client.promote_app(
+        owner, from_environment=source, to_environment=target, function=function, **options
+    )
+    rows = [
+        {
+            "function": f.function,
+            "revision": f.revision,
+            "stage": f.stage,
+            "needs": f.approvals or None,
+        }
+        for f in done.functions
+    ]
+    columns = {
+        "function": "function",
+        "revision": "revision",
+        "stage": "",
+        "needs": "needs approvals",
+    }
+    session.show(
+        {
+            "app": done.app,
+            "environment": done.environment,
+            "version": done.version,
+            "functions": rows,
+        },
+        lambda: table(rows, columns, empty="Nothing serves there."),
+    )
 
 
 def _split(address: str) -> tuple[str, str | None]:
@@ -211,16 +322,30 @@ def _manifest(body: dict[str, Any]) -> RenderableType:
     from rich.console import Group
 
     served = f"first served {moment(body['served_at'])}" if body["served_at"] else "never served"
-    head = f"{body['app']}/{body['function']}@{body['revision']}, made {moment(body['created_at'])} by {body['created_by']}, {served}"
+    head = (
+        f"{body['app']}/{body['function']}@{body['revision']}, made "
+        f"{moment(body['created_at'])} by {body['created_by']}, {served}"
+    )
     facts = {
-        "traffic": f"{body['weight']} %", "names": [*body["aliases"], *body["tags"]], "bundle": body["code"]["bundle"],
-        "image": body["lock"]["image"], "environment": body["environment_digest"],
-        "weights": [f"{w['name']}@{w['manifest'][:12]}" for w in body["weights"]], "card": {k: v for k, v in body["card"].items() if v},
-        "resources": body["resources"], "lineage": body["lineage"], "evaluation": body["evaluation"],
-        "requires": [f"{g['gate']} ({'passed' if g['passes'] else 'not reached'})" for g in body["requires"]],
-        "approvals": [one["by"] for one in body["approvals"]["given"]], "needs": body["approvals"]["missing"] or None,
-        "rollout": f"{body['rollout']['id']}: {body['rollout']['state']}" if body["rollout"] else None,
-    }  # fmt: skip
+        "traffic": f"{body['weight']} %",
+        "names": [*body["aliases"], *body["tags"]],
+        "bundle": body["code"]["bundle"],
+        "image": body["lock"]["image"],
+        "environment": body["environment_digest"],
+        "weights": [f"{w['name']}@{w['manifest'][:12]}" for w in body["weights"]],
+        "card": {k: v for k, v in body["card"].items() if v},
+        "resources": body["resources"],
+        "lineage": body["lineage"],
+        "evaluation": body["evaluation"],
+        "requires": [
+            f"{g['gate']} ({'passed' if g['passes'] else 'not reached'})" for g in body["requires"]
+        ],
+        "approvals": [one["by"] for one in body["approvals"]["given"]],
+        "needs": body["approvals"]["missing"] or None,
+        "rollout": f"{body['rollout']['id']}: {body['rollout']['state']}"
+        if body["rollout"]
+        else None,
+    }
     rows = [{"what": name, "value": cell(name, value)} for name, value in facts.items() if value]
     return Group(head, "", table(rows, {"what": "", "value": ""}, empty=""))
 
@@ -228,8 +353,13 @@ def _manifest(body: dict[str, Any]) -> RenderableType:
 def _diff(body: dict[str, Any]) -> RenderableType:
     from rich.console import Group
 
-    rows = [{"what": one["what"], "from": _short(one["from"]), "to": _short(one["to"])} for one in body["changes"]]
-    listed = table(rows, {"what": "what", "from": body["from"], "to": body["to"]}, empty="They are the same.")
+    rows = [
+        {"what": one["what"], "from": _short(one["from"]), "to": _short(one["to"])}
+        for one in body["changes"]
+    ]
+    listed = table(
+        rows, {"what": "what", "from": body["from"], "to": body["to"]}, empty="They are the same."
+    )
     breaks = [f"breaks callers: {text}" for text in body["breaks"]]
     return Group(listed, *breaks)
 

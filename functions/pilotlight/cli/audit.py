@@ -24,7 +24,15 @@ LOOK_S = 2.0
 DEFAULT_LIMIT = 50
 MAX_SHOWN = 60
 """Characters of a change in the table; --json has all of it."""
-_COLUMNS = {"at": "time", "tenant": "tenant", "actor": "who", "address": "from", "action": "what", "subject": "of", "change": "change"}
+_COLUMNS = {
+    "at": "time",
+    "tenant": "tenant",
+    "actor": "who",
+    "address": "from",
+    "action": "what",
+    "subject": "of",
+    "change": "change",
+}
 
 
 def register(root: typer.Typer) -> None:
@@ -35,32 +43,55 @@ def register(root: typer.Typer) -> None:
 def audit(
     session: Session,
     *,
-    actor: Annotated[str | None, typer.Option(help="By this key (its id), or by `platform`.")] = None,
-    action: Annotated[str | None, typer.Option(help="Such as key.create, or 'key.*' for all that begin so.")] = None,
+    actor: Annotated[
+        str | None, typer.Option(help="By this key (its id), or by `platform`.")
+    ] = None,
+    action: Annotated[
+        str | None, typer.Option(help="Such as key.create, or 'key.*' for all that begin so.")
+    ] = None,
     subject: Annotated[str | None, typer.Option(help="Of this thing.")] = None,
     address: Annotated[str | None, typer.Option(help="From this address.")] = None,
     since: Annotated[str | None, typer.Option(help="From: 24h, 7d, or a date.")] = None,
     until: Annotated[str | None, typer.Option(help="To: 1h (ago), or a date.")] = None,
-    tenant: Annotated[str | None, typer.Option(help="Of another tenant, or '*' of all; for administrators of the platform.")] = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(help="Of another tenant, or '*' of all; for administrators of the platform."),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = DEFAULT_LIMIT,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Oldest first, and go on until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Oldest first, and go on until Ctrl-C.")
+    ] = False,
 ) -> None:
     """Who changed what, newest first. Needs an admin key."""
     if follow and until:
         raise InvalidInput("--follow has no end", hint="Leave out --until.")
     now = time.time()
-    times = {name: instant(text, now=now) for name, text in (("since", since), ("until", until)) if text}
-    filters = {"actor": actor, "action": action, "subject": subject, "address": address, "tenant": tenant, **times}
+    times = {
+        name: instant(text, now=now) for name, text in (("since", since), ("until", until)) if text
+    }
+    filters = {
+        "actor": actor,
+        "action": action,
+        "subject": subject,
+        "address": address,
+        "tenant": tenant,
+        **times,
+    }
     with session.client() as client:
         if follow:
             for entry in following(client, filters, last=limit, wait=time.sleep):
-                print(json.dumps(entry, ensure_ascii=False) if session.is_json else line(entry), flush=True)
+                print(
+                    json.dumps(entry, ensure_ascii=False) if session.is_json else line(entry),
+                    flush=True,
+                )
             return
         entries = list(client.audit(limit=limit, **filters))
     session.show(entries, lambda: audit_table(entries, every_tenant=tenant is not None))
 
 
-def following(client: Client, filters: Mapping[str, Any], *, last: int, wait: Callable[[float], None]) -> Iterator[dict[str, Any]]:
+def following(
+    client: Client, filters: Mapping[str, Any], *, last: int, wait: Callable[[float], None]
+) -> Iterator[dict[str, Any]]:
     """The `last` entries, oldest first, then each new one; looks again after `wait`."""
     newest: int | None = None
     while True:
@@ -70,7 +101,9 @@ def following(client: Client, filters: Mapping[str, Any], *, last: int, wait: Ca
         wait(LOOK_S)
 
 
-def _newer(client: Client, filters: Mapping[str, Any], newest: int | None, last: int) -> Iterator[dict[str, Any]]:
+def _newer(
+    client: Client, filters: Mapping[str, Any], newest: int | None, last: int
+) -> Iterator[dict[str, Any]]:
     for entry in client.audit(limit=last if newest is None else None, **filters):
         if newest is not None and entry["id"] <= newest:
             return
@@ -80,7 +113,12 @@ def _newer(client: Client, filters: Mapping[str, Any], newest: int | None, last:
 def audit_table(entries: list[dict[str, Any]], *, every_tenant: bool) -> Table | str:
     """Entries as a table; the tenant only where several are asked for."""
     rows = [
-        {**entry, "at": moment(entry["at"]), "tenant": entry["tenant_name"] if every_tenant else None, "change": change(entry)}
+        {
+            **entry,
+            "at": moment(entry["at"]),
+            "tenant": entry["tenant_name"] if every_tenant else None,
+            "change": change(entry),
+        }
         for entry in entries
     ]
     return table(rows, _COLUMNS, empty="No changes.")
@@ -88,7 +126,15 @@ def audit_table(entries: list[dict[str, Any]], *, every_tenant: bool) -> Table |
 
 def line(entry: Mapping[str, Any]) -> str:
     """One entry as a line."""
-    parts = (moment(entry["at"]), entry["tenant_name"], entry["actor"], entry["address"], entry["action"], entry["subject"], change(entry))
+    parts = (
+        moment(entry["at"]),
+        entry["tenant_name"],
+        entry["actor"],
+        entry["address"],
+        entry["action"],
+        entry["subject"],
+        change(entry),
+    )
     return "  ".join(part or NOTHING for part in parts)
 
 
@@ -97,11 +143,19 @@ def change(entry: Mapping[str, Any]) -> str:
     before, after = entry["before"], entry["after"]
     if isinstance(before, dict) and isinstance(after, dict):
         differing = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-        text = ", ".join(f"{key}: {_short(before.get(key))} → {_short(after.get(key))}" for key in differing)
+        text = ", ".join(
+            f"{key}: {_short(before.get(key))} → {_short(after.get(key))}" for key in differing
+        )
     else:
         text = " → ".join(_short(part) for part in (before, after) if part is not None)
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 
 def _short(value: Any) -> str:
-    return NOTHING if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return (
+        NOTHING
+        if value is None
+        else value
+        if isinstance(value, str)
+        else json.dumps(value, ensure_ascii=False)
+    )

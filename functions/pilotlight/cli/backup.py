@@ -1,11 +1,11 @@
 """All that a platform must not lose, as one file, and back.
 
-A backup is a tar archive: `manifest.json` (format, time, sha256 of every file), the databases (copied through SQLite's online backup
-interface, so that a running platform can be saved), the platform's key (without which the sealed secrets cannot be read), the blobs
-and the activators' journals. What can be made again (the node's unpacked code and images, the weight cache, logs) is left out, and so
-are blobs that lie elsewhere (`platform.blobs`): the manifest then says where. The file holds the key: it is written 0600 and must be
-kept like a password.
-"""
+A backup is a tar archive: `manifest.json` (format, time, sha256 of every file), the databases
+(copied through SQLite's online backup interface, so that a running platform can be saved), the
+platform's key (without which the sealed secrets cannot be read), the blobs and the activators'
+journals. What can be made again (the node's unpacked code and images, the weight cache, logs) is
+left out, and so are blobs that lie elsewhere (`platform.blobs`): the manifest then says where. The
+file holds the key: it is written 0600 and must be kept like a password."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ from weight_cache.settings import PlatformSettings
 FORMAT = 1
 _DATABASE = "controller.db"
 KEPT = ("activator", "blobs", _DATABASE, "platform.key")
-"""What a backup carries. The database has the name that it had in homes of earlier releases; the next start moves it to its directory."""
+"""What a backup carries. The database has the name that it had in homes of earlier releases; the
+next start moves it to its directory."""
 _INCOMPLETE = "blobs/incoming/"
 """Uploads under way: they grow while we read, and go when the platform starts."""
 _MANIFEST = "manifest.json"
@@ -61,22 +62,30 @@ class Summary:
 def blobs_elsewhere(settings: PlatformSettings, home: Path) -> str | None:
     """Where the platform's blobs lie, when that is not in its home."""
     where = settings.blobs
-    if where is None or ("://" not in where and Path(where).resolve() == (home / "blobs").resolve()):
+    if where is None or (
+        "://" not in where and Path(where).resolve() == (home / "blobs").resolve()
+    ):
         return None
     return where
 
 
 def save(home: Path, target: Path, *, now: float, blobs_at: str | None = None) -> Summary:
-    """Write a backup of `home` to `target`, whole or not at all; without blobs when they lie at `blobs_at`.
+    """Write a backup of `home` to `target`, whole or not at all; without blobs when they lie at
+    `blobs_at`.
 
     Raises NotFound when there is nothing to save.
     """
     if database_file.found_in(home) is None:
-        raise NotFound(f"{home} holds no platform's state", hint="Name its --home, or start one with `pilotlight up`.")
+        raise NotFound(
+            f"{home} holds no platform's state",
+            hint="Name its --home, or start one with `pilotlight up`.",
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".pilotlight-backup-", dir=target.parent) as name:
         staging = Path(name)
-        files = dict(_files(home, staging, [name for name in KEPT if name != "blobs" or blobs_at is None]))
+        files = dict(
+            _files(home, staging, [name for name in KEPT if name != "blobs" or blobs_at is None])
+        )
         hashes = {relative: _sha256_of(kept) for relative, kept in files.items()}
         fresh = staging / "backup.tar"
         with tarfile.open(fresh, "w", format=tarfile.PAX_FORMAT) as tar:
@@ -86,26 +95,33 @@ def save(home: Path, target: Path, *, now: float, blobs_at: str | None = None) -
                     tar.addfile(_private(tar.gettarinfo(arcname=relative, fileobj=file)), file)
         fresh.chmod(0o600)
         fresh.replace(target)
-        return Summary(files=len(files), size_bytes=target.stat().st_size, created_at=now, blobs_at=blobs_at)
+        return Summary(
+            files=len(files), size_bytes=target.stat().st_size, created_at=now, blobs_at=blobs_at
+        )
 
 
 def load(source: Path, home: Path, *, replace: bool, now: float) -> Summary:
     """Put the state of `source` into `home`. Every file is checked before anything is touched.
 
-    With `replace`, what is there is moved aside to `<home>.before-<time>`. Raises NotFound, InvalidInput (broken or altered) or
-    Conflict (the home is not empty and `replace` is False).
-    """
+    With `replace`, what is there is moved aside to `<home>.before-<time>`. Raises NotFound,
+    InvalidInput (broken or altered) or Conflict (the home is not empty and `replace` is False)."""
     if not source.exists():
-        raise NotFound(f"there is no file {source}", hint="Name a file that `pilotlight state backup` wrote.")
+        raise NotFound(
+            f"there is no file {source}", hint="Name a file that `pilotlight state backup` wrote."
+        )
     if holds_state(home) and not replace:
-        raise Conflict(f"{home} already holds a platform's state", hint="Pass --yes to set it aside, or name an empty --home.")
+        raise Conflict(
+            f"{home} already holds a platform's state",
+            hint="Pass --yes to set it aside, or name an empty --home.",
+        )
     home.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".pilotlight-load-", dir=home.parent) as name:
         staging = Path(name) / "home"
         summary = _unpack(source, staging)
         if home.exists():
             if (configuration := home / "platform.yaml").exists():
-                shutil.copyfile(configuration, staging / "platform.yaml")  # how it is run here is not part of a backup
+                # how it is run here is not part of a backup
+                shutil.copyfile(configuration, staging / "platform.yaml")
             home.rename(home.with_name(f"{home.name}.before-{int(now)}"))
         staging.rename(home)
     return summary
@@ -148,7 +164,9 @@ def _files(home: Path, staging: Path, kept: Iterable[str]) -> Iterator[tuple[str
         elif (top := (home / name).resolve()).is_dir():
             for below in sorted(_below(top)):
                 relative = f"{name}/{below}"
-                if not relative.startswith(_INCOMPLETE) and not below.endswith(("-wal", "-shm", ".lock", ".sock")):
+                if not relative.startswith(_INCOMPLETE) and not below.endswith(
+                    ("-wal", "-shm", ".lock", ".sock")
+                ):
                     found = _Kept(top, below)
                     yield relative, _copy_growing(found, staging) if name == "activator" else found
         elif top.is_file():
@@ -189,7 +207,8 @@ def _copy_database(home: Path, staging: Path) -> _Kept:
 
 
 def _copy_growing(found: _Kept, staging: Path) -> _Kept:
-    """A journal is appended to while we read: what is hashed and what is packed must be the same bytes."""
+    """A journal is appended to while we read: what is hashed and what is packed must be the same
+    bytes."""
     copy = hashlib.sha256(found.name.encode()).hexdigest()
     with found.open() as source, (staging / copy).open("xb") as target:
         shutil.copyfileobj(source, target)
@@ -201,8 +220,13 @@ def _sha256_of(kept: _Kept) -> str:
         return _sha256(f)
 
 
-def _add_manifest(tar: tarfile.TarFile, hashes: Mapping[str, str], now: float, blobs_at: str | None) -> None:
-    body = json.dumps({"format": FORMAT, "created_at": now, "blobs_at": blobs_at, "sha256": dict(hashes)}, sort_keys=True).encode()
+def _add_manifest(
+    tar: tarfile.TarFile, hashes: Mapping[str, str], now: float, blobs_at: str | None
+) -> None:
+    body = json.dumps(
+        {"format": FORMAT, "created_at": now, "blobs_at": blobs_at, "sha256": dict(hashes)},
+        sort_keys=True,
+    ).encode()
     info = tarfile.TarInfo(_MANIFEST)
     info.size, info.mode, info.mtime = len(body), 0o600, int(now)
     tar.addfile(info, io.BytesIO(body))
@@ -224,9 +248,14 @@ def _unpack(source: Path, staging: Path) -> Summary:
             for member, content in found:
                 _extract(member, content, staging, manifest["sha256"], source)
     except (tarfile.TarError, OSError) as e:
-        raise InvalidInput(f"{source} is not a whole backup: {e}", hint="Use a file that `pilotlight state backup` wrote.") from e
+        raise InvalidInput(
+            f"{source} is not a whole backup: {e}",
+            hint="Use a file that `pilotlight state backup` wrote.",
+        ) from e
     if missing := sorted(name for name in manifest["sha256"] if not (staging / name).exists()):
-        raise InvalidInput(f"{source} lacks {missing[0]}", hint="The file was cut short: use another copy.")
+        raise InvalidInput(
+            f"{source} lacks {missing[0]}", hint="The file was cut short: use another copy."
+        )
     count, elsewhere = len(manifest["sha256"]), manifest.get("blobs_at")
     return Summary(
         files=count,
@@ -240,20 +269,39 @@ def _manifest(first: tuple[tarfile.TarInfo, Content] | None, source: Path) -> Ma
     body: Any = None
     if first is not None and first[0].name == _MANIFEST:
         if first[0].size > MAX_MANIFEST_BYTES:
-            raise InvalidInput(f"{source} has a manifest of {first[0].size} bytes: at most {MAX_MANIFEST_BYTES}", hint="Do not load it.")
+            raise InvalidInput(
+                f"{source} has a manifest of {first[0].size} bytes: at most {MAX_MANIFEST_BYTES}",
+                hint="Do not load it.",
+            )
         with contextlib.suppress(ValueError, RecursionError):
             body = json.loads(b"".join(iter(lambda: first[1].read(_PIECE_BYTES), b"")))
     kinds = {"sha256": dict, "created_at": int | float}
-    if not isinstance(body, dict) or body.get("format") != FORMAT or not all(isinstance(body.get(k), t) for k, t in kinds.items()):
-        raise InvalidInput(f"{source} is not a backup of format {FORMAT}", hint="Use a file that `pilotlight state backup` wrote.")
+    if (
+        not isinstance(body, dict)
+        or body.get("format") != FORMAT
+        or not all(isinstance(body.get(k), t) for k, t in kinds.items())
+    ):
+        raise InvalidInput(
+            f"{source} is not a backup of format {FORMAT}",
+            hint="Use a file that `pilotlight state backup` wrote.",
+        )
     return body
 
 
-def _extract(member: tarfile.TarInfo, content: Content, staging: Path, hashes: Mapping[str, str], source: Path) -> None:
-    # Names come from the file: only those that the manifest lists, only plain files, only below the home.
+def _extract(
+    member: tarfile.TarInfo,
+    content: Content,
+    staging: Path,
+    hashes: Mapping[str, str],
+    source: Path,
+) -> None:
+    # Names come from the file: only those that the manifest lists, only plain files, only below the
+    # home.
     parts = member.name.split("/")
     if not member.isreg() or member.name not in hashes or parts[0] not in KEPT or ".." in parts:
-        raise InvalidInput(f"{source} carries {member.name!r}, which no backup does", hint="Do not load it.")
+        raise InvalidInput(
+            f"{source} carries {member.name!r}, which no backup does", hint="Do not load it."
+        )
     path = staging / member.name
     path.parent.mkdir(parents=True, exist_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -35,11 +35,26 @@ _COLUMNS = {
 }
 _OFTEN_NOTHING = ("errors", "gpu_s", "tokens_in", "tokens_out")
 """Columns that are shown only where there is something in them."""
-_INVOICES = {"id": "id", "month": "month", "status": "status", "total": "total", "currency": "", "issued_at": "issued"}
-_LINES = {"what": "what", "kind": "kind", "records": "records", "billed_ms": "billed ms", "cost": "cost"}
+_INVOICES = {
+    "id": "id",
+    "month": "month",
+    "status": "status",
+    "total": "total",
+    "currency": "",
+    "issued_at": "issued",
+}
+_LINES = {
+    "what": "what",
+    "kind": "kind",
+    "records": "records",
+    "billed_ms": "billed ms",
+    "cost": "cost",
+}
 _CORRECTIONS = {"corrects": "corrects", "note": "why", "cost": "cost"}
 
-Currency = Annotated[str | None, typer.Option(help="Where a month has invoices in several currencies.")]
+Currency = Annotated[
+    str | None, typer.Option(help="Where a month has invoices in several currencies.")
+]
 Invoice = Annotated[str, typer.Argument(metavar="INVOICE", help="Its id, or a month: 2026-11.")]
 Tenant = Annotated[str | None, typer.Option(help="Another tenant's (operator).")]
 Since = Annotated[str | None, typer.Option(help="From: 24h, 7d, or a date.")]
@@ -71,7 +86,13 @@ def register(root: typer.Typer) -> None:
         "issue": invoice_issue,
         "download": invoice_download,
     }
-    own: dict[str, Callable[..., None]] = {"report": report, "rates": rates, "export": export, "correct": correct, "verify": verify}
+    own: dict[str, Callable[..., None]] = {
+        "report": report,
+        "rates": rates,
+        "export": export,
+        "correct": correct,
+        "verify": verify,
+    }
     for parent, verbs in ((invoice, of_invoices), (group, own)):
         for name, function in verbs.items():
             command(parent, name)(function)
@@ -85,20 +106,35 @@ def report(
     since: Since = None,
     until: Until = None,
     by: Annotated[
-        str, typer.Option(help="One line for each: function, app, environment, revision, key, caller, kind, hour, day, or tag:NAME.")
+        str,
+        typer.Option(
+            help="One line for each: function, app, environment, revision, key, caller, kind, "
+            "hour, day, or tag:NAME."
+        ),
     ] = "function",
     app: Annotated[str | None, typer.Option(help="Of this app only.")] = None,
     tenant: Tenant = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the lines as CSV.")] = False,
 ) -> None:
     """Calls, busy time and cost. A total is the exact sum of its records."""
-    filters: dict[str, Any] = {"by": by, "environment": session.options.environment, "app": app, "tenant": tenant, **_times(since, until)}
+    filters: dict[str, Any] = {
+        "by": by,
+        "environment": session.options.environment,
+        "app": app,
+        "tenant": tenant,
+        **_times(since, until),
+    }
     with session.client() as client:
-        body = client.billing_report(**{name: value for name, value in filters.items() if value is not None})
+        body = client.billing_report(
+            **{name: value for name, value in filters.items() if value is not None}
+        )
     if as_csv:
         write_csv(body["rows"])
         return
-    session.show(body, lambda: table(_named(body["rows"]), _shown(body["rows"]), empty="Nothing was used yet."))
+    session.show(
+        body,
+        lambda: table(_named(body["rows"]), _shown(body["rows"]), empty="Nothing was used yet."),
+    )
     if not session.is_json:
         for currency, total in body["totals"].items():
             session.console().print(f"total {money(total, currency)}", style="bold")
@@ -115,10 +151,14 @@ def invoice_list(session: Session, tenant: Tenant = None) -> None:
     """The issued invoices, and the drafts of months that are open."""
     with session.client() as client:
         found = client.invoices(tenant=tenant)
-    session.show({"invoices": found}, lambda: table(_plain(found), _INVOICES, empty="Nothing was used yet."))
+    session.show(
+        {"invoices": found}, lambda: table(_plain(found), _INVOICES, empty="Nothing was used yet.")
+    )
 
 
-def invoice_show(session: Session, invoice: Invoice, currency: Currency = None, tenant: Tenant = None) -> None:
+def invoice_show(
+    session: Session, invoice: Invoice, currency: Currency = None, tenant: Tenant = None
+) -> None:
     """One invoice, line by line."""
     with session.client() as client:
         found = client.invoice(invoice, currency=currency, tenant=tenant)
@@ -130,11 +170,17 @@ def invoice_issue(
     month: Annotated[str, typer.Argument(metavar="MONTH", help="A month that is over: 2026-10.")],
     tenant: Annotated[str | None, typer.Option(help="Of this tenant only.")] = None,
 ) -> None:
-    """Issue a month's invoices now (operator); they are issued by themselves some days after the month's end."""
+    """Issue a month's invoices now (operator); they are issued by themselves some days after the
+    month's end."""
     with session.client() as client:
         made = client.issue_invoices(month, tenant=tenant)
     session.show(
-        {"invoices": made}, lambda: table(_plain(made), _INVOICES, empty=f"Nothing to issue for {month}: it is done, or nothing was used.")
+        {"invoices": made},
+        lambda: table(
+            _plain(made),
+            _INVOICES,
+            empty=f"Nothing to issue for {month}: it is done, or nothing was used.",
+        ),
     )
 
 
@@ -143,13 +189,18 @@ def invoice_download(
     invoice: Invoice,
     *,
     format: Annotated[FileFormat, typer.Option(help="What the file is.")] = FileFormat.CSV,
-    to: Annotated[Path | None, typer.Option("--to", "-o", help="File to write; - prints it. Default: its own name, here.")] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", "-o", help="File to write; - prints it. Default: its own name, here."),
+    ] = None,
     currency: Currency = None,
     tenant: Tenant = None,
 ) -> None:
     """Write an invoice to a file."""
     with session.client() as client:
-        content = client.invoice_file(invoice, format=format.value, currency=currency, tenant=tenant)
+        content = client.invoice_file(
+            invoice, format=format.value, currency=currency, tenant=tenant
+        )
     if str(to) == "-":
         sys.stdout.buffer.write(content)
         return
@@ -163,10 +214,18 @@ def export(
     *,
     since: Since = None,
     until: Until = None,
-    month: Annotated[str | None, typer.Option(help="Only those of this month's invoice: 2026-11.")] = None,
-    format: Annotated[RecordFormat, typer.Option(help="One JSON object per line, or CSV.")] = RecordFormat.NDJSON,
-    to: Annotated[Path | None, typer.Option("--to", "-o", help="File to write. Default: print them.")] = None,
-    cursor: Annotated[str | None, typer.Option(help="Id of the last record that you have: go on after it.")] = None,
+    month: Annotated[
+        str | None, typer.Option(help="Only those of this month's invoice: 2026-11.")
+    ] = None,
+    format: Annotated[
+        RecordFormat, typer.Option(help="One JSON object per line, or CSV.")
+    ] = RecordFormat.NDJSON,
+    to: Annotated[
+        Path | None, typer.Option("--to", "-o", help="File to write. Default: print them.")
+    ] = None,
+    cursor: Annotated[
+        str | None, typer.Option(help="Id of the last record that you have: go on after it.")
+    ] = None,
     tenant: Tenant = None,
 ) -> None:
     """The records behind a bill, one by one, by time."""
@@ -192,11 +251,16 @@ def export(
 
 def correct(
     session: Session,
-    record: Annotated[str, typer.Argument(metavar="RECORD", help="Id of a record, as `billing export` shows it.")],
-    amount: Annotated[str, typer.Option(help="What to add to its cost: --amount=-0.25 gives back.")],
+    record: Annotated[
+        str, typer.Argument(metavar="RECORD", help="Id of a record, as `billing export` shows it.")
+    ],
+    amount: Annotated[
+        str, typer.Option(help="What to add to its cost: --amount=-0.25 gives back.")
+    ],
     note: Annotated[str, typer.Option(help="Why; it is on the invoice.")],
 ) -> None:
-    """Correct what a record charged (operator): a further record does, on the first invoice not yet issued."""
+    """Correct what a record charged (operator): a further record does, on the first invoice not yet
+    issued."""
     with session.client() as client:
         made = client.correct(record, amount, note=note)
     session.show(made, lambda: f"{money(made['cost'], made['currency'])} on {record}: {made['id']}")
@@ -204,7 +268,10 @@ def correct(
 
 def verify(
     session: Session,
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="Make the sums anew from the records first (operator).")] = False,
+    rebuild: Annotated[
+        bool,
+        typer.Option("--rebuild", help="Make the sums anew from the records first (operator)."),
+    ] = False,
 ) -> None:
     """Compare the sums that reports and invoices read with the records."""
     with session.client() as client:
@@ -214,7 +281,8 @@ def verify(
     if body["differences"]:
         first = body["differences"][0]
         raise PilotlightError(
-            f"{len(body['differences'])} sums differ from their records, first {first['table']} of {first['month']}: "
+            f"{len(body['differences'])} sums differ from their records, first {first['table']} "
+            f"of {first['month']}: "
             f"{first['found'][1]} instead of {first['expected'][1]} {first['currency']}",
             hint="`pilotlight billing verify --rebuild` makes them anew.",
             differences=body["differences"],
@@ -224,17 +292,29 @@ def verify(
 
 def _times(since: str | None, until: str | None) -> dict[str, float]:
     now = time.time()
-    return {name: instant(text, now=now) for name, text in {"since": since, "until": until}.items() if text}
+    return {
+        name: instant(text, now=now)
+        for name, text in {"since": since, "until": until}.items()
+        if text
+    }
 
 
 def _shown(rows: list[dict[str, Any]]) -> dict[str, str]:
-    return {key: head for key, head in _COLUMNS.items() if key not in _OFTEN_NOTHING or any(row.get(key) for row in rows)}
+    return {
+        key: head
+        for key, head in _COLUMNS.items()
+        if key not in _OFTEN_NOTHING or any(row.get(key) for row in rows)
+    }
 
 
 def _named(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of several environments say which: an app may have one name in all of them."""
     environments = {row["group"].get("environment") for row in rows} - {None}
-    return [{**row, "name": f"{row['group']['environment']}: {row['name']}"} for row in rows] if len(environments) > 1 else rows
+    return (
+        [{**row, "name": f"{row['group']['environment']}: {row['name']}"} for row in rows]
+        if len(environments) > 1
+        else rows
+    )
 
 
 def _plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -243,23 +323,39 @@ def _plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _rates(body: dict[str, Any]) -> RenderableType:
     current = body["current"]
-    rows = [{"name": name, "value": value} for name, value in current.items() if name not in ("version", "currency", "gpu_s")]
+    rows = [
+        {"name": name, "value": value}
+        for name, value in current.items()
+        if name not in ("version", "currency", "gpu_s")
+    ]
     rows += [{"name": f"gpu_s {gpu}", "value": value} for gpu, value in current["gpu_s"].items()]
     others = [one["version"] for one in body["lists"] if one["version"] != current["version"]]
-    heading = f"version {current['version']}, {current['currency']}" + (f"; before: {', '.join(others)}" if others else "")
+    heading = f"version {current['version']}, {current['currency']}" + (
+        f"; before: {', '.join(others)}" if others else ""
+    )
     return table(rows, {"name": heading, "value": "price"}, empty="")
 
 
 def _invoice(found: dict[str, Any]) -> RenderableType:
     from rich.console import Group
 
-    state = f"issued {moment(found['issued_at'])}" if found["issued_at"] else "a draft: it changes until it is issued"
+    state = (
+        f"issued {moment(found['issued_at'])}"
+        if found["issued_at"]
+        else "a draft: it changes until it is issued"
+    )
     head = f"{found['id'] or 'draft'}, {found['month']}, {found['tenant']['name']}, {state}"
-    lines = [{**line, "what": "/".join(part for part in (line["app"], line["function"]) if part)} for line in found["lines"]]
+    lines = [
+        {**line, "what": "/".join(part for part in (line["app"], line["function"]) if part)}
+        for line in found["lines"]
+    ]
     parts: list[RenderableType] = [head, table(lines, _LINES, empty="No lines.")]
     if found["corrections"]:
         parts.append(table(found["corrections"], _CORRECTIONS, empty=""))
-    parts += [f"of this used in {month}, whose invoice was issued: {money(cost)}" for month, cost in found["late"].items()]
+    parts += [
+        f"of this used in {month}, whose invoice was issued: {money(cost)}"
+        for month, cost in found["late"].items()
+    ]
     return Group(*parts, f"total {money(found['total'], found['currency'])}")
 
 
@@ -267,5 +363,11 @@ def write_csv(rows: list[dict[str, Any]]) -> None:
     """RFC 4180 on stdout: the group's keys first, then the sums."""
     from pilotlight.sheets import lines
 
-    flat = [{**row["group"], **{key: value for key, value in row.items() if key not in ("group", "name")}} for row in rows]
+    flat = [
+        {
+            **row["group"],
+            **{key: value for key, value in row.items() if key not in ("group", "name")},
+        }
+        for row in rows
+    ]
     sys.stdout.write("".join(lines(list(dict.fromkeys(key for row in flat for key in row)), flat)))

@@ -22,13 +22,27 @@ if TYPE_CHECKING:
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="As `pilotlight budget list` shows it.")]
 _COLUMNS = {
-    "id": "id", "covers": "covers", "period": "per", "amount": "amount", "spent": "spent", "percent": "%", "expected": "expected",
-    "currency": "", "stops": "at 100 %", "webhook": "webhook",
-}  # fmt: skip
+    "id": "id",
+    "covers": "covers",
+    "period": "per",
+    "amount": "amount",
+    "spent": "spent",
+    "percent": "%",
+    "expected": "expected",
+    "currency": "",
+    "stops": "at 100 %",
+    "webhook": "webhook",
+}
 _ALERT_COLUMNS = {
-    "period": "period", "percent": "%", "spent": "spent", "reached_at": "reached", "delivered_at": "delivered", "attempts": "attempts",
-    "next_attempt_at": "next attempt", "error": "error",
-}  # fmt: skip
+    "period": "period",
+    "percent": "%",
+    "spent": "spent",
+    "reached_at": "reached",
+    "delivered_at": "delivered",
+    "attempts": "attempts",
+    "next_attempt_at": "next attempt",
+    "error": "error",
+}
 _EVERYTHING = "everything"
 
 
@@ -41,8 +55,17 @@ class Per(StrEnum):
 
 def register(root: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(help="Budgets: what may be spent in a day or a month, and who is told.", no_args_is_help=True)
-    verbs: dict[str, Callable[..., None]] = {"set": set_, "list": list_, "show": show, "delete": delete, "test": test}
+    group = typer.Typer(
+        help="Budgets: what may be spent in a day or a month, and who is told.",
+        no_args_is_help=True,
+    )
+    verbs: dict[str, Callable[..., None]] = {
+        "set": set_,
+        "list": list_,
+        "show": show,
+        "delete": delete,
+        "test": test,
+    }
     for name, function in verbs.items():
         command(group, name)(function)
     root.add_typer(group, name="budget")
@@ -51,26 +74,56 @@ def register(root: typer.Typer) -> None:
 def set_(
     session: Session,
     *,
-    amount: Annotated[str, typer.Argument(metavar="AMOUNT", help="What may be spent in one period: 250, 0.05.")],
+    amount: Annotated[
+        str, typer.Argument(metavar="AMOUNT", help="What may be spent in one period: 250, 0.05.")
+    ],
     app: Annotated[str, typer.Option(help="It covers this app only. Default: all.")] = "",
-    function: Annotated[str, typer.Option(metavar="APP/FUNCTION", help="It covers this function only.")] = "",
-    only_environment: Annotated[str, typer.Option(help="It covers this environment only. Default: all.")] = "",
+    function: Annotated[
+        str, typer.Option(metavar="APP/FUNCTION", help="It covers this function only.")
+    ] = "",
+    only_environment: Annotated[
+        str, typer.Option(help="It covers this environment only. Default: all.")
+    ] = "",
     period: Annotated[Per, typer.Option(help="Of the calendar, in UTC.")] = Per.MONTH,
     currency: Annotated[str | None, typer.Option(help="Default: that of your price list.")] = None,
-    hard: Annotated[bool | None, typer.Option("--hard/--soft", help="Refuse calls when it is spent, or only warn. Default: hard.")] = None,
-    alert: Annotated[list[int] | None, typer.Option(help="Percent at which to alert; several times. Default: 50, 80, 100.")] = None,
-    webhook: Annotated[str | None, typer.Option(help="URL that alerts are posted to, signed; '' takes it away.")] = None,
-    new_secret: Annotated[bool, typer.Option("--new-secret", help="Replace the secret that messages are signed with.")] = False,
+    hard: Annotated[
+        bool | None,
+        typer.Option(
+            "--hard/--soft", help="Refuse calls when it is spent, or only warn. Default: hard."
+        ),
+    ] = None,
+    alert: Annotated[
+        list[int] | None,
+        typer.Option(help="Percent at which to alert; several times. Default: 50, 80, 100."),
+    ] = None,
+    webhook: Annotated[
+        str | None, typer.Option(help="URL that alerts are posted to, signed; '' takes it away.")
+    ] = None,
+    new_secret: Annotated[
+        bool, typer.Option("--new-secret", help="Replace the secret that messages are signed with.")
+    ] = False,
 ) -> None:
-    """Make a budget, or change the one of the same reach and period; what is not named stays as it is."""
+    """Make a budget, or change the one of the same reach and period; what is not named stays as it
+    is."""
     if function:
         app, function = _split(function, app)
-    reach = {"environment": only_environment, "app": app, "function": function, "period": period.value}
+    reach = {
+        "environment": only_environment,
+        "app": app,
+        "function": function,
+        "period": period.value,
+    }
     named = {"hard": hard, "alerts": alert or None, "webhook": webhook}
     with session.client() as client:
         kept = _kept(client, {**reach, "currency": currency})
-        values = {**kept, **reach, **{key: value for key, value in named.items() if value is not None}}
-        body = client.set_budget(amount, **{**values, "webhook": values.get("webhook") or None, "new_secret": new_secret})
+        values = {
+            **kept,
+            **reach,
+            **{key: value for key, value in named.items() if value is not None},
+        }
+        body = client.set_budget(
+            amount, **{**values, "webhook": values.get("webhook") or None, "new_secret": new_secret}
+        )
     session.show(body, lambda: _sentence(body))
     if body["webhook_secret"]:
         session.say(f"{body['webhook_secret']} signs its messages; shown this one time")
@@ -111,12 +164,16 @@ def test(session: Session, budget: Id) -> None:
 def _split(path: str, app: str) -> tuple[str, str]:
     named, slash, function = path.partition("/")
     if not (named and slash and function) or app not in ("", named):
-        raise InvalidInput(f"--function {path!r} is not clear", hint="Write --function APP/FUNCTION, without --app.")
+        raise InvalidInput(
+            f"--function {path!r} is not clear",
+            hint="Write --function APP/FUNCTION, without --app.",
+        )
     return named, function
 
 
 def _kept(client: Client, reach: dict[str, str | None]) -> dict[str, Any]:
-    """What the budget of that reach says already; a currency that is not named is any, where there is only one."""
+    """What the budget of that reach says already; a currency that is not named is any, where there
+    is only one."""
     wanted = {key: value for key, value in reach.items() if value is not None}
     found = [row for row in client.budgets() if wanted.items() <= row.items()]
     if len(found) != 1:
@@ -136,13 +193,21 @@ def _about(amount: str) -> str:
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
     expected = row["forecast"] and _about(row["forecast"]["expected"])
-    return {**row, "covers": _covers(row), "expected": expected, "stops": "calls stop" if row["hard"] else "warns"}
+    return {
+        **row,
+        "covers": _covers(row),
+        "expected": expected,
+        "stops": "calls stop" if row["hard"] else "warns",
+    }
 
 
 def _sentence(body: dict[str, Any]) -> str:
     verb = "set" if body["created"] else "changed"
     then = "calls are refused when it is spent" if body["hard"] else "it only warns"
-    return f"{body['id']} is {verb}: {money(body['amount'], body['currency'])} per {body['period']} for {_covers(body)}; {then}"
+    return (
+        f"{body['id']} is {verb}: {money(body['amount'], body['currency'])} per "
+        f"{body['period']} for {_covers(body)}; {then}"
+    )
 
 
 def _details(body: dict[str, Any], alerts: list[dict[str, Any]]) -> RenderableType:
@@ -152,19 +217,33 @@ def _details(body: dict[str, Any], alerts: list[dict[str, Any]]) -> RenderableTy
     currency, seen = body["currency"], body["forecast"]
     lines = [
         f"{body['id']}: {money(body['amount'], currency)} per {body['period']} for {_covers(body)}",
-        f"spent     {money(body['spent'], currency)} of {body['current']}, {body['percent']:g} %; left {money(body['left'], currency)}",
+        (
+            f"spent     {money(body['spent'], currency)} of {body['current']}, {body['percent']:g} %; "
+            f"left {money(body['left'], currency)}"
+        ),
         f"ends      {moment(body['ends_at'])}",
     ]
     if seen:
-        band = f" ({_about(seen['low'])} to {_about(seen['high'])}, 8 of 10 times)" if seen["low"] is not None else ""
+        band = (
+            f" ({_about(seen['low'])} to {_about(seen['high'])}, 8 of 10 times)"
+            if seen["low"] is not None
+            else ""
+        )
         basis = f"{seen['basis_days']} full days" if seen["basis_days"] else "today so far"
         lines.append(f"expected  {_about(seen['expected'])} {currency}{band}, by {basis}")
         if seen["reached_at"] and not body["is_spent"]:
             lines.append(f"reached   {moment(seen['reached_at'])} at that pace")
-    lines.append(f"alerts    at {', '.join(f'{percent} %' for percent in body['alerts'])}; webhook {body['webhook'] or 'none'}")
+    lines.append(
+        f"alerts    at {', '.join(f'{percent} %' for percent in body['alerts'])}; webhook "
+        f"{body['webhook'] or 'none'}"
+    )
     return Group(
         *(Text(line) for line in lines),
-        table([{**alert, "reached_at": alert["at"]} for alert in alerts], _ALERT_COLUMNS, empty="No alert yet."),
+        table(
+            [{**alert, "reached_at": alert["at"]} for alert in alerts],
+            _ALERT_COLUMNS,
+            empty="No alert yet.",
+        ),
     )
 
 
@@ -175,5 +254,6 @@ def _tested(body: dict[str, Any]) -> RenderableType:
     end = "taken" if body["error"] is None else body["error"]
     sent = "\n".join(f"{name}: {value}" for name, value in body["headers"].items())
     return Text(
-        f"{head} after {body['elapsed_ms']} ms: {end}\n\nPOST {body['url']}\n{sent}\n\n{json.dumps(json.loads(body['body']), indent=2)}"
+        f"{head} after {body['elapsed_ms']} ms: {end}\n\nPOST "
+        f"{body['url']}\n{sent}\n\n{json.dumps(json.loads(body['body']), indent=2)}"
     )

@@ -12,7 +12,14 @@ import typer
 
 from pilotlight.cli import submitted
 from pilotlight.cli.commands import Yes, command
-from pilotlight.cli.output import json_or_text, milliseconds, money, pairs, server_timing, server_timing_texts
+from pilotlight.cli.output import (
+    json_or_text,
+    milliseconds,
+    money,
+    pairs,
+    server_timing,
+    server_timing_texts,
+)
 from pilotlight.cli.session import Session
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import (
@@ -44,24 +51,67 @@ def register(root: typer.Typer) -> None:
 def call(
     session: Session,
     *,
-    target: Annotated[str, typer.Argument(metavar="APP/FUNCTION", help="app/function or app/Class.method; or `get`, `list`, `redrive`.")],
-    arguments: Annotated[str | None, typer.Argument(help="JSON: an object by name, an array by position; - reads stdin. Or an id.")] = None,
-    arg: Annotated[list[str] | None, typer.Option("--arg", "-a", help="name=value; may be repeated.")] = None,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="APP/FUNCTION",
+            help="app/function or app/Class.method; or `get`, `list`, `redrive`.",
+        ),
+    ],
+    arguments: Annotated[
+        str | None,
+        typer.Argument(
+            help="JSON: an object by name, an array by position; - reads stdin. Or an id."
+        ),
+    ] = None,
+    arg: Annotated[
+        list[str] | None, typer.Option("--arg", "-a", help="name=value; may be repeated.")
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Write the answer's body as it came.")] = False,
-    stream: Annotated[bool, typer.Option("--stream", help="Print a generator's items as they come; with `call get`, too.")] = False,
-    submit: Annotated[bool, typer.Option("--submit", help="Do not wait: print the call's id.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="With `call get`: wait until it is finished.")] = False,
-    timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds to wait in all.")] = None,
-    webhook: Annotated[str, typer.Option(help="With --submit: name of the webhook that is told when it ends.")] = "",
-    key: Annotated[str, typer.Option(help="Idempotency key: repeated with it, it is the same call.")] = "",
-    dead: Annotated[bool, typer.Option("--dead", help="With `call list`: those that failed for the last time.")] = False,
-    state: Annotated[str | None, typer.Option(help="With `call list`: QUEUED, RUNNING, SUCCEEDED, FAILED, CANCELLED, EXPIRED.")] = None,
-    app_name: Annotated[str | None, typer.Option("--app", help="With `call list` and `call redrive --all`: of this app.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="With `call list`: at most so many.")] = 50,
-    everything: Annotated[bool, typer.Option("--all", help="With `call redrive`: all dead letters.")] = False,
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream", help="Print a generator's items as they come; with `call get`, too."
+        ),
+    ] = False,
+    submit: Annotated[
+        bool, typer.Option("--submit", help="Do not wait: print the call's id.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="With `call get`: wait until it is finished.")
+    ] = False,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds to wait in all.")
+    ] = None,
+    webhook: Annotated[
+        str, typer.Option(help="With --submit: name of the webhook that is told when it ends.")
+    ] = "",
+    key: Annotated[
+        str, typer.Option(help="Idempotency key: repeated with it, it is the same call.")
+    ] = "",
+    dead: Annotated[
+        bool, typer.Option("--dead", help="With `call list`: those that failed for the last time.")
+    ] = False,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            help="With `call list`: QUEUED, RUNNING, SUCCEEDED, FAILED, CANCELLED, EXPIRED."
+        ),
+    ] = None,
+    app_name: Annotated[
+        str | None,
+        typer.Option("--app", help="With `call list` and `call redrive --all`: of this app."),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1000, help="With `call list`: at most so many.")
+    ] = 50,
+    everything: Annotated[
+        bool, typer.Option("--all", help="With `call redrive`: all dead letters.")
+    ] = False,
     yes: Yes = False,
 ) -> None:
-    """Call a function; `call get ID` looks at a submitted call, `call list` at all, `call redrive` sends dead letters again."""
+    """Call a function; `call get ID` looks at a submitted call, `call list` at all, `call redrive`
+    sends dead letters again."""
     with session.client() as client:
         if target == "get":
             if stream:
@@ -70,15 +120,23 @@ def call(
                 _get(session, client, _id(arguments), wait=wait, raw=raw)
             return
         if target == "list":
-            submitted.list_calls(session, client, app=app_name, state=submitted.DEAD if dead else state, limit=limit)
+            submitted.list_calls(
+                session, client, app=app_name, state=submitted.DEAD if dead else state, limit=limit
+            )
             return
         if target == "redrive":
-            submitted.redrive(session, client, arguments, everything=everything, app=app_name, yes=yes)
+            submitted.redrive(
+                session, client, arguments, everything=everything, app=app_name, yes=yes
+            )
             return
         app, function, method = _address(target)
         name = f"{function}.{method}" if method else function
         given = call_arguments(arguments, arg or [])
-        extra = {name: value for name, value in ((HEADER_WEBHOOK, webhook), (HEADER_IDEMPOTENCY_KEY, key)) if value}
+        extra = {
+            name: value
+            for name, value in ((HEADER_WEBHOOK, webhook), (HEADER_IDEMPOTENCY_KEY, key))
+            if value
+        }
         if submit:
             call_id = client.submit_json(app, name, given, headers=extra)
             session.show({"id": call_id}, lambda: call_id)
@@ -91,7 +149,9 @@ def call(
 def call_arguments(text: str | None, words: list[str]) -> Any:
     """The arguments as JSON: what was typed, or named by --arg. Raises InvalidInput."""
     if text is not None and words:
-        raise InvalidInput("arguments were given as JSON and with --arg", hint="Use one of the two.")
+        raise InvalidInput(
+            "arguments were given as JSON and with --arg", hint="Use one of the two."
+        )
     if text is None:
         return pairs(words, option="--arg")
     source = sys.stdin.read() if text == "-" else text
@@ -112,7 +172,15 @@ def _address(target: str) -> tuple[str, str, str]:
 
 
 def _invoke(
-    session: Session, client: Client, app: str, name: str, given: Any, *, raw: bool, timeout: float | None, extra: Mapping[str, str]
+    session: Session,
+    client: Client,
+    app: str,
+    name: str,
+    given: Any,
+    *,
+    raw: bool,
+    timeout: float | None,
+    extra: Mapping[str, str],
 ) -> None:
     headers = {"content-type": CONTENT_JSON, "accept": CONTENT_JSON, **extra}
     if timeout is not None:
@@ -137,7 +205,8 @@ def body_value(content_type: str, body: bytes) -> Any:
 
 
 def facts(headers: Mapping[str, str]) -> dict[str, Any]:
-    """What the response's headers say: start kind, revision, cost, times in ms, the tier that weights came from, request id."""
+    """What the response's headers say: start kind, revision, cost, times in ms, the tier that
+    weights came from, request id."""
     return {
         "start": headers.get(HEADER_START),
         "revision": headers.get(HEADER_REVISION),
@@ -153,7 +222,11 @@ def summary(known: Mapping[str, Any]) -> str:
     times = [f"{name} {milliseconds(value)}" for name, value in known["timing_ms"].items()]
     cost = [f"cost {money(known['cost'])}"] if known["cost"] else []
     weights = [f"weights from {known['weights']}"] if known["weights"] else []
-    return " · ".join(str(p) for p in (known["start"], *times, *weights, *cost, known["revision"], known["request_id"]) if p)
+    return " · ".join(
+        str(p)
+        for p in (known["start"], *times, *weights, *cost, known["revision"], known["request_id"])
+        if p
+    )
 
 
 def _print_items(items: Iterable[Any]) -> None:
@@ -176,9 +249,18 @@ def _get(session: Session, client: Client, call_id: str, *, wait: bool, raw: boo
     if raw:
         sys.stdout.buffer.write(body)
         return
-    readable = body_value(record.content_type, body) if "json" in record.content_type else f"{len(body)} bytes of {record.content_type}"
+    readable = (
+        body_value(record.content_type, body)
+        if "json" in record.content_type
+        else f"{len(body)} bytes of {record.content_type}"
+    )
     shown = {**record.to_json(), "result": readable if body else None}
-    session.show(shown, lambda: _pretty({key: value for key, value in shown.items() if value not in (None, "", {})}))
+    session.show(
+        shown,
+        lambda: _pretty(
+            {key: value for key, value in shown.items() if value not in (None, "", {})}
+        ),
+    )
 
 
 def _pretty(value: Any) -> Text:

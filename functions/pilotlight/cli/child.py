@@ -1,9 +1,9 @@
 """One supervised process: spawned, ready, gone.
 
-The process says that it is ready by writing one newline to a descriptor it was given (`--ready-fd N`). It is watched through a pidfd,
-so nothing polls and no SIGCHLD handler is shared. It dies with its supervisor (`PR_SET_PDEATHSIG`, prctl(2)): a supervisor that is
-killed leaves no stray processes, only slots, which the next node agent adopts.
-"""
+The process says that it is ready by writing one newline to a descriptor it was given (`--ready-fd
+N`). It is watched through a pidfd, so nothing polls and no SIGCHLD handler is shared. It dies with
+its supervisor (`PR_SET_PDEATHSIG`, prctl(2)): a supervisor that is killed leaves no stray
+processes, only slots, which the next node agent adopts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _LAST_WORDS = 300
 
 
 class ProcessFailed(PilotlightError):
-    """Raised when a process did not become ready; the message ends with its last words, `detail` carries `process`, `log_tail`, `log`."""
+    """Raised when a process did not become ready; the message ends with its last words, `detail`
+    carries `process`, `log_tail`, `log`."""
 
     type = "process-failed"
 
@@ -41,13 +42,12 @@ class ProcessSpec:
     """What is started and how long we wait.
 
     Attributes:
-        name: names pid file and log file.
-        argv: the command; `--ready-fd N` is appended.
-        ready_timeout_s: from spawn to the newline.
-        grace_s: from SIGTERM to SIGKILL.
-        listen: `host:port` of sockets that it is given (`--listen-fd N` for each), fresh ones at each start; None = none.
-        listen_fds: more of them, which are the supervisor's, and the same at each start.
-        niceness: of its whole session against others (sched(7), "The autogroup feature"); below 0 it goes before them, where we are root.
+        name: names pid file and log file. argv: the command; `--ready-fd N` is appended.
+        ready_timeout_s: from spawn to the newline. grace_s: from SIGTERM to SIGKILL. listen:
+        `host:port` of sockets that it is given (`--listen-fd N` for each), fresh ones at each
+        start; None = none. listen_fds: more of them, which are the supervisor's, and the same at
+        each start. niceness: of its whole session against others (sched(7), "The autogroup
+        feature"); below 0 it goes before them, where we are root.
     """
 
     name: str
@@ -83,7 +83,8 @@ class Child:
         return self._gone is not None and not self._gone.done()
 
     async def start(self) -> float:
-        """Spawn and wait until ready; returns seconds. Raises ProcessFailed. On any failure nothing is left running."""
+        """Spawn and wait until ready; returns seconds. Raises ProcessFailed. On any failure nothing
+        is left running."""
         began = time.monotonic()
         offset = 0 if self.log.rotate() else self.log.size()
         ready = self._spawn()
@@ -92,7 +93,9 @@ class Child:
                 said = await _newline(ready)
         except TimeoutError:
             await self.stop(grace_s=2)
-            raise self._failed(f"was not ready within {self.spec.ready_timeout_s:g} s", offset) from None
+            raise self._failed(
+                f"was not ready within {self.spec.ready_timeout_s:g} s", offset
+            ) from None
         except BaseException:
             await asyncio.shield(self.stop(grace_s=2))
             raise
@@ -100,7 +103,9 @@ class Child:
             os.close(ready)
         if not said:
             await self.stop(grace_s=2)
-            raise self._failed(f"stopped while starting ({describe_status(self._status())})", offset)
+            raise self._failed(
+                f"stopped while starting ({describe_status(self._status())})", offset
+            )
         return time.monotonic() - began
 
     async def wait_gone(self) -> int:
@@ -120,7 +125,8 @@ class Child:
             return await self.wait_gone()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal; nothing happens when it is down (we reap it ourselves, so the pid cannot be another's)."""
+        """Send a signal; nothing happens when it is down (we reap it ourselves, so the pid cannot
+        be another's)."""
         if self.is_alive and self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
@@ -140,24 +146,30 @@ class Child:
                 stdout=output,
                 stderr=output,
                 pass_fds=(write_end, *passed),
-                start_new_session=True,  # Ctrl-C reaches the supervisor alone, which stops the others in order
+                # Ctrl-C reaches the supervisor alone, which stops the others in order
+                start_new_session=True,
                 preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 - one system call, no lock is taken between fork and exec
             )
         except AddressTaken as e:
             os.close(read_end)
             raise ProcessFailed(
-                f"{self.spec.name} cannot listen on {e.strerror}", process=self.spec.name, log_tail=[], log=str(self.log.path)
+                f"{self.spec.name} cannot listen on {e.strerror}",
+                process=self.spec.name,
+                log_tail=[],
+                log=str(self.log.path),
             ) from e
         except BaseException:
             os.close(read_end)
             raise
         finally:
-            for each in listeners:  # a copy that stayed open here would take connections that no process accepts
+            # a copy that stayed open here would take connections that no process accepts
+            for each in listeners:
                 each.close()
             os.close(output)
             os.close(write_end)
         if self.spec.niceness:
-            with contextlib.suppress(OSError):  # not root, a kernel without autogroup, or it ended at once, which `start` will tell
+            # not root, a kernel without autogroup, or it ended at once, which `start` will tell
+            with contextlib.suppress(OSError):
                 Path(f"/proc/{self._process.pid}/autogroup").write_text(str(self.spec.niceness))
         self._pid_file.write_text(f"{self._process.pid}\n")
         self._watch(self._process)
@@ -183,7 +195,12 @@ class Child:
     def _failed(self, what: str, offset: int) -> ProcessFailed:
         tail = self.log.tail(_TAIL_LINES, since_byte=offset)
         last = f": {tail[-1].strip()[:_LAST_WORDS]}" if tail else ""
-        return ProcessFailed(f"{self.spec.name} {what}{last}", process=self.spec.name, log_tail=tail, log=str(self.log.path))
+        return ProcessFailed(
+            f"{self.spec.name} {what}{last}",
+            process=self.spec.name,
+            log_tail=tail,
+            log=str(self.log.path),
+        )
 
 
 def describe_status(status: int) -> str:

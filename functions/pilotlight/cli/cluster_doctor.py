@@ -1,4 +1,5 @@
-"""`pilotlight doctor --cluster`: what of a Kubernetes cluster is not as this platform needs it, and the commands that change that."""
+"""`pilotlight doctor --cluster`: what of a Kubernetes cluster is not as this platform needs it, and
+the commands that change that."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def look(session: Session, *, role: str) -> bool:
     if role not in ROLES:
         raise InvalidInput(f"--role {role}: must be one of {', '.join(ROLES)}")
     if importlib.util.find_spec("kubernetes") is None:
-        raise Unavailable("the client for clusters is not installed", hint="pip install 'pilotlight[k8s]'")
+        raise Unavailable(
+            "the client for clusters is not installed", hint="pip install 'pilotlight[k8s]'"
+        )
     from pilotlight.cluster.doctor.examine import examine
     from pilotlight.cluster.doctor.findings import BROKEN
     from pilotlight.cluster.settings import ClusterSettings
@@ -40,14 +43,17 @@ def look(session: Session, *, role: str) -> bool:
 
     platform = session.platform()
     try:
-        settings = load(ClusterSettings, "cluster", platform.config if platform.config.exists() else None)
+        settings = load(
+            ClusterSettings, "cluster", platform.config if platform.config.exists() else None
+        )
     except SettingsInvalid as e:
         raise InvalidInput(str(e), hint="Correct section cluster of platform.yaml.") from e
     found = asyncio.run(examine(settings, role=role))  # type: ignore[arg-type]  # one of ROLES, above
     if session.is_json:
         session.show([dataclasses.asdict(one) for one in found], lambda: "")
     else:
-        session.console().print(text(found), soft_wrap=True)  # commands are pasted: their lines stay whole
+        # commands are pasted: their lines stay whole
+        session.console().print(text(found), soft_wrap=True)
     return not any(one.state == BROKEN for one in found)
 
 
@@ -59,8 +65,17 @@ def text(found: Sequence[Finding]) -> Text:
     width = max(len(one.what) for one in found)
     out = Text()
     for one in found:
-        out.append(f"{one.state:<6}", styles[one.state]).append(f"  {one.what:<{width}}  {one.detail}\n")
-        helps = [] if one.state == "ok" else [*([one.way_out] if one.way_out else []), *(f"$ {command}" for command in one.commands)]
+        out.append(f"{one.state:<6}", styles[one.state]).append(
+            f"  {one.what:<{width}}  {one.detail}\n"
+        )
+        helps = (
+            []
+            if one.state == "ok"
+            else [
+                *([one.way_out] if one.way_out else []),
+                *(f"$ {command}" for command in one.commands),
+            ]
+        )
         for line in helps:
             out.append(f"{'':{width + 10}}{line}\n", "dim")
     counts = {state: sum(one.state == state for one in found) for state in styles}

@@ -25,13 +25,17 @@ if TYPE_CHECKING:
     from pilotlight.sdk.app import App
     from pilotlight.sdk.releases import ReleaseTerms
 
-File = Annotated[str, typer.Argument(metavar="FILE[::APP]", help="app.py, app.py::name, or package.module.")]
+File = Annotated[
+    str, typer.Argument(metavar="FILE[::APP]", help="app.py, app.py::name, or package.module.")
+]
 
 
 def register(root: typer.Typer) -> None:
     """Add the three commands."""
     command(root, "deploy")(deploy)
-    command(root, "run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(run)
+    command(
+        root, "run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+    )(run)
     command(root, "serve")(serve)
 
 
@@ -39,9 +43,18 @@ def deploy(
     session: Session,
     *,
     file: File,
-    name: Annotated[str | None, typer.Option(help="Deploy under this name instead of the app's own.")] = None,
-    message: Annotated[str, typer.Option("--message", "-m", help="Kept in the app's history.")] = "",
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Bring each function up once and prove its snapshot.")] = True,
+    name: Annotated[
+        str | None, typer.Option(help="Deploy under this name instead of the app's own.")
+    ] = None,
+    message: Annotated[
+        str, typer.Option("--message", "-m", help="Kept in the app's history.")
+    ] = "",
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait/--no-wait", help="Bring each function up once and prove its snapshot."
+        ),
+    ] = True,
     meta: releasing.Meta = None,
     evaluation: releasing.Evaluation = None,
     no_traffic: releasing.NoTraffic = False,
@@ -53,11 +66,13 @@ def deploy(
     min_samples: canaries.MinSamples = None,
     gate: canaries.Gates = None,
 ) -> None:
-    """Package an app, upload what is missing, and make it live; then prove that each function starts, and comes back from its snapshot.
+    """Package an app, upload what is missing, and make it live; then prove that each function
+    starts, and comes back from its snapshot.
 
-    A schema that breaks callers of what serves, and an evaluation that does not reach what a function requires, are refused before any
-    traffic moves. The commit of the git checkout that the file lies in is kept with each new revision. With --canary a new revision takes
-    over step by step, as long as it is no worse than the one that serves: `pilotlight rollout watch` follows it.
+    A schema that breaks callers of what serves, and an evaluation that does not reach what a
+    function requires, are refused before any traffic moves. The commit of the git checkout that the
+    file lies in is kept with each new revision. With --canary a new revision takes over step by
+    step, as long as it is no worse than the one that serves: `pilotlight rollout watch` follows it.
     """
     from pilotlight.sdk import session as sdk
 
@@ -72,27 +87,38 @@ def deploy(
     }
     app = load(file)
     with session.client() as client, sdk.using(client.profile):
-        deployment, proofs = Deployer(session, client).deploy(app, name=name, message=message, wait=wait, terms=terms)
+        deployment, proofs = Deployer(session, client).deploy(
+            app, name=name, message=message, wait=wait, terms=terms
+        )
         url = client.profile.url
     session.show(report(deployment, proofs, url), lambda: _deployed(deployment, proofs, app, url))
 
 
 def report(deployment: Deployment, proofs: list[Proof], url: str) -> dict[str, Any]:
     """A deployment as JSON."""
-    return {**dataclasses.asdict(deployment), "url": url, "proofs": [dataclasses.asdict(proof) for proof in proofs]}
+    return {
+        **dataclasses.asdict(deployment),
+        "url": url,
+        "proofs": [dataclasses.asdict(proof) for proof in proofs],
+    }
 
 
 def run(
     session: Session,
     *,
-    reference: Annotated[str, typer.Argument(metavar="FILE[::FUNCTION]", help="File, and which function where it has several.")],
+    reference: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE[::FUNCTION]", help="File, and which function where it has several."
+        ),
+    ],
     rest: list[str],
 ) -> None:
     """Deploy an app under a name of its own, call one function, and remove it again.
 
-    The function's parameters are options: `pilotlight run app.py::hello --name Ada`. A function with @app.local_entrypoint()
-    runs on this machine, with the app up. Common options go before the file.
-    """
+    The function's parameters are options: `pilotlight run app.py::hello --name Ada`. A function
+    with @app.local_entrypoint() runs on this machine, with the app up. Common options go before the
+    file."""
     from pilotlight.sdk import session as sdk
 
     target, _, wanted = reference.partition("::")
@@ -112,15 +138,28 @@ def run(
 
 
 def runnable(app: App, wanted: str) -> tuple[inspect.Signature, Callable[..., Any]]:
-    """What `run` calls: the local entrypoint or function named, else the only one. Raises NotFound or InvalidInput."""
+    """What `run` calls: the local entrypoint or function named, else the only one. Raises NotFound
+    or InvalidInput."""
     choices = {name: (entry.signature, entry.raw) for name, entry in app.local_entrypoints.items()}
     if not choices or wanted:
-        choices |= {address: (signature, call) for address, signature, call in _remote(app) if address not in choices}
+        choices |= {
+            address: (signature, call)
+            for address, signature, call in _remote(app)
+            if address not in choices
+        }
     if wanted and wanted not in choices:
-        raise NotFound(f"{app.name} has nothing called {wanted!r} to run", hint=f"It has: {', '.join(choices) or 'nothing'}.")
+        raise NotFound(
+            f"{app.name} has nothing called {wanted!r} to run",
+            hint=f"It has: {', '.join(choices) or 'nothing'}.",
+        )
     if not wanted and len(choices) != 1:
-        hint = f"Name one: ::{next(iter(choices))}" if choices else "Declare one with @app.function()."
-        raise InvalidInput(f"{app.name} has {len(choices)} functions to run: {', '.join(choices) or 'none'}", hint=hint)
+        hint = (
+            f"Name one: ::{next(iter(choices))}" if choices else "Declare one with @app.function()."
+        )
+        raise InvalidInput(
+            f"{app.name} has {len(choices)} functions to run: {', '.join(choices) or 'none'}",
+            hint=hint,
+        )
     return choices[wanted or next(iter(choices))]
 
 
@@ -146,7 +185,8 @@ def _remote(app: App) -> Iterator[tuple[str, inspect.Signature, Callable[..., An
 
 
 def serve(session: Session, *, file: File) -> None:
-    """Deploy under a name of its own, and again whenever a source file changes; removed on Ctrl-C."""
+    """Deploy under a name of its own, and again whenever a source file changes; removed on
+    Ctrl-C."""
     import subprocess
     import sys
 
@@ -155,7 +195,18 @@ def serve(session: Session, *, file: File) -> None:
     app = load(file)
     root = Path(file.partition("::")[0]).resolve().parent
     name = f"{app.name}-serve"
-    argv = [sys.executable, "-m", "pilotlight", *_as_words(session), "deploy", file, "--name", name, "--message", "serve"]
+    argv = [
+        sys.executable,
+        "-m",
+        "pilotlight",
+        *_as_words(session),
+        "deploy",
+        file,
+        "--name",
+        name,
+        "--message",
+        "serve",
+    ]
     argv.append("--allow-breaking")  # who calls it is who changes it
     with session.client() as client:
         try:
@@ -168,10 +219,16 @@ def serve(session: Session, *, file: File) -> None:
             client.delete_app(name)
 
 
-def _deploy_again(start: Callable[..., Any], argv: list[str], session: Session, name: str, root: Path) -> None:
+def _deploy_again(
+    start: Callable[..., Any], argv: list[str], session: Session, name: str, root: Path
+) -> None:
     # A process of its own: a changed module cannot be imported twice in this one.
     status = start(argv, check=False).returncode
-    session.say(f"serving {name}; watching {root}, Ctrl-C ends it" if status == 0 else "not deployed; waiting for the next change")
+    session.say(
+        f"serving {name}; watching {root}, Ctrl-C ends it"
+        if status == 0
+        else "not deployed; waiting for the next change"
+    )
 
 
 def _as_words(session: Session) -> list[str]:
@@ -197,7 +254,12 @@ def _print_result(session: Session, value: Any) -> None:
 
 def _deployed(deployment: Deployment, proofs: list[Proof], app: App, url: str) -> str:
     is_live = any(f.stage == "live" for f in deployment.functions)
-    lines = [f"{deployment.app} version {deployment.version} is {'live' if is_live else 'deployed'} in {deployment.environment}"]
+    lines = [
+        (
+            f"{deployment.app} version {deployment.version} is {'live' if is_live else 'deployed'} in "
+            f"{deployment.environment}"
+        )
+    ]
     by_name = {proof.function: proof for proof in proofs}
     for f in deployment.functions:
         proof = f"  {by_name[f.function]}" if f.function in by_name else ""
@@ -213,8 +275,16 @@ def stage_of(app: str, f: DeployedFunction) -> list[str]:
     name = f"{app}/{f.function}"
     match f.stage:
         case "waiting":
-            told = f"needs {f.approvals} more approval{'s' if f.approvals > 1 else ''}: somebody else runs"
-            return [f"{told} `pilotlight app approve {name} {f.revision}`, then `pilotlight app promote {name} {f.revision}`"]
+            told = (
+                f"needs {f.approvals} more approval{'s' if f.approvals > 1 else ''}: somebody "
+                f"else runs"
+            )
+            return [
+                (
+                    f"{told} `pilotlight app approve {name} {f.revision}`, then `pilotlight app "
+                    f"promote {name} {f.revision}`"
+                )
+            ]
         case "no_traffic":
             return [f"takes no traffic: `pilotlight app promote {name} {f.revision}` gives it all"]
         case "rollout":
@@ -229,5 +299,7 @@ def _addresses(name: str, app: App, function: str, url: str) -> list[str]:
     if declaration.kind == "engine":
         verb = "embeddings" if getattr(declaration, "task", "") == "embed" else "chat/completions"
         return [f'POST {url}/v1/{verb} with "model": "{name}/{function}"']
-    paths = [f"{function}.{method}" if method else function for method in declaration.method_names()]
+    paths = [
+        f"{function}.{method}" if method else function for method in declaration.method_names()
+    ]
     return [f"POST {url}/v1/functions/{name}/{path}:invoke" for path in paths]

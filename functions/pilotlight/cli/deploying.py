@@ -1,4 +1,5 @@
-"""Deploying with something to look at: a line or a bar per stage, and the proof that each function starts."""
+"""Deploying with something to look at: a line or a bar per stage, and the proof that each function
+starts."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 
 CLUSTER_PATIENCE_S = 180.0
-"""For a revision to be known to Knative, whatever it takes to start: that is the proof's own time."""
+"""For a revision to be known to Knative, whatever it takes to start: that is the proof's own
+time."""
 _CLUSTER_LOOK_S = 0.5
 _STAGES = {
     "template": "importing, entering, warming up",
@@ -37,20 +39,40 @@ class Deployer:
         self._client = client
 
     def deploy(
-        self, app: App, *, name: str | None = None, message: str = "", wait: bool = True, terms: ReleaseTerms | None = None
+        self,
+        app: App,
+        *,
+        name: str | None = None,
+        message: str = "",
+        wait: bool = True,
+        terms: ReleaseTerms | None = None,
     ) -> tuple[Deployment, list[Proof]]:
-        """Deploy, and with `wait` bring each function that is live up once and prove its snapshot."""
+        """Deploy, and with `wait` bring each function that is live up once and prove its
+        snapshot."""
         from pilotlight.packaging.deploy import deploy
 
         with self.progress() as report:
-            deployment = deploy(app, client=self._client, name=name, message=message, terms=terms, progress=report)
+            deployment = deploy(
+                app, client=self._client, name=name, message=message, terms=terms, progress=report
+            )
         if wait and any(f.stage == "live" for f in deployment.functions):
-            self.wait_cluster(deployment.app, [f.function for f in deployment.functions if f.stage == "live"])
-        proofs = [self.prove(deployment.app, f.function) for f in deployment.functions if f.stage == "live"] if wait else []
+            self.wait_cluster(
+                deployment.app, [f.function for f in deployment.functions if f.stage == "live"]
+            )
+        proofs = (
+            [
+                self.prove(deployment.app, f.function)
+                for f in deployment.functions
+                if f.stage == "live"
+            ]
+            if wait
+            else []
+        )
         return deployment, proofs
 
     def wait_cluster(self, app: str, functions: Collection[str]) -> None:
-        """Wait until these are in the cluster as they were declared; at once where the platform has none.
+        """Wait until these are in the cluster as they were declared; at once where the platform has
+        none.
 
         Raises StartFailed with the cluster's own reason, and what to do about it.
         """
@@ -62,19 +84,30 @@ class Deployer:
                 name, status = next(iter(waiting.items()))
                 if status["phase"] == "failed" or time.monotonic() > until:
                     raise StartFailed(
-                        f"{app}/{name} is not ready in the cluster: {status['reason']}: {status['message']}",
-                        hint=f"Mend what it says; it is tried again by itself, and `pilotlight app show {app}` has the newest word.",
+                        f"{app}/{name} is not ready in the cluster: {status['reason']}: "
+                        f"{status['message']}",
+                        hint=f"Mend what it says; it is tried again by itself, and `pilotlight "
+                        f"app show {app}` has the newest word.",
                     )
                 show(escape(f"{app}/{name}: {status['message'] or status['reason']}"))
                 time.sleep(_CLUSTER_LOOK_S)
 
     def _in_cluster(self, app: str, functions: Collection[str]) -> dict[str, Any]:
         """Those that are not ready yet: name → status."""
-        there = ((f["name"], f.get("cluster")) for f in self._client.app(app)["functions"] if f["name"] in functions)
-        return {name: status for name, status in there if status is not None and status["phase"] != "ready"}
+        there = (
+            (f["name"], f.get("cluster"))
+            for f in self._client.app(app)["functions"]
+            if f["name"] in functions
+        )
+        return {
+            name: status
+            for name, status in there
+            if status is not None and status["phase"] != "ready"
+        }
 
     def prove(self, app: str, function: str) -> Proof:
-        """Bring one function up and wait for its snapshot. Raises what keeps it down (StartFailed carries its last log lines)."""
+        """Bring one function up and wait for its snapshot. Raises what keeps it down (StartFailed
+        carries its last log lines)."""
         began = time.monotonic()
         body: Mapping[str, Any] = {}
         with self._spinner(f"{app}/{function}: starting") as show:
@@ -83,7 +116,10 @@ class Deployer:
                     body = part["report"]
                 else:
                     seconds = float(part.get("elapsed_ms") or 0) / 1000
-                    show(f"{app}/{function}: {_STAGES.get(str(part.get('stage')), 'starting')} ({seconds:.0f} s)")
+                    show(
+                        f"{app}/{function}: {_STAGES.get(str(part.get('stage')), 'starting')} "
+                        f"({seconds:.0f} s)"
+                    )
         return proof_of(function, body, waited_ms=(time.monotonic() - began) * 1000)
 
     @contextlib.contextmanager
@@ -94,7 +130,12 @@ class Deployer:
             return
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-        columns = (TextColumn("{task.fields[stage]:>8}"), BarColumn(bar_width=24), DownloadColumn(), TextColumn("{task.description}"))
+        columns = (
+            TextColumn("{task.fields[stage]:>8}"),
+            BarColumn(bar_width=24),
+            DownloadColumn(),
+            TextColumn("{task.description}"),
+        )
         with Progress(*columns, console=self._session.notes(), transient=True) as bars:
             tasks: dict[str, Any] = {}
 
@@ -102,7 +143,12 @@ class Deployer:
                 if event.stage not in tasks:
                     tasks[event.stage] = bars.add_task("", total=None, stage=event.stage)
                 total = event.total_bytes or None
-                bars.update(tasks[event.stage], description=event.text[-60:], completed=event.done_bytes, total=total)
+                bars.update(
+                    tasks[event.stage],
+                    description=event.text[-60:],
+                    completed=event.done_bytes,
+                    total=total,
+                )
 
             yield report
 
@@ -116,7 +162,8 @@ class Deployer:
 
 
 def load(reference: str) -> App:
-    """The app of `FILE[::app]`. What the file raises is shown with the lines of the file, without ours."""
+    """The app of `FILE[::app]`. What the file raises is shown with the lines of the file, without
+    ours."""
     from pilotlight.packaging.load import load_app
     from pilotlight.sdk.app import App as Kind
 
@@ -141,9 +188,18 @@ def user_code(reference: str) -> Iterator[None]:
         file = Path(reference.partition("::")[0]).resolve()
         frames = traceback.extract_tb(e.__traceback__)
         ours = Path(__file__).parents[1]
-        lines = [line for frame in frames if ours not in Path(frame.filename).parents for line in _lines_of(frame)]
+        lines = [
+            line
+            for frame in frames
+            if ours not in Path(frame.filename).parents
+            for line in _lines_of(frame)
+        ]
         syntax = isinstance(e, SyntaxError) and e.filename
-        where = [f"{e.filename}:{e.lineno}  {(e.text or '').strip()}"] if syntax and isinstance(e, SyntaxError) else lines
+        where = (
+            [f"{e.filename}:{e.lineno}  {(e.text or '').strip()}"]
+            if syntax and isinstance(e, SyntaxError)
+            else lines
+        )
         raise InvalidInput(
             f"{file.name} raised {type(e).__name__}: {e}",
             log_tail=where,
@@ -159,5 +215,8 @@ def _lines_of(frame: Any) -> list[str]:
 
 def _missing(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError):
-        return f" `{error.name}` is not installed here: import it inside the function if only instances need it."
+        return (
+            f" `{error.name}` is not installed here: import it inside the function if only "
+            f"instances need it."
+        )
     return ""

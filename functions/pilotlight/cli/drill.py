@@ -1,10 +1,11 @@
 """A drill: is what we save enough to go on from, and how long would that take?
 
-A backup is made of the running platform, loaded into a home that is thrown away, and its ledger is read: the sums of its rollups and of
-its issued invoices must be those of its records, and every record that was there before the backup began must be in it. Two numbers
-come out. RPO: how old the backup's state was when it was complete; whoever makes one every hour loses at most that hour and this. RTO: from
-a bare home to a state that is unpacked, checked against its hashes, migrated and verified.
-"""
+A backup is made of the running platform, loaded into a home that is thrown away, and its ledger is
+read: the sums of its rollups and of its issued invoices must be those of its records, and every
+record that was there before the backup began must be in it. Two numbers come out. RPO: how old the
+backup's state was when it was complete; whoever makes one every hour loses at most that hour and
+this. RTO: from a bare home to a state that is unpacked, checked against its hashes, migrated and
+verified."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from pilotlight.pricing import COST_QUANTUM
 
 
 class DrillFailed(PilotlightError):
-    """Raised when a loaded backup does not hold what the platform had; the message says what is missing or wrong."""
+    """Raised when a loaded backup does not hold what the platform had; the message says what is
+    missing or wrong."""
 
     type = "drill-failed"
     status = 500
@@ -38,11 +40,10 @@ class Outcome:
     """What the drill found.
 
     Attributes:
-        rpo_s, rto_s: see the module.
-        backup_s, load_s, verify_s: of which the parts took so long.
-        records: in the loaded ledger; `later`: those that reached the platform while the backup was made, which it lacks.
-        totals: money of the loaded ledger by currency.
-        invoices: issued ones, each equal to the sum of its records.
+        rpo_s, rto_s: see the module. backup_s, load_s, verify_s: of which the parts took so long.
+        records: in the loaded ledger; `later`: those that reached the platform while the backup was
+        made, which it lacks. totals: money of the loaded ledger by currency. invoices: issued ones,
+        each equal to the sum of its records.
     """
 
     rpo_s: float
@@ -57,8 +58,11 @@ class Outcome:
     invoices: int
 
 
-def run(home: Path, scratch: Path, *, clock: Callable[[], float], blobs_at: str | None = None) -> Outcome:
-    """Drill the state of `home` in the empty directory `scratch`. Raises DrillFailed, and what `save` and `load` raise."""
+def run(
+    home: Path, scratch: Path, *, clock: Callable[[], float], blobs_at: str | None = None
+) -> Outcome:
+    """Drill the state of `home` in the empty directory `scratch`. Raises DrillFailed, and what
+    `save` and `load` raise."""
     elapsed = time.perf_counter
     began, wall = elapsed(), clock()
     saved = archive.save(home, scratch / "backup.tar", now=wall, blobs_at=blobs_at)
@@ -95,7 +99,10 @@ def _verify(home: Path, clock: Callable[[], float]) -> tuple[int, dict[str, str]
             rollups.rebuild_once(write)
         with store.read() as sql:
             if found := rollups.verify(sql):
-                raise DrillFailed(f"{len(found)} sums of the loaded ledger differ from its records, first {found[0]}")
+                raise DrillFailed(
+                    f"{len(found)} sums of the loaded ledger differ from its records, first "
+                    f"{found[0]}"
+                )
             return rollups.count(sql), _totals(sql), _check_invoices(sql)
     finally:
         store.close()
@@ -103,8 +110,13 @@ def _verify(home: Path, clock: Callable[[], float]) -> tuple[int, dict[str, str]
 
 def _totals(sql: sa.Connection) -> dict[str, str]:
     c = tables.usage.c
-    found = sql.execute(sa.select(c.currency, *money_of(tables.usage)).group_by(c.currency).order_by(c.currency))
-    return {currency: format(COST_QUANTUM * (int(high) * HALF + int(low)), "f") for currency, high, low in found}
+    found = sql.execute(
+        sa.select(c.currency, *money_of(tables.usage)).group_by(c.currency).order_by(c.currency)
+    )
+    return {
+        currency: format(COST_QUANTUM * (int(high) * HALF + int(low)), "f")
+        for currency, high, low in found
+    }
 
 
 def _check_invoices(sql: sa.Connection) -> int:
@@ -115,21 +127,29 @@ def _check_invoices(sql: sa.Connection) -> int:
         high, low = sql.execute(sa.select(*money_of(tables.usage)).where(theirs)).one()
         summed = COST_QUANTUM * (int(high or 0) * HALF + int(low or 0))
         if summed != Decimal(row.total) or Decimal(json.loads(row.document)["total"]) != summed:
-            raise DrillFailed(f"invoice {row.id} says {row.total}, and its records add up to {summed:f}")
+            raise DrillFailed(
+                f"invoice {row.id} says {row.total}, and its records add up to {summed:f}"
+            )
     return len(issued)
 
 
 def _compare(home: Path, loaded: Path, *, before: float, clock: Callable[[], float]) -> int:
-    """What the live ledger had before the backup began must be in the copy; returns how many records came since. Raises DrillFailed."""
+    """What the live ledger had before the backup began must be in the copy; returns how many
+    records came since. Raises DrillFailed."""
 
     def counted(where: Path) -> tuple[int, int]:
         with contextlib.closing(_open(where, clock)) as store, store.read() as sql:
             return _count(sql, before)
 
-    live: Sequence[int] = database_file.as_owner(database_file.owner_of(home), lambda: counted(home))
+    live: Sequence[int] = database_file.as_owner(
+        database_file.owner_of(home), lambda: counted(home)
+    )
     copied = counted(loaded)
     if live[0] != copied[0]:
-        raise DrillFailed(f"the ledger had {live[0]} records before the backup began, and the copy has {copied[0]} of them")
+        raise DrillFailed(
+            f"the ledger had {live[0]} records before the backup began, and the copy has "
+            f"{copied[0]} of them"
+        )
     return max(0, live[1] - copied[1])
 
 

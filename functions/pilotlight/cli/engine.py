@@ -13,23 +13,40 @@ from pilotlight.errors import InvalidInput
 from pilotlight.types import parse_function_path
 
 _COLUMNS = {
-    "name": "model", "calls": "calls", "tokens_in": "tokens in", "tokens_out": "tokens out", "cached": "cached",
-    "first": "first token p50/p99", "between": "between tokens p50/p99", "pace": "tokens/s", "cache": "KV in use",
+    "name": "model",
+    "calls": "calls",
+    "tokens_in": "tokens in",
+    "tokens_out": "tokens out",
+    "cached": "cached",
+    "first": "first token p50/p99",
+    "between": "between tokens p50/p99",
+    "pace": "tokens/s",
+    "cache": "KV in use",
     "price_per_1k": "per 1k tokens",
-}  # fmt: skip
+}
 _STARTS = {"kind": "start", "n": "calls", "p50": "first token p50", "p99": "p99"}
-_TENANTS = {"tenant": "tenant", "calls": "calls", "tokens_in": "tokens in", "tokens_out": "tokens out", "cost": "cost"}
+_TENANTS = {
+    "tenant": "tenant",
+    "calls": "calls",
+    "tokens_in": "tokens in",
+    "tokens_out": "tokens out",
+    "cost": "cost",
+}
 
 
 def register(root: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(help="Language models: tokens, first tokens, caches, prices.", no_args_is_help=True)
+    group = typer.Typer(
+        help="Language models: tokens, first tokens, caches, prices.", no_args_is_help=True
+    )
     command(group, "list")(list_)
     command(group, "show")(show)
     root.add_typer(group, name="engine")
 
 
-def list_(session: Session, app: Annotated[str | None, typer.Option(help="Of this app only.")] = None) -> None:
+def list_(
+    session: Session, app: Annotated[str | None, typer.Option(help="Of this app only.")] = None
+) -> None:
     """Language models of the environment, over the last 24 hours."""
     with session.client() as client:
         rows = client.engines(app=app)
@@ -37,14 +54,19 @@ def list_(session: Session, app: Annotated[str | None, typer.Option(help="Of thi
     session.show(rows, lambda: table([_row(row) for row in rows], _COLUMNS, empty=empty))
 
 
-def show(session: Session, target: Annotated[str, typer.Argument(metavar="APP/FUNCTION", help="Which one.")]) -> None:
+def show(
+    session: Session,
+    target: Annotated[str, typer.Argument(metavar="APP/FUNCTION", help="Which one.")],
+) -> None:
     """One of them: first tokens by kind of start, why answers ended, whose tokens they were."""
     try:
         app, function, method = parse_function_path(target)
     except ValueError as e:
         raise InvalidInput(str(e), hint="See them: `pilotlight engine list`.") from e
     if method:
-        raise InvalidInput(f"{target!r} names a method", hint="A language model has none: write APP/FUNCTION.")
+        raise InvalidInput(
+            f"{target!r} names a method", hint="A language model has none: write APP/FUNCTION."
+        )
     with session.client() as client:
         body = client.engine(app, function)
     session.show(body, lambda: _detail(body))
@@ -54,24 +76,40 @@ def _detail(body: dict[str, Any]) -> Any:
     from rich.console import Group
 
     where = f"{body['gpu']}:{body['gpu_count']}" if body["gpu_count"] else "CPU"
-    told = [f"{body['revision']} on {where}: {body['max_num_seqs']} at once, {body['max_model_len']} tokens each"]
+    told = [
+        (
+            f"{body['revision']} on {where}: {body['max_num_seqs']} at once, {body['max_model_len']} "
+            f"tokens each"
+        )
+    ]
     if body["adapters"]:
         told.append("adapters: " + ", ".join(body["adapters"]))
     if body["finishes"]:
-        told.append("answers ended: " + ", ".join(f"{reason} {n}" for reason, n in body["finishes"].items()))
+        told.append(
+            "answers ended: " + ", ".join(f"{reason} {n}" for reason, n in body["finishes"].items())
+        )
     if body["completed"] is not None:
         told.append(f"streams: {body['streams']}, {body['completed']:.2%} ended by themselves")
     if body["out_of_memory"]:
         told.append(f"ran out of memory: {body['out_of_memory']} times")
     starts = [
-        {"kind": kind, "n": row["n"], "p50": milliseconds(row["p50_ms"]), "p99": milliseconds(row["p99_ms"])}
+        {
+            "kind": kind,
+            "n": row["n"],
+            "p50": milliseconds(row["p50_ms"]),
+            "p99": milliseconds(row["p99_ms"]),
+        }
         for kind, row in body["first_token_by_start"].items()
     ]
     return Group(
-        table([_row(body)], _COLUMNS, empty=""), "", "\n".join(told), "",
-        table(starts, _STARTS, empty="No streams yet."), "",
+        table([_row(body)], _COLUMNS, empty=""),
+        "",
+        "\n".join(told),
+        "",
+        table(starts, _STARTS, empty="No streams yet."),
+        "",
         table(body["tenants"], _TENANTS, empty="No calls in the last day."),
-    )  # fmt: skip
+    )
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
@@ -89,4 +127,8 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _times(times: dict[str, Any] | None) -> str:
-    return NOTHING if times is None else f"{milliseconds(times['p50_ms'])} / {milliseconds(times['p99_ms'])}"
+    return (
+        NOTHING
+        if times is None
+        else f"{milliseconds(times['p50_ms'])} / {milliseconds(times['p99_ms'])}"
+    )

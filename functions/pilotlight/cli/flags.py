@@ -1,4 +1,5 @@
-"""A function's signature as command-line options: `--name Ada`, `--count=3`, `--verbose`, `--no-verbose`. Pure."""
+"""A function's signature as command-line options: `--name Ada`, `--count=3`, `--verbose`,
+`--no-verbose`. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +13,16 @@ from pilotlight.cli.output import json_or_text
 from pilotlight.errors import InvalidInput
 
 
-def parse_flags(signature: inspect.Signature, words: Sequence[str], *, what: str) -> tuple[list[Any], dict[str, Any]]:
-    """Match `words` to the parameters; returns positional and named arguments. Raises InvalidInput naming the option."""
-    parameters = {name.replace("_", "-"): p for name, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD}
+def parse_flags(
+    signature: inspect.Signature, words: Sequence[str], *, what: str
+) -> tuple[list[Any], dict[str, Any]]:
+    """Match `words` to the parameters; returns positional and named arguments. Raises InvalidInput
+    naming the option."""
+    parameters = {
+        name.replace("_", "-"): p
+        for name, p in signature.parameters.items()
+        if p.kind is not p.VAR_KEYWORD
+    }
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -43,7 +51,8 @@ def parse_flags(signature: inspect.Signature, words: Sequence[str], *, what: str
 
 
 def convert(text: str, hint: Any, *, option: str) -> Any:
-    """`text` as the annotation wants it: text stays text, numbers and flags are parsed, everything else is JSON where it is JSON."""
+    """`text` as the annotation wants it: text stays text, numbers and flags are parsed, everything
+    else is JSON where it is JSON."""
     kinds = _kinds(hint)
     if kinds == {str}:
         return text
@@ -54,13 +63,17 @@ def convert(text: str, hint: Any, *, option: str) -> Any:
             return value
     if kinds <= {bool, int, float, type(None)} and kinds:
         wanted = " or ".join(sorted(k.__name__ for k in kinds if k is not type(None)))
-        raise InvalidInput(f"{option} {text!r} is not of type {wanted}", hint="See the function's signature.")
+        raise InvalidInput(
+            f"{option} {text!r} is not of type {wanted}", hint="See the function's signature."
+        )
     return text if str in kinds else json_or_text(text)
 
 
 def _number(text: str, kind: type) -> Any:
     if kind is bool:
-        return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(text.lower())
+        return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(
+            text.lower()
+        )
     try:
         return kind(text)
     except ValueError:
@@ -80,15 +93,24 @@ def _is_flag(hint: Any) -> bool:
 
 
 def _positional(signature: inspect.Signature, index: int, word: str, what: str) -> Any:
-    ordered = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    ordered = [
+        p
+        for p in signature.parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     rest = next((p for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL), None)
     parameter = ordered[index] if index < len(ordered) else rest
     if parameter is None:
-        raise InvalidInput(f"{what} takes {len(ordered)} arguments, {word!r} is one too many", hint="Use --name value.")
+        raise InvalidInput(
+            f"{what} takes {len(ordered)} arguments, {word!r} is one too many",
+            hint="Use --name value.",
+        )
     return convert(word, parameter.annotation, option=parameter.name)
 
 
-def _check_complete(signature: inspect.Signature, args: list[Any], kwargs: dict[str, Any], what: str) -> None:
+def _check_complete(
+    signature: inspect.Signature, args: list[Any], kwargs: dict[str, Any], what: str
+) -> None:
     try:
         signature.bind(*args, **kwargs)
     except TypeError as e:

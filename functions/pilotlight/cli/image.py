@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 def register(root: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(help="Images: environments of functions, and container images for pods of a cluster.", no_args_is_help=True)
+    group = typer.Typer(
+        help="Images: environments of functions, and container images for pods of a cluster.",
+        no_args_is_help=True,
+    )
     verbs: dict[str, Callable[..., None]] = {"list": list_, "delete": delete, "export": export}
     for name, function in verbs.items():
         command(group, name)(function)
@@ -36,24 +39,44 @@ def register(root: typer.Typer) -> None:
 
 
 def list_(session: Session) -> None:
-    """Images that your tenant has built, and what needs them. Their bytes count towards stored_bytes of your plan."""
+    """Images that your tenant has built, and what needs them. Their bytes count towards
+    stored_bytes of your plan."""
     with session.client() as client:
         rows = client.images()
-    columns = {"digest": "image", "size_bytes": "size", "build_cpu_s": "build CPU s", "created_at": "built", "functions": "functions"}
+    columns = {
+        "digest": "image",
+        "size_bytes": "size",
+        "build_cpu_s": "build CPU s",
+        "created_at": "built",
+        "functions": "functions",
+    }
     shown = [{**row, "digest": row["digest"][:12]} for row in rows]
-    session.show(rows, lambda: table(shown, columns, empty="No images yet: deploy a function with an Image."))
+    session.show(
+        rows, lambda: table(shown, columns, empty="No images yet: deploy a function with an Image.")
+    )
 
 
 def delete(
     session: Session,
-    digest: Annotated[str, typer.Argument(metavar="DIGEST", help="Or its first digits, as `pilotlight image list` shows them.")],
+    digest: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIGEST", help="Or its first digits, as `pilotlight image list` shows them."
+        ),
+    ],
     yes: Yes = False,
 ) -> None:
     """Delete an image that no revision needs, on the node and in the platform's store."""
     with session.client() as client:
-        found = [row["digest"] for row in client.images() if row["digest"].startswith(digest.lower())]
+        found = [
+            row["digest"] for row in client.images() if row["digest"].startswith(digest.lower())
+        ]
         if len(found) != 1:
-            text = f"{len(found)} images begin with {digest!r}" if found else f"there is no image {digest!r}"
+            text = (
+                f"{len(found)} images begin with {digest!r}"
+                if found
+                else f"there is no image {digest!r}"
+            )
             raise NotFound(text, hint="See which are: `pilotlight image list`.")
         session.confirm(f"Delete image {found[0][:12]}?", yes=yes)
         client.delete_image(found[0])
@@ -64,18 +87,32 @@ def export(
     session: Session,
     *,
     file: File,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the OCI image layout; made if it is not there.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", help="Directory for the OCI image layout; made if it is not there."
+        ),
+    ],
     function: Annotated[str | None, typer.Option(help="Which, where the app has several.")] = None,
-    base: Annotated[Path | None, typer.Option(help="OCI layout to build on: it brings the interpreter and the system.")] = None,
-    venv: Annotated[Path | None, typer.Option(help="Virtual environment, instead of what the function's Image describes.")] = None,
-    tag: Annotated[str, typer.Option(help="Name in the layout, for the tool that copies it.")] = "latest",
+    base: Annotated[
+        Path | None,
+        typer.Option(help="OCI layout to build on: it brings the interpreter and the system."),
+    ] = None,
+    venv: Annotated[
+        Path | None,
+        typer.Option(help="Virtual environment, instead of what the function's Image describes."),
+    ] = None,
+    tag: Annotated[
+        str, typer.Option(help="Name in the layout, for the tool that copies it.")
+    ] = "latest",
 ) -> None:
-    """Write a function's code, its environment and the launcher as an OCI image layout, the same bytes every time.
+    """Write a function's code, its environment and the launcher as an OCI image layout, the same
+    bytes every time.
 
-    Without --base the image stands on nothing: it brings its own interpreter and every shared library from this machine. An Image has to
-    be built here before: `pilotlight deploy` does that. Copy the layout to a registry with skopeo, crane or oras, and name the result,
-    by the digest that is printed, in cluster.images (or cluster.runtime_image) of platform.yaml.
-    """
+    Without --base the image stands on nothing: it brings its own interpreter and every shared
+    library from this machine. An Image has to be built here before: `pilotlight deploy` does that.
+    Copy the layout to a registry with skopeo, crane or oras, and name the result, by the digest
+    that is printed, in cluster.images (or cluster.runtime_image) of platform.yaml."""
     from pilotlight.packaging.build import pack_function
     from pilotlight.packaging.oci.export import Code, epoch_of
     from pilotlight.packaging.oci.export import export as write
@@ -86,9 +123,19 @@ def export(
     _check_outside(output, source_of(declaration).root)
     packed = pack_function(app, declaration)
     environment = _environment(session, packed, venv, has_base=base is not None)
-    code = Code(bundle=packed.bundle, digest=packed.bundle_digest, app=app.name, function=declaration.name)
+    code = Code(
+        bundle=packed.bundle, digest=packed.bundle_digest, app=app.name, function=declaration.name
+    )
     epoch_s = epoch_of(session.environ)
-    done = write(code, environment, output, base=base, tag=tag, epoch_s=epoch_s, say=lambda what: session.say(f"writing {what}"))
+    done = write(
+        code,
+        environment,
+        output,
+        base=base,
+        tag=tag,
+        epoch_s=epoch_s,
+        say=lambda what: session.say(f"writing {what}"),
+    )
     session.show(report(done, packed), lambda: _told(done, packed))
 
 
@@ -97,7 +144,10 @@ def chosen(app: App, name: str | None) -> Declaration:
     names = ", ".join(app.declarations) or "none"
     if name is None:
         if len(app.declarations) != 1:
-            raise InvalidInput(f"{app.name} has {len(app.declarations)} functions: {names}", hint="Name one with --function.")
+            raise InvalidInput(
+                f"{app.name} has {len(app.declarations)} functions: {names}",
+                hint="Name one with --function.",
+            )
         return next(iter(app.declarations.values()))
     if name not in app.declarations:
         raise NotFound(f"{app.name} has no function {name!r}; it has: {names}")
@@ -113,7 +163,10 @@ def report(done: Exported, packed: Packed) -> dict[str, Any]:
         "image": packed.image_digest,
         "setting": _setting(packed),
         "size_bytes": done.size_bytes,
-        "layers": [{"title": layer.title, "digest": layer.digest, "size_bytes": layer.size_bytes} for layer in done.layers],
+        "layers": [
+            {"title": layer.title, "digest": layer.digest, "size_bytes": layer.size_bytes}
+            for layer in done.layers
+        ],
         "missing_libraries": dict(done.missing),
     }
 
@@ -127,10 +180,17 @@ def _check_outside(output: Path, source: Path | None) -> None:
         )
 
 
-def _environment(session: Session, packed: Packed, venv: Path | None, *, has_base: bool) -> Environment:
+def _environment(
+    session: Session, packed: Packed, venv: Path | None, *, has_base: bool
+) -> Environment:
     from pilotlight.packaging.oci import environment as places
 
-    apt = [name for step in (packed.image.steps if packed.image else ()) if step["op"] == "apt" for name in step["packages"]]
+    apt = [
+        name
+        for step in (packed.image.steps if packed.image else ())
+        if step["op"] == "apt"
+        for name in step["packages"]
+    ]
     if apt and not has_base:
         raise InvalidInput(
             f"its Image installs Debian packages ({', '.join(apt)}), which only a base image can bring",
@@ -145,11 +205,24 @@ def _environment(session: Session, packed: Packed, venv: Path | None, *, has_bas
 
 
 def _setting(packed: Packed) -> str:
-    return "cluster.runtime_image" if packed.image_digest is None else f"cluster.images.{packed.image_digest}"
+    return (
+        "cluster.runtime_image"
+        if packed.image_digest is None
+        else f"cluster.images.{packed.image_digest}"
+    )
 
 
 def _told(done: Exported, packed: Packed) -> str:
-    lines = [f"{done.digest}", f"  {done.output}: {len(done.layers)} layers, {size(done.size_bytes)}"]
-    lines += [f"  library {name} is not on this machine; {by} asks for it" for name, by in done.missing.items()]
-    lines.append(f"Copy it to your registry, and set {_setting(packed)} of platform.yaml to <registry>/<name>@{done.digest}")
+    lines = [
+        f"{done.digest}",
+        f"  {done.output}: {len(done.layers)} layers, {size(done.size_bytes)}",
+    ]
+    lines += [
+        f"  library {name} is not on this machine; {by} asks for it"
+        for name, by in done.missing.items()
+    ]
+    lines.append(
+        f"Copy it to your registry, and set {_setting(packed)} of platform.yaml to "
+        f"<registry>/<name>@{done.digest}"
+    )
     return "\n".join(lines)

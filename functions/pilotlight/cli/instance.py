@@ -18,7 +18,9 @@ from pilotlight.types import parse_function_path
 if TYPE_CHECKING:
     from pilotlight.client import Client
 
-Id = Annotated[str, typer.Argument(metavar="INSTANCE", help="Its id, or the first characters of it.")]
+Id = Annotated[
+    str, typer.Argument(metavar="INSTANCE", help="Its id, or the first characters of it.")
+]
 _COLUMNS = {
     "id": "instance",
     "app": "app",
@@ -38,28 +40,51 @@ def register(root: typer.Typer) -> None:
     group = typer.Typer(help="Running instances.", no_args_is_help=True)
     command(group, "list")(list_)
     command(group, "logs")(logs)
-    command(group, "exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(exec_)
+    command(
+        group, "exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+    )(exec_)
     command(group, "stop")(stop)
     root.add_typer(group, name="instance")
     command(root, "shell")(shell)
 
 
-def list_(session: Session, app: Annotated[str | None, typer.Option(help="Only this app's.")] = None) -> None:
+def list_(
+    session: Session, app: Annotated[str | None, typer.Option(help="Only this app's.")] = None
+) -> None:
     """Live instances."""
     with session.client() as client:
         rows = client.instances(app=app)
-    session.show(rows, lambda: table([labelled(row) for row in rows], _COLUMNS, empty="No instance is running: everything is at zero."))
+    session.show(
+        rows,
+        lambda: table(
+            [labelled(row) for row in rows],
+            _COLUMNS,
+            empty="No instance is running: everything is at zero.",
+        ),
+    )
 
 
-def logs(session: Session, *, instance: Id, follow: Follow = False, since: Since = None, tail: Tail = None, call: OfCall = None) -> None:
+def logs(
+    session: Session,
+    *,
+    instance: Id,
+    follow: Follow = False,
+    since: Since = None,
+    tail: Tail = None,
+    call: OfCall = None,
+) -> None:
     """What one instance printed; it may be gone already."""
     print_logs(session, instance=instance, call=call, since=since, tail=tail, follow=follow)
 
 
 def exec_(session: Session, instance: Id, rest: list[str]) -> None:
-    """Run a command beside an instance: its namespaces, user and environment. Write the command after `--`."""
+    """Run a command beside an instance: its namespaces, user and environment. Write the command
+    after `--`."""
     if not rest:
-        raise InvalidInput("no command was given", hint="Write it after the instance: pilotlight instance exec ID -- ls -l")
+        raise InvalidInput(
+            "no command was given",
+            hint="Write it after the instance: pilotlight instance exec ID -- ls -l",
+        )
     with session.client() as client:
         status = run_in(session, client, find_instance(client, instance), rest)
     raise typer.Exit(status)
@@ -67,15 +92,26 @@ def exec_(session: Session, instance: Id, rest: list[str]) -> None:
 
 def stop(
     session: Session,
-    instance: Annotated[str | None, typer.Argument(metavar="[INSTANCE]", help="Its id, or the first characters of it.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="All of them, or with --app all of one app.")] = False,
+    instance: Annotated[
+        str | None,
+        typer.Argument(metavar="[INSTANCE]", help="Its id, or the first characters of it."),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="All of them, or with --app all of one app.")
+    ] = False,
     app: Annotated[str | None, typer.Option(help="With --all: only this app's.")] = None,
 ) -> None:
     """Finish its calls, then stop it. The next call starts a new one."""
     if (instance is None) is not every:
-        raise InvalidInput("name an instance, or pass --all", hint="`pilotlight instance list` shows them.")
+        raise InvalidInput(
+            "name an instance, or pass --all", hint="`pilotlight instance list` shows them."
+        )
     with session.client() as client:
-        found = [find_instance(client, instance)] if instance is not None else [str(row["id"]) for row in client.instances(app=app)]
+        found = (
+            [find_instance(client, instance)]
+            if instance is not None
+            else [str(row["id"]) for row in client.instances(app=app)]
+        )
         for one in found:
             client.stop_instance(one)
     if instance is not None:
@@ -86,10 +122,15 @@ def stop(
 
 def shell(
     session: Session,
-    function: Annotated[str, typer.Argument(metavar="APP/FUNCTION", help="Function whose instance is entered.")],
-    command_text: Annotated[str | None, typer.Option("--command", "-c", help="Run this line and return.")] = None,
+    function: Annotated[
+        str, typer.Argument(metavar="APP/FUNCTION", help="Function whose instance is entered.")
+    ],
+    command_text: Annotated[
+        str | None, typer.Option("--command", "-c", help="Run this line and return.")
+    ] = None,
 ) -> None:
-    """A shell inside an instance, line by line: each line runs in a `sh` of its own (no terminal, no job control).
+    """A shell inside an instance, line by line: each line runs in a `sh` of its own (no terminal,
+    no job control).
 
     The working directory is kept between lines. An instance is started when there is none.
     """
@@ -98,7 +139,10 @@ def shell(
         instance = _any_instance(session, client, app, name)
         if command_text is not None:
             raise typer.Exit(run_in(session, client, instance, ["sh", "-c", command_text]))
-        session.say(f"in {instance} of {function}; each line runs in a sh of its own, leave with Ctrl-D or `exit`")
+        session.say(
+            f"in {instance} of {function}; each line runs in a sh of its own, leave with Ctrl-D "
+            f"or `exit`"
+        )
         _read_lines(session, client, instance)
 
 
@@ -123,14 +167,19 @@ def find_instance(client: Client, prefix: str) -> str:
     """The one live instance whose id begins with `prefix`. Raises NotFound or InvalidInput."""
     found = [str(row["id"]) for row in client.instances() if str(row["id"]).startswith(prefix)]
     if not found:
-        raise NotFound(f"no instance {prefix!r} is running", hint="See which are: `pilotlight instance list`.")
+        raise NotFound(
+            f"no instance {prefix!r} is running", hint="See which are: `pilotlight instance list`."
+        )
     if len(found) > 1 and prefix not in found:
-        raise InvalidInput(f"{prefix!r} begins {len(found)} ids: {', '.join(found[:5])}", hint="Write more of it.")
+        raise InvalidInput(
+            f"{prefix!r} begins {len(found)} ids: {', '.join(found[:5])}", hint="Write more of it."
+        )
     return prefix if prefix in found else found[0]
 
 
 def labelled(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with its labels (app, function, …) as columns, and its weights (`minilm dram`) as a text."""
+    """A row with its labels (app, function, …) as columns, and its weights (`minilm dram`) as a
+    text."""
     out = {**(row.get("labels") or {}), **row}
     weights = ", ".join(f"{name} {tier}" for name, tier in (row.get("weights") or {}).items())
     return {**out, "revision": str(out.get("revision", "")).rpartition("@")[2], "weights": weights}
@@ -139,13 +188,20 @@ def labelled(row: dict[str, Any]) -> dict[str, Any]:
 def _any_instance(session: Session, client: Client, app: str, function: str) -> str:
     for attempt in ("running", "started"):
         rows = [labelled(row) for row in client.instances(app=app)]
-        ready = [str(r["id"]) for r in rows if r.get("function") == function and r.get("state", "READY") == "READY"]
+        ready = [
+            str(r["id"])
+            for r in rows
+            if r.get("function") == function and r.get("state", "READY") == "READY"
+        ]
         if ready:
             return ready[0]
         if attempt == "running":
             session.say(f"starting an instance of {app}/{function}")
             client.warmup(app, function)
-    raise NotFound(f"no instance of {app}/{function} came up", hint=f"Read its log: `pilotlight app logs {app}`.")
+    raise NotFound(
+        f"no instance of {app}/{function} came up",
+        hint=f"Read its log: `pilotlight app logs {app}`.",
+    )
 
 
 def _read_lines(session: Session, client: Client, instance: str) -> None:

@@ -1,8 +1,8 @@
 """The platform on this machine: which file configures it, where it lives, whether it runs.
 
-`<home>/platform.lock` is locked (flock(2)) for as long as a supervisor lives, so "is it running?" has an exact answer even after a
-kill -9; its text says which process, which configuration and which URL.
-"""
+`<home>/platform.lock` is locked (flock(2)) for as long as a supervisor lives, so "is it running?"
+has an exact answer even after a kill -9; its text says which process, which configuration and which
+URL."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class LocalPlatform:
 
     @property
     def dashboard(self) -> str:
-        """Where the dashboard is: at an origin of its own (`controller.dashboard_url`), or under `url`. Raises InvalidInput."""
+        """Where the dashboard is: at an origin of its own (`controller.dashboard_url`), or under
+        `url`. Raises InvalidInput."""
         try:
             origin = read_dashboard_origin(self.config)
         except SettingsInvalid as e:
@@ -75,14 +76,20 @@ class Running:
     run: str
 
 
-def find(*, config: Path | None, home: Path | None, environ: Mapping[str, str], cwd: Path) -> LocalPlatform:
-    """The platform that is meant: `config`, else $PILOTLIGHT_PLATFORM, else that of `home`, else `platform.yaml` here, else defaults.
+def find(
+    *, config: Path | None, home: Path | None, environ: Mapping[str, str], cwd: Path
+) -> LocalPlatform:
+    """The platform that is meant: `config`, else $PILOTLIGHT_PLATFORM, else that of `home`, else
+    `platform.yaml` here, else defaults.
 
     Raises InvalidInput when the file is named but missing, or broken.
     """
     named = config or (Path(environ[CONFIG_VARIABLE]) if environ.get(CONFIG_VARIABLE) else None)
     if named is not None and not named.exists():
-        raise InvalidInput(f"there is no configuration file {named}", hint="Correct --config, or leave it out to use the defaults.")
+        raise InvalidInput(
+            f"there is no configuration file {named}",
+            hint="Correct --config, or leave it out to use the defaults.",
+        )
     nearby = [*([home / "platform.yaml"] if home else []), cwd / "platform.yaml"]
     file = named or next((candidate for candidate in nearby if candidate.exists()), None)
     settings = _platform_section(file)
@@ -96,21 +103,30 @@ def find(*, config: Path | None, home: Path | None, environ: Mapping[str, str], 
 
 
 def configure(platform: LocalPlatform, *, listen: str | None, home: Path | None) -> LocalPlatform:
-    """Write the configuration with the overrides to `<home>/platform.yaml`; without any, keep the file as it is."""
+    """Write the configuration with the overrides to `<home>/platform.yaml`; without any, keep the
+    file as it is."""
     platform.paths.make()
     target = platform.paths.home / "platform.yaml"
     if listen is None and home is None:
         if not platform.config.exists():
-            target.write_text("# Every setting has its default; platform.yaml of the source lists them.\n")
+            target.write_text(
+                "# Every setting has its default; platform.yaml of the source lists them.\n"
+            )
         return platform
     if listen is not None:
         check_listen(listen)
     sections = _sections(platform.config)
     if home is not None:
-        sections["platform"] = {**(sections.get("platform") or {}), "home": str(platform.paths.home)}
+        sections["platform"] = {
+            **(sections.get("platform") or {}),
+            "home": str(platform.paths.home),
+        }
     if listen is not None:
         sections["activator"] = {**(sections.get("activator") or {}), "listen": listen}
-    target.write_text("# Written by `pilotlight up` from its options.\n" + yaml.safe_dump(sections, sort_keys=False))
+    target.write_text(
+        "# Written by `pilotlight up` from its options.\n"
+        + yaml.safe_dump(sections, sort_keys=False)
+    )
     return dataclasses.replace(platform, config=target, listen=listen or platform.listen)
 
 
@@ -118,7 +134,10 @@ def check_listen(listen: str) -> None:
     """Raises InvalidInput unless `listen` is host:port with a port of 1 to 65535."""
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InvalidInput(f"--listen {listen!r} is not an address", hint=f"Write host:port, such as {DEFAULT_LISTEN}.")
+        raise InvalidInput(
+            f"--listen {listen!r} is not an address",
+            hint=f"Write host:port, such as {DEFAULT_LISTEN}.",
+        )
 
 
 class HomeLock:
@@ -130,13 +149,20 @@ class HomeLock:
 
     def acquire(self) -> None:
         """Raises Conflict, naming home and process, when another supervisor has it."""
-        self._descriptor = os.open(self._platform.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._descriptor = os.open(
+            self._platform.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.release()
             raise _conflict(self._platform, _read(self._platform.lock_file)) from None
-        me = {"pid": os.getpid(), "config": str(self._platform.config), "url": self._platform.url, "run": str(self._platform.paths.run)}
+        me = {
+            "pid": os.getpid(),
+            "config": str(self._platform.config),
+            "url": self._platform.url,
+            "run": str(self._platform.paths.run),
+        }
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, json.dumps(me).encode(), 0)
 
@@ -179,7 +205,10 @@ def refuse_running(platform: LocalPlatform) -> None:
 def require_running(platform: LocalPlatform) -> Running:
     """`running`, or NotFound that says how to start one."""
     if (found := running(platform)) is None:
-        raise NotFound(f"no platform runs in {platform.paths.home}", hint="Start one with `pilotlight up`, or name its --home.")
+        raise NotFound(
+            f"no platform runs in {platform.paths.home}",
+            hint="Start one with `pilotlight up`, or name its --home.",
+        )
     return found
 
 
@@ -202,7 +231,9 @@ def _platform_section(file: Path | None) -> PlatformSettings:
     try:
         return load(PlatformSettings, "platform", file)
     except SettingsInvalid as e:
-        raise InvalidInput(str(e), hint="Correct that line; docs/operations.md lists every setting.") from e
+        raise InvalidInput(
+            str(e), hint="Correct that line; docs/operations.md lists every setting."
+        ) from e
 
 
 def _sections(file: Path) -> dict[str, Any]:
@@ -213,7 +244,8 @@ def _sections(file: Path) -> dict[str, Any]:
 
 
 def activator_count(file: Path) -> int:
-    """How many activators the configuration asks for; a value that is no number is left for the activator to refuse."""
+    """How many activators the configuration asks for; a value that is no number is left for the
+    activator to refuse."""
     return _count(_sections(file).get("activator") or {})
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")]
-Since = Annotated[str | None, typer.Option(help="How far back: 5m, 2h, or a time such as 2026-11-21T10:00.")]
+Since = Annotated[
+    str | None, typer.Option(help="How far back: 5m, 2h, or a time such as 2026-11-21T10:00.")
+]
 Tail = Annotated[int | None, typer.Option(min=0, help="Only the last N lines.")]
 OfCall = Annotated[str | None, typer.Option("--call", help="Only lines of this call.")]
 OfInstance = Annotated[str | None, typer.Option("--instance", help="Only lines of this instance.")]
@@ -37,7 +39,15 @@ def print_logs(
     """Ask for lines and print them as they come."""
     start = instant(since, now=time.time()) if since else None
     with session.client() as client:
-        lines = client.logs(app=app, function=function, instance=instance, call=call, since=start, tail=tail, follow=follow)
+        lines = client.logs(
+            app=app,
+            function=function,
+            instance=instance,
+            call=call,
+            since=start,
+            tail=tail,
+            follow=follow,
+        )
         _print(session, lines)
 
 
@@ -51,12 +61,18 @@ def _print(session: Session, lines: Iterable[Mapping[str, Any]]) -> None:
         else:
             console.print(log_line(line), soft_wrap=True)
     if not found:
-        session.say("No lines. A machine keeps them for a while after the instance is gone; a cluster only as long as the pod is there.")
+        session.say(
+            "No lines. A machine keeps them for a while after the instance is gone; a cluster "
+            "only as long as the pod is there."
+        )
 
 
 def _short(instance: str) -> str:
-    """Ten characters that tell it from others: an id's first ones; of a pod's name the last ones, the first are its function's."""
-    return instance[:10] if len(instance) <= 10 or instance.startswith("i-") else f"…{instance[-9:]}"
+    """Ten characters that tell it from others: an id's first ones; of a pod's name the last ones,
+    the first are its function's."""
+    return (
+        instance[:10] if len(instance) <= 10 or instance.startswith("i-") else f"…{instance[-9:]}"
+    )
 
 
 def log_line(line: Mapping[str, Any]) -> Text:
@@ -64,9 +80,18 @@ def log_line(line: Mapping[str, Any]) -> Text:
     from rich.text import Text
 
     at = line.get("time")
-    clock = dt.datetime.fromtimestamp(at, tz=dt.UTC).astimezone().strftime("%H:%M:%S.%f")[:-3] if isinstance(at, int | float) else ""
+    clock = (
+        dt.datetime.fromtimestamp(at, tz=dt.UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
+        if isinstance(at, int | float)
+        else ""
+    )
     out = Text()
     out.append(f"{clock} ", style="dim")
     out.append(f"{_short(str(line.get('instance') or '')):<10} ", style="cyan")
-    out.append_text(Text.from_ansi(str(line.get("text", "")), style="yellow" if line.get("stream") == "stderr" else ""))  # colours only
+    # colours only
+    out.append_text(
+        Text.from_ansi(
+            str(line.get("text", "")), style="yellow" if line.get("stream") == "stderr" else ""
+        )
+    )
     return out

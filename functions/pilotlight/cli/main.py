@@ -15,28 +15,65 @@ from pilotlight.cli.commands import common_callback
 from pilotlight.cli.session import Options
 
 _PARTS = {
-    "up": "up", "down": "up", "status": "up", "deploy": "deploy", "run": "deploy", "serve": "deploy", "render": "render", "call": "call",
-    "shell": "instance", "audit": "audit", "doctor": "doctor", "top": "top", "loadtest": "loadtest", "schedule": "schedule",
-    "webhook": "webhook", "app": "app", "traffic": "traffic", "rollout": "rollout", "experiment": "experiment", "feedback": "feedback",
-    "slo": "slo", "trace": "trace", "engine": "engine", "image": "image", "instance": "instance", "snapshot": "snapshot",
-    "template": "snapshot", "storage": "storage", "node": "node", "weights": "weights", "token": "admin", "secret": "admin",
-    "environment": "admin", "tenant": "tenant", "plan": "tenant", "quota": "quota", "budget": "budget", "billing": "billing",
+    "up": "up",
+    "down": "up",
+    "status": "up",
+    "deploy": "deploy",
+    "run": "deploy",
+    "serve": "deploy",
+    "render": "render",
+    "call": "call",
+    "shell": "instance",
+    "audit": "audit",
+    "doctor": "doctor",
+    "top": "top",
+    "loadtest": "loadtest",
+    "schedule": "schedule",
+    "webhook": "webhook",
+    "app": "app",
+    "traffic": "traffic",
+    "rollout": "rollout",
+    "experiment": "experiment",
+    "feedback": "feedback",
+    "slo": "slo",
+    "trace": "trace",
+    "engine": "engine",
+    "image": "image",
+    "instance": "instance",
+    "snapshot": "snapshot",
+    "template": "snapshot",
+    "storage": "storage",
+    "node": "node",
+    "weights": "weights",
+    "token": "admin",
+    "secret": "admin",
+    "environment": "admin",
+    "tenant": "tenant",
+    "plan": "tenant",
+    "quota": "quota",
+    "budget": "budget",
+    "billing": "billing",
     "state": "state",
-}  # fmt: skip
-"""The module that registers each command or group of commands, in the order in which --help lists them."""
+}
+"""The module that registers each command or group of commands, in the order in which --help lists
+them."""
 _HELP = "Serverless functions for models: scale to zero, back in milliseconds, billed per request."
 
 
 class _Root(TyperGroup):
-    """Imports and builds a command when it is named: all of them would take longer than most commands run."""
+    """Imports and builds a command when it is named: all of them would take longer than most
+    commands run."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """All of them."""
         return list(_PARTS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """One of them; None for a name that is not there, after loading all: the closest ones are suggested."""
-        for part in dict.fromkeys(_PARTS.values()) if cmd_name not in _PARTS else [_PARTS[cmd_name]]:
+        """One of them; None for a name that is not there, after loading all: the closest ones are
+        suggested."""
+        for part in (
+            dict.fromkeys(_PARTS.values()) if cmd_name not in _PARTS else [_PARTS[cmd_name]]
+        ):
             if not any(_PARTS.get(name) == part for name in self.commands):
                 self.commands.update(_load(part))
         return self.commands.get(cmd_name)
@@ -59,14 +96,22 @@ def _version(wanted: bool) -> None:
 def _root(
     ctx: typer.Context,
     options: Options,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,  # noqa: ARG001 - its callback acts
+    version: Annotated[  # noqa: ARG001
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     ctx.obj = options
 
 
 def build() -> typer.Typer:
     """The whole tree of commands."""
-    root = typer.Typer(name="pilotlight", cls=_Root, help=_HELP, no_args_is_help=True, pretty_exceptions_enable=False)
+    root = typer.Typer(
+        name="pilotlight",
+        cls=_Root,
+        help=_HELP,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+    )
     root.callback()(common_callback(_root))
     return root
 

@@ -25,7 +25,9 @@ _COLUMNS = {
 
 def register(root: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(help="Nodes of a cluster: what is hot on them, and what is free.", no_args_is_help=True)
+    group = typer.Typer(
+        help="Nodes of a cluster: what is hot on them, and what is free.", no_args_is_help=True
+    )
     command(group, "list")(list_)
     root.add_typer(group, name="node")
 
@@ -39,7 +41,9 @@ def list_(session: Session) -> None:
 
 
 def _listed(row: dict[str, Any]) -> dict[str, Any]:
-    products = ", ".join(f"{count} x {name}" for name, count in sorted(Counter(row["gpus"]).items()))
+    products = ", ".join(
+        f"{count} x {name}" for name, count in sorted(Counter(row["gpus"]).items())
+    )
     return {
         **row,
         "gpus": f"{products} ({row['gpus_free']} free)" if products else "-",

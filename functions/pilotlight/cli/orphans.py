@@ -1,7 +1,8 @@
-"""Processes that outlived their supervisor: found by pid file, recognised by their command line, stopped.
+"""Processes that outlived their supervisor: found by pid file, recognised by their command line,
+stopped.
 
-A pid alone proves nothing (it may have been given to another process), so its command must begin like the one that we would start.
-"""
+A pid alone proves nothing (it may have been given to another process), so its command must begin
+like the one that we would start."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def orphan_pid(pid_file: Path, argv: Sequence[str]) -> int | None:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (OSError, ValueError, IndexError):
         return None
-    wanted = [os.fsencode(word) for word in argv[1:3]]  # interpreter and configuration may be named by other paths
+    # interpreter and configuration may be named by other paths
+    wanted = [os.fsencode(word) for word in argv[1:3]]
     return pid if words[1:3] == wanted else None
 
 
@@ -33,7 +35,8 @@ def uid_of(pid: int | None) -> int | None:
 
 
 async def stop_orphan(pid_file: Path, *, argv: Sequence[str], grace_s: float) -> int | None:
-    """Stop the process that `pid_file` names, if it is ours; returns its pid. The pid file goes in any case."""
+    """Stop the process that `pid_file` names, if it is ours; returns its pid. The pid file goes in
+    any case."""
     pid = orphan_pid(pid_file, argv)
     if pid is not None:
         await asyncio.to_thread(terminate, pid, grace_s=grace_s)
@@ -42,7 +45,8 @@ async def stop_orphan(pid_file: Path, *, argv: Sequence[str], grace_s: float) ->
 
 
 def terminate(pid: int, *, grace_s: float, first: signal.Signals = signal.SIGTERM) -> bool:
-    """Send `first`, wait, SIGKILL after `grace_s`, wait; True if it went by itself. No child of ours is needed (pidfd_open(2))."""
+    """Send `first`, wait, SIGKILL after `grace_s`, wait; True if it went by itself. No child of
+    ours is needed (pidfd_open(2))."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

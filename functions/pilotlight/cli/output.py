@@ -17,17 +17,28 @@ NOTHING = "-"
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], *, empty: str) -> Table | str:
-    """Rows as a table: `columns` maps keys to headings, in order; a column that no row has is left out. `empty` stands for no rows."""
+def table(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], *, empty: str
+) -> Table | str:
+    """Rows as a table: `columns` maps keys to headings, in order; a column that no row has is left
+    out. `empty` stands for no rows."""
     from rich.markup import escape
     from rich.table import Table
 
     if not rows:
         return empty
-    shown = {key: heading for key, heading in columns.items() if any(row.get(key) is not None for row in rows)}
+    shown = {
+        key: heading
+        for key, heading in columns.items()
+        if any(row.get(key) is not None for row in rows)
+    }
     out = Table(box=None, header_style="bold", pad_edge=False)
     for key, heading in shown.items():
-        out.add_column(heading, justify="right" if all(is_number(row.get(key)) for row in rows) else "left", overflow="fold")
+        out.add_column(
+            heading,
+            justify="right" if all(is_number(row.get(key)) for row in rows) else "left",
+            overflow="fold",
+        )
     for row in rows:
         out.add_row(*(escape(cell(key, row.get(key))) for key in shown))
     return out
@@ -35,7 +46,9 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], *, empt
 
 def is_number(value: Any) -> bool:
     """True for what belongs to the right edge of a column."""
-    return value is None or (isinstance(value, int | float | Decimal) and not isinstance(value, bool))
+    return value is None or (
+        isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+    )
 
 
 def cell(key: str, value: Any) -> str:
@@ -53,7 +66,10 @@ def cell(key: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list | tuple | Mapping):
-        flat = all(not isinstance(v, Mapping | list | tuple) for v in (value.values() if isinstance(value, Mapping) else value))
+        flat = all(
+            not isinstance(v, Mapping | list | tuple)
+            for v in (value.values() if isinstance(value, Mapping) else value)
+        )
         if isinstance(value, list | tuple) and flat:
             return ", ".join(str(v) for v in value)
         return json.dumps(value, default=str)
@@ -100,12 +116,15 @@ def duration_s(text: str) -> float:
     except ValueError:
         amount = -1.0
     if not 0 <= amount < float("inf"):
-        raise InvalidInput(f"{text!r} is not a duration", hint="Write a number and a unit: 30s, 5m, 2h, 7d or 1w.")
+        raise InvalidInput(
+            f"{text!r} is not a duration", hint="Write a number and a unit: 30s, 5m, 2h, 7d or 1w."
+        )
     return amount * _UNITS_S[unit]
 
 
 def instant(text: str, *, now: float) -> float:
-    """A duration back from `now`, or an ISO 8601 date or time (local unless it says otherwise), as seconds since the epoch."""
+    """A duration back from `now`, or an ISO 8601 date or time (local unless it says otherwise), as
+    seconds since the epoch."""
     try:
         return dt.datetime.fromisoformat(text).astimezone().timestamp()
     except ValueError:
@@ -113,7 +132,8 @@ def instant(text: str, *, now: float) -> float:
 
 
 def server_timing(header: str) -> dict[str, float]:
-    """`queue;dur=1.2, exec;dur=3` (W3C Server-Timing) as name → milliseconds; parts without a duration are left out."""
+    """`queue;dur=1.2, exec;dur=3` (W3C Server-Timing) as name → milliseconds; parts without a
+    duration are left out."""
     out: dict[str, float] = {}
     for part in header.split(","):
         name, *parameters = (p.strip() for p in part.split(";"))
@@ -139,12 +159,16 @@ def server_timing_texts(header: str) -> dict[str, str]:
 
 
 def pairs(words: Iterable[str], *, option: str) -> dict[str, Any]:
-    """`key=value` words; a value that is JSON is read as JSON, anything else is text. Raises InvalidInput."""
+    """`key=value` words; a value that is JSON is read as JSON, anything else is text. Raises
+    InvalidInput."""
     out: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
-            raise InvalidInput(f"{option} {word!r} is not key=value", hint=f"Write {option} name=value; JSON values are understood.")
+            raise InvalidInput(
+                f"{option} {word!r} is not key=value",
+                hint=f"Write {option} name=value; JSON values are understood.",
+            )
         out[key] = json_or_text(value)
     return out
 

@@ -1,8 +1,8 @@
 """One process's log file: appended by the process itself, bounded by us.
 
-The process holds the file open with O_APPEND, so its last words reach the disk even when the supervisor is gone, and the file can be
-shortened under it (copy, then truncate). Lines written between copy and truncate, some microseconds, are the price.
-"""
+The process holds the file open with O_APPEND, so its last words reach the disk even when the
+supervisor is gone, and the file can be shortened under it (copy, then truncate). Lines written
+between copy and truncate, some microseconds, are the price."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class ProcessLog:
     max_bytes: int = 10 * 1024**2
 
     def open(self) -> int:
-        """A descriptor to append to (0600), for the process's stdout and stderr. The caller closes it."""
+        """A descriptor to append to (0600), for the process's stdout and stderr. The caller closes
+        it."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 

@@ -1,4 +1,5 @@
-"""Prometheus text, read back: enough of the format (version 0.0.4) for our own processes' metrics. Pure."""
+"""Prometheus text, read back: enough of the format (version 0.0.4) for our own processes' metrics.
+Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-_SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+\S+)?\Z")
+_SAMPLE = re.compile(
+    r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+\S+)?\Z"
+)
 _LABEL = re.compile(r'(?P<key>[A-Za-z_]\w*)="(?P<value>(?:[^"\\]|\\.)*)"')
 
 
@@ -33,10 +36,11 @@ def parse(text: str) -> Iterator[Sample]:
 
 
 def quantile(buckets: Iterable[tuple[float, float]], share: float) -> float | None:
-    """The value below which `share` of the observations lie, from cumulative (upper bound, count) pairs; None without any.
+    """The value below which `share` of the observations lie, from cumulative (upper bound, count)
+    pairs; None without any.
 
-    Linear within a bucket, as Prometheus's histogram_quantile does; the last finite bound where it lies beyond.
-    """
+    Linear within a bucket, as Prometheus's histogram_quantile does; the last finite bound where it
+    lies beyond."""
     ordered = sorted(buckets)
     total = ordered[-1][1] if ordered else 0.0
     if total <= 0:

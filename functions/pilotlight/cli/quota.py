@@ -21,24 +21,35 @@ if TYPE_CHECKING:
 
     from pilotlight.client import Client
 
-OfTenant = Annotated[str | None, typer.Option("--tenant", help="Of this tenant; for administrators of the platform.")]
-OfFunction = Annotated[str | None, typer.Option("--function", metavar="APP/FUNCTION", help="Of this function of yours.")]
+OfTenant = Annotated[
+    str | None, typer.Option("--tenant", help="Of this tenant; for administrators of the platform.")
+]
+OfFunction = Annotated[
+    str | None,
+    typer.Option("--function", metavar="APP/FUNCTION", help="Of this function of yours."),
+]
 OfKey = Annotated[str | None, typer.Option("--key", metavar="ID", help="Of this key of yours.")]
 Quotas = dict[str, Any]
 QUOTA_NAMES = (*(f.name for f in dataclasses.fields(records.Quotas)), *records.STORAGE_KEYS)
-"""Of a tenant; keys and functions have those of `Quotas` only, and the platform refuses the others."""
+"""Of a tenant; keys and functions have those of `Quotas` only, and the platform refuses the
+others."""
 
 
 def register(root: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(help="Quotas: what bounds a tenant, a function, a key.", no_args_is_help=True)
+    group = typer.Typer(
+        help="Quotas: what bounds a tenant, a function, a key.", no_args_is_help=True
+    )
     for verb, function in (("show", quota_show), ("set", quota_set), ("clear", quota_clear)):
         command(group, verb)(function)
     root.add_typer(group, name="quota")
 
 
-def quota_show(session: Session, tenant: OfTenant = None, function: OfFunction = None, key: OfKey = None) -> None:
-    """What bounds you: your tenant's quotas, and those of your functions and keys. All that apply must leave room."""
+def quota_show(
+    session: Session, tenant: OfTenant = None, function: OfFunction = None, key: OfKey = None
+) -> None:
+    """What bounds you: your tenant's quotas, and those of your functions and keys. All that apply
+    must leave room."""
     with session.client() as client:
         if tenant is function is key is None:
             body = client.quotas()
@@ -50,12 +61,18 @@ def quota_show(session: Session, tenant: OfTenant = None, function: OfFunction =
 
 def quota_set(
     session: Session,
-    quotas: Annotated[list[str], typer.Argument(metavar="QUOTA=VALUE…", help="Such as requests_per_s=5 burst=20; null: no bound.")],
+    quotas: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="QUOTA=VALUE…", help="Such as requests_per_s=5 burst=20; null: no bound."
+        ),
+    ],
     tenant: OfTenant = None,
     function: OfFunction = None,
     key: OfKey = None,
 ) -> None:
-    """Bound a tenant, a function or a key; quotas that are not named stay. Every activator follows at once."""
+    """Bound a tenant, a function or a key; quotas that are not named stay. Every activator follows
+    at once."""
     given = pairs(quotas, option="quota")
     with session.client() as client:
         found = _change(client, given, (), tenant=tenant, function=function, key=key)
@@ -64,7 +81,10 @@ def quota_set(
 
 def quota_clear(
     session: Session,
-    quotas: Annotated[list[str] | None, typer.Argument(metavar="[QUOTA…]", help="Which; without a name all of them.")] = None,
+    quotas: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[QUOTA…]", help="Which; without a name all of them."),
+    ] = None,
     tenant: OfTenant = None,
     function: OfFunction = None,
     key: OfKey = None,
@@ -85,31 +105,60 @@ def _read(client: Client, tenant: str | None, function: str | None, key: str | N
 
 
 def _change(
-    client: Client, given: Quotas, clear: Sequence[str] | None, *, tenant: str | None, function: str | None, key: str | None
+    client: Client,
+    given: Quotas,
+    clear: Sequence[str] | None,
+    *,
+    tenant: str | None,
+    function: str | None,
+    key: str | None,
 ) -> Quotas:
     """Set those `given` and take away those in `clear`, None = all."""
     kind, name = _whose(tenant, function, key)
     if kind == "tenant":
         if wrong := sorted({*given, *(clear or ())} - set(QUOTA_NAMES)):
             raise InvalidInput(
-                f"{wrong[0]!r} is not a quota", hint=f"There are {', '.join(QUOTA_NAMES)}; `tenant set --override` does the rest."
+                f"{wrong[0]!r} is not a quota",
+                hint=f"There are {', '.join(QUOTA_NAMES)}; `tenant set --override` does the rest.",
             )
-        overridden = [quota for quota in client.tenant(name)["overrides"] if quota in QUOTA_NAMES] if clear is None else list(clear)
+        overridden = (
+            [quota for quota in client.tenant(name)["overrides"] if quota in QUOTA_NAMES]
+            if clear is None
+            else list(clear)
+        )
         return _bounds(client.change_tenant(name, overrides=given, clear=overridden))
     before = _read(client, tenant, function, key)
     if missing := sorted(set(clear or ()) - set(before)):
-        raise InvalidInput(f"{kind} {name} has no quota {missing[0]!r}", hint=f"It has {', '.join(before) or 'none'}.")
-    kept = {} if clear is None else {quota: value for quota, value in before.items() if quota not in clear}
-    after = {quota: value for quota, value in {**kept, **given}.items() if value is not None or quota in given}
+        raise InvalidInput(
+            f"{kind} {name} has no quota {missing[0]!r}",
+            hint=f"It has {', '.join(before) or 'none'}.",
+        )
+    kept = (
+        {}
+        if clear is None
+        else {quota: value for quota, value in before.items() if quota not in clear}
+    )
+    after = {
+        quota: value
+        for quota, value in {**kept, **given}.items()
+        if value is not None or quota in given
+    }
     if kind == "function":
         return dict(client.set_function_quotas(*_address(name), after)["quotas"])
     return dict(client.set_key_quotas(name, after)["quotas"])
 
 
 def _whose(tenant: str | None, function: str | None, key: str | None) -> tuple[str, str]:
-    given = [(kind, name) for kind, name in (("tenant", tenant), ("function", function), ("key", key)) if name is not None]
+    given = [
+        (kind, name)
+        for kind, name in (("tenant", tenant), ("function", function), ("key", key))
+        if name is not None
+    ]
     if len(given) != 1:
-        raise InvalidInput("whose quotas is not said" if not given else "one at a time", hint="Pass one of --tenant, --function, --key.")
+        raise InvalidInput(
+            "whose quotas is not said" if not given else "one at a time",
+            hint="Pass one of --tenant, --function, --key.",
+        )
     return given[0]
 
 
@@ -127,8 +176,14 @@ def _bounds(tenant: Mapping[str, Any]) -> Quotas:
 
 def _overview(body: Mapping[str, Any]) -> RenderableType:
     own = {"of": f"tenant (plan {body['plan']})", "quotas": _text(body["tenant"])}
-    functions = [{"of": f"function {f['app']}/{f['function']}", "quotas": _text(f["quotas"])} for f in body["functions"]]
-    keys = [{"of": f"key {k['key']} {k['name']}".rstrip(), "quotas": _text(k["quotas"])} for k in body["keys"]]
+    functions = [
+        {"of": f"function {f['app']}/{f['function']}", "quotas": _text(f["quotas"])}
+        for f in body["functions"]
+    ]
+    keys = [
+        {"of": f"key {k['key']} {k['name']}".rstrip(), "quotas": _text(k["quotas"])}
+        for k in body["keys"]
+    ]
     return table([own, *functions, *keys], {"of": "of", "quotas": "quotas"}, empty="")
 
 

@@ -37,7 +37,8 @@ def register(root: typer.Typer) -> None:
 
 @dataclass(slots=True)
 class _Sheaf:
-    """What one run collects: a list of manifests for each file, what is wrong, and what one should know."""
+    """What one run collects: a list of manifests for each file, what is wrong, and what one should
+    know."""
 
     files: dict[str, list[Manifest]] = field(default_factory=dict)
     problems: list[FieldProblem] = field(default_factory=list)
@@ -52,19 +53,47 @@ class _Sheaf:
 def render(
     session: Session,
     *,
-    file: Annotated[str, typer.Argument(metavar="FILE[::APP]", help="app.py, app.py::name, or package.module.")],
-    tenant: Annotated[str | None, typer.Option(help="Name of the tenant; its namespace is called after it.")] = None,
-    namespace: Annotated[str | None, typer.Option(help="Namespace, in place of the one that follows from tenant and environment.")] = None,
-    image: Annotated[str | None, typer.Option(help="Image of all functions, by digest, in place of platform.yaml's.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Write files into this directory: one for the namespace, one per function.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Look for what Knative would refuse, or drop without a word.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="As --check; what the cluster must have switched on is an error, too.")] = False,
-    cluster: Annotated[bool, typer.Option("--cluster", help="As --check, with the settings of the cluster itself.")] = False,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE[::APP]", help="app.py, app.py::name, or package.module.")
+    ],
+    tenant: Annotated[
+        str | None, typer.Option(help="Name of the tenant; its namespace is called after it.")
+    ] = None,
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            help="Namespace, in place of the one that follows from tenant and environment."
+        ),
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(help="Image of all functions, by digest, in place of platform.yaml's."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write files into this directory: one for the namespace, one per function."
+        ),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Look for what Knative would refuse, or drop without a word."),
+    ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="As --check; what the cluster must have switched on is an error, too."
+        ),
+    ] = False,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="As --check, with the settings of the cluster itself.")
+    ] = False,
 ) -> None:
-    """Print exactly what would be applied for an app in a cluster. Nothing is uploaded, and no platform is needed.
+    """Print exactly what would be applied for an app in a cluster. Nothing is uploaded, and no
+    platform is needed.
 
-    Secrets are shown without values. Ids that only the platform gives, and the number of the next revision, are stood in for.
-    """
+    Secrets are shown without values. Ids that only the platform gives, and the number of the next
+    revision, are stood in for."""
     app = load(file)
     settings = _settings(session, image)
     sheaf = _Sheaf()
@@ -77,13 +106,15 @@ def render(
     _show(session, sheaf, output)
     if sheaf.problems:
         raise InvalidInput(
-            f"{len(sheaf.problems)} of its fields would be refused or lost: {'; '.join(str(problem) for problem in sheaf.problems)}",
+            f"{len(sheaf.problems)} of its fields would be refused or lost: "
+            f"{'; '.join(str(problem) for problem in sheaf.problems)}",
             hint="Correct the function, the platform's settings, or the cluster's, as each line says.",
         )
 
 
 def _settings(session: Session, image: str | None) -> ClusterSettings:
-    """Section `cluster` of the platform.yaml that is meant; `image` in the place of all its images."""
+    """Section `cluster` of the platform.yaml that is meant; `image` in the place of all its
+    images."""
     from pilotlight.cluster.settings import ClusterSettings
     from weight_cache.settings import load as read
 
@@ -91,12 +122,23 @@ def _settings(session: Session, image: str | None) -> ClusterSettings:
     if image is None:
         return settings
     try:
-        return replace(settings, runtime_image=image, images={"vllm": image, **dict.fromkeys(settings.images, image)})
+        return replace(
+            settings,
+            runtime_image=image,
+            images={"vllm": image, **dict.fromkeys(settings.images, image)},
+        )
     except ValueError as e:
         raise InvalidInput(f"--image: {e}", parameter="image") from e
 
 
-def _tenancy(session: Session, settings: ClusterSettings, *, tenant: str | None, namespace: str | None, sheaf: _Sheaf) -> Tenancy:
+def _tenancy(
+    session: Session,
+    settings: ClusterSettings,
+    *,
+    tenant: str | None,
+    namespace: str | None,
+    sheaf: _Sheaf,
+) -> Tenancy:
     from pilotlight.cluster.manifests.tenancy import Tenancy
     from pilotlight.packaging.rendering import UNKNOWN_TENANT
     from pilotlight.types import check_name
@@ -111,18 +153,32 @@ def _tenancy(session: Session, settings: ClusterSettings, *, tenant: str | None,
         check_name("environment", environment)
     except ValueError as e:
         raise InvalidInput(str(e), parameter="tenant") from e
-    sheaf.notes.append(f"the platform gives tenants their ids and uids: {UNKNOWN_TENANT} and {uid} stand for them; v1 for the next number")
-    return Tenancy(id=UNKNOWN_TENANT, name=name, uid=uid, environment=environment, settings=settings, given=namespace)
+    sheaf.notes.append(
+        f"the platform gives tenants their ids and uids: {UNKNOWN_TENANT} and {uid} stand for "
+        f"them; v1 for the next number"
+    )
+    return Tenancy(
+        id=UNKNOWN_TENANT,
+        name=name,
+        uid=uid,
+        environment=environment,
+        settings=settings,
+        given=namespace,
+    )
 
 
 def _specs(session: Session, app: App, sheaf: _Sheaf) -> tuple[FunctionSpec, ...]:
-    """As a deploy would make them; the platform is asked for the weights that lie there, where it can be."""
+    """As a deploy would make them; the platform is asked for the weights that lie there, where it
+    can be."""
     from pilotlight.packaging.build import build
 
     asked: list[Client] = []
 
     def stand_in(weights: str, why: Exception) -> str:
-        sheaf.notes.append(f"weights {weights!r} cannot be read ({why}): their manifest is a stand-in, so is the revision's name")
+        sheaf.notes.append(
+            f"weights {weights!r} cannot be read ({why}): their manifest is a stand-in, so is the "
+            f"revision's name"
+        )
         return hashlib.sha256(f"pilotlight weights {weights}".encode()).hexdigest()
 
     def named(weights: str) -> str:
@@ -136,7 +192,10 @@ def _specs(session: Session, app: App, sheaf: _Sheaf) -> tuple[FunctionSpec, ...
     try:
         with build(app, named=named, unread=stand_in) as built:
             if built.images:
-                sheaf.notes.append("images are described here and built by `pilotlight image export`: cluster.images names what came of it")
+                sheaf.notes.append(
+                    "images are described here and built by `pilotlight image export`: "
+                    "cluster.images names what came of it"
+                )
             return built.functions
     finally:
         for client in asked:
@@ -167,17 +226,24 @@ def _config(settings: ClusterSettings) -> KnativeConfig:
     try:
         found = asyncio.run(ask())
     except ClusterError as e:
-        raise InvalidInput(f"the cluster cannot be asked: {e}", hint="`pilotlight doctor --cluster` says what is missing.") from e
+        raise InvalidInput(
+            f"the cluster cannot be asked: {e}",
+            hint="`pilotlight doctor --cluster` says what is missing.",
+        ) from e
     if not found.is_known:
         raise InvalidInput(
             f"Knative's ConfigMaps in namespace {settings.knative_namespace} cannot be read",
-            hint="`pilotlight doctor --cluster` says what is missing; without --cluster Knative's defaults are taken.",
+            hint="`pilotlight doctor --cluster` says what is missing; without --cluster Knative's "
+            "defaults are taken.",
         )
     return found
 
 
-def _look(sheaf: _Sheaf, settings: ClusterSettings, config: KnativeConfig | None, *, strict: bool) -> None:
-    """Sort what Knative would say: what is wrong, and what only wants a switch on a cluster that we do not know."""
+def _look(
+    sheaf: _Sheaf, settings: ClusterSettings, config: KnativeConfig | None, *, strict: bool
+) -> None:
+    """Sort what Knative would say: what is wrong, and what only wants a switch on a cluster that we
+    do not know."""
     from pilotlight.cluster.webhook.config import KnativeConfig
     from pilotlight.cluster.webhook.services import check
 
@@ -204,8 +270,16 @@ def _show(session: Session, sheaf: _Sheaf, output: Path | None) -> None:
     from pilotlight.cluster.manifests.text import to_yaml
 
     if session.is_json:
-        problems = {name: [_as_json(one) for one in those] for name, those in (("problems", sheaf.problems), ("needs", sheaf.needs))}
-        print(json.dumps({"manifests": sheaf.manifests, "notes": sheaf.notes, **problems}, ensure_ascii=False), flush=True)
+        problems = {
+            name: [_as_json(one) for one in those]
+            for name, those in (("problems", sheaf.problems), ("needs", sheaf.needs))
+        }
+        print(
+            json.dumps(
+                {"manifests": sheaf.manifests, "notes": sheaf.notes, **problems}, ensure_ascii=False
+            ),
+            flush=True,
+        )
         return
     if output is None:
         print(to_yaml(sheaf.manifests), end="", flush=True)

@@ -1,4 +1,5 @@
-"""`pilotlight rollout …`: where a candidate is, what was decided of it and why, and the hand that overrules it."""
+"""`pilotlight rollout …`: where a candidate is, what was decided of it and why, and the hand that
+overrules it."""
 
 from __future__ import annotations
 
@@ -20,29 +21,68 @@ if TYPE_CHECKING:
 
     from pilotlight.client import Client
 
-Which = Annotated[str, typer.Argument(metavar="ROLLOUT", help="Its id, or APP/FUNCTION for the newest of that function.")]
+Which = Annotated[
+    str,
+    typer.Argument(
+        metavar="ROLLOUT", help="Its id, or APP/FUNCTION for the newest of that function."
+    ),
+]
 LOOK_S = 1.0
 """Between two looks: the platform judges each second."""
 DONE = "done"
 _ACTIVE = ("running", "paused")
 _COLUMNS = {
-    "id": "id", "name": "function", "candidate": "candidate", "stable": "stable", "state": "state", "share": "traffic",
-    "created_at": "begun", "reason": "reason",
-}  # fmt: skip
-_GATE_COLUMNS = {"metric": "gate", "candidate": "candidate", "stable": "stable", "limit": "limit", "samples": "samples", "outcome": "finds"}
+    "id": "id",
+    "name": "function",
+    "candidate": "candidate",
+    "stable": "stable",
+    "state": "state",
+    "share": "traffic",
+    "created_at": "begun",
+    "reason": "reason",
+}
+_GATE_COLUMNS = {
+    "metric": "gate",
+    "candidate": "candidate",
+    "stable": "stable",
+    "limit": "limit",
+    "samples": "samples",
+    "outcome": "finds",
+}
 _COLOURS = {
-    "pass": "green", "fail": "red", "unclear": "yellow", "no_data": "dim", "running": "cyan", "paused": "yellow", "done": "green",
-    "rolled_back": "red", "halted": "red", "aborted": "red", "superseded": "dim", "advance": "green", "hold": "yellow", "rollback": "red",
+    "pass": "green",
+    "fail": "red",
+    "unclear": "yellow",
+    "no_data": "dim",
+    "running": "cyan",
+    "paused": "yellow",
+    "done": "green",
+    "rolled_back": "red",
+    "halted": "red",
+    "aborted": "red",
+    "superseded": "dim",
+    "advance": "green",
+    "hold": "yellow",
+    "rollback": "red",
     "halt": "red",
-}  # fmt: skip
+}
 
 
 def register(root: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(help="Rollouts: how a new revision takes over, step by step, on evidence.", no_args_is_help=True)
+    group = typer.Typer(
+        help="Rollouts: how a new revision takes over, step by step, on evidence.",
+        no_args_is_help=True,
+    )
     verbs: dict[str, Callable[..., None]] = {
-        "list": list_, "show": show, "watch": watch, "pause": pause, "resume": resume, "promote": promote, "abort": abort,
-    }  # fmt: skip
+        "list": list_,
+        "show": show,
+        "watch": watch,
+        "pause": pause,
+        "resume": resume,
+        "promote": promote,
+        "abort": abort,
+    }
     for name, function in verbs.items():
         command(group, name)(function)
     root.add_typer(group, name="rollout")
@@ -51,7 +91,12 @@ def register(root: typer.Typer) -> None:
 def list_(
     session: Session,
     app: Annotated[str | None, typer.Option(help="Of this app only.")] = None,
-    state: Annotated[str | None, typer.Option(help="active, running, paused, done, rolled_back, halted, aborted or superseded.")] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            help="active, running, paused, done, rolled_back, halted, aborted or superseded."
+        ),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 50,
 ) -> None:
     """Rollouts, newest first."""
@@ -60,7 +105,11 @@ def list_(
     session.show(rows, lambda: table([_row(row) for row in rows], _COLUMNS, empty="No rollouts."))
 
 
-def show(session: Session, rollout: Which, decisions: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 20) -> None:
+def show(
+    session: Session,
+    rollout: Which,
+    decisions: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 20,
+) -> None:
     """One rollout: its steps, the candidate against stable, and what was decided, with reasons."""
     with session.client() as client:
         body = client.rollout(_id(client, rollout), limit=decisions)
@@ -68,7 +117,8 @@ def show(session: Session, rollout: Which, decisions: Annotated[int, typer.Optio
 
 
 def watch(session: Session, rollout: Which) -> None:
-    """Follow a rollout to its end. Exit status 0 when the candidate took over, 1 when it did not."""
+    """Follow a rollout to its end. Exit status 0 when the candidate took over, 1 when it did
+    not."""
     with session.client() as client:
         found = _id(client, rollout)
         body = client.rollout(found, limit=8)
@@ -102,7 +152,7 @@ def abort(session: Session, rollout: Which, yes: Yes = False) -> None:
     _act(session, rollout, "abort_rollout")
 
 
-# -- following --------------------------------------------------------------------------------------------------------
+# -- following -------------------------------------------------------------------------------------
 def _follow_live(session: Session, client: Client, body: dict[str, Any]) -> dict[str, Any]:
     from rich.live import Live
 
@@ -133,22 +183,31 @@ def _print_decision(session: Session, decision: Mapping[str, Any]) -> None:
         print(json.dumps(decision, ensure_ascii=False), flush=True)
         return
     reasons = "; ".join(decision["reasons"])
-    print(f"{moment(decision['at'])}  {decision['verdict']:<8} {decision['action']:<16} {reasons}", flush=True)
+    print(
+        f"{moment(decision['at'])}  {decision['verdict']:<8} {decision['action']:<16} {reasons}",
+        flush=True,
+    )
 
 
-# -- how it looks -----------------------------------------------------------------------------------------------------
+# -- how it looks ----------------------------------------------------------------------------------
 def render(body: Mapping[str, Any]) -> RenderableType:
     """A rollout with its steps, gates and decisions."""
     from rich.console import Group
     from rich.text import Text
 
     parts: list[RenderableType] = [_headline(body), _steps(body)]
-    gates: list[Mapping[str, Any]] = (body["now"] or {}).get("gates") or next((d["gates"] for d in body["decisions"] if d["gates"]), [])
+    gates: list[Mapping[str, Any]] = (body["now"] or {}).get("gates") or next(
+        (d["gates"] for d in body["decisions"] if d["gates"]), []
+    )
     if gates:
         parts += ["", _gates(gates)]
     if body["now"]:
         parts.append(
-            Text.assemble("\nnow   ", (body["now"]["verdict"], _COLOURS[body["now"]["verdict"]]), f": {body['now']['reasons'][0]}")
+            Text.assemble(
+                "\nnow   ",
+                (body["now"]["verdict"], _COLOURS[body["now"]["verdict"]]),
+                f": {body['now']['reasons'][0]}",
+            )
         )
     elif body["reason"]:
         parts.append(Text(f"\n{body['reason']}"))
@@ -161,7 +220,12 @@ def _headline(body: Mapping[str, Any]) -> RenderableType:
 
     state = (body["state"].replace("_", " "), f"bold {_COLOURS[body['state']]}")
     name = f"{body['app']}/{body['function']}"
-    return Text.assemble((name, "bold"), f"  {body['candidate']} against {body['stable']}  ", state, (f"  {body['id']}", "dim"))
+    return Text.assemble(
+        (name, "bold"),
+        f"  {body['candidate']} against {body['stable']}  ",
+        state,
+        (f"  {body['id']}", "dim"),
+    )
 
 
 def _steps(body: Mapping[str, Any]) -> RenderableType:
@@ -172,7 +236,13 @@ def _steps(body: Mapping[str, Any]) -> RenderableType:
     is_over = body["state"] not in _ACTIVE
     for number, percent in enumerate(body["steps"]):
         is_passed = number < body["step"] or body["state"] == DONE
-        style = "green" if is_passed else "bold cyan" if number == body["step"] and not is_over else "dim"
+        style = (
+            "green"
+            if is_passed
+            else "bold cyan"
+            if number == body["step"] and not is_over
+            else "dim"
+        )
         out.append(f"{' ── ' if number else ''}", "green" if is_passed else "dim")
         out.append(f"{percent} %", style)
     if not is_over:
@@ -199,7 +269,9 @@ def _decision(decision: Mapping[str, Any]) -> RenderableType:
 
     verdict = (f"{decision['verdict']:<9}", _COLOURS[decision["verdict"]])
     action = "" if decision["action"] == "none" else f"{decision['action']}: "
-    return Text.assemble((f"{moment(decision['at'])}  ", "dim"), verdict, action, "; ".join(decision["reasons"]))
+    return Text.assemble(
+        (f"{moment(decision['at'])}  ", "dim"), verdict, action, "; ".join(decision["reasons"])
+    )
 
 
 def _shown(value: float | None, unit: str) -> str:
@@ -235,6 +307,7 @@ def _act(session: Session, rollout: str, method: str) -> None:
     with session.client() as client:
         body = getattr(client, method)(_id(client, rollout))
     sentence = (
-        f"{body['id']} is {body['state'].replace('_', ' ')}: {body['candidate']} has {body['weight']} % of {body['app']}/{body['function']}"
+        f"{body['id']} is {body['state'].replace('_', ' ')}: {body['candidate']} has "
+        f"{body['weight']} % of {body['app']}/{body['function']}"
     )
     session.show(body, lambda: sentence)

@@ -14,23 +14,38 @@ from pilotlight.errors import InvalidInput
 from pilotlight.types import parse_function_path
 
 Target = Annotated[str, typer.Argument(metavar="APP/FUNCTION", help="Whose schedule.")]
-Number = Annotated[int, typer.Option("--number", "-n", min=0, help="Which of its schedules, as listed.")]
+Number = Annotated[
+    int, typer.Option("--number", "-n", min=0, help="Which of its schedules, as listed.")
+]
 _COLUMNS = {
-    "name": "function", "number": "#", "when": "when", "timezone": "time zone", "missed": "missed", "state": "state", "next_at": "next",
+    "name": "function",
+    "number": "#",
+    "when": "when",
+    "timezone": "time zone",
+    "missed": "missed",
+    "state": "state",
+    "next_at": "next",
     "last_at": "last",
-}  # fmt: skip
+}
 
 
 def register(root: typer.Typer) -> None:
     """Add the group."""
     group = typer.Typer(help="Schedules: when functions call themselves.", no_args_is_help=True)
-    verbs: dict[str, Callable[..., None]] = {"list": list_, "pause": pause, "resume": resume, "run-now": run_now}
+    verbs: dict[str, Callable[..., None]] = {
+        "list": list_,
+        "pause": pause,
+        "resume": resume,
+        "run-now": run_now,
+    }
     for name, function in verbs.items():
         command(group, name)(function)
     root.add_typer(group, name="schedule")
 
 
-def list_(session: Session, app: Annotated[str | None, typer.Option(help="Of this app only.")] = None) -> None:
+def list_(
+    session: Session, app: Annotated[str | None, typer.Option(help="Of this app only.")] = None
+) -> None:
     """Schedules of deployed functions, with their next times."""
     with session.client() as client:
         rows = client.schedules(app=app)
@@ -43,7 +58,9 @@ def pause(session: Session, target: Target, number: Number = 0) -> None:
     app, function = _split(target)
     with session.client() as client:
         body = client.pause_schedule(app, function, number)
-    session.show(body, lambda: f"{target} #{number} is paused; what passes meanwhile is not made up for")
+    session.show(
+        body, lambda: f"{target} #{number} is paused; what passes meanwhile is not made up for"
+    )
 
 
 def resume(session: Session, target: Target, number: Number = 0) -> None:
@@ -53,7 +70,11 @@ def resume(session: Session, target: Target, number: Number = 0) -> None:
     app, function = _split(target)
     with session.client() as client:
         body = client.resume_schedule(app, function, number)
-    when = "its app is stopped: it goes on when that is deployed again" if body["next_at"] is None else f"next {moment(body['next_at'])}"
+    when = (
+        "its app is stopped: it goes on when that is deployed again"
+        if body["next_at"] is None
+        else f"next {moment(body['next_at'])}"
+    )
     session.show(body, lambda: f"{target} #{number} goes on: {when}")
 
 
@@ -72,7 +93,10 @@ def _split(target: str) -> tuple[str, str]:
     except ValueError as e:
         raise InvalidInput(str(e), hint="See them: `pilotlight schedule list`.") from e
     if method:
-        raise InvalidInput(f"{target!r} names a method", hint="Schedules are a class's: write APP/CLASS and --number.")
+        raise InvalidInput(
+            f"{target!r} names a method",
+            hint="Schedules are a class's: write APP/CLASS and --number.",
+        )
     return app, function
 
 

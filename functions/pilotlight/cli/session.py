@@ -1,8 +1,7 @@
 """What one command line said about itself: where the platform is, who asks, how to print.
 
-The options of `Options` are accepted before and after every command's name. Commands receive a `Session` and do not look at the
-environment themselves.
-"""
+The options of `Options` are accepted before and after every command's name. Commands receive a
+`Session` and do not look at the environment themselves."""
 
 from __future__ import annotations
 
@@ -29,7 +28,8 @@ PROFILE_FILE_VARIABLE = "PILOTLIGHT_CONFIG"
 PIPE_WIDTH = 1000
 """Columns when nobody looks: wide enough that a table's row stays one line for grep."""
 RETRY_BUDGET_S = 5.0
-"""A person waits in front of the terminal: long enough for a process that is being restarted, no longer."""
+"""A person waits in front of the terminal: long enough for a process that is being restarted, no
+longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,10 @@ class Options:
 
     def over(self, earlier: Options) -> Options:
         """These options, completed by those given before the command's name."""
-        mine = {f.name: getattr(self, f.name) or getattr(earlier, f.name) for f in dataclasses.fields(self)}
+        mine = {
+            f.name: getattr(self, f.name) or getattr(earlier, f.name)
+            for f in dataclasses.fields(self)
+        }
         return Options(**mine)
 
 
@@ -90,11 +93,16 @@ class Session:
         """The platform of this machine that the options mean. Raises InvalidInput."""
         from pilotlight.cli.local import find
 
-        return find(config=self.options.config, home=self.options.home, environ=self.environ, cwd=self.cwd)
+        return find(
+            config=self.options.config, home=self.options.home, environ=self.environ, cwd=self.cwd
+        )
 
     def profile_environ(self) -> Mapping[str, str]:
         """The environment as `pilotlight.profile` should see it, the options having won."""
-        given = {PROFILE_FILE_VARIABLE: self.options.profile_file, "PILOTLIGHT_ENVIRONMENT": self.options.environment}
+        given = {
+            PROFILE_FILE_VARIABLE: self.options.profile_file,
+            "PILOTLIGHT_ENVIRONMENT": self.options.environment,
+        }
         return {**self.environ, **{key: str(value) for key, value in given.items() if value}}
 
     def profile(self) -> Profile:
@@ -110,7 +118,8 @@ class Session:
         return Client(self.profile(), retry_budget_s=RETRY_BUDGET_S)
 
     def confirm(self, question: str, *, yes: bool) -> None:
-        """Ask before something is destroyed. Raises InvalidInput when nobody can be asked, or the answer is no."""
+        """Ask before something is destroyed. Raises InvalidInput when nobody can be asked, or the
+        answer is no."""
         if yes:
             return
         if self.is_json or not sys.stdin.isatty():

@@ -1,4 +1,5 @@
-"""`pilotlight slo …`: what functions promise, what is left of their error budgets, and in which stage the time goes."""
+"""`pilotlight slo …`: what functions promise, what is left of their error budgets, and in which
+stage the time goes."""
 
 from __future__ import annotations
 
@@ -28,32 +29,48 @@ _SEVERITIES = {"page": "bold red", "ticket": "yellow"}
 
 def register(root: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(help="Objectives: error budgets, burn rates and alarms of functions.", no_args_is_help=True)
+    group = typer.Typer(
+        help="Objectives: error budgets, burn rates and alarms of functions.", no_args_is_help=True
+    )
     command(group, "list")(list_)
     command(group, "show")(show)
     root.add_typer(group, name="slo")
 
 
-def list_(session: Session, app: Annotated[str | None, typer.Option(help="Of this app only.")] = None) -> None:
+def list_(
+    session: Session, app: Annotated[str | None, typer.Option(help="Of this app only.")] = None
+) -> None:
     """How the functions of the environment stand: what is left of each error budget."""
     with session.client() as client:
         rows = client.slos(app=app)
-    session.show(rows, lambda: _listing(rows) if rows else "No function takes traffic: `pilotlight deploy app.py` brings one.")
+    session.show(
+        rows,
+        lambda: (
+            _listing(rows)
+            if rows
+            else "No function takes traffic: `pilotlight deploy app.py` brings one."
+        ),
+    )
 
 
 def show(
-    session: Session, function: Annotated[str, typer.Argument(metavar="APP/FUNCTION", help="As `pilotlight app list` names it.")]
+    session: Session,
+    function: Annotated[
+        str, typer.Argument(metavar="APP/FUNCTION", help="As `pilotlight app list` names it.")
+    ],
 ) -> None:
     """One function: its indicators, burn rates, stages and alarms."""
     app, slash, name = function.partition("/")
     if not slash or not name:
-        raise InvalidInput(f"{function!r} names no function: write APP/FUNCTION, as `pilotlight slo list` shows them")
+        raise InvalidInput(
+            f"{function!r} names no function: write APP/FUNCTION, as `pilotlight slo list` shows them"
+        )
     with session.client() as client:
         body = client.slo(app, name)
     session.show(body, lambda: render(body))
 
 
-# -- how it looks -----------------------------------------------------------------------------------------------------
+# -- how it looks ----------------------------------------------------------------------------------
 def _listing(rows: list[dict[str, Any]]) -> Table:
     out = _table("function", "alarms", *(sli.replace("_", " ") for sli in SLIS))
     for row in rows:
@@ -77,7 +94,10 @@ def _headline(body: Mapping[str, Any]) -> Text:
     from rich.text import Text
 
     whose = "its own objectives" if body["is_declared"] else "declares none: the defaults"
-    out = Text.assemble((f"{body['app']}/{body['function']}", "bold"), f"  {body['revision']}  {whose}, over {body['window_days']} days")
+    out = Text.assemble(
+        (f"{body['app']}/{body['function']}", "bold"),
+        f"  {body['revision']}  {whose}, over {body['window_days']} days",
+    )
     if body["frozen"]:
         out.append("  frozen: nothing is released until it recovers", "bold red")
     return out
@@ -85,11 +105,23 @@ def _headline(body: Mapping[str, Any]) -> Text:
 
 def _indicators(body: Mapping[str, Any]) -> Table:
     shown = [one for one in body["slis"] if one["total"]] or body["slis"][:1]
-    out = _table("indicator", "target", "is", "bad / all", "budget left", *(f"burn {window}" for window in WINDOWS))
+    out = _table(
+        "indicator",
+        "target",
+        "is",
+        "bad / all",
+        "budget left",
+        *(f"burn {window}" for window in WINDOWS),
+    )
     for one in shown:
         rates = [_burn(one["burn_rates"][window]) for window in WINDOWS]
         out.add_row(
-            _plain(one["sli"].replace("_", " ")), _target(one), _percent(one["ratio"]), f"{one['bad']} / {one['total']}", _left(one), *rates
+            _plain(one["sli"].replace("_", " ")),
+            _target(one),
+            _percent(one["ratio"]),
+            f"{one['bad']} / {one['total']}",
+            _left(one),
+            *rates,
         )
     return out
 
@@ -99,7 +131,13 @@ def _stages(body: Mapping[str, Any]) -> Table:
     for stage in body["stages"]:
         name = _plain(stage["stage"], "bold red" if stage["stage"] == body["worst_stage"] else "")
         over = f"{stage['overruns']} of {stage['calls']}" if stage["calls"] else NOTHING
-        out.add_row(name, milliseconds(stage["budget_s"] * 1000), _ms(stage["p50_ms"]), _ms(stage["p99_ms"]), over)
+        out.add_row(
+            name,
+            milliseconds(stage["budget_s"] * 1000),
+            _ms(stage["p50_ms"]),
+            _ms(stage["p99_ms"]),
+            over,
+        )
     return out
 
 
@@ -108,9 +146,14 @@ def _alarm(alarm: Mapping[str, Any]) -> Text:
 
     until = moment(alarm["ended_at"]) if alarm["ended_at"] is not None else "open"
     stage = f", most of it in {alarm['stage']}" if alarm["stage"] else ""
-    text = f"{alarm['sli']}: burned {alarm['burn_rate']:g} times its budget over {alarm['window']}{stage}"
+    text = (
+        f"{alarm['sli']}: burned {alarm['burn_rate']:g} times its budget over "
+        f"{alarm['window']}{stage}"
+    )
     severity = (f"{alarm['severity']:<6}", _SEVERITIES[alarm["severity"]])
-    return Text.assemble((f"{moment(alarm['began_at'])} to {until}  ", "dim"), severity, f"  {text}")
+    return Text.assemble(
+        (f"{moment(alarm['began_at'])} to {until}  ", "dim"), severity, f"  {text}"
+    )
 
 
 def _table(*headings: str) -> Table:
@@ -123,7 +166,8 @@ def _table(*headings: str) -> Table:
 
 
 def _alarms(row: Mapping[str, Any]) -> Text:
-    worst = min((alarm["severity"] for alarm in row["alarms"]), default="")  # `page` sorts before `ticket`
+    # `page` sorts before `ticket`
+    worst = min((alarm["severity"] for alarm in row["alarms"]), default="")
     return _plain(worst or NOTHING, _SEVERITIES.get(worst, "dim"))
 
 

@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 
     from pilotlight.client import Client
 
-Id = Annotated[str, typer.Argument(metavar="SNAPSHOT", help="Its id, or the first characters of it.")]
-Function = Annotated[str, typer.Argument(metavar="APP/FUNCTION", help="The function, whatever its revision.")]
+Id = Annotated[
+    str, typer.Argument(metavar="SNAPSHOT", help="Its id, or the first characters of it.")
+]
+Function = Annotated[
+    str, typer.Argument(metavar="APP/FUNCTION", help="The function, whatever its revision.")
+]
 _COLUMNS = {
     "id": "snapshot",
     "address": "function",
@@ -43,22 +47,35 @@ def register(root: typer.Typer) -> None:
     """Add both groups."""
     group = typer.Typer(help="Snapshots on disk: proven, kept, deleted.", no_args_is_help=True)
     verbs: dict[str, Callable[..., None]] = {
-        "list": list_, "show": show, "prove": prove, "disable": disable, "enable": enable, "delete": delete
-    }  # fmt: skip
+        "list": list_,
+        "show": show,
+        "prove": prove,
+        "disable": disable,
+        "enable": enable,
+        "delete": delete,
+    }
     for name, function in verbs.items():
         command(group, name)(function)
     root.add_typer(group, name="snapshot")
-    templates = typer.Typer(help="Templates in memory, which instances are forked from.", no_args_is_help=True)
+    templates = typer.Typer(
+        help="Templates in memory, which instances are forked from.", no_args_is_help=True
+    )
     command(templates, "list")(template_list)
     command(templates, "drop")(template_drop)
     root.add_typer(templates, name="template")
 
 
-def list_(session: Session, app: Annotated[str | None, typer.Argument(metavar="[APP]", help="Only this app's.")] = None) -> None:
+def list_(
+    session: Session,
+    app: Annotated[str | None, typer.Argument(metavar="[APP]", help="Only this app's.")] = None,
+) -> None:
     """Snapshots on the node, those of older revisions and quarantined ones too."""
     with session.client() as client:
         rows = client.snapshots(app=app)
-    empty = "No snapshots. `pilotlight deploy` makes them where the machine can: `pilotlight doctor` says whether and why."
+    empty = (
+        "No snapshots. `pilotlight deploy` makes them where the machine can: `pilotlight "
+        "doctor` says whether and why."
+    )
     session.show(rows, lambda: table([row_of(row) for row in rows], _COLUMNS, empty=empty))
 
 
@@ -70,7 +87,8 @@ def show(session: Session, snapshot: Id) -> None:
 
 
 def prove(session: Session, snapshot: Id) -> None:
-    """Restore it once and have it answer its example: ready again, or quarantined. Ends with 1 when it failed."""
+    """Restore it once and have it answer its example: ready again, or quarantined. Ends with 1 when
+    it failed."""
     with session.client() as client:
         which = find_snapshot(client, snapshot)
         session.say(f"restoring {which}")
@@ -81,13 +99,28 @@ def prove(session: Session, snapshot: Id) -> None:
 
 
 def disable(session: Session, function: Function, yes: Yes = False) -> None:
-    """Keep a function off the disk from now on, deploys included, and delete its snapshots. FORK and COLD remain."""
+    """Keep a function off the disk from now on, deploys included, and delete its snapshots. FORK
+    and COLD remain."""
     app, name = _function(function)
-    session.confirm(f"Delete the snapshots of {app}/{name} and make no more? Without a Template its starts are COLD.", yes=yes)
+    session.confirm(
+        f"Delete the snapshots of {app}/{name} and make no more? Without a Template its starts "
+        f"are COLD.",
+        yes=yes,
+    )
     with session.client() as client:
         done = client.switch_snapshots(app, name, enabled=False)
-    gone = "the node does not answer: those on it are deleted later" if done["deleted"] is None else f"{done['deleted']} deleted"
-    session.show(done, lambda: f"{app}/{name} has no snapshots any more ({gone}); `pilotlight snapshot enable {app}/{name}` allows them")
+    gone = (
+        "the node does not answer: those on it are deleted later"
+        if done["deleted"] is None
+        else f"{done['deleted']} deleted"
+    )
+    session.show(
+        done,
+        lambda: (
+            f"{app}/{name} has no snapshots any more ({gone}); `pilotlight snapshot enable "
+            f"{app}/{name}` allows them"
+        ),
+    )
 
 
 def enable(session: Session, function: Function) -> None:
@@ -95,15 +128,20 @@ def enable(session: Session, function: Function) -> None:
     app, name = _function(function)
     with session.client() as client:
         done = client.switch_snapshots(app, name, enabled=True)
-    session.show(done, lambda: f"{app}/{name} may have snapshots: the next deploy or cold start makes one")
+    session.show(
+        done, lambda: f"{app}/{name} may have snapshots: the next deploy or cold start makes one"
+    )
 
 
 def delete(
     session: Session,
-    what: Annotated[str, typer.Argument(metavar="SNAPSHOT|APP/FUNCTION", help="One, or all of a function.")],
+    what: Annotated[
+        str, typer.Argument(metavar="SNAPSHOT|APP/FUNCTION", help="One, or all of a function.")
+    ],
     yes: Yes = False,
 ) -> None:
-    """Delete one snapshot, or those of all revisions of a function. Others are made when they are needed."""
+    """Delete one snapshot, or those of all revisions of a function. Others are made when they are
+    needed."""
     with session.client() as client:
         if "/" in what:
             app, name = _function(what)
@@ -128,11 +166,15 @@ def template_list(session: Session) -> None:
         "parked": "parked",
         "last_used_at": "last used",
     }
-    session.show(rows, lambda: table([row_of(row) for row in rows], columns, empty="No Template is resident."))
+    session.show(
+        rows,
+        lambda: table([row_of(row) for row in rows], columns, empty="No Template is resident."),
+    )
 
 
 def template_drop(session: Session, function: Function) -> None:
-    """Give up the memory of a function's Templates; its instances go on. The next start is a RESTORE, or COLD."""
+    """Give up the memory of a function's Templates; its instances go on. The next start is a
+    RESTORE, or COLD."""
     app, name = _function(function)
     with session.client() as client:
         count = drop_templates(client, app, name)
@@ -140,7 +182,8 @@ def template_drop(session: Session, function: Function) -> None:
 
 
 def drop_templates(client: Client, app: str, function: str | None = None) -> int:
-    """Drop the Templates of an app, or of one function; how many were dropped. One that ends by itself meanwhile is gone too."""
+    """Drop the Templates of an app, or of one function; how many were dropped. One that ends by
+    itself meanwhile is gone too."""
     wanted = {"app": app} | ({"function": function} if function else {})
     found = [t for t in client.templates() if wanted.items() <= dict(t["labels"]).items()]
     dropped = 0
@@ -155,9 +198,13 @@ def find_snapshot(client: Client, prefix: str) -> str:
     """The one snapshot whose id begins with `prefix`. Raises NotFound or InvalidInput."""
     found = [str(row["id"]) for row in client.snapshots() if str(row["id"]).startswith(prefix)]
     if not found:
-        raise NotFound(f"there is no snapshot {prefix!r}", hint="See which are: `pilotlight snapshot list`.")
+        raise NotFound(
+            f"there is no snapshot {prefix!r}", hint="See which are: `pilotlight snapshot list`."
+        )
     if len(found) > 1 and prefix not in found:
-        raise InvalidInput(f"{prefix!r} begins {len(found)} ids: {', '.join(found[:5])}", hint="Write more of it.")
+        raise InvalidInput(
+            f"{prefix!r} begins {len(found)} ids: {', '.join(found[:5])}", hint="Write more of it."
+        )
     return prefix if prefix in found else found[0]
 
 
@@ -166,7 +213,11 @@ def row_of(row: dict[str, Any]) -> dict[str, Any]:
     out = labelled(row)
     out["address"] = f"{out.get('app')}/{out.get('function')}"
     out["kind"] = "server" if row.get("in_place") else "fork"
-    out |= {name: milliseconds(row[f"{name}_ms"]) for name in ("restore", "cold") if row.get(f"{name}_ms")}
+    out |= {
+        name: milliseconds(row[f"{name}_ms"])
+        for name in ("restore", "cold")
+        if row.get(f"{name}_ms")
+    }
     return {
         **out,
         "state": str(row.get("state", "")).lower(),
@@ -179,13 +230,18 @@ def _function(path: str) -> tuple[str, str]:
     try:
         app, function, _ = parse_function_path(path)
     except ValueError as e:
-        raise InvalidInput(str(e), hint="Write APP/FUNCTION; `pilotlight app list` shows the apps.") from e
+        raise InvalidInput(
+            str(e), hint="Write APP/FUNCTION; `pilotlight app list` shows the apps."
+        ) from e
     return app, function
 
 
 def _verdict(found: dict[str, Any]) -> str:
     if found["state"] == "READY":
-        return f"{found['id']} is proven: it answered after {milliseconds(found['restore_ms'])} ({found['pages']} pages)"
+        return (
+            f"{found['id']} is proven: it answered after {milliseconds(found['restore_ms'])} "
+            f"({found['pages']} pages)"
+        )
     return f"{found['id']} is {found['state'].lower()}: {found['reason']}"
 
 
@@ -194,10 +250,22 @@ def _details(found: dict[str, Any]) -> RenderableType:
 
     row = row_of(found)
     lines = [
-        f"{row['id']}  {row['address']} {row['revision']}, {row['state']}{': ' + row['reason'] if row['reason'] else ''}",
-        f"{row['kind']} snapshot, {found['pages']} pages, image {size(found['image_bytes'])}, made {moment(found['created_at'])}",
-        f"cold {milliseconds(found['cold_ms'])}, first answer after a restore {milliseconds(found['restore_ms'])}",
-        f"{found['restores']} restores on this node{', a copy is in the object store' if found['remote'] else ''}",
+        (
+            f"{row['id']}  {row['address']} {row['revision']}, "
+            f"{row['state']}{': ' + row['reason'] if row['reason'] else ''}"
+        ),
+        (
+            f"{row['kind']} snapshot, {found['pages']} pages, image {size(found['image_bytes'])}, "
+            f"made {moment(found['created_at'])}"
+        ),
+        (
+            f"cold {milliseconds(found['cold_ms'])}, first answer after a restore "
+            f"{milliseconds(found['restore_ms'])}"
+        ),
+        (
+            f"{found['restores']} restores on this "
+            f"node{', a copy is in the object store' if found['remote'] else ''}"
+        ),
     ]
     if found.get("heap_bytes"):
         lines.append(found.get("heap_why") or f"{size(found['heap_bytes'])} of memory by value")

@@ -1,4 +1,5 @@
-"""`pilotlight state backup`, `state load` and `state drill`: the embedded platform's state as one file."""
+"""`pilotlight state backup`, `state load` and `state drill`: the embedded platform's state as one
+file."""
 
 from __future__ import annotations
 
@@ -27,7 +28,12 @@ def register(root: typer.Typer) -> None:
     root.add_typer(group, name="state")
 
 
-def backup(session: Session, file: Annotated[Path, typer.Argument(help="File to write; it holds keys, keep it like a password.")]) -> None:
+def backup(
+    session: Session,
+    file: Annotated[
+        Path, typer.Argument(help="File to write; it holds keys, keep it like a password.")
+    ],
+) -> None:
     """Save apps, keys, secrets, ledger, blobs and journals, while the platform runs or not."""
     from pilotlight.cli import backup as archive
     from pilotlight.cli import local
@@ -38,31 +44,45 @@ def backup(session: Session, file: Annotated[Path, typer.Argument(help="File to 
     done = archive.save(platform.paths.home, file, now=time.time(), blobs_at=elsewhere)
     written = f"{done.files} files, {size(done.size_bytes)}, written to {file}"
     if elsewhere:
-        written += f"\nWithout blobs: they lie at {elsewhere}, and must be kept there or copied with that store's own tools."
+        written += (
+            f"\nWithout blobs: they lie at {elsewhere}, and must be kept there or copied "
+            f"with that store's own tools."
+        )
     session.show({"file": str(file), **dataclasses.asdict(done)}, lambda: written)
 
 
-def load(session: Session, file: Annotated[Path, typer.Argument(help="File that `state backup` wrote.")], yes: Yes = False) -> None:
+def load(
+    session: Session,
+    file: Annotated[Path, typer.Argument(help="File that `state backup` wrote.")],
+    yes: Yes = False,
+) -> None:
     """Put a saved state into this home; what is there is set aside. The platform must be down."""
     from pilotlight.cli import backup as archive
     from pilotlight.cli import local
 
     platform = session.platform()
     if (found := local.running(platform)) is not None:
-        raise Conflict(f"a platform runs in {platform.paths.home} (process {found.pid})", hint="Stop it first: `pilotlight down`.")
+        raise Conflict(
+            f"a platform runs in {platform.paths.home} (process {found.pid})",
+            hint="Stop it first: `pilotlight down`.",
+        )
     _refuse_external(platform.config)
     home = platform.paths.home
     done = archive.load(file, home, replace=yes, now=time.time())
     loaded = f"{done.files} files, saved {moment(done.created_at)}, are in {home}"
     here = _blobs_elsewhere(platform)
     if done.blobs_at != here:
-        loaded += f"\nIts blobs lie at {done.blobs_at or home / 'blobs'}; this platform looks for them at {here or home / 'blobs'}: "
+        loaded += (
+            f"\nIts blobs lie at {done.blobs_at or home / 'blobs'}; this platform looks for "
+            f"them at {here or home / 'blobs'}: "
+        )
         loaded += "copy them there, or correct platform.blobs."
     session.show({"home": str(home), **dataclasses.asdict(done)}, lambda: loaded)
 
 
 def drill(session: Session) -> None:
-    """Prove that a backup can be loaded: save, load into a scratch home, verify the ledger; prints RPO and RTO."""
+    """Prove that a backup can be loaded: save, load into a scratch home, verify the ledger; prints
+    RPO and RTO."""
     import tempfile
 
     from pilotlight.cli import drill as drilling
@@ -72,14 +92,20 @@ def drill(session: Session) -> None:
     _refuse_external(platform.config)
     home = platform.paths.home
     with tempfile.TemporaryDirectory(prefix=".pilotlight-drill-", dir=home.parent) as scratch:
-        done = drilling.run(home, Path(scratch), clock=time.time, blobs_at=_blobs_elsewhere(platform))
-    money = ", ".join(f"{amount} {currency}" for currency, amount in done.totals.items()) or "nothing"
+        done = drilling.run(
+            home, Path(scratch), clock=time.time, blobs_at=_blobs_elsewhere(platform)
+        )
+    money = (
+        ", ".join(f"{amount} {currency}" for currency, amount in done.totals.items()) or "nothing"
+    )
     session.show(
         dataclasses.asdict(done),
         lambda: (
             f"RPO {done.rpo_s:.2f} s (and the time since the last backup), RTO {done.rto_s:.2f} s\n"
-            f"saved {size(done.size_bytes)} in {done.backup_s:.2f} s, loaded in {done.load_s:.2f} s, verified in {done.verify_s:.2f} s\n"
-            f"{done.records} records ({money}) and {done.invoices} invoices agree; {done.later} records came while it was saved"
+            f"saved {size(done.size_bytes)} in {done.backup_s:.2f} s, loaded in {done.load_s:.2f} "
+            f"s, verified in {done.verify_s:.2f} s\n"
+            f"{done.records} records ({money}) and {done.invoices} invoices agree; {done.later} "
+            f"records came while it was saved"
         ),
     )
 
@@ -100,4 +126,7 @@ def _refuse_external(config: Path) -> None:
         return
     url = (sections.get("controller") or {}).get("database_url")
     if url and not str(url).startswith("sqlite:"):
-        raise InvalidInput("the controller's database is PostgreSQL, which this does not save", hint="Use pg_dump and pg_restore for it.")
+        raise InvalidInput(
+            "the controller's database is PostgreSQL, which this does not save",
+            hint="Use pg_dump and pg_restore for it.",
+        )

@@ -1,9 +1,8 @@
 """A whole platform run under one supervisor: in the terminal, or detached from it.
 
-`python -m pilotlight.cli.supervise --config FILE --home DIR --notices-fd N` is the detached form: it reports each notice as a
-line of JSON on the descriptor, the last one `{"kind": "up"}` or `{"kind": "refused", …}`, so that `pilotlight up --detach` can show them
-and return.
-"""
+`python -m pilotlight.cli.supervise --config FILE --home DIR --notices-fd N` is the detached form:
+it reports each notice as a line of JSON on the descriptor, the last one `{"kind": "up"}` or
+`{"kind": "refused", …}`, so that `pilotlight up --detach` can show them and return."""
 
 from __future__ import annotations
 
@@ -23,14 +22,23 @@ from typing import Any
 from pilotlight.cli.child import ProcessFailed
 from pilotlight.cli.local import HomeLock, LocalPlatform, activator_count, find
 from pilotlight.cli.processlog import ProcessLog
-from pilotlight.cli.supervisor import Announce, Notice, Supervisor, platform_processes, stop_on_signals
+from pilotlight.cli.supervisor import (
+    Announce,
+    Notice,
+    Supervisor,
+    platform_processes,
+    stop_on_signals,
+)
 from pilotlight.errors import Conflict, PilotlightError
 from pilotlight.public_listener import AddressTaken, for_functions, hold
 from weight_cache.log_lines import escaped
 
 
-async def supervise(platform: LocalPlatform, *, announce: Announce, started: Callable[[], None]) -> None:
-    """Run the four processes until a signal asks for the end. Raises Conflict (already running) or ProcessFailed."""
+async def supervise(
+    platform: LocalPlatform, *, announce: Announce, started: Callable[[], None]
+) -> None:
+    """Run the four processes until a signal asks for the end. Raises Conflict (already running) or
+    ProcessFailed."""
     lock = HomeLock(platform)
     lock.acquire()
     held: list[socket.socket] = []
@@ -38,8 +46,12 @@ async def supervise(platform: LocalPlatform, *, announce: Announce, started: Cal
         held += _hold(platform.listen)
         held.append(shared := for_functions(platform.paths.make().socket_for_functions))
         count = activator_count(platform.config)
-        processes = platform_processes(platform.config, activators=count, listen=platform.listen, listen_fds=(shared.fileno(),))
-        supervisor = Supervisor(processes, run=platform.paths.run, logs=platform.logs, announce=announce)
+        processes = platform_processes(
+            platform.config, activators=count, listen=platform.listen, listen_fds=(shared.fileno(),)
+        )
+        supervisor = Supervisor(
+            processes, run=platform.paths.run, logs=platform.logs, announce=announce
+        )
         with stop_on_signals(supervisor):
             await supervisor.run(started=started)
     finally:
@@ -49,16 +61,21 @@ async def supervise(platform: LocalPlatform, *, announce: Announce, started: Cal
 
 
 def _hold(listen: str) -> list[socket.socket]:
-    """The public address, kept from everybody else for as long as the platform is up, also while activators restart."""
+    """The public address, kept from everybody else for as long as the platform is up, also while
+    activators restart."""
     try:
         return hold(listen)
     except AddressTaken as e:
-        hint = "Stop what listens there (another platform?), or choose another: `pilotlight up --listen 127.0.0.1:PORT`."
+        hint = (
+            "Stop what listens there (another platform?), or choose another: `pilotlight up "
+            "--listen 127.0.0.1:PORT`."
+        )
         raise Conflict(f"cannot listen on {e.strerror}", hint=hint) from e
 
 
 def prepare_home(platform: LocalPlatform) -> str | None:
-    """Make the home, the platform key and, on a fresh home, the first admin key, which is returned; None when keys exist."""
+    """Make the home, the platform key and, on a fresh home, the first admin key, which is returned;
+    None when keys exist."""
     from pilotlight.controller.bootstrap import first_admin_key
     from pilotlight.seal import PlatformKey
 
@@ -73,12 +90,21 @@ def environment_of(platform: LocalPlatform) -> dict[str, str]:
 
 
 def detach(platform: LocalPlatform) -> Iterator[Notice]:
-    """Start a supervisor of its own session; yields its notices until the platform is up. Raises what stopped it."""
+    """Start a supervisor of its own session; yields its notices until the platform is up. Raises
+    what stopped it."""
     log = ProcessLog(path=platform.logs / "supervisor.log")
     log.rotate()
     read_end, write_end = os.pipe()
     output = log.open()
-    argv = [sys.executable, "-m", "pilotlight.cli.supervise", "--config", str(platform.config), "--notices-fd", str(write_end)]
+    argv = [
+        sys.executable,
+        "-m",
+        "pilotlight.cli.supervise",
+        "--config",
+        str(platform.config),
+        "--notices-fd",
+        str(write_end),
+    ]
     try:
         process = subprocess.Popen(
             [*argv, "--home", str(platform.paths.home)],
@@ -97,12 +123,17 @@ def detach(platform: LocalPlatform) -> Iterator[Notice]:
         for line in lines:
             body: dict[str, Any] = json.loads(line)
             if body["kind"] == "up":
-                process.returncode = 0  # it lives on by itself: not a child that anybody here will wait for
+                # it lives on by itself: not a child that anybody here will wait for
+                process.returncode = 0
                 return
             if body["kind"] == "refused":
                 raise ProcessFailed(body["message"], **body["detail"])
             yield Notice(**body)
-    raise ProcessFailed(f"the supervisor stopped (exit status {process.wait()})", log_tail=log.tail(20), log=str(log.path))
+    raise ProcessFailed(
+        f"the supervisor stopped (exit status {process.wait()})",
+        log_tail=log.tail(20),
+        log=str(log.path),
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -116,7 +147,11 @@ def main(argv: list[str] | None = None) -> int:
     platform = find(config=arguments.config, home=arguments.home, environ=os.environ, cwd=Path("/"))
     reporter = _Reporter(arguments.notices_fd)
     try:
-        asyncio.run(supervise(platform, announce=reporter.notice, started=lambda: reporter.last({"kind": "up"})))
+        asyncio.run(
+            supervise(
+                platform, announce=reporter.notice, started=lambda: reporter.last({"kind": "up"})
+            )
+        )
     except PilotlightError as e:
         reporter.last({"kind": "refused", "message": str(e), "detail": dict(e.detail)})
         print(f"{e}", file=sys.stderr)
@@ -131,7 +166,11 @@ class _Reporter:
         self._descriptor = descriptor
 
     def notice(self, notice: Notice) -> None:
-        print(f"{notice.kind} process={notice.process} seconds={notice.seconds:.3f} {escaped(notice.text)}", flush=True)
+        print(
+            f"{notice.kind} process={notice.process} seconds={notice.seconds:.3f} "
+            f"{escaped(notice.text)}",
+            flush=True,
+        )
         self._send(dataclasses.asdict(notice))
 
     def last(self, body: dict[str, Any]) -> None:

@@ -16,9 +16,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
-OnPlan = Annotated[str | None, typer.Option("--plan", help="Its plan; `pilotlight plan list` shows them.")]
+OnPlan = Annotated[
+    str | None, typer.Option("--plan", help="Its plan; `pilotlight plan list` shows them.")
+]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--override", metavar="KEY=VALUE", help="One key of the plan otherwise; null lifts a bound. Repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--override",
+        metavar="KEY=VALUE",
+        help="One key of the plan otherwise; null lifts a bound. Repeatable.",
+    ),
 ]
 _PLAN_COLUMNS = {
     "name": "plan",
@@ -41,7 +48,14 @@ _PLAN_COLUMNS = {
     "isolation": "isolation",
     "prices": "prices",
 }
-_TENANT_COLUMNS = {"name": "name", "id": "id", "plan": "plan", "overrides": "overrides", "suspended": "suspended", "created_at": "created"}
+_TENANT_COLUMNS = {
+    "name": "name",
+    "id": "id",
+    "plan": "plan",
+    "overrides": "overrides",
+    "suspended": "suspended",
+    "created_at": "created",
+}
 
 
 def register(root: typer.Typer) -> None:
@@ -57,28 +71,46 @@ def register(root: typer.Typer) -> None:
     ):
         command(tenant, verb)(function)
     root.add_typer(tenant, name="tenant")
-    plan = typer.Typer(help="Plans: bundles of quotas and terms (section `plans` of platform.yaml).", no_args_is_help=True)
+    plan = typer.Typer(
+        help="Plans: bundles of quotas and terms (section `plans` of platform.yaml).",
+        no_args_is_help=True,
+    )
     command(plan, "list")(plan_list)
     command(plan, "show")(plan_show)
     root.add_typer(plan, name="plan")
 
 
-def tenant_create(session: Session, name: Name, plan: OnPlan = None, override: Overrides = None) -> None:
-    """Create a tenant with its first admin key, which is shown once. Needs an admin key of the platform's first tenant."""
+def tenant_create(
+    session: Session, name: Name, plan: OnPlan = None, override: Overrides = None
+) -> None:
+    """Create a tenant with its first admin key, which is shown once. Needs an admin key of the
+    platform's first tenant."""
     with session.client() as client:
-        made = client.create_tenant(name, plan=plan, overrides=pairs(override or (), option="--override"))
+        made = client.create_tenant(
+            name, plan=plan, overrides=pairs(override or (), option="--override")
+        )
     session.show(made, lambda: str(made["key"]["secret"]))
-    session.say(f"{name} is there, on plan {made['plan']}; its first admin key is shown this one time, for its PILOTLIGHT_API_KEY")
+    session.say(
+        f"{name} is there, on plan {made['plan']}; its first admin key is shown this one time, "
+        f"for its PILOTLIGHT_API_KEY"
+    )
 
 
 def tenant_list(session: Session) -> None:
     """Every tenant, its plan, and what is otherwise for it."""
     with session.client() as client:
         rows = client.tenants()
-    session.show(rows, lambda: table([_listed(row) for row in rows], _TENANT_COLUMNS, empty="No tenants."))
+    session.show(
+        rows, lambda: table([_listed(row) for row in rows], _TENANT_COLUMNS, empty="No tenants.")
+    )
 
 
-def tenant_show(session: Session, name: Annotated[str | None, typer.Argument(metavar="NAME", help="Without it: your own.")] = None) -> None:
+def tenant_show(
+    session: Session,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Without it: your own.")
+    ] = None,
+) -> None:
     """A tenant's plan and what that means for it; of your own also what it uses."""
     with session.client() as client:
         found = client.own_tenant() if name is None else client.tenant(name)
@@ -90,14 +122,21 @@ def tenant_set(
     name: Name,
     plan: OnPlan = None,
     override: Overrides = None,
-    clear: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Back to what the plan says; `all` for every key.")] = None,
+    clear: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Back to what the plan says; `all` for every key."),
+    ] = None,
 ) -> None:
     """Give a tenant another plan, or change single keys of it. Every activator follows at once."""
     changes = pairs(override or (), option="--override")
     if not (plan or changes or clear):
-        raise InvalidInput("nothing to change was named", hint="Pass --plan, --override KEY=VALUE or --clear KEY.")
+        raise InvalidInput(
+            "nothing to change was named", hint="Pass --plan, --override KEY=VALUE or --clear KEY."
+        )
     with session.client() as client:
-        found = client.change_tenant(name, plan=plan, overrides=changes, clear="all" if clear == ["all"] else clear or ())
+        found = client.change_tenant(
+            name, plan=plan, overrides=changes, clear="all" if clear == ["all"] else clear or ()
+        )
     session.show(found, lambda: tenant_table(found))
 
 
@@ -106,7 +145,9 @@ def tenant_suspend(session: Session, name: Name, yes: Yes = False) -> None:
     session.confirm(f"Suspend {name}? Its calls are answered 403 from now on.", yes=yes)
     with session.client() as client:
         found = client.change_tenant(name, suspended=True)
-    session.show(found, lambda: f"{name} is suspended; `pilotlight tenant resume {name}` lets it go on")
+    session.show(
+        found, lambda: f"{name} is suspended; `pilotlight tenant resume {name}` lets it go on"
+    )
 
 
 def tenant_resume(session: Session, name: Name) -> None:
@@ -129,18 +170,33 @@ def plan_show(session: Session, name: Name) -> None:
     with session.client() as client:
         plans = {plan["name"]: plan for plan in client.plans()["plans"]}
     if name not in plans:
-        raise InvalidInput(f"there is no plan {name!r}", hint=f"There are {', '.join(plans)}; section `plans` of platform.yaml adds more.")
+        raise InvalidInput(
+            f"there is no plan {name!r}",
+            hint=f"There are {', '.join(plans)}; section `plans` of platform.yaml adds more.",
+        )
     session.show(plans[name], lambda: terms_table(plans[name]))
 
 
 def tenant_table(found: Mapping[str, Any]) -> Table | str:
-    """A tenant in two columns: who it is, its terms (`*`: overridden), and what it uses where that is known."""
+    """A tenant in two columns: who it is, its terms (`*`: overridden), and what it uses where that
+    is known."""
     use = found.get("use") or {}
     marked = {
-        key: f"{shown(key, value)}{' *' if key in found['overrides'] else ''}" for key, value in found["terms"].items() if key != "name"
+        key: f"{shown(key, value)}{' *' if key in found['overrides'] else ''}"
+        for key, value in found["terms"].items()
+        if key != "name"
     }
-    used = {key: f"{bound}  (now {_used(key, use[key])})" for key, bound in marked.items() if use.get(key) is not None}
-    head = {"tenant": found["name"], "id": found["id"], "plan": found["plan"], "suspended": "yes" if found["suspended"] else "no"}
+    used = {
+        key: f"{bound}  (now {_used(key, use[key])})"
+        for key, bound in marked.items()
+        if use.get(key) is not None
+    }
+    head = {
+        "tenant": found["name"],
+        "id": found["id"],
+        "plan": found["plan"],
+        "suspended": "yes" if found["suspended"] else "no",
+    }
     return _two_columns({**head, **marked, **used})
 
 
@@ -166,4 +222,7 @@ def _two_columns(values: Mapping[str, str]) -> Table | str:
 
 
 def _listed(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {**row, "overrides": [f"{key}={shown(key, value)}" for key, value in row["overrides"].items()]}
+    return {
+        **row,
+        "overrides": [f"{key}={shown(key, value)}" for key, value in row["overrides"].items()],
+    }

@@ -1,4 +1,5 @@
-"""The terminal that a command prints to: text of others, such as names and errors, does not speak to it."""
+"""The terminal that a command prints to: text of others, such as names and errors, does not speak
+to it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from weight_cache.log_lines import escaped
 
 
 class Terminal(Console):
-    """Honours NO_COLOR. A control character in what is printed is shown as an escape (`\\x1b`), but for ends of lines and tabs."""
+    """Honours NO_COLOR. A control character in what is printed is shown as an escape (`\\x1b`), but
+    for ends of lines and tabs."""
 
     def __init__(self, file: IO[str], *, width: int | None) -> None:
         super().__init__(file=file, highlight=False, emoji=False, width=width)
@@ -30,4 +32,8 @@ class _Escaped:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for segment in console.render(self._inner, options):
-            yield segment if segment.control else Segment(escaped(segment.text, keep="\n\t"), segment.style)
+            yield (
+                segment
+                if segment.control
+                else Segment(escaped(segment.text, keep="\n\t"), segment.style)
+            )

@@ -1,4 +1,5 @@
-"""`pilotlight top`: functions at work, by what the activator counts. Rates are differences between two looks."""
+"""`pilotlight top`: functions at work, by what the activator counts. Rates are differences between
+two looks."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One function between two looks; None is "nothing to tell". `starts`: waits for one by rung, since the activator began."""
+    """One function between two looks; None is "nothing to tell". `starts`: waits for one by rung,
+    since the activator began."""
 
     app: str
     function: str
@@ -71,9 +73,13 @@ def register(root: typer.Typer) -> None:
 def top(
     session: Session,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one table and end: totals since the activator started.")] = False,
+    once: Annotated[
+        bool,
+        typer.Option("--once", help="Print one table and end: totals since the activator started."),
+    ] = False,
 ) -> None:
-    """A live table of this machine's functions: instances, calls, times and cost. Ctrl-C ends it."""
+    """A live table of this machine's functions: instances, calls, times and cost. Ctrl-C ends
+    it."""
     now = look(session)
     if once or session.is_json or not sys.stdout.isatty():
         rows = rows_between(None, now)
@@ -81,7 +87,9 @@ def top(
         return
     from rich.live import Live
 
-    with Live(_table(rows_between(None, now)), console=session.console(), screen=True, auto_refresh=False) as live:
+    with Live(
+        _table(rows_between(None, now)), console=session.console(), screen=True, auto_refresh=False
+    ) as live:
         while True:
             time.sleep(interval)
             before, now = now, look(session)
@@ -107,7 +115,9 @@ def look(session: Session) -> Look:
     return seen(samples, at=time.monotonic(), instances=counted, cost=cost)
 
 
-def seen(samples: Sequence[Sample], *, at: float, instances: Mapping[Key, int], cost: Mapping[Key, float]) -> Look:
+def seen(
+    samples: Sequence[Sample], *, at: float, instances: Mapping[Key, int], cost: Mapping[Key, float]
+) -> Look:
     """Sum the activator's samples by function."""
     requests: dict[Key, float] = defaultdict(float)
     in_flight: dict[Key, float] = defaultdict(float)
@@ -123,7 +133,15 @@ def seen(samples: Sequence[Sample], *, at: float, instances: Mapping[Key, int], 
             buckets[key][float(s.labels["le"])] += s.value
         elif s.name == "pilotlight_cold_calls_total":
             starts[key][s.labels.get("start_kind", "")] += s.value
-    return Look(at=at, requests=requests, buckets=buckets, in_flight=in_flight, instances=instances, cost=cost, starts=starts)
+    return Look(
+        at=at,
+        requests=requests,
+        buckets=buckets,
+        in_flight=in_flight,
+        instances=instances,
+        cost=cost,
+        starts=starts,
+    )
 
 
 def rows_between(before: Look | None, now: Look) -> list[Row]:
@@ -136,7 +154,10 @@ def rows_between(before: Look | None, now: Look) -> list[Row]:
 def _row(key: Key, before: Look | None, now: Look) -> Row:
     span_s = now.at - before.at if before else 0.0
     earlier = before.buckets.get(key, {}) if before else {}
-    fresh = [(bound, count - earlier.get(bound, 0.0)) for bound, count in now.buckets.get(key, {}).items()]
+    fresh = [
+        (bound, count - earlier.get(bound, 0.0))
+        for bound, count in now.buckets.get(key, {}).items()
+    ]
     median, slow = (quantile(fresh, share) for share in (0.5, 0.99))
 
     def rate(of: Mapping[Key, float], was: Mapping[Key, float]) -> float:
@@ -156,10 +177,14 @@ def _row(key: Key, before: Look | None, now: Look) -> Row:
 
 
 def metrics_text(run: Path) -> str:
-    """The Prometheus pages of all activators of this machine, one after the other. Raises Unavailable."""
+    """The Prometheus pages of all activators of this machine, one after the other. Raises
+    Unavailable."""
     import httpx
 
-    hint = "`top` runs on the platform's own machine, as its user: name its --home, and see `pilotlight status`."
+    hint = (
+        "`top` runs on the platform's own machine, as its user: name its --home, and see "
+        "`pilotlight status`."
+    )
     sockets = sorted(run.glob("metrics-activator*.sock"))
     if not sockets:
         raise Unavailable(f"no activator serves its metrics in {run}", hint=hint)
@@ -194,7 +219,13 @@ def _table(rows: Sequence[Row]) -> RenderableType:
     table.add_column("starts")
     for row in rows:
         times = [NOTHING if ms is None else milliseconds(ms) for ms in (row.p50_ms, row.p99_ms)]
-        cells: list[Any] = [row.instances, row.in_flight, f"{row.calls_per_s:.1f}", *times, money(f"{row.cost_per_h:.6f}")]
+        cells: list[Any] = [
+            row.instances,
+            row.in_flight,
+            f"{row.calls_per_s:.1f}",
+            *times,
+            money(f"{row.cost_per_h:.6f}"),
+        ]
         cells.append(", ".join(f"{kind} {count}" for kind, count in row.starts.items()) or NOTHING)
         table.add_row(f"{row.app}/{row.function}", *map(str, cells))
     if not rows:

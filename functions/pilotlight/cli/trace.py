@@ -20,8 +20,16 @@ if TYPE_CHECKING:
 DEFAULT_LIMIT = 30
 WIDTH = 40
 """Characters of the whole time."""
-_COLUMNS = {"at": "time", "call": "call", "function": "function", "revision": "revision", "start_kind": "start", "kept_for": "kept for",
-            "status": "status", "took": "took"}  # fmt: skip
+_COLUMNS = {
+    "at": "time",
+    "call": "call",
+    "function": "function",
+    "revision": "revision",
+    "start_kind": "start",
+    "kept_for": "kept for",
+    "status": "status",
+    "took": "took",
+}
 _SHOWN = ("pilotlight.node", "pilotlight.arm", "faas.instance", "pilotlight.cost")
 """Attributes that stand behind a span; --json has all of them."""
 _PLATFORM = ("pilotlight.", "faas.", "http.", "url.", "error.")
@@ -29,7 +37,9 @@ _PLATFORM = ("pilotlight.", "faas.", "http.", "url.", "error.")
 
 def register(root: typer.Typer) -> None:
     """Add the commands."""
-    group = typer.Typer(help="What happened inside calls: traces that were kept.", no_args_is_help=True)
+    group = typer.Typer(
+        help="What happened inside calls: traces that were kept.", no_args_is_help=True
+    )
     command(group, "list")(list_traces)
     command(group, "show")(show)
     root.add_typer(group, name="trace")
@@ -38,19 +48,34 @@ def register(root: typer.Typer) -> None:
 def list_traces(
     session: Session,
     *,
-    target: Annotated[str | None, typer.Argument(metavar="[APP[/FUNCTION]]", help="Of this app, or function.")] = None,
-    kept_for: Annotated[str | None, typer.Option(help="asked, drawn, error, cold, slow or shadow.")] = None,
+    target: Annotated[
+        str | None, typer.Argument(metavar="[APP[/FUNCTION]]", help="Of this app, or function.")
+    ] = None,
+    kept_for: Annotated[
+        str | None, typer.Option(help="asked, drawn, error, cold, slow or shadow.")
+    ] = None,
     revision: Annotated[str | None, typer.Option(help="Of this revision.")] = None,
     arm: Annotated[str | None, typer.Option(help="Of this arm of an experiment.")] = None,
     failed: Annotated[bool, typer.Option("--failed", help="Of calls that failed.")] = False,
-    slower_than: Annotated[float | None, typer.Option(min=0, metavar="MS", help="Of calls that took longer than so many ms.")] = None,
+    slower_than: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="MS", help="Of calls that took longer than so many ms."),
+    ] = None,
     since: Annotated[str | None, typer.Option(help="From: 24h, 7d, or a date.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = DEFAULT_LIMIT,
 ) -> None:
-    """Traces, newest first. Kept are failed, cold and slow calls, those whose callers ask, and some of the others."""
+    """Traces, newest first. Kept are failed, cold and slow calls, those whose callers ask, and some
+    of the others."""
     app, _, function = (target or "").partition("/")
-    filters: dict[str, Any] = {"app": app or None, "function": function or None, "kept_for": kept_for, "revision": revision, "arm": arm,
-                               "failed": True if failed else None, "min_ms": slower_than}  # fmt: skip
+    filters: dict[str, Any] = {
+        "app": app or None,
+        "function": function or None,
+        "kept_for": kept_for,
+        "revision": revision,
+        "arm": arm,
+        "failed": True if failed else None,
+        "min_ms": slower_than,
+    }
     if since is not None:
         filters["since"] = instant(since, now=time.time())
     with session.client() as client:
@@ -61,26 +86,40 @@ def list_traces(
 def listing(traces: list[dict[str, Any]]) -> Table | str:
     """Traces as a table."""
     rows = [
-        {**one, "at": moment(one["at"]), "function": f"{one['app']}/{one['function']}", "took": milliseconds(one["duration_ms"])}
+        {
+            **one,
+            "at": moment(one["at"]),
+            "function": f"{one['app']}/{one['function']}",
+            "took": milliseconds(one["duration_ms"]),
+        }
         for one in traces
     ]
     return table(rows, _COLUMNS, empty="No traces.")
 
 
 def show(
-    session: Session, *, trace: Annotated[str, typer.Argument(metavar="ID", help="A trace, or a call (X-Request-Id of its answer).")]
+    session: Session,
+    *,
+    trace: Annotated[
+        str, typer.Argument(metavar="ID", help="A trace, or a call (X-Request-Id of its answer).")
+    ],
 ) -> None:
     """One trace as a waterfall."""
     with session.client() as client:
         try:
             found = client.trace(trace)
         except NotFound as e:
-            raise NotFound(str(e), hint="`pilotlight trace list` shows those that were kept; a `traceparent` header asks for one.") from e
+            raise NotFound(
+                str(e),
+                hint="`pilotlight trace list` shows those that were kept; a `traceparent` header "
+                "asks for one.",
+            ) from e
     session.show(found, lambda: waterfall(found))
 
 
 def waterfall(trace: Mapping[str, Any], *, width: int = WIDTH) -> Table | str:
-    """A trace as rows: name, its part of the whole time, how long it took, and what is worth telling."""
+    """A trace as rows: name, its part of the whole time, how long it took, and what is worth
+    telling."""
     rows = [
         {
             "span": "  " * bar.depth + bar.span["name"],
@@ -91,14 +130,27 @@ def waterfall(trace: Mapping[str, Any], *, width: int = WIDTH) -> Table | str:
         for bar in bars(trace)
     ]
     heading = f"{trace['id']}  {moment(trace['at'])}"
-    return table(rows, {"span": heading, "when": milliseconds(trace["duration_ms"]), "took": "took", "what": "what"}, empty="No spans.")
+    return table(
+        rows,
+        {
+            "span": heading,
+            "when": milliseconds(trace["duration_ms"]),
+            "took": "took",
+            "what": "what",
+        },
+        empty="No spans.",
+    )
 
 
 def drawn(bar: Bar, width: int) -> str:
     """A bar of characters: what happened is never invisible."""
     begin = min(int(bar.begin * width), width - 1)
     length = max(1, min(round(bar.width * width), width - begin))
-    return "·" * begin + ("█" if not bar.span["error"] else "▒") * length + "·" * (width - begin - length)
+    return (
+        "·" * begin
+        + ("█" if not bar.span["error"] else "▒") * length
+        + "·" * (width - begin - length)
+    )
 
 
 def told(span: Mapping[str, Any]) -> str:
@@ -106,5 +158,7 @@ def told(span: Mapping[str, Any]) -> str:
     attributes = span["attributes"]
     own = [f"{key}={value}" for key, value in attributes.items() if not key.startswith(_PLATFORM)]
     parts = [f"error: {span['error']}"] if span["error"] else []
-    parts += own + [f"{key.rpartition('.')[2]}={attributes[key]}" for key in _SHOWN if attributes.get(key)]
+    parts += own + [
+        f"{key.rpartition('.')[2]}={attributes[key]}" for key in _SHOWN if attributes.get(key)
+    ]
     return ", ".join(parts) or NOTHING

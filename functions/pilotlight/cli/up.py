@@ -32,8 +32,15 @@ def register(app: typer.Typer) -> None:
 
 def up(
     session: Session,
-    listen: Annotated[str | None, typer.Option(help="host:port of the platform's URL; overrides platform.yaml.")] = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once it is up; stop it with `pilotlight down`.")] = False,
+    listen: Annotated[
+        str | None, typer.Option(help="host:port of the platform's URL; overrides platform.yaml.")
+    ] = None,
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach", "-d", help="Return once it is up; stop it with `pilotlight down`."
+        ),
+    ] = False,
 ) -> None:
     """Start the platform on this machine, and keep its processes up until Ctrl-C."""
     from pilotlight.cli import local, supervise
@@ -60,7 +67,8 @@ def up(
 
 
 def save_key(platform: LocalPlatform, session: Session, key: str) -> tuple[Path, str]:
-    """Write the first admin key to the profile file; returns it and the profile's name. Another platform's profile is not replaced."""
+    """Write the first admin key to the profile file; returns it and the profile's name. Another
+    platform's profile is not replaced."""
     from pilotlight import profile
 
     environ = session.profile_environ()
@@ -72,13 +80,18 @@ def save_key(platform: LocalPlatform, session: Session, key: str) -> tuple[Path,
 
 
 def _free_profile_name(platform: LocalPlatform, session: Session) -> str:
-    """`default`, unless that holds the key of another platform, which must not be lost: then `local-<port>`."""
+    """`default`, unless that holds the key of another platform, which must not be lost: then
+    `local-<port>`."""
     from pilotlight import profile
 
     environ = session.profile_environ()
     if profile.DEFAULT_PROFILE not in profile.names(environ):
         return profile.DEFAULT_PROFILE
-    in_file = {key: value for key, value in environ.items() if key in ("PILOTLIGHT_CONFIG", "HOME", "XDG_CONFIG_HOME")}
+    in_file = {
+        key: value
+        for key, value in environ.items()
+        if key in ("PILOTLIGHT_CONFIG", "HOME", "XDG_CONFIG_HOME")
+    }
     held = profile.load(in_file, name=profile.DEFAULT_PROFILE)
     is_ours = not held.api_key or held.url == platform.url
     return profile.DEFAULT_PROFILE if is_ours else f"local-{platform.listen.rpartition(':')[2]}"
@@ -87,7 +100,11 @@ def _free_profile_name(platform: LocalPlatform, session: Session) -> str:
 def down(
     session: Session,
     all_instances: Annotated[
-        bool, typer.Option("--all-instances/--keep-instances", help="Stop instances too, or leave them for the next `up` to adopt.")
+        bool,
+        typer.Option(
+            "--all-instances/--keep-instances",
+            help="Stop instances too, or leave them for the next `up` to adopt.",
+        ),
     ] = True,
 ) -> None:
     """Stop the platform on this machine: calls in flight are finished first."""
@@ -99,7 +116,9 @@ def down(
     ask = signal.SIGTERM if all_instances else signal.SIGUSR1
     drained = orphans.terminate(found.pid, grace_s=_DOWN_WAIT_S, first=ask)
     body = {"home": str(platform.paths.home), "pid": found.pid, "drained": drained}
-    session.show(body, lambda: "stopped" if drained else f"killed: it did not stop within {_DOWN_WAIT_S:g} s")
+    session.show(
+        body, lambda: "stopped" if drained else f"killed: it did not stop within {_DOWN_WAIT_S:g} s"
+    )
 
 
 def status(session: Session) -> None:
@@ -142,10 +161,17 @@ def _status_table(body: dict[str, Any]) -> RenderableType:
 
     table = Table(box=None, show_header=False)
     state = "[green]up[/]" if body["running"] else "[red]down[/] (start it with `pilotlight up`)"
-    for name, value in {"platform": state, "url": body["url"], "home": body["home"], "configuration": body["config"]}.items():
+    for name, value in {
+        "platform": state,
+        "url": body["url"],
+        "home": body["home"],
+        "configuration": body["config"],
+    }.items():
         table.add_row(name, value)
     for name, pid in body["processes"].items():
-        table.add_row(name, f"process {pid}, {_user(body['uids'][name])}" if pid else "[red]down[/]")
+        table.add_row(
+            name, f"process {pid}, {_user(body['uids'][name])}" if pid else "[red]down[/]"
+        )
     return table
 
 
@@ -175,7 +201,15 @@ def _up_lines(body: dict[str, Any]) -> RenderableType:
     key = (
         f"written to {body['key_file']} (only you can read it)"
         if body["key_file"]
-        else "made earlier: see ~/.pilotlight.toml; lost it? `pilotlight token create --local --scope admin`"
+        else "made earlier: see ~/.pilotlight.toml; lost it? `pilotlight token create --local "
+        "--scope admin`"
     )
     rows = {"dashboard": body["dashboard"], "admin key": key, "home": body["home"]}
-    return Text("\n".join([f"pilotlight is up at {body['url']}", *(f"  {name:<10} {value}" for name, value in rows.items())]))
+    return Text(
+        "\n".join(
+            [
+                f"pilotlight is up at {body['url']}",
+                *(f"  {name:<10} {value}" for name, value in rows.items()),
+            ]
+        )
+    )

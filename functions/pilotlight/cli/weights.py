@@ -1,4 +1,5 @@
-"""`pilotlight weights …`: models by name, sent to the platform and back, and what the node does with them."""
+"""`pilotlight weights …`: models by name, sent to the platform and back, and what the node does
+with them."""
 
 from __future__ import annotations
 
@@ -45,11 +46,21 @@ _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 def register(root: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(help="Model files by name: sent once, mapped by instances, never part of a snapshot.", no_args_is_help=True)
+    group = typer.Typer(
+        help="Model files by name: sent once, mapped by instances, never part of a snapshot.",
+        no_args_is_help=True,
+    )
     verbs: dict[str, Callable[..., None]] = {
-        "push": push, "pull": pull, "list": list_, "show": show, "verify": verify, "prefetch": prefetch, "pin": pin, "unpin": unpin,
+        "push": push,
+        "pull": pull,
+        "list": list_,
+        "show": show,
+        "verify": verify,
+        "prefetch": prefetch,
+        "pin": pin,
+        "unpin": unpin,
         "delete": delete,
-    }  # fmt: skip
+    }
     for name, function in verbs.items():
         command(group, name)(function)
     root.add_typer(group, name="weights")
@@ -59,14 +70,24 @@ def push(
     session: Session,
     *,
     source: Annotated[
-        list[str], typer.Argument(metavar="SOURCE…", help="A directory, s3://bucket/prefix, hf://org/name@revision, or http(s):// files.")
+        list[str],
+        typer.Argument(
+            metavar="SOURCE…",
+            help="A directory, s3://bucket/prefix, hf://org/name@revision, or http(s):// files.",
+        ),
     ],
-    name: Annotated[str | None, typer.Option(help="Name on the platform. Default: the last part of the source.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name on the platform. Default: the last part of the source.")
+    ] = None,
     include: Annotated[
-        list[str] | None, typer.Option(help="Only files that match, as '*.safetensors'; may be given several times. Default: all.")
+        list[str] | None,
+        typer.Option(
+            help="Only files that match, as '*.safetensors'; may be given several times. Default: all."
+        ),
     ] = None,
 ) -> None:
-    """Send a model and give it a name; apps use it with Weights.named(NAME). Only what the platform lacks is sent.
+    """Send a model and give it a name; apps use it with Weights.named(NAME). Only what the platform
+    lacks is sent.
 
     The source is read here, with the credentials of this shell (HF_TOKEN, AWS_…).
     """
@@ -74,8 +95,12 @@ def push(
     from pilotlight.packaging.weights import push as send
     from pilotlight.sdk.weights import Weights
 
-    sources = [word if "://" in word else str(session.cwd / Path(word).expanduser()) for word in source]
-    declared = Weights(sources if len(sources) > 1 else sources[0], name=name, include=tuple(include or ()))
+    sources = [
+        word if "://" in word else str(session.cwd / Path(word).expanduser()) for word in source
+    ]
+    declared = Weights(
+        sources if len(sources) > 1 else sources[0], name=name, include=tuple(include or ())
+    )
     where: Path | list[str] = declared.directory() if declared.is_directory else sources
     _check_name(declared.name)
     with session.client() as client:
@@ -90,34 +115,57 @@ def push(
             )
         shown = str(where) if isinstance(where, Path) else declared.source
         info = client.put_weights(declared.name, manifest=pushed.manifest, source=shown)
-    session.show({**dataclasses.asdict(info), "uploaded_bytes": pushed.uploaded_bytes}, lambda: _pushed(info, pushed))
+    session.show(
+        {**dataclasses.asdict(info), "uploaded_bytes": pushed.uploaded_bytes},
+        lambda: _pushed(info, pushed),
+    )
 
 
 def pull(
     session: Session,
-    which: Annotated[str, typer.Argument(metavar="NAME|DIGEST", help="A name, or the digest of a manifest.")],
-    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where the files go; it is made when it is not there.")],
+    which: Annotated[
+        str, typer.Argument(metavar="NAME|DIGEST", help="A name, or the digest of a manifest.")
+    ],
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIRECTORY", help="Where the files go; it is made when it is not there."
+        ),
+    ],
     yes: Yes = False,
 ) -> None:
-    """Bring a model to a directory of this machine, every byte verified. What was cut off goes on with the same command."""
+    """Bring a model to a directory of this machine, every byte verified. What was cut off goes on
+    with the same command."""
     from pilotlight.packaging.pull import is_empty
     from pilotlight.packaging.pull import pull as bring
 
     if not is_empty(directory):
-        session.confirm(f"{directory} is not empty. Put the files there, in place of those of the same names?", yes=yes)
+        session.confirm(
+            f"{directory} is not empty. Put the files there, in place of those of the same names?",
+            yes=yes,
+        )
     with session.client() as client:
         digest = which if _DIGEST.match(which) else client.get_weights(which).manifest
         with _bar(session, f"pulling {which[:24]}") as bar:
             pulled = bring(client, digest, directory, progress=bar)
-    session.show({**dataclasses.asdict(pulled), "directory": str(pulled.directory)}, lambda: _pulled(pulled))
+    session.show(
+        {**dataclasses.asdict(pulled), "directory": str(pulled.directory)}, lambda: _pulled(pulled)
+    )
 
 
 def list_(session: Session) -> None:
-    """Weights of this environment, and where they are: `origin` (the platform's store), `nvme` or `dram` of the node."""
+    """Weights of this environment, and where they are: `origin` (the platform's store), `nvme` or
+    `dram` of the node."""
     with session.client() as client:
         found = client.list_weights()
-    empty = "No weights yet: `pilotlight weights push DIRECTORY`, or declare them in an app and deploy it."
-    session.show([dataclasses.asdict(info) for info in found], lambda: table([row_of(info) for info in found], _COLUMNS, empty=empty))
+    empty = (
+        "No weights yet: `pilotlight weights push DIRECTORY`, or declare them in an app and "
+        "deploy it."
+    )
+    session.show(
+        [dataclasses.asdict(info) for info in found],
+        lambda: table([row_of(info) for info in found], _COLUMNS, empty=empty),
+    )
 
 
 def show(session: Session, name: Name) -> None:
@@ -127,11 +175,15 @@ def show(session: Session, name: Name) -> None:
     with session.client() as client:
         info = client.get_weights(name)
         manifest = fetch_manifest(client, info.manifest)
-    session.show({**dataclasses.asdict(info), "listing": file_rows(manifest)}, lambda: _details(info, manifest))
+    session.show(
+        {**dataclasses.asdict(info), "listing": file_rows(manifest)},
+        lambda: _details(info, manifest),
+    )
 
 
 def verify(session: Session, name: Name) -> None:
-    """Have the node read its copy again and compare it with its hashes. Damaged files are fetched anew when needed; ends with 1 then."""
+    """Have the node read its copy again and compare it with its hashes. Damaged files are fetched
+    anew when needed; ends with 1 then."""
     from pilotlight.sdk.pushed import Step
 
     found: Checked | None = None
@@ -150,24 +202,31 @@ def verify(session: Session, name: Name) -> None:
 
 
 def prefetch(session: Session, name: Name) -> None:
-    """Bring it to the node's disk, so that the next start need not wait for it. Starts that need bytes now go first."""
+    """Bring it to the node's disk, so that the next start need not wait for it. Starts that need
+    bytes now go first."""
     with session.client() as client:
         info = _follow(session, f"fetching {name}", client.prefetch_weights(name))
     session.show(dataclasses.asdict(info), lambda: f"{info.name} is on the node: {_where(info)}")
 
 
 def pin(session: Session, name: Name) -> None:
-    """Bring it to the node's disk and keep it there whoever needs room. Needs an admin key; what is pushed later is not pinned."""
+    """Bring it to the node's disk and keep it there whoever needs room. Needs an admin key; what is
+    pushed later is not pinned."""
     with session.client() as client:
         info = _follow(session, f"fetching {name}", client.pin_weights(name))
-    session.show(dataclasses.asdict(info), lambda: f"{info.name} ({size(info.size_bytes)}) stays on the node until it is unpinned")
+    session.show(
+        dataclasses.asdict(info),
+        lambda: f"{info.name} ({size(info.size_bytes)}) stays on the node until it is unpinned",
+    )
 
 
 def unpin(session: Session, name: Name) -> None:
     """Let the node evict it again when it needs room."""
     with session.client() as client:
         info = client.unpin_weights(name)
-    session.show(dataclasses.asdict(info), lambda: f"{info.name} may leave the node when it needs room")
+    session.show(
+        dataclasses.asdict(info), lambda: f"{info.name} may leave the node when it needs room"
+    )
 
 
 def delete(session: Session, name: Name, yes: Yes = False) -> None:
@@ -185,7 +244,15 @@ def row_of(info: WeightsInfo) -> dict[str, Any]:
 
 def file_rows(manifest: Manifest) -> list[dict[str, Any]]:
     """A model's files; `tensors` is how many a safetensors file has."""
-    return [{"path": f.path, "size_bytes": f.size_bytes, "digest": f.digest, "tensors": len(f.tensors) or None} for f in manifest.files]
+    return [
+        {
+            "path": f.path,
+            "size_bytes": f.size_bytes,
+            "digest": f.digest,
+            "tensors": len(f.tensors) or None,
+        }
+        for f in manifest.files
+    ]
 
 
 def _check_name(name: str) -> None:
@@ -199,7 +266,10 @@ def _demand_environment(client: Client) -> None:
     # Said before the upload, which may take hours, not after it.
     wanted = client.profile.environment
     if wanted not in {row["name"] for row in client.environments()}:
-        raise NotFound(f"environment {wanted!r} does not exist", hint=f"Create it with: pilotlight environment create {wanted}")
+        raise NotFound(
+            f"environment {wanted!r} does not exist",
+            hint=f"Create it with: pilotlight environment create {wanted}",
+        )
 
 
 def _follow(session: Session, text: str, steps: Iterable[Step]) -> WeightsInfo:
@@ -210,7 +280,10 @@ def _follow(session: Session, text: str, steps: Iterable[Step]) -> WeightsInfo:
             if step.total_bytes:
                 bar(step.done_bytes, step.total_bytes)
     if info is None:
-        raise PilotlightError(f"{text}: the node did not say how it ended", hint="Look with `pilotlight weights list`.")
+        raise PilotlightError(
+            f"{text}: the node did not say how it ended",
+            hint="Look with `pilotlight weights list`.",
+        )
     return info
 
 
@@ -220,9 +293,22 @@ def _bar(session: Session, text: str) -> Iterator[Bar]:
     if session.is_json:
         yield lambda _done, _total: None
         return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=session.notes(), transient=True) as bars:
         task = bars.add_task(text, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
@@ -238,13 +324,22 @@ def _spinner(session: Session, text: str) -> Iterator[Callable[[str], None]]:
 
 
 def _pushed(info: WeightsInfo, pushed: Pushed) -> str:
-    sent = f"{size(pushed.uploaded_bytes)} sent" if pushed.uploaded_bytes else "nothing had to be sent"
-    return f"{info.name}: {size(info.size_bytes)} in {info.files} files, {sent}\nuse them with pilotlight.Weights.named({info.name!r})"
+    sent = (
+        f"{size(pushed.uploaded_bytes)} sent" if pushed.uploaded_bytes else "nothing had to be sent"
+    )
+    return (
+        f"{info.name}: {size(info.size_bytes)} in {info.files} files, {sent}\nuse them with "
+        f"pilotlight.Weights.named({info.name!r})"
+    )
 
 
 def _pulled(pulled: Pulled) -> str:
-    came = f"{size(pulled.fetched_bytes)} fetched" if pulled.fetched_bytes else "all of it was there"
-    return f"{pulled.directory}: {size(pulled.size_bytes)} in {pulled.files} files, verified ({came})"
+    came = (
+        f"{size(pulled.fetched_bytes)} fetched" if pulled.fetched_bytes else "all of it was there"
+    )
+    return (
+        f"{pulled.directory}: {size(pulled.size_bytes)} in {pulled.files} files, verified ({came})"
+    )
 
 
 def _verdict(name: str, checked: Checked) -> str:
@@ -257,7 +352,11 @@ def _verdict(name: str, checked: Checked) -> str:
 
 
 def _where(info: WeightsInfo) -> str:
-    places = {"origin": "in the platform's store only", "nvme": "on its disk", "dram": "in its memory"}
+    places = {
+        "origin": "in the platform's store only",
+        "nvme": "on its disk",
+        "dram": "in its memory",
+    }
     return places.get(info.tier or "", "the node does not answer")
 
 
@@ -265,12 +364,19 @@ def _details(info: WeightsInfo, manifest: Manifest) -> RenderableType:
     from rich.console import Group
     from rich.markup import escape
 
-    expected = "" if info.expected_s is None else f"; a start would wait {milliseconds(info.expected_s * 1000)} for it"
+    expected = (
+        ""
+        if info.expected_s is None
+        else f"; a start would wait {milliseconds(info.expected_s * 1000)} for it"
+    )
     kept = ", pinned" if info.is_pinned else ""
     by = f"deployed with {info.app}" if info.app else "pushed"
     mapped = "" if info.instances is None else f", mapped by {info.instances} instances"
     lines = [
-        f"{info.name}  {size(info.size_bytes)} in {info.files} files, {by} {moment(info.updated_at)}",
+        (
+            f"{info.name}  {size(info.size_bytes)} in {info.files} files, {by} "
+            f"{moment(info.updated_at)}"
+        ),
         f"manifest {info.manifest}",
         escape(f"source {info.source or '-'}"),
         f"{_where(info)}{kept}{mapped}{expected}",

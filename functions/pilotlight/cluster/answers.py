@@ -1,4 +1,5 @@
-"""Answers of the API server: what a refusal means. The one place where `Status` documents become our errors."""
+"""Answers of the API server: what a refusal means. The one place where `Status` documents become
+our errors."""
 
 from __future__ import annotations
 
@@ -27,15 +28,22 @@ from pilotlight.cluster.errors import (
 )
 from pilotlight.cluster.refusals import webhook_problems
 
-_DENIED = re.compile(r'admission webhook "(?P<webhook>[^"]+)" denied the request: (?P<why>.*)', re.DOTALL)
+_DENIED = re.compile(
+    r'admission webhook "(?P<webhook>[^"]+)" denied the request: (?P<why>.*)', re.DOTALL
+)
 _UNREACHABLE = re.compile(r'failed calling webhook "(?P<webhook>[^"]+)"')
 _STRICT = re.compile(r'unknown field "(?P<field>[^"]+)"')
 _INSTALL = {
-    "serving.knative.dev": "install Knative Serving (its serving-crds.yaml, then serving-core.yaml)",
-    "autoscaling.internal.knative.dev": "install Knative Serving (its serving-crds.yaml, then serving-core.yaml)",
-    "networking.internal.knative.dev": "install Knative Serving (its serving-crds.yaml, then serving-core.yaml)",
-    "caching.internal.knative.dev": "install Knative Serving (its serving-crds.yaml, then serving-core.yaml)",
-    "cert-manager.io": "install cert-manager, or give the chart TLS secrets of your own (tls.existingSecret)",
+    "serving.knative.dev": "install Knative Serving (its serving-crds.yaml, then "
+    "serving-core.yaml)",
+    "autoscaling.internal.knative.dev": "install Knative Serving (its serving-crds.yaml, then "
+    "serving-core.yaml)",
+    "networking.internal.knative.dev": "install Knative Serving (its serving-crds.yaml, then "
+    "serving-core.yaml)",
+    "caching.internal.knative.dev": "install Knative Serving (its serving-crds.yaml, then "
+    "serving-core.yaml)",
+    "cert-manager.io": "install cert-manager, or give the chart TLS secrets of your own "
+    "(tls.existingSecret)",
     "monitoring.coreos.com": "install the Prometheus operator, or switch monitoring.podMonitors off",
 }
 
@@ -75,18 +83,29 @@ def refusal(deed: Deed, answer: Answer) -> ClusterError:
     status = answer.document()
     if status.get("kind") != "Status":
         return _without_status(deed, answer)
-    return from_status(deed, status, retry_after_s=answer.retry_after_s, knative_namespace=answer.knative_namespace)
+    return from_status(
+        deed, status, retry_after_s=answer.retry_after_s, knative_namespace=answer.knative_namespace
+    )
 
 
 def from_status(
-    deed: Deed, status: Mapping[str, Any], *, retry_after_s: float | None = None, knative_namespace: str = "knative-serving"
+    deed: Deed,
+    status: Mapping[str, Any],
+    *,
+    retry_after_s: float | None = None,
+    knative_namespace: str = "knative-serving",
 ) -> ClusterError:
     """The error for a `Status` document: an answer's body, or an ERROR event of a watch."""
     code = int(status.get("code") or 0)
     message = str(status.get("message") or "")
     details = status.get("details") or {}
     wait_s = retry_after_s if retry_after_s is not None else details.get("retryAfterSeconds")
-    rest: dict[str, Any] = {"status": code, "reason": str(status.get("reason") or ""), "retry_after_s": wait_s, "deed": deed}
+    rest: dict[str, Any] = {
+        "status": code,
+        "reason": str(status.get("reason") or ""),
+        "retry_after_s": wait_s,
+        "deed": deed,
+    }
     if _UNREACHABLE.search(message):
         return _webhook_down(deed, message, rest)
     if (denied := _DENIED.search(message)) is not None:
@@ -102,7 +121,11 @@ def from_status(
 
 def _without_status(deed: Deed, answer: Answer) -> ClusterError:
     text = answer.body[:200].decode("utf-8", "replace").strip()
-    rest: dict[str, Any] = {"status": answer.status, "retry_after_s": answer.retry_after_s, "deed": deed}
+    rest: dict[str, Any] = {
+        "status": answer.status,
+        "retry_after_s": answer.retry_after_s,
+        "deed": deed,
+    }
     if answer.status == 404:
         return _kind_missing(deed, rest)
     return _plain(deed, text or "an answer without a body", rest)
@@ -113,7 +136,9 @@ def _plain(deed: Deed, message: str, rest: dict[str, Any]) -> ClusterError:
     said = f"cannot {deed}: {message}"
     if code == 401:
         return BadCredentials(
-            f"{said}. The API server does not accept our credentials: look at the service account or the kubeconfig", **rest
+            f"{said}. The API server does not accept our credentials: look at the service account "
+            f"or the kubeconfig",
+            **rest,
         )
     if code == 409:
         kind = AlreadyExists if rest["reason"] == "AlreadyExists" else Conflict
@@ -121,26 +146,46 @@ def _plain(deed: Deed, message: str, rest: dict[str, Any]) -> ClusterError:
     if code == 410:
         return Gone(said, **rest)
     if code in (429, 503):
-        return Overloaded(f"{said}. The API server is overloaded or starting; it is asked again later", **rest)
+        return Overloaded(
+            f"{said}. The API server is overloaded or starting; it is asked again later", **rest
+        )
     return ClusterError(f"{said} (status {code})", **rest)
 
 
 def _webhook_down(deed: Deed, message: str, rest: dict[str, Any]) -> ClusterError:
     found = _UNREACHABLE.search(message)
     name = found.group("webhook") if found else "?"
-    where = "kubectl get pods -n knative-serving -l app=webhook" if "knative" in name else "kubectl get validatingwebhookconfigurations"
-    return WebhookDown(f"cannot {deed}: the API server cannot reach the webhook {name}: {message}. See: {where}", **rest)
+    where = (
+        "kubectl get pods -n knative-serving -l app=webhook"
+        if "knative" in name
+        else "kubectl get validatingwebhookconfigurations"
+    )
+    return WebhookDown(
+        f"cannot {deed}: the API server cannot reach the webhook {name}: {message}. See: {where}",
+        **rest,
+    )
 
 
-def _denied(deed: Deed, denied: re.Match[str], rest: dict[str, Any], knative_namespace: str) -> ClusterError:
+def _denied(
+    deed: Deed, denied: re.Match[str], rest: dict[str, Any], knative_namespace: str
+) -> ClusterError:
     problems = webhook_problems(denied.group("why"), knative_namespace=knative_namespace)
     lines = "\n  ".join(str(problem) for problem in problems)
-    return Invalid(f"cannot {deed}: refused by the webhook {denied.group('webhook')}:\n  {lines}", problems=problems, **rest)
+    return Invalid(
+        f"cannot {deed}: refused by the webhook {denied.group('webhook')}:\n  {lines}",
+        problems=problems,
+        **rest,
+    )
 
 
-def _forbidden(deed: Deed, message: str, details: Mapping[str, Any], rest: dict[str, Any]) -> ClusterError:
+def _forbidden(
+    deed: Deed, message: str, details: Mapping[str, Any], rest: dict[str, Any]
+) -> ClusterError:
     causes = details.get("causes") or ()
-    if any(cause.get("reason") == "NamespaceTerminating" for cause in causes) or "is being terminated" in message:
+    if (
+        any(cause.get("reason") == "NamespaceTerminating" for cause in causes)
+        or "is being terminated" in message
+    ):
         return NamespaceEnding(
             f"cannot {deed}: the namespace {deed.namespace} is being deleted. Wait until it is gone "
             f"(kubectl get namespace {deed.namespace}); it is made anew then",
@@ -148,22 +193,37 @@ def _forbidden(deed: Deed, message: str, details: Mapping[str, Any], rest: dict[
         )
     if "exceeded quota" in message or "failed quota" in message:
         return QuotaExceeded(
-            f"cannot {deed}: {message}. Raise the tenant's plan, or see: kubectl describe resourcequota -n {deed.namespace}", **rest
+            f"cannot {deed}: {message}. Raise the tenant's plan, or see: kubectl describe "
+            f"resourcequota -n {deed.namespace}",
+            **rest,
         )
     if "violates PodSecurity" in message:
         return Invalid(f"cannot {deed}: {message}", problems=(FieldProblem("", message),), **rest)
-    where = f"in namespace {deed.namespace}" if deed.namespace else "in all namespaces (a ClusterRole)"
+    where = (
+        f"in namespace {deed.namespace}" if deed.namespace else "in all namespaces (a ClusterRole)"
+    )
     return Forbidden(
-        f"may not {deed}: {message}. Grant {where}: {deed.rule} (`pilotlight doctor --cluster` lists all that is missing)", **rest
+        f"may not {deed}: {message}. Grant {where}: {deed.rule} (`pilotlight doctor --cluster` "
+        f"lists all that is missing)",
+        **rest,
     )
 
 
-def _invalid(deed: Deed, message: str, details: Mapping[str, Any], rest: dict[str, Any]) -> ClusterError:
+def _invalid(
+    deed: Deed, message: str, details: Mapping[str, Any], rest: dict[str, Any]
+) -> ClusterError:
     if rest["reason"] == "Expired":
         return Gone(f"cannot {deed}: {message}", **rest)
-    problems = [FieldProblem(str(cause.get("field") or ""), str(cause.get("message") or "")) for cause in details.get("causes") or ()]
+    problems = [
+        FieldProblem(str(cause.get("field") or ""), str(cause.get("message") or ""))
+        for cause in details.get("causes") or ()
+    ]
     problems += [
-        FieldProblem(unknown, "the cluster does not know this field; an older Knative or Kubernetes would drop it silently")
+        FieldProblem(
+            unknown,
+            "the cluster does not know this field; an older Knative or Kubernetes would drop it "
+            "silently",
+        )
         for unknown in _STRICT.findall(message)
     ]
     if not problems:
@@ -175,12 +235,18 @@ def _invalid(deed: Deed, message: str, details: Mapping[str, Any], rest: dict[st
 def _not_found(deed: Deed, details: Mapping[str, Any], rest: dict[str, Any]) -> ClusterError:
     if not details.get("name"):  # an absent object is always named
         return _kind_missing(deed, rest)
-    if deed.namespace and details.get("kind") == "namespaces" and details.get("name") == deed.namespace:
+    if (
+        deed.namespace
+        and details.get("kind") == "namespaces"
+        and details.get("name") == deed.namespace
+    ):
         return NotFound(f"cannot {deed}: the namespace {deed.namespace} does not exist", **rest)
     return NotFound(f"cannot {deed}: it does not exist", **rest)
 
 
 def _kind_missing(deed: Deed, rest: dict[str, Any]) -> ClusterError:
     return KindMissing(
-        f"cannot {deed}: the cluster does not serve {deed.kind.resource} ({deed.kind.api_version}): {install_hint(deed.kind.group)}", **rest
+        f"cannot {deed}: the cluster does not serve {deed.kind.resource} "
+        f"({deed.kind.api_version}): {install_hint(deed.kind.group)}",
+        **rest,
     )

@@ -1,4 +1,5 @@
-"""The cluster, as our processes see it: objects are dicts, every call has a deadline and a bound of attempts, errors are ours."""
+"""The cluster, as our processes see it: objects are dicts, every call has a deadline and a bound of
+attempts, errors are ours."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Listing:
 
 
 class Cluster:
-    """One cluster's API server. Owner: one event loop; calls may run at once. Close it, or use it as a context manager."""
+    """One cluster's API server. Owner: one event loop; calls may run at once. Close it, or use it
+    as a context manager."""
 
     def __init__(
         self,
@@ -56,11 +58,14 @@ class Cluster:
         """See `connect`; the last three are time and luck.
 
         Args:
-            tolerated: pieces of texts; Warning headers that contain one of them (or of the settings') are logged instead of raised.
+            tolerated: pieces of texts; Warning headers that contain one of them (or of the
+            settings') are logged instead of raised.
         """
         self.settings = settings
         self.patience = patience or Patience()
-        self._calls = Calls(transport, patience=self.patience, chance=chance, clock=clock, sleep=sleep)
+        self._calls = Calls(
+            transport, patience=self.patience, chance=chance, clock=clock, sleep=sleep
+        )
         self._transport = transport
         self._tolerated = (*settings.tolerated_warnings, *tolerated)
 
@@ -100,9 +105,11 @@ class Cluster:
         """Close all connections."""
         await self._transport.aclose()
 
-    # -- reading -------------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
-    async def get(self, kind: Kind, name: str, namespace: str | None = None, *, timeout_s: float | None = None) -> Object | None:
+    async def get(
+        self, kind: Kind, name: str, namespace: str | None = None, *, timeout_s: float | None = None
+    ) -> Object | None:
         """The object, or None.
 
         Raises:
@@ -114,8 +121,11 @@ class Cluster:
         except NotFound:
             return None
 
-    async def list(self, kind: Kind, namespace: str | None = None, selector: str = "", *, fields: str = "") -> Listing:
-        """All objects of a kind, by pages, as of one moment; in all namespaces where `namespace` is None.
+    async def list(
+        self, kind: Kind, namespace: str | None = None, selector: str = "", *, fields: str = ""
+    ) -> Listing:
+        """All objects of a kind, by pages, as of one moment; in all namespaces where `namespace` is
+        None.
 
         Args:
             selector: of labels.
@@ -136,23 +146,48 @@ class Cluster:
         while True:
             page = (await self._calls.call(deed, "GET", query=query)).document()
             meta = page.get("metadata") or {}
-            if not meta.get("resourceVersion"):  # a proxy's page: it says nothing of what is there, and least of all that nothing is
+            # a proxy's page: it says nothing of what is there, and least of all that nothing is
+            if not meta.get("resourceVersion"):
                 raise ClusterUnreachable(
-                    f"cannot {deed}: what came back is no list. Is something between us and the API server?", deed=deed
+                    f"cannot {deed}: what came back is no list. Is something between us and the "
+                    f"API server?",
+                    deed=deed,
                 )
             # items of a list do not say what they are
-            items += [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in page.get("items") or ()]
+            items += [
+                {"apiVersion": kind.api_version, "kind": kind.kind, **item}
+                for item in page.get("items") or ()
+            ]
             if not meta.get("continue"):
-                return Listing(items=tuple(items), resource_version=str(meta.get("resourceVersion") or ""))
+                return Listing(
+                    items=tuple(items), resource_version=str(meta.get("resourceVersion") or "")
+                )
             query = {**query, "continue": meta["continue"]}
 
-    def watch(self, kind: Kind, namespace: str | None = None, selector: str = "", *, fields: str = "") -> AsyncGenerator[Change, None]:
+    def watch(
+        self, kind: Kind, namespace: str | None = None, selector: str = "", *, fields: str = ""
+    ) -> AsyncGenerator[Change, None]:
         """List, then watch, for ever: see `following.follow`. Close it (`contextlib.aclosing`)."""
         how = self._calls
-        return follow(self, kind, namespace, selector, fields=fields, chance=how.chance, clock=how.clock, sleep=how.sleep)
+        return follow(
+            self,
+            kind,
+            namespace,
+            selector,
+            fields=fields,
+            chance=how.chance,
+            clock=how.clock,
+            sleep=how.sleep,
+        )
 
     async def changes(
-        self, kind: Kind, namespace: str | None, *, resource_version: str, selector: str = "", fields: str = ""
+        self,
+        kind: Kind,
+        namespace: str | None,
+        *,
+        resource_version: str,
+        selector: str = "",
+        fields: str = "",
     ) -> AsyncGenerator[bytes, None]:
         """One watch from a resourceVersion on, as raw bytes, until it ends or breaks.
 
@@ -169,7 +204,9 @@ class Cluster:
             **_selectors(selector, fields),
         }
         open_s, silence_s = self.patience.attempt_s, self.patience.silence_s
-        async with self._transport.stream(deed, query=query, open_s=open_s, silence_s=silence_s) as (answer, pieces):
+        async with self._transport.stream(
+            deed, query=query, open_s=open_s, silence_s=silence_s
+        ) as (answer, pieces):
             await self._calls.check(deed, answer)
             async for piece in pieces:
                 yield piece
@@ -207,22 +244,31 @@ class Cluster:
         }
         query = {key: str(value) for key, value in wanted.items() if value is not None}
         silence_s = None if follow else self.patience.call_s
-        async with self._transport.stream(deed, query=query, open_s=self.patience.attempt_s, silence_s=silence_s) as (answer, pieces):
+        async with self._transport.stream(
+            deed, query=query, open_s=self.patience.attempt_s, silence_s=silence_s
+        ) as (answer, pieces):
             await self._calls.check(deed, answer)
             async for piece in pieces:
                 yield piece
 
-    def exec(self, name: str, namespace: str, argv: Sequence[str], *, container: str) -> AsyncGenerator[Mapping[str, Any], None]:
+    def exec(
+        self, name: str, namespace: str, argv: Sequence[str], *, container: str
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
         """Run a command in a pod's container: see `exec.run`. Close it (`contextlib.aclosing`)."""
         deed = Deed(verb="get", kind=POD, namespace=namespace, name=name, subresource="exec")
-        return exec.run(self._transport, deed, argv, container=container, open_s=self.patience.attempt_s)
+        return exec.run(
+            self._transport, deed, argv, container=container, open_s=self.patience.attempt_s
+        )
 
     async def version(self) -> Object:
         """The API server's `/version`: `{"gitVersion": "v1.34.1", …}`."""
-        return (await self._calls.call(Deed(verb="get", kind=_VERSION), "GET", path="/version")).document()
+        return (
+            await self._calls.call(Deed(verb="get", kind=_VERSION), "GET", path="/version")
+        ).document()
 
     async def may(self, deed: Deed) -> bool:
-        """Whether our credentials have a right, as the API server's authorizer says (SelfSubjectAccessReview)."""
+        """Whether our credentials have a right, as the API server's authorizer says
+        (SelfSubjectAccessReview)."""
         asked = {
             "verb": deed.verb,
             "group": deed.kind.group,
@@ -237,13 +283,18 @@ class Cluster:
             "metadata": {},
             "spec": {"resourceAttributes": {key: value for key, value in asked.items() if value}},
         }
-        answer = (await self._calls.call(Deed(verb="create", kind=ACCESS_REVIEW), "POST", body=review)).document()
+        answer = (
+            await self._calls.call(Deed(verb="create", kind=ACCESS_REVIEW), "POST", body=review)
+        ).document()
         return bool((answer.get("status") or {}).get("allowed"))
 
-    # -- writing -------------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
-    async def apply(self, manifest: Mapping[str, Any], *, dry_run: bool = False, force: bool = True) -> Object:
-        """Server-side apply: the object has what the manifest says, and fields that it no longer says are gone.
+    async def apply(
+        self, manifest: Mapping[str, Any], *, dry_run: bool = False, force: bool = True
+    ) -> Object:
+        """Server-side apply: the object has what the manifest says, and fields that it no longer
+        says are gone.
 
         Args:
             dry_run: ask everybody (schema, webhooks, quotas), change nothing.
@@ -255,16 +306,27 @@ class Cluster:
         """
         deed = _deed("patch", manifest)
         query = {**self._write(dry_run), "force": "true" if force else "false"}
-        return await self._written(deed, "PATCH", manifest, query=query, content_type=_APPLY, is_conditional=not force)
+        return await self._written(
+            deed, "PATCH", manifest, query=query, content_type=_APPLY, is_conditional=not force
+        )
 
-    async def create(self, manifest: Mapping[str, Any], *, dry_run: bool = False, timeout_s: float | None = None) -> Object:
+    async def create(
+        self, manifest: Mapping[str, Any], *, dry_run: bool = False, timeout_s: float | None = None
+    ) -> Object:
         """Make an object.
 
         Raises:
             AlreadyExists: its name is in use.
         """
         deed = _deed("create", manifest)
-        return await self._written(deed, "POST", manifest, query=self._write(dry_run), is_conditional=True, timeout_s=timeout_s)
+        return await self._written(
+            deed,
+            "POST",
+            manifest,
+            query=self._write(dry_run),
+            is_conditional=True,
+            timeout_s=timeout_s,
+        )
 
     async def patch(
         self,
@@ -282,19 +344,38 @@ class Cluster:
             NotFound: there is no such object.
             Conflict: `metadata.resourceVersion` is in it and stale.
         """
-        deed = Deed(verb="patch", kind=kind, namespace=namespace, name=name, subresource=subresource)
+        deed = Deed(
+            verb="patch", kind=kind, namespace=namespace, name=name, subresource=subresource
+        )
         conditional = "resourceVersion" in (body.get("metadata") or {})
         query = self._write(dry_run=False)
-        return await self._written(deed, "PATCH", body, query=query, content_type=_MERGE, is_conditional=conditional, timeout_s=timeout_s)
+        return await self._written(
+            deed,
+            "PATCH",
+            body,
+            query=query,
+            content_type=_MERGE,
+            is_conditional=conditional,
+            timeout_s=timeout_s,
+        )
 
-    async def replace(self, manifest: Mapping[str, Any], *, subresource: str = "", timeout_s: float | None = None) -> Object:
+    async def replace(
+        self, manifest: Mapping[str, Any], *, subresource: str = "", timeout_s: float | None = None
+    ) -> Object:
         """Put the whole object; its `metadata.resourceVersion` must be what is there.
 
         Raises:
             Conflict: it changed in between: read it again.
         """
         deed = _deed("update", manifest, subresource=subresource)
-        return await self._written(deed, "PUT", manifest, query=self._write(dry_run=False), is_conditional=True, timeout_s=timeout_s)
+        return await self._written(
+            deed,
+            "PUT",
+            manifest,
+            query=self._write(dry_run=False),
+            is_conditional=True,
+            timeout_s=timeout_s,
+        )
 
     async def delete(
         self,
@@ -314,7 +395,11 @@ class Cluster:
             propagation: Background, Foreground or Orphan.
         """
         deed = Deed(verb="delete", kind=kind, namespace=namespace, name=name)
-        body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
+        body: Object = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": propagation,
+        }
         if uid is not None:
             body["preconditions"] = {"uid": uid}
         if grace_s is not None:
@@ -329,22 +414,31 @@ class Cluster:
         """Wait, on this cluster's clock."""
         await self._calls.sleep(seconds)
 
-    # -- how -----------------------------------------------------------------------------------------------------------
+    # -- how ---------------------------------------------------------------------------------------
 
     def _write(self, dry_run: bool) -> dict[str, str]:
         query = {"fieldManager": self.settings.field_manager, "fieldValidation": "Strict"}
         return {**query, "dryRun": "All"} if dry_run else query
 
-    async def _written(self, deed: Deed, method: str, body: Mapping[str, Any], **how: Any) -> Object:
+    async def _written(
+        self, deed: Deed, method: str, body: Mapping[str, Any], **how: Any
+    ) -> Object:
         answer = await self._calls.call(deed, method, body=body, **how)
         document = answer.document()
-        grave = [text for text in answer.warnings if not any(piece in text for piece in self._tolerated)]
+        grave = [
+            text for text in answer.warnings if not any(piece in text for piece in self._tolerated)
+        ]
         for text in answer.warnings:
             if text not in grave:
                 logger.info("tolerated warning deed=%s text=%s", deed, text)
         if grave:
-            said = f"{deed}: the API server warns: {'; '.join(grave)}. Change the manifest, or tolerate it (cluster.tolerated_warnings)"
-            raise ManifestWarned(said, warnings=grave, result=document, status=answer.status, deed=deed)
+            said = (
+                f"{deed}: the API server warns: {'; '.join(grave)}. Change the manifest, or "
+                f"tolerate it (cluster.tolerated_warnings)"
+            )
+            raise ManifestWarned(
+                said, warnings=grave, result=document, status=answer.status, deed=deed
+            )
         return document
 
 
@@ -352,11 +446,15 @@ _VERSION = Kind("v1", "Version", "version", False)
 
 
 def _selectors(labels: str, fields: str) -> dict[str, str]:
-    return {key: value for key, value in (("labelSelector", labels), ("fieldSelector", fields)) if value}
+    return {
+        key: value for key, value in (("labelSelector", labels), ("fieldSelector", fields)) if value
+    }
 
 
 def _deed(verb: str, manifest: Mapping[str, Any], *, subresource: str = "") -> Deed:
     meta = manifest.get("metadata") or {}
     kind = kind_of(manifest)
     name = None if verb == "create" else meta.get("name")
-    return Deed(verb=verb, kind=kind, namespace=meta.get("namespace"), name=name, subresource=subresource)
+    return Deed(
+        verb=verb, kind=kind, namespace=meta.get("namespace"), name=name, subresource=subresource
+    )

@@ -1,4 +1,5 @@
-"""One call of the API server, all its attempts together: deadlines, bounded retries, errors of ours."""
+"""One call of the API server, all its attempts together: deadlines, bounded retries, errors of
+ours."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class Patience:
 
 
 class Calls:
-    """Makes calls over a transport. Owner: one event loop; many may be under way. `chance`, `clock` and `sleep` are luck and time."""
+    """Makes calls over a transport. Owner: one event loop; many may be under way. `chance`, `clock`
+    and `sleep` are luck and time."""
 
     def __init__(
         self,
@@ -87,14 +89,25 @@ class Calls:
             try:
                 left_s = max(0.001, min(self.patience.attempt_s, ends_at - self.clock()))
                 answer = await self.transport.call(
-                    deed, method, path=path, query=query, body=body, content_type=content_type, timeout_s=left_s
+                    deed,
+                    method,
+                    path=path,
+                    query=query,
+                    body=body,
+                    content_type=content_type,
+                    timeout_s=left_s,
                 )
                 await self.check(deed, answer)
                 if not answer.body.lstrip().startswith(b"{"):
-                    said = f"cannot {deed}: what came back is no answer of an API server. Is a proxy between us and it?"
+                    said = (
+                        f"cannot {deed}: what came back is no answer of an API server. Is a "
+                        f"proxy between us and it?"
+                    )
                     raise ClusterUnreachable(said, deed=deed)
             except ClusterError as error:
-                await self._pause_or_raise(error, deed, attempt, ends_at, is_conditional=is_conditional)
+                await self._pause_or_raise(
+                    error, deed, attempt, ends_at, is_conditional=is_conditional
+                )
             else:
                 return answer
 
@@ -105,13 +118,23 @@ class Calls:
         if not 200 <= answer.status <= 299:
             raise refusal(deed, answer)
 
-    async def _pause_or_raise(self, error: ClusterError, deed: Deed, attempt: int, ends_at: float, *, is_conditional: bool) -> None:
+    async def _pause_or_raise(
+        self, error: ClusterError, deed: Deed, attempt: int, ends_at: float, *, is_conditional: bool
+    ) -> None:
         """Wait before the next attempt, where there is one."""
         is_first_401 = isinstance(error, BadCredentials) and error.status == 401 and attempt == 1
-        repeat = is_first_401 or is_worth_repeating(error, verb=deed.verb, is_conditional=is_conditional)
+        repeat = is_first_401 or is_worth_repeating(
+            error, verb=deed.verb, is_conditional=is_conditional
+        )
         pauses = self.patience.pauses
         pause_s = pauses.pause_s(attempt, chance=self.chance(), retry_after_s=error.retry_after_s)
         if not repeat or attempt >= pauses.attempts or self.clock() + pause_s >= ends_at:
             raise error
-        logger.info("asked again deed=%s attempt=%d pause_s=%.2f error=%s", deed, attempt, pause_s, error.reason or error.status)
+        logger.info(
+            "asked again deed=%s attempt=%d pause_s=%.2f error=%s",
+            deed,
+            attempt,
+            pause_s,
+            error.reason or error.status,
+        )
         await self.sleep(pause_s)

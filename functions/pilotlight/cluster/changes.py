@@ -1,8 +1,8 @@
 """What a watch says, as differences to what is known. Pure.
 
-The rule: a consumer that applies every change in order has, after each SYNCED, exactly the objects of the cluster; no change comes twice,
-whatever was cut, listed anew or delivered again. Identity is (namespace, name); a new uid under an old name is a DELETED and an ADDED.
-"""
+The rule: a consumer that applies every change in order has, after each SYNCED, exactly the objects
+of the cluster; no change comes twice, whatever was cut, listed anew or delivered again. Identity is
+(namespace, name); a new uid under an old name is a DELETED and an ADDED."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ ChangeType = Literal["SYNCED", "ADDED", "MODIFIED", "DELETED"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change. `object` is what is there now, for DELETED what was there last, for SYNCED (a listing is complete) empty."""
+    """One change. `object` is what is there now, for DELETED what was there last, for SYNCED (a
+    listing is complete) empty."""
 
     type: ChangeType
     object: Object
@@ -79,7 +80,8 @@ class Known:
 
 
 class Lines:
-    """Bytes in, JSON documents out, one per line; what a cut leaves of a line is never delivered."""
+    """Bytes in, JSON documents out, one per line; what a cut leaves of a line is never
+    delivered."""
 
     def __init__(self, *, most_bytes: int = 32 * 1024 * 1024) -> None:
         """`most_bytes`: of one line; etcd itself takes objects of 1.5 MiB."""

@@ -1,8 +1,8 @@
 """Who we are to the API server: the pod's service account, or a kubeconfig.
 
-A pod's token is replaced by kubelet long before it ends, so token files are read again and again; an `exec` plugin is asked anew when its
-token ends. A 401 makes both happen at once (`Credentials.renew`).
-"""
+A pod's token is replaced by kubelet long before it ends, so token files are read again and again;
+an `exec` plugin is asked anew when its token ends. A 401 makes both happen at once
+(`Credentials.renew`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _REREAD_S = 30.0  # kubelet replaces a token with a fifth of its life (of 10 min
 
 
 class TokenFile:
-    """A token that another process keeps fresh. Owner: one event loop; reads are of a few hundred bytes."""
+    """A token that another process keeps fresh. Owner: one event loop; reads are of a few hundred
+    bytes."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
@@ -58,7 +59,9 @@ class TokenFile:
         try:
             token = self._path.read_text("ascii").strip()
         except (OSError, ValueError) as error:
-            raise BadCredentials(f"cannot read the token {self._path}: {error}. Is a service account mounted?") from error
+            raise BadCredentials(
+                f"cannot read the token {self._path}: {error}. Is a service account mounted?"
+            ) from error
         if not token:
             raise BadCredentials(f"the token {self._path} is empty")
         return token
@@ -67,12 +70,20 @@ class TokenFile:
 class Credentials:
     """Where the API server is and who we are. `configuration` is what the client takes."""
 
-    def __init__(self, configuration: Any, *, source: str, token_file: TokenFile | None = None, loader: Any = None) -> None:
+    def __init__(
+        self,
+        configuration: Any,
+        *,
+        source: str,
+        token_file: TokenFile | None = None,
+        loader: Any = None,
+    ) -> None:
         self.configuration = configuration
         self.source = source
         self._token_file = token_file
         self._loader = loader
-        # Chain and name are checked; RFC 5280's finer points (as Python 3.13 does by default) many clusters' own authorities do not meet.
+        # Chain and name are checked; RFC 5280's finer points (as Python 3.13 does by default) many
+        # clusters' own authorities do not meet.
         configuration.disable_strict_ssl_verification = True
         if token_file is not None:
             configuration.api_key["BearerToken"] = f"Bearer {token_file.token}"
@@ -86,7 +97,8 @@ class Credentials:
         if self._token_file is not None:
             self._token_file.renew()
         elif self._loader is not None:
-            self._loader.__dict__.pop("exec_plugin_expiry", None)  # else the plugin is not asked again
+            # else the plugin is not asked again
+            self._loader.__dict__.pop("exec_plugin_expiry", None)
             await _authenticate(self._loader, self.configuration, self.source)
 
     async def _refresh(self, configuration: Any) -> None:
@@ -97,9 +109,13 @@ class Credentials:
 
 
 async def find_credentials(
-    settings: ClusterSettings, *, environ: Mapping[str, str] | None = None, service_account: Path = SERVICE_ACCOUNT
+    settings: ClusterSettings,
+    *,
+    environ: Mapping[str, str] | None = None,
+    service_account: Path = SERVICE_ACCOUNT,
 ) -> Credentials:
-    """A named kubeconfig, else the pod's own service account, else $KUBECONFIG, else ~/.kube/config.
+    """A named kubeconfig, else the pod's own service account, else $KUBECONFIG, else
+    ~/.kube/config.
 
     Raises:
         BadCredentials: there are none, or they cannot be read.
@@ -109,7 +125,9 @@ async def find_credentials(
         return await _of_kubeconfig(settings.kubeconfig, settings.context)
     if environ.get("KUBERNETES_SERVICE_HOST") and (service_account / "token").exists():
         return _of_pod(environ, service_account)
-    paths = environ.get("KUBECONFIG") or str(Path(environ.get("HOME") or "~").expanduser() / ".kube" / "config")
+    paths = environ.get("KUBECONFIG") or str(
+        Path(environ.get("HOME") or "~").expanduser() / ".kube" / "config"
+    )
     return await _of_kubeconfig(paths, settings.context)
 
 
@@ -118,18 +136,34 @@ def _of_pod(environ: Mapping[str, str], directory: Path) -> Credentials:
     configuration = Configuration()
     configuration.host = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     configuration.ssl_ca_cert = str(directory / "ca.crt")
-    return Credentials(configuration, source="service account", token_file=TokenFile(directory / "token"))
+    return Credentials(
+        configuration, source="service account", token_file=TokenFile(directory / "token")
+    )
 
 
 async def _of_kubeconfig(paths: str, context: str | None) -> Credentials:
-    existing = [path for path in paths.split(os.pathsep) if path and Path(path).expanduser().exists()]
+    existing = [
+        path for path in paths.split(os.pathsep) if path and Path(path).expanduser().exists()
+    ]
     if not existing:
-        raise BadCredentials(f"no kubeconfig at {paths}: set cluster.kubeconfig in platform.yaml, or KUBECONFIG")
+        raise BadCredentials(
+            f"no kubeconfig at {paths}: set cluster.kubeconfig in platform.yaml, or KUBECONFIG"
+        )
     configuration = Configuration()
     try:
         merged = KubeConfigMerger(os.pathsep.join(existing))
-        loader = KubeConfigLoader(config_dict=merged.config, active_context=context, config_base_path=None)
-    except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        loader = KubeConfigLoader(
+            config_dict=merged.config, active_context=context, config_base_path=None
+        )
+    except (
+        ConfigException,
+        yaml.YAMLError,
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+    ) as error:
         raise BadCredentials(f"kubeconfig {paths}: {error}") from error
     source = f"kubeconfig {paths}"
     await _authenticate(loader, configuration, source)
@@ -144,7 +178,8 @@ async def _authenticate(loader: Any, configuration: Any, source: str) -> None:
 
 
 def _token_file(loader: Any) -> TokenFile | None:
-    user = loader._user  # the client has no other way to the chosen user; it reads `tokenFile` once only
+    # the client has no other way to the chosen user; it reads `tokenFile` once only
+    user = loader._user
     path = user.safe_get("tokenFile") if user else None
     if path is None or user.safe_get("token"):
         return None

@@ -47,8 +47,13 @@ class Deed:
     @property
     def rule(self) -> str:
         """The RBAC rule that allows it, as YAML of one line."""
-        resource = f"{self.kind.plural}/{self.subresource}" if self.subresource else self.kind.plural
-        return f'{{apiGroups: ["{self.kind.group}"], resources: ["{resource}"], verbs: ["{self.verb}"]}}'
+        resource = (
+            f"{self.kind.plural}/{self.subresource}" if self.subresource else self.kind.plural
+        )
+        return (
+            f'{{apiGroups: ["{self.kind.group}"], resources: ["{resource}"], verbs: '
+            f'["{self.verb}"]}}'
+        )
 
     def __str__(self) -> str:
         return f"{self.verb} {self.target}{'/' + self.subresource if self.subresource else ''}"

@@ -20,7 +20,13 @@ class ClusterError(Exception):
     """
 
     def __init__(
-        self, message: str, *, status: int = 0, reason: str = "", retry_after_s: float | None = None, deed: Deed | None = None
+        self,
+        message: str,
+        *,
+        status: int = 0,
+        reason: str = "",
+        retry_after_s: float | None = None,
+        deed: Deed | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -30,7 +36,8 @@ class ClusterError(Exception):
 
 
 class ClusterUnreachable(ClusterError):
-    """Raised when the API server did not answer in time, or at all. `sent`: the request may have reached it."""
+    """Raised when the API server did not answer in time, or at all. `sent`: the request may have
+    reached it."""
 
     def __init__(self, message: str, *, sent: bool = True, deed: Deed | None = None) -> None:
         super().__init__(message, reason="Unreachable", deed=deed)
@@ -38,7 +45,8 @@ class ClusterUnreachable(ClusterError):
 
 
 class BadCredentials(ClusterError):
-    """Raised when the kubeconfig or the pod's token cannot be used, or the API server does not know who we are (401)."""
+    """Raised when the kubeconfig or the pod's token cannot be used, or the API server does not know
+    who we are (401)."""
 
 
 class Forbidden(ClusterError):
@@ -59,7 +67,8 @@ class KindMissing(ClusterError):
 
 
 class Conflict(ClusterError):
-    """Raised when the object changed in between (stale resourceVersion), or another field manager owns a field."""
+    """Raised when the object changed in between (stale resourceVersion), or another field manager
+    owns a field."""
 
 
 class AlreadyExists(Conflict):
@@ -84,7 +93,8 @@ class FieldProblem:
 
 
 class Invalid(ClusterError):
-    """Raised when a manifest is refused: by the schema, by Knative's webhook, by pod security. `problems` says field by field."""
+    """Raised when a manifest is refused: by the schema, by Knative's webhook, by pod security.
+    `problems` says field by field."""
 
     def __init__(self, message: str, *, problems: Sequence[FieldProblem] = (), **rest: Any) -> None:
         super().__init__(message, **rest)
@@ -100,7 +110,8 @@ class NamespaceEnding(ClusterError):
 
 
 class WebhookDown(ClusterError):
-    """Raised when the API server cannot reach an admission webhook: nothing of its kinds can be written until it is back."""
+    """Raised when the API server cannot reach an admission webhook: nothing of its kinds can be
+    written until it is back."""
 
 
 class Overloaded(ClusterError):
@@ -108,13 +119,17 @@ class Overloaded(ClusterError):
 
 
 class ManifestWarned(ClusterError):
-    """Raised when a write brought Warning headers that are not tolerated. Without dry-run it has taken place: `result`."""
+    """Raised when a write brought Warning headers that are not tolerated. Without dry-run it has
+    taken place: `result`."""
 
-    def __init__(self, message: str, *, warnings: Sequence[str], result: Mapping[str, Any], **rest: Any) -> None:
+    def __init__(
+        self, message: str, *, warnings: Sequence[str], result: Mapping[str, Any], **rest: Any
+    ) -> None:
         super().__init__(message, **rest)
         self.warnings = tuple(warnings)
         self.result = result
 
 
 class Unsupported(ClusterError):
-    """Raised when a cluster has no such thing as what was asked for; the message names the way that exists."""
+    """Raised when a cluster has no such thing as what was asked for; the message names the way that
+    exists."""

@@ -1,4 +1,5 @@
-"""A command in a pod's container: WebSocket protocol `v4.channel.k8s.io` of the API server, in which a message begins with its channel.
+"""A command in a pod's container: WebSocket protocol `v4.channel.k8s.io` of the API server, in
+which a message begins with its channel.
 
 1 is standard output, 2 standard error, 3 a `Status` document at the end.
 """
@@ -47,12 +48,18 @@ def exit_status(data: bytes) -> int:
 async def run(
     transport: Transport, deed: Deed, argv: Sequence[str], *, container: str, open_s: float
 ) -> AsyncGenerator[Mapping[str, Any], None]:
-    """Run it: parts as they come, `{"exit_status"}` last. Closing this ends the connection, which ends the command's streams.
+    """Run it: parts as they come, `{"exit_status"}` last. Closing this ends the connection, which
+    ends the command's streams.
 
     Raises:
         ClusterError: it was refused, or the connection broke.
     """
-    query = [("container", container), ("stdout", "true"), ("stderr", "true"), *(("command", word) for word in argv)]
+    query = [
+        ("container", container),
+        ("stdout", "true"),
+        ("stderr", "true"),
+        *(("command", word) for word in argv),
+    ]
     is_told = False
     async with transport.socket(deed, query=query, protocols=PROTOCOLS, open_s=open_s) as messages:
         async for message in messages:

@@ -1,7 +1,7 @@
 """Feature flags of Knative Serving (ConfigMap config-features) that fields of a manifest need.
 
-Facts of knative/serving after v1.23 (pkg/apis/config/features.go, pkg/apis/serving/k8s_validation.go).
-"""
+Facts of knative/serving after v1.23 (pkg/apis/config/features.go,
+pkg/apis/serving/k8s_validation.go)."""
 
 from __future__ import annotations
 
@@ -72,16 +72,22 @@ FEATURES: tuple[Feature, ...] = (
     Feature(flag="kubernetes.podspec-volumes-emptydir", fields=("emptyDir",), default="enabled"),
     Feature(flag="multi-container-probing", fields=("probes of sidecars",), needs_enabled=True),
 )
-BY_FIELD: Mapping[str, Feature] = {field: feature for feature in FEATURES for field in feature.fields}
+BY_FIELD: Mapping[str, Feature] = {
+    field: feature for feature in FEATURES for field in feature.fields
+}
 BY_FLAG: Mapping[str, Feature] = {feature.flag: feature for feature in FEATURES}
 
 
 def switch_on(feature: Feature, *, knative_namespace: str) -> str:
     """The kubectl command that switches a feature on."""
-    return patch_config(CONFIG_FEATURES, {feature.flag: "enabled"}, knative_namespace=knative_namespace)
+    return patch_config(
+        CONFIG_FEATURES, {feature.flag: "enabled"}, knative_namespace=knative_namespace
+    )
 
 
 def patch_config(name: str, data: Mapping[str, str], *, knative_namespace: str) -> str:
     """The kubectl command that sets keys of one of Knative's ConfigMaps."""
     body = json.dumps({"data": dict(data)}, separators=(",", ":"), sort_keys=True)
-    return f"kubectl patch configmap/{name} -n {knative_namespace} --type merge -p {shlex.quote(body)}"
+    return (
+        f"kubectl patch configmap/{name} -n {knative_namespace} --type merge -p {shlex.quote(body)}"
+    )

@@ -1,8 +1,9 @@
-"""A watch that does not end: list once, then go on from the newest resourceVersion however often the connection is cut.
+"""A watch that does not end: list once, then go on from the newest resourceVersion however often
+the connection is cut.
 
-A cut costs a new request, not a new listing: the server continues behind the last event or bookmark. Only a version that is too old (410,
-as a status or inside the stream) or that the server does not understand makes us list anew, and then the difference is what comes out.
-"""
+A cut costs a new request, not a new listing: the server continues behind the last event or
+bookmark. Only a version that is too old (410, as a status or inside the stream) or that the server
+does not understand makes us list anew, and then the difference is what comes out."""
 
 from __future__ import annotations
 
@@ -14,7 +15,16 @@ from typing import TYPE_CHECKING
 from pilotlight.cluster.answers import from_status
 from pilotlight.cluster.changes import Change, Known, Lines, Object, version_of
 from pilotlight.cluster.deeds import Deed
-from pilotlight.cluster.errors import BadCredentials, ClusterError, ClusterUnreachable, Forbidden, Gone, Invalid, KindMissing, NotFound
+from pilotlight.cluster.errors import (
+    BadCredentials,
+    ClusterError,
+    ClusterUnreachable,
+    Forbidden,
+    Gone,
+    Invalid,
+    KindMissing,
+    NotFound,
+)
 from pilotlight.cluster.kinds import Kind
 
 if TYPE_CHECKING:
@@ -22,8 +32,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_HEALTHY_S = 1.0  # a connection that lived so long, or brought anything, was worth having: the next attempt comes soon
-_REFUSALS = 5  # in a row, after which a new listing is tried: whatever the server has against our version, it is not lost that way
+# a connection that lived so long, or brought anything, was worth having: the next attempt comes
+# soon
+_HEALTHY_S = 1.0
+# in a row, after which a new listing is tried: whatever the server has against our version, it is
+# not lost that way
+_REFUSALS = 5
 _HOPELESS = (Forbidden, KindMissing, BadCredentials)  # nothing to wait for until somebody acts
 
 
@@ -62,7 +76,8 @@ async def follow(
     """Changes for ever, the first listing as ADDED, a SYNCED behind every listing.
 
     Raises:
-        Forbidden, KindMissing, BadCredentials: at the first listing only; later they are waited out like everything else.
+        Forbidden, KindMissing, BadCredentials: at the first listing only; later they are waited out
+        like everything else.
     """
     known, pace = Known(), _Pace(clock)
     deed = Deed(verb="watch", kind=kind, namespace=namespace)
@@ -76,7 +91,9 @@ async def follow(
                 version, was_listed = listing.resource_version, True
                 yield Change("SYNCED", {})
             pace.begin()
-            stream = cluster.changes(kind, namespace, resource_version=version, selector=selector, fields=fields)
+            stream = cluster.changes(
+                kind, namespace, resource_version=version, selector=selector, fields=fields
+            )
             async with aclosing(_events(deed, stream)) as events:
                 async for event, item in events:
                     pace.heard()
@@ -90,14 +107,26 @@ async def follow(
             pace.ended()
             if _wants_listing(error, pace.failures):
                 version = ""
-            logger.info("watch cut kind=%s failures=%d relist=%s error=%s", kind, pace.failures, not version, error)
+            logger.info(
+                "watch cut kind=%s failures=%d relist=%s error=%s",
+                kind,
+                pace.failures,
+                not version,
+                error,
+            )
             asked_s = error.retry_after_s
         else:
             asked_s = None
-        await sleep(cluster.patience.watch_pauses.pause_s(max(1, pace.failures), chance=chance(), retry_after_s=asked_s))
+        await sleep(
+            cluster.patience.watch_pauses.pause_s(
+                max(1, pace.failures), chance=chance(), retry_after_s=asked_s
+            )
+        )
 
 
-async def _events(deed: Deed, stream: AsyncGenerator[bytes, None]) -> AsyncGenerator[tuple[str, Object], None]:
+async def _events(
+    deed: Deed, stream: AsyncGenerator[bytes, None]
+) -> AsyncGenerator[tuple[str, Object], None]:
     lines = Lines()
     async with aclosing(stream) as pieces:
         async for piece in pieces:
@@ -116,5 +145,10 @@ def _wants_listing(error: ClusterError, failures: int) -> bool:
     """Whether going on from our resourceVersion has no future."""
     if isinstance(error, (Gone, Invalid, NotFound, KindMissing)):
         return True
-    # 504 "Too large resource version" is a server that lags behind the others; it catches up, unless it was restored from a backup.
-    return not isinstance(error, ClusterUnreachable) and error.status not in (429, 503) and failures >= _REFUSALS
+    # 504 "Too large resource version" is a server that lags behind the others; it catches up,
+    # unless it was restored from a backup.
+    return (
+        not isinstance(error, ClusterUnreachable)
+        and error.status not in (429, 503)
+        and failures >= _REFUSALS
+    )

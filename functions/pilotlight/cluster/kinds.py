@@ -60,20 +60,42 @@ PRIORITY_CLASS = Kind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses"
 ROLE = Kind("rbac.authorization.k8s.io/v1", "Role", "roles", True)
 ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings", True)
 CLUSTER_ROLE = Kind("rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles", False)
-CLUSTER_ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "clusterrolebindings", False)
-ACCESS_REVIEW = Kind("authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", False)
-RULES_REVIEW = Kind("authorization.k8s.io/v1", "SelfSubjectRulesReview", "selfsubjectrulesreviews", False)
-CUSTOM_RESOURCE_DEFINITION = Kind("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", False)
-VALIDATING_WEBHOOK = Kind("admissionregistration.k8s.io/v1", "ValidatingWebhookConfiguration", "validatingwebhookconfigurations", False)
-MUTATING_WEBHOOK = Kind("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", False)
+CLUSTER_ROLE_BINDING = Kind(
+    "rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "clusterrolebindings", False
+)
+ACCESS_REVIEW = Kind(
+    "authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", False
+)
+RULES_REVIEW = Kind(
+    "authorization.k8s.io/v1", "SelfSubjectRulesReview", "selfsubjectrulesreviews", False
+)
+CUSTOM_RESOURCE_DEFINITION = Kind(
+    "apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", False
+)
+VALIDATING_WEBHOOK = Kind(
+    "admissionregistration.k8s.io/v1",
+    "ValidatingWebhookConfiguration",
+    "validatingwebhookconfigurations",
+    False,
+)
+MUTATING_WEBHOOK = Kind(
+    "admissionregistration.k8s.io/v1",
+    "MutatingWebhookConfiguration",
+    "mutatingwebhookconfigurations",
+    False,
+)
 
 SERVICE = Kind("serving.knative.dev/v1", "Service", "services", True)
 CONFIGURATION = Kind("serving.knative.dev/v1", "Configuration", "configurations", True)
 REVISION = Kind("serving.knative.dev/v1", "Revision", "revisions", True)
 ROUTE = Kind("serving.knative.dev/v1", "Route", "routes", True)
-POD_AUTOSCALER = Kind("autoscaling.internal.knative.dev/v1alpha1", "PodAutoscaler", "podautoscalers", True)
+POD_AUTOSCALER = Kind(
+    "autoscaling.internal.knative.dev/v1alpha1", "PodAutoscaler", "podautoscalers", True
+)
 METRIC = Kind("autoscaling.internal.knative.dev/v1alpha1", "Metric", "metrics", True)
-SERVERLESS_SERVICE = Kind("networking.internal.knative.dev/v1alpha1", "ServerlessService", "serverlessservices", True)
+SERVERLESS_SERVICE = Kind(
+    "networking.internal.knative.dev/v1alpha1", "ServerlessService", "serverlessservices", True
+)
 INGRESS = Kind("networking.internal.knative.dev/v1alpha1", "Ingress", "ingresses", True)
 IMAGE = Kind("caching.internal.knative.dev/v1alpha1", "Image", "images", True)
 
@@ -90,5 +112,8 @@ def kind_of(manifest: Mapping[str, Any]) -> Kind:
     key = (str(manifest.get("apiVersion", "")), str(manifest.get("kind", "")))
     kind = _BY_NAME.get(key)
     if kind is None:
-        raise ValueError(f"apiVersion {key[0]!r}, kind {key[1]!r}: not a kind that pilotlight works with (pilotlight/cluster/kinds.py)")
+        raise ValueError(
+            f"apiVersion {key[0]!r}, kind {key[1]!r}: not a kind that pilotlight works with "
+            f"(pilotlight/cluster/kinds.py)"
+        )
     return kind

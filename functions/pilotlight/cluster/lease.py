@@ -1,10 +1,11 @@
 """One leader among many: an election on a Kubernetes Lease.
 
-Nobody compares clocks. A candidate remembers when *it* saw the Lease change last; a Lease that has not changed for as long as its holder
-promised (`leaseDurationSeconds`), measured on the candidate's own monotonic clock, is free. A leader stops being one, without asking
-anybody, as soon as its last successful renewal *began* `renew_s` ago; since `renew_s` is below the promise, it has stepped down before
-any other can take over, whatever the wall clocks say. Only monotonic clocks that run at different speeds could break that: the distance
-between `renew_s` and `lease_s` allows for a third.
+Nobody compares clocks. A candidate remembers when *it* saw the Lease change last; a Lease that has
+not changed for as long as its holder promised (`leaseDurationSeconds`), measured on the candidate's
+own monotonic clock, is free. A leader stops being one, without asking anybody, as soon as its last
+successful renewal *began* `renew_s` ago; since `renew_s` is below the promise, it has stepped down
+before any other can take over, whatever the wall clocks say. Only monotonic clocks that run at
+different speeds could break that: the distance between `renew_s` and `lease_s` allows for a third.
 
 Writes carry the resourceVersion that was read: of two that take a free Lease, one gets a conflict.
 """
@@ -32,7 +33,9 @@ logger = logging.getLogger(__name__)
 class LeaseServer(Protocol):
     """What of a `Cluster` an election needs."""
 
-    async def get(self, kind: Kind, name: str, namespace: str | None = None, *, timeout_s: float | None = None) -> Object | None:
+    async def get(
+        self, kind: Kind, name: str, namespace: str | None = None, *, timeout_s: float | None = None
+    ) -> Object | None:
         """The Lease, or None."""
 
     async def create(self, manifest: Object, *, timeout_s: float | None = None) -> Object:
@@ -47,8 +50,8 @@ class LeaseTerms:
     """Times of an election, in seconds: `retry_s` < `renew_s` < `lease_s`.
 
     Attributes:
-        lease_s: what a leader promises: silent for so long, it has given up. How long a crash leaves nobody in charge.
-        renew_s: after which a leader that cannot renew steps down.
+        lease_s: what a leader promises: silent for so long, it has given up. How long a crash
+        leaves nobody in charge. renew_s: after which a leader that cannot renew steps down.
         retry_s: between attempts to take or to renew it; up to a fifth longer, by chance.
     """
 
@@ -59,7 +62,8 @@ class LeaseTerms:
     def __post_init__(self) -> None:
         if not 0 < self.retry_s < self.renew_s < self.lease_s:
             raise ValueError(
-                f"retry_s = {self.retry_s}, renew_s = {self.renew_s}, lease_s = {self.lease_s}: each must be above the one before"
+                f"retry_s = {self.retry_s}, renew_s = {self.renew_s}, lease_s = {self.lease_s}: "
+                f"each must be above the one before"
             )
 
 
@@ -84,10 +88,11 @@ class _Seen:
 
 
 class Election:
-    """One candidate. Owner: one event loop. A context manager that runs a task of its own, and gives the Lease back at the end.
+    """One candidate. Owner: one event loop. A context manager that runs a task of its own, and
+    gives the Lease back at the end.
 
-    `is_leader` is true only while no other candidate can be; look at it again before each write that only a leader may make.
-    """
+    `is_leader` is true only while no other candidate can be; look at it again before each write
+    that only a leader may make."""
 
     def __init__(
         self,
@@ -162,18 +167,22 @@ class Election:
             self._tell()
 
     async def step(self) -> None:
-        """One attempt to take or to renew it. Errors of the cluster are logged: the next attempt may succeed."""
+        """One attempt to take or to renew it. Errors of the cluster are logged: the next attempt
+        may succeed."""
         try:
             async with asyncio.timeout(self._attempt_s()):
                 await self._attempt()
         except TimeoutError:
             logger.warning("lease not reached name=%s identity=%s", self.name, self.identity)
         except ClusterError as error:
-            logger.warning("lease not taken name=%s identity=%s error=%s", self.name, self.identity, error)
+            logger.warning(
+                "lease not taken name=%s identity=%s error=%s", self.name, self.identity, error
+            )
         self._tell()
 
     async def release(self) -> None:
-        """Step down and give the Lease back, so that the next leader need not wait. Call it after the work has stopped."""
+        """Step down and give the Lease back, so that the next leader need not wait. Call it after
+        the work has stopped."""
         self._renewed_s = None
         self._tell()
         if self._seen is None or self._seen.holder != self.identity:
@@ -189,28 +198,44 @@ class Election:
             with contextlib.suppress(Conflict, NotFound):  # somebody touched it: look
                 await self._write(self._seen, began_s)
                 return
-        found = await self._cluster.get(LEASE, self.name, self.namespace, timeout_s=self._attempt_s())
+        found = await self._cluster.get(
+            LEASE, self.name, self.namespace, timeout_s=self._attempt_s()
+        )
         seen = self._look(found)
         if seen is not None and seen.holder != self.identity and not seen.is_free(self._clock()):
             self._renewed_s = None
         elif found is None:
             self._renewed_s = None  # deleted: whoever makes it anew leads
-            self._hold(await self._cluster.create(self._written(None, holder=self.identity), timeout_s=self._attempt_s()), began_s)
+            self._hold(
+                await self._cluster.create(
+                    self._written(None, holder=self.identity), timeout_s=self._attempt_s()
+                ),
+                began_s,
+            )
         elif seen is not None:
             await self._write(seen, began_s)
 
     async def _write(self, seen: _Seen, began_s: float) -> None:
-        self._hold(await self._cluster.replace(self._written(seen, holder=self.identity), timeout_s=self._attempt_s()), began_s)
+        self._hold(
+            await self._cluster.replace(
+                self._written(seen, holder=self.identity), timeout_s=self._attempt_s()
+            ),
+            began_s,
+        )
 
     def _look(self, lease: Object | None) -> _Seen | None:
-        """Remember since when the Lease has been as it is. One that vanished counts as it was seen last: its holder may not know yet."""
-        if lease is not None and (self._seen is None or version_of(self._seen.lease) != version_of(lease)):
+        """Remember since when the Lease has been as it is. One that vanished counts as it was seen
+        last: its holder may not know yet."""
+        if lease is not None and (
+            self._seen is None or version_of(self._seen.lease) != version_of(lease)
+        ):
             self._seen = _Seen(lease=lease, since_s=self._clock())
         return self._seen
 
     def _hold(self, lease: Object, began_s: float) -> None:
         self._seen = _Seen(lease=lease, since_s=self._clock())
-        self._renewed_s = began_s  # when the renewal began: the server may have carried it out at any moment since
+        # when the renewal began: the server may have carried it out at any moment since
+        self._renewed_s = began_s
 
     def _written(self, seen: _Seen | None, *, holder: str, lease_s: float | None = None) -> Object:
         now = datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -222,7 +247,8 @@ class Election:
             "leaseDurationSeconds": max(1, round(lease_s or self.terms.lease_s)),
             "renewTime": now,
             "acquireTime": now if is_new else old.get("acquireTime", now),
-            "leaseTransitions": int(old.get("leaseTransitions") or 0) + (1 if is_new and holder and seen is not None else 0),
+            "leaseTransitions": int(old.get("leaseTransitions") or 0)
+            + (1 if is_new and holder and seen is not None else 0),
         }
         meta: dict[str, Any] = {"name": self.name, "namespace": self.namespace}
         if seen is not None:
@@ -237,12 +263,17 @@ class Election:
         return min(most_s, left_s) if left_s > 0 else most_s
 
     def _left_s(self) -> float:
-        return self._renewed_s + self.terms.renew_s - self._clock() if self._renewed_s is not None else 0.0
+        return (
+            self._renewed_s + self.terms.renew_s - self._clock()
+            if self._renewed_s is not None
+            else 0.0
+        )
 
     def _pause_s(self) -> float:
         pause_s = self.terms.retry_s * (1 + self._chance() / 5)
         left_s = self._left_s()
-        return min(pause_s, left_s) if left_s > 0 else pause_s  # the end of a leadership is told when it comes
+        # the end of a leadership is told when it comes
+        return min(pause_s, left_s) if left_s > 0 else pause_s
 
     def _tell(self) -> None:
         """Call back, once for each change."""

@@ -1,8 +1,7 @@
 """What Knative's webhook says, and what to do about it.
 
-Messages of knative/serving after v1.23 (k8s_validation.go, route_validation.go, annotation_validation.go). A message that is not here is
-passed on as it is.
-"""
+Messages of knative/serving after v1.23 (k8s_validation.go, route_validation.go,
+annotation_validation.go). A message that is not here is passed on as it is."""
 
 from __future__ import annotations
 
@@ -15,7 +14,8 @@ from pilotlight.cluster.features import BY_FIELD, Feature, patch_config, switch_
 _HEAD = re.compile(r"^validation failed: ")
 _MASKED = re.compile(r"must not set the field\(s\): (?P<fields>[^\n]+)")
 _VOLUME = re.compile(
-    r"(?P<type>hostpath|csi|ephemeral|image|persistent volume claim|emptydir) volume support is (?:disabled|off)"
+    r"(?P<type>hostpath|csi|ephemeral|image|persistent volume claim|emptydir) volume support is "
+    r"(?:disabled|off)"
     r"(?:, but found [^\n]*?volume ?(?P<name>[\w-]*))?",
     re.IGNORECASE,
 )
@@ -34,7 +34,8 @@ _SCALING = f"{_TEMPLATE}.metadata.annotations.autoscaling.knative.dev"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
-    """A message, the field it is about, what it means, and what helps: a sentence, or a key of one of Knative's ConfigMaps.
+    """A message, the field it is about, what it means, and what helps: a sentence, or a key of one
+    of Knative's ConfigMaps.
 
     Named groups of `pattern` are filled into the texts.
     """
@@ -62,17 +63,20 @@ _RULES = (
     _Rule(
         pattern=r"=0 not allowed by cluster",
         field=f"{_SCALING}/initial-scale",
-        said="a revision that begins at zero is not allowed in this cluster; otherwise each deploy needs a free GPU",
+        said="a revision that begins at zero is not allowed in this cluster; otherwise each "
+        "deploy needs a free GPU",
         config=("config-autoscaler", "allow-zero-initial-scale", "true"),
     ),
     _Rule(
-        pattern=r"expected \d+ <= (?P<value>\d+) <= (?P<most>\d+): (?P<field>[\w.\[\]]*timeoutSeconds)",
+        pattern=r"expected \d+ <= (?P<value>\d+) <= (?P<most>\d+): "
+        r"(?P<field>[\w.\[\]]*timeoutSeconds)",
         field="{field}",
         said="{value} s is above the cluster's bound of {most} s (max-revision-timeout-seconds)",
         config=("config-defaults", "max-revision-timeout-seconds", "{value}"),
     ),
     _Rule(
-        pattern=r"expected \d+ <= (?P<value>\d+) <= (?P<most>\d+): (?P<field>[\w.\[\]]*containerConcurrency)",
+        pattern=r"expected \d+ <= (?P<value>\d+) <= (?P<most>\d+): "
+        r"(?P<field>[\w.\[\]]*containerConcurrency)",
         field="{field}",
         said="{value} is above the cluster's bound of {most} (container-concurrency-max-limit)",
         config=("config-defaults", "container-concurrency-max-limit", "{value}"),
@@ -90,7 +94,8 @@ _RULES = (
         fix=f"move them to {_TEMPLATE}.metadata.annotations",
     ),
     _Rule(
-        pattern=rf"volume mount should be readOnly for this type of volume(?:: (?P<field>{_PATH}))?",
+        pattern=rf"volume mount should be readOnly for this type of volume(?:: "
+        rf"(?P<field>{_PATH}))?",
         field=f"{_TEMPLATE}.spec.containers[0].volumeMounts",
         said="Knative mounts this type of volume read-only, always",
         fix="set readOnly: true; only the node agent writes there",
@@ -126,14 +131,27 @@ def _of_line(line: str, namespace: str) -> list[FieldProblem]:
         return [_masked(path.strip(), namespace) for path in masked.group("fields").split(",")]
     if (volume := _VOLUME.search(line)) is not None:
         feature, name = _VOLUMES[volume.group("type").lower()], volume.group("name") or ""
-        return [_switched_off(f"{_TEMPLATE}.spec.volumes", BY_FIELD[feature], namespace, what=f"{feature} {name}".strip())]
+        return [
+            _switched_off(
+                f"{_TEMPLATE}.spec.volumes",
+                BY_FIELD[feature],
+                namespace,
+                what=f"{feature} {name}".strip(),
+            )
+        ]
     if "support for init-containers is off" in line:
-        return [_switched_off(f"{_TEMPLATE}.spec.initContainers", BY_FIELD["initContainers"], namespace)]
+        return [
+            _switched_off(f"{_TEMPLATE}.spec.initContainers", BY_FIELD["initContainers"], namespace)
+        ]
     for rule in _RULES:
         if (problem := rule.problem(line, namespace)) is not None:
             return [problem]
     message, _, path = line.rpartition(": ")
-    return [FieldProblem(path, message)] if message and re.fullmatch(_PATH, path) else [FieldProblem("", line)]
+    return (
+        [FieldProblem(path, message)]
+        if message and re.fullmatch(_PATH, path)
+        else [FieldProblem("", line)]
+    )
 
 
 def _masked(path: str, namespace: str) -> FieldProblem:
@@ -149,4 +167,6 @@ def _masked(path: str, namespace: str) -> FieldProblem:
 
 def _switched_off(path: str, feature: Feature, namespace: str, *, what: str = "") -> FieldProblem:
     said = f"switched off in this cluster ({feature.flag})"
-    return FieldProblem(path, f"{what}: {said}" if what else said, switch_on(feature, knative_namespace=namespace))
+    return FieldProblem(
+        path, f"{what}: {said}" if what else said, switch_on(feature, knative_namespace=namespace)
+    )

@@ -27,9 +27,9 @@ class Pauses:
         """Seconds before attempt `attempt + 1`.
 
         Args:
-            attempt: the one that failed, from 1.
-            chance: uniform in [0, 1).
-            retry_after_s: what the server asks for: waited at least, and up to a quarter longer, so that not all come at once.
+            attempt: the one that failed, from 1. chance: uniform in [0, 1). retry_after_s: what the
+            server asks for: waited at least, and up to a quarter longer, so that not all come at
+            once.
         """
         whole_s = min(self.most_s, self.first_s * float(2 ** min(attempt - 1, 30)))
         own_s = whole_s * (0.5 + chance / 2)
@@ -37,11 +37,12 @@ class Pauses:
 
 
 def is_worth_repeating(error: ClusterError, *, verb: str, is_conditional: bool) -> bool:
-    """Whether the same call may succeed later, and does no harm if the first one was carried out after all.
+    """Whether the same call may succeed later, and does no harm if the first one was carried out
+    after all.
 
     Args:
-        verb: of RBAC.
-        is_conditional: it names a resourceVersion, or must not take fields from others: a conflict is an answer, not an accident.
+        verb: of RBAC. is_conditional: it names a resourceVersion, or must not take fields from
+        others: a conflict is an answer, not an accident.
     """
     if isinstance(error, ClusterUnreachable):
         return verb in _IDEMPOTENT or not error.sent

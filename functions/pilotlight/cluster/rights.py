@@ -1,10 +1,12 @@
-"""What each of our processes may do in the cluster, and no more: the one list from which RBAC is rendered and with which doctor compares.
+"""What each of our processes may do in the cluster, and no more: the one list from which RBAC is
+rendered and with which doctor compares.
 
-Node agents and function pods have no rights at all: they hold no credentials. Everything is by resource, nothing by wildcard. `scope` says
-how far a right reaches. What is watched in all namespaces at once, and kinds without a namespace, are granted in the whole cluster; what is
-written into tenants' namespaces, in each of these, by a RoleBinding that the controller makes with the namespace; what concerns the
-platform itself, in its own namespace; what is read from Knative, in Knative's.
-"""
+Node agents and function pods have no rights at all: they hold no credentials. Everything is by
+resource, nothing by wildcard. `scope` says how far a right reaches. What is watched in all
+namespaces at once, and kinds without a namespace, are granted in the whole cluster; what is written
+into tenants' namespaces, in each of these, by a RoleBinding that the controller makes with the
+namespace; what concerns the platform itself, in its own namespace; what is read from Knative, in
+Knative's."""
 
 from __future__ import annotations
 
@@ -30,10 +32,9 @@ class Right:
     """Verbs on one resource.
 
     Attributes:
-        subresource: "" or `status`, `log`, `exec`, `scale`.
-        scope: `all` namespaces (and kinds without one), each `tenant`'s namespace, the `platform`'s, or `knative`'s.
-        why: what for, in words.
-        names: of the only objects that it reaches; empty = all of them.
+        subresource: "" or `status`, `log`, `exec`, `scale`. scope: `all` namespaces (and kinds
+        without one), each `tenant`'s namespace, the `platform`'s, or `knative`'s. why: what for, in
+        words. names: of the only objects that it reaches; empty = all of them.
     """
 
     kind: Kind
@@ -50,28 +51,45 @@ class Right:
 
     def rule(self) -> dict[str, Any]:
         """The rule of a Role or ClusterRole."""
-        rule = {"apiGroups": [self.kind.group], "resources": [self.resource], "verbs": list(self.verbs)}
+        rule = {
+            "apiGroups": [self.kind.group],
+            "resources": [self.resource],
+            "verbs": list(self.verbs),
+        }
         return {**rule, "resourceNames": list(self.names)} if self.names else rule
 
     def deeds(self, *, platform: str, knative: str, tenant: str | None = None) -> list[Deed]:
-        """What an access review asks, verb by verb; nothing of a tenant's namespace where there is none yet (`tenant` None)."""
+        """What an access review asks, verb by verb; nothing of a tenant's namespace where there is
+        none yet (`tenant` None)."""
         if self.scope == "tenant" and tenant is None:
             return []
-        namespace = {"all": None, "tenant": tenant, "platform": platform, "knative": knative}[self.scope]
+        namespace = {"all": None, "tenant": tenant, "platform": platform, "knative": knative}[
+            self.scope
+        ]
         return [
-            Deed(verb=verb, kind=self.kind, namespace=namespace, name=name, subresource=self.subresource)
+            Deed(
+                verb=verb,
+                kind=self.kind,
+                namespace=namespace,
+                name=name,
+                subresource=self.subresource,
+            )
             for verb in self.verbs
             for name in self.names or (None,)
         ]
 
 
-def _right(kind: Kind, verbs: Sequence[str], why: str, *, subresource: str = "", scope: Scope = "all") -> Right:
+def _right(
+    kind: Kind, verbs: Sequence[str], why: str, *, subresource: str = "", scope: Scope = "all"
+) -> Right:
     return Right(kind=kind, verbs=tuple(verbs), why=why, subresource=subresource, scope=scope)
 
 
 _CONTROLLER = (
     _right(kinds.NAMESPACE, _KEEP, "a tenant's namespace"),
-    _right(kinds.ROLE_BINDING, _KEEP, "rights of controller and activators in a tenant's namespace"),
+    _right(
+        kinds.ROLE_BINDING, _KEEP, "rights of controller and activators in a tenant's namespace"
+    ),
     _right(kinds.RESOURCE_QUOTA, _READ, "a tenant's plan as a quota"),
     _right(kinds.LIMIT_RANGE, _READ, "bounds of a tenant's pods"),
     _right(kinds.NETWORK_POLICY, _READ, "who reaches a tenant's pods"),
@@ -92,26 +110,60 @@ _CONTROLLER = (
     _right(kinds.SERVICE, _WRITE, "functions", scope="tenant"),
     _right(kinds.POD, ("delete",), "stopping an instance", scope="tenant"),
     _right(kinds.POD, ("get",), "what instances print", subresource="log", scope="tenant"),
-    _right(kinds.POD, ("get", "create"), "a command in an instance", subresource="exec", scope="tenant"),
+    _right(
+        kinds.POD, ("get", "create"), "a command in an instance", subresource="exec", scope="tenant"
+    ),
     _right(kinds.LEASE, ("get", "create", "update"), "one controller reconciles", scope="platform"),
     _right(kinds.STATEFUL_SET, ("get", "list"), "how many activators there are", scope="platform"),
-    _right(kinds.PERSISTENT_VOLUME_CLAIM, ("get", "list", "patch"), "journals of activators that are gone", scope="platform"),
+    _right(
+        kinds.PERSISTENT_VOLUME_CLAIM,
+        ("get", "list", "patch"),
+        "journals of activators that are gone",
+        scope="platform",
+    ),
     _right(kinds.JOB, ("get", "create", "delete"), "draining such a journal", scope="platform"),
-    _right(kinds.CONFIG_MAP, ("get", "list", "watch"), "which features the cluster allows", scope="knative"),
+    _right(
+        kinds.CONFIG_MAP,
+        ("get", "list", "watch"),
+        "which features the cluster allows",
+        scope="knative",
+    ),
 )
 _ACTIVATOR = (
     _right(kinds.POD, _READ, "instances"),
     _right(kinds.ENDPOINT_SLICE, _READ, "addresses of instances"),
     _right(kinds.DEPLOYMENT, _READ, "why no pod of a revision can be made"),
-    _right(kinds.POD, ("patch", "delete"), "which goes first (pod-deletion-cost); one whose calls do not end is deleted", scope="tenant"),
+    _right(
+        kinds.POD,
+        ("patch", "delete"),
+        "which goes first (pod-deletion-cost); one whose calls do not end is deleted",
+        scope="tenant",
+    ),
 )
 _AUTOSCALER = (
     _right(kinds.POD_AUTOSCALER, _READ, "revisions of class pilotlight.dev"),
     _right(kinds.SERVERLESS_SERVICE, _READ, "how a revision is reached"),
     _right(kinds.DEPLOYMENT, _READ, "how many pods there are"),
-    _right(kinds.POD_AUTOSCALER, ("get", "patch", "update"), "their conditions and scale", subresource="status", scope="tenant"),
-    _right(kinds.SERVERLESS_SERVICE, ("create", "patch", "update"), "how a revision is reached", scope="tenant"),
-    _right(kinds.DEPLOYMENT, ("patch",), "how many pods there are to be", subresource="scale", scope="tenant"),
+    _right(
+        kinds.POD_AUTOSCALER,
+        ("get", "patch", "update"),
+        "their conditions and scale",
+        subresource="status",
+        scope="tenant",
+    ),
+    _right(
+        kinds.SERVERLESS_SERVICE,
+        ("create", "patch", "update"),
+        "how a revision is reached",
+        scope="tenant",
+    ),
+    _right(
+        kinds.DEPLOYMENT,
+        ("patch",),
+        "how many pods there are to be",
+        subresource="scale",
+        scope="tenant",
+    ),
     _right(kinds.LEASE, ("get", "create", "update"), "one autoscaler decides", scope="platform"),
 )
 _OPERATOR = (
@@ -142,14 +194,24 @@ def rules(role: Role, scope: Scope) -> list[dict[str, Any]]:
 
 
 def tenant_role(settings: ClusterSettings, account: str) -> str:
-    """Name of the ClusterRole that a service account of ours is bound to in each tenant's namespace; the chart makes it."""
+    """Name of the ClusterRole that a service account of ours is bound to in each tenant's
+    namespace; the chart makes it."""
     return f"{settings.namespace}:{account}:tenant"
 
 
 def binding_right(settings: ClusterSettings) -> Right:
-    """To grant those two ClusterRoles and no other (Kubernetes, "Privilege escalation prevention": verb `bind`)."""
-    roles = tuple(tenant_role(settings, account) for account in (settings.controller_account, settings.activator_account))
-    return Right(kind=kinds.CLUSTER_ROLE, verbs=("bind",), why="granting these two in a tenant's namespace", names=roles)
+    """To grant those two ClusterRoles and no other (Kubernetes, "Privilege escalation prevention":
+    verb `bind`)."""
+    roles = tuple(
+        tenant_role(settings, account)
+        for account in (settings.controller_account, settings.activator_account)
+    )
+    return Right(
+        kind=kinds.CLUSTER_ROLE,
+        verbs=("bind",),
+        why="granting these two in a tenant's namespace",
+        names=roles,
+    )
 
 
 def rights_of(role: Role, settings: ClusterSettings) -> tuple[Right, ...]:

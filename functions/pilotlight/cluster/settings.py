@@ -18,30 +18,29 @@ class ClusterSettings:
 
     Attributes:
         kubeconfig: file; None = the pod's own credentials, else $KUBECONFIG, else ~/.kube/config.
-        context: of the kubeconfig; None = its current one.
-        namespace: where the platform itself runs.
-        controller_account, activator_account: service accounts of controller and activators, in that namespace: what RoleBindings in
+        context: of the kubeconfig; None = its current one. namespace: where the platform itself
+        runs. controller_account, activator_account: service accounts of controller and activators,
+        in that namespace: what RoleBindings in
             tenants' namespaces give rights to.
-        namespace_prefix: of tenants' namespaces: `<prefix><tenant>[-<environment>]`.
-        field_manager: owner of what we apply (server-side apply).
-        autoscaler: `kpa`, Knative's own class, or `pilotlight`, ours (experimental).
-        runtime_image: reference by digest, of functions without an image of their own; None = they cannot be deployed.
-        images: reference by digest, of functions with an environment of their own: by the digest of its description, by its first
+        namespace_prefix: of tenants' namespaces: `<prefix><tenant>[-<environment>]`. field_manager:
+        owner of what we apply (server-side apply). autoscaler: `kpa`, Knative's own class, or
+        `pilotlight`, ours (experimental). runtime_image: reference by digest, of functions without
+        an image of their own; None = they cannot be deployed. images: reference by digest, of
+        functions with an environment of their own: by the digest of its description, by its first
             characters (12 or more), or by the name of an engine's environment (`vllm`).
-        image_pull_secrets: names of secrets in tenants' namespaces.
-        egress_cidrs: private addresses that functions may reach besides the public internet.
-        node_path: directory on each node in which the agent shows function pods what is theirs, one directory for each tenant id.
-        restore_into_pods: a waiting pod may receive a restored worker (experimental).
-        wake_url: where a request with a revision's name starts it from zero (autoscaler `kpa`).
-        unschedulable_grace_s: how long a call waits for a node, or for room in a quota, before it is answered 503 with the reason.
-        knative_namespace: of Knative Serving.
-        max_timeout_s: bound of Knative for `timeoutSeconds` (config-defaults, max-revision-timeout-seconds).
+        image_pull_secrets: names of secrets in tenants' namespaces. egress_cidrs: private addresses
+        that functions may reach besides the public internet. node_path: directory on each node in
+        which the agent shows function pods what is theirs, one directory for each tenant id.
+        restore_into_pods: a waiting pod may receive a restored worker (experimental). wake_url:
+        where a request with a revision's name starts it from zero (autoscaler `kpa`).
+        unschedulable_grace_s: how long a call waits for a node, or for room in a quota, before it
+        is answered 503 with the reason. knative_namespace: of Knative Serving. max_timeout_s: bound
+        of Knative for `timeoutSeconds` (config-defaults, max-revision-timeout-seconds).
         tolerated_warnings: pieces of warnings of the API server that do not make a write fail.
-        gpu_resource: extended resource of a GPU.
-        gpu_label: node label that names a GPU's product.
-        gpu_products: what users write (`H100`) → value of `gpu_label`; a missing name stands for itself.
-        gpu_runtime_class: of pods with a GPU; None = none.
-        runtime_class: of pods without; None = the cluster's default.
+        gpu_resource: extended resource of a GPU. gpu_label: node label that names a GPU's product.
+        gpu_products: what users write (`H100`) → value of `gpu_label`; a missing name stands for
+        itself. gpu_runtime_class: of pods with a GPU; None = none. runtime_class: of pods without;
+        None = the cluster's default.
     """
 
     kubeconfig: str | None = None
@@ -75,12 +74,20 @@ class ClusterSettings:
         _check_account("controller_account", self.controller_account)
         _check_account("activator_account", self.activator_account)
         if not _PREFIX.match(self.namespace_prefix):
-            raise ValueError(f"namespace_prefix = {self.namespace_prefix!r}: at most 20 of a-z, 0-9 and -, a letter first")
+            raise ValueError(
+                f"namespace_prefix = {self.namespace_prefix!r}: at most 20 of a-z, 0-9 and -, a "
+                f"letter first"
+            )
         if self.runtime_image is not None and not _DIGEST.match(self.runtime_image):
-            raise ValueError(f"runtime_image = {self.runtime_image!r}: name it by digest: image@sha256:<64 hex digits>")
+            raise ValueError(
+                f"runtime_image = {self.runtime_image!r}: name it by digest: image@sha256:<64 hex "
+                f"digits>"
+            )
         for name, image in self.images.items():
             if not _DIGEST.match(str(image)):
-                raise ValueError(f"images.{name} = {image!r}: name it by digest: image@sha256:<64 hex digits>")
+                raise ValueError(
+                    f"images.{name} = {image!r}: name it by digest: image@sha256:<64 hex digits>"
+                )
         _check_networks(self.egress_cidrs)
         if not self.node_path.startswith("/"):
             raise ValueError(f"node_path = {self.node_path!r}: must be an absolute path")
@@ -89,14 +96,19 @@ class ClusterSettings:
         if not self.field_manager or len(self.field_manager) > 128:
             raise ValueError(f"field_manager = {self.field_manager!r}: 1 to 128 characters")
         if self.unschedulable_grace_s < 0:
-            raise ValueError(f"unschedulable_grace_s = {self.unschedulable_grace_s}: must not be negative")
+            raise ValueError(
+                f"unschedulable_grace_s = {self.unschedulable_grace_s}: must not be negative"
+            )
         if self.max_timeout_s < 1:
             raise ValueError(f"max_timeout_s = {self.max_timeout_s}: must be at least 1")
 
 
 def _check_account(name: str, account: str) -> None:
     if not _ACCOUNT.match(account):
-        raise ValueError(f"{name} = {account!r}: the name of a service account: a-z, 0-9, - and ., at most 253 characters")
+        raise ValueError(
+            f"{name} = {account!r}: the name of a service account: a-z, 0-9, - and ., at most 253 "
+            f"characters"
+        )
 
 
 def _check_networks(cidrs: list[str]) -> None:

@@ -1,8 +1,9 @@
-"""Requests to the API server over the official client's two connection pools, each with a deadline of its own.
+"""Requests to the API server over the official client's two connection pools, each with a deadline
+of its own.
 
-Calls and streams (watches, logs) have a pool each: a hundred watches never keep a write waiting. What the client raises becomes
-`ClusterUnreachable` here and nowhere else; statuses are `answers`' affair.
-"""
+Calls and streams (watches, logs) have a pool each: a hundred watches never keep a write waiting.
+What the client raises becomes `ClusterUnreachable` here and nowhere else; statuses are `answers`'
+affair."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from pilotlight.cluster.deeds import Deed
 from pilotlight.cluster.errors import ClusterUnreachable
 
 _CALLS = 32  # at once; the API server's own queues do the rest
-_STREAMS = 8192  # watches and followed logs: the reconciler has a watch of Secrets in each tenant's namespace
+# watches and followed logs: the reconciler has a watch of Secrets in each tenant's namespace
+_STREAMS = 8192
 _CONNECT_S = 5.0
 _WARNING = re.compile(r'^\d{3} \S+ "((?:[^"\\]|\\.)*)"')
 _MOST_BYTES = 64 * 1024 * 1024  # of one answer; a page of 500 pods is some 10 MB
@@ -62,7 +64,9 @@ class Transport:
         """
         with _translated(deed, self.host, timeout_s):
             async with asyncio.timeout(timeout_s):
-                timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(_CONNECT_S, timeout_s))
+                timeout = aiohttp.ClientTimeout(
+                    total=timeout_s, sock_connect=min(_CONNECT_S, timeout_s)
+                )
                 asked = _Asked(method, path or deed.path, query or {}, body, content_type)
                 response = await _request(self._calls, asked, timeout)
                 async with response:
@@ -85,7 +89,9 @@ class Transport:
             open_s: until the head of the answer.
             silence_s: between two pieces of it; None = any.
         """
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=min(_CONNECT_S, open_s), sock_read=silence_s)
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=min(_CONNECT_S, open_s), sock_read=silence_s
+        )
         with _translated(deed, self.host, open_s):
             async with asyncio.timeout(open_s):
                 response = await _request(self._streams, _Asked("GET", deed.path, query), timeout)
@@ -93,19 +99,31 @@ class Transport:
             with _translated(deed, self.host, silence_s or open_s):
                 body = b"" if response.status == 200 else await _read_all(response, deed)
             retry_after_s = _seconds(response.headers.get("Retry-After"))
-            answer = Answer(status=response.status, body=body, retry_after_s=retry_after_s, knative_namespace=self._knative_namespace)
+            answer = Answer(
+                status=response.status,
+                body=body,
+                retry_after_s=retry_after_s,
+                knative_namespace=self._knative_namespace,
+            )
             yield answer, self._pieces(response, deed, silence_s)
         finally:
             response.close()  # not released: what is left of a stream is not worth reading
 
-    async def _pieces(self, response: aiohttp.ClientResponse, deed: Deed, silence_s: float | None) -> AsyncIterator[bytes]:
+    async def _pieces(
+        self, response: aiohttp.ClientResponse, deed: Deed, silence_s: float | None
+    ) -> AsyncIterator[bytes]:
         with _translated(deed, self.host, silence_s or 0.0):
             async for piece in response.content.iter_any():
                 yield piece
 
     @contextlib.asynccontextmanager
     async def socket(
-        self, deed: Deed, *, query: Sequence[tuple[str, str]], protocols: Sequence[str], open_s: float
+        self,
+        deed: Deed,
+        *,
+        query: Sequence[tuple[str, str]],
+        protocols: Sequence[str],
+        open_s: float,
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """A WebSocket, of which we read only: its messages as they come.
 
@@ -115,15 +133,27 @@ class Transport:
         headers: dict[str, str] = {}
         await self._streams.update_params_for_auth(headers, [], ["BearerToken"])
         pool: aiohttp.ClientSession = self._streams.rest_client.pool_manager
-        where: dict[str, Any] = {"server_hostname": self._streams.rest_client.server_hostname, "proxy": self._streams.rest_client.proxy}
+        where: dict[str, Any] = {
+            "server_hostname": self._streams.rest_client.server_hostname,
+            "proxy": self._streams.rest_client.proxy,
+        }
         with _translated(deed, self.host, open_s):
             try:
                 async with asyncio.timeout(open_s):
                     url = f"{self.host}{deed.path}"
-                    opened = await pool.ws_connect(url, params=list(query), headers=headers, protocols=protocols, **where)
-            except aiohttp.WSServerHandshakeError as error:  # its body, with the reason, is lost on the way
-                status = {"code": error.status, "message": error.message, "details": {"name": deed.name}}
-                raise from_status(deed, status, knative_namespace=self._knative_namespace) from error
+                    opened = await pool.ws_connect(
+                        url, params=list(query), headers=headers, protocols=protocols, **where
+                    )
+            except aiohttp.WSServerHandshakeError as error:
+                # its body, with the reason, is lost on the way
+                status = {
+                    "code": error.status,
+                    "message": error.message,
+                    "details": {"name": deed.name},
+                }
+                raise from_status(
+                    deed, status, knative_namespace=self._knative_namespace
+                ) from error
         async with opened:
             yield _messages(opened, deed, self.host)
 
@@ -144,7 +174,9 @@ class _Asked:
     content_type: str = "application/json"
 
 
-async def _request(client: Any, asked: _Asked, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+async def _request(
+    client: Any, asked: _Asked, timeout: aiohttp.ClientTimeout
+) -> aiohttp.ClientResponse:
     response: aiohttp.ClientResponse = await client.call_api(
         asked.path,
         asked.method,
@@ -172,17 +204,25 @@ async def _read_all(response: aiohttp.ClientResponse, deed: Deed) -> bytes:
     async for piece in response.content.iter_any():
         data += piece
         if len(data) > _MOST_BYTES:
-            raise ClusterUnreachable(f"cannot {deed}: the answer is above {_MOST_BYTES} bytes", deed=deed)
+            raise ClusterUnreachable(
+                f"cannot {deed}: the answer is above {_MOST_BYTES} bytes", deed=deed
+            )
     return bytes(data)
 
 
-async def _messages(socket: aiohttp.ClientWebSocketResponse, deed: Deed, host: str) -> AsyncIterator[bytes]:
+async def _messages(
+    socket: aiohttp.ClientWebSocketResponse, deed: Deed, host: str
+) -> AsyncIterator[bytes]:
     with _translated(deed, host, 0.0):
         async for message in socket:
             if message.type is aiohttp.WSMsgType.ERROR:
-                raise ClusterUnreachable(f"cannot {deed}: the connection broke: {message.data}", deed=deed)
+                raise ClusterUnreachable(
+                    f"cannot {deed}: the connection broke: {message.data}", deed=deed
+                )
             if message.type in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT):
-                yield message.data if isinstance(message.data, bytes) else str(message.data).encode()
+                yield (
+                    message.data if isinstance(message.data, bytes) else str(message.data).encode()
+                )
 
 
 @contextlib.contextmanager
@@ -194,16 +234,25 @@ def _translated(deed: Deed, host: str, timeout_s: float) -> Iterator[None]:
         said = f"cannot {deed}: no answer from the API server {host} within {timeout_s:g} s"
         raise ClusterUnreachable(said, sent=sent, deed=deed) from error
     except aiohttp.ClientConnectorError as error:
-        said = f"cannot {deed}: no connection to the API server {host}: {error}. Is it up, and is the kubeconfig's server right?"
+        said = (
+            f"cannot {deed}: no connection to the API server {host}: {error}. Is it up, and is "
+            f"the kubeconfig's server right?"
+        )
         raise ClusterUnreachable(said, sent=False, deed=deed) from error
     except (aiohttp.ClientError, OSError) as error:
-        said = f"cannot {deed}: the connection to the API server {host} broke: {type(error).__name__} {error}"
+        said = (
+            f"cannot {deed}: the connection to the API server {host} broke: "
+            f"{type(error).__name__} {error}"
+        )
         raise ClusterUnreachable(said, deed=deed) from error
 
 
 def _warnings(headers: Sequence[str]) -> tuple[str, ...]:
     found = [_WARNING.match(text) for text in headers]
-    return tuple(re.sub(r"\\(.)", r"\1", match.group(1)) if match else text for match, text in zip(found, headers, strict=True))
+    return tuple(
+        re.sub(r"\\(.)", r"\1", match.group(1)) if match else text
+        for match, text in zip(found, headers, strict=True)
+    )
 
 
 def _seconds(text: str | None) -> float | None:

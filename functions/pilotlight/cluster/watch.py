@@ -1,4 +1,5 @@
-"""A cache of one kind, kept by a watch: what the reconciler, the activators and the autoscaler look things up in.
+"""A cache of one kind, kept by a watch: what the reconciler, the activators and the autoscaler look
+things up in.
 
     async with Reflector(cluster, POD, selector="pilotlight.dev/function-id") as pods:
         await pods.wait_synced(30)
@@ -32,7 +33,8 @@ _AGAIN_S = 15.0  # between attempts where a right or a kind is missing: somebody
 
 
 class Store:
-    """Objects by (namespace, name), and by indexes. Written by its Reflector only; read within the same event loop, so no lock."""
+    """Objects by (namespace, name), and by indexes. Written by its Reflector only; read within the
+    same event loop, so no lock."""
 
     def __init__(self, indexes: Mapping[str, Index] | None = None) -> None:
         """`indexes`: name → the values under which an object is found with `by`."""
@@ -52,7 +54,11 @@ class Store:
 
     def items(self, namespace: str | None = None) -> Sequence[Object]:
         """All objects, or those of a namespace, in the order in which they came."""
-        return [item for (where, _), item in self._objects.items() if namespace is None or where == namespace]
+        return [
+            item
+            for (where, _), item in self._objects.items()
+            if namespace is None or where == namespace
+        ]
 
     def by(self, index: str, value: str) -> Sequence[Object]:
         """Objects that the index files under `value`."""
@@ -85,7 +91,8 @@ class Store:
 
 
 class Reflector:
-    """Keeps a `Store` true. A context manager that runs a task of its own; or run `run()` in yours."""
+    """Keeps a `Store` true. A context manager that runs a task of its own; or run `run()` in
+    yours."""
 
     def __init__(
         self,
@@ -101,19 +108,24 @@ class Reflector:
         """See `Cluster.watch`.
 
         Args:
-            on_change: called in the event loop once the store has a change (SYNCED included); it must not block.
+            on_change: called in the event loop once the store has a change (SYNCED included); it
+            must not block.
         """
         self.store = Store(indexes)
         self.kind = kind
         self.error: ClusterError | None = None
         self._cluster = cluster
         self._namespace, self._selector, self._fields = namespace, selector, fields
-        self._listeners: list[Callable[[Change], None]] = [on_change] if on_change is not None else []
+        self._listeners: list[Callable[[Change], None]] = (
+            [on_change] if on_change is not None else []
+        )
         self._synced = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        state = "synced" if self.is_synced else f"waiting ({self.error})" if self.error else "waiting"
+        state = (
+            "synced" if self.is_synced else f"waiting ({self.error})" if self.error else "waiting"
+        )
         return f"<Reflector {self.kind} {len(self.store)} {state}>"
 
     @property
@@ -153,7 +165,9 @@ class Reflector:
             async with asyncio.timeout(timeout_s):
                 await self._synced.wait()
         except TimeoutError:
-            raise self.error or ClusterUnreachable(f"no listing of {self.kind} within {timeout_s:g} s") from None
+            raise self.error or ClusterUnreachable(
+                f"no listing of {self.kind} within {timeout_s:g} s"
+            ) from None
 
     async def run(self) -> None:
         """Follow the kind until cancelled. A right or a kind that is missing is waited for."""

@@ -1,4 +1,5 @@
-"""`python -m pilotlight.controller --config platform.yaml --ready-fd N`: the control plane of one platform."""
+"""`python -m pilotlight.controller --config platform.yaml --ready-fd N`: the control plane of one
+platform."""
 
 from __future__ import annotations
 
@@ -21,16 +22,31 @@ from weight_cache import log_lines
 from weight_cache.settings import SettingsInvalid
 
 NICE = 5
-"""The control plane gives way to calls: a ledger that is a second behind hurts nobody, a call that waits for it does (nice(2))."""
+"""The control plane gives way to calls: a ledger that is a second behind hurts nobody, a call that
+waits for it does (nice(2))."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until told to stop; returns the exit status."""
     os.umask(0o077)  # what we write is nobody else's, unless its mode is set by hand
     parser = argparse.ArgumentParser(prog="python -m pilotlight.controller", description=__doc__)
-    parser.add_argument("--config", type=Path, default=None, help="platform.yaml; without it every setting has its default")
-    parser.add_argument("--ready-fd", type=int, default=None, help="descriptor that gets one newline once this process serves")
-    parser.add_argument("--first-key", action="store_true", help="print a first admin key, where there is no key at all, and end")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        default=None,
+        help="platform.yaml; without it every setting has its default",
+    )
+    parser.add_argument(
+        "--ready-fd",
+        type=int,
+        default=None,
+        help="descriptor that gets one newline once this process serves",
+    )
+    parser.add_argument(
+        "--first-key",
+        action="store_true",
+        help="print a first admin key, where there is no key at all, and end",
+    )
     args = parser.parse_args(argv)
     log_lines.set_up("%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -51,10 +67,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _first_key(config: Path | None) -> int:
-    """Of a platform whose operator cannot run `pilotlight up`: its controller runs in a cluster. Raises SettingsInvalid."""
+    """Of a platform whose operator cannot run `pilotlight up`: its controller runs in a cluster.
+    Raises SettingsInvalid."""
     key = first_admin_key(config)
     if key is None:
-        print("pilotlight controller: there are keys: `pilotlight token create` makes more", file=sys.stderr)
+        print(
+            "pilotlight controller: there are keys: `pilotlight token create` makes more",
+            file=sys.stderr,
+        )
         return 1
     print(key)
     ring(ControllerConfig.read(config).paths.home / "controller.lock")

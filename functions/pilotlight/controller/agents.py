@@ -1,4 +1,5 @@
-"""What the controller asks about what runs: of this machine's node agent, or of a cluster. The same questions, the same answers."""
+"""What the controller asks about what runs: of this machine's node agent, or of a cluster. The same
+questions, the same answers."""
 
 from __future__ import annotations
 
@@ -13,14 +14,16 @@ from snapshotter.types import InstanceId, InstanceInfo, RevisionKey, SnapshotInf
 def agent_of(config: ControllerConfig) -> Agent:
     """Whom to ask on this platform. Nothing is connected yet."""
     if config.platform.fleet == "knative":
-        from pilotlight.controller.cluster.node import ClusterNode  # a second of imports, which one machine does without
+        # a second of imports, which one machine does without
+        from pilotlight.controller.cluster.node import ClusterNode
 
         return ClusterNode(config.cluster)
     return AgentClient(config.paths.socket_for_controller("snapshotter"))
 
 
 class Agent(Protocol):
-    """See `snapshotter.client.AgentClient`, which is one. All raise SnapshotterError: AgentUnavailable where nobody answers."""
+    """See `snapshotter.client.AgentClient`, which is one. All raise SnapshotterError:
+    AgentUnavailable where nobody answers."""
 
     async def instances(self, labels: Mapping[str, str] | None = None) -> list[InstanceInfo]:
         """Live instances that have all these labels (`tenant` is an id)."""
@@ -43,10 +46,17 @@ class Agent(Protocol):
         ...
 
     async def prove_snapshot(self, snapshot_id: str, hear: Hear | None = None) -> SnapshotInfo:
-        """Restore it once; `hear` is told what it cost. Raises SnapshotUnknown, SnapshotRefused, ProofsBusy, NoCapacity."""
+        """Restore it once; `hear` is told what it cost. Raises SnapshotUnknown, SnapshotRefused,
+        ProofsBusy, NoCapacity."""
         ...
 
-    async def delete_snapshots(self, *, snapshot_id: str | None = None, revision: str | None = None, function: str | None = None) -> int:
+    async def delete_snapshots(
+        self,
+        *,
+        snapshot_id: str | None = None,
+        revision: str | None = None,
+        function: str | None = None,
+    ) -> int:
         """Delete those; how many there were."""
         ...
 
@@ -68,19 +78,24 @@ class Agent(Protocol):
         call_id: str | None = None,
         follow: bool = False,
     ) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Lines `{"time", "instance", "stream", "call", "text"}`, oldest first. What is refused is raised at once, LogsBusy among it."""
+        """Lines `{"time", "instance", "stream", "call", "text"}`, oldest first. What is refused is
+        raised at once, LogsBusy among it."""
         ...
 
     def exec(self, instance_id: InstanceId, argv: list[str]) -> AsyncIterator[Mapping[str, Any]]:
         """Run a command beside an instance: `{"stream", "text"}` parts, then `{"exit_status"}`."""
         ...
 
-    def build_image(self, spec: Mapping[str, Any], *, uid: int | None) -> AsyncIterator[Mapping[str, Any]]:
-        """Build an environment: `{"step", "text"}` parts, then `{"image": digest, "size_bytes"}`."""
+    def build_image(
+        self, spec: Mapping[str, Any], *, uid: int | None
+    ) -> AsyncIterator[Mapping[str, Any]]:
+        """Build an environment: `{"step", "text"}` parts, then `{"image": digest,
+        "size_bytes"}`."""
         ...
 
     async def delete_image(self, digest: str, *, uid: int | None) -> int:
-        """Delete an environment that `uid` built; its bytes, 0 where there was none. One that is being built stays."""
+        """Delete an environment that `uid` built; its bytes, 0 where there was none. One that is
+        being built stays."""
         ...
 
     async def aclose(self) -> None:

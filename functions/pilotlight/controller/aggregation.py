@@ -1,7 +1,8 @@
-"""Sums of usage records in memory: what a batch adds to every rollup. Pure, and quick: each record of the ledger passes here once.
+"""Sums of usage records in memory: what a batch adds to every rollup. Pure, and quick: each record
+of the ledger passes here once.
 
-Records come as tuples in the order of `COLUMNS`. They are put into groups by one look-up each; the sums are then made column by column.
-"""
+Records come as tuples in the order of `COLUMNS`. They are put into groups by one look-up each; the
+sums are then made column by column."""
 
 from __future__ import annotations
 
@@ -25,17 +26,32 @@ AT = {name: at for at, name in enumerate(COLUMNS)}
 """Where a record's tuple has each of them."""
 CALL = "CALL"
 CLOCKS = ("total", "queue", "start", "exec")
-"""What `latency_hours` has histograms of: a call from its arrival to its last byte, and its three parts."""
+"""What `latency_hours` has histograms of: a call from its arrival to its last byte, and its three
+parts."""
 BOUNDS_MS = tuple(1.1**bucket for bucket in range(240))
-"""Bucket b holds what is above the bound before it and at most this; the last one, a hundred days, also all beyond."""
-MEASURES = ("queued_ms", "start_ms", "exec_ms", "billed_ns", "tokens_in", "tokens_out", "bytes_in", "bytes_out")
+"""Bucket b holds what is above the bound before it and at most this; the last one, a hundred days,
+also all beyond."""
+MEASURES = (
+    "queued_ms",
+    "start_ms",
+    "exec_ms",
+    "billed_ns",
+    "tokens_in",
+    "tokens_out",
+    "bytes_in",
+    "bytes_out",
+)
 _EPOCH = dt.date(1970, 1, 1).toordinal()
 
 _group_of = itemgetter(AT["tenant"], *(AT[name] for name in tables.ROLLUP_GROUPS))
-_numbers = itemgetter(*(AT[name] for name in (*MEASURES, "cost_picos", "status", "cpu", "memory_bytes", "gpu_count")))
+_numbers = itemgetter(
+    *(AT[name] for name in (*MEASURES, "cost_picos", "status", "cpu", "memory_bytes", "gpu_count"))
+)
 _STARTED_AT = AT["started_at"]
 _BILLED = MEASURES.index("billed_ns")
-_KIND, _START_KIND, _FUNCTION_ID = (2 + tables.ROLLUP_GROUPS.index(name) for name in ("kind", "start_kind", "function_id"))
+_KIND, _START_KIND, _FUNCTION_ID = (
+    2 + tables.ROLLUP_GROUPS.index(name) for name in ("kind", "start_kind", "function_id")
+)
 _CURRENCY = 2 + tables.ROLLUP_GROUPS.index("currency")
 
 GroupKey = tuple[Any, ...]
@@ -43,7 +59,8 @@ GroupKey = tuple[Any, ...]
 
 
 class Spending(NamedTuple):
-    """What money is counted under for budgets: `day` is whole days since the epoch, `month` that of `started_at`, both in UTC."""
+    """What money is counted under for budgets: `day` is whole days since the epoch, `month` that of
+    `started_at`, both in UTC."""
 
     tenant: str
     environment: str
@@ -56,7 +73,8 @@ class Spending(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Sums over records: counts, `MEASURES`, money in picounits, and what is for people only (doubles)."""
+    """Sums over records: counts, `MEASURES`, money in picounits, and what is for people only
+    (doubles)."""
 
     records: int
     errors: int
@@ -107,8 +125,12 @@ def aggregate(rows: Iterable[Sequence[Any]]) -> Aggregate:
     for key, numbers in grouped.items():
         hours[key] = _sums(numbers)
         if key[_KIND] == CALL:
-            spans[LatencyKey(key[1], key[0], key[2], key[_FUNCTION_ID], key[_START_KIND])] += numbers
-    return Aggregate(hours, by_day(hours), {key: _histograms(numbers) for key, numbers in spans.items()})
+            spans[LatencyKey(key[1], key[0], key[2], key[_FUNCTION_ID], key[_START_KIND])] += (
+                numbers
+            )
+    return Aggregate(
+        hours, by_day(hours), {key: _histograms(numbers) for key, numbers in spans.items()}
+    )
 
 
 def by_day(hours: dict[GroupKey, Sums]) -> dict[GroupKey, Sums]:
@@ -124,7 +146,11 @@ def spending(days: dict[GroupKey, Sums]) -> dict[Spending, int]:
     """Money in picounits by what budgets look at."""
     out: defaultdict[Spending, int] = defaultdict(int)
     for (day, tenant, environment, app, function, *rest), sums in days.items():
-        out[Spending(tenant, environment, app, function, day, month_of_day(day), rest[_CURRENCY - 5])] += sums.picos
+        out[
+            Spending(
+                tenant, environment, app, function, day, month_of_day(day), rest[_CURRENCY - 5]
+            )
+        ] += sums.picos
     return dict(out)
 
 

@@ -1,8 +1,10 @@
-"""Alerts of budgets: which thresholds were reached in which period, once each, and how far telling the webhook has come.
+"""Alerts of budgets: which thresholds were reached in which period, once each, and how far telling
+the webhook has come.
 
-An alert is a row, written in the transaction of the records that brought it: it is neither lost nor made twice. Its id is the webhook-id of
-every attempt to deliver it, so that a receiver can tell a second delivery from a second alert. `next_attempt_at` is when somebody may
-next try; whoever tries moves it first (`claim`), so a deliverer that dies leaves the alert to the next one after CLAIM_S.
+An alert is a row, written in the transaction of the records that brought it: it is neither lost nor
+made twice. Its id is the webhook-id of every attempt to deliver it, so that a receiver can tell a
+second delivery from a second alert. `next_attempt_at` is when somebody may next try; whoever tries
+moves it first (`claim`), so a deliverer that dies leaves the alert to the next one after CLAIM_S.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from pilotlight.controller.webhooks import CLAIM_S
 
 MAX_ERROR = 500
 AT_ONCE_OF_ONE = 8
-"""Alerts of one tenant in a round: whose receivers are slow holds up its own alerts, however many it has."""
+"""Alerts of one tenant in a round: whose receivers are slow holds up its own alerts, however many
+it has."""
 _SECRET_BYTES = 32
 _BUDGETS_AT_ONCE = 500
 """Parameters of a statement are bounded."""
@@ -54,54 +57,95 @@ _COLUMNS = tuple(tables.budget_alerts.c[name] for name in Alert.__slots__)
 
 
 def new_secret() -> str:
-    """What messages are signed with: `whsec_` and 32 random bytes in base64 (standardwebhooks.com)."""
+    """What messages are signed with: `whsec_` and 32 random bytes in base64
+    (standardwebhooks.com)."""
     return "whsec_" + base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
 
 
-def note(write: Write, *, budget_id: str, tenant: str, period: str, percents: Sequence[int], spent: str, is_sent: bool) -> int:
-    """Note that these thresholds are reached; returns how many were not noted before. `is_sent`: there is a webhook to tell."""
+def note(
+    write: Write,
+    *,
+    budget_id: str,
+    tenant: str,
+    period: str,
+    percents: Sequence[int],
+    spent: str,
+    is_sent: bool,
+) -> int:
+    """Note that these thresholds are reached; returns how many were not noted before. `is_sent`:
+    there is a webhook to tell."""
     rows = [
-        {"id": f"al-{secrets.token_hex(12)}", "budget": budget_id, "tenant": tenant, "period": period, "percent": percent, "spent": spent,
-         "at": write.now, "next_attempt_at": write.now if is_sent else None, "attempts": 0}
+        {
+            "id": f"al-{secrets.token_hex(12)}",
+            "budget": budget_id,
+            "tenant": tenant,
+            "period": period,
+            "percent": percent,
+            "spent": spent,
+            "at": write.now,
+            "next_attempt_at": write.now if is_sent else None,
+            "attempts": 0,
+        }
         for percent in percents
-    ]  # fmt: skip
+    ]
     new = 0
     for row in rows:
         insert = write.insert(tables.budget_alerts).values(**row)
-        new += write.sql.execute(insert.on_conflict_do_nothing(index_elements=["budget", "period", "percent"])).rowcount
+        new += write.sql.execute(
+            insert.on_conflict_do_nothing(index_elements=["budget", "period", "percent"])
+        ).rowcount
     if new and is_sent:
-        write.fed = True  # rings the bell after the commit: the deliverer listens to it, and followers of the feed find nothing new
+        # rings the bell after the commit: the deliverer listens to it, and followers of the feed
+        # find nothing new
+        write.fed = True
     return new
 
 
-def noted(sql: sa.Connection, *, budgets: Sequence[str], periods: Collection[str]) -> set[tuple[str, str, int]]:
+def noted(
+    sql: sa.Connection, *, budgets: Sequence[str], periods: Collection[str]
+) -> set[tuple[str, str, int]]:
     """(budget, period, percent) of what was noted before for these budgets and periods."""
     table, found = tables.budget_alerts, set[tuple[str, str, int]]()
     for at in range(0, len(budgets), _BUDGETS_AT_ONCE):
-        theirs = table.c.budget.in_(budgets[at : at + _BUDGETS_AT_ONCE]) & table.c.period.in_(list(periods))
-        found |= {(row.budget, row.period, row.percent) for row in sql.execute(sa.select(*_PLACE).where(theirs))}
+        theirs = table.c.budget.in_(budgets[at : at + _BUDGETS_AT_ONCE]) & table.c.period.in_(
+            list(periods)
+        )
+        found |= {
+            (row.budget, row.period, row.percent)
+            for row in sql.execute(sa.select(*_PLACE).where(theirs))
+        }
     return found
 
 
 def forget(write: Write, *, budget_id: str, period: str, percents: Iterable[int]) -> None:
-    """Forget alerts of thresholds that are not reached any more, because the amount is a higher one: they may come again."""
+    """Forget alerts of thresholds that are not reached any more, because the amount is a higher
+    one: they may come again."""
     table = tables.budget_alerts
-    which = (table.c.budget == budget_id) & (table.c.period == period) & table.c.percent.in_(list(percents))
+    which = (
+        (table.c.budget == budget_id)
+        & (table.c.period == period)
+        & table.c.percent.in_(list(percents))
+    )
     write.sql.execute(sa.delete(table).where(which))
 
 
 def forget_untold(write: Write, *, budget_id: str, period: str) -> None:
-    """Forget alerts of a period that nobody was told: there is a webhook now, and what is reached still will be noted again."""
+    """Forget alerts of a period that nobody was told: there is a webhook now, and what is reached
+    still will be noted again."""
     table = tables.budget_alerts
     untold = table.c.delivered_at.is_(None) & table.c.next_attempt_at.is_(None)
-    write.sql.execute(sa.delete(table).where((table.c.budget == budget_id) & (table.c.period == period) & untold))
+    write.sql.execute(
+        sa.delete(table).where((table.c.budget == budget_id) & (table.c.period == period) & untold)
+    )
 
 
 def cancel(write: Write, *, budget_id: str, error: str) -> None:
     """Try no more to deliver what still waits."""
     table = tables.budget_alerts
     which = (table.c.budget == budget_id) & table.c.next_attempt_at.is_not(None)
-    write.sql.execute(sa.update(table).where(which).values(next_attempt_at=None, error=error[:MAX_ERROR]))
+    write.sql.execute(
+        sa.update(table).where(which).values(next_attempt_at=None, error=error[:MAX_ERROR])
+    )
 
 
 def claim(write: Write, *, limit: int) -> list[Alert]:
@@ -111,16 +155,27 @@ def claim(write: Write, *, limit: int) -> list[Alert]:
     turn = sa.func.row_number().over(partition_by=table.c.tenant, order_by=order).label("turn")
     due = sa.select(*_COLUMNS, turn).where(table.c.next_attempt_at <= write.now).subquery()
     columns = [due.c[name] for name in Alert.__slots__]
-    query = sa.select(*columns).where(due.c.turn <= AT_ONCE_OF_ONE).order_by(due.c.next_attempt_at, due.c.id).limit(limit)
-    taken = [replace(alert, attempts=alert.attempts + 1) for alert in (Alert(**row) for row in write.sql.execute(query).mappings())]
+    query = (
+        sa.select(*columns)
+        .where(due.c.turn <= AT_ONCE_OF_ONE)
+        .order_by(due.c.next_attempt_at, due.c.id)
+        .limit(limit)
+    )
+    taken = [
+        replace(alert, attempts=alert.attempts + 1)
+        for alert in (Alert(**row) for row in write.sql.execute(query).mappings())
+    ]
     for alert in taken:
         values = {"next_attempt_at": write.now + CLAIM_S, "attempts": alert.attempts}
         write.sql.execute(sa.update(table).where(table.c.id == alert.id).values(**values))
     return taken
 
 
-def settle(write: Write, alert: Alert, *, error: str | None, retry_in_s: float | None = None) -> None:
-    """Note what an attempt came to. `error` None: delivered. `retry_in_s` None: no further attempt."""
+def settle(
+    write: Write, alert: Alert, *, error: str | None, retry_in_s: float | None = None
+) -> None:
+    """Note what an attempt came to. `error` None: delivered. `retry_in_s` None: no further
+    attempt."""
     table = tables.budget_alerts
     done = {
         "delivered_at": write.now if error is None else None,
@@ -137,7 +192,9 @@ def retry_in_s(alert: Alert, *, now: float, chance: float, asked_s: float = 0.0)
         chance: uniform in [0, 1), for the jitter.
         asked_s: what the receiver asked for (Retry-After).
     """
-    return webhooks.retry_in_s(attempts=alert.attempts, begun_at=alert.at, now=now, chance=chance, asked_s=asked_s)
+    return webhooks.retry_in_s(
+        attempts=alert.attempts, begun_at=alert.at, now=now, chance=chance, asked_s=asked_s
+    )
 
 
 def next_at(sql: sa.Connection) -> float | None:
@@ -147,7 +204,13 @@ def next_at(sql: sa.Connection) -> float | None:
     return None if at is None else float(at)
 
 
-def listing(sql: sa.Connection, *, budgets: Sequence[str], periods: Collection[str] | None = None, limit: int = 1000) -> list[Alert]:
+def listing(
+    sql: sa.Connection,
+    *,
+    budgets: Sequence[str],
+    periods: Collection[str] | None = None,
+    limit: int = 1000,
+) -> list[Alert]:
     """Alerts of these budgets (in these periods; None: in all), newest first."""
     table = tables.budget_alerts
     found: list[Alert] = []

@@ -1,4 +1,5 @@
-"""Names that stand for revisions, and are moved from one to another: the platform's `stable` and `candidate`, and your own.
+"""Names that stand for revisions, and are moved from one to another: the platform's `stable` and
+`candidate`, and your own.
 
 Wherever a revision is asked for, an alias, a tag, `v6` (the sixth) or its whole name will do.
 """
@@ -23,53 +24,84 @@ _REVISION = re.compile(r"v(\d{1,9})(?:-[0-9a-f]+)?\Z")
 
 
 def of(sql: sa.Connection, function_id: str) -> dict[str, str]:
-    """All aliases of a function: `stable` is what serves, or what a rollout goes back to; `candidate` what the rollout brings."""
+    """All aliases of a function: `stable` is what serves, or what a rollout goes back to;
+    `candidate` what the rollout brings."""
     document = traffic.get(sql, function_id)
     kept = {STABLE: document.stable or document.heaviest()}
     if (rollout := ledger.running(sql, function_id)) is not None:
         kept[CANDIDATE] = rollout.candidate
-    return {**publishing.aliases(sql, function_id), **{name: revision for name, revision in kept.items() if revision}}
+    return {
+        **publishing.aliases(sql, function_id),
+        **{name: revision for name, revision in kept.items() if revision},
+    }
 
 
 def resolve(sql: sa.Connection, place: Place, function: str, reference: str) -> str:
-    """The revision that a name stands for: its own, `v<n>`, a tag or an alias. Raises NotFound, naming those that there are."""
+    """The revision that a name stands for: its own, `v<n>`, a tag or an alias. Raises NotFound,
+    naming those that there are."""
     function_id, table = place.function_id(function), tables.revisions
     if numbered := _REVISION.match(reference):
-        exact = table.c.name == reference if "-" in reference else table.c.ordinal == int(numbered[1])
-        found = sql.execute(sa.select(table.c.name).where(table.c.function == function_id, exact)).scalar()
+        exact = (
+            table.c.name == reference if "-" in reference else table.c.ordinal == int(numbered[1])
+        )
+        found = sql.execute(
+            sa.select(table.c.name).where(table.c.function == function_id, exact)
+        ).scalar()
         if found is not None:
             return str(found)
     named = {**of(sql, function_id), **traffic.get(sql, function_id).tags}
     if reference in named:
         return named[reference]
-    hint = f"its aliases and tags are {', '.join(sorted(named))}" if named else "it has neither aliases nor tags"
+    hint = (
+        f"its aliases and tags are {', '.join(sorted(named))}"
+        if named
+        else "it has neither aliases nor tags"
+    )
     listed = f"`pilotlight app revisions {place.app}/{function}` lists its revisions"
     text = f"{place.app}/{function} has no revision, alias or tag {reference!r}: {hint}; {listed}"
     raise NotFound(text, function=function, revision=reference)
 
 
-def move(write: Write, place: Place, *, function: str, alias: str, reference: str | None) -> dict[str, str]:
-    """Let one of your aliases stand for a revision; None takes it away. All aliases then. Raises InvalidInput, NotFound."""
+def move(
+    write: Write, place: Place, *, function: str, alias: str, reference: str | None
+) -> dict[str, str]:
+    """Let one of your aliases stand for a revision; None takes it away. All aliases then. Raises
+    InvalidInput, NotFound."""
     _check(alias)
     document = traffic.find(write.sql, place, function)
     function_id, table = place.function_id(function), tables.aliases
     known = publishing.aliases(write.sql, function_id)
     revision = resolve(write.sql, place, function, reference) if reference else None
     if revision is None and alias not in known:
-        raise NotFound(f"{place.app}/{function} has no alias {alias!r}", function=function, alias=alias)
+        raise NotFound(
+            f"{place.app}/{function} has no alias {alias!r}", function=function, alias=alias
+        )
     if revision is not None and len({*known, alias}) > MAX_ALIASES:
-        raise InvalidInput(f"{place.app}/{function} has {len(known)} aliases: at most {MAX_ALIASES}; delete one first", parameter="alias")
+        raise InvalidInput(
+            f"{place.app}/{function} has {len(known)} aliases: at most {MAX_ALIASES}; delete one first",
+            parameter="alias",
+        )
     if revision is None:
-        write.sql.execute(sa.delete(table).where(table.c.function == function_id, table.c.name == alias))
+        write.sql.execute(
+            sa.delete(table).where(table.c.function == function_id, table.c.name == alias)
+        )
     elif known.get(alias) != revision:
         row = {"revision": revision, "updated_by": place.actor, "updated_at": write.now}
         insert = write.insert(table).values(function=function_id, name=alias, **row)
-        write.sql.execute(insert.on_conflict_do_update(index_elements=["function", "name"], set_=row))
+        write.sql.execute(
+            insert.on_conflict_do_update(index_elements=["function", "name"], set_=row)
+        )
     if known.get(alias) != revision:
         audit.record(
-            write, tenant=place.tenant, actor=place.actor, action="alias.set" if revision else "alias.delete",
-            subject=f"{place.subject}/{function}@{alias}", before=known.get(alias), after=revision, request=place.request,
-        )  # fmt: skip
+            write,
+            tenant=place.tenant,
+            actor=place.actor,
+            action="alias.set" if revision else "alias.delete",
+            subject=f"{place.subject}/{function}@{alias}",
+            before=known.get(alias),
+            after=revision,
+            request=place.request,
+        )
     if document.weights:
         publishing.publish(write, function_id)
     return of(write.sql, function_id)
@@ -81,6 +113,7 @@ def _check(alias: str) -> None:
         raise InvalidInput(f"alias {alias!r} is kept by the platform: {how}", parameter="alias")
     if not _NAME.match(alias) or _REVISION.match(alias):
         raise InvalidInput(
-            f"alias {alias!r}: use 1 to 63 small letters, digits, '-' or '_', beginning with a letter, and not the form of a revision",
+            f"alias {alias!r}: use 1 to 63 small letters, digits, '-' or '_', beginning with a "
+            f"letter, and not the form of a revision",
             parameter="alias",
         )

@@ -55,22 +55,34 @@ from pilotlight.controller.context import Context
 from pilotlight.controller.idempotency import Idempotency
 from pilotlight.errors import PilotlightError
 from pilotlight.json_size import ValueCounter
-from pilotlight.protocol import CALLS_PATH, CONTENT_PROBLEM, DUE_PATH, HEADER_PLATFORM_TOKEN, HEADER_REQUEST_ID, new_call_id
+from pilotlight.protocol import (
+    CALLS_PATH,
+    CONTENT_PROBLEM,
+    DUE_PATH,
+    HEADER_PLATFORM_TOKEN,
+    HEADER_REQUEST_ID,
+    new_call_id,
+)
 from pilotlight.types import Scope as ApiScope
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Of a deploy, with a key that deploys: schemas of a thousand functions are some MB."""
 MAX_SMALL_BYTES = 1024 * 1024
-"""Of another request with a key of ours, and of a deploy with a key that may not: bodies are parsed before a route looks at scopes."""
+"""Of another request with a key of ours, and of a deploy with a key that may not: bodies are parsed
+before a route looks at scopes."""
 MAX_DEPLOY_VALUES = 300_000
-"""Of a deploy (`json_size`), which the event loop decodes in some 20 milliseconds: a thousand functions with schemas of 150 values."""
+"""Of a deploy (`json_size`), which the event loop decodes in some 20 milliseconds: a thousand
+functions with schemas of 150 values."""
 MAX_VALUES = 10_000
-"""Of another request. What is wrong with each value is told, which takes ten times as long as decoding it."""
+"""Of another request. What is wrong with each value is told, which takes ten times as long as
+decoding it."""
 MAX_UNKNOWN_BYTES = 64 * 1024
-"""What is read before the key is looked at; small requests are authenticated once, by their route."""
+"""What is read before the key is looked at; small requests are authenticated once, by their
+route."""
 MAX_CALLS_BYTES = 512 * 1024 * 1024
-"""Of the platform's own messages with calls: 16 MiB and one more, a dead letter's body and result in base64. That is 43 MiB with
-`activator.max_body_bytes` as it is by default, and enough up to 180 MiB. Other messages are batches of some MB."""
+"""Of the platform's own messages with calls: 16 MiB and one more, a dead letter's body and result
+in base64. That is 43 MiB with `activator.max_body_bytes` as it is by default, and enough up to 180
+MiB. Other messages are batches of some MB."""
 _STREAMED = "/v1/blobs/"
 """Paths whose bodies are bounded elsewhere: streamed to disk."""
 _INTERNAL = "/internal/"
@@ -92,8 +104,14 @@ _PROBLEM_SCHEMA = {
     },
 }
 _PROBLEM: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "Refused (RFC 9457)", "content": {CONTENT_PROBLEM: {"schema": _PROBLEM_SCHEMA}}},
-    "5XX": {"description": "Failed (RFC 9457)", "content": {CONTENT_PROBLEM: {"schema": _PROBLEM_SCHEMA}}},
+    "4XX": {
+        "description": "Refused (RFC 9457)",
+        "content": {CONTENT_PROBLEM: {"schema": _PROBLEM_SCHEMA}},
+    },
+    "5XX": {
+        "description": "Failed (RFC 9457)",
+        "content": {CONTENT_PROBLEM: {"schema": _PROBLEM_SCHEMA}},
+    },
 }
 
 
@@ -143,7 +161,8 @@ def build(context: Context) -> ASGIApp:
     app.state.context = context
     problems.install(app)
     for router in _ROUTERS:
-        app.router.routes.extend(router.routes)  # as they are: an included one is taken apart again, half a second for all of them
+        # as they are: an included one is taken apart again, half a second for all of them
+        app.router.routes.extend(router.routes)
     app.add_api_route("/healthz", _healthz, methods=["GET"], tags=["health"])
     app.openapi = _document  # type: ignore[method-assign]
     return _Edge(Idempotency(app, context), context)
@@ -173,9 +192,10 @@ def _operation_id(route: APIRoute) -> str:
 
 @functools.cache
 def _document() -> dict[str, Any]:
-    # Of routers that are included, which gives each route what the application says of all. Validation errors are problems here (400),
-    # not the framework's own 422: the document must say so. And users know one URL: what the activator answers itself belongs into the one
-    # document, too.
+    # Of routers that are included, which gives each route what the application says of all.
+    # Validation errors are problems here (400), not the framework's own 422: the document must say
+    # so. And users know one URL: what the activator answers itself belongs into the one document,
+    # too.
     described = _application()
     for router in _ROUTERS:
         described.include_router(router)
@@ -189,14 +209,18 @@ def _document() -> dict[str, Any]:
 
 
 def _came_from(scope: Scope, headers: Mapping[bytes, bytes]) -> str:
-    """The caller's address: of `x-forwarded-for` only what the activator appended, the rest is whatever a caller likes to say."""
+    """The caller's address: of `x-forwarded-for` only what the activator appended, the rest is
+    whatever a caller likes to say."""
     forwarded = headers.get(b"x-forwarded-for", b"").decode("latin-1").rpartition(",")[2].strip()
     peer = scope.get("client")
     return forwarded or (str(peer[0]) if peer else "")
 
 
-def _bounded(receive: Receive, limit: int, more: Callable[[], Awaitable[int]] | None = None) -> Receive:
-    """The same, up to `limit` bytes; then it raises what is answered as a 413. `more`: is asked once for a higher limit, or raises."""
+def _bounded(
+    receive: Receive, limit: int, more: Callable[[], Awaitable[int]] | None = None
+) -> Receive:
+    """The same, up to `limit` bytes; then it raises what is answered as a 413. `more`: is asked
+    once for a higher limit, or raises."""
     size = 0
 
     async def counted() -> Message:
@@ -228,7 +252,8 @@ def _few_values(receive: Receive, most: int) -> Receive:
 
 
 class _Edge:
-    """Gives every request an id (the caller's own, if it is a sane one), echoes it, and counts the answer by route.
+    """Gives every request an id (the caller's own, if it is a sane one), echoes it, and counts the
+    answer by route.
 
     And tells the audit log where the request came from.
     """
@@ -239,20 +264,25 @@ class _Edge:
         self._metrics = context.metrics
 
     def _read(self, path: str, headers: Mapping[bytes, bytes], receive: Receive) -> Receive:
-        """Bodies are read and parsed before a route's own checks: how much depends on who asks, which large ones say first."""
+        """Bodies are read and parsed before a route's own checks: how much depends on who asks,
+        which large ones say first."""
         if path.startswith(_STREAMED):
             return receive
         if path.startswith(_PAGES):
             return _bounded(receive, MAX_UNKNOWN_BYTES)
         if not path.startswith(_INTERNAL):
             is_deploy = _DEPLOY.match(path) is not None
-            bounded = _bounded(receive, MAX_UNKNOWN_BYTES, partial(self._limit_of_key, headers, is_deploy))
+            bounded = _bounded(
+                receive, MAX_UNKNOWN_BYTES, partial(self._limit_of_key, headers, is_deploy)
+            )
             return _few_values(bounded, MAX_DEPLOY_VALUES if is_deploy else MAX_VALUES)
         token = headers.get(HEADER_PLATFORM_TOKEN.encode(), b"")
         if hmac.compare_digest(token, self._context.key.token.encode()):
             return _bounded(receive, MAX_CALLS_BYTES if path in _WITH_CALLS else MAX_BODY_BYTES)
         of_nodes = (self._context.node_key or self._context.key).node_token.encode()
-        return _bounded(receive, MAX_BODY_BYTES if hmac.compare_digest(token, of_nodes) else MAX_UNKNOWN_BYTES)
+        return _bounded(
+            receive, MAX_BODY_BYTES if hmac.compare_digest(token, of_nodes) else MAX_UNKNOWN_BYTES
+        )
 
     async def _limit_of_key(self, headers: Mapping[bytes, bytes], is_deploy: bool) -> int:
         """Raises HTTPException, which passes through the framework's reading of bodies."""
@@ -260,7 +290,9 @@ class _Edge:
 
         def look() -> int:
             with self._context.store.read() as sql:
-                caller = access.authenticate(sql, authorization=authorization, environment=None, now=self._context.clock())
+                caller = access.authenticate(
+                    sql, authorization=authorization, environment=None, now=self._context.clock()
+                )
             is_deployer = caller.scope.reaches(ApiScope.DEPLOY) and not caller.suspended
             return MAX_BODY_BYTES if is_deploy and is_deployer else MAX_SMALL_BYTES
 

@@ -1,4 +1,5 @@
-"""The audit log: who changed what, from where, from what, to what. Append-only: the database itself refuses to change or drop a row."""
+"""The audit log: who changed what, from where, from what, to what. Append-only: the database itself
+refuses to change or drop a row."""
 
 from __future__ import annotations
 
@@ -55,18 +56,39 @@ def coming_from(address: str) -> Iterator[None]:
 
 
 def record(
-    write: Write, *, tenant: str, actor: str, action: str, subject: str, before: Any = None, after: Any = None, request: str = ""
+    write: Write,
+    *,
+    tenant: str,
+    actor: str,
+    action: str,
+    subject: str,
+    before: Any = None,
+    after: Any = None,
+    request: str = "",
 ) -> None:
-    """Note a change in the transaction that makes it. `actor` is a key's id, or `platform` for the platform itself."""
-    row = {"tenant": tenant, "actor": actor, "action": action, "subject": subject, "request": request, "at": write.now}
-    texts = {name: None if value is None else canonical_json(value).decode() for name, value in (("before", before), ("after", after))}
+    """Note a change in the transaction that makes it. `actor` is a key's id, or `platform` for the
+    platform itself."""
+    row = {
+        "tenant": tenant,
+        "actor": actor,
+        "action": action,
+        "subject": subject,
+        "request": request,
+        "at": write.now,
+    }
+    texts = {
+        name: None if value is None else canonical_json(value).decode()
+        for name, value in (("before", before), ("after", after))
+    }
     write.sql.execute(sa.insert(tables.audit).values(**row, **texts, address=_address.get()))
 
 
 def entries(sql: sa.Connection, wanted: Wanted, *, limit: int) -> list[dict[str, Any]]:
     """The newest entries first, with the name of their tenant."""
     audit, tenants = tables.audit, tables.tenants
-    query = sa.select(audit, tenants.c.name.label("tenant_name")).outerjoin(tenants, tenants.c.id == audit.c.tenant)
+    query = sa.select(audit, tenants.c.name.label("tenant_name")).outerjoin(
+        tenants, tenants.c.id == audit.c.tenant
+    )
     query = query.where(*_conditions(wanted)).order_by(audit.c.id.desc()).limit(limit)
     return [_entry(row) for row in sql.execute(query).mappings()]
 
@@ -78,7 +100,11 @@ def _conditions(wanted: Wanted) -> Iterator[sa.ColumnElement[bool]]:
             yield audit.c[name] == value
     if wanted.action is not None:
         every = wanted.action.endswith("*")
-        yield audit.c.action.startswith(wanted.action[:-1], autoescape=True) if every else audit.c.action == wanted.action
+        yield (
+            audit.c.action.startswith(wanted.action[:-1], autoescape=True)
+            if every
+            else audit.c.action == wanted.action
+        )
     if wanted.since is not None:
         yield audit.c.at >= wanted.since
     if wanted.until is not None:

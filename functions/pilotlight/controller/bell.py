@@ -8,9 +8,9 @@ import asyncio
 class Bell:
     """Rung from any thread, heard on one loop.
 
-    Owner: the event loop that made it; `_event` is replaced on that loop only, so no lock is needed. A listener takes
-    `next_ring()` *before* it reads, so that a ring between its reading and its waiting is not lost.
-    """
+    Owner: the event loop that made it; `_event` is replaced on that loop only, so no lock is
+    needed. A listener takes `next_ring()` *before* it reads, so that a ring between its reading and
+    its waiting is not lost."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -1,4 +1,5 @@
-"""Reports: what was used and what it cost, one line per group, kind and currency; the sum of the lines is the sum of the records."""
+"""Reports: what was used and what it cost, one line per group, kind and currency; the sum of the
+lines is the sum of the records."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "hour": ("hour",),
 }
 TAG = "tag:"
-"""`tag:<name>`: by the value of that tag of the revision that ran; "" where it has none, or its environment was deleted."""
+"""`tag:<name>`: by the value of that tag of the revision that ran; "" where it has none, or its
+environment was deleted."""
 _OF_REVISIONS = ("function_id", "revision")
 
 
@@ -65,13 +67,24 @@ def report(
     environment: str | None,
     where: Mapping[str, str] | None = None,
 ) -> list[Line]:
-    """A tenant's use over since <= started_at < until, in the order of the groups. Raises InvalidInput for a grouping that there is not."""
+    """A tenant's use over since <= started_at < until, in the order of the groups. Raises
+    InvalidInput for a grouping that there is not."""
     tag = by.removeprefix(TAG) if by.startswith(TAG) else None
     groups = _OF_REVISIONS if tag else GROUPS.get(by)
     if groups is None:
-        raise InvalidInput(f"by = {by!r}: there are {', '.join(GROUPS)} and {TAG}<name>", parameter="by")
+        raise InvalidInput(
+            f"by = {by!r}: there are {', '.join(GROUPS)} and {TAG}<name>", parameter="by"
+        )
     asked = list(dict.fromkeys((*groups, "kind", "currency")))
-    found = totals(sql, tenant=tenant, groups=asked, since=since, until=until, environment=environment, where=where)
+    found = totals(
+        sql,
+        tenant=tenant,
+        groups=asked,
+        since=since,
+        until=until,
+        environment=environment,
+        where=where,
+    )
     if tag:
         found = _by_tag(sql, found, tag)
         groups = (by,)
@@ -92,11 +105,19 @@ def _by_tag(sql: sa.Connection, found: Sequence[Total], tag: str) -> list[Total]
     return [out[key] for key in sorted(out)]
 
 
-def _tag_values(sql: sa.Connection, function_ids: Sequence[str], tag: str) -> dict[tuple[str, str], str]:
-    """By (function id, revision). Reading the documents here is the same on every database; there are few revisions."""
+def _tag_values(
+    sql: sa.Connection, function_ids: Sequence[str], tag: str
+) -> dict[tuple[str, str], str]:
+    """By (function id, revision). Reading the documents here is the same on every database; there
+    are few revisions."""
     table = tables.revisions
-    query = sa.select(table.c.function, table.c.name, table.c.spec).where(table.c.function.in_(function_ids))
-    return {(row.function, row.name): str(json.loads(row.spec).get("tags", {}).get(tag, "")) for row in sql.execute(query)}
+    query = sa.select(table.c.function, table.c.name, table.c.spec).where(
+        table.c.function.in_(function_ids)
+    )
+    return {
+        (row.function, row.name): str(json.loads(row.spec).get("tags", {}).get(tag, ""))
+        for row in sql.execute(query)
+    }
 
 
 def _line(total: Total, groups: Sequence[str]) -> Line:

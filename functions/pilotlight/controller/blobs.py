@@ -1,8 +1,10 @@
-"""Content-addressed blobs: bundles, manifests, files of weights. This is the origin that nodes read from.
+"""Content-addressed blobs: bundles, manifests, files of weights. This is the origin that nodes read
+from.
 
-A blob is the object `<aa>/<digest>` of the platform's blob store (a directory, or S3), complete or absent: received into a local file,
-checked, and only then put there. Its row says who may name it: knowing a digest is not owning the bytes, so every tenant uploads once.
-Until its bytes have come nothing is done that takes longer, or less long, because another tenant has a blob of that digest.
+A blob is the object `<aa>/<digest>` of the platform's blob store (a directory, or S3), complete or
+absent: received into a local file, checked, and only then put there. Its row says who may name it:
+knowing a digest is not owning the bytes, so every tenant uploads once. Until its bytes have come
+nothing is done that takes longer, or less long, because another tenant has a blob of that digest.
 """
 
 from __future__ import annotations
@@ -33,9 +35,11 @@ from weight_cache.objects import ObjectStore, blob_key, blob_store
 from weight_cache.settings import Paths, PlatformSettings
 
 WRITE_BYTES = 1024 * 1024
-"""Received pieces are gathered to this size before a thread hashes and writes them: a hop costs more than 64 KiB of sha256."""
+"""Received pieces are gathered to this size before a thread hashes and writes them: a hop costs
+more than 64 KiB of sha256."""
 READ_BYTES = 4 * 1024 * 1024
-"""A request to S3 takes some 30 ms, however little it asks for; a download holds two of these in memory."""
+"""A request to S3 takes some 30 ms, however little it asks for; a download holds two of these in
+memory."""
 RESERVE_BYTES = 64 * 1024 * 1024
 """An upload of unannounced length reserves so much of its tenant's storage at a time."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
@@ -44,7 +48,10 @@ _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 def check_digest(digest: str, where: str = "digest") -> str:
     """Return `digest` if it is 64 lower-case hex digits. Raises InvalidInput."""
     if not _DIGEST.match(digest):
-        raise InvalidInput(f"{where} = {digest[:80]!r}: expected a sha256 as 64 lower-case hex digits", parameter=where)
+        raise InvalidInput(
+            f"{where} = {digest[:80]!r}: expected a sha256 as 64 lower-case hex digits",
+            parameter=where,
+        )
     return digest
 
 
@@ -53,12 +60,10 @@ class BlobFiles:
     """The bytes of blobs.
 
     Attributes:
-        objects: where they lie.
-        incoming: directory of uploads that are not complete; of the store's own file system where that is a directory.
-        limit_bytes: bounds one blob.
-        read_bytes: read from the store at a time for a download, one such piece ahead.
-        gate: which blobs are in use or being deleted.
-        floor: free disk that uploads leave.
+        objects: where they lie. incoming: directory of uploads that are not complete; of the
+        store's own file system where that is a directory. limit_bytes: bounds one blob. read_bytes:
+        read from the store at a time for a download, one such piece ahead. gate: which blobs are in
+        use or being deleted. floor: free disk that uploads leave.
     """
 
     objects: ObjectStore
@@ -88,20 +93,31 @@ class BlobFiles:
         return None if info is None else info.size_bytes
 
     def load(self, digest: str, *, max_bytes: int) -> bytes:
-        """A whole blob, for work in a thread of the application (anyio's). Raises InvalidInput (not there), Unavailable."""
+        """A whole blob, for work in a thread of the application (anyio's). Raises InvalidInput (not
+        there), Unavailable."""
         with store_errors():
             try:
-                return anyio.from_thread.run(partial(self.objects.get, blob_key(digest), max_bytes=max_bytes))
+                return anyio.from_thread.run(
+                    partial(self.objects.get, blob_key(digest), max_bytes=max_bytes)
+                )
             except ObjectMissing as e:
-                raise InvalidInput(f"blob {digest} is not in the blob store: deploy again to upload it", missing={"blob": digest}) from e
+                raise InvalidInput(
+                    f"blob {digest} is not in the blob store: deploy again to upload it",
+                    missing={"blob": digest},
+                ) from e
 
-    async def pieces(self, digest: str, *, begin: int, end: int) -> AsyncGenerator[bytes | memoryview, None]:
-        """Bytes `begin` to before `end`, each piece read while the one before is sent. Raises ObjectStoreError."""
+    async def pieces(
+        self, digest: str, *, begin: int, end: int
+    ) -> AsyncGenerator[bytes | memoryview, None]:
+        """Bytes `begin` to before `end`, each piece read while the one before is sent. Raises
+        ObjectStoreError."""
         key = blob_key(digest)
         ahead: asyncio.Task[bytes | memoryview] | None = None
         try:
             while begin < end:
-                read = self.objects.read(key, offset_bytes=begin, length_bytes=min(self.read_bytes, end - begin))
+                read = self.objects.read(
+                    key, offset_bytes=begin, length_bytes=min(self.read_bytes, end - begin)
+                )
                 following = asyncio.create_task(read, name=f"read blob {digest[:12]}")
                 ahead, ready = following, ahead
                 begin = min(begin + self.read_bytes, end)
@@ -123,17 +139,20 @@ class BlobFiles:
         recorded_bytes: int | None,
         admit: Callable[[int], Awaitable[None]],
     ) -> int:
-        """Read a blob to its end, check it, and put it in place, unless it is there already; returns its size in bytes.
+        """Read a blob to its end, check it, and put it in place, unless it is there already;
+        returns its size in bytes.
 
-        `recorded_bytes`: of a blob that somebody sent before; None: of what may lie there nobody knows that it is whole. `admit`: is asked
-        for so many bytes in all before they are written, and raises when there is no room for them. Raises TooLarge, InvalidInput
-        (wrong hash), StorageFull or Unavailable; then nothing is left behind.
-        """
+        `recorded_bytes`: of a blob that somebody sent before; None: of what may lie there nobody
+        knows that it is whole. `admit`: is asked for so many bytes in all before they are written,
+        and raises when there is no room for them. Raises TooLarge, InvalidInput (wrong hash),
+        StorageFull or Unavailable; then nothing is left behind."""
         if announced_bytes is not None and announced_bytes > self.limit_bytes:
             raise self._too_large(announced_bytes)
         await admit(announced_bytes or 1)
         temporary = self._incoming() / uuid.uuid4().hex
-        upload = await anyio.to_thread.run_sync(Upload, temporary, chunked, self.floor, announced_bytes or 0)
+        upload = await anyio.to_thread.run_sync(
+            Upload, temporary, chunked, self.floor, announced_bytes or 0
+        )
         try:
             gathered = bytearray()
             async for piece in pieces:
@@ -159,7 +178,10 @@ class BlobFiles:
         return self.incoming
 
     def _too_large(self, size: int) -> TooLarge:
-        return TooLarge(f"a blob of {size} bytes or more: at most {self.limit_bytes}", limit_bytes=self.limit_bytes)
+        return TooLarge(
+            f"a blob of {size} bytes or more: at most {self.limit_bytes}",
+            limit_bytes=self.limit_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +189,9 @@ class Standing:
     """What is known of one blob.
 
     Attributes:
-        size_bytes: as recorded; None: nobody has sent it yet.
-        is_owned: the tenant may name it.
-        is_here: it lies in the store, as long as recorded; not looked at for a tenant that may not name it.
+        size_bytes: as recorded; None: nobody has sent it yet. is_owned: the tenant may name it.
+        is_here: it lies in the store, as long as recorded; not looked at for a tenant that may not
+        name it.
     """
 
     size_bytes: int | None
@@ -181,7 +203,8 @@ async def look_up(files: BlobFiles, store: Store, *, tenant: str, digest: str) -
     """Where `tenant` and `digest` stand. Raises Unavailable when the store does not answer."""
     local = files.objects.local_path(blob_key(digest))
 
-    def look() -> tuple[int | None, bool, int | None]:  # in one thread: a hop costs as much as all of it
+    # in one thread: a hop costs as much as all of it
+    def look() -> tuple[int | None, bool, int | None]:
         with store.read() as sql:
             size, is_owned = _recorded(sql, tenant=tenant, digest=digest)
         return size, is_owned, _length(local) if is_owned and local is not None else None
@@ -193,7 +216,8 @@ async def look_up(files: BlobFiles, store: Store, *, tenant: str, digest: str) -
 
 
 async def owned(files: BlobFiles, store: Store, *, tenant: str, digest: str) -> int:
-    """Size in bytes of a blob that `tenant` may name, and that is there. Raises InvalidInput, NotFound, Unavailable."""
+    """Size in bytes of a blob that `tenant` may name, and that is there. Raises InvalidInput,
+    NotFound, Unavailable."""
     standing = await look_up(files, store, tenant=tenant, digest=check_digest(digest))
     if standing.size_bytes is None or not standing.is_here:
         raise NotFound(f"there is no blob {digest}")
@@ -201,7 +225,8 @@ async def owned(files: BlobFiles, store: Store, *, tenant: str, digest: str) -> 
 
 
 async def touch(store: Store, *, tenant: str, digest: str, before: float = float("inf")) -> bool:
-    """Note that the tenant asked for a blob, if it last did before then: it is about to refer to it. False: the blob is not its (now)."""
+    """Note that the tenant asked for a blob, if it last did before then: it is about to refer to
+    it. False: the blob is not its (now)."""
     owners = tables.blob_owners
     same = (owners.c.tenant == tenant, owners.c.digest == digest)
 
@@ -211,7 +236,10 @@ async def touch(store: Store, *, tenant: str, digest: str, before: float = float
         if used_at is None or used_at >= before:
             return used_at is not None
         with store.write() as write:
-            return write.sql.execute(sa.update(owners).where(*same).values(used_at=write.now)).rowcount == 1
+            return (
+                write.sql.execute(sa.update(owners).where(*same).values(used_at=write.now)).rowcount
+                == 1
+            )
 
     return await anyio.to_thread.run_sync(note)
 
@@ -229,21 +257,35 @@ async def store_blob(
     plan: Plan = UNLIMITED,
     request: str = "",
 ) -> tuple[int, bool]:
-    """Take a blob in; returns (size in bytes, whether it is new to this tenant). `actor` and `request` are for the audit log.
+    """Take a blob in; returns (size in bytes, whether it is new to this tenant). `actor` and
+    `request` are for the audit log.
 
-    Raises StorageQuotaExceeded before anything is written that `plan` does not allow, and what `BlobFiles.receive` raises.
-    """
+    Raises StorageQuotaExceeded before anything is written that `plan` does not allow, and what
+    `BlobFiles.receive` raises."""
     async with files.gate.using(digest):
         standing = await look_up(files, store, tenant=tenant, digest=digest)
-        if standing.is_here and standing.size_bytes is not None and await touch(store, tenant=tenant, digest=digest):
+        if (
+            standing.is_here
+            and standing.size_bytes is not None
+            and await touch(store, tenant=tenant, digest=digest)
+        ):
             async for _ in pieces:
-                pass  # nothing to do with it, but a connection is only usable again when its request was read
+                # nothing to do with it, but a connection is only usable again when its request was
+                # read
+                pass
             return standing.size_bytes, False
         counted_bytes = standing.size_bytes if standing.is_owned else None
 
         async def check(more_bytes: int, coming_bytes: int) -> None:
             await anyio.to_thread.run_sync(
-                partial(_require_room, store, plan, tenant=tenant, more_bytes=more_bytes, coming_bytes=coming_bytes)
+                partial(
+                    _require_room,
+                    store,
+                    plan,
+                    tenant=tenant,
+                    more_bytes=more_bytes,
+                    coming_bytes=coming_bytes,
+                )
             )
 
         room = files.gate.reserve(tenant, check)
@@ -252,7 +294,11 @@ async def store_blob(
             if counted_bytes is not None and size_bytes <= counted_bytes:
                 return  # its bytes were lost and come again: they never ceased to count
             exact = announced_bytes is not None and size_bytes <= announced_bytes
-            step = size_bytes if exact or plan.stored_bytes is None else -(-size_bytes // RESERVE_BYTES) * RESERVE_BYTES
+            step = (
+                size_bytes
+                if exact or plan.stored_bytes is None
+                else -(-size_bytes // RESERVE_BYTES) * RESERVE_BYTES
+            )
             try:
                 await room.grow(min(step, files.limit_bytes))
             except StorageQuotaExceeded:
@@ -260,14 +306,27 @@ async def store_blob(
 
         try:
             size = await files.receive(
-                digest, pieces, chunked=chunked, announced_bytes=announced_bytes, recorded_bytes=standing.size_bytes, admit=admit
+                digest,
+                pieces,
+                chunked=chunked,
+                announced_bytes=announced_bytes,
+                recorded_bytes=standing.size_bytes,
+                admit=admit,
             )
 
             def note() -> None:
                 with store.write() as write:
                     register(write, tenant=tenant, digest=digest, size_bytes=size)
                     after = {"size_bytes": size}
-                    audit.record(write, tenant=tenant, actor=actor, action="blob.put", subject=digest, after=after, request=request)
+                    audit.record(
+                        write,
+                        tenant=tenant,
+                        actor=actor,
+                        action="blob.put",
+                        subject=digest,
+                        after=after,
+                        request=request,
+                    )
 
             await room.settle(partial(anyio.to_thread.run_sync, note))
         finally:
@@ -276,31 +335,55 @@ async def store_blob(
 
 
 def register(write: Write, *, tenant: str, digest: str, size_bytes: int) -> None:
-    """Note that the blob is there and that `tenant` may name it; one that was to be deleted is not. Idempotent."""
-    blob = write.insert(tables.blobs).values(digest=digest, size_bytes=size_bytes, created_at=write.now)
-    write.sql.execute(blob.on_conflict_do_update(index_elements=["digest"], set_={"deleting_at": None}))
-    owner = write.insert(tables.blob_owners).values(tenant=tenant, digest=digest, created_at=write.now, used_at=write.now)
-    write.sql.execute(owner.on_conflict_do_update(index_elements=["tenant", "digest"], set_={"used_at": write.now}))
+    """Note that the blob is there and that `tenant` may name it; one that was to be deleted is not.
+    Idempotent."""
+    blob = write.insert(tables.blobs).values(
+        digest=digest, size_bytes=size_bytes, created_at=write.now
+    )
+    write.sql.execute(
+        blob.on_conflict_do_update(index_elements=["digest"], set_={"deleting_at": None})
+    )
+    owner = write.insert(tables.blob_owners).values(
+        tenant=tenant, digest=digest, created_at=write.now, used_at=write.now
+    )
+    write.sql.execute(
+        owner.on_conflict_do_update(
+            index_elements=["tenant", "digest"], set_={"used_at": write.now}
+        )
+    )
 
 
 def sizes(sql: sa.Connection, *, tenant: str, digests: Collection[str]) -> dict[str, int]:
     """Sizes (bytes) of those blobs of `digests` that `tenant` may name."""
     blobs, owners = tables.blobs, tables.blob_owners
-    query = sa.select(blobs.c.digest, blobs.c.size_bytes).join(owners, owners.c.digest == blobs.c.digest)
-    return {row.digest: row.size_bytes for row in sql.execute(query.where(owners.c.tenant == tenant, blobs.c.digest.in_(digests)))}
+    query = sa.select(blobs.c.digest, blobs.c.size_bytes).join(
+        owners, owners.c.digest == blobs.c.digest
+    )
+    return {
+        row.digest: row.size_bytes
+        for row in sql.execute(query.where(owners.c.tenant == tenant, blobs.c.digest.in_(digests)))
+    }
 
 
 def _recorded(sql: sa.Connection, *, tenant: str, digest: str) -> tuple[int | None, bool]:
     blobs, owners = tables.blobs, tables.blob_owners
     mine = sa.and_(owners.c.digest == blobs.c.digest, owners.c.tenant == tenant)
-    query = sa.select(blobs.c.size_bytes, owners.c.tenant).join_from(blobs, owners, mine, isouter=True).where(blobs.c.digest == digest)
+    query = (
+        sa.select(blobs.c.size_bytes, owners.c.tenant)
+        .join_from(blobs, owners, mine, isouter=True)
+        .where(blobs.c.digest == digest)
+    )
     row = sql.execute(query).one_or_none()
     return (None, False) if row is None else (row.size_bytes, row.tenant is not None)
 
 
-def _require_room(store: Store, plan: Plan, *, tenant: str, more_bytes: int, coming_bytes: int) -> None:
+def _require_room(
+    store: Store, plan: Plan, *, tenant: str, more_bytes: int, coming_bytes: int
+) -> None:
     with store.read() as sql:
-        accounting.require_room(sql, plan, tenant=tenant, more_bytes=more_bytes, coming_bytes=coming_bytes)
+        accounting.require_room(
+            sql, plan, tenant=tenant, more_bytes=more_bytes, coming_bytes=coming_bytes
+        )
 
 
 def _length(path: Path) -> int | None:

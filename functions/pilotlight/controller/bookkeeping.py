@@ -1,4 +1,5 @@
-"""What the books ask for by themselves: at the start, and from time to time while the controller runs."""
+"""What the books ask for by themselves: at the start, and from time to time while the controller
+runs."""
 
 from __future__ import annotations
 
@@ -21,18 +22,22 @@ log = logging.getLogger(__name__)
 ROUND_S = 300.0
 """Several looks at every hour of storage; nobody waits for an invoice by the minute."""
 ISSUE_BATCH = 20
-"""Invoices per transaction: some milliseconds each, and usage waits for the write lock meanwhile."""
+"""Invoices per transaction: some milliseconds each, and usage waits for the write lock
+meanwhile."""
 ACTOR = "platform"
 
 
 def open_books(store: Store, config: ControllerConfig) -> None:
-    """Note the price lists in force; make the rollups of a ledger from before there were any. Raises SettingsInvalid."""
+    """Note the price lists in force; make the rollups of a ledger from before there were any.
+    Raises SettingsInvalid."""
     with store.write() as write:
         for version in prices.keep(write, config.prices.lists()):
             log.info("event=prices_in_force version=%s", version)
     with store.write() as write:
         if rollups.are_missing(write.sql):
-            log.info("event=rollups_begun: the ledger is summed up once, a million records a minute")
+            log.info(
+                "event=rollups_begun: the ledger is summed up once, a million records a minute"
+            )
             records = rollups.rebuild(write)
             log.info("event=rollups_built records=%d", records)
 
@@ -44,7 +49,8 @@ async def keep(context: Context) -> None:
             await anyio.to_thread.run_sync(issue_due, context)
             await charge_storage(context)
         except (PilotlightError, SQLAlchemyError) as e:
-            log.error("event=bookkeeping_failed error=%r", e)  # a full disk, a lost database: the next round tries again
+            # a full disk, a lost database: the next round tries again
+            log.error("event=bookkeeping_failed error=%r", e)
         await asyncio.sleep(ROUND_S)
 
 
@@ -53,10 +59,19 @@ def issue_due(context: Context) -> int:
     issued, batch = 0, ISSUE_BATCH
     while batch == ISSUE_BATCH:
         with context.store.write() as write:
-            found = invoices.due(write.sql, now=write.now, after_days=context.config.settings.invoice_after_days, limit=ISSUE_BATCH)
+            found = invoices.due(
+                write.sql,
+                now=write.now,
+                after_days=context.config.settings.invoice_after_days,
+                limit=ISSUE_BATCH,
+            )
             for tenant, month, currency in found:
-                made = invoices.issue(write, tenant=tenant, month=month, currency=currency, actor=ACTOR)
-                log.info("event=invoice_issued invoice=%s tenant=%s month=%s", made["id"], tenant, month)
+                made = invoices.issue(
+                    write, tenant=tenant, month=month, currency=currency, actor=ACTOR
+                )
+                log.info(
+                    "event=invoice_issued invoice=%s tenant=%s month=%s", made["id"], tenant, month
+                )
         batch = len(found)
         issued += batch
     return issued

@@ -1,8 +1,8 @@
 """Keys that nobody's key is needed for: whoever may write the platform's database is its operator.
 
-`pilotlight up` makes the first tenant and the first key before it starts the controller; `pilotlight token create --local`
-makes another when that key was lost. Both are writes like any other, so a running controller does not mind; SIGHUP tells it to look.
-"""
+`pilotlight up` makes the first tenant and the first key before it starts the controller;
+`pilotlight token create --local` makes another when that key was lost. Both are writes like any
+other, so a running controller does not mind; SIGHUP tells it to look."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ PLATFORM_PLAN = "enterprise"
 def first_admin_key(config: Path | None) -> str | None:
     """Make the tenant `default`, its environment `main` and an admin key, unless any key exists.
 
-    Migrates the database first. Returns the key's text, which nobody can show again, or None when there was nothing to
-    do. Of two at once, one makes it. Raises SettingsInvalid.
-    """
+    Migrates the database first. Returns the key's text, which nobody can show again, or None when
+    there was nothing to do. Of two at once, one makes it. Raises SettingsInvalid."""
     found = ControllerConfig.read(config)
     home = found.paths.make().home
     database_file.settle(home)
     owner = database_file.owner_of(home)
-    if owner is not None and owner.obstacle():  # the controller will find that it must keep root, too, and say why
+    # the controller will find that it must keep root, too, and say why
+    if owner is not None and owner.obstacle():
         keep_root(found)
         owner = None
 
@@ -65,14 +65,17 @@ def operator_key(
 ) -> keys.NewKey:
     """Make another key of the first tenant.
 
-    Raises Forbidden (another user's home), NotFound (no platform yet, no such environment), InvalidInput, SettingsInvalid.
-    """
+    Raises Forbidden (another user's home), NotFound (no platform yet, no such environment),
+    InvalidInput, SettingsInvalid."""
     found = ControllerConfig.read(config)
     home = found.paths.home
     if home.exists() and not os.access(home, os.R_OK | os.W_OK | os.X_OK):
-        raise Forbidden(f"{home} is another user's: only its owner may make a key without having one")
+        raise Forbidden(
+            f"{home} is another user's: only its owner may make a key without having one"
+        )
     nobody = NotFound(
-        f"no platform has lived in {home} yet", hint="`pilotlight up` makes its first key; another home is named with --home."
+        f"no platform has lived in {home} yet",
+        hint="`pilotlight up` makes its first key; another home is named with --home.",
     )
     if found.settings.database_url is None and database_file.found_in(home) is None:
         raise nobody
@@ -83,7 +86,9 @@ def operator_key(
         with contextlib.closing(Store(found.database_url, clock=time.time)) as store:
             store.migrate()
             with store.write() as write:
-                query = sa.select(tables.tenants.c.id).where(tables.tenants.c.name == access.PLATFORM_TENANT)
+                query = sa.select(tables.tenants.c.id).where(
+                    tables.tenants.c.name == access.PLATFORM_TENANT
+                )
                 tenant = write.sql.execute(query).scalar_one_or_none()
                 if tenant is None:
                     raise nobody
@@ -100,10 +105,15 @@ def operator_key(
                     )
                 )
 
-    return from_json(keys.NewKey, database_file.as_owner(database_file.owner_of(home) if found.is_own_file else None, make))
+    return from_json(
+        keys.NewKey,
+        database_file.as_owner(database_file.owner_of(home) if found.is_own_file else None, make),
+    )
 
 
-def ensure_admin(store: Store, *, uid_base: int | None, plans: Mapping[str, Plan] = BUILT_IN) -> str | None:
+def ensure_admin(
+    store: Store, *, uid_base: int | None, plans: Mapping[str, Plan] = BUILT_IN
+) -> str | None:
     """The same on an open, migrated store."""
     with store.write() as write:
         if uid_base is not None:
@@ -111,5 +121,9 @@ def ensure_admin(store: Store, *, uid_base: int | None, plans: Mapping[str, Plan
         if keys.any_exists(write.sql):
             return None
         terms = Terms(plan=PLATFORM_PLAN, plans=plans)
-        tenant = tenants.create(write, name=access.PLATFORM_TENANT, uid_base=uid_base, actor=ACTOR, terms=terms)
-        return keys.create(write, tenant=tenant.id, scope=Scope.ADMIN, actor=ACTOR, name="first admin key").secret
+        tenant = tenants.create(
+            write, name=access.PLATFORM_TENANT, uid_base=uid_base, actor=ACTOR, terms=terms
+        )
+        return keys.create(
+            write, tenant=tenant.id, scope=Scope.ADMIN, actor=ACTOR, name="first admin key"
+        ).secret

@@ -1,4 +1,5 @@
-"""What a budget says: its reach, period, amount and alerts, checked. Pure, but for the names that it is told."""
+"""What a budget says: its reach, period, amount and alerts, checked. Pure, but for the names that
+it is told."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from pilotlight.types import check_name
 
 DEFAULT_ALERTS = (50, 80, 100)
 MAX_AMOUNT = 10**9
-"""Units of a currency. More than anybody spends here, and far below where sums of picounits need more than 128 bits."""
+"""Units of a currency. More than anybody spends here, and far below where sums of picounits need
+more than 128 bits."""
 MAX_ALERTS = 10
 MAX_PERCENT = 1000
 """A budget that only warns may be spent many times over."""
@@ -65,7 +67,8 @@ def parse(
     alerts: Sequence[int] = DEFAULT_ALERTS,
     webhook: str | None = None,
 ) -> Terms:
-    """Terms from what somebody sent; `webhook` is checked elsewhere. Raises InvalidInput naming key, value and bound."""
+    """Terms from what somebody sent; `webhook` is checked elsewhere. Raises InvalidInput naming
+    key, value and bound."""
     if period not in KINDS:
         raise _wrong("period", period, f"must be {' or '.join(KINDS)}")
     for kind, name in (("environment", environment), ("app", app), ("function", function)):
@@ -73,11 +76,22 @@ def parse(
     if function and not app:
         raise InvalidInput(f"function = {function!r}: name its app, too", parameter="function")
     if currency not in currencies:
-        raise _wrong("currency", currency, f"no price list is in it; there are {', '.join(sorted(currencies))}")
+        raise _wrong(
+            "currency",
+            currency,
+            f"no price list is in it; there are {', '.join(sorted(currencies))}",
+        )
     return Terms(
-        environment=environment, app=app, function=function, period=period, amount=_amount(amount), currency=currency, hard=hard,
-        alerts=_alerts(alerts), webhook=webhook,
-    )  # fmt: skip
+        environment=environment,
+        app=app,
+        function=function,
+        period=period,
+        amount=_amount(amount),
+        currency=currency,
+        hard=hard,
+        alerts=_alerts(alerts),
+        webhook=webhook,
+    )
 
 
 def _check_name(kind: str, name: str) -> None:
@@ -104,7 +118,9 @@ def _amount(text: str) -> str:
 
 def _alerts(percents: Sequence[int]) -> tuple[int, ...]:
     if len(percents) > MAX_ALERTS:
-        raise InvalidInput(f"alerts has {len(percents)} thresholds: at most {MAX_ALERTS}", parameter="alerts")
+        raise InvalidInput(
+            f"alerts has {len(percents)} thresholds: at most {MAX_ALERTS}", parameter="alerts"
+        )
     for percent in percents:
         if isinstance(percent, bool) or not 1 <= percent <= MAX_PERCENT:
             raise _wrong("alerts", percent, f"must be whole percents between 1 and {MAX_PERCENT}")
@@ -113,4 +129,6 @@ def _alerts(percents: Sequence[int]) -> tuple[int, ...]:
 
 def _wrong(key: str, value: object, bound: str) -> InvalidInput:
     shown = repr(value)
-    return InvalidInput(f"{key} = {shown if len(shown) <= 80 else shown[:77] + '…'}: {bound}", parameter=key)
+    return InvalidInput(
+        f"{key} = {shown if len(shown) <= 80 else shown[:77] + '…'}: {bound}", parameter=key
+    )

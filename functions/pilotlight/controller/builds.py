@@ -1,9 +1,10 @@
-"""What builds of images cost: BUILD records, for the CPU time that their commands used, however they ended; and proofs that a key asks for.
+"""What builds of images cost: BUILD records, for the CPU time that their commands used, however
+they ended; and proofs that a key asks for.
 
-The node agent says now and then what a build has used so far (`snapshotter.images.images`). What is new since the last record becomes
-one when the build, or its caller, is gone, and after each CHARGE_NS of a long one: that much of each build under way is lost when the
-controller is killed. Callers that share a build hear the same numbers; the first of them to leave pays up to there.
-"""
+The node agent says now and then what a build has used so far (`snapshotter.images.images`). What is
+new since the last record becomes one when the build, or its caller, is gone, and after each
+CHARGE_NS of a long one: that much of each build under way is lost when the controller is killed.
+Callers that share a build hear the same numbers; the first of them to leave pays up to there."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ CHARGE_NS = 60 * 10**9
 
 
 REMEMBERED = 4096
-"""Builds of which is known what was charged: far more than run at once, so that one which a caller joins late is among them."""
+"""Builds of which is known what was charged: far more than run at once, so that one which a caller
+joins late is among them."""
 
 
 @dataclass(slots=True)
@@ -65,13 +67,16 @@ class Builds:
 
 
 class BuildBill:
-    """One caller's part in one build: hears what is used, and has it charged. Use it as an async context manager.
+    """One caller's part in one build: hears what is used, and has it charged. Use it as an async
+    context manager.
 
     Attributes:
         cpu_ns: what the build had used when it was last heard of.
     """
 
-    def __init__(self, builds: Builds, store: Store, config: ControllerConfig, caller: Principal, what: str) -> None:
+    def __init__(
+        self, builds: Builds, store: Store, config: ControllerConfig, caller: Principal, what: str
+    ) -> None:
         """`what`: is built or proven, for the record's `method`."""
         self._builds = builds
         self._store = store
@@ -86,11 +91,13 @@ class BuildBill:
 
     async def __aexit__(self, *_: object) -> None:
         if self._build:
-            with anyio.CancelScope(shield=True):  # the caller may be gone: the build was made for it all the same
+            # the caller may be gone: the build was made for it all the same
+            with anyio.CancelScope(shield=True):
                 await self._charge(least_ns=1)
 
     async def hear(self, part: Mapping[str, Any]) -> bool:
-        """Take what the agent says of the build's CPU time; False for any other part of its answer."""
+        """Take what the agent says of the build's CPU time; False for any other part of its
+        answer."""
         if "cpu_ns" not in part:
             return False
         self._build = str(part["build"])
@@ -112,9 +119,32 @@ class BuildBill:
     def _record(self, rates: Rates, owed_ns: int, charged_ns: int, *, now: float) -> UsageRecord:
         per_s = rate_per_s(ONE_CORE, rates) * kind_factor(BUILD, rates)
         return UsageRecord(
-            id=f"{self._build}/{BUILD}/{charged_ns}", kind=BUILD, call="", attempt=0, tenant=self._caller.tenant, environment="", app="",
-            function="", function_id="", method=self._what, revision="", instance=self._build, key=self._caller.key, start_kind="",
-            started_at=now, queued_ms=0, start_ms=0, exec_ms=owed_ns // 10**6, billed_ns=owed_ns, cpu=ONE_CORE.cpu,
-            memory_bytes=0, gpu=None, gpu_count=0, outcome="span", price_version=rates.version, currency=rates.currency,
-            rate_per_s=str(per_s), cost=format(price(owed_ns, per_s), "f"),
-        )  # fmt: skip
+            id=f"{self._build}/{BUILD}/{charged_ns}",
+            kind=BUILD,
+            call="",
+            attempt=0,
+            tenant=self._caller.tenant,
+            environment="",
+            app="",
+            function="",
+            function_id="",
+            method=self._what,
+            revision="",
+            instance=self._build,
+            key=self._caller.key,
+            start_kind="",
+            started_at=now,
+            queued_ms=0,
+            start_ms=0,
+            exec_ms=owed_ns // 10**6,
+            billed_ns=owed_ns,
+            cpu=ONE_CORE.cpu,
+            memory_bytes=0,
+            gpu=None,
+            gpu_count=0,
+            outcome="span",
+            price_version=rates.version,
+            currency=rates.currency,
+            rate_per_s=str(per_s),
+            cost=format(price(owed_ns, per_s), "f"),
+        )

@@ -1,4 +1,5 @@
-"""Calls: states and results of submitted ones (as activators report them), and what the ledger knows of all others."""
+"""Calls: states and results of submitted ones (as activators report them), and what the ledger
+knows of all others."""
 
 from __future__ import annotations
 
@@ -49,20 +50,34 @@ class Wanted:
 
 
 def put(
-    write: Write, records: Sequence[CallRecord], *, payloads: Mapping[str, Mapping[str, Any]] | None = None,
+    write: Write,
+    records: Sequence[CallRecord],
+    *,
+    payloads: Mapping[str, Mapping[str, Any]] | None = None,
     most_bytes: Callable[[str], int | None] | None = None,
-) -> None:  # fmt: skip
-    """Keep the newest `sequence` of each call; an older one, or the same again, changes nothing. A call that ends is told to webhooks.
+) -> None:
+    """Keep the newest `sequence` of each call; an older one, or the same again, changes nothing. A
+    call that ends is told to webhooks.
 
     Args:
-        payloads: of those that are dead letters, by call id: what journals hold of them, so that they can be sent again.
-        most_bytes: of a tenant's kept calls; above it the oldest that ended go.
+        payloads: of those that are dead letters, by call id: what journals hold of them, so that
+        they can be sent again. most_bytes: of a tenant's kept calls; above it the oldest that ended
+        go.
     """
     table, listeners = tables.calls, _Listeners(write.sql)
     for record in records:
         keys = {"tenant": record.tenant, "id": record.id}
         row = {
-            name: getattr(record, name) for name in ("environment", "app", "function", "state", "sequence", "submitted_at", "expires_at")
+            name: getattr(record, name)
+            for name in (
+                "environment",
+                "app",
+                "function",
+                "state",
+                "sequence",
+                "submitted_at",
+                "expires_at",
+            )
         }
         row["record"] = canonical_json(to_json(replace(record, result=""))).decode()
         row["result"] = record.result
@@ -73,7 +88,9 @@ def put(
         before = write.sql.execute(sa.select(table.c.kept_bytes).where(*same)).scalar() or 0
         insert = write.insert(table).values(**keys, **row)
         newer = insert.excluded.sequence > table.c.sequence
-        upsert = insert.on_conflict_do_update(index_elements=["tenant", "id"], set_=row, where=newer).returning(table.c.id)
+        upsert = insert.on_conflict_do_update(
+            index_elements=["tenant", "id"], set_=row, where=newer
+        ).returning(table.c.id)
         is_new = write.sql.execute(upsert).first() is not None
         if is_new:
             _count(write, record.tenant, row["kept_bytes"] - before)
@@ -93,19 +110,30 @@ def kept_bytes(sql: sa.Connection, *, tenant: str) -> int:
 def listing(sql: sa.Connection, wanted: Wanted, *, limit: int) -> list[dict[str, Any]]:
     """Submitted calls as CallRecord (JSON) without their results, newest first."""
     table = tables.calls
-    query = sa.select(table.c.record).where(*_conditions(wanted)).order_by(table.c.submitted_at.desc(), table.c.id.desc()).limit(limit)
+    query = (
+        sa.select(table.c.record)
+        .where(*_conditions(wanted))
+        .order_by(table.c.submitted_at.desc(), table.c.id.desc())
+        .limit(limit)
+    )
     return [json.loads(text) for text in sql.execute(query).scalars()]
 
 
-def dead(sql: sa.Connection, wanted: Wanted, *, limit: int) -> Iterator[tuple[CallRecord, dict[str, Any]]]:
+def dead(
+    sql: sa.Connection, wanted: Wanted, *, limit: int
+) -> Iterator[tuple[CallRecord, dict[str, Any]]]:
     """Dead letters, without their results, with what journals held of them, the oldest first.
 
     Each is read when it is asked for: they may be large.
     """
     table = tables.calls
-    query = sa.select(table.c.tenant, table.c.id).where(*_conditions(wanted), table.c.payload.is_not(None))
+    query = sa.select(table.c.tenant, table.c.id).where(
+        *_conditions(wanted), table.c.payload.is_not(None)
+    )
     for name in sql.execute(query.order_by(table.c.submitted_at, table.c.id).limit(limit)).all():
-        one = sa.select(table.c.record, table.c.payload).where(table.c.tenant == name.tenant, table.c.id == name.id)
+        one = sa.select(table.c.record, table.c.payload).where(
+            table.c.tenant == name.tenant, table.c.id == name.id
+        )
         row = sql.execute(one).one()
         yield CallRecord.from_json(json.loads(row.record)), json.loads(row.payload)
 
@@ -113,27 +141,49 @@ def dead(sql: sa.Connection, wanted: Wanted, *, limit: int) -> Iterator[tuple[Ca
 def known(sql: sa.Connection, *, tenant: str, call: str) -> tuple[str, int] | None:
     """State and sequence of a submitted call, as far as they were told; None = nothing was."""
     table = tables.calls
-    row = sql.execute(sa.select(table.c.state, table.c.sequence).where(table.c.tenant == tenant, table.c.id == call)).first()
+    row = sql.execute(
+        sa.select(table.c.state, table.c.sequence).where(
+            table.c.tenant == tenant, table.c.id == call
+        )
+    ).first()
     return (row.state, row.sequence) if row is not None else None
 
 
 def get(sql: sa.Connection, *, tenant: str, call: str) -> dict[str, Any]:
     """A call as CallRecord (JSON) with its `attempts` (usage records). Raises NotFound."""
     table = tables.calls
-    row = sql.execute(sa.select(table.c.record, table.c.result).where(table.c.tenant == tenant, table.c.id == call)).first()
+    row = sql.execute(
+        sa.select(table.c.record, table.c.result).where(
+            table.c.tenant == tenant, table.c.id == call
+        )
+    ).first()
     attempts = ledger.attempts(sql, tenant=tenant, call=call)
     if row is None and not attempts:
-        why = "or its record is older than its result's time to live, or went for newer ones (result_bytes of the plan)"
+        why = (
+            "or its record is older than its result's time to live, or went for newer ones "
+            "(result_bytes of the plan)"
+        )
         raise NotFound(f"there is no call {call}, {why}")
-    record = {**json.loads(row.record), "result": row.result} if row is not None else to_json(_synchronous(attempts))
+    record = (
+        {**json.loads(row.record), "result": row.result}
+        if row is not None
+        else to_json(_synchronous(attempts))
+    )
     return {**record, "attempts": to_json(attempts)}
 
 
 def expire(write: Write, *, now: float, limit: int) -> int:
     """Drop at most `limit` calls whose result may go; returns how many went."""
     table = tables.calls
-    old = sa.select(table.c.tenant, table.c.id).where(table.c.expires_at < now).limit(limit).subquery()
-    gone = sa.delete(table).where(sa.tuple_(table.c.tenant, table.c.id).in_(sa.select(old.c.tenant, old.c.id)))
+    old = (
+        sa.select(table.c.tenant, table.c.id)
+        .where(table.c.expires_at < now)
+        .limit(limit)
+        .subquery()
+    )
+    gone = sa.delete(table).where(
+        sa.tuple_(table.c.tenant, table.c.id).in_(sa.select(old.c.tenant, old.c.id))
+    )
     rows = write.sql.execute(gone.returning(table.c.tenant, table.c.kept_bytes)).all()
     for row in rows:
         _count(write, row.tenant, -row.kept_bytes)
@@ -143,16 +193,25 @@ def expire(write: Write, *, now: float, limit: int) -> int:
 def _count(write: Write, tenant: str, more_bytes: int) -> None:
     table = tables.kept_calls
     insert = write.insert(table).values(tenant=tenant, bytes=more_bytes)
-    write.sql.execute(insert.on_conflict_do_update(index_elements=["tenant"], set_={"bytes": table.c.bytes + insert.excluded.bytes}))
+    write.sql.execute(
+        insert.on_conflict_do_update(
+            index_elements=["tenant"], set_={"bytes": table.c.bytes + insert.excluded.bytes}
+        )
+    )
 
 
 def _make_room(write: Write, tenant: str, limit: int) -> None:
-    """Drop the oldest calls that ended, dead letters among them, until the tenant's take at most `limit` bytes."""
+    """Drop the oldest calls that ended, dead letters among them, until the tenant's take at most
+    `limit` bytes."""
     table = tables.calls
     excess, dropped = kept_bytes(write.sql, tenant=tenant) - limit, 0
     while excess > 0:
-        ended = sa.select(table.c.id, table.c.kept_bytes).where(table.c.tenant == tenant, table.c.state.in_(FINAL))
-        rows = write.sql.execute(ended.order_by(table.c.submitted_at, table.c.id).limit(DROPPED_AT_ONCE)).all()
+        ended = sa.select(table.c.id, table.c.kept_bytes).where(
+            table.c.tenant == tenant, table.c.state.in_(FINAL)
+        )
+        rows = write.sql.execute(
+            ended.order_by(table.c.submitted_at, table.c.id).limit(DROPPED_AT_ONCE)
+        ).all()
         if not rows:
             break
         gone: list[str] = []
@@ -169,7 +228,8 @@ def _make_room(write: Write, tenant: str, limit: int) -> None:
 
 
 class _Listeners:
-    """Whether anybody listens to calls that end, asked once for each environment. Owner: one transaction."""
+    """Whether anybody listens to calls that end, asked once for each environment. Owner: one
+    transaction."""
 
     def __init__(self, sql: sa.Connection) -> None:
         self._sql = sql
@@ -180,18 +240,40 @@ class _Listeners:
             return True
         place = (record.tenant, record.environment)
         if place not in self._known:
-            found = endpoints.listing(self._sql, tenant=record.tenant, environment=record.environment)
+            found = endpoints.listing(
+                self._sql, tenant=record.tenant, environment=record.environment
+            )
             self._known[place] = any(one.wants(deliveries.CALL_FINISHED) for one in found)
         return self._known[place]
 
 
 def _tell(write: Write, record: CallRecord) -> None:
-    named = ("id", "state", "status", "outcome", "environment", "app", "function", "method", "revision", "submitted_at", "finished_at")
-    facts = {name: getattr(record, name) for name in (*named, "attempt", "is_dead", "schedule", "cost", "arm")}
+    named = (
+        "id",
+        "state",
+        "status",
+        "outcome",
+        "environment",
+        "app",
+        "function",
+        "method",
+        "revision",
+        "submitted_at",
+        "finished_at",
+    )
+    facts = {
+        name: getattr(record, name)
+        for name in (*named, "attempt", "is_dead", "schedule", "cost", "arm")
+    }
     deliveries.enqueue(
-        write, tenant=record.tenant, environment=record.environment, event=deliveries.CALL_FINISHED,
-        body={**facts, "url": f"/v1/calls/{record.id}"}, webhook=record.webhook or None, once=f"{record.id}/{record.sequence}",
-    )  # fmt: skip
+        write,
+        tenant=record.tenant,
+        environment=record.environment,
+        event=deliveries.CALL_FINISHED,
+        body={**facts, "url": f"/v1/calls/{record.id}"},
+        webhook=record.webhook or None,
+        once=f"{record.id}/{record.sequence}",
+    )
 
 
 def _conditions(wanted: Wanted) -> Iterator[sa.ColumnElement[bool]]:
@@ -203,7 +285,9 @@ def _conditions(wanted: Wanted) -> Iterator[sa.ColumnElement[bool]]:
     if wanted.call is not None:
         yield table.c.id == wanted.call
     if wanted.state is not None:
-        yield table.c.payload.is_not(None) if wanted.state == DEAD else table.c.state == wanted.state
+        yield (
+            table.c.payload.is_not(None) if wanted.state == DEAD else table.c.state == wanted.state
+        )
     if wanted.schedule is not None:
         yield table.c.record.contains(f'"schedule":"{wanted.schedule}"', autoescape=True)
     if wanted.before is not None:

@@ -1,8 +1,9 @@
-"""Whether a new revision breaks the callers of the one that serves: its schemas compared, purely, and said in words.
+"""Whether a new revision breaks the callers of the one that serves: its schemas compared, purely,
+and said in words.
 
-Arguments may only become wider: what the old schema accepts, the new one must. Answers may only become narrower, but that an object may
-gain properties: callers ignore what they do not know. What cannot be shown to be compatible counts as broken, and is told as such.
-"""
+Arguments may only become wider: what the old schema accepts, the new one must. Answers may only
+become narrower, but that an object may gain properties: callers ignore what they do not know. What
+cannot be shown to be compatible counts as broken, and is told as such."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ MAX_TOLD = 20
 
 
 def breaks(old: FunctionSpec, new: FunctionSpec) -> list[str]:
-    """What callers of `old` would find broken in `new`, each in a sentence; at most MAX_TOLD of them. Empty when nothing is."""
+    """What callers of `old` would find broken in `new`, each in a sentence; at most MAX_TOLD of
+    them. Empty when nothing is."""
     found = [text for text, _ in zip(_breaks(old, new), range(MAX_TOLD), strict=False)]
     return list(dict.fromkeys(found))
 
@@ -30,9 +32,16 @@ def _breaks(old: FunctionSpec, new: FunctionSpec) -> Iterator[str]:
     for method in old.methods:
         after = new.method(method.name)
         if after is None:
-            yield f"method {method.name!r} is gone" if method.name else "it cannot be called by its own name any more: it has methods now"
+            yield (
+                f"method {method.name!r} is gone"
+                if method.name
+                else "it cannot be called by its own name any more: it has methods now"
+            )
         else:
-            yield from (f"method {method.name!r}: {text}" if method.name else text for text in _of_method(method, after, steps))
+            yield from (
+                f"method {method.name!r}: {text}" if method.name else text
+                for text in _of_method(method, after, steps)
+            )
 
 
 def _of_method(old: MethodSpec, new: MethodSpec, steps: Steps) -> Iterator[str]:
@@ -58,7 +67,10 @@ def _of_positions(old: MethodSpec, new: MethodSpec) -> Iterator[str]:
             yield f"argument {name!r} cannot be given by its position any more"
     kept = tuple(name for name in old.parameters if name in new.parameters)
     if new.parameters[: len(kept)] != kept:
-        yield f"arguments by position were ({', '.join(old.parameters)}), and are ({', '.join(new.parameters)}) now"
+        yield (
+            f"arguments by position were ({', '.join(old.parameters)}), and are "
+            f"({', '.join(new.parameters)}) now"
+        )
 
 
 def _argument(gap: Gap) -> str:

@@ -39,11 +39,11 @@ _READING = ("GET", "HEAD", "OPTIONS")
 class Context:
     """The open parts of a running controller. `clock` is wall time in seconds since the epoch.
 
-    `statuses`: of functions in a cluster; `nodes`: of the cluster itself, as they report themselves; `node_key`: by which they are known.
-    `grants`: seals launch documents for the node agent of this machine; None on a cluster, whose reconciler seals them.
-    `builds`: of images, what of them was charged. `database_floor`: free disk that tenants' changes leave to the ledger. `threads`: who
-    holds how many.
-    """
+    `statuses`: of functions in a cluster; `nodes`: of the cluster itself, as they report
+    themselves; `node_key`: by which they are known. `grants`: seals launch documents for the node
+    agent of this machine; None on a cluster, whose reconciler seals them. `builds`: of images, what
+    of them was charged. `database_floor`: free disk that tenants' changes leave to the ledger.
+    `threads`: who holds how many."""
 
     config: ControllerConfig
     store: Store
@@ -66,7 +66,9 @@ class Context:
     def __post_init__(self) -> None:
         object.__setattr__(self, "collector", Collector(self.files, self.store))
         is_local = self.config.platform.fleet == "local"
-        object.__setattr__(self, "grants", Grants(self.key.derived(KEY_LABEL)) if is_local else None)
+        object.__setattr__(
+            self, "grants", Grants(self.key.derived(KEY_LABEL)) if is_local else None
+        )
 
 
 def context_of(request: Request) -> Context:
@@ -87,20 +89,29 @@ async def principal(
     request: Request,
     context: Ctx,
     authorization: Annotated[str | None, Header(description="`Bearer pl_…`")] = None,
-    environment: Annotated[str | None, Header(alias=HEADER_ENVIRONMENT, description="default: the key's own, else `main`")] = None,
+    environment: Annotated[
+        str | None,
+        Header(alias=HEADER_ENVIRONMENT, description="default: the key's own, else `main`"),
+    ] = None,
 ) -> AsyncIterator[Principal]:
-    """The authenticated caller. Raises Unauthenticated, or Forbidden: also for a suspended tenant that would change something.
+    """The authenticated caller. Raises Unauthenticated, or Forbidden: also for a suspended tenant
+    that would change something.
 
-    A route that runs in a thread has one of its tenant's until it returned; one on the loop takes one for each part that is not.
-    """
+    A route that runs in a thread has one of its tenant's until it returned; one on the loop takes
+    one for each part that is not."""
 
     def look() -> Principal:
         with context.store.read() as sql:
-            return access.authenticate(sql, authorization=authorization, environment=environment, now=context.clock())
+            return access.authenticate(
+                sql, authorization=authorization, environment=environment, now=context.clock()
+            )
 
     found = await context.threads.look_up(look)
     if found.suspended and request.method not in _READING:
-        raise Forbidden(f"tenant {found.tenant_name!r} is suspended: it can look, and change nothing; the platform's operator resumes it")
+        raise Forbidden(
+            f"tenant {found.tenant_name!r} is suspended: it can look, and change nothing; the "
+            f"platform's operator resumes it"
+        )
     if inspect.iscoroutinefunction(request.scope["endpoint"]):
         yield found
         return
@@ -131,7 +142,8 @@ Admin = Annotated[Principal, Depends(_at_least(Scope.ADMIN))]
 
 
 async def room(context: Ctx) -> None:
-    """Refuse a change that makes the database larger while its disk is below the floor. Raises StorageFull."""
+    """Refuse a change that makes the database larger while its disk is below the floor. Raises
+    StorageFull."""
     if context.database_floor.missing_bytes():
         raise StorageFull(f"{context.database_floor.describe()}; nothing was changed")
 
@@ -141,21 +153,38 @@ async def _room_for(context: Ctx, _caller: Known) -> None:
 
 
 ROOM = Depends(_room_for)
-"""Of routes whose changes grow the database. Others, deleting and going back above all, work on a full disk, too."""
+"""Of routes whose changes grow the database. Others, deleting and going back above all, work on a
+full disk, too."""
 
 
-async def platform_token(context: Ctx, token: Annotated[str, Header(alias=HEADER_PLATFORM_TOKEN)] = "") -> None:
+async def platform_token(
+    context: Ctx, token: Annotated[str, Header(alias=HEADER_PLATFORM_TOKEN)] = ""
+) -> None:
     """Let only our own processes through. Raises Forbidden."""
     if not hmac.compare_digest(token.encode(), context.key.token.encode()):
-        raise Forbidden(f"this path is for the platform's own processes: the header {HEADER_PLATFORM_TOKEN} is missing or wrong")
+        raise Forbidden(
+            f"this path is for the platform's own processes: the header {HEADER_PLATFORM_TOKEN} "
+            f"is missing or wrong"
+        )
 
 
-async def node_token(context: Ctx, token: Annotated[str, Header(alias=HEADER_PLATFORM_TOKEN)] = "") -> None:
+async def node_token(
+    context: Ctx, token: Annotated[str, Header(alias=HEADER_PLATFORM_TOKEN)] = ""
+) -> None:
     """Let node agents through, too, which have a key of their own. Raises Forbidden."""
-    if not hmac.compare_digest(token.encode(), (context.node_key or context.key).node_token.encode()):
+    if not hmac.compare_digest(
+        token.encode(), (context.node_key or context.key).node_token.encode()
+    ):
         await platform_token(context, token)
 
 
 def place(caller: Principal, app: str, request: str) -> Place:
     """Where `caller` changes `app`."""
-    return Place(tenant=caller.tenant, uid=caller.uid, environment=caller.environment, app=app, actor=caller.key, request=request)
+    return Place(
+        tenant=caller.tenant,
+        uid=caller.uid,
+        environment=caller.environment,
+        app=app,
+        actor=caller.key,
+        request=request,
+    )

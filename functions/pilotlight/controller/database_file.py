@@ -1,9 +1,10 @@
-"""SQLite's file in <home>, in a directory of its own: who owns that directory is who opens the file.
+"""SQLite's file in <home>, in a directory of its own: who owns that directory is who opens the
+file.
 
-`<home>/controller/` holds `controller.db` and what SQLite keeps beside it, and belongs to the controller, which need not be root
-(`process_user`). SQLite opens these files by name and follows links, so root opens none in a directory that another user owns: it has a
-child process do it that is this user. Earlier releases had the file in <home> itself.
-"""
+`<home>/controller/` holds `controller.db` and what SQLite keeps beside it, and belongs to the
+controller, which need not be root (`process_user`). SQLite opens these files by name and follows
+links, so root opens none in a directory that another user owns: it has a child process do it that
+is this user. Earlier releases had the file in <home> itself."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def found_in(home: Path) -> Path | None:
 
 
 def settle(home: Path, *, timeout_s: float = MOVE_TIMEOUT_S) -> None:
-    """Make the directory, and move an earlier release's file into it. Raises Conflict where a process has that open."""
+    """Make the directory, and move an earlier release's file into it. Raises Conflict where a
+    process has that open."""
     directory = directory_of(home)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     old, new = home / NAME, file_of(home)
@@ -52,7 +54,8 @@ def settle(home: Path, *, timeout_s: float = MOVE_TIMEOUT_S) -> None:
     with contextlib.suppress(FileNotFoundError):  # another process was faster
         _fold(old, timeout_s)
         status = directory.stat()
-        os.chown(old, status.st_uid, status.st_gid)  # before: whose the directory is may put another file in its place there
+        # before: whose the directory is may put another file in its place there
+        os.chown(old, status.st_uid, status.st_gid)
         old.rename(new)
         for each in (directory, home):
             descriptor = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -63,7 +66,9 @@ def settle(home: Path, *, timeout_s: float = MOVE_TIMEOUT_S) -> None:
 def _fold(file: Path, timeout_s: float) -> None:
     """Bring all of the database into its one file, which no process may have open."""
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{file}?mode=rw", uri=True, timeout=timeout_s)) as database:
+        with contextlib.closing(
+            sqlite3.connect(f"file:{file}?mode=rw", uri=True, timeout=timeout_s)
+        ) as database:
             (mode,) = database.execute("PRAGMA journal_mode=DELETE").fetchone()
             reason = "" if mode == "delete" else f"its log stays in mode {mode}"
     except sqlite3.OperationalError as e:
@@ -71,11 +76,15 @@ def _fold(file: Path, timeout_s: float) -> None:
             raise FileNotFoundError(file) from e
         reason = str(e)
     if reason:
-        raise Conflict(f"{file} cannot be moved to {file_of(file.parent)}: {reason}", hint="Stop what has it open: `pilotlight down`.")
+        raise Conflict(
+            f"{file} cannot be moved to {file_of(file.parent)}: {reason}",
+            hint="Stop what has it open: `pilotlight down`.",
+        )
 
 
 def owner_of(home: Path) -> ProcessUser | None:
-    """Who may open the file, where we are root and the directory is another user's; else None: we may."""
+    """Who may open the file, where we are root and the directory is another user's; else None: we
+    may."""
     if os.geteuid() != 0:
         return None
     try:
@@ -86,7 +95,8 @@ def owner_of(home: Path) -> ProcessUser | None:
 
 
 def as_owner(owner: ProcessUser | None, work: Callable[[], Any]) -> Any:
-    """What `work` returns, which must be a JSON value, done as `owner`. Raises what it raises of `pilotlight.errors`; else Conflict."""
+    """What `work` returns, which must be a JSON value, done as `owner`. Raises what it raises of
+    `pilotlight.errors`; else Conflict."""
     if owner is None:
         return work()
 
@@ -94,14 +104,21 @@ def as_owner(owner: ProcessUser | None, work: Callable[[], Any]) -> Any:
         try:
             return json.dumps({"ok": work()}).encode()
         except PilotlightError as e:
-            return json.dumps({"kind": type(e).__name__, "message": str(e), "detail": dict(e.detail)}).encode()
+            return json.dumps(
+                {"kind": type(e).__name__, "message": str(e), "detail": dict(e.detail)}
+            ).encode()
         except (OSError, ImportError, sqlite3.Error, SQLAlchemyError) as e:
-            return json.dumps({"kind": "Conflict", "message": f"{type(e).__name__}: {e}", "detail": {}}).encode()
+            return json.dumps(
+                {"kind": "Conflict", "message": f"{type(e).__name__}: {e}", "detail": {}}
+            ).encode()
 
     said = owner.answer(told)
     if not said:
         why = owner.obstacle() or "the process that was to do it ended without an answer"
-        raise Conflict(f"{owner.enters[0]} is user {owner.uid}'s, and nothing can be done there as that user: {why}")
+        raise Conflict(
+            f"{owner.enters[0]} is user {owner.uid}'s, and nothing can be done there as that "
+            f"user: {why}"
+        )
     answer = json.loads(said)
     if "ok" in answer:
         return answer["ok"]

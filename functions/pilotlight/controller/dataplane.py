@@ -1,4 +1,5 @@
-"""The data plane's paths as OpenAPI describes them. The activator serves them itself; the document is the controller's, and names both.
+"""The data plane's paths as OpenAPI describes them. The activator serves them itself; the document
+is the controller's, and names both.
 
 Arguments and results are the functions' own: each function's schema is in `GET /v1/apps/{app}`.
 """
@@ -20,16 +21,19 @@ _RESPONSE_HEADERS = {
     "Pilotlight-Arm": "the arm of the experiment that the caller is in; left out where it is in none",
     "Pilotlight-Start": "how its instance came up: WARM, WAKE, FORK, RESTORE or COLD",
     "Server-Timing": (
-        "queue, start and exec in ms; `weights;desc=` says from which tier (origin, nvme, dram, hbm) the start that it waited for had its "
+        "queue, start and exec in ms; `weights;desc=` says from which tier (origin, nvme, dram, "
+        "hbm) the start that it waited for had its "
         "weights; of an answer that streams, exec is in its last event"
     ),
     "Pilotlight-Cost": "a decimal; of an answer that streams, in its last event",
-    "X-Content-Type-Options": "nosniff; a type that a browser would run, such as text/html, is sent as application/octet-stream",
+    "X-Content-Type-Options": "nosniff; a type that a browser would run, such as text/html, is "
+    "sent as application/octet-stream",
     "Content-Security-Policy": "sandbox",
 }
 _ARGUMENTS: dict[str, Any] = {
     "description": (
-        "by name (an object) or by position (an array), checked against the function's signature; a pickle, as the SDK sends it, is "
+        "by name (an object) or by position (an array), checked against the function's signature; "
+        "a pickle, as the SDK sends it, is "
         "accepted from callers of the function's own tenant only (415)"
     ),
     "content": {CONTENT_JSON: {"schema": {"oneOf": [{"type": "object"}, {"type": "array"}]}}},
@@ -37,20 +41,40 @@ _ARGUMENTS: dict[str, Any] = {
 _RECEIPT: dict[str, Any] = {
     "type": "object",
     "required": ["id", "state", "url"],
-    "properties": {"id": {"type": "string"}, "state": {"type": "string"}, "url": {"type": "string"}},
+    "properties": {
+        "id": {"type": "string"},
+        "state": {"type": "string"},
+        "url": {"type": "string"},
+    },
 }
 _TEXT: dict[str, Any] = {"schema": {"type": "string"}}
 
 
 def describe(document: dict[str, Any], problems: dict[int | str, dict[str, Any]]) -> None:
-    """Add the data plane's paths, and the way every caller proves who it is, to an OpenAPI document; `problems` are the error answers."""
+    """Add the data plane's paths, and the way every caller proves who it is, to an OpenAPI
+    document; `problems` are the error answers."""
     call = dict(TypeAdapter(CallRecord).json_schema())
-    call["properties"]["state"]["enum"] = ["QUEUED", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"]
-    call["properties"]["result"]["description"] = "base64 of the answer's body, of type content_type; once FAILED, of its problem document"
-    call["properties"]["attempts"] = {"type": "array", "items": {"type": "object"}, "description": "usage records, once in the ledger"}
+    call["properties"]["state"]["enum"] = [
+        "QUEUED",
+        "RUNNING",
+        "SUCCEEDED",
+        "FAILED",
+        "CANCELLED",
+        "EXPIRED",
+    ]
+    call["properties"]["result"]["description"] = (
+        "base64 of the answer's body, of type content_type; once FAILED, of its problem document"
+    )
+    call["properties"]["attempts"] = {
+        "type": "array",
+        "items": {"type": "object"},
+        "description": "usage records, once in the ledger",
+    }
     components = document.setdefault("components", {})
     components.setdefault("schemas", {})["Call"] = call
-    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "an API key, pl_…"}}
+    components["securitySchemes"] = {
+        "key": {"type": "http", "scheme": "bearer", "description": "an API key, pl_…"}
+    }
     document["security"] = [{"key": []}]
     for path, operations in {**_paths(), **_models(), **_openai()}.items():
         for operation in operations.values():
@@ -60,81 +84,169 @@ def describe(document: dict[str, Any], problems: dict[int | str, dict[str, Any]]
 
 
 def _paths() -> dict[str, dict[str, Any]]:
-    what = "a function, or Class.method; followed by @ and a tag, an alias or a revision for the revision of that name"
+    what = (
+        "a function, or Class.method; followed by @ and a tag, an alias or a revision for the "
+        "revision of that name"
+    )
     asked = _in_query(
-        "tag", "the same, for callers that cannot write it into the path; or in the header Pilotlight-Tag", {"type": "string"}
+        "tag",
+        "the same, for callers that cannot write it into the path; or in the header Pilotlight-Tag",
+        {"type": "string"},
     )
     function = [_in_path("app", "app"), _in_path("function", what), _environment(), asked]
     call = [_in_path("call", "the call's id"), _environment()]
     record = _json("the call", {"$ref": "#/components/schemas/Call"})
     wait = _in_query(
-        "wait_s", "answer later, as soon as the call is finished", {"type": "number", "minimum": 0, "maximum": 60, "default": 0}
+        "wait_s",
+        "answer later, as soon as the call is finished",
+        {"type": "number", "minimum": 0, "maximum": 60, "default": 0},
     )
     raw = [
         _in_path("app", "app"),
         _in_path("function", "an ASGI function; @tag as for calls"),
         _in_path("path", "the function's own path; it may have slashes"),
     ]
-    put = [*call, _in_query("function", "app/function", {"type": "string"}, required=True), _webhook()]
+    put = [
+        *call,
+        _in_query("function", "app/function", {"type": "string"}, required=True),
+        _webhook(),
+    ]
     address = "/v1/functions/{app}/{function}"
     web = _Web(raw)
-    invoke = _operation("invoke", "Call and wait for the answer.", [*function, _timeout(), _once()], _invoked(), _ARGUMENTS)
+    invoke = _operation(
+        "invoke",
+        "Call and wait for the answer.",
+        [*function, _timeout(), _once()],
+        _invoked(),
+        _ARGUMENTS,
+    )
     later = [*function, _timeout(), _once(), _webhook()]
-    submit = _operation("submit", "Accept a call, on disk before the answer; it runs at least once.", later, _receipt("202"), _ARGUMENTS)
-    makes = _in_query("snapshot", "false: do not wait for its snapshot to be made and proven", {"type": "boolean", "default": True})
+    submit = _operation(
+        "submit",
+        "Accept a call, on disk before the answer; it runs at least once.",
+        later,
+        _receipt("202"),
+        _ARGUMENTS,
+    )
+    makes = _in_query(
+        "snapshot",
+        "false: do not wait for its snapshot to be made and proven",
+        {"type": "boolean", "default": True},
+    )
     warmup = _operation(
-        "warmup", "Make the next starts fast; bills nothing. Needs a key of scope deploy.", [*function, makes, _once()], _warmed()
+        "warmup",
+        "Make the next starts fast; bills nothing. Needs a key of scope deploy.",
+        [*function, makes, _once()],
+        _warmed(),
     )
     return {
         f"{address}:invoke": {"post": invoke},
         f"{address}:submit": {"post": submit},
         f"{address}:warmup": {"post": warmup},
         "/v1/calls/{call}": {
-            "get": _operation("get_call", "A submitted call: state, result, cost.", [*call, wait], {"200": record}),
-            "put": _operation("put_call", "Submit under an id of your own: a repeat is the same call.", put, _receipt("202"), _ARGUMENTS),
+            "get": _operation(
+                "get_call", "A submitted call: state, result, cost.", [*call, wait], {"200": record}
+            ),
+            "put": _operation(
+                "put_call",
+                "Submit under an id of your own: a repeat is the same call.",
+                put,
+                _receipt("202"),
+                _ARGUMENTS,
+            ),
         },
-        "/v1/calls/{call}:cancel": {"post": _operation("cancel_call", "Cancel a submitted call.", call, _receipt("200"))},
-        "/v1/calls/{call}/stream": {"get": _operation("follow_call", _FOLLOW, [*call, _last_id()], _events())},
-        "/fn/{app}/{function}/{path}": {verb: web.operation(verb) for verb in ("get", "head", "post", "put", "patch", "delete", "options")},
-    }  # fmt: skip
+        "/v1/calls/{call}:cancel": {
+            "post": _operation("cancel_call", "Cancel a submitted call.", call, _receipt("200"))
+        },
+        "/v1/calls/{call}/stream": {
+            "get": _operation("follow_call", _FOLLOW, [*call, _last_id()], _events())
+        },
+        "/fn/{app}/{function}/{path}": {
+            verb: web.operation(verb)
+            for verb in ("get", "head", "post", "put", "patch", "delete", "options")
+        },
+    }
 
 
 _FOLLOW = "`state` at each change, items with ids as they come or the `result`, `end` last."
 
 
 def _last_id() -> dict[str, Any]:
-    return _in_header("Last-Event-ID", "id of the last item that you have: read on after it", {"type": "string"})
+    return _in_header(
+        "Last-Event-ID", "id of the last item that you have: read on after it", {"type": "string"}
+    )
 
 
 def _models() -> dict[str, dict[str, Any]]:
-    """Functions under model servers' names: TensorFlow Serving's predict, and the Open Inference Protocol."""
-    model = [_in_path("app", "app"), _in_path("function", "a function, or Class.method"), _environment()]
+    """Functions under model servers' names: TensorFlow Serving's predict, and the Open Inference
+    Protocol."""
+    model = [
+        _in_path("app", "app"),
+        _in_path("function", "a function, or Class.method"),
+        _environment(),
+    ]
     version = [*model, _in_path("version", "a revision, an alias or a tag")]
     instances = _object("one call's instances", {"instances": {"type": "array"}})
-    predictions = _json("what was predicted, in order", {"type": "object", "properties": {"predictions": {"type": "array"}}})
-    tensors = _object("input tensors by argument: name, shape, datatype, data", {"id": {"type": "string"}, "inputs": {"type": "array"}})
+    predictions = _json(
+        "what was predicted, in order",
+        {"type": "object", "properties": {"predictions": {"type": "array"}}},
+    )
+    tensors = _object(
+        "input tensors by argument: name, shape, datatype, data",
+        {"id": {"type": "string"}, "inputs": {"type": "array"}},
+    )
     inferred = _json(
-        "output tensors", {"type": "object", "properties": {"model_version": {"type": "string"}, "outputs": {"type": "array"}}}
+        "output tensors",
+        {
+            "type": "object",
+            "properties": {"model_version": {"type": "string"}, "outputs": {"type": "array"}},
+        },
     )
     known = {"200": _json("as the protocol says", {"type": "object"})}
     out: dict[str, dict[str, Any]] = {}
     for end, parameters, at in (("", model, ""), ("_version", version, "/versions/{version}")):
-        predict = _operation(f"predict{end}", "Call with instances.", parameters, {"200": predictions}, instances)
-        infer = _operation(f"infer{end}", "Call with tensors (Open Inference Protocol).", parameters, {"200": inferred}, tensors)
+        predict = _operation(
+            f"predict{end}", "Call with instances.", parameters, {"200": predictions}, instances
+        )
+        infer = _operation(
+            f"infer{end}",
+            "Call with tensors (Open Inference Protocol).",
+            parameters,
+            {"200": inferred},
+            tensors,
+        )
         place = f"/v2/models/{{app}}/{{function}}{at}"
         out[f"/v1/models/{{app}}/{{function}}{at}:predict"] = {"post": predict}
         out[f"{place}/infer"] = {"post": infer}
-        out[place] = {"get": _operation(f"model_metadata{end}", "Inputs and outputs of a model.", parameters, known)}
-        out[f"{place}/ready"] = {"get": _operation(f"model_ready{end}", "Whether it takes calls; it does at zero.", parameters, known)}
+        out[place] = {
+            "get": _operation(
+                f"model_metadata{end}", "Inputs and outputs of a model.", parameters, known
+            )
+        }
+        out[f"{place}/ready"] = {
+            "get": _operation(
+                f"model_ready{end}", "Whether it takes calls; it does at zero.", parameters, known
+            )
+        }
     for name in ("live", "ready"):
-        out[f"/v2/health/{name}"] = {"get": _operation(f"server_{name}", "Whether it takes requests.", [], known)}
-    return {**out, "/v2": {"get": _operation("server_metadata", "Name and version of the server.", [], known)}}
+        out[f"/v2/health/{name}"] = {
+            "get": _operation(f"server_{name}", "Whether it takes requests.", [], known)
+        }
+    return {
+        **out,
+        "/v2": {"get": _operation("server_metadata", "Name and version of the server.", [], known)},
+    }
 
 
 def _openai() -> dict[str, dict[str, Any]]:
-    """Language models under the names of OpenAI's clients, whose reference says what bodies and answers are. Errors have their shape."""
+    """Language models under the names of OpenAI's clients, whose reference says what bodies and
+    answers are. Errors have their shape."""
     text, number = {"type": "string"}, {"type": "integer", "minimum": 1}
-    model = {"type": "string", "description": "app/function, with @ and a tag, alias or revision, with : and an adapter; or a bare name"}
+    model = {
+        "type": "string",
+        "description": "app/function, with @ and a tag, alias or revision, with : and an adapter; "
+        "or a bare name",
+    }
     told = {"stream": {"type": "boolean"}, "max_tokens": number}
     bodies: dict[str, dict[str, Any]] = {
         "chat_completions": {**told, "messages": {"type": "array", "items": {"type": "object"}}},
@@ -142,20 +254,49 @@ def _openai() -> dict[str, dict[str, Any]]:
         "embeddings": {"input": {}},
     }
     answer = _json("as OpenAI's reference says", {"type": "object"})
-    streamed = {**answer, "content": {**answer["content"], CONTENT_SSE: _TEXT}, "headers": _headers(*_RESPONSE_HEADERS)}
+    streamed = {
+        **answer,
+        "content": {**answer["content"], CONTENT_SSE: _TEXT},
+        "headers": _headers(*_RESPONSE_HEADERS),
+    }
     out: dict[str, dict[str, Any]] = {}
     for name, properties in bodies.items():
-        body = _object("what the engine is asked; what is not named here is passed on as it is", {"model": model, **properties})
+        body = _object(
+            "what the engine is asked; what is not named here is passed on as it is",
+            {"model": model, **properties},
+        )
         body["content"][CONTENT_JSON]["schema"]["required"] = ["model"]
-        description = "Ask a language model. A stream ends with `[DONE]`, and an event `end`: why it ended, its tokens, what it cost."
-        operation = _operation(f"openai_{name}", description, [_environment(), _timeout()], {"200": streamed}, body)
+        description = (
+            "Ask a language model. A stream ends with `[DONE]`, and an event `end`: why "
+            "it ended, its tokens, what it cost."
+        )
+        operation = _operation(
+            f"openai_{name}", description, [_environment(), _timeout()], {"200": streamed}, body
+        )
         out[f"/v1/{name.replace('_', '/')}"] = {"post": operation}
-    listed = _json("models", {"type": "object", "properties": {"object": text, "data": {"type": "array", "items": {"type": "object"}}}})
+    listed = _json(
+        "models",
+        {
+            "type": "object",
+            "properties": {"object": text, "data": {"type": "array", "items": {"type": "object"}}},
+        },
+    )
     out["/v1/models"] = {
-        "get": _operation("openai_models", "The language models that this key may call.", [_environment()], {"200": listed})
+        "get": _operation(
+            "openai_models",
+            "The language models that this key may call.",
+            [_environment()],
+            {"200": listed},
+        )
     }
-    one = [_in_path("app", "app"), _in_path("function", "with : and an adapter, or @ and a tag"), _environment()]
-    out["/v1/models/{app}/{function}"] = {"get": _operation("openai_model", "One of them.", one, {"200": answer})}
+    one = [
+        _in_path("app", "app"),
+        _in_path("function", "with : and an adapter, or @ and a tag"),
+        _environment(),
+    ]
+    out["/v1/models/{app}/{function}"] = {
+        "get": _operation("openai_model", "One of them.", one, {"200": answer})
+    }
     return out
 
 
@@ -167,15 +308,38 @@ class _Web:
 
     def operation(self, verb: str) -> dict[str, Any]:
         """What is known of any of them."""
-        answer = {"default": {"description": "the function's own answer", "headers": _headers("X-Request-Id", "Pilotlight-Start")}}
-        return _operation(f"web_{verb}", "An ASGI function's own path; a WebSocket is opened with GET.", self._parameters, answer)
+        answer = {
+            "default": {
+                "description": "the function's own answer",
+                "headers": _headers("X-Request-Id", "Pilotlight-Start"),
+            }
+        }
+        return _operation(
+            f"web_{verb}",
+            "An ASGI function's own path; a WebSocket is opened with GET.",
+            self._parameters,
+            answer,
+        )
 
 
 def _operation(
-    name: str, description: str, parameters: list[dict[str, Any]], responses: dict[str, Any], body: dict[str, Any] | None = None
+    name: str,
+    description: str,
+    parameters: list[dict[str, Any]],
+    responses: dict[str, Any],
+    body: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {"operationId": name, "summary": name.replace("_", " ").capitalize(), "description": description}
-    return {**found, "parameters": parameters, "responses": dict(responses), **({"requestBody": body} if body else {})}
+    found: dict[str, Any] = {
+        "operationId": name,
+        "summary": name.replace("_", " ").capitalize(),
+        "description": description,
+    }
+    return {
+        **found,
+        "parameters": parameters,
+        "responses": dict(responses),
+        **({"requestBody": body} if body else {}),
+    }
 
 
 def _invoked() -> dict[str, Any]:
@@ -201,11 +365,22 @@ def _warmed() -> dict[str, Any]:
         "start_ms": {"type": "number"},
         "instance": {"type": "string"},
     }
-    snapshot = "SnapshotInfo as in `GET /v1/snapshots/{snapshot}`, or {refused: [reasons]}, {off: why}, {failed: message}"
-    properties = {**known, "template": {"type": "object"}, "snapshot": {"type": "object", "description": snapshot}}
-    answer = _json("how it started", {"type": "object", "required": list(known), "properties": properties})
+    snapshot = (
+        "SnapshotInfo as in `GET /v1/snapshots/{snapshot}`, or {refused: [reasons]}, {off: "
+        "why}, {failed: message}"
+    )
+    properties = {
+        **known,
+        "template": {"type": "object"},
+        "snapshot": {"type": "object", "description": snapshot},
+    }
+    answer = _json(
+        "how it started", {"type": "object", "required": list(known), "properties": properties}
+    )
     answer["content"][CONTENT_NDJSON] = _TEXT
-    answer["description"] += "; as lines: `{stage, elapsed_ms}` at least each 10 s, `{report}` or `{error}` last"
+    answer["description"] += (
+        "; as lines: `{stage, elapsed_ms}` at least each 10 s, `{report}` or `{error}` last"
+    )
     return {"200": answer}
 
 
@@ -219,23 +394,49 @@ def _json(description: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 def _object(description: str, properties: dict[str, Any]) -> dict[str, Any]:
     schema = {"type": "object", "required": list(properties)[-1:], "properties": properties}
-    return {"required": True, "description": description, "content": {CONTENT_JSON: {"schema": schema}}}
+    return {
+        "required": True,
+        "description": description,
+        "content": {CONTENT_JSON: {"schema": schema}},
+    }
 
 
 def _headers(*names: str) -> dict[str, Any]:
-    return {name: {"description": _RESPONSE_HEADERS[name], "schema": {"type": "string"}} for name in names}
+    return {
+        name: {"description": _RESPONSE_HEADERS[name], "schema": {"type": "string"}}
+        for name in names
+    }
 
 
 def _in_path(name: str, description: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "description": description, "schema": {"type": "string"}}
+    return {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "description": description,
+        "schema": {"type": "string"},
+    }
 
 
-def _in_query(name: str, description: str, schema: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
-    return {"name": name, "in": "query", "required": required, "description": description, "schema": schema}
+def _in_query(
+    name: str, description: str, schema: dict[str, Any], *, required: bool = False
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": "query",
+        "required": required,
+        "description": description,
+        "schema": schema,
+    }
 
 
 def _environment() -> dict[str, Any]:
-    return {"name": "Pilotlight-Environment", "in": "header", "required": False, "schema": {"type": "string", "default": "main"}}
+    return {
+        "name": "Pilotlight-Environment",
+        "in": "header",
+        "required": False,
+        "schema": {"type": "string", "default": "main"},
+    }
 
 
 def _timeout() -> dict[str, Any]:
@@ -250,13 +451,25 @@ def _timeout() -> dict[str, Any]:
 
 def _once() -> dict[str, Any]:
     return _in_header(
-        "Idempotency-Key", "a repeat with the same key and body gets the first one's answer", {"type": "string", "maxLength": 255}
+        "Idempotency-Key",
+        "a repeat with the same key and body gets the first one's answer",
+        {"type": "string", "maxLength": 255},
     )
 
 
 def _webhook() -> dict[str, Any]:
-    return _in_header("Pilotlight-Webhook", "name of the webhook that is told when the call ends", {"type": "string", "maxLength": 63})
+    return _in_header(
+        "Pilotlight-Webhook",
+        "name of the webhook that is told when the call ends",
+        {"type": "string", "maxLength": 63},
+    )
 
 
 def _in_header(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "in": "header", "required": False, "description": description, "schema": schema}
+    return {
+        "name": name,
+        "in": "header",
+        "required": False,
+        "description": description,
+        "schema": schema,
+    }

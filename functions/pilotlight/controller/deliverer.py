@@ -1,9 +1,9 @@
 """The deliverer: takes messages whose time has come, posts them, and notes what became of that.
 
-There is one for each outbox, in the one controller of a database (lock.py). And even two would not post a message at the same time: whoever
-takes it moves its next attempt out of reach first, in a transaction. A deliverer that is killed between the post and the note leaves
-the message to the next attempt, which has the same webhook-id: it is delivered at least once.
-"""
+There is one for each outbox, in the one controller of a database (lock.py). And even two would not
+post a message at the same time: whoever takes it moves its next attempt out of reach first, in a
+transaction. A deliverer that is killed between the post and the note leaves the message to the next
+attempt, which has the same webhook-id: it is delivered at least once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from pilotlight.seal import PlatformKey, SealBroken
 log = logging.getLogger(__name__)
 
 AT_ONCE = 32
-"""Attempts side by side; a slow receiver holds up the others of its round by webhooks.ATTEMPT_S at most."""
+"""Attempts side by side; a slow receiver holds up the others of its round by webhooks.ATTEMPT_S at
+most."""
 LONGEST_WAIT_S = 60.0
 """Between two looks: the wall clock may be set while we sleep."""
 PAUSE_AFTER_FAILURE_S = 5.0
@@ -36,22 +37,39 @@ PAUSE_AFTER_FAILURE_S = 5.0
 
 async def deliver(context: Context) -> None:
     """Deliver for as long as the controller runs."""
-    async with Sender(policy=context.config.settings.webhooks) as sender, asyncio.TaskGroup() as group:
+    async with (
+        Sender(policy=context.config.settings.webhooks) as sender,
+        asyncio.TaskGroup() as group,
+    ):
         for outbox in (Alerts(), Deliveries()):
             deliverer = Deliverer(
-                store=context.store, key=context.key, bell=context.bell, sender=sender, metrics=context.metrics, clock=context.clock,
+                store=context.store,
+                key=context.key,
+                bell=context.bell,
+                sender=sender,
+                metrics=context.metrics,
+                clock=context.clock,
                 outbox=outbox,
-            )  # fmt: skip
+            )
             group.create_task(deliverer.run(), name=f"deliverer of {outbox.kind}")
 
 
 class Deliverer:
-    """Owner: the controller's event loop. `chance` is uniform in [0, 1). `failures` counts rounds that the database spoiled."""
+    """Owner: the controller's event loop. `chance` is uniform in [0, 1). `failures` counts rounds
+    that the database spoiled."""
 
     def __init__(
-        self, *, store: Store, key: PlatformKey, bell: Bell, sender: Sender, metrics: Metrics, clock: Callable[[], float],
-        chance: Callable[[], float] = random.random, outbox: Outbox | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        store: Store,
+        key: PlatformKey,
+        bell: Bell,
+        sender: Sender,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        chance: Callable[[], float] = random.random,
+        outbox: Outbox | None = None,
+    ) -> None:
         self._outbox = outbox if outbox is not None else Alerts()
         self._store = store
         self._key = key
@@ -77,7 +95,8 @@ class Deliverer:
                 wait_s = await anyio.to_thread.run_sync(self._wait_s)
             except* (SQLAlchemyError, PilotlightError) as e:
                 self.failures += 1
-                log.error("event=deliverer_failed error=%r", e.exceptions)  # a full disk, a lost database: the next round tries again
+                # a full disk, a lost database: the next round tries again
+                log.error("event=deliverer_failed error=%r", e.exceptions)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await ring.wait()
@@ -94,7 +113,14 @@ class Deliverer:
         outcome = await self._post(errand)
         self._posted += 1
         kind, one = self._outbox.kind, errand.of
-        log.info("event=%s_posted id=%s attempt=%d status=%s error=%r", kind, one.id, one.attempts, outcome.status, outcome.error)
+        log.info(
+            "event=%s_posted id=%s attempt=%d status=%s error=%r",
+            kind,
+            one.id,
+            one.attempts,
+            outcome.status,
+            outcome.error,
+        )
         await anyio.to_thread.run_sync(self._settle, errand, outcome)
 
     async def _post(self, errand: Errand) -> Outcome:
@@ -102,8 +128,11 @@ class Deliverer:
             return Outcome(error="there is no webhook any more", is_gone=True)
         try:
             secret = self._key.webhooks.open(errand.sealed_secret)
-            return await self._sender.post(errand.message, url=errand.url, secret=secret, now=self._clock())
-        except (SealBroken, ValueError) as e:  # a key file or a row that was replaced by hand holds up nobody else's messages
+            return await self._sender.post(
+                errand.message, url=errand.url, secret=secret, now=self._clock()
+            )
+        except (SealBroken, ValueError) as e:
+            # a key file or a row that was replaced by hand holds up nobody else's messages
             return Outcome(error=str(e))
 
     def _wait_s(self) -> float:

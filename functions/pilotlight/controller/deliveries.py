@@ -1,8 +1,9 @@
-"""Deliveries: what named webhooks are told, each a row from the transaction of its event until the receiver took it, or was given up.
+"""Deliveries: what named webhooks are told, each a row from the transaction of its event until the
+receiver took it, or was given up.
 
-So an event is neither lost nor told before it happened. The id of a delivery is the webhook-id of every attempt: a receiver can tell
-a second delivery from a second event. `next_attempt_at` is when somebody may next try; whoever tries moves it first (`claim`).
-"""
+So an event is neither lost nor told before it happened. The id of a delivery is the webhook-id of
+every attempt: a receiver can tell a second delivery from a second event. `next_attempt_at` is when
+somebody may next try; whoever tries moves it first (`claim`)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from pilotlight.controller.webhooks import CLAIM_S, Message
 from pilotlight.spec import canonical_json
 
 AT_ONCE_OF_ONE = 8
-"""Deliveries of one tenant in a round: whose receivers are slow holds up its own, however many it has."""
+"""Deliveries of one tenant in a round: whose receivers are slow holds up its own, however many it
+has."""
 KEPT_S = 7 * 86_400.0
 """How long one that is over is listed."""
 MAX_ERROR = 500
@@ -60,39 +62,68 @@ _COLUMNS = tuple(tables.deliveries.c[name] for name in Delivery.__slots__)
 
 
 def enqueue(
-    write: Write, *, tenant: str, environment: str, event: str, body: Mapping[str, Any], webhook: str | None = None, once: str = ""
+    write: Write,
+    *,
+    tenant: str,
+    environment: str,
+    event: str,
+    body: Mapping[str, Any],
+    webhook: str | None = None,
+    once: str = "",
 ) -> int:
-    """Tell an event to every webhook of the environment that asks for it, and to `webhook` by name; returns how many are told.
+    """Tell an event to every webhook of the environment that asks for it, and to `webhook` by name;
+    returns how many are told.
 
-    Nothing happens where there is none: who makes events need not know who listens. Posted after the transaction, signed, and again
-    until it is taken (at least once).
+    Nothing happens where there is none: who makes events need not know who listens. Posted after
+    the transaction, signed, and again until it is taken (at least once).
 
     Args:
         body: JSON values; they must not hold what the environment's administrators may not see.
-        once: names the event, so that telling it again changes nothing; "" = each call is an event of its own.
+        once: names the event, so that telling it again changes nothing; "" = each call is an event
+        of its own.
     """
-    names = {one.name for one in endpoints.listing(write.sql, tenant=tenant, environment=environment) if one.wants(event)}
+    names = {
+        one.name
+        for one in endpoints.listing(write.sql, tenant=tenant, environment=environment)
+        if one.wants(event)
+    }
     if webhook:
         names.add(webhook)
     text = canonical_json(dict(body)).decode()
     new = 0
     for name in sorted(names):
-        row = {"id": _id(tenant, environment, name, event, once), "tenant": tenant, "environment": environment, "webhook": name}
-        insert = write.insert(tables.deliveries).values(**row, event=event, body=text, at=write.now, next_attempt_at=write.now, attempts=0)
+        row = {
+            "id": _id(tenant, environment, name, event, once),
+            "tenant": tenant,
+            "environment": environment,
+            "webhook": name,
+        }
+        insert = write.insert(tables.deliveries).values(
+            **row, event=event, body=text, at=write.now, next_attempt_at=write.now, attempts=0
+        )
         new += write.sql.execute(insert.on_conflict_do_nothing(index_elements=["id"])).rowcount
     if new:
-        write.fed = True  # rings the bell after the commit: the deliverer listens to it, and followers of the feed find nothing new
+        # rings the bell after the commit: the deliverer listens to it, and followers of the feed
+        # find nothing new
+        write.fed = True
     return new
 
 
 def claim(write: Write, *, limit: int) -> list[Delivery]:
-    """Take deliveries whose time has come, for CLAIM_S; the attempt is counted before it is made."""
+    """Take deliveries whose time has come, for CLAIM_S; the attempt is counted before it is
+    made."""
     table = tables.deliveries
-    query = sa.select(*_COLUMNS).where(table.c.next_attempt_at <= write.now).order_by(table.c.next_attempt_at, table.c.id)
+    query = (
+        sa.select(*_COLUMNS)
+        .where(table.c.next_attempt_at <= write.now)
+        .order_by(table.c.next_attempt_at, table.c.id)
+    )
     due = [
         (row["next_attempt_at"], row["id"], row)
         for tenant in _waiting(write.sql)
-        for row in write.sql.execute(query.where(table.c.tenant == tenant).limit(AT_ONCE_OF_ONE)).mappings()
+        for row in write.sql.execute(
+            query.where(table.c.tenant == tenant).limit(AT_ONCE_OF_ONE)
+        ).mappings()
     ]
     due.sort(key=lambda one: one[:2])
     taken = [replace(Delivery(**row), attempts=row["attempts"] + 1) for *_, row in due[:limit]]
@@ -103,21 +134,27 @@ def claim(write: Write, *, limit: int) -> list[Delivery]:
 
 
 def _waiting(sql: sa.Connection) -> Iterator[str]:
-    """Tenants with deliveries that wait, one look into the index each: however many wait of one, others do not pay for it."""
+    """Tenants with deliveries that wait, one look into the index each: however many wait of one,
+    others do not pay for it."""
     table, last = tables.deliveries, ""
     following = sa.select(sa.func.min(table.c.tenant)).where(table.c.next_attempt_at.is_not(None))
     while (found := sql.execute(following.where(table.c.tenant > last)).scalar_one()) is not None:
         yield (last := str(found))
 
 
-def settle(write: Write, delivery: Delivery, *, error: str | None, retry_in_s: float | None = None) -> None:
-    """Note what an attempt came to. `error` None: delivered. `retry_in_s` None: no further attempt."""
+def settle(
+    write: Write, delivery: Delivery, *, error: str | None, retry_in_s: float | None = None
+) -> None:
+    """Note what an attempt came to. `error` None: delivered. `retry_in_s` None: no further
+    attempt."""
     done = {
         "delivered_at": write.now if error is None else None,
         "next_attempt_at": None if error is None or retry_in_s is None else write.now + retry_in_s,
         "error": None if error is None else error[:MAX_ERROR],
     }
-    write.sql.execute(sa.update(tables.deliveries).where(tables.deliveries.c.id == delivery.id).values(**done))
+    write.sql.execute(
+        sa.update(tables.deliveries).where(tables.deliveries.c.id == delivery.id).values(**done)
+    )
 
 
 def next_at(sql: sa.Connection) -> float | None:
@@ -128,9 +165,16 @@ def next_at(sql: sa.Connection) -> float | None:
 
 
 def listing(
-    sql: sa.Connection, *, tenant: str, environment: str, webhook: str | None = None, is_failed: bool | None = None, limit: int = 100
+    sql: sa.Connection,
+    *,
+    tenant: str,
+    environment: str,
+    webhook: str | None = None,
+    is_failed: bool | None = None,
+    limit: int = 100,
 ) -> list[Delivery]:
-    """Deliveries of an environment, newest first. `is_failed`: those that were given up, or not those."""
+    """Deliveries of an environment, newest first. `is_failed`: those that were given up, or not
+    those."""
     table = tables.deliveries
     query = sa.select(*_COLUMNS).where(table.c.tenant == tenant, table.c.environment == environment)
     if webhook is not None:
@@ -152,4 +196,9 @@ def purge(write: Write, *, now: float) -> int:
 def _id(tenant: str, environment: str, webhook: str, event: str, once: str) -> str:
     if not once:
         return f"dl-{secrets.token_hex(12)}"
-    return "dl-" + hashlib.sha256(f"{tenant}\0{environment}\0{webhook}\0{event}\0{once}".encode()).hexdigest()[:24]
+    return (
+        "dl-"
+        + hashlib.sha256(
+            f"{tenant}\0{environment}\0{webhook}\0{event}\0{once}".encode()
+        ).hexdigest()[:24]
+    )

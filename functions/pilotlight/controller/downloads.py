@@ -1,8 +1,8 @@
-"""Blobs on their way out: whole, or the part that a `Range` asks for (RFC 9110 §14), streamed from where they lie.
+"""Blobs on their way out: whole, or the part that a `Range` asks for (RFC 9110 §14), streamed from
+where they lie.
 
-A blob never changes, so its digest is a strong entity tag: a download that was cut off goes on with `If-Range`, and who has it already
-is told so.
-"""
+A blob never changes, so its digest is a strong entity tag: a download that was cut off goes on with
+`If-Range`, and who has it already is told so."""
 
 from __future__ import annotations
 
@@ -72,7 +72,11 @@ def answer(files: BlobFiles, digest: str, size: int, asked: Conditions) -> Respo
     part = part_of(size, asked.range if asked.if_range in (None, tag) else None)
     if part is None:
         unsatisfied = {**headers, "content-range": f"bytes */{size}"}
-        raise HTTPException(416, f"the blob has {size} bytes, and none of them is in the range {asked.range!r}", headers=unsatisfied)
+        raise HTTPException(
+            416,
+            f"the blob has {size} bytes, and none of them is in the range {asked.range!r}",
+            headers=unsatisfied,
+        )
     headers["content-length"] = str(part.end - part.begin)
     if not part.is_whole:
         headers["content-range"] = f"bytes {part.begin}-{part.end - 1}/{size}"
@@ -80,19 +84,30 @@ def answer(files: BlobFiles, digest: str, size: int, asked: Conditions) -> Respo
 
 
 def _names(condition: str, tag: str) -> bool:
-    return condition.strip() == "*" or tag in (one.strip().removeprefix("W/") for one in condition.split(","))
+    return condition.strip() == "*" or tag in (
+        one.strip().removeprefix("W/") for one in condition.split(",")
+    )
 
 
 class BlobResponse(StreamingResponse):
-    """The bytes. When the store fails in the middle the connection breaks: the head, with the length, is long sent."""
+    """The bytes. When the store fails in the middle the connection breaks: the head, with the
+    length, is long sent."""
 
-    def __init__(self, files: BlobFiles, digest: str, part: Part, *, headers: dict[str, str]) -> None:
+    def __init__(
+        self, files: BlobFiles, digest: str, part: Part, *, headers: dict[str, str]
+    ) -> None:
         self._pieces = files.pieces(digest, begin=part.begin, end=part.end)
         self._digest = digest
-        super().__init__(self._pieces, status_code=200 if part.is_whole else 206, headers=headers, media_type="application/octet-stream")
+        super().__init__(
+            self._pieces,
+            status_code=200 if part.is_whole else 206,
+            headers=headers,
+            media_type="application/octet-stream",
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until everything is sent or the caller leaves, who must not cost reads that nobody gets."""
+        """Send until everything is sent or the caller leaves, who must not cost reads that nobody
+        gets."""
         sending = asyncio.create_task(self._send(send), name=f"send blob {self._digest[:12]}")
         leaving = asyncio.create_task(self.listen_for_disconnect(receive), name="blob's caller")
         try:

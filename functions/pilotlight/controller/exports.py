@@ -1,7 +1,7 @@
 """Records of the ledger, one after the other, without holding a transaction while they travel.
 
-They come by (started_at, id). The last record that arrived is the cursor: who was cut off asks again with its id.
-"""
+They come by (started_at, id). The last record that arrived is the cursor: who was cut off asks
+again with its id."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from pilotlight.controller.store import Store
 from pilotlight.errors import NotFound
 
 FIELDS = tuple(name for name in COLUMNS if name not in ("cost_picos", "day"))
-"""Of an exported record: those of `UsageRecord`, `received_at`, and `month`, whose invoice has it."""
+"""Of an exported record: those of `UsageRecord`, `received_at`, and `month`, whose invoice has
+it."""
 PAGE = 1000
 assert set(FIELDS) <= AT.keys()
 
@@ -36,13 +37,17 @@ class Wanted:
 def position(sql: sa.Connection, *, tenant: str, cursor: str) -> tuple[float, str]:
     """Where to go on after a record. Raises NotFound when it is not this tenant's."""
     c = tables.usage.c
-    found = sql.execute(sa.select(c.started_at, c.id).where(c.id == cursor, c.tenant == tenant)).first()
+    found = sql.execute(
+        sa.select(c.started_at, c.id).where(c.id == cursor, c.tenant == tenant)
+    ).first()
     if found is None:
         raise NotFound(f"cursor = {cursor!r}: there is no such record", parameter="cursor")
     return float(found.started_at), str(found.id)
 
 
-def pages(store: Store, wanted: Wanted, *, after: tuple[float, str] | None, limit: int | None) -> Iterator[list[dict[str, Any]]]:
+def pages(
+    store: Store, wanted: Wanted, *, after: tuple[float, str] | None, limit: int | None
+) -> Iterator[list[dict[str, Any]]]:
     """Pages of records, each read in a transaction of its own."""
     left = limit
     while left is None or left > 0:
@@ -55,7 +60,9 @@ def pages(store: Store, wanted: Wanted, *, after: tuple[float, str] | None, limi
         left = None if left is None else left - len(page)
 
 
-def _page(sql: sa.Connection, wanted: Wanted, *, after: tuple[float, str] | None, limit: int) -> list[dict[str, Any]]:
+def _page(
+    sql: sa.Connection, wanted: Wanted, *, after: tuple[float, str] | None, limit: int
+) -> list[dict[str, Any]]:
     c = tables.usage.c
     within = [c.tenant == wanted.tenant]
     since = wanted.since if after is None else after[0]
@@ -65,6 +72,15 @@ def _page(sql: sa.Connection, wanted: Wanted, *, after: tuple[float, str] | None
         within.append(sa.tuple_(c.started_at, c.id) > after)
     if wanted.until is not None:
         within.append(c.started_at < wanted.until)
-    within += [c[name] == value for name in ("environment", "month") if (value := getattr(wanted, name)) is not None]
-    query = sa.select(*(c[name] for name in FIELDS)).where(*within).order_by(c.started_at, c.id).limit(limit)
+    within += [
+        c[name] == value
+        for name in ("environment", "month")
+        if (value := getattr(wanted, name)) is not None
+    ]
+    query = (
+        sa.select(*(c[name] for name in FIELDS))
+        .where(*within)
+        .order_by(c.started_at, c.id)
+        .limit(limit)
+    )
     return [dict(row) for row in sql.execute(query).mappings()]

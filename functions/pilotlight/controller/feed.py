@@ -1,10 +1,10 @@
 """The feed: what activators follow. The newest change per (kind, key), in the order of commits.
 
-A position names a place in the feed *and* the generation of its last purge: `generation << 40 | seq`. Removals are kept
-as tombstones for a while; purging them starts a generation. A follower whose position is older than the last purge and
-was not issued since could have missed a removal: it is told to start over. A follower that is paging through a fresh start
-holds positions of the current generation, and goes on undisturbed.
-"""
+A position names a place in the feed *and* the generation of its last purge: `generation << 40 |
+seq`. Removals are kept as tombstones for a while; purging them starts a generation. A follower
+whose position is older than the last purge and was not issued since could have missed a removal: it
+is told to start over. A follower that is paging through a fresh start holds positions of the
+current generation, and goes on undisturbed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,17 @@ _SEQ_BITS = 40
 TOMBSTONE_TTL_S = 86_400.0
 """A follower away for longer starts over, which costs it a second, not correctness."""
 PAGE_BYTES = 8 * 1024 * 1024
-"""A page ends early at this size, so that a thousand large schemas do not become one huge answer."""
+"""A page ends early at this size, so that a thousand large schemas do not become one huge
+answer."""
 
-FUNCTION, KEY, TENANT, SECRET, QUOTA, BUDGET = "function", "key", "tenant", "secret", "quota", "budget"
+FUNCTION, KEY, TENANT, SECRET, QUOTA, BUDGET = (
+    "function",
+    "key",
+    "tenant",
+    "secret",
+    "quota",
+    "budget",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +59,19 @@ class Page:
 
 
 def append(write: Write, kind: str, key: str, value: Any) -> None:
-    """Publish `value` (JSON) as the state of (kind, key); None removes it. Nothing happens when it is already so."""
+    """Publish `value` (JSON) as the state of (kind, key); None removes it. Nothing happens when it
+    is already so."""
     text = None if value is None else canonical_json(value).decode()
     feed = tables.feed
-    known = write.sql.execute(sa.select(feed.c.value).where(feed.c.kind == kind, feed.c.key == key)).first()
+    known = write.sql.execute(
+        sa.select(feed.c.value).where(feed.c.kind == kind, feed.c.key == key)
+    ).first()
     if (known is None and text is None) or (known is not None and known.value == text):
         return
     state = tables.feed_state
-    head = write.sql.execute(sa.update(state).values(head=state.c.head + 1).returning(state.c.head)).scalar_one()
+    head = write.sql.execute(
+        sa.update(state).values(head=state.c.head + 1).returning(state.c.head)
+    ).scalar_one()
     row = {"seq": head, "value": text, "changed_at": write.now}
     insert = write.insert(feed).values(kind=kind, key=key, **row)
     write.sql.execute(insert.on_conflict_do_update(index_elements=["kind", "key"], set_=row))
@@ -68,7 +81,9 @@ def append(write: Write, kind: str, key: str, value: Any) -> None:
 def size_bytes(sql: sa.Connection, kind: str, key: str) -> int:
     """Of what is published of (kind, key); 0 = nothing is."""
     feed = tables.feed
-    known = sql.execute(sa.select(feed.c.value).where(feed.c.kind == kind, feed.c.key == key)).scalar()
+    known = sql.execute(
+        sa.select(feed.c.value).where(feed.c.kind == kind, feed.c.key == key)
+    ).scalar()
     return len(known.encode()) if known is not None else 0
 
 
@@ -90,17 +105,24 @@ def read(sql: sa.Connection, *, after: int, limit: int) -> Page:
         size += len(row.value or "")
         last = row.seq
         at = _position(state.generation, row.seq)
-        changes.append(f'{{"seq":{at},"kind":{json.dumps(row.kind)},"key":{json.dumps(row.key)},"value":{row.value or "null"}}}')
+        changes.append(
+            f'{{"seq":{at},"kind":{json.dumps(row.kind)},"key":{json.dumps(row.key)},"value":{row.value or "null"}}}'
+        )
     if not more:
         last = max(last, state.head)
-    return Page(seq=_position(state.generation, last), reset=reset, more=more, changes=tuple(changes))
+    return Page(
+        seq=_position(state.generation, last), reset=reset, more=more, changes=tuple(changes)
+    )
 
 
 def purge(write: Write, *, before: float) -> int:
-    """Drop tombstones older than `before` (epoch seconds) and start a generation; returns how many went."""
+    """Drop tombstones older than `before` (epoch seconds) and start a generation; returns how many
+    went."""
     feed, state = tables.feed, tables.feed_state
     old = (feed.c.value.is_(None)) & (feed.c.changed_at < before)
-    count, newest = write.sql.execute(sa.select(sa.func.count(), sa.func.max(feed.c.seq)).where(old)).one()
+    count, newest = write.sql.execute(
+        sa.select(sa.func.count(), sa.func.max(feed.c.seq)).where(old)
+    ).one()
     if count:
         write.sql.execute(sa.delete(feed).where(old))
         write.sql.execute(sa.update(state).values(purged=newest, generation=state.c.generation + 1))

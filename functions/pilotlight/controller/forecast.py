@@ -1,12 +1,13 @@
 """How much a period will have cost at its end. Pure.
 
-The forecast is what was spent, plus the mean of the last full days (at most seven: a whole week has its working days and its
-weekend) for the time that is left. Days before the first one with records do not count: a tenant that began yesterday did not spend nothing
-last week. Before the first full day is over, today so far stands for a day.
+The forecast is what was spent, plus the mean of the last full days (at most seven: a whole week has
+its working days and its weekend) for the time that is left. Days before the first one with records
+do not count: a tenant that began yesterday did not spend nothing last week. Before the first full
+day is over, today so far stands for a day.
 
-The band holds 80 of 100 outcomes if days are independent and alike: the prediction interval of a sum of n further days from the
-mean of k observed ones, t(k-1) * s * sqrt(n + n²/k), with Student's t at 0.9 (Student 1908). One full day alone gives no band.
-"""
+The band holds 80 of 100 outcomes if days are independent and alike: the prediction interval of a
+sum of n further days from the mean of k observed ones, t(k-1) * s * sqrt(n + n²/k), with Student's
+t at 0.9 (Student 1908). One full day alone gives no band."""
 
 from __future__ import annotations
 
@@ -29,11 +30,10 @@ class Forecast:
     """The end of a period, seen from now. Amounts are picounits.
 
     Attributes:
-        expected: what the whole period will have cost.
-        low, high: the band of 80 %; None where there are fewer than two full days.
-        per_day: what a day costs.
-        basis_days: full days that this rests on; 0: on today so far.
-        reached_at: when the amount will have been spent at that pace (seconds since the epoch); None: not in this period.
+        expected: what the whole period will have cost. low, high: the band of 80 %; None where
+        there are fewer than two full days. per_day: what a day costs. basis_days: full days that
+        this rests on; 0: on today so far. reached_at: when the amount will have been spent at that
+        pace (seconds since the epoch); None: not in this period.
     """
 
     expected: int
@@ -44,7 +44,9 @@ class Forecast:
     reached_at: float | None = None
 
 
-def forecast(*, now: float, period: Period, spent: int, days: Mapping[int, int], amount: int | None = None) -> Forecast | None:
+def forecast(
+    *, now: float, period: Period, spent: int, days: Mapping[int, int], amount: int | None = None
+) -> Forecast | None:
     """The forecast, or None while nothing is known to rest it on.
 
     Args:
@@ -66,7 +68,14 @@ def forecast(*, now: float, period: Period, spent: int, days: Mapping[int, int],
     expected = spent + round(per_day * left)
     low, high = _band(sample, left, spent, expected)
     reached_at = _reached_at(now, period, spent, per_day, amount)
-    return Forecast(expected=expected, low=low, high=high, per_day=round(per_day), basis_days=len(sample), reached_at=reached_at)
+    return Forecast(
+        expected=expected,
+        low=low,
+        high=high,
+        per_day=round(per_day),
+        basis_days=len(sample),
+        reached_at=reached_at,
+    )
 
 
 def _full_days(days: Mapping[int, int], today: int) -> list[int]:
@@ -75,7 +84,9 @@ def _full_days(days: Mapping[int, int], today: int) -> list[int]:
     return [days.get(day, 0) for day in range(first, today)]
 
 
-def _band(sample: list[int], left: float, spent: int, expected: int) -> tuple[int | None, int | None]:
+def _band(
+    sample: list[int], left: float, spent: int, expected: int
+) -> tuple[int | None, int | None]:
     count = len(sample)
     if count < 2:
         return None, None
@@ -83,7 +94,9 @@ def _band(sample: list[int], left: float, spent: int, expected: int) -> tuple[in
     return max(spent, expected - round(half)), expected + round(half)
 
 
-def _reached_at(now: float, period: Period, spent: int, per_day: float, amount: int | None) -> float | None:
+def _reached_at(
+    now: float, period: Period, spent: int, per_day: float, amount: int | None
+) -> float | None:
     if amount is None:
         return None
     if spent >= amount:

@@ -1,8 +1,9 @@
-"""Snapshots on the node that nobody will restore any more: those of functions that are gone or switched off.
+"""Snapshots on the node that nobody will restore any more: those of functions that are gone or
+switched off.
 
-A change deletes them at once where the node agent answers; `sweep` finds what was missed. Snapshots of older revisions stay, because
-they are what a rollback comes back from; the node's own budget drops the least recently used.
-"""
+A change deletes them at once where the node agent answers; `sweep` finds what was missed. Snapshots
+of older revisions stay, because they are what a rollback comes back from; the node's own budget
+drops the least recently used."""
 
 from __future__ import annotations
 
@@ -21,11 +22,13 @@ from snapshotter.errors import SnapshotterError
 log = logging.getLogger(__name__)
 
 DELETE_TIMEOUT_S = 10.0
-"""Deleting is renames and unlinks; who changed the platform does not wait longer for a node that is busy."""
+"""Deleting is renames and unlinks; who changed the platform does not wait longer for a node that is
+busy."""
 
 
 async def forget(agent: Agent, functions: Iterable[str]) -> int | None:
-    """Delete all snapshots of these function ids; how many went, or None when the node did not answer (`sweep` does it then)."""
+    """Delete all snapshots of these function ids; how many went, or None when the node did not
+    answer (`sweep` does it then)."""
     deleted = 0
     try:
         async with asyncio.timeout(DELETE_TIMEOUT_S):
@@ -38,10 +41,13 @@ async def forget(agent: Agent, functions: Iterable[str]) -> int | None:
 
 
 async def sweep(agent: Agent, store: Store) -> int:
-    """Delete the snapshots of functions that are not there, or not allowed to have any. Raises SnapshotterError."""
+    """Delete the snapshots of functions that are not there, or not allowed to have any. Raises
+    SnapshotterError."""
     on_node = {str(info.revision).partition("@")[0] for info in await agent.snapshots()}
     kept = await anyio.to_thread.run_sync(_kept, store, on_node) if on_node else set()
-    deleted = sum([await agent.delete_snapshots(function=function) for function in sorted(on_node - kept)])
+    deleted = sum(
+        [await agent.delete_snapshots(function=function) for function in sorted(on_node - kept)]
+    )
     if deleted:
         log.info("event=snapshots_swept count=%d", deleted)
     return deleted

@@ -1,7 +1,8 @@
-"""The history of an app: one numbered entry for each change of what answers its callers. A rollback makes a new one, too.
+"""The history of an app: one numbered entry for each change of what answers its callers. A rollback
+makes a new one, too.
 
-The newest MAX_LOOKED_AT of an app are kept; of all apps of a tenant fewer, where its plan says so (`stored/forgetting.py`).
-"""
+The newest MAX_LOOKED_AT of an app are kept; of all apps of a tenant fewer, where its plan says so
+(`stored/forgetting.py`)."""
 
 from __future__ import annotations
 
@@ -20,18 +21,25 @@ from pilotlight.spec import canonical_json
 ROLLBACK = "rollback"
 """The action of going back; others that go back end in `.rollback`."""
 MAX_LOOKED_AT = 1000
-"""Entries of an app that are kept, and read to find out what served before: a thousand changes ago nothing is remembered as good."""
+"""Entries of an app that are kept, and read to find out what served before: a thousand changes ago
+nothing is remembered as good."""
 
 
 def next_version(write: Write, place: Place, *, stopped: bool | None = None) -> int:
-    """The number of the app's next entry; makes the app where there is none. `stopped` None: as it was."""
+    """The number of the app's next entry; makes the app where there is none. `stopped` None: as it
+    was."""
     table = tables.apps
     row: dict[str, Any] = {"updated_at": write.now, "deleted_at": None}
     if stopped is not None:
         row["stopped"] = stopped
     first = {"stopped": False, **row, "version": 1, "created_at": write.now}
-    insert = write.insert(table).values(tenant=place.tenant, environment=place.environment, name=place.app, **first)
-    insert = insert.on_conflict_do_update(index_elements=["tenant", "environment", "name"], set_={**row, "version": table.c.version + 1})
+    insert = write.insert(table).values(
+        tenant=place.tenant, environment=place.environment, name=place.app, **first
+    )
+    insert = insert.on_conflict_do_update(
+        index_elements=["tenant", "environment", "name"],
+        set_={**row, "version": table.c.version + 1},
+    )
     return int(write.sql.execute(insert.returning(table.c.version)).scalar_one())
 
 
@@ -45,34 +53,65 @@ def note(
     message: str = "",
     labels: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the entry `version`. `functions`: `{"function", "revision", "created", …}` of each that it concerned, as they are after it."""
-    row = {"tenant": place.tenant, "environment": place.environment, "app": place.app, "version": version, "action": action}
-    texts = {"labels": canonical_json(dict(labels or {})).decode(), "functions": canonical_json(list(functions)).decode()}
+    """Write the entry `version`. `functions`: `{"function", "revision", "created", …}` of each that
+    it concerned, as they are after it."""
+    row = {
+        "tenant": place.tenant,
+        "environment": place.environment,
+        "app": place.app,
+        "version": version,
+        "action": action,
+    }
+    texts = {
+        "labels": canonical_json(dict(labels or {})).decode(),
+        "functions": canonical_json(list(functions)).decode(),
+    }
     table = tables.deployments
-    write.sql.execute(sa.insert(table).values(**row, **texts, message=message, created_at=write.now, created_by=place.actor))
-    of_app = (table.c.tenant == place.tenant, table.c.environment == place.environment, table.c.app == place.app)
+    write.sql.execute(
+        sa.insert(table).values(
+            **row, **texts, message=message, created_at=write.now, created_by=place.actor
+        )
+    )
+    of_app = (
+        table.c.tenant == place.tenant,
+        table.c.environment == place.environment,
+        table.c.app == place.app,
+    )
     write.sql.execute(sa.delete(table).where(*of_app, table.c.version <= version - MAX_LOOKED_AT))
 
 
-def entries(sql: sa.Connection, *, tenant: str, environment: str, app: str, limit: int) -> list[dict[str, Any]]:
+def entries(
+    sql: sa.Connection, *, tenant: str, environment: str, app: str, limit: int
+) -> list[dict[str, Any]]:
     """An app's entries, newest first; those of a deleted app too. Raises NotFound."""
     table = tables.deployments
-    query = sa.select(table).where(table.c.tenant == tenant, table.c.environment == environment, table.c.app == app)
+    query = sa.select(table).where(
+        table.c.tenant == tenant, table.c.environment == environment, table.c.app == app
+    )
     rows = sql.execute(query.order_by(table.c.version.desc()).limit(limit)).mappings().all()
     if not rows:
-        raise NotFound(f"there is no app {app!r} in environment {environment!r}", app=app, environment=environment)
+        raise NotFound(
+            f"there is no app {app!r} in environment {environment!r}",
+            app=app,
+            environment=environment,
+        )
     kept = ("version", "action", "created_at", "created_by", "message")
     return [
-        {**{key: row[key] for key in kept}, "labels": json.loads(row["labels"]), "functions": json.loads(row["functions"])} for row in rows
+        {
+            **{key: row[key] for key in kept},
+            "labels": json.loads(row["labels"]),
+            "functions": json.loads(row["functions"]),
+        }
+        for row in rows
     ]
 
 
 def good_before(changes: Iterable[tuple[str, str]], current: str) -> str | None:
-    """The revision to go back to from `current`: pure. `changes`: (action, revision that had most traffic after it), oldest first.
+    """The revision to go back to from `current`: pure. `changes`: (action, revision that had most
+    traffic after it), oldest first.
 
-    What was left by going back is not good, until it is chosen again: going back twice goes back two steps, and does not swing between
-    two revisions. None when nothing served before.
-    """
+    What was left by going back is not good, until it is chosen again: going back twice goes back
+    two steps, and does not swing between two revisions. None when nothing served before."""
     served: list[str] = []
     for action, revision in changes:
         if is_rollback(action) and revision in served:

@@ -1,7 +1,8 @@
-"""What the node's weight cache holds of what names mean: where a model is; bringing it, checking it, keeping it, letting it go.
+"""What the node's weight cache holds of what names mean: where a model is; bringing it, checking
+it, keeping it, letting it go.
 
-The rows (`weights.py`) say what shall be pinned, the cache follows: at once where it answers, else with the next `sweep`.
-"""
+The rows (`weights.py`) say what shall be pinned, the cache follows: at once where it answers, else
+with the next `sweep`."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from weight_cache.types import LoadProgress, Prediction
 log = logging.getLogger(__name__)
 
 LOOK_TIMEOUT_S = 5.0
-"""A list does not wait longer for a cache that is busy; it is shown without what only the cache knows then."""
+"""A list does not wait longer for a cache that is busy; it is shown without what only the cache
+knows then."""
 BEAT_S = 10.0
 """A line at least this often: proxies on the way cut what is silent for a minute."""
 RETRY_S = 1.0
@@ -31,24 +33,31 @@ RETRY_S = 1.0
 Tell = Callable[[LoadProgress], None]
 
 
-async def look(cache: WeightCacheClient, manifests: Collection[str]) -> dict[str, Prediction] | None:
-    """Where these models are, and how long a start would wait for each; None when the cache does not answer."""
+async def look(
+    cache: WeightCacheClient, manifests: Collection[str]
+) -> dict[str, Prediction] | None:
+    """Where these models are, and how long a start would wait for each; None when the cache does
+    not answer."""
     try:
         async with asyncio.timeout(LOOK_TIMEOUT_S):
-            return dict(zip(manifests, await asyncio.gather(*map(cache.predict, manifests)), strict=True))
+            return dict(
+                zip(manifests, await asyncio.gather(*map(cache.predict, manifests)), strict=True)
+            )
     except (errors.WeightCacheError, TimeoutError) as e:
         log.warning("event=cache_not_looked_at error=%r", e)
         return None
 
 
 async def demand(cache: WeightCacheClient) -> None:
-    """Raise Unavailable unless the cache answers: a stream that has begun could only say so in a line."""
+    """Raise Unavailable unless the cache answers: a stream that has begun could only say so in a
+    line."""
     with translated():
         await cache.stat()
 
 
 async def verify(cache: WeightCacheClient, manifest: str) -> Mapping[str, Any]:
-    """Read a model's bytes on the node again: whether it is there, and digests of files that were not what they should be."""
+    """Read a model's bytes on the node again: whether it is there, and digests of files that were
+    not what they should be."""
     with translated():
         is_here = manifest in {model.manifest for model in await cache.models()}
         return {"is_here": is_here, "corrupt": await cache.verify(manifest)}
@@ -88,8 +97,11 @@ async def sweep(cache: WeightCacheClient, store: Store) -> None:
     await settle(cache, store, on_node)
 
 
-async def following(work: Callable[[Tell], Coroutine[Any, Any, Mapping[str, Any]]]) -> AsyncGenerator[Mapping[str, Any], None]:
-    """Run `work`: records of how far it is, the newest only and at least each `BEAT_S`, and what it returns last.
+async def following(
+    work: Callable[[Tell], Coroutine[Any, Any, Mapping[str, Any]]],
+) -> AsyncGenerator[Mapping[str, Any], None]:
+    """Run `work`: records of how far it is, the newest only and at least each `BEAT_S`, and what it
+    returns last.
 
     Leaving the loop early cancels it.
     """
@@ -128,7 +140,11 @@ def translated() -> Iterator[None]:
     except errors.StoreFull as e:
         raise StorageFull(str(e)) from e
     except errors.ProtocolError as e:
-        raise Unavailable(f"the node's weight cache does not answer: {e}", retry_after_s=RETRY_S, reason="weight_cache") from e
+        raise Unavailable(
+            f"the node's weight cache does not answer: {e}",
+            retry_after_s=RETRY_S,
+            reason="weight_cache",
+        ) from e
     except (errors.OriginUnavailable, errors.ChunkCorrupt, errors.ObjectStoreError) as e:
         raise Unavailable(str(e), retry_after_s=RETRY_S, reason=e.code) from e
     except errors.WeightCacheError as e:

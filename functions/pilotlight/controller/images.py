@@ -1,4 +1,5 @@
-"""Images that a tenant has built. The node agent builds; this remembers that it succeeded, for whom."""
+"""Images that a tenant has built. The node agent builds; this remembers that it succeeded, for
+whom."""
 
 from __future__ import annotations
 
@@ -15,24 +16,41 @@ from pilotlight.spec import ImageSpec, canonical_json, to_json
 from snapshotter import debian
 
 
-def register(write: Write, *, tenant: str, spec: ImageSpec, digest: str, size_bytes: int = 0, cpu_ns: int = 0) -> None:
-    """Note that the image is built, how large it is, and what building it took (0: it was there already). Idempotent."""
-    row = {"tenant": tenant, "digest": digest, "spec": canonical_json(to_json(spec)).decode(), "created_at": write.now}
+def register(
+    write: Write, *, tenant: str, spec: ImageSpec, digest: str, size_bytes: int = 0, cpu_ns: int = 0
+) -> None:
+    """Note that the image is built, how large it is, and what building it took (0: it was there
+    already). Idempotent."""
+    row = {
+        "tenant": tenant,
+        "digest": digest,
+        "spec": canonical_json(to_json(spec)).decode(),
+        "created_at": write.now,
+    }
     insert = write.insert(tables.images).values(**row, size_bytes=size_bytes, build_cpu_ns=cpu_ns)
     changes = {"size_bytes": size_bytes, **({"build_cpu_ns": cpu_ns} if cpu_ns else {})}
-    write.sql.execute(insert.on_conflict_do_update(index_elements=["tenant", "digest"], set_=changes))
+    write.sql.execute(
+        insert.on_conflict_do_update(index_elements=["tenant", "digest"], set_=changes)
+    )
 
 
 def recorded_bytes(sql: sa.Connection, *, tenant: str, digest: str) -> int | None:
     """What an image counts already; None: the tenant has not built it."""
     table = tables.images
-    return sql.execute(sa.select(table.c.size_bytes).where(table.c.tenant == tenant, table.c.digest == digest)).scalar()
+    return sql.execute(
+        sa.select(table.c.size_bytes).where(table.c.tenant == tenant, table.c.digest == digest)
+    ).scalar()
 
 
 def listing(sql: sa.Connection, *, tenant: str) -> list[dict[str, Any]]:
-    """The tenant's images, newest first, with the functions (`environment/app/function`) whose revisions need them."""
+    """The tenant's images, newest first, with the functions (`environment/app/function`) whose
+    revisions need them."""
     table = tables.images
-    rows = sql.execute(sa.select(table).where(table.c.tenant == tenant).order_by(table.c.created_at.desc(), table.c.digest)).all()
+    rows = sql.execute(
+        sa.select(table)
+        .where(table.c.tenant == tenant)
+        .order_by(table.c.created_at.desc(), table.c.digest)
+    ).all()
     users = _users(sql, tenant=tenant)
     return [
         {
@@ -56,13 +74,24 @@ def delete(write: Write, *, tenant: str, digest: str) -> tuple[set[str], bool]:
     mine = (table.c.tenant == tenant, table.c.digest == digest)
     text = write.sql.execute(sa.select(table.c.spec).where(*mine)).scalar()
     if text is None:
-        raise NotFound(f"there is no image {digest}", hint="See which are: `pilotlight image list`.")
+        raise NotFound(
+            f"there is no image {digest}", hint="See which are: `pilotlight image list`."
+        )
     if used := sorted(_users(write.sql, tenant=tenant).get(digest, ())):
-        how = "Delete the app, or deploy it without the image and give its old revisions up: `pilotlight app prune APP`."
-        raise Conflict(f"image {digest[:12]} is used by {', '.join(used[:10])}", functions=used[:100], hint=how)
+        how = (
+            "Delete the app, or deploy it without the image and give its old revisions up: "
+            "`pilotlight app prune APP`."
+        )
+        raise Conflict(
+            f"image {digest[:12]} is used by {', '.join(used[:10])}", functions=used[:100], hint=how
+        )
     write.sql.execute(sa.delete(table).where(*mine))
-    left = write.sql.execute(sa.select(table.c.tenant).where(table.c.digest == digest).limit(1)).first()
-    return {step["blob"] for step in json.loads(text)["steps"] if step.get("op") == "copy"}, left is None
+    left = write.sql.execute(
+        sa.select(table.c.tenant).where(table.c.digest == digest).limit(1)
+    ).first()
+    return {
+        step["blob"] for step in json.loads(text)["steps"] if step.get("op") == "copy"
+    }, left is None
 
 
 def _users(sql: sa.Connection, *, tenant: str) -> dict[str, set[str]]:
@@ -70,7 +99,11 @@ def _users(sql: sa.Connection, *, tenant: str) -> dict[str, set[str]]:
     functions, revisions = tables.functions, tables.revisions
     columns = (functions.c.environment, functions.c.app, functions.c.name, revisions.c.spec)
     query = sa.select(*columns).join(revisions, revisions.c.function == functions.c.id)
-    query = query.where(functions.c.tenant == tenant, functions.c.removed_at.is_(None), revisions.c.pruned_at.is_(None))
+    query = query.where(
+        functions.c.tenant == tenant,
+        functions.c.removed_at.is_(None),
+        revisions.c.pruned_at.is_(None),
+    )
     found: dict[str, set[str]] = {}
     for row in sql.execute(query):
         if (image := json.loads(row.spec)["image"]) is not None:
@@ -81,11 +114,16 @@ def _users(sql: sa.Connection, *, tenant: str) -> dict[str, set[str]]:
 def built(sql: sa.Connection, *, tenant: str, digests: Collection[str]) -> set[str]:
     """Those of `digests` that `tenant` has built."""
     table = tables.images
-    return set(sql.execute(sa.select(table.c.digest).where(table.c.tenant == tenant, table.c.digest.in_(digests))).scalars())
+    return set(
+        sql.execute(
+            sa.select(table.c.digest).where(table.c.tenant == tenant, table.c.digest.in_(digests))
+        ).scalars()
+    )
 
 
 def check_packages(spec: ImageSpec) -> None:
-    """Check that its apt steps name Debian packages, and nothing else that apt-get would take. Raises InvalidInput."""
+    """Check that its apt steps name Debian packages, and nothing else that apt-get would take.
+    Raises InvalidInput."""
     try:
         debian.packages_of(spec.steps)
     except ValueError as e:
@@ -102,4 +140,7 @@ def blobs_of(spec: ImageSpec) -> Iterator[str]:
 def is_known(sql: sa.Connection, *, digest: str) -> bool:
     """Whether any tenant has the image."""
     table = tables.images
-    return sql.execute(sa.select(table.c.tenant).where(table.c.digest == digest).limit(1)).first() is not None
+    return (
+        sql.execute(sa.select(table.c.tenant).where(table.c.digest == digest).limit(1)).first()
+        is not None
+    )

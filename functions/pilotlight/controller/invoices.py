@@ -1,8 +1,8 @@
 """Invoices: what a tenant owes for a month, live as a draft, frozen once issued.
 
-An invoice sums the records whose `month` it is. Issuing it closes the month (UTC) for that tenant and currency: the ledger gives what
-comes later to the first month that is still open, so the sum of all invoices is the sum of all records.
-"""
+An invoice sums the records whose `month` it is. Issuing it closes the month (UTC) for that tenant
+and currency: the ledger gives what comes later to the first month that is still open, so the sum of
+all invoices is the sum of all records."""
 
 from __future__ import annotations
 
@@ -24,44 +24,85 @@ from pilotlight.spec import canonical_json
 
 DRAFT, ISSUED = "draft", "issued"
 COLUMNS = (
-    "invoice", "month", "environment", "app", "function", "kind", "price_version", "records", "billed_ms", "tokens_in", "tokens_out",
-    "cost", "currency", "corrects", "note",
-)  # fmt: skip
-"""Of an invoice as CSV: one row per line, one per correction; `cost` adds up to the invoice's total."""
+    "invoice",
+    "month",
+    "environment",
+    "app",
+    "function",
+    "kind",
+    "price_version",
+    "records",
+    "billed_ms",
+    "tokens_in",
+    "tokens_out",
+    "cost",
+    "currency",
+    "corrects",
+    "note",
+)
+"""Of an invoice as CSV: one row per line, one per correction; `cost` adds up to the invoice's
+total."""
 _LINES = ("environment", "app", "function", "kind", "price_version")
 
 
 def listing(sql: sa.Connection, *, tenant: str) -> list[dict[str, Any]]:
-    """A tenant's invoices, the newest month first: the issued ones, and a draft for every month that has records and is open."""
+    """A tenant's invoices, the newest month first: the issued ones, and a draft for every month
+    that has records and is open."""
     table = tables.invoices
     columns = (table.c.id, table.c.month, table.c.currency, table.c.total, table.c.issued_at)
-    issued = [{**row, "status": ISSUED} for row in sql.execute(sa.select(*columns).where(table.c.tenant == tenant)).mappings()]
+    issued = [
+        {**row, "status": ISSUED}
+        for row in sql.execute(sa.select(*columns).where(table.c.tenant == tenant)).mappings()
+    ]
     closed = {(row["month"], row["currency"]) for row in issued}
     days = tables.usage_days
-    sums = sa.select(days.c.month, days.c.currency, *money_of(days)).where(days.c.tenant == tenant).group_by(days.c.month, days.c.currency)
+    sums = (
+        sa.select(days.c.month, days.c.currency, *money_of(days))
+        .where(days.c.tenant == tenant)
+        .group_by(days.c.month, days.c.currency)
+    )
     drafts = [
-        {"id": None, "month": month, "currency": currency, "total": _text(int(high) * HALF + int(low)), "issued_at": None, "status": DRAFT}
+        {
+            "id": None,
+            "month": month,
+            "currency": currency,
+            "total": _text(int(high) * HALF + int(low)),
+            "issued_at": None,
+            "status": DRAFT,
+        }
         for month, currency, high, low in sql.execute(sums)
         if (month, currency) not in closed
     ]
     return sorted(issued + drafts, key=lambda row: (row["month"], row["currency"]), reverse=True)
 
 
-def show(sql: sa.Connection, *, tenant: str, which: str, currency: str | None = None, now: float) -> dict[str, Any]:
-    """An invoice by its id, or that of a month (`2026-11`): the issued one as it was frozen, else a draft.
+def show(
+    sql: sa.Connection, *, tenant: str, which: str, currency: str | None = None, now: float
+) -> dict[str, Any]:
+    """An invoice by its id, or that of a month (`2026-11`): the issued one as it was frozen, else a
+    draft.
 
-    Raises NotFound for what is not this tenant's, InvalidInput where a month has several currencies and none was named.
-    """
+    Raises NotFound for what is not this tenant's, InvalidInput where a month has several currencies
+    and none was named."""
     table = tables.invoices
     by_id = sa.select(table.c.document).where(table.c.tenant == tenant, table.c.id == which)
     if (document := sql.execute(by_id).scalar_one_or_none()) is not None:
         return dict(json.loads(document))
-    months = [row for row in listing(sql, tenant=tenant) if row["month"] == which and currency in (None, row["currency"])]
+    months = [
+        row
+        for row in listing(sql, tenant=tenant)
+        if row["month"] == which and currency in (None, row["currency"])
+    ]
     if not months:
-        raise NotFound(f"there is no invoice {which}", hint="`pilotlight billing invoice list` shows what there is.")
+        raise NotFound(
+            f"there is no invoice {which}",
+            hint="`pilotlight billing invoice list` shows what there is.",
+        )
     if len(months) > 1:
         raise InvalidInput(
-            f"{which} has invoices in {', '.join(row['currency'] for row in months)}: name the currency", parameter="currency"
+            f"{which} has invoices in {', '.join(row['currency'] for row in months)}: name the "
+            f"currency",
+            parameter="currency",
         )
     (found,) = months
     if found["id"] is not None:
@@ -69,15 +110,22 @@ def show(sql: sa.Connection, *, tenant: str, which: str, currency: str | None = 
     return _document(sql, tenant=tenant, month=which, currency=found["currency"], now=now)
 
 
-def issue(write: Write, *, tenant: str, month: str, currency: str, actor: str, request: str = "") -> dict[str, Any]:
-    """Freeze the invoice of a month that is over; numbers rise without gaps. Raises InvalidInput, NotFound, Conflict (issued before)."""
+def issue(
+    write: Write, *, tenant: str, month: str, currency: str, actor: str, request: str = ""
+) -> dict[str, Any]:
+    """Freeze the invoice of a month that is over; numbers rise without gaps. Raises InvalidInput,
+    NotFound, Conflict (issued before)."""
     if not 0 <= write.now < 1e11 or write.now < month_ends_at(month):
         raise InvalidInput(
-            f"month {month} is not over yet (UTC): its draft is `pilotlight billing invoice show {month}`", parameter="month"
+            f"month {month} is not over yet (UTC): its draft is `pilotlight billing invoice show "
+            f"{month}`",
+            parameter="month",
         )
     table = tables.invoices
     same = (table.c.tenant == tenant) & (table.c.month == month) & (table.c.currency == currency)
-    if (before := write.sql.execute(sa.select(table.c.id).where(same)).scalar_one_or_none()) is not None:
+    if (
+        before := write.sql.execute(sa.select(table.c.id).where(same)).scalar_one_or_none()
+    ) is not None:
         raise Conflict(f"{month} was issued as invoice {before}")
     document = _document(write.sql, tenant=tenant, month=month, currency=currency, now=write.now)
     if not document["lines"]:
@@ -85,58 +133,111 @@ def issue(write: Write, *, tenant: str, month: str, currency: str, actor: str, r
     number = int(write.sql.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()) + 1
     document |= {"id": f"inv-{number:06}", "status": ISSUED, "issued_at": write.now}
     row = {name: document[name] for name in ("id", "month", "currency", "total", "issued_at")}
-    write.sql.execute(sa.insert(table).values(**row, tenant=tenant, document=canonical_json(document).decode()))
+    write.sql.execute(
+        sa.insert(table).values(**row, tenant=tenant, document=canonical_json(document).decode())
+    )
     brief = {name: document[name] for name in ("month", "currency", "total")}
-    audit.record(write, tenant=tenant, actor=actor, action="invoice.issue", subject=document["id"], after=brief, request=request)
+    audit.record(
+        write,
+        tenant=tenant,
+        actor=actor,
+        action="invoice.issue",
+        subject=document["id"],
+        after=brief,
+        request=request,
+    )
     return document
 
 
-def due(sql: sa.Connection, *, now: float, after_days: int, limit: int) -> list[tuple[str, str, str]]:
-    """(tenant, month, currency) of invoices that are to be issued, the oldest first: their month ended `after_days` ago."""
+def due(
+    sql: sa.Connection, *, now: float, after_days: int, limit: int
+) -> list[tuple[str, str, str]]:
+    """(tenant, month, currency) of invoices that are to be issued, the oldest first: their month
+    ended `after_days` ago."""
     days, table = tables.usage_days, tables.invoices
-    issued = sa.exists().where(table.c.tenant == days.c.tenant, table.c.month == days.c.month, table.c.currency == days.c.currency)
-    last = month_of_day(int(now - after_days * DAY_S) // DAY_S)  # the month that ran so many days ago is not over long enough
+    issued = sa.exists().where(
+        table.c.tenant == days.c.tenant,
+        table.c.month == days.c.month,
+        table.c.currency == days.c.currency,
+    )
+    # the month that ran so many days ago is not over long enough
+    last = month_of_day(int(now - after_days * DAY_S) // DAY_S)
     columns = (days.c.tenant, days.c.month, days.c.currency)
-    known = sa.select(*columns).distinct().join(tables.tenants, tables.tenants.c.id == days.c.tenant)
-    query = known.where(days.c.month < last, ~issued).order_by(days.c.month, days.c.tenant).limit(limit)
-    return [(str(tenant), str(month), str(currency)) for tenant, month, currency in sql.execute(query)]
+    known = (
+        sa.select(*columns).distinct().join(tables.tenants, tables.tenants.c.id == days.c.tenant)
+    )
+    query = (
+        known.where(days.c.month < last, ~issued).order_by(days.c.month, days.c.tenant).limit(limit)
+    )
+    return [
+        (str(tenant), str(month), str(currency)) for tenant, month, currency in sql.execute(query)
+    ]
 
 
 def open_in(sql: sa.Connection, *, month: str, tenant: str | None) -> list[tuple[str, str]]:
     """(tenant, currency) of the invoices of a month that are not issued; `tenant` None: of all."""
     days, table = tables.usage_days, tables.invoices
-    issued = sa.exists().where(table.c.tenant == days.c.tenant, table.c.month == days.c.month, table.c.currency == days.c.currency)
-    known = sa.select(days.c.tenant, days.c.currency).distinct().join(tables.tenants, tables.tenants.c.id == days.c.tenant)
+    issued = sa.exists().where(
+        table.c.tenant == days.c.tenant,
+        table.c.month == days.c.month,
+        table.c.currency == days.c.currency,
+    )
+    known = (
+        sa.select(days.c.tenant, days.c.currency)
+        .distinct()
+        .join(tables.tenants, tables.tenants.c.id == days.c.tenant)
+    )
     query = known.where(days.c.month == month, ~issued)
     if tenant is not None:
         query = query.where(days.c.tenant == tenant)
-    return [(str(owner), str(currency)) for owner, currency in sql.execute(query.order_by(days.c.tenant, days.c.currency))]
+    return [
+        (str(owner), str(currency))
+        for owner, currency in sql.execute(query.order_by(days.c.tenant, days.c.currency))
+    ]
 
 
 def month_ends_at(month: str) -> float:
     """The end of "2026-11" (UTC), in seconds since the epoch. Raises InvalidInput."""
     try:
         dt.date.fromisoformat(f"{month}-01")
-        return dt.datetime.fromisoformat(f"{next_month(month)}-01").replace(tzinfo=dt.UTC).timestamp()
+        return (
+            dt.datetime.fromisoformat(f"{next_month(month)}-01").replace(tzinfo=dt.UTC).timestamp()
+        )
     except ValueError as e:
         raise InvalidInput(f"month = {month!r}: write it like 2026-11", parameter="month") from e
 
 
 def rows(document: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     """An invoice's rows for CSV, by COLUMNS."""
-    common = {"invoice": document["id"] or DRAFT, "month": document["month"], "currency": document["currency"]}
+    common = {
+        "invoice": document["id"] or DRAFT,
+        "month": document["month"],
+        "currency": document["currency"],
+    }
     for line in document["lines"]:
         if line["kind"] != ledger.ADJUSTMENT:
             yield {**common, **line}
     for correction in document["corrections"]:
-        yield {**common, **correction, "kind": ledger.ADJUSTMENT, "records": 1, "billed_ms": 0, "tokens_in": 0, "tokens_out": 0}
+        yield {
+            **common,
+            **correction,
+            "kind": ledger.ADJUSTMENT,
+            "records": 1,
+            "billed_ms": 0,
+            "tokens_in": 0,
+            "tokens_out": 0,
+        }
 
 
-def _document(sql: sa.Connection, *, tenant: str, month: str, currency: str, now: float) -> dict[str, Any]:
+def _document(
+    sql: sa.Connection, *, tenant: str, month: str, currency: str, now: float
+) -> dict[str, Any]:
     where = {"month": month, "currency": currency}
     lines = totals(sql, tenant=tenant, groups=_LINES, since=None, until=None, where=where)
     used = {str(line.group["price_version"]) for line in lines}
-    name = sql.execute(sa.select(tables.tenants.c.name).where(tables.tenants.c.id == tenant)).scalar_one_or_none()
+    name = sql.execute(
+        sa.select(tables.tenants.c.name).where(tables.tenants.c.id == tenant)
+    ).scalar_one_or_none()
     return {
         "id": None,
         "status": DRAFT,
@@ -161,7 +262,9 @@ def _line(total: Total) -> dict[str, Any]:
     return {**total.group, "records": total.records, **sums, "cost": _text(total.picos)}
 
 
-def _corrections(sql: sa.Connection, *, tenant: str, month: str, currency: str) -> list[dict[str, Any]]:
+def _corrections(
+    sql: sa.Connection, *, tenant: str, month: str, currency: str
+) -> list[dict[str, Any]]:
     # Corrections are few and their month has many records: the rollup says on which days to look.
     where = {"month": month, "currency": currency, "kind": ledger.ADJUSTMENT}
     out: list[dict[str, Any]] = []
@@ -172,17 +275,41 @@ def _corrections(sql: sa.Connection, *, tenant: str, month: str, currency: str) 
 
 def _corrections_of(sql: sa.Connection, day: int, where: Mapping[str, str]) -> list[dict[str, Any]]:
     c = tables.usage.c
-    columns = (c.id, c.environment, c.app, c.function, c.price_version, c.corrects, c.note, c.started_at, c.cost_picos)
+    columns = (
+        c.id,
+        c.environment,
+        c.app,
+        c.function,
+        c.price_version,
+        c.corrects,
+        c.note,
+        c.started_at,
+        c.cost_picos,
+    )
     begin = float(day * DAY_S)
-    within = [c.started_at >= begin, c.started_at < begin + DAY_S, *(c[name] == value for name, value in where.items())]
+    within = [
+        c.started_at >= begin,
+        c.started_at < begin + DAY_S,
+        *(c[name] == value for name, value in where.items()),
+    ]
     found = sql.execute(sa.select(*columns).where(*within).order_by(c.started_at, c.id)).mappings()
-    return [{**{k: v for k, v in row.items() if k != "cost_picos"}, "cost": _text(row["cost_picos"])} for row in found]
+    return [
+        {**{k: v for k, v in row.items() if k != "cost_picos"}, "cost": _text(row["cost_picos"])}
+        for row in found
+    ]
 
 
 def _late(sql: sa.Connection, *, tenant: str, month: str, currency: str) -> dict[str, str]:
     """What of the total was used in earlier months, whose invoices were issued when it came."""
     out: dict[str, int] = {}
-    for total in totals(sql, tenant=tenant, groups=("day",), since=None, until=None, where={"month": month, "currency": currency}):
+    for total in totals(
+        sql,
+        tenant=tenant,
+        groups=("day",),
+        since=None,
+        until=None,
+        where={"month": month, "currency": currency},
+    ):
         used = month_of_day(int(total.group["day"]))
         if used != month:
             out[used] = out.get(used, 0) + total.picos

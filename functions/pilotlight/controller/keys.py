@@ -50,7 +50,8 @@ EVERYTHING = Reach()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewKey:
-    """A key just made. `secret` is its text, which nobody can show again; `replaces` the key that was rotated into it."""
+    """A key just made. `secret` is its text, which nobody can show again; `replaces` the key that
+    was rotated into it."""
 
     record: KeyRecord
     secret: str
@@ -71,7 +72,8 @@ def create(
     expires_in_s: float | None = None,
     request: str = "",
 ) -> NewKey:
-    """Make a key. Raises InvalidInput, NotFound for an environment that does not exist, Conflict where there are too many.
+    """Make a key. Raises InvalidInput, NotFound for an environment that does not exist, Conflict
+    where there are too many.
 
     `environment` is short for a reach of one.
     """
@@ -94,7 +96,15 @@ def create(
     made = NewKey(record=record, secret=text, name=name, created_at=write.now)
     _insert(write, made, actor=actor)
     _require_room(write, tenant=tenant)
-    audit.record(write, tenant=tenant, actor=actor, action="key.create", subject=record.id, after=_told(made), request=request)
+    audit.record(
+        write,
+        tenant=tenant,
+        actor=actor,
+        action="key.create",
+        subject=record.id,
+        after=_told(made),
+        request=request,
+    )
     return made
 
 
@@ -109,11 +119,12 @@ def change(
     force: bool = False,
     request: str = "",
 ) -> dict[str, Any]:
-    """Give a key other quotas (`bounds`; None: as they are) or another end: `expiry` holds seconds from now, or None for no end.
+    """Give a key other quotas (`bounds`; None: as they are) or another end: `expiry` holds seconds
+    from now, or None for no end.
 
-    Returns its listing entry. Raises NotFound, InvalidInput, or Conflict: for a revoked one, or without `force` for an earlier end
-    of a tenant's last admin key (where all have an end: of the one that ends last).
-    """
+    Returns its listing entry. Raises NotFound, InvalidInput, or Conflict: for a revoked one, or
+    without `force` for an earlier end of a tenant's last admin key (where all have an end: of the
+    one that ends last)."""
     row = find(write.sql, tenant=tenant, key_id=key_id)
     _demand_alive(row)
     values: dict[str, Any] = {}
@@ -123,64 +134,124 @@ def change(
         _check("", EVERYTHING, expiry[0])
         values["expires_at"] = ends_at = None if expiry[0] is None else write.now + expiry[0]
         earlier = ends_at is not None and ends_at < (row.expires_at or float("inf"))
-        if earlier and not force and _is_last_admin(write, row, until=row.expires_at or float("inf")):
+        if (
+            earlier
+            and not force
+            and _is_last_admin(write, row, until=row.expires_at or float("inf"))
+        ):
             raise _last_admin(key_id)
     if values:
         write.sql.execute(sa.update(_TABLE).where(_TABLE.c.id == key_id).values(**values))
     changed = find(write.sql, tenant=tenant, key_id=key_id)
     _publish(write, changed)
-    before, after = ({name: _entry(one._mapping)[name] for name in ("quotas", "expires_at")} for one in (row, changed))
-    audit.record(write, tenant=tenant, actor=actor, action="key.change", subject=key_id, before=before, after=after, request=request)
+    before, after = (
+        {name: _entry(one._mapping)[name] for name in ("quotas", "expires_at")}
+        for one in (row, changed)
+    )
+    audit.record(
+        write,
+        tenant=tenant,
+        actor=actor,
+        action="key.change",
+        subject=key_id,
+        before=before,
+        after=after,
+        request=request,
+    )
     return _entry(changed._mapping)
 
 
-def rotate(write: Write, *, tenant: str, key_id: str, grace_s: float, actor: str, request: str = "") -> NewKey:
-    """A new key of the same reach; the old one ends after `grace_s` seconds, 0 = now. One with an end gets the same time to live again.
+def rotate(
+    write: Write, *, tenant: str, key_id: str, grace_s: float, actor: str, request: str = ""
+) -> NewKey:
+    """A new key of the same reach; the old one ends after `grace_s` seconds, 0 = now. One with an
+    end gets the same time to live again.
 
-    Of two at once one rotates, the other is told. Raises NotFound, InvalidInput, or Conflict: revoked, expired, rotated before, too many.
-    """
+    Of two at once one rotates, the other is told. Raises NotFound, InvalidInput, or Conflict:
+    revoked, expired, rotated before, too many."""
     if not 0 <= grace_s <= MAX_LIFE_S:
-        raise InvalidInput(f"grace_s = {grace_s:g}: must be between 0 and {MAX_LIFE_S:g}", parameter="grace_s")
+        raise InvalidInput(
+            f"grace_s = {grace_s:g}: must be between 0 and {MAX_LIFE_S:g}", parameter="grace_s"
+        )
     row = find(write.sql, tenant=tenant, key_id=key_id)
     _demand_alive(row)
     if row.expires_at is not None and row.expires_at <= write.now:
         raise Conflict(f"API key {key_id} has expired: make a new one", key=key_id)
-    successor = write.sql.execute(sa.select(_TABLE.c.id).where(_TABLE.c.tenant == tenant, _TABLE.c.replaces == key_id)).scalar()
+    successor = write.sql.execute(
+        sa.select(_TABLE.c.id).where(_TABLE.c.tenant == tenant, _TABLE.c.replaces == key_id)
+    ).scalar()
     if successor is not None:
-        raise Conflict(f"API key {key_id} was rotated into {successor} already: rotate that one, or make a new one", key=successor)
+        raise Conflict(
+            f"API key {key_id} was rotated into {successor} already: rotate that one, or make a "
+            f"new one",
+            key=successor,
+        )
     text = "pl_" + secrets.token_urlsafe(32)
     ends_at = None if row.expires_at is None else write.now + (row.expires_at - row.created_at)
-    values = {**_record(row), "id": f"k-{secrets.token_hex(6)}", "hash": access.hash_key(text), "expires_at": ends_at}
-    made = NewKey(record=KeyRecord(**values), secret=text, name=row.name, created_at=write.now, replaces=key_id)
+    values = {
+        **_record(row),
+        "id": f"k-{secrets.token_hex(6)}",
+        "hash": access.hash_key(text),
+        "expires_at": ends_at,
+    }
+    made = NewKey(
+        record=KeyRecord(**values),
+        secret=text,
+        name=row.name,
+        created_at=write.now,
+        replaces=key_id,
+    )
     _insert(write, made, actor=actor)
     _end(write, row, grace_s=grace_s)
     _require_room(write, tenant=tenant)
     after = {**_told(made), "grace_s": grace_s}
-    audit.record(write, tenant=tenant, actor=actor, action="key.rotate", subject=key_id, after=after, request=request)
+    audit.record(
+        write,
+        tenant=tenant,
+        actor=actor,
+        action="key.rotate",
+        subject=key_id,
+        after=after,
+        request=request,
+    )
     return made
 
 
-def revoke(write: Write, *, tenant: str, key_id: str, actor: str, force: bool = False, request: str = "") -> None:
-    """End a key now; ending it again changes nothing. Raises NotFound, or Conflict for a tenant's last admin key without `force`."""
+def revoke(
+    write: Write, *, tenant: str, key_id: str, actor: str, force: bool = False, request: str = ""
+) -> None:
+    """End a key now; ending it again changes nothing. Raises NotFound, or Conflict for a tenant's
+    last admin key without `force`."""
     row = find(write.sql, tenant=tenant, key_id=key_id)
     if row.revoked_at is None:
         if not force and _is_last_admin(write, row):
             raise _last_admin(key_id)
         _end(write, row, grace_s=0)
-        audit.record(write, tenant=tenant, actor=actor, action="key.revoke", subject=key_id, request=request)
+        audit.record(
+            write, tenant=tenant, actor=actor, action="key.revoke", subject=key_id, request=request
+        )
 
 
 def find(sql: sa.Connection, *, tenant: str, key_id: str) -> sa.Row[Any]:
     """A key's row. Raises NotFound: another tenant's keys do not exist either."""
-    row = sql.execute(sa.select(_TABLE).where(_TABLE.c.id == key_id, _TABLE.c.tenant == tenant)).first()
+    row = sql.execute(
+        sa.select(_TABLE).where(_TABLE.c.id == key_id, _TABLE.c.tenant == tenant)
+    ).first()
     if row is None:
         raise NotFound(f"there is no API key {key_id}", key=key_id)
     return row
 
 
-def listing(sql: sa.Connection, *, tenant: str, only: str | None = None, bounded: bool = False) -> list[dict[str, Any]]:
-    """A tenant's keys, newest first, without their hashes: all, or `only` that one, or the `bounded` ones that are in force."""
-    query = sa.select(_TABLE).where(_TABLE.c.tenant == tenant).order_by(_TABLE.c.created_at.desc(), _TABLE.c.id)
+def listing(
+    sql: sa.Connection, *, tenant: str, only: str | None = None, bounded: bool = False
+) -> list[dict[str, Any]]:
+    """A tenant's keys, newest first, without their hashes: all, or `only` that one, or the
+    `bounded` ones that are in force."""
+    query = (
+        sa.select(_TABLE)
+        .where(_TABLE.c.tenant == tenant)
+        .order_by(_TABLE.c.created_at.desc(), _TABLE.c.id)
+    )
     if only is not None:
         query = query.where(_TABLE.c.id == only)
     if bounded:
@@ -194,28 +265,46 @@ def any_exists(sql: sa.Connection) -> bool:
 
 
 def _insert(write: Write, made: NewKey, *, actor: str) -> None:
-    row = {**to_json(made.record), "quotas": canonical_json(made.record.quotas).decode(), "name": made.name, "created_by": actor}
+    row = {
+        **to_json(made.record),
+        "quotas": canonical_json(made.record.quotas).decode(),
+        "name": made.name,
+        "created_by": actor,
+    }
     write.sql.execute(sa.insert(_TABLE).values(**row, created_at=write.now, replaces=made.replaces))
     feed.append(write, feed.KEY, made.record.id, to_json(made.record))
 
 
 def _require_room(write: Write, *, tenant: str) -> None:
-    """Raise Conflict where more keys are in force than may be; of those that ended drop the oldest beyond MAX_ENDED."""
+    """Raise Conflict where more keys are in force than may be; of those that ended drop the oldest
+    beyond MAX_ENDED."""
     of_tenant = _TABLE.c.tenant == tenant
-    has_ended = _TABLE.c.revoked_at.is_not(None) | sa.func.coalesce(_TABLE.c.expires_at <= write.now, sa.false())
+    has_ended = _TABLE.c.revoked_at.is_not(None) | sa.func.coalesce(
+        _TABLE.c.expires_at <= write.now, sa.false()
+    )
     count = sa.select(sa.func.count()).where(of_tenant)
     ended = int(write.sql.execute(count.where(has_ended)).scalar_one())
     if int(write.sql.execute(count).scalar_one()) - ended > MAX_KEYS:
-        raise Conflict(f"this tenant has {MAX_KEYS} API keys in force, which is the bound", hint="End some: `pilotlight token revoke ID`.")
+        raise Conflict(
+            f"this tenant has {MAX_KEYS} API keys in force, which is the bound",
+            hint="End some: `pilotlight token revoke ID`.",
+        )
     if (excess := ended - MAX_ENDED) > 0:
         end = sa.func.coalesce(_TABLE.c.revoked_at, _TABLE.c.expires_at)
-        oldest = sa.select(_TABLE.c.id).where(of_tenant, has_ended).order_by(end, _TABLE.c.id).limit(excess + _ENDED_AT_ONCE)
+        oldest = (
+            sa.select(_TABLE.c.id)
+            .where(of_tenant, has_ended)
+            .order_by(end, _TABLE.c.id)
+            .limit(excess + _ENDED_AT_ONCE)
+        )
         write.sql.execute(sa.delete(_TABLE).where(_TABLE.c.id.in_(oldest)))
 
 
 def _end(write: Write, row: sa.Row[Any], *, grace_s: float) -> None:
     if grace_s == 0:
-        write.sql.execute(sa.update(_TABLE).where(_TABLE.c.id == row.id).values(revoked_at=write.now))
+        write.sql.execute(
+            sa.update(_TABLE).where(_TABLE.c.id == row.id).values(revoked_at=write.now)
+        )
         feed.append(write, feed.KEY, row.id, None)
         return
     ends_at = min(write.now + grace_s, row.expires_at or float("inf"))
@@ -238,30 +327,44 @@ def _entry(row: sa.RowMapping) -> dict[str, Any]:
 
 
 def _told(made: NewKey) -> dict[str, Any]:
-    record = {name: value for name, value in to_json(made.record).items() if name not in ("hash", "tenant")}
+    record = {
+        name: value
+        for name, value in to_json(made.record).items()
+        if name not in ("hash", "tenant")
+    }
     return {**record, "name": made.name}
 
 
 def _last_admin(key_id: str) -> Conflict:
     return Conflict(
-        f"API key {key_id} is the last admin key of its tenant: without it the tenant cannot make keys or environments",
+        f"API key {key_id} is the last admin key of its tenant: without it the tenant cannot make "
+        f"keys or environments",
         key=key_id,
-        hint="Make another first (`pilotlight token create --scope admin`), or end this one with --force (API: ?force=true).",
+        hint="Make another first (`pilotlight token create --scope admin`), or end this one with "
+        "--force (API: ?force=true).",
     )
 
 
 def _is_last_admin(write: Write, row: sa.Row[Any], *, until: float | None = None) -> bool:
-    """Whether the tenant could not be administered after this key. Keys that are bound count only where no other admin key is in force.
+    """Whether the tenant could not be administered after this key. Keys that are bound count only
+    where no other admin key is in force.
 
     `until`: others count that are in force until then at least; None: those that are in force now.
     """
     bounds = (_TABLE.c.environment, _TABLE.c.app, _TABLE.c.function)
-    is_in_force = _TABLE.c.revoked_at.is_(None) & (_TABLE.c.expires_at.is_(None) | (_TABLE.c.expires_at > write.now))
+    is_in_force = _TABLE.c.revoked_at.is_(None) & (
+        _TABLE.c.expires_at.is_(None) | (_TABLE.c.expires_at > write.now)
+    )
     which = (_TABLE.c.tenant == row.tenant) & (_TABLE.c.scope == Scope.ADMIN.value) & is_in_force
     if until is not None:
-        which &= (_TABLE.c.id == row.id) | _TABLE.c.expires_at.is_(None) | (_TABLE.c.expires_at >= min(until, sys.float_info.max))
+        which &= (
+            (_TABLE.c.id == row.id)
+            | _TABLE.c.expires_at.is_(None)
+            | (_TABLE.c.expires_at >= min(until, sys.float_info.max))
+        )
     found = {
-        one.id: all(getattr(one, column.name) is None for column in bounds) for one in write.sql.execute(sa.select(_TABLE).where(which))
+        one.id: all(getattr(one, column.name) is None for column in bounds)
+        for one in write.sql.execute(sa.select(_TABLE).where(which))
     }
     if row.id not in found:
         return False
@@ -276,11 +379,18 @@ def _demand_alive(row: sa.Row[Any]) -> None:
 
 def _check(name: str, reach: Reach, expires_in_s: float | None) -> None:
     if len(name) > MAX_LABEL:
-        raise InvalidInput(f"a key's name has {len(name)} characters: at most {MAX_LABEL}", parameter="name")
+        raise InvalidInput(
+            f"a key's name has {len(name)} characters: at most {MAX_LABEL}", parameter="name"
+        )
     if expires_in_s is not None and not 0 < expires_in_s <= MAX_LIFE_S:
-        raise InvalidInput(f"expires_in_s = {expires_in_s:g}: must be above 0, at most {MAX_LIFE_S:g}", parameter="expires_in_s")
+        raise InvalidInput(
+            f"expires_in_s = {expires_in_s:g}: must be above 0, at most {MAX_LIFE_S:g}",
+            parameter="expires_in_s",
+        )
     if reach.function is not None and reach.app is None:
-        raise InvalidInput(f"function = {reach.function!r}: needs the app that it belongs to", parameter="app")
+        raise InvalidInput(
+            f"function = {reach.function!r}: needs the app that it belongs to", parameter="app"
+        )
     for kind, given in (("app", reach.app), ("function", reach.function)):
         try:
             check_name(kind, given) if given is not None else None

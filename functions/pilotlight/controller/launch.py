@@ -19,7 +19,8 @@ from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
 
 
 def function_id(*, tenant: str, environment: str, app: str, function: str) -> FunctionId:
-    """`f-` and 16 hex digits; the same for a name for ever, so that metrics and bills of a redeployed function go on."""
+    """`f-` and 16 hex digits; the same for a name for ever, so that metrics and bills of a
+    redeployed function go on."""
     path = f"{tenant}/{environment}/{app}/{function}"
     return FunctionId("f-" + hashlib.sha256(path.encode()).hexdigest()[:16])
 
@@ -35,13 +36,16 @@ def launch_spec(
     snapshots: bool,
     variables: Mapping[str, Sequence[str]],
 ) -> LaunchSpec:
-    """What the node agent is given to boot `spec`. Of several acceptable accelerators the first is asked for.
+    """What the node agent is given to boot `spec`. Of several acceptable accelerators the first is
+    asked for.
 
     `snapshots`: the operator's switch. `variables`: secret → names of the variables that it sets.
     """
     resources = spec.resources
     return LaunchSpec(
-        revision=RevisionKey(f"{function_id(tenant=tenant, environment=environment, app=app, function=spec.name)}@{revision}"),
+        revision=RevisionKey(
+            f"{function_id(tenant=tenant, environment=environment, app=app, function=spec.name)}@{revision}"
+        ),
         trust_domain=tenant,
         uid=uid,
         bundle=spec.bundle,
@@ -59,8 +63,16 @@ def launch_spec(
         startup_timeout_s=spec.clocks.startup_s,
         forkable=spec.snapshot,
         snapshot=spec.snapshot and snapshots,
-        secret_variables=tuple(sorted({variable for secret in spec.secrets for variable in variables.get(secret, ())})),
-        labels={"tenant": tenant, "environment": environment, "app": app, "function": spec.name, "revision": revision},
+        secret_variables=tuple(
+            sorted({variable for secret in spec.secrets for variable in variables.get(secret, ())})
+        ),
+        labels={
+            "tenant": tenant,
+            "environment": environment,
+            "app": app,
+            "function": spec.name,
+            "revision": revision,
+        },
     )
 
 
@@ -77,11 +89,19 @@ def route(
     snapshots: bool,
     variables: Mapping[str, Sequence[str]],
 ) -> dict[str, Any]:
-    """The document that activators route by; `specs` are those of every revision that `document` names, the rest as in `launch_spec`."""
+    """The document that activators route by; `specs` are those of every revision that `document`
+    names, the rest as in `launch_spec`."""
     revisions: dict[str, dict[str, Any]] = {}
     for name, spec in sorted(specs.items()):
         launch = launch_spec(
-            spec, revision=name, tenant=tenant, uid=uid, environment=environment, app=app, snapshots=snapshots, variables=variables
+            spec,
+            revision=name,
+            tenant=tenant,
+            uid=uid,
+            environment=environment,
+            app=app,
+            snapshots=snapshots,
+            variables=variables,
         )
         revisions[name] = {"spec": to_json(spec), "launch": launch.to_json()}
     return FunctionRoute(
@@ -98,7 +118,8 @@ def route(
 
 
 def sealed(page: feed.Page, grants: Grants) -> feed.Page:
-    """The page as activators of this machine get it: each launch document in it has the seal that the node agent asks for."""
+    """The page as activators of this machine get it: each launch document in it has the seal that
+    the node agent asks for."""
     return replace(page, changes=tuple(_sealed(change, grants) for change in page.changes))
 
 

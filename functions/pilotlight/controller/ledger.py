@@ -1,8 +1,8 @@
 """The ledger: every usage record, once, and the sums over them, exact to the last digit.
 
-A record is immutable and unique by its id, so an activator may send it again until it hears that it arrived. Costs are
-added as whole picounits inside the database: the high and the low half apart, because SQLite's SUM overflows at 2**63.
-"""
+A record is immutable and unique by its id, so an activator may send it again until it hears that it
+arrived. Costs are added as whole picounits inside the database: the high and the low half apart,
+because SQLite's SUM overflows at 2**63."""
 
 from __future__ import annotations
 
@@ -21,7 +21,17 @@ from typing import Any
 import sqlalchemy as sa
 
 from pilotlight.controller import rollups, tables
-from pilotlight.controller.aggregation import AT, COLUMNS, DAY_S, Aggregate, Spending, aggregate, month_of_day, next_month, spending
+from pilotlight.controller.aggregation import (
+    AT,
+    COLUMNS,
+    DAY_S,
+    Aggregate,
+    Spending,
+    aggregate,
+    month_of_day,
+    next_month,
+    spending,
+)
 from pilotlight.controller.store import Write
 from pilotlight.errors import InvalidInput
 from pilotlight.pricing import COST_QUANTUM
@@ -32,12 +42,20 @@ log = logging.getLogger(__name__)
 ADJUSTMENT = "ADJUSTMENT"
 _MAX_PICOS = 2**62
 _MISSING = object()
-_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(UsageRecord) if f.default is not MISSING}
-_KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int), "str | None": (str, NoneType)}
+_DEFAULTS: dict[str, Any] = {
+    f.name: f.default for f in fields(UsageRecord) if f.default is not MISSING
+}
+_KINDS: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (float, int),
+    "str | None": (str, NoneType),
+}
 _TYPES: dict[str, tuple[type, ...]] = {f.name: _KINDS[str(f.type)] for f in fields(UsageRecord)}
 """Types of a record's fields as JSON gives them."""
 _SOUND = frozenset(product(*_TYPES.values()))
-"""Every combination of types that a record may have, in the order of its fields: one look-up checks a whole record."""
+"""Every combination of types that a record may have, in the order of its fields: one look-up checks
+a whole record."""
 _values = itemgetter(*_TYPES)
 _STARTED_AT, _COST, _KIND, _EXPERIMENT = AT["started_at"], AT["cost"], AT["kind"], AT["experiment"]
 Row = tuple[Any, ...]
@@ -69,12 +87,14 @@ class Added:
 
 
 def add(write: Write, records: Sequence[UsageRecord]) -> Added:
-    """Insert what is not there yet. Raises InvalidInput for a cost that is not a decimal of whole picounits."""
+    """Insert what is not there yet. Raises InvalidInput for a cost that is not a decimal of whole
+    picounits."""
     return add_rows(write, [record.to_json() for record in records])
 
 
 def add_rows(write: Write, rows: Sequence[Mapping[str, Any]]) -> Added:
-    """`add` for records that are JSON values still: the ledger's hot path. Rollups grow in the same transaction.
+    """`add` for records that are JSON values still: the ledger's hot path. Rollups grow in the same
+    transaction.
 
     Raises InvalidInput naming the record and the key that is missing, unknown or of the wrong type.
     """
@@ -85,17 +105,26 @@ def add_rows(write: Write, rows: Sequence[Mapping[str, Any]]) -> Added:
         fresh, sums = _insert(write, values)
         rollups.add(write, sums)
     except (OverflowError, UnicodeEncodeError, sa.exc.DataError) as e:
-        raise InvalidInput(f"usage: a number or a text of these records does not fit into the ledger: {e}") from e
+        raise InvalidInput(
+            f"usage: a number or a text of these records does not fit into the ledger: {e}"
+        ) from e
     spent, new = spending(sums.days), len(fresh)
     assigned = [row for row in fresh if row[_EXPERIMENT]] if any(map(_experiment, fresh)) else ()
     if new == len(rows):
         return Added(new=new, spent=spent, batch=spent, in_experiments=assigned)
     conflicts = _conflicts(write, [_checked(row, i) for i, row in enumerate(rows)])
-    return Added(new=new, conflicts=conflicts, spent=spent, batch=spending(aggregate(values).days), in_experiments=assigned)
+    return Added(
+        new=new,
+        conflicts=conflicts,
+        spent=spent,
+        batch=spending(aggregate(values).days),
+        in_experiments=assigned,
+    )
 
 
 def _insert(write: Write, values: Sequence[Row]) -> tuple[Sequence[Row], Aggregate]:
-    """Those that are new. One prepared statement for the whole batch; only when it tells that some were there is it asked which."""
+    """Those that are new. One prepared statement for the whole batch; only when it tells that some
+    were there is it asked which."""
     with write.sql.begin_nested() as attempt:
         if _insert_all(write.sql, values) == len(values):
             return values, aggregate(values)
@@ -107,7 +136,11 @@ def _insert(write: Write, values: Sequence[Row]) -> tuple[Sequence[Row], Aggrega
 
 
 def _insert_all(sql: sa.Connection, values: Sequence[Row]) -> int:
-    return int(sql.exec_driver_sql(_insertion(sql.dialect.name), list(values), {"preserve_rowcount": True}).rowcount)
+    return int(
+        sql.exec_driver_sql(
+            _insertion(sql.dialect.name), list(values), {"preserve_rowcount": True}
+        ).rowcount
+    )
 
 
 def _unknown(sql: sa.Connection, values: Sequence[Row]) -> list[Row]:
@@ -122,13 +155,17 @@ def _unknown(sql: sa.Connection, values: Sequence[Row]) -> list[Row]:
 
 
 def _in_open_months(sql: sa.Connection, values: list[Row]) -> list[Row]:
-    """An issued invoice does not change: what comes late for its month goes to the first month that is not issued."""
+    """An issued invoice does not change: what comes late for its month goes to the first month that
+    is not issued."""
     places = set(map(_tenant_and_month, values))
     tenants, earliest = {tenant for tenant, _ in places}, min(month for _, month in places)
     if sql.dialect.name == "postgresql":
         found = sql.exec_driver_sql(_ISSUED.format("= ANY(%s)", "%s"), (list(tenants), earliest))
     else:
-        found = sql.exec_driver_sql(_ISSUED.format("IN (SELECT value FROM json_each(?))", "?"), (json.dumps(list(tenants)), earliest))
+        found = sql.exec_driver_sql(
+            _ISSUED.format("IN (SELECT value FROM json_each(?))", "?"),
+            (json.dumps(list(tenants)), earliest),
+        )
     issued = {tuple(row) for row in found}
     return [_moved(row, issued) for row in values] if issued else values
 
@@ -142,10 +179,13 @@ def _moved(row: Row, issued: set[tuple[str, ...]]) -> Row:
 
 @functools.cache
 def _insertion(dialect: str) -> str:
-    """Written out: SQLAlchemy's own handling of the parameters costs more than the database does."""
+    """Written out: SQLAlchemy's own handling of the parameters costs more than the database
+    does."""
     columns = ", ".join(f'"{name}"' for name in COLUMNS)
     places = ", ".join(["%s" if dialect == "postgresql" else "?"] * len(COLUMNS))
-    return f"INSERT INTO {tables.usage.name} ({columns}) VALUES ({places}) ON CONFLICT (id) DO NOTHING"
+    return (
+        f"INSERT INTO {tables.usage.name} ({columns}) VALUES ({places}) ON CONFLICT (id) DO NOTHING"
+    )
 
 
 def _row(row: Mapping[str, Any], at: int, now: float) -> Row:
@@ -162,12 +202,17 @@ def _row(row: Mapping[str, Any], at: int, now: float) -> Row:
         day = int(started_at // DAY_S)
         return (*values, now, picos, day, month_of_day(day))
     except (ValueError, OverflowError) as e:
-        raise InvalidInput(f"records[{at}].started_at = {started_at!r} is no time", parameter="started_at") from e
+        raise InvalidInput(
+            f"records[{at}].started_at = {started_at!r} is no time", parameter="started_at"
+        ) from e
 
 
 def _conflicts(write: Write, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Ids whose record in the ledger is not the one that was sent."""
-    known = {record.id: record for record in find(write.sql, tables.usage.c.id.in_([row["id"] for row in rows]))}
+    known = {
+        record.id: record
+        for record in find(write.sql, tables.usage.c.id.in_([row["id"] for row in rows]))
+    }
     conflicts = [row["id"] for row in rows if known[row["id"]] != UsageRecord(**row)]
     for record_id in conflicts:
         log.error("event=usage_conflict record=%s", record_id)
@@ -178,7 +223,11 @@ def _checked(row: Mapping[str, Any], at: int) -> Mapping[str, Any]:
     for name, kinds in _TYPES.items():
         value = row.get(name, _DEFAULTS.get(name, _MISSING))
         if type(value) not in kinds:
-            what = "is missing" if value is _MISSING else f"= {value!r}: expected {' or '.join(kind.__name__ for kind in kinds)}"
+            what = (
+                "is missing"
+                if value is _MISSING
+                else f"= {value!r}: expected {' or '.join(kind.__name__ for kind in kinds)}"
+            )
             raise InvalidInput(f"records[{at}].{name} {what}", parameter=name)
     if len(row) > len(_TYPES) or not _TYPES.keys() >= row.keys():
         unknown = min(set(row) - set(_TYPES))
@@ -202,8 +251,13 @@ def _picos(cost: str, at: int, *, kind: str) -> int:
     try:
         picos = Decimal(cost) / COST_QUANTUM
     except InvalidOperation as e:
-        raise InvalidInput(f"records[{at}].cost = {cost!r} is not a decimal number", parameter="cost") from e
+        raise InvalidInput(
+            f"records[{at}].cost = {cost!r} is not a decimal number", parameter="cost"
+        ) from e
     least = -_MAX_PICOS if kind == ADJUSTMENT else 0  # only a correction may give back
     if not picos.is_finite() or picos != int(picos) or not least <= picos < _MAX_PICOS:
-        raise InvalidInput(f"records[{at}].cost = {cost!r} is not a whole number of {COST_QUANTUM}", parameter="cost")
+        raise InvalidInput(
+            f"records[{at}].cost = {cost!r} is not a whole number of {COST_QUANTUM}",
+            parameter="cost",
+        )
     return int(picos)

@@ -1,4 +1,5 @@
-"""One controller per database: a lock held for the life of the process, and freed by the kernel however it ends."""
+"""One controller per database: a lock held for the life of the process, and freed by the kernel
+however it ends."""
 
 from __future__ import annotations
 
@@ -20,12 +21,16 @@ class AlreadyRunning(Exception):
 
 
 class ControllerLock:
-    """Held by the one controller: a file lock (flock(2)) in <home>, and a session lock where the database is PostgreSQL."""
+    """Held by the one controller: a file lock (flock(2)) in <home>, and a session lock where the
+    database is PostgreSQL."""
 
     def __init__(self, file: Path, engine: sa.Engine | None = None, *, held: int = -1) -> None:
-        """`held`: descriptor of the file, which this process has locked already (`lock_file`); -1 = it has not."""
+        """`held`: descriptor of the file, which this process has locked already (`lock_file`); -1 =
+        it has not."""
         self._file = file
-        self._engine = engine if engine is not None and engine.dialect.name == "postgresql" else None
+        self._engine = (
+            engine if engine is not None and engine.dialect.name == "postgresql" else None
+        )
         self._descriptor = held
         self._session: sa.Connection | None = None
 
@@ -35,7 +40,8 @@ class ControllerLock:
         return self._session is not None
 
     def is_held(self) -> bool:
-        """Whether the database still knows our session, which holds the lock. Waits for its answer."""
+        """Whether the database still knows our session, which holds the lock. Waits for its
+        answer."""
         if self._session is None:
             return self._descriptor >= 0
         try:
@@ -65,10 +71,20 @@ class ControllerLock:
     def _take_session(self) -> None:
         if self._engine is not None:
             self._session = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-            if not self._session.execute(sa.select(sa.func.pg_try_advisory_lock(_ADVISORY_LOCK))).scalar_one():
-                raise AlreadyRunning(f"another controller runs on {self._engine.url.render_as_string(hide_password=True)}")
+            if not self._session.execute(
+                sa.select(sa.func.pg_try_advisory_lock(_ADVISORY_LOCK))
+            ).scalar_one():
+                raise AlreadyRunning(
+                    f"another controller runs on "
+                    f"{self._engine.url.render_as_string(hide_password=True)}"
+                )
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.give_back()
 
     def give_back(self) -> None:
@@ -94,14 +110,17 @@ def lock_file(file: Path) -> int:
     except BlockingIOError as e:
         owner = os.pread(descriptor, 32, 0).decode().strip() or "unknown"
         os.close(descriptor)
-        raise AlreadyRunning(f"another controller (pid {owner}) runs on {file.parent}: it holds {file}") from e
+        raise AlreadyRunning(
+            f"another controller (pid {owner}) runs on {file.parent}: it holds {file}"
+        ) from e
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
 
 
 def ring(file: Path) -> None:
-    """Tell the controller that holds the lock `file` that another process has written to its database. Nothing where there is none."""
+    """Tell the controller that holds the lock `file` that another process has written to its
+    database. Nothing where there is none."""
     try:
         owner = file.read_text().strip()
         if owner.isdigit():

@@ -19,12 +19,19 @@ MAX_CHANGES = 500
 MAX_LISTED = 1000
 
 
-def listing(sql: sa.Connection, place: Place, function: str, *, limit: int = MAX_LISTED) -> list[dict[str, Any]]:
+def listing(
+    sql: sa.Connection, place: Place, function: str, *, limit: int = MAX_LISTED
+) -> list[dict[str, Any]]:
     """A function's revisions, newest first, in brief. Raises NotFound."""
     document = traffic.find(sql, place, function)
     function_id, table = place.function_id(function), tables.revisions
     named = _names(sql, function_id, dict(document.tags))
-    rows = sql.execute(sa.select(table).where(table.c.function == function_id).order_by(table.c.ordinal.desc()).limit(limit))
+    rows = sql.execute(
+        sa.select(table)
+        .where(table.c.function == function_id)
+        .order_by(table.c.ordinal.desc())
+        .limit(limit)
+    )
     return [
         {
             **_identity(row),
@@ -52,14 +59,21 @@ def manifest(sql: sa.Connection, place: Place, function: str, revision: str) -> 
         **_identity(row),
         "weight": document.weights.get(revision, 0),
         **_names(sql, function_id, dict(document.tags)).get(revision, _UNNAMED),
-        "code": {"bundle": spec.bundle, "module": spec.module, "qualname": spec.qualname, "pickled": spec.pickled},
+        "code": {
+            "bundle": spec.bundle,
+            "module": spec.module,
+            "qualname": spec.qualname,
+            "pickled": spec.pickled,
+        },
         "lock": _lock(sql, place, spec),
         "environment_digest": environment_digest(spec),
         "weights": to_json(spec.weights),
         "card": to_json(spec.card),
         "schemas": [_schemas(method) for method in to_json(spec.methods)],
         "resources": to_json(spec.resources),
-        "requires": [_gate(metric, text, spec.name, evaluation) for metric, text in spec.require.items()],
+        "requires": [
+            _gate(metric, text, spec.name, evaluation) for metric, text in spec.require.items()
+        ],
         "lineage": json.loads(row.lineage),
         "evaluation": evaluation,
         "approvals": _approvals(sql, place, function, revision),
@@ -68,20 +82,34 @@ def manifest(sql: sa.Connection, place: Place, function: str, revision: str) -> 
     }
 
 
-def diff(sql: sa.Connection, place: Place, function: str, *, before: str, after: str) -> dict[str, Any]:
-    """What is not the same in two revisions, by exact names: `{"from", "to", "changes": [{"what", "from", "to"}], "breaks"}`."""
+def diff(
+    sql: sa.Connection, place: Place, function: str, *, before: str, after: str
+) -> dict[str, Any]:
+    """What is not the same in two revisions, by exact names: `{"from", "to", "changes": [{"what",
+    "from", "to"}], "breaks"}`."""
     function_id = place.function_id(function)
     rows = [revisions.row(sql, function_id=function_id, revision=name) for name in (before, after)]
-    told = [{**json.loads(row.spec), "lineage": json.loads(row.lineage), "evaluation": json.loads(row.evaluation)} for row in rows]
+    told = [
+        {
+            **json.loads(row.spec),
+            "lineage": json.loads(row.lineage),
+            "evaluation": json.loads(row.evaluation),
+        }
+        for row in rows
+    ]
     old, new = (dict(_flat(one, "")) for one in told)
     changed = [name for name in {**old, **new} if old.get(name, _ABSENT) != new.get(name, _ABSENT)]
-    changes = [{"what": name, "from": old.get(name), "to": new.get(name)} for name in sorted(changed)[:MAX_CHANGES]]
+    changes = [
+        {"what": name, "from": old.get(name), "to": new.get(name)}
+        for name in sorted(changed)[:MAX_CHANGES]
+    ]
     specs = [from_json(FunctionSpec, json.loads(row.spec)) for row in rows]
     return {"from": before, "to": after, "changes": changes, "breaks": compatibility.breaks(*specs)}
 
 
 def environment_digest(spec: FunctionSpec) -> str:
-    """sha256 (hex) of what a revision's code finds around it: its image and its plain variables, and which secrets set others."""
+    """sha256 (hex) of what a revision's code finds around it: its image and its plain variables,
+    and which secrets set others."""
     around = {"image": spec.image, "env": dict(spec.env), "secrets": sorted(spec.secrets)}
     return hashlib.sha256(canonical_json(around)).hexdigest()
 
@@ -101,7 +129,9 @@ def _identity(row: sa.Row[Any]) -> dict[str, Any]:
     }
 
 
-def _names(sql: sa.Connection, function_id: str, tags: Mapping[str, str]) -> dict[str, dict[str, list[str]]]:
+def _names(
+    sql: sa.Connection, function_id: str, tags: Mapping[str, str]
+) -> dict[str, dict[str, list[str]]]:
     found: dict[str, dict[str, list[str]]] = {}
     for kind, names in (("aliases", aliases.of(sql, function_id)), ("tags", tags)):
         for name, revision in sorted(names.items()):
@@ -110,34 +140,62 @@ def _names(sql: sa.Connection, function_id: str, tags: Mapping[str, str]) -> dic
 
 
 def _lock(sql: sa.Connection, place: Place, spec: FunctionSpec) -> dict[str, Any]:
-    """The image, by its digest, with the steps that made it; without one, the platform's interpreter runs it."""
+    """The image, by its digest, with the steps that made it; without one, the platform's
+    interpreter runs it."""
     if spec.image is None:
         return {"image": None, "steps": []}
     table = tables.images
-    text = sql.execute(sa.select(table.c.spec).where(table.c.tenant == place.tenant, table.c.digest == spec.image)).scalar()
+    text = sql.execute(
+        sa.select(table.c.spec).where(table.c.tenant == place.tenant, table.c.digest == spec.image)
+    ).scalar()
     return {"image": spec.image, **(json.loads(text) if text else {"steps": []})}
 
 
 def _schemas(method: Mapping[str, Any]) -> dict[str, Any]:
-    return {"method": method["name"], "arguments": method["schema"], "returns": method["returns"], "is_generator": method["is_generator"]}
+    return {
+        "method": method["name"],
+        "arguments": method["schema"],
+        "returns": method["returns"],
+        "is_generator": method["is_generator"],
+    }
 
 
 def _gate(metric: str, text: str, function: str, evaluation: Mapping[str, float]) -> dict[str, Any]:
-    gate, value = parse_gate(metric, text), evaluation.get(f"{function}.{metric}", evaluation.get(metric))
+    gate, value = (
+        parse_gate(metric, text),
+        evaluation.get(f"{function}.{metric}", evaluation.get(metric)),
+    )
     return {"gate": str(gate), "value": value, "passes": value is not None and gate.passes(value)}
 
 
 def _approvals(sql: sa.Connection, place: Place, function: str, revision: str) -> dict[str, Any]:
     given = approvals.of(sql, function_id=place.function_id(function), revision=revision)
-    return {"missing": approvals.missing(sql, place, function=function, revision=revision), "given": given}
+    return {
+        "missing": approvals.missing(sql, place, function=function, revision=revision),
+        "given": given,
+    }
 
 
 def _rollout(sql: sa.Connection, function_id: str, revision: str) -> dict[str, Any] | None:
     """The newest rollout that brought the revision."""
     table = tables.rollouts
-    query = sa.select(table).where(table.c.function == function_id, table.c.candidate == revision).order_by(table.c.created_at.desc())
+    query = (
+        sa.select(table)
+        .where(table.c.function == function_id, table.c.candidate == revision)
+        .order_by(table.c.created_at.desc())
+    )
     row = sql.execute(query.limit(1)).first()
-    return None if row is None else {"id": row.id, "state": row.state, "step": row.step, "stable": row.stable, "reason": row.reason}
+    return (
+        None
+        if row is None
+        else {
+            "id": row.id,
+            "state": row.state,
+            "step": row.step,
+            "stable": row.stable,
+            "reason": row.reason,
+        }
+    )
 
 
 def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -145,8 +203,15 @@ def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flat(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list) and value and any(isinstance(inner, Mapping | list) for inner in value):
+    elif (
+        isinstance(value, list)
+        and value
+        and any(isinstance(inner, Mapping | list) for inner in value)
+    ):
         for number, inner in enumerate(value):
-            yield from _flat(inner, f"{path}[{inner['name'] if isinstance(inner, Mapping) and inner.get('name') else number}]")
+            yield from _flat(
+                inner,
+                f"{path}[{inner['name'] if isinstance(inner, Mapping) and inner.get('name') else number}]",
+            )
     else:
         yield path, value

@@ -17,8 +17,8 @@
 | `pilotlight_controller_alerts_total` | counter | `outcome` | webhooks, of budgets and named ones: `delivered`, `retried`, `given-up` |
 | `pilotlight_controller_cluster_functions` | gauge | `phase` | functions in a cluster, of who leads: `ready`, `pending`, `failed` |
 
-Tenants and budgets have series of their own up to SERIES; what comes after them is `other` (spend) or left out (budgets).
-"""
+Tenants and budgets have series of their own up to SERIES; what comes after them is `other` (spend)
+or left out (budgets)."""
 
 from __future__ import annotations
 
@@ -42,29 +42,60 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.requests = Counter(_PREFIX + "requests", "Answers", ["route", "status"], registry=registry)
-        self.request_seconds = Histogram(_PREFIX + "request_seconds", "Time to the first byte", ["route"], registry=registry)
-        self.deploys = Counter(_PREFIX + "deploys", "Deploys that went through", registry=registry)
-        self.feed_followers = Gauge(_PREFIX + "feed_followers", "Long polls that wait now", registry=registry)
-        self.feed_changes = Counter(_PREFIX + "feed_changes", "Changes sent to followers", registry=registry)
-        self.usage_records = Counter(_PREFIX + "usage_records", "New usage records", registry=registry)
-        self.usage_conflicts = Counter(_PREFIX + "usage_conflicts", "Usage ids that came with other content", registry=registry)
-        self.blob_bytes = Counter(_PREFIX + "blob_bytes", "Bytes of blobs received", registry=registry)
-        self.blobs_deleted = Counter(_PREFIX + "blobs_deleted", "Blobs deleted, to which nothing referred", registry=registry)
-        self.blob_bytes_deleted = Counter(_PREFIX + "blob_bytes_deleted", "Bytes of deleted blobs", registry=registry)
-        self.alerts = Counter(_PREFIX + "alerts", "Messages to webhooks", ["outcome"], registry=registry)
-        self._spend = Counter(_PREFIX + "spend", "Cost of new usage records", ["tenant", "currency"], registry=registry)
-        self._budgets = Gauge(
-            _PREFIX + "budget_used_ratio", "Spent part of a budget in its current period", ["tenant", "budget"], registry=registry
+        self.requests = Counter(
+            _PREFIX + "requests", "Answers", ["route", "status"], registry=registry
         )
-        self._in_cluster = Gauge(_PREFIX + "cluster_functions", "Functions in a cluster", ["phase"], registry=registry)
+        self.request_seconds = Histogram(
+            _PREFIX + "request_seconds", "Time to the first byte", ["route"], registry=registry
+        )
+        self.deploys = Counter(_PREFIX + "deploys", "Deploys that went through", registry=registry)
+        self.feed_followers = Gauge(
+            _PREFIX + "feed_followers", "Long polls that wait now", registry=registry
+        )
+        self.feed_changes = Counter(
+            _PREFIX + "feed_changes", "Changes sent to followers", registry=registry
+        )
+        self.usage_records = Counter(
+            _PREFIX + "usage_records", "New usage records", registry=registry
+        )
+        self.usage_conflicts = Counter(
+            _PREFIX + "usage_conflicts", "Usage ids that came with other content", registry=registry
+        )
+        self.blob_bytes = Counter(
+            _PREFIX + "blob_bytes", "Bytes of blobs received", registry=registry
+        )
+        self.blobs_deleted = Counter(
+            _PREFIX + "blobs_deleted", "Blobs deleted, to which nothing referred", registry=registry
+        )
+        self.blob_bytes_deleted = Counter(
+            _PREFIX + "blob_bytes_deleted", "Bytes of deleted blobs", registry=registry
+        )
+        self.alerts = Counter(
+            _PREFIX + "alerts", "Messages to webhooks", ["outcome"], registry=registry
+        )
+        self._spend = Counter(
+            _PREFIX + "spend",
+            "Cost of new usage records",
+            ["tenant", "currency"],
+            registry=registry,
+        )
+        self._budgets = Gauge(
+            _PREFIX + "budget_used_ratio",
+            "Spent part of a budget in its current period",
+            ["tenant", "budget"],
+            registry=registry,
+        )
+        self._in_cluster = Gauge(
+            _PREFIX + "cluster_functions", "Functions in a cluster", ["phase"], registry=registry
+        )
         self.probes = Probes()
         self._tenants: set[str] = set()
         self._known_budgets: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
 
     def spent(self, tenant: str, currency: str, picos: int) -> None:
-        """New records of this tenant cost so many picounits. Corrections downwards are not counted: a counter only rises."""
+        """New records of this tenant cost so many picounits. Corrections downwards are not counted:
+        a counter only rises."""
         with self._lock:
             if tenant not in self._tenants and len(self._tenants) < SERIES:
                 self._tenants.add(tenant)
@@ -92,7 +123,8 @@ class Metrics:
                 self._budgets.remove(tenant, budget)
 
     async def expose(self, address: MetricsAddress) -> list[asyncio.Server]:
-        """Serve them as Prometheus text, and what probes ask. Raises SettingsInvalid when the address cannot be had."""
+        """Serve them as Prometheus text, and what probes ask. Raises SettingsInvalid when the
+        address cannot be had."""
 
         async def probe(path: str) -> tuple[int, str] | None:
             return await self.probes.answer(path)

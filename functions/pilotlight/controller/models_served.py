@@ -1,4 +1,5 @@
-"""Model servers' names for what is there: a model is `app/function`, a version of it a revision, an alias or a tag."""
+"""Model servers' names for what is there: a model is `app/function`, a version of it a revision, an
+alias or a tag."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def parse(model: str) -> tuple[str, str]:
     try:
         return check_name("app", app), check_name("function", function)
     except ValueError as e:
-        raise InvalidInput(f"modelId = {model!r}: write app/function ({e})", parameter="modelId") from e
+        raise InvalidInput(
+            f"modelId = {model!r}: write app/function ({e})", parameter="modelId"
+        ) from e
 
 
 def version(sql: sa.Connection, place: Place, *, function: str, reference: str) -> FunctionSpec:
@@ -35,12 +38,19 @@ def version(sql: sa.Connection, place: Place, *, function: str, reference: str) 
 
 
 def deploy(
-    write: Write, place: Place, *, function: str, reference: str, resources: Mapping[str, Any], terms: Terms
+    write: Write,
+    place: Place,
+    *,
+    function: str,
+    reference: str,
+    resources: Mapping[str, Any],
+    terms: Terms,
 ) -> tuple[str, Released]:
-    """Let a version serve; its revision and what became of it. Resources that differ make another revision of the same code.
+    """Let a version serve; its revision and what became of it. Resources that differ make another
+    revision of the same code.
 
-    Raises NotFound, InvalidInput, and what `releases.release` raises, but that a revision that lacks approvals waits for them.
-    """
+    Raises NotFound, InvalidInput, and what `releases.release` raises, but that a revision that
+    lacks approvals waits for them."""
     traffic.find(write.sql, place, function)
     revision = aliases.resolve(write.sql, place, function, reference)
     function_id = place.function_id(function)
@@ -52,11 +62,24 @@ def deploy(
     if wanted != spec.resources:
         told = Told(**revisions.told_of(row), author=place.actor)
         told = replace(told, lineage={**told.lineage, "resources_of": revision})
-        revision, created = registry.place_revision(write, place, replace(spec, resources=wanted), told=told)
+        revision, created = registry.place_revision(
+            write, place, replace(spec, resources=wanted), told=told
+        )
     version = registry.go_on(write, place)
     done = releases.release(write, place, function=function, revision=revision, terms=terms)
     registry.settle(write, place, function, done)
     entry = to_json(registry.deployed(function, revision, done, created=created))
-    history.note(write, place, version=version, action="promote" if done.stage is Stage.LIVE else "deploy", functions=[entry])
-    registry.note(write, place, "app.promote", after={"function": function, "revision": revision, "stage": done.stage.value})
+    history.note(
+        write,
+        place,
+        version=version,
+        action="promote" if done.stage is Stage.LIVE else "deploy",
+        functions=[entry],
+    )
+    registry.note(
+        write,
+        place,
+        "app.promote",
+        after={"function": function, "revision": revision, "stage": done.stage.value},
+    )
     return revision, done

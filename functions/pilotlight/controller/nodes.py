@@ -1,4 +1,5 @@
-"""The nodes of a cluster, as their agents report them. In memory: each says all anew within seconds, so a restart loses nothing."""
+"""The nodes of a cluster, as their agents report them. In memory: each says all anew within
+seconds, so a restart loses nothing."""
 
 from __future__ import annotations
 
@@ -39,12 +40,17 @@ class Nodes:
 
     def take(self, report: NodeReport, *, now: float) -> None:
         """Keep it in place of the one before."""
-        self._known = {name: known for name, known in self._known.items() if now - known.at <= FORGET_S}
+        self._known = {
+            name: known for name, known in self._known.items() if now - known.at <= FORGET_S
+        }
         if len(self._known) >= MAX_NODES and report.node not in self._known:
             del self._known[min(self._known, key=lambda name: self._known[name].at)]
         before = self._known.get(report.node)
         self._known[report.node] = Known(report=report, at=now)
-        if before is None or (before.report.weights, before.report.snapshots) != (report.weights, report.snapshots):
+        if before is None or (before.report.weights, before.report.snapshots) != (
+            report.weights,
+            report.snapshots,
+        ):
             self._changed.set()
 
     def all(self) -> Sequence[Known]:

@@ -1,4 +1,5 @@
-"""What the deliverer empties: alerts of budgets, and deliveries to named webhooks. Each says what is due, and what became of it."""
+"""What the deliverer empties: alerts of budgets, and deliveries to named webhooks. Each says what
+is due, and what became of it."""
 
 from __future__ import annotations
 
@@ -64,16 +65,30 @@ class Alerts:
     def settle(self, write: Write, errand: Errand, outcome: Outcome, *, chance: float) -> bool:
         alert = errand.of
         assert isinstance(alert, Alert)
-        wait_s = None if outcome.is_gone else alerts.retry_in_s(alert, now=write.now, chance=chance, asked_s=outcome.retry_after_s)
+        wait_s = (
+            None
+            if outcome.is_gone
+            else alerts.retry_in_s(
+                alert, now=write.now, chance=chance, asked_s=outcome.retry_after_s
+            )
+        )
         alerts.settle(write, alert, error=outcome.error, retry_in_s=wait_s)
         if outcome.is_gone and errand.url is not None:
             why = outcome.error or ""
-            budgets.drop_webhook(write, tenant=alert.tenant, budget_id=alert.budget, url=errand.url, actor=ACTOR, why=why)
+            budgets.drop_webhook(
+                write,
+                tenant=alert.tenant,
+                budget_id=alert.budget,
+                url=errand.url,
+                actor=ACTOR,
+                why=why,
+            )
         return outcome.error is not None and wait_s is not None
 
 
 class Deliveries:
-    """Events for named webhooks. One that answers 410 keeps its name: only what it was told last is given up."""
+    """Events for named webhooks. One that answers 410 keeps its name: only what it was told last is
+    given up."""
 
     kind = "delivery"
 
@@ -86,7 +101,13 @@ class Deliveries:
     def settle(self, write: Write, errand: Errand, outcome: Outcome, *, chance: float) -> bool:
         one = errand.of
         assert isinstance(one, Delivery)
-        wait_s = webhooks.retry_in_s(attempts=one.attempts, begun_at=one.at, now=write.now, chance=chance, asked_s=outcome.retry_after_s)
+        wait_s = webhooks.retry_in_s(
+            attempts=one.attempts,
+            begun_at=one.at,
+            now=write.now,
+            chance=chance,
+            asked_s=outcome.retry_after_s,
+        )
         if outcome.is_gone:
             wait_s = None
         deliveries.settle(write, one, error=outcome.error, retry_in_s=wait_s)
@@ -95,7 +116,9 @@ class Deliveries:
 
 def message(alert: Alert, budget: Budget, tenant_name: str) -> Message:
     """What is told of an alert."""
-    return Message(id=alert.id, type="budget.reached", at=alert.at, data=told(alert, budget, tenant_name))
+    return Message(
+        id=alert.id, type="budget.reached", at=alert.at, data=told(alert, budget, tenant_name)
+    )
 
 
 def told(alert: Alert, budget: Budget, tenant_name: str) -> dict[str, Any]:
@@ -107,7 +130,12 @@ def told(alert: Alert, budget: Budget, tenant_name: str) -> dict[str, Any]:
         "environment": terms.environment,
         "app": terms.app,
         "function": terms.function,
-        "period": {"name": period.name, "kind": terms.period, "begins_at": period.begins_at, "ends_at": period.ends_at},
+        "period": {
+            "name": period.name,
+            "kind": terms.period,
+            "begins_at": period.begins_at,
+            "ends_at": period.ends_at,
+        },
         "percent": alert.percent,
         "spent": alert.spent,
         "amount": terms.amount,
@@ -120,9 +148,13 @@ def _of_alert(sql: sa.Connection, alert: Alert) -> Errand:
     budget = budgets.find(sql, tenant=alert.tenant, budget_id=alert.budget)
     if budget is None or budget.terms.webhook is None or budget.sealed_secret is None:
         return Errand(of=alert, message=None, url=None, sealed_secret=None)
-    name = sql.execute(sa.select(tables.tenants.c.name).where(tables.tenants.c.id == alert.tenant)).scalar_one_or_none()
+    name = sql.execute(
+        sa.select(tables.tenants.c.name).where(tables.tenants.c.id == alert.tenant)
+    ).scalar_one_or_none()
     told_so = message(alert, budget, name or alert.tenant)
-    return Errand(of=alert, message=told_so, url=budget.terms.webhook, sealed_secret=budget.sealed_secret)
+    return Errand(
+        of=alert, message=told_so, url=budget.terms.webhook, sealed_secret=budget.sealed_secret
+    )
 
 
 def _of_delivery(sql: sa.Connection, one: Delivery) -> Errand:

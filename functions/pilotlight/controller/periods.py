@@ -44,14 +44,19 @@ def date_of(day: int) -> dt.date:
 
 
 def period_of(kind: str, day: int) -> Period:
-    """The period of that kind which holds `day`. Raises ValueError for a kind that there is not, and beyond the year 9999."""
+    """The period of that kind which holds `day`. Raises ValueError for a kind that there is not,
+    and beyond the year 9999."""
     date = date_of(day)
     if kind == DAY:
         return Period(first_day=day, end_day=day + 1, name=date.isoformat())
     if kind == MONTH:
         first = date.replace(day=1)
         after = (first + dt.timedelta(days=31)).replace(day=1)
-        return Period(first_day=first.toordinal() - _EPOCH, end_day=after.toordinal() - _EPOCH, name=f"{date:%Y-%m}")
+        return Period(
+            first_day=first.toordinal() - _EPOCH,
+            end_day=after.toordinal() - _EPOCH,
+            name=f"{date:%Y-%m}",
+        )
     raise ValueError(f"{kind!r} is no period: must be one of {', '.join(KINDS)}")
 
 

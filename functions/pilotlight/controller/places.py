@@ -1,4 +1,5 @@
-"""Where an app is, and who changes it: what every change of the registry needs to know, and the conditions that find its rows."""
+"""Where an app is, and who changes it: what every change of the registry needs to know, and the
+conditions that find its rows."""
 
 from __future__ import annotations
 
@@ -33,14 +34,24 @@ class Place:
 
     def function_id(self, function: str) -> str:
         """The id of a function of the app, whether it is there or not."""
-        return launch.function_id(tenant=self.tenant, environment=self.environment, app=self.app, function=function)
+        return launch.function_id(
+            tenant=self.tenant, environment=self.environment, app=self.app, function=function
+        )
 
     def is_app(self) -> tuple[sa.ColumnElement[bool], ...]:
         """Conditions that find its row of `apps`."""
         table = tables.apps
-        return (table.c.tenant == self.tenant, table.c.environment == self.environment, table.c.name == self.app)
+        return (
+            table.c.tenant == self.tenant,
+            table.c.environment == self.environment,
+            table.c.name == self.app,
+        )
 
     def in_app(self) -> tuple[sa.ColumnElement[bool], ...]:
         """Conditions that find its rows of `functions`."""
         table = tables.functions
-        return (table.c.tenant == self.tenant, table.c.environment == self.environment, table.c.app == self.app)
+        return (
+            table.c.tenant == self.tenant,
+            table.c.environment == self.environment,
+            table.c.app == self.app,
+        )

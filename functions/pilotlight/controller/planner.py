@@ -16,7 +16,8 @@ from pilotlight.errors import PilotlightError
 log = logging.getLogger(__name__)
 
 LONGEST_WAIT_S = 5.0
-"""Between two looks: the wall clock may be set while we sleep, and a schedule is made up for within schedules.GRACE_S only."""
+"""Between two looks: the wall clock may be set while we sleep, and a schedule is made up for within
+schedules.GRACE_S only."""
 
 
 async def keep(context: Context) -> None:
@@ -27,7 +28,8 @@ async def keep(context: Context) -> None:
         try:
             wait_s = await anyio.to_thread.run_sync(_round, context)
         except (SQLAlchemyError, PilotlightError) as e:
-            log.error("event=schedules_failed error=%r", e)  # a full disk, a lost database: the next round tries again
+            # a full disk, a lost database: the next round tries again
+            log.error("event=schedules_failed error=%r", e)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await ring.wait()

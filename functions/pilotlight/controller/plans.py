@@ -1,7 +1,7 @@
 """The terms of one tenant: a plan by its name, and overrides of single keys of it. Pure.
 
-Plans are platform.yaml's; the database keeps names and overrides, so that a plan that is changed there changes for all who have it.
-"""
+Plans are platform.yaml's; the database keeps names and overrides, so that a plan that is changed
+there changes for all who have it."""
 
 from __future__ import annotations
 
@@ -36,28 +36,51 @@ class Terms:
         """The plan as it is for this tenant. Raises InvalidInput naming key, value and bound."""
         known = self.plans.get(self.plan)
         if known is None:
-            raise InvalidInput(f"plan {self.plan!r}: there is none; there are {', '.join(self.plans)}", parameter="plan")
+            raise InvalidInput(
+                f"plan {self.plan!r}: there is none; there are {', '.join(self.plans)}",
+                parameter="plan",
+            )
         try:
             plan = known.with_overrides(self.overrides)
         except ValueError as e:
-            raise InvalidInput(f"plan {self.plan!r} with overrides: {e}", parameter="overrides") from e
+            raise InvalidInput(
+                f"plan {self.plan!r} with overrides: {e}", parameter="overrides"
+            ) from e
         if plan.prices is not None and self.prices is not None and plan.prices not in self.prices:
-            raise InvalidInput(f"prices = {plan.prices!r}: no such price list; there are {', '.join(self.prices)}", parameter="prices")
+            raise InvalidInput(
+                f"prices = {plan.prices!r}: no such price list; there are {', '.join(self.prices)}",
+                parameter="prices",
+            )
         return plan
 
-    def changed(self, *, plan: str | None, overrides: Mapping[str, Any], clear: Collection[str] | Literal["all"]) -> Terms:
-        """Other terms: `clear` takes overrides away, `overrides` adds or changes some. Raises InvalidInput."""
+    def changed(
+        self,
+        *,
+        plan: str | None,
+        overrides: Mapping[str, Any],
+        clear: Collection[str] | Literal["all"],
+    ) -> Terms:
+        """Other terms: `clear` takes overrides away, `overrides` adds or changes some. Raises
+        InvalidInput."""
         if unknown := sorted(set(clear) - set(self.overrides)) if clear != "all" else []:
             raise InvalidInput(
-                f"clear = {unknown[0]!r}: is not overridden; what is: {', '.join(self.overrides) or 'nothing'}", parameter="clear"
+                f"clear = {unknown[0]!r}: is not overridden; what is: "
+                f"{', '.join(self.overrides) or 'nothing'}",
+                parameter="clear",
             )
-        kept = {} if clear == "all" else {key: value for key, value in self.overrides.items() if key not in clear}
+        kept = (
+            {}
+            if clear == "all"
+            else {key: value for key, value in self.overrides.items() if key not in clear}
+        )
         return replace(self, plan=plan or self.plan, overrides={**kept, **overrides})
 
 
 DEFAULT_TERMS = Terms(plan="standard")
 
 
-def terms_of(row: sa.Row[Any], plans: Mapping[str, Plan], prices: Collection[str] | None = None) -> Terms:
+def terms_of(
+    row: sa.Row[Any], plans: Mapping[str, Plan], prices: Collection[str] | None = None
+) -> Terms:
     """The terms in a tenant's row."""
     return Terms(plan=row.plan, overrides=json.loads(row.overrides), plans=plans, prices=prices)

@@ -1,4 +1,5 @@
-"""Price lists that were in force, by their version. A record names the version that priced it, so a version never changes."""
+"""Price lists that were in force, by their version. A record names the version that priced it, so a
+version never changes."""
 
 from __future__ import annotations
 
@@ -32,7 +33,11 @@ def keep(write: Write, lists: Mapping[str, Rates]) -> list[str]:
     fresh = [version for version in lists if version not in known]
     for version in fresh:
         document = canonical_json(lists[version].to_json()).decode()
-        write.sql.execute(sa.insert(tables.prices).values(version=version, document=document, first_seen_at=write.now))
+        write.sql.execute(
+            sa.insert(tables.prices).values(
+                version=version, document=document, first_seen_at=write.now
+            )
+        )
     return fresh
 
 
@@ -43,11 +48,15 @@ def listing(sql: sa.Connection) -> list[dict[str, Any]]:
 
 
 def of_tenants(sql: sa.Connection, config: ControllerConfig) -> Mapping[str, Rates]:
-    """The list in force for each tenant, by its id; where platform.yaml has it no more, the platform's own, as activators price calls."""
+    """The list in force for each tenant, by its id; where platform.yaml has it no more, the
+    platform's own, as activators price calls."""
     lists, own = config.prices.lists(), config.prices.rates()
     rows = sql.execute(sa.select(tables.tenants)).all()
     versions = {row.id: terms_of(row, config.plans).resolve().prices for row in rows}
-    return {tenant: own if version is None else lists.get(version, own) for tenant, version in versions.items()}
+    return {
+        tenant: own if version is None else lists.get(version, own)
+        for tenant, version in versions.items()
+    }
 
 
 def of_tenant(sql: sa.Connection, config: ControllerConfig, tenant: str) -> Rates:
@@ -58,7 +67,11 @@ def of_tenant(sql: sa.Connection, config: ControllerConfig, tenant: str) -> Rate
 def used(sql: sa.Connection, *, tenant: str) -> set[str]:
     """Versions that priced a record of this tenant."""
     table = tables.usage_days
-    return set(sql.execute(sa.select(table.c.price_version).distinct().where(table.c.tenant == tenant)).scalars())
+    return set(
+        sql.execute(
+            sa.select(table.c.price_version).distinct().where(table.c.tenant == tenant)
+        ).scalars()
+    )
 
 
 def _rows(sql: sa.Connection) -> list[sa.RowMapping]:
@@ -75,7 +88,8 @@ def _demand_same(version: str, *, before: Mapping[str, Any], now: Mapping[str, A
     for key, value in now.items():
         if _plain(key, before[key]) != _plain(key, value):
             raise SettingsInvalid(
-                f"prices: {key} = {value!r} in version {version!r}, which was in force with {before[key]!r}, and records name it: "
+                f"prices: {key} = {value!r} in version {version!r}, which was in force with "
+                f"{before[key]!r}, and records name it: "
                 "give the changed prices a new version"
             )
 

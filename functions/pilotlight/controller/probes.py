@@ -1,7 +1,8 @@
-"""`/healthz` and `/readyz` beside the metrics, where a cluster's probes ask: they have no certificates, and the control plane wants one.
+"""`/healthz` and `/readyz` beside the metrics, where a cluster's probes ask: they have no
+certificates, and the control plane wants one.
 
-Healthy: the event loop turns, and none of the loops that run as long as the process is broken. Ready: it serves, and its database answers.
-"""
+Healthy: the event loop turns, and none of the loops that run as long as the process is broken.
+Ready: it serves, and its database answers."""
 
 from __future__ import annotations
 
@@ -40,7 +41,11 @@ class Probes:
         return None
 
     def _why_ill(self) -> str:
-        broken = [task.get_name() for task in self.tasks if task.done() and not task.cancelled() and task.exception() is not None]
+        broken = [
+            task.get_name()
+            for task in self.tasks
+            if task.done() and not task.cancelled() and task.exception() is not None
+        ]
         return f"broken: {', '.join(broken)}" if broken else ""
 
     async def _why_not_ready(self) -> str:

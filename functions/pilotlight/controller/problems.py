@@ -1,4 +1,5 @@
-"""Errors as problem documents (RFC 9457): one place for every kind, the framework's own included."""
+"""Errors as problem documents (RFC 9457): one place for every kind, the framework's own
+included."""
 
 from __future__ import annotations
 
@@ -69,15 +70,34 @@ def document(error: Exception, request: str) -> dict[str, Any]:
         return _problem(status, kind, str(error), request, error.detail)
     if isinstance(error, PilotlightError):
         return _problem(error.status, error.type, str(error), request, error.detail)
-    return _problem(500, "internal", "the controller failed; its log has the reason under this request's id", request)
+    return _problem(
+        500,
+        "internal",
+        "the controller failed; its log has the reason under this request's id",
+        request,
+    )
 
 
-def _problem(status: int, kind: str, detail: str, request: str, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    told = detail.encode(errors="backslashreplace").decode()  # a caller's half of a surrogate pair has no bytes to send
-    return problem(type=kind, title=HTTPStatus(status).phrase, status=status, detail=told, instance=request or None, extra=extra)
+def _problem(
+    status: int, kind: str, detail: str, request: str, extra: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    # a caller's half of a surrogate pair has no bytes to send
+    told = detail.encode(errors="backslashreplace").decode()
+    return problem(
+        type=kind,
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=told,
+        instance=request or None,
+        extra=extra,
+    )
 
 
-def answer(body: Mapping[str, Any], retry_after_s: float | None = None, headers: Mapping[str, str] | None = None) -> Response:
+def answer(
+    body: Mapping[str, Any],
+    retry_after_s: float | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
     """A problem document as a response."""
     extra = dict(headers or {})
     if retry_after_s is not None:
@@ -114,35 +134,64 @@ async def _on_validation(request: Request, error: Exception) -> Response:
     found = error.errors() if isinstance(error, RequestValidationError) else []
     errors = [{"parameter": ".".join(str(p) for p in e["loc"]), "message": e["msg"]} for e in found]
     first = errors[0] if errors else {"parameter": "body", "message": "not valid"}
-    wrong = InvalidInput(f"{first['parameter']}: {first['message']}", parameter=first["parameter"], errors=errors)
+    wrong = InvalidInput(
+        f"{first['parameter']}: {first['message']}", parameter=first["parameter"], errors=errors
+    )
     return await _on_ours(request, wrong)
 
 
 async def _on_data(request: Request, error: Exception) -> Response:
-    """No database keeps half of a surrogate pair, and PostgreSQL no NUL and no number beyond its columns: nothing was changed."""
-    log.info("event=value_refused request=%s path=%s error=%s", request_id(request), request.url.path, type(error).__name__)
-    return await _on_ours(request, InvalidInput("a value cannot be kept: a text that is no Unicode or has a NUL, or a number out of range"))
+    """No database keeps half of a surrogate pair, and PostgreSQL no NUL and no number beyond its
+    columns: nothing was changed."""
+    log.info(
+        "event=value_refused request=%s path=%s error=%s",
+        request_id(request),
+        request.url.path,
+        type(error).__name__,
+    )
+    return await _on_ours(
+        request,
+        InvalidInput(
+            "a value cannot be kept: a text that is no Unicode or has a NUL, or a number out of range"
+        ),
+    )
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = _HTTP.get(error.status_code, "invalid-input" if error.status_code < 500 else "internal")
     detail = f"{request.method} {request.url.path}: {error.detail}"
-    return answer(_problem(error.status_code, kind, detail, request_id(request)), headers=error.headers)
+    return answer(
+        _problem(error.status_code, kind, detail, request_id(request)), headers=error.headers
+    )
 
 
 async def _on_database(request: Request, error: Exception) -> Response:
-    """It is away, or held by another for longer than we wait: nothing was changed, and it may be back in a moment.
+    """It is away, or held by another for longer than we wait: nothing was changed, and it may be
+    back in a moment.
 
-    SQLite calls a statement that it cannot understand (there is no such table) by the same name: waiting will not mend that.
-    """
+    SQLite calls a statement that it cannot understand (there is no such table) by the same name:
+    waiting will not mend that."""
     if getattr(getattr(error, "orig", None), "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
         return await _on_defect(request, error)
-    log.error("event=database_away request=%s path=%s error=%s", request_id(request), request.url.path, error)
-    away = Unavailable("the control plane's database does not answer: nothing was changed; functions go on", retry_after_s=DATABASE_RETRY_S)
+    log.error(
+        "event=database_away request=%s path=%s error=%s",
+        request_id(request),
+        request.url.path,
+        error,
+    )
+    away = Unavailable(
+        "the control plane's database does not answer: nothing was changed; functions go on",
+        retry_after_s=DATABASE_RETRY_S,
+    )
     return await _on_ours(request, away)
 
 
 async def _on_defect(request: Request, error: Exception) -> Response:
-    log.error("event=defect request=%s path=%s error=%s", request_id(request), request.url.path, type(error).__name__)
+    log.error(
+        "event=defect request=%s path=%s error=%s",
+        request_id(request),
+        request.url.path,
+        type(error).__name__,
+    )
     return answer(document(error, request_id(request)))

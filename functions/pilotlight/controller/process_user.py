@@ -1,9 +1,9 @@
-"""Under which user the controller goes on, once what only root may open is open: `platform.controller_uid`, where root started it.
+"""Under which user the controller goes on, once what only root may open is open:
+`platform.controller_uid`, where root started it.
 
-What it keeps is in two directories that become its own: `<home>/controller` (the database) and that of blobs. Keys, the lock and sockets
-stay root's: it reads and opens them before it gives up root, so that no process that is root reads a key, or a pid, in a directory that
-another user owns.
-"""
+What it keeps is in two directories that become its own: `<home>/controller` (the database) and that
+of blobs. Keys, the lock and sockets stay root's: it reads and opens them before it gives up root,
+so that no process that is root reads a key, or a pid, in a directory that another user owns."""
 
 from __future__ import annotations
 
@@ -43,12 +43,11 @@ class Openings:
     """What a controller has opened.
 
     Attributes:
-        key: read, and made at the first start.
-        node_key: that of a cluster's node agents (`controller.node_key_file`); None = they have the platform's.
-        lock: descriptor of `<home>/controller.lock`, locked.
-        metrics: where metrics are served.
-        listener: bound to `<run>/controller.sock`, does not listen yet.
-        elsewhere: bound to `controller.listen`; None = nothing is, or not yet: one that may stand by has it when it is at work.
+        key: read, and made at the first start. node_key: that of a cluster's node agents
+        (`controller.node_key_file`); None = they have the platform's. lock: descriptor of
+        `<home>/controller.lock`, locked. metrics: where metrics are served. listener: bound to
+        `<run>/controller.sock`, does not listen yet. elsewhere: bound to `controller.listen`; None
+        = nothing is, or not yet: one that may stand by has it when it is at work.
     """
 
     key: PlatformKey
@@ -64,10 +63,11 @@ class Openings:
 
 
 def open_as_root(config: ControllerConfig) -> Openings:
-    """Take the lock, read the keys, bind the sockets; of a home that has a controller, once it is gone (`controller.standby`).
+    """Take the lock, read the keys, bind the sockets; of a home that has a controller, once it is
+    gone (`controller.standby`).
 
-    Raises AlreadyRunning, Conflict, SettingsInvalid, OSError; CancelledError when it is told to stop while it stands by.
-    """
+    Raises AlreadyRunning, Conflict, SettingsInvalid, OSError; CancelledError when it is told to
+    stop while it stands by."""
     paths = config.paths.make()
     metrics = MetricsAddress(
         socket_path=metrics_socket(paths, "controller"),
@@ -88,7 +88,9 @@ def open_as_root(config: ControllerConfig) -> Openings:
     database_file.settle(paths.home)
     return Openings(
         key=key,
-        node_key=key_in("controller.node_key_file", config.settings.node_key_file) if config.settings.node_key_file else None,
+        node_key=key_in("controller.node_key_file", config.settings.node_key_file)
+        if config.settings.node_key_file
+        else None,
         lock=lock,
         metrics=metrics.opened(),
         listener=_bound(config),
@@ -97,7 +99,8 @@ def open_as_root(config: ControllerConfig) -> Openings:
 
 
 def leave_root(config: ControllerConfig) -> None:
-    """Go on as `platform.controller_uid`, where this process is root on a machine of its own; else, with a warning, as root.
+    """Go on as `platform.controller_uid`, where this process is root on a machine of its own; else,
+    with a warning, as root.
 
     To be called before there are threads. Raises OSError: this process must not go on then.
     """
@@ -117,17 +120,21 @@ def leave_root(config: ControllerConfig) -> None:
         os.environ[variable] = str(path)
     user = user_of(config)
     user.become()
-    os.environ["HOME"] = str(database_file.directory_of(config.paths.home))  # root's own is closed now
+    # root's own is closed now
+    os.environ["HOME"] = str(database_file.directory_of(config.paths.home))
     log.info("controller runs without root uid=%d", user.uid)
 
 
 def obstacle(config: ControllerConfig) -> str:
     """Why the controller cannot go on without root; "" when it can. Changes nothing."""
     url = sa.make_url(config.database_url)
-    if url.get_backend_name() == "sqlite" and Path(url.database or "") != database_file.file_of(config.paths.home):
+    if url.get_backend_name() == "sqlite" and Path(url.database or "") != database_file.file_of(
+        config.paths.home
+    ):
         return (
             f"controller.database_url names {url.database}: leave it out, "
-            f"and while the platform is down move that file to {database_file.file_of(config.paths.home)}"
+            f"and while the platform is down move that file to "
+            f"{database_file.file_of(config.paths.home)}"
         )
     user = user_of(config)
     if (why := user.obstacle()) or url.get_backend_name() == "sqlite":
@@ -136,12 +143,17 @@ def obstacle(config: ControllerConfig) -> str:
 
 
 def user_of(config: ControllerConfig) -> ProcessUser:
-    """Who the controller is, and what it needs: its directories, sockets of the others, and what it opens again as it runs."""
+    """Who the controller is, and what it needs: its directories, sockets of the others, and what it
+    opens again as it runs."""
     paths, platform = config.paths, config.platform
     assert paths.controller_uid is not None
     blobs = _blobs(config)
     again = [Path(path) for path in (platform.tls_cert, platform.tls_key, platform.tls_ca) if path]
-    if platform.blobs is not None and platform.blobs.startswith("s3:") and "AWS_ACCESS_KEY_ID" not in os.environ:
+    if (
+        platform.blobs is not None
+        and platform.blobs.startswith("s3:")
+        and "AWS_ACCESS_KEY_ID" not in os.environ
+    ):
         again += [path for _, path in _aws_files(os.environ)]
     return ProcessUser(
         uid=paths.controller_uid,
@@ -167,11 +179,17 @@ def _own_directories(config: ControllerConfig) -> tuple[Path, ...]:
 def _blobs(config: ControllerConfig) -> Path:
     """The directory of blobs, or of uploads on their way to S3."""
     where = config.platform.blobs
-    return (config.paths.home / "blobs" if where is None or where.startswith("s3:") else Path(where)).resolve()
+    return (
+        config.paths.home / "blobs" if where is None or where.startswith("s3:") else Path(where)
+    ).resolve()
 
 
 def _is_ours(directory: Path, home: Path) -> bool:
-    return directory != home and directory.is_relative_to(home) and directory.relative_to(home).parts[0] not in _OTHERS
+    return (
+        directory != home
+        and directory.is_relative_to(home)
+        and directory.relative_to(home).parts[0] not in _OTHERS
+    )
 
 
 def _aws_files(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
@@ -182,11 +200,14 @@ def _aws_files(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _database_obstacle(config: ControllerConfig, user: ProcessUser) -> str:
-    """Where PostgreSQL answers root and not that user: peer authentication, a socket or files out of its reach."""
+    """Where PostgreSQL answers root and not that user: peer authentication, a socket or files out
+    of its reach."""
     url = sa.make_url(config.database_url)
 
     def refusal() -> str:
-        engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args={"connect_timeout": _CONNECT_S})
+        engine = sa.create_engine(
+            url, poolclass=sa.NullPool, connect_args={"connect_timeout": _CONNECT_S}
+        )
         try:
             engine.connect().close()
         except sa.exc.SQLAlchemyError as e:
@@ -198,7 +219,10 @@ def _database_obstacle(config: ControllerConfig, user: ProcessUser) -> str:
 
     if (why := user.answer(told).decode(errors="replace")) == _REACHED or refusal():
         return ""  # a database that answers nobody is away, and says nothing about users
-    return f"PostgreSQL does not answer uid {user.uid}: {why[:_MAX_REASON]}: use a password (controller.database_url_file)"
+    return (
+        f"PostgreSQL does not answer uid {user.uid}: {why[:_MAX_REASON]}: use a password "
+        f"(controller.database_url_file)"
+    )
 
 
 def _bound(config: ControllerConfig) -> socket.socket:
@@ -215,4 +239,8 @@ def _bound(config: ControllerConfig) -> socket.socket:
 
 def _elsewhere(config: ControllerConfig) -> socket.socket | None:
     """Where other machines reach us; None = nowhere. Raises SettingsInvalid."""
-    return None if config.settings.listen is None else tcp_listener("controller.listen", config.settings.listen)
+    return (
+        None
+        if config.settings.listen is None
+        else tcp_listener("controller.listen", config.settings.listen)
+    )

@@ -1,8 +1,9 @@
-"""From one environment to another: what serves there is deployed here, the very same specs, with what was told of them.
+"""From one environment to another: what serves there is deployed here, the very same specs, with
+what was told of them.
 
-The promotion is the promoter's approval, unless he brought the revision himself; where the app of the target demands more, it waits for
-them. What the specs refer to must be in the target: secrets by their names above all.
-"""
+The promotion is the promoter's approval, unless he brought the revision himself; where the app of
+the target demands more, it waits for them. What the specs refer to must be in the target: secrets
+by their names above all."""
 
 from __future__ import annotations
 
@@ -13,7 +14,19 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller import approvals, blobs, history, references, registry, releases, revisions, tables, tenants, traffic, weights
+from pilotlight.controller import (
+    approvals,
+    blobs,
+    history,
+    references,
+    registry,
+    releases,
+    revisions,
+    tables,
+    tenants,
+    traffic,
+    weights,
+)
 from pilotlight.controller.places import Place
 from pilotlight.controller.registry import Deployed, Deployment
 from pilotlight.controller.releases import Terms
@@ -36,7 +49,8 @@ class Candidate:
 
 
 def candidates(sql: sa.Connection, origin: Place, *, function: str | None) -> list[Candidate]:
-    """What serves in `origin`, by name; of one function, or of all of the app. Raises NotFound, Conflict where nothing serves."""
+    """What serves in `origin`, by name; of one function, or of all of the app. Raises NotFound,
+    Conflict where nothing serves."""
     names = [function] if function is not None else _names(sql, origin)
     if not names:
         text = f"there is no app {origin.app!r} in environment {origin.environment!r}"
@@ -57,43 +71,83 @@ def promote(
     whole_app: bool,
     is_bound: bool,
 ) -> tuple[Deployment, list[str]]:
-    """Deploy what was found in `target`; also digests whose pins ended. `is_bound`: as in `weights.note_deployed`.
+    """Deploy what was found in `target`; also digests whose pins ended. `is_bound`: as in
+    `weights.note_deployed`.
 
-    `whole_app`: nothing may be left there that `origin` has not. Raises what a deploy raises; then nothing has changed.
-    """
+    `whole_app`: nothing may be left there that `origin` has not. Raises what a deploy raises; then
+    nothing has changed."""
     specs = [one.spec for one in found]
     tenants.demand_environment(write.sql, tenant=target.tenant, name=target.environment)
     references.check_access(write.sql, specs)
     references.check(
-        write.sql, tenant=target.tenant, environment=target.environment, specs=specs, manifests=manifests, bundle_max_bytes=bundle_max_bytes
+        write.sql,
+        tenant=target.tenant,
+        environment=target.environment,
+        specs=specs,
+        manifests=manifests,
+        bundle_max_bytes=bundle_max_bytes,
     )
-    unpinned = weights.note_deployed(write, target, specs=specs, manifests=manifests, is_bound=is_bound)
+    unpinned = weights.note_deployed(
+        write, target, specs=specs, manifests=manifests, is_bound=is_bound
+    )
     gone = set(_names(write.sql, target)) - {spec.name for spec in specs} if whole_app else set()
     if gone:
         lost = ", ".join(sorted(gone))
         text = f"{origin.environment} has no {lost} of {target.app}, which {target.environment} has"
-        raise Conflict(f"{text}: name the function to promote, or deploy the app there", functions=sorted(gone))
+        raise Conflict(
+            f"{text}: name the function to promote, or deploy the app there", functions=sorted(gone)
+        )
     version = registry.go_on(write, target)
     deployed = tuple(_one(write, target, origin, one, terms) for one in found)
-    history.note(write, target, version=version, action=ACTION, message=message, functions=to_json(deployed), labels=_labels(origin))
-    after = {"from": origin.environment, "functions": {one.function: one.revision for one in deployed}, "version": version}
+    history.note(
+        write,
+        target,
+        version=version,
+        action=ACTION,
+        message=message,
+        functions=to_json(deployed),
+        labels=_labels(origin),
+    )
+    after = {
+        "from": origin.environment,
+        "functions": {one.function: one.revision for one in deployed},
+        "version": version,
+    }
     registry.note(write, target, f"app.{ACTION}", after=after)
-    return Deployment(app=target.app, environment=target.environment, version=version, functions=deployed), unpinned
+    return Deployment(
+        app=target.app, environment=target.environment, version=version, functions=deployed
+    ), unpinned
 
 
-def manifests_of(sql: sa.Connection, files: blobs.BlobFiles, *, tenant: str, found: list[Candidate]) -> dict[str, Manifest]:
+def manifests_of(
+    sql: sa.Connection, files: blobs.BlobFiles, *, tenant: str, found: list[Candidate]
+) -> dict[str, Manifest]:
     """The manifests of weights that the candidates name, read before any lock is held."""
     return references.check_weights(sql, files, tenant=tenant, specs=[one.spec for one in found])
 
 
 def _one(write: Write, target: Place, origin: Place, found: Candidate, terms: Terms) -> Deployed:
-    lineage = {**found.told.lineage, "promoted_from": f"{origin.environment}/{origin.app}/{found.spec.name}@{found.revision}"}
+    lineage = {
+        **found.told.lineage,
+        "promoted_from": f"{origin.environment}/{origin.app}/{found.spec.name}@{found.revision}",
+    }
     told = replace(found.told, lineage=lineage)
     revision, created = registry.place_revision(write, target, found.spec, told=told)
-    brought_by = revisions.row(write.sql, function_id=target.function_id(found.spec.name), revision=revision).created_by
-    if target.actor not in (told.author, brought_by):  # it may have been deployed there already, by another key
-        approvals.approve(write, target, function=found.spec.name, revision=revision, note=f"promoted from {origin.environment}")
-    done = releases.release(write, target, function=found.spec.name, revision=revision, terms=replace(terms, told=told))
+    brought_by = revisions.row(
+        write.sql, function_id=target.function_id(found.spec.name), revision=revision
+    ).created_by
+    # it may have been deployed there already, by another key
+    if target.actor not in (told.author, brought_by):
+        approvals.approve(
+            write,
+            target,
+            function=found.spec.name,
+            revision=revision,
+            note=f"promoted from {origin.environment}",
+        )
+    done = releases.release(
+        write, target, function=found.spec.name, revision=revision, terms=replace(terms, told=told)
+    )
     registry.settle(write, target, found.spec.name, done)
     return registry.deployed(found.spec.name, revision, done, created=created)
 
@@ -103,16 +157,25 @@ def _candidate(sql: sa.Connection, origin: Place, function: str) -> Candidate:
     function_id = origin.function_id(function)
     revision = releases.serving(sql, function_id)
     if not revision:
-        text = f"{origin.app}/{function} serves nothing in environment {origin.environment!r}: promote a revision there first"
+        text = (
+            f"{origin.app}/{function} serves nothing in environment {origin.environment!r}: "
+            f"promote a revision there first"
+        )
         raise Conflict(text, function=function, environment=origin.environment)
     row = revisions.row(sql, function_id=function_id, revision=revision)
     told = Told(**revisions.told_of(row), author=row.created_by)
-    return Candidate(revision=revision, spec=from_json(FunctionSpec, json.loads(row.spec)), told=told)
+    return Candidate(
+        revision=revision, spec=from_json(FunctionSpec, json.loads(row.spec)), told=told
+    )
 
 
 def _names(sql: sa.Connection, place: Place) -> list[str]:
     table = tables.functions
-    query = sa.select(table.c.name).where(*place.in_app(), table.c.removed_at.is_(None)).order_by(table.c.name)
+    query = (
+        sa.select(table.c.name)
+        .where(*place.in_app(), table.c.removed_at.is_(None))
+        .order_by(table.c.name)
+    )
     return list(sql.execute(query).scalars())
 
 
@@ -124,7 +187,10 @@ def demand_other(origin: Place, target: Place) -> None:
     """Raise InvalidInput where both are the same environment."""
     if origin.environment == target.environment:
         how = f"within one it is: pilotlight app promote {origin.app}/FUNCTION REVISION"
-        raise InvalidInput(f"both environments are {origin.environment!r}: name two; {how}", parameter="to_environment")
+        raise InvalidInput(
+            f"both environments are {origin.environment!r}: name two; {how}",
+            parameter="to_environment",
+        )
 
 
 def shown(done: Deployment) -> dict[str, Any]:

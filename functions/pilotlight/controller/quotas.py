@@ -1,4 +1,5 @@
-"""Quotas of functions and of keys, which a tenant sets for its own: beside the tenant's, so they can only bound further."""
+"""Quotas of functions and of keys, which a tenant sets for its own: beside the tenant's, so they
+can only bound further."""
 
 from __future__ import annotations
 
@@ -38,19 +39,26 @@ class Function:
 
 
 def parse(body: Mapping[str, Any], *, of_key: bool = False) -> dict[str, Any]:
-    """Quotas of a key or a function, without what bounds nothing. Raises InvalidInput naming key, value and bound."""
+    """Quotas of a key or a function, without what bounds nothing. Raises InvalidInput naming key,
+    value and bound."""
     try:
         quotas = parse_quotas(body)
     except ValueError as e:
         raise InvalidInput(str(e), parameter="quotas") from e
     given = {key: value for key in body if (value := getattr(quotas, key)) is not None}
     if wrong := sorted(NOT_OF_KEYS & set(given) if of_key else ()):
-        raise InvalidInput(f"{wrong[0]} = {given[wrong[0]]!r}: bounds a tenant or a function, not a key", parameter="quotas")
+        raise InvalidInput(
+            f"{wrong[0]} = {given[wrong[0]]!r}: bounds a tenant or a function, not a key",
+            parameter="quotas",
+        )
     return given
 
 
-def put(write: Write, function: Function, body: Mapping[str, Any], *, actor: str, request: str = "") -> dict[str, Any]:
-    """Let these be the function's quotas, whatever they were; {} takes all away. Raises InvalidInput, or NotFound: no such environment."""
+def put(
+    write: Write, function: Function, body: Mapping[str, Any], *, actor: str, request: str = ""
+) -> dict[str, Any]:
+    """Let these be the function's quotas, whatever they were; {} takes all away. Raises
+    InvalidInput, or NotFound: no such environment."""
     demand_environment(write.sql, tenant=function.tenant, name=function.environment)
     for kind, name in (("app", function.app), ("function", function.function)):
         try:
@@ -63,13 +71,22 @@ def put(write: Write, function: Function, body: Mapping[str, Any], *, actor: str
     if quotas:
         row = {"quotas": canonical_json(quotas).decode(), "updated_at": write.now}
         insert = write.insert(_TABLE).values(**_names(function), **row)
-        write.sql.execute(insert.on_conflict_do_update(index_elements=list(_names(function)), set_=row))
+        write.sql.execute(
+            insert.on_conflict_do_update(index_elements=list(_names(function)), set_=row)
+        )
     else:
         write.sql.execute(sa.delete(_TABLE).where(*_is(function)))
     feed.append(write, feed.QUOTA, function.key, quotas or None)
     subject = f"{function.environment}/{function.app}/{function.function}"
     audit.record(
-        write, tenant=function.tenant, actor=actor, action="quota.set", subject=subject, before=before, after=quotas, request=request
+        write,
+        tenant=function.tenant,
+        actor=actor,
+        action="quota.set",
+        subject=subject,
+        before=before,
+        after=quotas,
+        request=request,
     )
     return quotas
 
@@ -83,7 +100,9 @@ def get(sql: sa.Connection, function: Function) -> dict[str, Any]:
 def listing(sql: sa.Connection, *, tenant: str, environment: str) -> list[dict[str, Any]]:
     """Functions of an environment that have quotas, by name."""
     columns = (_TABLE.c.app, _TABLE.c.function, _TABLE.c.quotas, _TABLE.c.updated_at)
-    query = sa.select(*columns).where(_TABLE.c.tenant == tenant, _TABLE.c.environment == environment)
+    query = sa.select(*columns).where(
+        _TABLE.c.tenant == tenant, _TABLE.c.environment == environment
+    )
     rows = sql.execute(query.order_by(_TABLE.c.app, _TABLE.c.function)).mappings()
     return [{**row, "quotas": json.loads(row["quotas"])} for row in rows]
 

@@ -1,4 +1,5 @@
-"""The API's reference as one plain page, made from the OpenAPI document: nothing is loaded from elsewhere."""
+"""The API's reference as one plain page, made from the OpenAPI document: nothing is loaded from
+elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +23,13 @@ async def docs(context: Ctx, request: Request) -> Response:
     document: dict[str, Any] = request.app.openapi()
     info, origin = document["info"], context.config.settings.dashboard_origin
     home = (origin.url if origin is not None else "") + HOME
-    return render("reference.html", title=info["title"], summary=info["summary"], routes=routes(document), home=home)
+    return render(
+        "reference.html",
+        title=info["title"],
+        summary=info["summary"],
+        routes=routes(document),
+        home=home,
+    )
 
 
 def routes(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -33,6 +40,11 @@ def routes(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
             if method in operations:
                 operation = operations[method]
                 names = [p["name"] for p in operation.get("parameters", ()) if p["in"] == "query"]
-                entry = {"method": method.upper(), "path": path, "summary": operation.get("description", ""), "parameters": names}
+                entry = {
+                    "method": method.upper(),
+                    "path": path,
+                    "summary": operation.get("description", ""),
+                    "parameters": names,
+                }
                 found.setdefault(operation.get("tags", ["other"])[0], []).append(entry)
     return found

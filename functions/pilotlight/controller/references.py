@@ -1,4 +1,5 @@
-"""What a deploy refers to must be there, and must be the tenant's: checked before anything changes, naming what is missing."""
+"""What a deploy refers to must be there, and must be the tenant's: checked before anything changes,
+naming what is missing."""
 
 from __future__ import annotations
 
@@ -30,7 +31,10 @@ def parse(app: str, functions: Sequence[Mapping[str, Any]]) -> list[FunctionSpec
     """The specs of a deploy, checked in themselves. Raises InvalidInput naming function and key."""
     _name("app", app)
     if not 1 <= len(functions) <= MAX_FUNCTIONS:
-        raise InvalidInput(f"a deploy has 1 to {MAX_FUNCTIONS} functions, not {len(functions)}", parameter="functions")
+        raise InvalidInput(
+            f"a deploy has 1 to {MAX_FUNCTIONS} functions, not {len(functions)}",
+            parameter="functions",
+        )
     specs = [from_json(FunctionSpec, body, f"functions[{i}]") for i, body in enumerate(functions)]
     seen: set[str] = set()
     for spec in specs:
@@ -51,86 +55,133 @@ def check(
     manifests: Mapping[str, Manifest],
     bundle_max_bytes: int,
 ) -> None:
-    """Raise InvalidInput for the first blob, image or secret that is not there; TooLarge for a bundle over its bound.
+    """Raise InvalidInput for the first blob, image or secret that is not there; TooLarge for a
+    bundle over its bound.
 
-    `manifests`: those that `check_weights` read. One that came since is not there yet: nobody looked at what it names. Called in the
-    transaction that refers to all of it: what was given up since `check_weights` is found missing here.
-    """
+    `manifests`: those that `check_weights` read. One that came since is not there yet: nobody
+    looked at what it names. Called in the transaction that refers to all of it: what was given up
+    since `check_weights` is found missing here."""
     for digest, found in manifests.items():
         check_files(sql, tenant=tenant, digest=digest, named=found)
     sizes = blobs.sizes(sql, tenant=tenant, digests={spec.bundle for spec in specs})
     there = {*sizes, *manifests}
     built = images.built(sql, tenant=tenant, digests={spec.image for spec in specs if spec.image})
-    secrets = _secrets(sql, tenant=tenant, environment=environment, names={name for spec in specs for name in spec.secrets})
+    secrets = _secrets(
+        sql,
+        tenant=tenant,
+        environment=environment,
+        names={name for spec in specs for name in spec.secrets},
+    )
     for spec in specs:
-        wanted = [("blob", "bundle", spec.bundle), *(("blob", f"weights {w.name!r}", w.manifest) for w in spec.weights)]
+        wanted = [
+            ("blob", "bundle", spec.bundle),
+            *(("blob", f"weights {w.name!r}", w.manifest) for w in spec.weights),
+        ]
         for kind, role, digest in wanted:
             if digest not in there:
-                raise InvalidInput(f"function {spec.name!r}: {role} {digest} was not uploaded", function=spec.name, missing={kind: digest})
+                raise InvalidInput(
+                    f"function {spec.name!r}: {role} {digest} was not uploaded",
+                    function=spec.name,
+                    missing={kind: digest},
+                )
         if sizes[spec.bundle] > bundle_max_bytes:
-            message = f"function {spec.name!r}: its bundle has {sizes[spec.bundle]} bytes: at most {bundle_max_bytes}"
+            message = (
+                f"function {spec.name!r}: its bundle has {sizes[spec.bundle]} bytes: at "
+                f"most {bundle_max_bytes}"
+            )
             raise TooLarge(message, limit_bytes=bundle_max_bytes)
         if spec.image and spec.image not in built:
             raise InvalidInput(
-                f"function {spec.name!r}: image {spec.image} was not built", function=spec.name, missing={"image": spec.image}
+                f"function {spec.name!r}: image {spec.image} was not built",
+                function=spec.name,
+                missing={"image": spec.image},
             )
         for name in spec.secrets:
             if name not in secrets:
                 hint = f"create it with: pilotlight secret set {name} VARIABLE -e {environment}"
-                message = f"function {spec.name!r}: there is no secret {name!r} in environment {environment!r}; {hint}"
+                message = (
+                    f"function {spec.name!r}: there is no secret {name!r} in environment "
+                    f"{environment!r}; {hint}"
+                )
                 raise InvalidInput(message, function=spec.name, missing={"secret": name})
 
 
 def check_rungs(caller: Principal, *, app: str, specs: Sequence[FunctionSpec]) -> None:
-    """Raise Forbidden for the first variant or fallback that the key does not reach: calls would run it in the key's stead."""
+    """Raise Forbidden for the first variant or fallback that the key does not reach: calls would
+    run it in the key's stead."""
     for spec in specs:
-        for name in (*(variant.function for variant in spec.variants), *(rung.function for rung in spec.fallback)):
+        for name in (
+            *(variant.function for variant in spec.variants),
+            *(rung.function for rung in spec.fallback),
+        ):
             if name:
                 place, _, function = name.rpartition("/")
                 caller.demand_function(place or app, function)
 
 
 def check_prices(specs: Sequence[FunctionSpec], rates: Rates) -> None:
-    """Raise InvalidInput for the first GPU type without a price: no call of such a function could be billed, so none is let through."""
+    """Raise InvalidInput for the first GPU type without a price: no call of such a function could
+    be billed, so none is let through."""
     for spec in specs:
         for gpu in spec.resources.gpu:
             if gpu not in rates.gpu_s:
                 there = ", ".join(sorted(rates.gpu_s)) or "none"
                 raise InvalidInput(
-                    f"function {spec.name!r}: gpu = {gpu!r} has no price in list {rates.version!r}, which has {there}: "
-                    f"ask for one of these, or let the operator add prices.gpu_s.{gpu} to platform.yaml, with a new prices.version",
+                    f"function {spec.name!r}: gpu = {gpu!r} has no price in list "
+                    f"{rates.version!r}, which has {there}: "
+                    f"ask for one of these, or let the operator add prices.gpu_s.{gpu} to "
+                    f"platform.yaml, with a new prices.version",
                     function=spec.name,
                     parameter="gpu",
                 )
 
 
 def check_egress(specs: Sequence[FunctionSpec], egress: Egress | None) -> None:
-    """Raise InvalidInput for the first function that asks for networks which the operator does not let functions ask for.
+    """Raise InvalidInput for the first function that asks for networks which the operator does not
+    let functions ask for.
 
     `egress`: None where no function has a network of its own.
     """
     for spec in specs:
         if spec.egress and egress is None:
-            why = "functions here have no network of their own (snapshotter.function_network): what they reach is the operator's to say"
-            raise InvalidInput(f"function {spec.name!r}: egress: {why}; leave it out", function=spec.name, parameter="egress")
+            why = (
+                "functions here have no network of their own (snapshotter.function_network): "
+                "what they reach is the operator's to say"
+            )
+            raise InvalidInput(
+                f"function {spec.name!r}: egress: {why}; leave it out",
+                function=spec.name,
+                parameter="egress",
+            )
         try:
             _ = egress is None or egress.requested(spec.egress)
         except ValueError as e:
-            message = f"function {spec.name!r}: {e}. The internet is open to all; ask the operator for more"
+            message = (
+                f"function {spec.name!r}: {e}. The internet is open to all; ask the "
+                f"operator for more"
+            )
             raise InvalidInput(message, function=spec.name, parameter="egress") from e
 
 
 def check_access(sql: sa.Connection, specs: Sequence[FunctionSpec]) -> None:
-    """Raise InvalidInput for the first tenant in `access` that does not exist: it would be let in by whoever gets that name later."""
+    """Raise InvalidInput for the first tenant in `access` that does not exist: it would be let in
+    by whoever gets that name later."""
     missing = tenants.unknown(sql, {name for spec in specs for name in spec.access} - {PUBLIC})
     for spec in specs:
         for name in spec.access:
             if name in missing:
-                raise InvalidInput(f"function {spec.name!r}: access: there is no tenant {name!r}", function=spec.name, parameter="access")
+                raise InvalidInput(
+                    f"function {spec.name!r}: access: there is no tenant {name!r}",
+                    function=spec.name,
+                    parameter="access",
+                )
 
 
-def check_weights(sql: sa.Connection, files: blobs.BlobFiles, *, tenant: str, specs: Sequence[FunctionSpec]) -> dict[str, Manifest]:
-    """The manifests that are there, by digest, once it is sure that they name files that are the tenant's. Raises InvalidInput.
+def check_weights(
+    sql: sa.Connection, files: blobs.BlobFiles, *, tenant: str, specs: Sequence[FunctionSpec]
+) -> dict[str, Manifest]:
+    """The manifests that are there, by digest, once it is sure that they name files that are the
+    tenant's. Raises InvalidInput.
 
     Reads megabytes, in a thread of the application: no lock is held.
     """
@@ -139,8 +190,11 @@ def check_weights(sql: sa.Connection, files: blobs.BlobFiles, *, tenant: str, sp
     return {digest: check_manifest(sql, files, tenant=tenant, digest=digest) for digest in there}
 
 
-def check_manifest(sql: sa.Connection, files: blobs.BlobFiles, *, tenant: str, digest: str) -> Manifest:
-    """A manifest that is the tenant's and names only files that are too. Raises InvalidInput; Unavailable when the store is away.
+def check_manifest(
+    sql: sa.Connection, files: blobs.BlobFiles, *, tenant: str, digest: str
+) -> Manifest:
+    """A manifest that is the tenant's and names only files that are too. Raises InvalidInput;
+    Unavailable when the store is away.
 
     Without it, who only knows the digest of another tenant's file would get to read it.
     """
@@ -148,7 +202,9 @@ def check_manifest(sql: sa.Connection, files: blobs.BlobFiles, *, tenant: str, d
     if size_bytes is None:
         raise InvalidInput(f"weights {digest} were not uploaded", missing={"blob": digest})
     if size_bytes > manifest.MAX_MANIFEST_BYTES:
-        raise InvalidInput(f"weights {digest} are no manifest: they have {size_bytes} bytes", parameter="weights")
+        raise InvalidInput(
+            f"weights {digest} are no manifest: they have {size_bytes} bytes", parameter="weights"
+        )
     try:
         found = manifest.parse(files.load(digest, max_bytes=manifest.MAX_MANIFEST_BYTES))
     except ManifestInvalid as e:
@@ -164,7 +220,10 @@ def check_files(sql: sa.Connection, *, tenant: str, digest: str, named: Manifest
         part = wanted[begin : begin + MAX_NAMED_AT_ONCE]
         owned = blobs.sizes(sql, tenant=tenant, digests=part)
         if missing := next((name for name in part if name not in owned), None):
-            raise InvalidInput(f"weights {digest}: their file {missing} was not uploaded", missing={"blob": missing})
+            raise InvalidInput(
+                f"weights {digest}: their file {missing} was not uploaded",
+                missing={"blob": missing},
+            )
 
 
 def _check(spec: FunctionSpec) -> None:
@@ -189,14 +248,20 @@ def _check(spec: FunctionSpec) -> None:
         if method.schema is not None:
             schemas.check(method.schema, f"{where}: schema of {method.name or spec.name!r}")
         if method.returns is not None:
-            schemas.check(method.returns, f"{where}: schema of the answer of {method.name or spec.name!r}")
+            schemas.check(
+                method.returns, f"{where}: schema of the answer of {method.name or spec.name!r}"
+            )
     if (size := len(canonical_json(to_json(spec)))) > MAX_SPEC_BYTES:
-        raise InvalidInput(f"{where}: its spec has {size} bytes: at most {MAX_SPEC_BYTES}", parameter="functions")
+        raise InvalidInput(
+            f"{where}: its spec has {size} bytes: at most {MAX_SPEC_BYTES}", parameter="functions"
+        )
 
 
 def _secrets(sql: sa.Connection, *, tenant: str, environment: str, names: set[str]) -> set[str]:
     table = tables.secrets
-    query = sa.select(table.c.name).where(table.c.tenant == tenant, table.c.environment == environment, table.c.name.in_(names))
+    query = sa.select(table.c.name).where(
+        table.c.tenant == tenant, table.c.environment == environment, table.c.name.in_(names)
+    )
     return set(sql.execute(query).scalars())
 
 

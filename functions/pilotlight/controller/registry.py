@@ -1,8 +1,7 @@
 """What is deployed: apps, functions, immutable revisions, traffic, and the history of deployments.
 
-A deploy is one transaction over rows and feed. It costs as much as it changes: a function whose spec is what it was keeps its
-revision and makes no feed entry, and no step looks at other apps.
-"""
+A deploy is one transaction over rows and feed. It costs as much as it changes: a function whose
+spec is what it was keeps its revision and makes no feed entry, and no step looks at other apps."""
 
 from __future__ import annotations
 
@@ -28,7 +27,8 @@ _AT_ONCE = Terms()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed:
-    """One function after a deploy; `created` says that its revision is new, the rest is as in `releases.Released`."""
+    """One function after a deploy; `created` says that its revision is new, the rest is as in
+    `releases.Released`."""
 
     function: str
     revision: str
@@ -40,7 +40,8 @@ class Deployed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """The outcome of a deploy; `removed` are the ids of functions that the app does not have any more."""
+    """The outcome of a deploy; `removed` are the ids of functions that the app does not have any
+    more."""
 
     app: str
     environment: str
@@ -58,7 +59,8 @@ def deploy(
     labels: Mapping[str, str] | None = None,
     terms: Terms = _AT_ONCE,
 ) -> Deployment:
-    """Make the app consist of exactly `specs`, released as `terms` say. The caller has checked what they refer to.
+    """Make the app consist of exactly `specs`, released as `terms` say. The caller has checked what
+    they refer to.
 
     Raises Incompatible, GateFailed, ReleaseFrozen, InvalidInput; then nothing has changed.
     """
@@ -67,13 +69,34 @@ def deploy(
     done = tuple(_deploy_function(write, place, spec, terms) for spec in specs)
     removed = _remove(write, place, names=set(before) - {spec.name for spec in specs})
     after = {d.function: d.revision for d in done}
-    history.note(write, place, version=version, action="deploy", message=message, labels=labels, functions=to_json(done))
-    note(write, place, "app.deploy", before={"functions": before}, after={"functions": after, "version": version})
-    return Deployment(app=place.app, environment=place.environment, version=version, functions=done, removed=removed)
+    history.note(
+        write,
+        place,
+        version=version,
+        action="deploy",
+        message=message,
+        labels=labels,
+        functions=to_json(done),
+    )
+    note(
+        write,
+        place,
+        "app.deploy",
+        before={"functions": before},
+        after={"functions": after, "version": version},
+    )
+    return Deployment(
+        app=place.app,
+        environment=place.environment,
+        version=version,
+        functions=done,
+        removed=removed,
+    )
 
 
 def stop(write: Write, place: Place) -> int:
-    """Answer 503 for every function of the app until it is deployed again; returns the new version. Raises NotFound."""
+    """Answer 503 for every function of the app until it is deployed again; returns the new version.
+    Raises NotFound."""
     _demand(write.sql, place)
     version = history.next_version(write, place, stopped=True)
     names = _current(write.sql, place)
@@ -85,7 +108,8 @@ def stop(write: Write, place: Place) -> int:
 
 
 def delete(write: Write, place: Place) -> tuple[str, ...]:
-    """Remove the app's functions; their ids. Its history and its revisions stay, as far as there is room for them. Raises NotFound."""
+    """Remove the app's functions; their ids. Its history and its revisions stay, as far as there is
+    room for them. Raises NotFound."""
     _demand(write.sql, place)
     names = _current(write.sql, place)
     version = history.next_version(write, place)
@@ -97,8 +121,11 @@ def delete(write: Write, place: Place) -> tuple[str, ...]:
 
 
 def go_on(write: Write, place: Place) -> int:
-    """The number of the entry of a deploy of a part of the app; of one that was stopped, all functions answer again."""
-    was_stopped = write.sql.execute(sa.select(tables.apps.c.stopped).where(*place.is_app())).scalar()
+    """The number of the entry of a deploy of a part of the app; of one that was stopped, all
+    functions answer again."""
+    was_stopped = write.sql.execute(
+        sa.select(tables.apps.c.stopped).where(*place.is_app())
+    ).scalar()
     version = history.next_version(write, place, stopped=False)
     if was_stopped:
         for name in _current(write.sql, place):
@@ -107,32 +134,62 @@ def go_on(write: Write, place: Place) -> int:
 
 
 def switch_snapshots(write: Write, place: Place, *, function: str, enabled: bool) -> str:
-    """Allow or forbid snapshots of a function, whatever its revision; outlives deploys. Returns its id. Raises NotFound."""
+    """Allow or forbid snapshots of a function, whatever its revision; outlives deploys. Returns its
+    id. Raises NotFound."""
     found = find_function(write.sql, place, function)
     if found.snapshots != enabled:
-        write.sql.execute(sa.update(tables.functions).where(tables.functions.c.id == found.id).values(snapshots=enabled))
+        write.sql.execute(
+            sa.update(tables.functions)
+            .where(tables.functions.c.id == found.id)
+            .values(snapshots=enabled)
+        )
         publishing.publish(write, found.id)
-        subject, action = f"{place.environment}/{place.app}/{function}", f"snapshots.{'enable' if enabled else 'disable'}"
-        audit.record(write, tenant=place.tenant, actor=place.actor, action=action, subject=subject, request=place.request)
+        subject, action = (
+            f"{place.environment}/{place.app}/{function}",
+            f"snapshots.{'enable' if enabled else 'disable'}",
+        )
+        audit.record(
+            write,
+            tenant=place.tenant,
+            actor=place.actor,
+            action=action,
+            subject=subject,
+            request=place.request,
+        )
     return str(found.id)
 
 
 def find_function(sql: sa.Connection, place: Place, name: str) -> sa.Row[Any]:
     """A deployed function's row. Raises NotFound."""
     table = tables.functions
-    row = sql.execute(sa.select(table).where(table.c.id == place.function_id(name), table.c.removed_at.is_(None))).first()
+    row = sql.execute(
+        sa.select(table).where(table.c.id == place.function_id(name), table.c.removed_at.is_(None))
+    ).first()
     if row is None:
-        raise NotFound(f"there is no function {place.app}/{name} in environment {place.environment!r}", app=place.app, function=name)
+        raise NotFound(
+            f"there is no function {place.app}/{name} in environment {place.environment!r}",
+            app=place.app,
+            function=name,
+        )
     return row
 
 
 def demand_known(sql: sa.Connection, place: Place, function: str | None) -> None:
-    """Raise NotFound for an app, or a function of it, that was never deployed; a deleted one is known."""
+    """Raise NotFound for an app, or a function of it, that was never deployed; a deleted one is
+    known."""
     table = tables.functions
     if sql.execute(sa.select(tables.apps.c.name).where(*place.is_app())).first() is None:
         raise _no_app(place.app, place.environment)
-    if function and sql.execute(sa.select(table.c.id).where(table.c.id == place.function_id(function))).first() is None:
-        raise NotFound(f"app {place.app!r} never had a function {function!r}", app=place.app, function=function)
+    if (
+        function
+        and sql.execute(
+            sa.select(table.c.id).where(table.c.id == place.function_id(function))
+        ).first()
+        is None
+    ):
+        raise NotFound(
+            f"app {place.app!r} never had a function {function!r}", app=place.app, function=function
+        )
 
 
 def apps(sql: sa.Connection, *, tenant: str, environment: str) -> list[dict[str, Any]]:
@@ -144,9 +201,17 @@ def apps(sql: sa.Connection, *, tenant: str, environment: str) -> list[dict[str,
         functions.c.app == table.c.name,
         functions.c.removed_at.is_(None),
     )
-    columns = (table.c.name, table.c.version, table.c.stopped, table.c.created_at, table.c.updated_at)
+    columns = (
+        table.c.name,
+        table.c.version,
+        table.c.stopped,
+        table.c.created_at,
+        table.c.updated_at,
+    )
     query = sa.select(*columns, count.scalar_subquery().label("functions"))
-    query = query.where(table.c.tenant == tenant, table.c.environment == environment, table.c.deleted_at.is_(None)).order_by(table.c.name)
+    query = query.where(
+        table.c.tenant == tenant, table.c.environment == environment, table.c.deleted_at.is_(None)
+    ).order_by(table.c.name)
     return [dict(row) for row in sql.execute(query).mappings()]
 
 
@@ -154,19 +219,43 @@ def app(sql: sa.Connection, *, tenant: str, environment: str, name: str) -> dict
     """One app with its functions, their traffic and specs. Raises NotFound."""
     place = Place(tenant=tenant, uid=None, environment=environment, app=name, actor="")
     row = _demand(sql, place)
-    out = {key: row[key] for key in ("name", "environment", "version", "stopped", "created_at", "updated_at")}
-    functions, traffic, revisions, later = tables.functions, tables.traffic, tables.revisions, tables.revisions.alias()
-    newest = sa.select(later.c.name).where(later.c.function == functions.c.id).order_by(later.c.ordinal.desc()).limit(1).scalar_subquery()
+    out = {
+        key: row[key]
+        for key in ("name", "environment", "version", "stopped", "created_at", "updated_at")
+    }
+    functions, traffic, revisions, later = (
+        tables.functions,
+        tables.traffic,
+        tables.revisions,
+        tables.revisions.alias(),
+    )
+    newest = (
+        sa.select(later.c.name)
+        .where(later.c.function == functions.c.id)
+        .order_by(later.c.ordinal.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
     query = (
         sa.select(functions, traffic.c.revision, traffic.c.weight, revisions.c.spec)
         .outerjoin(traffic, traffic.c.function == functions.c.id)
-        .outerjoin(revisions, (revisions.c.function == functions.c.id) & (revisions.c.name == sa.func.coalesce(traffic.c.revision, newest)))
+        .outerjoin(
+            revisions,
+            (revisions.c.function == functions.c.id)
+            & (revisions.c.name == sa.func.coalesce(traffic.c.revision, newest)),
+        )
         .where(*place.in_app(), functions.c.removed_at.is_(None))
         .order_by(functions.c.name, traffic.c.revision)
     )
     found: dict[str, dict[str, Any]] = {}
     for part in sql.execute(query):
-        entry = {"id": part.id, "name": part.name, "created_at": part.created_at, "snapshots": part.snapshots, "traffic": []}
+        entry = {
+            "id": part.id,
+            "name": part.name,
+            "created_at": part.created_at,
+            "snapshots": part.snapshots,
+            "traffic": [],
+        }
         entry["spec"] = json.loads(part.spec)
         shares = found.setdefault(part.name, entry)["traffic"]
         if part.revision is not None:  # else its first revision waits for approval
@@ -175,20 +264,41 @@ def app(sql: sa.Connection, *, tenant: str, environment: str, name: str) -> dict
 
 
 def gpus_of(sql: sa.Connection, revisions: Sequence[str]) -> dict[str, int]:
-    """Accelerators that one instance of each revision holds; `revisions` as nodes name them, `<function id>@<revision>`."""
+    """Accelerators that one instance of each revision holds; `revisions` as nodes name them,
+    `<function id>@<revision>`."""
     table = tables.revisions
     names = [revision.partition("@")[::2] for revision in revisions]
-    query = sa.select(table.c.function, table.c.name, table.c.spec).where(sa.tuple_(table.c.function, table.c.name).in_(names))
-    found = {f"{row.function}@{row.name}": json.loads(row.spec)["resources"] for row in sql.execute(query)}
-    return {revision: max(1, resources["gpu_count"]) if resources["gpu"] else 0 for revision, resources in found.items()}
+    query = sa.select(table.c.function, table.c.name, table.c.spec).where(
+        sa.tuple_(table.c.function, table.c.name).in_(names)
+    )
+    found = {
+        f"{row.function}@{row.name}": json.loads(row.spec)["resources"]
+        for row in sql.execute(query)
+    }
+    return {
+        revision: max(1, resources["gpu_count"]) if resources["gpu"] else 0
+        for revision, resources in found.items()
+    }
 
 
-def place_revision(write: Write, place: Place, spec: FunctionSpec, *, told: Told) -> tuple[str, bool]:
-    """The function with that revision, made where they are not there; the revision's name, and whether it is new."""
+def place_revision(
+    write: Write, place: Place, spec: FunctionSpec, *, told: Told
+) -> tuple[str, bool]:
+    """The function with that revision, made where they are not there; the revision's name, and
+    whether it is new."""
     function = place.function_id(spec.name)
-    row = {"tenant": place.tenant, "environment": place.environment, "app": place.app, "name": spec.name}
-    insert = write.insert(tables.functions).values(id=function, **row, revisions=0, created_at=write.now)
-    write.sql.execute(insert.on_conflict_do_update(index_elements=["id"], set_={"removed_at": None}))
+    row = {
+        "tenant": place.tenant,
+        "environment": place.environment,
+        "app": place.app,
+        "name": spec.name,
+    }
+    insert = write.insert(tables.functions).values(
+        id=function, **row, revisions=0, created_at=write.now
+    )
+    write.sql.execute(
+        insert.on_conflict_do_update(index_elements=["id"], set_={"removed_at": None})
+    )
     return revisions.ensure(write, function, spec, told=told)
 
 
@@ -201,7 +311,14 @@ def settle(write: Write, place: Place, function: str, done: Released) -> None:
 def deployed(function: str, revision: str, done: Released, *, created: bool) -> Deployed:
     """What became of a function."""
     stage = done.stage.value
-    return Deployed(function=function, revision=revision, created=created, stage=stage, approvals=done.approvals, rollout=done.rollout)
+    return Deployed(
+        function=function,
+        revision=revision,
+        created=created,
+        stage=stage,
+        approvals=done.approvals,
+        rollout=done.rollout,
+    )
 
 
 def _deploy_function(write: Write, place: Place, spec: FunctionSpec, terms: Terms) -> Deployed:
@@ -220,35 +337,60 @@ def _remove(write: Write, place: Place, *, names: set[str]) -> tuple[str, ...]:
         experiments.stop(write, function, reason="the function was removed")
         schedules.sync(write, function, None)
         write.sql.execute(sa.delete(tables.traffic).where(tables.traffic.c.function == function))
-        write.sql.execute(sa.update(table).where(table.c.id == function).values(removed_at=write.now))
+        write.sql.execute(
+            sa.update(table).where(table.c.id == function).values(removed_at=write.now)
+        )
         publishing.withdraw(write, function)
     return gone
 
 
 def _current(sql: sa.Connection, place: Place) -> dict[str, str]:
-    """Functions of the app that are there now, with the revision that has most traffic; "" for one that waits for its first."""
+    """Functions of the app that are there now, with the revision that has most traffic; "" for one
+    that waits for its first."""
     functions, traffic = tables.functions, tables.traffic
-    query = sa.select(functions.c.name, traffic.c.revision).outerjoin(traffic, traffic.c.function == functions.c.id)
-    query = query.where(*place.in_app(), functions.c.removed_at.is_(None)).order_by(functions.c.name, traffic.c.weight)
+    query = sa.select(functions.c.name, traffic.c.revision).outerjoin(
+        traffic, traffic.c.function == functions.c.id
+    )
+    query = query.where(*place.in_app(), functions.c.removed_at.is_(None)).order_by(
+        functions.c.name, traffic.c.weight
+    )
     return {row.name: row.revision or "" for row in sql.execute(query)}
 
 
 def _demand(sql: sa.Connection, place: Place) -> sa.RowMapping:
-    row = sql.execute(sa.select(tables.apps).where(*place.is_app(), tables.apps.c.deleted_at.is_(None))).mappings().first()
+    row = (
+        sql.execute(
+            sa.select(tables.apps).where(*place.is_app(), tables.apps.c.deleted_at.is_(None))
+        )
+        .mappings()
+        .first()
+    )
     if row is None:
         raise _no_app(place.app, place.environment)
     return row
 
 
 def _no_app(name: str, environment: str) -> NotFound:
-    return NotFound(f"there is no app {name!r} in environment {environment!r}", app=name, environment=environment)
+    return NotFound(
+        f"there is no app {name!r} in environment {environment!r}",
+        app=name,
+        environment=environment,
+    )
 
 
 def _listed(names: Mapping[str, str]) -> list[dict[str, Any]]:
-    return [{"function": name, "revision": revision, "created": False} for name, revision in names.items()]
+    return [
+        {"function": name, "revision": revision, "created": False}
+        for name, revision in names.items()
+    ]
 
 
 def note(write: Write, place: Place, action: str, *, before: Any = None, after: Any = None) -> None:
     """An entry of the audit log about the app."""
-    named = {"tenant": place.tenant, "actor": place.actor, "subject": place.subject, "request": place.request}
+    named = {
+        "tenant": place.tenant,
+        "actor": place.actor,
+        "subject": place.subject,
+        "request": place.request,
+    }
     audit.record(write, **named, action=action, before=before, after=after)

@@ -1,8 +1,9 @@
-"""How a revision comes to serve, and how another one comes back: released at once or step by step, promoted, pinned, rolled back.
+"""How a revision comes to serve, and how another one comes back: released at once or step by step,
+promoted, pinned, rolled back.
 
-All of it is a change of a function's traffic (`traffic.change`). A rollback asks nobody: it takes what is given, or what served before,
-gives it everything at once, and ends what else steers the traffic of the function.
-"""
+All of it is a change of a function's traffic (`traffic.change`). A rollback asks nobody: it takes
+what is given, or what served before, gives it everything at once, and ends what else steers the
+traffic of the function."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from pilotlight.traffic import WHOLE, TrafficDocument
 
 
 class Stage(enum.StrEnum):
-    """Where a revision is after a deploy: it is LIVE, WAITING for approvals, without traffic as asked (NO_TRAFFIC), or in a ROLLOUT."""
+    """Where a revision is after a deploy: it is LIVE, WAITING for approvals, without traffic as
+    asked (NO_TRAFFIC), or in a ROLLOUT."""
 
     LIVE = "live"
     WAITING = "waiting"
@@ -59,15 +61,26 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released:
-    """What became of a revision: `approvals` that it still needs, `rollout`: the id of the one that brings it."""
+    """What became of a revision: `approvals` that it still needs, `rollout`: the id of the one that
+    brings it."""
 
     stage: Stage
     approvals: int = 0
     rollout: str = ""
 
 
-def release(write: Write, place: Place, *, function: str, revision: str, terms: Terms, action: str = "", message: str = "") -> Released:
-    """Let a revision serve as `terms` say. Raises what `guards.demand` and `traffic.change` raise; then nothing has changed.
+def release(
+    write: Write,
+    place: Place,
+    *,
+    function: str,
+    revision: str,
+    terms: Terms,
+    action: str = "",
+    message: str = "",
+) -> Released:
+    """Let a revision serve as `terms` say. Raises what `guards.demand` and `traffic.change` raise;
+    then nothing has changed.
 
     `action`: of the history's entry; "" = the caller writes it.
     """
@@ -76,78 +89,132 @@ def release(write: Write, place: Place, *, function: str, revision: str, terms: 
         return _without_traffic(write, place, function, revision, serving=serves, tag=terms.tag)
     running = ledger.running(write.sql, place.function_id(function))
     if running is not None and running.candidate == revision and terms.plan is None and not action:
-        return Released(stage=Stage.ROLLOUT, rollout=running.id)  # deployed again, unchanged, while its steps go on
+        # deployed again, unchanged, while its steps go on
+        return Released(stage=Stage.ROLLOUT, rollout=running.id)
     if revision != serves:
         guards.demand(
-            write, place, function=function, revision=revision, serving=serves,
-            allow_breaking=terms.allow_breaking, override_freeze=terms.override_freeze,
-        )  # fmt: skip
+            write,
+            place,
+            function=function,
+            revision=revision,
+            serving=serves,
+            allow_breaking=terms.allow_breaking,
+            override_freeze=terms.override_freeze,
+        )
     if left := approvals.missing(write.sql, place, function=function, revision=revision):
         if serves and terms.tag:
             traffic.change(write, place, function, _tagged(terms.tag, revision), action="")
         return Released(stage=Stage.WAITING, approvals=left)
     if terms.plan is not None and serves and revision != serves:
-        rollout = rollouts.begin(write, place, function=function, candidate=revision, plan=terms.plan)
+        rollout = rollouts.begin(
+            write, place, function=function, candidate=revision, plan=terms.plan
+        )
         if terms.tag:
             traffic.change(write, place, function, _tagged(terms.tag, revision), action="")
         return Released(stage=Stage.ROLLOUT, rollout=rollout)
     rollouts.end(write, place.function_id(function), reason=f"{revision} was given all traffic")
-    traffic.change(write, place, function, _whole(revision, tag=terms.tag), action=action, message=message)
+    traffic.change(
+        write, place, function, _whole(revision, tag=terms.tag), action=action, message=message
+    )
     return Released(stage=Stage.LIVE)
 
 
 def serving(sql: sa.Connection, function_id: str) -> str:
-    """The revision that serves: during a rollout the one that it goes back to, else the heaviest; "" where nothing serves."""
+    """The revision that serves: during a rollout the one that it goes back to, else the heaviest;
+    "" where nothing serves."""
     document = traffic.get(sql, function_id)
     return document.stable or document.heaviest()
 
 
-def promote(write: Write, place: Place, *, function: str, reference: str, terms: Terms, message: str = "") -> tuple[str, Released]:
-    """Let a revision that is there serve; its name and what became of it. Raises NotFound, ApprovalRequired and what `release` raises."""
+def promote(
+    write: Write, place: Place, *, function: str, reference: str, terms: Terms, message: str = ""
+) -> tuple[str, Released]:
+    """Let a revision that is there serve; its name and what became of it. Raises NotFound,
+    ApprovalRequired and what `release` raises."""
     traffic.find(write.sql, place, function)
     revision = aliases.resolve(write.sql, place, function, reference)
     approvals.demand(write.sql, place, function=function, revision=revision)
     if terms.told.evaluation or terms.told.lineage:
         revisions.tell(write, place.function_id(function), revision, told=terms.told)
-    return revision, release(write, place, function=function, revision=revision, terms=terms, action="promote", message=message)
+    return revision, release(
+        write,
+        place,
+        function=function,
+        revision=revision,
+        terms=terms,
+        action="promote",
+        message=message,
+    )
 
 
-def rollback(write: Write, place: Place, *, function: str, reference: str | None = None, message: str = "") -> tuple[str, TrafficDocument]:
-    """All traffic to a revision (None: the one that served before), at once. Raises NotFound; Conflict where nothing served before.
+def rollback(
+    write: Write, place: Place, *, function: str, reference: str | None = None, message: str = ""
+) -> tuple[str, TrafficDocument]:
+    """All traffic to a revision (None: the one that served before), at once. Raises NotFound;
+    Conflict where nothing served before.
 
     To one that never served there is no way back: that is a release, and meets its guards.
     """
     document = traffic.find(write.sql, place, function)
-    revision = aliases.resolve(write.sql, place, function, reference) if reference else before(write.sql, place, function, document)
+    revision = (
+        aliases.resolve(write.sql, place, function, reference)
+        if reference
+        else before(write.sql, place, function, document)
+    )
     guards.admit(write, place, function=function, before=document, after=_back(revision)(document))
     function_id, reason = place.function_id(function), f"rolled back to {revision}"
     rollouts.end(write, function_id, state=State.ROLLED_BACK, reason=reason)
     experiments.stop(write, function_id, reason=reason)
-    return revision, traffic.change(write, place, function, _back(revision), action=history.ROLLBACK, message=message)
+    return revision, traffic.change(
+        write, place, function, _back(revision), action=history.ROLLBACK, message=message
+    )
 
 
 def before(sql: sa.Connection, place: Place, function: str, document: TrafficDocument) -> str:
-    """The revision to go back to: what a rollout keeps as the way back, else what served last before the newest with traffic."""
+    """The revision to go back to: what a rollout keeps as the way back, else what served last
+    before the newest with traffic."""
     if document.stable:
         return document.stable
     function_id = place.function_id(function)
     if not document.weights:
-        raise Conflict(f"{place.app}/{function} serves nothing: promote a revision with `pilotlight app promote {place.app}/{function} v1`")
+        raise Conflict(
+            f"{place.app}/{function} serves nothing: promote a revision with `pilotlight app "
+            f"promote {place.app}/{function} v1`"
+        )
     newest = revisions.newest_of(sql, function_id=function_id, names=list(document.weights))
     current = newest if len(document.weights) > 1 else document.heaviest()
     good = history.good_before(_changes(sql, place, function), current)
     if good is None:
-        how = f"name one: pilotlight app rollback {place.app}/{function} --to REVISION (`pilotlight app revisions` lists them)"
-        raise Conflict(f"nothing served {place.app}/{function} before {current}: {how}", function=function, revision=current)
+        how = (
+            f"name one: pilotlight app rollback {place.app}/{function} --to REVISION "
+            f"(`pilotlight app revisions` lists them)"
+        )
+        raise Conflict(
+            f"nothing served {place.app}/{function} before {current}: {how}",
+            function=function,
+            revision=current,
+        )
     return good
 
 
-def pin(write: Write, place: Place, *, function: str, tenant: str, reference: str | None) -> TrafficDocument:
-    """Let a revision answer a tenant's callers whatever the weights; None takes the pin away. Raises NotFound, ApprovalRequired."""
+def pin(
+    write: Write, place: Place, *, function: str, tenant: str, reference: str | None
+) -> TrafficDocument:
+    """Let a revision answer a tenant's callers whatever the weights; None takes the pin away.
+    Raises NotFound, ApprovalRequired."""
     traffic.find(write.sql, place, function)
     revision = aliases.resolve(write.sql, place, function, reference) if reference else None
-    if revision and write.sql.execute(sa.select(tables.tenants.c.id).where(tables.tenants.c.name == tenant)).first() is None:
-        raise InvalidInput(f"there is no tenant {tenant!r}: pins are of tenants, by their names", parameter="tenant")
+    if (
+        revision
+        and write.sql.execute(
+            sa.select(tables.tenants.c.id).where(tables.tenants.c.name == tenant)
+        ).first()
+        is None
+    ):
+        raise InvalidInput(
+            f"there is no tenant {tenant!r}: pins are of tenants, by their names",
+            parameter="tenant",
+        )
 
     def edit(document: TrafficDocument) -> TrafficDocument:
         others = {name: pinned for name, pinned in document.pins.items() if name != tenant}
@@ -156,13 +223,24 @@ def pin(write: Write, place: Place, *, function: str, tenant: str, reference: st
         return after
 
     message = f"{tenant} is answered by {revision}" if revision else f"{tenant} follows the weights"
-    return traffic.change(write, place, function, edit, action="pin" if revision else "unpin", message=message)
+    return traffic.change(
+        write, place, function, edit, action="pin" if revision else "unpin", message=message
+    )
 
 
-def _without_traffic(write: Write, place: Place, function: str, revision: str, *, serving: str, tag: str) -> Released:
+def _without_traffic(
+    write: Write, place: Place, function: str, revision: str, *, serving: str, tag: str
+) -> Released:
     if not serving:
-        text = f"function {function!r} has nothing yet that serves, so its first revision must take the traffic"
-        raise InvalidInput(f"{text}: deploy it without --no-traffic first", parameter="no_traffic", function=function)
+        text = (
+            f"function {function!r} has nothing yet that serves, so its first revision must "
+            f"take the traffic"
+        )
+        raise InvalidInput(
+            f"{text}: deploy it without --no-traffic first",
+            parameter="no_traffic",
+            function=function,
+        )
     if tag:
         traffic.change(write, place, function, _tagged(tag, revision), action="")
     return Released(stage=Stage.LIVE if revision == serving else Stage.NO_TRAFFIC)
@@ -185,12 +263,26 @@ def _tagged(tag: str, revision: str) -> Callable[[TrafficDocument], TrafficDocum
 
 
 def _changes(sql: sa.Connection, place: Place, function: str) -> Iterator[tuple[str, str]]:
-    """What had most traffic after each change of the app that concerned the function, oldest first."""
+    """What had most traffic after each change of the app that concerned the function, oldest
+    first."""
     table = tables.deployments
-    where = (table.c.tenant == place.tenant, table.c.environment == place.environment, table.c.app == place.app)
-    newest = sa.select(table.c.action, table.c.functions).where(*where).order_by(table.c.version.desc()).limit(history.MAX_LOOKED_AT)
+    where = (
+        table.c.tenant == place.tenant,
+        table.c.environment == place.environment,
+        table.c.app == place.app,
+    )
+    newest = (
+        sa.select(table.c.action, table.c.functions)
+        .where(*where)
+        .order_by(table.c.version.desc())
+        .limit(history.MAX_LOOKED_AT)
+    )
     for row in reversed(sql.execute(newest).all()):
         entries: list[dict[str, Any]] = json.loads(row.functions)
         for entry in entries:
-            if entry["function"] == function and entry["revision"] and entry.get("stage", Stage.LIVE) == Stage.LIVE:
+            if (
+                entry["function"] == function
+                and entry["revision"]
+                and entry.get("stage", Stage.LIVE) == Stage.LIVE
+            ):
                 yield row.action, entry["revision"]

@@ -1,4 +1,5 @@
-"""Rollups: the ledger's sums by hour and by day, and histograms of latency, kept in the transaction that adds the records.
+"""Rollups: the ledger's sums by hour and by day, and histograms of latency, kept in the transaction
+that adds the records.
 
 They hold nothing that the records do not say: `rebuild` makes them anew, `verify` compares.
 """
@@ -13,7 +14,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from pilotlight.controller import tables
-from pilotlight.controller.aggregation import COLUMNS, HOURS_PER_DAY, Aggregate, GroupKey, Sums, aggregate
+from pilotlight.controller.aggregation import (
+    COLUMNS,
+    HOURS_PER_DAY,
+    Aggregate,
+    GroupKey,
+    Sums,
+    aggregate,
+)
 from pilotlight.controller.store import Write
 from pilotlight.controller.totals import HALF, money_of
 
@@ -25,7 +33,11 @@ def add(write: Write, sums: Aggregate) -> None:
     """Add what new records sum up to."""
     _upsert(write, tables.usage_hours, [_flat(key, one) for key, one in sums.hours.items()])
     _upsert(write, tables.usage_days, [_flat(key, one) for key, one in sums.days.items()])
-    counts = [(*key, *at, calls) for key, buckets in sums.latencies.items() for at, calls in buckets.items()]
+    counts = [
+        (*key, *at, calls)
+        for key, buckets in sums.latencies.items()
+        for at, calls in buckets.items()
+    ]
     _upsert(write, tables.latency_hours, counts)
 
 
@@ -33,7 +45,18 @@ def _flat(key: GroupKey, sums: Sums) -> tuple[Any, ...]:
     """In the order of a rollup's columns."""
     unit, tenant, *rest = key
     money = divmod(sums.picos, HALF)
-    return (tenant, unit, *rest, sums.records, sums.errors, *sums.measures, *money, sums.cpu_core_s, sums.memory_byte_s, sums.gpu_s)
+    return (
+        tenant,
+        unit,
+        *rest,
+        sums.records,
+        sums.errors,
+        *sums.measures,
+        *money,
+        sums.cpu_core_s,
+        sums.memory_byte_s,
+        sums.gpu_s,
+    )
 
 
 def _upsert(write: Write, table: sa.Table, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -46,8 +69,15 @@ def _addition(dialect: str, table: sa.Table) -> str:
     names = [column.name for column in table.columns]
     keys = [column.name for column in table.primary_key]
     places = ", ".join(["%s" if dialect == "postgresql" else "?"] * len(names))
-    sums = ", ".join(f'"{name}" = {table.name}."{name}" + excluded."{name}"' for name in names if name not in keys)
-    return f"INSERT INTO {table.name} ({_quoted(names)}) VALUES ({places}) ON CONFLICT ({_quoted(keys)}) DO UPDATE SET {sums}"
+    sums = ", ".join(
+        f'"{name}" = {table.name}."{name}" + excluded."{name}"'
+        for name in names
+        if name not in keys
+    )
+    return (
+        f"INSERT INTO {table.name} ({_quoted(names)}) VALUES ({places}) ON CONFLICT "
+        f"({_quoted(keys)}) DO UPDATE SET {sums}"
+    )
 
 
 def _quoted(names: Iterable[str]) -> str:
@@ -55,7 +85,8 @@ def _quoted(names: Iterable[str]) -> str:
 
 
 def rebuild(write: Write, *, tenant: str | None = None) -> int:
-    """Make the rollups of a tenant (None: of all) anew from the records; returns how many records there are."""
+    """Make the rollups of a tenant (None: of all) anew from the records; returns how many records
+    there are."""
     for table in (tables.usage_hours, tables.usage_days, tables.latency_hours):
         write.sql.execute(sa.delete(table).where(*_of(table, tenant)))
     query = sa.select(*(tables.usage.c[name] for name in COLUMNS)).where(*_of(tables.usage, tenant))
@@ -74,14 +105,19 @@ def are_missing(sql: sa.Connection) -> bool:
 
 
 def rebuild_once(write: Write) -> int:
-    """`rebuild` where they are missing; returns how many records there are, 0 where there was nothing to do."""
+    """`rebuild` where they are missing; returns how many records there are, 0 where there was
+    nothing to do."""
     return rebuild(write) if are_missing(write.sql) else 0
 
 
 def count(sql: sa.Connection, *, tenant: str | None = None) -> int:
     """How many records there are, by the rollups."""
     table = tables.usage_days
-    return int(sql.execute(sa.select(sa.func.coalesce(sa.func.sum(table.c.records), 0)).where(*_of(table, tenant))).scalar_one())
+    return int(
+        sql.execute(
+            sa.select(sa.func.coalesce(sa.func.sum(table.c.records), 0)).where(*_of(table, tenant))
+        ).scalar_one()
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,25 +138,43 @@ class Difference:
 
 
 def verify(sql: sa.Connection, *, tenant: str | None = None) -> list[Difference]:
-    """Compare records and money of both rollups with the ledger's records, by day, invoice month and currency; [] = they agree."""
+    """Compare records and money of both rollups with the ledger's records, by day, invoice month
+    and currency; [] = they agree."""
     usage = tables.usage
     expected = _money_by_day(sql, usage, usage.c.day, tenant)
     out = []
-    for table, day in ((tables.usage_hours, tables.usage_hours.c.hour // HOURS_PER_DAY), (tables.usage_days, tables.usage_days.c.day)):
+    for table, day in (
+        (tables.usage_hours, tables.usage_hours.c.hour // HOURS_PER_DAY),
+        (tables.usage_days, tables.usage_days.c.day),
+    ):
         found = _money_by_day(sql, table, day, tenant)
         for key in sorted(expected.keys() | found.keys()):
             pair = expected.get(key, (0, 0)), found.get(key, (0, 0))
             if pair[0] != pair[1]:
-                out.append(Difference(table=table.name, tenant=key[0], month=key[2], currency=key[3], expected=pair[0], found=pair[1]))
+                out.append(
+                    Difference(
+                        table=table.name,
+                        tenant=key[0],
+                        month=key[2],
+                        currency=key[3],
+                        expected=pair[0],
+                        found=pair[1],
+                    )
+                )
     return out
 
 
-def _money_by_day(sql: sa.Connection, table: sa.Table, day: sa.ColumnElement[int], tenant: str | None) -> dict[Any, tuple[int, int]]:
+def _money_by_day(
+    sql: sa.Connection, table: sa.Table, day: sa.ColumnElement[int], tenant: str | None
+) -> dict[Any, tuple[int, int]]:
     c = table.c
     records = sa.func.count() if table is tables.usage else sa.func.sum(c.records)
     keys = [c.tenant, day, c.month, c.currency]
     query = sa.select(*keys, records, *money_of(table)).where(*_of(table, tenant)).group_by(*keys)
-    return {tuple(key): (int(count), int(high) * HALF + int(low)) for *key, count, high, low in sql.execute(query)}
+    return {
+        tuple(key): (int(count), int(high) * HALF + int(low))
+        for *key, count, high, low in sql.execute(query)
+    }
 
 
 def _of(table: sa.Table, tenant: str | None) -> list[sa.ColumnElement[bool]]:

@@ -1,8 +1,9 @@
-"""Whether every value that one JSON Schema accepts is accepted by another: `gaps` says where that is not so.
+"""Whether every value that one JSON Schema accepts is accepted by another: `gaps` says where that
+is not so.
 
-Sound, not complete: no gap means that there is none; a gap may be one that no value falls into, where keywords are used that cannot be
-compared (`not`, `if`, `pattern`, …) and differ. The source of what keywords mean is JSON Schema 2020-12 (Core and Validation).
-"""
+Sound, not complete: no gap means that there is none; a gap may be one that no value falls into,
+where keywords are used that cannot be compared (`not`, `if`, `pattern`, …) and differ. The source
+of what keywords mean is JSON Schema 2020-12 (Core and Validation)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     import jsonschema_rs
 
 MAX_STEPS = 20_000
-"""Steps before giving up: a pair of nodes that is compared, or some 10 µs of other work. Tenths of a second."""
+"""Steps before giving up: a pair of nodes that is compared, or some 10 µs of other work. Tenths of
+a second."""
 COMPILED_PER_STEP = 2
 """Parts of a schema that are compiled."""
 VISITED_PER_STEP = 500
@@ -29,31 +31,80 @@ VISITED_PER_STEP = 500
 MATCHED_PER_STEP = 5_000
 """States of patterns, times bytes that they are matched with."""
 SLOW_STEPS = 2_000
-"""Of a value where patterns do not match in linear time: the library gives up after some tens of milliseconds."""
+"""Of a value where patterns do not match in linear time: the library gives up after some tens of
+milliseconds."""
 TEXT_PER_STEP = 2_000
 """Characters of schemas that are compared as text."""
 MAX_DEPTH = 100
 """Levels, references followed: four frames of the interpreter's thousand each."""
 MAX_SHOWN = 60
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
-_SILENT = frozenset({
-    "$schema", "$id", "$anchor", "$comment", "$defs", "definitions", "title", "description", "default", "examples", "example", "deprecated",
-    "readOnly", "writeOnly", "contentEncoding", "contentMediaType", "discriminator",
-})  # fmt: skip
+_SILENT = frozenset(
+    {
+        "$schema",
+        "$id",
+        "$anchor",
+        "$comment",
+        "$defs",
+        "definitions",
+        "title",
+        "description",
+        "default",
+        "examples",
+        "example",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "contentEncoding",
+        "contentMediaType",
+        "discriminator",
+    }
+)
 """Keywords that say something and accept everything."""
-_COMPARED = frozenset({
-    "type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength",
-    "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "items", "prefixItems", "uniqueItems", "properties", "required",
-    "additionalProperties",
-})  # fmt: skip
+_COMPARED = frozenset(
+    {
+        "type",
+        "enum",
+        "const",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "$ref",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "minLength",
+        "maxLength",
+        "minItems",
+        "maxItems",
+        "minProperties",
+        "maxProperties",
+        "items",
+        "prefixItems",
+        "uniqueItems",
+        "properties",
+        "required",
+        "additionalProperties",
+    }
+)
 _COUNTS = {
-    "string": ("minLength", "maxLength"), "array": ("minItems", "maxItems"), "object": ("minProperties", "maxProperties"),
-}  # fmt: skip
+    "string": ("minLength", "maxLength"),
+    "array": ("minItems", "maxItems"),
+    "object": ("minProperties", "maxProperties"),
+}
 _ONLY = {
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     "string": (*_COUNTS["string"], "pattern", "format"),
     "array": (*_COUNTS["array"], "items", "prefixItems", "uniqueItems", "contains"),
-    "object": (*_COUNTS["object"], "properties", "required", "additionalProperties", "patternProperties", "propertyNames"),
+    "object": (
+        *_COUNTS["object"],
+        "properties",
+        "required",
+        "additionalProperties",
+        "patternProperties",
+        "propertyNames",
+    ),
 }
 _KIND_OF = {keyword: kind for kind, keywords in _ONLY.items() for keyword in keywords}
 """Keywords that say nothing of values of other types."""
@@ -76,7 +127,9 @@ class Steps:
         """Count steps that are about to be made. Raises TooMuch."""
         self._left -= count
         if self._left < 0:
-            raise TooMuch("the schemas are too large to be compared: say so if the new one is compatible")
+            raise TooMuch(
+                "the schemas are too large to be compared: say so if the new one is compatible"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +137,9 @@ class Gap:
     """A value of `sub` that `sup` need not accept.
 
     Attributes:
-        where: path inside the value, as `items[].price`; "" for the value itself.
-        kind: `values`; `required` when `sup` wants a property that `sub` need not have; `unknown` when it does not take one.
-        sub, sup: what each accepts there, in a few words.
+        where: path inside the value, as `items[].price`; "" for the value itself. kind: `values`;
+        `required` when `sup` wants a property that `sub` need not have; `unknown` when it does not
+        take one. sub, sup: what each accepts there, in a few words.
     """
 
     where: str
@@ -96,9 +149,14 @@ class Gap:
 
 
 def gaps(
-    sub: Mapping[str, Any] | None, sup: Mapping[str, Any] | None, *, is_answer: bool = False, steps: Steps | None = None
+    sub: Mapping[str, Any] | None,
+    sup: Mapping[str, Any] | None,
+    *,
+    is_answer: bool = False,
+    steps: Steps | None = None,
 ) -> Iterator[Gap]:
-    """Where `sub` accepts what `sup` does not; None accepts anything. `is_answer`: objects may have properties that `sup` does not know.
+    """Where `sub` accepts what `sup` does not; None accepts anything. `is_answer`: objects may have
+    properties that `sup` does not know.
 
     `steps`: shared with other comparisons. Raises TooMuch.
     """
@@ -106,25 +164,36 @@ def gaps(
     if _is_same(ours, theirs):
         return
     if any(schema.get("$schema", DIALECT) != DIALECT for schema in (ours, theirs)):
-        yield Gap(where="", kind="values", sub=_cut(_words(ours)), sup=_cut(_words(theirs)))  # the same keywords mean other things
+        # the same keywords mean other things
+        yield Gap(where="", kind="values", sub=_cut(_words(ours)), sup=_cut(_words(theirs)))
         return
-    yield from _Comparison(ours, theirs, is_answer=is_answer, steps=steps or Steps()).of(ours, theirs, "")
+    yield from _Comparison(ours, theirs, is_answer=is_answer, steps=steps or Steps()).of(
+        ours, theirs, ""
+    )
 
 
 class _Comparison:
-    """Compares two schemas. Owned by one call of `gaps`; `_assumed` are the pairs of references that are being compared further out."""
+    """Compares two schemas. Owned by one call of `gaps`; `_assumed` are the pairs of references
+    that are being compared further out."""
 
-    def __init__(self, sub: Mapping[str, Any], sup: Mapping[str, Any], *, is_answer: bool, steps: Steps) -> None:
+    def __init__(
+        self, sub: Mapping[str, Any], sup: Mapping[str, Any], *, is_answer: bool, steps: Steps
+    ) -> None:
         self._sub, self._sup, self._is_answer = sub, sup, is_answer
         self._assumed: set[tuple[int, int]] = set()
         self._steps = steps
         self._tests: dict[int, _Test] = {}
-        self._has_same_names = all(_is_same(sub.get(word), sup.get(word)) for word in ("$defs", "definitions"))
+        self._has_same_names = all(
+            _is_same(sub.get(word), sup.get(word)) for word in ("$defs", "definitions")
+        )
 
     def of(self, sub: Any, sup: Any, where: str) -> Iterator[Gap]:
         self._steps.take(1 + _width(sub) + _width(sup))
         if len(self._assumed) > MAX_DEPTH:
-            raise TooMuch("the schemas are nested too deeply to be compared: say so if the new one is compatible")
+            raise TooMuch(
+                "the schemas are nested too deeply to be compared: say so if the new one is "
+                "compatible"
+            )
         if self._has_same_names and sub == sup and self._is_same(sub, sup):
             return
         sub, sup = _followed(self._sub, sub), _followed(self._sup, sup)
@@ -140,8 +209,11 @@ class _Comparison:
         finally:  # also when whoever asks has heard enough: the ids may be another node's soon
             self._assumed.discard(pair)
 
-    def _by_parts(self, sub: Mapping[str, Any], sup: Mapping[str, Any], where: str) -> Iterator[Gap]:
-        """Unions and intersections taken apart; of `sub` first, whose every alternative must fit."""
+    def _by_parts(
+        self, sub: Mapping[str, Any], sup: Mapping[str, Any], where: str
+    ) -> Iterator[Gap]:
+        """Unions and intersections taken apart; of `sub` first, whose every alternative must
+        fit."""
         for word in ("anyOf", "oneOf"):
             if options := sub.get(word):
                 rest = {key: value for key, value in sub.items() if key != word}
@@ -157,10 +229,13 @@ class _Comparison:
             for part in ({key: value for key, value in sup.items() if key != "allOf"}, *parts):
                 yield from self.of(sub, part, where)
             return
-        word = "oneOf" if "discriminator" in sup and "oneOf" in sup else "anyOf"  # told apart by a property: at most one fits
+        # told apart by a property: at most one fits
+        word = "oneOf" if "discriminator" in sup and "oneOf" in sup else "anyOf"
         if word in sup:
             rest = {key: value for key, value in sup.items() if key != word}
-            yield from self._fits_one(sub, [_both(rest, option) for option in sup[word]], sup, where)
+            yield from self._fits_one(
+                sub, [_both(rest, option) for option in sup[word]], sup, where
+            )
             return
         if parts := sub.get("allOf"):
             rest = {key: value for key, value in sub.items() if key != "allOf"}
@@ -205,7 +280,12 @@ class _Comparison:
                 yield self._gap(where, "values", sub, sup)
             return
         ours, theirs = _types(sub), _types(sup)
-        if "enum" in sup or "const" in sup or not ours <= theirs or any(self._differs(word, sub, sup, ours) for word in sup):
+        if (
+            "enum" in sup
+            or "const" in sup
+            or not ours <= theirs
+            or any(self._differs(word, sub, sup, ours) for word in sup)
+        ):
             yield self._gap(where, "values", sub, sup)
             return
         if not all(_is_within(sub, sup, *pair) for kind, pair in _COUNTS.items() if kind in ours):
@@ -217,8 +297,11 @@ class _Comparison:
         if "object" in ours:
             yield from self._objects(sub, sup, where)
 
-    def _differs(self, word: str, sub: Mapping[str, Any], sup: Mapping[str, Any], ours: frozenset[str]) -> bool:
-        """Whether `sup` has a keyword that is not compared any further, matters here, and is not the same in `sub`."""
+    def _differs(
+        self, word: str, sub: Mapping[str, Any], sup: Mapping[str, Any], ours: frozenset[str]
+    ) -> bool:
+        """Whether `sup` has a keyword that is not compared any further, matters here, and is not
+        the same in `sub`."""
         if (word in _COMPARED and word != "oneOf") or word in _SILENT:
             return False
         kind = _KIND_OF.get(word)
@@ -231,7 +314,8 @@ class _Comparison:
         return not self._has_same_names and next(_references(sup[word]), None) is not None
 
     def _numbers(self, sub: Mapping[str, Any], sup: Mapping[str, Any], where: str) -> Iterator[Gap]:
-        # A bound is (number, whether it is excluded): of two lower ones the greater is narrower, of two upper ones the lesser.
+        # A bound is (number, whether it is excluded): of two lower ones the greater is narrower, of
+        # two upper ones the lesser.
         low, high = _bounds(sub)
         least, most = _bounds(sup)
         if least > low or most < high:
@@ -249,18 +333,27 @@ class _Comparison:
 
     def _objects(self, sub: Mapping[str, Any], sup: Mapping[str, Any], where: str) -> Iterator[Gap]:
         ours, theirs = sub.get("properties", {}), sup.get("properties", {})
-        others, closed = sub.get("additionalProperties", True), sup.get("additionalProperties", True)
+        others, closed = (
+            sub.get("additionalProperties", True),
+            sup.get("additionalProperties", True),
+        )
         if self._is_answer and closed is False:
             closed = True
         always = set(sub.get("required", ()))
-        self._steps.take((len(ours) + len(theirs) + len(always) + len(sup.get("required", ()))) // 100)
+        self._steps.take(
+            (len(ours) + len(theirs) + len(always) + len(sup.get("required", ()))) // 100
+        )
         for name in sup.get("required", ()):
             if name not in always:
                 yield self._gap(_inside(where, name), "required", sub, sup)
-        if sub.get("patternProperties") and not _is_same(sub["patternProperties"], sup.get("patternProperties")):
+        if sub.get("patternProperties") and not _is_same(
+            sub["patternProperties"], sup.get("patternProperties")
+        ):
             yield self._gap(where, "values", sub, sup)  # names of another form than `sup` expects
         for name in {**ours, **theirs}:
-            yield from self.of(ours.get(name, others), theirs.get(name, closed), _inside(where, name))
+            yield from self.of(
+                ours.get(name, others), theirs.get(name, closed), _inside(where, name)
+            )
         yield from self.of(others, closed, _inside(where, "*"))
 
 
@@ -283,10 +376,20 @@ class _Test:
     is_linear: bool
 
     def accepts(self, value: Any, steps: Steps) -> bool:
-        """Whether the value fits. Raises TooMuch before it is looked at, if that would cost too much."""
+        """Whether the value fits. Raises TooMuch before it is looked at, if that would cost too
+        much."""
         text = json.dumps(value)
-        visits, matched = _nodes(value) * self.parts // VISITED_PER_STEP, len(text) * self.states // MATCHED_PER_STEP
-        steps.take(1 + len(text) // TEXT_PER_STEP + visits + matched + (0 if self.is_linear else SLOW_STEPS))
+        visits, matched = (
+            _nodes(value) * self.parts // VISITED_PER_STEP,
+            len(text) * self.states // MATCHED_PER_STEP,
+        )
+        steps.take(
+            1
+            + len(text) // TEXT_PER_STEP
+            + visits
+            + matched
+            + (0 if self.is_linear else SLOW_STEPS)
+        )
         return self.validator is not None and self.validator.is_valid(value)
 
 
@@ -295,15 +398,21 @@ def _test_of(schema: Mapping[str, Any], named: Mapping[str, Any], steps: Steps) 
     whole = {**named, **schema}
     steps.take(_nodes(whole) // COMPILED_PER_STEP)
     none = _Test(of=schema, validator=None, parts=0, states=0, is_linear=True)
-    if any(not reference.startswith(("#/$defs/", "#/definitions/")) for reference in _references(schema)):
+    if any(
+        not reference.startswith(("#/$defs/", "#/definitions/"))
+        for reference in _references(schema)
+    ):
         return none
     states = pattern_weights(whole)
     steps.take(states // COMPILED_PER_STEP)
     try:
         validator, is_linear = compiled(whole, "the schema")
     except InvalidInput:
-        return none  # of a revision from before such schemas were refused: no value is known to be accepted
-    return _Test(of=schema, validator=validator, parts=unfolded(whole), states=states, is_linear=is_linear)
+        # of a revision from before such schemas were refused: no value is known to be accepted
+        return none
+    return _Test(
+        of=schema, validator=validator, parts=unfolded(whole), states=states, is_linear=is_linear
+    )
 
 
 def _nodes(value: Any) -> int:
@@ -319,16 +428,20 @@ def _nodes(value: Any) -> int:
 
 
 def _width(schema: Any) -> int:
-    """Of a node with hundreds of keywords each look costs more: they are copied where unions are taken apart."""
+    """Of a node with hundreds of keywords each look costs more: they are copied where unions are
+    taken apart."""
     return len(schema) // 100 if isinstance(schema, Mapping) else 0
 
 
 def _followed(root: Mapping[str, Any], schema: Any) -> Any:
-    """What a chain of references names; anything for one that leads nowhere or around, which is refused before it comes here."""
+    """What a chain of references names; anything for one that leads nowhere or around, which is
+    refused before it comes here."""
     seen = 0
     while isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
         seen += 1
-        beside = {key: value for key, value in schema.items() if key != "$ref" and key not in _SILENT}
+        beside = {
+            key: value for key, value in schema.items() if key != "$ref" and key not in _SILENT
+        }
         target = _named(root, schema["$ref"])
         if beside and isinstance(target, Mapping):
             return {"allOf": [target, beside]}
@@ -358,13 +471,19 @@ def _both(rest: Mapping[str, Any], option: Any) -> Any:
         return option
     if option is True:
         return rest
-    if isinstance(option, Mapping) and "$ref" not in option and not set(rest) & set(option) - _SILENT:
+    if (
+        isinstance(option, Mapping)
+        and "$ref" not in option
+        and not set(rest) & set(option) - _SILENT
+    ):
         return {**rest, **option}
     return {"allOf": [rest, option]}
 
 
 def _said(schema: Any) -> bool:
-    return schema is False or (isinstance(schema, Mapping) and any(key not in _SILENT for key in schema))
+    return schema is False or (
+        isinstance(schema, Mapping) and any(key not in _SILENT for key in schema)
+    )
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any] | None:
@@ -386,14 +505,21 @@ def _types(schema: Mapping[str, Any]) -> frozenset[str]:
 
 def _bounds(schema: Mapping[str, Any]) -> tuple[tuple[float, bool], tuple[float, bool]]:
     infinite = float("inf")
-    low = max((schema.get("minimum", -infinite), False), (schema.get("exclusiveMinimum", -infinite), True))
-    high = min((schema.get("maximum", infinite), True), (schema.get("exclusiveMaximum", infinite), False))
+    low = max(
+        (schema.get("minimum", -infinite), False), (schema.get("exclusiveMinimum", -infinite), True)
+    )
+    high = min(
+        (schema.get("maximum", infinite), True), (schema.get("exclusiveMaximum", infinite), False)
+    )
     return low, high
 
 
 def _is_within(sub: Mapping[str, Any], sup: Mapping[str, Any], least: str, most: str) -> bool:
     infinite = float("inf")
-    return bool(sub.get(least, 0) >= sup.get(least, 0) and sub.get(most, infinite) <= sup.get(most, infinite))
+    return bool(
+        sub.get(least, 0) >= sup.get(least, 0)
+        and sub.get(most, infinite) <= sup.get(most, infinite)
+    )
 
 
 def _is_multiple(sub: Mapping[str, Any], step: float) -> bool:

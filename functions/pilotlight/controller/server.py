@@ -61,7 +61,8 @@ from weight_cache.metrics_server import metrics_socket
 log = logging.getLogger(__name__)
 
 DRAIN_S = 5
-"""At the end, requests in flight have this long; long polls and followed logs are cut at once and come back by themselves."""
+"""At the end, requests in flight have this long; long polls and followed logs are cut at once and
+come back by themselves."""
 JANITOR_S = 600.0
 EXPIRE_BATCH = 1000
 MEASURE_S = 30.0
@@ -79,14 +80,25 @@ async def serve(config: ControllerConfig, opened: Openings, *, ready_fd: int | N
     metrics = Metrics()
     lock = ControllerLock(paths.home / "controller.lock", store.engine, held=opened.lock)
     try:
-        async with standby.at_work(lock, waits=config.settings.standby, metrics=metrics, address=opened.metrics):
+        async with standby.at_work(
+            lock, waits=config.settings.standby, metrics=metrics, address=opened.metrics
+        ):
             opened = opened.completed(config)
             await anyio.to_thread.run_sync(store.migrate)
             await anyio.to_thread.run_sync(_publish_plans, store, config)
             await anyio.to_thread.run_sync(bookkeeping.open_books, store, config)
             await anyio.to_thread.run_sync(resealing.reseal, store, opened.key)
             files.sweep()
-            context = _context(config, opened, store=store, files=files, bell=bell, agent=agent, cache=cache, metrics=metrics)
+            context = _context(
+                config,
+                opened,
+                store=store,
+                files=files,
+                bell=bell,
+                agent=agent,
+                cache=cache,
+                metrics=metrics,
+            )
             await _run(context, opened, ready_fd)
     finally:
         await agent.aclose()
@@ -130,7 +142,11 @@ def _database_floor(store: Store, config: ControllerConfig) -> DiskFloor:
     """Of the disk that SQLite grows on; another machine's database has its own operator."""
     url = store.engine.url
     is_file = url.get_backend_name() == "sqlite" and url.database
-    return DiskFloor(Path(url.database).parent, config.platform.disk_floor_bytes) if is_file and url.database else no_floor()
+    return (
+        DiskFloor(Path(url.database).parent, config.platform.disk_floor_bytes)
+        if is_file and url.database
+        else no_floor()
+    )
 
 
 async def _run(context: Context, opened: Openings, ready_fd: int | None) -> None:
@@ -144,22 +160,30 @@ async def _run(context: Context, opened: Openings, ready_fd: int | None) -> None
         timeout_graceful_shutdown=DRAIN_S,
         timeout_keep_alive=75,
     )
-    server = _Server(settings, bell=context.bell, ready_fd=ready_fd, listen=_elsewhere(context, opened))
+    server = _Server(
+        settings, bell=context.bell, ready_fd=ready_fd, listen=_elsewhere(context, opened)
+    )
     exposed = await context.metrics.expose(opened.metrics)
     tasks = [asyncio.create_task(run(context), name=name) for name, run in _LOOPS.items()]
     for task in tasks:
         task.add_done_callback(_tell_end)
-    context.metrics.probes = Probes(store=context.store, is_serving=lambda: server.started and not server.should_exit, tasks=tasks)
+    context.metrics.probes = Probes(
+        store=context.store,
+        is_serving=lambda: server.started and not server.should_exit,
+        tasks=tasks,
+    )
     path = context.config.paths.socket("controller")
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
-    loop.add_signal_handler(signal.SIGHUP, context.bell.ring)  # another process has written to the database: followers look again
+    # another process has written to the database: followers look again
+    loop.add_signal_handler(signal.SIGHUP, context.bell.ring)
     try:
         log.info("event=serving socket=%s database=%r", path, context.store)
         await server.serve(sockets=[opened.listener])
     finally:
-        # The socket is closed: who connects now is told at once that nobody is here. Its name goes first.
+        # The socket is closed: who connects now is told at once that nobody is here. Its name goes
+        # first.
         _unlisten(path)
         for task in tasks:
             task.cancel()
@@ -169,27 +193,42 @@ async def _run(context: Context, opened: Openings, ready_fd: int | None) -> None
         _unlisten(metrics_socket(context.config.paths, "controller"))
 
 
-def _elsewhere(context: Context, opened: Openings) -> tuple[socket.socket, Credentials | None] | None:
-    """Where other machines reach us, and what we show them; None = nowhere. Raises SettingsInvalid."""
-    return None if opened.elsewhere is None else (opened.elsewhere, Credentials.of(context.config.platform))
+def _elsewhere(
+    context: Context, opened: Openings
+) -> tuple[socket.socket, Credentials | None] | None:
+    """Where other machines reach us, and what we show them; None = nowhere. Raises
+    SettingsInvalid."""
+    return (
+        None
+        if opened.elsewhere is None
+        else (opened.elsewhere, Credentials.of(context.config.platform))
+    )
 
 
 def _unlisten(path: Path) -> None:
-    with contextlib.suppress(PermissionError):  # without root, in a directory of root's: the next controller replaces it
+    # without root, in a directory of root's: the next controller replaces it
+    with contextlib.suppress(PermissionError):
         path.unlink(missing_ok=True)
 
 
 def _tell_end(task: asyncio.Task[None]) -> None:
-    """These run as long as we do: one that ends by itself is a defect, and must not be found out by a bill that never came."""
+    """These run as long as we do: one that ends by itself is a defect, and must not be found out by
+    a bill that never came."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.critical("event=task_ended task=%s", task.get_name(), exc_info=error)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with our signals, a listener for other machines, and one newline on `ready_fd` once it serves."""
+    """uvicorn, with our signals, a listener for other machines, and one newline on `ready_fd` once
+    it serves."""
 
     def __init__(
-        self, config: uvicorn.Config, *, bell: Bell, ready_fd: int | None, listen: tuple[socket.socket, Credentials | None] | None
+        self,
+        config: uvicorn.Config,
+        *,
+        bell: Bell,
+        ready_fd: int | None,
+        listen: tuple[socket.socket, Credentials | None] | None,
     ) -> None:
         super().__init__(config)
         self._listen = listen
@@ -198,7 +237,8 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to `_run`: uvicorn would raise them again at the end, and an orderly stop would look like a kill."""
+        """Leave signals to `_run`: uvicorn would raise them again at the end, and an orderly stop
+        would look like a kill."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -222,7 +262,8 @@ async def _keep_tidy(context: Context) -> None:
         try:
             await anyio.to_thread.run_sync(_tidy, context)
         except (PilotlightError, SQLAlchemyError) as e:
-            log.error("event=janitor_failed error=%r", e)  # a full disk, a lost database: the next round tries again
+            # a full disk, a lost database: the next round tries again
+            log.error("event=janitor_failed error=%r", e)
         try:
             await garbage.sweep(context.agent, context.store)
         except (SnapshotterError, SQLAlchemyError) as e:
@@ -248,7 +289,9 @@ async def _collect(context: Context) -> None:
 async def _measure_budgets(context: Context) -> None:
     while True:
         try:
-            for (tenant, budget), share in (await anyio.to_thread.run_sync(_shares, context)).items():
+            for (tenant, budget), share in (
+                await anyio.to_thread.run_sync(_shares, context)
+            ).items():
                 context.metrics.budget_used(tenant, budget, share)
         except SQLAlchemyError as e:
             log.error("event=budgets_not_measured error=%r", e)
@@ -285,4 +328,5 @@ _LOOPS: Mapping[str, Callable[[Context], Coroutine[None, None, None]]] = {
     "objectives": objectives.run,
     "cluster": cluster.run,
 }
-"""What runs for as long as the process does, by the name of its task; each goes on after its errors."""
+"""What runs for as long as the process does, by the name of its task; each goes on after its
+errors."""

@@ -1,10 +1,11 @@
-"""The dashboard's sessions: a cookie, sealed with a key that the controller alone has, that names an API key and an end.
-Activators read a second part of it (`pilotlight.visitors`), which signs nobody in.
+"""The dashboard's sessions: a cookie, sealed with a key that the controller alone has, that names
+an API key and an end. Activators read a second part of it (`pilotlight.visitors`), which signs
+nobody in.
 
-Nothing is kept on the server but the ids of sessions that were signed out of (table `ended_sessions`). Every view looks the key
-up again, so revoking it ends its sessions too. A session begins with a new cookie, whatever the browser sent: one that somebody
-else planted is never taken over.
-"""
+Nothing is kept on the server but the ids of sessions that were signed out of (table
+`ended_sessions`). Every view looks the key up again, so revoking it ends its sessions too. A
+session begins with a new cookie, whatever the browser sent: one that somebody else planted is never
+taken over."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ COOKIE = visitors.COOKIE
 FORM_COOKIE = "pilotlight_form"
 SESSION_S = 12 * 3600.0
 MAX_ENDED = 1000
-"""Sign-outs of one API key that are remembered. The bound is of each key, so that sign-outs of other keys stay remembered."""
+"""Sign-outs of one API key that are remembered. The bound is of each key, so that sign-outs of
+other keys stay remembered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,23 +49,32 @@ class Session:
 class CookieTerms:
     """How the dashboard's cookies are named and set on a browser's connection (RFC 6265bis, 4.1.3).
 
-    Over TLS with a prefix: a page without TLS, which somebody on the network can forge, can neither set nor replace them. It is
-    `__Secure-`, or `__Host-` where the dashboard has an origin of its own: then no page of a host beside it can, either. Such a cookie must
-    hold for all paths, so it is not for an origin that serves functions.
-    """
+    Over TLS with a prefix: a page without TLS, which somebody on the network can forge, can neither
+    set nor replace them. It is `__Secure-`, or `__Host-` where the dashboard has an origin of its
+    own: then no page of a host beside it can, either. Such a cookie must hold for all paths, so it
+    is not for an origin that serves functions."""
 
     is_secure: bool
     is_host_only: bool
 
     @classmethod
-    def of(cls, headers: Mapping[str, str], scheme: str, origin: DashboardOrigin | None) -> CookieTerms:
-        """Of a request. `origin`: the dashboard's own; if that is https, cookies are Secure although a proxy does not say so."""
+    def of(
+        cls, headers: Mapping[str, str], scheme: str, origin: DashboardOrigin | None
+    ) -> CookieTerms:
+        """Of a request. `origin`: the dashboard's own; if that is https, cookies are Secure
+        although a proxy does not say so."""
         is_secure = is_encrypted(headers, scheme) or (origin is not None and origin.is_encrypted)
         return cls(is_secure=is_secure, is_host_only=is_secure and origin is not None)
 
     def name(self, name: str) -> str:
         """With its prefix."""
-        return f"__Host-{name}" if self.is_host_only else f"__Secure-{name}" if self.is_secure else name
+        return (
+            f"__Host-{name}"
+            if self.is_host_only
+            else f"__Secure-{name}"
+            if self.is_secure
+            else name
+        )
 
     @property
     def path(self) -> str:
@@ -72,13 +83,21 @@ class CookieTerms:
 
 
 def end(write: Write, *, session: str, key: str, until: float) -> None:
-    """Take this session for ended until its own end. Of each API key at most MAX_ENDED are kept; the oldest go first."""
+    """Take this session for ended until its own end. Of each API key at most MAX_ENDED are kept;
+    the oldest go first."""
     table = tables.ended_sessions
-    of_key = sa.select(table.c.id).where(table.c.key == key).order_by(table.c.until.desc()).offset(MAX_ENDED - 1)
+    of_key = (
+        sa.select(table.c.id)
+        .where(table.c.key == key)
+        .order_by(table.c.until.desc())
+        .offset(MAX_ENDED - 1)
+    )
     surplus = list(write.sql.execute(of_key).scalars())
     if surplus:
         write.sql.execute(sa.delete(table).where(table.c.id.in_(surplus)))
-    write.sql.execute(write.insert(table).values(id=session, key=key, until=until).on_conflict_do_nothing())
+    write.sql.execute(
+        write.insert(table).values(id=session, key=key, until=until).on_conflict_do_nothing()
+    )
 
 
 def ended(sql: sa.Connection, sessions: Collection[str]) -> set[str]:
@@ -95,12 +114,17 @@ def purge(write: Write, *, now: float) -> None:
 def begin(key: PlatformKey, caller: Principal, *, now: float) -> str:
     """The cookie's value for a caller who just proved to hold a key."""
     until = now + SESSION_S
-    session = key.sessions.seal(json.dumps({"id": secrets.token_hex(12), "key": caller.key, "until": until}))
+    session = key.sessions.seal(
+        json.dumps({"id": secrets.token_hex(12), "key": caller.key, "until": until})
+    )
     return visitors.joined(session, key.activator.visitors, key=caller.key, until=until)
 
 
-def resume(sql: sa.Connection, key: PlatformKey, cookie: str, *, environment: str | None, now: float) -> Session:
-    """The session behind a cookie. Raises Unauthenticated, or Forbidden where the key does not reach the dashboard."""
+def resume(
+    sql: sa.Connection, key: PlatformKey, cookie: str, *, environment: str | None, now: float
+) -> Session:
+    """The session behind a cookie. Raises Unauthenticated, or Forbidden where the key does not
+    reach the dashboard."""
     session, key_id, until = read(key, cookie)
     if until <= now or ended(sql, [session]):
         raise Unauthenticated("the session has ended: sign in again")
@@ -118,11 +142,14 @@ def read(key: PlatformKey, cookie: str) -> tuple[str, str, float]:
 
 
 def demand_reach(caller: Principal) -> Principal:
-    """The same caller, if its key may look at pages that show all of an environment. Raises Forbidden."""
+    """The same caller, if its key may look at pages that show all of an environment. Raises
+    Forbidden."""
     caller.demand(Scope.READ_BILLING)
     if caller.bound_app is not None:
         raise Forbidden(
-            f"key {caller.key} reaches app {caller.bound_app!r} only, and pages show all of an environment", app=caller.bound_app
+            f"key {caller.key} reaches app {caller.bound_app!r} only, and pages show all of an "
+            f"environment",
+            app=caller.bound_app,
         )
     return caller
 
@@ -130,13 +157,16 @@ def demand_reach(caller: Principal) -> Principal:
 def demand_same_site(headers: Mapping[str, str], *, cookie: str, field: str) -> None:
     """Raise Forbidden for a form that another site sent.
 
-    `field` came with the form and must equal `cookie`, which is SameSite=Strict: a browser does not send it along with
-    another site's form. Browsers that say where a form comes from (Fetch Metadata) are believed too; our own Host header
-    would prove nothing, since it is the activator's.
-    """
+    `field` came with the form and must equal `cookie`, which is SameSite=Strict: a browser does not
+    send it along with another site's form. Browsers that say where a form comes from (Fetch
+    Metadata) are believed too; our own Host header would prove nothing, since it is the
+    activator's."""
     elsewhere = headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
     if elsewhere or not field or not hmac.compare_digest(cookie.encode(), field.encode()):
-        raise Forbidden("this form was sent from another site, or is older than this browser's session: load the page again")
+        raise Forbidden(
+            "this form was sent from another site, or is older than this browser's session: load "
+            "the page again"
+        )
 
 
 def is_encrypted(headers: Mapping[str, str], scheme: str) -> bool:
@@ -145,22 +175,29 @@ def is_encrypted(headers: Mapping[str, str], scheme: str) -> bool:
 
 
 def demand_private(headers: Mapping[str, str], scheme: str, *, allowed: bool) -> None:
-    """Raise Forbidden where a key would cross a network unencrypted: not TLS, and some hop is not this machine.
+    """Raise Forbidden where a key would cross a network unencrypted: not TLS, and some hop is not
+    this machine.
 
-    `allowed`: the setting `plain_http_sign_in`. Hops are those of X-Forwarded-For: the last is the activator's word, and the ones before
-    it can only make this stricter.
-    """
+    `allowed`: the setting `plain_http_sign_in`. Hops are those of X-Forwarded-For: the last is the
+    activator's word, and the ones before it can only make this stricter."""
     if allowed or is_encrypted(headers, scheme) or all(map(_is_here, _hops(headers))):
         return
     raise Forbidden(
-        "signing in from another machine needs https: a key, and the session after it, could be read on the way. Put a TLS proxy in front "
-        "(it must send X-Forwarded-Proto), tunnel with `ssh -L 8700:127.0.0.1:8700`, or set controller.plain_http_sign_in to true"
+        "signing in from another machine needs https: a key, and the session after it, could be "
+        "read on the way. Put a TLS proxy in front "
+        "(it must send X-Forwarded-Proto), tunnel with `ssh -L 8700:127.0.0.1:8700`, or set "
+        "controller.plain_http_sign_in to true"
     )
 
 
 def _hops(headers: Mapping[str, str]) -> Iterator[str]:
-    # The activator adds a header of its own behind whatever came, and a mapping's `get` would see the first one only.
-    every = headers.getlist("x-forwarded-for") if isinstance(headers, Headers) else [headers.get("x-forwarded-for", "")]
+    # The activator adds a header of its own behind whatever came, and a mapping's `get` would see
+    # the first one only.
+    every = (
+        headers.getlist("x-forwarded-for")
+        if isinstance(headers, Headers)
+        else [headers.get("x-forwarded-for", "")]
+    )
     return (hop.strip() for hop in ",".join(every).split(",") if hop.strip())
 
 

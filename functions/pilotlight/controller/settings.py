@@ -1,4 +1,5 @@
-"""Section `controller` of platform.yaml, and the few keys of other sections that the controller needs."""
+"""Section `controller` of platform.yaml, and the few keys of other sections that the controller
+needs."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from pilotlight.pricing import PriceSettings
 from pilotlight.quotas import BUILT_IN, Plan
 from snapshotter.egress import Egress
 from snapshotter.settings import SnapshotterSettings
-from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load, load_each, secret_of
+from weight_cache.settings import (
+    Paths,
+    PlatformSettings,
+    SettingsInvalid,
+    load,
+    load_each,
+    secret_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,27 +31,32 @@ class ControllerSettings:
     """Section `controller`.
 
     Attributes:
-        listen: host:port where other machines reach the control plane, with mutual TLS (platform.tls_*); None = only this machine, by its
+        listen: host:port where other machines reach the control plane, with mutual TLS
+        (platform.tls_*); None = only this machine, by its
             socket. Without TLS files only a loopback address will do.
-        standby: wait for the database's lock while another controller is at work, and take over, instead of giving up.
-        metrics_listen: host:port of the Prometheus text, behind a bearer token (`platform.metrics_token_file`), and of /healthz and
+        standby: wait for the database's lock while another controller is at work, and take over,
+        instead of giving up. metrics_listen: host:port of the Prometheus text, behind a bearer
+        token (`platform.metrics_token_file`), and of /healthz and
             /readyz, which need none; None = only on `<run>/metrics-controller.sock`.
-        database_url: None = SQLite in <home>/controller; postgresql+psycopg://… where that is outgrown.
-        database_url_file: file that holds it, such as a mounted Secret; None = `database_url` stands here.
-        node_key_file: file with the key of a cluster's node agents, where they have one of their own: it lets them report, and opens
+        database_url: None = SQLite in <home>/controller; postgresql+psycopg://… where that is
+        outgrown. database_url_file: file that holds it, such as a mounted Secret; None =
+        `database_url` stands here. node_key_file: file with the key of a cluster's node agents,
+        where they have one of their own: it lets them report, and opens
             nothing; None = they have the platform's.
-        bundle_max_bytes: largest source archive that may be deployed.
-        blob_max_bytes: largest blob that may be uploaded (files of weights are blobs).
-        default_plan: of new tenants that are not given another.
-        invoice_after_days: days after its end when a month's invoices are issued by themselves.
-        webhooks: `public` (addresses of the public internet only) or `any`.
-        dashboard_url: origin that the dashboard has of its own, such as https://dashboard.example; None = that of the one URL, which it
-            shares with functions. The host must be another than that of functions. The activator reads it too.
+        bundle_max_bytes: largest source archive that may be deployed. blob_max_bytes: largest blob
+        that may be uploaded (files of weights are blobs). default_plan: of new tenants that are not
+        given another. invoice_after_days: days after its end when a month's invoices are issued by
+        themselves. webhooks: `public` (addresses of the public internet only) or `any`.
+        dashboard_url: origin that the dashboard has of its own, such as https://dashboard.example;
+        None = that of the one URL, which it
+            shares with functions. The host must be another than that of functions. The activator
+            reads it too.
         plain_http_sign_in: let people sign in to the dashboard without TLS from another machine.
-        observations_days: how long what calls looked like is kept by the minute; by the hour it is kept for 100 days.
-        feedback_window_days: how late an outcome may come after its call.
-        traces_per_tenant: traces that are kept for each tenant; the oldest go first.
-        blob_grace_s: a blob to which nothing refers is deleted so long after its tenant last uploaded it or asked for it.
+        observations_days: how long what calls looked like is kept by the minute; by the hour it is
+        kept for 100 days. feedback_window_days: how late an outcome may come after its call.
+        traces_per_tenant: traces that are kept for each tenant; the oldest go first. blob_grace_s:
+        a blob to which nothing refers is deleted so long after its tenant last uploaded it or asked
+        for it.
     """
 
     listen: str | None = None
@@ -70,21 +83,41 @@ class ControllerSettings:
         if self.dashboard_url is not None:
             DashboardOrigin.parse(self.dashboard_url)
         if not 0 <= self.invoice_after_days <= 27:
-            raise ValueError(f"invoice_after_days = {self.invoice_after_days}: must be between 0 and 27")
-        for name, low, high in (("observations_days", 4, 90), ("feedback_window_days", 1, 365), ("traces_per_tenant", 0, 1_000_000)):
+            raise ValueError(
+                f"invoice_after_days = {self.invoice_after_days}: must be between 0 and 27"
+            )
+        for name, low, high in (
+            ("observations_days", 4, 90),
+            ("feedback_window_days", 1, 365),
+            ("traces_per_tenant", 0, 1_000_000),
+        ):
             if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be between {low} and {high}")
+                raise ValueError(
+                    f"{name} = {getattr(self, name)}: must be between {low} and {high}"
+                )
         if not 3600 <= self.blob_grace_s <= 31_536_000:
-            raise ValueError(f"blob_grace_s = {self.blob_grace_s:g}: must be between 3600 and 31536000; uploads of a deploy take that long")
+            raise ValueError(
+                f"blob_grace_s = {self.blob_grace_s:g}: must be between 3600 and 31536000; "
+                f"uploads of a deploy take that long"
+            )
         for name in ("bundle_max_bytes", "blob_max_bytes"):
             if getattr(self, name) < 1024:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1024")
         for name in ("metrics_listen", "listen"):
-            if (value := getattr(self, name)) is not None and not value.rpartition(":")[2].isdigit():
+            if (value := getattr(self, name)) is not None and not value.rpartition(":")[
+                2
+            ].isdigit():
                 raise ValueError(f"{name} = {value!r}: must be host:port, or null")
-        # the one field that is not as it was given: everybody asks for the URL, nobody for where it was
-        object.__setattr__(self, "database_url", secret_of("database_url", self.database_url, self.database_url_file))
-        if self.database_url is not None and not self.database_url.startswith(("sqlite:", "postgresql+psycopg:")):
+        # the one field that is not as it was given: everybody asks for the URL, nobody for where it
+        # was
+        object.__setattr__(
+            self,
+            "database_url",
+            secret_of("database_url", self.database_url, self.database_url_file),
+        )
+        if self.database_url is not None and not self.database_url.startswith(
+            ("sqlite:", "postgresql+psycopg:")
+        ):
             raise ValueError("database_url: must start with 'sqlite:' or 'postgresql+psycopg:'")
 
     @property
@@ -98,14 +131,13 @@ class ControllerConfig:
     """All that the controller reads from platform.yaml.
 
     Attributes:
-        uid_base: first uid given to a tenant, or None where the platform does not run as root and cannot change uids. In a cluster pods
+        uid_base: first uid given to a tenant, or None where the platform does not run as root and
+        cannot change uids. In a cluster pods
             have them, whoever we are.
-        trust: `isolated` or `shared`; see PlatformSettings.
-        platform: section `platform`: where blobs lie.
-        plans: every plan by its name, the built-in ones included.
-        prices: section `prices`.
-        cluster: section `cluster`; read where platform.fleet is knative.
-        egress: what functions reach, where each has a network of its own; None where they have another network.
+        trust: `isolated` or `shared`; see PlatformSettings. platform: section `platform`: where
+        blobs lie. plans: every plan by its name, the built-in ones included. prices: section
+        `prices`. cluster: section `cluster`; read where platform.fleet is knative. egress: what
+        functions reach, where each has a network of its own; None where they have another network.
     """
 
     settings: ControllerSettings
@@ -149,14 +181,24 @@ class ControllerConfig:
             platform=platform,
             uid_base=node.uid_base if os.geteuid() == 0 or platform.fleet == "knative" else None,
             cluster=load(ClusterSettings, "cluster", file),
-            egress=node.egress() if platform.fleet == "local" and node.function_network == "own" and os.geteuid() == 0 else None,
+            egress=node.egress()
+            if platform.fleet == "local" and node.function_network == "own" and os.geteuid() == 0
+            else None,
         )
 
 
-def _check_plans(plans: Mapping[str, Plan], settings: ControllerSettings, prices: PriceSettings) -> None:
+def _check_plans(
+    plans: Mapping[str, Plan], settings: ControllerSettings, prices: PriceSettings
+) -> None:
     if settings.default_plan not in plans:
-        raise SettingsInvalid(f"controller.default_plan = {settings.default_plan!r}: no such plan; there are {', '.join(plans)}")
+        raise SettingsInvalid(
+            f"controller.default_plan = {settings.default_plan!r}: no such plan; there are "
+            f"{', '.join(plans)}"
+        )
     for name, plan in plans.items():
         if plan.prices is not None and plan.prices not in prices.lists():
             known = ", ".join(prices.lists())
-            raise SettingsInvalid(f"plans.{name}.prices = {plan.prices!r}: no such price list; there are {known} (prices.others)")
+            raise SettingsInvalid(
+                f"plans.{name}.prices = {plan.prices!r}: no such price list; there are {known} "
+                f"(prices.others)"
+            )

@@ -1,10 +1,12 @@
-"""Two controllers, one at work (`controller.standby`): the other waits for its lock, and takes over when the first is gone.
+"""Two controllers, one at work (`controller.standby`): the other waits for its lock, and takes over
+when the first is gone.
 
-Two of one home wait for its file (`of_home`), before they give up root and have threads; two homes with one database for its session.
+Two of one home wait for its file (`of_home`), before they give up root and have threads; two homes
+with one database for its session.
 
-PostgreSQL frees the lock with the session that holds it. A session may end while its process lives (the database fails over, the network is
-cut): from then on another may be at work, so who finds its own session gone ends at once, before it writes anything more.
-"""
+PostgreSQL frees the lock with the session that holds it. A session may end while its process lives
+(the database fails over, the network is cut): from then on another may be at work, so who finds its
+own session gone ends at once, before it writes anything more."""
 
 from __future__ import annotations
 
@@ -35,8 +37,11 @@ SILENT_S = 30.0
 
 
 @asynccontextmanager
-async def at_work(lock: ControllerLock, *, waits: bool, metrics: Metrics, address: MetricsAddress) -> AsyncIterator[None]:
-    """While `lock` is held. Waits for it, answering probes at the TCP address of `address`, if `waits`; raises AlreadyRunning otherwise."""
+async def at_work(
+    lock: ControllerLock, *, waits: bool, metrics: Metrics, address: MetricsAddress
+) -> AsyncIterator[None]:
+    """While `lock` is held. Waits for it, answering probes at the TCP address of `address`, if
+    `waits`; raises AlreadyRunning otherwise."""
     if waits:
         await _wait(lock, metrics, address)
     else:
@@ -52,7 +57,8 @@ async def at_work(lock: ControllerLock, *, waits: bool, metrics: Metrics, addres
 
 
 async def of_home(file: Path, *, metrics: Metrics, address: MetricsAddress) -> int:
-    """A descriptor of the lock `file` of a home, once no other controller has it. Makes no thread."""
+    """A descriptor of the lock `file` of a home, once no other controller has it. Makes no
+    thread."""
     async with _standing_by(metrics, address):
         log.info(_SAID)
         while True:
@@ -76,10 +82,13 @@ async def _standing_by(metrics: Metrics, address: MetricsAddress) -> AsyncIterat
     """Answer probes, and end when a signal asks for it."""
     loop, waiting = asyncio.get_running_loop(), asyncio.current_task()
     assert waiting is not None
-    for number in (signal.SIGTERM, signal.SIGINT):  # the first process of a container ignores what it has no handler for
+    # the first process of a container ignores what it has no handler for
+    for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, waiting.cancel)
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # `--first-key` in this pod: nobody follows us yet
-    servers = await metrics.expose(dataclasses.replace(address, socket_path=None))  # the socket is the other controller's
+    # `--first-key` in this pod: nobody follows us yet
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)
+    # the socket is the other controller's
+    servers = await metrics.expose(dataclasses.replace(address, socket_path=None))
     try:
         yield
     finally:

@@ -18,16 +18,21 @@ from weight_cache.threads import cancel_and_wait
 
 
 class NdjsonResponse(StreamingResponse):
-    """Records as lines. An error on the way becomes the last line, `{"error": problem}`; the status is long sent by then.
+    """Records as lines. An error on the way becomes the last line, `{"error": problem}`; the status
+    is long sent by then.
 
-    The source is closed as soon as the caller leaves, even while it is silent: a followed log may say nothing for days.
-    """
+    The source is closed as soon as the caller leaves, even while it is silent: a followed log may
+    say nothing for days."""
 
     media_type = CONTENT_NDJSON
 
     def __init__(self, records: AsyncIterator[Mapping[str, Any]], *, request: str) -> None:
         self._records = records
-        super().__init__(_lines(records, request), media_type=CONTENT_NDJSON, headers={"cache-control": "no-store"})
+        super().__init__(
+            _lines(records, request),
+            media_type=CONTENT_NDJSON,
+            headers={"cache-control": "no-store"},
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the source ends or the caller leaves."""

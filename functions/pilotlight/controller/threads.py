@@ -1,8 +1,9 @@
-"""The controller's threads, shared out: requests of one tenant hold a few of them at once, the others wait for their turn.
+"""The controller's threads, shared out: requests of one tenant hold a few of them at once, the
+others wait for their turn.
 
-The framework runs routes in threads of one pool. A tenant whose requests are slow would hold all of them, and keep every other tenant, and
-the platform's own processes, waiting. Keys are looked up in threads apart, so that nobody's key waits behind requests that are slow.
-"""
+The framework runs routes in threads of one pool. A tenant whose requests are slow would hold all of
+them, and keep every other tenant, and the platform's own processes, waiting. Keys are looked up in
+threads apart, so that nobody's key waits behind requests that are slow."""
 
 from __future__ import annotations
 
@@ -35,13 +36,16 @@ class TenantThreads:
         return f"<TenantThreads {len(self._shares)} tenants>"
 
     def share(self, tenant: str) -> asyncio.Semaphore:
-        """The tenant's threads; `async with` takes one, and waits while all are taken: first come, first served."""
+        """The tenant's threads; `async with` takes one, and waits while all are taken: first come,
+        first served."""
         found = self._shares.get(tenant)
         if found is None:
             found = self._shares[tenant] = asyncio.Semaphore(self._of_tenant)
         return found
 
-    async def run(self, tenant: str, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    async def run(
+        self, tenant: str, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
         """What `work` returns, in one of the tenant's threads."""
         async with self.share(tenant):
             return await anyio.to_thread.run_sync(partial(work, *args, **kwargs))

@@ -1,10 +1,11 @@
-"""When a schedule is due. Pure: a schedule and a moment in, the next moment out, in seconds since the epoch.
+"""When a schedule is due. Pure: a schedule and a moment in, the next moment out, in seconds since
+the epoch.
 
-Cron's fields are read on the clock of the schedule's time zone, as cron(8) does where that clock is changed. A time that does not
-exist (the hour that is left out in spring) is due by as much later as the clock jumped; one that exists twice (autumn) is due the first
-time only. But an expression whose minutes or hours are `*` counts on: it is due in both hours of autumn, and has nothing to make up for
-in spring.
-"""
+Cron's fields are read on the clock of the schedule's time zone, as cron(8) does where that clock is
+changed. A time that does not exist (the hour that is left out in spring) is due by as much later as
+the clock jumped; one that exists twice (autumn) is due the first time only. But an expression whose
+minutes or hours are `*` counts on: it is due in both hours of autumn, and has nothing to make up
+for in spring."""
 
 from __future__ import annotations
 
@@ -22,26 +23,58 @@ from pilotlight.policies import Schedule
 _NEAR_S = 3 * 3600.0
 """No clock is changed by more than this."""
 _WORDS = re.compile(r"[A-Za-z]+")
-_KNOWN = frozenset("jan feb mar apr may jun jul aug sep oct nov dec sun mon tue wed thu fri sat l".split())  # noqa: SIM905 - a line
+_KNOWN = frozenset(
+    [
+        "jan",
+        "feb",
+        "mar",
+        "apr",
+        "may",
+        "jun",
+        "jul",
+        "aug",
+        "sep",
+        "oct",
+        "nov",
+        "dec",
+        "sun",
+        "mon",
+        "tue",
+        "wed",
+        "thu",
+        "fri",
+        "sat",
+        "l",
+    ]
+)
 
 
 def check(schedule: Schedule) -> None:
-    """Raise InvalidInput for a time zone that there is not, and for an expression that is none or never comes."""
+    """Raise InvalidInput for a time zone that there is not, and for an expression that is none or
+    never comes."""
     try:
         ZoneInfo(schedule.timezone)
     except (ZoneInfoNotFoundError, ValueError, OSError) as e:
-        text = f"schedule: there is no time zone {schedule.timezone!r}: write an IANA name, as 'Europe/Berlin'"
+        text = (
+            f"schedule: there is no time zone {schedule.timezone!r}: write an IANA name, as "
+            f"'Europe/Berlin'"
+        )
         raise InvalidInput(text, parameter="schedule") from e
     if not schedule.cron:
         return
     words = {word.lower() for word in _WORDS.findall(schedule.cron)}
     if words - _KNOWN or not croniter.is_valid(schedule.cron):
-        text = f"schedule: cron = {schedule.cron!r}: not minute hour day-of-month month day-of-week as in crontab(5), such as '0 6 * * 1'"
+        text = (
+            f"schedule: cron = {schedule.cron!r}: not minute hour day-of-month month "
+            f"day-of-week as in crontab(5), such as '0 6 * * 1'"
+        )
         raise InvalidInput(text, parameter="schedule")
     try:
         next_after(schedule, 0.0)
     except CroniterBadDateError as e:
-        raise InvalidInput(f"schedule: cron = {schedule.cron!r} never comes", parameter="schedule") from e
+        raise InvalidInput(
+            f"schedule: cron = {schedule.cron!r} never comes", parameter="schedule"
+        ) from e
 
 
 def next_after(schedule: Schedule, after: float, *, previous: float | None = None) -> float:
@@ -64,11 +97,15 @@ def times(schedule: Schedule, first: float, *, until: float, limit: int) -> Iter
 
 
 def _around(cron: str, zone: ZoneInfo, after: float) -> Iterator[float]:
-    """Moments among which the next one is. Only where a clock is changed there are more to look at than one."""
+    """Moments among which the next one is. Only where a clock is changed there are more to look at
+    than one."""
     local = _local(after, zone)
     following = croniter(cron, local).get_next(dt.datetime)
     moment = _moment(following, zone)
-    offsets = {_offset(at, zone) for at in (after - _NEAR_S, after, moment - _NEAR_S, moment, moment + _NEAR_S)}
+    offsets = {
+        _offset(at, zone)
+        for at in (after - _NEAR_S, after, moment - _NEAR_S, moment, moment + _NEAR_S)
+    }
     if len(offsets) == 1:
         yield moment
         return

@@ -1,8 +1,8 @@
-"""Sums of the ledger for reports and pages, exact to the last digit, from the coarsest rows that are exact.
+"""Sums of the ledger for reports and pages, exact to the last digit, from the coarsest rows that
+are exact.
 
-Whole days come from `usage_days`, whole hours from `usage_hours`, and only parts of hours from the records themselves: a month by
-function reads some thousand rows, however many records it had.
-"""
+Whole days come from `usage_days`, whole hours from `usage_hours`, and only parts of hours from the
+records themselves: a month by function reads some thousand rows, however many records it had."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ HALF = 10**9
 
 
 def money_of(table: sa.Table) -> tuple[sa.ColumnElement[Any], sa.ColumnElement[Any]]:
-    """Both halves of the sum in picounits, what is above HALF and the rest: SQLite's SUM overflows at 2**63."""
+    """Both halves of the sum in picounits, what is above HALF and the rest: SQLite's SUM overflows
+    at 2**63."""
     if table is not tables.usage:
         return sa.func.sum(table.c.high), sa.func.sum(table.c.low)
     return sa.func.sum(table.c.cost_picos // HALF), sa.func.sum(table.c.cost_picos % HALF)
@@ -42,7 +43,8 @@ class Total:
 
     @property
     def cost(self) -> Decimal:
-        """Exact, in the group's currency (name `currency` among the groups where there may be several)."""
+        """Exact, in the group's currency (name `currency` among the groups where there may be
+        several)."""
         return COST_QUANTUM * self.picos
 
     def absorb(self, other: Total) -> None:
@@ -58,7 +60,8 @@ class Total:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A part of a report's time, and the table that has it exactly: days [first, end), hours, or records of one hour by `started_at`."""
+    """A part of a report's time, and the table that has it exactly: days [first, end), hours, or
+    records of one hour by `started_at`."""
 
     table: sa.Table
     first: float | None
@@ -72,12 +75,22 @@ def spans(since: float | None, until: float | None, *, by_hour: bool = False) ->
         return []
     first = None if since is None else -int(-since // HOUR_S)
     end = None if until is None else int(until // HOUR_S)
-    if since is not None and until is not None and first is not None and end is not None and first > end:
+    if (
+        since is not None
+        and until is not None
+        and first is not None
+        and end is not None
+        and first > end
+    ):
         return [Span(table=tables.usage, first=since, end=until, hour=end)]
     out = []
     if since is not None and first is not None and since < first * HOUR_S:
         out.append(Span(table=tables.usage, first=since, end=first * HOUR_S, hour=first - 1))
-    out += [Span(table=tables.usage_hours, first=first, end=end)] if by_hour else _days_and_hours(first, end)
+    out += (
+        [Span(table=tables.usage_hours, first=first, end=end)]
+        if by_hour
+        else _days_and_hours(first, end)
+    )
     if until is not None and end is not None and end * HOUR_S < until:
         out.append(Span(table=tables.usage, first=end * HOUR_S, end=until, hour=end))
     return out
@@ -106,12 +119,15 @@ def totals(
     environment: str | None = None,
     where: Mapping[str, str] | None = None,
 ) -> list[Total]:
-    """Sums by `groups` over since <= started_at < until, in the groups' order; `tenant` None: of all tenants.
+    """Sums by `groups` over since <= started_at < until, in the groups' order; `tenant` None: of
+    all tenants.
 
-    `groups` are of ROLLUP_GROUPS, or `tenant`, `day` or `hour` (whole ones since the epoch); `where` names values of the same.
-    """
+    `groups` are of ROLLUP_GROUPS, or `tenant`, `day` or `hour` (whole ones since the epoch);
+    `where` names values of the same."""
     chosen = (
-        dict(where or {}) | ({} if tenant is None else {"tenant": tenant}) | ({} if environment is None else {"environment": environment})
+        dict(where or {})
+        | ({} if tenant is None else {"tenant": tenant})
+        | ({} if environment is None else {"environment": environment})
     )
     out: dict[tuple[str | int, ...], Total] = {}
     for span in spans(since, until, by_hour="hour" in groups):
@@ -124,12 +140,16 @@ def totals(
     return [out[key] for key in sorted(out)]
 
 
-def _span_totals(sql: sa.Connection, span: Span, groups: Sequence[str], chosen: Mapping[str, str]) -> Iterator[Total]:
+def _span_totals(
+    sql: sa.Connection, span: Span, groups: Sequence[str], chosen: Mapping[str, str]
+) -> Iterator[Total]:
     keys = [_key(span, name) for name in groups]
     within = [span.table.c[name] == value for name, value in chosen.items()] + _bounds(span)
     query = sa.select(*keys, *_sums_of(span.table)).where(*within)
     if keys:
-        query = query.group_by(*(key.element for key in keys if not isinstance(key.element, sa.BindParameter)))
+        query = query.group_by(
+            *(key.element for key in keys if not isinstance(key.element, sa.BindParameter))
+        )
     for row in sql.execute(query).mappings():
         if row["records"]:
             yield _total(row, groups)
@@ -138,7 +158,9 @@ def _span_totals(sql: sa.Connection, span: Span, groups: Sequence[str], chosen: 
 def _key(span: Span, name: str) -> sa.Label[Any]:
     c = span.table.c
     if name == "hour":
-        return sa.literal(span.hour).label(name) if span.table is tables.usage else c.hour.label(name)
+        return (
+            sa.literal(span.hour).label(name) if span.table is tables.usage else c.hour.label(name)
+        )
     if name == "day" and span.table is tables.usage_hours:
         return (c.hour // HOURS_PER_DAY).label(name)
     return c[name].label(name)
@@ -146,18 +168,40 @@ def _key(span: Span, name: str) -> sa.Label[Any]:
 
 def _bounds(span: Span) -> list[sa.ColumnElement[bool]]:
     c = span.table.c
-    unit: sa.ColumnElement[Any] = c.started_at if span.table is tables.usage else c.hour if span.table is tables.usage_hours else c.day
-    return ([] if span.first is None else [unit >= span.first]) + ([] if span.end is None else [unit < span.end])
+    unit: sa.ColumnElement[Any] = (
+        c.started_at
+        if span.table is tables.usage
+        else c.hour
+        if span.table is tables.usage_hours
+        else c.day
+    )
+    return ([] if span.first is None else [unit >= span.first]) + (
+        [] if span.end is None else [unit < span.end]
+    )
 
 
 def _sums_of(table: sa.Table) -> list[sa.Label[Any]]:
     c = table.c
     money = [half.label(name) for half, name in zip(money_of(table), ("high", "low"), strict=True)]
-    # 300 years of instance time are more nanoseconds than SQLite can sum: a year of 300 instances. So these too in halves.
-    billed = [sa.func.sum(c.billed_ns // HALF).label("billed_s"), sa.func.sum(c.billed_ns % HALF).label("billed_rest")]
-    sums = [*(sa.func.sum(c[name]).label(name) for name in MEASURES if name != "billed_ns"), *billed]
+    # 300 years of instance time are more nanoseconds than SQLite can sum: a year of 300 instances.
+    # So these too in halves.
+    billed = [
+        sa.func.sum(c.billed_ns // HALF).label("billed_s"),
+        sa.func.sum(c.billed_ns % HALF).label("billed_rest"),
+    ]
+    sums = [
+        *(sa.func.sum(c[name]).label(name) for name in MEASURES if name != "billed_ns"),
+        *billed,
+    ]
     if table is not tables.usage:
-        return [*sums, *money, *(sa.func.sum(c[name]).label(name) for name in ("records", "errors", *tables.ROLLUP_FLOATS))]
+        return [
+            *sums,
+            *money,
+            *(
+                sa.func.sum(c[name]).label(name)
+                for name in ("records", "errors", *tables.ROLLUP_FLOATS)
+            ),
+        ]
     seconds = c.billed_ns * sa.literal(1e-9, sa.Double)
     return [
         *sums,
@@ -175,7 +219,12 @@ def _total(row: sa.RowMapping, groups: Sequence[str]) -> Total:
         group={name: row[name] for name in groups},
         records=int(row["records"]),
         errors=int(row["errors"]),
-        sums={name: int(row["billed_s"]) * HALF + int(row["billed_rest"]) if name == "billed_ns" else int(row[name]) for name in MEASURES},
+        sums={
+            name: int(row["billed_s"]) * HALF + int(row["billed_rest"])
+            if name == "billed_ns"
+            else int(row[name])
+            for name in MEASURES
+        },
         cpu_core_s=float(row["cpu_core_s"]),
         memory_gib_s=float(row["memory_byte_s"]) / GIB,
         gpu_s=float(row["gpu_s"]),

@@ -1,7 +1,8 @@
-"""Traces that activators kept, the newest of each tenant. A trace has a row for each call in it: a caller may make several in one.
+"""Traces that activators kept, the newest of each tenant. A trace has a row for each call in it: a
+caller may make several in one.
 
-They are what a person looks at, no record of account: the oldest go when there are more than `controller.traces_per_tenant`.
-"""
+They are what a person looks at, no record of account: the oldest go when there are more than
+`controller.traces_per_tenant`."""
 
 from __future__ import annotations
 
@@ -22,7 +23,20 @@ Json = dict[str, Any]
 MAX_SPANS = 512
 """Of one call: what an activator sends is bounded far below."""
 _TEXTS = ("environment", "app", "function", "revision", "start_kind", "kept_for")
-_SHOWN = ("id", "call", "environment", "app", "function", "revision", "arm", "start_kind", "kept_for", "status", "duration_ms", "at")
+_SHOWN = (
+    "id",
+    "call",
+    "environment",
+    "app",
+    "function",
+    "revision",
+    "arm",
+    "start_kind",
+    "kept_for",
+    "status",
+    "duration_ms",
+    "at",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +65,13 @@ class Wanted:
     before_call: str = ""
 
 
-# -- in ---------------------------------------------------------------------------------------------------------------
+# -- in --------------------------------------------------------------------------------------------
 def put(write: Write, traces: Sequence[Mapping[str, Any]], *, keep: int) -> int:
-    """Take traces in (`activator.tracing.trace_builder`), newest last word; returns how many. `keep`: of each tenant. Raises InvalidInput.
+    """Take traces in (`activator.tracing.trace_builder`), newest last word; returns how many.
+    `keep`: of each tenant. Raises InvalidInput.
 
-    What another clock says is in the future is of now: it would outlive everything that comes after it.
-    """
+    What another clock says is in the future is of now: it would outlive everything that comes after
+    it."""
     try:
         rows = [_row(one, now=write.now) for one in traces]
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as e:
@@ -66,14 +81,20 @@ def put(write: Write, traces: Sequence[Mapping[str, Any]], *, keep: int) -> int:
     if rows:
         insert = write.insert(tables.traces)
         newest = {name: insert.excluded[name] for name in rows[0]}
-        write.sql.execute(insert.on_conflict_do_update(index_elements=["tenant", "id", "call"], set_=newest), rows)
+        write.sql.execute(
+            insert.on_conflict_do_update(index_elements=["tenant", "id", "call"], set_=newest), rows
+        )
     for tenant in {row["tenant"] for row in rows}:
         _prune(write, tenant, keep)
     return len(rows)
 
 
 def _row(trace: Mapping[str, Any], *, now: float) -> Json:
-    spans, at, duration_ms = trace["spans"][:MAX_SPANS], float(trace["at"]), float(trace["duration_ms"])
+    spans, at, duration_ms = (
+        trace["spans"][:MAX_SPANS],
+        float(trace["at"]),
+        float(trace["duration_ms"]),
+    )
     if not math.isfinite(at) or not math.isfinite(duration_ms):
         raise ValueError("a time is no number")
     return {
@@ -98,12 +119,17 @@ def _prune(write: Write, tenant: str, keep: int) -> None:
         write.sql.execute(sa.delete(table).where(mine, table.c.at < oldest))
 
 
-# -- out --------------------------------------------------------------------------------------------------------------
+# -- out -------------------------------------------------------------------------------------------
 def listing(sql: sa.Connection, wanted: Wanted, *, limit: int) -> list[Json]:
     """What traces there are, newest first, without their spans."""
     table = tables.traces
     columns = [table.c[name] for name in _SHOWN]
-    rows = sql.execute(sa.select(*columns).where(*_conditions(wanted)).order_by(table.c.at.desc(), table.c.call.desc()).limit(limit))
+    rows = sql.execute(
+        sa.select(*columns)
+        .where(*_conditions(wanted))
+        .order_by(table.c.at.desc(), table.c.call.desc())
+        .limit(limit)
+    )
     return [dict(row._mapping) for row in rows]
 
 
@@ -111,7 +137,9 @@ def _conditions(wanted: Wanted) -> list[sa.ColumnElement[bool]]:
     table = tables.traces
     names = ("environment", "app", "function", "revision", "arm", "call", "kept_for", "start_kind")
     found = [table.c.tenant == wanted.tenant]
-    found += [table.c[name] == value for name in names if (value := getattr(wanted, name)) is not None]
+    found += [
+        table.c[name] == value for name in names if (value := getattr(wanted, name)) is not None
+    ]
     if wanted.failed is not None:
         found.append(table.c.status >= 500 if wanted.failed else table.c.status < 500)
     if wanted.min_ms is not None:
@@ -130,33 +158,63 @@ def functions(sql: sa.Connection, *, tenant: str, environment: str) -> list[str]
     """`app/function` of those that have traces."""
     table = tables.traces
     where = (table.c.tenant == tenant, table.c.environment == environment)
-    rows = sql.execute(sa.select(table.c.app, table.c.function).where(*where).distinct().order_by(table.c.app, table.c.function))
+    rows = sql.execute(
+        sa.select(table.c.app, table.c.function)
+        .where(*where)
+        .distinct()
+        .order_by(table.c.app, table.c.function)
+    )
     return [f"{row.app}/{row.function}" for row in rows]
 
 
 def is_kept(sql: sa.Connection, *, tenant: str, call: str) -> bool:
     """Whether there is a trace of this call."""
     table = tables.traces
-    return sql.execute(sa.select(table.c.id).where(table.c.tenant == tenant, table.c.call == call).limit(1)).first() is not None
+    return (
+        sql.execute(
+            sa.select(table.c.id).where(table.c.tenant == tenant, table.c.call == call).limit(1)
+        ).first()
+        is not None
+    )
 
 
 def get(sql: sa.Connection, caller: Principal, name: str) -> Json:
-    """A trace by its id, or by that of a call in it, as far as `caller` may see it. Raises NotFound.
+    """A trace by its id, or by that of a call in it, as far as `caller` may see it. Raises
+    NotFound.
 
-    `calls` are what `listing` tells of each call, first to last; `spans` all their spans, with times in ms from `at` of the first.
-    """
+    `calls` are what `listing` tells of each call, first to last; `spans` all their spans, with
+    times in ms from `at` of the first."""
     table = tables.traces
     mine = table.c.tenant == caller.tenant
     called = sa.select(table.c.id).where(mine, table.c.call == name)
-    rows = sql.execute(sa.select(table).where(mine, (table.c.id == name) | table.c.id.in_(called)).order_by(table.c.at)).mappings().all()
-    seen = [row for row in rows if caller.bound_environment in (None, row["environment"]) and caller.may_see(row["app"], row["function"])]
+    rows = (
+        sql.execute(
+            sa.select(table)
+            .where(mine, (table.c.id == name) | table.c.id.in_(called))
+            .order_by(table.c.at)
+        )
+        .mappings()
+        .all()
+    )
+    seen = [
+        row
+        for row in rows
+        if caller.bound_environment in (None, row["environment"])
+        and caller.may_see(row["app"], row["function"])
+    ]
     if not seen:
-        raise NotFound(f"there is no trace {name}: it was not kept, or has made room for newer ones (GET /v1/traces lists those there are)")
+        raise NotFound(
+            f"there is no trace {name}: it was not kept, or has made room for newer ones (GET "
+            f"/v1/traces lists those there are)"
+        )
     begin = seen[0]["at"]
     spans: list[Json] = []
     for row in seen:
         shift_ms = round((row["at"] - begin) * 1000, 3)
-        spans += [{**span, "call": row["call"], "begin_ms": round(span["begin_ms"] + shift_ms, 3)} for span in json.loads(row["document"])]
+        spans += [
+            {**span, "call": row["call"], "begin_ms": round(span["begin_ms"] + shift_ms, 3)}
+            for span in json.loads(row["document"])
+        ]
     return {
         "id": seen[0]["id"],
         "at": begin,

@@ -1,4 +1,5 @@
-"""A blob on its way in: a local file that becomes an object, or nothing, when its bytes are all there and its hash was compared."""
+"""A blob on its way in: a local file that becomes an object, or nothing, when its bytes are all
+there and its hash was compared."""
 
 from __future__ import annotations
 
@@ -15,22 +16,28 @@ from weight_cache.errors import ObjectMissing, ObjectStoreError
 from weight_cache.manifest import FileHash
 
 STORE_RETRY_S = 5.0
-"""After which asking an object store again makes sense that did not answer: its own retries took tens of seconds."""
+"""After which asking an object store again makes sense that did not answer: its own retries took
+tens of seconds."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Upload:
     """One blob on its way in; every call blocks. Owner: the request that receives it."""
 
-    def __init__(self, temporary: Path, chunked: bool, floor: DiskFloor, announced_bytes: int = 0) -> None:
-        """Raises StorageFull, OSError: also when so many bytes would leave less free disk than the floor."""
+    def __init__(
+        self, temporary: Path, chunked: bool, floor: DiskFloor, announced_bytes: int = 0
+    ) -> None:
+        """Raises StorageFull, OSError: also when so many bytes would leave less free disk than the
+        floor."""
         self._temporary = temporary
         self._floor = floor
         with disk_errors():
             floor.require(announced_bytes)
         self._hash = FileHash() if chunked else hashlib.sha256()
         with disk_errors():
-            self._descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._descriptor = os.open(
+                temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+            )
         self.size_bytes = 0
 
     def add(self, data: bytes) -> None:
@@ -44,10 +51,15 @@ class Upload:
                 view = view[os.write(self._descriptor, view) :]
 
     def finish(self, data: bytes, digest: str) -> None:
-        """The last bytes, and what all of them are called. Raises InvalidInput, StorageFull, OSError."""
+        """The last bytes, and what all of them are called. Raises InvalidInput, StorageFull,
+        OSError."""
         self.add(data)
         if (actual := self._hash.hexdigest()) != digest:
-            raise InvalidInput(f"the body's digest is {actual}, not {digest}: it was damaged on the way, or named wrongly", actual=actual)
+            raise InvalidInput(
+                f"the body's digest is {actual}, not {digest}: it was damaged on the way, or "
+                f"named wrongly",
+                actual=actual,
+            )
 
     def discard(self) -> None:
         """Close and remove the file, if it was not taken."""
@@ -68,7 +80,8 @@ def disk_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def store_errors() -> Iterator[None]:
-    """What an object store refuses as StorageFull or Unavailable; what it lacks stays ObjectMissing."""
+    """What an object store refuses as StorageFull or Unavailable; what it lacks stays
+    ObjectMissing."""
     try:
         yield
     except ObjectMissing:
@@ -82,4 +95,7 @@ def store_errors() -> Iterator[None]:
 def _full(error: OSError) -> StorageFull:
     if isinstance(error, BelowFloor):
         return StorageFull(f"{error.strerror}; nothing was kept")
-    return StorageFull(f"the blob store's disk is full ({error.strerror}). Free some space in <home>/blobs; nothing was kept.")
+    return StorageFull(
+        f"the blob store's disk is full ({error.strerror}). Free some space in <home>/blobs; "
+        f"nothing was kept."
+    )

@@ -1,12 +1,14 @@
 """Posting to webhooks: what is sent, how it is signed, and where it may go.
 
-Messages follow the Standard Webhooks specification (standardwebhooks.com): `webhook-id` is the same for every attempt,
-`webhook-signature` is `v1,` and the base64 of HMAC-SHA256 over `<id>.<timestamp>.<body>` with the secret's bytes.
+Messages follow the Standard Webhooks specification (standardwebhooks.com): `webhook-id` is the same
+for every attempt, `webhook-signature` is `v1,` and the base64 of HMAC-SHA256 over
+`<id>.<timestamp>.<body>` with the secret's bytes.
 
-A URL is a tenant's choice, so with `controller.webhooks: public` it must not lead into the platform's own network (server-side request
-forgery): https only, and *every* address that the name resolves to must be one of the public internet. The connection goes to
-an address that was checked, with the name for TLS, so a second answer of the name server changes nothing. Redirects are not followed.
-"""
+A URL is a tenant's choice, so with `controller.webhooks: public` it must not lead into the
+platform's own network (server-side request forgery): https only, and *every* address that the name
+resolves to must be one of the public internet. The connection goes to an address that was checked,
+with the name for TLS, so a second answer of the name server changes nothing. Redirects are not
+followed."""
 
 from __future__ import annotations
 
@@ -34,9 +36,11 @@ from weight_cache.cookies import no_cookies
 
 PUBLIC, ANY = "public", "any"
 ATTEMPT_S = 15.0
-"""For all of an attempt, from the name's look-up to the answer's head: the specification recommends 15 to 30 s."""
+"""For all of an attempt, from the name's look-up to the answer's head: the specification recommends
+15 to 30 s."""
 GIVE_UP_AFTER_S = 3 * 86_400.0
-"""A weekend and a working day: whoever has not repaired the receiver by then reads the list of what was not delivered."""
+"""A weekend and a working day: whoever has not repaired the receiver by then reads the list of what
+was not delivered."""
 FIRST_DELAY_S, GROWTH, LONGEST_DELAY_S = 5.0, 4.0, 6 * 3600.0
 JITTER = 0.2
 """Receivers that fail for many messages at once are not asked for all of them at once again."""
@@ -44,7 +48,8 @@ CLAIM_S = 60.0
 """For how long a deliverer has a message to itself: longer than an attempt can take."""
 MAX_URL = 2000
 MAX_ADDRESSES = 3
-"""Of one name, tried one after the other: the first may be of a family that has no route from here."""
+"""Of one name, tried one after the other: the first may be of a family that has no route from
+here."""
 _SECRET_PREFIX = "whsec_"
 _GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
@@ -58,7 +63,8 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What is told. `id` names it for the receiver, `at` is when it happened (seconds since the epoch)."""
+    """What is told. `id` names it for the receiver, `at` is when it happened (seconds since the
+    epoch)."""
 
     id: str
     type: str
@@ -90,7 +96,8 @@ class Outcome:
 
 
 def sign(secret: str, *, id: str, timestamp: int, body: bytes) -> str:
-    """The value of `webhook-signature`. Raises ValueError for a secret that is not `whsec_` and base64."""
+    """The value of `webhook-signature`. Raises ValueError for a secret that is not `whsec_` and
+    base64."""
     kind, prefix, text = secret.rpartition(_SECRET_PREFIX)
     try:
         key = base64.b64decode(text, validate=True)
@@ -114,21 +121,26 @@ def headers(message: Message, body: bytes, *, secret: str, now: float) -> dict[s
     }
 
 
-def retry_in_s(*, attempts: int, begun_at: float, now: float, chance: float, asked_s: float = 0.0) -> float | None:
-    """How long to wait after attempt number `attempts` failed; None: it is given up, GIVE_UP_AFTER_S after `begun_at`.
+def retry_in_s(
+    *, attempts: int, begun_at: float, now: float, chance: float, asked_s: float = 0.0
+) -> float | None:
+    """How long to wait after attempt number `attempts` failed; None: it is given up,
+    GIVE_UP_AFTER_S after `begun_at`.
 
     Args:
         chance: uniform in [0, 1), for the jitter.
         asked_s: what the receiver asked for (Retry-After).
     """
-    # Bounded before it is raised to a power: what is tried for three days stays far below, a broken row may not.
+    # Bounded before it is raised to a power: what is tried for three days stays far below, a broken
+    # row may not.
     plain_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * GROWTH ** min(attempts - 1, 20))
     delay_s = max(plain_s * (1 - JITTER + 2 * JITTER * chance), min(asked_s, LONGEST_DELAY_S))
     return delay_s if now + delay_s <= begun_at + GIVE_UP_AFTER_S else None
 
 
 def check_url(url: str, *, policy: str) -> str:
-    """Return `url` if a webhook may have it, as far as that can be said without a look-up. Raises InvalidInput."""
+    """Return `url` if a webhook may have it, as far as that can be said without a look-up. Raises
+    InvalidInput."""
     try:
         _parsed(url, policy)
     except Refused as e:
@@ -143,7 +155,8 @@ def host_of(url: str) -> str:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is one of the public internet. Addresses that carry another one are judged by that."""
+    """Whether an IP address is one of the public internet. Addresses that carry another one are
+    judged by that."""
     ip = ipaddress.ip_address(address)
     if isinstance(ip, ipaddress.IPv4Address):
         return ip.is_global and not ip.is_multicast
@@ -162,16 +175,23 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 class Sender:
-    """Posts messages, one connection each. Owner: one event loop. A context manager: leaving it closes its connections."""
+    """Posts messages, one connection each. Owner: one event loop. A context manager: leaving it
+    closes its connections."""
 
     def __init__(
-        self, *, policy: str, resolve: Resolve = resolve, verify: ssl.SSLContext | None = None, attempt_s: float = ATTEMPT_S
+        self,
+        *,
+        policy: str,
+        resolve: Resolve = resolve,
+        verify: ssl.SSLContext | None = None,
+        attempt_s: float = ATTEMPT_S,
     ) -> None:
         self._policy = policy
         self._resolve = resolve
         self._attempt_s = attempt_s
-        # No connection is kept: one to an address could serve another name there, whose certificate was never looked at. And no proxy
-        # of the environment: it would resolve the name again, out of our sight.
+        # No connection is kept: one to an address could serve another name there, whose certificate
+        # was never looked at. And no proxy of the environment: it would resolve the name again, out
+        # of our sight.
         self._http = httpx.AsyncClient(
             verify=verify or ssl.create_default_context(),
             trust_env=False,
@@ -184,7 +204,12 @@ class Sender:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self._http.aclose()
 
     async def post(self, message: Message, *, url: str, secret: str, now: float) -> Outcome:
@@ -192,12 +217,15 @@ class Sender:
         body = message.body()
         try:
             async with asyncio.timeout(self._attempt_s):
-                return await self._post(_parsed(url, self._policy), body, headers(message, body, secret=secret, now=now))
+                return await self._post(
+                    _parsed(url, self._policy), body, headers(message, body, secret=secret, now=now)
+                )
         except Refused as e:
             return Outcome(error=str(e))
         except TimeoutError:
             return Outcome(error=f"no answer within {self._attempt_s:g} s")
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as e:  # ValueError: what TLS says of names that it cannot ask for
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as e:
+            # ValueError: what TLS says of names that it cannot ask for
             return Outcome(error=f"{type(e).__name__}: {e}" if str(e) else type(e).__name__)
 
     async def _post(self, url: httpx.URL, body: bytes, fields: Mapping[str, str]) -> Outcome:
@@ -205,10 +233,13 @@ class Sender:
         addresses = await self._addresses(host, url.port or (443 if url.scheme == "https" else 80))
         fields = {**fields, "host": url.netloc.decode("ascii")}
         for last, address in enumerate(addresses, start=1):
-            request = self._http.build_request("POST", url.copy_with(host=address), content=body, headers=fields)
+            request = self._http.build_request(
+                "POST", url.copy_with(host=address), content=body, headers=fields
+            )
             request.extensions["sni_hostname"] = host
             try:
-                response = await self._http.send(request, stream=True)  # the body is nobody's concern, and could be endless
+                # the body is nobody's concern, and could be endless
+                response = await self._http.send(request, stream=True)
             except httpx.ConnectError:
                 if last == len(addresses):
                     raise
@@ -222,10 +253,14 @@ class Sender:
             found = await self._resolve(host, port)
         except OSError as e:
             raise Refused(f"{host} cannot be resolved: {e.strerror or e}") from e
-        except UnicodeError as e:  # what the resolver's own encoding says of labels that are empty or too long
+        except UnicodeError as e:
+            # what the resolver's own encoding says of labels that are empty or too long
             raise Refused(f"{host} is no name: {e}") from e
         if self._policy == PUBLIC and not all(map(is_public, found)):
-            raise Refused(f"{host} resolves to an address that is not of the public internet: this platform does not send there")
+            raise Refused(
+                f"{host} resolves to an address that is not of the public internet: this platform "
+                f"does not send there"
+            )
         return found[:MAX_ADDRESSES]
 
 
@@ -236,8 +271,14 @@ def _outcome(response: httpx.Response) -> Outcome:
     asked = response.headers.get("retry-after", "")
     retry_after_s = float(asked) if asked.isascii() and asked.isdigit() and len(asked) < 8 else 0.0
     if status == 410:
-        return Outcome(status=status, error="410: the receiver wants no more of these", is_gone=True)
-    why = "redirects are not followed: name the address itself" if response.is_redirect else "an answer of 200 to 299 was expected"
+        return Outcome(
+            status=status, error="410: the receiver wants no more of these", is_gone=True
+        )
+    why = (
+        "redirects are not followed: name the address itself"
+        if response.is_redirect
+        else "an answer of 200 to 299 was expected"
+    )
     return Outcome(status=status, error=f"{status}: {why}", retry_after_s=retry_after_s)
 
 
@@ -255,9 +296,14 @@ def _parsed(url: str, policy: str) -> httpx.URL:
     if parsed.port is not None and not 0 < parsed.port < 65_536:
         raise Refused(f"there is no port {parsed.port}")
     if parsed.userinfo:
-        raise Refused("a URL with a user or a password in it is shown in lists: put what is secret into the path or the query")
+        raise Refused(
+            "a URL with a user or a password in it is shown in lists: put what is secret into the "
+            "path or the query"
+        )
     if policy == PUBLIC and _is_private_literal(host):
-        raise Refused(f"{host} is not an address of the public internet: this platform does not send there")
+        raise Refused(
+            f"{host} is not an address of the public internet: this platform does not send there"
+        )
     return parsed
 
 

@@ -1,4 +1,5 @@
-"""`python -m pilotlight.launcher`, console script `pilotlight-launcher`: the process that a pod's container runs."""
+"""`python -m pilotlight.launcher`, console script `pilotlight-launcher`: the process that a pod's
+container runs."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ EX_CONFIG = 78
 
 
 def main() -> int:
-    """Run until the worker ends; its exit status, 128 + the signal that ended it, or one of sysexits.h when none came to be."""
+    """Run until the worker ends; its exit status, 128 + the signal that ended it, or one of
+    sysexits.h when none came to be."""
     began = time.monotonic()
     try:
         surroundings = Surroundings.of(os.environ)

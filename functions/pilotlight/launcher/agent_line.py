@@ -1,8 +1,9 @@
-"""The line to the node agent: one JSON object per line over a Unix stream socket, which may be absent, and comes back.
+"""The line to the node agent: one JSON object per line over a Unix stream socket, which may be
+absent, and comes back.
 
-The agent restarts while pods live: the line is made again, with pauses that grow, for as long as the pod lives, and every new connection
-begins with the announcement. Its end tells the agent that the pod is gone.
-"""
+The agent restarts while pods live: the line is made again, with pauses that grow, for as long as
+the pod lives, and every new connection begins with the announcement. Its end tells the agent that
+the pod is gone."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ _DESCRIPTORS = 4
 
 
 class AgentLine:
-    """Owner: the launcher's loop. It polls `fileno` where there is one (`wants_write` too), and calls `turn` then, and when `next_at` is
-    reached.
+    """Owner: the launcher's loop. It polls `fileno` where there is one (`wants_write` too), and
+    calls `turn` then, and when `next_at` is reached.
 
     Attributes:
         fds: what came beside lines and nobody has taken.
@@ -68,7 +69,8 @@ class AgentLine:
         return bool(self._outgoing)
 
     def turn(self) -> list[dict[str, Any]]:
-        """Connect if it is time to, send and receive what can be; the messages that came, in order."""
+        """Connect if it is time to, send and receive what can be; the messages that came, in
+        order."""
         if self._socket is None:
             self._connect()
         if self._socket is None:
@@ -81,7 +83,8 @@ class AgentLine:
             return []
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """To the agent that is there now; without one it is dropped: the next one is told all by the announcement."""
+        """To the agent that is there now; without one it is dropped: the next one is told all by
+        the announcement."""
         if self._socket is None:
             return
         self._outgoing.append(json.dumps(message, separators=(",", ":")).encode() + b"\n")
@@ -126,7 +129,9 @@ class AgentLine:
         messages: list[dict[str, Any]] = []
         while True:
             try:
-                data, descriptors, _, _ = socket.recv_fds(connection, 65536, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+                data, descriptors, _, _ = socket.recv_fds(
+                    connection, 65536, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+                )
             except BlockingIOError:
                 return messages
             self.fds += descriptors

@@ -1,11 +1,12 @@
-"""A pod's life: ask the node agent, boot or receive the worker, have it serve, pass signals on, reap, leave with its status.
+"""A pod's life: ask the node agent, boot or receive the worker, have it serve, pass signals on,
+reap, leave with its status.
 
     asking ──(cold, or the image's own code and no agent)──▶ booting ──(snapshot point)──▶ waking ──(ready)──▶ serving
        └──(restored: the agent put the worker here)─────────────────────────────────────────▲
 
-One thread, one poll loop. The agent may go and come back at any time; once a worker runs, nothing that the agent does or fails to do ends
-it. As PID 1 of its container the launcher reaps whatever the worker leaves behind.
-"""
+One thread, one poll loop. The agent may go and come back at any time; once a worker runs, nothing
+that the agent does or fails to do ends it. As PID 1 of its container the launcher reaps whatever
+the worker leaves behind."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ NO_AGENT_S = 5.0
 REPEAT_S = 10.0
 """How often the same reason for waiting is said again."""
 EX_UNAVAILABLE, EX_TEMPFAIL, EX_CONFIG = 69, 75, 78
-"""Exit statuses (sysexits.h): the agent refused; the startup clock ended; the pod was put together wrongly."""
+"""Exit statuses (sysexits.h): the agent refused; the startup clock ended; the pod was put together
+wrongly."""
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
@@ -37,7 +39,8 @@ class Launcher:
     """Owner: the process's only thread. `run` is called once."""
 
     def __init__(self, surroundings: Surroundings, *, began: float) -> None:
-        """Takes the address at once: one that is in use is said before anything is fetched. Raises Misplaced."""
+        """Takes the address at once: one that is in use is said before anything is fetched. Raises
+        Misplaced."""
         self._surroundings = surroundings
         self._began = began
         self._deadline = began + surroundings.launch.startup_timeout_s
@@ -52,13 +55,21 @@ class Launcher:
         self._status: int | None = None
 
     def __repr__(self) -> str:
-        return f"<Launcher {self._state} of {self._surroundings.launch.revision} {self._worker!r} {self._line!r}>"
+        return (
+            f"<Launcher {self._state} of {self._surroundings.launch.revision} {self._worker!r} "
+            f"{self._line!r}>"
+        )
 
     def run(self) -> int:
         """The exit status."""
         wakeup = _catch_signals()
         host, port = self._listener.getsockname()[:2]
-        say("launcher.begin", revision=self._surroundings.launch.revision, pod=self._surroundings.pod, listen=f"{host}:{port}")
+        say(
+            "launcher.begin",
+            revision=self._surroundings.launch.revision,
+            pod=self._surroundings.pod,
+            listen=f"{host}:{port}",
+        )
         while self._status is None:
             try:
                 self._turn(wakeup)
@@ -74,7 +85,9 @@ class Launcher:
         poll = select.poll()
         poll.register(wakeup, select.POLLIN)
         if self._line.fileno() >= 0:
-            poll.register(self._line, select.POLLIN | (select.POLLOUT if self._line.wants_write else 0))
+            poll.register(
+                self._line, select.POLLIN | (select.POLLOUT if self._line.wants_write else 0)
+            )
         if self._worker is not None and self._worker.fileno() >= 0:
             poll.register(self._worker, select.POLLIN)
         poll.poll(self._patience_ms())
@@ -84,8 +97,11 @@ class Launcher:
         if self._worker is not None and self._worker.fileno() >= 0:
             for message in self._worker.hear():
                 self._on_worker(message)
-            if self._kind == "RESTORE" and self._worker.fileno() < 0 and self._state != "serving":  # it need not be a child of ours yet
-                self._leave(EX_TEMPFAIL, "launcher.lost", why="the restored worker ended before it served")
+            # it need not be a child of ours yet
+            if self._kind == "RESTORE" and self._worker.fileno() < 0 and self._state != "serving":
+                self._leave(
+                    EX_TEMPFAIL, "launcher.lost", why="the restored worker ended before it served"
+                )
         if self._status is None:
             for message in self._line.turn():
                 self._on_agent(message)
@@ -107,7 +123,11 @@ class Launcher:
         if self._state == "asking":
             if not self._line.is_open:
                 self._say_waiting(self._line.why)
-            code = self._surroundings.baked_code() if self._line.is_missing and now > self._began + NO_AGENT_S else None
+            code = (
+                self._surroundings.baked_code()
+                if self._line.is_missing and now > self._began + NO_AGENT_S
+                else None
+            )
             if code is not None and not self._surroundings.launch.weights:
                 say("launcher.alone", why="no node agent: the code is the image's own", code=code)
                 self._boot(str(code), {}, {})
@@ -115,7 +135,12 @@ class Launcher:
             if self._worker is not None:
                 self._worker.signal(signal.SIGKILL)
             what = self._said[0] if self._state == "asking" else f"the worker is {self._state}"
-            self._leave(EX_TEMPFAIL, "launcher.timeout", startup_s=self._surroundings.launch.startup_timeout_s, waited_for=what)
+            self._leave(
+                EX_TEMPFAIL,
+                "launcher.timeout",
+                startup_s=self._surroundings.launch.startup_timeout_s,
+                waited_for=what,
+            )
 
     def _say_waiting(self, why: str) -> None:
         now = time.monotonic()
@@ -143,16 +168,26 @@ class Launcher:
                 case "wait":
                     self._say_waiting(str(message["why"]))
                 case "refused":
-                    self._leave(EX_UNAVAILABLE, "launcher.refused", code=message["code"], message=message["message"])
+                    self._leave(
+                        EX_UNAVAILABLE,
+                        "launcher.refused",
+                        code=message["code"],
+                        message=message["message"],
+                    )
                 case "cold":
-                    self._boot(str(message["code"]), message.get("weights", {}), message.get("phases_ms", {}))
+                    self._boot(
+                        str(message["code"]),
+                        message.get("weights", {}),
+                        message.get("phases_ms", {}),
+                    )
                 case "restored":
                     self._receive(message)
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             say("launcher.not_understood", error=f"{type(e).__name__}: {e}", op=message["op"])
 
     def _waited(self, phases_ms: Mapping[str, float]) -> None:
-        """The clock until now: what the agent says of it, and the rest as the time for which the agent itself was waited for."""
+        """The clock until now: what the agent says of it, and the rest as the time for which the
+        agent itself was waited for."""
         spent = {str(name): float(ms) for name, ms in phases_ms.items()}
         total = (time.monotonic() - self._began) * 1000
         self._phases_ms = {"agent": round(max(0.0, total - sum(spent.values())), 3), **spent}
@@ -162,19 +197,32 @@ class Launcher:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         node = self._surroundings.node  # paths of the agent's are below it, or absolute
         places = {str(name): str(node / path) for name, path in weights.items()}
-        command = furnish(self._surroundings, code=node / code, weights=places, control_fd=theirs.fileno())
+        command = furnish(
+            self._surroundings, code=node / code, weights=places, control_fd=theirs.fileno()
+        )
         self._worker = Worker.boot(command, ours, theirs)
         self._state = "booting"
-        say("launcher.boot", revision=self._surroundings.launch.revision, pid=self._worker.pid, **_told(self._phases_ms))
+        say(
+            "launcher.boot",
+            revision=self._surroundings.launch.revision,
+            pid=self._worker.pid,
+            **_told(self._phases_ms),
+        )
 
     def _receive(self, message: Mapping[str, Any]) -> None:
-        """A worker that was restored in this container, at its snapshot point: its control channel comes beside the message."""
+        """A worker that was restored in this container, at its snapshot point: its control channel
+        comes beside the message."""
         if not self._line.fds:
             raise ValueError("a restored worker came without its control channel")
         control = socket.socket(fileno=self._line.fds.pop(0))
         self._waited(message.get("phases_ms", {}))
         self._worker, self._kind = Worker(int(message["pid"]), control), "RESTORE"
-        say("launcher.restored", revision=self._surroundings.launch.revision, pid=self._worker.pid, **_told(self._phases_ms))
+        say(
+            "launcher.restored",
+            revision=self._surroundings.launch.revision,
+            pid=self._worker.pid,
+            **_told(self._phases_ms),
+        )
         self._wake()
 
     # -- the worker
@@ -187,12 +235,22 @@ class Launcher:
             self._wake()
         elif event == "failed":
             error = message.get("error") or {}
-            say("launcher.failed", phase=message.get("phase"), type=error.get("type"), message=error.get("message"))
+            say(
+                "launcher.failed",
+                phase=message.get("phase"),
+                type=error.get("type"),
+                message=error.get("message"),
+            )
         elif event == "ready" and self._state == "waking":
             self._phases_ms.update(phases_ms or {})
             self._state = "serving"
             self._listener.close()
-            say("launcher.ready", start=self._kind, took_s=time.monotonic() - self._began, **_told(self._phases_ms))
+            say(
+                "launcher.ready",
+                start=self._kind,
+                took_s=time.monotonic() - self._began,
+                **_told(self._phases_ms),
+            )
             self._line.send({"op": "ready", "start_kind": self._kind, "phases_ms": self._phases_ms})
 
     def _wake(self) -> None:
@@ -204,12 +262,17 @@ class Launcher:
             return
         start = {"kind": self._kind, "phases_ms": self._phases_ms}
         try:
-            self._worker.serve(self._surroundings.pod, self._listener, self._surroundings.secrets, start=start)
+            self._worker.serve(
+                self._surroundings.pod, self._listener, self._surroundings.secrets, start=start
+            )
         except ConnectionError:
             return  # it is gone: its status says why
         except OSError as e:
             self._worker.signal(signal.SIGKILL)
-            raise Misplaced(f"the secrets cannot be handed to the worker: {e.strerror or e}; 128 KiB are the bound of all together") from e
+            raise Misplaced(
+                f"the secrets cannot be handed to the worker: {e.strerror or e}; 128 KiB are the "
+                f"bound of all together"
+            ) from e
 
     # -- signals and ends
 
@@ -239,24 +302,33 @@ class Launcher:
                 self._on_worker(message)
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
-            self._leave(128 + number, "launcher.exit", signal=signal.Signals(number).name, state=self._state)
+            self._leave(
+                128 + number, "launcher.exit", signal=signal.Signals(number).name, state=self._state
+            )
         else:
             self._leave(os.WEXITSTATUS(status), "launcher.exit", state=self._state)
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Bound, and deaf: until the worker listens whoever connects is refused at once, and no probe waits."""
+    """Bound, and deaf: until the worker listens whoever connects is refused at once, and no probe
+    waits."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         listener = socket.socket(family, kind)
     except OSError as e:
-        raise Misplaced(f"PILOTLIGHT_LISTEN: {host!r} is no address of this pod: {e.strerror or e}") from e
+        raise Misplaced(
+            f"PILOTLIGHT_LISTEN: {host!r} is no address of this pod: {e.strerror or e}"
+        ) from e
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as e:
         listener.close()
-        raise Misplaced(f"PILOTLIGHT_LISTEN: {host}:{port} cannot be bound: {e.strerror or e}") from e
+        raise Misplaced(
+            f"PILOTLIGHT_LISTEN: {host}:{port} cannot be bound: {e.strerror or e}"
+        ) from e
     return listener
 
 

@@ -1,8 +1,8 @@
-"""What a pod gives its launcher: the environment's variables and the launch document that one of them names.
+"""What a pod gives its launcher: the environment's variables and the launch document that one of
+them names.
 
-Secrets arrive as variables like any other. They are taken out here, so that nothing that boots sees them: the worker gets them when it
-becomes an instance, exactly as on a single machine.
-"""
+Secrets arrive as variables like any other. They are taken out here, so that nothing that boots sees
+them: the worker gets them when it becomes an instance, exactly as on a single machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ OURS = (
 
 
 class Misplaced(Exception):
-    """Raised when the pod does not give what a launcher needs; the message names the variable or the file."""
+    """Raised when the pod does not give what a launcher needs; the message names the variable or
+    the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,15 +40,12 @@ class Surroundings:
     """Read once, at the start.
 
     Attributes:
-        launch: what to run.
-        node: directory in which the node agent shows this pod what is its tenant's; it may be empty.
-        work: the only directory that is written to.
-        host, port: where the worker listens.
-        baked: see BAKED.
-        pod: the pod's name: the instance's id.
-        env: what the worker inherits: all variables but secrets and our own.
-        secrets: variables that wait for the instance.
-        gpus: UUIDs or indices of the GPUs that the device plugin gave this pod; () where it does not say.
+        launch: what to run. node: directory in which the node agent shows this pod what is its
+        tenant's; it may be empty. work: the only directory that is written to. host, port: where
+        the worker listens. baked: see BAKED. pod: the pod's name: the instance's id. env: what the
+        worker inherits: all variables but secrets and our own. secrets: variables that wait for the
+        instance. gpus: UUIDs or indices of the GPUs that the device plugin gave this pod; () where
+        it does not say.
     """
 
     launch: LaunchSpec
@@ -69,7 +67,10 @@ class Surroundings:
         host, port = _address(environ.get("PILOTLIGHT_LISTEN", LISTEN))
         secrets = {name: environ[name] for name in launch.secret_variables if name in environ}
         if missing := [name for name in launch.secret_variables if name not in environ]:
-            raise Misplaced(f"the secrets' variables {', '.join(missing)} are not set: does the pod's envFrom name their Secret?")
+            raise Misplaced(
+                f"the secrets' variables {', '.join(missing)} are not set: does the pod's envFrom "
+                f"name their Secret?"
+            )
         return cls(
             launch=launch,
             node=_path(environ, "PILOTLIGHT_NODE"),
@@ -79,7 +80,11 @@ class Surroundings:
             baked=Path(environ.get("PILOTLIGHT_BAKED") or BAKED),
             pod=environ.get("PILOTLIGHT_POD") or environ.get("HOSTNAME") or socket.gethostname(),
             namespace=environ.get("PILOTLIGHT_NAMESPACE", ""),
-            env={name: value for name, value in environ.items() if name not in secrets and name not in OURS},
+            env={
+                name: value
+                for name, value in environ.items()
+                if name not in secrets and name not in OURS
+            },
             secrets=secrets,
             gpus=_gpus(environ.get("NVIDIA_VISIBLE_DEVICES", "")),
         )
@@ -95,9 +100,12 @@ class Surroundings:
 
 
 def _gpus(visible: str) -> tuple[str, ...]:
-    """NVIDIA_VISIBLE_DEVICES names them, or says `all`, `none`, `void` (NVIDIA Container Toolkit)."""
+    """NVIDIA_VISIBLE_DEVICES names them, or says `all`, `none`, `void` (NVIDIA Container
+    Toolkit)."""
     names = tuple(name.strip() for name in visible.split(","))
-    return names if all(name.isdigit() or name.startswith(("GPU-", "MIG-")) for name in names) else ()
+    return (
+        names if all(name.isdigit() or name.startswith(("GPU-", "MIG-")) for name in names) else ()
+    )
 
 
 def _path(environ: Mapping[str, str], name: str) -> Path:
@@ -120,4 +128,6 @@ def _launch(file: Path) -> LaunchSpec:
     except OSError as e:
         raise Misplaced(f"the launch document {file} cannot be read: {e.strerror or e}") from e
     except (ValueError, TypeError, KeyError, AttributeError) as e:
-        raise Misplaced(f"the launch document {file} is none of this version of the platform: {e}") from e
+        raise Misplaced(
+            f"the launch document {file} is none of this version of the platform: {e}"
+        ) from e

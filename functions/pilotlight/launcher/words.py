@@ -1,4 +1,5 @@
-"""What the launcher says on stderr, beside the worker's own lines: one event per line, `launcher.<what> key=value …`."""
+"""What the launcher says on stderr, beside the worker's own lines: one event per line,
+`launcher.<what> key=value …`."""
 
 from __future__ import annotations
 
@@ -18,4 +19,8 @@ def say(event: str, **fields: object) -> None:
 def _word(value: object) -> str:
     """As it is, or quoted like JSON where it would not be one word."""
     text = f"{value:.1f}" if isinstance(value, float) else str(value)
-    return text if text and text.isprintable() and not any(mark in text for mark in ' "=') else json.dumps(text, ensure_ascii=False)
+    return (
+        text
+        if text and text.isprintable() and not any(mark in text for mark in ' "=')
+        else json.dumps(text, ensure_ascii=False)
+    )

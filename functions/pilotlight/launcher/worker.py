@@ -1,7 +1,8 @@
-"""The one worker of a pod: booted by us, or put here by the node agent; ordered to serve in place, forked never.
+"""The one worker of a pod: booted by us, or put here by the node agent; ordered to serve in place,
+forked never.
 
-What is said on its control channel is the contract of a slot (docs/architecture.md, "Shim and worker"); the launcher is its shim.
-"""
+What is said on its control channel is the contract of a slot (docs/architecture.md, "Shim and
+worker"); the launcher is its shim."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Worker:
 
     @classmethod
     def boot(cls, command: Command, control: socket.socket, theirs: socket.socket) -> Worker:
-        """Execute it; `theirs` is the end that the launch file names, and is closed here. A failure to start is exit status 127."""
+        """Execute it; `theirs` is the end that the launch file names, and is closed here. A failure
+        to start is exit status 127."""
         pid = os.fork()
         if pid == 0:
             _execute(command, theirs.fileno())
@@ -50,12 +52,15 @@ class Worker:
         return self._control.fileno()
 
     def hear(self) -> list[dict[str, Any]]:
-        """What it said since; at its end the channel is closed. User code shares the descriptor: what is no event is dropped."""
+        """What it said since; at its end the channel is closed. User code shares the descriptor:
+        what is no event is dropped."""
         messages: list[dict[str, Any]] = []
         with contextlib.suppress(BlockingIOError):
             while True:
                 try:
-                    data, descriptors, _, _ = socket.recv_fds(self._control, MAX_DATAGRAM_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+                    data, descriptors, _, _ = socket.recv_fds(
+                        self._control, MAX_DATAGRAM_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+                    )
                 except ConnectionError:
                     data, descriptors = b"", []
                 for descriptor in descriptors:
@@ -69,8 +74,16 @@ class Worker:
                         messages.append(message)
         return messages
 
-    def serve(self, instance: str, listener: socket.socket, env: Mapping[str, str], *, start: Mapping[str, Any]) -> None:
-        """Order it to become the instance. The environment travels on a channel of its own, as in a slot.
+    def serve(
+        self,
+        instance: str,
+        listener: socket.socket,
+        env: Mapping[str, str],
+        *,
+        start: Mapping[str, Any],
+    ) -> None:
+        """Order it to become the instance. The environment travels on a channel of its own, as in a
+        slot.
 
         Raises OSError: it is gone, or the environment is longer than one message may be (EMSGSIZE).
         """

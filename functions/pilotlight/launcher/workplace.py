@@ -1,4 +1,5 @@
-"""The worker's directories below PILOTLIGHT_WORK, its launch file, and the command that boots it (`pilotlight.worker.boot`)."""
+"""The worker's directories below PILOTLIGHT_WORK, its launch file, and the command that boots it
+(`pilotlight.worker.boot`)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ ONE_THREAD = {
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""As on a single machine: until it serves a worker has one thread, and those who ask read the same values (`worker.boot.ONE_THREAD`)."""
+"""As on a single machine: until it serves a worker has one thread, and those who ask read the same
+values (`worker.boot.ONE_THREAD`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +36,17 @@ class Command:
     work: Path
 
 
-def furnish(surroundings: Surroundings, *, code: Path, weights: Mapping[str, str], control_fd: int) -> Command:
-    """Make the directories and write the launch file. Raises Misplaced when PILOTLIGHT_WORK cannot be written."""
+def furnish(
+    surroundings: Surroundings, *, code: Path, weights: Mapping[str, str], control_fd: int
+) -> Command:
+    """Make the directories and write the launch file. Raises Misplaced when PILOTLIGHT_WORK cannot
+    be written."""
     launch = surroundings.launch
-    work, temporary, file = surroundings.work / "work", surroundings.work / "tmp", surroundings.work / "launch.json"
+    work, temporary, file = (
+        surroundings.work / "work",
+        surroundings.work / "tmp",
+        surroundings.work / "launch.json",
+    )
     runtime = _runtime()
     document = {
         "entry": launch.entry,
@@ -57,7 +66,9 @@ def furnish(surroundings: Surroundings, *, code: Path, weights: Mapping[str, str
         file.unlink(missing_ok=True)
         file.write_text(json.dumps(document))
     except OSError as e:
-        raise Misplaced(f"PILOTLIGHT_WORK = {str(surroundings.work)!r} cannot be written: {e.strerror or e}") from e
+        raise Misplaced(
+            f"PILOTLIGHT_WORK = {str(surroundings.work)!r} cannot be written: {e.strerror or e}"
+        ) from e
     env = {"PATH": os.defpath, "LANG": "C.UTF-8", **surroundings.env, **launch.env, **ONE_THREAD}
     env.update(HOME=str(work), TMPDIR=str(temporary))
     boot = os.path.join(_directory("pilotlight"), "worker", "boot.py")
@@ -72,12 +83,14 @@ def _directory(package: str) -> str:
 
 
 def _runtime() -> list[str]:
-    """Directories in which our packages lie: one of an installed wheel, several of a source tree."""
+    """Directories in which our packages lie: one of an installed wheel, several of a source
+    tree."""
     return list(dict.fromkeys(os.path.dirname(_directory(package)) for package in PACKAGES))
 
 
 def _site(environ: Mapping[str, str]) -> list[str]:
-    """Where the image's packages lie: PYTHONPATH, which the worker's isolated interpreter does not read, then site-packages."""
+    """Where the image's packages lie: PYTHONPATH, which the worker's isolated interpreter does not
+    read, then site-packages."""
     named = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     installed = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
     return [path for path in dict.fromkeys([*named, *installed]) if os.path.isdir(path)]

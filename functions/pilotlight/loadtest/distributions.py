@@ -1,7 +1,8 @@
-"""Random lengths by a distribution's name and numbers, as users type it: `lognormal:200,0.8`. Pure; the generator is the caller's.
+"""Random lengths by a distribution's name and numbers, as users type it: `lognormal:200,0.8`. Pure;
+the generator is the caller's.
 
-Lengths of prompts and of answers have heavy tails, and their tails decide the waiting of everybody else, so those are offered.
-"""
+Lengths of prompts and of answers have heavy tails, and their tails decide the waiting of everybody
+else, so those are offered."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ MAX_LENGTH = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """One distribution of whole numbers from 1 on. `text`: as it was written; `longest`: what is above is cut to it."""
+    """One distribution of whole numbers from 1 on. `text`: as it was written; `longest`: what is
+    above is cut to it."""
 
     text: str
     longest: int
@@ -39,19 +41,28 @@ class Lengths:
 
 
 def parse(text: str, *, option: str, longest: int = MAX_LENGTH) -> Lengths:
-    """`200`, `fixed:200`, `uniform:10,400`, `exponential:200`, `lognormal:200,0.8`, `pareto:50,1.5`. Raises InvalidInput."""
+    """`200`, `fixed:200`, `uniform:10,400`, `exponential:200`, `lognormal:200,0.8`,
+    `pareto:50,1.5`. Raises InvalidInput."""
     name, colon, rest = text.partition(":")
     if not colon:
         name, rest = "fixed", text
     form = _FORMS.get(name)
     if form is None:
-        raise InvalidInput(f"{option} {text!r}: there is no distribution {name!r}", hint=f"There are {', '.join(_FORMS)}.")
+        raise InvalidInput(
+            f"{option} {text!r}: there is no distribution {name!r}",
+            hint=f"There are {', '.join(_FORMS)}.",
+        )
     try:
         numbers = [float(number) for number in rest.split(",")]
     except ValueError:
         numbers = []
-    if len(numbers) != form[1] or not all(math.isfinite(n) and 0 < n <= MAX_LENGTH for n in numbers):
-        raise InvalidInput(f"{option} {text!r}: write {name}:{form[0]}, numbers above 0", hint="For example lognormal:200,0.8.")
+    if len(numbers) != form[1] or not all(
+        math.isfinite(n) and 0 < n <= MAX_LENGTH for n in numbers
+    ):
+        raise InvalidInput(
+            f"{option} {text!r}: write {name}:{form[0]}, numbers above 0",
+            hint="For example lognormal:200,0.8.",
+        )
     return Lengths(text, longest, _drawer(name, numbers, option))
 
 
@@ -60,7 +71,9 @@ def _drawer(name: str, numbers: list[float], option: str) -> Callable[[random.Ra
     match name:
         case "uniform":
             if first > second:
-                raise InvalidInput(f"{option}: uniform:{first:g},{second:g} is empty: the lower bound comes first")
+                raise InvalidInput(
+                    f"{option}: uniform:{first:g},{second:g} is empty: the lower bound comes first"
+                )
             return lambda source: source.uniform(first, second)
         case "exponential":
             return lambda source: source.expovariate(1 / first)

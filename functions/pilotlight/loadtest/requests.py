@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from pilotlight.loadtest.distributions import Lengths
 
 FIRST_TOKEN_ID, LAST_TOKEN_ID = 16, 255
-"""Token ids that every vocabulary has, and that are letters or parts of words in most: what is drawn for prompts by ids."""
+"""Token ids that every vocabulary has, and that are letters or parts of words in most: what is
+drawn for prompts by ids."""
 _SYLLABLES = ("ba", "de", "fi", "go", "ku", "la", "me", "ni", "po", "ru", "sa", "te")
 
 
@@ -27,7 +28,10 @@ class Prepared:
     @property
     def headers(self) -> dict[str, str]:
         """What goes with it."""
-        return {"content-type": self.content_type, **({"accept": "text/event-stream"} if self.is_stream else {})}
+        return {
+            "content-type": self.content_type,
+            **({"accept": "text/event-stream"} if self.is_stream else {}),
+        }
 
 
 class Recipe(Protocol):
@@ -65,9 +69,10 @@ class ModelCalls:
     """Calls of a language model, with prompts and answers of drawn lengths.
 
     Attributes:
-        by_ids: prompts are token ids of exactly that length (`/v1/completions`); otherwise a chat of as many short words.
-        shared: tokens at the begin of each prompt that are the same for a group; `groups`: how many groups there are.
-        ignore_eos: answers run to their drawn length (an argument of vLLM's; others refuse it).
+        by_ids: prompts are token ids of exactly that length (`/v1/completions`); otherwise a chat
+        of as many short words. shared: tokens at the begin of each prompt that are the same for a
+        group; `groups`: how many groups there are. ignore_eos: answers run to their drawn length
+        (an argument of vLLM's; others refuse it).
     """
 
     model: str
@@ -85,16 +90,25 @@ class ModelCalls:
         length, answer = self.prompt.draw(source), self.output.draw(source)
         common = random.Random(f"group {source.randrange(self.groups)}")
         begin = min(self.shared, length)
-        body: dict[str, Any] = {"model": self.model, "max_tokens": answer, "temperature": 0, "stream": self.is_stream}
+        body: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": answer,
+            "temperature": 0,
+            "stream": self.is_stream,
+        }
         if self.ignore_eos:
             body["ignore_eos"] = True
         if self.is_stream:
             body["stream_options"] = {"include_usage": True}
         if self.by_ids:
             ids = [common.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID) for _ in range(begin)]
-            body["prompt"] = ids + [source.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID) for _ in range(length - begin)]
+            body["prompt"] = ids + [
+                source.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID) for _ in range(length - begin)
+            ]
         else:
-            words = [common.choice(_SYLLABLES) for _ in range(begin)] + [source.choice(_SYLLABLES) for _ in range(length - begin)]
+            words = [common.choice(_SYLLABLES) for _ in range(begin)] + [
+                source.choice(_SYLLABLES) for _ in range(length - begin)
+            ]
             body["messages"] = [{"role": "user", "content": " ".join(words)}]
         path = f"{self.prefix}/v1/{'completions' if self.by_ids else 'chat/completions'}"
         return Prepared(path=path, body=json.dumps(body).encode(), is_stream=self.is_stream)
@@ -102,13 +116,19 @@ class ModelCalls:
     def describe(self) -> dict[str, Any]:
         """Lengths and what is shared."""
         return {
-            "model": self.model, "prompt": self.prompt.text, "output": self.output.text, "by_token_ids": self.by_ids,
-            "stream": self.is_stream, "shared_prefix": self.shared, "groups": self.groups,
-        }  # fmt: skip
+            "model": self.model,
+            "prompt": self.prompt.text,
+            "output": self.output.text,
+            "by_token_ids": self.by_ids,
+            "stream": self.is_stream,
+            "shared_prefix": self.shared,
+            "groups": self.groups,
+        }
 
 
 class StreamReader:
-    """Reads server-sent events as they come: counts pieces, and keeps what the last ones say of tokens and cost (WHATWG HTML §9.2)."""
+    """Reads server-sent events as they come: counts pieces, and keeps what the last ones say of
+    tokens and cost (WHATWG HTML §9.2)."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -118,7 +138,8 @@ class StreamReader:
         self.error = ""
 
     def feed(self, data: bytes) -> int:
-        """The next bytes; returns how many pieces of an answer ended in them. Comments and closing events are no pieces."""
+        """The next bytes; returns how many pieces of an answer ended in them. Comments and closing
+        events are no pieces."""
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
         pieces = 0
@@ -151,8 +172,12 @@ class StreamReader:
 
 
 def _holds_tokens(choices: Any) -> bool:
-    """Whether a piece is one of the answer: not the usage alone, and not the word on who speaks, with which chats begin."""
+    """Whether a piece is one of the answer: not the usage alone, and not the word on who speaks,
+    with which chats begin."""
     if not isinstance(choices, list):
         return True
     deltas = [choice.get("delta") if isinstance(choice, dict) else None for choice in choices]
-    return any(not isinstance(d, dict) or "role" not in d or any(v for k, v in d.items() if k != "role") for d in deltas)
+    return any(
+        not isinstance(d, dict) or "role" not in d or any(v for k, v in d.items() if k != "role")
+        for d in deltas
+    )

@@ -15,7 +15,8 @@ _ROWS_PER_DECADE = 20
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """One request. Milliseconds count from the moment it was due, so that a late sender does not flatter the server.
+    """One request. Milliseconds count from the moment it was due, so that a late sender does not
+    flatter the server.
 
     Attributes:
         due_s: seconds from the begin of the test.
@@ -69,13 +70,17 @@ def summary(values: Sequence[float]) -> dict[str, float | int] | None:
 
 
 def histogram(values: Iterable[float]) -> list[tuple[float, int]]:
-    """(upper end in ms, count), in buckets that grow by a constant factor, a twentieth of a decade; without empty ones."""
-    counts = Counter(math.ceil(math.log10(max(value, 1e-3)) * _ROWS_PER_DECADE - 1e-9) for value in values)
+    """(upper end in ms, count), in buckets that grow by a constant factor, a twentieth of a decade;
+    without empty ones."""
+    counts = Counter(
+        math.ceil(math.log10(max(value, 1e-3)) * _ROWS_PER_DECADE - 1e-9) for value in values
+    )
     return [(10 ** (bucket / _ROWS_PER_DECADE), counts[bucket]) for bucket in sorted(counts)]
 
 
 def measures(results: Sequence[Result]) -> dict[str, list[float]]:
-    """What is looked at, by name: `latency`, `ttft` and `itl`, of the good ones; `late` of all. Without those that nobody has."""
+    """What is looked at, by name: `latency`, `ttft` and `itl`, of the good ones; `late` of all.
+    Without those that nobody has."""
     good = [result for result in results if result.is_good]
     found = {
         "latency": [result.latency_ms for result in good],
@@ -90,12 +95,16 @@ def report(results: Sequence[Result], *, elapsed_s: float, plan: dict[str, Any])
     """Everything as JSON values: the plan, counts, rates, quantiles and histograms."""
     good = [result for result in results if result.is_good]
     found = measures(results)
-    tokens_in, tokens_out = (sum(getattr(r, name) or 0 for r in results) for name in ("tokens_in", "tokens_out"))
+    tokens_in, tokens_out = (
+        sum(getattr(r, name) or 0 for r in results) for name in ("tokens_in", "tokens_out")
+    )
     return {
         "plan": plan,
         "requests": len(results),
         "good": len(good),
-        "errors": dict(Counter(result.error or str(result.status) for result in results if not result.is_good)),
+        "errors": dict(
+            Counter(result.error or str(result.status) for result in results if not result.is_good)
+        ),
         "starts": dict(Counter(result.start for result in good if result.start)),
         "elapsed_s": elapsed_s,
         "offered_per_s": plan.get("rate_per_s"),

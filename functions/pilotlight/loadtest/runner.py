@@ -42,10 +42,11 @@ async def run(
     most_open: int = MAX_OPEN,
     ahead_bytes: int = AHEAD_BYTES,
 ) -> tuple[list[Result], float]:
-    """Send one request at each of `due` (seconds from now); returns the results in that order, and the seconds that it took.
+    """Send one request at each of `due` (seconds from now); returns the results in that order, and
+    the seconds that it took.
 
-    Nothing is tried again: a refusal is a result. Cancelled, it leaves what is under way, and returns what came back until then.
-    """
+    Nothing is tried again: a refusal is a result. Cancelled, it leaves what is under way, and
+    returns what came back until then."""
     import httpx
 
     from weight_cache.cookies import no_cookies
@@ -58,7 +59,12 @@ async def run(
     timeout = httpx.Timeout(timeout_s, pool=None)
     transport = httpx.AsyncHTTPTransport(limits=limits, uds=profile.socket_path)
     async with httpx.AsyncClient(
-        base_url=profile.base_url, headers=headers, transport=transport, timeout=timeout, trust_env=False, cookies=no_cookies()
+        base_url=profile.base_url,
+        headers=headers,
+        transport=transport,
+        timeout=timeout,
+        trust_env=False,
+        cookies=no_cookies(),
     ) as client:
         test = _Test(client, timeout_s, min(most_open, _most_files() - _OTHER_FILES), told)
         next(prepared)
@@ -75,8 +81,8 @@ async def run(
 
 
 def _made(recipe: Recipe, source: random.Random, count: int, ahead_bytes: int) -> Iterator[Any]:
-    """Requests, in their order; before the first comes None, once as many are made as there is room for: the generator's own work must
-    not delay what is due."""
+    """Requests, in their order; before the first comes None, once as many are made as there is room
+    for: the generator's own work must not delay what is due."""
     waiting, held, made = deque[Prepared](), 0, 0
     while made < count and held < ahead_bytes:
         waiting.append(recipe.make(source))
@@ -108,7 +114,9 @@ def _most_files() -> int:
 class _Test:
     """The requests of one test. Owned by its event loop."""
 
-    def __init__(self, client: httpx.AsyncClient, timeout_s: float, most_open: int, told: Told | None) -> None:
+    def __init__(
+        self, client: httpx.AsyncClient, timeout_s: float, most_open: int, told: Told | None
+    ) -> None:
         self._client = client
         self._timeout_s = timeout_s
         self._room = asyncio.Semaphore(max(1, most_open))
@@ -127,7 +135,8 @@ class _Test:
         result = Result(due_s=due_s, late_ms=(time.perf_counter() - begin - due_s) * 1000)
         self._sent += 1
         try:
-            async with asyncio.timeout(self._timeout_s):  # httpx's own counts from the last byte, and streams beat
+            # httpx's own counts from the last byte, and streams beat
+            async with asyncio.timeout(self._timeout_s):
                 await self._exchange(prepared, result, begin + due_s)
         except (httpx.TimeoutException, TimeoutError):
             result.error = "timeout"
@@ -142,7 +151,9 @@ class _Test:
             self._told(self._sent, len(self.results), self._failed)
 
     async def _exchange(self, prepared: Prepared, result: Result, due: float) -> None:
-        async with self._client.stream("POST", prepared.path, content=prepared.body, headers=prepared.headers) as response:
+        async with self._client.stream(
+            "POST", prepared.path, content=prepared.body, headers=prepared.headers
+        ) as response:
             result.status = response.status_code
             result.start = response.headers.get(HEADER_START, "")
             result.cost = response.headers.get(HEADER_COST, "")

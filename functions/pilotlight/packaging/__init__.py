@@ -1,1 +1,2 @@
-"""From declarations to what is uploaded: source archives, pickled functions, weights, and the specs that name them by digest."""
+"""From declarations to what is uploaded: source archives, pickled functions, weights, and the specs
+that name them by digest."""

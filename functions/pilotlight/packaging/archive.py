@@ -1,8 +1,9 @@
-"""Deterministic archives: the same files give the same bytes, so that the hash of an archive is its identity.
+"""Deterministic archives: the same files give the same bytes, so that the hash of an archive is its
+identity.
 
-A `.tar.gz` whose entries are sorted by name and carry no time, no owner, and one of two modes; the gzip header carries no time and no
-name. Links that stay inside are kept, others become what they point to.
-"""
+A `.tar.gz` whose entries are sorted by name and carry no time, no owner, and one of two modes; the
+gzip header carries no time and no name. Links that stay inside are kept, others become what they
+point to."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from pilotlight.errors import InvalidInput, TooLarge
 from pilotlight.packaging.ignore import Ignore
 
 DEFAULT_LIMIT_BYTES = 100 * 1024**2
-"""Bound of all files together, the same number as the controller's bundle_max_bytes, which bounds them packed."""
+"""Bound of all files together, the same number as the controller's bundle_max_bytes, which bounds
+them packed."""
 _COMPRESSION = 6
 _LARGEST_SHOWN = 5
 
@@ -52,19 +54,27 @@ def pack_tree(
 ) -> Archive:
     """Pack the directory `root`, and `extra` (name → content) on top.
 
-    Directories in `exclude` stay out, and what the ignore files say, unless `respect_ignore` is False. Raises TooLarge, naming the
-    largest files, or InvalidInput when something cannot be read.
+    Directories in `exclude` stay out, and what the ignore files say, unless `respect_ignore` is
+    False. Raises TooLarge, naming the largest files, or InvalidInput when something cannot be read.
     """
     ignore = Ignore.at_root(root) if respect_ignore else None
     try:
-        entries = dict(_Walk(root.resolve(), frozenset(exclude)).files(root, "", ignore, frozenset()))
+        entries = dict(
+            _Walk(root.resolve(), frozenset(exclude)).files(root, "", ignore, frozenset())
+        )
         return _pack(entries, extra or {}, limit_bytes, root)
     except OSError as e:
         raise InvalidInput(f"{root} cannot be packed: {e}") from e
 
 
-def pack_files(files: Mapping[str, Path], *, extra: Mapping[str, bytes] | None = None, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Archive:
-    """Pack these files (name in the archive → path here) and nothing else. Raises as `pack_tree`."""
+def pack_files(
+    files: Mapping[str, Path],
+    *,
+    extra: Mapping[str, bytes] | None = None,
+    limit_bytes: int = DEFAULT_LIMIT_BYTES,
+) -> Archive:
+    """Pack these files (name in the archive → path here) and nothing else. Raises as
+    `pack_tree`."""
     try:
         entries = {name: _file_entry(path) for name, path in files.items()}
         return _pack(entries, extra or {}, limit_bytes, None)
@@ -79,8 +89,11 @@ class _Walk:
     root: Path
     exclude: frozenset[Path]
 
-    def files(self, directory: Path, prefix: str, ignore: Ignore | None, above: frozenset[Path]) -> Iterator[tuple[str, _Entry]]:
-        """(name, entry) of everything to pack, sorted; `above` are the directories on the way here."""
+    def files(
+        self, directory: Path, prefix: str, ignore: Ignore | None, above: frozenset[Path]
+    ) -> Iterator[tuple[str, _Entry]]:
+        """(name, entry) of everything to pack, sorted; `above` are the directories on the way
+        here."""
         here = directory.resolve()
         if here in above:
             return  # a link back up
@@ -107,11 +120,18 @@ def _link_inside(path: Path, root: Path) -> str | None:
 
 def _file_entry(path: Path) -> _Entry:
     info = path.stat()
-    return _Entry(path=path, size_bytes=info.st_size, is_executable=bool(info.st_mode & stat.S_IXUSR))
+    return _Entry(
+        path=path, size_bytes=info.st_size, is_executable=bool(info.st_mode & stat.S_IXUSR)
+    )
 
 
-def _pack(entries: Mapping[str, _Entry], extra: Mapping[str, bytes], limit_bytes: int, root: Path | None) -> Archive:
-    sizes = {**{name: e.size_bytes for name, e in entries.items()}, **{name: len(data) for name, data in extra.items()}}
+def _pack(
+    entries: Mapping[str, _Entry], extra: Mapping[str, bytes], limit_bytes: int, root: Path | None
+) -> Archive:
+    sizes = {
+        **{name: e.size_bytes for name, e in entries.items()},
+        **{name: len(data) for name, data in extra.items()},
+    }
     if (total := sum(sizes.values())) > limit_bytes:
         raise TooLarge(_too_large(total, limit_bytes, sizes, root), limit_bytes=limit_bytes)
     plain = io.BytesIO()
@@ -124,9 +144,16 @@ def _pack(entries: Mapping[str, _Entry], extra: Mapping[str, bytes], limit_bytes
                 info.type, info.linkname, info.mode = tarfile.SYMTYPE, link, 0o777
                 tar.addfile(info)
             else:
-                _add(tar, name, entries[name].path.read_bytes(), is_executable=entries[name].is_executable)
+                _add(
+                    tar,
+                    name,
+                    entries[name].path.read_bytes(),
+                    is_executable=entries[name].is_executable,
+                )
     packed = io.BytesIO()
-    with gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0, compresslevel=_COMPRESSION) as zipped:
+    with gzip.GzipFile(
+        filename="", mode="wb", fileobj=packed, mtime=0, compresslevel=_COMPRESSION
+    ) as zipped:
         zipped.write(plain.getbuffer())
     data = packed.getvalue()
     return Archive(data=data, digest=hashlib.sha256(data).hexdigest(), names=tuple(sorted(sizes)))
@@ -143,6 +170,7 @@ def _too_large(total: int, limit: int, sizes: Mapping[str, int], root: Path | No
     listing = "\n".join(f"  {size / 1024**2:8.1f} MiB  {name}" for name, size in largest)
     where = f" under {root}" if root else ""
     return (
-        f"the source{where} has {total / 1024**2:.1f} MiB, the limit is {limit / 1024**2:.1f} MiB. The largest files:\n{listing}\n"
+        f"the source{where} has {total / 1024**2:.1f} MiB, the limit is {limit / 1024**2:.1f} "
+        f"MiB. The largest files:\n{listing}\n"
         "Name what is not source in .pilotlightignore; declare model files as Weights."
     )

@@ -1,7 +1,8 @@
-"""`build`: an App becomes records to send: blobs by digest, images to build, secrets to store, and the FunctionSpecs that name them.
+"""`build`: an App becomes records to send: blobs by digest, images to build, secrets to store, and
+the FunctionSpecs that name them.
 
-No network here, except to read weights that lie elsewhere. What is built is deterministic for functions of modules: the same source
-gives the same specs, so deploying twice creates no revision.
+No network here, except to read weights that lie elsewhere. What is built is deterministic for
+functions of modules: the same source gives the same specs, so deploying twice creates no revision.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 Named = Callable[[str], str]
 """The digest of the manifest that the platform has under a name. Raises NotFound."""
 Unread = Callable[[str, InvalidInput], str]
-"""What stands for the manifest of weights that cannot be read, where a build is only looked at: name, why → digest."""
+"""What stands for the manifest of weights that cannot be read, where a build is only looked at:
+name, why → digest."""
 
 _PICKLES = ".pilotlight"
 
@@ -47,12 +49,11 @@ class Build:
     """Everything that a deploy sends. A context manager: closing it closes the sources of weights.
 
     Attributes:
-        app: name to deploy under.
-        functions: the specs; they name images and blobs by digest and secrets by name.
-        images: digest → description of each environment to build, before the deploy.
-        blobs: digest → content of bundles, or of files of weights and (after them) of their manifests.
-        sources: where these files are read.
-        secrets: name → variables of the secrets whose values the app itself brings.
+        app: name to deploy under. functions: the specs; they name images and blobs by digest and
+        secrets by name. images: digest → description of each environment to build, before the
+        deploy. blobs: digest → content of bundles, or of files of weights and (after them) of their
+        manifests. sources: where these files are read. secrets: name → variables of the secrets
+        whose values the app itself brings.
     """
 
     app: str
@@ -65,7 +66,12 @@ class Build:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         for source in self.sources:
             source.close()
 
@@ -80,13 +86,16 @@ def build(
     remote: Blobs | None = None,
     unread: Unread | None = None,
 ) -> Build:
-    """Package `app`, to be deployed as `name` (default: its own). Raises InvalidInput, NotFound or TooLarge.
+    """Package `app`, to be deployed as `name` (default: its own). Raises InvalidInput, NotFound or
+    TooLarge.
 
-    `say` hears about hashing, `named` finds what `Weights.named` names, `remote` has its files. Without `unread`, weights that cannot be
-    read are an error.
-    """
+    `say` hears about hashing, `named` finds what `Weights.named` names, `remote` has its files.
+    Without `unread`, weights that cannot be read are an error."""
     if not app.declarations:
-        raise InvalidInput(f"app {app.name!r} declares nothing: decorate a function with @app.function() or a class with @app.cls()")
+        raise InvalidInput(
+            f"app {app.name!r} declares nothing: decorate a function with @app.function() or a "
+            f"class with @app.cls()"
+        )
     builder = _Builder(app, name or app.name, limit_bytes, say, named, remote, unread)
     try:
         functions = tuple(builder.function(d) for d in app.declarations.values())
@@ -105,7 +114,8 @@ def build(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """One function's code and environment: its bundle, and the description of its image (None: it has none) with its digest."""
+    """One function's code and environment: its bundle, and the description of its image (None: it
+    has none) with its digest."""
 
     bundle: bytes
     bundle_digest: str
@@ -113,12 +123,17 @@ class Packed:
     image_digest: str | None
 
 
-def pack_function(app: App, declaration: Declaration, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Packed:
-    """What a deploy of `app` would send for one of its functions, weights aside. Raises InvalidInput or TooLarge."""
+def pack_function(
+    app: App, declaration: Declaration, *, limit_bytes: int = DEFAULT_LIMIT_BYTES
+) -> Packed:
+    """What a deploy of `app` would send for one of its functions, weights aside. Raises
+    InvalidInput or TooLarge."""
     if isinstance(declaration, EngineDeclaration):
         raise InvalidInput(
-            f"{declaration.name} is a language model: it runs a stock engine and has no code of its own",
-            hint="Build deploy/kubernetes/docker/runtime-vllm.Dockerfile, and set cluster.images.vllm to the result.",
+            f"{declaration.name} is a language model: it runs a stock engine and has no code of "
+            f"its own",
+            hint="Build deploy/kubernetes/docker/runtime-vllm.Dockerfile, and set "
+            "cluster.images.vllm to the result.",
         )
     builder = _Builder(app, app.name, limit_bytes, None, None, None)
     digest = builder._image(declaration.image) if declaration.image is not None else None
@@ -129,7 +144,8 @@ def pack_function(app: App, declaration: Declaration, *, limit_bytes: int = DEFA
 
 @dataclass(slots=True)
 class _Builder:
-    """Collects what the specs name. Owned by one `build`; each source, image and model is packed once."""
+    """Collects what the specs name. Owned by one `build`; each source, image and model is packed
+    once."""
 
     app: App
     name: str
@@ -168,12 +184,16 @@ class _Builder:
         )
 
     def _language_model(self, declaration: EngineDeclaration) -> FunctionSpec:
-        """It has no code of the user's: its revision changes with what is declared of it, not with the file that declares it."""
+        """It has no code of the user's: its revision changes with what is declared of it, not with
+        the file that declares it."""
         weights = self._weights(declaration)
         names = {name: w.name for name, w in declaration.adapters.items()}
         manifests = {w.name: self._manifest_of(w.manifest) for w in weights}
         completed = complete(
-            declaration, manifests[declaration.model.name], self._read, {name: manifests[mount] for name, mount in names.items()}
+            declaration,
+            manifests[declaration.model.name],
+            self._read,
+            {name: manifests[mount] for name, mount in names.items()},
         )
         for note in completed.notes:
             warnings.warn(note, PilotlightWarning, stacklevel=2)
@@ -207,11 +227,17 @@ class _Builder:
         }
 
     def _manifest_of(self, digest: str) -> Manifest:
-        found = next((model.manifest for model in self._models.values() if model.digest == digest), None)
+        found = next(
+            (model.manifest for model in self._models.values() if model.digest == digest), None
+        )
         if found is not None:
             return found
         if self.remote is None:
-            raise InvalidInput("a language model that lies on the platform is deployed with a client that can ask it", parameter="weights")
+            raise InvalidInput(
+                "a language model that lies on the platform is deployed with a client that can "
+                "ask it",
+                parameter="weights",
+            )
         return fetch_manifest(self.remote, digest)
 
     def _read(self, file: ManifestFile) -> bytes:
@@ -224,16 +250,27 @@ class _Builder:
         if source.root not in self._bundles:
             pickles = self._pickles(source.root)
             if source.root is None:
-                archive = pack_files(notebook_files(Path.cwd()), extra=pickles, limit_bytes=self.limit_bytes)
+                archive = pack_files(
+                    notebook_files(Path.cwd()), extra=pickles, limit_bytes=self.limit_bytes
+                )
             else:
-                models = {w.directory() for d in self.app.declarations.values() for w in d.weights if w.is_directory}
-                archive = pack_tree(source.root, extra=pickles, exclude=models, limit_bytes=self.limit_bytes)
+                models = {
+                    w.directory()
+                    for d in self.app.declarations.values()
+                    for w in d.weights
+                    if w.is_directory
+                }
+                archive = pack_tree(
+                    source.root, extra=pickles, exclude=models, limit_bytes=self.limit_bytes
+                )
             self._bundles[source.root] = archive
             self.blobs[archive.digest] = archive.data
         return self._bundles[source.root]
 
     def _pickles(self, root: Path | None) -> dict[str, bytes]:
-        travelling = [d for d in self.app.declarations.values() if d.by_value and source_of(d).root == root]
+        travelling = [
+            d for d in self.app.declarations.values() if d.by_value and source_of(d).root == root
+        ]
         return {_pickle_name(d): _pickled(d) for d in travelling}
 
     def _image(self, image: Image) -> str:
@@ -255,21 +292,30 @@ class _Builder:
     def _weights(self, declaration: Declaration) -> tuple[WeightsSpec, ...]:
         names = [w.name for w in declaration.weights]
         if len(set(names)) != len(names):
-            raise InvalidInput(f"{declaration.name}: two of its weights are named {max(names, key=names.count)!r}: give one a name=")
-        return tuple(WeightsSpec(name=w.name, manifest=self._manifest(w)) for w in declaration.weights)
+            raise InvalidInput(
+                f"{declaration.name}: two of its weights are named "
+                f"{max(names, key=names.count)!r}: give one a name="
+            )
+        return tuple(
+            WeightsSpec(name=w.name, manifest=self._manifest(w)) for w in declaration.weights
+        )
 
     def _manifest(self, weights: Weights) -> str:
         if weights.registered is not None:
             if self.named is None:
                 raise InvalidInput(
-                    f"weights {weights.name!r} are on the platform: deploy with a client that can ask it", parameter="weights"
+                    f"weights {weights.name!r} are on the platform: deploy with a client that can "
+                    f"ask it",
+                    parameter="weights",
                 )
             return self.named(weights.registered)
         where = (str(weights.directory()),) if weights.is_directory else weights.sources
         key = (where, weights.include)
         if key not in self._models:
             try:
-                self._models[key] = prepare(self._open(weights, where), name=weights.name, say=self.say)
+                self._models[key] = prepare(
+                    self._open(weights, where), name=weights.name, say=self.say
+                )
             except InvalidInput as e:
                 if self.unread is None:
                     raise
@@ -282,7 +328,12 @@ class _Builder:
 
         token, environ = weights.token(), weights.variables(os.environ)
         with readable(weights.name):
-            opened = open_source(where[0] if len(where) == 1 else where, include=weights.include, token=token, environ=environ)
+            opened = open_source(
+                where[0] if len(where) == 1 else where,
+                include=weights.include,
+                token=token,
+                environ=environ,
+            )
         self.sources.append(opened)
         return opened
 
@@ -297,7 +348,11 @@ class _Builder:
 
     def _env(self, declaration: Declaration) -> dict[str, str]:
         env = {**(declaration.image.variables if declaration.image else {}), **declaration.env}
-        return env if self.name == self.app.name else {**env, APP_VARIABLE: f"{self.app.name}={self.name}"}
+        return (
+            env
+            if self.name == self.app.name
+            else {**env, APP_VARIABLE: f"{self.app.name}={self.name}"}
+        )
 
 
 def _pickle_name(declaration: Declaration) -> str:
@@ -309,7 +364,8 @@ def _pickled(declaration: Declaration) -> bytes:
         return dumps(declaration.raw)
     except InvalidInput as e:
         raise InvalidInput(
-            f"{declaration.name} is defined in a script or notebook, so it travels by value, and something that it uses cannot: {e}. "
+            f"{declaration.name} is defined in a script or notebook, so it travels by value, and "
+            f"something that it uses cannot: {e}. "
             "Make that thing inside the function, or move the function into a module.",
             parameter=declaration.name,
         ) from e

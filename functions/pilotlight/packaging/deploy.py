@@ -1,5 +1,5 @@
-"""`deploy`: build an app, send what the platform lacks, and make it live. The order is what makes it safe: the last step is the only
-one that changes what callers see, and it is one request."""
+"""`deploy`: build an app, send what the platform lacks, and make it live. The order is what makes
+it safe: the last step is the only one that changes what callers see, and it is one request."""
 
 from __future__ import annotations
 
@@ -33,23 +33,33 @@ def deploy(
     progress: Progress | None = None,
     limit_bytes: int = DEFAULT_LIMIT_BYTES,
 ) -> Deployment:
-    """Deploy `app` as `name` (default: its own) to `client`'s environment. Raises PilotlightError; nothing is live unless it returns.
+    """Deploy `app` as `name` (default: its own) to `client`'s environment. Raises PilotlightError;
+    nothing is live unless it returns.
 
-    `terms`: how it is released; its lineage is completed from the git checkout that the app lies in.
-    """
+    `terms`: how it is released; its lineage is completed from the git checkout that the app lies
+    in."""
     report = progress or unheard
     report(ProgressEvent(stage=PACKAGE, text=f"packaging {app.name}"))
 
     def named(weights: str) -> str:
         return client.get_weights(weights).manifest
 
-    with build(app, name=name, limit_bytes=limit_bytes, say=lambda *said: report(hashing(*said)), named=named, remote=client) as built:
+    with build(
+        app,
+        name=name,
+        limit_bytes=limit_bytes,
+        say=lambda *said: report(hashing(*said)),
+        named=named,
+        remote=client,
+    ) as built:
         upload(client, built.blobs, report=report)
     for digest, spec in built.images.items():
         _build_image(client, digest, spec, report)
     for secret, values in built.secrets.items():
         client.put_secret(secret, values)
-    report(ProgressEvent(stage=DEPLOY, text=f"deploying {built.app} to {client.profile.environment}"))
+    report(
+        ProgressEvent(stage=DEPLOY, text=f"deploying {built.app} to {client.profile.environment}")
+    )
     given: ReleaseTerms = terms or {}
     known = lineage.of_declarations(list(app.declarations.values()))
     wanted: ReleaseTerms = {**given, "meta": {**known, **given.get("meta", {})}}
@@ -63,6 +73,12 @@ def _build_image(client: Client, digest: str, spec: ImageSpec, report: Progress)
         if "text" in part:
             report(ProgressEvent(stage=IMAGE, text=str(part["text"])))
     if finished is None:
-        raise PilotlightError(f"the build of image {digest[:12]} broke off: its stream ended without a result; deploy again")
+        raise PilotlightError(
+            f"the build of image {digest[:12]} broke off: its stream ended without a result; "
+            f"deploy again"
+        )
     if finished != digest:
-        raise PilotlightError(f"the platform built image {finished[:12]} where {digest[:12]} was described: client and platform differ")
+        raise PilotlightError(
+            f"the platform built image {finished[:12]} where {digest[:12]} was described: client "
+            f"and platform differ"
+        )

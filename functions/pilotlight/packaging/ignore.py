@@ -1,8 +1,9 @@
-"""What stays out of a source archive: what always does, and what `.gitignore` and `.pilotlightignore` name.
+"""What stays out of a source archive: what always does, and what `.gitignore` and
+`.pilotlightignore` name.
 
-Patterns follow gitignore(5): files deeper in the tree win over higher ones, `.pilotlightignore` over `.gitignore` beside it, the last
-matching line within a file. Above the root, files up to the top of the git work tree count too.
-"""
+Patterns follow gitignore(5): files deeper in the tree win over higher ones, `.pilotlightignore`
+over `.gitignore` beside it, the last matching line within a file. Above the root, files up to the
+top of the git work tree count too."""
 
 from __future__ import annotations
 
@@ -13,7 +14,19 @@ from typing import Any
 
 IGNORE_FILES = (".gitignore", ".pilotlightignore")
 _ALWAYS_DIRECTORIES = frozenset(
-    {".git", ".hg", ".svn", ".venv", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".nox"}
+    {
+        ".git",
+        ".hg",
+        ".svn",
+        ".venv",
+        "__pycache__",
+        "node_modules",
+        ".mypy_cache",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".tox",
+        ".nox",
+    }
     | {".ipynb_checkpoints", ".idea", ".vscode", ".pilotlight"}
 )
 _ALWAYS_FILES = frozenset({".DS_Store", ".env"})
@@ -28,14 +41,16 @@ class _Level:
 
 
 class Ignore:
-    """The ignore files that apply in one directory, from the top down. Immutable: `within` gives a subdirectory's."""
+    """The ignore files that apply in one directory, from the top down. Immutable: `within` gives a
+    subdirectory's."""
 
     def __init__(self, levels: tuple[_Level, ...] = ()) -> None:
         self._levels = levels
 
     @classmethod
     def at_root(cls, root: Path) -> Ignore:
-        """For the root of an archive: its own ignore files, and those above it inside the same git work tree."""
+        """For the root of an archive: its own ignore files, and those above it inside the same git
+        work tree."""
         above: list[Path] = []
         if any((directory / ".git").exists() for directory in (root, *root.parents)):
             for directory in (root, *root.parents):
@@ -57,7 +72,9 @@ class Ignore:
 
     def excludes(self, path: Path, *, is_directory: bool) -> bool:
         """Whether `path` (below the directory that this is for) stays out."""
-        if path.name in (_ALWAYS_DIRECTORIES if is_directory else _ALWAYS_FILES) or path.name.endswith(_ALWAYS_SUFFIXES):
+        if path.name in (
+            _ALWAYS_DIRECTORIES if is_directory else _ALWAYS_FILES
+        ) or path.name.endswith(_ALWAYS_SUFFIXES):
             return True
         if is_directory and (path / "pyvenv.cfg").exists():
             return True  # a virtual environment under any name

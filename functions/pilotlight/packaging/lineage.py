@@ -1,4 +1,5 @@
-"""Where what is deployed comes from: the git checkout around its source, if there is one. Never a reason not to deploy."""
+"""Where what is deployed comes from: the git checkout around its source, if there is one. Never a
+reason not to deploy."""
 
 from __future__ import annotations
 
@@ -30,18 +31,23 @@ def of_declarations(declarations: list[Declaration]) -> dict[str, str]:
 
 
 def of_checkout(directory: Path) -> dict[str, str]:
-    """`git.commit`, `git.dirty` (whether tracked files differ from it) and `git.remote` (without credentials); {} outside of a checkout."""
+    """`git.commit`, `git.dirty` (whether tracked files differ from it) and `git.remote` (without
+    credentials); {} outside of a checkout."""
     commit = _git(directory, "rev-parse", "--verify", "HEAD")
     if commit is None or not _COMMIT.match(commit):
         return {}
     changed = _git(directory, "status", "--porcelain", "--untracked-files=no")
     remote = without_credentials(_git(directory, "config", "--get", "remote.origin.url") or "")
-    lineage = {"git.commit": commit, "git.dirty": "unknown" if changed is None else str(bool(changed)).lower()}
+    lineage = {
+        "git.commit": commit,
+        "git.dirty": "unknown" if changed is None else str(bool(changed)).lower(),
+    }
     return {**lineage, **({"git.remote": remote} if remote else {})}
 
 
 def without_credentials(url: str) -> str:
-    """A remote's address without user, password and query, where tokens are found; "" for one that cannot be read."""
+    """A remote's address without user, password and query, where tokens are found; "" for one that
+    cannot be read."""
     if "://" not in url:
         return url.rpartition("@")[2]  # host:path, or a directory
     try:
@@ -57,7 +63,14 @@ def _git(directory: Path, *words: str) -> str | None:
     argv = ["git", "-C", str(directory), *words]
     environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
     try:
-        done = subprocess.run(argv, capture_output=True, timeout=TIMEOUT_S, env=environ, stdin=subprocess.DEVNULL, check=False)
+        done = subprocess.run(
+            argv,
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else None

@@ -1,4 +1,5 @@
-"""From what people type to an App: `app.py`, `app.py::name`, `package.module`, `package.module::name`."""
+"""From what people type to an App: `app.py`, `app.py::name`, `package.module`,
+`package.module::name`."""
 
 from __future__ import annotations
 
@@ -23,14 +24,18 @@ def load_app(reference: str) -> App:
 
 
 def load_module(target: str) -> ModuleType:
-    """Import a file (under the name that a worker will use) or a dotted module, with its directory first on `sys.path`."""
+    """Import a file (under the name that a worker will use) or a dotted module, with its directory
+    first on `sys.path`."""
     if not (target.endswith(".py") or os.sep in target):
         return _import(target, Path.cwd())
     file = Path(target).resolve()
     if file.is_dir():
         file = file / "__init__.py"
     if not file.is_file():
-        raise NotFound(f"{target}: no such file", hint="Name the file that holds the app: `pilotlight deploy FILE`.")
+        raise NotFound(
+            f"{target}: no such file",
+            hint="Name the file that holds the app: `pilotlight deploy FILE`.",
+        )
     parts = [file.stem]
     root = file.parent
     while (root / "__init__.py").is_file():
@@ -42,29 +47,46 @@ def load_module(target: str) -> ModuleType:
 
 
 def find_app(module: ModuleType, name: str = "") -> App:
-    """The app of a module: the one called `name`, else the one called `app`, else the only one. Raises NotFound or InvalidInput."""
+    """The app of a module: the one called `name`, else the one called `app`, else the only one.
+    Raises NotFound or InvalidInput."""
     apps = {key: value for key, value in vars(module).items() if isinstance(value, App)}
     if name:
         if name not in apps:
-            raise NotFound(f"{module.__name__} has no App called {name!r}; it has: {', '.join(apps) or 'none'}")
+            raise NotFound(
+                f"{module.__name__} has no App called {name!r}; it has: {', '.join(apps) or 'none'}"
+            )
         return apps[name]
     if "app" in apps:
         return apps["app"]
     distinct = {id(app): app for app in apps.values()}
     if len(distinct) != 1:
-        hint = f"name one: {module.__name__}::{next(iter(apps))}" if apps else 'declare one: app = pilotlight.App("name")'
-        raise InvalidInput(f"{module.__name__} has {len(distinct)} apps ({', '.join(apps) or 'none'}); {hint}")
+        hint = (
+            f"name one: {module.__name__}::{next(iter(apps))}"
+            if apps
+            else 'declare one: app = pilotlight.App("name")'
+        )
+        raise InvalidInput(
+            f"{module.__name__} has {len(distinct)} apps ({', '.join(apps) or 'none'}); {hint}"
+        )
     return next(iter(distinct.values()))
 
 
 def _import(name: str, root: Path, file: Path | None = None) -> ModuleType:
     if file is not None and name in {*sys.stdlib_module_names, "pilotlight"}:
-        raise InvalidInput(f"{file}: a module called {name!r} would hide the one of that name that others import: rename the file")
+        raise InvalidInput(
+            f"{file}: a module called {name!r} would hide the one of that name that others "
+            f"import: rename the file"
+        )
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
     there = sys.modules.get(name)
-    if there is not None and file is not None and Path(getattr(there, "__file__", None) or "").resolve() != file:
-        return _import_file(name, file)  # another file of that name was loaded before: this one is meant
+    if (
+        there is not None
+        and file is not None
+        and Path(getattr(there, "__file__", None) or "").resolve() != file
+    ):
+        # another file of that name was loaded before: this one is meant
+        return _import_file(name, file)
     if importlib.util.find_spec(name.partition(".")[0]) is None:
         raise NotFound(f"there is no module {name!r} in {root}")
     module = importlib.import_module(name)

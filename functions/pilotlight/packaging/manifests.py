@@ -1,8 +1,9 @@
-"""Manifests of sources that did not change since, kept in the user's cache so that nothing is hashed, or fetched, twice.
+"""Manifests of sources that did not change since, kept in the user's cache so that nothing is
+hashed, or fetched, twice.
 
-An entry is a file named by the source and the versions of its files; it begins with the sha256 of the rest. It is written
-beside and renamed; one that is damaged counts as absent. The cache is a convenience: where it cannot be written, nothing is kept.
-"""
+An entry is a file named by the source and the versions of its files; it begins with the sha256 of
+the rest. It is written beside and renamed; one that is damaged counts as absent. The cache is a
+convenience: where it cannot be written, nothing is kept."""
 
 from __future__ import annotations
 
@@ -61,13 +62,16 @@ class ManifestCache:
         return manifest if described == [(f.path, f.size_bytes) for f in files] else None
 
     def put(self, source: str, files: Sequence[SourceFile], manifest: Manifest) -> None:
-        """Keep it, where all files have versions that last; drop what was used least recently when there is too much."""
+        """Keep it, where all files have versions that last; drop what was used least recently when
+        there is too much."""
         if not all(f.is_lasting for f in files):
             return
         raw = manifest.to_bytes()
         with contextlib.suppress(OSError):  # a cache that cannot be written is none
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _write(self._path(source, files), hashlib.sha256(raw).hexdigest().encode() + b"\n" + raw)
+            _write(
+                self._path(source, files), hashlib.sha256(raw).hexdigest().encode() + b"\n" + raw
+            )
             self._shrink()
 
     def forget(self, source: str, files: Sequence[SourceFile]) -> None:

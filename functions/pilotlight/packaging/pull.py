@@ -1,10 +1,10 @@
 """Weights back from the platform: from a manifest to a directory, every chunk verified.
 
-Files come into a staging directory, in chunks, several at once. A chunk that is there and has its hash is not fetched again, so a pull
-that was cut off goes on where it was, whatever cut it off. A target that does not exist is made by one rename, of the staging directory
-beside it, when all are whole and on disk. A target that exists may be a disk of its own, or a link: the staging directory is in it, and
-each file is renamed by itself.
-"""
+Files come into a staging directory, in chunks, several at once. A chunk that is there and has its
+hash is not fetched again, so a pull that was cut off goes on where it was, whatever cut it off. A
+target that does not exist is made by one rename, of the staging directory beside it, when all are
+whole and on disk. A target that exists may be a disk of its own, or a link: the staging directory
+is in it, and each file is renamed by itself."""
 
 from __future__ import annotations
 
@@ -30,9 +30,13 @@ from weight_cache.types import Chunk
 CHUNKS_AT_ONCE = 8
 """Of 16 MiB each: 128 MiB of memory."""
 ATTEMPTS = 3
-"""How often a chunk whose bytes are wrong is asked for: a damaged answer is rare, a damaged blob stays damaged."""
+"""How often a chunk whose bytes are wrong is asked for: a damaged answer is rare, a damaged blob
+stays damaged."""
 
-_DAMAGED = "The platform's copy is damaged: have whoever runs it remove that blob from its store, then push the weights again."
+_DAMAGED = (
+    "The platform's copy is damaged: have whoever runs it remove that blob from its store, "
+    "then push the weights again."
+)
 _STAGING = re.compile(r"\.(.*\.)?[0-9a-f]{12}\.part")
 Progress = Callable[[int, int], None]
 """Told (bytes that are here and verified, bytes in all), one call at a time, from any thread."""
@@ -41,7 +45,9 @@ Progress = Callable[[int, int], None]
 class Blobs(Protocol):
     """Where blobs come from: a `pilotlight.client.Client`."""
 
-    def read_blob(self, digest: str, *, offset_bytes: int = 0, length_bytes: int | None = None) -> bytes:
+    def read_blob(
+        self, digest: str, *, offset_bytes: int = 0, length_bytes: int | None = None
+    ) -> bytes:
         """A blob, or a range of it."""
         ...
 
@@ -58,10 +64,13 @@ class Pulled:
 
 
 def fetch_manifest(blobs: Blobs, digest: str) -> Manifest:
-    """The manifest of that digest. Raises NotFound, or PilotlightError when its bytes are not what it names."""
+    """The manifest of that digest. Raises NotFound, or PilotlightError when its bytes are not what
+    it names."""
     raw = blobs.read_blob(digest)
     if hashlib.sha256(raw).hexdigest() != digest:
-        raise PilotlightError(f"manifest {digest[:12]} came with other bytes than its hash names", hint=_DAMAGED)
+        raise PilotlightError(
+            f"manifest {digest[:12]} came with other bytes than its hash names", hint=_DAMAGED
+        )
     try:
         return parse(raw)
     except ManifestInvalid as e:
@@ -69,14 +78,18 @@ def fetch_manifest(blobs: Blobs, digest: str) -> Manifest:
 
 
 def is_empty(directory: Path) -> bool:
-    """Whether nothing is there: no such path, or a directory without entries, but for a pull that was cut off.
+    """Whether nothing is there: no such path, or a directory without entries, but for a pull that
+    was cut off.
 
     Raises InvalidInput for something else.
     """
     if not directory.exists():
         return True
     if not directory.is_dir():
-        raise InvalidInput(f"{directory} is not a directory", hint="Name a directory; it is made when it is not there.")
+        raise InvalidInput(
+            f"{directory} is not a directory",
+            hint="Name a directory; it is made when it is not there.",
+        )
     return all(_STAGING.fullmatch(path.name) for path in directory.iterdir())
 
 
@@ -86,12 +99,18 @@ def room(directory: Path) -> int:
 
 
 def pull(
-    blobs: Blobs, digest: str, directory: Path, *, progress: Progress | None = None, free_bytes: Callable[[Path], int] = room
+    blobs: Blobs,
+    digest: str,
+    directory: Path,
+    *,
+    progress: Progress | None = None,
+    free_bytes: Callable[[Path], int] = room,
 ) -> Pulled:
-    """Bring the model of manifest `digest` to `directory`. Files of the same names are replaced, others stay.
+    """Bring the model of manifest `digest` to `directory`. Files of the same names are replaced,
+    others stay.
 
-    Raises NotFound, Conflict (another pull is at it), StorageFull, PilotlightError (damaged on the platform), OSError.
-    """
+    Raises NotFound, Conflict (another pull is at it), StorageFull, PilotlightError (damaged on the
+    platform), OSError."""
     target = directory.absolute()
     manifest = fetch_manifest(blobs, digest)
     is_fresh = not os.path.lexists(target)
@@ -110,16 +129,31 @@ def pull(
             _merge(task.missing, staging, target)
             shutil.rmtree(staging)
         _sync(target.parent)
-    return Pulled(directory=target, manifest=digest, size_bytes=manifest.size_bytes, files=len(manifest.files), fetched_bytes=fetched)
+    return Pulled(
+        directory=target,
+        manifest=digest,
+        size_bytes=manifest.size_bytes,
+        files=len(manifest.files),
+        fetched_bytes=fetched,
+    )
 
 
 class _Pull:
-    """One pull's work. Its chunks are fetched by several threads; the lock keeps the count and the reports in order.
+    """One pull's work. Its chunks are fetched by several threads; the lock keeps the count and the
+    reports in order.
 
-    `missing`: the files that the target did not have; after `run` they are in the staging directory.
-    """
+    `missing`: the files that the target did not have; after `run` they are in the staging
+    directory."""
 
-    def __init__(self, blobs: Blobs, manifest: Manifest, staging: Path, *, here: Path | None, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        blobs: Blobs,
+        manifest: Manifest,
+        staging: Path,
+        *,
+        here: Path | None,
+        progress: Progress | None,
+    ) -> None:
         self._blobs = blobs
         self._manifest = manifest
         self._staging = staging
@@ -132,7 +166,8 @@ class _Pull:
         self._stopped = threading.Event()
 
     def run(self, free_bytes: Callable[[Path], int]) -> int:
-        """Bring every file to the staging directory, except those that the target has already; returns the bytes fetched."""
+        """Bring every file to the staging directory, except those that the target has already;
+        returns the bytes fetched."""
         files = self.missing = [file for file in self._manifest.files if not self._is_here(file)]
         self._check_room(files, free_bytes(self._staging))
         small = [file for file in files if file.size_bytes <= CHUNK_BYTES]
@@ -149,10 +184,17 @@ class _Pull:
     def _is_here(self, file: ManifestFile) -> bool:
         """Whether the target's own file is the model's, chunk by chunk."""
         path = None if self._here is None else self._here / file.path
-        if path is None or path.is_symlink() or not path.is_file() or path.stat().st_size != file.size_bytes:
+        if (
+            path is None
+            or path.is_symlink()
+            or not path.is_file()
+            or path.stat().st_size != file.size_bytes
+        ):
             return False
         with path.open("rb") as stream:
-            is_same = all(_sha256(stream.read(chunk.length_bytes)) == chunk.sha256 for chunk in file.chunks())
+            is_same = all(
+                _sha256(stream.read(chunk.length_bytes)) == chunk.sha256 for chunk in file.chunks()
+            )
         if is_same:
             self._count(file.size_bytes)
         return is_same
@@ -161,7 +203,9 @@ class _Pull:
         there = sum(_allocated(self._staging / file.path) for file in files)
         needed = sum(file.size_bytes for file in files) - there
         if needed > free:
-            message = f"{needed} bytes are missing here and {self._staging.parent} has room for {free}"
+            message = (
+                f"{needed} bytes are missing here and {self._staging.parent} has room for {free}"
+            )
             raise StorageFull(message, hint="Free some space, or name another disk.")
 
     def _file(self, file: ManifestFile, pool: ThreadPoolExecutor | None) -> None:
@@ -177,13 +221,16 @@ class _Pull:
                 for chunk in file.chunks():
                     self._chunk(descriptor, chunk, file)
             else:
-                self._all([pool.submit(self._chunk, descriptor, chunk, file) for chunk in file.chunks()])
+                self._all(
+                    [pool.submit(self._chunk, descriptor, chunk, file) for chunk in file.chunks()]
+                )
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
     def _all(self, jobs: Sequence[Future[None]]) -> None:
-        """Wait for all; after the first failure none begins, and none is still writing when it is raised."""
+        """Wait for all; after the first failure none begins, and none is still writing when it is
+        raised."""
         try:
             done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
             if any(job.exception() for job in done):
@@ -207,11 +254,14 @@ class _Pull:
 
     def _fetch(self, file: ManifestFile, chunk: Chunk) -> bytes:
         for _ in range(ATTEMPTS):
-            data = self._blobs.read_blob(file.digest, offset_bytes=chunk.offset_bytes, length_bytes=chunk.length_bytes)
+            data = self._blobs.read_blob(
+                file.digest, offset_bytes=chunk.offset_bytes, length_bytes=chunk.length_bytes
+            )
             if len(data) == chunk.length_bytes and _sha256(data) == chunk.sha256:
                 return data
         raise PilotlightError(
-            f"{file.path}: bytes {chunk.offset_bytes} to {chunk.offset_bytes + chunk.length_bytes} came {ATTEMPTS} times with a wrong hash",
+            f"{file.path}: bytes {chunk.offset_bytes} to "
+            f"{chunk.offset_bytes + chunk.length_bytes} came {ATTEMPTS} times with a wrong hash",
             hint=_DAMAGED,
         )
 
@@ -224,12 +274,16 @@ class _Pull:
 
 
 def _merge(files: Sequence[ManifestFile], staging: Path, target: Path) -> None:
-    """Put the files that came into a directory that may hold other things, each whole or not at all."""
+    """Put the files that came into a directory that may hold other things, each whole or not at
+    all."""
     folders = {target}
     for file in files:
         place = target / file.path
         if place.is_dir() and not place.is_symlink():
-            raise Conflict(f"{place} is a directory, and the model has a file of that name", hint="Name another directory.")
+            raise Conflict(
+                f"{place} is a directory, and the model has a file of that name",
+                hint="Name another directory.",
+            )
         place.parent.mkdir(parents=True, exist_ok=True)
         (staging / file.path).rename(place)
         folders |= {folder for folder in place.parents if folder.is_relative_to(target)}
@@ -242,7 +296,10 @@ def _alone(staging: Path) -> Iterator[None]:
     descriptor = os.open(staging, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if not _is_ours(descriptor, staging):
-            raise Conflict(f"another pull is writing to {staging}", hint="Wait for it, or name another directory.")
+            raise Conflict(
+                f"another pull is writing to {staging}",
+                hint="Wait for it, or name another directory.",
+            )
         yield
     finally:
         os.close(descriptor)
@@ -265,7 +322,10 @@ def _write(descriptor: int, data: bytes, offset: int) -> None:
             view, offset = view[written:], offset + written
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFull(f"the disk is full: {e.strerror}", hint="Free some space and pull again: what came stays.") from e
+            raise StorageFull(
+                f"the disk is full: {e.strerror}",
+                hint="Free some space and pull again: what came stays.",
+            ) from e
         raise
 
 

@@ -1,7 +1,8 @@
-"""`render`: an app as the manifests that a cluster would get, without a platform and without sending anything.
+"""`render`: an app as the manifests that a cluster would get, without a platform and without
+sending anything.
 
-What only a platform knows is made up, always the same, and said so: a tenant's id and uid, the number of the next revision.
-"""
+What only a platform knows is made up, always the same, and said so: a tenant's id and uid, the
+number of the next revision."""
 
 from __future__ import annotations
 
@@ -33,11 +34,15 @@ class Rendered:
 def namespace(tenancy: Tenancy, specs: Sequence[FunctionSpec]) -> list[Manifest]:
     """The tenant's namespace, with the secrets that the functions name; without their values."""
     names = sorted({secret for spec in specs for secret in spec.secrets})
-    return [*namespace_manifests(tenancy), *(secret_manifest(name, tenancy, values=None) for name in names)]
+    return [
+        *namespace_manifests(tenancy),
+        *(secret_manifest(name, tenancy, values=None) for name in names),
+    ]
 
 
 def function(app: str, spec: FunctionSpec, tenancy: Tenancy) -> Rendered:
-    """One function, as a first deploy makes it. Raises InvalidInput for what the cluster cannot run."""
+    """One function, as a first deploy makes it. Raises InvalidInput for what the cluster cannot
+    run."""
     revision = f"v1-{spec.digest()[:_DIGITS]}"
     document = launch.route(
         tenant=tenancy.id,
@@ -51,4 +56,7 @@ def function(app: str, spec: FunctionSpec, tenancy: Tenancy) -> Rendered:
         snapshots=True,
         variables={},
     )
-    return Rendered(name=spec.name, manifests=tuple(function_manifests(FunctionRoute.from_json(document), tenancy)))
+    return Rendered(
+        name=spec.name,
+        manifests=tuple(function_manifests(FunctionRoute.from_json(document), tenancy)),
+    )

@@ -1,4 +1,5 @@
-"""Where a declaration's source is: the directory that goes into the bundle, and the name by which a worker imports the module."""
+"""Where a declaration's source is: the directory that goes into the bundle, and the name by which a
+worker imports the module."""
 
 from __future__ import annotations
 
@@ -31,13 +32,17 @@ def source_of(declaration: Declaration) -> Source:
     if declaration.by_value:
         return Source(root=file.parent if file else None, module="")
     if file is None:
-        raise InvalidInput(f"{declaration.name}: module {declaration.module!r} is not a file, so it cannot be packaged")
+        raise InvalidInput(
+            f"{declaration.name}: module {declaration.module!r} is not a file, so it cannot be "
+            f"packaged"
+        )
     parts = module_parts(declaration.module, file)
     return Source(root=root_of(file, parts), module=".".join(parts))
 
 
 def module_parts(module: str, file: Path) -> list[str]:
-    """The dotted name as a list, if the file lies where that name says; else the file's own name."""
+    """The dotted name as a list, if the file lies where that name says; else the file's own
+    name."""
     parts = module.split(".")
     tail = [*file.with_suffix("").parts]
     if tail[-1] == "__init__":
@@ -45,19 +50,25 @@ def module_parts(module: str, file: Path) -> list[str]:
     if tail[-len(parts) :] == parts:
         return parts
     if "." in file.stem:
-        raise InvalidInput(f"{file}: a module's file name has no dots besides its ending: rename it")
+        raise InvalidInput(
+            f"{file}: a module's file name has no dots besides its ending: rename it"
+        )
     return [file.stem]
 
 
 def root_of(file: Path, parts: Sequence[str]) -> Path:
-    """The directory from which `parts` are importable: for a module of a package, the directory that holds the package."""
+    """The directory from which `parts` are importable: for a module of a package, the directory
+    that holds the package."""
     start = file.parent if file.stem == "__init__" else file
     return start.parents[len(parts) - 1]
 
 
 def notebook_files(directory: Path) -> dict[str, Path]:
-    """Modules below `directory` that this process has imported, by their name in an archive; installed packages are left out."""
-    installed = {Path(sysconfig.get_paths()[kind]).resolve() for kind in ("purelib", "platlib", "stdlib")}
+    """Modules below `directory` that this process has imported, by their name in an archive;
+    installed packages are left out."""
+    installed = {
+        Path(sysconfig.get_paths()[kind]).resolve() for kind in ("purelib", "platlib", "stdlib")
+    }
     found: dict[str, Path] = {}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)

@@ -1,7 +1,8 @@
-"""Weights on their way to the platform: from a source to a manifest, and from the source, chunk by chunk, to the blob store.
+"""Weights on their way to the platform: from a source to a manifest, and from the source, chunk by
+chunk, to the blob store.
 
-A source is read once to hash it and once to send what the platform lacks; nothing is copied to this machine's disk.
-"""
+A source is read once to hash it and once to send what the platform lacks; nothing is copied to this
+machine's disk."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ _PIECE_BYTES = 1 << 20
 """What is handed to a connection at once: it copies what one send(2) did not take."""
 _SMALL_AT_ONCE = 8
 _LARGE_AT_ONCE = 2
-"""Uploads side by side. Small ones wait for answers, large ones for bandwidth; either way 128 MiB of chunks are in memory at most."""
+"""Uploads side by side. Small ones wait for answers, large ones for bandwidth; either way 128 MiB
+of chunks are in memory at most."""
 _AHEAD = 4
 """Chunks of one file that are read while earlier ones are sent."""
 
@@ -106,7 +108,8 @@ Blob = bytes | SourceBody
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A source and what is in it. `blobs`: digest → content of its files and of its manifest, which comes last."""
+    """A source and what is in it. `blobs`: digest → content of its files and of its manifest, which
+    comes last."""
 
     manifest: Manifest
     digest: str
@@ -122,11 +125,12 @@ def push(
     token: str | None = None,
     progress: Progress | None = None,
 ) -> Pushed:
-    """Send the model at `source` (as `Weights(source)`; a directory relative to the working directory) to the platform.
+    """Send the model at `source` (as `Weights(source)`; a directory relative to the working
+    directory) to the platform.
 
-    `name` is what progress calls it; recording it under that name is the caller's. `include`: as `Weights(include=)`. `token`: of the
-    model hub or the web server. Raises InvalidInput for a source that cannot be read or is no model, and what the client raises.
-    """
+    `name` is what progress calls it; recording it under that name is the caller's. `include`: as
+    `Weights(include=)`. `token`: of the model hub or the web server. Raises InvalidInput for a
+    source that cannot be read or is no model, and what the client raises."""
     from weight_cache.sources import open_source
 
     report = progress or unheard
@@ -138,10 +142,17 @@ def push(
     finally:
         opened.close()
     files = model.manifest.files
-    return Pushed(manifest=model.digest, size_bytes=model.manifest.size_bytes, files=len(files), uploaded_bytes=uploaded)
+    return Pushed(
+        manifest=model.digest,
+        size_bytes=model.manifest.size_bytes,
+        files=len(files),
+        uploaded_bytes=uploaded,
+    )
 
 
-def prepare(source: Source, *, name: str, say: Say | None = None, cache: ManifestCache | None = None) -> Model:
+def prepare(
+    source: Source, *, name: str, say: Say | None = None, cache: ManifestCache | None = None
+) -> Model:
     """Hash the source, or remember what it hashed to. Raises InvalidInput."""
     from weight_cache.manifest import build_manifest
 
@@ -150,27 +161,45 @@ def prepare(source: Source, *, name: str, say: Say | None = None, cache: Manifes
         files = source.files()
         manifest = kept.get(source.name, files)
         if manifest is None:
-            manifest = build_manifest(source, files=files, progress=(lambda d, t: say(f"weights {name}", d, t)) if say else None)
+            manifest = build_manifest(
+                source,
+                files=files,
+                progress=(lambda d, t: say(f"weights {name}", d, t)) if say else None,
+            )
             if _is_worth_keeping(source, manifest):
                 kept.put(source.name, files, manifest)
     raw = manifest.to_bytes()
     digest = hashlib.sha256(raw).hexdigest()
     bodies = {f.path: SourceBody(source, f, lambda: kept.forget(source.name, files)) for f in files}
-    return Model(manifest=manifest, digest=digest, blobs={**{f.digest: bodies[f.path] for f in manifest.files}, digest: raw})
+    return Model(
+        manifest=manifest,
+        digest=digest,
+        blobs={**{f.digest: bodies[f.path] for f in manifest.files}, digest: raw},
+    )
 
 
 def upload(client: Client, blobs: Mapping[str, Blob], *, report: Progress = unheard) -> int:
-    """Send the blobs that the platform lacks; returns their bytes. Raises InvalidInput when a file is not what it was."""
+    """Send the blobs that the platform lacks; returns their bytes. Raises InvalidInput when a file
+    is not what it was."""
     from weight_cache.manifest import CHUNK_BYTES
 
     digests = list(blobs)
     with ThreadPoolExecutor(_SMALL_AT_ONCE, "ask for blobs") as pool:
-        missing = [d for d, is_there in zip(digests, pool.map(client.has_blob, digests), strict=True) if not is_there]
+        missing = [
+            d
+            for d, is_there in zip(digests, pool.map(client.has_blob, digests), strict=True)
+            if not is_there
+        ]
     files = {d: body for d in missing if isinstance(body := blobs[d], SourceBody)}
     sending = _Sending(client, {d: blobs[d] for d in missing}, report)
-    sending.send([d for d, body in files.items() if body.size_bytes <= CHUNK_BYTES], at_once=_SMALL_AT_ONCE)
-    sending.send([d for d, body in files.items() if body.size_bytes > CHUNK_BYTES], at_once=_LARGE_AT_ONCE)
-    sending.send([d for d in missing if d not in files], at_once=1)  # a manifest comes after its files
+    sending.send(
+        [d for d, body in files.items() if body.size_bytes <= CHUNK_BYTES], at_once=_SMALL_AT_ONCE
+    )
+    sending.send(
+        [d for d, body in files.items() if body.size_bytes > CHUNK_BYTES], at_once=_LARGE_AT_ONCE
+    )
+    # a manifest comes after its files
+    sending.send([d for d in missing if d not in files], at_once=1)
     return sending.total_bytes
 
 
@@ -179,7 +208,8 @@ class _BrokenOff(Exception):
 
 
 class _Sending:
-    """Uploads of one deploy or push, by several threads; the lock keeps counts and reports in order."""
+    """Uploads of one deploy or push, by several threads; the lock keeps counts and reports in
+    order."""
 
     def __init__(self, client: Client, blobs: Mapping[str, Blob], report: Progress) -> None:
         self.total_bytes = sum(size_of(blob) for blob in blobs.values())
@@ -217,7 +247,10 @@ class _Sending:
             if "actual" not in e.detail:
                 raise
             blob.forget()
-            raise InvalidInput(f"{blob} is not the file that was hashed before: deploy or push again", parameter="weights") from e
+            raise InvalidInput(
+                f"{blob} is not the file that was hashed before: deploy or push again",
+                parameter="weights",
+            ) from e
         self._tell(digest, str(blob), blob.size_bytes)
 
     def _tell(self, digest: str, text: str, count: int) -> None:
@@ -226,7 +259,14 @@ class _Sending:
                 raise _BrokenOff(text)
             self._done_bytes += count - self._sent[digest]
             self._sent[digest] = count
-            self._report(ProgressEvent(stage=UPLOAD, text=text, done_bytes=self._done_bytes, total_bytes=self.total_bytes))
+            self._report(
+                ProgressEvent(
+                    stage=UPLOAD,
+                    text=text,
+                    done_bytes=self._done_bytes,
+                    total_bytes=self.total_bytes,
+                )
+            )
 
 
 @dataclass(frozen=True, slots=True)

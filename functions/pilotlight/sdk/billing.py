@@ -1,4 +1,5 @@
-"""What was used and what it cost, as typed methods of the client: reports, prices, invoices, corrections, records."""
+"""What was used and what it cost, as typed methods of the client: reports, prices, invoices,
+corrections, records."""
 
 from __future__ import annotations
 
@@ -15,37 +16,57 @@ class BillingResources(NodeResources):
     """Part of `pilotlight.client.Client`, which owns the transport."""
 
     def billing_report(self, **filters: str | float | None) -> Json:
-        """What was used and what it cost; `filters`: `by`, `since`, `until`, `environment`, `app`, `function`,
-        and `tenant`, another one by name (operator)."""
+        """What was used and what it cost; `filters`: `by`, `since`, `until`, `environment`, `app`,
+        `function`, and `tenant`, another one by name (operator)."""
         return self._get(f"{_PATH}/report", **filters)
 
     def billing_rates(self) -> Json:
-        """The prices that apply now (`current`), and every list that priced something before (`lists`)."""
+        """The prices that apply now (`current`), and every list that priced something before
+        (`lists`)."""
         return self._get(f"{_PATH}/rates")
 
     def invoices(self, *, tenant: str | None = None) -> list[Json]:
-        """Invoices, newest month first; months that are open have a draft. `tenant`: another one's, by name (operator)."""
+        """Invoices, newest month first; months that are open have a draft. `tenant`: another one's,
+        by name (operator)."""
         return self._list(f"{_PATH}/invoices", "invoices", tenant=tenant)
 
-    def invoice(self, invoice: str, *, currency: str | None = None, tenant: str | None = None) -> Json:
+    def invoice(
+        self, invoice: str, *, currency: str | None = None, tenant: str | None = None
+    ) -> Json:
         """An invoice by its id, or that of a month such as `2026-11`. Raises NotFound."""
         return self._get(_invoice(invoice), currency=currency, tenant=tenant)
 
-    def invoice_file(self, invoice: str, *, format: str = "csv", currency: str | None = None, tenant: str | None = None) -> bytes:
+    def invoice_file(
+        self,
+        invoice: str,
+        *,
+        format: str = "csv",
+        currency: str | None = None,
+        tenant: str | None = None,
+    ) -> bytes:
         """The same as a file: `csv` or `json`."""
         params = present({"format": format, "currency": currency, "tenant": tenant})
         return bytes(self._transport.request("GET", _invoice(invoice), params=params).content)
 
     def issue_invoices(self, month: str, *, tenant: str | None = None) -> list[Json]:
-        """Issue the invoices of a month that is over, of one tenant or of all (operator); returns those that were not issued before."""
+        """Issue the invoices of a month that is over, of one tenant or of all (operator); returns
+        those that were not issued before."""
         body = present({"month": month, "tenant": tenant})
-        return list(self._transport.request("POST", f"{_PATH}/invoices", json=body).json()["invoices"])
+        return list(
+            self._transport.request("POST", f"{_PATH}/invoices", json=body).json()["invoices"]
+        )
 
     def correct(self, record: str, amount: str, *, note: str) -> Json:
-        """Add `amount` (a decimal; negative gives back) to what a record costs (operator); returns the record that does."""
+        """Add `amount` (a decimal; negative gives back) to what a record costs (operator); returns
+        the record that does."""
         body = {"record": record, "amount": amount, "note": note}
-        headers = {HEADER_REQUEST_ID: new_call_id()}  # what makes it safe to send again: the same request is the same correction
-        return dict(self._transport.request("POST", f"{_PATH}/corrections", json=body, headers=headers, repeatable=True).json())
+        # what makes it safe to send again: the same request is the same correction
+        headers = {HEADER_REQUEST_ID: new_call_id()}
+        return dict(
+            self._transport.request(
+                "POST", f"{_PATH}/corrections", json=body, headers=headers, repeatable=True
+            ).json()
+        )
 
     def export_records(
         self,
@@ -59,19 +80,32 @@ class BillingResources(NodeResources):
         limit: int | None = None,
         tenant: str | None = None,
     ) -> Iterator[bytes]:
-        """Usage records by time, as they arrive; `cursor` is the id of the last record that one has already."""
-        asked = {"since": since, "until": until, "month": month, "environment": environment, "cursor": cursor, "limit": limit,
-                 "tenant": tenant}  # fmt: skip
-        with self._transport.stream("GET", f"{_PATH}/records", params={"format": format, **present(asked)}) as response:
+        """Usage records by time, as they arrive; `cursor` is the id of the last record that one has
+        already."""
+        asked = {
+            "since": since,
+            "until": until,
+            "month": month,
+            "environment": environment,
+            "cursor": cursor,
+            "limit": limit,
+            "tenant": tenant,
+        }
+        with self._transport.stream(
+            "GET", f"{_PATH}/records", params={"format": format, **present(asked)}
+        ) as response:
             yield from response.iter_bytes()
 
     def verify_ledger(self) -> Json:
-        """Compare the sums that reports read with the records: `differences` is empty when they agree."""
+        """Compare the sums that reports read with the records: `differences` is empty when they
+        agree."""
         return self._get(f"{_PATH}/verification")
 
     def rebuild_rollups(self) -> Json:
         """Make those sums of all tenants anew from the records (operator)."""
-        return dict(self._transport.request("POST", f"{_PATH}/rollups:rebuild", repeatable=True).json())
+        return dict(
+            self._transport.request("POST", f"{_PATH}/rollups:rebuild", repeatable=True).json()
+        )
 
 
 def _invoice(name: str) -> str:

@@ -20,7 +20,8 @@ _LONGEST_PAUSE_S = 1.0
 
 
 def pauses_s() -> Iterator[float]:
-    """Seconds between looks at a call, where the server does not hold the look open: doubling from 20 ms to 1 s."""
+    """Seconds between looks at a call, where the server does not hold the look open: doubling from
+    20 ms to 1 s."""
     pause = _FIRST_PAUSE_S
     while True:
         yield pause
@@ -28,10 +29,11 @@ def pauses_s() -> Iterator[float]:
 
 
 class FunctionCall(Generic[R]):
-    """A call by its id. `get()` waits for its result, in this or any other process; it runs at least once (`attempts()`).
+    """A call by its id. `get()` waits for its result, in this or any other process; it runs at
+    least once (`attempts()`).
 
-    `pickles` False: it is a call to another tenant's function, whose result is JSON and never unpickled.
-    """
+    `pickles` False: it is a call to another tenant's function, whose result is JSON and never
+    unpickled."""
 
     def __init__(self, call_id: str, pickles: bool = True) -> None:
         self.id = call_id
@@ -62,12 +64,17 @@ class FunctionCall(Generic[R]):
 
     @staticmethod
     def gather(*calls: FunctionCall[Any], timeout: float | None = None) -> list[Any]:
-        """Results of all, in order. Raises the first failure in that order; `timeout` is for all together."""
+        """Results of all, in order. Raises the first failure in that order; `timeout` is for all
+        together."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        return [call.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic())) for call in calls]
+        return [
+            call.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            for call in calls
+        ]
 
     def _get(self, timeout: float | None = None) -> R:
-        """The result. Raises what the function raised; TimeoutError after `timeout` seconds (the call goes on; 0 looks once)."""
+        """The result. Raises what the function raised; TimeoutError after `timeout` seconds (the
+        call goes on; 0 looks once)."""
         client, deadline = session.client(), _deadline(timeout)
         for pause in pauses_s():
             asked = time.monotonic()
@@ -91,22 +98,27 @@ class FunctionCall(Generic[R]):
         raise AssertionError("pauses never end")
 
     def _stream(self, *, after: str = "") -> Iterator[Any]:
-        """Items of a generator as it makes them, or the result of another function; from the beginning, whenever this is asked.
+        """Items of a generator as it makes them, or the result of another function; from the
+        beginning, whenever this is asked.
 
-        Raises what the function raised, once all before it was read. Lost connections are made again. `after`: id of an event of
-        `GET /v1/calls/{id}/stream`. An attempt that is made again begins again, and so do its items.
-        """
+        Raises what the function raised, once all before it was read. Lost connections are made
+        again. `after`: id of an event of `GET /v1/calls/{id}/stream`. An attempt that is made again
+        begins again, and so do its items."""
         return session.client().call_stream(self.id, after=after, pickles=self._pickles)
 
     async def _stream_aio(self, *, after: str = "") -> AsyncIterator[Any]:
         """As `stream`."""
-        async for item in (await session.async_client()).call_stream(self.id, after=after, pickles=self._pickles):
+        async for item in (await session.async_client()).call_stream(
+            self.id, after=after, pickles=self._pickles
+        ):
             yield item
 
     def _pause(self, pause: float, asked: float, deadline: float | None, state: str) -> float:
         now = time.monotonic()
         if deadline is not None and now >= deadline:
-            raise TimeoutError(f"call {self.id} is not finished: it is {state}; it goes on, get() can be called again")
+            raise TimeoutError(
+                f"call {self.id} is not finished: it is {state}; it goes on, get() can be called again"
+            )
         waited_there = now - asked
         left = pause if deadline is None else min(pause, deadline - now)
         return max(0.0, left - waited_there)
@@ -120,7 +132,8 @@ class FunctionCall(Generic[R]):
         await (await session.async_client()).cancel(self.id)
 
     def _feedback(self, label: str | None = None, **metrics: float) -> None:
-        """Tell its outcome, once per metric: `call.feedback(label="good", rating=5)`. Raises Conflict when it was told otherwise before."""
+        """Tell its outcome, once per metric: `call.feedback(label="good", rating=5)`. Raises
+        Conflict when it was told otherwise before."""
         session.client().feedback(self.id, label=label, metrics=metrics)
 
     async def _feedback_aio(self, label: str | None = None, **metrics: float) -> None:
@@ -136,7 +149,8 @@ class FunctionCall(Generic[R]):
         return await (await session.async_client()).call(self.id)
 
     def _attempts(self) -> int:
-        """How often it was tried so far; it runs at least once, and again as its function's `retries` say."""
+        """How often it was tried so far; it runs at least once, and again as its function's
+        `retries` say."""
         return self._record().attempt
 
     async def _attempts_aio(self) -> int:
@@ -144,7 +158,8 @@ class FunctionCall(Generic[R]):
         return (await self._record_aio()).attempt
 
     def _redrive(self) -> None:
-        """Send it again, if it failed for the last time and waits as a dead letter. Raises Conflict when it does not."""
+        """Send it again, if it failed for the last time and waits as a dead letter. Raises Conflict
+        when it does not."""
         session.client().redrive(self.id)
 
 

@@ -17,9 +17,12 @@ T = TypeVar("T")
 
 
 class Cls(Generic[T]):
-    """A class of the platform. Call it for an object whose methods are handles: `Embedder().embed.remote("text")`."""
+    """A class of the platform. Call it for an object whose methods are handles:
+    `Embedder().embed.remote("text")`."""
 
-    def __init__(self, *, app: str, name: str, tenant: str = "", declaration: Declaration | None = None) -> None:
+    def __init__(
+        self, *, app: str, name: str, tenant: str = "", declaration: Declaration | None = None
+    ) -> None:
         self._app = app
         self._name = name
         self._tenant = tenant
@@ -40,42 +43,57 @@ class Cls(Generic[T]):
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         if self._declaration is None:
-            raise InvalidInput(f"{self!r} was looked up by name: its code is not here, so nothing can inherit from it")
+            raise InvalidInput(
+                f"{self!r} was looked up by name: its code is not here, so nothing can inherit "
+                f"from it"
+            )
         return (self._declaration.raw,)
 
     @classmethod
     def from_name(cls, app: str, name: str, *, tenant: str | None = None) -> Cls[Any]:
-        """The handle of a deployed class. Nothing is asked before a method is called. `tenant`: another one, which shares it."""
+        """The handle of a deployed class. Nothing is asked before a method is called. `tenant`:
+        another one, which shares it."""
         try:
-            return _cls_by_name(check_name("app", app), check_name("function", name), check_name("tenant", tenant) if tenant else "")
+            return _cls_by_name(
+                check_name("app", app),
+                check_name("function", name),
+                check_name("tenant", tenant) if tenant else "",
+            )
         except ValueError as e:
             raise InvalidInput(str(e)) from e
 
     def __call__(self, *args: Any, **kwargs: Any) -> Obj:
         if args or kwargs:
             raise InvalidInput(
-                f"{self._name}(…) takes no arguments: instances are shared by all callers; pass the value to the method, or read it "
+                f"{self._name}(…) takes no arguments: instances are shared by all callers; pass "
+                f"the value to the method, or read it "
                 "from env= or secrets= in @pilotlight.enter()"
             )
-        return Obj(app=self._app, name=self._name, tenant=self._tenant, declaration=self._declaration)
+        return Obj(
+            app=self._app, name=self._name, tenant=self._tenant, declaration=self._declaration
+        )
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__") or self._declaration is None:
             raise AttributeError(f"{self!r} has no attribute {attribute!r}")
         if attribute in self._declaration.method_names():
             raise InvalidInput(
-                f"{self._name}.{attribute} was used on the class: make an object first, {self._name}().{attribute}.remote(…)"
+                f"{self._name}.{attribute} was used on the class: make an object first, "
+                f"{self._name}().{attribute}.remote(…)"
             )
         return getattr(self._declaration.raw, attribute)
 
 
 class Obj:
-    """What `Cls()` gives: methods are Functions, other attributes those of an object made here on first use.
+    """What `Cls()` gives: methods are Functions, other attributes those of an object made here on
+    first use.
 
     The local object is made and entered once, whichever thread comes first; `_lock` guards that.
     """
 
-    def __init__(self, *, app: str, name: str, tenant: str = "", declaration: Declaration | None) -> None:
+    def __init__(
+        self, *, app: str, name: str, tenant: str = "", declaration: Declaration | None
+    ) -> None:
         self._app = app
         self._name = name
         self._tenant = tenant
@@ -98,7 +116,9 @@ class Obj:
         if attribute not in declaration.method_names():
             return self._local_attribute(attribute)
         body = local_body(_LocalMethod(self, attribute), getattr(declaration.raw, attribute))
-        return Function(app=self._app, name=self._name, method=attribute, declaration=declaration, body=body)
+        return Function(
+            app=self._app, name=self._name, method=attribute, declaration=declaration, body=body
+        )
 
     def _local_attribute(self, attribute: str) -> Any:
         declaration = self._declaration
@@ -107,7 +127,10 @@ class Obj:
             return getattr(self._entered(), attribute)
         except AttributeError as e:
             known = ", ".join(declaration.method_names())
-            raise AttributeError(f"{self._name} has no method or attribute {attribute!r}; @pilotlight.method()s are: {known}") from e
+            raise AttributeError(
+                f"{self._name} has no method or attribute {attribute!r}; @pilotlight.method()s "
+                f"are: {known}"
+            ) from e
 
     def _entered(self) -> Any:
         with self._lock:
@@ -135,7 +158,11 @@ class _LocalMethod:
 
 
 def _run_hooks(instance: Any, kind: type) -> None:
-    hooks = [(bool(marks["enter"].get("snap", True)), name) for name, marks, _ in members(kind) if "enter" in marks]
+    hooks = [
+        (bool(marks["enter"].get("snap", True)), name)
+        for name, marks, _ in members(kind)
+        if "enter" in marks
+    ]
     for wanted in (True, False):
         for name in (name for snap, name in hooks if snap is wanted):
             result = getattr(instance, name)()

@@ -1,4 +1,5 @@
-"""`Declaration`: what a decorator was told about one function or class, before anything is packaged."""
+"""`Declaration`: what a decorator was told about one function or class, before anything is
+packaged."""
 
 from __future__ import annotations
 
@@ -27,10 +28,9 @@ class Declaration:
     """One declared function, class or web application.
 
     Attributes:
-        app: name of the app that declared it.
-        name: its name in the app.
-        raw: the undecorated callable or class.
-        policies: fields of `pilotlight.spec.FunctionSpec` that are records of `pilotlight.policies`.
+        app: name of the app that declared it. name: its name in the app. raw: the undecorated
+        callable or class. policies: fields of `pilotlight.spec.FunctionSpec` that are records of
+        `pilotlight.policies`.
     """
 
     app: str
@@ -59,7 +59,8 @@ class Declaration:
 
     @property
     def by_value(self) -> bool:
-        """Whether it travels as a pickle: a script's or a notebook's own functions cannot be imported elsewhere."""
+        """Whether it travels as a pickle: a script's or a notebook's own functions cannot be
+        imported elsewhere."""
         return self.module == _MAIN
 
     @property
@@ -70,15 +71,24 @@ class Declaration:
 
     def method_names(self) -> tuple[str, ...]:
         """Names of the callables: of the marked methods, or "" alone."""
-        return tuple(name for name, marks, _ in members(self.raw) if is_entry(marks)) if self.kind is FunctionKind.CLASS else ("",)
+        return (
+            tuple(name for name, marks, _ in members(self.raw) if is_entry(marks))
+            if self.kind is FunctionKind.CLASS
+            else ("",)
+        )
 
     def methods(self) -> tuple[MethodSpec, ...]:
-        """The callables with their schemas. Raises InvalidInput when one uses what is not supported yet."""
+        """The callables with their schemas. Raises InvalidInput when one uses what is not supported
+        yet."""
         if self.kind is FunctionKind.ASGI:
             return (MethodSpec(),)
         if self.kind is FunctionKind.FUNCTION:
             return (_method_spec("", self.raw, is_method=False),)
-        return tuple(_method_spec(name, function, is_method=True) for name, marks, function in members(self.raw) if is_entry(marks))
+        return tuple(
+            _method_spec(name, function, is_method=True)
+            for name, marks, function in members(self.raw)
+            if is_entry(marks)
+        )
 
     def is_generator(self, method: str) -> bool:
         """Whether that callable yields."""
@@ -86,7 +96,8 @@ class Declaration:
 
 
 def members(kind: type) -> Iterator[tuple[str, Mapping[str, Any], Callable[..., Any]]]:
-    """(name, marks, function) of every marked method, of base classes first, each at the place of its first definition."""
+    """(name, marks, function) of every marked method, of base classes first, each at the place of
+    its first definition."""
     for name in dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base)):
         found = inspect.getattr_static(kind, name, None)
         if inspect.isfunction(found) and (marks := marks_of(found)):
@@ -103,56 +114,79 @@ def check_function(raw: Any, decorator: str) -> None:
     if hasattr(raw, "__pilotlight__"):
         raise InvalidInput(f"{raw!r} is declared already: one @{decorator}() is enough")
     if inspect.isclass(raw):
-        raise InvalidInput(f"@{decorator}() goes on a function; {describe(raw)} is a class: write @app.cls()")
+        raise InvalidInput(
+            f"@{decorator}() goes on a function; {describe(raw)} is a class: write @app.cls()"
+        )
     if isinstance(raw, staticmethod | classmethod) or not inspect.isfunction(raw):
-        raise InvalidInput(f"@{decorator}() goes on a function, not on {type(raw).__name__} {describe(raw)}")
+        raise InvalidInput(
+            f"@{decorator}() goes on a function, not on {type(raw).__name__} {describe(raw)}"
+        )
     if "enter" in marks_of(raw) or "exit" in marks_of(raw):
-        raise InvalidInput(f"{describe(raw)} is a function: @enter and @exit belong to the methods of a class with @app.cls()")
+        raise InvalidInput(
+            f"{describe(raw)} is a function: @enter and @exit belong to the methods of a class "
+            f"with @app.cls()"
+        )
     if "method" in marks_of(raw):
-        raise InvalidInput(f"{describe(raw)}: @method() is for methods of a class; give example= and check= to @{decorator}() itself")
+        raise InvalidInput(
+            f"{describe(raw)}: @method() is for methods of a class; give example= and check= to "
+            f"@{decorator}() itself"
+        )
     if "batched" in marks_of(raw):
         check_batched(raw, is_method=False)
     check_place(raw)
 
 
 def check_class(raw: Any, decorator: str) -> None:
-    """Raise InvalidInput unless `raw` is a class that can be deployed: importable, made without arguments, with something to call."""
+    """Raise InvalidInput unless `raw` is a class that can be deployed: importable, made without
+    arguments, with something to call."""
     if hasattr(raw, "__pilotlight__") and not inspect.isclass(raw):
         raise InvalidInput(f"{raw!r} is declared already: one @{decorator}() is enough")
     if not inspect.isclass(raw):
-        raise InvalidInput(f"@{decorator}() goes on a class; {describe(raw)} is a {type(raw).__name__}: write @app.function()")
+        raise InvalidInput(
+            f"@{decorator}() goes on a class; {describe(raw)} is a {type(raw).__name__}: write "
+            f"@app.function()"
+        )
     for function in (function for _, marks, function in members(raw) if "batched" in marks):
         check_batched(function, is_method=True)
     marks = [marks for _, marks, _ in members(raw)]
     has_methods, web = any(map(is_entry, marks)), sum("asgi" in m for m in marks)
     if not has_methods and not web:
-        raise InvalidInput(f"class {raw.__qualname__} has nothing to call: mark its methods with @pilotlight.method()")
+        raise InvalidInput(
+            f"class {raw.__qualname__} has nothing to call: mark its methods with "
+            f"@pilotlight.method()"
+        )
     if web > 1 or (web and has_methods):
         raise InvalidInput(
-            f"class {raw.__qualname__} is a web application (@asgi_app) and can have no other entry: split it into two classes"
+            f"class {raw.__qualname__} is a web application (@asgi_app) and can have no other "
+            f"entry: split it into two classes"
         )
     if needed := _required_arguments(raw):
         raise InvalidInput(
-            f"class {raw.__qualname__}: instances are made without arguments, but __init__ needs {', '.join(needed)}: give them defaults, "
+            f"class {raw.__qualname__}: instances are made without arguments, but __init__ needs "
+            f"{', '.join(needed)}: give them defaults, "
             "read them from env= or secrets=, or load things in @pilotlight.enter()"
         )
     check_place(raw)
 
 
 def check_place(raw: Any) -> None:
-    """Raise InvalidInput when a function or class could not be found again by importing its module."""
+    """Raise InvalidInput when a function or class could not be found again by importing its
+    module."""
     if raw.__name__ == "<lambda>":
         raise InvalidInput(f"{describe(raw)}: a lambda has no name to deploy it under: write a def")
     if "<locals>" in raw.__qualname__ and raw.__module__ != _MAIN:
         raise InvalidInput(
-            f"{describe(raw)} is defined inside a function, so a worker cannot import it: move it to the top level of its module"
+            f"{describe(raw)} is defined inside a function, so a worker cannot import it: move it "
+            f"to the top level of its module"
         )
 
 
 def check_declared_name(raw: Any, name: str | None) -> str:
     """The deployed name: the given one, or the object's own. Raises InvalidInput."""
     try:
-        return check_name("function", name or raw.__qualname__.rpartition("<locals>.")[2].replace(".", "-"))
+        return check_name(
+            "function", name or raw.__qualname__.rpartition("<locals>.")[2].replace(".", "-")
+        )
     except ValueError as e:
         raise InvalidInput(str(e), parameter="name") from e
 

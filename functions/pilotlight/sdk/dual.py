@@ -19,7 +19,9 @@ class Dual(Generic[P, S_co, A_co]):
         self.__doc__ = blocking.__doc__
 
     def __repr__(self) -> str:
-        return f"<{getattr(self._blocking, '__qualname__', 'operation').replace('._', '.')}, and .aio>"
+        return (
+            f"<{getattr(self._blocking, '__qualname__', 'operation').replace('._', '.')}, and .aio>"
+        )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> S_co:
         return self._blocking(*args, **kwargs)

@@ -13,7 +13,8 @@ class EngineResources(NodeResources):
     """Part of `pilotlight.client.Client`, which owns the transport."""
 
     def engines(self, *, app: str | None = None, function: str | None = None) -> list[Json]:
-        """The language models of the environment, and what they did in the last 24 hours, by name."""
+        """The language models of the environment, and what they did in the last 24 hours, by
+        name."""
         return self._list(_PATH, "engines", app=app, function=function)
 
     def engine(self, app: str, function: str) -> Json:

@@ -1,4 +1,5 @@
-"""Server-sent events as they are read (WHATWG HTML §9.2), and what the stream of a submitted call means. No I/O."""
+"""Server-sent events as they are read (WHATWG HTML §9.2), and what the stream of a submitted call
+means. No I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _DONE = "[DONE]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerEvent:
-    """One event. `name` "" = it has none; `id` is the last one that the stream gave, of this event or of one before."""
+    """One event. `name` "" = it has none; `id` is the last one that the stream gave, of this event
+    or of one before."""
 
     name: str
     data: str
@@ -63,7 +65,8 @@ class EventReader:
 
 
 class CallItems:
-    """What a submitted call has made, from the events of its stream. Owned by one reader. `pickles` False: the call was sent as JSON.
+    """What a submitted call has made, from the events of its stream. Owned by one reader. `pickles`
+    False: the call was sent as JSON.
 
     Attributes:
         after: id of the last item that was read: where a stream that broke off goes on.
@@ -78,7 +81,8 @@ class CallItems:
         self.is_over = False
 
     def of(self, event: ServerEvent) -> Iterator[Any]:
-        """The item of an event, if it is one. Raises what the call raised, at its end; ClientClosedRequest where it was cancelled."""
+        """The item of an event, if it is one. Raises what the call raised, at its end;
+        ClientClosedRequest where it was cancelled."""
         self.after = event.id
         if event.name == "":
             if event.data != _DONE:
@@ -86,7 +90,10 @@ class CallItems:
         elif event.name == "pickle":
             yield decode(CONTENT_PICKLE, base64.b64decode(event.data), pickles=self._pickles)
         elif event.name == "exception" and not self._pickles:
-            self._failure = RemoteError("the function raised a pickled exception, which the call did not ask for: it is not opened")
+            self._failure = RemoteError(
+                "the function raised a pickled exception, which the call did not ask for: it is "
+                "not opened"
+            )
         elif event.name == "exception":
             self._failure = remote_exception(base64.b64decode(event.data))
         elif event.name == "error":
@@ -94,7 +101,9 @@ class CallItems:
         elif event.name == "state":
             self._failure = None  # of an attempt that is made again
         elif event.name == "result":
-            yield value_of_record(CallRecord.from_json(json.loads(event.data)), pickles=self._pickles)
+            yield value_of_record(
+                CallRecord.from_json(json.loads(event.data)), pickles=self._pickles
+            )
         elif event.name == "end":
             self._end(str(json.loads(event.data)["finish_reason"]))
 

@@ -5,8 +5,8 @@ Steps are records `{"op": …}`, the same that the builder reads (`pilotlight.sp
     {"op": "pip", "packages": [...], "options": [...]}     {"op": "apt", "packages": [...]}     {"op": "run", "commands": [...]}
     {"op": "env", "values": {...}}                         {"op": "copy", "blob": sha256, "target": "path"}
 
-A copied file or directory is packed and uploaded when the image is deployed; until then its step holds the local path.
-"""
+A copied file or directory is packed and uploaded when the image is deployed; until then its step
+holds the local path."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _OLDEST_MINOR = 11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalCopy:
-    """A copy step before its source is packed: `source` here, `target` in the environment, relative to its files."""
+    """A copy step before its source is packed: `source` here, `target` in the environment, relative
+    to its files."""
 
     source: Path
     target: str
@@ -56,7 +57,9 @@ class Image:
         match = _VERSION.match(str(chosen))
         if match is None or int(match[1]) < _OLDEST_MINOR:
             raise InvalidInput(
-                f"python version {chosen!r}: write a text like '3.11', not older than 3.{_OLDEST_MINOR}", parameter="version"
+                f"python version {chosen!r}: write a text like '3.11', not older than "
+                f"3.{_OLDEST_MINOR}",
+                parameter="version",
             )
         return cls(chosen)
 
@@ -68,7 +71,10 @@ class Image:
     @classmethod
     def from_registry(cls, *_: Any, **__: Any) -> NoReturn:
         """Refused: container images run on a cluster, which this release does not drive."""
-        raise InvalidInput("Image.from_registry is not supported yet: start with Image.python('3.11') and add .pip_install(…)")
+        raise InvalidInput(
+            "Image.from_registry is not supported yet: start with Image.python('3.11') and add "
+            ".pip_install(…)"
+        )
 
     from_dockerfile = from_registry
 
@@ -86,28 +92,40 @@ class Image:
         names = _flat("pip_install", packages)
         for name in names:
             if name.startswith("-"):
-                raise InvalidInput(f"pip_install: {name!r} is an option, not a package: use extra_options=", parameter="packages")
-        options = _pip_options(index_url, extra_index_url, find_links, pre) + shlex.split(extra_options)
+                raise InvalidInput(
+                    f"pip_install: {name!r} is an option, not a package: use extra_options=",
+                    parameter="packages",
+                )
+        options = _pip_options(index_url, extra_index_url, find_links, pre) + shlex.split(
+            extra_options
+        )
         return self._with({"op": "pip", "packages": names, "options": options})
 
     uv_pip_install = pip_install
 
-    def pip_install_from_requirements(self, requirements_txt: str | os.PathLike[str], **options: Any) -> Image:
-        """Install what a requirements file lists; the file is read now, so that a change of it is a new image."""
+    def pip_install_from_requirements(
+        self, requirements_txt: str | os.PathLike[str], **options: Any
+    ) -> Image:
+        """Install what a requirements file lists; the file is read now, so that a change of it is a
+        new image."""
         path = Path(requirements_txt)
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except OSError as e:
             raise NotFound(f"pip_install_from_requirements: {path}: {e.strerror or e}") from e
-        wanted = [text for line in lines if (text := line.partition(" #")[0].strip()) and not text.startswith("#")]
+        wanted = [
+            text
+            for line in lines
+            if (text := line.partition(" #")[0].strip()) and not text.startswith("#")
+        ]
         return self.pip_install(*wanted, **options)
 
     def apt_install(self, *packages: str | list[str]) -> Image:
         """Install packages of the node's Debian or Ubuntu, by plain names ("ffmpeg", "libgl1").
 
-        The image has a root file system of its own then, in which its later `run` steps are root, too. Where the node can make none
-        (without root, or without debootstrap) packages that are installed on it will do, and others are refused when the image is built.
-        """
+        The image has a root file system of its own then, in which its later `run` steps are root,
+        too. Where the node can make none (without root, or without debootstrap) packages that are
+        installed on it will do, and others are refused when the image is built."""
         from snapshotter.debian import check_package_name
 
         names = _flat("apt_install", packages)
@@ -128,27 +146,35 @@ class Image:
         """Set environment variables, for the later steps and for instances."""
         for key, value in variables.items():
             if not isinstance(value, str):
-                raise InvalidInput(f"Image.env: {key} = {value!r}: environment variables are text", parameter=key)
+                raise InvalidInput(
+                    f"Image.env: {key} = {value!r}: environment variables are text", parameter=key
+                )
         return self._with({"op": "env", "values": dict(variables)})
 
     def copy(self, source: str | os.PathLike[str], to: str | None = None) -> Image:
-        """Copy a local file or directory into the environment, under the relative path `to` (default: its own name)."""
+        """Copy a local file or directory into the environment, under the relative path `to`
+        (default: its own name)."""
         path = Path(source).expanduser().absolute()
         target = to or path.name
         if Path(target).is_absolute() or ".." in Path(target).parts:
             raise InvalidInput(
-                f"Image.copy: the target {target!r} must be a path inside the environment, relative and without '..': copied files are the "
+                f"Image.copy: the target {target!r} must be a path inside the environment, "
+                f"relative and without '..': copied files are the "
                 "working directory of run() steps, and on sys.path in instances",
                 parameter="to",
             )
         return self._with(LocalCopy(source=path, target=target))
 
-    def add_local_file(self, local_path: str | os.PathLike[str], remote_path: str, *, copy: bool = False) -> Image:
+    def add_local_file(
+        self, local_path: str | os.PathLike[str], remote_path: str, *, copy: bool = False
+    ) -> Image:
         """Modal's name for `copy` of a file; a target that ends in '/' is a directory."""
         target = remote_path + Path(local_path).name if remote_path.endswith("/") else remote_path
         return self.copy(local_path, target)
 
-    def add_local_dir(self, local_path: str | os.PathLike[str], remote_path: str, *, copy: bool = False) -> Image:
+    def add_local_dir(
+        self, local_path: str | os.PathLike[str], remote_path: str, *, copy: bool = False
+    ) -> Image:
         """Modal's name for `copy` of a directory."""
         return self.copy(local_path, remote_path)
 
@@ -158,7 +184,8 @@ class Image:
 
     @contextlib.contextmanager
     def imports(self) -> Iterator[None]:
-        """Around imports of packages that only the image has: a missing one is passed over here, and fails in a worker."""
+        """Around imports of packages that only the image has: a missing one is passed over here,
+        and fails in a worker."""
         try:
             yield
         except ImportError:
@@ -175,8 +202,12 @@ class Image:
         return merged
 
     def spec(self, pack: Callable[[Path, str], str]) -> ImageSpec:
-        """The record to build. `pack(path, name)` packs a directory's content, or a file under `name`, and returns the blob's digest."""
-        return ImageSpec(python=self.python_version, steps=tuple(_packed(s, pack) if isinstance(s, LocalCopy) else s for s in self.steps))
+        """The record to build. `pack(path, name)` packs a directory's content, or a file under
+        `name`, and returns the blob's digest."""
+        return ImageSpec(
+            python=self.python_version,
+            steps=tuple(_packed(s, pack) if isinstance(s, LocalCopy) else s for s in self.steps),
+        )
 
     def _with(self, step: Mapping[str, Any] | LocalCopy) -> Image:
         if isinstance(step, Mapping) and [] in (step.get("packages"), step.get("commands")):
@@ -185,7 +216,8 @@ class Image:
 
 
 def _packed(step: LocalCopy, pack: Callable[[Path, str], str]) -> Mapping[str, Any]:
-    # The builder unpacks a blob into the directory `target`, so a file's target is the directory that will hold it.
+    # The builder unpacks a blob into the directory `target`, so a file's target is the directory
+    # that will hold it.
     target = PurePosixPath(step.target)
     directory = target if step.source.is_dir() else target.parent
     return {"op": "copy", "blob": pack(step.source, target.name), "target": str(directory)}
@@ -201,7 +233,13 @@ def _flat(method: str, items: tuple[str | list[str], ...]) -> list[str]:
     return flat
 
 
-def _pip_options(index_url: str | None, extra_index_url: str | None, find_links: str | None, pre: bool) -> list[str]:
-    pairs = (("--index-url", index_url), ("--extra-index-url", extra_index_url), ("--find-links", find_links))
+def _pip_options(
+    index_url: str | None, extra_index_url: str | None, find_links: str | None, pre: bool
+) -> list[str]:
+    pairs = (
+        ("--index-url", index_url),
+        ("--extra-index-url", extra_index_url),
+        ("--find-links", find_links),
+    )
     options = [part for option, value in pairs if value for part in (option, value)]
     return [*options, "--pre"] if pre else options

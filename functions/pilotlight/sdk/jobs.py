@@ -1,4 +1,5 @@
-"""What goes on without a caller, as typed methods of the client: submitted calls in lists, dead letters, schedules, named webhooks."""
+"""What goes on without a caller, as typed methods of the client: submitted calls in lists, dead
+letters, schedules, named webhooks."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from pilotlight.sdk.node import Json, NodeResources, present
 class JobResources(NodeResources):
     """Part of `pilotlight.client.Client`, which owns the transport."""
 
-    # -- submitted calls -----------------------------------------------------------------------------------------------
+    # -- submitted calls ---------------------------------------------------------------------------
     def calls(
         self,
         *,
@@ -24,50 +25,76 @@ class JobResources(NodeResources):
         before: float | None = None,
         limit: int = 100,
     ) -> list[CallRecord]:
-        """Submitted calls, newest first, without results. `state` "DEAD": failed after the last attempt. `before`: the next page."""
-        params: dict[str, Any] = {"state": state, "app": app, "function": function, "schedule": schedule, "before": before}
-        return [CallRecord.from_json(call) for call in self._list("/v1/calls", "calls", **params, limit=limit)]
+        """Submitted calls, newest first, without results. `state` "DEAD": failed after the last
+        attempt. `before`: the next page."""
+        params: dict[str, Any] = {
+            "state": state,
+            "app": app,
+            "function": function,
+            "schedule": schedule,
+            "before": before,
+        }
+        return [
+            CallRecord.from_json(call)
+            for call in self._list("/v1/calls", "calls", **params, limit=limit)
+        ]
 
     def redrive(self, call_id: str) -> None:
         """Send a dead letter again, under its id. Raises Conflict when it is none."""
         self._transport.request("POST", f"/v1/calls/{_quoted(call_id)}:redrive")
 
     def redrive_all(self, *, app: str | None = None, function: str | None = None) -> list[str]:
-        """Send all dead letters of the environment, of an app, or of a function again; their ids."""
+        """Send all dead letters of the environment, of an app, or of a function again; their
+        ids."""
         sent: list[str] = []
         while True:
-            body = self._transport.request("POST", "/v1/calls:redrive", json=present({"app": app, "function": function})).json()
+            body = self._transport.request(
+                "POST", "/v1/calls:redrive", json=present({"app": app, "function": function})
+            ).json()
             sent += body["calls"]
             if not body["more"]:
                 return sent
 
-    # -- schedules -----------------------------------------------------------------------------------------------------
+    # -- schedules ---------------------------------------------------------------------------------
     def schedules(self, *, app: str | None = None, function: str | None = None) -> list[Json]:
         """Schedules of deployed functions, with their next times."""
         return self._list("/v1/schedules", "schedules", app=app, function=function)
 
     def pause_schedule(self, app: str, function: str, number: int = 0) -> Json:
         """Call no more until it is resumed, whatever is deployed meanwhile."""
-        return dict(self._transport.request("POST", f"{_schedule(app, function, number)}:pause", repeatable=True).json())
+        return dict(
+            self._transport.request(
+                "POST", f"{_schedule(app, function, number)}:pause", repeatable=True
+            ).json()
+        )
 
     def resume_schedule(self, app: str, function: str, number: int = 0) -> Json:
         """Go on with the next time."""
-        return dict(self._transport.request("POST", f"{_schedule(app, function, number)}:resume", repeatable=True).json())
+        return dict(
+            self._transport.request(
+                "POST", f"{_schedule(app, function, number)}:resume", repeatable=True
+            ).json()
+        )
 
     def run_schedule(self, app: str, function: str, number: int = 0) -> str:
         """Make its call at once, beside the plan; the call's id."""
-        return str(self._transport.request("POST", f"{_schedule(app, function, number)}:run").json()["id"])
+        return str(
+            self._transport.request("POST", f"{_schedule(app, function, number)}:run").json()["id"]
+        )
 
-    # -- named webhooks ------------------------------------------------------------------------------------------------
+    # -- named webhooks ----------------------------------------------------------------------------
     def webhooks(self) -> list[Json]:
         """The environment's webhooks."""
         return self._list("/v1/webhooks", "webhooks")
 
-    def set_webhook(self, name: str, url: str, *, events: Sequence[str] = (), new_secret: bool = False) -> Json:
-        """Make or change a webhook. `events`: "call.finished", "rollout.*", "*", …; none = only the calls that name it.
+    def set_webhook(
+        self, name: str, url: str, *, events: Sequence[str] = (), new_secret: bool = False
+    ) -> Json:
+        """Make or change a webhook. `events`: "call.finished", "rollout.*", "*", …; none = only the
+        calls that name it.
 
-        `secret` in the answer signs its messages; it is shown this one time, None = it is as it was.
-        """
+        `secret` in the answer signs its messages; it is shown this one time, None = it is as it
+        was."""
         body = {"url": url, "events": list(events), "new_secret": new_secret}
         return dict(self._transport.request("PUT", _webhook(name), json=body).json())
 
@@ -80,7 +107,8 @@ class JobResources(NodeResources):
         return dict(self._transport.request("POST", f"{_webhook(name)}:test").json())
 
     def deliveries(self, name: str, *, failed: bool | None = None, limit: int = 100) -> list[Json]:
-        """What a webhook was told or could not be, newest first. `failed`: only what was given up."""
+        """What a webhook was told or could not be, newest first. `failed`: only what was given
+        up."""
         return self._list(f"{_webhook(name)}/deliveries", "deliveries", failed=failed, limit=limit)
 
 

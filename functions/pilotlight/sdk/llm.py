@@ -1,7 +1,8 @@
-"""`app.vllm(…)`: a language model becomes a function. What is declared here is completed when the app is built, from the model's own files.
+"""`app.vllm(…)`: a language model becomes a function. What is declared here is completed when the
+app is built, from the model's own files.
 
-The function runs the stock vLLM OpenAI server; this module knows its command line's names and nothing of its inside.
-"""
+The function runs the stock vLLM OpenAI server; this module knows its command line's names and
+nothing of its inside."""
 
 from __future__ import annotations
 
@@ -20,18 +21,37 @@ from pilotlight.sdk.secret import Secret
 from pilotlight.sdk.weights import Weights
 from pilotlight.spec import FunctionKind, MethodSpec
 
-OWN_ARGUMENTS = frozenset({
-    "api-key", "data-parallel-size", "disable-log-stats", "disable-uvicorn-access-log", "enable-lora", "enable-sleep-mode", "host",
-    "lora-modules", "max-model-len", "max-num-seqs", "model", "port", "root-path", "runner", "served-model-name", "ssl-certfile",
-    "ssl-keyfile", "task", "uds",
-})  # fmt: skip
+OWN_ARGUMENTS = frozenset(
+    {
+        "api-key",
+        "data-parallel-size",
+        "disable-log-stats",
+        "disable-uvicorn-access-log",
+        "enable-lora",
+        "enable-sleep-mode",
+        "host",
+        "lora-modules",
+        "max-model-len",
+        "max-num-seqs",
+        "model",
+        "port",
+        "root-path",
+        "runner",
+        "served-model-name",
+        "ssl-certfile",
+        "ssl-keyfile",
+        "task",
+        "uds",
+    }
+)
 """Arguments of the server that the platform sets by itself."""
 _PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size")
 _KV_BYTES = "kv-cache-memory-bytes"
 
 
 class EngineOptions(TypedDict, total=False):
-    """Keywords of `app.vllm()` beside its own; they mean what they mean to `@app.function()` (`pilotlight.sdk.options.Options`)."""
+    """Keywords of `app.vllm()` beside its own; they mean what they mean to `@app.function()`
+    (`pilotlight.sdk.options.Options`)."""
 
     image: Image | None
     env: Mapping[str, str]
@@ -103,8 +123,11 @@ class EngineDeclaration(Declaration):
         """Its streams are server-sent events of its own protocol."""
         return False
 
-    def engine(self, *, max_model_len: int, kv_bytes: int | None, more: Mapping[str, Any]) -> EngineSpec:
-        """The record, once the model's own numbers are known; `more`: arguments that follow from them, unless they were given."""
+    def engine(
+        self, *, max_model_len: int, kv_bytes: int | None, more: Mapping[str, Any]
+    ) -> EngineSpec:
+        """The record, once the model's own numbers are known; `more`: arguments that follow from
+        them, unless they were given."""
         return EngineSpec(
             model=self.model.name,
             max_model_len=max_model_len,
@@ -131,9 +154,12 @@ class Place:
 
 
 class Engine:
-    """The handle of a language model: its name for OpenAI's clients, and a client that is ready to use."""
+    """The handle of a language model: its name for OpenAI's clients, and a client that is ready to
+    use."""
 
-    def __init__(self, *, app: str, name: str, declaration: EngineDeclaration | None = None) -> None:
+    def __init__(
+        self, *, app: str, name: str, declaration: EngineDeclaration | None = None
+    ) -> None:
         self._app = app
         self._name = name
         if declaration is not None:
@@ -150,11 +176,13 @@ class Engine:
 
     @property
     def model(self) -> str:
-        """What an application writes as `model`: `app/function`; an adapter is `app/function:adapter`."""
+        """What an application writes as `model`: `app/function`; an adapter is
+        `app/function:adapter`."""
         return f"{running.deployed_name(self._app)}/{self._name}"
 
     def client(self, **options: Any) -> Any:
-        """`openai.OpenAI`, with this platform's address and key. Raises InvalidInput when the package is not installed."""
+        """`openai.OpenAI`, with this platform's address and key. Raises InvalidInput when the
+        package is not installed."""
         return _client("OpenAI", options)
 
     def async_client(self, **options: Any) -> Any:
@@ -166,9 +194,15 @@ def _client(kind: str, options: Mapping[str, Any]) -> Any:
     try:
         import openai
     except ImportError as e:
-        raise InvalidInput("the package `openai` is not installed here: pip install openai, or call the HTTP API at /v1") from e
+        raise InvalidInput(
+            "the package `openai` is not installed here: pip install openai, or call the HTTP API "
+            "at /v1"
+        ) from e
     profile = session.client().profile
-    known: dict[str, Any] = {"base_url": f"{profile.base_url.rstrip('/')}/v1", "api_key": profile.api_key}
+    known: dict[str, Any] = {
+        "base_url": f"{profile.base_url.rstrip('/')}/v1",
+        "api_key": profile.api_key,
+    }
     if profile.socket_path is not None and "http_client" not in options:
         known["http_client"] = _over_socket(kind, profile.socket_path)
     return getattr(openai, kind)(**{**known, **options})
@@ -181,7 +215,9 @@ def _over_socket(kind: str, path: str) -> Any:
     from weight_cache.cookies import no_cookies
 
     if kind.startswith("Async"):
-        return httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=path), timeout=None, cookies=no_cookies())
+        return httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=path), timeout=None, cookies=no_cookies()
+        )
     return httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=None, cookies=no_cookies())
 
 
@@ -193,7 +229,8 @@ _NOT_HERE = {
     "check": "a known answer proves each snapshot by itself",
     "allow_concurrent_inputs": "max_num_seqs= says it",
     "schedule": "schedule a function that calls the model",
-    "secrets": "the engine runs offline, and is started and kept in a snapshot before any secret is handed out",
+    "secrets": "the engine runs offline, and is started and kept in a snapshot before any secret "
+    "is handed out",
 }
 
 
@@ -217,66 +254,114 @@ def engine_declaration(
 ) -> EngineDeclaration:
     """The record of one `app.vllm(…)`. Raises InvalidInput naming the keyword."""
     for key in _NOT_HERE.keys() & options.keys():
-        raise InvalidInput(f"app.vllm: {key}= does not belong here: {_NOT_HERE[key]}", parameter=key)
+        raise InvalidInput(
+            f"app.vllm: {key}= does not belong here: {_NOT_HERE[key]}", parameter=key
+        )
     if not isinstance(weights, Weights):
-        raise InvalidInput(f"app.vllm: weights = {weights!r}: expected pilotlight.Weights(…)", parameter="weights")
-    place, adapters = Place(name, module, str(options.get("description", ""))), _adapters(lora, function=name)
+        raise InvalidInput(
+            f"app.vllm: weights = {weights!r}: expected pilotlight.Weights(…)", parameter="weights"
+        )
+    place, adapters = (
+        Place(name, module, str(options.get("description", ""))),
+        _adapters(lora, function=name),
+    )
     checked = check_declared_name(place, name)
     bound("max_num_seqs", max_num_seqs, 1, 10_000)
     settled = settle({**_DEFAULTS, **options}, concurrent={"max_inputs": max_num_seqs})
     arguments, kv_bytes = check_arguments(engine_args, gpus=settled.resources.gpu_count)
     memory, is_parallel = options.get("memory"), settled.resources.gpu_count > 1
     return EngineDeclaration(
-        app=app, name=checked, raw=place, kind=FunctionKind.ENGINE, image=settled.image, weights=(weights, *adapters.values()),
-        secrets=secrets, env={**env, **settled.env}, resources=settled.resources, scaling=settled.scaling,
-        clocks=settled.clocks, snapshot=settled.snapshot and not is_parallel, idempotent=settled.idempotent,
-        description=settled.description, access=settled.access, priority=settled.priority, tags={**tags, **settled.tags},
-        policies={**settled.policies, "limits": _limits(limits)}, model=weights, adapters=adapters, task=_task(task),
-        max_model_len=max_model_len, max_num_seqs=max_num_seqs, kv_bytes=kv_bytes, sleep_level=sleep_level,
-        memory_bytes=None if memory is None else settled.resources.memory_bytes, arguments=arguments,
-    )  # fmt: skip
+        app=app,
+        name=checked,
+        raw=place,
+        kind=FunctionKind.ENGINE,
+        image=settled.image,
+        weights=(weights, *adapters.values()),
+        secrets=secrets,
+        env={**env, **settled.env},
+        resources=settled.resources,
+        scaling=settled.scaling,
+        clocks=settled.clocks,
+        snapshot=settled.snapshot and not is_parallel,
+        idempotent=settled.idempotent,
+        description=settled.description,
+        access=settled.access,
+        priority=settled.priority,
+        tags={**tags, **settled.tags},
+        policies={**settled.policies, "limits": _limits(limits)},
+        model=weights,
+        adapters=adapters,
+        task=_task(task),
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        kv_bytes=kv_bytes,
+        sleep_level=sleep_level,
+        memory_bytes=None if memory is None else settled.resources.memory_bytes,
+        arguments=arguments,
+    )
 
 
 def _task(task: str) -> Task:
     try:
         return Task(task)
     except ValueError as e:
-        raise InvalidInput(f"task = {task!r}: must be one of {', '.join(Task)}", parameter="task") from e
+        raise InvalidInput(
+            f"task = {task!r}: must be one of {', '.join(Task)}", parameter="task"
+        ) from e
 
 
 def _adapters(lora: Mapping[str, Weights] | None, *, function: str) -> dict[str, Weights]:
-    """Adapters as they are kept; to the engine they and the function are names of models. Raises InvalidInput."""
+    """Adapters as they are kept; to the engine they and the function are names of models. Raises
+    InvalidInput."""
     for name, weights in (lora or {}).items():
         if name == function:
-            raise InvalidInput(f"lora: the adapter {name!r} is called as the function is: give it another name", parameter="lora")
+            raise InvalidInput(
+                f"lora: the adapter {name!r} is called as the function is: give it another name",
+                parameter="lora",
+            )
         if not isinstance(name, str) or not isinstance(weights, Weights):
-            raise InvalidInput(f'lora[{name!r}] = {weights!r}: write {{"name": pilotlight.Weights(…)}}', parameter="lora")
+            raise InvalidInput(
+                f'lora[{name!r}] = {weights!r}: write {{"name": pilotlight.Weights(…)}}',
+                parameter="lora",
+            )
     return dict(lora or {})
 
 
-def check_arguments(given: Mapping[str, Any] | None, *, gpus: int) -> tuple[dict[str, Any], int | None]:
-    """The server's arguments without dashes in front, `_` as `-`, and what they say of the cache's size. Raises InvalidInput."""
+def check_arguments(
+    given: Mapping[str, Any] | None, *, gpus: int
+) -> tuple[dict[str, Any], int | None]:
+    """The server's arguments without dashes in front, `_` as `-`, and what they say of the cache's
+    size. Raises InvalidInput."""
     found: dict[str, Any] = {}
     for key, value in (given or {}).items():
         name = str(key).lstrip("-").replace("_", "-")
         if name in OWN_ARGUMENTS:
-            raise InvalidInput(f"engine_args: {name}= is set by the platform, or by a keyword of app.vllm()", parameter="engine_args")
+            raise InvalidInput(
+                f"engine_args: {name}= is set by the platform, or by a keyword of app.vllm()",
+                parameter="engine_args",
+            )
         if name in found:
             raise InvalidInput(f"engine_args: {name}= is there twice", parameter="engine_args")
         if value is not None and not isinstance(value, str | int | float | bool | list | dict):
-            raise InvalidInput(f"engine_args: {name} = {value!r}: write text, a number, true or false, or JSON", parameter="engine_args")
+            raise InvalidInput(
+                f"engine_args: {name} = {value!r}: write text, a number, true or false, or JSON",
+                parameter="engine_args",
+            )
         found[name] = value
     product = 1
     for name in _PARALLEL:
         product *= whole(name, found.get(name, 1))
     if any(name in found for name in _PARALLEL) and product != max(1, gpus):
         raise InvalidInput(
-            f"engine_args: {' times '.join(n for n in _PARALLEL if n in found)} makes {product}, and gpu= asks for {gpus} GPU"
+            f"engine_args: {' times '.join(n for n in _PARALLEL if n in found)} makes {product}, "
+            f"and gpu= asks for {gpus} GPU"
             f"{'' if gpus == 1 else 's'}: they must be the same",
             parameter="engine_args",
         )
     cache = found.pop(_KV_BYTES, None)
-    return found, None if cache is None else parse_memory(cache) if isinstance(cache, str) else whole(_KV_BYTES, cache)
+    return found, None if cache is None else parse_memory(cache) if isinstance(
+        cache, str
+    ) else whole(_KV_BYTES, cache)
 
 
 def whole(name: str, value: Any) -> int:
@@ -286,12 +371,17 @@ def whole(name: str, value: Any) -> int:
     except (TypeError, ValueError, OverflowError):
         number = 0
     if number < 1:
-        raise InvalidInput(f"engine_args: {name} = {value!r}: write a whole number, at least 1", parameter="engine_args")
+        raise InvalidInput(
+            f"engine_args: {name} = {value!r}: write a whole number, at least 1",
+            parameter="engine_args",
+        )
     return number
 
 
 def _limits(limits: TokenLimits | None) -> TokenLimits | None:
     """Raises InvalidInput for something else."""
     if limits is not None and not isinstance(limits, TokenLimits):
-        raise InvalidInput(f"limits = {limits!r}: expected pilotlight.TokenLimits(…)", parameter="limits")
+        raise InvalidInput(
+            f"limits = {limits!r}: expected pilotlight.TokenLimits(…)", parameter="limits"
+        )
     return limits

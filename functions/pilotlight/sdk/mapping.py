@@ -1,8 +1,8 @@
-"""Many calls at once, a bounded number in flight, results in order or as they come. Leaving early cancels what is in flight.
+"""Many calls at once, a bounded number in flight, results in order or as they come. Leaving early
+cancels what is in flight.
 
-`run_async` owns tasks of the running loop. `run_sync` is the same for synchronous callers: the calls live in the background loop, the
-inputs are drawn in the caller's own thread.
-"""
+`run_async` owns tasks of the running loop. `run_sync` is the same for synchronous callers: the
+calls live in the background loop, the inputs are drawn in the caller's own thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from typing import Any
 from pilotlight.errors import InvalidInput
 
 DEFAULT_CONCURRENCY = 64
-"""Calls in flight of one map: enough to wake several instances, far below the platform's default queue of 1000."""
+"""Calls in flight of one map: enough to wake several instances, far below the platform's default
+queue of 1000."""
 
 Input = tuple[tuple[Any, ...], dict[str, Any]]
 Call = Callable[..., Coroutine[Any, Any, Any]]
@@ -24,7 +25,8 @@ Call = Callable[..., Coroutine[Any, Any, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapOptions:
-    """How a map runs: `concurrency` calls in flight; ordered, or as they finish; exceptions raised, or yielded in place."""
+    """How a map runs: `concurrency` calls in flight; ordered, or as they finish; exceptions raised,
+    or yielded in place."""
 
     concurrency: int = DEFAULT_CONCURRENCY
     ordered: bool = True
@@ -32,11 +34,16 @@ class MapOptions:
 
     def __post_init__(self) -> None:
         if not 1 <= self.concurrency <= 10_000:
-            raise InvalidInput(f"concurrency = {self.concurrency!r}: must be 1 to 10000", parameter="concurrency")
+            raise InvalidInput(
+                f"concurrency = {self.concurrency!r}: must be 1 to 10000", parameter="concurrency"
+            )
 
 
-def run_sync(call: Call, inputs: Iterable[Input], options: MapOptions, loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
-    """Results of `call(*args, **kwargs)` for every input; the calls run in `loop`, which another thread drives."""
+def run_sync(
+    call: Call, inputs: Iterable[Input], options: MapOptions, loop: asyncio.AbstractEventLoop
+) -> Iterator[Any]:
+    """Results of `call(*args, **kwargs)` for every input; the calls run in `loop`, which another
+    thread drives."""
     pending: deque[concurrent.futures.Future[Any]] = deque()
     source = iter(inputs)
     exhausted = False
@@ -50,7 +57,9 @@ def run_sync(call: Call, inputs: Iterable[Input], options: MapOptions, loop: asy
             if not pending:
                 return
             if not options.ordered:
-                done, _ = concurrent.futures.wait(pending, return_when=concurrent.futures.FIRST_COMPLETED)
+                done, _ = concurrent.futures.wait(
+                    pending, return_when=concurrent.futures.FIRST_COMPLETED
+                )
                 first = next(f for f in pending if f in done)
                 pending.remove(first)
             else:
@@ -61,7 +70,9 @@ def run_sync(call: Call, inputs: Iterable[Input], options: MapOptions, loop: asy
             future.cancel()
 
 
-async def run_async(call: Call, inputs: Iterable[Input] | AsyncIterable[Input], options: MapOptions) -> AsyncIterator[Any]:
+async def run_async(
+    call: Call, inputs: Iterable[Input] | AsyncIterable[Input], options: MapOptions
+) -> AsyncIterator[Any]:
     """The same in the running loop; `inputs` may be asynchronous."""
     pending: deque[asyncio.Task[Any]] = deque()
     source = aiter(inputs) if isinstance(inputs, AsyncIterable) else _as_async(inputs)
@@ -93,7 +104,8 @@ async def run_async(call: Call, inputs: Iterable[Input] | AsyncIterable[Input], 
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """An exception as a value, so that a failed call nobody waits for any more leaves no 'never retrieved' complaint."""
+    """An exception as a value, so that a failed call nobody waits for any more leaves no 'never
+    retrieved' complaint."""
 
     error: Exception
 

@@ -1,4 +1,5 @@
-"""What runs on the node and lies on its disk, as typed methods of the client: instances, Templates, snapshots, logs.
+"""What runs on the node and lies on its disk, as typed methods of the client: instances, Templates,
+snapshots, logs.
 
 And what all of the client's methods read answers with.
 """
@@ -26,7 +27,7 @@ class NodeResources:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    # -- instances and logs --------------------------------------------------------------------------------------------
+    # -- instances and logs ------------------------------------------------------------------------
     def instances(self, *, app: str | None = None) -> list[Json]:
         """Live instances of this tenant."""
         return self._list("/v1/instances", "instances", app=app)
@@ -36,8 +37,11 @@ class NodeResources:
         self._transport.request("POST", f"/v1/instances/{_quoted(instance)}:stop", repeatable=True)
 
     def exec_instance(self, instance: str, argv: Sequence[str]) -> Iterator[Json]:
-        """Run a command beside an instance: `{"stream", "text"}` while it runs, `{"exit_status"}` last."""
-        with self._transport.stream("POST", f"/v1/instances/{_quoted(instance)}:exec", json={"argv": list(argv)}) as response:
+        """Run a command beside an instance: `{"stream", "text"}` while it runs, `{"exit_status"}`
+        last."""
+        with self._transport.stream(
+            "POST", f"/v1/instances/{_quoted(instance)}:exec", json={"argv": list(argv)}
+        ) as response:
             yield from parts(response)
 
     def logs(
@@ -51,16 +55,24 @@ class NodeResources:
         tail: int | None = None,
         follow: bool = False,
     ) -> Iterator[Json]:
-        """Log lines `{"time", "instance", "stream", "call", "text"}`, oldest first. Raises NotFound for a name that never was.
+        """Log lines `{"time", "instance", "stream", "call", "text"}`, oldest first. Raises NotFound
+        for a name that never was.
 
         `since` is wall-clock seconds; with `follow` it does not end.
         """
-        wanted = {"app": app, "function": function, "instance": instance, "call": call, "since": since, "tail": tail}
+        wanted = {
+            "app": app,
+            "function": function,
+            "instance": instance,
+            "call": call,
+            "since": since,
+            "tail": tail,
+        }
         params = {**present(wanted), **({"follow": "true"} if follow else {})}
         with self._transport.stream("GET", "/v1/logs", params=params) as response:
             yield from parts(response)
 
-    # -- Templates and snapshots ---------------------------------------------------------------------------------------
+    # -- Templates and snapshots -------------------------------------------------------------------
     def templates(self) -> list[Json]:
         """Resident Templates of this tenant."""
         return self._list("/v1/templates", "templates")
@@ -74,7 +86,8 @@ class NodeResources:
         return self._list("/v1/snapshots", "snapshots", app=app, function=function)
 
     def nodes(self) -> list[Json]:
-        """The cluster's nodes as they last reported; for the platform's operator. Raises Forbidden."""
+        """The cluster's nodes as they last reported; for the platform's operator. Raises
+        Forbidden."""
         return self._list("/v1/nodes", "nodes")
 
     def snapshot(self, snapshot: str) -> Json:
@@ -83,21 +96,34 @@ class NodeResources:
 
     def prove_snapshot(self, snapshot: str) -> Json:
         """Restore it once and have it answer its example; as it is after that."""
-        return dict(self._transport.request("POST", f"/v1/snapshots/{_quoted(snapshot)}:prove", repeatable=True).json())
+        return dict(
+            self._transport.request(
+                "POST", f"/v1/snapshots/{_quoted(snapshot)}:prove", repeatable=True
+            ).json()
+        )
 
     def delete_snapshot(self, snapshot: str) -> int:
         """Remove one; how many went."""
-        return int(self._transport.request("DELETE", f"/v1/snapshots/{_quoted(snapshot)}").json()["deleted"])
+        return int(
+            self._transport.request("DELETE", f"/v1/snapshots/{_quoted(snapshot)}").json()[
+                "deleted"
+            ]
+        )
 
     def delete_snapshots(self, app: str, function: str) -> int:
         """Remove those of all revisions of a function; how many went."""
         return int(self._transport.request("DELETE", _switch_path(app, function)).json()["deleted"])
 
     def switch_snapshots(self, app: str, function: str, *, enabled: bool) -> Json:
-        """Allow or forbid snapshots of a function: `{"enabled", "deleted", …}`. It outlives deploys."""
-        return dict(self._transport.request("PUT", _switch_path(app, function), json={"enabled": enabled}).json())
+        """Allow or forbid snapshots of a function: `{"enabled", "deleted", …}`. It outlives
+        deploys."""
+        return dict(
+            self._transport.request(
+                "PUT", _switch_path(app, function), json={"enabled": enabled}
+            ).json()
+        )
 
-    # -- answers -------------------------------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------------
     def _get(self, path: str, **params: Any) -> Json:
         return dict(self._transport.request("GET", path, params=present(params)).json())
 
@@ -116,7 +142,11 @@ def lines(response: httpx.Response) -> Iterator[Any]:
 def parts(response: httpx.Response) -> Iterator[Json]:
     """The same where each is an object; `{"error": problem}` is raised."""
     for part in lines(response):
-        if isinstance(part, dict) and isinstance(part.get("error"), dict) and set(part) == {"error"}:
+        if (
+            isinstance(part, dict)
+            and isinstance(part.get("error"), dict)
+            and set(part) == {"error"}
+        ):
             raise error_from_problem(part["error"])
         if not isinstance(part, dict):
             raise PilotlightError(f"the platform streamed {part!r} where an object was expected")

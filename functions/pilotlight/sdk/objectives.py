@@ -17,5 +17,6 @@ class ObjectiveResources(NodeResources):
         return self._list(_PATH, "slos", app=app, function=function)
 
     def slo(self, app: str, function: str) -> Json:
-        """One function: its indicators with burn rates by window, its stages, its alarms. Raises NotFound."""
+        """One function: its indicators with burn rates by window, its stages, its alarms. Raises
+        NotFound."""
         return self._get(f"{_PATH}/{quote(app, safe='')}/{quote(function, safe='')}")

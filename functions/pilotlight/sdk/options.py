@@ -1,4 +1,5 @@
-"""The keywords of `@app.function()` and `@app.cls()`, and what they mean: parsed once into the records of `pilotlight.spec`."""
+"""The keywords of `@app.function()` and `@app.cls()`, and what they mean: parsed once into the
+records of `pilotlight.spec`."""
 
 from __future__ import annotations
 
@@ -23,17 +24,20 @@ from pilotlight.types import Priority
 class Options(TypedDict, total=False):
     """Keywords of a declaration; every one may be left out.
 
-    Times are seconds. `memory` is a limit: "2GiB", "2Gi", "512MiB", or a whole number of MiB; `gpu` "H100", "H100:2", "any", or a
-    list of acceptable ones, best first. `access` is "private", "public", or a list of tenants that may call it, too; `priority` is that
-    of its calls, "realtime", "standard" or "batch"; bills can be grouped by `tags`. `retries` is a number or `pilotlight.Retries(…)`;
-    `schedule` one or several of `pilotlight.Cron("0 6 * * *")` and `pilotlight.Period(hours=1)`; `fallback` and `variants` name what
-    may answer in its place; with `scaledown_window="auto"` idle instances stay as long as the pauses between calls say that it pays, where
-    a caller's second of waiting is worth `waiting_cost` (10) idle ones; `keep_asleep` is how long an idle instance sleeps before it goes;
-    `objectives` is `pilotlight.Objectives(…)`; `require` bounds on the numbers of an offline evaluation,
-    {"accuracy": ">= 0.91"}; `card` is `pilotlight.ModelCard(…)`. `rollout_strategy`, "surge", "wait" or "swap", says
-    what is done where there is no room for a new revision beside the one that serves, `keep_previous` how long that one stays warm.
-    The second block holds Modal's names for the same things, the third those that are accepted and ignored with a warning.
-    """
+    Times are seconds. `memory` is a limit: "2GiB", "2Gi", "512MiB", or a whole number of MiB; `gpu`
+    "H100", "H100:2", "any", or a list of acceptable ones, best first. `access` is "private",
+    "public", or a list of tenants that may call it, too; `priority` is that of its calls,
+    "realtime", "standard" or "batch"; bills can be grouped by `tags`. `retries` is a number or
+    `pilotlight.Retries(…)`; `schedule` one or several of `pilotlight.Cron("0 6 * * *")` and
+    `pilotlight.Period(hours=1)`; `fallback` and `variants` name what may answer in its place; with
+    `scaledown_window="auto"` idle instances stay as long as the pauses between calls say that it
+    pays, where a caller's second of waiting is worth `waiting_cost` (10) idle ones; `keep_asleep`
+    is how long an idle instance sleeps before it goes; `objectives` is `pilotlight.Objectives(…)`;
+    `require` bounds on the numbers of an offline evaluation, {"accuracy": ">= 0.91"}; `card` is
+    `pilotlight.ModelCard(…)`. `rollout_strategy`, "surge", "wait" or "swap", says what is done
+    where there is no room for a new revision beside the one that serves, `keep_previous` how long
+    that one stays warm. The second block holds Modal's names for the same things, the third those
+    that are accepted and ignored with a warning."""
 
     name: str
     image: Image | None
@@ -123,10 +127,16 @@ _IGNORED = {
 }
 _REFUSED = {
     "volumes": "there are no volumes: model files belong in Weights, other data in an object store",
-    "network_file_systems": "there are no network file systems: model files belong in Weights, other data in an object store",
+    "network_file_systems": "there are no network file systems: model files belong in Weights, "
+    "other data in an object store",
     "proxy": "there are no proxies",
 }
-_CLOCKS = {"timeout": "execution_s", "startup_timeout": "startup_s", "queue_timeout": "queue_s", "result_ttl": "result_ttl_s"}
+_CLOCKS = {
+    "timeout": "execution_s",
+    "startup_timeout": "startup_s",
+    "queue_timeout": "queue_s",
+    "result_ttl": "result_ttl_s",
+}
 AUTO = "auto"
 LONGEST_AUTO_WINDOW_S = 3600.0
 """Whatever the pauses are like, an instance that idles for an hour goes."""
@@ -145,7 +155,8 @@ _SCALING = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """Options after parsing: complete and checked. `policies` are the fields of that kind of `pilotlight.spec.FunctionSpec`."""
+    """Options after parsing: complete and checked. `policies` are the fields of that kind of
+    `pilotlight.spec.FunctionSpec`."""
 
     name: str | None
     image: Image | None
@@ -167,16 +178,20 @@ class Settled:
     check: Callable[[Any, Any], bool] | None
 
 
-def settle(options: Mapping[str, Any], *, concurrent: Mapping[str, Any] | None, batched: Any = None) -> Settled:
+def settle(
+    options: Mapping[str, Any], *, concurrent: Mapping[str, Any] | None, batched: Any = None
+) -> Settled:
     """Parse a declaration's keywords. Raises InvalidInput naming the keyword.
 
     Args:
-        concurrent: the mark of that name.
-        batched: the function or class that is declared: its batches say how many calls it takes where nothing else does.
+        concurrent: the mark of that name. batched: the function or class that is declared: its
+        batches say how many calls it takes where nothing else does.
     """
     values = _resolve_aliases(options)
     inputs = inputs_for_batches(batched, _inputs(values, concurrent))
-    scaling = {field: values[key] for key, field in _SCALING.items() if values.get(key) is not None} | _window(values)
+    scaling = {
+        field: values[key] for key, field in _SCALING.items() if values.get(key) is not None
+    } | _window(values)
     clocks = {field: values[key] for key, field in _CLOCKS.items() if values.get(key) is not None}
     if scaling.get("min_instances", 0) > scaling.get("max_instances", Scaling().max_instances):
         scaling.setdefault("max_instances", scaling["min_instances"])
@@ -219,7 +234,9 @@ def _resolve_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
         if given == "block_network":
             name, value = "network", FunctionNetwork.NONE if value else FunctionNetwork.EGRESS
         if name in values:
-            raise InvalidInput(f"{given}= and another option both set {name}=: keep one", parameter=given)
+            raise InvalidInput(
+                f"{given}= and another option both set {name}=: keep one", parameter=given
+            )
         values[name] = value
     return values
 
@@ -227,7 +244,9 @@ def _resolve_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
 def _inputs(values: Mapping[str, Any], concurrent: Mapping[str, Any] | None) -> dict[str, Any]:
     allowed = values.get("allow_concurrent_inputs")
     if allowed is not None and concurrent:
-        raise InvalidInput("allow_concurrent_inputs= and @concurrent() both set max_inputs: keep @concurrent()")
+        raise InvalidInput(
+            "allow_concurrent_inputs= and @concurrent() both set max_inputs: keep @concurrent()"
+        )
     if allowed is not None:
         return {"max_inputs": allowed}
     return dict(concurrent or {})
@@ -237,12 +256,20 @@ def _window(values: Mapping[str, Any]) -> dict[str, Any]:
     """`scaledown_window="auto"`, and what it weighs a caller's waiting by."""
     window, cost = values.get("scaledown_window"), values.get("waiting_cost")
     if window == AUTO:
-        return {"scaledown_window_s": LONGEST_AUTO_WINDOW_S, "waiting_cost": WAITING_COST if cost is None else cost}
+        return {
+            "scaledown_window_s": LONGEST_AUTO_WINDOW_S,
+            "waiting_cost": WAITING_COST if cost is None else cost,
+        }
     if isinstance(window, str):
-        raise InvalidInput(f'scaledown_window = {window!r}: write seconds, or "{AUTO}"', parameter="scaledown_window")
+        raise InvalidInput(
+            f'scaledown_window = {window!r}: write seconds, or "{AUTO}"',
+            parameter="scaledown_window",
+        )
     if cost is not None:
         raise InvalidInput(
-            f'waiting_cost says what scaledown_window="{AUTO}" weighs: without that it says nothing', parameter="waiting_cost"
+            f'waiting_cost says what scaledown_window="{AUTO}" weighs: without that it says '
+            f"nothing",
+            parameter="waiting_cost",
         )
     return {}
 
@@ -267,12 +294,16 @@ _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 def parse_memory(memory: Any) -> int:
-    """Bytes of "2GiB", "2Gi", "1.5 GiB", "2G" and "2GB" (decimal), or of a whole number of MiB. Raises InvalidInput."""
+    """Bytes of "2GiB", "2Gi", "1.5 GiB", "2G" and "2GB" (decimal), or of a whole number of MiB.
+    Raises InvalidInput."""
     if isinstance(memory, int) and not isinstance(memory, bool):
         return memory * MIB
     match = _MEMORY.match(memory) if isinstance(memory, str) else None
     if match is None:
-        raise InvalidInput(f"memory = {memory!r}: write '2GiB', '512MiB', or a whole number of MiB", parameter="memory")
+        raise InvalidInput(
+            f"memory = {memory!r}: write '2GiB', '512MiB', or a whole number of MiB",
+            parameter="memory",
+        )
     number, unit = float(match[1]), match[2].lower()
     if unit == "b":
         return int(number)
@@ -283,7 +314,8 @@ _GPU = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)(?::([1-9][0-9]?))?\Z")
 
 
 def parse_gpu(gpu: Any) -> tuple[tuple[str, ...], int]:
-    """(acceptable types, how many) of None, "H100", "H100:2", "any", or a list of those with equal counts. Raises InvalidInput."""
+    """(acceptable types, how many) of None, "H100", "H100:2", "any", or a list of those with equal
+    counts. Raises InvalidInput."""
     if gpu is None or gpu == []:
         return (), 0
     kinds: list[str] = []
@@ -291,11 +323,16 @@ def parse_gpu(gpu: Any) -> tuple[tuple[str, ...], int]:
     for wanted in [gpu] if isinstance(gpu, str) else gpu:
         match = _GPU.match(wanted) if isinstance(wanted, str) else None
         if match is None:
-            raise InvalidInput(f"gpu = {wanted!r}: write 'H100', 'H100:2', 'any', or a list of those", parameter="gpu")
+            raise InvalidInput(
+                f"gpu = {wanted!r}: write 'H100', 'H100:2', 'any', or a list of those",
+                parameter="gpu",
+            )
         kinds.append("any" if match[1].lower() == "any" else match[1].upper())
         counts.add(int(match[2] or 1))
     if len(counts) > 1:
-        raise InvalidInput(f"gpu = {gpu!r}: all alternatives must ask for the same number", parameter="gpu")
+        raise InvalidInput(
+            f"gpu = {gpu!r}: all alternatives must ask for the same number", parameter="gpu"
+        )
     return tuple(kinds), counts.pop()
 
 
@@ -303,15 +340,22 @@ _ACCESS = {"private": (), "public": (PUBLIC,)}
 
 
 def parse_access(access: Any) -> tuple[str, ...]:
-    """What `FunctionSpec.access` holds, of None, "private", "public", or a list of tenants' names. Raises InvalidInput."""
+    """What `FunctionSpec.access` holds, of None, "private", "public", or a list of tenants' names.
+    Raises InvalidInput."""
     if access is None:
         return ()
     if isinstance(access, str):
         if access in _ACCESS:
             return _ACCESS[access]
-        raise InvalidInput(f'access = {access!r}: write "private", "public", or a list of tenants as [{access!r}]', parameter="access")
+        raise InvalidInput(
+            f'access = {access!r}: write "private", "public", or a list of tenants as [{access!r}]',
+            parameter="access",
+        )
     if not isinstance(access, Sequence) or not all(isinstance(name, str) for name in access):
-        raise InvalidInput(f'access = {access!r}: write "private", "public", or a list of tenants\' names', parameter="access")
+        raise InvalidInput(
+            f'access = {access!r}: write "private", "public", or a list of tenants\' names',
+            parameter="access",
+        )
     return tuple(dict.fromkeys(access))
 
 
@@ -322,7 +366,9 @@ def parse_priority(priority: Any) -> Priority | None:
     try:
         return Priority(priority)
     except ValueError as e:
-        raise InvalidInput(f"priority = {priority!r}: must be one of {', '.join(Priority)}", parameter="priority") from e
+        raise InvalidInput(
+            f"priority = {priority!r}: must be one of {', '.join(Priority)}", parameter="priority"
+        ) from e
 
 
 def parse_tags(tags: Any) -> dict[str, str]:
@@ -331,7 +377,9 @@ def parse_tags(tags: Any) -> dict[str, str]:
         raise InvalidInput(f'tags = {tags!r}: write {{"team": "search"}}', parameter="tags")
     for name, value in (tags or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidInput(f"tags[{name!r}] = {value!r}: names and values are text", parameter="tags")
+            raise InvalidInput(
+                f"tags[{name!r}] = {value!r}: names and values are text", parameter="tags"
+            )
     return dict(tags or {})
 
 
@@ -347,12 +395,16 @@ def _many(values: Mapping[str, Any], key: str, kind: type) -> tuple[Any, ...]:
     items = () if given is None else tuple(given) if isinstance(given, list | tuple) else (given,)
     for item in items:
         if not isinstance(item, kind):
-            raise InvalidInput(f"{key} = {item!r}: expected pilotlight.{kind.__name__}", parameter=key)
+            raise InvalidInput(
+                f"{key} = {item!r}: expected pilotlight.{kind.__name__}", parameter=key
+            )
     return items
 
 
 def _environment(env: Mapping[str, Any]) -> dict[str, str]:
     for key, value in env.items():
         if not isinstance(value, str):
-            raise InvalidInput(f"env[{key!r}] = {value!r}: environment variables are text", parameter="env")
+            raise InvalidInput(
+                f"env[{key!r}] = {value!r}: environment variables are text", parameter="env"
+            )
     return dict(env)

@@ -1,4 +1,5 @@
-"""What users write for retries, schedules, fallbacks and variants, and how it becomes the records of `pilotlight.policies`."""
+"""What users write for retries, schedules, fallbacks and variants, and how it becomes the records
+of `pilotlight.policies`."""
 
 from __future__ import annotations
 
@@ -24,7 +25,12 @@ __all__ = ["Cron", "Period", "Retries", "cached_answer", "settle_policies", "sta
 
 
 def Retries(  # noqa: N802  # a name that users of Modal know
-    max_retries: int, *, backoff_coefficient: float = 2.0, initial_delay: float = 1.0, max_delay: float = 60.0, jitter: float = 1.0
+    max_retries: int,
+    *,
+    backoff_coefficient: float = 2.0,
+    initial_delay: float = 1.0,
+    max_delay: float = 60.0,
+    jitter: float = 1.0,
 ) -> RetryPolicy:
     """Try a failed call again, up to `max_retries` times; delays are seconds. Raises InvalidInput.
 
@@ -40,10 +46,18 @@ def Retries(  # noqa: N802  # a name that users of Modal know
 
 
 def Cron(  # noqa: N802  # a name that users of Modal know
-    cron: str, *, timezone: str = "UTC", missed: str = Missed.SKIP, method: str = "", arguments: Any = None
+    cron: str,
+    *,
+    timezone: str = "UTC",
+    missed: str = Missed.SKIP,
+    method: str = "",
+    arguments: Any = None,
 ) -> Schedule:
-    """At the times of a cron expression, five fields. `missed` times are skipped, or made up for by one call ("catch_up")."""
-    return Schedule(cron=cron, timezone=timezone, missed=_missed(missed), method=method, arguments=arguments)
+    """At the times of a cron expression, five fields. `missed` times are skipped, or made up for by
+    one call ("catch_up")."""
+    return Schedule(
+        cron=cron, timezone=timezone, missed=_missed(missed), method=method, arguments=arguments
+    )
 
 
 def Period(  # noqa: N802  # a name that users of Modal know
@@ -58,11 +72,14 @@ def Period(  # noqa: N802  # a name that users of Modal know
 ) -> Schedule:
     """Each so many days, hours, minutes and seconds together, counted from the deploy."""
     period_s = days * 86_400 + hours * 3600 + minutes * 60 + seconds
-    return Schedule(period_s=float(period_s), missed=_missed(missed), method=method, arguments=arguments)
+    return Schedule(
+        period_s=float(period_s), missed=_missed(missed), method=method, arguments=arguments
+    )
 
 
 def cached_answer(*, max_age: float = 3600.0) -> Fallback:
-    """Fall back to the function's last good answer to the same arguments, if it is not older than `max_age` seconds."""
+    """Fall back to the function's last good answer to the same arguments, if it is not older than
+    `max_age` seconds."""
     return Fallback(kind="cached", max_age_s=max_age)
 
 
@@ -72,40 +89,70 @@ def static_answer(body: Any, *, status: int = 200) -> Fallback:
 
 
 def settle_policies(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The policies among a declaration's keywords, as fields of a FunctionSpec. Raises InvalidInput naming the keyword."""
+    """The policies among a declaration's keywords, as fields of a FunctionSpec. Raises InvalidInput
+    naming the keyword."""
     retries = values.get("retries")
     if isinstance(retries, int) and not isinstance(retries, bool):
         retries = Retries(retries)
     return {
         "retries": _one("retries", retries, RetryPolicy, "a number, or pilotlight.Retries(…)"),
-        "schedules": _several("schedule", values.get("schedule"), Schedule, "pilotlight.Cron(…) or pilotlight.Period(…)"),
+        "schedules": _several(
+            "schedule",
+            values.get("schedule"),
+            Schedule,
+            "pilotlight.Cron(…) or pilotlight.Period(…)",
+        ),
         "fallback": tuple(
             Fallback(kind="function", function=rung) if isinstance(rung, str) else rung
-            for rung in _several("fallback", values.get("fallback"), Fallback | str, "a function's name, or pilotlight.static_answer(…)")
+            for rung in _several(
+                "fallback",
+                values.get("fallback"),
+                Fallback | str,
+                "a function's name, or pilotlight.static_answer(…)",
+            )
         ),
         "variants": tuple(
             Variant(function=rung) if isinstance(rung, str) else rung
-            for rung in _several("variants", values.get("variants"), Variant | str, "a function's name, or pilotlight.Variant(…)")
+            for rung in _several(
+                "variants",
+                values.get("variants"),
+                Variant | str,
+                "a function's name, or pilotlight.Variant(…)",
+            )
         ),
-        "objectives": _one("objectives", values.get("objectives"), Objectives, "pilotlight.Objectives(…)"),
+        "objectives": _one(
+            "objectives", values.get("objectives"), Objectives, "pilotlight.Objectives(…)"
+        ),
         "require": _require(values.get("require") or {}),
-        "card": _one("card", values.get("card"), ModelCard, "pilotlight.ModelCard(…)") or ModelCard(),
+        "card": _one("card", values.get("card"), ModelCard, "pilotlight.ModelCard(…)")
+        or ModelCard(),
         "rollout": _rollout(values),
         "network": _network(values.get("network", FunctionNetwork.EGRESS)),
-        "egress": _several("egress", values.get("egress"), str, "a list of networks or addresses, like 10.1.0.0/16"),
+        "egress": _several(
+            "egress", values.get("egress"), str, "a list of networks or addresses, like 10.1.0.0/16"
+        ),
     }
 
 
 def _network(network: Any) -> FunctionNetwork:
     if network not in list(FunctionNetwork):
-        raise InvalidInput(f"network = {network!r}: must be one of {', '.join(FunctionNetwork)}", parameter="network")
+        raise InvalidInput(
+            f"network = {network!r}: must be one of {', '.join(FunctionNetwork)}",
+            parameter="network",
+        )
     return FunctionNetwork(network)
 
 
 def _rollout(values: Mapping[str, Any]) -> RolloutTerms:
-    strategy, keep = values.get("rollout_strategy") or RolloutStrategy.SURGE, values.get("keep_previous")
+    strategy, keep = (
+        values.get("rollout_strategy") or RolloutStrategy.SURGE,
+        values.get("keep_previous"),
+    )
     if strategy not in list(RolloutStrategy):
-        raise InvalidInput(f"rollout_strategy = {strategy!r}: must be one of {', '.join(RolloutStrategy)}", parameter="rollout_strategy")
+        raise InvalidInput(
+            f"rollout_strategy = {strategy!r}: must be one of {', '.join(RolloutStrategy)}",
+            parameter="rollout_strategy",
+        )
     if keep is not None:
         bound("keep_previous", keep, 0, 86_400)
     return RolloutTerms(strategy=RolloutStrategy(strategy), keep_previous_s=float(keep or 0))
@@ -115,7 +162,9 @@ def _missed(missed: str) -> Missed:
     try:
         return Missed(missed)
     except ValueError as e:
-        raise InvalidInput(f"missed = {missed!r}: must be one of {', '.join(Missed)}", parameter="schedule") from e
+        raise InvalidInput(
+            f"missed = {missed!r}: must be one of {', '.join(Missed)}", parameter="schedule"
+        ) from e
 
 
 def _one(key: str, value: Any, kind: Any, wanted: str) -> Any:
@@ -132,6 +181,10 @@ def _several(key: str, value: Any, kind: Any, wanted: str) -> tuple[Any, ...]:
 
 
 def _require(value: Any) -> dict[str, str]:
-    if not isinstance(value, Mapping) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
-        raise InvalidInput(f'require = {value!r}: write {{"accuracy": ">= 0.91"}}', parameter="require")
+    if not isinstance(value, Mapping) or not all(
+        isinstance(k, str) and isinstance(v, str) for k, v in value.items()
+    ):
+        raise InvalidInput(
+            f'require = {value!r}: write {{"accuracy": ">= 0.91"}}', parameter="require"
+        )
     return dict(value)

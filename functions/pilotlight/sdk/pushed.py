@@ -1,4 +1,5 @@
-"""Weights by name, as typed methods of the client: what was pushed or deployed, and what the node does with it."""
+"""Weights by name, as typed methods of the client: what was pushed or deployed, and what the node
+does with it."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What reading the node's copy again found: whether there is one, and paths of files that were damaged (they are fetched anew)."""
+    """What reading the node's copy again found: whether there is one, and paths of files that were
+    damaged (they are fetched anew)."""
 
     is_here: bool
     corrupt: tuple[str, ...]
@@ -67,7 +69,7 @@ class Checked:
 class WeightsResources(NodeResources):
     """Part of `pilotlight.client.Client`."""
 
-    # -- weights -------------------------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------
     def list_weights(self) -> list[WeightsInfo]:
         """The environment's weights, by name."""
         return [WeightsInfo.from_json(body) for body in self._list("/v1/weights", "weights")]
@@ -77,7 +79,8 @@ class WeightsResources(NodeResources):
         return WeightsInfo.from_json(self._get(_path(name)))
 
     def put_weights(self, name: str, *, manifest: str, source: str = "") -> WeightsInfo:
-        """Let `name` mean a manifest that was uploaded with its files (`pilotlight.packaging.weights.push`)."""
+        """Let `name` mean a manifest that was uploaded with its files
+        (`pilotlight.packaging.weights.push`)."""
         body = {"manifest": manifest, "source": source}
         return WeightsInfo.from_json(self._transport.request("PUT", _path(name), json=body).json())
 
@@ -103,10 +106,15 @@ class WeightsResources(NodeResources):
 
     def unpin_weights(self, name: str) -> WeightsInfo:
         """Let the node evict it again. Needs a key of scope admin."""
-        return WeightsInfo.from_json(self._transport.request("POST", f"{_path(name)}/unpin", repeatable=True).json())
+        return WeightsInfo.from_json(
+            self._transport.request("POST", f"{_path(name)}/unpin", repeatable=True).json()
+        )
 
-    def read_blob(self, digest: str, *, offset_bytes: int = 0, length_bytes: int | None = None) -> bytes:
-        """A blob of this tenant, or a range of it, which is shorter only at its end. The caller verifies what it says. Raises NotFound."""
+    def read_blob(
+        self, digest: str, *, offset_bytes: int = 0, length_bytes: int | None = None
+    ) -> bytes:
+        """A blob of this tenant, or a range of it, which is shorter only at its end. The caller
+        verifies what it says. Raises NotFound."""
         if length_bytes == 0:
             return b""
         end = "" if length_bytes is None else str(offset_bytes + length_bytes - 1)
@@ -114,7 +122,10 @@ class WeightsResources(NodeResources):
         headers = {} if whole else {"range": f"bytes={offset_bytes}-{end}"}
         response = self._transport.request("GET", f"/v1/blobs/{digest}", headers=headers)
         if not whole and response.status_code != 206:
-            raise PilotlightError(f"blob {digest[:12]}: the platform answered {response.status_code} where a range was asked for")
+            raise PilotlightError(
+                f"blob {digest[:12]}: the platform answered {response.status_code} where a range "
+                f"was asked for"
+            )
         return response.content
 
     def _follow(self, name: str, verb: str) -> Iterator[Json]:
@@ -124,7 +135,9 @@ class WeightsResources(NodeResources):
                 ended = "weights" in part or "corrupt" in part
                 yield part
         if not ended:
-            raise PilotlightError(f"{verb} of weights {name!r} broke off: its stream ended without a result; try again")
+            raise PilotlightError(
+                f"{verb} of weights {name!r} broke off: its stream ended without a result; try again"
+            )
 
 
 def _step(part: Json) -> Step:

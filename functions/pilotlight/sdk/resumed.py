@@ -1,4 +1,5 @@
-"""Streams that go on where they broke off: how often they are asked for again, and what counts as broken."""
+"""Streams that go on where they broke off: how often they are asked for again, and what counts as
+broken."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import Protocol
 from pilotlight.errors import Unavailable
 
 MAX_BREAKS = 20
-"""In a row, without anything new between them. Before each a connection was made, for which the transport has its own patience."""
+"""In a row, without anything new between them. Before each a connection was made, for which the
+transport has its own patience."""
 
 
 class Resumable(Protocol):
@@ -19,14 +21,17 @@ class Resumable(Protocol):
 
 
 def broken_streams(items: Resumable) -> Iterator[None]:
-    """One turn for each connection, until all was read. Raises Unavailable when one after the other brings nothing."""
+    """One turn for each connection, until all was read. Raises Unavailable when one after the other
+    brings nothing."""
     breaks, before = 0, items.after
     while not items.is_over:
         yield
         breaks = breaks + 1 if items.after == before else 0
         before = items.after
         if breaks > MAX_BREAKS and not items.is_over:
-            raise Unavailable(f"the stream broke off {breaks} times without anything new", reason="connection")
+            raise Unavailable(
+                f"the stream broke off {breaks} times without anything new", reason="connection"
+            )
 
 
 def until_broken(pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -13,13 +13,19 @@ class RolloutResources(NodeResources):
     """Part of `pilotlight.client.Client`, which owns the transport."""
 
     def rollouts(
-        self, *, app: str | None = None, function: str | None = None, state: str | None = None, limit: int | None = None
+        self,
+        *,
+        app: str | None = None,
+        function: str | None = None,
+        state: str | None = None,
+        limit: int | None = None,
     ) -> list[Json]:
         """Rollouts of the environment, newest first. `state`: `active`, or one of its states."""
         return self._list(_PATH, "rollouts", app=app, function=function, state=state, limit=limit)
 
     def rollout(self, rollout: str, *, limit: int | None = None) -> Json:
-        """One rollout: its plan, what would be decided `now`, and up to `limit` decisions, newest first. Raises NotFound."""
+        """One rollout: its plan, what would be decided `now`, and up to `limit` decisions, newest
+        first. Raises NotFound."""
         return self._get(_of(rollout), limit=limit)
 
     def pause_rollout(self, rollout: str) -> Json:
@@ -31,7 +37,8 @@ class RolloutResources(NodeResources):
         return self._act(rollout, "resume")
 
     def promote_rollout(self, rollout: str) -> Json:
-        """All traffic to the candidate now, whatever its gates say. Raises Conflict when it is over."""
+        """All traffic to the candidate now, whatever its gates say. Raises Conflict when it is
+        over."""
         return self._act(rollout, "promote")
 
     def abort_rollout(self, rollout: str) -> Json:

@@ -1,14 +1,17 @@
-"""Under which name an app answers right now: its own, or that of the ephemeral deployment made by `with app.run()`."""
+"""Under which name an app answers right now: its own, or that of the ephemeral deployment made by
+`with app.run()`."""
 
 from __future__ import annotations
 
 import os
 
 APP_VARIABLE = "PILOTLIGHT_APP"
-"""In a worker of an ephemeral deployment: `declared=deployed`, so that its functions call each other and not the deployed app."""
+"""In a worker of an ephemeral deployment: `declared=deployed`, so that its functions call each
+other and not the deployed app."""
 
 _ephemeral: dict[str, str] = {}
-"""Declared name → name of the running ephemeral deployment; changed by `start` and `end` only, each one atomic assignment."""
+"""Declared name → name of the running ephemeral deployment; changed by `start` and `end` only, each
+one atomic assignment."""
 
 
 def start(declared: str, deployed: str) -> None:

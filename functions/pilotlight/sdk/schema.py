@@ -1,8 +1,8 @@
-"""JSON Schema (draft 2020-12) of a callable's arguments and of its answer, from its signature and type hints.
+"""JSON Schema (draft 2020-12) of a callable's arguments and of its answer, from its signature and
+type hints.
 
-A hint that JSON cannot express, or that cannot be evaluated, becomes `{}`: anything. A call is refused early only for what is
-certainly wrong.
-"""
+A hint that JSON cannot express, or that cannot be evaluated, becomes `{}`: anything. A call is
+refused early only for what is certainly wrong."""
 
 from __future__ import annotations
 
@@ -42,17 +42,35 @@ _PLAIN: dict[Any, Schema] = {
     pathlib.Path: {"type": "string"},
     decimal.Decimal: {"type": ["string", "number"]},
 }
-_ARRAYS = (list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection, collections.abc.MutableSequence)
+_ARRAYS = (
+    list,
+    collections.abc.Sequence,
+    collections.abc.Iterable,
+    collections.abc.Collection,
+    collections.abc.MutableSequence,
+)
 _SETS = (set, frozenset, collections.abc.Set, collections.abc.MutableSet)
 _OBJECTS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 _STREAMS = (
-    collections.abc.Iterator, collections.abc.Generator, collections.abc.Iterable,
-    collections.abc.AsyncIterator, collections.abc.AsyncGenerator, collections.abc.AsyncIterable,
-)  # fmt: skip
+    collections.abc.Iterator,
+    collections.abc.Generator,
+    collections.abc.Iterable,
+    collections.abc.AsyncIterator,
+    collections.abc.AsyncGenerator,
+    collections.abc.AsyncIterable,
+)
 MAX_RETURNS_BYTES = 65_536
 """A larger schema of an answer is left out: it is a promise that nobody reads."""
-_BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum", "multiple_of": "multipleOf"}
-_BY_POSITION = frozenset({inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD})
+_BOUNDS = {
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
+    "multiple_of": "multipleOf",
+}
+_BY_POSITION = frozenset(
+    {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+)
 
 
 def arguments_schema(
@@ -60,8 +78,8 @@ def arguments_schema(
 ) -> tuple[Schema | None, tuple[str, ...]]:
     """(schema of the arguments as one object, parameter names in positional order) of `function`.
 
-    With `is_method` the first parameter is left out. The schema is None where `*args` make an object useless. `hints` stand for its own.
-    """
+    With `is_method` the first parameter is left out. The schema is None where `*args` make an
+    object useless. `hints` stand for its own."""
     parameters = list(inspect.signature(function).parameters.values())
     if is_method and parameters and parameters[0].kind in _BY_POSITION:
         parameters = parameters[1:]
@@ -69,7 +87,12 @@ def arguments_schema(
     if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
         return None, names
     builder = _Builder(hints_of(function) if hints is None else hints)
-    schema: Schema = {"$schema": DIALECT, "type": "object", "properties": {}, "additionalProperties": False}
+    schema: Schema = {
+        "$schema": DIALECT,
+        "type": "object",
+        "properties": {},
+        "additionalProperties": False,
+    }
     required: list[str] = []
     for parameter in parameters:
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
@@ -85,8 +108,14 @@ def arguments_schema(
     return schema, names
 
 
-def returns_schema(function: Callable[..., Any], *, is_generator: bool = False, hints: Mapping[str, Any] | None = None) -> Schema | None:
-    """Schema of the JSON that `function` answers, of one item with `is_generator`; None for "anything", and where the hint says nothing."""
+def returns_schema(
+    function: Callable[..., Any],
+    *,
+    is_generator: bool = False,
+    hints: Mapping[str, Any] | None = None,
+) -> Schema | None:
+    """Schema of the JSON that `function` answers, of one item with `is_generator`; None for
+    "anything", and where the hint says nothing."""
     hint = (hints_of(function) if hints is None else hints).get("return", Any)
     if is_generator:
         args = typing.get_args(hint)
@@ -104,7 +133,11 @@ def returns_schema(function: Callable[..., Any], *, is_generator: bool = False, 
 def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
     """Names of the positional parameters, in order; none when the signature is not known."""
     try:
-        return tuple(p.name for p in inspect.signature(function).parameters.values() if p.kind in _BY_POSITION)
+        return tuple(
+            p.name
+            for p in inspect.signature(function).parameters.values()
+            if p.kind in _BY_POSITION
+        )
     except (TypeError, ValueError):
         return ()
 
@@ -118,12 +151,14 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
         try:
             found |= typing.get_type_hints(holder, globalns=namespace, include_extras=True)
         except (NameError, TypeError, SyntaxError, AttributeError, ImportError):
-            continue  # a hint for type checkers only (TYPE_CHECKING imports, stubs): it says nothing here
+            # a hint for type checkers only (TYPE_CHECKING imports, stubs): it says nothing here
+            continue
     return found
 
 
 class _Builder:
-    """Collects `$defs` while it translates hints. Owned by one schema; with `is_output` what is written is meant, not what is read."""
+    """Collects `$defs` while it translates hints. Owned by one schema; with `is_output` what is
+    written is meant, not what is read."""
 
     def __init__(self, hints: Mapping[str, Any], *, is_output: bool = False) -> None:
         self._is_output = is_output
@@ -190,7 +225,9 @@ class _Builder:
             return {**_array(self.of(args[0]) if args else {}), "uniqueItems": True}
         if origin in _OBJECTS:
             values = self.of(args[1]) if len(args) == 2 else {}
-            return {"type": "object", "additionalProperties": values} if values else {"type": "object"}
+            return (
+                {"type": "object", "additionalProperties": values} if values else {"type": "object"}
+            )
         if origin is tuple:
             return self._tuple(args)
         return None
@@ -199,17 +236,29 @@ class _Builder:
         if not args or (len(args) == 2 and args[1] is Ellipsis):
             return _array(self.of(args[0]) if args else {})
         items = [self.of(a) for a in args if a != ()]
-        return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items), "maxItems": len(items)}
+        return {
+            "type": "array",
+            "prefixItems": items,
+            "items": False,
+            "minItems": len(items),
+            "maxItems": len(items),
+        }
 
     def _named(self, hint: Any) -> Schema:
         if not isinstance(hint, type):
             return {}
         if issubclass(hint, enum.Enum):
-            return {"enum": [member.value for member in hint]} if all(_is_json(m.value) for m in hint) else {}
+            return (
+                {"enum": [member.value for member in hint]}
+                if all(_is_json(m.value) for m in hint)
+                else {}
+            )
         if hasattr(hint, "model_json_schema") and "pydantic" in sys.modules:
             return self._pydantic(hint)
         if dataclasses.is_dataclass(hint):
-            return self._record(hint, _written_fields(hint) if self._is_output else _read_fields(hint))
+            return self._record(
+                hint, _written_fields(hint) if self._is_output else _read_fields(hint)
+            )
         if typing.is_typeddict(hint):
             return self._record(hint, _typed_dict_keys(hint))
         return {}
@@ -233,10 +282,14 @@ class _Builder:
         if model in self._names:
             return {"$ref": f"#/$defs/{self._names[model]}"}
         name = self._reserve(model)
-        how = {"mode": "serialization", "schema_generator": _writes_all()} if self._is_output else {}
+        how = (
+            {"mode": "serialization", "schema_generator": _writes_all()} if self._is_output else {}
+        )
         try:
             body = model.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}", **how)
-        except RuntimeError:  # a field of a type that JSON does not have (pydantic's PydanticInvalidForJsonSchema is one)
+        except RuntimeError:
+            # a field of a type that JSON does not have (pydantic's PydanticInvalidForJsonSchema is
+            # one)
             body = {}
         for inner, definition in body.pop("$defs", {}).items():
             self.definitions[f"{name}.{inner}"] = definition
@@ -258,12 +311,17 @@ def _array(items: Schema) -> Schema:
 
 @functools.cache
 def _writes_all() -> type:
-    """A generator of pydantic's for which a field with a default is there all the same: it is written."""
+    """A generator of pydantic's for which a field with a default is there all the same: it is
+    written."""
     from pydantic.json_schema import GenerateJsonSchema
 
     class Written(GenerateJsonSchema):
         def field_is_required(self, field: Any, total: bool) -> bool:
-            return super().field_is_required(field, total) if field["type"] == "typed-dict-field" else True
+            return (
+                super().field_is_required(field, total)
+                if field["type"] == "typed-dict-field"
+                else True
+            )
 
     return Written
 
@@ -271,7 +329,10 @@ def _writes_all() -> type:
 def _read_fields(kind: Any) -> dict[str, bool]:
     """Fields that a dataclass is made from, and whether it needs them."""
     fields = [f for f in dataclasses.fields(kind) if f.init]
-    return {f.name: f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING for f in fields}
+    return {
+        f.name: f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        for f in fields
+    }
 
 
 def _written_fields(kind: Any) -> dict[str, bool]:
@@ -288,23 +349,37 @@ def hints_of_class(kind: type) -> dict[str, Any]:
 
 
 def _typed_dict_keys(kind: Any) -> dict[str, bool]:
-    """Keys and whether they are required. With postponed annotations `__required_keys__` does not know of `NotRequired[…]`."""
+    """Keys and whether they are required. With postponed annotations `__required_keys__` does not
+    know of `NotRequired[…]`."""
     hints = hints_of_class(kind)
     required: frozenset[str] = getattr(kind, "__required_keys__", frozenset())
     origins = {key: typing.get_origin(hints.get(key)) for key in kind.__annotations__}
-    return {key: o is typing.Required or (key in required and o is not typing.NotRequired) for key, o in origins.items()}
+    return {
+        key: o is typing.Required or (key in required and o is not typing.NotRequired)
+        for key, o in origins.items()
+    }
 
 
 def _bare(hint: Any) -> Any:
-    """Without `Required[…]` and `NotRequired[…]`, which say how a key is used and not what it holds."""
-    return typing.get_args(hint)[0] if typing.get_origin(hint) in (typing.Required, typing.NotRequired) else hint
+    """Without `Required[…]` and `NotRequired[…]`, which say how a key is used and not what it
+    holds."""
+    return (
+        typing.get_args(hint)[0]
+        if typing.get_origin(hint) in (typing.Required, typing.NotRequired)
+        else hint
+    )
 
 
 def _allows_null(schema: Schema) -> bool:
     if "anyOf" in schema:
         return any(_allows_null(option) for option in schema["anyOf"])
     kinds = schema.get("type")
-    return not schema or kinds == "null" or (isinstance(kinds, list) and "null" in kinds) or None in schema.get("enum", [])
+    return (
+        not schema
+        or kinds == "null"
+        or (isinstance(kinds, list) and "null" in kinds)
+        or None in schema.get("enum", [])
+    )
 
 
 def _is_number(value: Any) -> bool:
@@ -313,6 +388,8 @@ def _is_number(value: Any) -> bool:
 
 def _is_json(value: Any) -> bool:
     try:
-        return bool(json.loads(json.dumps(value, allow_nan=False)) == value) and not isinstance(value, enum.Enum)
+        return bool(json.loads(json.dumps(value, allow_nan=False)) == value) and not isinstance(
+            value, enum.Enum
+        )
     except (TypeError, ValueError):
         return False

@@ -15,18 +15,24 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 class Secret:
-    """A named secret of the platform, or one whose values come with the deploy. Values never appear in `repr` or in a spec."""
+    """A named secret of the platform, or one whose values come with the deploy. Values never appear
+    in `repr` or in a spec."""
 
     def __init__(self, *, name: str | None, values: Mapping[str, str] | None) -> None:
         self._name = name
         self.values = values
 
     def __repr__(self) -> str:
-        return f"<Secret {self._name}>" if self._name else f"<Secret with {', '.join(sorted(self.values or {}))}>"
+        return (
+            f"<Secret {self._name}>"
+            if self._name
+            else f"<Secret with {', '.join(sorted(self.values or {}))}>"
+        )
 
     @classmethod
     def from_name(cls, name: str, **_: object) -> Secret:
-        """A secret made before with `pilotlight secret`. Modal's further keywords are accepted and change nothing."""
+        """A secret made before with `pilotlight secret`. Modal's further keywords are accepted and
+        change nothing."""
         try:
             return cls(name=check_name("secret", name), values=None)
         except ValueError as e:
@@ -34,30 +40,37 @@ class Secret:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, str | None]) -> Secret:
-        """Values given here; they are stored as a secret of the app when it is deployed. None entries are left out."""
+        """Values given here; they are stored as a secret of the app when it is deployed. None
+        entries are left out."""
         kept = {key: value for key, value in values.items() if value is not None}
         for key, value in kept.items():
             if not _VARIABLE.match(key) or not isinstance(value, str):
-                raise InvalidInput(f"secret variable {key!r}: names are letters, digits and '_', values are text", parameter=key)
+                raise InvalidInput(
+                    f"secret variable {key!r}: names are letters, digits and '_', values are text",
+                    parameter=key,
+                )
         return cls(name=None, values=kept)
 
     @classmethod
-    def from_dotenv(cls, path: str | os.PathLike[str] | None = None, *, filename: str = ".env") -> Secret:
-        """Values of a `.env` file: `KEY=value` lines, `#` comments, optional quotes and `export`. Raises NotFound.
+    def from_dotenv(
+        cls, path: str | os.PathLike[str] | None = None, *, filename: str = ".env"
+    ) -> Secret:
+        """Values of a `.env` file: `KEY=value` lines, `#` comments, optional quotes and `export`.
+        Raises NotFound.
 
-        `path` is the file or its directory; None searches the working directory and upwards. In a worker the values come from the
-        platform, and no file is read.
-        """
+        `path` is the file or its directory; None searches the working directory and upwards. In a
+        worker the values come from the platform, and no file is read."""
         if os.environ.get("PILOTLIGHT_WORKER") == "1":
             return cls(name=None, values={})
         file = _find(Path(path) if path is not None else None, filename)
         return cls.from_dict(parse_dotenv(file.read_text(encoding="utf-8"), str(file)))
 
     def stored_name(self, app: str) -> str:
-        """The name under which the platform keeps it: its own, or one made of the app and the variables' names.
+        """The name under which the platform keeps it: its own, or one made of the app and the
+        variables' names.
 
-        Not of the values: a name is not secret, and new values must reach running functions without a new revision.
-        """
+        Not of the values: a name is not secret, and new values must reach running functions without
+        a new revision."""
         if self._name:
             return self._name
         keys = hashlib.sha256("\n".join(sorted(self.values or {})).encode()).hexdigest()[:10]

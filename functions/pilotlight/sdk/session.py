@@ -1,8 +1,9 @@
-"""The clients behind the handles: one per process and profile, one per event loop, and a loop in a thread for synchronous maps.
+"""The clients behind the handles: one per process and profile, one per event loop, and a loop in a
+thread for synchronous maps.
 
-Module state, on purpose: handles are module-level objects that any thread, loop or forked process may use. A fork starts afresh
-(keys carry the pid), so no connection is ever shared between processes.
-"""
+Module state, on purpose: handles are module-level objects that any thread, loop or forked process
+may use. A fork starts afresh (keys carry the pid), so no connection is ever shared between
+processes."""
 
 from __future__ import annotations
 
@@ -35,9 +36,9 @@ class _State:
 
 
 _state = _State()
-_by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Profile, tuple[AsyncClient, AsyncGenerator[None]]]] = (
-    weakref.WeakKeyDictionary()
-)
+_by_loop: weakref.WeakKeyDictionary[
+    asyncio.AbstractEventLoop, dict[Profile, tuple[AsyncClient, AsyncGenerator[None]]]
+] = weakref.WeakKeyDictionary()
 
 
 def _here() -> _State:
@@ -48,13 +49,15 @@ def _here() -> _State:
 
 
 def current_profile() -> Profile:
-    """The profile that handles use: the one set by `using`, else the one in force (`pilotlight.profile.load`)."""
+    """The profile that handles use: the one set by `using`, else the one in force
+    (`pilotlight.profile.load`)."""
     return _here().chosen or profiles.load()
 
 
 @contextlib.contextmanager
 def using(profile: Profile) -> Iterator[None]:
-    """Let every handle of this process use `profile` for a while: for the command line's `-e`, and for tests."""
+    """Let every handle of this process use `profile` for a while: for the command line's `-e`, and
+    for tests."""
     state = _here()
     before, state.chosen = state.chosen, profile
     try:
@@ -73,7 +76,8 @@ def client() -> Client:
 
 
 async def async_client() -> AsyncClient:
-    """The running loop's client of the current profile; closed when the loop shuts its asynchronous generators down."""
+    """The running loop's client of the current profile; closed when the loop shuts its asynchronous
+    generators down."""
     clients = _by_loop.setdefault(asyncio.get_running_loop(), {})
     profile = current_profile()
     if profile not in clients:
@@ -85,8 +89,8 @@ async def async_client() -> AsyncClient:
 
 
 async def _keep(client: AsyncClient) -> AsyncGenerator[None]:
-    # asyncio.run() closes every generator that was started in its loop before it closes the loop: the one hook that
-    # lets a cached client end with its loop instead of leaking sockets.
+    # asyncio.run() closes every generator that was started in its loop before it closes the loop:
+    # the one hook that lets a cached client end with its loop instead of leaking sockets.
     try:
         yield
     finally:
@@ -99,13 +103,16 @@ def background_loop() -> asyncio.AbstractEventLoop:
     with state.lock:
         if state.loop is None:
             state.loop = asyncio.new_event_loop()
-            state.thread = threading.Thread(target=state.loop.run_forever, name="pilotlight calls", daemon=True)
+            state.thread = threading.Thread(
+                target=state.loop.run_forever, name="pilotlight calls", daemon=True
+            )
             state.thread.start()
         return state.loop
 
 
 def close() -> None:
-    """Close every connection of this process that handles opened, and end the thread. They are made again when needed."""
+    """Close every connection of this process that handles opened, and end the thread. They are made
+    again when needed."""
     state = _here()
     with state.lock:
         open_clients, state.clients = list(state.clients.values()), {}
@@ -114,7 +121,9 @@ def close() -> None:
         open_client.close()
     if loop is not None and thread is not None:
         with contextlib.suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result(_CLOSE_TIMEOUT_S)
+            asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result(
+                _CLOSE_TIMEOUT_S
+            )
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_CLOSE_TIMEOUT_S)
         if not thread.is_alive():

@@ -1,8 +1,9 @@
-"""`with pilotlight.span("tokenise", tokens=12):` a part of a call that has a name in its trace. Outside a worker's call it does nothing.
+"""`with pilotlight.span("tokenise", tokens=12):` a part of a call that has a name in its trace.
+Outside a worker's call it does nothing.
 
-Spans nest by context variable, so they are right in `async` code, in call threads, in `asyncio.to_thread` and across the items of a
-generator. A thread that user code starts itself has a context of its own (before Python 3.14): run it in `contextvars.copy_context()`.
-"""
+Spans nest by context variable, so they are right in `async` code, in call threads, in
+`asyncio.to_thread` and across the items of a generator. A thread that user code starts itself has a
+context of its own (before Python 3.14): run it in `contextvars.copy_context()`."""
 
 from __future__ import annotations
 
@@ -40,7 +41,17 @@ class span:  # noqa: N801 - it reads as a statement
         attributes: texts, numbers and booleans; `set` adds some.
     """
 
-    __slots__ = ("_outer", "_recorder", "attributes", "began_ns", "ended_ns", "error", "id", "name", "parent")
+    __slots__ = (
+        "_outer",
+        "_recorder",
+        "attributes",
+        "began_ns",
+        "ended_ns",
+        "error",
+        "id",
+        "name",
+        "parent",
+    )
 
     def __init__(self, name: str, /, **attributes: Any) -> None:
         self.name = name
@@ -54,7 +65,10 @@ class span:  # noqa: N801 - it reads as a statement
         self._outer: Current = None
 
     def __repr__(self) -> str:
-        return f"<span {self.name!r} {'ended' if self.ended_ns else 'open' if self.began_ns else 'new'}>"
+        return (
+            f"<span {self.name!r} "
+            f"{'ended' if self.ended_ns else 'open' if self.began_ns else 'new'}>"
+        )
 
     def set(self, /, **attributes: Any) -> Self:
         """Add attributes to it."""
@@ -75,13 +89,21 @@ class span:  # noqa: N801 - it reads as a statement
         self.began_ns = time.perf_counter_ns()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         if not self.id or self.ended_ns or self._recorder is None:
             return
         self.ended_ns = time.perf_counter_ns()
-        if kind is not None and not issubclass(kind, GeneratorExit | StopIteration | StopAsyncIteration):
+        if kind is not None and not issubclass(
+            kind, GeneratorExit | StopIteration | StopAsyncIteration
+        ):
             self.error = kind.__qualname__
-        if CURRENT.get() is self:  # else it ends in another context, or before one inside it: nothing to put back here
+        # else it ends in another context, or before one inside it: nothing to put back here
+        if CURRENT.get() is self:
             CURRENT.set(self._open_outer())
         self._recorder.end(self)
 
@@ -95,14 +117,21 @@ class span:  # noqa: N801 - it reads as a statement
     async def __aenter__(self) -> Self:
         return self.__enter__()
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.__exit__(kind, error, traceback)
 
     def __call__(self, function: _Function) -> _Function:
         """As a decorator: each call of the function is a span."""
         name, attributes = self.name, dict(self.attributes)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise TypeError(f"{function.__qualname__} is a generator: write `with pilotlight.span({name!r}):` in it")
+            raise TypeError(
+                f"{function.__qualname__} is a generator: write `with pilotlight.span({name!r}):` in it"
+            )
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)

@@ -39,15 +39,27 @@ class BudgetResources(NodeResources):
         webhook: str | None = None,
         new_secret: bool = False,
     ) -> Json:
-        """Make or change the budget of that environment, app, function ("" = all), period and currency, whole.
+        """Make or change the budget of that environment, app, function ("" = all), period and
+        currency, whole.
 
-        `amount` is a decimal as text. `webhook_secret` in the answer is shown this one time. Raises InvalidInput.
-        """
+        `amount` is a decimal as text. `webhook_secret` in the answer is shown this one time. Raises
+        InvalidInput."""
         body = {
-            "amount": amount, "environment": environment, "app": app, "function": function, "period": period, "hard": hard,
+            "amount": amount,
+            "environment": environment,
+            "app": app,
+            "function": function,
+            "period": period,
+            "hard": hard,
             "new_secret": new_secret,
-            **present({"currency": currency, "alerts": None if alerts is None else list(alerts), "webhook": webhook}),
-        }  # fmt: skip
+            **present(
+                {
+                    "currency": currency,
+                    "alerts": None if alerts is None else list(alerts),
+                    "webhook": webhook,
+                }
+            ),
+        }
         return dict(self._transport.request("PUT", _PATH, json=body).json())
 
     def delete_budget(self, budget: str) -> None:
@@ -55,7 +67,8 @@ class BudgetResources(NodeResources):
         self._transport.request("DELETE", _path(budget))
 
     def test_budget(self, budget: str) -> Json:
-        """Post a signed example to its webhook: `{"status", "error", "url", "headers", "body", "elapsed_ms"}`. Raises Conflict."""
+        """Post a signed example to its webhook: `{"status", "error", "url", "headers", "body",
+        "elapsed_ms"}`. Raises Conflict."""
         return dict(self._transport.request("POST", f"{_path(budget)}:test").json())
 
 

@@ -23,12 +23,16 @@ class TrafficResources(NodeResources):
     """Part of `pilotlight.client.Client`, which owns the transport."""
 
     def traffic(self, app: str, function: str) -> Json:
-        """A function's traffic: weights, tags, aliases, unit, pins, bounds, shadow, and the `generation` of all that. Raises NotFound."""
+        """A function's traffic: weights, tags, aliases, unit, pins, bounds, shadow, and the
+        `generation` of all that. Raises NotFound."""
         return self._get(_path(app, function))
 
     def put_traffic(self, app: str, function: str, document: Mapping[str, Any]) -> Json:
-        """Let a function's traffic be so. Raises Conflict when the `generation` that it names, the one that was seen, is not the newest."""
-        answer: Json = self._transport.request("PUT", _path(app, function), json=dict(document)).json()
+        """Let a function's traffic be so. Raises Conflict when the `generation` that it names, the
+        one that was seen, is not the newest."""
+        answer: Json = self._transport.request(
+            "PUT", _path(app, function), json=dict(document)
+        ).json()
         return answer
 
     def change_traffic(
@@ -47,13 +51,14 @@ class TrafficResources(NodeResources):
         allow_breaking: bool = False,
         override_freeze: bool = False,
     ) -> Json:
-        """Change what is given, at once; the rest stays. A revision may be named by an alias or a tag.
+        """Change what is given, at once; the rest stays. A revision may be named by an alias or a
+        tag.
 
-        `tags`, `pins`: None as a value takes one away. `shadow`: `{"revision", "percent", "max_compute"}`, None takes it away.
-        `generation`: of the traffic that the change was made for. `allow_breaking`, `override_freeze` (scope admin): as of a deploy, for
-        revisions that never had traffic. Raises Incompatible, GateFailed, ReleaseFrozen; Conflict when it is another generation by now,
-        InvalidInput, NotFound.
-        """
+        `tags`, `pins`: None as a value takes one away. `shadow`: `{"revision", "percent",
+        "max_compute"}`, None takes it away. `generation`: of the traffic that the change was made
+        for. `allow_breaking`, `override_freeze` (scope admin): as of a deploy, for revisions that
+        never had traffic. Raises Incompatible, GateFailed, ReleaseFrozen; Conflict when it is
+        another generation by now, InvalidInput, NotFound."""
         body = present(
             {
                 "weights": dict(weights) if weights is not None else None,

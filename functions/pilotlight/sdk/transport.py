@@ -1,9 +1,9 @@
 """HTTP with the right patience: what may be sent again, after how long, and for how long in all.
 
-The rule (`retry_delay_s`, pure): a connection that was never made, and an answer 429 or 503, did not run anything, so they may
-always be tried again; a connection lost under way may only when the request changes nothing or says the same thing twice
-(GET, HEAD, PUT, DELETE). All waiting of one request together stays within `budget_s`.
-"""
+The rule (`retry_delay_s`, pure): a connection that was never made, and an answer 429 or 503, did
+not run anything, so they may always be tried again; a connection lost under way may only when the
+request changes nothing or says the same thing twice (GET, HEAD, PUT, DELETE). All waiting of one
+request together stays within `budget_s`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import httpx
 
 DEFAULT_BUDGET_S = 60.0
-"""Seconds one request may spend waiting between attempts: longer than a cold start's usual Retry-After, shorter than a coffee."""
+"""Seconds one request may spend waiting between attempts: longer than a cold start's usual
+Retry-After, shorter than a coffee."""
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 5.0
 _CONNECT_TIMEOUT_S = 10.0
@@ -34,11 +35,16 @@ _REFUSED = frozenset({429, 503})
 """Statuses that say: nothing was run, come again."""
 
 
-def retry_delay_s(*, attempt: int, waited_s: float, budget_s: float, may_repeat: bool, retry_after: float | None) -> float | None:
-    """Seconds to wait before the next attempt, None to give up. `attempt` counts from 0; `retry_after` is the server's wish."""
+def retry_delay_s(
+    *, attempt: int, waited_s: float, budget_s: float, may_repeat: bool, retry_after: float | None
+) -> float | None:
+    """Seconds to wait before the next attempt, None to give up. `attempt` counts from 0;
+    `retry_after` is the server's wish."""
     if not may_repeat:
         return None
-    delay = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2**attempt) if retry_after is None else retry_after
+    delay = (
+        min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2**attempt) if retry_after is None else retry_after
+    )
     return delay if waited_s + delay <= budget_s else None
 
 
@@ -59,7 +65,11 @@ class _Patience:
 
     def _next(self, *, may_repeat: bool, retry_after: float | None) -> float | None:
         delay = retry_delay_s(
-            attempt=self._attempt, waited_s=self._waited_s, budget_s=self._budget_s, may_repeat=may_repeat, retry_after=retry_after
+            attempt=self._attempt,
+            waited_s=self._waited_s,
+            budget_s=self._budget_s,
+            may_repeat=may_repeat,
+            retry_after=retry_after,
         )
         self._attempt += 1
         self._waited_s += delay or 0.0
@@ -72,8 +82,11 @@ def _httpx_options(profile: Profile) -> dict[str, Any]:
     headers = {HEADER_ENVIRONMENT: profile.environment, "user-agent": "pilotlight-sdk"}
     if profile.api_key:
         headers["authorization"] = f"Bearer {profile.api_key}"
-    # No read timeout: the function's own clocks bound the wait, and TCP keep-alive finds a server that is gone.
-    timeout = httpx.Timeout(connect=_CONNECT_TIMEOUT_S, read=None, write=_WRITE_TIMEOUT_S, pool=None)
+    # No read timeout: the function's own clocks bound the wait, and TCP keep-alive finds a server
+    # that is gone.
+    timeout = httpx.Timeout(
+        connect=_CONNECT_TIMEOUT_S, read=None, write=_WRITE_TIMEOUT_S, pool=None
+    )
     return {"base_url": profile.base_url, "headers": headers, "timeout": timeout}
 
 
@@ -82,12 +95,22 @@ def _transport_options(profile: Profile) -> dict[str, Any]:
 
     import httpx
 
-    # Reading the certificates that the machine trusts takes 30 ms: only where a certificate will be seen.
-    verify = True if profile.url.lower().startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    limits = httpx.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=_MAX_CONNECTIONS)
+    # Reading the certificates that the machine trusts takes 30 ms: only where a certificate will be
+    # seen.
+    verify = (
+        True
+        if profile.url.lower().startswith("https:")
+        else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    )
+    limits = httpx.Limits(
+        max_connections=_MAX_CONNECTIONS, max_keepalive_connections=_MAX_CONNECTIONS
+    )
     if profile.socket_path is not None:
         return {"limits": limits, "uds": profile.socket_path, "verify": verify}
-    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
+    options = [
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    ]
     return {"limits": limits, "socket_options": options, "verify": verify}
 
 
@@ -99,20 +122,29 @@ def _was_sent(error: httpx.HTTPError) -> bool:
 
 def _lost(profile: Profile, method: str, path: str, error: httpx.HTTPError) -> Unavailable:
     what = "was lost before the answer came" if _was_sent(error) else "could not be made"
-    hint = "" if _was_sent(error) else "; is the platform up (pilotlight up), is PILOTLIGHT_URL right?"
-    return Unavailable(f"{method} {path}: the connection to {profile.url} {what}: {error}{hint}", reason="connection")
+    hint = (
+        "" if _was_sent(error) else "; is the platform up (pilotlight up), is PILOTLIGHT_URL right?"
+    )
+    return Unavailable(
+        f"{method} {path}: the connection to {profile.url} {what}: {error}{hint}",
+        reason="connection",
+    )
 
 
-def _refused(profile: Profile, status: int, headers: Mapping[str, str], body: bytes) -> PilotlightError:
+def _refused(
+    profile: Profile, status: int, headers: Mapping[str, str], body: bytes
+) -> PilotlightError:
     if status == 401 and not profile.api_key:
         return Unauthenticated(
-            f"{profile.url} wants an API key and none is set: run 'pilotlight up' on this machine, or set PILOTLIGHT_API_KEY"
+            f"{profile.url} wants an API key and none is set: run 'pilotlight up' on this "
+            f"machine, or set PILOTLIGHT_API_KEY"
         )
     return error_from_response(status, headers, body)
 
 
 class Transport:
-    """A pooled synchronous client for one profile; safe to share between threads (httpx's pool locks). Closed by its owner."""
+    """A pooled synchronous client for one profile; safe to share between threads (httpx's pool
+    locks). Closed by its owner."""
 
     def __init__(self, profile: Profile, *, budget_s: float = DEFAULT_BUDGET_S) -> None:
         import httpx
@@ -122,7 +154,9 @@ class Transport:
         self.profile = profile
         self._budget_s = budget_s
         self._http = httpx.Client(
-            **_httpx_options(profile), transport=httpx.HTTPTransport(**_transport_options(profile)), cookies=no_cookies()
+            **_httpx_options(profile),
+            transport=httpx.HTTPTransport(**_transport_options(profile)),
+            cookies=no_cookies(),
         )
 
     def close(self) -> None:
@@ -130,16 +164,31 @@ class Transport:
         self._http.close()
 
     def request(
-        self, method: str, path: str, *, repeatable: bool | None = None, accept_status: frozenset[int] = frozenset(), **options: Any
+        self,
+        method: str,
+        path: str,
+        *,
+        repeatable: bool | None = None,
+        accept_status: frozenset[int] = frozenset(),
+        **options: Any,
     ) -> httpx.Response:
-        """The answer, fully read. Raises the PilotlightError of its problem document, except for a status in `accept_status`."""
-        with self.stream(method, path, repeatable=repeatable, accept_status=accept_status, **options) as response:
+        """The answer, fully read. Raises the PilotlightError of its problem document, except for a
+        status in `accept_status`."""
+        with self.stream(
+            method, path, repeatable=repeatable, accept_status=accept_status, **options
+        ) as response:
             response.read()
             return response
 
     @contextlib.contextmanager
     def stream(
-        self, method: str, path: str, *, repeatable: bool | None = None, accept_status: frozenset[int] = frozenset(), **options: Any
+        self,
+        method: str,
+        path: str,
+        *,
+        repeatable: bool | None = None,
+        accept_status: frozenset[int] = frozenset(),
+        **options: Any,
     ) -> Iterator[httpx.Response]:
         """The answer while it arrives, headers only so far. Raises as `request` does."""
         patience = _Patience(method, self._budget_s, repeatable)
@@ -154,12 +203,19 @@ class Transport:
             response.close()
 
     def _attempt(
-        self, method: str, path: str, patience: _Patience, accept_status: frozenset[int], options: dict[str, Any]
+        self,
+        method: str,
+        path: str,
+        patience: _Patience,
+        accept_status: frozenset[int],
+        options: dict[str, Any],
     ) -> tuple[httpx.Response | None, float]:
         import httpx
 
         try:
-            response = self._http.send(self._http.build_request(method, path, **options), stream=True)
+            response = self._http.send(
+                self._http.build_request(method, path, **options), stream=True
+            )
             if response.is_success or response.status_code in accept_status:
                 return response, 0.0
             body = response.read()
@@ -185,7 +241,9 @@ class AsyncTransport:
         self.profile = profile
         self._budget_s = budget_s
         self._http = httpx.AsyncClient(
-            **_httpx_options(profile), transport=httpx.AsyncHTTPTransport(**_transport_options(profile)), cookies=no_cookies()
+            **_httpx_options(profile),
+            transport=httpx.AsyncHTTPTransport(**_transport_options(profile)),
+            cookies=no_cookies(),
         )
 
     async def aclose(self) -> None:
@@ -193,16 +251,31 @@ class AsyncTransport:
         await self._http.aclose()
 
     async def request(
-        self, method: str, path: str, *, repeatable: bool | None = None, accept_status: frozenset[int] = frozenset(), **options: Any
+        self,
+        method: str,
+        path: str,
+        *,
+        repeatable: bool | None = None,
+        accept_status: frozenset[int] = frozenset(),
+        **options: Any,
     ) -> httpx.Response:
-        """As `Transport.request`. Cancelling it closes its connection, which frees the call's slot."""
-        async with self.stream(method, path, repeatable=repeatable, accept_status=accept_status, **options) as response:
+        """As `Transport.request`. Cancelling it closes its connection, which frees the call's
+        slot."""
+        async with self.stream(
+            method, path, repeatable=repeatable, accept_status=accept_status, **options
+        ) as response:
             await response.aread()
             return response
 
     @contextlib.asynccontextmanager
     async def stream(
-        self, method: str, path: str, *, repeatable: bool | None = None, accept_status: frozenset[int] = frozenset(), **options: Any
+        self,
+        method: str,
+        path: str,
+        *,
+        repeatable: bool | None = None,
+        accept_status: frozenset[int] = frozenset(),
+        **options: Any,
     ) -> AsyncIterator[httpx.Response]:
         """As `Transport.stream`."""
         patience = _Patience(method, self._budget_s, repeatable)
@@ -217,12 +290,19 @@ class AsyncTransport:
             await response.aclose()
 
     async def _attempt(
-        self, method: str, path: str, patience: _Patience, accept_status: frozenset[int], options: dict[str, Any]
+        self,
+        method: str,
+        path: str,
+        patience: _Patience,
+        accept_status: frozenset[int],
+        options: dict[str, Any],
     ) -> tuple[httpx.Response | None, float]:
         import httpx
 
         try:
-            response = await self._http.send(self._http.build_request(method, path, **options), stream=True)
+            response = await self._http.send(
+                self._http.build_request(method, path, **options), stream=True
+            )
             if response.is_success or response.status_code in accept_status:
                 return response, 0.0
             body = await response.aread()

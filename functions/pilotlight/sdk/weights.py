@@ -24,15 +24,17 @@ _ADDRESSES = (*_WEB, "s3://", "hf://")
 class Weights:
     """Model files that instances map instead of carrying along.
 
-    `source`: a directory (absolute, or relative to the file that declares it, or else to the working directory),
-    `s3://bucket/prefix`, `hf://org/name@revision`, or the `http(s)://` address of a file or a list of them. It is read where the
-    app is deployed, with the credentials there, or those of `secret`: a token of the hub or the web server, or a Secret whose
-    variables are the ones that such a client looks for (`HF_TOKEN`, `AWS_ACCESS_KEY_ID`, …).
+    `source`: a directory (absolute, or relative to the file that declares it, or else to the
+    working directory), `s3://bucket/prefix`, `hf://org/name@revision`, or the `http(s)://` address
+    of a file or a list of them. It is read where the app is deployed, with the credentials there,
+    or those of `secret`: a token of the hub or the web server, or a Secret whose variables are the
+    ones that such a client looks for (`HF_TOKEN`, `AWS_ACCESS_KEY_ID`, …).
 
-    `include` names the files that are wanted, as in `["*.safetensors", "*.json"]` (`*` also stands for `/`); without it, all are.
+    `include` names the files that are wanted, as in `["*.safetensors", "*.json"]` (`*` also stands
+    for `/`); without it, all are.
 
-    `path` is the directory here, and the mounted one in a worker. `name` names the mount; it defaults to the last part of the source.
-    """
+    `path` is the directory here, and the mounted one in a worker. `name` names the mount; it
+    defaults to the last part of the source."""
 
     def __init__(
         self,
@@ -51,7 +53,8 @@ class Weights:
 
     @classmethod
     def named(cls, name: str, *, mount: str | None = None) -> Weights:
-        """Weights that `pilotlight weights push` or a deploy left on the platform under `name`; the files are not needed here.
+        """Weights that `pilotlight weights push` or a deploy left on the platform under `name`; the
+        files are not needed here.
 
         `mount` names the mount; it defaults to `name`.
         """
@@ -63,17 +66,24 @@ class Weights:
         return weights
 
     @classmethod
-    def from_package(cls, package: str, subdirectory: str = "", *, name: str | None = None) -> Weights:
-        """Files that an installed package carries; the package is found, not imported, and is not needed in a worker.
+    def from_package(
+        cls, package: str, subdirectory: str = "", *, name: str | None = None
+    ) -> Weights:
+        """Files that an installed package carries; the package is found, not imported, and is not
+        needed in a worker.
 
         Raises NotFound when it is not installed here.
         """
         mount = name or _mount_name(subdirectory or package)
         if os.environ.get("PILOTLIGHT_WORKER") == "1":
-            return cls(package, name=mount)  # `path` finds it among the mounts, or says that the function did not declare it
+            # `path` finds it among the mounts, or says that the function did not declare it
+            return cls(package, name=mount)
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
-            raise NotFound(f"Weights.from_package({package!r}): no such package is installed here", parameter="package")
+            raise NotFound(
+                f"Weights.from_package({package!r}): no such package is installed here",
+                parameter="package",
+            )
         return cls(Path(next(iter(spec.submodule_search_locations))) / subdirectory, name=mount)
 
     def __repr__(self) -> str:
@@ -97,27 +107,33 @@ class Weights:
 
     @property
     def path(self) -> Path:
-        """The directory with the files. In a worker, raises NotFound when the function did not declare these weights."""
+        """The directory with the files. In a worker, raises NotFound when the function did not
+        declare these weights."""
         mounted = _mounted()
         if self.name in mounted:
             return Path(mounted[self.name])
         if os.environ.get("PILOTLIGHT_WORKER") == "1":
             raise NotFound(
-                f"weights {self.name!r} are not mounted in this worker: declare them, as in @app.cls(weights=…); "
+                f"weights {self.name!r} are not mounted in this worker: declare them, as in "
+                f"@app.cls(weights=…); "
                 f"mounted are: {', '.join(sorted(mounted)) or 'none'}"
             )
         return self.directory()
 
     def directory(self) -> Path:
-        """The local directory. Raises NotFound, naming where it was looked for, or how to get the files of a remote source."""
+        """The local directory. Raises NotFound, naming where it was looked for, or how to get the
+        files of a remote source."""
         if not self.is_directory:
             pulled = json.dumps({self.name: f"./{self.name}"})
             raise NotFound(
                 f"weights {self.name!r} from {self.source} are not on this machine: fetch them with "
-                f"`pilotlight weights pull {self.registered or self.name} ./{self.name}`, and set {WEIGHTS_VARIABLE}='{pulled}'"
+                f"`pilotlight weights pull {self.registered or self.name} ./{self.name}`, and set "
+                f"{WEIGHTS_VARIABLE}='{pulled}'"
             )
         source = Path(self.sources[0]).expanduser()
-        candidates = [source] if source.is_absolute() else [self._beside / source, Path.cwd() / source]
+        candidates = (
+            [source] if source.is_absolute() else [self._beside / source, Path.cwd() / source]
+        )
         for candidate in candidates:
             if candidate.is_dir():
                 return candidate.resolve()
@@ -125,20 +141,28 @@ class Weights:
         raise NotFound(f"weights {self.name!r}: no directory at {looked}")
 
     def token(self) -> str | None:
-        """The secret as one text, where it is one. Raises InvalidInput for a secret whose values only the platform has."""
+        """The secret as one text, where it is one. Raises InvalidInput for a secret whose values
+        only the platform has."""
         if self.secret is None or isinstance(self.secret, str):
             return self.secret
         values = self._values(self.secret)
-        return next(iter(values.values())) if len(values) == 1 and not self.sources[0].startswith("s3://") else None
+        return (
+            next(iter(values.values()))
+            if len(values) == 1 and not self.sources[0].startswith("s3://")
+            else None
+        )
 
     def variables(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         """`environ` with the secret's variables on top. Raises as `token`."""
-        return {**environ, **self._values(self.secret)} if isinstance(self.secret, Secret) else environ
+        return (
+            {**environ, **self._values(self.secret)} if isinstance(self.secret, Secret) else environ
+        )
 
     def _values(self, secret: Secret) -> Mapping[str, str]:
         if secret.values is None:
             raise InvalidInput(
-                f"weights {self.name!r}: {secret!r} is on the platform, but weights are read here, when the app is deployed: "
+                f"weights {self.name!r}: {secret!r} is on the platform, but weights are read "
+                f"here, when the app is deployed: "
                 "use Secret.from_dotenv() or Secret.from_dict(), or set the variables in this shell",
                 parameter="secret",
             )
@@ -150,16 +174,23 @@ def _sources(source: str | os.PathLike[str] | Sequence[str]) -> tuple[str, ...]:
     if isinstance(source, str | os.PathLike):
         text = os.fspath(source)
         if "://" in text and not text.startswith(_ADDRESSES):
-            raise InvalidInput(f"Weights({text!r}): name a directory, s3://…, hf://… or http(s)://…", parameter="source")
+            raise InvalidInput(
+                f"Weights({text!r}): name a directory, s3://…, hf://… or http(s)://…",
+                parameter="source",
+            )
         return (_address(text),) if text.startswith(_ADDRESSES) else (text,)
     sources = tuple(source)
     if not sources or not all(isinstance(s, str) and s.startswith(_WEB) for s in sources):
-        raise InvalidInput(f"Weights({list(sources)!r}): a list names files by http(s):// address, one each", parameter="source")
+        raise InvalidInput(
+            f"Weights({list(sources)!r}): a list names files by http(s):// address, one each",
+            parameter="source",
+        )
     return tuple(map(_address, sources))
 
 
 def _address(text: str) -> str:
-    """`text`, which has the parts of an address. Raises InvalidInput without showing it: it may hold a key."""
+    """`text`, which has the parts of an address. Raises InvalidInput without showing it: it may
+    hold a key."""
     try:
         urlsplit(text)
     except ValueError as e:
@@ -168,7 +199,8 @@ def _address(text: str) -> str:
 
 
 def _last_part(sources: tuple[str, ...]) -> str:
-    """Of a directory, a prefix, a repository, a file on the web, or the folder that several of these are in."""
+    """Of a directory, a prefix, a repository, a file on the web, or the folder that several of
+    these are in."""
     address = urlsplit(sources[0])
     if not sources[0].startswith(_ADDRESSES):
         return Path(sources[0]).name or Path(sources[0]).resolve().name
@@ -182,7 +214,9 @@ def _shown(source: str) -> str:
     if not source.startswith(_WEB):
         return source
     address = urlsplit(source)
-    return address._replace(netloc=address.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    return address._replace(
+        netloc=address.netloc.rpartition("@")[2], query="", fragment=""
+    ).geturl()
 
 
 def _mounted() -> dict[str, str]:

@@ -33,23 +33,49 @@ async def read_body(receive: ASGIReceiveCallable) -> bytes | None:
     return None
 
 
-async def answer(send: ASGISendCallable, status: int, content_type: bytes, outcome: bytes, body: bytes, *, lines: bytes = b"") -> None:
-    """One whole answer; `lines`: further header lines, each ending in CRLF, that our own server writes as they are."""
+async def answer(
+    send: ASGISendCallable,
+    status: int,
+    content_type: bytes,
+    outcome: bytes,
+    body: bytes,
+    *,
+    lines: bytes = b"",
+) -> None:
+    """One whole answer; `lines`: further header lines, each ending in CRLF, that our own server
+    writes as they are."""
     cycle = getattr(send, "__self__", None)
-    if type(cycle) is RequestResponseCycle and not cycle.response_started and cycle.scope["method"] != "HEAD":
+    if (
+        type(cycle) is RequestResponseCycle
+        and not cycle.response_started
+        and cycle.scope["method"] != "HEAD"
+    ):
         _write_whole(cycle, _head(status, content_type, outcome, cycle.keep_alive), body, lines)
         return
-    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), (OUTCOME, outcome)]
+    headers = [
+        (b"content-type", content_type),
+        (b"content-length", b"%d" % len(body)),
+        (OUTCOME, outcome),
+    ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def answer_problem(send: ASGISendCallable, error: Any, *, outcome: bytes, call: str = "") -> None:
+async def answer_problem(
+    send: ASGISendCallable, error: Any, *, outcome: bytes, call: str = ""
+) -> None:
     """Answer one of our own errors; `call` is the id that its document carries."""
     await answer_document(send, results.problem_of(error), outcome=outcome, call=call)
 
 
-async def answer_document(send: ASGISendCallable, document: dict[str, Any], *, outcome: bytes, call: str = "", lines: bytes = b"") -> None:
+async def answer_document(
+    send: ASGISendCallable,
+    document: dict[str, Any],
+    *,
+    outcome: bytes,
+    call: str = "",
+    lines: bytes = b"",
+) -> None:
     """Answer a problem document."""
     body = {**document, "instance": call} if call else document
     await answer(send, document["status"], PROBLEM, outcome, json.dumps(body).encode(), lines=lines)
@@ -57,13 +83,25 @@ async def answer_document(send: ASGISendCallable, document: dict[str, Any], *, o
 
 async def start(send: ASGISendCallable, status: int, content_type: bytes, outcome: bytes) -> None:
     """The head of an answer whose body follows in pieces."""
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", content_type), (OUTCOME, outcome)]})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(b"content-type", content_type), (OUTCOME, outcome)],
+        }
+    )
 
 
 async def end(send: ASGISendCallable, body: bytes, lines: bytes = b"") -> None:
-    """The last piece of a body, and trailer lines behind it where it is chunked (RFC 9112 §7.1.2)."""
+    """The last piece of a body, and trailer lines behind it where it is chunked (RFC 9112
+    §7.1.2)."""
     cycle = getattr(send, "__self__", None)
-    if not lines or type(cycle) is not RequestResponseCycle or not cycle.chunked_encoding or cycle.disconnected:
+    if (
+        not lines
+        or type(cycle) is not RequestResponseCycle
+        or not cycle.chunked_encoding
+        or cycle.disconnected
+    ):
         await send({"type": "http.response.body", "body": body, "more_body": False})
         return
     await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -76,7 +114,8 @@ async def end(send: ASGISendCallable, body: bytes, lines: bytes = b"") -> None:
 
 
 def _write_whole(cycle: RequestResponseCycle, head: bytes, body: bytes, lines: bytes) -> None:
-    """What two ASGI messages would do, in one write and without checking headers that are our own: a quarter of a small call's time."""
+    """What two ASGI messages would do, in one write and without checking headers that are our own:
+    a quarter of a small call's time."""
     if cycle.disconnected:
         return
     cycle.response_started = cycle.response_complete = True
@@ -91,4 +130,11 @@ def _write_whole(cycle: RequestResponseCycle, head: bytes, body: bytes, lines: b
 def _head(status: int, content_type: bytes, outcome: bytes, keep_alive: bool) -> bytes:
     phrase = http.HTTPStatus(status).phrase.encode()
     close = b"" if keep_alive else b"connection: close\r\n"
-    return b"HTTP/1.1 %d %b\r\n%bcontent-type: %b\r\n%b: %b\r\ncontent-length: " % (status, phrase, close, content_type, OUTCOME, outcome)
+    return b"HTTP/1.1 %d %b\r\n%bcontent-type: %b\r\n%b: %b\r\ncontent-length: " % (
+        status,
+        phrase,
+        close,
+        content_type,
+        OUTCOME,
+        outcome,
+    )

@@ -1,13 +1,14 @@
-"""A function that is a web application: built once after the wake, its lifespan run, and served under WORKER_ASGI.
+"""A function that is a web application: built once after the wake, its lifespan run, and served
+under WORKER_ASGI.
 
-One that declares an example, a path, is built before the snapshot and asked for that path once: what building and a first request import
-and compute is then in the snapshot. It must build without secrets and answer without its lifespan, which runs after the wake, in the loop
-that serves, like any enter(snap=False). Without an example only what the module and enter(snap=True) hooks did is in the snapshot: threads
-and processes that those began, too.
+One that declares an example, a path, is built before the snapshot and asked for that path once:
+what building and a first request import and compute is then in the snapshot. It must build without
+secrets and answer without its lifespan, which runs after the wake, in the loop that serves, like
+any enter(snap=False). Without an example only what the module and enter(snap=True) hooks did is in
+the snapshot: threads and processes that those began, too.
 
-The application sees the path that the caller used: `root_path` is the public prefix and `path` begins with it (ASGI 3, HTTP connection
-scope), so that links it makes work outside.
-"""
+The application sees the path that the caller used: `root_path` is the public prefix and `path`
+begins with it (ASGI 3, HTTP connection scope), so that links it makes work outside."""
 
 from __future__ import annotations
 
@@ -16,7 +17,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from pilotlight.protocol import CONTENT_PROBLEM, HEADER_CALL, HEADER_OUTCOME, HEADER_ROOT_PATH, WORKER_ASGI
+from pilotlight.protocol import (
+    CONTENT_PROBLEM,
+    HEADER_CALL,
+    HEADER_OUTCOME,
+    HEADER_ROOT_PATH,
+    WORKER_ASGI,
+)
 from pilotlight.sdk.context import CURRENT as RUNNING
 from pilotlight.sdk.spans import CURRENT
 from pilotlight.worker import faults, output, results
@@ -51,7 +58,8 @@ class WebApplication:
         return f"<WebApplication {'built' if self._app is not None else 'not built'}>"
 
     async def startup(self) -> None:
-        """Build the application, if it is not, and run its lifespan startup. Raises what either raises, and LifespanFailed."""
+        """Build the application, if it is not, and run its lifespan startup. Raises what either
+        raises, and LifespanFailed."""
         await self._be_built()
         self._lifespan = asyncio.create_task(self._run_lifespan(), name="lifespan")
         await self._exchange("startup")
@@ -63,7 +71,8 @@ class WebApplication:
             await asyncio.wait([self._lifespan])
 
     async def answer_example(self, path: str) -> dict[str, Any]:
-        """GET that path before there is a server; status and body. Raises what building and the application raise, and ExampleFailed."""
+        """GET that path before there is a server; status and body. Raises what building and the
+        application raise, and ExampleFailed."""
         await self._be_built()
         asked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         asked.put_nowait({"type": "http.request", "body": b"", "more_body": False})
@@ -75,7 +84,10 @@ class WebApplication:
 
         await self._app(_scope(path, self._state.copy()), asked.get, send)
         if answer["status"] >= 500:
-            raise ExampleFailed(f"GET {path}, the application's example, was answered with {answer['status']}: {answer['body'][:200]!r}")
+            raise ExampleFailed(
+                f"GET {path}, the application's example, was answered with {answer['status']}: "
+                f"{answer['body'][:200]!r}"
+            )
         return answer
 
     async def _be_built(self) -> None:
@@ -84,7 +96,11 @@ class WebApplication:
             self._app = await app if inspect.isawaitable(app) else app
 
     async def _run_lifespan(self) -> None:
-        scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": self._state}
+        scope = {
+            "type": "lifespan",
+            "asgi": {"version": "3.0", "spec_version": "2.0"},
+            "state": self._state,
+        }
         await self._app(scope, self._to_app.get, self._from_app.put)
 
     async def _exchange(self, event: str) -> None:
@@ -96,10 +112,13 @@ class WebApplication:
         if answer.done():
             message = answer.result()
             if message["type"] == f"lifespan.{event}.failed":
-                raise LifespanFailed(message.get("message") or f"the application's lifespan {event} failed")
+                raise LifespanFailed(
+                    message.get("message") or f"the application's lifespan {event} failed"
+                )
             return
         answer.cancel()
-        self._lifespan.exception()  # ASGI: an application that raises here does not support lifespan; not an error
+        # ASGI: an application that raises here does not support lifespan; not an error
+        self._lifespan.exception()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass one request or WebSocket through."""
@@ -111,7 +130,13 @@ class WebApplication:
         CURRENT.set(spans)
         RUNNING.set(RunningCall(headers, spans))
         spans.make_current()
-        inner = {**scope, **_paths(scope, root_path), "root_path": root_path, "state": self._state.copy(), "extensions": {}}
+        inner = {
+            **scope,
+            **_paths(scope, root_path),
+            "root_path": root_path,
+            "state": self._state.copy(),
+            "extensions": {},
+        }
         sender = _Sender(send, spans)
         try:
             await self._app(inner, receive, sender)
@@ -146,7 +171,8 @@ def _scope(path: str, state: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Sender:
-    """Adds the outcome header to the head of an answer, and what was recorded of it until then where somebody asks."""
+    """Adds the outcome header to the head of an answer, and what was recorded of it until then
+    where somebody asks."""
 
     def __init__(self, send: Any, spans: CallSpans) -> None:
         self._send = send
@@ -162,7 +188,11 @@ class _Sender:
 
     async def answer_raised(self, error: BaseException) -> None:
         body = results.as_json(faults.as_problem(error))
-        headers = [(b"content-type", CONTENT_PROBLEM.encode()), (b"content-length", b"%d" % len(body)), (_OUTCOME, b"raised")]
+        headers = [
+            (b"content-type", CONTENT_PROBLEM.encode()),
+            (b"content-length", b"%d" % len(body)),
+            (_OUTCOME, b"raised"),
+        ]
         headers += self._spans.header(500)
         await self._send({"type": "http.response.start", "status": 500, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
@@ -171,4 +201,7 @@ class _Sender:
 def _paths(scope: Any, root_path: str) -> dict[str, Any]:
     prefix = len(WORKER_ASGI)
     raw = scope.get("raw_path") or scope["path"].encode()
-    return {"path": root_path + (scope["path"][prefix:] or "/"), "raw_path": root_path.encode("latin-1") + (raw[prefix:] or b"/")}
+    return {
+        "path": root_path + (scope["path"][prefix:] or "/"),
+        "raw_path": root_path.encode("latin-1") + (raw[prefix:] or b"/"),
+    }

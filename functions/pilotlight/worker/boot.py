@@ -1,10 +1,10 @@
 """First code of a worker, executed by path: `<python> -I -S -B boot.py <launch.json>`.
 
-It builds the module search path by hand, so that user code sees its own folder first, then the standard library, then the site
-directories of its image, and of our runtime directories nothing but our own packages, whatever else lies there. Only then is the rest
-of the worker imported, and all of it before the user's folder is on the path: a user's `functions.py`, `helpers.py` or `json.py`
-shadows nothing of ours.
-"""
+It builds the module search path by hand, so that user code sees its own folder first, then the
+standard library, then the site directories of its image, and of our runtime directories nothing but
+our own packages, whatever else lies there. Only then is the rest of the worker imported, and all of
+it before the user's folder is on the path: a user's `functions.py`, `helpers.py` or `json.py`
+shadows nothing of ours."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ ONE_THREAD = {
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Set until the worker is an instance: each of these would start a thread pool, and a process with threads cannot be forked."""
+"""Set until the worker is an instance: each of these would start a thread pool, and a process with
+threads cannot be forked."""
 
 
 class RuntimeFinder:
@@ -37,13 +38,17 @@ class RuntimeFinder:
     def __repr__(self) -> str:
         return f"<RuntimeFinder {self.directories}>"
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
-        """See importlib.abc.MetaPathFinder; submodules are found through their package's own path."""
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: Any = None
+    ) -> ModuleSpec | None:
+        """See importlib.abc.MetaPathFinder; submodules are found through their package's own
+        path."""
         return PathFinder.find_spec(name, self.directories) if name in OUR_PACKAGES else None
 
 
 def set_environment(*, env: Mapping[str, str], work: str) -> tuple[str, ...]:
-    """Apply the launch environment, HOME and the working directory; the names of ONE_THREAD that the user did not set are returned."""
+    """Apply the launch environment, HOME and the working directory; the names of ONE_THREAD that
+    the user did not set are returned."""
     os.environ.update(env)
     if "HOME" not in env:
         os.environ["HOME"] = work
@@ -56,8 +61,8 @@ def set_environment(*, env: Mapping[str, str], work: str) -> tuple[str, ...]:
 def set_path(*, runtime: Sequence[str], site_directories: Sequence[str]) -> None:
     """Make our packages and the image's site directories (with their .pth files) importable.
 
-    An editable installation of the platform leaves a .pth that names our source tree: such entries are dropped again.
-    """
+    An editable installation of the platform leaves a .pth that names our source tree: such entries
+    are dropped again."""
     import site
 
     sys.meta_path.insert(0, RuntimeFinder(runtime))
@@ -65,7 +70,8 @@ def set_path(*, runtime: Sequence[str], site_directories: Sequence[str]) -> None
         site.addsitedir(directory)
     keep = {os.path.abspath(d) for d in site_directories}
     sys.path[:] = [p for p in sys.path if os.path.abspath(p) in keep or not _holds_our_packages(p)]
-    site.setquit()  # `exit()` and `help()` exist in user code as in any Python, although -S was given
+    # `exit()` and `help()` exist in user code as in any Python, although -S was given
+    site.setquit()
     site.sethelper()
 
 
@@ -94,7 +100,11 @@ def main(launch_path: str, *, interpreter_ms: float, started: float) -> None:
     if launch.spec.kind is FunctionKind.ENGINE:
         from pilotlight.worker.engine import life
 
-        life.run(launch, site=document["site"], boot_ms=interpreter_ms + (time.monotonic() - started) * 1000)
+        life.run(
+            launch,
+            site=document["site"],
+            boot_ms=interpreter_ms + (time.monotonic() - started) * 1000,
+        )
     startup.run(launch, boot_ms=interpreter_ms + (time.monotonic() - started) * 1000)
 
 

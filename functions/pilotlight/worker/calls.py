@@ -1,12 +1,13 @@
 """`POST /invoke/<method>`: one call from its body to its answer.
 
-A caller that sends a pickle runs code here. A pickle is therefore refused, unread, unless the activator states that it comes from the
-function's own tenant (HEADER_TRUSTED_PICKLE).
+A caller that sends a pickle runs code here. A pickle is therefore refused, unread, unless the
+activator states that it comes from the function's own tenant (HEADER_TRUSTED_PICKLE).
 
-`async def` functions run in the request's own task; synchronous ones in a call thread. A caller that leaves, or a deadline that
-passes, stops the call: the task is cancelled, or CallCancelled is raised in the thread. A call counts as running until the function has
-really ended, whoever still waits for it; one more than `max_inputs` is answered 503 with outcome `busy`, which is safe to retry elsewhere.
-"""
+`async def` functions run in the request's own task; synchronous ones in a call thread. A caller
+that leaves, or a deadline that passes, stops the call: the task is cancelled, or CallCancelled is
+raised in the thread. A call counts as running until the function has really ended, whoever still
+waits for it; one more than `max_inputs` is answered 503 with outcome `busy`, which is safe to retry
+elsewhere."""
 
 from __future__ import annotations
 
@@ -63,19 +64,33 @@ class Call:
     """One running call. Owned by the event loop.
 
     Attributes:
-        speaks_pickle: whether the caller is the SDK of the function's own tenant: it sent cloudpickle, and gets it back.
-        priority: as the activator tells it, for methods whose calls are gathered.
-        seconds: what the execution clock has left; 0 for no bound.
-        expires_at: event loop's time at which it does; set by Deadlines.
-        stopped: None while it is wanted; else why not: `left` or `deadline`.
-        spans: what its own code records of it.
+        speaks_pickle: whether the caller is the SDK of the function's own tenant: it sent
+        cloudpickle, and gets it back. priority: as the activator tells it, for methods whose calls
+        are gathered. seconds: what the execution clock has left; 0 for no bound. expires_at: event
+        loop's time at which it does; set by Deadlines. stopped: None while it is wanted; else why
+        not: `left` or `deadline`. spans: what its own code records of it.
     """
 
-    __slots__ = ("_task", "accept", "expires_at", "id", "priority", "seconds", "spans", "speaks_pickle", "stopped", "thread")
+    __slots__ = (
+        "_task",
+        "accept",
+        "expires_at",
+        "id",
+        "priority",
+        "seconds",
+        "spans",
+        "speaks_pickle",
+        "stopped",
+        "thread",
+    )
 
-    def __init__(self, headers: Mapping[bytes, bytes], *, speaks_pickle: bool, slow_s: float = math.inf) -> None:
+    def __init__(
+        self, headers: Mapping[bytes, bytes], *, speaks_pickle: bool, slow_s: float = math.inf
+    ) -> None:
         self.id = headers.get(_CALL, b"").decode("latin-1")
-        self.spans = CallSpans(self.id, headers.get(b"traceparent"), headers.get(_ATTEMPT), slow_s=slow_s)
+        self.spans = CallSpans(
+            self.id, headers.get(b"traceparent"), headers.get(_ATTEMPT), slow_s=slow_s
+        )
         self.speaks_pickle = speaks_pickle
         self.accept = headers.get(b"accept", b"")
         self.priority = headers.get(_PRIORITY)
@@ -112,7 +127,9 @@ class Call:
 class Calls:
     """Runs calls on the target's methods. Owned by the event loop: no lock."""
 
-    def __init__(self, methods: Mapping[str, Method], *, max_inputs: int, slow_s: float = math.inf) -> None:
+    def __init__(
+        self, methods: Mapping[str, Method], *, max_inputs: int, slow_s: float = math.inf
+    ) -> None:
         """`slow_s`: what a call that took longer recorded of itself is told without being asked."""
         self._methods = methods
         self._slow_s = slow_s
@@ -138,13 +155,20 @@ class Calls:
         """Have one call thread ready before the first call."""
         self._threads.make_ahead(loop)
 
-    async def invoke(self, scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+    async def invoke(
+        self, scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable
+    ) -> None:
         """Answer one request."""
         headers = dict(scope["headers"])
         content_type = headers.get(b"content-type", _JSON)
         speaks_pickle = content_type != _JSON and is_pickle(content_type)
         if speaks_pickle and headers.get(_TRUSTED) != b"1":
-            await answer_problem(send, _untrusted(), outcome=b"invalid", call=headers.get(_CALL, b"").decode("latin-1"))
+            await answer_problem(
+                send,
+                _untrusted(),
+                outcome=b"invalid",
+                call=headers.get(_CALL, b"").decode("latin-1"),
+            )
             return
         body = await read_body(receive)
         if body is None:
@@ -152,17 +176,25 @@ class Calls:
         method = self._methods.get(scope["path"][_PREFIX:]) if scope["method"] == "POST" else None
         if method is None:
             await answer_problem(
-                send, NotFound(f"there is no method {scope['path'][_PREFIX:]!r} here, to be called by POST"), outcome=b"invalid"
+                send,
+                NotFound(
+                    f"there is no method {scope['path'][_PREFIX:]!r} here, to be called by POST"
+                ),
+                outcome=b"invalid",
             )
         elif self._running >= self._max_inputs:
-            full = Unavailable(f"all {self._max_inputs} slots of this instance are taken", retry_after_s=0)
+            full = Unavailable(
+                f"all {self._max_inputs} slots of this instance are taken", retry_after_s=0
+            )
             await answer_problem(send, full, outcome=b"busy")
         else:
             call = Call(headers, speaks_pickle=speaks_pickle, slow_s=self._slow_s)
             RUNNING.set(RunningCall(headers, call.spans))
             await self._run(method, call, scope, body, send)
 
-    async def _run(self, method: Method, call: Call, scope: HTTPScope, body: bytes, send: ASGISendCallable) -> None:
+    async def _run(
+        self, method: Method, call: Call, scope: HTTPScope, body: bytes, send: ASGISendCallable
+    ) -> None:
         output.CALL.set(call.id)
         CURRENT.set(call.spans)
         call.spans.make_current()
@@ -179,9 +211,15 @@ class Calls:
             self._deadlines.forget(call)
             output.end_call(call.id)
 
-    async def _perform(self, method: Method, call: Call, body: bytes, send: ASGISendCallable) -> None:
+    async def _perform(
+        self, method: Method, call: Call, body: bytes, send: ASGISendCallable
+    ) -> None:
         try:
-            args, kwargs = method.binder.from_pickle(body) if call.speaks_pickle else method.binder.from_json(body)
+            args, kwargs = (
+                method.binder.from_pickle(body)
+                if call.speaks_pickle
+                else method.binder.from_json(body)
+            )
         except InvalidInput as e:
             await answer_problem(send, e, outcome=b"invalid", call=call.id)
             return
@@ -211,7 +249,9 @@ class Calls:
             call.begin(None)
             await _answer_raised(call, e, send)
 
-    async def _in_batch(self, method: Method, call: Call, args: Any, kwargs: Any, send: ASGISendCallable) -> None:
+    async def _in_batch(
+        self, method: Method, call: Call, args: Any, kwargs: Any, send: ASGISendCallable
+    ) -> None:
         call.begin(asyncio.current_task())
         share = await self._batches.share(method.name, call, args, kwargs, call.priority)
         call.begin(None)
@@ -229,7 +269,8 @@ class Calls:
             self._threads.give_back(thread)
 
     async def _stream(self, call: Call, source: Any, send: ASGISendCallable) -> None:
-        """Items as they come; a generator that raises before its first one is answered like any function."""
+        """Items as they come; a generator that raises before its first one is answered like any
+        function."""
         framer = _framer(call)
         items = self._items(call, source)
         try:
@@ -241,8 +282,18 @@ class Calls:
                 while first is not _NOTHING and call.stopped is None:
                     first = await anext(items, _NOTHING)
                     if first is not _NOTHING:
-                        await send({"type": "http.response.body", "body": framer.item(first), "more_body": True})
-                tail, finish = (b"", b"stop") if call.stopped is None else (framer.error(_late(call)), b"error")
+                        await send(
+                            {
+                                "type": "http.response.body",
+                                "body": framer.item(first),
+                                "more_body": True,
+                            }
+                        )
+                tail, finish = (
+                    (b"", b"stop")
+                    if call.stopped is None
+                    else (framer.error(_late(call)), b"error")
+                )
             except BaseException as e:  # noqa: BLE001  # as in _perform: the headers are out, so the error travels in the stream
                 tail, finish = framer.error(_late(call) if call.stopped else e), b"error"
             await end(send, tail, b"%b: %b\r\n%b" % (_FINISH, finish, call.spans.line(200)))
@@ -277,15 +328,25 @@ class Calls:
             self._threads.give_back(thread)
 
 
-async def _answer_value(call: Call, value: Any, send: ASGISendCallable, *, line: bytes = b"") -> None:
+async def _answer_value(
+    call: Call, value: Any, send: ASGISendCallable, *, line: bytes = b""
+) -> None:
     if call.speaks_pickle:
-        await answer(send, 200, _PICKLE, b"ok", results.as_pickle(value), lines=line + call.spans.line(200))
+        await answer(
+            send, 200, _PICKLE, b"ok", results.as_pickle(value), lines=line + call.spans.line(200)
+        )
     else:
-        await answer(send, 200, _JSON, b"ok", results.as_json(value), lines=line + call.spans.line(200))
+        await answer(
+            send, 200, _JSON, b"ok", results.as_json(value), lines=line + call.spans.line(200)
+        )
 
 
-async def _answer_raised(call: Call, error: BaseException, send: ASGISendCallable, *, line: bytes = b"") -> None:
-    if call.stopped is not None and isinstance(error, asyncio.CancelledError | faults.CallCancelled):
+async def _answer_raised(
+    call: Call, error: BaseException, send: ASGISendCallable, *, line: bytes = b""
+) -> None:
+    if call.stopped is not None and isinstance(
+        error, asyncio.CancelledError | faults.CallCancelled
+    ):
         task = asyncio.current_task()
         if task is not None:
             task.uncancel()
@@ -297,10 +358,19 @@ async def _answer_raised(call: Call, error: BaseException, send: ASGISendCallabl
         return
     faults.report(error)
     if call.speaks_pickle:
-        await answer(send, 500, _PICKLE, b"raised", faults.as_pickle(error), lines=line + call.spans.line(500))
+        await answer(
+            send,
+            500,
+            _PICKLE,
+            b"raised",
+            faults.as_pickle(error),
+            lines=line + call.spans.line(500),
+        )
     else:
         lines = line + call.spans.line(500)
-        await answer_document(send, faults.as_problem(error), outcome=b"raised", call=call.id, lines=lines)
+        await answer_document(
+            send, faults.as_problem(error), outcome=b"raised", call=call.id, lines=lines
+        )
 
 
 def _framer(call: Call) -> results.Framer:
@@ -310,11 +380,15 @@ def _framer(call: Call) -> results.Framer:
 
 
 def _untrusted() -> UnsupportedMediaType:
-    return UnsupportedMediaType(f"a pickle needs the header {HEADER_TRUSTED_PICKLE}, which only the activator sets: send JSON")
+    return UnsupportedMediaType(
+        f"a pickle needs the header {HEADER_TRUSTED_PICKLE}, which only the activator sets: send JSON"
+    )
 
 
 def _late(call: Call) -> results.OutOfTime:
-    return results.OutOfTime(f"the call ran longer than the {call.seconds:g} s it was given", clock="execution")
+    return results.OutOfTime(
+        f"the call ran longer than the {call.seconds:g} s it was given", clock="execution"
+    )
 
 
 def _seconds(value: bytes) -> float:

@@ -1,9 +1,9 @@
 """Standing still for a snapshot, and coming back from one.
 
-A process that is to be dumped lets go of everything that ties it to this slot and waits in accept() on a listener that the shim made. The
-dump consumes it. In a restored copy somebody connects: that connection is its control channel from then on, and it is a worker at its
-snapshot point again. Nothing is sent, read or timed between the two, so that the copy has nothing to repeat.
-"""
+A process that is to be dumped lets go of everything that ties it to this slot and waits in accept()
+on a listener that the shim made. The dump consumes it. In a restored copy somebody connects: that
+connection is its control channel from then on, and it is a worker at its snapshot point again.
+Nothing is sent, read or timed between the two, so that the copy has nothing to repeat."""
 
 from __future__ import annotations
 
@@ -18,34 +18,47 @@ from pilotlight.worker.control import Control
 from pilotlight.worker.obstacles import Findings, Obstacle, Scene
 
 FROZEN_VARIABLE = "PILOTLIGHT_FROZEN_S"
-"""Seconds for which the process was in a snapshot: the wall clock went on, `time.monotonic()` did not see them (time_namespaces(7))."""
+"""Seconds for which the process was in a snapshot: the wall clock went on, `time.monotonic()` did
+not see them (time_namespaces(7))."""
 
 
 class Obstructed(Exception):
     """Raised when something stands in the way; the shim has been told what."""
 
 
-def stand_still(control: Control, descriptors: Sequence[int], *, scene: Scene, in_place: bool) -> None:
-    """Tell the shim on the channel, wait, and take the new control channel. Returns in a restored copy only.
+def stand_still(
+    control: Control, descriptors: Sequence[int], *, scene: Scene, in_place: bool
+) -> None:
+    """Tell the shim on the channel, wait, and take the new control channel. Returns in a restored
+    copy only.
 
     Args:
-        control: let go before the shim is told, replaced by the new connection afterwards; untouched when something is in the way.
-        descriptors: listener and channel, which are used up.
-        scene: where to look for obstacles.
-        in_place: this is the worker itself, with all its processes, and no fork of it.
+        control: let go before the shim is told, replaced by the new connection afterwards;
+        untouched when something is in the way. descriptors: listener and channel, which are used
+        up. scene: where to look for obstacles. in_place: this is the worker itself, with all its
+        processes, and no fork of it.
 
     Raises Obstructed, and OSError when the shim is gone.
     """
     begun = time.monotonic()
     listener_fd, channel_fd = descriptors
-    with socket.socket(fileno=listener_fd) as listener, contextlib.closing(Control(channel_fd)) as channel:
+    with (
+        socket.socket(fileno=listener_fd) as listener,
+        contextlib.closing(Control(channel_fd)) as channel,
+    ):
         output.finish()
         hooks.drop_caches()
         found = scene.look(leave_aside={listener_fd, channel_fd, control.fileno()}, pairs=in_place)
         if not found.obstacles:
             memory.let_go_of_pools()
             control.close()
-        channel.send({"event": "quiesced", **found.to_json(), "phases_ms": {"quiesce": round((time.monotonic() - begun) * 1000, 3)}})
+        channel.send(
+            {
+                "event": "quiesced",
+                **found.to_json(),
+                "phases_ms": {"quiesce": round((time.monotonic() - begun) * 1000, 3)},
+            }
+        )
         channel.close()
         if found.obstacles:
             raise Obstructed(found.obstacles[0].message)
@@ -53,11 +66,14 @@ def stand_still(control: Control, descriptors: Sequence[int], *, scene: Scene, i
 
 
 def refuse(descriptors: Sequence[int], obstacle: Obstacle) -> None:
-    """Tell the shim on the channel what stands in the way; `descriptors` as for `stand_still`, which need not be asked then."""
+    """Tell the shim on the channel what stands in the way; `descriptors` as for `stand_still`,
+    which need not be asked then."""
     listener_fd, channel_fd = descriptors
     os.close(listener_fd)
     with contextlib.closing(Control(channel_fd)) as channel:
-        channel.send({"event": "quiesced", **Findings(obstacles=[obstacle]).to_json(), "phases_ms": {}})
+        channel.send(
+            {"event": "quiesced", **Findings(obstacles=[obstacle]).to_json(), "phases_ms": {}}
+        )
 
 
 def let_go_of_output() -> None:

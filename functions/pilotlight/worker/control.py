@@ -1,4 +1,5 @@
-"""The control channel between a worker and its shim: one JSON object per datagram, descriptors beside it (docs/architecture.md)."""
+"""The control channel between a worker and its shim: one JSON object per datagram, descriptors
+beside it (docs/architecture.md)."""
 
 from __future__ import annotations
 
@@ -21,12 +22,15 @@ class Order:
     """One order of the shim.
 
     Attributes:
-        op: `fork`, `serve`, `park`, `checkpoint`, `checkpoint_in_place`, `prove` or, to a parked fork, `assign`.
-        instance: the instance to become; for `park` the parked fork's own name.
-        env: the instance's environment, secrets included. Only `assign` brings it along; to `fork` and `serve` it comes on `go`.
-        descriptors: listener, stdout, stderr, go, and ways into cgroups; `assign`: the first three; `park`: channel, go, ways;
-            `checkpoint`: listener, channel, go, ways; `checkpoint_in_place`: listener, channel; `prove`: none.
-        start: what was before the order, where a launcher says it beside the environment: `kind`, `phases_ms`.
+        op: `fork`, `serve`, `park`, `checkpoint`, `checkpoint_in_place`, `prove` or, to a parked
+        fork, `assign`. instance: the instance to become; for `park` the parked fork's own name.
+        env: the instance's environment, secrets included. Only `assign` brings it along; to `fork`
+        and `serve` it comes on `go`. descriptors: listener, stdout, stderr, go, and ways into
+        cgroups; `assign`: the first three; `park`: channel, go, ways;
+            `checkpoint`: listener, channel, go, ways; `checkpoint_in_place`: listener, channel;
+            `prove`: none.
+        start: what was before the order, where a launcher says it beside the environment: `kind`,
+        `phases_ms`.
     """
 
     op: str
@@ -37,7 +41,8 @@ class Order:
 
 
 class Control:
-    """Our end of a pair with the shim. Used by one thread of one process at a time; forked children share it to send only."""
+    """Our end of a pair with the shim. Used by one thread of one process at a time; forked children
+    share it to send only."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
@@ -61,7 +66,8 @@ class Control:
             self._shared = False
 
     def leave_fork(self) -> None:
-        """In the child of a fork: one that user code made has no business with the shim, and would tie a snapshot of the tree to it."""
+        """In the child of a fork: one that user code made has no business with the shim, and would
+        tie a snapshot of the tree to it."""
         if not self._shared:
             self._socket.close()
 
@@ -83,14 +89,19 @@ class Control:
             self._socket.send(data)
 
     def receive(self) -> Order | None:
-        """The next order, waiting for it; None when the shim is gone. Raises ValueError for a broken one."""
-        data, descriptors, _, _ = socket.recv_fds(self._socket, MAX_DATAGRAM_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        """The next order, waiting for it; None when the shim is gone. Raises ValueError for a
+        broken one."""
+        data, descriptors, _, _ = socket.recv_fds(
+            self._socket, MAX_DATAGRAM_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+        )
         if not data:
             return None
         try:
             body = json.loads(data)
             env = {str(k): str(v) for k, v in body.get("env", {}).items()}
-            return Order(op=body["op"], instance=body["instance"], env=env, descriptors=tuple(descriptors))
+            return Order(
+                op=body["op"], instance=body["instance"], env=env, descriptors=tuple(descriptors)
+            )
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             for descriptor in descriptors:
                 os.close(descriptor)

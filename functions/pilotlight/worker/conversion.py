@@ -1,10 +1,11 @@
-"""From JSON values to what parameters are annotated with: base64 to bytes, objects to dataclasses, text to dates, arrays to tuples.
+"""From JSON values to what parameters are annotated with: base64 to bytes, objects to dataclasses,
+text to dates, arrays to tuples.
 
-The counterpart of `pilotlight.sdk.schema`, which tells callers what to send. Converters are compiled once, before the snapshot; a hint
-whose values JSON carries as they are (or that is not known) has none, and costs a call nothing. A value that already is what is wanted
-passes as it is: examples may hold Python objects. Parameters that hold pydantic models are pydantic's business, which is used only where
-the user's code imported it.
-"""
+The counterpart of `pilotlight.sdk.schema`, which tells callers what to send. Converters are
+compiled once, before the snapshot; a hint whose values JSON carries as they are (or that is not
+known) has none, and costs a call nothing. A value that already is what is wanted passes as it is:
+examples may hold Python objects. Parameters that hold pydantic models are pydantic's business,
+which is used only where the user's code imported it."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ class Mismatch(ValueError):
         errors: pydantic's own list of errors, where it was asked.
     """
 
-    def __init__(self, message: str, *, path: tuple[str, ...] = (), errors: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(
+        self, message: str, *, path: tuple[str, ...] = (), errors: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
         super().__init__(message)
         self.path = path
         self.errors = errors
@@ -47,7 +50,8 @@ def converter(hint: Any) -> Convert | None:
 
 
 class _Compiler:
-    """Compiles one hint. Types that contain themselves are looked up by name when their values come."""
+    """Compiles one hint. Types that contain themselves are looked up by name when their values
+    come."""
 
     def __init__(self) -> None:
         self._records: dict[Any, Convert | None] = {}
@@ -83,7 +87,9 @@ class _Compiler:
         choices = [(option, self.of(option)) for option in options]
         return None if all(convert is None for _, convert in choices) else _first_that_fits(choices)
 
-    def _collection(self, make: Callable[[list[Any]], Any] | None, args: tuple[Any, ...]) -> Convert | None:
+    def _collection(
+        self, make: Callable[[list[Any]], Any] | None, args: tuple[Any, ...]
+    ) -> Convert | None:
         items = self.of(args[0]) if args else None
         return None if items is None and make is None else _each_item(items or _same, make or _same)
 
@@ -96,14 +102,20 @@ class _Compiler:
         if kind not in self._records:
             self._records[kind] = None
             hints = hints_of_class(kind)
-            fields = {f.name: self.of(hints.get(f.name, Any)) for f in dataclasses.fields(kind) if f.init}
+            fields = {
+                f.name: self.of(hints.get(f.name, Any)) for f in dataclasses.fields(kind) if f.init
+            }
             self._records[kind] = _to_dataclass(kind, fields)
         return self._later(kind)
 
     def _typed_dict(self, kind: Any) -> Convert | None:
         if kind not in self._records:
             self._records[kind] = None
-            fields = {name: convert for name, hint in hints_of_class(kind).items() if (convert := self.of(hint)) is not None}
+            fields = {
+                name: convert
+                for name, hint in hints_of_class(kind).items()
+                if (convert := self.of(hint)) is not None
+            }
             self._records[kind] = _to_typed_dict(fields) if fields else _same
         return None if self._records[kind] is _same else self._later(kind)
 
@@ -114,9 +126,10 @@ class _Compiler:
         return self._records[kind] or convert
 
 
-# -- hints ---------------------------------------------------------------------------------------------------------------
+# -- hints -----------------------------------------------------------------------------------------
 def _plain(hint: Any) -> Any:
-    """Without what says how a value is used and not what it is: Annotated, Required, NotRequired, NewType."""
+    """Without what says how a value is used and not what it is: Annotated, Required, NotRequired,
+    NewType."""
     while True:
         origin = typing.get_origin(hint)
         if origin in _WRAPPERS and not (origin is typing.Annotated and _holds_model(hint)):
@@ -150,7 +163,7 @@ def _may_be(hint: Any, value: Any) -> bool:
     return isinstance(value, wanted) and (kind is bool or not isinstance(value, bool))
 
 
-# -- converters ----------------------------------------------------------------------------------------------------------
+# -- converters ------------------------------------------------------------------------------------
 def _same(value: Any) -> Any:
     return value
 
@@ -162,7 +175,9 @@ def _from_text(kind: type, parse: Convert) -> Convert:
         try:
             return parse(value)
         except (ValueError, TypeError, AttributeError, ArithmeticError) as e:
-            raise Mismatch(f"{_shown(value)} is not {_WANTED.get(kind, f'a {kind.__name__}')}") from e
+            raise Mismatch(
+                f"{_shown(value)} is not {_WANTED.get(kind, f'a {kind.__name__}')}"
+            ) from e
 
     return convert
 
@@ -178,7 +193,9 @@ def _by_pydantic(hint: Any) -> Convert | None:
             return adapter.validate_python(value)
         except pydantic.ValidationError as e:
             found = e.errors(include_url=False, include_context=False, include_input=False)
-            raise Mismatch(found[0]["msg"], path=tuple(str(part) for part in found[0]["loc"]), errors=found) from e
+            raise Mismatch(
+                found[0]["msg"], path=tuple(str(part) for part in found[0]["loc"]), errors=found
+            ) from e
 
     return convert
 
@@ -195,7 +212,8 @@ def _first_that_fits(choices: Sequence[tuple[Any, Convert | None]]) -> Convert:
             else:
                 if _may_be(option, value):
                     return value
-        raise max(refused, key=lambda e: len(e.path))  # the option that got furthest is the one that was meant
+        # the option that got furthest is the one that was meant
+        raise max(refused, key=lambda e: len(e.path))
 
     return convert
 
@@ -215,13 +233,18 @@ def _by_position(converters: Sequence[Convert]) -> Convert:
             return value
         if len(value) != len(converters):
             raise Mismatch(f"{len(value)} items where {len(converters)} are expected")
-        return tuple(_at(str(i), each, item) for i, (each, item) in enumerate(zip(converters, value, strict=True)))
+        return tuple(
+            _at(str(i), each, item)
+            for i, (each, item) in enumerate(zip(converters, value, strict=True))
+        )
 
     return convert
 
 
 def _each_value(convert: Convert) -> Convert:
-    return lambda value: {k: _at(str(k), convert, v) for k, v in value.items()} if isinstance(value, dict) else value
+    return lambda value: (
+        {k: _at(str(k), convert, v) for k, v in value.items()} if isinstance(value, dict) else value
+    )
 
 
 def _to_typed_dict(fields: Mapping[str, Convert]) -> Convert:
@@ -263,7 +286,8 @@ def _shown(value: Any) -> str:
 
 
 def _utc_z(text: str) -> str:
-    return text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text  # RFC 3339's Z, unknown to fromisoformat before Python 3.11
+    # RFC 3339's Z, unknown to fromisoformat before Python 3.11
+    return text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text
 
 
 _TEXTS: dict[Any, Convert] = {
@@ -285,7 +309,9 @@ _WANTED = {
     decimal.Decimal: "a decimal number",
 }
 _COLLECTIONS: dict[Any, Callable[[list[Any]], Any] | None] = {
-    **dict.fromkeys((list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection), None),
+    **dict.fromkeys(
+        (list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection), None
+    ),
     collections.abc.MutableSequence: None,
     **dict.fromkeys((set, collections.abc.Set, collections.abc.MutableSet), set),
     frozenset: frozenset,
@@ -299,6 +325,8 @@ _JSON_KINDS: dict[Any, type | tuple[type, ...]] = {
     int: int,
     float: (int, float),
     str: str,
-    **dict.fromkeys((list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection), list),
+    **dict.fromkeys(
+        (list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection), list
+    ),
     **dict.fromkeys(_MAPPINGS, dict),
 }

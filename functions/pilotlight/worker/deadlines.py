@@ -1,4 +1,5 @@
-"""The execution clocks of running calls, behind one timer: most calls end long before theirs, and a timer each would cost more."""
+"""The execution clocks of running calls, behind one timer: most calls end long before theirs, and a
+timer each would cost more."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ class Timed(Protocol):
 
 
 class Deadlines:
-    """Owned by the event loop: no lock. The timer is armed for the earliest deadline there was; it may fire early and then looks again."""
+    """Owned by the event loop: no lock. The timer is armed for the earliest deadline there was; it
+    may fire early and then looks again."""
 
     def __init__(self) -> None:
         self._watched: set[Timed] = set()

@@ -14,14 +14,12 @@ class Launch:
     """A parsed launch file.
 
     Attributes:
-        spec: the function to run.
-        revision: the revision's platform-wide key.
-        code: directory of the unpacked bundle.
-        weights: name → directory of mounted weights.
-        work: the working directory, which is writable and travels with a snapshot.
-        secret_variables: environment variables that are set only when an instance wakes.
-        control_fd: our end of the SOCK_SEQPACKET pair with the shim.
-        chosen_threads: names of the one-thread variables that we set and the user did not: raised when it becomes an instance.
+        spec: the function to run. revision: the revision's platform-wide key. code: directory of
+        the unpacked bundle. weights: name → directory of mounted weights. work: the working
+        directory, which is writable and travels with a snapshot. secret_variables: environment
+        variables that are set only when an instance wakes. control_fd: our end of the
+        SOCK_SEQPACKET pair with the shim. chosen_threads: names of the one-thread variables that we
+        set and the user did not: raised when it becomes an instance.
     """
 
     spec: FunctionSpec

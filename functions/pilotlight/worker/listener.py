@@ -18,11 +18,13 @@ async def serve_listener(
 ) -> asyncio.Server:
     """Serve connections to `listener`, a Unix or TCP socket that is bound already.
 
-    From Python 3.13 an event loop removes the path of a Unix socket when its server is closed, and calls stat(2) on it first. The path
-    is the node agent's: it removes it itself, and a worker may neither reach nor change it.
-    """
+    From Python 3.13 an event loop removes the path of a Unix socket when its server is closed, and
+    calls stat(2) on it first. The path is the node agent's: it removes it itself, and a worker may
+    neither reach nor change it."""
     listener.setblocking(False)
     if listener.family != socket.AF_UNIX:
         return await loop.create_server(protocol_factory, sock=listener, backlog=backlog)
     options: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-    return await loop.create_unix_server(protocol_factory, sock=listener, backlog=backlog, **options)
+    return await loop.create_unix_server(
+        protocol_factory, sock=listener, backlog=backlog, **options
+    )

@@ -1,4 +1,5 @@
-"""Finds the user's object: imported from the code directory, or unpickled from the bundle, and unwrapped to the raw callable or class."""
+"""Finds the user's object: imported from the code directory, or unpickled from the bundle, and
+unwrapped to the raw callable or class."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from pilotlight.worker.launch import Launch
 
 
 def load(launch: Launch) -> Any:
-    """The undecorated callable or class of the launch's function. Raises whatever the user's module raises.
+    """The undecorated callable or class of the launch's function. Raises whatever the user's module
+    raises.
 
     The code directory goes first on the path, as a script's own folder would.
     """
@@ -37,7 +39,8 @@ def _attribute(module: Any, qualname: str) -> Any:
         except AttributeError:
             where = getattr(module, "__file__", None)
             raise AttributeError(
-                f"module {module.__name__!r} ({where}) has no {qualname!r}: was it renamed after the deployment?"
+                f"module {module.__name__!r} ({where}) has no {qualname!r}: was it renamed after "
+                f"the deployment?"
             ) from None
     return found
 

@@ -1,8 +1,8 @@
 """Tensors of `pilotlight.weights` in this process, as far as a fork or a snapshot is concerned.
 
-Threads that read ahead end before a fork. Pools that nobody uses are unmapped before a dump; those in use are in its way, because it
-would carry all of them. Whoever never loaded tensors pays for none of this: nothing is imported here.
-"""
+Threads that read ahead end before a fork. Pools that nobody uses are unmapped before a dump; those
+in use are in its way, because it would carry all of them. Whoever never loaded tensors pays for
+none of this: nothing is imported here."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""What stands in the way of a snapshot: connections to elsewhere, and kernel objects that CRIU cannot take.
+"""What stands in the way of a snapshot: connections to elsewhere, and kernel objects that CRIU
+cannot take.
 
-Found by looking at descriptors and mappings of the process and, for a whole tree, of its descendants; CRIU itself notices some of these
-only when the image is restored. What it can take passes: pipes, epoll, eventfd, inotify, memfd, shared memory, semaphores, child processes
-of a tree, connections whose two ends are both inside, listeners (which are named, so that the instance gets a network of its own).
-"""
+Found by looking at descriptors and mappings of the process and, for a whole tree, of its
+descendants; CRIU itself notices some of these only when the image is restored. What it can take
+passes: pipes, epoll, eventfd, inotify, memfd, shared memory, semaphores, child processes of a tree,
+connections whose two ends are both inside, listeners (which are named, so that the instance gets a
+network of its own)."""
 
 from __future__ import annotations
 
@@ -25,11 +27,14 @@ GHOST_BYTES = 64 * 1024**2
 MAX_NAMED = 20
 """More obstacles than this help nobody, and the message must fit into a datagram."""
 
-_ANONYMOUS = frozenset({"eventfd", "eventpoll", "inotify", "signalfd", "timerfd", "pidfd", "fanotify"})
+_ANONYMOUS = frozenset(
+    {"eventfd", "eventpoll", "inotify", "signalfd", "timerfd", "pidfd", "fanotify"}
+)
 """Anonymous inodes that CRIU takes; it says of all others that they are unsupported."""
 _HARMLESS = frozenset({"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"})
 _GPU = "/dev/nvidia"
-"""The agent takes a process off these itself before the dump, and says what it cannot (`snapshotter/cuda`)."""
+"""The agent takes a process off these itself before the dump, and says what it cannot
+(`snapshotter/cuda`)."""
 _SHARED_MEMORY = ("/dev/shm/", "/dev/zero (deleted)", "/memfd:", "/SYSV", "/dev/hugepages/")
 _WAY_OUT = "or open it in @enter(snap=False)"
 
@@ -39,11 +44,10 @@ class Obstacle:
     """One thing.
 
     Attributes:
-        kind: `connection`, `socket`, `io_uring`, `descriptor`, `file`, `device`, `memory` or `process`.
-        fd: the descriptor; None for a mapping or a process.
-        what: as short as `TCP to 10.0.0.2:443`.
-        where: the user's `file:line`, where it is known.
-        message: a sentence that names it and the way out.
+        kind: `connection`, `socket`, `io_uring`, `descriptor`, `file`, `device`, `memory` or
+        `process`. fd: the descriptor; None for a mapping or a process. what: as short as `TCP to
+        10.0.0.2:443`. where: the user's `file:line`, where it is known. message: a sentence that
+        names it and the way out.
     """
 
     kind: str
@@ -54,7 +58,13 @@ class Obstacle:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return {"kind": self.kind, "fd": self.fd, "what": self.what, "where": self.where, "message": self.message}
+        return {
+            "kind": self.kind,
+            "fd": self.fd,
+            "what": self.what,
+            "where": self.where,
+            "message": self.message,
+        }
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,8 +72,8 @@ class Findings:
     """What was found. Filled by `look` only.
 
     Attributes:
-        listens: addresses of TCP listeners.
-        connections_inside: TCP connections with both ends in the tree: a dump needs `tcp_established`.
+        listens: addresses of TCP listeners. connections_inside: TCP connections with both ends in
+        the tree: a dump needs `tcp_established`.
     """
 
     obstacles: list[Obstacle] = field(default_factory=list)
@@ -95,8 +105,8 @@ class Scene:
         """Look now, at this process and all below it.
 
         Args:
-            leave_aside: descriptors of ours that will be gone.
-            pairs: whether TCP connections with both ends inside may stay, which only a worker with all its processes can keep.
+            leave_aside: descriptors of ours that will be gone. pairs: whether TCP connections with
+            both ends inside may stay, which only a worker with all its processes can keep.
         """
         found = Findings()
         me = os.getpid()
@@ -112,8 +122,15 @@ class Scene:
         found.obstacles += _of_orphans(me, processes)
         return found
 
-    def _look_at_sockets(self, found: Findings, links: dict[int, list[tuple[int, str]]], me: int, *, pairs: bool) -> None:
-        held = {int(link[8:-1]): (pid, fd) for pid in reversed(links) for fd, link in links[pid] if link.startswith("socket:[")}
+    def _look_at_sockets(
+        self, found: Findings, links: dict[int, list[tuple[int, str]]], me: int, *, pairs: bool
+    ) -> None:
+        held = {
+            int(link[8:-1]): (pid, fd)
+            for pid in reversed(links)
+            for fd, link in links[pid]
+            if link.startswith("socket:[")
+        }
         if not held:
             return
         everything = sockets.table()
@@ -125,7 +142,11 @@ class Scene:
                 found.obstacles += _of_unknown(fd, owner, where) if pid == me else ()
             elif one.kind == "TCP" and one.listening:
                 found.listens.append(one.local)
-            elif one.connected and (pairs or one.kind != "TCP") and sockets.is_inside(one, everything, held):
+            elif (
+                one.connected
+                and (pairs or one.kind != "TCP")
+                and sockets.is_inside(one, everything, held)
+            ):
                 found.connections_inside += one.kind == "TCP"
             else:
                 found.obstacles += _of_socket(one, fd, owner, where)
@@ -148,14 +169,24 @@ class Scene:
         if not stat.S_ISREG(status.st_mode):
             return
         if status.st_nlink == 0 and status.st_size > GHOST_BYTES:
-            what = f"deleted file of {status.st_size // 1024**2} MiB, {link.removesuffix(' (deleted)')}"
+            what = (
+                f"deleted file of {status.st_size // 1024**2} MiB, "
+                f"{link.removesuffix(' (deleted)')}"
+            )
             yield _file(
-                what, fd, owner, f"Deleted files of more than {GHOST_BYTES // 1024**2} MiB are in no snapshot: close it, {_WAY_OUT}"
+                what,
+                fd,
+                owner,
+                f"Deleted files of more than {GHOST_BYTES // 1024**2} MiB are in no snapshot: "
+                f"close it, {_WAY_OUT}",
             )
         flags = re.search(r"^flags:\s*([0-7]+)", info, re.MULTILINE)
         writes = flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY
         if writes and status.st_nlink > 0 and not _is_under(link, self.writable):
-            advice = f"It is no part of the snapshot, which holds {' and '.join(self.writable)}: close it, {_WAY_OUT}"
+            advice = (
+                f"It is no part of the snapshot, which holds {' and '.join(self.writable)}: "
+                f"close it, {_WAY_OUT}"
+            )
             yield _file(f"{link}, open for writing", fd, owner, advice)
 
 
@@ -167,7 +198,8 @@ def _of_socket(one: Socket, fd: int, owner: str, where: str | None) -> Iterator[
             fd=fd,
             what=what,
             where=where,
-            message=f"enter() left a connection open: descriptor {fd}{owner}, {what}{_at(where)}. Close it, {_WAY_OUT}",
+            message=f"enter() left a connection open: descriptor {fd}{owner}, {what}{_at(where)}. "
+            f"Close it, {_WAY_OUT}",
         )
     elif one.kind == "UDP":
         what = f"UDP on {one.local}"
@@ -185,7 +217,8 @@ def _peer_name(fd: int) -> str:
 
 
 def _of_unknown(fd: int, owner: str, where: str | None) -> Iterator[Obstacle]:
-    """No address and no peer: fine for the usual families, and unknown to a snapshot for the others."""
+    """No address and no peer: fine for the usual families, and unknown to a snapshot for the
+    others."""
     try:
         with socket.socket(fileno=os.dup(fd)) as one:
             family = one.family
@@ -201,7 +234,10 @@ def _of_anonymous(name: str, fd: int, owner: str) -> Iterator[Obstacle]:
         return
     kind = "io_uring" if name == "io_uring" else "descriptor"
     advice = f"Turn it off in the library that uses it, close it, {_WAY_OUT}"
-    message = f"enter() left a descriptor open that no snapshot can hold: descriptor {fd}{owner}, {name}. {advice}"
+    message = (
+        f"enter() left a descriptor open that no snapshot can hold: descriptor {fd}{owner}, "
+        f"{name}. {advice}"
+    )
     yield Obstacle(kind=kind, fd=fd, what=name, where=None, message=message)
 
 
@@ -214,9 +250,12 @@ def _of_maps(pid: int, owner: str) -> Iterator[Obstacle]:
     for path in sorted(set(re.findall(r"(?:/dev/|anon_inode:).*$", text, re.MULTILINE))):
         if path == "anon_inode:[io_uring]":
             message = (
-                f"enter() left an io_uring{owner} behind, which no snapshot can hold. Turn it off in the library that uses it, {_WAY_OUT}"
+                f"enter() left an io_uring{owner} behind, which no snapshot can hold. Turn "
+                f"it off in the library that uses it, {_WAY_OUT}"
             )
-            yield Obstacle(kind="io_uring", fd=None, what="io_uring, mapped", where=None, message=message)
+            yield Obstacle(
+                kind="io_uring", fd=None, what="io_uring, mapped", where=None, message=message
+            )
         elif path.startswith("/dev/") and not path.startswith(_SHARED_MEMORY):
             yield from _of_device(path, None, owner)
 
@@ -224,20 +263,27 @@ def _of_maps(pid: int, owner: str) -> Iterator[Obstacle]:
 def _of_pools() -> Iterator[Obstacle]:
     for size_bytes, used_bytes in memory.pools_in_use():
         what = f"memory pool of {size_bytes // 1024**2} MiB"
-        advice = "A snapshot would carry all of it: load them with mode='mapped' or to a GPU, or in @enter(snap=False)"
+        advice = (
+            "A snapshot would carry all of it: load them with mode='mapped' or to a GPU, or "
+            "in @enter(snap=False)"
+        )
         message = f"enter() left {used_bytes // 1024**2} MiB of tensors in a {what}. {advice}"
         yield Obstacle(kind="memory", fd=None, what=what, where=None, message=message)
 
 
 def _of_orphans(me: int, tree: Collection[int]) -> Iterator[Obstacle]:
-    """In a slot, whose init is our parent: processes that detached themselves from us are no part of our tree."""
+    """In a slot, whose init is our parent: processes that detached themselves from us are no part
+    of our tree."""
     if os.getppid() != 1:
         return
     for pid, parent, state in everybody():
         if parent == 1 and pid not in (1, me) and pid not in tree and state != "Z":
             name = name_of(pid)
             advice = "Start it as a child, or in @enter(snap=False)"
-            message = f"process {name} detached itself from the function's and would not be in a snapshot. {advice}"
+            message = (
+                f"process {name} detached itself from the function's and would not be in a "
+                f"snapshot. {advice}"
+            )
             yield Obstacle(kind="process", fd=None, what=name, where=None, message=message)
 
 
@@ -251,12 +297,19 @@ def _of_device(path: str, fd: int | None, owner: str) -> Iterator[Obstacle]:
 
 def _file(what: str, fd: int, owner: str, advice: str) -> Obstacle:
     return Obstacle(
-        kind="file", fd=fd, what=what, where=None, message=f"enter() left a file open: descriptor {fd}{owner}, {what}. {advice}"
+        kind="file",
+        fd=fd,
+        what=what,
+        where=None,
+        message=f"enter() left a file open: descriptor {fd}{owner}, {what}. {advice}",
     )
 
 
 def _socket(what: str, fd: int, owner: str, where: str | None) -> Obstacle:
-    message = f"enter() left a socket open: descriptor {fd}{owner}, {what}{_at(where)}. Close it, {_WAY_OUT}"
+    message = (
+        f"enter() left a socket open: descriptor {fd}{owner}, {what}{_at(where)}. Close it, "
+        f"{_WAY_OUT}"
+    )
     return Obstacle(kind="socket", fd=fd, what=what, where=where, message=message)
 
 

@@ -1,13 +1,14 @@
 """sys.stdout and sys.stderr of a worker: whole lines, each marked with the call that wrote it.
 
-A line written inside a call begins with `\\x1e<call id>\\x1f`; the shim takes the mark off and records it. Which call it is comes from a
-context variable, so it is right in tasks and in our call threads (threads that user code starts itself write unmarked lines).
+A line written inside a call begins with `\\x1e<call id>\\x1f`; the shim takes the mark off and
+records it. Which call it is comes from a context variable, so it is right in tasks and in our call
+threads (threads that user code starts itself write unmarked lines).
 
-Lines are written at once, in pieces of at most PIPE_BUF bytes, which a pipe takes whole: writers never mix within a line of usual
-length and no lock is needed (a cancelled thread could die holding one). An unfinished line is held back until its newline, the end of
-its call, or MAX_PENDING characters; of a progress bar redrawn with carriage returns only the last state stays. When the pipe's reader is
-gone, output is dropped: a print must not break user code.
-"""
+Lines are written at once, in pieces of at most PIPE_BUF bytes, which a pipe takes whole: writers
+never mix within a line of usual length and no lock is needed (a cancelled thread could die holding
+one). An unfinished line is held back until its newline, the end of its call, or MAX_PENDING
+characters; of a progress bar redrawn with carriage returns only the last state stays. When the
+pipe's reader is gone, output is dropped: a print must not break user code."""
 
 from __future__ import annotations
 
@@ -24,13 +25,15 @@ CALL: ContextVar[str] = ContextVar("pilotlight_call", default="")
 PIPE_BUF = 4096
 """Bytes that Linux writes to a pipe without mixing them with other writers' (pipe(7))."""
 _PENDING: dict[tuple[int, str], str] = {}
-"""(descriptor, call) → its unfinished line. One for all streams, so that the end of a call costs one look."""
+"""(descriptor, call) → its unfinished line. One for all streams, so that the end of a call costs
+one look."""
 MAX_PENDING = 8192
 """Characters of an unfinished line that are held back."""
 
 
 class LineWriter(io.TextIOBase):
-    """A text stream over a file descriptor. Written to by any thread; safe without a lock, see the module."""
+    """A text stream over a file descriptor. Written to by any thread; safe without a lock, see the
+    module."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
@@ -112,7 +115,8 @@ class _ByteSide(io.RawIOBase):
 
 
 def install() -> None:
-    """Replace sys.stdout and sys.stderr; done before user code is imported, since logging handlers keep the stream they find."""
+    """Replace sys.stdout and sys.stderr; done before user code is imported, since logging handlers
+    keep the stream they find."""
     sys.stdout = LineWriter(1)
     sys.stderr = LineWriter(2)
 

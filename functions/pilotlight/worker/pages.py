@@ -1,12 +1,14 @@
 """Pages that a call will touch, found before the snapshot and brought in while a fork is parked.
 
-A fork pays for its first call twice: file pages (weights, libraries) are not in its page tables yet, and anonymous pages that the call
-writes (reference counts above all) are shared and must be copied, one fault each: some 2000 faults, 8 ms, for a MiniLM sentence. Which
-they are can be seen without running user code in the fork. File pages: those that the Template itself has mapped in. Written pages:
-while the warm-up runs, a child holds a copy of everything, so that what is written becomes exclusively ours (proc(5), pagemap: bit 56).
+A fork pays for its first call twice: file pages (weights, libraries) are not in its page tables
+yet, and anonymous pages that the call writes (reference counts above all) are shared and must be
+copied, one fault each: some 2000 faults, 8 ms, for a MiniLM sentence. Which they are can be seen
+without running user code in the fork. File pages: those that the Template itself has mapped in.
+Written pages: while the warm-up runs, a child holds a copy of everything, so that what is written
+becomes exclusively ours (proc(5), pagemap: bit 56).
 
-madvise(2) MADV_POPULATE_READ and MADV_POPULATE_WRITE bring them in (Linux 5.14; where they are missing nothing is brought in).
-"""
+madvise(2) MADV_POPULATE_READ and MADV_POPULATE_WRITE bring them in (Linux 5.14; where they are
+missing nothing is brought in)."""
 
 from __future__ import annotations
 
@@ -41,16 +43,23 @@ class Touched:
         """Run the warm-up and remember the pages that it writes. Raises what it raises."""
         with _copy_of_everything():
             warm_up()
-            self.written = _matching(_PRESENT | _FILE | _EXCLUSIVE, _PRESENT | _EXCLUSIVE, lambda path: not path.startswith("[v"))
+            self.written = _matching(
+                _PRESENT | _FILE | _EXCLUSIVE,
+                _PRESENT | _EXCLUSIVE,
+                lambda path: not path.startswith("[v"),
+            )
         if sum(length for _, length in self.written) > _MAX_WRITTEN_BYTES:
             self.written = []
 
     def look(self) -> None:
         """Remember the file pages that this process has mapped in."""
-        self.files = _matching(_PRESENT | _FILE, _PRESENT | _FILE, lambda path: path.startswith("/"))
+        self.files = _matching(
+            _PRESENT | _FILE, _PRESENT | _FILE, lambda path: path.startswith("/")
+        )
 
     def bring_in(self) -> None:
-        """Map file pages in, make written pages our own. A page that is not there any more is no error."""
+        """Map file pages in, make written pages our own. A page that is not there any more is no
+        error."""
         _populate(self.files, _POPULATE_READ)
         _populate(self.written, _POPULATE_WRITE)
 
@@ -76,17 +85,26 @@ def _copy_of_everything() -> Iterator[None]:
 
 
 def _matching(mask: int, value: int, wanted: Callable[[str], bool]) -> Ranges:
-    """Ranges of mapped pages whose top pagemap byte, masked, has the value; nothing where the kernel does not tell."""
+    """Ranges of mapped pages whose top pagemap byte, masked, has the value; nothing where the
+    kernel does not tell."""
     table = bytes(1 if top & mask == value else 0 for top in range(256))
     found: Ranges = []
     try:
-        with open("/proc/self/maps") as maps, open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+        with (
+            open("/proc/self/maps") as maps,
+            open("/proc/self/pagemap", "rb", buffering=0) as pagemap,
+        ):
             for line in maps.read().splitlines():
                 addresses, permissions, _, _, _, *path = line.split(maxsplit=5)
                 start, end = (int(address, 16) for address in addresses.split("-"))
                 if permissions.startswith("r") and wanted(path[0] if path else ""):
-                    tops = os.pread(pagemap.fileno(), (end - start) // PAGE * 8, start // PAGE * 8)[7::8].translate(table)
-                    found += [(start + run.start() * PAGE, (run.end() - run.start()) * PAGE) for run in re.finditer(b"\x01+", tops)]
+                    tops = os.pread(pagemap.fileno(), (end - start) // PAGE * 8, start // PAGE * 8)[
+                        7::8
+                    ].translate(table)
+                    found += [
+                        (start + run.start() * PAGE, (run.end() - run.start()) * PAGE)
+                        for run in re.finditer(b"\x01+", tops)
+                    ]
     except OSError:
         return []
     return found
@@ -98,5 +116,6 @@ def _populate(ranges: Ranges, advice: int) -> None:
     advise = ctypes.CDLL(None, use_errno=True).madvise
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     for start, length in ranges:
-        if advise(start, length, advice) and ctypes.get_errno() == errno.EINVAL:  # the kernel does not know it
+        # the kernel does not know it
+        if advise(start, length, advice) and ctypes.get_errno() == errno.EINVAL:
             return

@@ -13,7 +13,8 @@ from pilotlight.worker.control import Control
 
 
 class Phases:
-    """Stopwatch of the phases, in ms. A phase that raises is reported to the shim, and the process ends with status 1."""
+    """Stopwatch of the phases, in ms. A phase that raises is reported to the shim, and the process
+    ends with status 1."""
 
     def __init__(self, control: Control, *, instance: str | None = None) -> None:
         self._control = control
@@ -34,5 +35,12 @@ class Phases:
         faults.report(error)
         output.finish()
         with contextlib.suppress(OSError):  # a shim that is gone cannot be told
-            self._control.send({"event": "failed", "instance": self._instance, "phase": name, "error": faults.as_data(error)})
+            self._control.send(
+                {
+                    "event": "failed",
+                    "instance": self._instance,
+                    "phase": name,
+                    "error": faults.as_data(error),
+                }
+            )
         os._exit(1)

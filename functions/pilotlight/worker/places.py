@@ -1,8 +1,8 @@
 """Where in the user's own code something happened: `app.py:12`.
 
-The user's own is what lies in the code directory. A function that travelled by value (a notebook) has its files nowhere: there it is
-whatever is neither the standard library, nor installed, nor ours.
-"""
+The user's own is what lies in the code directory. A function that travelled by value (a notebook)
+has its files nowhere: there it is whatever is neither the standard library, nor installed, nor
+ours."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ class UserCode:
         self._code = os.path.join(os.path.realpath(code), "")
         self._given = os.path.join(code, "")
         self._by_value = by_value
-        self._libraries = (os.path.dirname(os.__file__) + "/", os.path.dirname(os.path.dirname(__file__)) + "/", "<frozen ")
+        self._libraries = (
+            os.path.dirname(os.__file__) + "/",
+            os.path.dirname(os.path.dirname(__file__)) + "/",
+            "<frozen ",
+        )
 
     def __repr__(self) -> str:
         return f"<UserCode {self._code}>"
@@ -33,14 +37,19 @@ class UserCode:
         """Whether the file of a code object is the user's own."""
         if filename.startswith((self._code, self._given)):
             return True
-        return self._by_value and "site-packages" not in filename and not filename.startswith(self._libraries)
+        return (
+            self._by_value
+            and "site-packages" not in filename
+            and not filename.startswith(self._libraries)
+        )
 
     def short(self, filename: str) -> str:
         """The file as the user knows it: relative to the bundle."""
         return filename.removeprefix(self._code).removeprefix(self._given)
 
     def innermost(self, frame: FrameType | None) -> str | None:
-        """`file:line` of the innermost frame of the user's on that stack; None when there is none."""
+        """`file:line` of the innermost frame of the user's on that stack; None when there is
+        none."""
         for _ in range(_MAX_FRAMES):
             if frame is None:
                 return None
@@ -54,7 +63,9 @@ def definition(function: Any) -> str:
     """`Service.load (app.py:12)`: a function or bound method, and where it is defined."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     name = str(getattr(function, "__qualname__", None) or type(function).__qualname__)
-    return name if code is None else f"{name} ({_importable(code.co_filename)}:{code.co_firstlineno})"
+    return (
+        name if code is None else f"{name} ({_importable(code.co_filename)}:{code.co_firstlineno})"
+    )
 
 
 def _importable(filename: str) -> str:
@@ -65,9 +76,9 @@ def _importable(filename: str) -> str:
 class SocketPlaces:
     """Remembers which line of the user's made or connected each socket, until the snapshot point.
 
-    `socket.socket` is written in Python: two of its methods are replaced for that time and put back, so that an instance pays nothing. An
-    audit hook could not be taken away again. Sockets that C libraries make (libpq, gRPC) are not seen.
-    """
+    `socket.socket` is written in Python: two of its methods are replaced for that time and put
+    back, so that an instance pays nothing. An audit hook could not be taken away again. Sockets
+    that C libraries make (libpq, gRPC) are not seen."""
 
     def __init__(self, user: UserCode) -> None:
         self._user = user

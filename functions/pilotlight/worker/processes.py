@@ -1,4 +1,5 @@
-"""Processes below this one, and what they have open, from /proc (proc(5)). A process that ends while we look has nothing open."""
+"""Processes below this one, and what they have open, from /proc (proc(5)). A process that ends
+while we look has nothing open."""
 
 from __future__ import annotations
 

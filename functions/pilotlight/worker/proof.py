@@ -1,11 +1,12 @@
 """The known answers of the warm-up, and whether a restored copy gives them again.
 
-Answers are kept as digests over their values: exact bytes for floats, arrays and tensors, members for other objects. That bounds what a
-snapshot carries and survives that an answer changes later. Only where the function declares `check=` the answer itself is kept.
+Answers are kept as digests over their values: exact bytes for floats, arrays and tensors, members
+for other objects. That bounds what a snapshot carries and survives that an answer changes later.
+Only where the function declares `check=` the answer itself is kept.
 
-A function whose answer to one and the same example is never the same twice (a clock, a counter, random numbers) cannot be compared; its
-answer then has to be of the same type, and the proof says so.
-"""
+A function whose answer to one and the same example is never the same twice (a clock, a counter,
+random numbers) cannot be compared; its answer then has to be of the same type, and the proof says
+so."""
 
 from __future__ import annotations
 
@@ -49,18 +50,29 @@ class Known:
     def of(cls, method: Method, answer: Any) -> Known:
         """The answer, reduced to what a comparison needs."""
         value = answer if method.check is not None else None
-        return cls(digest=digest(answer), type_name=type(answer).__qualname__, shown=_shown(answer), value=value)
+        return cls(
+            digest=digest(answer),
+            type_name=type(answer).__qualname__,
+            shown=_shown(answer),
+            value=value,
+        )
 
 
-def compare(methods: Mapping[str, Method], known: Mapping[str, Known], answer_example: AnswersExample) -> list[str]:
-    """Ask every example again. Returns notes on what could not be compared; raises ProofFailed, and what a method raises."""
+def compare(
+    methods: Mapping[str, Method], known: Mapping[str, Known], answer_example: AnswersExample
+) -> list[str]:
+    """Ask every example again. Returns notes on what could not be compared; raises ProofFailed, and
+    what a method raises."""
     notes = []
     for name, expected in known.items():
         method = methods[name]
         answer = answer_example(method)
         if method.check is not None:
             if method.check(answer, expected.value) is False:
-                raise ProofFailed(f"check= of {_title(method)} rejects the answer {_shown(answer)}, expected like {expected.shown}")
+                raise ProofFailed(
+                    f"check= of {_title(method)} rejects the answer {_shown(answer)}, expected "
+                    f"like {expected.shown}"
+                )
         elif digest(answer) != expected.digest:
             notes.append(_unsteady(method, answer, expected, answer_example))
     return notes
@@ -68,10 +80,16 @@ def compare(methods: Mapping[str, Method], known: Mapping[str, Known], answer_ex
 
 def _unsteady(method: Method, answer: Any, expected: Known, answer_example: AnswersExample) -> str:
     again = answer_example(method)
-    difference = f"{_title(method)} answers its example with {_shown(answer)}, before the snapshot it was {expected.shown}"
+    difference = (
+        f"{_title(method)} answers its example with {_shown(answer)}, before the "
+        f"snapshot it was {expected.shown}"
+    )
     if digest(again) == digest(answer) or type(answer).__qualname__ != expected.type_name:
         raise ProofFailed(f"{difference}. If such answers are equal to you, say so with check=")
-    return f"{_title(method)} never gives the same answer to its example twice: only its type was compared. Give check= to prove more"
+    return (
+        f"{_title(method)} never gives the same answer to its example twice: only its type was "
+        f"compared. Give check= to prove more"
+    )
 
 
 def _title(method: Method) -> str:
@@ -87,7 +105,8 @@ def _shown(value: Any) -> str:
 
 
 def digest(value: Any) -> bytes:
-    """A digest over types and values, which equal answers share; of more than _MAX_PARTS values only the first so many count."""
+    """A digest over types and values, which equal answers share; of more than _MAX_PARTS values
+    only the first so many count."""
     walk = _Walk()
     try:
         walk.feed(value, 0)
@@ -150,25 +169,42 @@ def _scalar(value: Any) -> bytes | None:
 
 
 def _array(value: Any) -> bytes | None:
-    """The bytes of a numpy array or scalar, or of a torch tensor, with shape and dtype; None for anything else."""
+    """The bytes of a numpy array or scalar, or of a torch tensor, with shape and dtype; None for
+    anything else."""
     numpy: Any = sys.modules.get("numpy")
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        dense = value.dequantize() if value.is_quantized else value.to_dense() if value.layout is not torch.strided else value
+        dense = (
+            value.dequantize()
+            if value.is_quantized
+            else value.to_dense()
+            if value.layout is not torch.strided
+            else value
+        )
         plain = dense.detach().cpu().contiguous().resolve_conj().resolve_neg()
         data = plain.flatten().view(torch.uint8).numpy().tobytes() if plain.numel() else b""
         return f"{value.dtype}{tuple(value.shape)}".encode() + data
-    if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic) and not value.dtype.hasobject:
+    if (
+        numpy is not None
+        and isinstance(value, numpy.ndarray | numpy.generic)
+        and not value.dtype.hasobject
+    ):
         return f"{value.dtype.str}{value.shape}".encode() + bytes(value.tobytes())
     return None
 
 
 def _members(value: Any) -> Any:
-    """What makes another object up: its attributes; of those without any, its repr unless that is but its address."""
+    """What makes another object up: its attributes; of those without any, its repr unless that is
+    but its address."""
     if isinstance(value, type) or callable(value):
         return getattr(value, "__qualname__", "")
-    slots = [name for base in type(value).__mro__ for name in _names(vars(base).get("__slots__", ()))]
-    members = {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots if hasattr(value, name)}}
+    slots = [
+        name for base in type(value).__mro__ for name in _names(vars(base).get("__slots__", ()))
+    ]
+    members = {
+        **getattr(value, "__dict__", {}),
+        **{name: getattr(value, name) for name in slots if hasattr(value, name)},
+    }
     if members:
         return members
     if callable(to_list := getattr(value, "tolist", None)):  # a numpy array of objects

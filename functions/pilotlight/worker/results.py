@@ -1,8 +1,8 @@
 """Results of a call: one value as a body, or the frames of a stream.
 
-JSON carries what it can: numpy and torch values by `tolist()`, pydantic models, dataclasses, dates, enums, sets. Anything else is an
-error that names the type. NaN and infinity are refused: they are not JSON (RFC 8259 §6).
-"""
+JSON carries what it can: numpy and torch values by `tolist()`, pydantic models, dataclasses, dates,
+enums, sets. Anything else is an error that names the type. NaN and infinity are refused: they are
+not JSON (RFC 8259 §6)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Unserialisable(PilotlightError):
 
 
 class OutOfTime(DeadlineExceeded):
-    """Raised when this call's execution clock ran out: our own, where user code may raise a DeadlineExceeded of a call that it made."""
+    """Raised when this call's execution clock ran out: our own, where user code may raise a
+    DeadlineExceeded of a call that it made."""
 
 
 def as_json(value: Any) -> bytes:
@@ -37,9 +38,13 @@ def as_json(value: Any) -> bytes:
     try:
         return "".join(_encode(value, 0)).encode()
     except UnicodeEncodeError as e:
-        raise Unserialisable(f"the result holds text with lone surrogates, which UTF-8 cannot carry: {e.reason}") from e
+        raise Unserialisable(
+            f"the result holds text with lone surrogates, which UTF-8 cannot carry: {e.reason}"
+        ) from e
     except RecursionError as e:
-        raise Unserialisable("the result cannot be written as JSON: it contains itself, or is nested too deeply") from e
+        raise Unserialisable(
+            "the result cannot be written as JSON: it contains itself, or is nested too deeply"
+        ) from e
     except (TypeError, ValueError) as e:  # odd keys; NaN
         raise Unserialisable(f"the result cannot be written as JSON: {e}") from e
 
@@ -49,13 +54,21 @@ def as_pickle(value: Any) -> bytes:
     try:
         return bytes(cloudpickle.dumps(value))
     except Exception as e:  # user classes may raise anything while pickling
-        raise Unserialisable(f"the result, of type {_name(value)}, cannot be pickled: {type(e).__name__}: {e}") from e
+        raise Unserialisable(
+            f"the result, of type {_name(value)}, cannot be pickled: {type(e).__name__}: {e}"
+        ) from e
 
 
 def problem_of(error: PilotlightError) -> dict[str, Any]:
     """The problem document of one of our own errors."""
     title = error.type.replace("-", " ").capitalize()
-    return problem(type=error.type, title=title, status=error.status, detail=str(error), extra=dict(error.detail))
+    return problem(
+        type=error.type,
+        title=title,
+        status=error.status,
+        detail=str(error),
+        extra=dict(error.detail),
+    )
 
 
 class Framer(Protocol):
@@ -71,7 +84,8 @@ class Framer(Protocol):
 
 
 class ServerSentEvents:
-    """`data: <json>` per item, `event: error` with a problem document last where it failed (HTML standard, server-sent events)."""
+    """`data: <json>` per item, `event: error` with a problem document last where it failed (HTML
+    standard, server-sent events)."""
 
     content_type = CONTENT_SSE
 
@@ -85,7 +99,8 @@ class ServerSentEvents:
 
 
 class JsonLines:
-    """One JSON text per line; when the generator raises, the last line is a problem document (its `type` begins with PROBLEM_BASE)."""
+    """One JSON text per line; when the generator raises, the last line is a problem document (its
+    `type` begins with PROBLEM_BASE)."""
 
     content_type = CONTENT_NDJSON
 
@@ -117,7 +132,11 @@ class Pickles:
 
 def error_document(error: BaseException) -> dict[str, Any]:
     """The problem document of any error: ours as it is, the user's without internals."""
-    return problem_of(error) if isinstance(error, Unserialisable | OutOfTime) else faults.as_problem(error)
+    return (
+        problem_of(error)
+        if isinstance(error, Unserialisable | OutOfTime)
+        else faults.as_problem(error)
+    )
 
 
 def _default(value: Any) -> Any:
@@ -130,7 +149,12 @@ def _default(value: Any) -> Any:
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):
         return value.value
-    if isinstance(value, os.PathLike) or type(value).__module__ in ("uuid", "decimal", "fractions", "ipaddress"):
+    if isinstance(value, os.PathLike) or type(value).__module__ in (
+        "uuid",
+        "decimal",
+        "fractions",
+        "ipaddress",
+    ):
         return str(value)
     if isinstance(value, set | frozenset):
         return list(value)
@@ -140,13 +164,24 @@ def _default(value: Any) -> Any:
 
 
 def _unsuitable(value: Any) -> Unserialisable:
-    hint = "; encode bytes as text, for instance with base64" if isinstance(value, bytes | bytearray | memoryview) else ""
-    return Unserialisable(f"the result holds a {_name(value)}, which JSON cannot carry: return plain data, or call it with the SDK{hint}")
+    hint = (
+        "; encode bytes as text, for instance with base64"
+        if isinstance(value, bytes | bytearray | memoryview)
+        else ""
+    )
+    return Unserialisable(
+        f"the result holds a {_name(value)}, which JSON cannot carry: return plain data, or call "
+        f"it with the SDK{hint}"
+    )
 
 
 def _name(value: Any) -> str:
     kind = type(value)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
 
 
 _CONVERSIONS: tuple[tuple[str, Callable[[Any], Any]], ...] = (

@@ -1,4 +1,5 @@
-"""The call that user code is in, as `pilotlight.context()` tells it. Made for every call, so it computes nothing before it is asked."""
+"""The call that user code is in, as `pilotlight.context()` tells it. Made for every call, so it
+computes nothing before it is asked."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _DEADLINE = HEADER_DEADLINE.encode()
 
 
 class Whose:
-    """The function and revision that this process runs. Set once at its start; a Template's forks are of the same revision."""
+    """The function and revision that this process runs. Set once at its start; a Template's forks
+    are of the same revision."""
 
     function = ""
     revision = ""
@@ -56,7 +58,9 @@ class RunningCall:
         return Context(
             call_id=headers.get(_CALL, b"").decode("latin-1"),
             attempt=int(_number(headers.get(_ATTEMPT))) or 1,
-            deadline=None if ends_at == math.inf else datetime.now(UTC) + timedelta(seconds=ends_at - time.monotonic()),
+            deadline=None
+            if ends_at == math.inf
+            else datetime.now(UTC) + timedelta(seconds=ends_at - time.monotonic()),
             arm=headers.get(_ARM, b"").decode("latin-1"),
             revision=Whose.revision,
             function=Whose.function,

@@ -1,8 +1,9 @@
-"""Secrets are in no snapshot: they are set when an instance wakes. User code that reads one earlier is told so, by name.
+"""Secrets are in no snapshot: they are set when an instance wakes. User code that reads one earlier
+is told so, by name.
 
-Until the wake `os.environ` is of a class whose look-ups of those names raise, for the user's own code only: a library that looks whether
-a token happens to be there finds nothing, as it would anywhere. At the wake the object gets its own class back, so that it costs nothing.
-"""
+Until the wake `os.environ` is of a class whose look-ups of those names raise, for the user's own
+code only: a library that looks whether a token happens to be there finds nothing, as it would
+anywhere. At the wake the object gets its own class back, so that it costs nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _THROUGH = ("/os.py", "<frozen os>", "/_collections_abc.py", "<frozen _collectio
 
 
 class SecretTooEarly(RuntimeError):
-    """Raised when user code reads a secret's variable before the instance has it; no KeyError, which `environ.get` would swallow."""
+    """Raised when user code reads a secret's variable before the instance has it; no KeyError,
+    which `environ.get` would swallow."""
 
 
 class Secrets:
@@ -65,5 +67,12 @@ class Secrets:
 
 
 def _message(name: str, place: str, *, snapshot: bool) -> str:
-    when = "after the snapshot, so that no snapshot holds it" if snapshot else "when the instance starts to serve"
-    return f"{place} reads {name}, which is a secret and is set only {when}. Read it in a hook marked @enter(snap=False), or in the call"
+    when = (
+        "after the snapshot, so that no snapshot holds it"
+        if snapshot
+        else "when the instance starts to serve"
+    )
+    return (
+        f"{place} reads {name}, which is a secret and is set only {when}. Read it in a hook "
+        f"marked @enter(snap=False), or in the call"
+    )

@@ -1,9 +1,10 @@
-"""The instance's HTTP server: uvicorn's protocol on the inherited listener, in a uvloop event loop of our own.
+"""The instance's HTTP server: uvicorn's protocol on the inherited listener, in a uvloop event loop
+of our own.
 
-uvicorn's Config and protocol classes are used, its Server is not: it polls ten times a second and handles signals its own way. All that
-can be made before the snapshot (configuration, route table, binders) is made in the constructor; after a fork there is an event loop to
-make and a listener to attach.
-"""
+uvicorn's Config and protocol classes are used, its Server is not: it polls ten times a second and
+handles signals its own way. All that can be made before the snapshot (configuration, route table,
+binders) is made in the constructor; after a fork there is an event loop to make and a listener to
+attach."""
 
 from __future__ import annotations
 
@@ -23,7 +24,13 @@ from uvicorn.server import ServerState
 
 from pilotlight.errors import NotFound
 from pilotlight.policies import Objectives
-from pilotlight.protocol import CONTENT_JSON, WORKER_ASGI, WORKER_HEALTH, WORKER_INVOKE, WORKER_STATUS
+from pilotlight.protocol import (
+    CONTENT_JSON,
+    WORKER_ASGI,
+    WORKER_HEALTH,
+    WORKER_INVOKE,
+    WORKER_STATUS,
+)
 from pilotlight.spec import FunctionSpec
 from pilotlight.worker import faults, hooks, results
 from pilotlight.worker.answers import answer, answer_problem
@@ -38,13 +45,16 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveCallable, ASGISendCallable
 
 KEEP_ALIVE_S = 3600
-"""The activator pools its connections and ends them itself: were we to do it, a request could meet a closing connection."""
+"""The activator pools its connections and ends them itself: were we to do it, a request could meet
+a closing connection."""
 BACKLOG = 2048
-"""Connections that wait in the kernel while we start; the activator sends at most `max_inputs` plus a few."""
+"""Connections that wait in the kernel while we start; the activator sends at most `max_inputs` plus
+a few."""
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 protocol, which tells the running call when its caller is gone, without a task that waits for it."""
+    """uvicorn's HTTP/1.1 protocol, which tells the running call when its caller is gone, without a
+    task that waits for it."""
 
     def __init__(self, *args: Any, on_closed: Callable[[], None], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -55,8 +65,8 @@ class Connection(HttpToolsProtocol):
     def on_leave(self, leave: Callable[[], None] | None) -> None:
         """What to call when the caller leaves during this request; None when it is answered.
 
-        Reading is resumed: uvicorn leaves it paused after a large body, and a paused transport notices no end.
-        """
+        Reading is resumed: uvicorn leaves it paused after a large body, and a paused transport
+        notices no end."""
         self._leave = leave
         if leave is not None:
             self.flow.resume_reading()
@@ -76,7 +86,8 @@ class Connection(HttpToolsProtocol):
 
 
 class Server:
-    """Serves one target. Made before the snapshot; `prepare`, `wake` and `run` are called once, in the instance."""
+    """Serves one target. Made before the snapshot; `prepare`, `wake` and `run` are called once, in
+    the instance."""
 
     def __init__(self, target: Target, spec: FunctionSpec) -> None:
         self._target = target
@@ -98,7 +109,8 @@ class Server:
         return f"<Server connections={len(self._state.connections)} {self._calls!r}>"
 
     def rehearse(self) -> None:
-        """Before the snapshot: an event loop and one request to ourselves, so that what they initialise lazily is in the pages shared."""
+        """Before the snapshot: an event loop and one request to ourselves, so that what they
+        initialise lazily is in the pages shared."""
         self.prepare()
         try:
             self._running_loop.run_until_complete(self._ask_ourselves())
@@ -112,30 +124,37 @@ class Server:
         with ours:
             ours.setblocking(False)
             await self._running_loop.connect_accepted_socket(self._connection, theirs)
-            await self._running_loop.sock_sendall(ours, b"GET %s HTTP/1.1\r\nHost: worker\r\n\r\n" % WORKER_HEALTH.encode())
+            await self._running_loop.sock_sendall(
+                ours, b"GET %s HTTP/1.1\r\nHost: worker\r\n\r\n" % WORKER_HEALTH.encode()
+            )
             await self._running_loop.sock_recv(ours, 65536)
         while self._state.connections:
             self._changed.clear()
             await self._changed.wait()
 
     def prepare(self) -> None:
-        """Make the event loop: the part of the wake that needs neither the instance's cgroup nor its environment."""
+        """Make the event loop: the part of the wake that needs neither the instance's cgroup nor
+        its environment."""
         self._loop = uvloop.new_event_loop()
         asyncio.set_event_loop(self._loop)
-        self._changed, self._draining = asyncio.Event(), asyncio.Event()  # an event belongs to the loop in which it was first waited for
+        # an event belongs to the loop in which it was first waited for
+        self._changed, self._draining = asyncio.Event(), asyncio.Event()
 
     def settle_in(self) -> None:
-        """In a parked fork: what the first call would have to make, as far as no user code is in it."""
+        """In a parked fork: what the first call would have to make, as far as no user code is in
+        it."""
         self._calls.make_thread(self._running_loop)
         self._running_loop.run_until_complete(self._ask_ourselves())
 
     def wake(self, listener: socket.socket, standing: Standing) -> None:
-        """Run enter(snap=False), build a web application, and accept on the listener. Raises what user code raises."""
+        """Run enter(snap=False), build a web application, and accept on the listener. Raises what
+        user code raises."""
         self._standing = standing
         self._running_loop.run_until_complete(self._wake(listener))
 
     def run(self, *, on_ready: Callable[[], None], shim: int) -> None:
-        """Serve until SIGTERM or until the shim is gone, finish what is in flight, then run the exit hooks.
+        """Serve until SIGTERM or until the shim is gone, finish what is in flight, then run the
+        exit hooks.
 
         Args:
             on_ready: called once, when connections are being accepted.
@@ -156,7 +175,9 @@ class Server:
         if self._web is not None:
             await self._web.startup()
             self._application = self._web
-        self._accepting.append(await serve_listener(loop, self._connection, listener, backlog=BACKLOG))
+        self._accepting.append(
+            await serve_listener(loop, self._connection, listener, backlog=BACKLOG)
+        )
 
     async def _serve(self, on_ready: Callable[[], None], shim: int) -> None:
         with end_of(shim) as end:
@@ -167,7 +188,8 @@ class Server:
         await self._drain()
 
     async def _drain(self) -> None:
-        """Accept nothing new, then let what is in flight end, then the user's own clean-up: it may be what in-flight calls use."""
+        """Accept nothing new, then let what is in flight end, then the user's own clean-up: it may
+        be what in-flight calls use."""
         for server in self._accepting:
             server.close()
         self._calls.drain()
@@ -190,26 +212,57 @@ class Server:
         await hooks.run_after_wake(self._target.exit, each_s=hooks.HOOK_S)
 
     def _connection(self) -> Connection:
-        return Connection(config=self._config, server_state=self._state, app_state={}, _loop=self._loop, on_closed=self._changed.set)
+        return Connection(
+            config=self._config,
+            server_state=self._state,
+            app_state={},
+            _loop=self._loop,
+            on_closed=self._changed.set,
+        )
 
-    async def _answer(self, scope: Any, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+    async def _answer(
+        self, scope: Any, receive: ASGIReceiveCallable, send: ASGISendCallable
+    ) -> None:
         path: str = scope["path"]
         try:
-            if path.startswith(WORKER_INVOKE) and scope["type"] == "http" and self._application is None:
+            if (
+                path.startswith(WORKER_INVOKE)
+                and scope["type"] == "http"
+                and self._application is None
+            ):
                 await self._calls.invoke(scope, receive, send)
-            elif self._application is not None and (path == WORKER_ASGI or path.startswith(WORKER_ASGI + "/")):
+            elif self._application is not None and (
+                path == WORKER_ASGI or path.startswith(WORKER_ASGI + "/")
+            ):
                 await self._application(scope, receive, send)
             elif path == WORKER_HEALTH and scope["type"] == "http":
                 await self._answer_health(send)
             elif path == WORKER_STATUS and scope["type"] == "http":
-                await answer(send, 200, CONTENT_JSON.encode(), b"ok", self._standing.as_json(running=self._calls.running))
+                await answer(
+                    send,
+                    200,
+                    CONTENT_JSON.encode(),
+                    b"ok",
+                    self._standing.as_json(running=self._calls.running),
+                )
             elif scope["type"] == "http":
-                await answer_problem(send, NotFound(f"nothing is served at {path!r} by this function"), outcome=b"invalid")
+                await answer_problem(
+                    send,
+                    NotFound(f"nothing is served at {path!r} by this function"),
+                    outcome=b"invalid",
+                )
             else:
-                await send({"type": "websocket.close", "code": 1008, "reason": "this function has no WebSocket"})
+                await send(
+                    {
+                        "type": "websocket.close",
+                        "code": 1008,
+                        "reason": "this function has no WebSocket",
+                    }
+                )
         finally:
             if self._draining.is_set():
-                self._running_loop.call_soon(self._changed.set)  # after uvicorn has taken this task off its list
+                # after uvicorn has taken this task off its list
+                self._running_loop.call_soon(self._changed.set)
 
     async def _answer_health(self, send: ASGISendCallable) -> None:
         body = {"instance": os.environ.get(INSTANCE_VARIABLE, ""), "running": self._calls.running}
@@ -241,7 +294,8 @@ def _config(app: Any, *, websockets: bool) -> Config:
 
 @contextlib.contextmanager
 def end_of(descriptor: int) -> Any:
-    """A descriptor that becomes readable when the peer of `descriptor` is gone, and not when there is something to read (epoll(7))."""
+    """A descriptor that becomes readable when the peer of `descriptor` is gone, and not when there
+    is something to read (epoll(7))."""
     epoll = select.epoll()
     try:
         epoll.register(descriptor, select.EPOLLRDHUP)

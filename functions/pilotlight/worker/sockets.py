@@ -1,4 +1,5 @@
-"""Sockets as the kernel lists them, by inode: /proc/net for TCP and UDP, sock_diag(7) for Unix sockets, whose peers /proc does not tell."""
+"""Sockets as the kernel lists them, by inode: /proc/net for TCP and UDP, sock_diag(7) for Unix
+sockets, whose peers /proc does not tell."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass
 
 _LISTEN, _CLOSE, _ESTABLISHED = 0x0A, 0x07, 0x01
-"""Rows of TCP's states (include/net/tcp_states.h), used by the kernel for Unix and UDP sockets, too."""
+"""Rows of TCP's states (include/net/tcp_states.h), used by the kernel for Unix and UDP sockets,
+too."""
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
 _NLM_REQUEST_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_ROOT | NLM_F_MATCH
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
@@ -23,11 +25,10 @@ class Socket:
     """One socket.
 
     Attributes:
-        kind: `TCP`, `UDP` or `Unix`.
-        local: `127.0.0.1:80`, or a path; "" for none.
-        peer: what it is connected to: an address, for Unix sockets the other's path, "" when it is not connected.
-        peer_inode: the other end, for Unix sockets; 0 for none (or on the other side of a connection to elsewhere).
-        listening: it accepts connections.
+        kind: `TCP`, `UDP` or `Unix`. local: `127.0.0.1:80`, or a path; "" for none. peer: what it
+        is connected to: an address, for Unix sockets the other's path, "" when it is not connected.
+        peer_inode: the other end, for Unix sockets; 0 for none (or on the other side of a
+        connection to elsewhere). listening: it accepts connections.
     """
 
     kind: str
@@ -39,7 +40,8 @@ class Socket:
 
 
 def table() -> dict[int, Socket]:
-    """All sockets of this network namespace that have an address or a peer, by inode. What cannot be listed is missing."""
+    """All sockets of this network namespace that have an address or a peer, by inode. What cannot
+    be listed is missing."""
     found: dict[int, Socket] = {}
     for kind, name in (("TCP", "tcp"), ("TCP", "tcp6"), ("UDP", "udp"), ("UDP", "udp6")):
         found.update(_internet(kind, name))
@@ -52,7 +54,9 @@ def is_inside(one: Socket, everything: Mapping[int, Socket], ours: Collection[in
     if one.kind == "Unix":
         return one.peer_inode in ours
     return any(
-        inode in ours and other.kind == one.kind and (other.local, other.peer) == (one.peer, one.local)
+        inode in ours
+        and other.kind == one.kind
+        and (other.local, other.peer) == (one.peer, one.local)
         for inode, other in everything.items()
     )
 
@@ -83,7 +87,8 @@ def _internet(kind: str, name: str) -> Iterator[tuple[int, Socket]]:
 
 def _address(text: str) -> str:
     address, _, port = text.partition(":")
-    words = [bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8)]  # each 32-bit word in the machine's order
+    # each 32-bit word in the machine's order
+    words = [bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8)]
     ip = ipaddress.ip_address(b"".join(words))
     if isinstance(ip, ipaddress.IPv6Address):
         return f"{ip.ipv4_mapped}:{int(port, 16)}" if ip.ipv4_mapped else f"[{ip}]:{int(port, 16)}"
@@ -109,10 +114,22 @@ def _unix() -> Iterator[tuple[int, Socket]]:
 
 def _asked() -> Iterator[tuple[int, int, str, int]]:
     """(inode, state, name, peer's inode) of all Unix sockets: unix_diag(7)."""
-    request = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _UDIAG_SHOW_NAME | _UDIAG_SHOW_PEER, 0xFFFFFFFF, 0xFFFFFFFF)
+    request = struct.pack(
+        "=BBHIIIII",
+        socket.AF_UNIX,
+        0,
+        0,
+        0xFFFFFFFF,
+        0,
+        _UDIAG_SHOW_NAME | _UDIAG_SHOW_PEER,
+        0xFFFFFFFF,
+        0xFFFFFFFF,
+    )
     header = struct.pack("=IHHII", 16 + len(request), _SOCK_DIAG_BY_FAMILY, _NLM_REQUEST_DUMP, 1, 0)
     try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as asks:
+        with socket.socket(
+            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG
+        ) as asks:
             asks.settimeout(2.0)  # the kernel answers at once
             asks.send(header + request)
             while (data := asks.recv(1 << 16)) and (yield from _rows(data)):
@@ -132,7 +149,12 @@ def _rows(data: bytes) -> Generator[tuple[int, int, str, int], None, bool]:
         attributes = dict(_attributes(data[at + 32 : at + length]))
         name = attributes.get(_UNIX_DIAG_NAME, b"")
         peer = attributes.get(_UNIX_DIAG_PEER, b"\0\0\0\0")
-        yield inode, state, ("@" + os.fsdecode(name[1:]) if name[:1] == b"\0" else os.fsdecode(name)), struct.unpack("=I", peer)[0]
+        yield (
+            inode,
+            state,
+            ("@" + os.fsdecode(name[1:]) if name[:1] == b"\0" else os.fsdecode(name)),
+            struct.unpack("=I", peer)[0],
+        )
         at += (length + 3) & ~3
     return True
 

@@ -1,4 +1,5 @@
-"""What an instance says of itself to whoever asks at WORKER_STATUS: who it is, how it came up, and what that took."""
+"""What an instance says of itself to whoever asks at WORKER_STATUS: who it is, how it came up, and
+what that took."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ class Standing:
     """Made when the instance wakes.
 
     Attributes:
-        instance: its id; in a cluster the name of its pod.
-        start_kind: `COLD`, `FORK` or `RESTORE` (`snapshotter.types.StartKind`).
-        before_ms, own_ms: the parts of its start, in order: before the instance was ordered, and since; the latter grow until it is ready.
+        instance: its id; in a cluster the name of its pod. start_kind: `COLD`, `FORK` or `RESTORE`
+        (`snapshotter.types.StartKind`). before_ms, own_ms: the parts of its start, in order: before
+        the instance was ordered, and since; the latter grow until it is ready.
     """
 
     instance: str = ""
@@ -28,13 +29,21 @@ class Standing:
     own_ms: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, order: Order, *, booted_ms: Mapping[str, float], woken_ms: Mapping[str, float]) -> Self:
-        """The instance of an order. `booted_ms`: until the snapshot point, which is part of a COLD start only; `woken_ms`: since the order.
+    def of(
+        cls, order: Order, *, booted_ms: Mapping[str, float], woken_ms: Mapping[str, float]
+    ) -> Self:
+        """The instance of an order. `booted_ms`: until the snapshot point, which is part of a COLD
+        start only; `woken_ms`: since the order.
 
-        A launcher that starts exactly one worker says itself what came before; a slot's shim has no part in it.
-        """
+        A launcher that starts exactly one worker says itself what came before; a slot's shim has no
+        part in it."""
         if order.start:
-            return cls(instance=order.instance, start_kind=str(order.start["kind"]), before_ms=order.start["phases_ms"], own_ms=woken_ms)
+            return cls(
+                instance=order.instance,
+                start_kind=str(order.start["kind"]),
+                before_ms=order.start["phases_ms"],
+                own_ms=woken_ms,
+            )
         if order.op != "serve":
             return cls(instance=order.instance, start_kind="FORK", own_ms=woken_ms)
         if FROZEN_VARIABLE in os.environ:
@@ -43,5 +52,9 @@ class Standing:
 
     def as_json(self, *, running: int) -> bytes:
         """The answer's body. `running`: calls at this moment."""
-        body: dict[str, Any] = {"instance": self.instance, "running": running, "start_kind": self.start_kind}
+        body: dict[str, Any] = {
+            "instance": self.instance,
+            "running": running,
+            "start_kind": self.start_kind,
+        }
         return json.dumps({**body, "phases_ms": {**self.before_ms, **self.own_ms}}).encode()

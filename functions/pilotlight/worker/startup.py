@@ -1,8 +1,9 @@
-"""A worker's life in order: import, enter, warm up, snapshot point; then, as an instance, wake and serve. Every phase is timed.
+"""A worker's life in order: import, enter, warm up, snapshot point; then, as an instance, wake and
+serve. Every phase is timed.
 
-A fork may be parked between the snapshot point and its wake: it then does ahead what needs neither an identity nor user code. A fork, or
-the worker itself, may also be told to stand still for a snapshot on disk; a restored copy of it is at its snapshot point again.
-"""
+A fork may be parked between the snapshot point and its wake: it then does ahead what needs neither
+an identity nor user code. A fork, or the worker itself, may also be told to stand still for a
+snapshot on disk; a restored copy of it is at its snapshot point again."""
 
 from __future__ import annotations
 
@@ -36,11 +37,14 @@ from pilotlight.worker.target import Method, Target, make_target
 from pilotlight.worker.template import Template, connect_output, surplus_threads, wait_environment
 
 WORKER_VARIABLE = "PILOTLIGHT_WORKER"
-"""Set to 1: the SDK in user code then takes weights and secrets from the platform and looks for no local files."""
+"""Set to 1: the SDK in user code then takes weights and secrets from the platform and looks for no
+local files."""
 WEIGHTS_VARIABLE = "PILOTLIGHT_WEIGHTS"
-"""JSON object: name of weights → directory; how `pilotlight.Weights(...).path` finds them inside a worker."""
+"""JSON object: name of weights → directory; how `pilotlight.Weights(...).path` finds them inside a
+worker."""
 HOOK_SHARE = 0.9
-"""Of the startup clock, for what runs before the snapshot: the hook that hangs is named before the node agent's clock ends us."""
+"""Of the startup clock, for what runs before the snapshot: the hook that hangs is named before the
+node agent's clock ends us."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +79,20 @@ def run(launch: Launch, *, boot_ms: float) -> None:
     phases = Phases(control)
     phases.ms["boot"] = round(boot_ms, 3)
     user = UserCode(launch.code, by_value=launch.spec.pickled is not None)
-    places, secrets = SocketPlaces(user), Secrets(launch.secret_variables, user, snapshot=launch.spec.snapshot)
+    places, secrets = (
+        SocketPlaces(user),
+        Secrets(launch.secret_variables, user, snapshot=launch.spec.snapshot),
+    )
     places.watch()
     secrets.guard()
     with phases.phase("import"):
         raw = load(launch)
     with phases.phase("enter"):
         target = make_target(raw, launch.spec)
-        hooks.run_before_snapshot(target, within_s=launch.spec.clocks.startup_s * HOOK_SHARE - sum(phases.ms.values()) / 1000)
+        hooks.run_before_snapshot(
+            target,
+            within_s=launch.spec.clocks.startup_s * HOOK_SHARE - sum(phases.ms.values()) / 1000,
+        )
     with phases.phase("warmup"):
         server = Server(target, launch.spec)
         touched, known = _warm_up(target, server)
@@ -112,7 +122,8 @@ def _obey(worker: Worker, *, threads: tuple[str, ...]) -> NoReturn:
 
 
 def _warm_up(target: Target, server: Server) -> tuple[Touched, dict[str, proof.Known]]:
-    """Every example once, and our own part of a call; what they touch is remembered where the process can be forked at all."""
+    """Every example once, and our own part of a call; what they touch is remembered where the
+    process can be forked at all."""
     touched, known = Touched(), {}
 
     def rehearse() -> None:
@@ -127,7 +138,9 @@ def _warm_up(target: Target, server: Server) -> tuple[Touched, dict[str, proof.K
     return touched, known
 
 
-def _reach_snapshot_point(control: Control, phases: Phases, touched: Touched, scene: Scene) -> tuple[str, ...]:
+def _reach_snapshot_point(
+    control: Control, phases: Phases, touched: Touched, scene: Scene
+) -> tuple[str, ...]:
     wake.rehearse()
     hooks.drop_caches()
     touched.look()
@@ -162,8 +175,12 @@ def _become(worker: Worker, order: Order, started: float) -> NoReturn:
         wake.reseed()
         worker.secrets.lift()
         wake.take_environment(order.instance, order.env)
-        wake.raise_threads(cpu=worker.launch.spec.resources.cpu, variables=worker.launch.chosen_threads)
-        worker.server.wake(listener, Standing.of(order, booted_ms=worker.booted_ms, woken_ms=phases.ms))
+        wake.raise_threads(
+            cpu=worker.launch.spec.resources.cpu, variables=worker.launch.chosen_threads
+        )
+        worker.server.wake(
+            listener, Standing.of(order, booted_ms=worker.booted_ms, woken_ms=phases.ms)
+        )
 
     def ready() -> None:
         worker.control.send({"event": "ready", "instance": order.instance, "phases_ms": phases.ms})
@@ -173,7 +190,8 @@ def _become(worker: Worker, order: Order, started: float) -> NoReturn:
 
 
 def _wait_parked(worker: Worker, order: Order) -> Order:
-    """Do all that needs no identity and runs no user code, say so, and wait for the assignment. A parked fork nobody wants leaves."""
+    """Do all that needs no identity and runs no user code, say so, and wait for the assignment. A
+    parked fork nobody wants leaves."""
     channel, go, *_ = order.descriptors
     desk = Control(channel)
     _wait_go(go)
@@ -205,13 +223,16 @@ def _stand_still(worker: Worker, order: Order) -> NoReturn:
 
 
 def _suspend(worker: Worker, order: Order) -> None:
-    """The worker itself, with its threads and processes, is to be a snapshot. Its output stays what it is."""
-    with contextlib.suppress(checkpoint.Obstructed):  # the shim has been told; we wait for other orders
+    """The worker itself, with its threads and processes, is to be a snapshot. Its output stays what
+    it is."""
+    # the shim has been told; we wait for other orders
+    with contextlib.suppress(checkpoint.Obstructed):
         checkpoint.stand_still(worker.control, order.descriptors, scene=worker.scene, in_place=True)
 
 
 def _prove(worker: Worker, order: Order, started: float) -> NoReturn:
-    """Answer the examples again, and leave. With one thread, as before the snapshot: more of them add up in another order."""
+    """Answer the examples again, and leave. With one thread, as before the snapshot: more of them
+    add up in another order."""
     gc.enable()
     wake.reseed()
     answered: dict[str, float] = {}
@@ -231,7 +252,14 @@ def _prove(worker: Worker, order: Order, started: float) -> NoReturn:
             error = faults.as_data(e)
     output.finish()
     worker.control.send(
-        {"event": "proved", "instance": order.instance, "ok": error is None, "error": error, "notes": notes, "phases_ms": answered}
+        {
+            "event": "proved",
+            "instance": order.instance,
+            "ok": error is None,
+            "error": error,
+            "notes": notes,
+            "phases_ms": answered,
+        }
     )
     os._exit(0)
 
@@ -243,10 +271,12 @@ def _wait_go(go: int) -> None:
 
 
 def _leave(status: int) -> NoReturn:
-    """Run atexit functions, then leave without finalising: tearing a copied heap down would only copy its pages first."""
+    """Run atexit functions, then leave without finalising: tearing a copied heap down would only
+    copy its pages first."""
     import atexit
 
-    run_functions: Any = getattr(atexit, "_run_exitfuncs", lambda: None)  # what the interpreter itself would call
+    # what the interpreter itself would call
+    run_functions: Any = getattr(atexit, "_run_exitfuncs", lambda: None)
     run_functions()
     output.finish()
     os._exit(status)

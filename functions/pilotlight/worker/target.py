@@ -1,8 +1,8 @@
 """The user's object, ready to be run: its methods and its hooks.
 
-Marks are what the SDK's decorators leave on plain functions: `_pilotlight_marks`, a dict with `enter` ({"snap": bool}), `exit` (True),
-`method` ({"example", "check", …}), `asgi` (True or {"example"}).
-"""
+Marks are what the SDK's decorators leave on plain functions: `_pilotlight_marks`, a dict with
+`enter` ({"snap": bool}), `exit` (True), `method` ({"example", "check", …}), `asgi` (True or
+{"example"})."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ Hook = Callable[[], Any]
 
 
 class Style(enum.Enum):
-    """How a callable is run: THREAD and GENERATOR in a call thread, the others in the event loop."""
+    """How a callable is run: THREAD and GENERATOR in a call thread, the others in the event
+    loop."""
 
     COROUTINE = "coroutine"
     THREAD = "thread"
@@ -55,7 +56,8 @@ class Method:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What runs: methods by name, and the hooks in the order in which they run (of base classes first).
+    """What runs: methods by name, and the hooks in the order in which they run (of base classes
+    first).
 
     Attributes:
         web: the web application, for functions of that kind; None for others.
@@ -72,7 +74,9 @@ class Target:
     @property
     def examples(self) -> Mapping[str, Method]:
         """What the warm-up calls, by name."""
-        declared = {name: method for name, method in self.methods.items() if method.example is not None}
+        declared = {
+            name: method for name, method in self.methods.items() if method.example is not None
+        }
         return declared if self.web_example is None else {"": self.web_example}
 
 
@@ -91,9 +95,17 @@ def make_target(raw: Any, spec: FunctionSpec) -> Target:
     build = next((bound for marks, bound in hooks if marks.get("asgi")), None)
     application = None if build is None else WebApplication(build)
     return Target(
-        methods={} if spec.kind is FunctionKind.ASGI else {m.name: _method(m.name, getattr(instance, m.name), spec) for m in spec.methods},
-        enter_before_snapshot=tuple(bound for marks, bound in hooks if "enter" in marks and marks["enter"].get("snap", True)),
-        enter_after_wake=tuple(bound for marks, bound in hooks if "enter" in marks and not marks["enter"].get("snap", True)),
+        methods={}
+        if spec.kind is FunctionKind.ASGI
+        else {m.name: _method(m.name, getattr(instance, m.name), spec) for m in spec.methods},
+        enter_before_snapshot=tuple(
+            bound for marks, bound in hooks if "enter" in marks and marks["enter"].get("snap", True)
+        ),
+        enter_after_wake=tuple(
+            bound
+            for marks, bound in hooks
+            if "enter" in marks and not marks["enter"].get("snap", True)
+        ),
         exit=tuple(bound for marks, bound in hooks if marks.get("exit")),
         web=application,
         web_example=None if application is None else _web_example(application, build),
@@ -107,7 +119,8 @@ def marks_of(function: Any) -> Mapping[str, Any]:
 
 
 def _marked(kind: type, instance: Any) -> Iterator[tuple[Mapping[str, Any], Hook]]:
-    names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))  # a name keeps the place of its first definition
+    # a name keeps the place of its first definition
+    names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))
     for name in names:
         found = inspect.getattr_static(kind, name, None)
         if inspect.isfunction(found) and (marks := marks_of(found)):
@@ -122,7 +135,15 @@ def _method(name: str, call: Callable[..., Any], spec: FunctionSpec) -> Method:
         example = declared.example
     batch = declared.batch if declared is not None else None
     binder = Binder(call, hints=item_hints(call) if batch is not None else None)
-    return Method(name=name, call=call, style=_style(call), binder=binder, example=example, check=mark.get("check"), batch=batch)
+    return Method(
+        name=name,
+        call=call,
+        style=_style(call),
+        binder=binder,
+        example=example,
+        check=mark.get("check"),
+        batch=batch,
+    )
 
 
 def _web_example(web: WebApplication, build: Any) -> Method | None:
@@ -130,7 +151,14 @@ def _web_example(web: WebApplication, build: Any) -> Method | None:
     if not isinstance(mark, Mapping) or mark.get("example") is None:
         return None
     call = functools.partial(web.answer_example, mark["example"])
-    return Method(name=f"GET {mark['example']}", call=call, style=Style.COROUTINE, binder=Binder(call), example=[], check=None)
+    return Method(
+        name=f"GET {mark['example']}",
+        call=call,
+        style=Style.COROUTINE,
+        binder=Binder(call),
+        example=[],
+        check=None,
+    )
 
 
 def _style(call: Any) -> Style:

@@ -1,9 +1,10 @@
-"""Threads for synchronous user functions, made after the fork, reused, and never more than calls may run at once.
+"""Threads for synchronous user functions, made after the fork, reused, and never more than calls
+may run at once.
 
-A call that nobody waits for any more is interrupted by raising CallCancelled inside it (PyThreadState_SetAsyncExc): that happens between
-two bytecodes, so a call that sits in C code (a long `time.sleep`, a matrix product) ends only when that returns. A thread is free
-again only when the function has really ended.
-"""
+A call that nobody waits for any more is interrupted by raising CallCancelled inside it
+(PyThreadState_SetAsyncExc): that happens between two bytecodes, so a call that sits in C code (a
+long `time.sleep`, a matrix product) ends only when that returns. A thread is free again only when
+the function has really ended."""
 
 from __future__ import annotations
 
@@ -22,9 +23,26 @@ Outcome = tuple[bool, Any]
 
 
 class _Job:
-    __slots__ = ("args", "begun", "cancelling", "context", "finished", "function", "future", "kwargs", "sent")
+    __slots__ = (
+        "args",
+        "begun",
+        "cancelling",
+        "context",
+        "finished",
+        "function",
+        "future",
+        "kwargs",
+        "sent",
+    )
 
-    def __init__(self, future: asyncio.Future[Outcome], context: Context, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    def __init__(
+        self,
+        future: asyncio.Future[Outcome],
+        context: Context,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+    ) -> None:
         self.future = future
         self.context = context
         self.function = function
@@ -39,10 +57,9 @@ class _Job:
 class CallThread:
     """One thread, one job at a time. Owned by the event loop's thread; only `_work` runs elsewhere.
 
-    The interrupt must hit the job it was meant for and no later one, without a lock that a dying thread could keep: the canceller sets
-    `cancelling` and then looks at `begun` and `finished`; the thread sets each of these and then looks at `cancelling`. Whoever is second
-    sees the other.
-    """
+    The interrupt must hit the job it was meant for and no later one, without a lock that a dying
+    thread could keep: the canceller sets `cancelling` and then looks at `begun` and `finished`; the
+    thread sets each of these and then looks at `cancelling`. Whoever is second sees the other."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, number: int) -> None:
         self._loop = loop
@@ -54,7 +71,9 @@ class CallThread:
     def __repr__(self) -> str:
         return f"<CallThread {self._thread.name} {'busy' if self._current else 'idle'}>"
 
-    def run(self, context: Context, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> asyncio.Future[Outcome]:
+    def run(
+        self, context: Context, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+    ) -> asyncio.Future[Outcome]:
         """Start a job; the future's result says how it ended, it never raises. One at a time."""
         job = _Job(self._loop.create_future(), context, function, args, kwargs)
         self._current = job

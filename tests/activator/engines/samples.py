@@ -23,11 +23,17 @@ class Spot:
         return self.in_flight < self.capacity and not self.is_blocked
 
 
-def reading(running: int = 0, waiting: int = 0, kv_use: float | None = 0.0, **more: Any) -> EngineMetrics:
+def reading(
+    running: int = 0, waiting: int = 0, kv_use: float | None = 0.0, **more: Any
+) -> EngineMetrics:
     """What an engine says."""
     return EngineMetrics(running=running, waiting=waiting, kv_use=kv_use, **more)
 
 
 def histogram(*times_s: float) -> Histogram:
     """These times, as an engine would count them."""
-    return Histogram(bounds_s=BOUNDS_S, counts=tuple(float(sum(t <= b for t in times_s)) for b in BOUNDS_S), sum_s=sum(times_s))
+    return Histogram(
+        bounds_s=BOUNDS_S,
+        counts=tuple(float(sum(t <= b for t in times_s)) for b in BOUNDS_S),
+        sum_s=sum(times_s),
+    )

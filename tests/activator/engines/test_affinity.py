@@ -18,14 +18,18 @@ SYSTEM = "You answer questions about gardens. " * 20
 def chat(*turns: str, system: str = SYSTEM, **more: Any) -> dict[str, Any]:
     roles = ("user", "assistant")
     messages = [{"role": "system", "content": system}] if system else []
-    return {"messages": messages + [{"role": roles[n % 2], "content": text} for n, text in enumerate(turns)], **more}
+    return {
+        "messages": messages
+        + [{"role": roles[n % 2], "content": text} for n, text in enumerate(turns)],
+        **more,
+    }
 
 
 def some(count: int, *, capacity: int = 8) -> list[Spot]:
     return [Spot(id=f"i-{n:012d}", capacity=capacity) for n in range(count)]
 
 
-# -- the key -------------------------------------------------------------------------------------------------------
+# -- the key ---------------------------------------------------------------------------------------
 def test_all_turns_of_a_chat_have_one_key() -> None:
     first = key_of(chat("When do I sow peas?"))
 
@@ -58,12 +62,17 @@ def test_an_adapter_makes_another_beginning_of_the_same_words() -> None:
 
 def test_a_prompt_is_cut_to_whole_blocks_and_keeps_its_key_while_it_grows() -> None:
     text = "".join(chr(97 + n % 26) * 3 for n in range(2000))
-    keys = [key_of({"prompt": text[:length]}) for length in (100, BLOCK_CHARS, 2 * BLOCK_CHARS, 3 * BLOCK_CHARS + 7, 4 * BLOCK_CHARS)]
+    keys = [
+        key_of({"prompt": text[:length]})
+        for length in (100, BLOCK_CHARS, 2 * BLOCK_CHARS, 3 * BLOCK_CHARS + 7, 4 * BLOCK_CHARS)
+    ]
 
     assert keys[0] is None, "less than a block is not worth a detour"
     assert len(set(keys[1:])) == 3
     assert keys[2] == keys[3]
-    assert key_of({"prompt": text}) == key_of({"prompt": text[: 8 * BLOCK_CHARS]}), "more than eight blocks are not looked at"
+    assert key_of({"prompt": text}) == key_of({"prompt": text[: 8 * BLOCK_CHARS]}), (
+        "more than eight blocks are not looked at"
+    )
 
 
 def test_token_ids_and_inputs_of_embeddings_have_keys_too() -> None:
@@ -98,7 +107,7 @@ def test_words_that_are_no_text_are_no_reason_to_fail() -> None:
     assert key_of({"prompt": deep}) is None
 
 
-# -- the instance --------------------------------------------------------------------------------------------------
+# -- the instance ----------------------------------------------------------------------------------
 def test_a_key_keeps_its_instance_while_the_load_is_even() -> None:
     instances = some(4)
 
@@ -131,7 +140,9 @@ def test_where_little_runs_chats_stay_where_they_are_known() -> None:
         assert chosen is not None
         chosen.in_flight += 1
 
-    assert sorted(i.in_flight for i in instances) == [0, 0, 0, 4], "a quarter of its slots is no load"
+    assert sorted(i.in_flight for i in instances) == [0, 0, 0, 4], (
+        "a quarter of its slots is no load"
+    )
 
 
 def test_without_a_bound_one_instance_would_have_taken_all_that_it_can() -> None:
@@ -159,7 +170,11 @@ def test_an_instance_that_takes_fewer_calls_is_bounded_lower() -> None:
 def test_keys_are_spread_evenly() -> None:
     instances, chance = some(5), random.Random(1)
 
-    counts = Counter(one.id for _ in range(20_000) if (one := by_key(chance.getrandbits(64), instances, 0.0)) is not None)
+    counts = Counter(
+        one.id
+        for _ in range(20_000)
+        if (one := by_key(chance.getrandbits(64), instances, 0.0)) is not None
+    )
 
     assert max(counts.values()) < 1.05 * 4000
     assert min(counts.values()) > 0.95 * 4000
@@ -217,5 +232,7 @@ def test_empty_lists_without_end_are_looked_at_for_a_moment_only() -> None:
 
     content = [[Counted() for _ in range(2_000)] for _ in range(200)]
 
-    assert key_of({"messages": [{"role": "user", "content": content}]}) == key_of({"messages": [{"role": "user", "content": []}]})
+    assert key_of({"messages": [{"role": "user", "content": content}]}) == key_of(
+        {"messages": [{"role": "user", "content": []}]}
+    )
     assert 0 < visits < 20_000

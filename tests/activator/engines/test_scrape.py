@@ -1,4 +1,5 @@
-"""Engines are asked what they do: those with calls often, idle ones seldom, and nobody else is held up by it."""
+"""Engines are asked what they do: those with calls often, idle ones seldom, and nobody else is held
+up by it."""
 
 from __future__ import annotations
 
@@ -34,7 +35,12 @@ async def test_an_engine_with_calls_is_asked_each_time_and_an_idle_one_seldom(wo
     throttler = world.engine(scaling=SCALING)
     busy, _ = await started(throttler, 2)
     looks: list[CallTarget] = []
-    scraper = Scraper(world.scaler.throttlers, deadline_s=PATIENCE_S, seen=lambda target, _: looks.append(target), clock=world.clock)
+    scraper = Scraper(
+        world.scaler.throttlers,
+        deadline_s=PATIENCE_S,
+        seen=lambda target, _: looks.append(target),
+        clock=world.clock,
+    )
     await scraper.look()
     assert len(looks) == 2, "what has just come is looked at once"
 
@@ -65,7 +71,10 @@ async def test_a_look_is_no_call_and_what_it_saw_is_told(world: World) -> None:
     before = (instance.calls, instance.idle_since, throttler.load.last_call_at)
     told: list[tuple[CallTarget, EngineState]] = []
     scraper = Scraper(
-        world.scaler.throttlers, deadline_s=PATIENCE_S, seen=lambda target, view: told.append((target, view)), clock=world.clock
+        world.scaler.throttlers,
+        deadline_s=PATIENCE_S,
+        seen=lambda target, view: told.append((target, view)),
+        clock=world.clock,
     )
     world.clock.advance(5.0)
 
@@ -99,7 +108,9 @@ async def test_who_ended_while_it_was_asked_is_forgotten(world: World) -> None:
     assert scraper.views() == {}
 
 
-async def test_an_engine_that_does_not_answer_is_not_known_and_keeps_its_slots(world: World) -> None:
+async def test_an_engine_that_does_not_answer_is_not_known_and_keeps_its_slots(
+    world: World,
+) -> None:
     throttler = world.engine(scaling=SCALING)
     (instance,) = await started(throttler, 1)
     await world.fleet.engines[instance.id].die()
@@ -132,7 +143,9 @@ async def test_nobody_there_says_nothing(short_tmp: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [3, 1 + MAX_BYTES // 65536])
-async def test_an_answer_in_pieces_is_read_whole_and_one_without_end_is_not(short_tmp: Path, count: int) -> None:
+async def test_an_answer_in_pieces_is_read_whole_and_one_without_end_is_not(
+    short_tmp: Path, count: int
+) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         yield exposition(EngineFake()).encode()
         for _ in range(count):

@@ -1,4 +1,5 @@
-"""Calls of a language model: how many an instance takes, which one takes them, and what the autoscaler is told."""
+"""Calls of a language model: how many an instance takes, which one takes them, and what the
+autoscaler is told."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def take(throttler: Throttler, keys: list[int | None]) -> list[str]:
     return [reservation.instance.id if reservation is not None else "" for reservation in found]
 
 
-# -- how many ------------------------------------------------------------------------------------------------------
+# -- how many --------------------------------------------------------------------------------------
 async def test_an_instance_takes_as_many_calls_as_its_engine_has_sequences(world: World) -> None:
     throttler = world.engine(max_num_seqs=3, scaling=Scaling(max_inputs=1, max_instances=1))
     await started(throttler, 1)
@@ -42,19 +43,25 @@ async def test_an_instance_takes_as_many_calls_as_its_engine_has_sequences(world
     assert [bool(where) for where in take(throttler, [None] * 4)] == [True, True, True, False]
 
 
-async def test_an_instance_takes_what_its_memory_allows_and_more_once_that_grows(world: World) -> None:
+async def test_an_instance_takes_what_its_memory_allows_and_more_once_that_grows(
+    world: World,
+) -> None:
     throttler = world.engine(scaling=Scaling(max_instances=1))
     (instance,) = await started(throttler, 1)
     throttler.saw(instance, reading(running=2, kv_use=0.6))
     calls = [asyncio.create_task(throttler.reserve(30.0)) for _ in range(5)]
     await asyncio.sleep(0)
 
-    assert (throttler.in_flight, throttler.waiting) == (3, 2), "0.9 of the memory holds three such calls"
+    assert (throttler.in_flight, throttler.waiting) == (3, 2), (
+        "0.9 of the memory holds three such calls"
+    )
 
     for _ in range(5):
         throttler.saw(instance, reading(running=3, kv_use=0.1))
     await asyncio.gather(*calls)
-    assert (throttler.in_flight, throttler.waiting) == (5, 0), "more memory is free: those who waited need no other call to end"
+    assert (throttler.in_flight, throttler.waiting) == (5, 0), (
+        "more memory is free: those who waited need no other call to end"
+    )
 
 
 async def test_memory_that_shrinks_takes_no_running_call_away(world: World) -> None:
@@ -107,7 +114,7 @@ async def test_what_was_known_of_an_instance_goes_with_it(world: World) -> None:
     assert list(throttler.views()) == [second.id]
 
 
-# -- which one -----------------------------------------------------------------------------------------------------
+# -- which one -------------------------------------------------------------------------------------
 async def test_calls_that_begin_alike_meet_while_the_load_is_even(world: World) -> None:
     throttler = world.engine(scaling=MANY)
     await started(throttler, 3)
@@ -122,7 +129,9 @@ async def test_calls_that_begin_alike_meet_while_the_load_is_even(world: World) 
         assert len(places) == 1
 
 
-async def test_a_beginning_that_everybody_shares_is_spread_before_anybody_waits(world: World) -> None:
+async def test_a_beginning_that_everybody_shares_is_spread_before_anybody_waits(
+    world: World,
+) -> None:
     throttler = world.engine(max_num_seqs=8, scaling=MANY)
     await started(throttler, 3)
 
@@ -134,7 +143,9 @@ async def test_a_beginning_that_everybody_shares_is_spread_before_anybody_waits(
     assert take(throttler, [5]) == [""], "24 slots are 24 calls"
 
 
-async def test_who_waits_gets_the_instance_of_its_beginning_where_two_are_free(world: World) -> None:
+async def test_who_waits_gets_the_instance_of_its_beginning_where_two_are_free(
+    world: World,
+) -> None:
     throttler = world.engine(max_num_seqs=1, scaling=Scaling(max_instances=2))
     instances = await started(throttler, 2)
     places = {}
@@ -148,7 +159,10 @@ async def test_who_waits_gets_the_instance_of_its_beginning_where_two_are_free(w
         throttler.saw(instance, reading(running=1, kv_use=0.9))
         instance.capacity = 0  # nothing is free
     other = next(key for key in places if places[key] != places[0])
-    calls = {key: asyncio.create_task(throttler.reserve(30.0, affinity=key, tokens=100)) for key in (0, other)}
+    calls = {
+        key: asyncio.create_task(throttler.reserve(30.0, affinity=key, tokens=100))
+        for key in (0, other)
+    }
     await asyncio.sleep(0)
     load = throttler.engine_load(world.clock())
     assert load is not None
@@ -161,7 +175,9 @@ async def test_who_waits_gets_the_instance_of_its_beginning_where_two_are_free(w
         assert (await call).instance.id == places[key]
 
 
-async def test_calls_keep_to_those_that_the_autoscaler_wants_so_that_the_others_grow_idle(world: World) -> None:
+async def test_calls_keep_to_those_that_the_autoscaler_wants_so_that_the_others_grow_idle(
+    world: World,
+) -> None:
     throttler = world.engine(max_num_seqs=2, scaling=MANY)
     first, *_ = await started(throttler, 3)
     throttler.settle_on(1)
@@ -173,10 +189,14 @@ async def test_calls_keep_to_those_that_the_autoscaler_wants_so_that_the_others_
         throttler.release(throttler.instances[where])
 
     assert set(places) == {first.id}
-    assert len(set(take(throttler, [1, 2, 3]))) == 2, "but nobody waits for it while others are free"
+    assert len(set(take(throttler, [1, 2, 3]))) == 2, (
+        "but nobody waits for it while others are free"
+    )
 
 
-async def test_keys_that_belong_everywhere_do_not_keep_instances_that_nobody_needs(world: World) -> None:
+async def test_keys_that_belong_everywhere_do_not_keep_instances_that_nobody_needs(
+    world: World,
+) -> None:
     throttler = world.engine(max_num_seqs=2, scaling=MANY)
     await started(throttler, 3)
 
@@ -199,7 +219,7 @@ async def test_other_functions_go_by_load_alone(world: World) -> None:
     assert throttler.engine_load(world.clock()) is None
 
 
-# -- what the autoscaler is told -----------------------------------------------------------------------------------
+# -- what the autoscaler is told -------------------------------------------------------------------
 async def test_a_burst_that_is_over_before_another_instance_came_starts_none(world: World) -> None:
     throttler = world.engine(max_num_seqs=2, scaling=MANY)
     await started(throttler, 1)
@@ -243,7 +263,8 @@ async def test_memory_that_binds_starts_instances_and_says_so(world: World) -> N
     throttler = world.engine(max_num_seqs=8, scaling=MANY)
     (instance,) = await started(throttler, 1)
     throttler.start_times._average_s = dict.fromkeys(throttler.start_times._average_s, 1000.0)
-    for _ in range(3):  # calls of one second: a queue would be gone long before another instance came
+    # calls of one second: a queue would be gone long before another instance came
+    for _ in range(3):
         reservation = throttler.reserve_nowait()
         assert reservation is not None
         world.clock.advance(1.0)

@@ -14,14 +14,20 @@ def test_an_engine_takes_all_its_sequences_until_its_memory_says_otherwise() -> 
     watched = EngineTracker(16)
 
     assert watched.saw(reading(), 0.0).slots == 16
-    assert watched.saw(reading(running=4, kv_use=0.1), 2.0).slots == 16, "four take a tenth: 36 would fit"
+    assert watched.saw(reading(running=4, kv_use=0.1), 2.0).slots == 16, (
+        "four take a tenth: 36 would fit"
+    )
 
 
 def test_memory_bounds_the_calls() -> None:
     watched = EngineTracker(16)
 
-    assert watched.saw(reading(running=4, kv_use=0.45), 0.0).slots == 8, "nine tenths of the memory hold eight of these"
-    assert watched.saw(reading(), 2.0).slots == 8, "an idle moment says nothing of what sequences take"
+    assert watched.saw(reading(running=4, kv_use=0.45), 0.0).slots == 8, (
+        "nine tenths of the memory hold eight of these"
+    )
+    assert watched.saw(reading(), 2.0).slots == 8, (
+        "an idle moment says nothing of what sequences take"
+    )
 
 
 def test_memory_that_is_too_full_bounds_at_once() -> None:
@@ -30,7 +36,9 @@ def test_memory_that_is_too_full_bounds_at_once() -> None:
         watched.saw(reading(running=8, kv_use=0.1), 2.0 * n)
 
     assert watched.saw(reading(running=16, kv_use=0.99), 20.0).slots == 14
-    assert watched.saw(reading(running=1, waiting=9, kv_use=1.0), 22.0).slots == 1, "one call is always taken"
+    assert watched.saw(reading(running=1, waiting=9, kv_use=1.0), 22.0).slots == 1, (
+        "one call is always taken"
+    )
 
 
 def test_one_look_at_long_sequences_is_believed_by_half_and_at_short_ones_by_less() -> None:
@@ -40,10 +48,14 @@ def test_one_look_at_long_sequences_is_believed_by_half_and_at_short_ones_by_les
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 64), st.integers(0, 64), st.one_of(st.none(), st.floats(0, 1.5)))),
+    st.lists(
+        st.tuples(st.integers(0, 64), st.integers(0, 64), st.one_of(st.none(), st.floats(0, 1.5)))
+    ),
     st.integers(1, 256),
 )
-def test_the_bound_lies_between_one_and_all_sequences(seen: list[tuple[int, int, float | None]], most: int) -> None:
+def test_the_bound_lies_between_one_and_all_sequences(
+    seen: list[tuple[int, int, float | None]], most: int
+) -> None:
     share: float | None = None
     for running, waiting, kv_use in seen:
         said = reading(running=running, waiting=waiting, kv_use=kv_use)
@@ -63,14 +75,33 @@ def test_no_answer_is_not_known_and_not_zero() -> None:
 
 def test_rates_and_hits_are_of_the_time_between_two_looks() -> None:
     watched = EngineTracker(16)
-    first = watched.saw(reading(prompt_tokens=100.0, generation_tokens=10.0, prefix_queries=100.0, prefix_hits=0.0), 10.0)
-    second = watched.saw(reading(prompt_tokens=700.0, generation_tokens=50.0, prefix_queries=300.0, prefix_hits=150.0), 12.0)
+    first = watched.saw(
+        reading(prompt_tokens=100.0, generation_tokens=10.0, prefix_queries=100.0, prefix_hits=0.0),
+        10.0,
+    )
+    second = watched.saw(
+        reading(
+            prompt_tokens=700.0, generation_tokens=50.0, prefix_queries=300.0, prefix_hits=150.0
+        ),
+        12.0,
+    )
 
     assert (first.prompt_tokens_per_s, first.prefix_hit_rate) == (None, None)
-    assert (second.prompt_tokens_per_s, second.generation_tokens_per_s, second.prefix_hit_rate) == (300.0, 20.0, 0.75)
-    idle = watched.saw(reading(prompt_tokens=700.0, generation_tokens=50.0, prefix_queries=300.0, prefix_hits=150.0), 14.0)
+    assert (second.prompt_tokens_per_s, second.generation_tokens_per_s, second.prefix_hit_rate) == (
+        300.0,
+        20.0,
+        0.75,
+    )
+    idle = watched.saw(
+        reading(
+            prompt_tokens=700.0, generation_tokens=50.0, prefix_queries=300.0, prefix_hits=150.0
+        ),
+        14.0,
+    )
     assert (idle.prompt_tokens_per_s, idle.prefix_hit_rate) == (0.0, None)
-    assert idle.peak_prompt_tokens_per_s == pytest.approx(300, rel=0.01), "its best pace is remembered for a while"
+    assert idle.peak_prompt_tokens_per_s == pytest.approx(300, rel=0.01), (
+        "its best pace is remembered for a while"
+    )
 
 
 def test_an_engine_that_counts_anew_has_no_rate() -> None:
@@ -83,7 +114,9 @@ def test_an_engine_that_counts_anew_has_no_rate() -> None:
 def test_first_tokens_are_those_of_the_last_seconds() -> None:
     watched = EngineTracker(16)
     watched.saw(reading(first_token_s=histogram(0.2, 0.2)), 0.0)
-    assert watched.first_tokens_since(-1.0) is None, "those of the first look may be from before its snapshot was made"
+    assert watched.first_tokens_since(-1.0) is None, (
+        "those of the first look may be from before its snapshot was made"
+    )
 
     watched.saw(reading(first_token_s=histogram(0.2, 0.2, 0.7)), 2.0)
     watched.saw(reading(first_token_s=histogram(0.2, 0.2, 0.7, 0.8, 0.3)), 4.0)

@@ -22,13 +22,19 @@ from tests.fakes.fake_fleet import FakeFleet
 from tests.fakes.routes import TENANT, change, empty_table, route_of, spec_of
 
 
-def engine_spec(*, max_num_seqs: int = 8, scaling: Scaling | None = None, objectives: Objectives | None = None) -> FunctionSpec:
+def engine_spec(
+    *, max_num_seqs: int = 8, scaling: Scaling | None = None, objectives: Objectives | None = None
+) -> FunctionSpec:
     """A language model's."""
     return spec_of(
-        "assistant", kind=FunctionKind.ENGINE, methods=(MethodSpec(),), scaling=scaling, objectives=objectives,
+        "assistant",
+        kind=FunctionKind.ENGINE,
+        methods=(MethodSpec(),),
+        scaling=scaling,
+        objectives=objectives,
         weights=(WeightsSpec(name="model", manifest="e" * 64),),
         engine=EngineSpec(model="model", max_model_len=512, max_num_seqs=max_num_seqs),
-    )  # fmt: skip
+    )
 
 
 class World:
@@ -38,8 +44,16 @@ class World:
         self.clock = ManualClock()
         self.table: RouteTable = empty_table()
         self.fleet = FakeFleet(directory)
-        self.books = BillingService(directory=directory / "j", activator="a-0", sync_s=0.01, free_idle_s=60, ledger=MemoryLedger())
-        self.scaler = AutoscalerLoop(table=self.table, fleet=self.fleet, make_throttler=self._throttler, clock=self.clock)
+        self.books = BillingService(
+            directory=directory / "j",
+            activator="a-0",
+            sync_s=0.01,
+            free_idle_s=60,
+            ledger=MemoryLedger(),
+        )
+        self.scaler = AutoscalerLoop(
+            table=self.table, fleet=self.fleet, make_throttler=self._throttler, clock=self.clock
+        )
         self._queue = GlobalQueue(1000)
         self._metrics = Metrics()
         self._seq = 0
@@ -47,9 +61,14 @@ class World:
     def _throttler(self, target: CallTarget) -> Throttler:
         make = Throttler if target.spec.engine is None else EngineThrottler
         return make(
-            target, fleet=self.fleet, queue=self._queue, secret_env=self.table.secret_env, observer=self._metrics,
-            account=self.books.account, clock=self.clock,
-        )  # fmt: skip
+            target,
+            fleet=self.fleet,
+            queue=self._queue,
+            secret_env=self.table.secret_env,
+            observer=self._metrics,
+            account=self.books.account,
+            clock=self.clock,
+        )
 
     def deploy(self, spec: FunctionSpec) -> Throttler:
         """A function's throttler."""

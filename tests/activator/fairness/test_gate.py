@@ -1,4 +1,5 @@
-"""Starts over a small node: quotas of instances and GPUs, room in a fair order, reclaimed instances, storms of cold starts."""
+"""Starts over a small node: quotas of instances and GPUs, room in a fair order, reclaimed
+instances, storms of cold starts."""
 
 from __future__ import annotations
 
@@ -42,34 +43,69 @@ SIZE = 100 * MIB
 class World:
     """One activator's starts over a node of ten instances' size; its time is in the test's hand."""
 
-    def __init__(self, directory: Path, *, clock: ManualClock | None = None, allowance: BoardState | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        clock: ManualClock | None = None,
+        allowance: BoardState | None = None,
+    ) -> None:
         self.clock = clock or ManualClock()
         self.allowance = allowance
-        self.table = RouteTable({"test": Rates(version="test", gpu_s={"H100": Decimal(1)})}, TEST_KEY.secrets)
-        self.node = SmallNode(directory, NodeCapacity(memory_bytes=10 * SIZE), lambda tenant: share_of(self.table, tenant))
+        self.table = RouteTable(
+            {"test": Rates(version="test", gpu_s={"H100": Decimal(1)})}, TEST_KEY.secrets
+        )
+        self.node = SmallNode(
+            directory,
+            NodeCapacity(memory_bytes=10 * SIZE),
+            lambda tenant: share_of(self.table, tenant),
+        )
         self.books = BillingService(
-            directory=directory / "j", activator="a-0", sync_s=0.01, free_idle_s=60, ledger=MemoryLedger()
-        )  # fmt: skip
+            directory=directory / "j",
+            activator="a-0",
+            sync_s=0.01,
+            free_idle_s=60,
+            ledger=MemoryLedger(),
+        )
         self.metrics = Metrics()
         self.gate = StartAdmission(self.table, clock=self.clock)
         self.queue = GlobalQueue(1000)
         self.spent: set[str] = set()
         self.scaler = AutoscalerLoop(
-            table=self.table, fleet=self.node, make_throttler=self._throttler, gate=self.gate, clock=self.clock,
+            table=self.table,
+            fleet=self.node,
+            make_throttler=self._throttler,
+            gate=self.gate,
+            clock=self.clock,
             may_run=lambda target: target.tenant not in self.spent,
-        )  # fmt: skip
+        )
         self._seq = 0
 
     def _throttler(self, target: CallTarget) -> Throttler:
         return Throttler(
-            target, fleet=self.node, queue=self.queue, secret_env=self.table.secret_env, observer=self.metrics, account=self.books.account,
-            allowance=self.allowance, gate=self.gate, clock=self.clock,
-        )  # fmt: skip
+            target,
+            fleet=self.node,
+            queue=self.queue,
+            secret_env=self.table.secret_env,
+            observer=self.metrics,
+            account=self.books.account,
+            allowance=self.allowance,
+            gate=self.gate,
+            clock=self.clock,
+        )
 
     def tenant(self, name: str, **plan: Any) -> None:
         """A tenant of this plan."""
         self._tell(
-            "tenant", name, {"id": name, "name": name.upper(), "uid": None, "plan": Plan(name="p", **plan).to_json(), "suspended": False}
+            "tenant",
+            name,
+            {
+                "id": name,
+                "name": name.upper(),
+                "uid": None,
+                "plan": Plan(name="p", **plan).to_json(),
+                "suspended": False,
+            },
         )
 
     def _tell(self, kind: str, key: str, value: Any) -> None:
@@ -80,11 +116,21 @@ class World:
         """Quotas of one function."""
         self._tell("quota", target.name, quotas)
 
-    def throttler(self, tenant: str, name: str = "hello", *, size: int = SIZE, scaling: Scaling | None = None, **more: Any) -> Throttler:
+    def throttler(
+        self,
+        tenant: str,
+        name: str = "hello",
+        *,
+        size: int = SIZE,
+        scaling: Scaling | None = None,
+        **more: Any,
+    ) -> Throttler:
         """A deployed function's throttler."""
         self._seq += 1
         resources = more.pop("resources", None) or Resources(memory_bytes=size)
-        spec = spec_of(name, scaling=scaling or Scaling(max_instances=100), resources=resources, **more)
+        spec = spec_of(
+            name, scaling=scaling or Scaling(max_instances=100), resources=resources, **more
+        )
         route = route_of(spec, app=f"app-{tenant}", tenant=tenant)
         self.table.apply(change(self._seq, route))
         (target,) = self.table.targets_of(f"{tenant}/main/app-{tenant}/{name}")
@@ -131,15 +177,21 @@ async def end(tasks: list[Call]) -> None:
             done.release()
 
 
-# -- quotas of instances and GPUs -------------------------------------------------------------------------------------
-async def test_a_tenants_instances_are_counted_over_all_its_functions_starting_ones_included(world: World) -> None:
+# -- quotas of instances and GPUs ------------------------------------------------------------------
+async def test_a_tenants_instances_are_counted_over_all_its_functions_starting_ones_included(
+    world: World,
+) -> None:
     world.tenant("a", instances=3)
     one, two = world.throttler("a", "one"), world.throttler("a", "two")
     world.node.gate.clear()
     tasks = calls(one, 2) + calls(two, 2)
     await until(lambda: world.gate.headcount.waiting == 1)
 
-    assert (len(world.node.started), one.starting + two.starting, one.held_up + two.held_up) == (3, 4, 1)
+    assert (len(world.node.started), one.starting + two.starting, one.held_up + two.held_up) == (
+        3,
+        4,
+        1,
+    )
     assert world.gate.headcount.count("a") == (3, 0)
     assert world.scaler.states()["a", "app-a", "two", "starts_held_up"] == 1
     world.node.gate.set()
@@ -148,7 +200,9 @@ async def test_a_tenants_instances_are_counted_over_all_its_functions_starting_o
     await end(tasks)
 
 
-async def test_an_idle_instance_of_another_function_gives_its_place_within_the_quota(world: World) -> None:
+async def test_an_idle_instance_of_another_function_gives_its_place_within_the_quota(
+    world: World,
+) -> None:
     world.tenant("a", instances=1)
     one, two = world.throttler("a", "one"), world.throttler("a", "two")
     (await one.reserve(5)).release()
@@ -163,7 +217,9 @@ async def test_an_idle_instance_of_another_function_gives_its_place_within_the_q
     assert list(two.instances) == []
 
 
-async def test_functions_take_turns_where_the_quota_is_smaller_than_their_number(world: World) -> None:
+async def test_functions_take_turns_where_the_quota_is_smaller_than_their_number(
+    world: World,
+) -> None:
     world.tenant("a", instances=1)
     one, two = world.throttler("a", "one"), world.throttler("a", "two")
     reservation = await one.reserve(5)
@@ -183,7 +239,10 @@ async def test_where_waiting_is_no_use_the_call_is_429_with_the_quota(world: Wor
     world.tenant("a", instances=0)
     with pytest.raises(errors.OverQuota) as e:
         await world.throttler("a").reserve(5)
-    assert (e.value.detail, e.value.retry_after_s) == ({"quota": "instances", "of": "tenant", "limit": 0}, 2.0)
+    assert (e.value.detail, e.value.retry_after_s) == (
+        {"quota": "instances", "of": "tenant", "limit": 0},
+        2.0,
+    )
 
     world.tenant("b", gpus=1)
     gpus = Resources(memory_bytes=SIZE, gpu=("H100",), gpu_count=2)
@@ -194,10 +253,15 @@ async def test_where_waiting_is_no_use_the_call_is_429_with_the_quota(world: Wor
     assert world.node.asked == ["b"]
 
 
-async def test_gpus_are_counted_and_functions_without_them_do_not_wait_for_one(world: World) -> None:
+async def test_gpus_are_counted_and_functions_without_them_do_not_wait_for_one(
+    world: World,
+) -> None:
     world.tenant("a", gpus=2)
     gpus = Resources(memory_bytes=SIZE, gpu=("H100",), gpu_count=2)
-    one, two = world.throttler("a", "one", resources=gpus), world.throttler("a", "two", resources=gpus)
+    one, two = (
+        world.throttler("a", "one", resources=gpus),
+        world.throttler("a", "two", resources=gpus),
+    )
     reservation = await one.reserve(5)
     tasks = calls(two)
     await until(lambda: world.gate.headcount.waiting == 1)
@@ -217,7 +281,9 @@ async def test_a_function_has_quotas_of_its_own(world: World) -> None:
     (await other.reserve(5)).release()
     await world.pass_s(TURN_S)
 
-    assert (len(throttler.instances), len(other.instances)) == (1, 1), "nothing of another function is given up for it"
+    assert (len(throttler.instances), len(other.instances)) == (1, 1), (
+        "nothing of another function is given up for it"
+    )
     await end(tasks)
 
 
@@ -240,7 +306,7 @@ async def test_a_quota_that_grows_lets_starts_through(world: World) -> None:
     await end(tasks)
 
 
-# -- room on the node -------------------------------------------------------------------------------------------------
+# -- room on the node ------------------------------------------------------------------------------
 async def test_a_start_waits_for_room_and_gets_it_when_an_instance_ends(world: World) -> None:
     full = await held(world.throttler("a"), 10)
     (waiting,) = calls(world.throttler("a", "other"))
@@ -264,9 +330,14 @@ async def test_idle_instances_of_a_tenant_over_its_share_go_first(world: World) 
     assert (len(a.instances), len(b.instances), len(c.instances)) == (5, 3, 2)
 
 
-async def test_one_large_start_takes_no_more_of_a_revision_than_it_has_beyond_its_minimum(world: World) -> None:
+async def test_one_large_start_takes_no_more_of_a_revision_than_it_has_beyond_its_minimum(
+    world: World,
+) -> None:
     kept = world.throttler("kept", scaling=Scaling(min_instances=8, max_instances=100))
-    large, fitting = world.throttler("large", size=3 * SIZE), world.throttler("fitting", size=2 * SIZE)
+    large, fitting = (
+        world.throttler("large", size=3 * SIZE),
+        world.throttler("fitting", size=2 * SIZE),
+    )
     for reservation in await held(kept, 10):
         reservation.release()
 
@@ -284,7 +355,9 @@ async def _done(tasks: list[Call]) -> list[Call]:
     return tasks
 
 
-async def test_a_tenant_over_its_share_leaves_the_fresh_idle_instances_of_others_alone(world: World) -> None:
+async def test_a_tenant_over_its_share_leaves_the_fresh_idle_instances_of_others_alone(
+    world: World,
+) -> None:
     small, storm = world.throttler("small"), world.throttler("storm")
     (await small.reserve(5)).release()
     tasks = calls(storm, 30)
@@ -298,7 +371,9 @@ async def test_a_tenant_over_its_share_leaves_the_fresh_idle_instances_of_others
     await end(tasks)
 
 
-async def test_a_tenant_within_its_share_gets_busy_instances_of_one_over_it_after_a_turn(world: World) -> None:
+async def test_a_tenant_within_its_share_gets_busy_instances_of_one_over_it_after_a_turn(
+    world: World,
+) -> None:
     storm, small = world.throttler("storm"), world.throttler("small")
     busy = await held(storm, 10)
     behind = calls(storm, 5)
@@ -335,7 +410,9 @@ async def test_freed_room_is_handed_out_in_turns_whoever_asked_for_more(world: W
 
 async def test_at_its_deadline_a_call_without_room_is_503_with_the_reason(world: World) -> None:
     busy = await held(world.throttler("a"), 10)
-    with pytest.raises(errors.Unavailable, match="no room for app-b/hello: 100 MiB wanted, 0 MiB of 1000 MiB free") as e:
+    with pytest.raises(
+        errors.Unavailable, match="no room for app-b/hello: 100 MiB wanted, 0 MiB of 1000 MiB free"
+    ) as e:
         await world.throttler("b").reserve(0.05)
     assert (e.value.detail["resource"], e.value.retry_after_s) == ("memory", 5)
     with pytest.raises(errors.Unavailable, match="no room for app-c/hello") as e:
@@ -418,8 +495,10 @@ async def test_adopted_instances_count(world: World) -> None:
     await other.books.aclose()
 
 
-# -- budgets and bills ------------------------------------------------------------------------------------------------
-async def test_where_a_budget_is_spent_nothing_is_kept_or_started_unasked_and_idle_instances_go(world: World) -> None:
+# -- budgets and bills -----------------------------------------------------------------------------
+async def test_where_a_budget_is_spent_nothing_is_kept_or_started_unasked_and_idle_instances_go(
+    world: World,
+) -> None:
     throttler = world.throttler("a", scaling=Scaling(min_instances=2))
     await until(lambda: len(throttler.instances) == 2)
     busy = await throttler.reserve(5)
@@ -463,12 +542,15 @@ async def test_a_start_is_billed_for_its_own_time_without_what_it_waited_for(wor
         reservation.release()
 
 
-# -- several activators -----------------------------------------------------------------------------------------------
+# -- several activators ----------------------------------------------------------------------------
 @pytest.fixture(name="pair")
 async def _pair(short_tmp: Path) -> AsyncIterator[tuple[World, World]]:
     clock = ManualClock()
     board = Board(clock)
-    worlds = tuple(World(short_tmp / str(n), clock=clock, allowance=BoardState(board, member=f"a-{n}")) for n in range(2))
+    worlds = tuple(
+        World(short_tmp / str(n), clock=clock, allowance=BoardState(board, member=f"a-{n}"))
+        for n in range(2)
+    )
     for world in worlds:
         assert world.allowance is not None
         await world.allowance.join()
@@ -488,7 +570,9 @@ async def _beat(pair: tuple[World, World]) -> None:
         world.scaler.make_room(pulse)
 
 
-async def test_activators_keep_to_a_tenants_quota_together_and_make_room_for_each_other(pair: tuple[World, World]) -> None:
+async def test_activators_keep_to_a_tenants_quota_together_and_make_room_for_each_other(
+    pair: tuple[World, World],
+) -> None:
     one, two = pair
     for world in pair:
         world.tenant("a", instances=2)
@@ -500,11 +584,16 @@ async def test_activators_keep_to_a_tenants_quota_together_and_make_room_for_eac
     first[0].release()  # idle: it goes to the activator that has less than its fair share
     await _beat(pair)
     (await waiting).release()
-    assert (len(one.throttler("a", "one").instances), len(two.throttler("a", "two").instances)) == (1, 1)
+    assert (len(one.throttler("a", "one").instances), len(two.throttler("a", "two").instances)) == (
+        1,
+        1,
+    )
     first[1].release()
 
 
-async def test_gpus_of_all_activators_count_and_come_back_with_their_instance(pair: tuple[World, World]) -> None:
+async def test_gpus_of_all_activators_count_and_come_back_with_their_instance(
+    pair: tuple[World, World],
+) -> None:
     one, two = pair
     gpus = Resources(memory_bytes=SIZE, gpu=("H100",), gpu_count=2)
     for world in pair:
@@ -514,7 +603,11 @@ async def test_gpus_of_all_activators_count_and_come_back_with_their_instance(pa
     (waiting,) = calls(two.throttler("a", resources=gpus))
     await until(lambda: two.allowance is not None and two.allowance.statistics().refused > 0)
     assert one.allowance is not None
-    assert one.allowance.statistics().allowance == {throttler.target.key: 1, "tenant:a": 1, "gpus:a": 2}
+    assert one.allowance.statistics().allowance == {
+        throttler.target.key: 1,
+        "tenant:a": 1,
+        "gpus:a": 2,
+    }
 
     one.clock.advance(IDLE_SURPLUS_S)
     await _beat(pair)  # it is idle, and another wants it
@@ -527,19 +620,33 @@ async def test_idle_instances_make_room_for_another_activators_start(world: Worl
     for reservation in await held(storm, 9):
         reservation.release()
     watching = asyncio.create_task(world.scaler.watch())
-    detail = {"asked": 2 * SIZE, "free": SIZE, "claimed": 9 * SIZE, "total": 10 * SIZE, "claims": {"storm": 9 * SIZE}}
+    detail = {
+        "asked": 2 * SIZE,
+        "free": SIZE,
+        "claimed": 9 * SIZE,
+        "total": 10 * SIZE,
+        "claims": {"storm": 9 * SIZE},
+    }
     world.node.tell("room_wanted", "i-of-another", tenant="late", **detail)
     await until(lambda: len(world.node.stopped) == 1)
     assert len(storm.instances) == 8
 
-    world.node.tell("room_wanted", "i-of-another", tenant="storm", **{**detail, "claims": {"storm": 3 * SIZE, "other": 6 * SIZE}})
-    await until(lambda: len(world.node.stopped) == 2)  # its own idle ones are open to it, whoever holds them
+    world.node.tell(
+        "room_wanted",
+        "i-of-another",
+        tenant="storm",
+        **{**detail, "claims": {"storm": 3 * SIZE, "other": 6 * SIZE}},
+    )
+    # its own idle ones are open to it, whoever holds them
+    await until(lambda: len(world.node.stopped) == 2)
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
 
 
-# -- storms -----------------------------------------------------------------------------------------------------------
-async def test_instances_that_a_storm_leaves_go_to_a_tenant_with_less_though_the_storm_asked_first(world: World) -> None:
+# -- storms ----------------------------------------------------------------------------------------
+async def test_instances_that_a_storm_leaves_go_to_a_tenant_with_less_though_the_storm_asked_first(
+    world: World,
+) -> None:
     storm = [task for n in range(30) for task in calls(world.throttler("storm", f"f{n}"))]
     await until(lambda: world.gate.capacity.waiting == 20)
     (mine,) = calls(world.throttler("small"))
@@ -551,8 +658,11 @@ async def test_instances_that_a_storm_leaves_go_to_a_tenant_with_less_though_the
     await end(storm)
 
 
-async def test_a_storm_of_cold_starts_of_one_tenant_leaves_the_starts_of_another_alone(world: World) -> None:
-    """A hundred functions of one tenant start cold at once; another's one start boots after a turn of the storm, not after it."""
+async def test_a_storm_of_cold_starts_of_one_tenant_leaves_the_starts_of_another_alone(
+    world: World,
+) -> None:
+    """A hundred functions of one tenant start cold at once; another's one start boots after a turn
+    of the storm, not after it."""
     world.node.room = NodeCapacity(memory_bytes=1000 * SIZE)
     world.node.turns = type(world.node.turns)(2)
     storm = [world.throttler("storm", f"f{n}") for n in range(100)]
@@ -571,7 +681,9 @@ async def test_a_storm_of_cold_starts_of_one_tenant_leaves_the_starts_of_another
     await end(tasks)
 
 
-async def test_a_storm_over_a_full_node_leaves_warm_tenants_and_newcomers_alone(world: World) -> None:
+async def test_a_storm_over_a_full_node_leaves_warm_tenants_and_newcomers_alone(
+    world: World,
+) -> None:
     warm, storm, late = world.throttler("warm"), world.throttler("storm"), world.throttler("late")
     kept = await held(warm, 2)
     flood = calls(storm, 50)
@@ -580,21 +692,29 @@ async def test_a_storm_over_a_full_node_leaves_warm_tenants_and_newcomers_alone(
     for reservation in kept:
         reservation.release()
     await world.pass_s(1.0)
-    assert [(await warm.reserve(5)).instance.id in warm.instances, first in warm.instances] == [True, True]
+    assert [(await warm.reserve(5)).instance.id in warm.instances, first in warm.instances] == [
+        True,
+        True,
+    ]
 
     (mine,) = calls(late)
     await world.pass_s(0.0)
-    next(task for task in flood if task.done()).result().release()  # goes to the storm's next call: slots are its own
+    # goes to the storm's next call: slots are its own
+    next(task for task in flood if task.done()).result().release()
     await world.pass_s(TURN_S)
     for task in flood:
         if task.done() and task.result().instance.is_draining:
             task.result().release()
     (await mine).release()
-    await end([task for task in flood if not task.done() or task.result().instance.id in storm.instances])
+    await end(
+        [task for task in flood if not task.done() or task.result().instance.id in storm.instances]
+    )
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8])
-async def test_a_call_that_leaves_at_any_point_leaves_nothing_behind(world: World, steps: int) -> None:
+async def test_a_call_that_leaves_at_any_point_leaves_nothing_behind(
+    world: World, steps: int
+) -> None:
     world.tenant("a", instances=2)
     world.node.room = NodeCapacity(memory_bytes=2 * SIZE)
     one, two = world.throttler("a", "one"), world.throttler("b", "two")
@@ -605,9 +725,10 @@ async def test_a_call_that_leaves_at_any_point_leaves_nothing_behind(world: Worl
     await world.pass_s(1.0)
     await until(lambda: one.starting + two.starting == 0)
 
-    assert [len(throttler.instances) + throttler.in_flight + throttler.waiting for throttler in (one, two)] == [
-        len(one.instances), len(two.instances)
-    ]  # fmt: skip
+    assert [
+        len(throttler.instances) + throttler.in_flight + throttler.waiting
+        for throttler in (one, two)
+    ] == [len(one.instances), len(two.instances)]
     assert world.gate.headcount.count("a") == (len(one.instances), 0)
     assert world.node.claimed_bytes == SIZE * (len(one.instances) + len(two.instances))
     assert world.queue.waiting == 0
@@ -623,7 +744,10 @@ async def test_an_idle_instance_gives_its_gpu_to_a_start_that_lacks_one(world: W
     world.node.room = NodeCapacity(memory_bytes=10 * SIZE, gpus=("NVIDIA H100 80GB HBM3",))
     world.gate.capacity.gpu_pause_s = 0.0
     gpu = Resources(memory_bytes=SIZE, gpu=("H100",), gpu_count=1)
-    old, new = world.throttler("a", "old", resources=gpu), world.throttler("a", "new", resources=gpu)
+    old, new = (
+        world.throttler("a", "old", resources=gpu),
+        world.throttler("a", "new", resources=gpu),
+    )
     (reservation,) = await held(old, 1)
     with pytest.raises(errors.Unavailable, match="GPUs wanted"):
         await new.reserve(30)  # it is busy
@@ -647,7 +771,10 @@ async def test_a_start_that_nobody_waits_for_takes_nobodys_gpu(world: World) -> 
     world.node.room = NodeCapacity(memory_bytes=10 * SIZE, gpus=("NVIDIA H100 80GB HBM3",))
     world.gate.capacity.gpu_pause_s = 0.0
     gpu = Resources(memory_bytes=SIZE, gpu=("H100",), gpu_count=1)
-    old, new = world.throttler("a", "old", resources=gpu), world.throttler("a", "new", resources=gpu)
+    old, new = (
+        world.throttler("a", "old", resources=gpu),
+        world.throttler("a", "new", resources=gpu),
+    )
     (reservation,) = await held(old, 1)
     reservation.release()
     new.start(1)

@@ -19,7 +19,11 @@ def rank_of(tenant: str, weight: int = 1, priority: Priority = Priority.STANDARD
 
 def drained(queue: FairQueue[str], count: int | None = None) -> list[str]:
     """The next ones, all by default."""
-    return [item for _ in range(len(queue) if count is None else count) if (item := queue.pop()) is not None]
+    return [
+        item
+        for _ in range(len(queue) if count is None else count)
+        if (item := queue.pop()) is not None
+    ]
 
 
 def test_a_queue_of_one_tenant_is_first_in_first_out() -> None:
@@ -30,7 +34,12 @@ def test_a_queue_of_one_tenant_is_first_in_first_out() -> None:
     assert repr(queue) == "<FairQueue 3 standard>"
     assert (queue.oldest(), queue.first()) == ("a", "a")
     assert drained(queue) == ["a", "b", "c"]
-    assert (queue.pop(), queue.oldest(), queue.first(), repr(queue)) == (None, None, None, "<FairQueue empty>")
+    assert (queue.pop(), queue.oldest(), queue.first(), repr(queue)) == (
+        None,
+        None,
+        None,
+        "<FairQueue empty>",
+    )
 
 
 def test_one_call_of_a_tenant_waits_for_one_turn_of_another_with_a_thousand() -> None:
@@ -44,7 +53,11 @@ def test_one_call_of_a_tenant_waits_for_one_turn_of_another_with_a_thousand() ->
 
 def test_a_higher_priority_goes_first_whoever_has_waited_longer() -> None:
     queue: FairQueue[str] = FairQueue()
-    for name, priority in (("batch", Priority.BATCH), ("standard", Priority.STANDARD), ("realtime", Priority.REALTIME)):
+    for name, priority in (
+        ("batch", Priority.BATCH),
+        ("standard", Priority.STANDARD),
+        ("realtime", Priority.REALTIME),
+    ):
         queue.push(name, rank_of("t", priority=priority))
 
     assert queue.oldest() == "batch"
@@ -87,7 +100,9 @@ def test_who_comes_with_little_goes_before_those_who_wait_already() -> None:
     assert drained(queue, 20) == ["flood"] * 20
     for _ in range(2):
         queue.push("large", rank_of("new"), cost=8.0)
-    assert drained(queue, 4) == ["large", "flood", "flood", "flood"], "the second one waits for its turn"
+    assert drained(queue, 4) == ["large", "flood", "flood", "flood"], (
+        "the second one waits for its turn"
+    )
 
 
 def test_who_comes_again_and_again_has_no_more_than_its_share() -> None:
@@ -138,7 +153,9 @@ def test_a_place_that_was_given_up_is_not_handed_out() -> None:
     assert queue.remove(place) is False
 
 
-@given(st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 20), min_size=2), st.integers(1, 8))
+@given(
+    st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 20), min_size=2), st.integers(1, 8)
+)
 def test_over_whole_rounds_every_share_is_the_weights(weights: dict[str, int], rounds: int) -> None:
     queue: FairQueue[str] = FairQueue()
     for tenant, weight in weights.items():
@@ -153,8 +170,11 @@ def test_over_whole_rounds_every_share_is_the_weights(weights: dict[str, int], r
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0.1, 10)), min_size=2, max_size=200))
-def test_costs_served_differ_by_less_than_two_of_the_largest_while_both_wait(items: list[tuple[str, float]]) -> None:
-    """The fairness bound of the paper (Lemma 2, for equal weights): |served a - served b| stays below 3 times the largest cost."""
+def test_costs_served_differ_by_less_than_two_of_the_largest_while_both_wait(
+    items: list[tuple[str, float]],
+) -> None:
+    """The fairness bound of the paper (Lemma 2, for equal weights): |served a - served b| stays
+    below 3 times the largest cost."""
     queue: FairQueue[tuple[str, float]] = FairQueue()
     left = Counter(tenant for tenant, _ in items)
     for tenant, cost in items:
@@ -170,7 +190,8 @@ def test_costs_served_differ_by_less_than_two_of_the_largest_while_both_wait(ite
 
 
 class Model(RuleBasedStateMachine):
-    """Against plain lists: whoever came in goes out once, in its tenant's order, and no priority overtakes a higher one."""
+    """Against plain lists: whoever came in goes out once, in its tenant's order, and no priority
+    overtakes a higher one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,12 +201,18 @@ class Model(RuleBasedStateMachine):
         self.count = 0
 
     @rule(
-        tenant=st.sampled_from("abc"), priority=st.sampled_from(list(Priority)), weight=st.integers(1, 5), cost=st.sampled_from([0.5, 1, 7])
+        tenant=st.sampled_from("abc"),
+        priority=st.sampled_from(list(Priority)),
+        weight=st.integers(1, 5),
+        cost=st.sampled_from([0.5, 1, 7]),
     )
     def push(self, tenant: str, priority: Priority, weight: int, cost: float) -> None:
         self.count += 1
         line = priority.rank, tenant
-        self.places[self.count] = self.queue.push(self.count, rank_of(tenant, weight, priority), cost=cost), line
+        self.places[self.count] = (
+            self.queue.push(self.count, rank_of(tenant, weight, priority), cost=cost),
+            line,
+        )
         self.lines.setdefault(line, deque()).append(self.count)
 
     @precondition(lambda self: self.places)
@@ -200,7 +227,11 @@ class Model(RuleBasedStateMachine):
     @rule(blocked=st.sets(st.sampled_from("abc"), max_size=2))
     def pop(self, blocked: set[str]) -> None:
         item = self.queue.pop(lambda candidate: self.places[candidate][1][1] not in blocked)
-        open_lines = sorted((rank, tenant) for (rank, tenant), line in self.lines.items() if line and tenant not in blocked)
+        open_lines = sorted(
+            (rank, tenant)
+            for (rank, tenant), line in self.lines.items()
+            if line and tenant not in blocked
+        )
         if item is None:
             assert not open_lines
             return

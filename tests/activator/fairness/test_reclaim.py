@@ -21,16 +21,34 @@ from activator.fairness.preemption import (
 
 
 def tenure(
-    id: str, tenant: str, *, idle_s: float | None = 0.1, size: int = 100, key: str = "r", is_spare: bool = True, gpus: int = 0
+    id: str,
+    tenant: str,
+    *,
+    idle_s: float | None = 0.1,
+    size: int = 100,
+    key: str = "r",
+    is_spare: bool = True,
+    gpus: int = 0,
 ) -> PreemptionCandidate:
     return PreemptionCandidate(
-        id=id, tenant=tenant, key=key, function=key, memory_bytes=size, gpus=gpus, idle_s=idle_s, in_flight=int(idle_s is None),
+        id=id,
+        tenant=tenant,
+        key=key,
+        function=key,
+        memory_bytes=size,
+        gpus=gpus,
+        idle_s=idle_s,
+        in_flight=int(idle_s is None),
         is_spare=is_spare,
-    )  # fmt: skip
+    )
 
 
 def balance_of(
-    tenures: list[PreemptionCandidate], *, total: int = 1000, weights: dict[str, int] | None = None, **floors: int
+    tenures: list[PreemptionCandidate],
+    *,
+    total: int = 1000,
+    weights: dict[str, int] | None = None,
+    **floors: int,
 ) -> TenantUsage:
     use: Counter[str] = Counter()
     for one in tenures:
@@ -38,18 +56,30 @@ def balance_of(
     return TenantUsage(use=use, weights=weights or {}, floors=floors, total_bytes=total)
 
 
-def need_of(tenant: str, lacking: int = 100, *, waited_s: float = 0.0, asked: int = 100) -> ResourceShortfall:
-    return ResourceShortfall(tenant=tenant, asked_bytes=asked, lacking_bytes=lacking, waited_s=waited_s)
+def need_of(
+    tenant: str, lacking: int = 100, *, waited_s: float = 0.0, asked: int = 100
+) -> ResourceShortfall:
+    return ResourceShortfall(
+        tenant=tenant, asked_bytes=asked, lacking_bytes=lacking, waited_s=waited_s
+    )
 
 
-def chosen(tenures: list[PreemptionCandidate], need: ResourceShortfall, balance: TenantUsage | None = None) -> list[str]:
+def chosen(
+    tenures: list[PreemptionCandidate], need: ResourceShortfall, balance: TenantUsage | None = None
+) -> list[str]:
     return [victim.id for victim in victims(tenures, need, balance or balance_of(tenures))]
 
 
-def test_idle_instances_of_the_tenant_furthest_over_its_share_go_first_the_idlest_before_others() -> None:
-    held = [tenure(f"a{n}", "a", idle_s=n / 10) for n in range(6)] + [tenure(f"b{n}", "b", idle_s=9) for n in range(4)]
+def test_idle_instances_of_the_tenant_furthest_over_its_share_go_first_the_idlest_before_others() -> (
+    None
+):
+    held = [tenure(f"a{n}", "a", idle_s=n / 10) for n in range(6)] + [
+        tenure(f"b{n}", "b", idle_s=9) for n in range(4)
+    ]
     assert chosen(held, need_of("new")) == ["a5"]
-    assert chosen(held, need_of("new", 300, asked=300)) == ["a5", "a4", "b0"], "by then b is the furthest over"
+    assert chosen(held, need_of("new", 300, asked=300)) == ["a5", "a4", "b0"], (
+        "by then b is the furthest over"
+    )
 
 
 def test_a_heavier_tenant_may_hold_more() -> None:
@@ -58,7 +88,9 @@ def test_a_heavier_tenant_may_hold_more() -> None:
 
 
 def test_who_would_be_over_its_share_itself_takes_nothing_from_those_within() -> None:
-    held = [tenure(f"a{n}", "a", idle_s=None) for n in range(6)] + [tenure(f"b{n}", "b") for n in range(4)]
+    held = [tenure(f"a{n}", "a", idle_s=None) for n in range(6)] + [
+        tenure(f"b{n}", "b") for n in range(4)
+    ]
     assert chosen(held, need_of("a")) == []
     held.append(tenure("mine", "a"))
     assert chosen(held, need_of("a")) == ["mine"], "its own is always open to it"
@@ -76,12 +108,18 @@ def test_what_min_instances_keeps_stays() -> None:
     assert chosen([tenure("a0", "a", idle_s=99, is_spare=False)], need_of("b")) == []
 
 
-def test_busy_instances_of_tenants_over_their_share_finish_for_one_within_that_waited_its_turn() -> None:
+def test_busy_instances_of_tenants_over_their_share_finish_for_one_within_that_waited_its_turn() -> (
+    None
+):
     held = [tenure(f"a{n}", "a", idle_s=None) for n in range(10)]
     assert chosen(held, need_of("b", waited_s=TURN_S / 2)) == []
     assert chosen(held, need_of("b", waited_s=TURN_S)) == ["a0"]
-    assert chosen(held, replace(need_of("b", waited_s=TURN_S), may_take_busy=False)) == [], "one is on its way out already"
-    assert chosen(held, need_of("b", waited_s=TURN_S, asked=600)) == [], "b would be over its own share"
+    assert chosen(held, replace(need_of("b", waited_s=TURN_S), may_take_busy=False)) == [], (
+        "one is on its way out already"
+    )
+    assert chosen(held, need_of("b", waited_s=TURN_S, asked=600)) == [], (
+        "b would be over its own share"
+    )
     assert chosen(held, need_of("a", waited_s=TURN_S)) == []
 
 
@@ -103,12 +141,19 @@ _held = st.lists(
 )
 
 
-@given(_held, st.integers(1, 120), st.integers(0, 200), st.dictionaries(st.sampled_from("abc"), st.integers(0, 200)))
+@given(
+    _held,
+    st.integers(1, 120),
+    st.integers(0, 200),
+    st.dictionaries(st.sampled_from("abc"), st.integers(0, 200)),
+)
 def test_whatever_is_chosen_suffices_is_open_and_spares_floors(
     held: list[PreemptionCandidate], lacking: int, waited: int, floors: dict[str, int]
 ) -> None:
     balance = replace(balance_of(held, total=500), floors=floors)
-    out = victims(held, need_of("a", lacking, waited_s=waited / 50, asked=max(lacking, 20)), balance)
+    out = victims(
+        held, need_of("a", lacking, waited_s=waited / 50, asked=max(lacking, 20)), balance
+    )
     left = Counter(balance.use)
     for victim in out:
         left[victim.tenant] -= victim.memory_bytes
@@ -121,11 +166,23 @@ def test_whatever_is_chosen_suffices_is_open_and_spares_floors(
         assert waited / 50 >= TURN_S
 
 
-def test_within_a_quota_the_idlest_goes_and_a_busy_one_only_for_a_revision_without_any_after_its_turn() -> None:
-    busy = [tenure("x0", "a", key="x", idle_s=None), tenure("y0", "a", key="y", idle_s=None), tenure("y1", "a", key="y", idle_s=None)]
+def test_within_a_quota_the_idlest_goes_and_a_busy_one_only_for_a_revision_without_any_after_its_turn() -> (
+    None
+):
+    busy = [
+        tenure("x0", "a", key="x", idle_s=None),
+        tenure("y0", "a", key="y", idle_s=None),
+        tenure("y1", "a", key="y", idle_s=None),
+    ]
     idle = [tenure("x1", "a", key="x", idle_s=1), tenure("y2", "a", key="y", idle_s=2)]
 
-    def of(tenures: list[PreemptionCandidate], key: str, waited_s: float = 0.0, *, needs_gpu: bool = False) -> str | None:
+    def of(
+        tenures: list[PreemptionCandidate],
+        key: str,
+        waited_s: float = 0.0,
+        *,
+        needs_gpu: bool = False,
+    ) -> str | None:
         found = pick_within_quota(tenures, key, waited_s=waited_s, needs_gpu=needs_gpu)
         return found.id if found is not None else None
 
@@ -139,9 +196,13 @@ def test_within_a_quota_the_idlest_goes_and_a_busy_one_only_for_a_revision_witho
 
 def test_gpus_come_from_ones_own_idle_instances_and_from_what_nobody_calls() -> None:
     held = [
-        tenure("busy", "a", idle_s=None, gpus=1), tenure("kept", "a", gpus=1, is_spare=False), tenure("mine", "a", idle_s=0.1, gpus=1),
-        tenure("fresh", "b", idle_s=SPARE_S - 1, gpus=1), tenure("long", "b", idle_s=SPARE_S + 1, gpus=2), tenure("cpu", "a", idle_s=99),
-    ]  # fmt: skip
+        tenure("busy", "a", idle_s=None, gpus=1),
+        tenure("kept", "a", gpus=1, is_spare=False),
+        tenure("mine", "a", idle_s=0.1, gpus=1),
+        tenure("fresh", "b", idle_s=SPARE_S - 1, gpus=1),
+        tenure("long", "b", idle_s=SPARE_S + 1, gpus=2),
+        tenure("cpu", "a", idle_s=99),
+    ]
     assert [one.id for one in spare_gpus(held, tenant="a", lacking=1)] == ["long"]
     assert [one.id for one in spare_gpus(held, tenant="a", lacking=3)] == ["long", "mine"]
     assert spare_gpus(held[:2], tenant="a", lacking=1) == []

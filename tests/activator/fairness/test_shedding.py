@@ -31,14 +31,19 @@ def crowd_of(*held: Held) -> SheddingIndex:
 
 def test_the_order_is_batch_over_share_standard_realtime() -> None:
     ranks = [
-        level(BATCH, is_over=True), level(BATCH, is_over=False), level(STANDARD, is_over=True), level(REALTIME, is_over=True),
-        level(STANDARD, is_over=False), level(REALTIME, is_over=False),
-    ]  # fmt: skip
+        level(BATCH, is_over=True),
+        level(BATCH, is_over=False),
+        level(STANDARD, is_over=True),
+        level(REALTIME, is_over=True),
+        level(STANDARD, is_over=False),
+        level(REALTIME, is_over=False),
+    ]
     assert ranks == sorted(set(ranks))
 
 
 def test_a_full_house_gives_places_in_that_order() -> None:
-    """Tenant `flood` has four of seven places, where its share is less than two; realtime calls of newcomers come in one by one."""
+    """Tenant `flood` has four of seven places, where its share is less than two; realtime calls of
+    newcomers come in one by one."""
     crowd = crowd_of(
         *(Held("flood", REALTIME), Held("flood"), Held("flood"), Held("flood", BATCH)),
         *(Held("a"), Held("a", REALTIME), Held("b", BATCH)),
@@ -53,8 +58,16 @@ def test_a_full_house_gives_places_in_that_order() -> None:
         crowd.add(newcomer)
 
     told = [(held.rank.tenant, held.rank.priority) for held in gone]
-    assert told == [("flood", BATCH), ("b", BATCH), ("flood", STANDARD), ("flood", STANDARD), ("a", STANDARD)]
-    assert crowd.victim(Held("late", REALTIME).rank, limit=7) is None, "all that are left are realtime, and nobody is over its share"
+    assert told == [
+        ("flood", BATCH),
+        ("b", BATCH),
+        ("flood", STANDARD),
+        ("flood", STANDARD),
+        ("a", STANDARD),
+    ]
+    assert crowd.victim(Held("late", REALTIME).rank, limit=7) is None, (
+        "all that are left are realtime, and nobody is over its share"
+    )
 
 
 def test_among_tenants_within_their_shares_standard_goes_before_realtime() -> None:
@@ -71,14 +84,20 @@ def test_the_newest_of_a_line_goes() -> None:
 
 
 def test_the_tenant_furthest_over_its_share_gives() -> None:
-    crowd = crowd_of(*(Held("some") for _ in range(4)), *(Held("most") for _ in range(6)), *(Held("heavy", weight=16) for _ in range(8)))
+    crowd = crowd_of(
+        *(Held("some") for _ in range(4)),
+        *(Held("most") for _ in range(6)),
+        *(Held("heavy", weight=16) for _ in range(8)),
+    )
     victim = crowd.victim(Held("new").rank, limit=18)
     assert victim is not None
     assert victim.rank.tenant == "most"
 
 
 def test_who_is_over_its_share_itself_is_turned_away_by_those_within() -> None:
-    crowd = crowd_of(*(Held("flood", REALTIME) for _ in range(5)), *(Held("small") for _ in range(5)))
+    crowd = crowd_of(
+        *(Held("flood", REALTIME) for _ in range(5)), *(Held("small") for _ in range(5))
+    )
     assert crowd.victim(Held("flood", REALTIME).rank, limit=10) is None
     assert crowd.victim(Held("flood").rank, limit=10) is None
 
@@ -105,7 +124,9 @@ _calls = st.builds(Held, st.sampled_from("abcd"), st.sampled_from(list(Priority)
 
 
 @given(st.lists(_calls, min_size=1, max_size=30), _calls)
-def test_who_gives_its_place_always_ranks_below_who_gets_it(held: list[Held], arriving: Held) -> None:
+def test_who_gives_its_place_always_ranks_below_who_gets_it(
+    held: list[Held], arriving: Held
+) -> None:
     crowd, limit = crowd_of(*held), len(held)
     victim = crowd.victim(arriving.rank, limit)
     tenants = {h.rank.tenant for h in held} | {arriving.rank.tenant}
@@ -124,8 +145,11 @@ def test_who_gives_its_place_always_ranks_below_who_gets_it(held: list[Held], ar
 
 
 @given(st.lists(_calls, min_size=4, max_size=40))
-def test_a_tenant_within_its_share_never_loses_a_standard_place_to_one_over_it(calls: list[Held]) -> None:
-    """All arrive at a house of twelve: whoever is shed was over its share, or below the priority of who came."""
+def test_a_tenant_within_its_share_never_loses_a_standard_place_to_one_over_it(
+    calls: list[Held],
+) -> None:
+    """All arrive at a house of twelve: whoever is shed was over its share, or below the priority of
+    who came."""
     crowd, limit = SheddingIndex(), 12
     for call in calls:
         if len(crowd) < limit:
@@ -135,7 +159,10 @@ def test_a_tenant_within_its_share_never_loses_a_standard_place_to_one_over_it(c
         if victim is None:
             continue
         tenants = {tenant for tenant in "abcd" if crowd.of_tenant(tenant)} | {call.rank.tenant}
-        is_over = crowd.of_tenant(victim.rank.tenant) + (victim.rank.tenant == call.rank.tenant) > limit / len(tenants) - 1e-9
+        is_over = (
+            crowd.of_tenant(victim.rank.tenant) + (victim.rank.tenant == call.rank.tenant)
+            > limit / len(tenants) - 1e-9
+        )
         assert is_over or victim.rank.priority.rank > call.rank.priority.rank
         crowd.remove(victim)
         crowd.add(call)
@@ -143,6 +170,8 @@ def test_a_tenant_within_its_share_never_loses_a_standard_place_to_one_over_it(c
 
 
 def test_a_crowd_is_counted_by_tenant_and_priority() -> None:
-    crowd = crowd_of(Held("a", Priority.BATCH), Held("a", Priority.BATCH), Held("b", Priority.REALTIME))
+    crowd = crowd_of(
+        Held("a", Priority.BATCH), Held("a", Priority.BATCH), Held("b", Priority.REALTIME)
+    )
 
     assert crowd.counts() == {("a", "batch"): 2, ("b", "realtime"): 1}

@@ -18,7 +18,14 @@ def _written(world: World, pod: FakePod) -> str | None:
 
 
 def test_the_busiest_cost_most_and_nobodys_least() -> None:
-    assert int(cost_of(None)) < 0 < int(cost_of(0)) < int(cost_of(1)) < int(cost_of(5)) < int(cost_of(50))
+    assert (
+        int(cost_of(None))
+        < 0
+        < int(cost_of(0))
+        < int(cost_of(1))
+        < int(cost_of(5))
+        < int(cost_of(50))
+    )
     assert cost_of(4) == cost_of(7), "a call more or less is not worth a write"
 
 
@@ -58,7 +65,9 @@ async def test_while_the_api_server_is_away_nothing_fails(world: World) -> None:
     target, fleet = world.target(), await world.fleet()
     pods = [await world.maker.up(target) for _ in range(2)]
     await world.until(lambda: len(fleet.pods.of(target.key)) == 2)
-    await Costs(fleet.pods, Away(), load_of=lambda: {pod.uid: (target.key, 1) for pod in pods}).look()
+    await Costs(
+        fleet.pods, Away(), load_of=lambda: {pod.uid: (target.key, 1) for pod in pods}
+    ).look()
     assert [_written(world, pod) for pod in pods] == [None, None]
 
 

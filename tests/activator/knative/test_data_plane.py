@@ -1,4 +1,5 @@
-"""Calls to functions whose instances are pods, from the caller's side: through the gateway, and Knative's queue-proxy."""
+"""Calls to functions whose instances are pods, from the caller's side: through the gateway, and
+Knative's queue-proxy."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def site_of(world: World, directory: Path, member: str = "a-0", redis_url: str = "", platform: str = "") -> AsyncIterator[Site]:
+async def site_of(
+    world: World, directory: Path, member: str = "a-0", redis_url: str = "", platform: str = ""
+) -> AsyncIterator[Site]:
     """One activator; with `redis_url` one of several."""
     async with AsyncExitStack() as closing:
         state = None
@@ -66,12 +69,21 @@ async def site_of(world: World, directory: Path, member: str = "a-0", redis_url:
             await state.join()
             closing.push_async_callback(state.aclose)
         wakes = ActivationRequests(
-            world.wake_url, whereabouts=whereabouts, waiting_of=lambda key: desired_pods_hint(edge.scaler.active(key))
+            world.wake_url,
+            whereabouts=whereabouts,
+            waiting_of=lambda key: desired_pods_hint(edge.scaler.active(key)),
         )
         claims = RedisClaims(redis_url, platform=platform, member=member) if redis_url else None
         fleet = await world.fleet(member, claims, summons=wakes)
         directory.mkdir(exist_ok=True)
-        edge = Edge(directory, SETTINGS, world.maker.behaviour, fleet=fleet, allowance=state, health=Health())
+        edge = Edge(
+            directory,
+            SETTINGS,
+            world.maker.behaviour,
+            fleet=fleet,
+            allowance=state,
+            health=Health(),
+        )
         closing.push_async_callback(edge.fleet.aclose)
         await closing.enter_async_context(served(edge))
         if state is not None:
@@ -110,7 +122,11 @@ async def test_a_call_from_zero_is_answered_by_the_pod_that_it_woke(site: Site) 
 
     assert (answer.status_code, answer.json()) == (200, {"x": 7})
     assert answer.headers["pilotlight-start"] == "COLD"
-    assert [asked.path for asked in site.world.server.requests if asked.user_agent and asked.verb not in ("watch", "list")] == []
+    assert [
+        asked.path
+        for asked in site.world.server.requests
+        if asked.user_agent and asked.verb not in ("watch", "list")
+    ] == []
     assert pod.calls[0].headers["host"]
     warm = await site.call(x=8)
     assert (warm.json(), warm.headers["pilotlight-start"]) == ({"x": 8}, "WARM")
@@ -135,7 +151,7 @@ async def test_many_calls_wake_as_many_as_wait(site: Site) -> None:
     assert [(await call).json() for call in calls] == [{"x": n} for n in range(5)]
 
 
-# -- through queue-proxy ---------------------------------------------------------------------------------------------------------------
+# -- through queue-proxy ---------------------------------------------------------------------------
 
 
 async def _behind_a_proxy(site: Site, target: Any) -> FakePod:
@@ -163,13 +179,17 @@ async def test_streams_and_their_trailers_pass_through_queue_proxy(site: Site) -
             yield b"data: %d\n\n" % n
 
     async def stream(_: WorkerRequest) -> WorkerAnswer:
-        return WorkerAnswer(chunks=chunks(), content_type="text/event-stream", trailers=("pilotlight-finish: stop",))
+        return WorkerAnswer(
+            chunks=chunks(), content_type="text/event-stream", trailers=("pilotlight-finish: stop",)
+        )
 
     site.world.maker.behaviour = stream
     target = site.deploy(methods=(MethodSpec(is_generator=True),))
     pod = await _behind_a_proxy(site, target)
     async with proxied(pod):
-        answer = await site.edge.call("shop/hello:invoke", json={}, headers={"accept": "text/event-stream"})
+        answer = await site.edge.call(
+            "shop/hello:invoke", json={}, headers={"accept": "text/event-stream"}
+        )
 
     events = [part for part in answer.text.split("\n\n") if part]
     assert events[:3] == ["data: 0", "data: 1", "data: 2"]
@@ -184,7 +204,9 @@ async def test_websockets_pass_through_queue_proxy(site: Site) -> None:
             await caller.send(frame)
 
     def status(_: ServerConnection, request: Request) -> Response | None:
-        body = json.dumps({"instance": "p", "running": 0, "start_kind": "COLD", "phases_ms": {}}).encode()
+        body = json.dumps(
+            {"instance": "p", "running": 0, "start_kind": "COLD", "phases_ms": {}}
+        ).encode()
         headers = Headers({"content-length": str(len(body)), "connection": "close"})
         return Response(200, "OK", headers, body) if request.path == STATUS else None
 
@@ -198,7 +220,7 @@ async def test_websockets_pass_through_queue_proxy(site: Site) -> None:
             assert await socket.recv() == "hello"
 
 
-# -- what goes wrong -------------------------------------------------------------------------------------------------------------------
+# -- what goes wrong -------------------------------------------------------------------------------
 
 
 class Stubborn:
@@ -268,13 +290,21 @@ async def test_a_pod_that_nobody_told_us_is_gone_costs_a_retry_and_no_error(site
     assert (answer.status_code, answer.json(), len(other.calls)) == (200, {"x": 5}, 1)
 
 
-async def test_a_pod_that_no_node_takes_is_a_503_with_the_reason_and_when_to_come_back(site: Site) -> None:
+async def test_a_pod_that_no_node_takes_is_a_503_with_the_reason_and_when_to_come_back(
+    site: Site,
+) -> None:
     target = site.deploy()
     calling = asyncio.create_task(site.call())
     await site.world.woken.wait()
-    site.world.maker.unschedulable(site.world.maker.made(target), "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.")
+    site.world.maker.unschedulable(
+        site.world.maker.made(target), "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+    )
     answer = await calling
-    assert (answer.status_code, answer.headers["retry-after"], answer.json()["resource"]) == (503, "5", "gpu")
+    assert (answer.status_code, answer.headers["retry-after"], answer.json()["resource"]) == (
+        503,
+        "5",
+        "gpu",
+    )
     assert "Insufficient nvidia.com/gpu" in answer.json()["detail"]
 
 
@@ -282,13 +312,17 @@ async def test_an_image_that_cannot_be_pulled_is_a_503_with_the_reason(site: Sit
     target = site.deploy()
     calling = asyncio.create_task(site.call())
     await site.world.woken.wait()
-    site.world.maker.waiting(site.world.maker.made(target), "ImagePullBackOff", 'Back-off pulling image "registry.example/fn"')
+    site.world.maker.waiting(
+        site.world.maker.made(target),
+        "ImagePullBackOff",
+        'Back-off pulling image "registry.example/fn"',
+    )
     answer = await calling
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
     assert "registry.example/fn" in answer.json()["detail"]
 
 
-# -- several activators ----------------------------------------------------------------------------------------------------------------
+# -- several activators ----------------------------------------------------------------------------
 
 
 async def test_an_activator_without_a_pod_is_given_the_one_that_another_does_not_need(
@@ -310,7 +344,9 @@ async def test_an_activator_without_a_pod_is_given_the_one_that_another_does_not
         assert len(holders) == 1
 
 
-async def test_when_an_activator_is_gone_the_others_take_its_pods(world: World, short_tmp: Path, redis_url: str) -> None:
+async def test_when_an_activator_is_gone_the_others_take_its_pods(
+    world: World, short_tmp: Path, redis_url: str
+) -> None:
     platform = uuid.uuid4().hex[:8]
     async with site_of(world, short_tmp / "b", "a-1", redis_url, platform) as two:
         target = two.deploy()

@@ -27,7 +27,9 @@ async def _event(fleet: KnativeFleet) -> AgentEvent:
     raise AssertionError("watches do not end")
 
 
-def _started(world: World, fleet: KnativeFleet, target: CallTarget, number: int = 0) -> asyncio.Task[InstanceInfo]:
+def _started(
+    world: World, fleet: KnativeFleet, target: CallTarget, number: int = 0
+) -> asyncio.Task[InstanceInfo]:
     return asyncio.create_task(world.start(fleet, target, number))
 
 
@@ -47,7 +49,9 @@ async def test_a_pod_that_is_there_and_nobodys_is_taken_at_once(world: World) ->
     assert [asked.path for asked in world.server.requests if asked.verb != "watch"] == []
 
 
-async def test_from_zero_the_revision_is_woken_and_its_pod_used_before_kubernetes_calls_it_ready(world: World) -> None:
+async def test_from_zero_the_revision_is_woken_and_its_pod_used_before_kubernetes_calls_it_ready(
+    world: World,
+) -> None:
     target, fleet = world.target(), await world.fleet()
     world.server.requests.clear()
     starting = _started(world, fleet, target)
@@ -118,7 +122,7 @@ async def test_an_unknown_instance_is_stopped_without_a_word(world: World) -> No
     assert world.server.requests.writes() == writes
 
 
-# -- no use in waiting ----------------------------------------------------------------------------------------------------------------
+# -- no use in waiting -----------------------------------------------------------------------------
 
 
 async def test_an_image_that_cannot_be_pulled_fails_the_start_with_the_reason(world: World) -> None:
@@ -132,10 +136,14 @@ async def test_an_image_that_cannot_be_pulled_fails_the_start_with_the_reason(wo
         await starting
 
 
-async def test_a_pod_that_no_node_takes_is_no_capacity_with_the_schedulers_words(world: World) -> None:
+async def test_a_pod_that_no_node_takes_is_no_capacity_with_the_schedulers_words(
+    world: World,
+) -> None:
     target, fleet = world.target(), await world.fleet()
     starting = _started(world, fleet, target)
-    world.maker.unschedulable(world.maker.made(target), "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
+    world.maker.unschedulable(
+        world.maker.made(target), "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    )
     with pytest.raises(errors.NoCapacity, match=r"0/3 nodes are available") as refused:
         await starting
     assert refused.value.detail["resource"] == "gpu"
@@ -152,7 +160,9 @@ async def test_a_node_that_comes_within_the_grace_is_waited_for(world: World) ->
     assert (await starting).socket == f"tcp:{pod.ip}:8012"
 
 
-async def test_a_worker_that_ends_before_it_is_ready_fails_the_start_with_its_last_words(world: World) -> None:
+async def test_a_worker_that_ends_before_it_is_ready_fails_the_start_with_its_last_words(
+    world: World,
+) -> None:
     target, fleet = world.target(), await world.fleet()
     starting = _started(world, fleet, target)
     pod = world.maker.made(target)
@@ -167,7 +177,9 @@ async def test_a_quota_without_room_is_no_capacity(world: World) -> None:
     target, fleet = world.target(), await world.fleet()
     starting = _started(world, fleet, target)
     world.maker.cannot_be_made(
-        target, 'pods "hello" is forbidden: exceeded quota: tenant, requested: pods=1, used: pods=4, limited: pods=4'
+        target,
+        'pods "hello" is forbidden: exceeded quota: tenant, requested: pods=1, used: pods=4, '
+        "limited: pods=4",
     )
     with pytest.raises(errors.NoCapacity, match="exceeded quota") as refused:
         await starting
@@ -177,7 +189,9 @@ async def test_a_quota_without_room_is_no_capacity(world: World) -> None:
 async def test_pods_that_the_cluster_refuses_for_good_fail_the_start(world: World) -> None:
     target, fleet = world.target(), await world.fleet()
     starting = _started(world, fleet, target)
-    world.maker.cannot_be_made(target, 'pods "hello" is forbidden: violates PodSecurity "restricted"')
+    world.maker.cannot_be_made(
+        target, 'pods "hello" is forbidden: violates PodSecurity "restricted"'
+    )
     with pytest.raises(errors.StartFailed, match="PodSecurity"):
         await starting
 
@@ -186,18 +200,21 @@ async def test_the_startup_clock_says_how_far_the_pod_came(world: World) -> None
     base, fleet = world.target(clocks=Clocks(startup_s=0.3)), await world.fleet()
     pod = world.maker.made(base)
     world.maker.waiting(pod, "ContainerCreating")
-    await world.until(lambda: any("ContainerCreating" in known.stage for known in fleet.pods.of(base.key)))
+    await world.until(
+        lambda: any("ContainerCreating" in known.stage for known in fleet.pods.of(base.key))
+    )
     with pytest.raises(errors.StartTimeout, match=f"pod {pod.name}: .*ContainerCreating"):
         await world.start(fleet, base)
 
 
 async def test_without_any_pod_the_startup_clock_says_what_came_of_waking(world: World) -> None:
-    target, fleet = world.target(clocks=Clocks(startup_s=1.0)), await world.fleet()  # the wake's answer is part of it
+    # the wake's answer is part of it
+    target, fleet = world.target(clocks=Clocks(startup_s=1.0)), await world.fleet()
     with pytest.raises(errors.StartTimeout, match=r"no pod was made .*answered 404"):
         await world.start(fleet, target)
 
 
-# -- pods that go ---------------------------------------------------------------------------------------------------------------------
+# -- pods that go ----------------------------------------------------------------------------------
 
 
 async def test_a_pod_that_is_asked_to_go_is_told_of_and_then_gone(world: World) -> None:
@@ -223,7 +240,9 @@ async def test_an_evicted_pod_is_gone_with_that_word(world: World) -> None:
     assert "low on resource" in event.message
 
 
-async def test_a_container_that_ran_out_of_memory_is_another_life_which_is_nobodys(world: World) -> None:
+async def test_a_container_that_ran_out_of_memory_is_another_life_which_is_nobodys(
+    world: World,
+) -> None:
     target, fleet = world.target(), await world.fleet()
     pod = await world.maker.up(target)
     info = await world.start(fleet, target, 1)
@@ -235,10 +254,12 @@ async def test_a_container_that_ran_out_of_memory_is_another_life_which_is_nobod
     assert again.socket == info.socket
 
 
-# -- the API server is away ------------------------------------------------------------------------------------------------------------
+# -- the API server is away ------------------------------------------------------------------------
 
 
-async def test_nothing_is_gone_and_free_pods_are_still_taken_while_the_api_server_is_away(world: World) -> None:
+async def test_nothing_is_gone_and_free_pods_are_still_taken_while_the_api_server_is_away(
+    world: World,
+) -> None:
     target, fleet = world.target(), await world.fleet()
     await world.maker.up(target)
     second = await world.maker.up(target)
@@ -256,7 +277,9 @@ async def test_nothing_is_gone_and_free_pods_are_still_taken_while_the_api_serve
     assert (await starting).socket == f"tcp:{third.ip}:8012"
 
 
-async def test_what_went_while_the_api_server_was_away_is_known_once_it_is_back(world: World) -> None:
+async def test_what_went_while_the_api_server_was_away_is_known_once_it_is_back(
+    world: World,
+) -> None:
     target, fleet = world.target(), await world.fleet()
     pod = await world.maker.up(target)
     info = await world.start(fleet, target)
@@ -277,7 +300,7 @@ async def test_watches_that_are_cut_again_and_again_lose_nothing(world: World) -
         assert (await starting).socket == f"tcp:{pod.ip}:8012"
 
 
-# -- after a restart -------------------------------------------------------------------------------------------------------------------
+# -- after a restart -------------------------------------------------------------------------------
 
 
 async def test_what_was_ours_is_ours_again(world: World) -> None:
@@ -290,7 +313,9 @@ async def test_what_was_ours_is_ours_again(world: World) -> None:
     await world.until(lambda: after.pods.of(target.key))
     adopted = await after.adopt()
 
-    assert [(i.id, i.socket, i.revision) for i in adopted] == [(info.id, f"tcp:{pod.ip}:8012", target.launch.revision)]
+    assert [(i.id, i.socket, i.revision) for i in adopted] == [
+        (info.id, f"tcp:{pod.ip}:8012", target.launch.revision)
+    ]
     assert replace(adopted[0], started_at=0.0).labels == target.launch.labels
 
 
@@ -302,12 +327,20 @@ async def test_what_nobody_routes_to_any_more_is_not_taken_back(world: World) ->
     assert await fleet.adopt() == []
 
 
-async def test_without_what_activators_share_nothing_is_claimed_and_what_is_ours_stays(world: World) -> None:
+async def test_without_what_activators_share_nothing_is_claimed_and_what_is_ours_stays(
+    world: World,
+) -> None:
     class Mute(ProcessClaims):
         is_mute = False
 
-        async def claim(self, revision: str, instance: str, lives: Sequence[str], *, pods: int) -> str | None:
-            return await super().claim(revision, instance, lives, pods=pods) if not self.is_mute else self._refuse()
+        async def claim(
+            self, revision: str, instance: str, lives: Sequence[str], *, pods: int
+        ) -> str | None:
+            return (
+                await super().claim(revision, instance, lives, pods=pods)
+                if not self.is_mute
+                else self._refuse()
+            )
 
         async def state(self) -> frozenset[str]:
             return await super().state() if not self.is_mute else self._refuse()
@@ -331,10 +364,14 @@ async def test_without_what_activators_share_nothing_is_claimed_and_what_is_ours
     assert (await starting).socket == f"tcp:{second.ip}:8012"
 
 
-async def test_a_pod_that_another_activator_took_gets_no_more_calls_and_is_not_touched(world: World) -> None:
+async def test_a_pod_that_another_activator_took_gets_no_more_calls_and_is_not_touched(
+    world: World,
+) -> None:
     living = {"a-0", "a-1"}
     board = PodLeaseTable(lambda: living)
-    one, two = [await world.fleet(member, ProcessClaims(board, member=member)) for member in ("a-0", "a-1")]
+    one, two = [
+        await world.fleet(member, ProcessClaims(board, member=member)) for member in ("a-0", "a-1")
+    ]
     await one.adopt()
     target = world.target()
     pod = await world.maker.up(target)
@@ -353,10 +390,14 @@ async def test_a_pod_that_another_activator_took_gets_no_more_calls_and_is_not_t
     assert [info.id for info in await two.adopt()] == [InstanceId(f"i-{2:016x}")]
 
 
-async def test_a_pod_that_another_takes_while_its_last_calls_are_waited_for_is_not_touched_either(world: World) -> None:
+async def test_a_pod_that_another_takes_while_its_last_calls_are_waited_for_is_not_touched_either(
+    world: World,
+) -> None:
     living = {"a-0", "a-1"}
     board = PodLeaseTable(lambda: living)
-    one, two = [await world.fleet(member, ProcessClaims(board, member=member)) for member in ("a-0", "a-1")]
+    one, two = [
+        await world.fleet(member, ProcessClaims(board, member=member)) for member in ("a-0", "a-1")
+    ]
     await one.adopt()
     given_back: list[str] = []
     one.on_given_back = lambda pod: given_back.append(pod.name)
@@ -389,4 +430,6 @@ async def test_nothing_is_stated_before_what_was_ours_is_ours_again(world: World
     await world.until(lambda: after.pods.of(target.key))
     await after.state()
 
-    assert [(one.id, one.socket) for one in await after.adopt()] == [(info.id, f"tcp:{pod.ip}:8012")]
+    assert [(one.id, one.socket) for one in await after.adopt()] == [
+        (info.id, f"tcp:{pod.ip}:8012")
+    ]

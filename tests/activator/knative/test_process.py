@@ -1,4 +1,5 @@
-"""`python -m activator` on a cluster: it comes up, says when it is ready, serves from pods, and leaves in order."""
+"""`python -m activator` on a cluster: it comes up, says when it is ready, serves from pods, and
+leaves in order."""
 
 from __future__ import annotations
 
@@ -97,7 +98,9 @@ class Running:
 
     async def call(self, function: str, x: int) -> httpx.Response:
         headers = {"authorization": f"Bearer {KEY}"}
-        return await self.client.post(f"{self.url}/v1/functions/shop/{function}:invoke", json={"x": x}, headers=headers)
+        return await self.client.post(
+            f"{self.url}/v1/functions/shop/{function}:invoke", json={"x": x}, headers=headers
+        )
 
 
 @contextlib.asynccontextmanager
@@ -108,10 +111,19 @@ async def activator(world: World, home: Path, redis_url: str) -> AsyncIterator[R
     config = home / "platform.yaml"
     sections = {
         "platform": {"home": str(home), "run": str(home / "run"), "fleet": "knative"},
-        "cluster": {"kubeconfig": str(world.server.write_kubeconfig(home / "kubeconfig")), "wake_url": world.wake_url},
-        "activator": {"listen": f"127.0.0.1:{port}", "metrics_listen": None, "activators": 2, "redis_url": redis_url,
-                      "drain_s": 4.0, "shutdown_s": 4.0},
-    }  # fmt: skip
+        "cluster": {
+            "kubeconfig": str(world.server.write_kubeconfig(home / "kubeconfig")),
+            "wake_url": world.wake_url,
+        },
+        "activator": {
+            "listen": f"127.0.0.1:{port}",
+            "metrics_listen": None,
+            "activators": 2,
+            "redis_url": redis_url,
+            "drain_s": 4.0,
+            "shutdown_s": 4.0,
+        },
+    }
     config.write_text(yaml.safe_dump(sections))
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'functions'}"}
     argv = (sys.executable, "-m", "activator", "--config", str(config), "--index", "0")
@@ -149,11 +161,23 @@ class Held:
         return WorkerAnswer(body=request.body)
 
 
-async def test_it_serves_from_pods_and_leaves_without_cutting_anybody_off(world: World, short_tmp: Path, redis_url: str) -> None:
+async def test_it_serves_from_pods_and_leaves_without_cutting_anybody_off(
+    world: World, short_tmp: Path, redis_url: str
+) -> None:
     slow, quick = spec_of("slow", scaling=Scaling(max_inputs=1, max_instances=1)), spec_of("quick")
-    key = {"id": "k-1", "hash": hashlib.sha256(KEY.encode()).hexdigest(), "tenant": TENANT, "scope": "deploy"}
+    key = {
+        "id": "k-1",
+        "hash": hashlib.sha256(KEY.encode()).hexdigest(),
+        "tenant": TENANT,
+        "scope": "deploy",
+    }
     changes = [
-        FeedChange(seq=1, kind="tenant", key=TENANT, value={"id": TENANT, "name": "acme", "uid": None, "plan": {}, "suspended": False}),
+        FeedChange(
+            seq=1,
+            kind="tenant",
+            key=TENANT,
+            value={"id": TENANT, "name": "acme", "uid": None, "plan": {}, "suspended": False},
+        ),
         FeedChange(seq=2, kind="key", key="k-1", value=key),
         change(3, route_of(slow)),
         change(4, route_of(quick)),
@@ -172,7 +196,9 @@ async def test_it_serves_from_pods_and_leaves_without_cutting_anybody_off(world:
         running.process.send_signal(signal.SIGTERM)
         await running.until("/readyz", 503)
         assert await running.probe("/healthz") == 200
-        assert (await running.call("quick", 4)).json() == {"x": 4}, "who does not know yet is served"
+        assert (await running.call("quick", 4)).json() == {"x": 4}, (
+            "who does not know yet is served"
+        )
 
         refused = await waiting
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
@@ -183,9 +209,14 @@ async def test_it_serves_from_pods_and_leaves_without_cutting_anybody_off(world:
 
     assert len(pods["quick"].calls) == 2
     platform = platform_id(ActivatorKey.load(short_tmp / "activator.key").token)
-    state, claims = (make(redis_url, platform=platform, member="a-1") for make in (RedisState, RedisClaims))
+    state, claims = (
+        make(redis_url, platform=platform, member="a-1") for make in (RedisState, RedisClaims)
+    )
     await state.join()  # type: ignore[union-attr]
     life = f"{pods['quick'].uid}.0"
-    assert await claims.claim(targets["quick"].key, f"i-{uuid.uuid4().hex[:16]}", [life], pods=1) == life, "its pods are free at once"  # type: ignore[union-attr]
+    assert (
+        await claims.claim(targets["quick"].key, f"i-{uuid.uuid4().hex[:16]}", [life], pods=1)  # type: ignore[union-attr]
+        == life
+    ), "its pods are free at once"
     for each in (state, claims):
         await each.aclose()

@@ -51,7 +51,9 @@ async def _url(knative: Activator) -> AsyncIterator[str]:
     await worker.aclose()
 
 
-async def test_as_many_are_held_as_calls_wait_and_none_when_the_starts_are_over(knative: Activator, url: str) -> None:
+async def test_as_many_are_held_as_calls_wait_and_none_when_the_starts_are_over(
+    knative: Activator, url: str
+) -> None:
     waiting = [3]
     wakes = ActivationRequests(url, whereabouts=whereabouts, waiting_of=lambda _: waiting[0])
     async with wakes.asked(TARGET):
@@ -60,7 +62,8 @@ async def test_as_many_are_held_as_calls_wait_and_none_when_the_starts_are_over(
         await until(lambda: knative.held == 5)
         waiting[0] = 1
         await until(lambda: knative.held == 1)
-        async with wakes.asked(TARGET):  # another start of the same revision: the calls are the same
+        # another start of the same revision: the calls are the same
+        async with wakes.asked(TARGET):
             assert knative.held == 1
     await until(lambda: knative.held == 0)
     await wakes.aclose()
@@ -75,7 +78,9 @@ async def test_a_flood_of_calls_wakes_no_flood(knative: Activator, url: str) -> 
 
 
 @pytest.mark.parametrize("status", [404, 503, 504, 200])
-async def test_what_is_answered_without_a_pod_for_us_is_asked_again(knative: Activator, url: str, status: int) -> None:
+async def test_what_is_answered_without_a_pod_for_us_is_asked_again(
+    knative: Activator, url: str, status: int
+) -> None:
     knative.answers = [status, status]
     wakes = ActivationRequests(url, whereabouts=whereabouts, waiting_of=lambda _: 1)
     async with wakes.asked(TARGET):
@@ -86,7 +91,9 @@ async def test_what_is_answered_without_a_pod_for_us_is_asked_again(knative: Act
 
 
 async def test_somebody_who_does_not_answer_is_asked_again_and_named() -> None:
-    wakes = ActivationRequests("http://127.0.0.1:9", whereabouts=whereabouts, waiting_of=lambda _: 1)
+    wakes = ActivationRequests(
+        "http://127.0.0.1:9", whereabouts=whereabouts, waiting_of=lambda _: 1
+    )
     async with wakes.asked(TARGET):
         await until(lambda: "failed" in wakes.said(TARGET.key))
     await wakes.aclose()

@@ -1,4 +1,5 @@
-"""What callers saw is what was observed: each request that reached a function once, under the right name."""
+"""What callers saw is what was observed: each request that reached a function once, under the right
+name."""
 
 from __future__ import annotations
 
@@ -47,13 +48,19 @@ def _behaviour() -> object:
 
 
 def observed(edge: Edge, function: str = "hello") -> Observation:
-    total = added(one for one in edge.metrics.observer.take(7) if one.function_id == f"f-shop-{function}")
+    total = added(
+        one for one in edge.metrics.observer.take(7) if one.function_id == f"f-shop-{function}"
+    )
     assert total is not None
     return total
 
 
 def _asked(edge: Edge, body: bytes) -> int:
-    return sum(request.body == body for worker in edge.fleet.workers.values() for request in worker.requests)
+    return sum(
+        request.body == body
+        for worker in edge.fleet.workers.values()
+        for request in worker.requests
+    )
 
 
 def counts(one: Observation) -> dict[str, int]:
@@ -63,21 +70,36 @@ def counts(one: Observation) -> dict[str, int]:
 async def test_every_answer_is_observed_once(edge: Edge) -> None:
     edge.add(route_of(spec_of()))
     seen: Counter[str] = Counter()
-    bodies = [{"x": 1}] * 5 + [{"x": 500}] * 3 + [{"x": "wrong"}] * 2 + [{"x": 2000}] * 2 + [{"x": 1}] * 2
+    bodies = (
+        [{"x": 1}] * 5
+        + [{"x": 500}] * 3
+        + [{"x": "wrong"}] * 2
+        + [{"x": 2000}] * 2
+        + [{"x": 1}] * 2
+    )
     for body in bodies:
         seen[_BY_STATUS[(await edge.call(json=body)).status_code // 100]] += 1
     one = observed(edge)
     assert counts(one) == seen == {"answered": 9, "failed": 3, "refused": 2}
     assert (one.raised, one.cold, one.streams, one.streams_completed, one.starts) == (3, 1, 2, 2, 1)
-    assert {clock: sum(one.latency[clock].values()) for clock in ("warm", "cold", "first_byte", "exec")} == {
-        "warm": 6, "cold": 1, "first_byte": 2, "exec": 9,
-    }  # fmt: skip
+    assert {
+        clock: sum(one.latency[clock].values()) for clock in ("warm", "cold", "first_byte", "exec")
+    } == {
+        "warm": 6,
+        "cold": 1,
+        "first_byte": 2,
+        "exec": 9,
+    }
     assert one.calls_billed == 12
 
 
 async def test_a_call_over_its_quota_is_refused_on_either_path(edge: Edge) -> None:
     edge.add(route_of(spec_of()))
-    edge.tell("quota", f"{route_of(spec_of()).tenant}/main/shop/hello", {"requests_per_s": 0.001, "burst": 2})
+    edge.tell(
+        "quota",
+        f"{route_of(spec_of()).tenant}/main/shop/hello",
+        {"requests_per_s": 0.001, "burst": 2},
+    )
     statuses = [(await edge.call(json={"x": 1})).status_code for _ in range(6)]
     assert Counter(statuses) == {200: 2, 429: 4}
     assert counts(observed(edge)) == {"answered": 2, "refused": 4}
@@ -143,14 +165,18 @@ async def test_a_web_applications_own_503_is_its_word(edge: Edge) -> None:
     edge.add(route_of(spec_of("site", kind=FunctionKind.ASGI, methods=(MethodSpec(),))))
     statuses = []
     for path in ("a", "maintenance", "b"):
-        response = await edge.client.get(f"{edge.url}/fn/shop/site/{path}", headers={"authorization": f"Bearer {KEY}"})
+        response = await edge.client.get(
+            f"{edge.url}/fn/shop/site/{path}", headers={"authorization": f"Bearer {KEY}"}
+        )
         statuses.append(response.status_code)
     one = observed(edge, "site")
     assert (statuses, counts(one)) == ([200, 503, 200], {"answered": 2, "refused": 1})
     assert one.calls_billed == 3
 
 
-async def test_a_submitted_call_is_observed_and_nobody_waits_for_it(edge: Edge, shipping: object) -> None:
+async def test_a_submitted_call_is_observed_and_nobody_waits_for_it(
+    edge: Edge, shipping: object
+) -> None:
     edge.add(route_of(spec_of()))
     for x in (1, 500):
         receipt = await edge.call("shop/hello:submit", json={"x": x})
@@ -168,10 +194,16 @@ async def test_a_submitted_call_is_observed_and_nobody_waits_for_it(edge: Edge, 
     assert (counts(total), total.raised, total.latency) == ({"answered": 1, "failed": 1}, 1, {})
 
 
-async def test_a_submitted_call_that_is_cancelled_is_observed_as_one(edge: Edge, shipping: object) -> None:
+async def test_a_submitted_call_that_is_cancelled_is_observed_as_one(
+    edge: Edge, shipping: object
+) -> None:
     edge.add(route_of(spec_of()))
     receipt = await edge.call("shop/hello:submit", json={"x": 1000})
     await until(lambda: _asked(edge, b'{"x":1000}') == 1)
     headers = {"authorization": f"Bearer {KEY}"}
-    assert (await edge.client.post(f"{edge.url}/v1/calls/{receipt.json()['id']}:cancel", headers=headers)).status_code == 200
+    assert (
+        await edge.client.post(
+            f"{edge.url}/v1/calls/{receipt.json()['id']}:cancel", headers=headers
+        )
+    ).status_code == 200
     assert counts(observed(edge)) == {"cancelled": 1}

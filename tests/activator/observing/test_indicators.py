@@ -1,4 +1,5 @@
-"""Prometheus is told of the same calls as the controller, for those indicators that somebody promised."""
+"""Prometheus is told of the same calls as the controller, for those indicators that somebody
+promised."""
 
 from __future__ import annotations
 
@@ -9,9 +10,15 @@ from pilotlight.policies import Objectives
 from tests.fakes.routes import spec_of, target_of
 
 
-def exported(metrics: Metrics, target: CallTarget, sli: str = "availability") -> tuple[float | None, float | None, float | None]:
+def exported(
+    metrics: Metrics, target: CallTarget, sli: str = "availability"
+) -> tuple[float | None, float | None, float | None]:
     labels = {"tenant": target.tenant, "app": target.app, "function": target.function, "sli": sli}
-    names = ("pilotlight_slo_calls_total", "pilotlight_slo_bad_calls_total", "pilotlight_slo_budget")
+    names = (
+        "pilotlight_slo_calls_total",
+        "pilotlight_slo_bad_calls_total",
+        "pilotlight_slo_budget",
+    )
     return tuple(metrics.registry.get_sample_value(name, labels) for name in names)  # type: ignore[return-value]
 
 
@@ -36,7 +43,11 @@ def test_of_a_latency_that_nobody_promised_nothing_is_exported() -> None:
 
 
 def test_shadows_and_functions_beyond_the_bound_are_left_out() -> None:
-    metrics, first, second = Metrics(series=1), target_of(spec_of("first")), target_of(spec_of("second"))
+    metrics, first, second = (
+        Metrics(series=1),
+        target_of(spec_of("first")),
+        target_of(spec_of("second")),
+    )
     metrics.observer.shadowed(first, status=500, exec_ms=1, matched=None)
     for target in (first, second):
         fail(metrics, target)

@@ -1,4 +1,5 @@
-"""Every finished call is in exactly one count, spends one clock, and its stages add up to its latency."""
+"""Every finished call is in exactly one count, spends one clock, and its stages add up to its
+latency."""
 
 from __future__ import annotations
 
@@ -14,7 +15,15 @@ from activator.call_stats.bucket import BOUNDS, MAX_BUCKET
 from activator.call_stats.observer import CallStats
 from activator.calls.runner import Call
 from activator.routing.call_target import CallTarget
-from pilotlight.errors import CircuitOpen, DeadlineExceeded, NotFound, OverQuota, PilotlightError, StartFailed, WorkerCrashed
+from pilotlight.errors import (
+    CircuitOpen,
+    DeadlineExceeded,
+    NotFound,
+    OverQuota,
+    PilotlightError,
+    StartFailed,
+    WorkerCrashed,
+)
 from pilotlight.observations import CLOCKS, SHADOW_ARM, Observation, bucket_of
 from pilotlight.policies import STAGES, Objectives
 from snapshotter.types import StartKind
@@ -25,7 +34,13 @@ PARTITION = ("answered", "failed", "refused", "cancelled")
 TARGET = target_of(spec_of(objectives=Objectives(stages_s={"exec": 0.05, "queue": 0.01})))
 
 
-def call_of(target: CallTarget = TARGET, *, start_ms: float = 0.0, route_ms: float = 0.0, admit_ms: float = 0.0) -> Call:
+def call_of(
+    target: CallTarget = TARGET,
+    *,
+    start_ms: float = 0.0,
+    route_ms: float = 0.0,
+    admit_ms: float = 0.0,
+) -> Call:
     call = Call(id="req-1", target=target, method="", key_id="k-1", body=b"")
     call.began_ns = 0
     call.routed_ns = int(route_ms * MS)
@@ -44,9 +59,23 @@ def counted(one: Observation) -> dict[str, int]:
     return {name: getattr(one, name) for name in PARTITION if getattr(one, name)}
 
 
-def answer(observer: CallStats, call: Call, *, status: int = 200, queue_ms: float = 0.0, exec_ms: float = 20.0, **more: Any) -> None:
+def answer(
+    observer: CallStats,
+    call: Call,
+    *,
+    status: int = 200,
+    queue_ms: float = 0.0,
+    exec_ms: float = 20.0,
+    **more: Any,
+) -> None:
     dispatched_ns = call.received_ns + int((call.start_ms + queue_ms) * MS)
-    observer.answered(call, status=status, dispatched_ns=dispatched_ns, ended_ns=dispatched_ns + int(exec_ms * MS), **more)
+    observer.answered(
+        call,
+        status=status,
+        dispatched_ns=dispatched_ns,
+        ended_ns=dispatched_ns + int(exec_ms * MS),
+        **more,
+    )
 
 
 @pytest.mark.parametrize("ms", [0.0, 0.3, 1.0, 1.05, 1.1, 99.9, 100.0, 12_345.6, 604_800_000.0])
@@ -76,9 +105,11 @@ def test_an_answer_is_in_one_count(status: int, outcome: str, where: str, why: s
     answer(observer, call_of(), status=status, outcome=outcome)
     one = seen(observer)
     assert counted(one) == {where: 1}
-    assert {name: getattr(one, name) for name in ("raised", "invalid", "crashed", "late") if getattr(one, name)} == (
-        {why: 1} if why else {}
-    )
+    assert {
+        name: getattr(one, name)
+        for name in ("raised", "invalid", "crashed", "late")
+        if getattr(one, name)
+    } == ({why: 1} if why else {})
     assert bool(one.latency) == (where == "answered")
 
 
@@ -98,7 +129,10 @@ def test_a_call_that_got_no_answer_is_refused_or_failed(error: PilotlightError, 
     observer.refused(TARGET, error.status, error)
     one = seen(observer)
     assert counted(one) == {where: 1}
-    assert (one.crashed, one.late) == (int(isinstance(error, WorkerCrashed)), int(isinstance(error, DeadlineExceeded)))
+    assert (one.crashed, one.late) == (
+        int(isinstance(error, WorkerCrashed)),
+        int(isinstance(error, DeadlineExceeded)),
+    )
 
 
 def test_a_warm_call_is_counted_the_same_on_the_fast_path() -> None:
@@ -108,22 +142,31 @@ def test_a_warm_call_is_counted_the_same_on_the_fast_path() -> None:
         if is_fast:
             observer.answered_warm(call, "", ended_ns=60 * MS, dispatched_ns=MS // 2, picos=7)
         else:
-            observer.answered(call, status=200, outcome="ok", ended_ns=60 * MS, dispatched_ns=MS // 2, picos=7)
+            observer.answered(
+                call, status=200, outcome="ok", ended_ns=60 * MS, dispatched_ns=MS // 2, picos=7
+            )
     assert seen(fast) == seen(slow)
 
 
 def test_a_warm_call_that_waited_for_its_quotas_is_told_stage_by_stage() -> None:
     observer = CallStats()
-    observer.answered_warm(call_of(route_ms=2, admit_ms=30), "", ended_ns=60 * MS, dispatched_ns=40 * MS, picos=0)
+    observer.answered_warm(
+        call_of(route_ms=2, admit_ms=30), "", ended_ns=60 * MS, dispatched_ns=40 * MS, picos=0
+    )
     one = seen(observer)
     assert {clock: list(one.latency[clock]) for clock in ("route", "admit", "queue", "exec")} == {
-        "route": [bucket_of(2)], "admit": [bucket_of(30)], "queue": [bucket_of(8)], "exec": [bucket_of(20)],
-    }  # fmt: skip
+        "route": [bucket_of(2)],
+        "admit": [bucket_of(30)],
+        "queue": [bucket_of(8)],
+        "exec": [bucket_of(20)],
+    }
     assert one.overruns == {"admit": 1}
 
 
 @given(st.tuples(*[st.floats(0, 5000)] * 5), st.booleans())
-def test_stages_add_up_to_the_latency(stages: tuple[float, float, float, float, float], streamed: bool) -> None:
+def test_stages_add_up_to_the_latency(
+    stages: tuple[float, float, float, float, float], streamed: bool
+) -> None:
     observer = CallStats()
     route_ms, admit_ms, queue_ms, start_ms, exec_ms = stages
     call = call_of(route_ms=route_ms, admit_ms=admit_ms, start_ms=start_ms)
@@ -143,7 +186,10 @@ def test_each_stage_over_its_budget_is_an_overrun() -> None:
     assert seen(observer).overruns == {"queue": 1, "exec": 1, "start": 1}
 
 
-@pytest.mark.parametrize("start_ms, streamed, clock", [(0, False, "warm"), (0, True, "first_byte"), (5, False, "cold"), (5, True, "cold")])
+@pytest.mark.parametrize(
+    "start_ms, streamed, clock",
+    [(0, False, "warm"), (0, True, "first_byte"), (5, False, "cold"), (5, True, "cold")],
+)
 def test_an_answered_call_spends_one_clock(start_ms: float, streamed: bool, clock: str) -> None:
     observer = CallStats()
     answer(observer, call_of(start_ms=start_ms), streamed=streamed)
@@ -186,8 +232,10 @@ def test_arms_and_shadows_are_apart() -> None:
     observer.degraded(TARGET, 500)
     found = {one.arm: one for one in observer.take(7)}
     assert {arm: counted(one) for arm, one in found.items()} == {
-        "": {"answered": 1, "failed": 1}, "blue": {"answered": 2}, SHADOW_ARM: {"answered": 1, "failed": 1},
-    }  # fmt: skip
+        "": {"answered": 1, "failed": 1},
+        "blue": {"answered": 2},
+        SHADOW_ARM: {"answered": 1, "failed": 1},
+    }
     shadow = found[SHADOW_ARM]
     assert (shadow.compared, shadow.matched, shadow.skipped, found[""].degraded) == (1, 1, 1, 1)
 
@@ -211,7 +259,8 @@ def test_every_clock_that_is_told_is_one_of_the_door() -> None:
     answer(observer, call_of(start_ms=3))
     answer(observer, call_of(), streamed=True)
     answer(observer, call_of())
-    assert set(seen(observer).latency) | {"ttft", "itl", "kv"} == set(CLOCKS)  # those of language models: test_tokens_observed.py
+    # those of language models: test_tokens_observed.py
+    assert set(seen(observer).latency) | {"ttft", "itl", "kv"} == set(CLOCKS)
 
 
 def test_a_warm_call_costs_little(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,5 @@
-"""Observations reach the controller once each, whatever becomes of posts; what cannot be kept is counted as lost."""
+"""Observations reach the controller once each, whatever becomes of posts; what cannot be kept is
+counted as lost."""
 
 from __future__ import annotations
 
@@ -120,7 +121,9 @@ async def test_a_post_whose_answer_was_lost_is_sent_again_as_it_was(world: World
     assert [sequence for _, sequence in world.receiver.posts] == [1, 2]
 
 
-async def test_after_a_quarter_of_an_hour_the_oldest_minutes_go(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_after_a_quarter_of_an_hour_the_oldest_minutes_go(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     world.receiver.failure = httpx.ConnectError("away")
     for _ in range(20):
         world.call()
@@ -132,9 +135,13 @@ async def test_after_a_quarter_of_an_hour_the_oldest_minutes_go(world: World, ca
     assert "observations_lost" in caplog.text
 
 
-async def test_what_the_controller_will_never_understand_does_not_hold_up_the_rest(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_the_controller_will_never_understand_does_not_hold_up_the_rest(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     request = httpx.Request("POST", "http://controller")
-    world.receiver.failure = httpx.HTTPStatusError("400", request=request, response=httpx.Response(400, request=request))
+    world.receiver.failure = httpx.HTTPStatusError(
+        "400", request=request, response=httpx.Response(400, request=request)
+    )
     world.call()
     await world.turn()
     world.receiver.failure = None
@@ -167,6 +174,9 @@ async def test_large_heaps_go_in_batches(world: World, monkeypatch: pytest.Monke
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shipper, "MAX_KEPT", 3)
     kept = PendingStats()
-    kept.add(Observation(tenant="t", function_id="f", revision="v", minute=minute, refused=1) for minute in (5, 1, 2, 9, 7))
+    kept.add(
+        Observation(tenant="t", function_id="f", revision="v", minute=minute, refused=1)
+        for minute in (5, 1, 2, 9, 7)
+    )
     assert kept.forget(before=2) == 2
     assert [one.minute for one in kept.take(10)] == [5, 7, 9]

@@ -1,4 +1,5 @@
-"""What a language model's calls took is counted however they end, and its clocks are apart from starts."""
+"""What a language model's calls took is counted however they end, and its clocks are apart from
+starts."""
 
 from __future__ import annotations
 
@@ -16,7 +17,14 @@ MS = 1_000_000
 TARGET = target_of(model())
 
 
-def call_of(*, pieces_ms: tuple[float, ...] = (), prompt: int = 10, completion: int = 0, cached: int = 0, start_ms: float = 0.0) -> Call:
+def call_of(
+    *,
+    pieces_ms: tuple[float, ...] = (),
+    prompt: int = 10,
+    completion: int = 0,
+    cached: int = 0,
+    start_ms: float = 0.0,
+) -> Call:
     use = TokenReservation(estimated_in=prompt, max_out=100, began_ns=0)
     asked = OpenAIRequest("/v1/completions", {"prompt": "hello"})
     call = EngineCall(asked, tokens=use, id="req-1", target=TARGET, method="", key_id="k-1")
@@ -32,7 +40,14 @@ def call_of(*, pieces_ms: tuple[float, ...] = (), prompt: int = 10, completion: 
 def observed(call: Call, *, status: int = 200, completed: bool = True) -> Observation:
     observer = CallStats()
     observer.answered(
-        call, status=status, dispatched_ns=0, ended_ns=100 * MS, streamed=True, completed=completed, first_byte_ms=5.0, outcome="ok"
+        call,
+        status=status,
+        dispatched_ns=0,
+        ended_ns=100 * MS,
+        streamed=True,
+        completed=completed,
+        first_byte_ms=5.0,
+        outcome="ok",
     )
     (one,) = observer.take(7)
     return one

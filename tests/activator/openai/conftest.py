@@ -1,4 +1,5 @@
-"""Language models behind an activator: the fake engine, over real HTTP, asked by OpenAI's own client."""
+"""Language models behind an activator: the fake engine, over real HTTP, asked by OpenAI's own
+client."""
 
 from __future__ import annotations
 
@@ -18,26 +19,49 @@ from tests.fakes.engine.engine import EngineFake
 from tests.fakes.engine.served import ServedEngine
 from tests.fakes.routes import route_of, spec_of
 
-WEIGHTS = tuple(WeightsSpec(name=name, manifest=name[0] * 64) for name in ("model", "pirate", "poet"))
+WEIGHTS = tuple(
+    WeightsSpec(name=name, manifest=name[0] * 64) for name in ("model", "pirate", "poet")
+)
 
 
-def llm(name: str = "assistant", *, lora: tuple[str, ...] = (), task: Task = Task.GENERATE, engine: dict[str, Any] | None = None,
-        limits: TokenLimits | None = None, **more: Any) -> FunctionSpec:  # fmt: skip
+def llm(
+    name: str = "assistant",
+    *,
+    lora: tuple[str, ...] = (),
+    task: Task = Task.GENERATE,
+    engine: dict[str, Any] | None = None,
+    limits: TokenLimits | None = None,
+    **more: Any,
+) -> FunctionSpec:
     """A function that is a language model, with the adapters of these names."""
     scaling = more.pop("scaling", Scaling(max_inputs=4))
     spec = EngineSpec(
-        model="model", task=task, lora={one: one for one in lora}, **{"max_model_len": 512, "max_num_seqs": 4, **(engine or {})}
-    )  # fmt: skip
+        model="model",
+        task=task,
+        lora={one: one for one in lora},
+        **{"max_model_len": 512, "max_num_seqs": 4, **(engine or {})},
+    )
     return spec_of(
-        name, kind=FunctionKind.ENGINE, methods=(MethodSpec(),), weights=WEIGHTS, engine=spec, limits=limits, scaling=scaling, **more
-    )  # fmt: skip
+        name,
+        kind=FunctionKind.ENGINE,
+        methods=(MethodSpec(),),
+        weights=WEIGHTS,
+        engine=spec,
+        limits=limits,
+        scaling=scaling,
+        **more,
+    )
 
 
 @pytest.fixture(name="settings")
 def _settings() -> ActivatorSettings:
     return ActivatorSettings(
-        max_body_bytes=20_000, body_timeout_s=PATIENCE_S, header_timeout_s=PATIENCE_S, unauthenticated_per_s=5.0, heartbeat_s=PATIENCE_S
-    )  # fmt: skip
+        max_body_bytes=20_000,
+        body_timeout_s=PATIENCE_S,
+        header_timeout_s=PATIENCE_S,
+        unauthenticated_per_s=5.0,
+        heartbeat_s=PATIENCE_S,
+    )
 
 
 class Shop:
@@ -54,7 +78,13 @@ class Shop:
 
     def openai(self, *, key: str = KEY, path: str = "/v1", **more: Any) -> openai.AsyncOpenAI:
         """OpenAI's client at this activator, which asks once."""
-        client = openai.AsyncOpenAI(api_key=key, base_url=f"{self.edge.url}{path}", max_retries=0, timeout=PATIENCE_S, **more)
+        client = openai.AsyncOpenAI(
+            api_key=key,
+            base_url=f"{self.edge.url}{path}",
+            max_retries=0,
+            timeout=PATIENCE_S,
+            **more,
+        )
         if hasattr(self, "_clients"):
             self._clients.append(client)
         return client
@@ -69,7 +99,14 @@ class Shop:
         """What it is."""
         return self.served.engine
 
-    async def post(self, body: Any, *, path: str = "/v1/chat/completions", key: str | None = KEY, **headers: str) -> httpx.Response:
+    async def post(
+        self,
+        body: Any,
+        *,
+        path: str = "/v1/chat/completions",
+        key: str | None = KEY,
+        **headers: str,
+    ) -> httpx.Response:
         """A request by hand."""
         given = {"authorization": f"Bearer {key}"} if key else {}
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -78,7 +115,9 @@ class Shop:
 
     async def get(self, path: str, *, key: str | None = KEY) -> httpx.Response:
         """The same to read."""
-        return await self.edge.client.get(self.edge.url + path, headers={"authorization": f"Bearer {key}"} if key else {})
+        return await self.edge.client.get(
+            self.edge.url + path, headers={"authorization": f"Bearer {key}"} if key else {}
+        )
 
     async def aclose(self) -> None:
         """Close its clients."""

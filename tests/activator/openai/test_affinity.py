@@ -1,4 +1,5 @@
-"""Prompts that begin alike, through the whole edge: they meet on one engine, and the engines' own words bound what they get."""
+"""Prompts that begin alike, through the whole edge: they meet on one engine, and the engines' own
+words bound what they get."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ PATIENT = Scaling(max_instances=2, scaledown_window_s=600)
 async def two_engines(shop: Shop) -> EngineThrottler:
     """The throttler of a model with two instances."""
     shop.edge.add(replace(route_of(llm("twins", scaling=PATIENT))))
-    throttler = shop.edge.scaler.throttler_of(shop.edge.table.targets_of(f"{TENANT}/main/shop/twins")[0])
+    throttler = shop.edge.scaler.throttler_of(
+        shop.edge.table.targets_of(f"{TENANT}/main/shop/twins")[0]
+    )
     assert isinstance(throttler, EngineThrottler)
     throttler.start(2)
     await until(lambda: len(throttler.instances) == 2)
@@ -29,9 +32,15 @@ async def two_engines(shop: Shop) -> EngineThrottler:
 
 def turns(question: str, count: int) -> dict[str, Any]:
     """A chat after so many turns."""
-    messages = [{"role": "system", "content": "You know all about gardens."}, {"role": "user", "content": question}]
+    messages = [
+        {"role": "system", "content": "You know all about gardens."},
+        {"role": "user", "content": question},
+    ]
     for turn in range(count):
-        messages += [{"role": "assistant", "content": f"answer {turn}"}, {"role": "user", "content": f"and {turn}?"}]
+        messages += [
+            {"role": "assistant", "content": f"answer {turn}"},
+            {"role": "user", "content": f"and {turn}?"},
+        ]
     return {**chat(max_tokens=1), "model": "shop/twins", "messages": messages}
 
 
@@ -40,13 +49,16 @@ async def test_all_turns_of_a_chat_reach_the_engine_that_knows_it(shop: Shop) ->
     engines = [shop.edge.fleet.engines[instance_id].engine for instance_id in throttler.instances]
     used: set[int] = set()
 
-    for n in range(40):  # instances have ids of chance: six chats alone would all go to one engine in 3 of 100 runs
+    # instances have ids of chance: six chats alone would all go to one engine in 3 of 100 runs
+    for n in range(40):
         if n >= 6 and used == {0, 1}:
             break
         before = [len(engine.counts.prompts) for engine in engines]
         for turn in range(3):
             assert (await shop.post(turns(f"question {n}", turn))).status_code == 200
-        asked = [len(engine.counts.prompts) - then for engine, then in zip(engines, before, strict=True)]
+        asked = [
+            len(engine.counts.prompts) - then for engine, then in zip(engines, before, strict=True)
+        ]
         assert sorted(asked) == [0, 3]
         used.add(asked.index(3))
 
@@ -55,9 +67,13 @@ async def test_all_turns_of_a_chat_reach_the_engine_that_knows_it(shop: Shop) ->
 
 async def test_memory_that_the_engine_says_is_full_keeps_calls_in_our_queue(shop: Shop) -> None:
     shop.edge.fleet.engine_options = {"kv_tokens": 40, "prefill_s": 30.0}
-    throttler = shop.edge.scaler.throttler_of(shop.edge.table.targets_of(f"{TENANT}/main/shop/assistant")[0])
+    throttler = shop.edge.scaler.throttler_of(
+        shop.edge.table.targets_of(f"{TENANT}/main/shop/assistant")[0]
+    )
     assert isinstance(throttler, EngineThrottler)
-    first = asyncio.create_task(shop.post(chat("one two three four five six seven eight nine ten", max_tokens=1)))
+    first = asyncio.create_task(
+        shop.post(chat("one two three four five six seven eight nine ten", max_tokens=1))
+    )
     await until(lambda: bool(shop.edge.fleet.engines))
     await shop.engine.wait_running(1)
 

@@ -22,7 +22,9 @@ def wants(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff", b'{"temperature": NaN}', b"[" * 3000])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'"x"', b"\xff", b'{"temperature": NaN}', b"[" * 3000]
+)
 def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(errors.InvalidInput, match="body"):
         parsed(body)
@@ -50,20 +52,23 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
         ({"response_format": wants(None)}, "response_format"),
         ({"response_format": wants({"type": "objekt"})}, "response_format"),
         ({"response_format": wants({"type": "object", "properties": []})}, "response_format"),
-        ({"response_format": wants({"$schema": "http://127.0.0.1:1/x", "type": 7})}, "response_format"),
+        (
+            {"response_format": wants({"$schema": "http://127.0.0.1:1/x", "type": 7})},
+            "response_format",
+        ),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
     ],
 )
-def test_a_chat_that_no_engine_takes_is_refused_by_name(more: dict[str, Any], parameter: str) -> None:
+def test_a_chat_that_no_engine_takes_is_refused_by_name(
+    more: dict[str, Any], parameter: str
+) -> None:
     with pytest.raises(errors.InvalidInput, match=f"^{parameter}: ") as refused:
         OpenAIRequest(CHAT, {**chat(), **more})
 
     assert refused.value.detail["parameter"] == parameter
 
 
-@pytest.mark.parametrize(
-    "path,name", [(COMPLETIONS, "prompt"), (EMBEDDINGS, "input")]
-)  # fmt: skip
+@pytest.mark.parametrize("path,name", [(COMPLETIONS, "prompt"), (EMBEDDINGS, "input")])
 @pytest.mark.parametrize("given", [None, [], 7, {}, [[]], ["a", 1], [1.5], [True, "x"], [None]])
 def test_a_text_that_is_none_is_refused_by_name(path: str, name: str, given: Any) -> None:
     with pytest.raises(errors.InvalidInput, match=f"^{name}: "):
@@ -76,21 +81,48 @@ def test_texts_and_token_ids_are_taken(given: Any) -> None:
     assert OpenAIRequest(EMBEDDINGS, {"model": "m", "input": given}).body["input"] == given
 
 
-@pytest.mark.parametrize("schema", [SCHEMA, {}, {"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "string"}]}])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        SCHEMA,
+        {},
+        {"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "string"}]},
+    ],
+)
 def test_a_schema_is_taken(schema: dict[str, Any]) -> None:
-    assert OpenAIRequest(CHAT, chat(response_format=wants(schema))).body["response_format"] == wants(schema)
+    assert OpenAIRequest(CHAT, chat(response_format=wants(schema))).body[
+        "response_format"
+    ] == wants(schema)
 
 
 def test_null_stands_for_a_default() -> None:
     asked = OpenAIRequest(
-        CHAT, chat(stream=None, temperature=None, stop=None, stream_options=None, response_format=None, model=None, tools=None)
+        CHAT,
+        chat(
+            stream=None,
+            temperature=None,
+            stop=None,
+            stream_options=None,
+            response_format=None,
+            model=None,
+            tools=None,
+        ),
     )
 
     assert (asked.is_stream, asked.model) == (False, "")
 
 
 def test_what_is_not_known_here_reaches_the_engine_as_it_came() -> None:
-    body = chat(top_k=7, guided_choice=["a"], seed=1, logprobs=True, stop=["x"], n=2, tool_choice="auto", ünï="☃")
+    body = chat(
+        top_k=7,
+        guided_choice=["a"],
+        seed=1,
+        logprobs=True,
+        stop=["x"],
+        n=2,
+        tool_choice="auto",
+        ünï="☃",
+    )
 
     sent = json.loads(OpenAIRequest(CHAT, dict(body)).written_for(target_of(llm())))
 
@@ -117,7 +149,10 @@ def test_another_function_in_its_place_gets_its_own_name() -> None:
 
     assert json.loads(asked.written_for(target_of(llm("small"))))["model"] == "small"
     asked.adapter = "pirate"
-    assert json.loads(asked.written_for(target_of(llm("small", lora=("pirate",)))))["model"] == "pirate"
+    assert (
+        json.loads(asked.written_for(target_of(llm("small", lora=("pirate",)))))["model"]
+        == "pirate"
+    )
 
 
 def test_what_cannot_answer_it_is_no_stand_in() -> None:

@@ -49,22 +49,49 @@ def error_in(answer: httpx.Response) -> dict[str, Any]:
         (chat(n=0), "n"),
         (chat(n=1000), "n"),
         (chat(temperature="hot"), "temperature"),
-        (chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "objekt"}}}), "response_format"),
+        (
+            chat(
+                response_format={
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "objekt"}},
+                }
+            ),
+            "response_format",
+        ),
         (chat("\ud83d"), None),
     ],
 )
-async def test_what_is_wrong_is_told_by_name_and_starts_nothing(shop: Shop, body: Any, param: str | None) -> None:
+async def test_what_is_wrong_is_told_by_name_and_starts_nothing(
+    shop: Shop, body: Any, param: str | None
+) -> None:
     answer = await shop.post(body)
 
     assert answer.status_code == 400
     error = error_in(answer)
-    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, "invalid-input")
+    assert (error["type"], error["param"], error["code"]) == (
+        "invalid_request_error",
+        param,
+        "invalid-input",
+    )
     assert shop.edge.fleet.started == []
     assert await shop.edge.settle() == {}
 
 
-@pytest.mark.parametrize("model", ["shop/asistant", "asistant", "shop/assistant:pirat", "shop/assistant@nothing", "shop", "/", "x" * 2000])
-async def test_a_model_that_there_is_not_is_answered_with_those_that_there_are(shop: Shop, model: str) -> None:
+@pytest.mark.parametrize(
+    "model",
+    [
+        "shop/asistant",
+        "asistant",
+        "shop/assistant:pirat",
+        "shop/assistant@nothing",
+        "shop",
+        "/",
+        "x" * 2000,
+    ],
+)
+async def test_a_model_that_there_is_not_is_answered_with_those_that_there_are(
+    shop: Shop, model: str
+) -> None:
     answer = await shop.post(chat(model=model))
 
     assert answer.status_code == 404
@@ -81,7 +108,10 @@ async def test_a_function_that_is_no_model_is_none(shop: Shop) -> None:
     shop.edge.add(route_of(spec_of("plain")))
     error = error_in(await shop.post(chat(model="shop/plain")))
 
-    assert (error["code"], "/v1/functions/shop/plain:invoke" in error["message"]) == ("model_not_found", True)
+    assert (error["code"], "/v1/functions/shop/plain:invoke" in error["message"]) == (
+        "model_not_found",
+        True,
+    )
 
 
 async def test_a_model_is_asked_for_what_it_does(shop: Shop) -> None:
@@ -94,13 +124,20 @@ async def test_a_model_is_asked_for_what_it_does(shop: Shop) -> None:
     assert (talks.status_code, embeds.status_code) == (400, 400)
 
 
-async def test_a_prompt_that_is_longer_than_the_model_is_refused_by_its_engine_and_no_tokens_are_billed(shop: Shop) -> None:
+async def test_a_prompt_that_is_longer_than_the_model_is_refused_by_its_engine_and_no_tokens_are_billed(
+    shop: Shop,
+) -> None:
     with pytest.raises(openai.BadRequestError, match="maximum context length is 512") as refused:
         await shop.client.chat.completions.create(**chat("a b " * 300))
 
     assert refused.value.param == "input_tokens"
     (record,) = (await shop.edge.settle()).values()
-    assert (record.status, record.outcome, record.tokens_in, record.tokens_out) == (400, "error", 0, 0)
+    assert (record.status, record.outcome, record.tokens_in, record.tokens_out) == (
+        400,
+        "error",
+        0,
+        0,
+    )
 
 
 async def test_a_refusal_is_one_to_who_wanted_a_stream_too(shop: Shop) -> None:
@@ -112,7 +149,9 @@ async def test_a_refusal_is_one_to_who_wanted_a_stream_too(shop: Shop) -> None:
 
 async def test_a_prompt_that_is_surely_too_long_starts_nothing(shop: Shop) -> None:
     shop.edge.add(route_of(llm("tiny", engine={"max_model_len": 16})))
-    answer = await shop.post(chat("".join(f"{n} unlike any other; " for n in range(700)), model="shop/tiny"))
+    answer = await shop.post(
+        chat("".join(f"{n} unlike any other; " for n in range(700)), model="shop/tiny")
+    )
 
     assert answer.status_code == 400
     assert "max_model_len" in error_in(answer)["message"]
@@ -135,7 +174,16 @@ async def test_a_body_over_its_bound_is_refused(shop: Shop) -> None:
     assert (bounded.status_code, error_in(bounded)["code"]) == (413, "too-large")
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "application/xml", ""])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data",
+        "application/xml",
+        "",
+    ],
+)
 async def test_a_content_that_is_no_json_is_refused(shop: Shop, kind: str) -> None:
     answer = await shop.post(chat(), **{"content-type": kind})
 
@@ -143,7 +191,9 @@ async def test_a_content_that_is_no_json_is_refused(shop: Shop, kind: str) -> No
 
 
 async def test_json_says_so_in_many_ways(shop: Shop) -> None:
-    answer = await shop.post(chat(max_tokens=1), **{"content-type": "Application/JSON; charset=utf-8"})
+    answer = await shop.post(
+        chat(max_tokens=1), **{"content-type": "Application/JSON; charset=utf-8"}
+    )
 
     assert answer.status_code == 200
 
@@ -168,7 +218,10 @@ async def test_what_a_stranger_sends_to_nothing_is_not_read(shop: Shop) -> None:
 async def test_a_key_without_the_scope_may_not_call(shop: Shop) -> None:
     shop.edge.add_key("accountant", scope="read-billing")
 
-    for answer in (await shop.post(chat(), key="accountant"), await shop.get("/v1/models", key="accountant")):
+    for answer in (
+        await shop.post(chat(), key="accountant"),
+        await shop.get("/v1/models", key="accountant"),
+    ):
         assert (answer.status_code, error_in(answer)["type"]) == (403, "permission_error")
 
 
@@ -202,14 +255,25 @@ async def test_an_ordinary_web_application_is_none_of_this(shop: Shop) -> None:
         pytest.param("/v1/chat/completions", chat(messages=[]), id="no messages"),
         pytest.param("/v1/chat/completions", chat(max_tokens=0), id="no tokens"),
         pytest.param("/v1/chat/completions", chat("x" * 20_000), id="a long body"),
-        pytest.param("/v1/embeddings", {"model": "shop/assistant", "input": "x"}, id="another task"),
-        pytest.param("/fn/shop/assistant/v1/chat/completions", chat(model="none"), id="no such adapter"),
-        pytest.param("/v1/functions/shop/assistant:invoke", {"path": "/v1/none", "body": {}}, id="no such path"),
+        pytest.param(
+            "/v1/embeddings", {"model": "shop/assistant", "input": "x"}, id="another task"
+        ),
+        pytest.param(
+            "/fn/shop/assistant/v1/chat/completions", chat(model="none"), id="no such adapter"
+        ),
+        pytest.param(
+            "/v1/functions/shop/assistant:invoke",
+            {"path": "/v1/none", "body": {}},
+            id="no such path",
+        ),
     ],
 )
 async def test_a_request_that_is_wrong_counts_as_one(shop: Shop, path: str, body: Any) -> None:
     shop.edge.add_key("tight", quotas={"requests_per_s": 0.001, "burst": 1})
-    first, second = await shop.post(body, path=path, key="tight"), await shop.post(body, path=path, key="tight")
+    first, second = (
+        await shop.post(body, path=path, key="tight"),
+        await shop.post(body, path=path, key="tight"),
+    )
 
     assert first.status_code in (400, 404, 413), first.text
     assert second.status_code == 429
@@ -229,10 +293,18 @@ class TestManyValues:
     def _settings(self) -> ActivatorSettings:
         return ActivatorSettings()
 
-    @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/functions/shop/assistant:invoke"])
-    async def test_a_body_of_many_values_is_refused_before_it_is_read(self, shop: Shop, path: str) -> None:
+    @pytest.mark.parametrize(
+        "path", ["/v1/chat/completions", "/v1/functions/shop/assistant:invoke"]
+    )
+    async def test_a_body_of_many_values_is_refused_before_it_is_read(
+        self, shop: Shop, path: str
+    ) -> None:
         row = b"[" + b",".join([b"[]"] * 2000) + b"]"
-        body = b'{"model":"shop/assistant","messages":[{"role":"user","content":[' + b",".join([row] * 200) + b"]}]}"
+        body = (
+            b'{"model":"shop/assistant","messages":[{"role":"user","content":['
+            + b",".join([row] * 200)
+            + b"]}]}"
+        )
 
         answer = await shop.post(body, path=path)
 

@@ -32,7 +32,9 @@ async def by_name(shop: Shop, verb: str, body: Any, **headers: str) -> httpx.Res
 
 async def test_an_engine_is_invoked_with_a_path_and_a_body(shop: Shop) -> None:
     whole = await by_name(shop, "invoke", {"path": CHAT, "body": chat(max_tokens=2)})
-    streamed = await by_name(shop, "invoke", {"path": CHAT, "body": chat(max_tokens=2, stream=True, model="pirate")})
+    streamed = await by_name(
+        shop, "invoke", {"path": CHAT, "body": chat(max_tokens=2, stream=True, model="pirate")}
+    )
 
     assert whole.json()["usage"]["completion_tokens"] == 2
     assert events_of(streamed.text)[-2] == "data: [DONE]"
@@ -41,7 +43,14 @@ async def test_an_engine_is_invoked_with_a_path_and_a_body(shop: Shop) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [{}, {"messages": []}, {"path": "/sleep", "body": {}}, {"path": CHAT}, {"path": CHAT, "body": []}, {"path": CHAT, "body": {}, "x": 1}],
+    [
+        {},
+        {"messages": []},
+        {"path": "/sleep", "body": {}},
+        {"path": CHAT},
+        {"path": CHAT, "body": []},
+        {"path": CHAT, "body": {}, "x": 1},
+    ],
 )
 @pytest.mark.parametrize("verb", ["invoke", "submit"])
 async def test_anything_else_is_refused_as_a_problem(shop: Shop, verb: str, body: Any) -> None:
@@ -53,7 +62,11 @@ async def test_anything_else_is_refused_as_a_problem(shop: Shop, verb: str, body
 
 async def result_of(shop: Shop, call_id: str) -> CallRecord:
     held = shop.edge.calls._held
-    await until(lambda: (one := held.get(call_id)) is not None and one.record.state in ("SUCCEEDED", "FAILED"))
+    await until(
+        lambda: (
+            (one := held.get(call_id)) is not None and one.record.state in ("SUCCEEDED", "FAILED")
+        )
+    )
     found = held.get(call_id)
     assert found is not None
     return found.record
@@ -68,13 +81,19 @@ async def test_a_chat_is_submitted_and_its_answer_kept(shop: Shop) -> None:
     record = await result_of(shop, receipt["id"])
 
     answer = json.loads(body_of(record))
-    assert (record.state, answer["usage"]["completion_tokens"], answer["model"]) == ("SUCCEEDED", 3, "shop/assistant")
+    assert (record.state, answer["usage"]["completion_tokens"], answer["model"]) == (
+        "SUCCEEDED",
+        3,
+        "shop/assistant",
+    )
     (usage,) = (await shop.edge.settle()).values()
     assert (usage.tokens_out, usage.finish) == (3, "length")
 
 
 async def test_a_stream_is_submitted_and_all_its_events_kept(shop: Shop) -> None:
-    receipt = (await by_name(shop, "submit", {"path": CHAT, "body": chat(max_tokens=3, stream=True)})).json()
+    receipt = (
+        await by_name(shop, "submit", {"path": CHAT, "body": chat(max_tokens=3, stream=True)})
+    ).json()
     record = await result_of(shop, receipt["id"])
 
     events = events_of(body_of(record))
@@ -85,7 +104,9 @@ async def test_a_stream_is_submitted_and_all_its_events_kept(shop: Shop) -> None
 
 
 async def test_an_engine_that_fails_a_submitted_stream_fails_the_call(shop: Shop) -> None:
-    receipt = (await by_name(shop, "submit", {"path": CHAT, "body": chat("!error", stream=True)})).json()
+    receipt = (
+        await by_name(shop, "submit", {"path": CHAT, "body": chat("!error", stream=True)})
+    ).json()
     record = await result_of(shop, receipt["id"])
 
     assert (record.state, record.status) == ("FAILED", 500)
@@ -104,7 +125,9 @@ async def test_what_a_submitted_call_reserved_of_its_quotas_is_settled_once(shop
     headers = {"idempotency-key": "same"}
     for _ in range(3):
         sent = {"path": CHAT, "body": chat(max_tokens=100)}
-        answer = await shop.post(sent, path="/v1/functions/shop/assistant:submit", key="thrifty", **headers)
+        answer = await shop.post(
+            sent, path="/v1/functions/shop/assistant:submit", key="thrifty", **headers
+        )
         assert answer.status_code == 202
         await result_of(shop, answer.json()["id"])
 
@@ -114,7 +137,11 @@ async def test_what_a_submitted_call_reserved_of_its_quotas_is_settled_once(shop
 
 async def test_a_submitted_call_outlives_its_activator(shop: Shop) -> None:
     shop.edge.fleet.gate.clear()
-    receipt = (await by_name(shop, "submit", {"path": CHAT, "body": chat(max_tokens=2, model="pirate", stream=True)})).json()
+    receipt = (
+        await by_name(
+            shop, "submit", {"path": CHAT, "body": chat(max_tokens=2, model="pirate", stream=True)}
+        )
+    ).json()
     kept = shop.edge.books.journal.payload(receipt["id"])
     call = shop.edge.calls._call(CallRecord.from_json(kept["record"]), kept)
     head = call.request_head(1.0)
@@ -130,24 +157,42 @@ async def test_a_submitted_call_outlives_its_activator(shop: Shop) -> None:
 async def test_a_schedule_calls_an_engine_with_a_path_and_a_body(shop: Shop) -> None:
     shop.edge.fleet.gate.clear()
     receipt = (await by_name(shop, "submit", {"path": CHAT, "body": chat(max_tokens=1)})).json()
-    kept = {**shop.edge.books.journal.payload(receipt["id"]), "body": base64.b64encode(b'{"path": "/v1/completions"}').decode()}
-    kept = {key: value for key, value in kept.items() if key not in ("path", "adapter", "model", "shows_usage")}
+    kept = {
+        **shop.edge.books.journal.payload(receipt["id"]),
+        "body": base64.b64encode(b'{"path": "/v1/completions"}').decode(),
+    }
+    kept = {
+        key: value
+        for key, value in kept.items()
+        if key not in ("path", "adapter", "model", "shows_usage")
+    }
     record = CallRecord.from_json(kept["record"])
     with pytest.raises(errors.InvalidInput, match="is a language model: write"):
         shop.edge.calls._call(record, kept)
 
     body = {"path": "/v1/completions", "body": {"prompt": "x", "model": "pirate"}}
-    call = shop.edge.calls._call(record, {**kept, "body": base64.b64encode(json.dumps(body).encode()).decode()})
+    call = shop.edge.calls._call(
+        record, {**kept, "body": base64.b64encode(json.dumps(body).encode()).decode()}
+    )
     assert call.request_head(1.0).startswith(b"POST /v1/completions HTTP/1.1\r\n")
     assert json.loads(call.body) == {"prompt": "x", "model": "pirate"}
     shop.edge.fleet.gate.set()
 
 
-# -- in another's place ------------------------------------------------------------------------------------------------
+# -- in another's place ----------------------------------------------------------------------------
 def busy_until(shop: Shop, **more: Any) -> None:
     variants = (Variant(function="small", priorities=tuple(Priority)),)
     shop.edge.add(route_of(llm("small", engine={"max_model_len": 400})))
-    shop.edge.add(route_of(llm(variants=variants, scaling=Scaling(max_instances=1, max_inputs=1), engine={"max_num_seqs": 1}, **more)))
+    shop.edge.add(
+        route_of(
+            llm(
+                variants=variants,
+                scaling=Scaling(max_instances=1, max_inputs=1),
+                engine={"max_num_seqs": 1},
+                **more,
+            )
+        )
+    )
 
 
 async def test_a_variant_gets_its_own_models_name(shop: Shop) -> None:
@@ -190,8 +235,19 @@ async def test_an_ordinary_function_is_no_fallback_of_an_engine(shop: Shop) -> N
 
 
 async def test_a_declared_answer_is_one_piece_of_a_stream(shop: Shop) -> None:
-    said = {"id": "x", "object": "chat.completion", "created": 1, "model": "none",
-            "choices": [{"index": 0, "message": {"role": "assistant", "content": "later"}, "finish_reason": "stop"}]}  # fmt: skip
+    said = {
+        "id": "x",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "none",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "later"},
+                "finish_reason": "stop",
+            }
+        ],
+    }
     shop.edge.add(route_of(llm(fallback=(Fallback(kind="static", body=said),))))
     shop.edge.fleet.broken["assistant"] = agent_errors.StartFailed("no memory")
 
@@ -204,12 +260,18 @@ async def test_a_declared_answer_is_one_piece_of_a_stream(shop: Shop) -> None:
 
 @pytest.mark.usefixtures("controller")
 async def test_a_repeat_is_known_by_what_its_caller_wrote(shop: Shop) -> None:
-    """Not by what became of it: how an answer is bounded changes with the load, and with a deploy."""
+    """Not by what became of it: how an answer is bounded changes with the load, and with a
+    deploy."""
     body = {"path": CHAT, "body": chat(model="assistant")}
     first = await by_name(shop, "submit", body, **{"idempotency-key": "same"})
     shop.edge.add(route_of(llm(limits=TokenLimits(default_output_tokens=7))))
     again = await by_name(shop, "submit", body, **{"idempotency-key": "same"})
-    other = await by_name(shop, "submit", {"path": CHAT, "body": chat("other", model="assistant")}, **{"idempotency-key": "same"})
+    other = await by_name(
+        shop,
+        "submit",
+        {"path": CHAT, "body": chat("other", model="assistant")},
+        **{"idempotency-key": "same"},
+    )
 
     assert (first.status_code, again.status_code, other.status_code) == (202, 202, 409)
     assert again.json()["id"] == first.json()["id"]

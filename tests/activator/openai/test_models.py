@@ -18,7 +18,10 @@ from tests.fakes.routes import TENANT, change, empty_table, route_of, spec_of, s
         ("shop/assistant", ModelName(place="shop/assistant")),
         ("shop/assistant@beta", ModelName(place="shop/assistant", asked="beta")),
         ("shop/assistant:pirate", ModelName(place="shop/assistant", adapter="pirate")),
-        ("shop/assistant@beta:pirate", ModelName(place="shop/assistant", asked="beta", adapter="pirate")),
+        (
+            "shop/assistant@beta:pirate",
+            ModelName(place="shop/assistant", asked="beta", adapter="pirate"),
+        ),
         ("assistant", ModelName(place="assistant")),
         ("", ModelName(place="")),
         ("@:", ModelName(place="")),
@@ -64,17 +67,25 @@ def test_a_stopped_engine_is_not_offered() -> None:
     table = empty_table()
     route = route_of(llm())
     table.apply(change(1, route))
-    table.apply(change(2, type(route)(**{**route.to_json(), "traffic": route.traffic, "stopped": True})))
+    table.apply(
+        change(2, type(route)(**{**route.to_json(), "traffic": route.traffic, "stopped": True}))
+    )
 
     assert repr(table.engines) == "<Engines 0>"
 
 
 def test_what_has_most_of_the_traffic_says_what_it_is() -> None:
     engines = Engines()
-    route = split_route(llm(lora=("pirate",)), {"v1-aaa": 40, "v2-bbb": 60}, tags={"beta": "v1-aaa"})
+    route = split_route(
+        llm(lora=("pirate",)), {"v1-aaa": 40, "v2-bbb": 60}, tags={"beta": "v1-aaa"}
+    )
     engines.apply("t/main/shop/assistant", FunctionRouter(route, Rates(version="test")))
 
     (engine,) = engines.of("t", "main")
-    assert list(engine.models()) == ["shop/assistant", "shop/assistant:pirate", "shop/assistant@beta"]
+    assert list(engine.models()) == [
+        "shop/assistant",
+        "shop/assistant:pirate",
+        "shop/assistant@beta",
+    ]
     assert engine.is_open_to(TENANT, "")
     assert not engine.is_open_to("t-2", "globex")

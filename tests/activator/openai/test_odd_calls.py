@@ -1,4 +1,5 @@
-"""Calls that are well formed and odd: none may cost a slot, hide what it took, or reach into an engine's inside."""
+"""Calls that are well formed and odd: none may cost a slot, hide what it took, or reach into an
+engine's inside."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def use() -> TokenReservation:
 
 
 async def test_a_name_that_cannot_be_written_costs_no_slot(shop: Shop) -> None:
-    answer = await shop.post(chat(model="assistant@\ud83d", max_tokens=1), path=f"{BASE}/v1/chat/completions")
+    answer = await shop.post(
+        chat(model="assistant@\ud83d", max_tokens=1), path=f"{BASE}/v1/chat/completions"
+    )
 
     assert answer.status_code in (200, 400, 404)
     assert in_flight(shop) == 0
@@ -43,7 +46,11 @@ async def test_a_name_that_cannot_be_written_costs_no_slot(shop: Shop) -> None:
 @pytest.mark.parametrize("depth", [300, 900, 950, 970, 990, 2000])
 async def test_what_is_nested_deeply_is_refused_or_passed_on(shop: Shop, depth: int) -> None:
     deep = json.dumps(chat(max_tokens=1, metadata="@")).replace('"@"', "[" * depth + "]" * depth)
-    tools = json.dumps(chat(max_tokens=1, tools=[{"type": "function", "function": {"name": "x", "parameters": "@"}}]))
+    tools = json.dumps(
+        chat(
+            max_tokens=1, tools=[{"type": "function", "function": {"name": "x", "parameters": "@"}}]
+        )
+    )
 
     for body in (deep, tools.replace('"@"', '{"a":' * depth + "1" + "}" * depth)):
         answer = await shop.post(body.encode())
@@ -65,11 +72,18 @@ async def test_a_number_beyond_all_numbers_is_none(shop: Shop, number: str) -> N
 def test_what_stands_behind_the_usage_does_not_hide_it(piece_bytes: int) -> None:
     """vLLM writes `prompt_logprobs` and `prompt_token_ids` of a chat behind the usage."""
     document = {
-        "id": "chatcmpl-1", "object": "chat.completion", "model": "assistant",
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "model": "assistant",
         "choices": [{"index": 0, "message": {"content": "x" * 100}, "finish_reason": "length"}],
-        "usage": {"prompt_tokens": 7, "total_tokens": 12, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 2}},
+        "usage": {
+            "prompt_tokens": 7,
+            "total_tokens": 12,
+            "completion_tokens": 5,
+            "prompt_tokens_details": {"cached_tokens": 2},
+        },
         "prompt_logprobs": [{"1": {"logprob": -1.0}}] * (10 if piece_bytes == 1 else 20_000),
-    }  # fmt: skip
+    }
     body = json.dumps(document, separators=(",", ":")).encode()
     counts = use()
     reader = BodyParser(counts, OpenAIRequest(CHAT, chat()), "")
@@ -78,15 +92,28 @@ def test_what_stands_behind_the_usage_does_not_hide_it(piece_bytes: int) -> None
         reader.feed(body[at : at + piece_bytes], 0)
     reader.end()
 
-    assert (counts.tokens_in, counts.tokens_out, counts.tokens_cached, counts.finish) == (7, 5, 2, "length")
+    assert (counts.tokens_in, counts.tokens_out, counts.tokens_cached, counts.finish) == (
+        7,
+        5,
+        2,
+        "length",
+    )
 
 
 def test_an_event_that_is_passed_on_in_parts_is_passed_on_as_it_is() -> None:
     first, end = b'data: {"a":1}\n\n', b'"}\n\n'
     long = b'data: {"choices":[{"index":0,"text":"' + b"x" * (2 * HOLD_BYTES)
-    reader = StreamParser(use(), OpenAIRequest(COMPLETIONS, {"model": "m", "prompt": "x", "stream": True}))
+    reader = StreamParser(
+        use(), OpenAIRequest(COMPLETIONS, {"model": "m", "prompt": "x", "stream": True})
+    )
 
-    out = b"".join((reader.feed(first + first + long, 0), reader.feed(b"y" * 10, 0), reader.feed(end + first, 0)))
+    out = b"".join(
+        (
+            reader.feed(first + first + long, 0),
+            reader.feed(b"y" * 10, 0),
+            reader.feed(end + first, 0),
+        )
+    )
 
     assert out == first + first + long + b"y" * 10 + end + first
 
@@ -100,19 +127,35 @@ def test_an_answer_that_says_no_usage_is_taken_as_long_as_it_was_estimated() -> 
     assert (counts.tokens_in, counts.tokens_out) == (10, 1)
 
 
-@pytest.mark.parametrize("name,value", [
-    ("priority", -100), ("kv_transfer_params", {"remote_host": "x"}), ("ec_transfer_params", {"x": 1}), ("vllm_xargs", {"x": 1}),
-    ("prompt_embeds", "AAAA"),
-])  # fmt: skip
-async def test_who_is_not_the_owner_does_not_reach_into_an_engine(shop: Shop, name: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    "name,value",
+    [
+        ("priority", -100),
+        ("kv_transfer_params", {"remote_host": "x"}),
+        ("ec_transfer_params", {"x": 1}),
+        ("vllm_xargs", {"x": 1}),
+        ("prompt_embeds", "AAAA"),
+    ],
+)
+async def test_who_is_not_the_owner_does_not_reach_into_an_engine(
+    shop: Shop, name: str, value: Any
+) -> None:
     shop.edge.add_tenant("acme")
     shop.edge.add_tenant("globex", tenant="t-2")
     shop.edge.add_key("theirs", tenant="t-2")
     shop.edge.add(route_of(llm("open", access=("*",))))
 
-    answer = await shop.post(chat(model="shop/open", max_tokens=1, **{name: value}), path="/t/acme/v1/chat/completions", key="theirs")
+    answer = await shop.post(
+        chat(model="shop/open", max_tokens=1, **{name: value}),
+        path="/t/acme/v1/chat/completions",
+        key="theirs",
+    )
     unset: dict[str, Any] = {name: None}
-    none = await shop.post(chat(model="shop/open", max_tokens=1, **unset), path="/t/acme/v1/chat/completions", key="theirs")
+    none = await shop.post(
+        chat(model="shop/open", max_tokens=1, **unset),
+        path="/t/acme/v1/chat/completions",
+        key="theirs",
+    )
 
     assert (answer.status_code, none.status_code) == (400, 200), answer.text
     assert answer.json()["error"]["param"] == name
@@ -143,11 +186,15 @@ def test_parsed_refuses_what_is_no_json() -> None:
 
 
 @pytest.mark.parametrize("ago_s, is_writing", [(0.0, True), (400.0, False), (None, False)])
-def test_an_engine_that_writes_when_its_calls_time_is_over_is_not_stuck(ago_s: float | None, is_writing: bool) -> None:
+def test_an_engine_that_writes_when_its_calls_time_is_over_is_not_stuck(
+    ago_s: float | None, is_writing: bool
+) -> None:
     counts = TokenReservation(estimated_in=10, max_out=10, began_ns=0)
     if ago_s is not None:
         counts.on_piece(time.monotonic_ns() - int(ago_s * 1e9))
     target = target_of(llm(clocks=Clocks(execution_s=6000)))
-    call = EngineCall(OpenAIRequest(CHAT, chat()), tokens=counts, id="req-1", target=target, method="", key_id="k")
+    call = EngineCall(
+        OpenAIRequest(CHAT, chat()), tokens=counts, id="req-1", target=target, method="", key_id="k"
+    )
 
     assert StandIn(call, WorkerResponse(None, 200, [], b"{}"))._is_writing is is_writing

@@ -1,4 +1,5 @@
-"""An engine behind `/fn/`: the same API without naming the model, and of its own paths only those that do no harm."""
+"""An engine behind `/fn/`: the same API without naming the model, and of its own paths only those
+that do no harm."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ BASE = "/fn/shop/assistant"
 async def test_the_function_is_the_model(shop: Shop) -> None:
     client = shop.openai(path=f"{BASE}/v1")
     answer = await client.chat.completions.create(**chat(max_tokens=2, model="assistant"))
-    without = await shop.post({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}, path=f"{BASE}/v1/chat/completions")
+    without = await shop.post(
+        {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+        path=f"{BASE}/v1/chat/completions",
+    )
 
     assert answer.model == "assistant"
     assert (without.status_code, without.json()["model"]) == (200, "assistant")
@@ -50,7 +54,9 @@ async def test_a_tag_in_the_path_chooses_the_revision(shop: Shop) -> None:
 
 
 async def test_its_tokenizer_may_be_asked(shop: Shop) -> None:
-    tokens = await shop.post({"model": "shop/assistant", "prompt": "once upon a time"}, path=f"{BASE}/tokenize")
+    tokens = await shop.post(
+        {"model": "shop/assistant", "prompt": "once upon a time"}, path=f"{BASE}/tokenize"
+    )
     text = await shop.post({"tokens": tokens.json()["tokens"]}, path=f"{BASE}/detokenize")
 
     assert text.json()["prompt"] == "once upon a time"
@@ -76,11 +82,31 @@ async def test_its_metrics_are_its_owners(shop: Shop) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/sleep", "/wake_up", "/is_sleeping", "/collective_rpc", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/docs", "/openapi.json",
-     "/", "", "/v1", "/health/", "//health", "/v1/chat/completions/", "/v1/../sleep", "/server_info", "/reset_prefix_cache"],
-)  # fmt: skip
+    [
+        "/sleep",
+        "/wake_up",
+        "/is_sleeping",
+        "/collective_rpc",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/docs",
+        "/openapi.json",
+        "/",
+        "",
+        "/v1",
+        "/health/",
+        "//health",
+        "/v1/chat/completions/",
+        "/v1/../sleep",
+        "/server_info",
+        "/reset_prefix_cache",
+    ],
+)
 async def test_nothing_else_of_it_exists(shop: Shop, path: str) -> None:
-    for answer in (await shop.get(f"{BASE}{path}"), await shop.post({"model": "assistant"}, path=f"{BASE}{path}")):
+    for answer in (
+        await shop.get(f"{BASE}{path}"),
+        await shop.post({"model": "assistant"}, path=f"{BASE}{path}"),
+    ):
         assert answer.status_code == 404
     assert shop.edge.fleet.started == []
 

@@ -21,15 +21,40 @@ def use() -> TokenReservation:
     return TokenReservation(estimated_in=10, max_out=10, began_ns=0)
 
 
-def piece(text: str = " ho", *, spoken: int | None = 1, choice: int = 0, finish: str | None = None, **delta: Any) -> bytes:
+def piece(
+    text: str = " ho",
+    *,
+    spoken: int | None = 1,
+    choice: int = 0,
+    finish: str | None = None,
+    **delta: Any,
+) -> bytes:
     """One event of a chat, its members in vLLM's order."""
     body: dict[str, Any] = {
-        "id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "assistant",
-        "choices": [{"index": choice, "delta": {"content": text, **delta}, "logprobs": None, "finish_reason": finish, "token_ids": None}],
-    }  # fmt: skip
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "assistant",
+        "choices": [
+            {
+                "index": choice,
+                "delta": {"content": text, **delta},
+                "logprobs": None,
+                "finish_reason": finish,
+                "token_ids": None,
+            }
+        ],
+    }
     if spoken is not None:
-        body["usage"] = {"prompt_tokens": 5, "total_tokens": 5 + spoken, "completion_tokens": spoken, "completion_tokens_details": None}
-    return b"data: " + json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
+        body["usage"] = {
+            "prompt_tokens": 5,
+            "total_tokens": 5 + spoken,
+            "completion_tokens": spoken,
+            "completion_tokens_details": None,
+        }
+    return (
+        b"data: " + json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
+    )
 
 
 def last(spoken: int, *, cached: int = 0) -> bytes:
@@ -39,7 +64,14 @@ def last(spoken: int, *, cached: int = 0) -> bytes:
         "completion_tokens": spoken,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
-    body = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "assistant", "choices": [], "usage": usage}
+    body = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "assistant",
+        "choices": [],
+        "usage": usage,
+    }
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
 
 
@@ -59,7 +91,9 @@ def test_usage_is_read_and_taken_out_again() -> None:
 
     out = [reader.feed(event, 1000 * n) for n, event in enumerate(given, 1)]
 
-    assert [json.loads(event.removeprefix(b"data: ")) for event in out] == [without_usage(event) for event in given]
+    assert [json.loads(event.removeprefix(b"data: ")) for event in out] == [
+        without_usage(event) for event in given
+    ]
     assert reader.feed(last(3, cached=4) + DONE, 9000) == b""
     assert (counts.tokens_in, counts.tokens_out, counts.tokens_cached) == (5, 3, 4)
     assert (counts.first_token_ns, counts.last_ns, reader.is_done) == (1000, 3000, True)
@@ -86,7 +120,16 @@ def test_pieces_are_put_together_wherever_they_were_cut() -> None:
         assert (counts.tokens_out, reader.is_done) == (2, True)
 
 
-@pytest.mark.parametrize("text", ['","usage":{"prompt_tokens":9}}', '"choices":[]', '"finish_reason":"length"', "\\", 'data: {"error": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '","usage":{"prompt_tokens":9}}',
+        '"choices":[]',
+        '"finish_reason":"length"',
+        "\\",
+        'data: {"error": 1}',
+    ],
+)
 def test_what_a_model_says_is_not_taken_for_what_its_engine_says(text: str) -> None:
     counts = use()
     out = reading(counts).feed(piece(text), 1)
@@ -98,7 +141,12 @@ def test_what_a_model_says_is_not_taken_for_what_its_engine_says(text: str) -> N
 def test_each_choice_counts_for_itself() -> None:
     counts = use()
     reader = reading(counts, n=2)
-    for event in (piece(spoken=1), piece(choice=1, spoken=1), piece(spoken=2), piece(choice=1, spoken=2, finish="stop")):
+    for event in (
+        piece(spoken=1),
+        piece(choice=1, spoken=1),
+        piece(spoken=2),
+        piece(choice=1, spoken=2, finish="stop"),
+    ):
         reader.feed(event, 1)
 
     assert counts.tokens_out == 4
@@ -128,8 +176,20 @@ def test_an_engine_that_says_no_usage_is_counted_by_its_pieces() -> None:
 
 def test_an_error_in_the_stream_ends_it() -> None:
     reader = reading(use())
-    error = {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "param": None, "code": 500}
-    out = reader.feed(piece() + b"data: " + json.dumps({"error": error}, separators=(",", ":")).encode() + b"\n\n" + DONE, 1)
+    error = {
+        "message": "EngineCore encountered an issue.",
+        "type": "InternalServerError",
+        "param": None,
+        "code": 500,
+    }
+    out = reader.feed(
+        piece()
+        + b"data: "
+        + json.dumps({"error": error}, separators=(",", ":")).encode()
+        + b"\n\n"
+        + DONE,
+        1,
+    )
 
     assert (out.count(b"\n\n"), reader.error) == (1, error)
     assert reader.collected(200, b"")[0] == 500
@@ -158,12 +218,29 @@ def test_a_stream_that_just_stops_is_not_over() -> None:
 
 def test_a_whole_answer_says_its_usage_at_its_end() -> None:
     counts = use()
-    usage = {"prompt_tokens": 7, "total_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 3}}
-    body = json.dumps({"model": "assistant", "choices": [{"text": '"usage":{', "finish_reason": "stop"}], "usage": usage, "x": None},
-                      separators=(",", ":")).encode()  # fmt: skip
+    usage = {
+        "prompt_tokens": 7,
+        "total_tokens": 9,
+        "completion_tokens": 2,
+        "prompt_tokens_details": {"cached_tokens": 3},
+    }
+    body = json.dumps(
+        {
+            "model": "assistant",
+            "choices": [{"text": '"usage":{', "finish_reason": "stop"}],
+            "usage": usage,
+            "x": None,
+        },
+        separators=(",", ":"),
+    ).encode()
     read_whole(body, counts)
 
-    assert (counts.tokens_in, counts.tokens_out, counts.tokens_cached, counts.finish) == (7, 2, 3, "stop")
+    assert (counts.tokens_in, counts.tokens_out, counts.tokens_cached, counts.finish) == (
+        7,
+        2,
+        3,
+        "stop",
+    )
     counts = use()
     tail = BodyParser(counts, OpenAIRequest(CHAT, chat()), "assistant")
     for at in range(0, len(body), 10):
@@ -172,7 +249,16 @@ def test_a_whole_answer_says_its_usage_at_its_end() -> None:
     assert (counts.tokens_in, counts.tokens_out) == (7, 2)
 
 
-@pytest.mark.parametrize("body", [b"", b"no json", b'{"usage":{', b'{"usage":{"prompt_tokens":"x"}}', b'{"usage":{"prompt_tokens":-1}}'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"no json",
+        b'{"usage":{',
+        b'{"usage":{"prompt_tokens":"x"}}',
+        b'{"usage":{"prompt_tokens":-1}}',
+    ],
+)
 def test_a_whole_answer_that_says_nothing_counts_nothing(body: bytes) -> None:
     counts = use()
     read_whole(body, counts)
@@ -183,4 +269,6 @@ def test_a_whole_answer_that_says_nothing_counts_nothing(body: bytes) -> None:
 def test_a_whole_answer_names_the_model_as_its_caller_did() -> None:
     body = b'{"id":"x","model":"assistant","choices":[{"message":{"content":"\\"model\\":\\"assistant\\""}}]}'
 
-    assert renamed(body, served="assistant", model="shop/assistant") == body.replace(b'"model":"assistant"', b'"model":"shop/assistant"', 1)
+    assert renamed(body, served="assistant", model="shop/assistant") == body.replace(
+        b'"model":"assistant"', b'"model":"shop/assistant"', 1
+    )

@@ -30,15 +30,27 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 @contextlib.asynccontextmanager
 async def engine(python: Path, directory: Path) -> AsyncIterator[Path]:
-    """vLLM's own server on a Unix socket, with the tiny model; its whole tree ends with the block."""
+    """vLLM's own server on a Unix socket, with the tiny model; its whole tree ends with the
+    block."""
     path, model = directory / "engine.sock", make(directory / "model")
-    command = arguments.command(SPEC, python=str(python), weights={"model": str(model)}, socket=str(path))
+    command = arguments.command(
+        SPEC, python=str(python), weights={"model": str(model)}, socket=str(path)
+    )
     process = await asyncio.create_subprocess_exec(
-        "nice", *command, env=arguments.environment(SPEC, os.environ, site=(), chosen=()), start_new_session=True,
-        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
+        "nice",
+        *command,
+        env=arguments.environment(SPEC, os.environ, site=(), chosen=()),
+        start_new_session=True,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
     try:
-        async with asyncio.timeout(START_S), httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(path)), timeout=5) as client:
+        async with (
+            asyncio.timeout(START_S),
+            httpx.AsyncClient(
+                transport=httpx.AsyncHTTPTransport(uds=str(path)), timeout=5
+            ) as client,
+        ):
             while not await _is_up(client):
                 assert process.returncode is None
                 await asyncio.sleep(0.2)
@@ -77,7 +89,9 @@ async def test_all_of_it(real: Shop) -> None:
 
 async def _whole_and_streamed(real: Shop) -> None:
     whole = await real.client.chat.completions.create(**chat(max_tokens=8, temperature=0))
-    again = await real.client.chat.completions.create(**chat(max_tokens=8, temperature=0), stream=True)
+    again = await real.client.chat.completions.create(
+        **chat(max_tokens=8, temperature=0), stream=True
+    )
     words = [piece.choices[0].delta.content or "" async for piece in again]
     answer = await real.post(chat(max_tokens=8, temperature=0, stream=True))
 
@@ -87,10 +101,16 @@ async def _whole_and_streamed(real: Shop) -> None:
     assert events[-2] == "data: [DONE]"
     told = json.loads(events[-1].partition("data: ")[2])
     assert whole.usage is not None
-    assert (told["finish_reason"], told["tokens_in"], told["tokens_out"]) == ("length", whole.usage.prompt_tokens, 8)
+    assert (told["finish_reason"], told["tokens_in"], told["tokens_out"]) == (
+        "length",
+        whole.usage.prompt_tokens,
+        8,
+    )
     assert '"usage"' not in answer.text
     records = (await real.edge.settle()).values()
-    assert [(one.tokens_out, one.finish, one.tokens_in) for one in records] == [(8, "length", whole.usage.prompt_tokens)] * 3
+    assert [(one.tokens_out, one.finish, one.tokens_in) for one in records] == [
+        (8, "length", whole.usage.prompt_tokens)
+    ] * 3
 
 
 async def _refused(real: Shop) -> None:
@@ -104,7 +124,9 @@ async def _refused(real: Shop) -> None:
 
 
 async def _texts_and_choices(real: Shop) -> None:
-    text = await real.client.completions.create(model="assistant", prompt=[5, 6, 7], max_tokens=3, temperature=0, logprobs=1)
+    text = await real.client.completions.create(
+        model="assistant", prompt=[5, 6, 7], max_tokens=3, temperature=0, logprobs=1
+    )
     choices = await real.client.chat.completions.create(
         **chat(n=2, max_tokens=4, seed=3), stream=True, stream_options={"include_usage": True}
     )
@@ -130,7 +152,9 @@ async def _left(real: Shop) -> None:
 
     async def running() -> float:
         text = (await real.get("/fn/shop/assistant/metrics")).text
-        line = next(line for line in text.splitlines() if line.startswith("vllm:num_requests_running"))
+        line = next(
+            line for line in text.splitlines() if line.startswith("vllm:num_requests_running")
+        )
         return float(line.rpartition(" ")[2])
 
     async with asyncio.timeout(60):

@@ -1,4 +1,5 @@
-"""Streams of engines: silence, callers that leave, engines that die, clocks that run out. Each ends with the truth, and bills it."""
+"""Streams of engines: silence, callers that leave, engines that die, clocks that run out. Each ends
+with the truth, and bills it."""
 
 from __future__ import annotations
 
@@ -22,8 +23,12 @@ from tests.fakes.routes import route_of
 @pytest.fixture(name="settings")
 def _settings() -> ActivatorSettings:
     return ActivatorSettings(
-        max_body_bytes=20_000, body_timeout_s=PATIENCE_S, header_timeout_s=PATIENCE_S, unauthenticated_per_s=5.0, heartbeat_s=0.02
-    )  # fmt: skip
+        max_body_bytes=20_000,
+        body_timeout_s=PATIENCE_S,
+        header_timeout_s=PATIENCE_S,
+        unauthenticated_per_s=5.0,
+        heartbeat_s=0.02,
+    )
 
 
 async def bring_up(shop: Shop, **options: Any) -> None:
@@ -54,15 +59,26 @@ async def last_record(shop: Shop) -> Any:
 
 
 @pytest.mark.parametrize("word", ["!crash", "!oom"])
-async def test_an_engine_that_dies_in_the_middle_is_told_and_bills_what_was_delivered(shop: Shop, word: str) -> None:
+async def test_an_engine_that_dies_in_the_middle_is_told_and_bills_what_was_delivered(
+    shop: Shop, word: str
+) -> None:
     await bring_up(shop)
     answer = await shop.post(chat(word, max_tokens=9, stream=True))
 
     events = events_of(answer.text)
-    assert (answer.status_code, error_in(events)["type"], error_in(events)["code"]) == (200, "server_error", "worker-crashed")
+    assert (answer.status_code, error_in(events)["type"], error_in(events)["code"]) == (
+        200,
+        "server_error",
+        "worker-crashed",
+    )
     assert (told(events)["finish_reason"], told(events)["tokens_out"]) == ("error", 3)
     record = await last_record(shop)
-    assert (record.status, record.outcome, record.finish, record.tokens_out) == (502, "error", "error", 3)
+    assert (record.status, record.outcome, record.finish, record.tokens_out) == (
+        502,
+        "error",
+        "error",
+        3,
+    )
     assert record.tokens_in > 0
 
 
@@ -129,7 +145,9 @@ async def test_an_engine_that_dies_before_it_answers_is_a_502_in_their_shape(sho
 
 
 @pytest.mark.parametrize("word,tokens", [("!hang", 0), ("!stall", 3)])
-async def test_an_engine_that_hangs_is_cut_off_by_the_clock(shop: Shop, word: str, tokens: int) -> None:
+async def test_an_engine_that_hangs_is_cut_off_by_the_clock(
+    shop: Shop, word: str, tokens: int
+) -> None:
     shop.edge.add(route_of(llm(clocks=Clocks(execution_s=1.0))))  # its first tokens are part of it
     await bring_up(shop)
     answer = await shop.post(chat(word, max_tokens=9, stream=True))
@@ -147,7 +165,10 @@ async def test_a_caller_that_leaves_frees_its_place_in_the_engine(shop: Shop, wo
     await bring_up(shop)
     engine = shop.engine
     async with shop.edge.client.stream(
-        "POST", f"{shop.edge.url}/v1/chat/completions", json=chat(word, stream=True), headers={"authorization": f"Bearer {KEY}"}
+        "POST",
+        f"{shop.edge.url}/v1/chat/completions",
+        json=chat(word, stream=True),
+        headers={"authorization": f"Bearer {KEY}"},
     ) as answer:
         await engine.wait_running(1)
         await anext(answer.aiter_bytes())
@@ -180,7 +201,9 @@ def _in_flight(shop: Shop) -> int:
 
 async def test_a_cold_start_is_filled_with_comments_that_clients_drop(shop: Shop) -> None:
     shop.edge.fleet.gate.clear()
-    asking = asyncio.create_task(shop.client.chat.completions.create(**chat(max_tokens=3), stream=True))
+    asking = asyncio.create_task(
+        shop.client.chat.completions.create(**chat(max_tokens=3), stream=True)
+    )
     stream = await asking  # its head is here, and no instance
     assert shop.edge.fleet.infos == {}
     shop.edge.fleet.gate.set()
@@ -197,7 +220,12 @@ async def test_a_start_that_fails_after_the_head_went_out_is_told_in_the_stream(
     with pytest.raises(openai.APIError) as failed:
         [piece async for piece in stream]
     assert failed.value.code == "start-failed"
-    assert shop.edge.metrics.registry.get_sample_value("pilotlight_requests_refused_total", {"status": "502"}) == 1
+    assert (
+        shop.edge.metrics.registry.get_sample_value(
+            "pilotlight_requests_refused_total", {"status": "502"}
+        )
+        == 1
+    )
 
 
 async def test_an_engines_refusal_after_the_head_went_out_is_told_in_the_stream(shop: Shop) -> None:

@@ -15,12 +15,21 @@ AUTHORIZED = {"authorization": f"Bearer {KEY}"}
 def text_of(items: list[tuple[str, str]]) -> str:
     """What the model said, from the chunks of a stream."""
     chunks = [json.loads(data) for _, data in items if data != "[DONE]"]
-    return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+    return "".join(
+        choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]
+    )
 
 
-async def test_a_submitted_chat_is_read_again_from_where_its_reader_was(shop: Shop, controller: FakeController) -> None:
-    whole = (await shop.post(chat("say it", max_tokens=12))).json()["choices"][0]["message"]["content"]
-    body = {"path": "/v1/chat/completions", "body": {**chat("say it", max_tokens=12), "stream": True}}
+async def test_a_submitted_chat_is_read_again_from_where_its_reader_was(
+    shop: Shop, controller: FakeController
+) -> None:
+    whole = (await shop.post(chat("say it", max_tokens=12))).json()["choices"][0]["message"][
+        "content"
+    ]
+    body = {
+        "path": "/v1/chat/completions",
+        "body": {**chat("say it", max_tokens=12), "stream": True},
+    }
     accepted = await shop.edge.call("shop/assistant:submit", json=body)
     assert accepted.status_code == 202
     call_id = accepted.json()["id"]

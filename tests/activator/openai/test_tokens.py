@@ -1,4 +1,5 @@
-"""Tokens of language models through the whole edge: counted, reserved, settled, billed, and refused by the bound that they broke."""
+"""Tokens of language models through the whole edge: counted, reserved, settled, billed, and refused
+by the bound that they broke."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def tokens_left(shop: Shop) -> float:
 
 
 def throttler_of(shop: Shop) -> Throttler:
-    address = FunctionAddress(tenant=TenantId(TENANT), environment="main", app="shop", function="assistant")
+    address = FunctionAddress(
+        tenant=TenantId(TENANT), environment="main", app="shop", function="assistant"
+    )
     return shop.edge.scaler.throttler_of(shop.edge.table.target(address))
 
 
@@ -43,13 +46,17 @@ def limit(shop: Shop, tokens_per_min: int) -> None:
     shop.edge.add_key(KEY, quotas={"tokens_per_min": tokens_per_min})
 
 
-# -- what is counted ------------------------------------------------------------------------------------------------------
+# -- what is counted -------------------------------------------------------------------------------
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_the_record_says_what_the_engine_counted(shop: Shop, is_stream: bool) -> None:
     answer = await shop.post(chat("count these words please", max_tokens=5, stream=is_stream))
     assert answer.status_code == 200
     record = await record_of(shop)
-    assert (record.tokens_in, record.tokens_out, record.finish) == (shop.engine.counts.prompt_tokens, 5, "length")
+    assert (record.tokens_in, record.tokens_out, record.finish) == (
+        shop.engine.counts.prompt_tokens,
+        5,
+        "length",
+    )
     assert (record.first_token_ms > 0) == is_stream
 
 
@@ -61,7 +68,9 @@ async def test_tokens_of_the_prompt_that_were_there_already_are_told_apart(shop:
     assert first.tokens_in == second.tokens_in
 
 
-async def test_what_the_engine_refuses_takes_no_tokens_and_its_word_is_passed_on(shop: Shop) -> None:
+async def test_what_the_engine_refuses_takes_no_tokens_and_its_word_is_passed_on(
+    shop: Shop,
+) -> None:
     limit(shop, 6000)
     answer = await shop.post(chat("word " * 600, max_tokens=5))
     assert answer.status_code == 400
@@ -72,7 +81,9 @@ async def test_what_the_engine_refuses_takes_no_tokens_and_its_word_is_passed_on
 
 
 @pytest.mark.parametrize("fault", ["!crash", "!oom"])
-async def test_an_engine_that_dies_in_a_stream_is_paid_for_what_it_delivered(shop: Shop, fault: str) -> None:
+async def test_an_engine_that_dies_in_a_stream_is_paid_for_what_it_delivered(
+    shop: Shop, fault: str
+) -> None:
     limit(shop, 60_000)
     answer = await shop.post(chat(fault, max_tokens=50, stream=True))
     assert '"finish_reason":"error"' in answer.text.replace(" ", "")
@@ -83,7 +94,9 @@ async def test_an_engine_that_dies_in_a_stream_is_paid_for_what_it_delivered(sho
     assert shop.edge.quotas.held(f"key:k-{KEY}") == 0
 
 
-async def test_a_caller_that_leaves_in_the_middle_pays_prompt_and_what_was_delivered(shop: Shop) -> None:
+async def test_a_caller_that_leaves_in_the_middle_pays_prompt_and_what_was_delivered(
+    shop: Shop,
+) -> None:
     shop.edge.fleet.engine_options = {"token_s": 0.02}
     stream = await shop.client.chat.completions.create(**chat(max_tokens=400), stream=True)
     pieces = stream.__aiter__()
@@ -110,8 +123,10 @@ async def test_a_caller_that_leaves_before_the_first_token_pays_its_prompt(shop:
     assert record.tokens_in > 0
 
 
-# -- what may be asked for ------------------------------------------------------------------------------------------------
-async def test_over_the_quota_of_tokens_is_429_with_the_time_to_come_back_and_what_is_left(shop: Shop) -> None:
+# -- what may be asked for -------------------------------------------------------------------------
+async def test_over_the_quota_of_tokens_is_429_with_the_time_to_come_back_and_what_is_left(
+    shop: Shop,
+) -> None:
     limit(shop, 100)
     answer = await shop.post(chat("hi", max_tokens=60))
     assert answer.status_code == 200
@@ -135,8 +150,12 @@ async def test_what_could_never_run_is_400_and_names_the_bound(shop: Shop) -> No
     assert not shop.edge.fleet.started
 
 
-@pytest.mark.parametrize("max_tokens, text", [(0, "max_tokens = 0: must be at least 1"), (10**12, "max_model_len")])
-async def test_a_length_that_makes_no_sense_is_refused_before_anything_is_started(shop: Shop, max_tokens: int, text: str) -> None:
+@pytest.mark.parametrize(
+    "max_tokens, text", [(0, "max_tokens = 0: must be at least 1"), (10**12, "max_model_len")]
+)
+async def test_a_length_that_makes_no_sense_is_refused_before_anything_is_started(
+    shop: Shop, max_tokens: int, text: str
+) -> None:
     with pytest.raises(openai.BadRequestError, match=text):
         await shop.client.chat.completions.create(**chat(max_tokens=max_tokens))
     assert not shop.edge.fleet.started
@@ -156,13 +175,23 @@ async def test_one_tenants_streams_are_bounded(shop: Shop) -> None:
         await shop.client.chat.completions.create(**chat())
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    await until(lambda: shop.edge.quotas.held(f"streams:{TENANT}/main/shop/assistant@{TENANT}") == 0)
+    await until(
+        lambda: shop.edge.quotas.held(f"streams:{TENANT}/main/shop/assistant@{TENANT}") == 0
+    )
     await shop.client.chat.completions.create(**chat(max_tokens=2))
 
 
 async def test_under_pressure_answers_are_short_and_say_so(shop: Shop) -> None:
     limits = TokenLimits(pressured_output_tokens=2, pressured_above=1)
-    shop.edge.add(route_of(llm(limits=limits, engine={"max_num_seqs": 1}, scaling=Scaling(max_inputs=1, max_instances=1))))
+    shop.edge.add(
+        route_of(
+            llm(
+                limits=limits,
+                engine={"max_num_seqs": 1},
+                scaling=Scaling(max_inputs=1, max_instances=1),
+            )
+        )
+    )
     first = asyncio.create_task(shop.post(chat("!hang", stream=True)))
     await until(lambda: bool(shop.edge.fleet.engines) and shop.engine.running == 1)
     waiting = asyncio.create_task(shop.post(chat(max_tokens=50)))
@@ -181,12 +210,21 @@ async def test_under_pressure_answers_are_short_and_say_so(shop: Shop) -> None:
     assert sorted(one.degraded for one in records.values()) == ["", "", "output<=2"]
 
 
-# -- budgets --------------------------------------------------------------------------------------------------------------
-async def test_a_budget_refuses_tokens_that_it_cannot_pay_before_anything_is_started(shop: Shop) -> None:
+# -- budgets ---------------------------------------------------------------------------------------
+async def test_a_budget_refuses_tokens_that_it_cannot_pay_before_anything_is_started(
+    shop: Shop,
+) -> None:
     budget = {
-        "id": "b-1", "tenant": TENANT, "environment": "", "app": "", "function": "", "period": "day", "amount": "0.0000001",
-        "currency": "USD", "hard": True,
-    }  # fmt: skip
+        "id": "b-1",
+        "tenant": TENANT,
+        "environment": "",
+        "app": "",
+        "function": "",
+        "period": "day",
+        "amount": "0.0000001",
+        "currency": "USD",
+        "hard": True,
+    }
     shop.edge.tell("budget", "b-1", budget)
     answer = await shop.post(chat(max_tokens=400))
     assert answer.status_code == 402

@@ -6,7 +6,16 @@ import random
 
 import pytest
 
-from activator.resilience.breaker import JITTER, MAX_DOUBLINGS, WINDOW_S, Breaker, BreakerTerms, Outcome, State, Window
+from activator.resilience.breaker import (
+    JITTER,
+    MAX_DOUBLINGS,
+    WINDOW_S,
+    Breaker,
+    BreakerTerms,
+    Outcome,
+    State,
+    Window,
+)
 
 TERMS = BreakerTerms(error_ratio=0.5, min_calls=4, open_s=5)
 

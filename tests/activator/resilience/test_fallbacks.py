@@ -1,4 +1,5 @@
-"""What answers when a function cannot, through the whole edge: variants, other functions, kept and declared answers."""
+"""What answers when a function cannot, through the whole edge: variants, other functions, kept and
+declared answers."""
 
 from __future__ import annotations
 
@@ -45,7 +46,11 @@ async def test_a_static_answer_is_given_at_no_cost_and_marked(edge: Edge) -> Non
     broken(edge, "hello")
     answer = await edge.call(json={"x": 1})
 
-    assert (answer.status_code, answer.json(), answer.headers[DEGRADED]) == (200, {"label": "unknown"}, "static")
+    assert (answer.status_code, answer.json(), answer.headers[DEGRADED]) == (
+        200,
+        {"label": "unknown"},
+        "static",
+    )
     assert answer.headers["pilotlight-cost"] == "0"
     assert not await edge.settle()
 
@@ -65,7 +70,11 @@ async def test_another_function_answers_and_is_charged_as_itself(edge: Edge) -> 
     answer = await edge.call(json={"x": 1})
     (record,) = (await edge.settle()).values()
 
-    assert (answer.status_code, answer.json(), answer.headers[DEGRADED]) == (200, "small", "function=small")
+    assert (answer.status_code, answer.json(), answer.headers[DEGRADED]) == (
+        200,
+        "small",
+        "function=small",
+    )
     assert (record.function, record.degraded, record.status) == ("small", "function=small", 200)
     assert answer.headers["x-request-id"] == record.call
     assert float(answer.headers["pilotlight-cost"]) == float(record.cost)
@@ -90,17 +99,24 @@ async def test_rungs_are_tried_in_order_until_one_answers(edge: Edge) -> None:
     records = await edge.settle()
 
     assert (answer.status_code, answer.headers[DEGRADED]) == (200, "static")
-    assert [(r.function, r.status) for r in records.values()] == [("raising", 500)], "what ran is charged"
+    assert [(r.function, r.status) for r in records.values()] == [("raising", 500)], (
+        "what ran is charged"
+    )
 
 
-async def test_where_no_rung_answers_the_caller_learns_what_failed_and_of_each_rung_why(edge: Edge) -> None:
+async def test_where_no_rung_answers_the_caller_learns_what_failed_and_of_each_rung_why(
+    edge: Edge,
+) -> None:
     edge.add(route_of(spec_of(fallback=(to("gone"), CACHED))))
     broken(edge, "hello")
     answer = await edge.call(json={"x": 1})
     problem = problem_of(answer)
 
     assert (answer.status_code, str(problem["type"]).rpartition("/")[2]) == (502, "start-failed")
-    assert [str(why).partition(":")[0] for why in problem["fallbacks"]] == ["function=gone", "cached"]  # type: ignore[attr-defined]
+    assert [str(why).partition(":")[0] for why in problem["fallbacks"]] == [  # type: ignore[attr-defined]
+        "function=gone",
+        "cached",
+    ]
     assert "hello cannot be imported" in str(problem["detail"])
 
 
@@ -142,11 +158,17 @@ async def test_the_last_good_answer_to_the_same_arguments_is_given_again(edge: E
     await edge.call(json={"x": 2})  # a warm one
     broken(edge, "hello")
     await edge.fleet.kill(edge.fleet.started[0], "killed")
-    await until(lambda: not any(scaled.throttler.instances for scaled in edge.scaler._scaled.values()))
+    await until(
+        lambda: not any(scaled.throttler.instances for scaled in edge.scaler._scaled.values())
+    )
 
     for x in (1, 2):
         answer = await edge.call(json={"x": x})
-        assert (answer.json(), answer.headers[DEGRADED], answer.headers["pilotlight-cost"]) == ({"x": x}, "cached", "0")
+        assert (answer.json(), answer.headers[DEGRADED], answer.headers["pilotlight-cost"]) == (
+            {"x": x},
+            "cached",
+            "0",
+        )
     assert (await edge.call(json={"x": 3})).status_code == 502
 
 
@@ -158,9 +180,13 @@ async def test_a_kept_answer_is_for_the_tenant_that_got_it(edge: Edge) -> None:
     await edge.call(json={"x": 1})
     broken(edge, "hello")
     await edge.fleet.kill(edge.fleet.started[0], "killed")
-    await until(lambda: not any(scaled.throttler.instances for scaled in edge.scaler._scaled.values()))
+    await until(
+        lambda: not any(scaled.throttler.instances for scaled in edge.scaler._scaled.values())
+    )
     theirs = await edge.client.post(
-        f"{edge.url}/t/acme/v1/functions/shop/hello:invoke", headers={"authorization": "Bearer pl_other"}, json={"x": 1}
+        f"{edge.url}/t/acme/v1/functions/shop/hello:invoke",
+        headers={"authorization": "Bearer pl_other"},
+        json={"x": 1},
     )
 
     assert theirs.status_code == 502
@@ -174,7 +200,9 @@ async def test_a_fallbacks_own_kept_answer_is_its_own(edge: Edge) -> None:
     await edge.call("shop/small:invoke", json={"x": 1})
     broken(edge, "hello", "small")
     await edge.fleet.kill(edge.fleet.started[0], "killed")
-    await until(lambda: not any(scaled.throttler.instances for scaled in edge.scaler._scaled.values()))
+    await until(
+        lambda: not any(scaled.throttler.instances for scaled in edge.scaler._scaled.values())
+    )
     answer = await edge.call(json={"x": 1})
 
     assert (answer.json(), answer.headers[DEGRADED]) == ("small", "cached")
@@ -274,10 +302,13 @@ async def test_a_function_that_takes_other_arguments_is_no_fallback(edge: Edge) 
     assert len(edge.fleet.started) == 1
 
 
-# -- variants -----------------------------------------------------------------------------------------------------------
+# -- variants --------------------------------------------------------------------------------------
 async def with_variant(edge: Edge, *priorities: Priority) -> None:
-    """`hello` with its only instance taken by a call that waits for ever, and `small` warm beside it."""
-    variant = Variant(function="small", priorities=priorities or (Priority.STANDARD, Priority.BATCH))
+    """`hello` with its only instance taken by a call that waits for ever, and `small` warm beside
+    it."""
+    variant = Variant(
+        function="small", priorities=priorities or (Priority.STANDARD, Priority.BATCH)
+    )
     edge.add(route_of(spec_of(scaling=Scaling(max_instances=1), variants=(variant,))))
     edge.add(route_of(spec_of("small")))
     edge.fleet.behaviours["small"] = says_small
@@ -310,7 +341,9 @@ async def test_a_free_variant_answers_where_a_call_would_have_to_wait(edge: Edge
 
     assert (answer.json(), answer.headers[DEGRADED]) == ("small", "variant=small")
     assert (await first).json() == "big"
-    assert ("small", "variant=small") in [(r.function, r.degraded) for r in (await edge.settle()).values()]
+    assert ("small", "variant=small") in [
+        (r.function, r.degraded) for r in (await edge.settle()).values()
+    ]
 
 
 async def test_a_variant_is_used_only_for_priorities_that_it_is_declared_for(edge: Edge) -> None:
@@ -341,7 +374,15 @@ async def test_while_a_variant_answers_the_function_itself_is_started(edge: Edge
 
 async def test_a_retry_after_a_variant_raised_is_an_attempt_of_its_own(edge: Edge) -> None:
     retries = RetryPolicy(max_retries=1, initial_delay_s=0.001)
-    edge.add(route_of(spec_of(scaling=Scaling(max_instances=1), variants=(Variant(function="small"),), retries=retries)))
+    edge.add(
+        route_of(
+            spec_of(
+                scaling=Scaling(max_instances=1),
+                variants=(Variant(function="small"),),
+                retries=retries,
+            )
+        )
+    )
     edge.add(route_of(spec_of("small")))
     edge.fleet.behaviours["small"] = raises
     await edge.call("shop/small:invoke", json={"x": 0})
@@ -351,7 +392,11 @@ async def test_a_retry_after_a_variant_raised_is_an_attempt_of_its_own(edge: Edg
     answer = await edge.call(json={"x": 2})
     edge.release.set()  # type: ignore[attr-defined]
     await first
-    attempts = [r.attempt for r in (await edge.settle()).values() if r.call == answer.headers["x-request-id"]]
+    attempts = [
+        r.attempt
+        for r in (await edge.settle()).values()
+        if r.call == answer.headers["x-request-id"]
+    ]
 
     assert answer.status_code == 500
     assert len(attempts) == len(set(attempts)) == 2
@@ -369,8 +414,17 @@ async def test_a_variant_that_fails_leaves_the_call_to_the_function_itself(edge:
     await first
 
 
-@pytest.mark.parametrize("bound_to,label", [({"app": "shop"}, "unknown"), ({"app": "shop", "function": "hello"}, "unknown"), ({}, "small")])
-async def test_a_fallback_runs_only_what_the_callers_key_reaches(edge: Edge, bound_to: dict[str, str], label: str) -> None:
+@pytest.mark.parametrize(
+    "bound_to,label",
+    [
+        ({"app": "shop"}, "unknown"),
+        ({"app": "shop", "function": "hello"}, "unknown"),
+        ({}, "small"),
+    ],
+)
+async def test_a_fallback_runs_only_what_the_callers_key_reaches(
+    edge: Edge, bound_to: dict[str, str], label: str
+) -> None:
     edge.add_key("pl_bound", **bound_to)
     edge.add(route_of(spec_of(fallback=(to("other/small"), STATIC))))
     edge.add(route_of(spec_of("small"), app="other"))
@@ -381,7 +435,9 @@ async def test_a_fallback_runs_only_what_the_callers_key_reaches(edge: Edge, bou
     assert answer == (label if label == "small" else {"label": label})
 
 
-async def test_a_variant_with_a_free_slot_is_not_used_by_a_key_that_does_not_reach_it(edge: Edge) -> None:
+async def test_a_variant_with_a_free_slot_is_not_used_by_a_key_that_does_not_reach_it(
+    edge: Edge,
+) -> None:
     edge.add_key("pl_bound", app="shop", function="hello")
     edge.add(route_of(spec_of(variants=(Variant(function="small"),))))
     edge.add(route_of(spec_of("small")))

@@ -1,4 +1,5 @@
-"""What speaks against a revision and its instances: watching begins with a failure, ends when all is well, and leaves outliers."""
+"""What speaks against a revision and its instances: watching begins with a failure, ends when all
+is well, and leaves outliers."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ TERMS = BreakerTerms(error_ratio=0.5, min_calls=4, open_s=5)
 class BareFleet(FakeFleet):
     """Instances without a process: nobody calls them here."""
 
-    async def start(self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
+    async def start(
+        self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]
+    ) -> InstanceInfo:
         """See Fleet."""
         self.started.append(instance_id)
         await self.gate.wait()
@@ -48,9 +51,15 @@ class World:
         self.now = 1000.0
         self.fleet = BareFleet(directory)
         self.throttler = Throttler(
-            target_of(spec_of(scaling=Scaling(max_instances=10))), fleet=self.fleet, queue=GlobalQueue(100), secret_env=lambda _: {},
-            observer=Metrics(), account=books.account, terms=TERMS, clock=lambda: self.now,
-        )  # fmt: skip
+            target_of(spec_of(scaling=Scaling(max_instances=10))),
+            fleet=self.fleet,
+            queue=GlobalQueue(100),
+            secret_env=lambda _: {},
+            observer=Metrics(),
+            account=books.account,
+            terms=TERMS,
+            clock=lambda: self.now,
+        )
 
     async def grow(self, count: int) -> list[str]:
         """So many instances."""
@@ -80,7 +89,13 @@ class World:
 @pytest.fixture(name="world")
 async def _world() -> AsyncIterator[World]:
     with tempfile.TemporaryDirectory(prefix="pl") as directory:
-        books = BillingService(directory=Path(directory) / "j", activator="a-0", sync_s=0.01, free_idle_s=60, ledger=MemoryLedger())
+        books = BillingService(
+            directory=Path(directory) / "j",
+            activator="a-0",
+            sync_s=0.01,
+            free_idle_s=60,
+            ledger=MemoryLedger(),
+        )
         world = World(Path(directory), books)
         try:
             yield world
@@ -131,7 +146,9 @@ async def test_an_open_breaker_refuses_at_once_and_says_when_to_come_again(world
     assert "hello failed 100%" in str(caught.value)
 
 
-async def test_after_the_pause_one_probe_goes_and_its_answer_lets_all_others_go(world: World) -> None:
+async def test_after_the_pause_one_probe_goes_and_its_answer_lets_all_others_go(
+    world: World,
+) -> None:
     (one,) = await world.grow(1)
     for _ in range(4):
         world.call(one, Outcome.FAILED)
@@ -272,17 +289,24 @@ def test_a_revision_that_crashes_for_days_is_not_remembered_by_instance() -> Non
         (Tally(10, 10), Tally(4, 0), False),
     ],
 )
-def test_an_outlier_fails_where_its_siblings_do_not(mine: Tally, others: Tally, expected: bool) -> None:
+def test_an_outlier_fails_where_its_siblings_do_not(
+    mine: Tally, others: Tally, expected: bool
+) -> None:
     assert is_outlier(mine, others) is expected
 
 
-@pytest.mark.parametrize("live, ejected, expected", [(1, 0, False), (2, 0, True), (1, 1, False), (3, 1, True), (2, 2, False)])
+@pytest.mark.parametrize(
+    "live, ejected, expected",
+    [(1, 0, False), (2, 0, True), (1, 1, False), (3, 1, True), (2, 2, False)],
+)
 def test_no_more_than_half_are_ejected(live: int, ejected: int, expected: bool) -> None:
     assert may_eject(live=live, ejected=ejected) is expected
 
 
 def test_slowness_is_a_factor_and_a_difference_and_needs_calls() -> None:
     assert slowest([Timed("a", 20, 0.2), Timed("b", 20, 10)]) == "b"
-    assert slowest([Timed("a", 20, 0.002), Timed("b", 20, 0.2)]) is None, "a hundred times slower, and still 10 ms"
+    assert slowest([Timed("a", 20, 0.002), Timed("b", 20, 0.2)]) is None, (
+        "a hundred times slower, and still 10 ms"
+    )
     assert slowest([Timed("a", 20, 0.2), Timed("b", 19, 10)]) is None
     assert slowest([Timed("a", 20, 20), Timed("b", 20, 60)]) is None

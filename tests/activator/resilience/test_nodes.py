@@ -1,4 +1,5 @@
-"""When starts are kept from a node: an agent that is away for long, or fails what is no revision's fault."""
+"""When starts are kept from a node: an agent that is away for long, or fails what is no revision's
+fault."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def test_an_agent_that_restarts_is_waited_for(guard: NodeBreaker, clock: Clock) 
     start(guard)
 
 
-def test_one_that_stays_away_is_asked_by_a_probe_now_and_then(guard: NodeBreaker, clock: Clock) -> None:
+def test_one_that_stays_away_is_asked_by_a_probe_now_and_then(
+    guard: NodeBreaker, clock: Clock
+) -> None:
     start(guard, AWAY)
     clock.now += AWAY_S
     start(guard, AWAY)
@@ -77,13 +80,17 @@ def test_an_agent_that_fails_starts_is_left_alone(guard: NodeBreaker) -> None:
         agent_errors.ImageBuildFailed("pip"),
     ],
 )
-def test_what_is_the_revisions_own_or_want_of_room_says_nothing_against_the_node(guard: NodeBreaker, error: BaseException) -> None:
+def test_what_is_the_revisions_own_or_want_of_room_says_nothing_against_the_node(
+    guard: NodeBreaker, error: BaseException
+) -> None:
     for _ in range(50):
         start(guard, error)
     guard.check()
 
 
-def test_a_start_that_was_given_up_leaves_the_probes_place(guard: NodeBreaker, clock: Clock) -> None:
+def test_a_start_that_was_given_up_leaves_the_probes_place(
+    guard: NodeBreaker, clock: Clock
+) -> None:
     for _ in range(4):
         start(guard, agent_errors.SnapshotterError("broken"))
     clock.now += 60

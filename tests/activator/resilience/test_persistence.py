@@ -1,4 +1,5 @@
-"""Retries that a function declares, through the whole edge: what is tried again, how often, and what each attempt costs."""
+"""Retries that a function declares, through the whole edge: what is tried again, how often, and
+what each attempt costs."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ class Crashing:
         self.kills: list[asyncio.Task[None]] = []
 
     async def __call__(self, request: WorkerRequest) -> WorkerAnswer:
-        self.kills.append(asyncio.create_task(self._edge.fleet.kill(self._edge.fleet.started[-1], "killed")))
+        self.kills.append(
+            asyncio.create_task(self._edge.fleet.kill(self._edge.fleet.started[-1], "killed"))
+        )
         return await forever(request)
 
 
@@ -63,7 +66,9 @@ def _behaviour(script: Script) -> Behaviour:
     return script
 
 
-async def warmed(edge: Edge, retries: RetryPolicy | None = AT_ONCE, fallback: tuple[Fallback, ...] = ()) -> None:
+async def warmed(
+    edge: Edge, retries: RetryPolicy | None = AT_ONCE, fallback: tuple[Fallback, ...] = ()
+) -> None:
     edge.add(route_of(spec_of(retries=retries, fallback=fallback)))
     await edge.call(json={"x": 0})
 
@@ -75,7 +80,9 @@ async def test_what_user_code_raised_is_tried_again_and_each_attempt_is_charged(
     await warmed(edge)
     script.now = flaky = Flaky(2)
     answer = await edge.call(json={"x": 1}, headers=headers)
-    records = [r for r in (await edge.settle()).values() if r.call == answer.headers["x-request-id"]]
+    records = [
+        r for r in (await edge.settle()).values() if r.call == answer.headers["x-request-id"]
+    ]
 
     assert (answer.status_code, answer.json()) == (200, {"x": 1})
     assert flaky.attempts == ["1", "2", "3"], "the function is told which attempt it is"
@@ -107,7 +114,9 @@ async def test_refusals_are_not_tried_again(edge: Edge, script: Script) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, IN_A_TASK], ids=["warm", "in a task"])
-async def test_a_policy_is_consent_to_run_a_call_again_whose_worker_died(edge: Edge, script: Script, headers: dict[str, str]) -> None:
+async def test_a_policy_is_consent_to_run_a_call_again_whose_worker_died(
+    edge: Edge, script: Script, headers: dict[str, str]
+) -> None:
     await warmed(edge)
     script.now = forever
     task = asyncio.create_task(edge.call(json={"x": 1}, headers=headers))
@@ -155,7 +164,9 @@ async def test_retries_cannot_storm(edge: Edge, script: Script) -> None:
         assert (await edge.call(json={"x": 1})).status_code == 500
 
     retries = len(flaky.attempts) - calls
-    assert retries <= BURST + 0.2 * (calls + 1) + 1, "a share of the calls, where each asked for three"
+    assert retries <= BURST + 0.2 * (calls + 1) + 1, (
+        "a share of the calls, where each asked for three"
+    )
 
 
 async def test_a_retry_is_a_request_more_to_the_callers_quota(edge: Edge, script: Script) -> None:
@@ -164,7 +175,9 @@ async def test_a_retry_is_a_request_more_to_the_callers_quota(edge: Edge, script
     script.now = flaky = Flaky(99)
     answer = await edge.call(key="pl_two", json={"x": 1})
 
-    assert (answer.status_code, len(flaky.attempts)) == (500, 3), "the failure is told, not that it cannot be tried again"
+    assert (answer.status_code, len(flaky.attempts)) == (500, 3), (
+        "the failure is told, not that it cannot be tried again"
+    )
     assert (await edge.call(key="pl_two", json={"x": 1})).status_code == 429
 
 
@@ -173,7 +186,11 @@ async def test_the_slot_is_free_while_a_retry_waits(edge: Edge, script: Script) 
     script.now = Flaky(1)
     waiting = asyncio.create_task(edge.call(json={"x": 1}))
     (scaled,) = edge.scaler._scaled.values()
-    await until(lambda: isinstance(script.now, Flaky) and script.now.attempts and not scaled.throttler.in_flight)
+    await until(
+        lambda: (
+            isinstance(script.now, Flaky) and script.now.attempts and not scaled.throttler.in_flight
+        )
+    )
 
     assert (await edge.call(json={"x": 2})).json() == {"x": 2}
     waiting.cancel()
@@ -196,7 +213,9 @@ class TestBreaker:
     def _settings(self) -> ActivatorSettings:
         return ActivatorSettings(max_body_bytes=1000)
 
-    async def test_calls_are_kept_from_a_revision_that_crashes(self, edge: Edge, script: Script) -> None:
+    async def test_calls_are_kept_from_a_revision_that_crashes(
+        self, edge: Edge, script: Script
+    ) -> None:
         await warmed(edge, None)
         (scaled,) = edge.scaler._scaled.values()
         scaled.throttler._terms = BreakerTerms(open_s=60)  # longer than this takes
@@ -206,19 +225,26 @@ class TestBreaker:
         problem = problem_of(refused)
 
         assert set(statuses) == {502}
-        assert (refused.status_code, str(problem["type"]).rpartition("/")[2]) == (503, "circuit-open")
+        assert (refused.status_code, str(problem["type"]).rpartition("/")[2]) == (
+            503,
+            "circuit-open",
+        )
         assert int(refused.headers["retry-after"]) >= 30
         assert edge.scaler.states()[TENANT, "shop", "hello", "circuit_open"] == 1
         started = len(edge.fleet.started)
         assert (await edge.call(json={"x": 1})).status_code == 503
         assert len(edge.fleet.started) == started, "nothing is started for what would fail"
 
-    async def test_an_open_breaker_is_what_a_fallback_is_for(self, edge: Edge, script: Script) -> None:
+    async def test_an_open_breaker_is_what_a_fallback_is_for(
+        self, edge: Edge, script: Script
+    ) -> None:
         await warmed(edge, None, fallback=(Fallback(kind="static", body="sorry"),))
         script.now = Crashing(edge)
         answers = [await edge.call(json={"x": 1}) for _ in range(25)]
 
-        assert {(a.status_code, a.headers["pilotlight-degraded"]) for a in answers} == {(200, "static")}
+        assert {(a.status_code, a.headers["pilotlight-degraded"]) for a in answers} == {
+            (200, "static")
+        }
         assert len(edge.fleet.started) <= 21
 
     async def test_what_user_code_raises_opens_no_breaker(self, edge: Edge, script: Script) -> None:
@@ -229,7 +255,9 @@ class TestBreaker:
 
         assert (await edge.call(json={"x": 1})).status_code == 200
 
-    async def test_callers_of_short_patience_open_no_breaker(self, edge: Edge, script: Script) -> None:
+    async def test_callers_of_short_patience_open_no_breaker(
+        self, edge: Edge, script: Script
+    ) -> None:
         await warmed(edge, None)
         script.now = forever
         for _ in range(22):
@@ -277,10 +305,20 @@ class Raised(StandIn):
     __slots__ = ("closed",)
 
     def __init__(self, call: Call) -> None:
-        super().__init__(call, WorkerResponse(None, 500, [(b"pilotlight-outcome", b"raised")], b"{}"))
+        super().__init__(
+            call, WorkerResponse(None, 500, [(b"pilotlight-outcome", b"raised")], b"{}")
+        )
         self.closed: list[tuple[int, str]] = []
 
-    def close(self, *, status: int, outcome: str, bytes_out: int, finish: str = "", is_own_word: bool = False) -> str:
+    def close(
+        self,
+        *,
+        status: int,
+        outcome: str,
+        bytes_out: int,
+        finish: str = "",
+        is_own_word: bool = False,
+    ) -> str:
         """See Exchange."""
         self.closed.append((status, outcome))
         return "0"
@@ -288,7 +326,14 @@ class Raised(StandIn):
 
 async def test_a_caller_that_leaves_while_a_retry_is_asked_for_leaves_no_slot_taken() -> None:
     gate = SlowGate()
-    call = Call(id="req-1", target=target_of(spec_of(retries=AT_ONCE)), method="", key_id="k", body=b"", admission=Admission(gate))
+    call = Call(
+        id="req-1",
+        target=target_of(spec_of(retries=AT_ONCE)),
+        method="",
+        key_id="k",
+        body=b"",
+        admission=Admission(gate),
+    )
     exchange = Raised(call)
 
     async def first() -> Raised:

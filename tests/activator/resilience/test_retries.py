@@ -17,7 +17,9 @@ from pilotlight import errors
 from pilotlight.policies import RetryPolicy
 from pilotlight.spec import FunctionSpec, MethodSpec
 
-FIXED = RetryPolicy(max_retries=3, initial_delay_s=1, backoff_coefficient=2, max_delay_s=3, jitter=0)
+FIXED = RetryPolicy(
+    max_retries=3, initial_delay_s=1, backoff_coefficient=2, max_delay_s=3, jitter=0
+)
 
 
 @dataclass
@@ -32,7 +34,9 @@ class FakeCall:
     target: FakeTarget = field(init=False)
 
     def __post_init__(self) -> None:
-        self.target = FakeTarget(FunctionSpec(name="f", bundle="", methods=(MethodSpec(name=""),), retries=self.policy))
+        self.target = FakeTarget(
+            FunctionSpec(name="f", bundle="", methods=(MethodSpec(name=""),), retries=self.policy)
+        )
 
 
 def test_delays_double_up_to_their_cap() -> None:
@@ -40,8 +44,16 @@ def test_delays_double_up_to_their_cap() -> None:
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1), st.floats(1, 10), st.integers(0, 1000))
-def test_a_delay_is_never_above_its_cap_nor_below_what_jitter_leaves(attempt: int, jitter: float, backoff: float, seed: int) -> None:
-    policy = RetryPolicy(max_retries=100, initial_delay_s=2, backoff_coefficient=backoff, max_delay_s=60, jitter=jitter)
+def test_a_delay_is_never_above_its_cap_nor_below_what_jitter_leaves(
+    attempt: int, jitter: float, backoff: float, seed: int
+) -> None:
+    policy = RetryPolicy(
+        max_retries=100,
+        initial_delay_s=2,
+        backoff_coefficient=backoff,
+        max_delay_s=60,
+        jitter=jitter,
+    )
     wait_s = delay_s(policy, attempt, random.Random(seed))
     assert 2 * (1 - jitter) - 1e-9 <= wait_s <= 60
 
@@ -65,7 +77,9 @@ def test_a_delay_is_never_above_its_cap_nor_below_what_jitter_leaves(attempt: in
         (errors.NotFound("x"), False),
     ],
 )
-def test_failures_are_tried_again_and_refusals_are_not(error: BaseException, expected: bool) -> None:
+def test_failures_are_tried_again_and_refusals_are_not(
+    error: BaseException, expected: bool
+) -> None:
     assert is_failure(error) is expected
     assert may_retry(error, FakeCall()) is expected
 

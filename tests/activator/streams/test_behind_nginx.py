@@ -1,4 +1,5 @@
-"""Streams through a real nginx with its default settings, which hold answers back: ours ask it not to."""
+"""Streams through a real nginx with its default settings, which hold answers back: ours ask it not
+to."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ http {{
 }}
 """
 
-pytestmark = pytest.mark.skipif(NGINX is None and not os.environ.get("CI"), reason="no nginx: scripts/install-system-packages")
+pytestmark = pytest.mark.skipif(
+    NGINX is None and not os.environ.get("CI"), reason="no nginx: scripts/install-system-packages"
+)
 
 
 @pytest.fixture(name="every_s")
@@ -63,13 +66,21 @@ async def _proxied(edge: Edge, short_tmp: Path, more: str) -> AsyncIterator[http
     edge.add(route_of(spec_of(methods=GENERATOR)))
     home = short_tmp / "nginx"
     home.mkdir()
-    text = CONFIGURATION.format(home=home, user=getpass.getuser(), upstream=edge.url, read_timeout_s=READ_TIMEOUT_S, more=more)
+    text = CONFIGURATION.format(
+        home=home,
+        user=getpass.getuser(),
+        upstream=edge.url,
+        read_timeout_s=READ_TIMEOUT_S,
+        more=more,
+    )
     (home / "nginx.conf").write_text(text)
     process = await asyncio.create_subprocess_exec(
         str(NGINX), "-c", str(home / "nginx.conf"), "-p", str(home), "-e", str(home / "error.log")
     )
     await until((home / "nginx.sock").exists)
-    async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(home / "nginx.sock"), retries=5), timeout=60) as client:
+    async with httpx.AsyncClient(
+        transport=httpx.AsyncHTTPTransport(uds=str(home / "nginx.sock"), retries=5), timeout=60
+    ) as client:
         yield client
     process.terminate()
     await process.wait()
@@ -78,7 +89,9 @@ async def _proxied(edge: Edge, short_tmp: Path, more: str) -> AsyncIterator[http
 URL = "http://proxy/v1/functions/shop/hello:invoke"
 
 
-async def test_each_item_arrives_before_the_next_one_is_made(proxied: httpx.AsyncClient, worker: Released) -> None:
+async def test_each_item_arrives_before_the_next_one_is_made(
+    proxied: httpx.AsyncClient, worker: Released
+) -> None:
     worker.put(b"data: 0\n\n")
     async with proxied.stream("POST", URL, json={}, headers=EVENTS) as answer:
         lines = answer.aiter_lines()
@@ -95,7 +108,9 @@ async def test_each_item_arrives_before_the_next_one_is_made(proxied: httpx.Asyn
 @pytest.mark.parametrize("more", [""])
 async def test_lines_are_not_held_back_either(proxied: httpx.AsyncClient, worker: Released) -> None:
     worker.put(b"0\n")
-    async with proxied.stream("POST", URL, json={}, headers={"authorization": f"Bearer {KEY}"}) as answer:
+    async with proxied.stream(
+        "POST", URL, json={}, headers={"authorization": f"Bearer {KEY}"}
+    ) as answer:
         lines = answer.aiter_lines()
         for n in range(20):
             assert await anext(lines) == str(n)
@@ -105,7 +120,9 @@ async def test_lines_are_not_held_back_either(proxied: httpx.AsyncClient, worker
 
 @pytest.mark.parametrize("more", [""])
 @pytest.mark.slow  # waits longer than the proxy does
-async def test_a_start_longer_than_the_proxys_patience_is_waited_for(edge: Edge, proxied: httpx.AsyncClient, worker: Released) -> None:
+async def test_a_start_longer_than_the_proxys_patience_is_waited_for(
+    edge: Edge, proxied: httpx.AsyncClient, worker: Released
+) -> None:
     edge.fleet.gate.clear()
     call = asyncio.create_task(proxied.post(URL, json={}, headers=EVENTS))
     await asyncio.sleep(READ_TIMEOUT_S + 1)
@@ -119,7 +136,9 @@ async def test_a_start_longer_than_the_proxys_patience_is_waited_for(edge: Edge,
 
 
 @pytest.mark.parametrize("more", [""])
-async def test_a_caller_who_leaves_the_proxy_leaves_the_worker(edge: Edge, proxied: httpx.AsyncClient, worker: Released) -> None:
+async def test_a_caller_who_leaves_the_proxy_leaves_the_worker(
+    edge: Edge, proxied: httpx.AsyncClient, worker: Released
+) -> None:
     worker.put(b"data: 0\n\n")
     async with proxied.stream("POST", URL, json={}, headers=EVENTS) as answer:
         assert await anext(answer.aiter_lines()) in ("data: 0", ": waiting")

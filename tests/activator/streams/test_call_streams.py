@@ -1,4 +1,5 @@
-"""Streams of submitted calls: read from any place, by anybody who may, as long as there is a result."""
+"""Streams of submitted calls: read from any place, by anybody who may, as long as there is a
+result."""
 
 from __future__ import annotations
 
@@ -72,7 +73,9 @@ class Follower:
 @asynccontextmanager
 async def following(edge: Edge, call_id: str, after: str = "") -> AsyncIterator[Follower]:
     headers = {**AUTHORIZED, **({"last-event-id": after} if after else {})}
-    async with edge.client.stream("GET", f"{edge.url}/v1/calls/{call_id}/stream", headers=headers) as response:
+    async with edge.client.stream(
+        "GET", f"{edge.url}/v1/calls/{call_id}/stream", headers=headers
+    ) as response:
         assert response.status_code == 200
         assert response.headers["content-type"] == "text/event-stream"
         yield Follower(response)
@@ -84,7 +87,9 @@ async def submit(edge: Edge, **more: Any) -> str:
     return str(accepted.json()["id"])
 
 
-async def test_items_are_read_as_they_are_made_each_with_an_id(generator: Edge, worker: Released) -> None:
+async def test_items_are_read_as_they_are_made_each_with_an_id(
+    generator: Edge, worker: Released
+) -> None:
     call_id = await submit(generator)
     async with following(generator, call_id) as reader:
         for n in range(20):
@@ -94,13 +99,20 @@ async def test_items_are_read_as_they_are_made_each_with_an_id(generator: Edge, 
         end = await reader.end()
 
     assert reader.items == [(f"1-{n + 1}", str(n)) for n in range(20)]
-    assert (end["finish_reason"], end["state"], end["id"], end["attempt"]) == ("stop", "SUCCEEDED", call_id, 1)
+    assert (end["finish_reason"], end["state"], end["id"], end["attempt"]) == (
+        "stop",
+        "SUCCEEDED",
+        call_id,
+        1,
+    )
     assert [name for name, _ in reader.others] == ["state"] * (len(reader.others) - 1) + ["end"]
     (record,) = (await generator.settle()).values()
     assert (record.finish, record.outcome, end["cost"]) == ("stop", "ok", record.cost)
 
 
-async def test_a_reader_that_comes_again_gets_what_followed_its_last_event(generator: Edge, worker: Released) -> None:
+async def test_a_reader_that_comes_again_gets_what_followed_its_last_event(
+    generator: Edge, worker: Released
+) -> None:
     call_id = await submit(generator)
     worker.put(b"0\n1\n", b"2\n")
     async with following(generator, call_id) as reader:
@@ -134,10 +146,14 @@ async def test_several_readers_read_at_their_own_pace(generator: Edge, worker: R
     assert [len(reader.items) for reader in (one, two, lazy)] == [4, 2, 4]
 
 
-async def test_a_reader_that_comes_after_the_end_gets_it_all(generator: Edge, worker: Released) -> None:
+async def test_a_reader_that_comes_after_the_end_gets_it_all(
+    generator: Edge, worker: Released
+) -> None:
     call_id = await submit(generator)
     worker.put(b"0\n", b"1\n", None)
-    await until(lambda: all(held.record.finished_at for held in generator.calls._held._held.values()))
+    await until(
+        lambda: all(held.record.finished_at for held in generator.calls._held._held.values())
+    )
     async with following(generator, call_id) as reader:
         assert (await reader.end())["finish_reason"] == "stop"
     async with following(generator, call_id, after="1-1") as again:
@@ -159,9 +175,13 @@ async def test_a_call_that_is_the_controllers_by_now_is_streamed_from_its_result
     assert (reader.items, end["finish_reason"]) == ([("1-2", "1")], "stop")
 
 
-async def test_one_that_still_runs_at_an_activator_that_is_away_is_asked_for_again(generator: Edge, controller: FakeController) -> None:
+async def test_one_that_still_runs_at_an_activator_that_is_away_is_asked_for_again(
+    generator: Edge, controller: FakeController
+) -> None:
     controller.calls["req-elsewhere"] = {"id": "req-elsewhere", "state": "RUNNING", "labels": {}}
-    answer = await generator.client.get(f"{generator.url}/v1/calls/req-elsewhere/stream", headers=AUTHORIZED)
+    answer = await generator.client.get(
+        f"{generator.url}/v1/calls/req-elsewhere/stream", headers=AUTHORIZED
+    )
 
     assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
 
@@ -183,25 +203,35 @@ async def test_an_attempt_that_is_made_again_counts_its_items_from_the_beginning
 
     assert reader.items == [("1-1", "0"), ("1-2", "1"), ("2-1", "10"), ("2-2", "11")]
     assert late.items == [("2-1", "10"), ("2-2", "11")]  # of the first attempt nothing is left
-    assert {"RUNNING", "QUEUED"} >= {body["state"] for name, body in reader.others if name == "state"}
+    assert {"RUNNING", "QUEUED"} >= {
+        body["state"] for name, body in reader.others if name == "state"
+    }
     assert max(body["attempt"] for _, body in reader.others) == 2
 
 
-async def test_a_generator_that_raises_fails_its_call_and_its_stream(generator: Edge, worker: Released, controller: FakeController) -> None:
-    problem = json.dumps({"type": PROBLEM_BASE + "function-raised", "status": 500, "detail": "no"}).encode()
+async def test_a_generator_that_raises_fails_its_call_and_its_stream(
+    generator: Edge, worker: Released, controller: FakeController
+) -> None:
+    problem = json.dumps(
+        {"type": PROBLEM_BASE + "function-raised", "status": 500, "detail": "no"}
+    ).encode()
     worker.trailers = ("pilotlight-finish: error",)
     worker.put(b"0\n", problem + b"\n", None)
     call_id = await submit(generator)
     async with following(generator, call_id) as reader:
         end = await reader.end()
-    record = (await generator.client.get(f"{generator.url}/v1/calls/{call_id}", headers=AUTHORIZED)).json()
+    record = (
+        await generator.client.get(f"{generator.url}/v1/calls/{call_id}", headers=AUTHORIZED)
+    ).json()
 
     assert reader.items == [("1-1", "0"), ("1-2", problem.decode())]
     assert (end["finish_reason"], end["state"]) == ("error", "FAILED")
     assert (record["status"], record["outcome"], record["is_dead"]) == (500, "raised", True)
 
 
-async def test_more_than_a_result_may_have_is_an_error_and_a_finish_of_its_own(generator: Edge, worker: Released) -> None:
+async def test_more_than_a_result_may_have_is_an_error_and_a_finish_of_its_own(
+    generator: Edge, worker: Released
+) -> None:
     call_id = await submit(generator)
     async with following(generator, call_id) as reader:
         worker.put(b'"%s"\n' % (b"x" * 60_000))
@@ -220,7 +250,9 @@ async def test_a_cancelled_call_says_so_to_its_readers(generator: Edge, worker: 
     async with following(generator, call_id) as reader:
         worker.put(b"0\n")
         await reader.until("0")
-        await generator.client.post(f"{generator.url}/v1/calls/{call_id}:cancel", headers=AUTHORIZED)
+        await generator.client.post(
+            f"{generator.url}/v1/calls/{call_id}:cancel", headers=AUTHORIZED
+        )
         end = await reader.end()
 
     assert (end["finish_reason"], end["state"]) == ("cancelled", "CANCELLED")
@@ -229,8 +261,11 @@ async def test_a_cancelled_call_says_so_to_its_readers(generator: Edge, worker: 
     assert (record.outcome, record.finish) == ("cancelled", "cancelled")
 
 
-async def test_a_call_over_its_clock_in_the_middle_says_that_it_was_late(edge: Edge, worker: Released, controller: FakeController) -> None:
-    edge.add(route_of(spec_of(methods=GENERATOR, clocks=Clocks(execution_s=1.0))))  # its first item is part of it
+async def test_a_call_over_its_clock_in_the_middle_says_that_it_was_late(
+    edge: Edge, worker: Released, controller: FakeController
+) -> None:
+    # its first item is part of it
+    edge.add(route_of(spec_of(methods=GENERATOR, clocks=Clocks(execution_s=1.0))))
     call_id = await submit(edge)
     worker.put(b"0\n")
     async with following(edge, call_id) as reader:
@@ -260,7 +295,9 @@ async def test_a_reader_who_leaves_leaves_the_call_alone(generator: Edge, worker
         assert (await other.end())["state"] == "SUCCEEDED"
 
 
-async def test_a_call_that_returns_a_value_streams_its_result(edge: Edge, controller: FakeController) -> None:
+async def test_a_call_that_returns_a_value_streams_its_result(
+    edge: Edge, controller: FakeController
+) -> None:
     async def value(request: WorkerRequest) -> WorkerAnswer:
         return WorkerAnswer(body=b"7")
 
@@ -271,14 +308,20 @@ async def test_a_call_that_returns_a_value_streams_its_result(edge: Edge, contro
         end = await reader.end()
 
     name, record = reader.others[-2]
-    assert (name, base64.b64decode(record["result"]), end["finish_reason"]) == ("result", b"7", "stop")
+    assert (name, base64.b64decode(record["result"]), end["finish_reason"]) == (
+        "result",
+        b"7",
+        "stop",
+    )
 
 
 @pytest.mark.parametrize("given", ["17", "1-", "a-b", "1-2-3", "99999999999-1"])
 async def test_an_id_that_is_no_place_in_the_stream_is_refused(generator: Edge, given: str) -> None:
     call_id = await submit(generator)
     headers = {**AUTHORIZED, "last-event-id": given}
-    answer = await generator.client.get(f"{generator.url}/v1/calls/{call_id}/stream", headers=headers)
+    answer = await generator.client.get(
+        f"{generator.url}/v1/calls/{call_id}/stream", headers=headers
+    )
 
     assert (answer.status_code, answer.json()["parameter"]) == (400, "last-event-id")
 
@@ -286,13 +329,18 @@ async def test_an_id_that_is_no_place_in_the_stream_is_refused(generator: Edge, 
 async def test_another_tenants_stream_does_not_exist(generator: Edge) -> None:
     generator.add_key("pl_other", tenant="t-000000000002")
     call_id = await submit(generator)
-    answer = await generator.client.get(f"{generator.url}/v1/calls/{call_id}/stream", headers={"authorization": "Bearer pl_other"})
+    answer = await generator.client.get(
+        f"{generator.url}/v1/calls/{call_id}/stream", headers={"authorization": "Bearer pl_other"}
+    )
 
     assert answer.status_code == 404
 
 
-async def test_a_stream_survives_the_end_of_its_activator_as_its_next_attempt(short_tmp: Path) -> None:
-    """The items of the attempt that was cut off are gone with it; the next activator's attempt is read by the same call id."""
+async def test_a_stream_survives_the_end_of_its_activator_as_its_next_attempt(
+    short_tmp: Path,
+) -> None:
+    """The items of the attempt that was cut off are gone with it; the next activator's attempt is
+    read by the same call id."""
     controller = await FakeController(short_tmp / "controller.sock").start()
     settings, ids = ActivatorSettings(), []
     lives: list[list[bytes | None]] = [[b"0\n"], [b"0\n", b"1\n", None]]
@@ -308,7 +356,13 @@ async def test_a_stream_survives_the_end_of_its_activator_as_its_next_attempt(sh
                 from tests.fakes.routes import target_of
 
                 caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
-                call = Call(id="req-1", target=target_of(spec_of(methods=GENERATOR)), method="", key_id=caller.key_id, body=b"{}")
+                call = Call(
+                    id="req-1",
+                    target=target_of(spec_of(methods=GENERATOR)),
+                    method="",
+                    key_id=caller.key_id,
+                    body=b"{}",
+                )
                 await edge.calls.hold(caller, call, fingerprint="")
                 held = edge.calls._held.get("req-1")
                 assert held is not None
@@ -318,7 +372,14 @@ async def test_a_stream_survives_the_end_of_its_activator_as_its_next_attempt(sh
                 await until(lambda: controller.calls.get("req-1", {}).get("state") == "SUCCEEDED")
             for task in tasks:
                 task.cancel()
-        for close in (edge.calls.aclose, edge.scaler.aclose, edge.books.aclose, edge.client.aclose, edge.control.aclose, edge.fleet.aclose):
+        for close in (
+            edge.calls.aclose,
+            edge.scaler.aclose,
+            edge.books.aclose,
+            edge.client.aclose,
+            edge.control.aclose,
+            edge.fleet.aclose,
+        ):
             await close()
     await controller.aclose()
     record = controller.calls["req-1"]

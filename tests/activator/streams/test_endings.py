@@ -16,7 +16,9 @@ from tests.activator.test_gateway import until
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
 from tests.fakes.routes import route_of, spec_of
 
-RAISED = WorkerAnswer(status=500, body=b'{"status": 500}', content_type="application/problem+json", outcome="raised")
+RAISED = WorkerAnswer(
+    status=500, body=b'{"status": 500}', content_type="application/problem+json", outcome="raised"
+)
 
 often = pytest.mark.parametrize("every_s", [OFTEN_S])
 
@@ -31,7 +33,9 @@ def streams_of(edge: Edge) -> tuple[int, int]:
     return one.streams, one.streams_completed
 
 
-async def test_a_stream_that_ends_by_itself_says_stop_and_what_it_cost(generator: Edge, worker: Released) -> None:
+async def test_a_stream_that_ends_by_itself_says_stop_and_what_it_cost(
+    generator: Edge, worker: Released
+) -> None:
     worker.trailers = ("pilotlight-finish: stop",)
     worker.put(b"data: 0\n\n", None)
     async with reading(generator) as caller:
@@ -39,12 +43,25 @@ async def test_a_stream_that_ends_by_itself_says_stop_and_what_it_cost(generator
     (record,) = (await generator.settle()).values()
     name, body = told(end)
 
-    assert (item, name, body["finish_reason"], body["cost"], body["start"]) == ("data: 0", "end", "stop", record.cost, "COLD")
-    assert (record.status, record.outcome, record.finish, record.bytes_out) == (200, "ok", "stop", 9)
+    assert (item, name, body["finish_reason"], body["cost"], body["start"]) == (
+        "data: 0",
+        "end",
+        "stop",
+        record.cost,
+        "COLD",
+    )
+    assert (record.status, record.outcome, record.finish, record.bytes_out) == (
+        200,
+        "ok",
+        "stop",
+        9,
+    )
     assert streams_of(generator) == (1, 1)
 
 
-async def test_a_generator_that_raised_in_the_middle_is_a_failure_on_its_record(generator: Edge, worker: Released) -> None:
+async def test_a_generator_that_raised_in_the_middle_is_a_failure_on_its_record(
+    generator: Edge, worker: Released
+) -> None:
     worker.trailers = ("pilotlight-finish: error",)
     worker.put(b"data: 0\n\n", b'event: error\ndata: {"status": 500}\n\n', None)
     async with reading(generator) as caller:
@@ -55,7 +72,9 @@ async def test_a_generator_that_raised_in_the_middle_is_a_failure_on_its_record(
     assert streams_of(generator) == (1, 0)
 
 
-async def test_one_that_raised_is_a_failure_for_who_asked_for_lines_too(generator: Edge, worker: Released) -> None:
+async def test_one_that_raised_is_a_failure_for_who_asked_for_lines_too(
+    generator: Edge, worker: Released
+) -> None:
     worker.trailers = ("pilotlight-finish: error",)
     worker.put(b"0\n", b'{"status": 500}\n', None)
     async with reading(generator, accept="application/x-ndjson") as caller:
@@ -64,8 +83,12 @@ async def test_one_that_raised_is_a_failure_for_who_asked_for_lines_too(generato
     assert await only_record(generator) == (500, "error", "error")
 
 
-@pytest.mark.parametrize("part", [b"", b'data: {"half'], ids=["between events", "inside an event that is held back"])
-async def test_a_worker_that_dies_in_the_middle_is_told_of_in_the_stream(generator: Edge, worker: Released, part: bytes) -> None:
+@pytest.mark.parametrize(
+    "part", [b"", b'data: {"half'], ids=["between events", "inside an event that is held back"]
+)
+async def test_a_worker_that_dies_in_the_middle_is_told_of_in_the_stream(
+    generator: Edge, worker: Released, part: bytes
+) -> None:
     async with reading(generator) as caller:
         worker.put(b"data: 0\n\n" + part)
         await caller.until("data: 0\n\n")
@@ -73,14 +96,21 @@ async def test_a_worker_that_dies_in_the_middle_is_told_of_in_the_stream(generat
         item, error, end = await caller.rest()
     name, problem = told(error)
 
-    assert (item, name, problem["status"], problem["reason"]) == ("data: 0", "error", 502, "out_of_memory")
+    assert (item, name, problem["status"], problem["reason"]) == (
+        "data: 0",
+        "error",
+        502,
+        "out_of_memory",
+    )
     assert problem["type"].endswith("/worker-crashed")
     assert told(end)[1]["finish_reason"] == "error"
     assert await only_record(generator) == (502, "error", "error")
     assert streams_of(generator) == (1, 0)
 
 
-async def test_a_break_in_an_event_too_long_to_hold_back_breaks_the_connection(generator: Edge, worker: Released) -> None:
+async def test_a_break_in_an_event_too_long_to_hold_back_breaks_the_connection(
+    generator: Edge, worker: Released
+) -> None:
     async with reading(generator) as caller:
         worker.put(b"data: " + b"x" * (HOLD_BYTES + 10))
         await caller.until("x" * HOLD_BYTES)
@@ -93,21 +123,36 @@ async def test_a_break_in_an_event_too_long_to_hold_back_breaks_the_connection(g
     assert await only_record(generator) == (502, "error", "error")
 
 
-async def test_a_stream_that_outlives_its_clock_is_cut_off_and_told_so(edge: Edge, worker: Released) -> None:
-    edge.add(route_of(spec_of(methods=GENERATOR, clocks=Clocks(execution_s=1.0))))  # its start and its first item are part of it
+async def test_a_stream_that_outlives_its_clock_is_cut_off_and_told_so(
+    edge: Edge, worker: Released
+) -> None:
+    # its start and its first item are part of it
+    edge.add(route_of(spec_of(methods=GENERATOR, clocks=Clocks(execution_s=1.0))))
     async with reading(edge) as caller:
         worker.put(b"data: 0\n\n")
         item, error, end = await caller.rest()
 
     assert item == "data: 0"
-    assert (told(error)[1]["status"], told(error)[1]["clock"], told(end)[1]["finish_reason"]) == (504, "execution", "error")
+    assert (told(error)[1]["status"], told(error)[1]["clock"], told(end)[1]["finish_reason"]) == (
+        504,
+        "execution",
+        "error",
+    )
     (record,) = (await edge.settle()).values()
-    assert (record.status, record.outcome, record.finish, record.bytes_out) == (504, "error", "error", 9)
+    assert (record.status, record.outcome, record.finish, record.bytes_out) == (
+        504,
+        "error",
+        "error",
+        9,
+    )
 
 
 @pytest.mark.slow  # waits for the clock of a call and of its connection
-async def test_a_caller_who_does_not_read_costs_a_function_no_instance(edge: Edge, worker: Released) -> None:
-    """The clock ends its call, and soon its connection, so that it holds nothing; the instance has done its part, and is kept."""
+async def test_a_caller_who_does_not_read_costs_a_function_no_instance(
+    edge: Edge, worker: Released
+) -> None:
+    """The clock ends its call, and soon its connection, so that it holds nothing; the instance has
+    done its part, and is kept."""
     edge.add(route_of(spec_of(methods=GENERATOR, clocks=Clocks(execution_s=1.0))))
     edge.add_key("idler", quotas={"concurrent": 3})
     async with reading(edge, key="idler"):
@@ -132,7 +177,10 @@ async def test_a_start_that_fails_behind_heartbeats_is_told_in_the_stream(genera
         error, end = await caller.rest()
 
     assert (told(error)[0], told(error)[1]["status"]) == ("error", 502)
-    assert told(end) == ("end", {"finish_reason": "error", "cost": "0", "exec_ms": 0.0, "start": ""})
+    assert told(end) == (
+        "end",
+        {"finish_reason": "error", "cost": "0", "exec_ms": 0.0, "start": ""},
+    )
     assert await generator.settle() == {}
 
 
@@ -144,8 +192,10 @@ async def test_a_start_that_fails_behind_heartbeats_is_told_in_the_stream(genera
         (WorkerAnswer(body=b'{"a":\n1}'), 'data: {"a":\ndata: 1}', "stop"),
     ],
     ids=["a failure", "a value"],
-)  # fmt: skip
-async def test_a_whole_answer_behind_heartbeats_is_an_event(generator: Edge, answer: WorkerAnswer, expected: str, finish: str) -> None:
+)
+async def test_a_whole_answer_behind_heartbeats_is_an_event(
+    generator: Edge, answer: WorkerAnswer, expected: str, finish: str
+) -> None:
     gate = asyncio.Event()
 
     async def late(request: WorkerRequest) -> WorkerAnswer:
@@ -159,4 +209,7 @@ async def test_a_whole_answer_behind_heartbeats_is_an_event(generator: Edge, ans
         event, end = await caller.rest()
 
     assert (event, told(end)[1]["finish_reason"]) == (expected, finish)
-    assert (await only_record(generator))[:2] == (answer.status, "ok" if answer.status < 400 else "error")
+    assert (await only_record(generator))[:2] == (
+        answer.status,
+        "ok" if answer.status < 400 else "error",
+    )

@@ -20,7 +20,11 @@ class Callers:
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
-        self.request = Request({"type": "http", "method": "POST", "path": "/", "headers": []}, self._receive, self._send)
+        self.request = Request(
+            {"type": "http", "method": "POST", "path": "/", "headers": []},
+            self._receive,
+            self._send,
+        )
 
     async def _receive(self) -> dict[str, object]:
         return {}
@@ -70,10 +74,14 @@ async def test_what_came_is_not_lost_to_a_caller_who_leaves_in_that_moment() -> 
         return "a slot"
 
     caller = Callers()
-    request = Request({"type": "http", "method": "POST", "path": "/", "headers": []}, caller._receive, send)
+    request = Request(
+        {"type": "http", "method": "POST", "path": "/", "headers": []}, caller._receive, send
+    )
 
     async def run() -> None:
-        async with SseResponse(request, every_s=OFTEN_S, head=lambda: early_head(request)) as stream:
+        async with SseResponse(
+            request, every_s=OFTEN_S, head=lambda: early_head(request)
+        ) as stream:
             got.append(await stream.during(step()))
 
     task = asyncio.create_task(run())
@@ -127,7 +135,12 @@ def test_a_long_event_is_passed_on_in_parts_and_known_to_be_one() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50])
 def test_nothing_is_lost_however_a_stream_is_cut(size: int) -> None:
-    stream = b"".join(b"data: %d\n\n" % n for n in range(30)) + b"data: " + b"y" * 200_000 + b"\n\ndata: last\n\n"
+    stream = (
+        b"".join(b"data: %d\n\n" % n for n in range(30))
+        + b"data: "
+        + b"y" * 200_000
+        + b"\n\ndata: last\n\n"
+    )
     cutter = SseSplitter()
     step: Callable[[int], bytes] = lambda at: stream[at : at + (size if at < 400 else 4096)]  # noqa: E731
     at, out = 0, b""

@@ -1,4 +1,5 @@
-"""What the SDK makes of a submitted call's stream: items, as they come, over as many connections as it takes."""
+"""What the SDK makes of a submitted call's stream: items, as they come, over as many connections as
+it takes."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ async def _client(edge: Edge) -> AsyncIterator[AsyncClient]:
         yield client
 
 
-async def test_items_come_as_they_are_made(generator: Edge, worker: Released, client: AsyncClient) -> None:
+async def test_items_come_as_they_are_made(
+    generator: Edge, worker: Released, client: AsyncClient
+) -> None:
     call_id = await submit(generator)
     items = client.call_stream(call_id)
     for n in range(5):
@@ -65,7 +68,9 @@ async def test_a_thread_reads_the_same(generator: Edge, worker: Released) -> Non
     worker.put(b"0\n", b"1\n", None)
     with Client(profile(generator)) as client:
         assert await asyncio.to_thread(lambda: list(client.call_stream(call_id))) == [0, 1]
-        assert await asyncio.to_thread(lambda: list(client.call_stream(call_id, after="1-1"))) == [1]
+        assert await asyncio.to_thread(lambda: list(client.call_stream(call_id, after="1-1"))) == [
+            1
+        ]
 
 
 async def test_a_pickled_generator_raises_what_it_raised(
@@ -77,7 +82,11 @@ async def test_a_pickled_generator_raises_what_it_raised(
     item = dumps({1, 2})
     worker.content_type = "application/vnd.pilotlight.pickle-stream"
     worker.trailers = ("pilotlight-finish: error",)
-    worker.put(len(item).to_bytes(4, "big") + item, b"\xff\xff\xff\xff" + len(error).to_bytes(4, "big") + error, None)
+    worker.put(
+        len(item).to_bytes(4, "big") + item,
+        b"\xff\xff\xff\xff" + len(error).to_bytes(4, "big") + error,
+        None,
+    )
     items = client.call_stream(call_id)
 
     assert await anext(items) == {1, 2}

@@ -1,7 +1,8 @@
-"""Streams of events through the whole activator, over real sockets: nothing is held back, silence is filled, and every end is told.
+"""Streams of events through the whole activator, over real sockets: nothing is held back, silence
+is filled, and every end is told.
 
-Items are released by what the caller has read, never by time: a byte that is held back anywhere would make a test wait for ever.
-"""
+Items are released by what the caller has read, never by time: a byte that is held back anywhere
+would make a test wait for ever."""
 
 from __future__ import annotations
 
@@ -24,9 +25,13 @@ from tests.fakes.routes import route_of, spec_of
 often = pytest.mark.parametrize("every_s", [OFTEN_S])
 
 
-# -- nothing is held back ------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("accept, item", [("text/event-stream", b"data: %d\n\n"), ("application/x-ndjson", b"%d\n")])
-async def test_each_item_arrives_before_the_next_one_is_made(generator: Edge, worker: Released, accept: str, item: bytes) -> None:
+# -- nothing is held back --------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "accept, item", [("text/event-stream", b"data: %d\n\n"), ("application/x-ndjson", b"%d\n")]
+)
+async def test_each_item_arrives_before_the_next_one_is_made(
+    generator: Edge, worker: Released, accept: str, item: bytes
+) -> None:
     async with reading(generator, accept=accept) as caller:
         for n in range(50):
             worker.put(item % n)
@@ -35,7 +40,9 @@ async def test_each_item_arrives_before_the_next_one_is_made(generator: Edge, wo
         await caller.until("\r\n0\r\n\r\n")
 
 
-async def test_several_items_at_once_arrive_with_the_part_of_the_next_one_held_until_it_is_whole(generator: Edge, worker: Released) -> None:
+async def test_several_items_at_once_arrive_with_the_part_of_the_next_one_held_until_it_is_whole(
+    generator: Edge, worker: Released
+) -> None:
     async with reading(generator) as caller:
         worker.put(b"data: 0\n\ndata: 1\n\ndat")
         await caller.until("data: 1\n\n")
@@ -51,7 +58,10 @@ def test_sockets_do_not_wait_for_more_to_send() -> None:
         with listener:
             listener.listen()
             listener.setblocking(True)
-            with socket.create_connection(listener.getsockname()[:2]), listener.accept()[0] as accepted:
+            with (
+                socket.create_connection(listener.getsockname()[:2]),
+                listener.accept()[0] as accepted,
+            ):
                 assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
 
@@ -59,12 +69,17 @@ async def test_proxies_are_asked_to_hold_nothing_back(generator: Edge, worker: R
     worker.put(b"data: 0\n\n", None)
     answer = await generator.call(json={}, headers={"accept": "text/event-stream"})
 
-    assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-cache", "no")
+    assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == (
+        "no-cache",
+        "no",
+    )
 
 
-# -- heartbeats ----------------------------------------------------------------------------------------------------------
+# -- heartbeats ------------------------------------------------------------------------------------
 @often
-async def test_a_cold_start_is_waited_for_with_heartbeats(generator: Edge, worker: Released) -> None:
+async def test_a_cold_start_is_waited_for_with_heartbeats(
+    generator: Edge, worker: Released
+) -> None:
     generator.fleet.gate.clear()
     async with reading(generator) as caller:
         await caller.until(": waiting\n\n", times=2)
@@ -79,7 +94,9 @@ async def test_a_cold_start_is_waited_for_with_heartbeats(generator: Edge, worke
 
 
 @often
-async def test_a_long_prefill_and_a_pause_between_items_are_waited_for_with_heartbeats(generator: Edge, worker: Released) -> None:
+async def test_a_long_prefill_and_a_pause_between_items_are_waited_for_with_heartbeats(
+    generator: Edge, worker: Released
+) -> None:
     async with reading(generator) as caller:
         await until(lambda: worker.requests == 1)
         await caller.until(": waiting\n\n")
@@ -101,7 +118,9 @@ async def test_a_warm_call_is_waited_for_too(generator: Edge, worker: Released) 
 
 
 @often
-async def test_a_caller_who_asked_for_lines_gets_no_heartbeats(generator: Edge, worker: Released) -> None:
+async def test_a_caller_who_asked_for_lines_gets_no_heartbeats(
+    generator: Edge, worker: Released
+) -> None:
     generator.fleet.gate.clear()
     async with reading(generator, accept="application/x-ndjson") as caller:
         await until(lambda: bool(generator.fleet.started))
@@ -126,9 +145,11 @@ async def test_a_function_that_is_no_generator_keeps_its_status(edge: Edge) -> N
     assert (await call).status_code == 502
 
 
-# -- cancellation --------------------------------------------------------------------------------------------------------
+# -- cancellation ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("items", [0, 1], ids=["before the first item", "between items"])
-async def test_a_caller_who_leaves_ends_the_call_at_its_worker_and_gives_its_slot_back(edge: Edge, worker: Released, items: int) -> None:
+async def test_a_caller_who_leaves_ends_the_call_at_its_worker_and_gives_its_slot_back(
+    edge: Edge, worker: Released, items: int
+) -> None:
     edge.add(route_of(spec_of(methods=GENERATOR, scaling=Scaling(max_inputs=1, max_instances=1))))
     async with reading(edge) as caller:
         await until(lambda: worker.requests == 1)
@@ -141,12 +162,18 @@ async def test_a_caller_who_leaves_ends_the_call_at_its_worker_and_gives_its_slo
         assert (await other.rest())[0] == "data: 1"
     left, stayed = sorted((await edge.settle()).values(), key=lambda record: record.started_at)
 
-    assert (left.status, left.outcome, left.finish) == (499, "cancelled", "cancelled" if items else "")
+    assert (left.status, left.outcome, left.finish) == (
+        499,
+        "cancelled",
+        "cancelled" if items else "",
+    )
     assert stayed.finish == "stop"
 
 
 @often
-async def test_a_caller_who_leaves_between_heartbeats_of_a_start_waits_no_more(generator: Edge) -> None:
+async def test_a_caller_who_leaves_between_heartbeats_of_a_start_waits_no_more(
+    generator: Edge,
+) -> None:
     generator.fleet.gate.clear()
     async with reading(generator) as caller:
         await caller.until(": waiting\n\n")
@@ -154,7 +181,7 @@ async def test_a_caller_who_leaves_between_heartbeats_of_a_start_waits_no_more(g
     await until(lambda: generator.queue.waiting == 0)
 
 
-# -- back-pressure -------------------------------------------------------------------------------------------------------
+# -- back-pressure ---------------------------------------------------------------------------------
 class Flood:
     """A worker that makes items of 8 KiB as fast as they are taken."""
 
@@ -169,11 +196,14 @@ class Flood:
             await asyncio.sleep(0)
 
     async def __call__(self, request: WorkerRequest) -> WorkerAnswer:
-        return WorkerAnswer(chunks=self._chunks(request.body.decode()), content_type="text/event-stream")
+        return WorkerAnswer(
+            chunks=self._chunks(request.body.decode()), content_type="text/event-stream"
+        )
 
 
 async def test_slow_readers_pause_their_own_workers_and_nobody_elses(edge: Edge) -> None:
-    flood = edge.fleet.behaviour = Flood(2000)  # 16 MB for each: far more than all buffers on the way
+    # 16 MB for each: far more than all buffers on the way
+    flood = edge.fleet.behaviour = Flood(2000)
     edge.add(route_of(spec_of(methods=GENERATOR, scaling=Scaling(max_inputs=20, max_instances=1))))
     names = [f'{{"x": {n}}}' for n in range(16)]
     slow = [reading(edge, body=name.encode()) for name in names]
@@ -194,22 +224,31 @@ async def test_slow_readers_pause_their_own_workers_and_nobody_elses(edge: Edge)
         await one.__aexit__(None, None, None)
 
     assert size > 2000 * 8000
-    assert max(paused) < 2000  # the kernel's buffers, our window and uvicorn's: a few MB each at most
+    # the kernel's buffers, our window and uvicorn's: a few MB each at most
+    assert max(paused) < 2000
     await until(lambda: sum(w.cancelled for w in edge.fleet.workers.values()) == 16)
 
 
-# -- other ways in -------------------------------------------------------------------------------------------------------
-async def test_a_stream_under_an_idempotency_key_is_given_again_with_its_end(generator: Edge, worker: Released) -> None:
+# -- other ways in ---------------------------------------------------------------------------------
+async def test_a_stream_under_an_idempotency_key_is_given_again_with_its_end(
+    generator: Edge, worker: Released
+) -> None:
     worker.put(b"data: 0\n\n", None)
     headers = {"accept": "text/event-stream", "idempotency-key": "order-7"}
     first = await generator.call(json={}, headers=headers)
     again = await generator.call(json={}, headers=headers)
 
-    assert (again.text, again.headers["idempotency-replayed"], worker.requests) == (first.text, "true", 1)
+    assert (again.text, again.headers["idempotency-replayed"], worker.requests) == (
+        first.text,
+        "true",
+        1,
+    )
     assert told(first.text.strip().split("\n\n")[-1])[0] == "end"
 
 
-async def test_a_generators_caller_can_leave_through_httpx(generator: Edge, worker: Released) -> None:
+async def test_a_generators_caller_can_leave_through_httpx(
+    generator: Edge, worker: Released
+) -> None:
     worker.put(b"data: 0\n\n")
     url = f"{generator.url}/v1/functions/shop/hello:invoke"
     async with generator.client.stream("POST", url, json={}, headers=EVENTS) as response:

@@ -1,4 +1,5 @@
-"""A worker whose stream is the test's to make, and a caller who reads each byte as its socket gives it."""
+"""A worker whose stream is the test's to make, and a caller who reads each byte as its socket gives
+it."""
 
 from __future__ import annotations
 
@@ -45,8 +46,14 @@ class Released:
                 async for piece in self._chunks():
                     yield piece
 
-        content_type = "text/event-stream" if "event-stream" in request.headers.get("accept", "") else "application/x-ndjson"
-        return WorkerAnswer(chunks=chunks(), content_type=self.content_type or content_type, trailers=self.trailers)
+        content_type = (
+            "text/event-stream"
+            if "event-stream" in request.headers.get("accept", "")
+            else "application/x-ndjson"
+        )
+        return WorkerAnswer(
+            chunks=chunks(), content_type=self.content_type or content_type, trailers=self.trailers
+        )
 
 
 class Reader:
@@ -102,11 +109,21 @@ def told(event: str) -> tuple[str, Any]:
 
 @contextlib.asynccontextmanager
 async def reading(
-    edge: Edge, path: str = "shop/hello:invoke", body: bytes = b"{}", accept: str = "text/event-stream", key: str = KEY
+    edge: Edge,
+    path: str = "shop/hello:invoke",
+    body: bytes = b"{}",
+    accept: str = "text/event-stream",
+    key: str = KEY,
 ) -> AsyncIterator[Reader]:
-    """A call over a connection of its own, with as little between the test and the socket as there can be."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(edge.url.rpartition(":")[2]), limit=2**20)
-    head = f"POST /v1/functions/{path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\naccept: {accept}\r\n"
+    """A call over a connection of its own, with as little between the test and the socket as there
+    can be."""
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", int(edge.url.rpartition(":")[2]), limit=2**20
+    )
+    head = (
+        f"POST /v1/functions/{path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer "
+        f"{key}\r\naccept: {accept}\r\n"
+    )
     writer.write(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
     try:
         yield Reader(reader, writer)

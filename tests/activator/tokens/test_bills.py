@@ -1,4 +1,5 @@
-"""Tokens on records and bills: priced when a call is closed, whatever its end; set aside in budgets; nothing of them after a kill."""
+"""Tokens on records and bills: priced when a call is closed, whatever its end; set aside in
+budgets; nothing of them after a kill."""
 
 from __future__ import annotations
 
@@ -21,7 +22,15 @@ from activator.llm.token_reservation import TokenReservation
 from pilotlight import errors
 from pilotlight.pricing import BUSY, Rates, cost_of
 from pilotlight.protocol import UsageRecord
-from tests.activator.billing_world import FOOTPRINT, RATES, SECOND, Wall, budget, records_on_disk, subject
+from tests.activator.billing_world import (
+    FOOTPRINT,
+    RATES,
+    SECOND,
+    Wall,
+    budget,
+    records_on_disk,
+    subject,
+)
 from tests.hypothesis_profiles import examples
 
 MS = 1_000_000
@@ -38,18 +47,34 @@ class Engine:
         self.budgets = Budgets(wall_ns=self.wall)
         self.journal = Journal.open(directory, activator="a-1", sync_s=0.0, wall_ns=self.wall)[0]
         self.books = InstanceAccount(
-            self.journal, subject=subject(), footprint=FOOTPRINT, rates=rates, started_ns=0, free_ns=60 * SECOND, budgets=self.budgets,
+            self.journal,
+            subject=subject(),
+            footprint=FOOTPRINT,
+            rates=rates,
+            started_ns=0,
+            free_ns=60 * SECOND,
+            budgets=self.budgets,
             limit_ns=LIMIT_S * SECOND,
-        )  # fmt: skip
+        )
 
     def open(self, use: TokenReservation | None, call: str = "c1") -> OpenRecord:
         return self.books.open(
-            call=call, attempt=1, key="k", method="", start_kind="WARM", queued_ms=0, start_ms=0, now_ns=0, at_ns=self.wall.now_ns,
+            call=call,
+            attempt=1,
+            key="k",
+            method="",
+            start_kind="WARM",
+            queued_ms=0,
+            start_ms=0,
+            now_ns=0,
+            at_ns=self.wall.now_ns,
             tokens=use,
-        )  # fmt: skip
+        )
 
     def close(self, ticket: OpenRecord, *, status: int = 200, outcome: str = "ok") -> Charge:
-        return self.books.close(ticket, status=status, outcome=outcome, now_ns=SECOND, at_ns=self.wall.now_ns + SECOND)
+        return self.books.close(
+            ticket, status=status, outcome=outcome, now_ns=SECOND, at_ns=self.wall.now_ns + SECOND
+        )
 
     def records(self) -> list[UsageRecord]:
         return [UsageRecord.from_json(record) for record in records_on_disk(self.directory)]
@@ -79,36 +104,82 @@ def counted(ticket: OpenRecord) -> OpenRecord:
 def test_a_record_says_what_a_call_took_and_its_cost_is_that_of_the_list(engine: Engine) -> None:
     bill = engine.close(counted(engine.open(use())))
     [record] = engine.records()
-    assert (record.tokens_in, record.tokens_out, record.tokens_cached, record.finish, record.first_token_ms) == (90, 12, 64, "stop", 15)
+    assert (
+        record.tokens_in,
+        record.tokens_out,
+        record.tokens_cached,
+        record.finish,
+        record.first_token_ms,
+    ) == (90, 12, 64, "stop", 15)
     assert Decimal(bill.cost) == Decimal(record.cost) == cost_of(record, BY_TOKEN)
-    assert Decimal(record.cost) == Decimal("0.004001") + 90 * BY_TOKEN.token_in + 12 * BY_TOKEN.token_out
+    assert (
+        Decimal(record.cost)
+        == Decimal("0.004001") + 90 * BY_TOKEN.token_in + 12 * BY_TOKEN.token_out
+    )
 
 
-@given(st.integers(0, 10**7), st.integers(0, 10**7), st.decimals(0, 1, places=28), st.decimals(0, 1, places=11))
-def test_the_books_price_tokens_as_the_list_does(tokens_in: int, tokens_out: int, token_in: Decimal, token_out: Decimal) -> None:
+@given(
+    st.integers(0, 10**7),
+    st.integers(0, 10**7),
+    st.decimals(0, 1, places=28),
+    st.decimals(0, 1, places=11),
+)
+def test_the_books_price_tokens_as_the_list_does(
+    tokens_in: int, tokens_out: int, token_in: Decimal, token_out: Decimal
+) -> None:
     rates = replace(RATES, token_in=token_in, token_out=token_out)
     template = UsageTemplate(subject(), footprint=FOOTPRINT, rates=rates)
     record = UsageRecord(
-        **template.fixed, id="", call="", attempt=1, start_kind="WARM", started_at=0.0, queued_ms=0, start_ms=0, exec_ms=0, billed_ns=7,
-        tokens_in=tokens_in, tokens_out=tokens_out,
-    )  # fmt: skip
+        **template.fixed,
+        id="",
+        call="",
+        attempt=1,
+        start_kind="WARM",
+        started_at=0.0,
+        queued_ms=0,
+        start_ms=0,
+        exec_ms=0,
+        billed_ns=7,
+        tokens_in=tokens_in,
+        tokens_out=tokens_out,
+    )
     assert Decimal(template.picos(7, tokens_in, tokens_out)) / PICO == cost_of(record, rates)
 
 
 @pytest.mark.parametrize(
     "ended, seen, tokens, finish",
     [
-        pytest.param((502, "error"), (90, 12), (90, 12), "error", id="the engine died after twelve tokens"),
-        pytest.param((502, "error"), (90, 0), (0, 0), "error", id="the engine died before the first one"),
+        pytest.param(
+            (502, "error"), (90, 12), (90, 12), "error", id="the engine died after twelve tokens"
+        ),
+        pytest.param(
+            (502, "error"), (90, 0), (0, 0), "error", id="the engine died before the first one"
+        ),
         pytest.param((504, "error"), (90, 3), (90, 3), "error", id="a clock cut it off"),
-        pytest.param((499, "cancelled"), None, (100, 0), "cancelled", id="the caller left in the middle of the prefill"),
-        pytest.param((499, "cancelled"), (90, 12), (90, 12), "cancelled", id="the caller left in the middle of the answer"),
+        pytest.param(
+            (499, "cancelled"),
+            None,
+            (100, 0),
+            "cancelled",
+            id="the caller left in the middle of the prefill",
+        ),
+        pytest.param(
+            (499, "cancelled"),
+            (90, 12),
+            (90, 12),
+            "cancelled",
+            id="the caller left in the middle of the answer",
+        ),
         pytest.param((400, "error"), None, (0, 0), "", id="the engine refused it"),
         pytest.param((503, BUSY), None, (0, 0), "", id="the engine was busy"),
     ],
 )
 def test_only_what_was_delivered_is_billed(
-    engine: Engine, ended: tuple[int, str], seen: tuple[int, int] | None, tokens: tuple[int, int], finish: str
+    engine: Engine,
+    ended: tuple[int, str],
+    seen: tuple[int, int] | None,
+    tokens: tuple[int, int],
+    finish: str,
 ) -> None:
     one = use()
     ticket = engine.open(one)
@@ -134,11 +205,16 @@ def test_what_a_kill_left_open_is_lost_and_took_no_tokens(tmp_path: Path) -> Non
     journal.close()
     assert len(recovered.lost) == 1
     [record] = engine.records()
-    assert (record.outcome, record.tokens_in, record.tokens_out, record.finish) == ("lost", 0, 0, "")
+    assert (record.outcome, record.tokens_in, record.tokens_out, record.finish) == (
+        "lost",
+        0,
+        0,
+        "",
+    )
     assert Decimal(record.cost) == cost_of(record, BY_TOKEN)
 
 
-# -- budgets --------------------------------------------------------------------------------------------------------------
+# -- budgets ---------------------------------------------------------------------------------------
 WORST = Decimal("0.040201")
 """Of the clock and the request; see test_budgets."""
 
@@ -151,7 +227,9 @@ def spent(engine: Engine) -> Decimal:
     return Decimal(engine.budgets.purses["b-1"].spent) / PICO
 
 
-def test_a_budget_sets_the_tokens_of_a_call_aside_and_settles_to_what_it_took(engine: Engine) -> None:
+def test_a_budget_sets_the_tokens_of_a_call_aside_and_settles_to_what_it_took(
+    engine: Engine,
+) -> None:
     engine.budgets.apply("b-1", budget(amount="1"))
     ticket = engine.open(use(max_out=1000))
     assert reserved(engine) == WORST + 100 * BY_TOKEN.token_in + 1000 * BY_TOKEN.token_out
@@ -173,8 +251,17 @@ def test_the_reserve_of_tokens_is_their_price() -> None:
 
 
 @settings(max_examples=examples(40))
-@given(st.lists(st.tuples(st.integers(1, 200), st.integers(1, 200), st.integers(1, 400), st.integers(0, 200)), max_size=12))
-def test_a_budget_is_exceeded_by_no_more_than_prompts_were_longer_than_estimated(calls: list[tuple[int, int, int, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 200), st.integers(1, 200), st.integers(1, 400), st.integers(0, 200)
+        ),
+        max_size=12,
+    )
+)
+def test_a_budget_is_exceeded_by_no_more_than_prompts_were_longer_than_estimated(
+    calls: list[tuple[int, int, int, int]],
+) -> None:
     rates = replace(BY_TOKEN, cpu_core_s=Decimal(0), memory_gib_s=Decimal(0), request=Decimal(0))
     with TemporaryDirectory(prefix="pl") as directory:
         engine = Engine(Path(directory), rates)
@@ -184,7 +271,9 @@ def test_a_budget_is_exceeded_by_no_more_than_prompts_were_longer_than_estimated
         for n, (estimated_in, max_out, tokens_in, tokens_out) in enumerate(calls):
             one = use(estimated_in, max_out)
             with contextlib.suppress(errors.OverBudget, errors.BudgetReserved):
-                running.append((engine.open(one, call=f"c{n}"), one, tokens_in, min(tokens_out, max_out)))
+                running.append(
+                    (engine.open(one, call=f"c{n}"), one, tokens_in, min(tokens_out, max_out))
+                )
                 beyond += max(0, tokens_in - estimated_in)
         for ticket, one, tokens_in, tokens_out in running:
             one.on_usage(tokens_in, tokens_out)

@@ -1,4 +1,5 @@
-"""Calls of language models come in: bounded by model, function and quotas, set aside, and settled to what they used."""
+"""Calls of language models come in: bounded by model, function and quotas, set aside, and settled
+to what they used."""
 
 from __future__ import annotations
 
@@ -38,18 +39,25 @@ def _desk(crowd: Crowd) -> TokenAdmission:
 
 
 async def enter(
-    desk: TokenAdmission, door: Door, body: dict[str, Any] | None = None, *, path: str = CHAT, key: str = "k-1"
+    desk: TokenAdmission,
+    door: Door,
+    body: dict[str, Any] | None = None,
+    *,
+    path: str = CHAT,
+    key: str = "k-1",
 ) -> TokenReservation:
     return await desk.enter(door.entry(key), path, body if body is not None else chat(), began_ns=0)
 
 
-async def refused(desk: TokenAdmission, door: Door, body: dict[str, Any], *, path: str = CHAT) -> errors.InvalidInput:
+async def refused(
+    desk: TokenAdmission, door: Door, body: dict[str, Any], *, path: str = CHAT
+) -> errors.InvalidInput:
     with pytest.raises(errors.InvalidInput) as caught:
         await enter(desk, door, body, path=path)
     return caught.value
 
 
-# -- bounds of the model and of the function ------------------------------------------------------------------------------
+# -- bounds of the model and of the function -------------------------------------------------------
 async def test_an_answer_may_be_what_the_models_length_leaves(desk: TokenAdmission) -> None:
     use = await enter(desk, Door(model(max_model_len=1000)))
     assert use.max_out == 999
@@ -57,7 +65,9 @@ async def test_an_answer_may_be_what_the_models_length_leaves(desk: TokenAdmissi
     assert use.admission is None
 
 
-async def test_a_prompt_that_cannot_fit_is_refused_before_an_engine_wakes(desk: TokenAdmission) -> None:
+async def test_a_prompt_that_cannot_fit_is_refused_before_an_engine_wakes(
+    desk: TokenAdmission,
+) -> None:
     error = await refused(desk, Door(model(max_model_len=1000)), chat("word " * 10_000))
     assert (error.status, error.detail["bound"]) == (400, "max_model_len")
     assert "1000" in str(error)
@@ -76,8 +86,12 @@ async def test_token_ids_are_counted_exactly(desk: TokenAdmission) -> None:
     assert (use.estimated_in, use.max_out, use.reserved) == (1001, 0, 1001)
 
 
-@pytest.mark.parametrize("limits, bound", [({}, "max_model_len"), ({"max_output_tokens": 64}, "max_output_tokens")])
-async def test_an_answer_longer_than_there_may_be_is_refused_by_name(desk: TokenAdmission, limits: dict[str, Any], bound: str) -> None:
+@pytest.mark.parametrize(
+    "limits, bound", [({}, "max_model_len"), ({"max_output_tokens": 64}, "max_output_tokens")]
+)
+async def test_an_answer_longer_than_there_may_be_is_refused_by_name(
+    desk: TokenAdmission, limits: dict[str, Any], bound: str
+) -> None:
     error = await refused(desk, Door(model(**limits)), chat(max_tokens=1001))
     assert error.detail["bound"] == bound
     assert "max_tokens = 1001" in str(error)
@@ -102,8 +116,10 @@ async def test_a_text_completion_that_says_no_length_has_openais(desk: TokenAdmi
     assert (use.max_out, use.cap) == (32, None)
 
 
-# -- pressure -------------------------------------------------------------------------------------------------------------
-async def test_under_pressure_answers_are_cut_and_marked(desk: TokenAdmission, crowd: Crowd) -> None:
+# -- pressure --------------------------------------------------------------------------------------
+async def test_under_pressure_answers_are_cut_and_marked(
+    desk: TokenAdmission, crowd: Crowd
+) -> None:
     door = Door(model(pressured_output_tokens=32, pressured_above=4))
     body = chat(max_tokens=500)
     crowd.waiting = 3
@@ -115,13 +131,17 @@ async def test_under_pressure_answers_are_cut_and_marked(desk: TokenAdmission, c
     assert body["max_completion_tokens"] == 32
 
 
-async def test_an_answer_that_is_short_enough_is_not_marked(desk: TokenAdmission, crowd: Crowd) -> None:
+async def test_an_answer_that_is_short_enough_is_not_marked(
+    desk: TokenAdmission, crowd: Crowd
+) -> None:
     crowd.waiting = 9
     use = await enter(desk, Door(model(pressured_output_tokens=32)), chat(max_tokens=32))
     assert (use.cap, use.degraded) == (None, "")
 
 
-async def test_where_tokens_run_out_answers_are_cut_before_calls_are_refused(desk: TokenAdmission) -> None:
+async def test_where_tokens_run_out_answers_are_cut_before_calls_are_refused(
+    desk: TokenAdmission,
+) -> None:
     door = Door(model(pressured_output_tokens=10), tokens_per_min=1000)
     first = await enter(desk, door, chat(max_tokens=900))
     assert first.degraded == ""
@@ -129,7 +149,7 @@ async def test_where_tokens_run_out_answers_are_cut_before_calls_are_refused(des
     assert second.degraded == "output<=10"
 
 
-# -- quotas ---------------------------------------------------------------------------------------------------------------
+# -- quotas ----------------------------------------------------------------------------------------
 async def test_what_is_reserved_is_settled_to_what_was_used(desk: TokenAdmission) -> None:
     clock = ManualClock(1000.0)
     door = Door(model(), store=ProcessQuotas(clock), tokens_per_min=600)
@@ -170,7 +190,9 @@ async def test_a_call_that_never_ran_gives_everything_back(desk: TokenAdmission)
 
 
 @pytest.mark.parametrize("more", [{}, {"n": 1}, {"n": 4}, {"n": 128}])
-async def test_who_says_no_length_gets_no_more_than_a_minute_holds(desk: TokenAdmission, more: dict[str, Any]) -> None:
+async def test_who_says_no_length_gets_no_more_than_a_minute_holds(
+    desk: TokenAdmission, more: dict[str, Any]
+) -> None:
     """What is used beyond a minute's worth is forgiven, so nobody may be able to."""
     use = await enter(desk, Door(model(), tokens_per_min=300), chat(**more))
 
@@ -179,23 +201,33 @@ async def test_who_says_no_length_gets_no_more_than_a_minute_holds(desk: TokenAd
     assert use.degraded == ""
 
 
-async def test_a_call_that_could_never_run_is_told_so_and_by_which_bound(desk: TokenAdmission) -> None:
+async def test_a_call_that_could_never_run_is_told_so_and_by_which_bound(
+    desk: TokenAdmission,
+) -> None:
     door = Door(model(), tokens_per_min=300)
     error = await refused(desk, door, chat(max_tokens=301))
-    assert (error.status, error.detail["bound"], error.detail["limit"]) == (400, "tokens_per_min", 300)
+    assert (error.status, error.detail["bound"], error.detail["limit"]) == (
+        400,
+        "tokens_per_min",
+        300,
+    )
     assert "tokens_per_min = 300 of this key" in str(error)
     await enter(desk, door, chat())  # who says no length gets what there is
 
 
 async def test_a_call_that_could_run_shortly_is_cut_instead(desk: TokenAdmission) -> None:
-    use = await enter(desk, Door(model(pressured_output_tokens=50), tokens_per_min=300), chat(max_tokens=301))
+    use = await enter(
+        desk, Door(model(pressured_output_tokens=50), tokens_per_min=300), chat(max_tokens=301)
+    )
     assert (use.max_out, use.degraded) == (50, "output<=50")
 
 
 async def test_another_tenants_numbers_are_not_told(desk: TokenAdmission) -> None:
     door = Door(model(), plan={"tokens_per_min": 300})
     with pytest.raises(errors.InvalidInput) as caught:
-        await desk.enter(door.entry("k-9", tenant="t-other"), CHAT, chat(max_tokens=301), began_ns=0)
+        await desk.enter(
+            door.entry("k-9", tenant="t-other"), CHAT, chat(max_tokens=301), began_ns=0
+        )
     assert "300" not in str(caught.value)
     assert "limit" not in caught.value.detail
 
@@ -203,7 +235,9 @@ async def test_another_tenants_numbers_are_not_told(desk: TokenAdmission) -> Non
 async def test_one_tenants_streams_are_bounded_whatever_its_keys(desk: TokenAdmission) -> None:
     door = Door(model(max_streams_per_tenant=2))
     uses = [await enter(desk, door, key=key) for key in ("k-1", "k-2")]
-    with pytest.raises(errors.OverQuota, match=r"2 calls of this function.*max_streams_per_tenant") as caught:
+    with pytest.raises(
+        errors.OverQuota, match=r"2 calls of this function.*max_streams_per_tenant"
+    ) as caught:
         await enter(desk, door, key="k-3")
     assert (caught.value.status, caught.value.retry_after_s) == (429, 1.0)
     await desk.enter(door.entry("k-9", tenant="t-other"), CHAT, chat(), began_ns=0)
@@ -212,7 +246,7 @@ async def test_one_tenants_streams_are_bounded_whatever_its_keys(desk: TokenAdmi
     assert door.store.held(f"streams:{TENANT}/main/shop/hello@{TENANT}") == 2
 
 
-# -- what is learned ------------------------------------------------------------------------------------------------------
+# -- what is learned -------------------------------------------------------------------------------
 async def test_estimates_follow_what_engines_count(desk: TokenAdmission) -> None:
     door = Door(model(max_model_len=100_000))
     body = chat("x" * 4000)
@@ -230,7 +264,9 @@ async def test_estimates_follow_what_engines_count(desk: TokenAdmission) -> None
     assert learned.max_out > 90_000
 
 
-async def test_what_another_function_counted_teaches_nothing_of_this_one(desk: TokenAdmission) -> None:
+async def test_what_another_function_counted_teaches_nothing_of_this_one(
+    desk: TokenAdmission,
+) -> None:
     door = Door(model())
     before = (await enter(desk, door)).estimated_in
     for _ in range(20):

@@ -33,7 +33,9 @@ def test_a_tokenizer_and_its_template_are_learned(bytes_per_token: float, templa
         length = rng.randrange(50, 4000)
         estimate.learn(length, round(length / bytes_per_token + template))
     for length in (100, 1000, 10_000):
-        assert estimate.tokens(text(length)) == pytest.approx(length / bytes_per_token + template, rel=0.1, abs=12)
+        assert estimate.tokens(text(length)) == pytest.approx(
+            length / bytes_per_token + template, rel=0.1, abs=12
+        )
 
 
 def test_prompts_of_one_length_teach_that_length() -> None:
@@ -69,9 +71,21 @@ def test_an_answer_without_a_bound_is_expected_to_be_as_long_as_they_are() -> No
 
 def test_only_text_that_was_counted_teaches() -> None:
     estimate = Estimate()
-    learn(estimate, asked_of("/v1/completions", {"prompt": [1, 2, 3]}), tokens_in=3, tokens_out=9, is_ended=False)
+    learn(
+        estimate,
+        asked_of("/v1/completions", {"prompt": [1, 2, 3]}),
+        tokens_in=3,
+        tokens_out=9,
+        is_ended=False,
+    )
     assert "0 seen" in repr(estimate)
-    learn(estimate, asked_of("/v1/completions", {"prompt": ["abc", "abcdef"]}), tokens_in=8, tokens_out=9, is_ended=True)
+    learn(
+        estimate,
+        asked_of("/v1/completions", {"prompt": ["abc", "abcdef"]}),
+        tokens_in=8,
+        tokens_out=9,
+        is_ended=True,
+    )
     assert "1 seen" in repr(estimate)
 
 

@@ -25,7 +25,10 @@ def test_max_completion_tokens_goes_before_max_tokens() -> None:
 
 def test_tools_are_part_of_the_prompt_and_pictures_are_no_text() -> None:
     assert asked_of(CHAT, chat("hi", tools=[{"type": "function"}])).text_bytes > 20
-    parts = [{"type": "text", "text": "what is it?"}, {"type": "image_url", "image_url": {"url": "data:…"}}]
+    parts = [
+        {"type": "text", "text": "what is it?"},
+        {"type": "image_url", "image_url": {"url": "data:…"}},
+    ]
     asked = asked_of(CHAT, {"messages": [{"role": "user", "content": parts}]})
     assert (asked.text_bytes, asked.is_text) == (11, False)
 
@@ -33,7 +36,10 @@ def test_tools_are_part_of_the_prompt_and_pictures_are_no_text() -> None:
 def test_a_completion_may_have_several_prompts_and_tokens_for_text() -> None:
     assert asked_of(COMPLETIONS, {"prompt": ["a", "bb"], "n": 2}).answers == 4
     assert asked_of(COMPLETIONS, {"prompt": [1, 2, 3]}).prompts[0].tokens == 3
-    assert [size.tokens for size in asked_of(COMPLETIONS, {"prompt": [[1, 2], [3]]}).prompts] == [2, 1]
+    assert [size.tokens for size in asked_of(COMPLETIONS, {"prompt": [[1, 2], [3]]}).prompts] == [
+        2,
+        1,
+    ]
     assert asked_of(COMPLETIONS, {"prompt": "a"}).default_tokens == 16
 
 
@@ -59,7 +65,9 @@ def test_runs_of_white_space_may_be_few_tokens() -> None:
         pytest.param(COMPLETIONS, {"prompt": "a", "best_of": 1.5}, "best_of", id="half an answer"),
     ],
 )
-def test_numbers_that_make_no_sense_are_refused_by_name(path: str, body: dict[str, Any], key: str) -> None:
+def test_numbers_that_make_no_sense_are_refused_by_name(
+    path: str, body: dict[str, Any], key: str
+) -> None:
     with pytest.raises(errors.InvalidInput, match=rf"{key} = ") as caught:
         asked_of(path, body)
     assert caught.value.detail["parameter"] == key
@@ -72,13 +80,17 @@ def test_who_wants_its_prompt_back_may_ask_for_no_tokens() -> None:
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["content", "text", "role", "tool_calls"]), inner),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["content", "text", "role", "tool_calls"]), inner)
+    ),
     max_leaves=8,
 )
 
 
 @given(
-    st.sampled_from([CHAT, COMPLETIONS, EMBEDDINGS]), st.dictionaries(st.sampled_from(["messages", "prompt", "input", "tools", "n"]), _JSON)
+    st.sampled_from([CHAT, COMPLETIONS, EMBEDDINGS]),
+    st.dictionaries(st.sampled_from(["messages", "prompt", "input", "tools", "n"]), _JSON),
 )
 def test_whatever_comes_is_read_or_refused(path: str, body: dict[str, Any]) -> None:
     try:

@@ -1,4 +1,5 @@
-"""The slots of an engine among those who share it: calls beyond them wait here, and are handed slots in turns by their tokens."""
+"""The slots of an engine among those who share it: calls beyond them wait here, and are handed
+slots in turns by their tokens."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def test_a_heavier_tenant_gets_more_tokens() -> None:
 
 @dataclass
 class Engine:
-    """A throttler with one instance, whose calls take as long as their answers are, on a clock that jumps from event to event."""
+    """A throttler with one instance, whose calls take as long as their answers are, on a clock that
+    jumps from event to event."""
 
     throttler: EngineThrottler
     clock: ManualClock
@@ -84,7 +86,9 @@ class Engine:
         reservation = await self.throttler.reserve(60, rank)
         self.waits_s.setdefault(rank.tenant, []).append(self.clock() - came)
         self._n += 1
-        heapq.heappush(self.ends, (self.clock() + PREFILL_S + tokens * TOKEN_S, self._n, reservation))
+        heapq.heappush(
+            self.ends, (self.clock() + PREFILL_S + tokens * TOKEN_S, self._n, reservation)
+        )
 
     async def go_until(self, now: float) -> None:
         """Let calls end until then."""
@@ -107,11 +111,22 @@ async def engine_of(*, max_queued: int = 2000, **limits: Any) -> AsyncIterator[E
     scaling = Scaling(max_instances=1, max_inputs=SLOTS, max_queued=max_queued)
     clock = ManualClock()
     with tempfile.TemporaryDirectory(prefix="pl") as directory:
-        books = BillingService(directory=Path(directory) / "j", activator="a-0", sync_s=0.01, free_idle_s=60, ledger=MemoryLedger())
+        books = BillingService(
+            directory=Path(directory) / "j",
+            activator="a-0",
+            sync_s=0.01,
+            free_idle_s=60,
+            ledger=MemoryLedger(),
+        )
         throttler = EngineThrottler(
-            target_of(model(scaling=scaling, **limits)), fleet=BareFleet(Path(directory)), queue=GlobalQueue(10_000),
-            secret_env=lambda _: {}, observer=Metrics(), account=books.account, clock=clock,
-        )  # fmt: skip
+            target_of(model(scaling=scaling, **limits)),
+            fleet=BareFleet(Path(directory)),
+            queue=GlobalQueue(10_000),
+            secret_env=lambda _: {},
+            observer=Metrics(),
+            account=books.account,
+            clock=clock,
+        )
         engine = Engine(throttler, clock)
         try:
             (await throttler.reserve(5)).release()  # it is up
@@ -124,9 +139,11 @@ async def engine_of(*, max_queued: int = 2000, **limits: Any) -> AsyncIterator[E
             await books.aclose()
 
 
-async def _first_tokens_s(*, flood: int, longest: int, weight: int, own: int, every_s: float) -> list[float]:
-    """From the request to the first token of a tenant that asks now and then for `own` tokens, beside one that asks `flood` times at once
-    for up to `longest` of them."""
+async def _first_tokens_s(
+    *, flood: int, longest: int, weight: int, own: int, every_s: float
+) -> list[float]:
+    """From the request to the first token of a tenant that asks now and then for `own` tokens,
+    beside one that asks `flood` times at once for up to `longest` of them."""
     async with engine_of() as engine:
         rng = random.Random(11)
         for _ in range(flood):
@@ -146,11 +163,17 @@ async def _first_tokens_s(*, flood: int, longest: int, weight: int, own: int, ev
     "flood",
     [
         pytest.param({"longest": 200, "weight": 1, "own": 60, "every_s": 0.25}, id="alike"),
-        pytest.param({"longest": 100, "weight": 1, "own": 150, "every_s": 0.5}, id="with shorter answers"),
-        pytest.param({"longest": 200, "weight": 16, "own": 60, "every_s": 2.0}, id="with a heavier plan"),
+        pytest.param(
+            {"longest": 100, "weight": 1, "own": 150, "every_s": 0.5}, id="with shorter answers"
+        ),
+        pytest.param(
+            {"longest": 200, "weight": 16, "own": 60, "every_s": 2.0}, id="with a heavier plan"
+        ),
     ],
 )
-async def test_who_floods_an_engine_does_not_double_anothers_time_to_the_first_token(flood: dict[str, Any]) -> None:
+async def test_who_floods_an_engine_does_not_double_anothers_time_to_the_first_token(
+    flood: dict[str, Any],
+) -> None:
     alone = await _first_tokens_s(flood=0, **flood)
     beside = await _first_tokens_s(flood=900, **flood)
     assert sum(alone) / 20 == pytest.approx(PREFILL_S)

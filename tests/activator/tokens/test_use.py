@@ -95,14 +95,25 @@ def test_a_further_attempt_counts_from_nothing_and_what_was_used_stays_used() ->
     one.on_usage(87, 4)
     one.close(status=502, outcome="error")
     one.begin("f-2@v1")
-    assert (one.tokens_in, one.tokens_out, one.finish, one.first_token_ms, one.revision) == (0, 0, "", 0, "f-2@v1")
+    assert (one.tokens_in, one.tokens_out, one.finish, one.first_token_ms, one.revision) == (
+        0,
+        0,
+        "",
+        0,
+        "f-2@v1",
+    )
     one.on_usage(87, 10)
     one.close(status=200, outcome="ok")
     assert one.used == 91 + 97
 
 
 def test_engines_words_are_translated() -> None:
-    for said, meant in {"abort": "cancelled", "function_call": "tool_calls", "length": "length", "whatever": "stop"}.items():
+    for said, meant in {
+        "abort": "cancelled",
+        "function_call": "tool_calls",
+        "length": "length",
+        "whatever": "stop",
+    }.items():
         one = use()
         one.on_finish(said)
         assert one.finish == meant

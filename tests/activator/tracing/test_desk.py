@@ -1,4 +1,5 @@
-"""What one activator has for traces, put together: both ways out, and what Prometheus is told of them."""
+"""What one activator has for traces, put together: both ways out, and what Prometheus is told of
+them."""
 
 from __future__ import annotations
 
@@ -16,11 +17,18 @@ from weight_cache.addresses import Address
 
 
 @pytest.mark.slow  # waits until traces are given up
-async def test_a_kept_trace_goes_both_ways_and_what_is_lost_on_either_is_counted(short_tmp: Path) -> None:
+async def test_a_kept_trace_goes_both_ways_and_what_is_lost_on_either_is_counted(
+    short_tmp: Path,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         nobody = f"http://127.0.0.1:{listener.getsockname()[1]}"
     desk = TracePipeline(
-        share=0.0, controller=Address.at(short_tmp / "none.sock"), token="t", activator="a-0", endpoint=nobody, exemplars=None
+        share=0.0,
+        controller=Address.at(short_tmp / "none.sock"),
+        token="t",
+        activator="a-0",
+        endpoint=nobody,
+        exemplars=None,
     )
     registry = CollectorRegistry()
     desk.collect(registry)
@@ -30,6 +38,9 @@ async def test_a_kept_trace_goes_both_ways_and_what_is_lost_on_either_is_counted
 
     await desk.aclose()
 
-    lost = {where: registry.get_sample_value("pilotlight_traces_dropped_total", {"where": where}) for where in ("rate", "controller")}
+    lost = {
+        where: registry.get_sample_value("pilotlight_traces_dropped_total", {"where": where})
+        for where in ("rate", "controller")
+    }
     assert lost == {"rate": 0, "controller": 1}
     assert registry.get_sample_value("pilotlight_traces_dropped_total", {"where": "collector"}) == 1

@@ -18,7 +18,12 @@ def exemplars(metrics: Metrics) -> list[tuple[str, str, Any]]:
     """Name, bound and exemplar of every sample that has one, as a scraper reads them."""
     text = generate_openmetrics(metrics.registry).decode()  # type: ignore[no-untyped-call]  # ships none
     families = text_string_to_metric_families(text)  # type: ignore[no-untyped-call]  # the same
-    return [(s.name, s.labels["le"], s.exemplar) for family in families for s in family.samples if s.exemplar is not None]
+    return [
+        (s.name, s.labels["le"], s.exemplar)
+        for family in families
+        for s in family.samples
+        if s.exemplar is not None
+    ]
 
 
 def test_the_bucket_of_a_kept_call_names_its_trace() -> None:
@@ -27,7 +32,12 @@ def test_the_bucket_of_a_kept_call_names_its_trace() -> None:
     metrics.exemplify(target(1), exec_s=0.03, queued_s=0.0, trace_id=TRACE, at=1_800_000_000.5)
     found = {name: (bound, exemplar) for name, bound, exemplar in exemplars(metrics)}
     bound, exemplar = found["pilotlight_execution_seconds_bucket"]
-    assert (bound, exemplar.labels, exemplar.value, float(exemplar.timestamp)) == ("0.05", {"trace_id": TRACE}, 0.03, 1_800_000_000.5)
+    assert (bound, exemplar.labels, exemplar.value, float(exemplar.timestamp)) == (
+        "0.05",
+        {"trace_id": TRACE},
+        0.03,
+        1_800_000_000.5,
+    )
     assert found["pilotlight_queue_wait_seconds_bucket"][0] == "0.001"
 
 
@@ -35,7 +45,11 @@ def test_the_last_one_of_a_bucket_stays() -> None:
     metrics = Metrics()
     for trace_id in ("a" * 32, "b" * 32):
         metrics.exemplify(target(1), exec_s=9999.0, queued_s=0.0, trace_id=trace_id, at=1.0)
-    assert [(bound, e.labels["trace_id"]) for name, bound, e in exemplars(metrics) if "execution" in name] == [("+Inf", "b" * 32)]
+    assert [
+        (bound, e.labels["trace_id"])
+        for name, bound, e in exemplars(metrics)
+        if "execution" in name
+    ] == [("+Inf", "b" * 32)]
 
 
 def test_the_plain_text_has_none() -> None:

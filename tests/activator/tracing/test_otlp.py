@@ -1,4 +1,5 @@
-"""Kept traces reach an OpenTelemetry collector over HTTP, and one that is down costs a bounded number of losses."""
+"""Kept traces reach an OpenTelemetry collector over HTTP, and one that is down costs a bounded
+number of losses."""
 
 from __future__ import annotations
 
@@ -37,7 +38,13 @@ class Collector(http.server.ThreadingHTTPServer):
 
     def spans(self) -> list[Any]:
         """All that came."""
-        return [span for one in self.requests for r in one.resource_spans for s in r.scope_spans for span in s.spans]
+        return [
+            span
+            for one in self.requests
+            for r in one.resource_spans
+            for s in r.scope_spans
+            for span in s.spans
+        ]
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -70,10 +77,33 @@ def collector() -> Iterator[Collector]:
 
 def trace(**root: Any) -> Json:
     spans = [
-        {"id": ROOT, "parent": CALLER, "name": "POST", "kind": "server", "begin_ms": 0.0, "ms": 20.0, "error": "", **root,
-         "attributes": {"faas.name": "shop/hello", "faas.coldstart": True, "pilotlight.attempts": 1, "x": 0.5}},
-        {"id": EXEC, "parent": ROOT, "name": "exec", "kind": "client", "begin_ms": 5.0, "ms": 10.0, "error": "500", "attributes": {}},
-    ]  # fmt: skip
+        {
+            "id": ROOT,
+            "parent": CALLER,
+            "name": "POST",
+            "kind": "server",
+            "begin_ms": 0.0,
+            "ms": 20.0,
+            "error": "",
+            **root,
+            "attributes": {
+                "faas.name": "shop/hello",
+                "faas.coldstart": True,
+                "pilotlight.attempts": 1,
+                "x": 0.5,
+            },
+        },
+        {
+            "id": EXEC,
+            "parent": ROOT,
+            "name": "exec",
+            "kind": "client",
+            "begin_ms": 5.0,
+            "ms": 10.0,
+            "error": "500",
+            "attributes": {},
+        },
+    ]
     return {"id": TRACE, "call": "req-1", "at": 1_800_000_000.25, "spans": spans}
 
 
@@ -90,17 +120,27 @@ def test_a_collector_gets_ids_times_kinds_attributes_and_links(collector: Collec
 
     assert collector.paths == ["/v1/traces"]
     root, execution = collector.spans()
-    assert (root.trace_id.hex(), root.span_id.hex(), root.parent_span_id.hex()) == (TRACE, ROOT, CALLER)
+    assert (root.trace_id.hex(), root.span_id.hex(), root.parent_span_id.hex()) == (
+        TRACE,
+        ROOT,
+        CALLER,
+    )
     assert execution.parent_span_id.hex() == ROOT
     assert (root.kind, execution.kind) == (2, 3)  # SERVER, CLIENT
     assert (root.status.code, execution.status.code) == (0, 2)  # UNSET, ERROR
     assert root.start_time_unix_nano == 1_800_000_000_250_000_000
     assert execution.end_time_unix_nano - execution.start_time_unix_nano == 10_000_000
     assert {a.key: a.value.WhichOneof("value") for a in root.attributes} == {
-        "faas.name": "string_value", "faas.coldstart": "bool_value", "pilotlight.attempts": "int_value", "x": "double_value",
-    }  # fmt: skip
+        "faas.name": "string_value",
+        "faas.coldstart": "bool_value",
+        "pilotlight.attempts": "int_value",
+        "x": "double_value",
+    }
     assert [(link.trace_id.hex(), link.span_id.hex()) for link in root.links] == [(OTHER, CALLER)]
-    told = {a.key: a.value.string_value for a in collector.requests[0].resource_spans[0].resource.attributes}
+    told = {
+        a.key: a.value.string_value
+        for a in collector.requests[0].resource_spans[0].resource.attributes
+    }
     assert (told["service.name"], told["service.instance.id"]) == ("pilotlight", "a-0")
     assert (export.exported, export.dropped) == (1, 0)
 

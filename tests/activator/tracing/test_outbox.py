@@ -1,4 +1,5 @@
-"""Kept traces reach the controller; while it is away they wait within a bound, and what is lost is counted."""
+"""Kept traces reach the controller; while it is away they wait within a bound, and what is lost is
+counted."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ class Store:
 
 def answered(status: int) -> httpx.HTTPStatusError:
     request = httpx.Request("POST", "http://controller")
-    return httpx.HTTPStatusError("no", request=request, response=httpx.Response(status, request=request))
+    return httpx.HTTPStatusError(
+        "no", request=request, response=httpx.Response(status, request=request)
+    )
 
 
 def numbers(store: Store) -> list[Any]:
@@ -59,7 +62,9 @@ async def test_the_oldest_go_where_there_is_no_room() -> None:
     assert outbox.dropped == 2
 
 
-@pytest.mark.parametrize("error", [httpx.ConnectError("nobody"), answered(503)], ids=["away", "failing"])
+@pytest.mark.parametrize(
+    "error", [httpx.ConnectError("nobody"), answered(503)], ids=["away", "failing"]
+)
 async def test_a_controller_that_is_away_gets_them_later(error: Exception) -> None:
     store = Store(error)
     outbox = Outbox(store, gather_s=0)

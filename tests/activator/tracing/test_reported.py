@@ -65,7 +65,10 @@ def test_what_is_broken_is_nothing(value: bytes) -> None:
 
 
 def test_what_is_too_much_is_cut() -> None:
-    rows = [[f"{n:016x}", "", "x" * 999, -5.0, 1e300, "e" * 999, {f"k{k}": k for k in range(4)}] for n in range(1, 20)]
+    rows = [
+        [f"{n:016x}", "", "x" * 999, -5.0, 1e300, "e" * 999, {f"k{k}": k for k in range(4)}]
+        for n in range(1, 20)
+    ]
     reported = parse(encoded({"ms": 1e300, "spans": rows[:2], "dropped": 10**9}))
     assert reported is not None
     assert reported.ms == MAX_MS
@@ -75,7 +78,19 @@ def test_what_is_too_much_is_cut() -> None:
 
 
 def test_what_is_the_platforms_to_say_is_not_the_users() -> None:
-    reported = parse(told([ID, "", "n", 0.0, 1.0, "", {"pilotlight.tenant": "other", "faas.name": "x", "mine": "y"}]))
+    reported = parse(
+        told(
+            [
+                ID,
+                "",
+                "n",
+                0.0,
+                1.0,
+                "",
+                {"pilotlight.tenant": "other", "faas.name": "x", "mine": "y"},
+            ]
+        )
+    )
     assert reported is not None
     assert reported.spans[0].attributes == {"mine": "y"}
 
@@ -89,7 +104,9 @@ def test_what_would_move_a_cursor_is_no_text() -> None:
 @settings(max_examples=examples(40))
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.floats() | st.text(), lambda part: st.lists(part) | st.dictionaries(st.text(), part), max_leaves=20
+        st.none() | st.booleans() | st.floats() | st.text(),
+        lambda part: st.lists(part) | st.dictionaries(st.text(), part),
+        max_leaves=20,
     )
 )
 def test_no_json_breaks_the_reader(body: Any) -> None:

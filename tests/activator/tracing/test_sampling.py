@@ -1,4 +1,5 @@
-"""A flood of one kind is a handful of traces, and takes nothing from other kinds and other tenants."""
+"""A flood of one kind is a handful of traces, and takes nothing from other kinds and other
+tenants."""
 
 from __future__ import annotations
 

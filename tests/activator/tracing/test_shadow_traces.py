@@ -1,4 +1,5 @@
-"""The copy of a call has a trace of its own, linked to the call's, and takes no room from its tenant's."""
+"""The copy of a call has a trace of its own, linked to the call's, and takes no room from its
+tenant's."""
 
 from __future__ import annotations
 

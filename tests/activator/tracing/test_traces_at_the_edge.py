@@ -70,18 +70,31 @@ def tree(trace: Json) -> dict[str, str]:
 
 
 async def failing(request: WorkerRequest) -> WorkerAnswer:
-    return WorkerAnswer(status=500, body=b'{"detail":"no"}', outcome="raised", content_type="application/problem+json")
+    return WorkerAnswer(
+        status=500,
+        body=b'{"detail":"no"}',
+        outcome="raised",
+        content_type="application/problem+json",
+    )
 
 
 def received(edge: Edge) -> list[dict[str, str]]:
-    return [request.headers for worker in edge.fleet.workers.values() for request in worker.requests]
+    return [
+        request.headers for worker in edge.fleet.workers.values() for request in worker.requests
+    ]
 
 
-async def test_a_call_that_waited_for_a_start_is_kept_with_its_phases(edge: Edge, patient: Objectives) -> None:
+async def test_a_call_that_waited_for_a_start_is_kept_with_its_phases(
+    edge: Edge, patient: Objectives
+) -> None:
     edge.add(route_of(spec_of(objectives=patient)))
     answer = await edge.call(json={"x": 1})
     (trace,) = edge.traces
-    assert (trace["kept_for"], trace["start_kind"], trace["call"]) == ("cold", "COLD", answer.headers["x-request-id"])
+    assert (trace["kept_for"], trace["start_kind"], trace["call"]) == (
+        "cold",
+        "COLD",
+        answer.headers["x-request-id"],
+    )
     assert trace["id"] == trace_id_of(trace["call"])
     route = "POST /v1/functions/shop/hello:invoke"
     assert {"fork": "start", "start": route, "exec": route}.items() <= tree(trace).items()
@@ -91,24 +104,33 @@ async def test_a_call_that_waited_for_a_start_is_kept_with_its_phases(edge: Edge
     assert root["attributes"]["http.response.status_code"] == 200
     assert root["attributes"]["pilotlight.start_kind"] == "COLD"
     assert spans(trace)["start"]["attributes"]["pilotlight.node"]
-    assert all(span["begin_ms"] >= 0 and span["begin_ms"] + span["ms"] <= root["ms"] + 0.01 for span in trace["spans"])
+    assert all(
+        span["begin_ms"] >= 0 and span["begin_ms"] + span["ms"] <= root["ms"] + 0.01
+        for span in trace["spans"]
+    )
 
 
-async def test_a_worker_is_asked_for_its_spans_where_the_call_waited_for_a_start(edge: Edge, patient: Objectives) -> None:
+async def test_a_worker_is_asked_for_its_spans_where_the_call_waited_for_a_start(
+    edge: Edge, patient: Objectives
+) -> None:
     edge.add(route_of(spec_of(objectives=patient)))
     await edge.call(json={"x": 1})
     parent = parse(received(edge)[0]["traceparent"].encode())
     assert parent == (edge.traces[0]["id"], attempt_span_of(edge.traces[0]["call"]), True)
 
 
-async def test_an_ordinary_warm_call_leaves_no_trace_and_tells_its_worker_nothing(warm: Edge) -> None:
+async def test_an_ordinary_warm_call_leaves_no_trace_and_tells_its_worker_nothing(
+    warm: Edge,
+) -> None:
     await warm.call(json={"x": 1})
     assert warm.traces == []
     assert "traceparent" not in received(warm)[-1]
 
 
 async def test_a_caller_that_keeps_its_trace_finds_the_call_in_it(warm: Edge) -> None:
-    await warm.call(json={"x": 1}, headers={**SAMPLED, "tracestate": "congo=t61rcWkgMzE,rojo=00f067aa0ba902b7"})
+    await warm.call(
+        json={"x": 1}, headers={**SAMPLED, "tracestate": "congo=t61rcWkgMzE,rojo=00f067aa0ba902b7"}
+    )
     (trace,) = warm.traces
     assert (trace["id"], trace["kept_for"], trace["spans"][0]["parent"]) == (TRACE, "asked", SPAN)
     told = received(warm)[-1]
@@ -126,7 +148,10 @@ async def test_a_caller_that_does_not_keep_its_trace_is_still_the_parent(warm: E
     assert (parent.trace_id, parent.is_sampled, parent.span_id == SPAN) == (TRACE, False, False)
 
 
-@pytest.mark.parametrize("broken", ["nonsense", f"00-{'0' * 32}-{SPAN}-01", f"ff-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-01-x"])
+@pytest.mark.parametrize(
+    "broken",
+    ["nonsense", f"00-{'0' * 32}-{SPAN}-01", f"ff-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-01-x"],
+)
 async def test_a_broken_context_is_none(warm: Edge, broken: str) -> None:
     answer = await warm.call(json={"x": 1}, headers={"traceparent": broken, "tracestate": "a=1"})
     assert answer.status_code == 200
@@ -134,14 +159,20 @@ async def test_a_broken_context_is_none(warm: Edge, broken: str) -> None:
     assert not {"traceparent", "tracestate"} & received(warm)[-1].keys()
 
 
-async def test_a_flood_of_calls_that_ask_is_not_a_flood_of_traces(warm: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_flood_of_calls_that_ask_is_not_a_flood_of_traces(
+    warm: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
     take = warm.tracer._sampling.take
-    monkeypatch.setattr(warm.tracer._sampling, "take", lambda tenant, reason, _: take(tenant, reason, 1.0))  # no time passes
+    # no time passes
+    monkeypatch.setattr(
+        warm.tracer._sampling, "take", lambda tenant, reason, _: take(tenant, reason, 1.0)
+    )
     bound = int(RATES[ASKED] * BURST_S)
     for _ in range(bound + 20):
         await warm.call(json={"x": 1}, headers=SAMPLED)
     assert len(warm.traces) == bound
-    assert parse(received(warm)[-1]["traceparent"].encode()) is not None  # it is told as not sampled
+    # it is told as not sampled
+    assert parse(received(warm)[-1]["traceparent"].encode()) is not None
 
 
 async def test_a_failed_call_is_kept(warm: Edge, script: Script) -> None:
@@ -177,7 +208,9 @@ async def test_a_call_whose_start_failed_says_so(edge: Edge, patient: Objectives
     assert "exec" not in spans(trace)
 
 
-async def test_an_attempt_whose_worker_died_is_a_span_of_its_own(edge: Edge, script: Script, patient: Objectives) -> None:
+async def test_an_attempt_whose_worker_died_is_a_span_of_its_own(
+    edge: Edge, script: Script, patient: Objectives
+) -> None:
     edge.add(route_of(spec_of(objectives=patient, idempotent=True)))
     await edge.call(json={"x": 0})
     edge.traces.clear()
@@ -197,27 +230,46 @@ async def test_an_attempt_whose_worker_died_is_a_span_of_its_own(edge: Edge, scr
     assert found["attempt 2"]["error"] == ""
     executions = [span for span in trace["spans"] if span["name"] == "exec"]
     assert [span["error"] for span in executions] == ["worker-gone", ""]
-    assert [span["parent"] for span in executions] == [found["attempt 1"]["id"], found["attempt 2"]["id"]]
-    assert executions[0]["attributes"]["faas.instance"] != executions[1]["attributes"]["faas.instance"]
-    assert parse(received(edge)[-1]["traceparent"].encode()) == (TRACE, attempt_span_of(trace["call"], 2), True)
+    assert [span["parent"] for span in executions] == [
+        found["attempt 1"]["id"],
+        found["attempt 2"]["id"],
+    ]
+    assert (
+        executions[0]["attributes"]["faas.instance"] != executions[1]["attributes"]["faas.instance"]
+    )
+    assert parse(received(edge)[-1]["traceparent"].encode()) == (
+        TRACE,
+        attempt_span_of(trace["call"], 2),
+        True,
+    )
 
 
 def reported(*rows: list[Any], ms: float = 0.1) -> str:
-    return "pilotlight-spans: " + base64.b64encode(json.dumps({"ms": ms, "spans": rows, "dropped": 0}).encode()).decode()
+    return (
+        "pilotlight-spans: "
+        + base64.b64encode(json.dumps({"ms": ms, "spans": rows, "dropped": 0}).encode()).decode()
+    )
 
 
-async def test_what_user_code_recorded_hangs_below_the_workers_time(warm: Edge, script: Script) -> None:
+async def test_what_user_code_recorded_hangs_below_the_workers_time(
+    warm: Edge, script: Script
+) -> None:
     one, two = "00000000000000a1", "00000000000000a2"
 
     async def tell(request: WorkerRequest) -> WorkerAnswer:
-        rows = ([one, "", "tokenise", 0.01, 0.02, "", {"tokens": 12}], [two, one, "lookup", 0.01, 0.01, "KeyError", {}])
+        rows = (
+            [one, "", "tokenise", 0.01, 0.02, "", {"tokens": 12}],
+            [two, one, "lookup", 0.01, 0.01, "KeyError", {}],
+        )
         return WorkerAnswer(headers=(reported(*rows),))
 
     script.now = tell
     answer = await warm.call(json={"x": 1}, headers=SAMPLED)
     assert "pilotlight-spans" not in answer.headers
     (trace,) = warm.traces
-    assert {"worker": "exec", "tokenise": "worker", "lookup": "tokenise"}.items() <= tree(trace).items()
+    assert {"worker": "exec", "tokenise": "worker", "lookup": "tokenise"}.items() <= tree(
+        trace
+    ).items()
     assert spans(trace)["tokenise"]["attributes"] == {"tokens": 12}
     assert spans(trace)["lookup"]["error"] == "KeyError"
 
@@ -226,14 +278,23 @@ async def test_spans_that_go_in_circles_hang_below_the_worker(warm: Edge, script
     one, two = "00000000000000a1", "00000000000000a2"
 
     async def tell(request: WorkerRequest) -> WorkerAnswer:
-        return WorkerAnswer(headers=(reported([one, two, "a", 0, 0, "", {"id": "x", "kind": "y"}], [two, one, "b", 0, 0, "", {}]),))
+        return WorkerAnswer(
+            headers=(
+                reported(
+                    [one, two, "a", 0, 0, "", {"id": "x", "kind": "y"}],
+                    [two, one, "b", 0, 0, "", {}],
+                ),
+            )
+        )
 
     script.now = tell
     await warm.call(json={"x": 1}, headers=SAMPLED)
     assert {"a": "worker", "b": "a"}.items() <= tree(warm.traces[0]).items()
 
 
-async def test_a_worker_that_talks_nonsense_costs_its_own_spans_only(warm: Edge, script: Script) -> None:
+async def test_a_worker_that_talks_nonsense_costs_its_own_spans_only(
+    warm: Edge, script: Script
+) -> None:
     async def tell(request: WorkerRequest) -> WorkerAnswer:
         return WorkerAnswer(headers=("pilotlight-spans: nonsense",))
 
@@ -271,7 +332,7 @@ async def test_a_caller_that_leaves_is_no_error(warm: Edge, script: Script) -> N
     assert warm.traces == []
 
 
-# -- raw HTTP -----------------------------------------------------------------------------------------------------------
+# -- raw HTTP --------------------------------------------------------------------------------------
 @pytest.fixture(name="web")
 async def _web(edge: Edge, patient: Objectives) -> Edge:
     """A web application with an instance, and no trace yet."""
@@ -282,10 +343,14 @@ async def _web(edge: Edge, patient: Objectives) -> Edge:
 
 
 async def raw(edge: Edge, **headers: str) -> httpx.Response:
-    return await edge.client.get(f"{edge.url}/fn/shop/site/page", headers={"authorization": f"Bearer {KEY}", **headers})
+    return await edge.client.get(
+        f"{edge.url}/fn/shop/site/page", headers={"authorization": f"Bearer {KEY}", **headers}
+    )
 
 
-async def test_a_raw_request_has_a_trace_and_its_function_our_span_as_parent(web: Edge, script: Script) -> None:
+async def test_a_raw_request_has_a_trace_and_its_function_our_span_as_parent(
+    web: Edge, script: Script
+) -> None:
     async def tell(request: WorkerRequest) -> WorkerAnswer:
         return WorkerAnswer(headers=(reported(["00000000000000a1", "", "render", 0, 0, "", {}]),))
 
@@ -293,7 +358,9 @@ async def test_a_raw_request_has_a_trace_and_its_function_our_span_as_parent(web
     answer = await raw(web, **SAMPLED, tracestate="a=1")
     assert "pilotlight-spans" not in answer.headers
     (trace,) = web.traces
-    assert {"worker": "exec", "render": "worker", "exec": "GET /fn/shop/site"}.items() <= tree(trace).items()
+    assert {"worker": "exec", "render": "worker", "exec": "GET /fn/shop/site"}.items() <= tree(
+        trace
+    ).items()
     told = received(web)[-1]
     assert parse(told["traceparent"].encode()) == (TRACE, attempt_span_of(trace["call"]), True)
     assert told["tracestate"] == "a=1"
@@ -305,12 +372,16 @@ async def test_a_broken_context_of_a_raw_request_does_not_reach_the_function(web
     assert web.traces == []
 
 
-async def test_a_stranger_to_a_public_function_keeps_no_trace_of_its_owner(edge: Edge, patient: Objectives) -> None:
+async def test_a_stranger_to_a_public_function_keeps_no_trace_of_its_owner(
+    edge: Edge, patient: Objectives
+) -> None:
     edge.add_tenant("acme")
     edge.add(route_of(spec_of(objectives=patient, access=("*",))))
     await edge.call(json={"x": 0})
     edge.traces.clear()
-    answer = await edge.client.post(f"{edge.url}/t/acme/v1/functions/shop/hello:invoke", json={"x": 1}, headers=SAMPLED)
+    answer = await edge.client.post(
+        f"{edge.url}/t/acme/v1/functions/shop/hello:invoke", json={"x": 1}, headers=SAMPLED
+    )
     assert answer.status_code == 200, answer.text
     assert edge.traces == []
     parent = parse(received(edge)[-1]["traceparent"].encode())
@@ -324,7 +395,7 @@ async def test_a_raw_request_that_fails_is_kept(web: Edge, script: Script) -> No
     assert [(trace["kept_for"], trace["status"]) for trace in web.traces] == [("error", 500)]
 
 
-# -- calls that nobody waits for ----------------------------------------------------------------------------------------
+# -- calls that nobody waits for -------------------------------------------------------------------
 async def submitted(edge: Edge, **headers: str) -> str:
     answer = await edge.call("shop/hello:submit", json={"x": 1}, headers=headers)
     assert answer.status_code == 202
@@ -339,10 +410,16 @@ async def test_a_submitted_call_stays_in_its_callers_trace(warm: Edge) -> None:
     root = trace["spans"][0]
     assert (root["name"], root["kind"], root["parent"]) == ("shop/hello", "consumer", SPAN)
     assert root["attributes"]["faas.trigger"] == "pubsub"
-    assert parse(received(warm)[-1]["traceparent"].encode()) == (TRACE, attempt_span_of(call_id), True)
+    assert parse(received(warm)[-1]["traceparent"].encode()) == (
+        TRACE,
+        attempt_span_of(call_id),
+        True,
+    )
 
 
-async def test_attempts_of_a_submitted_call_are_spans_of_one_trace(edge: Edge, script: Script, patient: Objectives) -> None:
+async def test_attempts_of_a_submitted_call_are_spans_of_one_trace(
+    edge: Edge, script: Script, patient: Objectives
+) -> None:
     retries = RetryPolicy(max_retries=1, initial_delay_s=0.001)
     edge.add(route_of(spec_of(objectives=patient, retries=retries)))
     await edge.call(json={"x": 0})
@@ -363,10 +440,14 @@ async def test_attempts_of_a_submitted_call_are_spans_of_one_trace(edge: Edge, s
 async def test_a_call_keeps_its_trace_over_a_restart() -> None:
     trace = Trace(TRACE, SPAN, state=b"a=1", kept_for=ASKED)
     again = Trace.from_json(json.loads(json.dumps(trace.to_json())))
-    assert [getattr(again, name) for name in Trace.__slots__] == [getattr(trace, name) for name in Trace.__slots__]
+    assert [getattr(again, name) for name in Trace.__slots__] == [
+        getattr(trace, name) for name in Trace.__slots__
+    ]
 
 
-async def test_a_retry_while_the_caller_waits_is_an_attempt_of_the_same_trace(edge: Edge, script: Script, patient: Objectives) -> None:
+async def test_a_retry_while_the_caller_waits_is_an_attempt_of_the_same_trace(
+    edge: Edge, script: Script, patient: Objectives
+) -> None:
     retries = RetryPolicy(max_retries=1, initial_delay_s=0.001)
     edge.add(route_of(spec_of(objectives=patient, retries=retries)))
     for _ in range(20):  # callers earn their retries by calls

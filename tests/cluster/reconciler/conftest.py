@@ -21,7 +21,15 @@ from tests.fakes.small_serving import SmallServing
 
 RUNTIME = "registry.example/runtime@sha256:" + "0" * 64
 PATIENCE_S = 30.0
-QUICK = Pace(workers=4, first_retry_s=0.02, most_retry_s=0.1, most_away_s=0.1, feed_s=60.0, config_s=0.1, sync_s=0.2)
+QUICK = Pace(
+    workers=4,
+    first_retry_s=0.02,
+    most_retry_s=0.1,
+    most_away_s=0.1,
+    feed_s=60.0,
+    config_s=0.1,
+    sync_s=0.2,
+)
 
 
 @dataclass(kw_only=True)
@@ -43,9 +51,15 @@ class Bench:
         """A reconciler, for the time of a block."""
         async with await Cluster.connect(self.settings) as cluster:
             self.reconciler = Reconciler(
-                cluster, store=self.platform.store, key=self.platform.key, bell=self.platform.bell,
-                statuses=statuses or self.statuses, pace=QUICK, wall=lambda: self.wall_s, may_write=lambda: self.may_write,
-            )  # fmt: skip
+                cluster,
+                store=self.platform.store,
+                key=self.platform.key,
+                bell=self.platform.bell,
+                statuses=statuses or self.statuses,
+                pace=QUICK,
+                wall=lambda: self.wall_s,
+                may_write=lambda: self.may_write,
+            )
             task = asyncio.create_task(self.reconciler.run())
             try:
                 yield self.reconciler
@@ -60,11 +74,16 @@ class Bench:
                 while not is_so():
                     await asyncio.sleep(0.005)
         except TimeoutError:
-            raise AssertionError(f"{what or 'never so'}: {self.reconciler!r}, {self.status()}") from None
+            raise AssertionError(
+                f"{what or 'never so'}: {self.reconciler!r}, {self.status()}"
+            ) from None
 
     async def until_phase(self, phase: str, function: str | None = None) -> FunctionStatus:
         """Wait for a function's phase; returns its status."""
-        await self.until(lambda: (status := self.status(function)) is not None and status.phase == phase, f"not {phase}")
+        await self.until(
+            lambda: (status := self.status(function)) is not None and status.phase == phase,
+            f"not {phase}",
+        )
         status = self.status(function)
         assert status is not None
         return status
@@ -87,8 +106,16 @@ class Bench:
 @pytest.fixture
 async def bench(api_server: ApiServer, kubeconfig: Path, tmp_path: Path) -> AsyncIterator[Bench]:
     """An API server with a small Knative, and an empty platform."""
-    settings = ClusterSettings(kubeconfig=str(kubeconfig), runtime_image=RUNTIME, namespace="default")
+    settings = ClusterSettings(
+        kubeconfig=str(kubeconfig), runtime_image=RUNTIME, namespace="default"
+    )
     platform = FedPlatform(tmp_path, bell=Bell())
     with SmallServing(api_server) as serving:
-        yield Bench(server=api_server, serving=serving, platform=platform, kubeconfig=kubeconfig, settings=settings)
+        yield Bench(
+            server=api_server,
+            serving=serving,
+            platform=platform,
+            kubeconfig=kubeconfig,
+            settings=settings,
+        )
     platform.close()

@@ -12,7 +12,9 @@ from pilotlight.cluster.settings import ClusterSettings
 from pilotlight.controller.cluster.mirror import Mirror
 
 
-async def test_what_was_deleted_while_the_watch_was_cut_is_told_by_the_next_listing(kubeconfig: Path) -> None:
+async def test_what_was_deleted_while_the_watch_was_cut_is_told_by_the_next_listing(
+    kubeconfig: Path,
+) -> None:
     changes: list[tuple[Kind, Change]] = []
     gone = asyncio.Event()
 
@@ -29,4 +31,6 @@ async def test_what_was_deleted_while_the_watch_was_cut_is_told_by_the_next_list
         async with mirror, asyncio.timeout(20):
             await gone.wait()
         assert mirror.get(CONFIG_MAP, "a", "fn-acme") is None
-        assert [(kind, change) for kind, change in changes if change.type == "DELETED"] == [(CONFIG_MAP, Change("DELETED", written))]
+        assert [(kind, change) for kind, change in changes if change.type == "DELETED"] == [
+            (CONFIG_MAP, Change("DELETED", written))
+        ]

@@ -1,4 +1,5 @@
-"""The reconciler: what the platform wants comes to be in the cluster, step by step, and nothing is written where nothing changed."""
+"""The reconciler: what the platform wants comes to be in the cluster, step by step, and nothing is
+written where nothing changed."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ async def test_a_deployed_function_becomes_a_service_in_its_tenants_namespace(be
     assert status.revision == "v1-000001"
     assert traffic_of(bench) == [(ONE, 100, "")]
     assert bench.server.get("v1", "ConfigMap", ONE, "fn-acme") is not None
-    assert bench.server.get("policy/v1", "PodDisruptionBudget", "search-embed", "fn-acme") is not None
+    assert (
+        bench.server.get("policy/v1", "PodDisruptionBudget", "search-embed", "fn-acme") is not None
+    )
     namespace = bench.server.get("v1", "Namespace", "fn-acme")
     assert namespace is not None
     assert namespace["metadata"]["labels"][names.TENANT] == ACME.id
@@ -85,12 +88,17 @@ async def test_a_new_revision_takes_traffic_once_it_is_ready(bench: Bench) -> No
     assert status.revision == "v2-000002"
 
 
-async def test_a_revision_that_will_not_be_ready_takes_no_traffic_and_says_why(bench: Bench) -> None:
+async def test_a_revision_that_will_not_be_ready_takes_no_traffic_and_says_why(
+    bench: Bench,
+) -> None:
     bench.platform.tenant()
     bench.platform.function(spec())
     async with bench.running():
         await bench.until_phase("ready")
-        bench.serving.failing[TWO] = ("ImagePullBackOff", 'Back-off pulling image "registry.example/x"')
+        bench.serving.failing[TWO] = (
+            "ImagePullBackOff",
+            'Back-off pulling image "registry.example/x"',
+        )
         bench.platform.function(two(), weights={"v2-000002": 100})
         status = await bench.until_phase("failed")
         assert status.reason == "ImagePullBackOff"
@@ -152,7 +160,9 @@ async def test_going_back_to_the_revision_before_ends_its_being_kept(bench: Benc
     assert bench.serving.made == [ONE, TWO]
 
 
-async def test_a_platform_that_moves_to_another_cluster_brings_all_its_revisions(bench: Bench) -> None:
+async def test_a_platform_that_moves_to_another_cluster_brings_all_its_revisions(
+    bench: Bench,
+) -> None:
     bench.platform.tenant()
     bench.platform.function(two(), weights={"v1-000001": 90, "v2-000002": 10})
     async with bench.running():
@@ -169,7 +179,9 @@ async def test_other_settings_of_the_platform_concern_new_revisions_only(bench: 
     async with bench.running():
         await bench.until_phase("ready")
         await bench.until_quiet()
-    object.__setattr__(bench.settings, "runtime_image", "registry.example/runtime@sha256:" + "1" * 64)
+    object.__setattr__(
+        bench.settings, "runtime_image", "registry.example/runtime@sha256:" + "1" * 64
+    )
     bench.server.requests.clear()
     async with bench.running():
         await bench.until_quiet()
@@ -177,7 +189,9 @@ async def test_other_settings_of_the_platform_concern_new_revisions_only(bench: 
         bench.platform.function(two(), weights={"v2-000002": 100})
         await bench.until(lambda: traffic_of(bench)[0] == (TWO, 100, ""))
     images = {
-        name: bench.server.get(SERVING, "Revision", name, "fn-acme")["spec"]["containers"][0]["image"][-1]  # type: ignore[index]
+        name: bench.server.get(SERVING, "Revision", name, "fn-acme")["spec"]["containers"][0][  # type: ignore[index]
+            "image"
+        ][-1]
         for name in (ONE, TWO)
     }
     assert images == {ONE: "0", TWO: "1"}
@@ -208,7 +222,13 @@ async def test_a_secret_that_was_deleted_leaves_no_values_in_the_cluster(bench: 
     bench.platform.function(spec(secrets=("api", "other")))
     async with bench.running():
         await bench.until_phase("ready")
-        bench.server.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "theirs", "namespace": "fn-acme"}})
+        bench.server.put(
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {"name": "theirs", "namespace": "fn-acme"},
+            }
+        )
         bench.platform.no_secret("api")
         await bench.until(lambda: sorted(names_of_secrets()) == ["secret-other", "theirs"])
         await bench.until_quiet()
@@ -222,7 +242,10 @@ async def test_a_secret_that_is_missing_is_told_with_the_way_to_one(bench: Bench
     bench.platform.function(spec(secrets=("api",)))
     async with bench.running():
         status = await bench.until_phase("failed")
-        assert (status.reason, "pilotlight secret create api" in status.message) == ("Invalid", True)
+        assert (status.reason, "pilotlight secret create api" in status.message) == (
+            "Invalid",
+            True,
+        )
         bench.platform.secret("api", {"TOKEN": "one"})
         await bench.until_phase("ready")
 
@@ -245,10 +268,14 @@ async def test_a_function_that_is_gone_leaves_nothing_and_its_neighbour_stays(be
         await bench.until_phase("ready")
         await bench.until_phase("ready", other)
         bench.platform.no_function(PATH)
-        await bench.until(lambda: bench.server.get(SERVING, "Service", "search-embed", "fn-acme") is None)
+        await bench.until(
+            lambda: bench.server.get(SERVING, "Service", "search-embed", "fn-acme") is None
+        )
         await bench.until(lambda: bench.server.get("v1", "ConfigMap", ONE, "fn-acme") is None)
         await bench.until(lambda: len(bench.statuses.known()) == 1)
-        assert bench.server.get("policy/v1", "PodDisruptionBudget", "search-embed", "fn-acme") is None
+        assert (
+            bench.server.get("policy/v1", "PodDisruptionBudget", "search-embed", "fn-acme") is None
+        )
         assert traffic_of(bench, "search-rank") == [("search-rank-v1-000001", 100, "")]
 
 
@@ -259,7 +286,9 @@ async def test_a_stopped_app_has_no_service_until_it_is_deployed_again(bench: Be
         await bench.until_phase("ready")
         bench.platform.function(spec(), stopped=True)
         await bench.until(lambda: traffic_of(bench) == [])
-        await bench.until(lambda: (status := bench.status()) is not None and status.reason == "Stopped")
+        await bench.until(
+            lambda: (status := bench.status()) is not None and status.reason == "Stopped"
+        )
         bench.platform.function(spec())
         await bench.until(lambda: traffic_of(bench) == [(ONE, 100, "")])
 
@@ -271,8 +300,12 @@ async def test_a_tenants_namespaces_go_with_the_tenant(bench: Bench) -> None:
     bench.platform.function(spec())
     bench.platform.function(spec(), environment="staging")
     async with bench.running():
-        await bench.until(lambda: all(status.phase == "ready" for status in bench.statuses.known().values()))
-        await bench.until(lambda: bench.server.get("v1", "Namespace", "fn-acme--staging") is not None)
+        await bench.until(
+            lambda: all(status.phase == "ready" for status in bench.statuses.known().values())
+        )
+        await bench.until(
+            lambda: bench.server.get("v1", "Namespace", "fn-acme--staging") is not None
+        )
         for environment in ("main", "staging"):
             bench.platform.no_function(f"{ACME.id}/{environment}/search/embed")
         bench.platform.no_tenant()
@@ -290,7 +323,9 @@ async def test_a_changed_plan_reaches_the_quota(bench: Bench) -> None:
     async with bench.running():
         await bench.until_phase("ready")
         assert hard()["requests.nvidia.com/gpu"] == "4"
-        bench.platform.tenant(TenantRecord(id=ACME.id, name=ACME.name, uid=ACME.uid, plan={"gpus": 8}))
+        bench.platform.tenant(
+            TenantRecord(id=ACME.id, name=ACME.name, uid=ACME.uid, plan={"gpus": 8})
+        )
         await bench.until(lambda: hard().get("requests.nvidia.com/gpu") == "8")
         assert "pods" not in hard()
 

@@ -35,7 +35,9 @@ async def test_foreign_edits_are_put_right(bench: Bench) -> None:
         bench.server.put({**there, "spec": {**there["spec"], **spec}})
 
     def egress() -> Any:
-        policy = bench.server.get("networking.k8s.io/v1", "NetworkPolicy", "pilotlight-out", "fn-acme")
+        policy = bench.server.get(
+            "networking.k8s.io/v1", "NetworkPolicy", "pilotlight-out", "fn-acme"
+        )
         return policy["spec"]["egress"] if policy is not None else None
 
     bench.platform.tenant()
@@ -44,14 +46,21 @@ async def test_foreign_edits_are_put_right(bench: Bench) -> None:
         await bench.until_phase("ready")
         await bench.until_quiet()
         wanted = traffic_of(bench)
-        edited(SERVING, "Service", "search-embed", {"traffic": [{"revisionName": TWO, "latestRevision": False, "percent": 100}]})
+        edited(
+            SERVING,
+            "Service",
+            "search-embed",
+            {"traffic": [{"revisionName": TWO, "latestRevision": False, "percent": 100}]},
+        )
         await bench.until(lambda: traffic_of(bench) == wanted)
         rules = egress()
         edited("networking.k8s.io/v1", "NetworkPolicy", "pilotlight-out", {"egress": [{}]})
         await bench.until(lambda: egress() == rules)
 
 
-async def test_a_revision_that_was_deleted_behind_our_back_comes_back_the_same(bench: Bench) -> None:
+async def test_a_revision_that_was_deleted_behind_our_back_comes_back_the_same(
+    bench: Bench,
+) -> None:
     bench.platform.tenant()
     bench.platform.function(two(), weights={"v1-000001": 60, "v2-000002": 40})
     async with bench.running():
@@ -67,7 +76,10 @@ async def test_a_revision_that_was_deleted_behind_our_back_comes_back_the_same(b
         after = bench.server.get(SERVING, "Revision", ONE, "fn-acme")
         assert after is not None
         assert after["spec"] == before["spec"]
-        assert after["metadata"]["annotations"][names.KEY] == before["metadata"]["annotations"][names.KEY]
+        assert (
+            after["metadata"]["annotations"][names.KEY]
+            == before["metadata"]["annotations"][names.KEY]
+        )
         assert traffic_of(bench) == [(ONE, 60, ""), (TWO, 40, "")]
 
 
@@ -94,7 +106,11 @@ async def test_a_namespace_that_is_being_deleted_is_waited_for(bench: Bench) -> 
         bench.server.put({**held, "metadata": {**held["metadata"], "finalizers": ["test/hold"]}})
         async with await Cluster.connect(bench.settings) as operator:
             await operator.delete(NAMESPACE, "fn-acme")
-            await bench.until(lambda: (status := bench.status()) is not None and status.reason == "NamespaceEnding")
+            await bench.until(
+                lambda: (
+                    (status := bench.status()) is not None and status.reason == "NamespaceEnding"
+                )
+            )
             assert (await bench.until_phase("pending")).message
             held = bench.server.get("v1", "ConfigMap", ONE, "fn-acme")
             assert held is not None
@@ -131,7 +147,11 @@ async def test_names_that_are_taken_are_left_alone(bench: Bench) -> None:
         "apiVersion": SERVING,
         "kind": "Service",
         "metadata": {"name": "search-embed", "namespace": "fn-acme"},
-        "spec": {"template": {"spec": {"containers": [{"image": "registry.example/theirs@sha256:" + "2" * 64}]}}},
+        "spec": {
+            "template": {
+                "spec": {"containers": [{"image": "registry.example/theirs@sha256:" + "2" * 64}]}
+            }
+        },
     }
     bench.server.put(theirs)  # its namespace is theirs, too
     bench.platform.tenant()
@@ -144,19 +164,37 @@ async def test_names_that_are_taken_are_left_alone(bench: Bench) -> None:
         assert namespace is not None
         metadata = {**namespace["metadata"], "labels": {names.MANAGED_BY: "pilotlight"}}
         bench.server.put({**namespace, "metadata": metadata})  # handed over
-        await bench.until(lambda: "Service fn-acme/search-embed" in (status.message if (status := bench.status()) else ""))
+        await bench.until(
+            lambda: (
+                "Service fn-acme/search-embed"
+                in (status.message if (status := bench.status()) else "")
+            )
+        )
     there = bench.server.get(SERVING, "Service", "search-embed", "fn-acme")
     assert there is not None
-    assert there["spec"]["template"]["spec"]["containers"][0]["image"] == "registry.example/theirs@sha256:" + "2" * 64
+    assert (
+        there["spec"]["template"]["spec"]["containers"][0]["image"]
+        == "registry.example/theirs@sha256:" + "2" * 64
+    )
 
 
-async def test_a_feature_that_is_off_is_named_with_the_command_that_switches_it_on(tmp_path: Path) -> None:
+async def test_a_feature_that_is_off_is_named_with_the_command_that_switches_it_on(
+    tmp_path: Path,
+) -> None:
     async with ApiServer(ready=False) as server:
         with SmallServing(server) as serving:
             kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-            settings = ClusterSettings(kubeconfig=str(kubeconfig), runtime_image=RUNTIME, namespace="default")
+            settings = ClusterSettings(
+                kubeconfig=str(kubeconfig), runtime_image=RUNTIME, namespace="default"
+            )
             platform = FedPlatform(tmp_path, bell=Bell())
-            bench = Bench(server=server, serving=serving, platform=platform, kubeconfig=kubeconfig, settings=settings)
+            bench = Bench(
+                server=server,
+                serving=serving,
+                platform=platform,
+                kubeconfig=kubeconfig,
+                settings=settings,
+            )
             platform.tenant()
             platform.function(spec())
             async with bench.running():
@@ -202,7 +240,12 @@ async def test_an_api_server_that_was_away_finds_everything_as_it_should_be(benc
         await bench.until_phase("ready")
         async with away(bench.server):
             bench.platform.function(two(), weights={"v2-000002": 100})
-            await bench.until(lambda: (status := bench.status()) is not None and status.reason in ("ClusterUnreachable", "Overloaded"))
+            await bench.until(
+                lambda: (
+                    (status := bench.status()) is not None
+                    and status.reason in ("ClusterUnreachable", "Overloaded")
+                )
+            )
         await bench.until(lambda: traffic_of(bench)[:1] == [(TWO, 100, "")])
         await bench.until_phase("ready")
 
@@ -236,7 +279,9 @@ async def test_an_empty_database_deletes_nothing(bench: Bench, tmp_path: Path) -
     bench.platform = kept
 
 
-async def test_a_route_that_is_not_understood_is_no_wish_that_its_function_were_gone(bench: Bench) -> None:
+async def test_a_route_that_is_not_understood_is_no_wish_that_its_function_were_gone(
+    bench: Bench,
+) -> None:
     bench.platform.tenant()
     embed = bench.platform.function(spec())
     async with bench.running():
@@ -245,7 +290,9 @@ async def test_a_route_that_is_not_understood_is_no_wish_that_its_function_were_
     bench.platform.functions({path: {**route, "said_by_a_later_version": True}})
     bench.statuses.drop(embed)
     async with bench.running():
-        await bench.until(lambda: (status := bench.status(embed)) is not None and status.reason == "NotUnderstood")
+        await bench.until(
+            lambda: (status := bench.status(embed)) is not None and status.reason == "NotUnderstood"
+        )
         await bench.until_quiet()
         assert traffic_of(bench) == [(ONE, 100, "")]
         bench.platform.no_function(path)
@@ -253,7 +300,8 @@ async def test_a_route_that_is_not_understood_is_no_wish_that_its_function_were_
 
 
 async def test_of_two_controllers_one_works_and_the_other_takes_over(bench: Bench) -> None:
-    terms = LeaseTerms(lease_s=60.0, renew_s=40.0, retry_s=0.1)  # given back, never left: nobody loses it on a busy machine
+    # given back, never left: nobody loses it on a busy machine
+    terms = LeaseTerms(lease_s=60.0, renew_s=40.0, retry_s=0.1)
     at_work: list[str] = []
     overlaps: list[list[str]] = []
     bench.platform.tenant()
@@ -262,7 +310,9 @@ async def test_of_two_controllers_one_works_and_the_other_takes_over(bench: Benc
     async def controller(name: str) -> None:
         async with (
             await Cluster.connect(bench.settings) as cluster,
-            Election(cluster, name="reconciler", namespace="default", identity=name, terms=terms) as election,
+            Election(
+                cluster, name="reconciler", namespace="default", identity=name, terms=terms
+            ) as election,
         ):
             while True:
                 await election.wait_leader()
@@ -270,7 +320,11 @@ async def test_of_two_controllers_one_works_and_the_other_takes_over(bench: Benc
                 overlaps.append(list(at_work))
                 try:
                     reconciler = Reconciler(
-                        cluster, store=bench.platform.store, key=bench.platform.key, bell=bench.platform.bell, statuses=bench.statuses
+                        cluster,
+                        store=bench.platform.store,
+                        key=bench.platform.key,
+                        bell=bench.platform.bell,
+                        statuses=bench.statuses,
                     )
                     await lead(election, {"reconciler": reconciler.run})
                 finally:
@@ -300,8 +354,13 @@ async def test_two_functions_with_one_name_are_noticed(bench: Bench) -> None:
         await bench.until_phase("ready")
         service = bench.server.get(SERVING, "Service", "search-embed", "fn-acme")
         assert service is not None
-        annotations = {**service["metadata"]["annotations"], names.PATH: f"{ACME.id}/main/search-embed/x"}
-        bench.server.put({**service, "metadata": {**service["metadata"], "annotations": annotations}})
+        annotations = {
+            **service["metadata"]["annotations"],
+            names.PATH: f"{ACME.id}/main/search-embed/x",
+        }
+        bench.server.put(
+            {**service, "metadata": {**service["metadata"], "annotations": annotations}}
+        )
         status = await bench.until_phase("failed")
     assert status.reason == "NameTaken"
     assert "rename one of them" in status.message
@@ -312,7 +371,9 @@ async def test_whoever_may_not_lead_any_more_writes_nothing(bench: Bench) -> Non
     bench.platform.function(spec())
     bench.may_write = False
     async with bench.running():
-        await bench.until(lambda: (status := bench.status()) is not None and status.reason == "NotLeading")
+        await bench.until(
+            lambda: (status := bench.status()) is not None and status.reason == "NotLeading"
+        )
         assert bench.server.requests.writes() == 0
         bench.may_write = True
         await bench.until_phase("ready")

@@ -1,4 +1,5 @@
-"""The reconciler beside Knative's controllers, as the tests restate them: what it writes is taken, and does what it should."""
+"""The reconciler beside Knative's controllers, as the tests restate them: what it writes is taken,
+and does what it should."""
 
 from __future__ import annotations
 
@@ -19,21 +20,34 @@ from tests.fakes.fed_platform import FedPlatform, spec
 from tests.fakes.knative.cluster import FakeKnative
 from tests.fakes.small_serving import SmallServing
 
-SPECS = {"v1-000001": spec(), "v2-000002": spec(env={"NEW": "1"}, rollout=RolloutTerms(keep_previous_s=100))}
+SPECS = {
+    "v1-000001": spec(),
+    "v2-000002": spec(env={"NEW": "1"}, rollout=RolloutTerms(keep_previous_s=100)),
+}
 
 
 @pytest.fixture
-async def knative(short_tmp: Path, tmp_path: Path, real_kubeconfig: Path | None) -> AsyncIterator[Bench]:
+async def knative(
+    short_tmp: Path, tmp_path: Path, real_kubeconfig: Path | None
+) -> AsyncIterator[Bench]:
     """Serving's controllers, and no node."""
     if real_kubeconfig is not None:
         pytest.skip("looks behind the API: not on a real cluster")
     async with contextlib.AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(FakeKnative(short_tmp, nodes=0))
-        settings = ClusterSettings(kubeconfig=str(cluster.kubeconfig), runtime_image=RUNTIME, namespace="default")
+        settings = ClusterSettings(
+            kubeconfig=str(cluster.kubeconfig), runtime_image=RUNTIME, namespace="default"
+        )
         platform = FedPlatform(tmp_path, bell=Bell())
         stack.callback(platform.close)
         unused = SmallServing(cluster.api)
-        yield Bench(server=cluster.api, serving=unused, platform=platform, kubeconfig=cluster.kubeconfig, settings=settings)
+        yield Bench(
+            server=cluster.api,
+            serving=unused,
+            platform=platform,
+            kubeconfig=cluster.kubeconfig,
+            settings=settings,
+        )
 
 
 async def test_a_functions_life_from_canary_to_the_way_back(knative: Bench) -> None:
@@ -68,7 +82,12 @@ async def test_a_deleted_revision_comes_back_under_its_name(knative: Bench) -> N
         assert before is not None
         async with await Cluster.connect(bench.settings) as operator:
             await operator.delete(REVISION, ONE, "fn-acme")
-        await bench.until(lambda: (now := bench.server.get(SERVING, "Revision", ONE, "fn-acme")) is not None and _other(now, before))
+        await bench.until(
+            lambda: (
+                (now := bench.server.get(SERVING, "Revision", ONE, "fn-acme")) is not None
+                and _other(now, before)
+            )
+        )
         await bench.until_phase("ready")
         after = bench.server.get(SERVING, "Revision", ONE, "fn-acme")
         assert after is not None

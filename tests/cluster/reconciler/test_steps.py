@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from pilotlight.cluster.errors import ClusterUnreachable, FieldProblem, Forbidden, Invalid, NamespaceEnding
+from pilotlight.cluster.errors import (
+    ClusterUnreachable,
+    FieldProblem,
+    Forbidden,
+    Invalid,
+    NamespaceEnding,
+)
 from pilotlight.cluster.manifests.difference import differences
 from pilotlight.cluster.manifests.tenancy import Tenancy
 from pilotlight.cluster.settings import ClusterSettings
@@ -28,30 +34,43 @@ def route(**how: Any) -> FunctionRoute:
 
 def revision(name: str, ready: str = "True", reason: str = "") -> dict[str, Any]:
     condition = {"type": "Ready", "status": ready, "reason": reason, "message": "because"}
-    return {"metadata": {"name": name, "generation": 1}, "status": {"observedGeneration": 1, "conditions": [condition]}}
+    return {
+        "metadata": {"name": name, "generation": 1},
+        "status": {"observedGeneration": 1, "conditions": [condition]},
+    }
 
 
 def live(traffic: list[dict[str, Any]], template: str = ONE, **annotations: str) -> dict[str, Any]:
     return {
         "metadata": {"name": "search-embed", "annotations": annotations},
-        "spec": {"template": {"metadata": {"name": template}, "spec": {"by": "knative"}}, "traffic": traffic},
+        "spec": {
+            "template": {"metadata": {"name": template}, "spec": {"by": "knative"}},
+            "traffic": traffic,
+        },
     }
 
 
 def split(step: Step) -> list[tuple[str, int, str]]:
     assert step.service is not None
-    return [(each["revisionName"], each["percent"], each.get("tag", "")) for each in step.service["spec"]["traffic"]]
+    return [
+        (each["revisionName"], each["percent"], each.get("tag", ""))
+        for each in step.service["spec"]["traffic"]
+    ]
 
 
 def test_the_first_revision_comes_with_all_of_the_traffic() -> None:
-    step = next_step(FunctionRoute.from_json(document_of(spec())[1]), TENANCY, live=None, there={}, now=0)
+    step = next_step(
+        FunctionRoute.from_json(document_of(spec())[1]), TENANCY, live=None, there={}, now=0
+    )
     assert split(step) == [(ONE, 100, "")]
     assert step.waits_for == ONE
 
 
 def test_a_missing_revision_comes_in_without_traffic_and_the_rest_stays() -> None:
     now = live([{"revisionName": ONE, "latestRevision": False, "percent": 100, "url": "http://x"}])
-    step = next_step(route(weights={"v2-000002": 100}), TENANCY, live=now, there={ONE: revision(ONE)}, now=0)
+    step = next_step(
+        route(weights={"v2-000002": 100}), TENANCY, live=now, there={ONE: revision(ONE)}, now=0
+    )
     assert split(step) == [(ONE, 100, ""), (TWO, 0, "v2-000002")]
     assert step.service is not None
     assert step.service["spec"]["template"]["metadata"]["name"] == TWO
@@ -59,8 +78,16 @@ def test_a_missing_revision_comes_in_without_traffic_and_the_rest_stays() -> Non
 
 
 def test_while_knative_makes_it_nothing_is_written() -> None:
-    now = live([{"revisionName": ONE, "percent": 100}, {"revisionName": TWO, "percent": 0, "tag": "v2-000002"}], template=TWO)
-    step = next_step(route(weights={"v2-000002": 100}), TENANCY, live=now, there={ONE: revision(ONE)}, now=0)
+    now = live(
+        [
+            {"revisionName": ONE, "percent": 100},
+            {"revisionName": TWO, "percent": 0, "tag": "v2-000002"},
+        ],
+        template=TWO,
+    )
+    step = next_step(
+        route(weights={"v2-000002": 100}), TENANCY, live=now, there={ONE: revision(ONE)}, now=0
+    )
     assert step == Step(service=None, waits_for=TWO)
 
 
@@ -75,15 +102,29 @@ def test_one_that_is_not_ready_is_waited_for(ready: str, reason: str) -> None:
 
 
 def test_one_that_serves_already_and_fails_does_not_hold_up_the_way_back() -> None:
-    now = live([{"revisionName": TWO, "percent": 100}, {"revisionName": ONE, "percent": 0, "tag": "v1-000001"}], template=TWO)
+    now = live(
+        [
+            {"revisionName": TWO, "percent": 100},
+            {"revisionName": ONE, "percent": 0, "tag": "v1-000001"},
+        ],
+        template=TWO,
+    )
     there = {ONE: revision(ONE), TWO: revision(TWO, "False", "Crashed")}
-    step = next_step(route(weights={"v1-000001": 50, "v2-000002": 50}), TENANCY, live=now, there=there, now=0)
+    step = next_step(
+        route(weights={"v1-000001": 50, "v2-000002": 50}), TENANCY, live=now, there=there, now=0
+    )
     assert split(step) == [(ONE, 50, ""), (TWO, 50, "")]
 
 
 def test_the_template_that_stands_is_kept() -> None:
     now = live([{"revisionName": ONE, "percent": 100}], template=TWO)
-    step = next_step(route(weights={"v1-000001": 100}), TENANCY, live=now, there={ONE: revision(ONE), TWO: revision(TWO)}, now=0)
+    step = next_step(
+        route(weights={"v1-000001": 100}),
+        TENANCY,
+        live=now,
+        there={ONE: revision(ONE), TWO: revision(TWO)},
+        now=0,
+    )
     assert step.service is not None
     assert step.service["spec"]["template"] == now["spec"]["template"]
 
@@ -97,7 +138,14 @@ def test_a_condition_of_an_earlier_generation_says_nothing() -> None:
 
 def test_a_revision_that_is_not_ready_has_the_reason_of_what_keeps_it_down() -> None:
     item = revision(ONE, "False")
-    item["status"]["conditions"].append({"type": "ContainerHealthy", "status": "False", "reason": "ExitCode1", "message": "it ended"})
+    item["status"]["conditions"].append(
+        {
+            "type": "ContainerHealthy",
+            "status": "False",
+            "reason": "ExitCode1",
+            "message": "it ended",
+        }
+    )
     assert (ready_of(item).reason, ready_of(item).message) == ("ExitCode1", "it ended")
 
 
@@ -112,7 +160,9 @@ def test_a_revision_that_is_not_ready_has_the_reason_of_what_keeps_it_down() -> 
         ({"a": {"b": 1}}, {"a": 5}, ["a"]),
     ],
 )
-def test_differences_are_what_is_wanted_and_not_so(wanted: Any, there: Any, paths: list[str]) -> None:
+def test_differences_are_what_is_wanted_and_not_so(
+    wanted: Any, there: Any, paths: list[str]
+) -> None:
     assert list(differences(wanted, there)) == paths
 
 

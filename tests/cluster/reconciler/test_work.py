@@ -1,4 +1,5 @@
-"""The queue: a key stands in it once, is never worked on twice at a time, and waits longer after each failure."""
+"""The queue: a key stands in it once, is never worked on twice at a time, and waits longer after
+each failure."""
 
 from __future__ import annotations
 

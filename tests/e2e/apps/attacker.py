@@ -1,14 +1,16 @@
-"""What a tenant's code tries against the platform, its host and another tenant, from inside a worker and as the worker's uid.
+"""What a tenant's code tries against the platform, its host and another tenant, from inside a
+worker and as the worker's uid.
 
-`TABLE` lists the attempts. Each has a category, a name that says what must not be possible, and code. The code returns text, the
-evidence that it succeeded, or raises: `Denied`, or an `OSError` whose error is a refusal (`REFUSALS`, or one that the attempt adds). Any
-other error means that the attempt itself is wrong (`broken`): a call with a bad argument proves nothing.
+`TABLE` lists the attempts. Each has a category, a name that says what must not be possible, and
+code. The code returns text, the evidence that it succeeded, or raises: `Denied`, or an `OSError`
+whose error is a refusal (`REFUSALS`, or one that the attempt adds). Any other error means that the
+attempt itself is wrong (`broken`): a call with a bad argument proves nothing.
 
-An attempt that succeeds today and will be refused later names in `open_until` the change that closes it. `needs` names a fact about the
-machine without which an attempt means nothing.
+An attempt that succeeds today and will be refused later names in `open_until` the change that
+closes it. `needs` names a fact about the machine without which an attempt means nothing.
 
-Only the standard library: the worker's environment has nothing else. Nothing is sent to an address that is not in `facts`.
-"""
+Only the standard library: the worker's environment has nothing else. Nothing is sent to an address
+that is not in `facts`."""
 
 import ctypes
 import errno
@@ -36,14 +38,19 @@ app = pilotlight.App("attacker")
 
 ISOLATION_NETWORK = "the isolation issue: a network of its own for each function"
 
-REFUSALS = frozenset({"EPERM", "EACCES", "ENOENT", "ESRCH", "ENOSYS", "EROFS", "ECONNREFUSED", "EAFNOSUPPORT"})
-"""Errors that say no, or that there is nothing of that name in reach. EINVAL, EFAULT or ENOTDIR would be the attempt's own fault."""
+REFUSALS = frozenset(
+    {"EPERM", "EACCES", "ENOENT", "ESRCH", "ENOSYS", "EROFS", "ECONNREFUSED", "EAFNOSUPPORT"}
+)
+"""Errors that say no, or that there is nothing of that name in reach. EINVAL, EFAULT or ENOTDIR
+would be the attempt's own fault."""
 PATIENCE_S = 20
 """The longest that one attempt may take."""
 THREADS, MEMORY_BYTES = 4300, 768 * 1024**2
-"""More than an instance may have: `snapshotter.linux.cgroups.MAX_PIDS`, and what `walk` declares."""
+"""More than an instance may have: `snapshotter.linux.cgroups.MAX_PIDS`, and what `walk`
+declares."""
 MARK = ctypes.create_string_buffer(b"as loaded")
-"""Loaded before the snapshot point, so it lies at the same address in the Template and in each fork of it."""
+"""Loaded before the snapshot point, so it lies at the same address in the Template and in each fork
+of it."""
 
 Facts = dict[str, Any]
 
@@ -74,7 +81,16 @@ def attempt(
 
     def add(code: Callable[[Facts], str]) -> Callable[[Facts], str]:
         words = frozenset(also.split())
-        TABLE.append(Attempt(category=category, name=name, code=code, also=words, open_until=open_until, needs=needs))
+        TABLE.append(
+            Attempt(
+                category=category,
+                name=name,
+                code=code,
+                also=words,
+                open_until=open_until,
+                needs=needs,
+            )
+        )
         return code
 
     return add
@@ -109,7 +125,11 @@ def say_hello(family: int, address: Any) -> str:
     with socket.socket(family, socket.SOCK_STREAM) as client:
         client.settimeout(5)
         client.connect(address)
-        return f"connected, heard {client.recv(48)!r}" if select.select([client], [], [], 0.2)[0] else "connected"
+        return (
+            f"connected, heard {client.recv(48)!r}"
+            if select.select([client], [], [], 0.2)[0]
+            else "connected"
+        )
 
 
 def get(host: str, port: int, path: str = "/") -> tuple[int, str]:
@@ -227,7 +247,9 @@ for _key, _what in {
     attempt("files", f"write {_what}")(lambda facts, key=_key: open_to_write(facts["paths"][key]))  # type: ignore[misc]
 
 attempt("files", "read a snapshot", needs="snapshot")(lambda facts: read(facts["snapshot"]))
-attempt("files", "read a file of the host that anybody may read")(lambda facts: read(facts["paths"]["readable"]))
+attempt("files", "read a file of the host that anybody may read")(
+    lambda facts: read(facts["paths"]["readable"])
+)
 
 
 @attempt("files", "read the host's list of users")
@@ -241,8 +263,26 @@ def _users_of_the_host(facts: Facts) -> str:
 
 @attempt("files", "find anything of the host outside of its programs and libraries")
 def _beside_the_programs(facts: Facts) -> str:
-    known = {"bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "tmp", "usr", "var"}
-    found = [*sorted(set(os.listdir("/")) - known), *sorted(set(os.listdir("/var")) - {"run", "tmp"})]
+    known = {
+        "bin",
+        "dev",
+        "etc",
+        "lib",
+        "lib32",
+        "lib64",
+        "libx32",
+        "proc",
+        "run",
+        "sbin",
+        "sys",
+        "tmp",
+        "usr",
+        "var",
+    }
+    found = [
+        *sorted(set(os.listdir("/")) - known),
+        *sorted(set(os.listdir("/var")) - {"run", "tmp"}),
+    ]
     if not found:
         raise Denied("there is nothing else")
     return f"found {found}"
@@ -265,7 +305,9 @@ def _write_for_others(facts: Facts) -> str:
 
 @attempt("files", "run a program of the host that is set-user-id root, with root's rights")
 def _set_user_id(facts: Facts) -> str:
-    done = subprocess.run([facts["paths"]["set_user_id"], "-u"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [facts["paths"]["set_user_id"], "-u"], capture_output=True, text=True, check=True
+    )
     if done.stdout.strip() == str(os.getuid()):
         raise Denied("it ran as the worker's uid")
     return f"effective uid {done.stdout.strip()}"
@@ -273,7 +315,9 @@ def _set_user_id(facts: Facts) -> str:
 
 @attempt("files", "find a file of another tenant in /tmp, /var/tmp or /dev/shm")
 def _left_in_shared_directories(facts: Facts) -> str:
-    return ", ".join(read(f"{folder}/{facts['marker']}") for folder in ("/tmp", "/var/tmp", "/dev/shm"))
+    return ", ".join(
+        read(f"{folder}/{facts['marker']}") for folder in ("/tmp", "/var/tmp", "/dev/shm")
+    )
 
 
 @attempt("files", "follow a symbolic link of its own to the platform's key")
@@ -307,7 +351,9 @@ def _inherited_descriptors(facts: Facts) -> str:
             target = os.readlink(f"/proc/self/fd/{fd}")
         except FileNotFoundError:
             continue
-        if target.startswith("/") and not target.startswith(("/dev/null", "/proc/", "/run/pilotlight/slot/")):
+        if target.startswith("/") and not target.startswith(
+            ("/dev/null", "/proc/", "/run/pilotlight/slot/")
+        ):
             found.append(f"{fd} -> {target}")
     if not found:
         raise Denied("none leads out of the slot")
@@ -368,13 +414,28 @@ def _beside_slot(facts: Facts) -> str:
 
 # -- sockets of the platform
 
-for _socket in ("weight_cache", "snapshotter", "controller", "metrics-controller", "metrics-snapshotter", "metrics-weight_cache"):
+for _socket in (
+    "weight_cache",
+    "snapshotter",
+    "controller",
+    "metrics-controller",
+    "metrics-snapshotter",
+    "metrics-weight_cache",
+):
     attempt("sockets", f"connect to {_socket}.sock")(
-        lambda facts, name=_socket: say_hello(socket.AF_UNIX, f"{facts['paths']['run']}/{name}.sock")  # type: ignore[misc]
+        lambda facts, name=_socket: say_hello(
+            socket.AF_UNIX, f"{facts['paths']['run']}/{name}.sock"
+        )  # type: ignore[misc]
     )
-attempt("sockets", "connect to another tenant's worker")(lambda facts: say_hello(socket.AF_UNIX, facts["paths"]["worker_socket"]))
-attempt("sockets", "connect to another tenant's shim")(lambda facts: say_hello(socket.AF_UNIX, facts["paths"]["shim_socket"]))
-attempt("sockets", "connect to Redis")(lambda facts: say_hello(socket.AF_UNIX, facts["paths"]["redis"]))
+attempt("sockets", "connect to another tenant's worker")(
+    lambda facts: say_hello(socket.AF_UNIX, facts["paths"]["worker_socket"])
+)
+attempt("sockets", "connect to another tenant's shim")(
+    lambda facts: say_hello(socket.AF_UNIX, facts["paths"]["shim_socket"])
+)
+attempt("sockets", "connect to Redis")(
+    lambda facts: say_hello(socket.AF_UNIX, facts["paths"]["redis"])
+)
 
 
 @attempt("sockets", "connect to a platform's socket through the root of another process")
@@ -391,7 +452,9 @@ def _abstract(facts: Facts) -> str:
 def _claim_root(facts: Facts) -> str:
     left, right = socket.socketpair()
     with left, right:
-        left.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, struct.pack("3i", 1, 0, 0))])
+        left.sendmsg(
+            [b"x"], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, struct.pack("3i", 1, 0, 0))]
+        )
     return "the kernel passed it on"
 
 
@@ -401,7 +464,9 @@ def _signal_peer(facts: Facts) -> str:
     for fd in os.listdir("/proc/self/fd"):
         try:
             peer = socket.socket(fileno=os.dup(int(fd)))
-            pid, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            pid, uid, _ = struct.unpack(
+                "3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            )
             pidfd = peer.getsockopt(socket.SOL_SOCKET, 77)  # SO_PEERPIDFD
         except OSError:
             continue  # no socket, or none with another end
@@ -412,7 +477,8 @@ def _signal_peer(facts: Facts) -> str:
             syscall("pidfd_send_signal", pidfd, 0, None, 0)
             reached.append(f"process {pid} of uid {uid}")
         except OSError as e:
-            if errno.errorcode[e.errno or 0] not in REFUSALS | {"EINVAL"}:  # EINVAL: it is not in this PID namespace
+            # EINVAL: it is not in this PID namespace
+            if errno.errorcode[e.errno or 0] not in REFUSALS | {"EINVAL"}:
                 raise
     if not reached:
         raise Denied(f"none of {tried}")
@@ -421,7 +487,22 @@ def _signal_peer(facts: Facts) -> str:
 
 # -- other processes, through /proc, signals and memory
 
-for _part in ("mem", "environ", "root", "cwd", "exe", "fd", "fdinfo", "maps", "map_files", "auxv", "syscall", "stack", "io", "ns/mnt"):
+for _part in (
+    "mem",
+    "environ",
+    "root",
+    "cwd",
+    "exe",
+    "fd",
+    "fdinfo",
+    "maps",
+    "map_files",
+    "auxv",
+    "syscall",
+    "stack",
+    "io",
+    "ns/mnt",
+):
 
     @attempt("processes", f"read /proc/<pid>/{_part} of its shim")
     def _read_shim(facts: Facts, part: str = _part) -> str:
@@ -444,7 +525,8 @@ for _who in ("snapshotter", "controller", "activator", "another tenant's worker"
 
 
 def _stranger(facts: Facts, who: str) -> int:
-    """The pid of a process outside of the slot. Raises Denied where the number means a process of this slot."""
+    """The pid of a process outside of the slot. Raises Denied where the number means a process of
+    this slot."""
     pid = int(facts["pids"][who])
     try:
         inside = os.stat(f"/proc/{pid}").st_uid == os.getuid()
@@ -457,7 +539,11 @@ def _stranger(facts: Facts, who: str) -> int:
 
 @attempt("processes", "see a process of the host or of another tenant")
 def _see_processes(facts: Facts) -> str:
-    strangers = [pid for pid in os.listdir("/proc") if pid.isdigit() and pid != "1" and os.stat(f"/proc/{pid}").st_uid != os.getuid()]
+    strangers = [
+        pid
+        for pid in os.listdir("/proc")
+        if pid.isdigit() and pid != "1" and os.stat(f"/proc/{pid}").st_uid != os.getuid()
+    ]
     if not strangers:
         raise Denied("it sees its own and the shim")
     return f"sees {strangers}"
@@ -602,10 +688,14 @@ ATTEMPTS_BY_ID = {
     "become another tenant": lambda: os.setuid(os.getuid() + 1),
     "become root's group": lambda: os.setgid(0),
     "join root's group": lambda: os.setgroups([0]),
-    "raise its hard limit of open files": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (10**6, 10**6)),
+    "raise its hard limit of open files": lambda: resource.setrlimit(
+        resource.RLIMIT_NOFILE, (10**6, 10**6)
+    ),
     "allow itself core dumps": lambda: resource.setrlimit(resource.RLIMIT_CORE, (1, 1)),
     "raise its priority": lambda: os.setpriority(os.PRIO_PROCESS, 0, -20),
-    "run with real-time priority": lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)),
+    "run with real-time priority": lambda: os.sched_setscheduler(
+        0, os.SCHED_FIFO, os.sched_param(1)
+    ),
     "change the host's name": lambda: socket.sethostname("taken"),
     "set the clock": lambda: time.clock_settime(time.CLOCK_REALTIME, time.time()),
 }
@@ -627,7 +717,11 @@ def _capset(facts: Facts) -> str:
 def _capabilities(facts: Facts) -> str:
     with open("/proc/self/status") as file:
         status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
-    held = {name: status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb") if int(status[name], 16)}
+    held = {
+        name: status[name]
+        for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")
+        if int(status[name], 16)
+    }
     if not held:
         raise Denied("it has none")
     return str(held)
@@ -682,12 +776,23 @@ def _give_away(facts: Facts) -> str:
 
 # -- system calls: mounts, namespaces, the kernel
 
-_NAMESPACES = {"user": 0x10000000, "mount": 0x20000, "network": 0x40000000, "PID": 0x20000000, "IPC": 0x08000000, "cgroup": 0x02000000}
+_NAMESPACES = {
+    "user": 0x10000000,
+    "mount": 0x20000,
+    "network": 0x40000000,
+    "PID": 0x20000000,
+    "IPC": 0x08000000,
+    "cgroup": 0x02000000,
+}
 for _what, _flag in _NAMESPACES.items():
     attempt("namespaces", f"make a namespace of its own: {_what}")(refused_call("unshare", _flag))
-attempt("namespaces", "clone a process into a new user namespace")(refused_call("clone", 0x10000000 | signal.SIGCHLD, 0, 0, 0, 0))
+attempt("namespaces", "clone a process into a new user namespace")(
+    refused_call("clone", 0x10000000 | signal.SIGCHLD, 0, 0, 0, 0)
+)
 _CLONE_ARGUMENTS = struct.pack("11Q", 0x10000000, *[0] * 10)
-attempt("namespaces", "clone a process into a new user namespace with clone3")(refused_call("clone3", _CLONE_ARGUMENTS, 88))
+attempt("namespaces", "clone a process into a new user namespace with clone3")(
+    refused_call("clone3", _CLONE_ARGUMENTS, 88)
+)
 
 
 @attempt("namespaces", "enter its shim's mount namespace")
@@ -712,8 +817,12 @@ def _uid_map(facts: Facts) -> str:
 
 for _what, _call in {
     "mount a file system": refused_call("mount", b"none", b"/tmp", b"tmpfs", 0, None),
-    "mount its code so that it may write it": refused_call("mount", None, b"/run/pilotlight/slot/code", None, 32 | 4096, None),
-    "bind a directory of the host elsewhere": refused_call("mount", b"/", b"/tmp", None, 4096, None),
+    "mount its code so that it may write it": refused_call(
+        "mount", None, b"/run/pilotlight/slot/code", None, 32 | 4096, None
+    ),
+    "bind a directory of the host elsewhere": refused_call(
+        "mount", b"/", b"/tmp", None, 4096, None
+    ),
     "unmount its /proc": refused_call("umount2", b"/proc", 2),
     "unmount its /run, and see the host's": refused_call("umount2", b"/run", 2),
     "change its root with pivot_root": refused_call("pivot_root", b"/tmp", b"/tmp"),
@@ -721,9 +830,13 @@ for _what, _call in {
     "open a file system": refused_call("fsopen", b"tmpfs", 0),
     "pick a mounted file system to change it": refused_call("fspick", -100, b"/proc", 0),
     "copy a tree of mounts": refused_call("open_tree", -100, b"/", 1),
-    "copy a tree of mounts with other attributes": refused_call("open_tree_attr", -100, b"/", 1, bytes(32), 32),
+    "copy a tree of mounts with other attributes": refused_call(
+        "open_tree_attr", -100, b"/", 1, bytes(32), 32
+    ),
     "move a mount": refused_call("move_mount", -100, b"/proc", -100, b"/tmp", 0),
-    "change what a mount allows": refused_call("mount_setattr", -100, b"/run/pilotlight/slot/code", 0, struct.pack("4Q", 0, 1, 0, 0), 32),
+    "change what a mount allows": refused_call(
+        "mount_setattr", -100, b"/run/pilotlight/slot/code", 0, struct.pack("4Q", 0, 1, 0, 0), 32
+    ),
     "account for processes": refused_call("acct", b"/tmp/acct"),
     "swap to a file": refused_call("swapon", b"/tmp/swap", 0),
     "set a disk quota": refused_call("quotactl", 0x800002 << 8, b"/dev/vda", 0, None),
@@ -738,8 +851,12 @@ for _what, _call in {
     "read the kernel's log": refused_call("syslog", 3, bytes(256), 256),
     "load a BPF program": refused_call("bpf", 5, bytes(128), 128),
     "make a BPF map": refused_call("bpf", 0, struct.pack("4I", 2, 4, 4, 1) + bytes(112), 128),
-    "count another process's events": refused_call("perf_event_open", struct.pack("2IQ", 1, 112, 0) + bytes(96), 1, -1, -1, 0),
-    "count the machine's events": refused_call("perf_event_open", struct.pack("2IQ", 1, 112, 0) + bytes(96), -1, 0, -1, 0),
+    "count another process's events": refused_call(
+        "perf_event_open", struct.pack("2IQ", 1, 112, 0) + bytes(96), 1, -1, -1, 0
+    ),
+    "count the machine's events": refused_call(
+        "perf_event_open", struct.pack("2IQ", 1, 112, 0) + bytes(96), -1, 0, -1, 0
+    ),
     "add a key to the kernel": refused_call("add_key", b"user", b"mine", b"x", 1, -3),
     "read a keyring of the kernel": refused_call("keyctl", 6, -4, 0, 0, 0),
     "set up an io_uring": refused_call("io_uring_setup", 4, bytes(120)),
@@ -761,20 +878,41 @@ def _adjust_clock(facts: Facts) -> str:
 
 @attempt("kernel", "open a file by its handle")
 def _handle(facts: Facts) -> str:
-    handle, mount = ctypes.create_string_buffer(struct.pack("Ii", 128, 0) + bytes(128)), ctypes.create_string_buffer(4)
+    handle, mount = (
+        ctypes.create_string_buffer(struct.pack("Ii", 128, 0) + bytes(128)),
+        ctypes.create_string_buffer(4),
+    )
     syscall("name_to_handle_at", -100, b"/etc/passwd", handle, mount, 0)
     directory = os.open("/etc", os.O_RDONLY)
     return f"opened {syscall('open_by_handle_at', directory, handle, os.O_RDONLY)}"
 
 
 for _path in ("mem", "kmsg", "port", "loop-control", "vhost-net", "mapper/control", "cpu/0/msr"):
-    attempt("devices", f"open /dev/{_path}", also="ENXIO ENODEV")(lambda _, path=_path: open_to_write(f"/dev/{path}"))  # type: ignore[misc]
-attempt("devices", "read the kernel's log from /dev/kmsg", needs="kernel_log_restricted")(lambda _: read("/dev/kmsg"))
+    attempt("devices", f"open /dev/{_path}", also="ENXIO ENODEV")(
+        lambda _, path=_path: open_to_write(f"/dev/{path}")  # type: ignore[misc]
+    )
+attempt("devices", "read the kernel's log from /dev/kmsg", needs="kernel_log_restricted")(
+    lambda _: read("/dev/kmsg")
+)
 
 
 @attempt("devices", "list the host's devices")
 def _devices(facts: Facts) -> str:
-    known = {"fd", "full", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty", "urandom", "zero"}
+    known = {
+        "fd",
+        "full",
+        "null",
+        "ptmx",
+        "pts",
+        "random",
+        "shm",
+        "stderr",
+        "stdin",
+        "stdout",
+        "tty",
+        "urandom",
+        "zero",
+    }
     found = sorted(set(os.listdir("/dev")) - known)
     if not found:
         raise Denied("there are none but those of every slot")
@@ -788,7 +926,11 @@ attempt("devices", "list the host's network interfaces and control groups")(
 
 @attempt("devices", "open a disk of the host")
 def _disks(facts: Facts) -> str:
-    disks = [f"/dev/{name}" for name in os.listdir("/dev") if stat.S_ISBLK(os.lstat(f"/dev/{name}").st_mode)]
+    disks = [
+        f"/dev/{name}"
+        for name in os.listdir("/dev")
+        if stat.S_ISBLK(os.lstat(f"/dev/{name}").st_mode)
+    ]
     opened = []
     for disk in disks:
         try:
@@ -853,9 +995,15 @@ def _addresses(facts: Facts) -> str:
 
 # -- control groups, and what it may use
 
-attempt("cgroups", "read how much memory another tenant uses", needs="groups")(lambda facts: read(facts["paths"]["memory_use"]))
-attempt("cgroups", "raise its own limit of memory", needs="groups")(lambda facts: open_to_write(facts["paths"]["own_memory_limit"]))
-attempt("cgroups", "move into another tenant's group", needs="groups")(lambda facts: open_to_write(facts["paths"]["cgroup_procs"]))
+attempt("cgroups", "read how much memory another tenant uses", needs="groups")(
+    lambda facts: read(facts["paths"]["memory_use"])
+)
+attempt("cgroups", "raise its own limit of memory", needs="groups")(
+    lambda facts: open_to_write(facts["paths"]["own_memory_limit"])
+)
+attempt("cgroups", "move into another tenant's group", needs="groups")(
+    lambda facts: open_to_write(facts["paths"]["cgroup_procs"])
+)
 
 
 @attempt("cgroups", "learn the ids of other tenants' instances", needs="groups")
@@ -888,7 +1036,9 @@ def _threads(facts: Facts) -> str:
     return f"has {THREADS} threads"
 
 
-@attempt("limits", "use more memory than it declared", needs="groups", also="SIGKILL ENOMEM MemoryError")
+@attempt(
+    "limits", "use more memory than it declared", needs="groups", also="SIGKILL ENOMEM MemoryError"
+)
 def _memory(facts: Facts) -> str:
     block = mmap.mmap(-1, MEMORY_BYTES)
     for offset in range(0, MEMORY_BYTES, 4096):
@@ -911,24 +1061,40 @@ for _folder in ("/run/pilotlight/slot/work", "/tmp", "/dev/shm"):
 @attempt("limits", "lock memory without a bound", also="ENOMEM")
 def _lock_memory(facts: Facts) -> str:
     block = mmap.mmap(-1, 128 * 1024**2)
-    if _libc.mlock(ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(block))), ctypes.c_size_t(len(block))) != 0:
+    if (
+        _libc.mlock(
+            ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(block))),
+            ctypes.c_size_t(len(block)),
+        )
+        != 0
+    ):
         raise OSError(ctypes.get_errno(), "mlock")
     return "locked 128 MiB"
 
 
 # -- network
 
-for _process, _port in {"activator": 8701, "controller": 8702, "snapshotter": 8703, "weight_cache": 8704}.items():
+for _process, _port in {
+    "activator": 8701,
+    "controller": 8702,
+    "snapshotter": 8703,
+    "weight_cache": 8704,
+}.items():
 
     @attempt("network", f"read the metrics of {_process}")
     def _metrics(facts: Facts, port: int = _port) -> str:
         status, text = get("127.0.0.1", port, "/metrics")
         if status != 200:
             raise Denied(f"status {status}")
-        return f"{len(text.splitlines())} lines, with the other tenant's name: {facts['other_tenant'] in text}"
+        return (
+            f"{len(text.splitlines())} lines, with the other tenant's name: "
+            f"{facts['other_tenant'] in text}"
+        )
 
 
-def bind(facts: Facts, family: int, host: str, port: int, *, only_v6: bool = False, reuse: bool = False) -> str:
+def bind(
+    facts: Facts, family: int, host: str, port: int, *, only_v6: bool = False, reuse: bool = False
+) -> str:
     """Listen there for a moment, which is nothing where nobody else is in that network."""
     with socket.socket(family, socket.SOCK_STREAM) as server:
         if only_v6:
@@ -963,7 +1129,12 @@ def _bind_any_6(facts: Facts) -> str:
     return bind(facts, socket.AF_INET6, "::", facts["port"], only_v6=True)
 
 
-@attempt("network", "answer in the platform's place at another address of 127.0.0.0/8", also="EADDRINUSE", open_until=ISOLATION_NETWORK)
+@attempt(
+    "network",
+    "answer in the platform's place at another address of 127.0.0.0/8",
+    also="EADDRINUSE",
+    open_until=ISOLATION_NETWORK,
+)
 def _bind_other_loopback(facts: Facts) -> str:
     return bind(facts, socket.AF_INET, "127.0.0.2", facts["port"])
 
@@ -991,7 +1162,11 @@ for _what, _key in {
 
 for _path in ("tcp", "unix"):
 
-    @attempt("network", f"see other tenants' and the platform's sockets in /proc/net/{_path}", open_until=ISOLATION_NETWORK)
+    @attempt(
+        "network",
+        f"see other tenants' and the platform's sockets in /proc/net/{_path}",
+        open_until=ISOLATION_NETWORK,
+    )
     def _table_of_sockets(facts: Facts, path: str = _path) -> str:
         with open(f"/proc/net/{path}") as file:
             text = file.read()
@@ -1023,7 +1198,8 @@ def netlink(protocol: int, kind: int, body: bytes) -> str:
     """Send one request that changes something, and read the kernel's answer. Raises OSError."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as kernel:
         kernel.settimeout(5)
-        kernel.send(struct.pack("=LHHLL", 16 + len(body), kind, 0x605, 1, 0) + body)  # REQUEST | ACK | CREATE | EXCL
+        # REQUEST | ACK | CREATE | EXCL
+        kernel.send(struct.pack("=LHHLL", 16 + len(body), kind, 0x605, 1, 0) + body)
         code = struct.unpack_from("=i", kernel.recv(4096), 16)[0]
     if code < 0:
         raise OSError(-code, os.strerror(-code))
@@ -1032,8 +1208,14 @@ def netlink(protocol: int, kind: int, body: bytes) -> str:
 
 @attempt("network", "change a route")
 def _route(facts: Facts) -> str:
-    destination = struct.pack("=HH4s", 8, 1, socket.inet_aton("192.0.2.77")) + struct.pack("=HHI", 8, 4, 1)
-    return netlink(socket.NETLINK_ROUTE, 24, struct.pack("=8BI", socket.AF_INET, 32, 0, 0, 254, 4, 253, 1, 0) + destination)
+    destination = struct.pack("=HH4s", 8, 1, socket.inet_aton("192.0.2.77")) + struct.pack(
+        "=HHI", 8, 4, 1
+    )
+    return netlink(
+        socket.NETLINK_ROUTE,
+        24,
+        struct.pack("=8BI", socket.AF_INET, 32, 0, 0, 254, 4, 253, 1, 0) + destination,
+    )
 
 
 @attempt("network", "take an interface down")
@@ -1044,7 +1226,9 @@ def _link_down(facts: Facts) -> str:
 @attempt("network", "give itself an address")
 def _address(facts: Facts) -> str:
     attribute = struct.pack("=HH4s", 8, 2, socket.inet_aton("127.9.9.9"))
-    return netlink(socket.NETLINK_ROUTE, 20, struct.pack("=4BI", socket.AF_INET, 8, 0, 254, 1) + attribute)
+    return netlink(
+        socket.NETLINK_ROUTE, 20, struct.pack("=4BI", socket.AF_INET, 8, 0, 254, 1) + attribute
+    )
 
 
 @attempt("network", "mark its packets for other rules")
@@ -1100,7 +1284,13 @@ def _other_apps_secret(facts: Facts) -> str:
 
 @attempt("secrets", "find credentials of the operator in its environment")
 def _operator_environment(facts: Facts) -> str:
-    found = [name for name in os.environ if name.startswith(("AWS_", "PIP_", "REDIS", "PILOTLIGHT_HOME", "PILOTLIGHT_CONFIG", "OPERATOR_"))]
+    found = [
+        name
+        for name in os.environ
+        if name.startswith(
+            ("AWS_", "PIP_", "REDIS", "PILOTLIGHT_HOME", "PILOTLIGHT_CONFIG", "OPERATOR_")
+        )
+    ]
     if not found:
         raise Denied("there are none")
     return ", ".join(found)
@@ -1109,10 +1299,22 @@ def _operator_environment(facts: Facts) -> str:
 # -- the platform's own URL, with its own key
 
 
-def ask(facts: Facts, method: str, path: str, body: Any = None, *, refused: tuple[int, ...] = (), key: bool = True) -> str:
-    """Ask the platform with the tenant's own admin key. Raises Denied for a refusal, LookupError for an answer that proves nothing."""
+def ask(
+    facts: Facts,
+    method: str,
+    path: str,
+    body: Any = None,
+    *,
+    refused: tuple[int, ...] = (),
+    key: bool = True,
+) -> str:
+    """Ask the platform with the tenant's own admin key. Raises Denied for a refusal, LookupError
+    for an answer that proves nothing."""
     connection = http.client.HTTPConnection("127.0.0.1", facts["port"], timeout=10)
-    headers = {"content-type": "application/json", **({"authorization": f"Bearer {facts['api_key']}"} if key else {})}
+    headers = {
+        "content-type": "application/json",
+        **({"authorization": f"Bearer {facts['api_key']}"} if key else {}),
+    }
     try:
         connection.request(method, path, json.dumps(body) if body is not None else None, headers)
         response = connection.getresponse()
@@ -1136,11 +1338,27 @@ def ask_in_vain(facts: Facts, method: str, path: str, wanted: str) -> str:
 
 _REQUESTS: dict[str, tuple[str, str, Any]] = {
     "call another tenant's function by its name": ("POST", "/v1/functions/holder/hold:invoke", {}),
-    "call another tenant's function under the tenant's name": ("POST", "/t/{other_tenant}/v1/functions/holder/hold:invoke", {}),
-    "submit a call of another tenant's function": ("POST", "/t/{other_tenant}/v1/functions/holder/hold:submit", {}),
-    "warm up another tenant's function": ("POST", "/t/{other_tenant}/v1/functions/holder/hold:warmup", {}),
+    "call another tenant's function under the tenant's name": (
+        "POST",
+        "/t/{other_tenant}/v1/functions/holder/hold:invoke",
+        {},
+    ),
+    "submit a call of another tenant's function": (
+        "POST",
+        "/t/{other_tenant}/v1/functions/holder/hold:submit",
+        {},
+    ),
+    "warm up another tenant's function": (
+        "POST",
+        "/t/{other_tenant}/v1/functions/holder/hold:warmup",
+        {},
+    ),
     "read another tenant's call": ("GET", "/v1/calls/{call}", None),
-    "read another tenant's call under the tenant's name": ("GET", "/t/{other_tenant}/v1/calls/{call}", None),
+    "read another tenant's call under the tenant's name": (
+        "GET",
+        "/t/{other_tenant}/v1/calls/{call}",
+        None,
+    ),
     "cancel another tenant's call": ("POST", "/v1/calls/{call}:cancel", None),
     "repeat another tenant's call": ("POST", "/v1/calls/{call}:redrive", None),
     "read the trace of another tenant's call": ("GET", "/v1/traces/{call}", None),
@@ -1151,7 +1369,11 @@ _REQUESTS: dict[str, tuple[str, str, Any]] = {
     "delete another tenant's app": ("DELETE", "/v1/apps/holder", None),
     "see another tenant's revisions": ("GET", "/v1/apps/holder/functions/hold/revisions", None),
     "stop another tenant's instance": ("POST", "/v1/instances/{instance}:stop", None),
-    "run a command beside another tenant's instance": ("POST", "/v1/instances/{instance}:exec", {"argv": ["id"]}),
+    "run a command beside another tenant's instance": (
+        "POST",
+        "/v1/instances/{instance}:exec",
+        {"argv": ["id"]},
+    ),
     "drop another tenant's Template": ("DELETE", "/v1/templates/{revision}", None),
     "see another tenant's plan": ("GET", "/v1/tenants/{other_tenant}", None),
     "change another tenant": ("PATCH", "/v1/tenants/{other_tenant}", {"plan": "free"}),
@@ -1165,9 +1387,17 @@ _REQUESTS: dict[str, tuple[str, str, Any]] = {
     "read the platform's feed": ("GET", "/internal/feed", None),
     "read the platform's feed behind a public prefix": ("GET", "/v1/../internal/feed", None),
     "read the platform's feed under an encoded name": ("GET", "/v1/%2e%2e/internal/feed", None),
-    "read the platform's feed under a tenant's name": ("GET", "/t/{other_tenant}/internal/feed", None),
+    "read the platform's feed under a tenant's name": (
+        "GET",
+        "/t/{other_tenant}/internal/feed",
+        None,
+    ),
     "report usage to the ledger": ("POST", "/internal/usage", {"records": []}),
-    "correct an invoice": ("POST", "/v1/billing/corrections", {"record": "r", "amount": "1", "note": "mine"}),
+    "correct an invoice": (
+        "POST",
+        "/v1/billing/corrections",
+        {"record": "r", "amount": "1", "note": "mine"},
+    ),
 }
 for _what, (_method, _path, _body) in _REQUESTS.items():
 
@@ -1179,7 +1409,10 @@ for _what, (_method, _path, _body) in _REQUESTS.items():
 for _what, (_path, _key) in {
     "see another tenant's instances": ("/v1/instances", "instance"),
     "see another tenant's instances by the app's name": ("/v1/instances?app=holder", "instance"),
-    "read the log of another tenant's instance": ("/v1/logs?instance={instance}&tail=100", "marker"),
+    "read the log of another tenant's instance": (
+        "/v1/logs?instance={instance}&tail=100",
+        "marker",
+    ),
     "read the log of another tenant's call": ("/v1/logs?call={call}&tail=100", "marker"),
     "see another tenant's Templates": ("/v1/templates", "revision"),
     "see another tenant's snapshots": ("/v1/snapshots", "revision"),
@@ -1206,7 +1439,13 @@ for _what, _key in {
 
     @attempt("API", _what)
     def _stolen(facts: Facts, key: str = _key) -> str:
-        return ask(facts, "POST", "/v1/apps/stolen/deploy", {"functions": [facts[key]], "message": ""}, refused=(400,))
+        return ask(
+            facts,
+            "POST",
+            "/v1/apps/stolen/deploy",
+            {"functions": [facts[key]], "message": ""},
+            refused=(400,),
+        )
 
 
 @attempt("API", "give a name to another tenant's weights")
@@ -1216,12 +1455,20 @@ def _name_weights(facts: Facts) -> str:
 
 @attempt("API", "have the platform send a webhook to itself")
 def _webhook(facts: Facts) -> str:
-    return ask(facts, "PUT", "/v1/webhooks/mine", {"url": f"https://127.0.0.1:{facts['port']}/"}, refused=(400,))
+    return ask(
+        facts,
+        "PUT",
+        "/v1/webhooks/mine",
+        {"url": f"https://127.0.0.1:{facts['port']}/"},
+        refused=(400,),
+    )
 
 
 @attempt("API", "have the platform send a webhook to the metadata service of a cloud")
 def _webhook_metadata(facts: Facts) -> str:
-    return ask(facts, "PUT", "/v1/webhooks/mine", {"url": "https://169.254.169.254/"}, refused=(400,))
+    return ask(
+        facts, "PUT", "/v1/webhooks/mine", {"url": "https://169.254.169.254/"}, refused=(400,)
+    )
 
 
 @attempt("API", "list its instances without a key")
@@ -1241,16 +1488,20 @@ def _without_key(facts: Facts) -> str:
     secrets=[pilotlight.Secret.from_name("own")],
 )
 def walk(names: list[str], facts: dict[str, Any]) -> dict[str, str]:
-    """Name → `denied: <why>`, `succeeded: <evidence>`, or `broken: <why>` where the attempt proves nothing."""
+    """Name → `denied: <why>`, `succeeded: <evidence>`, or `broken: <why>` where the attempt proves
+    nothing."""
     known = {one.name: one for one in TABLE}
     if names and os.getppid() == 1:
-        raise RuntimeError("the worker is no fork of a Template: nothing is learned about Templates")
+        raise RuntimeError(
+            "the worker is no fork of a Template: nothing is learned about Templates"
+        )
     facts = {**facts, "template": os.getppid()}
     return {name: run(known[name], facts) for name in names}
 
 
 def run(one: Attempt, facts: Facts) -> str:
-    """Make one attempt, in a process of its own: what it does to itself does not matter to the next one."""
+    """Make one attempt, in a process of its own: what it does to itself does not matter to the next
+    one."""
     readable, writable = os.pipe()
     child = os.fork()
     if child == 0:
@@ -1270,7 +1521,11 @@ def run(one: Attempt, facts: Facts) -> str:
         return b"".join(pieces).decode(errors="replace")
     if time.monotonic() >= deadline:
         return f"broken: no answer in {PATIENCE_S} s"
-    word = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit status {os.WEXITSTATUS(status)}"
+    word = (
+        signal.Signals(os.WTERMSIG(status)).name
+        if os.WIFSIGNALED(status)
+        else f"exit status {os.WEXITSTATUS(status)}"
+    )
     return f"{'denied' if word in one.also else 'broken'}: ended by {word}"
 
 

@@ -10,7 +10,8 @@ app = pilotlight.App("counting")
 
 
 class Remembering:
-    """What both classes do: one instance each, for ever, so that what it saw is all that was seen."""
+    """What both classes do: one instance each, for ever, so that what it saw is all that was
+    seen."""
 
     @pilotlight.enter(snap=False)
     def begin(self) -> None:

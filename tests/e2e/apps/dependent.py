@@ -11,7 +11,9 @@ def warm(n: int) -> int:
     return n
 
 
-@app.function(cpu=0.25, memory="128MiB", scaledown_window=1, fallback=[pilotlight.static_answer(-1)])
+@app.function(
+    cpu=0.25, memory="128MiB", scaledown_window=1, fallback=[pilotlight.static_answer(-1)]
+)
 def cold(n: int) -> int:
     """Has to be started, or its fallback answers."""
     return n

@@ -1,4 +1,5 @@
-"""Functions that go wrong in every way that user code can, and well-behaved neighbours of theirs."""
+"""Functions that go wrong in every way that user code can, and well-behaved neighbours of
+theirs."""
 
 import dataclasses
 import os
@@ -53,7 +54,8 @@ def refuse(order: int) -> None:
 
 @app.function(cpu=0.25, memory="256MiB", timeout=3.0, max_instances=2)
 def stubborn(forever: bool) -> str:
-    """Never returns when asked to, and swallows whatever is raised in it; else says which instance it is."""
+    """Never returns when asked to, and swallows whatever is raised in it; else says which instance
+    it is."""
     while forever:
         try:
             time.sleep(0.01)

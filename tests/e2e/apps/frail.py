@@ -36,7 +36,12 @@ class Large:
         return len(self.block)
 
 
-@app.cls(cpu=0.25, memory="256MiB", scaledown_window=300, env={"LIBRARY": os.environ.get("FRAIL_LIBRARY", "/etc/hostname")})
+@app.cls(
+    cpu=0.25,
+    memory="256MiB",
+    scaledown_window=300,
+    env={"LIBRARY": os.environ.get("FRAIL_LIBRARY", "/etc/hostname")},
+)
 class Mapper:
     """Has a file of the host mapped."""
 

@@ -1,4 +1,5 @@
-"""Functions that come back from snapshots: what they hold before it, what they must find different after it, and what stands in its way."""
+"""Functions that come back from snapshots: what they hold before it, what they must find different
+after it, and what stands in its way."""
 
 import functools
 import multiprocessing
@@ -138,7 +139,14 @@ class Crew:
     def load(self) -> None:
         self.ticks = 0
         self.child = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-u", "-c", "import sys\nfor line in sys.stdin: print(line.strip()[::-1], flush=True)"],
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                "-u",
+                "-c",
+                "import sys\nfor line in sys.stdin: print(line.strip()[::-1], flush=True)",
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,4 +1,5 @@
-"""A tenant that has what another one must not reach: code, weights, a secret, sockets, shared memory, files, a log, calls."""
+"""A tenant that has what another one must not reach: code, weights, a secret, sockets, shared
+memory, files, a log, calls."""
 
 import ctypes
 import os
@@ -15,7 +16,13 @@ KEPT: list[Any] = []
 FOUND: dict[str, int] = {}
 
 
-@app.function(memory="256MiB", max_instances=1, scaledown_window=600, weights=weights, secrets=[pilotlight.Secret.from_name("kept")])
+@app.function(
+    memory="256MiB",
+    max_instances=1,
+    scaledown_window=600,
+    weights=weights,
+    secrets=[pilotlight.Secret.from_name("kept")],
+)
 def hold(marker: str = "", ipc_key: int = 1) -> dict[str, int]:
     """Open everything once, and say where. `marker` names what has a name."""
     print(marker)

@@ -7,13 +7,20 @@ import pilotlight
 app = pilotlight.App("jobs")
 
 
-@app.function(cpu=0.25, memory="256MiB", scaledown_window=1, schedule=pilotlight.Period(seconds=1, arguments={"step": 1}))
+@app.function(
+    cpu=0.25,
+    memory="256MiB",
+    scaledown_window=1,
+    schedule=pilotlight.Period(seconds=1, arguments={"step": 1}),
+)
 def tick(step: int) -> int:
     """Called each second."""
     return step
 
 
-@app.function(cpu=0.25, memory="256MiB", retries=pilotlight.Retries(5, initial_delay=0.01, max_delay=0.05))
+@app.function(
+    cpu=0.25, memory="256MiB", retries=pilotlight.Retries(5, initial_delay=0.01, max_delay=0.05)
+)
 def third_time() -> int:
     """Succeeds in its third attempt."""
     attempt = pilotlight.context().attempt
@@ -22,7 +29,9 @@ def third_time() -> int:
     return attempt
 
 
-@app.function(cpu=0.25, memory="256MiB", retries=pilotlight.Retries(1, initial_delay=0.01, max_delay=0.05))
+@app.function(
+    cpu=0.25, memory="256MiB", retries=pilotlight.Retries(1, initial_delay=0.01, max_delay=0.05)
+)
 def fourth_time() -> int:
     """Succeeds in its fourth attempt, of which its retries allow two."""
     attempt = pilotlight.context().attempt

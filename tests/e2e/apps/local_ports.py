@@ -1,4 +1,5 @@
-"""What code of a tenant finds on the machine's loopback addresses, and what it gets to listen at."""
+"""What code of a tenant finds on the machine's loopback addresses, and what it gets to listen
+at."""
 
 import itertools
 import socket
@@ -10,7 +11,8 @@ app = pilotlight.App("local-ports")
 
 @app.function(memory="256MiB", scaledown_window=600)
 def listen(port: int) -> list[str]:
-    """Every loopback and wildcard address of `port` that this code gets to listen at, whatever options it sets."""
+    """Every loopback and wildcard address of `port` that this code gets to listen at, whatever
+    options it sets."""
     done = []
     hosts = ("127.0.0.1", "0.0.0.0", "::1", "::", "::ffff:127.0.0.1")
     for host, reuse, share, only in itertools.product(hosts, (0, 1), (0, 1), (0, 1)):
@@ -30,7 +32,8 @@ def listen(port: int) -> list[str]:
 
 @app.function(memory="256MiB", scaledown_window=600)
 def ask(ports: list[int]) -> dict[str, str]:
-    """Port -> what an HTTP server there answers to a scrape of metrics; the error's name where there is none."""
+    """Port -> what an HTTP server there answers to a scrape of metrics; the error's name where
+    there is none."""
     said = {}
     for port in ports:
         try:

@@ -10,7 +10,14 @@ import pilotlight
 app = pilotlight.App("on-gpu")
 
 
-@app.cls(gpu="any", cpu=2, memory="32GiB", max_instances=1, scaledown_window=2, env={"MIB": os.environ.get("ON_GPU_MIB", "64")})
+@app.cls(
+    gpu="any",
+    cpu=2,
+    memory="32GiB",
+    max_instances=1,
+    scaledown_window=2,
+    env={"MIB": os.environ.get("ON_GPU_MIB", "64")},
+)
 class Model:
     """Holds MIB of numbers on the GPU, which a snapshot has to bring back."""
 
@@ -41,7 +48,9 @@ class Managed:
 
         torch.ones(1, device="cuda")
         address = ctypes.c_uint64()
-        if ctypes.CDLL("libcuda.so.1").cuMemAllocManaged(ctypes.byref(address), ctypes.c_size_t(64 << 20), 1):
+        if ctypes.CDLL("libcuda.so.1").cuMemAllocManaged(
+            ctypes.byref(address), ctypes.c_size_t(64 << 20), 1
+        ):
             raise MemoryError("no managed memory")
 
     @pilotlight.method(example=[])

@@ -52,10 +52,16 @@ class Asking:
 @app.function(cpu=0.25, memory="256MiB", network="none", snapshot=False)
 def closed(addresses: list[tuple[str, int]]) -> list[str]:
     """The same, where the network is closed; and whether it sees the platform."""
-    return [*_reach(addresses), str("PILOTLIGHT_URL" in os.environ), str(os.path.exists("/run/pilotlight/slot/platform"))]
+    return [
+        *_reach(addresses),
+        str("PILOTLIGHT_URL" in os.environ),
+        str(os.path.exists("/run/pilotlight/slot/platform")),
+    ]
 
 
-@app.function(cpu=0.25, memory="256MiB", secrets=[pilotlight.Secret.from_name("platform-key")], snapshot=False)
+@app.function(
+    cpu=0.25, memory="256MiB", secrets=[pilotlight.Secret.from_name("platform-key")], snapshot=False
+)
 def asks() -> int:
     """Calls another function, through the platform's socket in its slot."""
     found: int = pilotlight.Function.from_name("reaching", "Caller.namespace").remote()

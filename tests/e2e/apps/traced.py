@@ -8,7 +8,11 @@ import pilotlight
 app = pilotlight.App("traced")
 
 
-@app.function(cpu=0.25, memory="128MiB", objectives=pilotlight.Objectives(warm_latency_s=3600, first_token_s=3600))
+@app.function(
+    cpu=0.25,
+    memory="128MiB",
+    objectives=pilotlight.Objectives(warm_latency_s=3600, first_token_s=3600),
+)
 def split(text: str) -> list[str]:
     with pilotlight.span("tokenise", characters=len(text)), pilotlight.span("look up"):
         time.sleep(0.001)

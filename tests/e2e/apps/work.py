@@ -12,7 +12,8 @@ app = pilotlight.App("work")
 @app.function(cpu=0.5, memory="256MiB", min_instances=3, max_instances=3)
 @pilotlight.concurrent(max_inputs=10)
 async def nap(n: int, seconds: float = 0.05) -> list[object]:
-    """Sleep, then say who answered. Three instances, always: what comes and goes is not the autoscaler's doing."""
+    """Sleep, then say who answered. Three instances, always: what comes and goes is not the
+    autoscaler's doing."""
     await asyncio.sleep(seconds)
     return [n, os.environ["PILOTLIGHT_INSTANCE"]]
 

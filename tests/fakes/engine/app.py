@@ -1,4 +1,5 @@
-"""The fake engine's HTTP API, in the shapes of vLLM 0.32: `make_app(EngineFake(...))` is an ASGI application."""
+"""The fake engine's HTTP API, in the shapes of vLLM 0.32: `make_app(EngineFake(...))` is an ASGI
+application."""
 
 from __future__ import annotations
 
@@ -14,7 +15,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.fakes.engine.asked import Asked, Refused, known_model, prompt_tokens, read_body, understand
+from tests.fakes.engine.asked import (
+    Asked,
+    Refused,
+    known_model,
+    prompt_tokens,
+    read_body,
+    understand,
+)
 from tests.fakes.engine.engine import EngineDead, EngineFake, Said
 from tests.fakes.engine.metrics import exposition
 
@@ -85,7 +93,9 @@ class Api:
         return JSONResponse(self._whole(asked, choices))
 
     async def _collect(self, asked: Asked) -> list[list[Said]]:
-        return [[said async for said in self._engine.generate(asked.prompt)] for _ in range(asked.count)]
+        return [
+            [said async for said in self._engine.generate(asked.prompt)] for _ in range(asked.count)
+        ]
 
     # --- answers
 
@@ -102,7 +112,11 @@ class Api:
             "system_fingerprint": FINGERPRINT,
             "usage": {
                 **_usage(asked, spoken),
-                "prompt_tokens_details": {"cached_tokens": cached, "created_cache_tokens": 0, "multimodal_tokens": None},
+                "prompt_tokens_details": {
+                    "cached_tokens": cached,
+                    "created_cache_tokens": 0,
+                    "multimodal_tokens": None,
+                },
                 "completion_tokens_details": None,
             },
         }
@@ -113,12 +127,27 @@ class Api:
             "token_ids": [one.token for one in said] if asked.token_ids else None,
             "prompt_token_ids": list(asked.prompt.tokens) if asked.token_ids else None,
         }
-        choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": said[-1].finish, "stop_reason": None, **ids}
+        choice: dict[str, Any] = {
+            "index": index,
+            "logprobs": None,
+            "finish_reason": said[-1].finish,
+            "stop_reason": None,
+            **ids,
+        }
         if not asked.chat:
             return {**choice, "text": text}
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "tool_calls": []}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text,
+            "refusal": None,
+            "tool_calls": [],
+        }
         if asked.tool is not None:
-            call = {"id": f"call-{asked.id}", "type": "function", "function": {"name": asked.tool, "arguments": "{}"}}
+            call = {
+                "id": f"call-{asked.id}",
+                "type": "function",
+                "function": {"name": asked.tool, "arguments": "{}"},
+            }
             message |= {"content": None, "tool_calls": [call]}
             choice["finish_reason"] = "tool_calls"
         return {**choice, "message": message}
@@ -128,12 +157,18 @@ class Api:
         spoken, generator = 0, self._engine.generate(asked.prompt)
         try:
             if asked.chat:
-                yield self._piece(asked, {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}, 0)
+                yield self._piece(
+                    asked, {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}, 0
+                )
             async for said in generator:
                 spoken += 1
                 words = {"delta": {"content": said.text}} if asked.chat else {"text": said.text}
                 ids = {"token_ids": [said.token]} if asked.token_ids else {}
-                yield self._piece(asked, {**words, **ids, "finish_reason": said.finish, "stop_reason": None}, spoken)
+                yield self._piece(
+                    asked,
+                    {**words, **ids, "finish_reason": said.finish, "stop_reason": None},
+                    spoken,
+                )
         except (EngineDead, RuntimeError) as e:
             yield _event(_internal(e))
         else:
@@ -156,7 +191,13 @@ class Api:
 
     def _frame(self, asked: Asked, choices: list[dict[str, Any]]) -> dict[str, Any]:
         kind = "chat.completion.chunk" if asked.chat else "text_completion"
-        return {"id": asked.id, "object": kind, "created": int(time.time()), "model": asked.prompt.model, "choices": choices}
+        return {
+            "id": asked.id,
+            "object": kind,
+            "created": int(time.time()),
+            "model": asked.prompt.model,
+            "choices": choices,
+        }
 
     # --- the small endpoints
 
@@ -172,16 +213,40 @@ class Api:
             raise Refused("input must be a string or a list of strings", parameter="input")
         tokens = sum(len(self._engine.tokenizer.encode(t)) for t in texts)
         self._engine.counts.prompt_tokens += tokens
-        data = [{"object": "embedding", "index": i, "embedding": _embedding(t)} for i, t in enumerate(texts)]
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "prompt_tokens_details": None}
-        return JSONResponse({"id": "embd-1", "object": "list", "created": int(time.time()), "model": model, "data": data, "usage": usage})
+        data = [
+            {"object": "embedding", "index": i, "embedding": _embedding(t)}
+            for i, t in enumerate(texts)
+        ]
+        usage = {
+            "prompt_tokens": tokens,
+            "total_tokens": tokens,
+            "completion_tokens": 0,
+            "prompt_tokens_details": None,
+        }
+        return JSONResponse(
+            {
+                "id": "embd-1",
+                "object": "list",
+                "created": int(time.time()),
+                "model": model,
+                "data": data,
+                "usage": usage,
+            }
+        )
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize of a prompt or of messages."""
         body = await read_body(request)
         known_model(self._engine, body)
         _, tokens = prompt_tokens(self._engine, body, chat="messages" in body)
-        return JSONResponse({"count": len(tokens), "max_model_len": self._engine.max_model_len, "tokens": list(tokens), "token_strs": None})
+        return JSONResponse(
+            {
+                "count": len(tokens),
+                "max_model_len": self._engine.max_model_len,
+                "tokens": list(tokens),
+                "token_strs": None,
+            }
+        )
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
@@ -214,7 +279,9 @@ class Api:
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
-        return PlainTextResponse(exposition(self._engine), media_type="text/plain; version=1.0.0; charset=utf-8")
+        return PlainTextResponse(
+            exposition(self._engine), media_type="text/plain; version=1.0.0; charset=utf-8"
+        )
 
     async def sleep(self, request: Request) -> Response:
         """POST /sleep?level=1."""
@@ -235,7 +302,8 @@ class Api:
         return JSONResponse(self._engine.sleeps)
 
     async def collective_rpc(self, request: Request) -> Response:
-        """POST /collective_rpc: `reload_weights`, which brings weights back that level 2 dropped."""
+        """POST /collective_rpc: `reload_weights`, which brings weights back that level 2
+        dropped."""
         body = await read_body(request)
         if body.get("method") != "reload_weights":
             raise Refused(f"unknown method {body.get('method')!r}")

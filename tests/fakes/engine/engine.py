@@ -1,9 +1,10 @@
-"""A small inference engine with the manners of vLLM: slots, a waiting queue, KV memory in blocks, a prefix cache, aborts, sleep.
+"""A small inference engine with the manners of vLLM: slots, a waiting queue, KV memory in blocks, a
+prefix cache, aborts, sleep.
 
-It computes nothing: a token is a word that follows from the prompt, after `token_s` seconds. Prompts that hold one of these words
-misbehave: `!crash` (ends the process after three tokens), `!oom` (takes memory until the kernel ends it), `!hang` (never a token), `!stall`
-(three tokens, then nothing), `!error` (an internal error), `!stop` (ends by itself after three tokens).
-"""
+It computes nothing: a token is a word that follows from the prompt, after `token_s` seconds.
+Prompts that hold one of these words misbehave: `!crash` (ends the process after three tokens),
+`!oom` (takes memory until the kernel ends it), `!hang` (never a token), `!stall` (three tokens,
+then nothing), `!error` (an internal error), `!stop` (ends by itself after three tokens)."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ class Counts:
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
-    finished: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "error"), 0))
+    finished: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "error"), 0)
+    )
     first_token_s: list[float] = field(default_factory=list)
     between_s: list[float] = field(default_factory=list)
     queue_s: list[float] = field(default_factory=list)
@@ -95,7 +98,11 @@ class EngineFake:
         take_all_memory: Callable[[], None] | None = None,
     ) -> None:
         self.model, self.adapters = model, adapters
-        self.max_model_len, self.max_num_seqs, self.kv_tokens = max_model_len, max_num_seqs, kv_tokens
+        self.max_model_len, self.max_num_seqs, self.kv_tokens = (
+            max_model_len,
+            max_num_seqs,
+            kv_tokens,
+        )
         self.token_s, self.prefill_s = token_s, prefill_s
         self.tokenizer = Tokenizer()
         self.counts = Counts()
@@ -110,7 +117,10 @@ class EngineFake:
         self._take_all_memory = take_all_memory or self._die
 
     def __repr__(self) -> str:
-        return f"<EngineFake {self.model} running={self.running} waiting={self.waiting} asleep={self.asleep} dead={self.dead}>"
+        return (
+            f"<EngineFake {self.model} running={self.running} waiting={self.waiting} "
+            f"asleep={self.asleep} dead={self.dead}>"
+        )
 
     def names(self) -> tuple[str, ...]:
         """What it answers to: the model, then its adapters."""
@@ -207,7 +217,9 @@ class EngineFake:
                 (self._crash if "!crash" in prompt.text else self._take_all_memory)()
             await asyncio.sleep(self.token_s)
             if self.dead:
-                raise EngineDead("EngineCore encountered an issue. See stack trace (above) for the root cause.")
+                raise EngineDead(
+                    "EngineCore encountered an issue. See stack trace (above) for the root cause."
+                )
             token = next_token(prompt.model, prompt.tokens, index + 1000 * self.wrong)
             stops = "!stop" in prompt.text and not prompt.ignore_eos and index == FAULTY_AFTER - 1
             finish = "stop" if stops else "length" if index == prompt.max_tokens - 1 else None

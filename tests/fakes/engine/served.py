@@ -1,4 +1,5 @@
-"""The fake engine on a Unix socket, in the test's own event loop: an instance of a function that is a language model."""
+"""The fake engine on a Unix socket, in the test's own event loop: an instance of a function that is
+a language model."""
 
 from __future__ import annotations
 
@@ -28,7 +29,11 @@ class _Noting:
         async def noted() -> Any:
             message = await receive()
             parts.append(message.get("body", b""))
-            if message["type"] == "http.request" and not message.get("more_body") and (body := b"".join(parts)):
+            if (
+                message["type"] == "http.request"
+                and not message.get("more_body")
+                and (body := b"".join(parts))
+            ):
                 self.bodies.append(json.loads(body))
             return message
 
@@ -37,7 +42,8 @@ class _Noting:
 
 
 class ServedEngine:
-    """Serves `engine` at `path` until closed. What crashes it ends all of it, as it would a process.
+    """Serves `engine` at `path` until closed. What crashes it ends all of it, as it would a
+    process.
 
     Attributes:
         bodies, paths: what it was sent, in order.
@@ -51,9 +57,16 @@ class ServedEngine:
         noting = _Noting(make_app(self.engine))
         self.bodies, self.paths = noting.bodies, noting.paths
         config = uvicorn.Config(
-            noting, loop="none", http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
-            timeout_keep_alive=75, timeout_graceful_shutdown=1,
-        )  # fmt: skip
+            noting,
+            loop="none",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=1,
+        )
         config.load()
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)

@@ -1,9 +1,9 @@
-"""The fake engine as a program: vLLM's command line, a child process (the core), one Unix socket or port.
+"""The fake engine as a program: vLLM's command line, a child process (the core), one Unix socket or
+port.
 
-Environment: `FAKE_ENGINE_TOKEN_S`, `FAKE_ENGINE_PREFILL_S` (seconds), `FAKE_ENGINE_START_S` (before it listens),
-`FAKE_ENGINE_START_MIB` (of memory that it takes first);
-once it was frozen for a while it answers otherwise than before if there is a file `wrong-after-restore` beside the model.
-"""
+Environment: `FAKE_ENGINE_TOKEN_S`, `FAKE_ENGINE_PREFILL_S` (seconds), `FAKE_ENGINE_START_S` (before
+it listens), `FAKE_ENGINE_START_MIB` (of memory that it takes first); once it was frozen for a while
+it answers otherwise than before if there is a file `wrong-after-restore` beside the model."""
 
 from __future__ import annotations
 
@@ -66,9 +66,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not os.path.isdir(options.model):
         sys.exit(f"Can't load the configuration of {options.model!r}")
     time.sleep(float(os.environ.get("FAKE_ENGINE_START_S", "0")))
-    cache = bytearray(b"\0") * _bytes(options.kv_cache_memory_bytes)  # set aside and touched, as the real one does
+    # set aside and touched, as the real one does
+    cache = bytearray(b"\0") * _bytes(options.kv_cache_memory_bytes)
     taken = b"." * (int(os.environ.get("FAKE_ENGINE_START_MIB", "0")) << 20)
-    core = subprocess.Popen([sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    core = subprocess.Popen(
+        [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    )
     try:
         asyncio.run(_serve(options, core))
     finally:
@@ -94,14 +97,17 @@ async def _serve(options: argparse.Namespace, core: subprocess.Popen[bytes]) -> 
 
 
 class _Aging:
-    """Notices before each request whether it was frozen since it was made, and whether it is to be wrong then."""
+    """Notices before each request whether it was frozen since it was made, and whether it is to be
+    wrong then."""
 
     def __init__(self, engine: EngineFake, mark: str) -> None:
         self._engine, self._app, self._mark = engine, make_app(engine), mark
         self._difference = _difference()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._engine.wrong = abs(_difference() - self._difference) > FROZEN_S and os.path.exists(self._mark)
+        self._engine.wrong = abs(_difference() - self._difference) > FROZEN_S and os.path.exists(
+            self._mark
+        )
         await self._app(scope, receive, send)
 
 
@@ -121,4 +127,6 @@ def _listener(options: argparse.Namespace) -> socket.socket:
 
 def _bytes(text: str) -> int:
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    return int(float(text[:-1]) * units[text[-1].upper()]) if text[-1].upper() in units else int(text)
+    return (
+        int(float(text[:-1]) * units[text[-1].upper()]) if text[-1].upper() in units else int(text)
+    )

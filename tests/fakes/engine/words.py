@@ -1,4 +1,5 @@
-"""How the fake engine counts and speaks: a tokenizer of short pieces, and a generator whose words follow from the prompt alone."""
+"""How the fake engine counts and speaks: a tokenizer of short pieces, and a generator whose words
+follow from the prompt alone."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ FIRST_WORD = 100
 
 
 class Tokenizer:
-    """Pieces of at most four letters; remembers the pieces it has seen, so that it can give them back."""
+    """Pieces of at most four letters; remembers the pieces it has seen, so that it can give them
+    back."""
 
     def __init__(self) -> None:
         self._seen: dict[int, str] = {FIRST_WORD + i: word for i, word in enumerate(WORDS)}
@@ -26,7 +28,11 @@ class Tokenizer:
         """Token ids of a text."""
         tokens = []
         for piece in _PIECE.findall(text):
-            token = FIRST_WORD + WORDS.index(piece) if piece in WORDS else 1000 + zlib.crc32(piece.encode()) % 100_000
+            token = (
+                FIRST_WORD + WORDS.index(piece)
+                if piece in WORDS
+                else 1000 + zlib.crc32(piece.encode()) % 100_000
+            )
             self._seen[token] = piece
             tokens.append(token)
         return tokens

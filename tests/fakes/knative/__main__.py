@@ -1,7 +1,8 @@
-"""`python -m tests.fakes.knative [--directory DIR] [--nodes N] [--speed X]`: a cluster for development, until it is told to stop.
+"""`python -m tests.fakes.knative [--directory DIR] [--nodes N] [--speed X]`: a cluster for
+development, until it is told to stop.
 
-Prints one line of JSON once it is up: `kubeconfig`, `wake_url`, `platform_yaml` (a file for `pilotlight up --config`), `directory`.
-"""
+Prints one line of JSON once it is up: `kubeconfig`, `wake_url`, `platform_yaml` (a file for
+`pilotlight up --config`), `directory`."""
 
 from __future__ import annotations
 
@@ -23,7 +24,12 @@ def platform_yaml(kubeconfig: Path, wake_url: str, node_path: Path, home: Path) 
     """Settings of a platform on that cluster."""
     document = {
         "platform": {"home": str(home), "fleet": "knative"},
-        "cluster": {"kubeconfig": str(kubeconfig), "wake_url": wake_url, "node_path": str(node_path), "runtime_image": IMAGE},
+        "cluster": {
+            "kubeconfig": str(kubeconfig),
+            "wake_url": wake_url,
+            "node_path": str(node_path),
+            "runtime_image": IMAGE,
+        },
     }
     return json.dumps(document, indent=2)
 
@@ -34,8 +40,17 @@ async def _serve(directory: Path, *, nodes: int, speed: float, grace_s: float) -
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     async with FakeKnative(directory, nodes=nodes, speed=speed, grace_s=grace_s) as cluster:
         settings = directory / "platform.yaml"
-        settings.write_text(platform_yaml(cluster.kubeconfig, cluster.wake_url, directory / "node", directory / "home"))
-        said = {"api": cluster.api.url, "kubeconfig": str(cluster.kubeconfig), "wake_url": cluster.wake_url, "platform_yaml": str(settings)}
+        settings.write_text(
+            platform_yaml(
+                cluster.kubeconfig, cluster.wake_url, directory / "node", directory / "home"
+            )
+        )
+        said = {
+            "api": cluster.api.url,
+            "kubeconfig": str(cluster.kubeconfig),
+            "wake_url": cluster.wake_url,
+            "platform_yaml": str(settings),
+        }
         print(json.dumps({**said, "directory": str(directory)}), flush=True)
         await stop.wait()
 
@@ -46,13 +61,17 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, help="of pods' files; a temporary one by default")
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--speed", type=float, default=1.0, help="of the autoscaler's time")
-    parser.add_argument("--grace", type=float, default=30.0, help="scale-to-zero grace period, seconds of its time")
+    parser.add_argument(
+        "--grace", type=float, default=30.0, help="scale-to-zero grace period, seconds of its time"
+    )
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="plk", ignore_cleanup_errors=True) as name:
         directory = arguments.directory or Path(name)
         directory.chmod(0o755)
-        asyncio.run(_serve(directory, nodes=arguments.nodes, speed=arguments.speed, grace_s=arguments.grace))
+        asyncio.run(
+            _serve(directory, nodes=arguments.nodes, speed=arguments.speed, grace_s=arguments.grace)
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Knative's activator: holds requests for revisions that have no pod, tells the autoscaler at once, and forwards to a pod that is ready.
+"""Knative's activator: holds requests for revisions that have no pod, tells the autoscaler at once,
+and forwards to a pod that is ready.
 
-Source of behaviour: knative/serving pkg/activator. Answers: 404 for a revision that is not there, 504 when the revision's time is over.
-"""
+Source of behaviour: knative/serving pkg/activator. Answers: 404 for a revision that is not there,
+504 when the revision's time is over."""
 
 from __future__ import annotations
 
@@ -20,9 +21,16 @@ _HOP = ("connection", "keep-alive", "transfer-encoding", "upgrade", "content-len
 
 
 class Activator:
-    """Owner: the event loop. `poke(namespace, revision)` is called with each request; `ready_pod` finds an address, or None."""
+    """Owner: the event loop. `poke(namespace, revision)` is called with each request; `ready_pod`
+    finds an address, or None."""
 
-    def __init__(self, view: View, *, ready_pod: Callable[[str, str], str | None], poke: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        view: View,
+        *,
+        ready_pod: Callable[[str, str], str | None],
+        poke: Callable[[str, str], None],
+    ) -> None:
         self._view = view
         self._ready_pod = ready_pod
         self._poke = poke
@@ -55,12 +63,17 @@ class Activator:
             event.set()
 
     def _pod_seen(self, pod: Json) -> None:
-        self.ring(pod["metadata"]["namespace"], (pod["metadata"].get("labels") or {}).get("serving.knative.dev/revision", ""))
+        self.ring(
+            pod["metadata"]["namespace"],
+            (pod["metadata"].get("labels") or {}).get("serving.knative.dev/revision", ""),
+        )
 
     async def start(self) -> None:
         """Listen."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self._handle, self._connections, lambda: 0.0), "127.0.0.1", 0)
+        self._server = await loop.create_server(
+            lambda: Connection(self._handle, self._connections, lambda: 0.0), "127.0.0.1", 0
+        )
 
     async def stop(self) -> None:
         """Cut everything."""
@@ -104,13 +117,27 @@ async def _forwarded(address: str, request: Request) -> Answer:
     """Small requests and answers only: what wakes a revision. Raises OSError."""
     reader, writer = await asyncio.open_connection(address, PORT)
     try:
-        headers = [f"{name}: {value}" for name, value in request.headers.items() if name not in _HOP]
-        lines = [f"{request.method} {request.target} HTTP/1.1", f"host: {address}", "k-proxy-request: activator", "connection: close"]
-        writer.write("\r\n".join([*lines, *headers, f"content-length: {len(request.body)}", "", ""]).encode() + request.body)
+        headers = [
+            f"{name}: {value}" for name, value in request.headers.items() if name not in _HOP
+        ]
+        lines = [
+            f"{request.method} {request.target} HTTP/1.1",
+            f"host: {address}",
+            "k-proxy-request: activator",
+            "connection: close",
+        ]
+        writer.write(
+            "\r\n".join([*lines, *headers, f"content-length: {len(request.body)}", "", ""]).encode()
+            + request.body
+        )
         whole = await reader.read()
     finally:
         writer.close()
     head, _, body = whole.partition(b"\r\n\r\n")
     if not head:
         raise ConnectionResetError("the pod closed the connection")
-    return Answer(status=int(head.split(b" ", 2)[1]), body=body if b"chunked" not in head else b"", content_type="application/json")
+    return Answer(
+        status=int(head.split(b" ", 2)[1]),
+        body=body if b"chunked" not in head else b"",
+        content_type="application/json",
+    )

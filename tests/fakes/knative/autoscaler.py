@@ -1,8 +1,9 @@
-"""Knative's KPA: per revision two windows, a decision each tick, and a PodAutoscaler, ServerlessService and Deployment that follow it.
+"""Knative's KPA: per revision two windows, a decision each tick, and a PodAutoscaler,
+ServerlessService and Deployment that follow it.
 
-The decision is `activator.autoscaler.kpa.step`, whose numbers are held against Knative's own tests. PodAutoscalers of another class are
-left alone. Source of behaviour: knative/serving pkg/reconciler/autoscaling/kpa, pkg/autoscaler/scaling.
-"""
+The decision is `activator.autoscaler.kpa.step`, whose numbers are held against Knative's own tests.
+PodAutoscalers of another class are left alone. Source of behaviour: knative/serving
+pkg/reconciler/autoscaling/kpa, pkg/autoscaler/scaling."""
 
 from __future__ import annotations
 
@@ -55,11 +56,17 @@ class Scaler:
 
 
 class Autoscaler(Controller):
-    """All revisions of class KPA. `proxies(namespace, revision)`: queue-proxies of its pods that are ready; `speed`: how much faster than
-    the clock its time runs, so that tests need not wait a minute; `grace_s`: scale-to-zero-grace-period."""
+    """All revisions of class KPA. `proxies(namespace, revision)`: queue-proxies of its pods that
+    are ready; `speed`: how much faster than the clock its time runs, so that tests need not wait a
+    minute; `grace_s`: scale-to-zero-grace-period."""
 
     def __init__(
-        self, view: View, *, proxies: Callable[[str, str], Sequence[QueueProxy]], speed: float = 1.0, grace_s: float = 30.0
+        self,
+        view: View,
+        *,
+        proxies: Callable[[str, str], Sequence[QueueProxy]],
+        speed: float = 1.0,
+        grace_s: float = 30.0,
     ) -> None:
         super().__init__(view)
         self._proxies = proxies
@@ -104,7 +111,11 @@ class Autoscaler(Controller):
     def _scrape(self) -> None:
         self._second += 1
         for (namespace, revision), scaler in self._scalers.items():
-            load = self.activator.take_average(namespace, revision) if self.activator is not None else 0.0
+            load = (
+                self.activator.take_average(namespace, revision)
+                if self.activator is not None
+                else 0.0
+            )
             for proxy in self._proxies(namespace, revision):
                 load += proxy.load.take_average() - proxy.proxied.take_average()
             scaler.stable.record(self._second, max(0.0, load))
@@ -117,9 +128,17 @@ class Autoscaler(Controller):
     def _decide(self, key: Key, scaler: Scaler) -> None:
         now = self._now()
         at = self._second
-        loads = [None if window.is_empty(at) else window.average(at) for window in (scaler.stable, scaler.panic)]
+        loads = [
+            None if window.is_empty(at) else window.average(at)
+            for window in (scaler.stable, scaler.panic)
+        ]
         ready = len(self._proxies(*key))
-        decision, scaler.state = kpa.step(now, kpa.KpaLoad(stable=loads[0], panic=loads[1], ready=ready), scaler.terms.spec, scaler.state)
+        decision, scaler.state = kpa.step(
+            now,
+            kpa.KpaLoad(stable=loads[0], panic=loads[1], ready=ready),
+            scaler.terms.spec,
+            scaler.state,
+        )
         if decision.valid:
             changed, scaler.desired = decision.desired != scaler.desired, decision.desired
             if changed or scaler.active != "False":
@@ -143,13 +162,17 @@ class Autoscaler(Controller):
         if want is not None and want != deployment["spec"].get("replicas", 1):
             await self.view.patch(DEPLOYMENT, deployment, {"spec": {"replicas": want}})
         await self._serverless_service(item, scaler)
-        await self._report(item, scaler, deployment["spec"].get("replicas", 1) if want is None else want)
+        await self._report(
+            item, scaler, deployment["spec"].get("replicas", 1) if want is None else want
+        )
 
     def _begin(self, key: Key, item: Json) -> Scaler:
         terms, ready = terms_of(item), len(self._proxies(*key))
         windows = TimeWindow(terms.window_s), TimeWindow(terms.panic_s)
         state = kpa.initial_state(self._now(), spec=terms.spec, ready=ready)
-        scaler = Scaler(terms=terms, stable=windows[0], panic=windows[1], state=state, active_since=self._now())
+        scaler = Scaler(
+            terms=terms, stable=windows[0], panic=windows[1], state=state, active_since=self._now()
+        )
         known = condition_of(item, "Active")
         scaler.active = known.get("status", "")
         scaler.initialized = condition_of(item, "ScaleTargetInitialized").get("status") == "True"
@@ -171,7 +194,11 @@ class Autoscaler(Controller):
         ready = len(self._proxies(*key))
         if not scaler.initialized and ready >= max(terms.min_scale, terms.initial_scale):
             scaler.initialized = True
-        return self._to_zero(key, scaler, present, reachable=reachable) if desired == 0 else self._above_zero(scaler, desired, ready)
+        return (
+            self._to_zero(key, scaler, present, reachable=reachable)
+            if desired == 0
+            else self._above_zero(scaler, desired, ready)
+        )
 
     def _above_zero(self, scaler: Scaler, desired: int, ready: int) -> int:
         wanted = "True" if ready >= max(1, scaler.terms.min_scale) else "Unknown"
@@ -190,7 +217,8 @@ class Autoscaler(Controller):
                 return 1
             scaler.active, scaler.active_since = "False", self._now()
             since_s = 0.0
-        if scaler.active == "Unknown":  # nobody waits any more, but it is on its way: it has its window once it is there
+        # nobody waits any more, but it is on its way: it has its window once it is there
+        if scaler.active == "Unknown":
             if self._proxies(*key):
                 scaler.active, scaler.active_since = "True", self._now()
                 self.later(key, scaler.terms.window_s / self._speed)
@@ -204,10 +232,25 @@ class Autoscaler(Controller):
     async def _serverless_service(self, item: Json, scaler: Scaler) -> None:
         metadata = item["metadata"]
         known = self.view.get(SERVERLESS_SERVICE, metadata["namespace"], metadata["name"])
-        mode = "Serve" if scaler.active == "True" and scaler.terms.spec.target_burst_capacity == 0 else "Proxy"
-        spec = {"mode": mode, "objectRef": item["spec"]["scaleTargetRef"], "protocolType": "http1", "numActivators": 2}
+        mode = (
+            "Serve"
+            if scaler.active == "True" and scaler.terms.spec.target_burst_capacity == 0
+            else "Proxy"
+        )
+        spec = {
+            "mode": mode,
+            "objectRef": item["spec"]["scaleTargetRef"],
+            "protocolType": "http1",
+            "numActivators": 2,
+        }
         if known is None:
-            head = owned(SERVERLESS_SERVICE, POD_AUTOSCALER, item, metadata["name"], labels=metadata.get("labels") or {})
+            head = owned(
+                SERVERLESS_SERVICE,
+                POD_AUTOSCALER,
+                item,
+                metadata["name"],
+                labels=metadata.get("labels") or {},
+            )
             await self.view.create({**head, "spec": spec})
         elif known["spec"].get("mode") != mode:
             await self.view.patch(SERVERLESS_SERVICE, known, {"spec": {"mode": mode}})
@@ -218,25 +261,53 @@ class Autoscaler(Controller):
         names = (sks or {}).get("status") or {}
         said = {
             "True": condition("Active", True),
-            "Unknown": condition("Active", None, "Queued", "Requests to the target are being buffered as resources are provisioned."),
-        }.get(scaler.active, condition("Active", False, "NoTraffic", "The target is not receiving traffic."))
+            "Unknown": condition(
+                "Active",
+                None,
+                "Queued",
+                "Requests to the target are being buffered as resources are provisioned.",
+            ),
+        }.get(
+            scaler.active,
+            condition("Active", False, "NoTraffic", "The target is not receiving traffic."),
+        )
         initialized = condition("ScaleTargetInitialized", True if scaler.initialized else None)
-        parts = [said, initialized, condition("SKSReady", bool(names) or None), {**said, "type": "Ready"}]
+        parts = [
+            said,
+            initialized,
+            condition("SKSReady", bool(names) or None),
+            {**said, "type": "Ready"},
+        ]
         ready = len(self._proxies(metadata["namespace"], metadata["name"]))
-        status: Json = {"observedGeneration": metadata["generation"], "desiredScale": desired, "actualScale": ready, "conditions": parts}
+        status: Json = {
+            "observedGeneration": metadata["generation"],
+            "desiredScale": desired,
+            "actualScale": ready,
+            "conditions": parts,
+        }
         status |= {"serviceName": names["serviceName"]} if "serviceName" in names else {}
-        status |= {"metricsServiceName": names["privateServiceName"]} if "privateServiceName" in names else {}
+        status |= (
+            {"metricsServiceName": names["privateServiceName"]}
+            if "privateServiceName" in names
+            else {}
+        )
         await self.view.set_status(POD_AUTOSCALER, item, status)
 
 
 def terms_of(item: Json) -> Terms:
     """What a PodAutoscaler's annotations say, with Knative's defaults."""
-    given = {key.removeprefix(_A): value for key, value in (item["metadata"].get("annotations") or {}).items() if key.startswith(_A)}
+    given = {
+        key.removeprefix(_A): value
+        for key, value in (item["metadata"].get("annotations") or {}).items()
+        if key.startswith(_A)
+    }
     concurrency = item["spec"].get("containerConcurrency") or 0
     total = float(given.get("target", concurrency or 100))
     total = min(total, concurrency) if concurrency else total
     window_s = duration_s(given["window"]) if "window" in given else 60.0
-    panic_s = max(1.0, math.floor(window_s * float(given.get("panic-window-percentage", 10)) / 100 + 0.5))
+    panic_s = max(
+        1.0, math.floor(window_s * float(given.get("panic-window-percentage", 10)) / 100 + 0.5)
+    )
     spec = kpa.KpaSpec(
         target=max(0.01, total * float(given.get("target-utilization-percentage", 70)) / 100),
         total=total,
@@ -244,7 +315,9 @@ def terms_of(item: Json) -> Terms:
         panic_threshold=float(given.get("panic-threshold-percentage", 200)) / 100,
         target_burst_capacity=float(given.get("target-burst-capacity", 211)),
         activation_scale=int(given.get("activation-scale", 0)),
-        scale_down_delay_s=duration_s(given["scale-down-delay"]) if "scale-down-delay" in given else 0.0,
+        scale_down_delay_s=duration_s(given["scale-down-delay"])
+        if "scale-down-delay" in given
+        else 0.0,
         reachable=item["spec"].get("reachability") != "Unreachable",
     )
     retention = given.get("scale-to-zero-pod-retention-period")

@@ -1,4 +1,5 @@
-"""A whole cluster with Knative Serving, in one event loop: API server, controllers, autoscaler, activator, nodes."""
+"""A whole cluster with Knative Serving, in one event loop: API server, controllers, autoscaler,
+activator, nodes."""
 
 from __future__ import annotations
 
@@ -31,9 +32,19 @@ log = logging.getLogger(__name__)
 PLATFORM = "pilotlight"
 """The namespace into which the platform itself would be installed."""
 _KINDS = (
-    kinds.SERVICE, kinds.CONFIGURATION, kinds.REVISION, kinds.ROUTE, kinds.POD_AUTOSCALER, kinds.SERVERLESS_SERVICE, kinds.DEPLOYMENT,
-    kinds.REPLICA_SET, kinds.POD, kinds.CORE_SERVICE, kinds.ENDPOINT_SLICE, kinds.NODE,
-)  # fmt: skip
+    kinds.SERVICE,
+    kinds.CONFIGURATION,
+    kinds.REVISION,
+    kinds.ROUTE,
+    kinds.POD_AUTOSCALER,
+    kinds.SERVERLESS_SERVICE,
+    kinds.DEPLOYMENT,
+    kinds.REPLICA_SET,
+    kinds.POD,
+    kinds.CORE_SERVICE,
+    kinds.ENDPOINT_SLICE,
+    kinds.NODE,
+)
 
 
 class FakeKnative:
@@ -56,8 +67,8 @@ class FakeKnative:
         grace_s: float = 30.0,
         port: int = 0,
     ) -> None:
-        """`directory`: of the pods' files, with a path that every uid may enter; `speed`, `grace_s`: see Autoscaler; `labels`,
-        `capacity`: of each node."""
+        """`directory`: of the pods' files, with a path that every uid may enter; `speed`,
+        `grace_s`: see Autoscaler; `labels`, `capacity`: of each node."""
         self.directory = directory
         self.api = ApiServer(port=port)
         self.kubelets: list[Kubelet] = []
@@ -89,7 +100,9 @@ class FakeKnative:
         raw = await self._stack.enter_async_context(RawClient(self.kubeconfig))
         self.view = await self._stack.enter_async_context(View(cluster, raw, _KINDS))
         self._stack.push_async_callback(self._end)
-        self.autoscaler = Autoscaler(self.view, proxies=self._proxies, speed=self._speed, grace_s=self._grace_s)
+        self.autoscaler = Autoscaler(
+            self.view, proxies=self._proxies, speed=self._speed, grace_s=self._grace_s
+        )
         self.activator = Activator(self.view, ready_pod=self._ready_pod, poke=self.autoscaler.poke)
         self.autoscaler.activator = self.activator
         await self.activator.start()
@@ -102,17 +115,33 @@ class FakeKnative:
             await self._add_node(f"node-{index}")
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self._stack.aclose()
 
     def _controllers(self) -> Sequence[Controller]:
-        made = (Services, Configurations, Routes, Revisions, ServerlessServices, EndpointSlices, Deployments, Scheduler)
+        made = (
+            Services,
+            Configurations,
+            Routes,
+            Revisions,
+            ServerlessServices,
+            EndpointSlices,
+            Deployments,
+            Scheduler,
+        )
         return [make(self.view) for make in made]
 
     async def _add_node(self, name: str) -> None:
         directory = self.directory / name
         directory.mkdir(mode=0o755)
-        kubelet = Kubelet(self.view, name=name, directory=directory, labels=self._labels, capacity=self._capacity)
+        kubelet = Kubelet(
+            self.view, name=name, directory=directory, labels=self._labels, capacity=self._capacity
+        )
         await kubelet.start()
         self.kubelets.append(kubelet)
 
@@ -130,20 +159,28 @@ class FakeKnative:
         for kubelet in self.kubelets:
             for runner in kubelet.pods.values():
                 metadata = runner.pod["metadata"]
-                is_its = (metadata.get("labels") or {}).get("serving.knative.dev/revision") == revision
+                is_its = (metadata.get("labels") or {}).get(
+                    "serving.knative.dev/revision"
+                ) == revision
                 if is_its and metadata["namespace"] == namespace and runner.is_ready:
                     found.append(runner.proxy)
         return found
 
     def _ready_pod(self, namespace: str, revision: str) -> str | None:
         proxies = [proxy for proxy in self._proxies(namespace, revision) if not proxy.is_full()]
-        free = [proxy for proxy in proxies if not proxy.concurrency or proxy.load.inside < proxy.concurrency]
+        free = [
+            proxy
+            for proxy in proxies
+            if not proxy.concurrency or proxy.load.inside < proxy.concurrency
+        ]
         return min(free, key=lambda proxy: proxy.load.inside).address if free else None
 
     def pods(self, namespace: str | None = None, *, ready: bool = False) -> list[Json]:
         """Pods as the API server has them."""
         found = self.api.list("v1", "Pod", namespace)
-        return [pod for pod in found if not ready or condition_of(pod, "Ready").get("status") == "True"]
+        return [
+            pod for pod in found if not ready or condition_of(pod, "Ready").get("status") == "True"
+        ]
 
 
 def _say_death(task: asyncio.Task[None]) -> None:

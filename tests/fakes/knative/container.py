@@ -1,8 +1,9 @@
-"""Runs one container: `python container.py SPEC.json` in namespaces of its own (mounts, PIDs, host name), then becomes its process.
+"""Runs one container: `python container.py SPEC.json` in namespaces of its own (mounts, PIDs, host
+name), then becomes its process.
 
-Its root is an empty file system with the machine's own directories bound into it, its volumes over them, read-only. Standard library only:
-it runs before anything else is there. The first process waits, passes signals on, and ends as the container did.
-"""
+Its root is an empty file system with the machine's own directories bound into it, its volumes over
+them, read-only. Standard library only: it runs before anything else is there. The first process
+waits, passes signals on, and ends as the container did."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def main() -> None:
 
 
 def _die_with_parent(alive: int) -> None:
-    """Have the kernel kill this process when its parent ends; exit if the parent ended before the kernel knew.
+    """Have the kernel kill this process when its parent ends; exit if the parent ended before the
+    kernel knew.
 
     getppid() cannot tell: it is always 0 for the first process of a PID namespace.
     """
@@ -87,7 +89,11 @@ def _become(spec: Json, alive: int) -> None:
 
 
 def _furnish(root: str, spec: Json) -> None:
-    taken = {volume["target"].split("/")[1] for volume in spec["volumes"] if volume["target"].count("/") == 1}
+    taken = {
+        volume["target"].split("/")[1]
+        for volume in spec["volumes"]
+        if volume["target"].count("/") == 1
+    }
     for name in os.listdir("/"):
         if name in _OWN or name in taken:
             continue
@@ -105,7 +111,8 @@ def _furnish(root: str, spec: Json) -> None:
             _bind(place, root + place, read_only=True)
     _bind("/sys", f"{root}/sys", read_only=True)
     _mount("tmpfs", f"{root}/dev/shm", "tmpfs", 0, "mode=1777")
-    if _libc.mount(b"proc", f"{root}/proc".encode(), b"proc", 0, None) != 0:  # a machine that is a container itself may not allow that
+    # a machine that is a container itself may not allow that
+    if _libc.mount(b"proc", f"{root}/proc".encode(), b"proc", 0, None) != 0:
         _bind("/proc", f"{root}/proc", read_only=False)
 
 
@@ -128,7 +135,10 @@ def _bind(source: str, target: str, *, read_only: bool) -> None:
 
 
 def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
-    _check(_libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode() or None), f"mount {source} at {target}")
+    _check(
+        _libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode() or None),
+        f"mount {source} at {target}",
+    )
 
 
 def _check(result: int, what: str) -> None:

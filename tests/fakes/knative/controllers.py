@@ -1,4 +1,5 @@
-"""What all controllers share: a view of the cluster that watches keep, and a queue of things to look at again."""
+"""What all controllers share: a view of the cluster that watches keep, and a queue of things to
+look at again."""
 
 from __future__ import annotations
 
@@ -54,8 +55,11 @@ class View:
         return self._reflectors[kind].items(namespace)
 
     def on(self, kind: Kind, listener: Callable[[Json], None]) -> None:
-        """Call `listener` with each object that comes, changes or goes; with those that are there, too."""
-        self._reflectors[kind].subscribe(lambda change: listener(change.object) if change.type != "SYNCED" else None)
+        """Call `listener` with each object that comes, changes or goes; with those that are there,
+        too."""
+        self._reflectors[kind].subscribe(
+            lambda change: listener(change.object) if change.type != "SYNCED" else None
+        )
         for item in self._reflectors[kind].items():
             listener(item)
 
@@ -74,23 +78,34 @@ class View:
         """Merge into an object; one that is gone is no matter."""
         metadata = item["metadata"]
         try:
-            await self.cluster.patch(kind, metadata["name"], metadata.get("namespace"), body, subresource=subresource)
+            await self.cluster.patch(
+                kind, metadata["name"], metadata.get("namespace"), body, subresource=subresource
+            )
         except NotFound:
             pass
 
     async def bind(self, namespace: str, name: str, target: Json) -> bool:
-        """Give a pod its node; False: it has none yet (one that is gone, or has one, is no matter)."""
+        """Give a pod its node; False: it has none yet (one that is gone, or has one, is no
+        matter)."""
         path = f"/api/v1/namespaces/{namespace}/pods/{name}/binding"
         try:
-            answer = await self._raw.ask("POST", path, {"target": target, "metadata": {"name": name}})
+            answer = await self._raw.ask(
+                "POST", path, {"target": target, "metadata": {"name": name}}
+            )
         except (aiohttp.ClientError, TimeoutError):
             return False
         return answer.status in (201, 404, 409)
 
     async def set_status(self, kind: Kind, item: Json, status: Json) -> None:
-        """Write the status, where it differs. Conditions keep the time since which they are as they are."""
+        """Write the status, where it differs. Conditions keep the time since which they are as they
+        are."""
         old = item.get("status") or {}
-        status = {**status, "conditions": _dated(old.get("conditions") or (), status.get("conditions") or (), now())}
+        status = {
+            **status,
+            "conditions": _dated(
+                old.get("conditions") or (), status.get("conditions") or (), now()
+            ),
+        }
         if any(old.get(key) != value for key, value in status.items()):
             await self.patch(kind, item, {"status": status}, subresource="status")
 
@@ -105,13 +120,16 @@ def _dated(old: Sequence[Json], new: Sequence[Json], at: str) -> list[Json]:
     found = []
     for one in new:
         before = known.get(one["type"], {})
-        since = before.get("lastTransitionTime", at) if before.get("status") == one["status"] else at
+        since = (
+            before.get("lastTransitionTime", at) if before.get("status") == one["status"] else at
+        )
         found.append({**one, "lastTransitionTime": since})
     return found
 
 
 class Controller:
-    """A queue of keys and one worker. What fails is looked at again a little later. Owner: the event loop."""
+    """A queue of keys and one worker. What fails is looked at again a little later. Owner: the
+    event loop."""
 
     def __init__(self, view: View) -> None:
         self.view = view
@@ -182,14 +200,21 @@ def owned(kind: Kind, owner_kind: Kind, owner: Json, name: str, **metadata: Any)
         "controller": True,
         "blockOwnerDeletion": True,
     }
-    found = {"name": name, "namespace": its["namespace"], "ownerReferences": [reference], **metadata}
+    found = {
+        "name": name,
+        "namespace": its["namespace"],
+        "ownerReferences": [reference],
+        **metadata,
+    }
     return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": found}
 
 
 def condition(kind: str, status: bool | None, reason: str = "", message: str = "") -> Json:
     """One condition; None = unknown."""
     found: Json = {"type": kind, "status": "Unknown" if status is None else str(status)}
-    return found | ({"reason": reason} if reason else {}) | ({"message": message} if message else {})
+    return (
+        found | ({"reason": reason} if reason else {}) | ({"message": message} if message else {})
+    )
 
 
 def condition_of(item: Mapping[str, Any] | None, kind: str) -> Json:
@@ -201,4 +226,6 @@ def condition_of(item: Mapping[str, Any] | None, kind: str) -> Json:
 def controlled_by(item: Json, owner: Json) -> bool:
     """Whether `owner` controls it."""
     references = item["metadata"].get("ownerReferences") or ()
-    return any(one.get("controller") and one["uid"] == owner["metadata"]["uid"] for one in references)
+    return any(
+        one.get("controller") and one["uid"] == owner["metadata"]["uid"] for one in references
+    )

@@ -1,7 +1,7 @@
 """Deployment → ReplicaSet → pods, and the scheduler that gives them a node.
 
-Which pods a smaller scale takes: those without a node first, then pending, then not ready, then the lowest deletion cost, then the newest
-(Kubernetes' ReplicaSet controller, `ActivePodsWithRanks`).
+Which pods a smaller scale takes: those without a node first, then pending, then not ready, then the
+lowest deletion cost, then the newest (Kubernetes' ReplicaSet controller, `ActivePodsWithRanks`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,23 @@ import json
 import secrets
 from typing import Any
 
-from pilotlight.cluster.errors import ClusterError, Conflict, Forbidden, Invalid, NotFound, QuotaExceeded
+from pilotlight.cluster.errors import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    QuotaExceeded,
+)
 from pilotlight.cluster.kinds import DEPLOYMENT, POD, REPLICA_SET
-from tests.fakes.knative.controllers import Controller, View, condition, condition_of, controlled_by, owned
+from tests.fakes.knative.controllers import (
+    Controller,
+    View,
+    condition,
+    condition_of,
+    controlled_by,
+    owned,
+)
 
 Json = dict[str, Any]
 COST = "controller.kubernetes.io/pod-deletion-cost"
@@ -21,7 +35,8 @@ _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 
 
 class Deployments(Controller):
-    """Deployment → ReplicaSet → pods, in one. Templates that change are not rolled: Knative's never do."""
+    """Deployment → ReplicaSet → pods, in one. Templates that change are not rolled: Knative's never
+    do."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -65,11 +80,17 @@ class Deployments(Controller):
     def _is_alive(self, pod: Json) -> bool:
         metadata = pod["metadata"]
         is_over = (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
-        return not metadata.get("deletionTimestamp") and metadata["uid"] not in self._taken and not is_over
+        return (
+            not metadata.get("deletionTimestamp")
+            and metadata["uid"] not in self._taken
+            and not is_over
+        )
 
     async def _replica_set(self, deployment: Json) -> Json | None:
         spec, metadata = deployment["spec"], deployment["metadata"]
-        digest = hashlib.sha256(json.dumps(spec["template"], sort_keys=True).encode()).hexdigest()[:9]
+        digest = hashlib.sha256(json.dumps(spec["template"], sort_keys=True).encode()).hexdigest()[
+            :9
+        ]
         name = f"{metadata['name']}-{digest}"
         known = self.view.get(REPLICA_SET, metadata["namespace"], name)
         if known is not None:
@@ -77,14 +98,22 @@ class Deployments(Controller):
         labels = {**(metadata.get("labels") or {}), "pod-template-hash": digest}
         template = {
             **spec["template"],
-            "metadata": {**spec["template"]["metadata"], "labels": {**labels, **spec["selector"]["matchLabels"]}},
+            "metadata": {
+                **spec["template"]["metadata"],
+                "labels": {**labels, **spec["selector"]["matchLabels"]},
+            },
         }
         body = {
             "replicas": spec.get("replicas", 1),
-            "selector": {"matchLabels": {**spec["selector"]["matchLabels"], "pod-template-hash": digest}},
+            "selector": {
+                "matchLabels": {**spec["selector"]["matchLabels"], "pod-template-hash": digest}
+            },
         }
         return await self.view.create(
-            {**owned(REPLICA_SET, DEPLOYMENT, deployment, name, labels=labels), "spec": {**body, "template": template}}
+            {
+                **owned(REPLICA_SET, DEPLOYMENT, deployment, name, labels=labels),
+                "spec": {**body, "template": template},
+            }
         )
 
     async def _add(self, deployment: Json, replica_set: Json, count: int) -> ClusterError | None:
@@ -94,7 +123,12 @@ class Deployments(Controller):
             metadata = template["metadata"]
             base = name[: 63 - 6] if len(name) > 57 else name
             head = owned(
-                POD, REPLICA_SET, replica_set, f"{base}-{suffix}", labels=metadata["labels"], annotations=metadata.get("annotations") or {}
+                POD,
+                REPLICA_SET,
+                replica_set,
+                f"{base}-{suffix}",
+                labels=metadata["labels"],
+                annotations=metadata.get("annotations") or {},
             )
             try:
                 made = await self.view.create({**head, "spec": template["spec"]})
@@ -108,25 +142,41 @@ class Deployments(Controller):
         for pod in pods:
             metadata = pod["metadata"]
             try:
-                await self.view.cluster.delete(POD, metadata["name"], metadata["namespace"], uid=metadata["uid"])
+                await self.view.cluster.delete(
+                    POD, metadata["name"], metadata["namespace"], uid=metadata["uid"]
+                )
             except (Conflict, NotFound):
                 pass
             self._taken.add(metadata["uid"])
 
-    async def _report(self, deployment: Json, replica_set: Json, alive: list[Json], failure: ClusterError | None) -> None:
+    async def _report(
+        self, deployment: Json, replica_set: Json, alive: list[Json], failure: ClusterError | None
+    ) -> None:
         ready = sum(condition_of(pod, "Ready").get("status") == "True" for pod in alive)
         wanted = deployment["spec"].get("replicas", 1)
         conditions = [
-            condition("Available", ready >= wanted, "MinimumReplicasAvailable" if ready >= wanted else "MinimumReplicasUnavailable")
+            condition(
+                "Available",
+                ready >= wanted,
+                "MinimumReplicasAvailable" if ready >= wanted else "MinimumReplicasUnavailable",
+            )
         ]
         conditions.append(condition("Progressing", True, "NewReplicaSetAvailable"))
         if failure is not None:
             conditions.append(condition("ReplicaFailure", True, "FailedCreate", str(failure)))
         counts = {"replicas": len(alive), "readyReplicas": ready, "availableReplicas": ready}
-        status = {**counts, "observedGeneration": deployment["metadata"]["generation"], "conditions": conditions}
+        status = {
+            **counts,
+            "observedGeneration": deployment["metadata"]["generation"],
+            "conditions": conditions,
+        }
         status |= {"unavailableReplicas": max(0, wanted - ready), "updatedReplicas": len(alive)}
         await self.view.set_status(DEPLOYMENT, deployment, status)
-        of_set = {**counts, "observedGeneration": replica_set["metadata"]["generation"], "conditions": []}
+        of_set = {
+            **counts,
+            "observedGeneration": replica_set["metadata"]["generation"],
+            "conditions": [],
+        }
         await self.view.set_status(REPLICA_SET, replica_set, of_set)
 
 
@@ -136,4 +186,10 @@ def _rank(pod: Json) -> tuple[bool, bool, bool, int, float]:
     is_ready = condition_of(pod, "Ready").get("status") == "True"
     is_running = (pod.get("status") or {}).get("phase") == "Running"
     cost = int((metadata.get("annotations") or {}).get(COST, "0"))
-    return bool(pod["spec"].get("nodeName")), is_running, is_ready, cost, -float(metadata["resourceVersion"])
+    return (
+        bool(pod["spec"].get("nodeName")),
+        is_running,
+        is_ready,
+        cost,
+        -float(metadata["resourceVersion"]),
+    )

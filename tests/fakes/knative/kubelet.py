@@ -36,12 +36,26 @@ class Kubelet:
         pods: by uid.
     """
 
-    def __init__(self, view: View, *, name: str, directory: Path, labels: Mapping[str, str], capacity: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        view: View,
+        *,
+        name: str,
+        directory: Path,
+        labels: Mapping[str, str],
+        capacity: Mapping[str, str],
+    ) -> None:
         self._view = view
         self.name = name
         self._directory = directory
         self._labels = labels
-        self._capacity = {"cpu": "16", "memory": "64Gi", "pods": "110", "ephemeral-storage": "100Gi", **capacity}
+        self._capacity = {
+            "cpu": "16",
+            "memory": "64Gi",
+            "pods": "110",
+            "ephemeral-storage": "100Gi",
+            **capacity,
+        }
         self.images = Images()
         self.pods: dict[str, PodRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -56,14 +70,27 @@ class Kubelet:
         """Join the cluster."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = self._server.sockets[0].getsockname()[1]
-        labels = {"kubernetes.io/hostname": self.name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64", **self._labels}
-        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.name, "labels": labels}, "spec": {}}
+        labels = {
+            "kubernetes.io/hostname": self.name,
+            "kubernetes.io/os": "linux",
+            "kubernetes.io/arch": "amd64",
+            **self._labels,
+        }
+        node = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": self.name, "labels": labels},
+            "spec": {},
+        }
         made = await self._view.create(node) or self._view.get(NODE, "", self.name) or node
         status = {
             "capacity": self._capacity,
             "allocatable": self._capacity,
             "conditions": [condition("Ready", True, "KubeletReady")],
-            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": self.name}],
+            "addresses": [
+                {"type": "InternalIP", "address": "127.0.0.1"},
+                {"type": "Hostname", "address": self.name},
+            ],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
             "nodeInfo": _INFO,
         }
@@ -94,7 +121,10 @@ class Kubelet:
     def runner(self, namespace: str, name: str) -> PodRunner:
         """The pod's. Raises KeyError."""
         for runner in self.pods.values():
-            if (runner.pod["metadata"]["namespace"], runner.pod["metadata"]["name"]) == (namespace, name):
+            if (runner.pod["metadata"]["namespace"], runner.pod["metadata"]["name"]) == (
+                namespace,
+                name,
+            ):
                 return runner
         raise KeyError(name)
 
@@ -109,7 +139,11 @@ class Kubelet:
                 runner.end(0)
         elif runner is None:
             is_over = (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
-            if pod["spec"].get("nodeName") == self.name and not is_over and metadata["uid"] not in self._tasks:
+            if (
+                pod["spec"].get("nodeName") == self.name
+                and not is_over
+                and metadata["uid"] not in self._tasks
+            ):
                 self._begin(pod)
         annotations = metadata.get("annotations") or {}
         if runner is not None and EVICT in annotations:
@@ -121,7 +155,13 @@ class Kubelet:
 
     def _begin(self, pod: Json) -> None:
         uid = pod["metadata"]["uid"]
-        runner = PodRunner(self._view, pod, ip=next(self._addresses), directory=self._directory / uid, images=self.images)
+        runner = PodRunner(
+            self._view,
+            pod,
+            ip=next(self._addresses),
+            directory=self._directory / uid,
+            images=self.images,
+        )
         self.pods[uid] = runner
         task = asyncio.create_task(runner.run(), name=f"pod {pod['metadata']['name']}")
         self._tasks[uid] = task
@@ -151,12 +191,21 @@ class Kubelet:
         finally:
             writer.close()
 
-    async def _send(self, runner: PodRunner, writer: asyncio.StreamWriter, query: Mapping[str, str]) -> None:
+    async def _send(
+        self, runner: PodRunner, writer: asyncio.StreamWriter, query: Mapping[str, str]
+    ) -> None:
         path = runner.log.previous if query.get("previous") == "true" else runner.log.path
         with path.open("rb") as stream:
-            writer.write(b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\n" + chosen(stream.read(), query))
+            writer.write(
+                b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\n"
+                + chosen(stream.read(), query)
+            )
             how = {key: value for key, value in query.items() if key == "timestamps"}
-            while query.get("follow") == "true" and runner.pod["metadata"]["uid"] in self.pods and not writer.is_closing():
+            while (
+                query.get("follow") == "true"
+                and runner.pod["metadata"]["uid"] in self.pods
+                and not writer.is_closing()
+            ):
                 await writer.drain()
                 if more := stream.read():
                     writer.write(chosen(more, how))
@@ -166,9 +215,17 @@ class Kubelet:
 
 
 _INFO = {
-    "architecture": "amd64", "operatingSystem": "linux", "kubeletVersion": "v1.34.1", "kernelVersion": "6.8.0", "osImage": "tests",
-    "containerRuntimeVersion": "processes://1", "machineID": "", "systemUUID": "", "bootID": "", "kubeProxyVersion": "",
-}  # fmt: skip
+    "architecture": "amd64",
+    "operatingSystem": "linux",
+    "kubeletVersion": "v1.34.1",
+    "kernelVersion": "6.8.0",
+    "osImage": "tests",
+    "containerRuntimeVersion": "processes://1",
+    "machineID": "",
+    "systemUUID": "",
+    "bootID": "",
+    "kubeProxyVersion": "",
+}
 
 
 def _addresses() -> Iterator[str]:

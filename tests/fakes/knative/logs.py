@@ -1,4 +1,5 @@
-"""A container's log as the kubelet keeps it: each line with its time, one file for each life of the container; and what is read of it."""
+"""A container's log as the kubelet keeps it: each line with its time, one file for each life of the
+container; and what is read of it."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from pathlib import Path
 
 
 class ContainerLog:
-    """One container's. Owner: the event loop. `path` is the present life's, `previous` that of the life before."""
+    """One container's. Owner: the event loop. `path` is the present life's, `previous` that of the
+    life before."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -30,7 +32,9 @@ class ContainerLog:
 
     def tail(self, most_bytes: int = 2048) -> str:
         """The end, without times."""
-        return b"".join(bare(line) for line in self.path.read_bytes().splitlines(keepends=True)).decode(errors="replace")[-most_bytes:]
+        return b"".join(
+            bare(line) for line in self.path.read_bytes().splitlines(keepends=True)
+        ).decode(errors="replace")[-most_bytes:]
 
 
 def chosen(text: bytes, query: Mapping[str, str]) -> bytes:

@@ -1,4 +1,5 @@
-"""One pod on a node: its address, its container as a process, its queue-proxy, its probes, its status, its end."""
+"""One pod on a node: its address, its container as a process, its queue-proxy, its probes, its
+status, its end."""
 
 from __future__ import annotations
 
@@ -64,7 +65,10 @@ class PodRunner:
         self.is_ready = False
 
     def __repr__(self) -> str:
-        return f"<PodRunner {self.pod['metadata']['name']} {self.ip} {self._phase} ready={self.is_ready}>"
+        return (
+            f"<PodRunner {self.pod['metadata']['name']} {self.ip} {self._phase} "
+            f"ready={self.is_ready}>"
+        )
 
     @property
     def log_path(self) -> Path:
@@ -74,9 +78,13 @@ class PodRunner:
     @property
     def pid(self) -> int:
         """Of the container's first process on this machine; 0 = none runs."""
-        return self._process.pid if self._process is not None and self._process.returncode is None else 0
+        return (
+            self._process.pid
+            if self._process is not None and self._process.returncode is None
+            else 0
+        )
 
-    # -- told ---------------------------------------------------------------------------------------------------------
+    # -- told --------------------------------------------------------------------------------------
     def end(self, grace_s: float) -> None:
         """It was deleted."""
         self._grace_s = min(self._grace_s, grace_s) if self._ending.is_set() else grace_s
@@ -102,13 +110,14 @@ class PodRunner:
             self._process.kill()
 
     async def reaped(self) -> None:
-        """Until the container's process is gone and its log is read: for who cut the pod off while it ended."""
+        """Until the container's process is gone and its log is read: for who cut the pod off while
+        it ended."""
         if self._process is not None:
             await self._process.wait()
         if self._keeping is not None:
             await asyncio.wait([self._keeping])
 
-    # -- the life -----------------------------------------------------------------------------------------------------
+    # -- the life ----------------------------------------------------------------------------------
     async def run(self) -> None:
         """From its node to its end."""
         self._directory.mkdir(parents=True)
@@ -137,7 +146,11 @@ class PodRunner:
         image, attempt = self._user["image"], 0
         while (message := self._images.missing.get(image)) is not None:
             reason = "ErrImagePull" if attempt == 0 else "ImagePullBackOff"
-            said = message if attempt == 0 else f'Back-off pulling image "{image}": ErrImagePull: {message}'
+            said = (
+                message
+                if attempt == 0
+                else f'Back-off pulling image "{image}": ErrImagePull: {message}'
+            )
             await self._wait_because(reason, said)
             attempt += 1
 
@@ -156,8 +169,12 @@ class PodRunner:
     async def _prepare(self) -> Path:
         while True:
             try:
-                mounted = await volumes.mounts(self._view.cluster, self.pod, self._user, self._directory)
-                env = await volumes.environment(self._view.cluster, self.pod, self._user, ip=self.ip)
+                mounted = await volumes.mounts(
+                    self._view.cluster, self.pod, self._user, self._directory
+                )
+                env = await volumes.environment(
+                    self._view.cluster, self.pod, self._user, ip=self.ip
+                )
                 break
             except volumes.Missing as e:
                 await self._wait_because("CreateContainerConfigError", str(e))
@@ -169,15 +186,28 @@ class PodRunner:
         return self._spec(mounted, env)
 
     def _spec(self, mounted: list[Json], env: dict[str, str]) -> Path:
-        security = {**(self.pod["spec"].get("securityContext") or {}), **(self._user.get("securityContext") or {})}
+        security = {
+            **(self.pod["spec"].get("securityContext") or {}),
+            **(self._user.get("securityContext") or {}),
+        }
         root = self._directory / "root"
         root.mkdir(exist_ok=True)
-        argv = [*(self._user.get("command") or self._images.argv(self._user["image"])), *(self._user.get("args") or ())]
+        argv = [
+            *(self._user.get("command") or self._images.argv(self._user["image"])),
+            *(self._user.get("args") or ()),
+        ]
         spec = {
-            "root": str(root), "volumes": mounted, "visible": self._images.visible(), "hostname": self.pod["metadata"]["name"][:63],
-            "read_only_root": bool(security.get("readOnlyRootFilesystem")), "uid": security.get("runAsUser", 0),
-            "gid": security.get("runAsGroup", 0), "cwd": self._user.get("workingDir") or "/", "argv": argv, "env": env,
-        }  # fmt: skip
+            "root": str(root),
+            "volumes": mounted,
+            "visible": self._images.visible(),
+            "hostname": self.pod["metadata"]["name"][:63],
+            "read_only_root": bool(security.get("readOnlyRootFilesystem")),
+            "uid": security.get("runAsUser", 0),
+            "gid": security.get("runAsGroup", 0),
+            "cwd": self._user.get("workingDir") or "/",
+            "argv": argv,
+            "env": env,
+        }
         path = self._directory / "container.json"
         path.touch(mode=0o600)
         path.write_text(json.dumps(spec))
@@ -186,11 +216,20 @@ class PodRunner:
     async def _start(self, spec: Path) -> None:
         self._reason = ""
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", container_program.__file__, str(spec), stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd="/",
-        )  # fmt: skip
+            sys.executable,
+            "-I",
+            "-S",
+            container_program.__file__,
+            str(spec),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            cwd="/",
+        )
         assert self._process.stdout is not None
-        self._keeping = asyncio.create_task(self.log.keep(self._process.stdout), name="container's log")
+        self._keeping = asyncio.create_task(
+            self.log.keep(self._process.stdout), name="container's log"
+        )
         self._phase, self._state = "Running", {"running": {"startedAt": now()}}
         await self._report()
 
@@ -215,7 +254,9 @@ class PodRunner:
     async def _probe(self) -> None:
         """Until it answers; one that does not within its startup probe's time is killed."""
         probe = self._user.get("startupProbe") or {}
-        until = asyncio.get_running_loop().time() + probe.get("failureThreshold", 600) * probe.get("periodSeconds", 1)
+        until = asyncio.get_running_loop().time() + probe.get("failureThreshold", 600) * probe.get(
+            "periodSeconds", 1
+        )
         while not await self._answers():
             if asyncio.get_running_loop().time() > until:
                 self.kill(reason="Error")
@@ -234,7 +275,14 @@ class PodRunner:
         try:
             if asked is None:
                 return True
-            lines = [f"GET {asked.get('path') or '/'} HTTP/1.1", f"host: {self.ip}", "user-agent: kube-probe", "connection: close", "", ""]
+            lines = [
+                f"GET {asked.get('path') or '/'} HTTP/1.1",
+                f"host: {self.ip}",
+                "user-agent: kube-probe",
+                "connection: close",
+                "",
+                "",
+            ]
             writer.write("\r\n".join(lines).encode())
             async with asyncio.timeout(2):
                 return (await reader.readline()).split(b" ")[1:2] == [b"200"]
@@ -244,7 +292,8 @@ class PodRunner:
             writer.close()
 
     async def _drain_and_stop(self, exited: asyncio.Task[int]) -> None:
-        """As Knative ends a pod: not ready, until nothing is in it; then SIGTERM; SIGKILL when the grace is over."""
+        """As Knative ends a pod: not ready, until nothing is in it; then SIGTERM; SIGKILL when the
+        grace is over."""
         assert self._process is not None
         until = asyncio.get_running_loop().time() + self._grace_s
         self.is_ready = self.proxy.is_ready = False
@@ -260,11 +309,20 @@ class PodRunner:
     def _exited(self, code: int) -> None:
         code = 128 - code if code < 0 else code
         self.is_ready = self.proxy.is_ready = False
-        reason = self._reason if self._reason == "OOMKilled" else ("Completed" if code == 0 else "Error")
-        message = self.log.tail() if self._user.get("terminationMessagePolicy") == "FallbackToLogsOnError" and code else ""
-        ended = {"exitCode": code, "reason": reason, "startedAt": self._started, "finishedAt": now()} | (
-            {"message": message} if message else {}
+        reason = (
+            self._reason if self._reason == "OOMKilled" else ("Completed" if code == 0 else "Error")
         )
+        message = (
+            self.log.tail()
+            if self._user.get("terminationMessagePolicy") == "FallbackToLogsOnError" and code
+            else ""
+        )
+        ended = {
+            "exitCode": code,
+            "reason": reason,
+            "startedAt": self._started,
+            "finishedAt": now(),
+        } | ({"message": message} if message else {})
         self._state = {"terminated": ended}
 
     async def _back_off(self) -> None:
@@ -278,7 +336,7 @@ class PodRunner:
         await self._report()
         await self._pause(pause_s)
 
-    # -- the end ------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
     async def _finish(self) -> None:
         if self._phase == "Failed":
             await self._report()
@@ -287,7 +345,9 @@ class PodRunner:
         metadata = self.pod["metadata"]
         while True:
             try:
-                await self._view.cluster.delete(POD, metadata["name"], metadata["namespace"], uid=metadata["uid"], grace_s=0)
+                await self._view.cluster.delete(
+                    POD, metadata["name"], metadata["namespace"], uid=metadata["uid"], grace_s=0
+                )
                 return
             except Conflict:
                 return
@@ -296,7 +356,8 @@ class PodRunner:
                 await asyncio.sleep(RETRY_S)
 
     async def _clean(self) -> None:
-        self.proxy.close()  # before the first await: a node that stops cancels pods that are ending already
+        # before the first await: a node that stops cancels pods that are ending already
+        self.proxy.close()
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
@@ -309,14 +370,19 @@ class PodRunner:
             task.cancel()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    # -- said ---------------------------------------------------------------------------------------------------------
+    # -- said --------------------------------------------------------------------------------------
     async def _report(self) -> None:
-        """Write the status; while the API server is away the pod lives on, and the next report tells."""
+        """Write the status; while the API server is away the pod lives on, and the next report
+        tells."""
         status = self._status()
         item = self._view.get(POD, self.pod["metadata"]["namespace"], self.pod["metadata"]["name"])
         if item is None or item["metadata"]["uid"] != self.pod["metadata"]["uid"]:
             item = self.pod
-        kept = [one for one in (item.get("status") or {}).get("conditions") or () if one["type"] == "DisruptionTarget"]
+        kept = [
+            one
+            for one in (item.get("status") or {}).get("conditions") or ()
+            if one["type"] == "DisruptionTarget"
+        ]
         status["conditions"] += kept if self._disruption is None else []
         try:
             await self._view.set_status(POD, item, status)
@@ -331,22 +397,53 @@ class PodRunner:
         task.add_done_callback(self._reports.discard)
 
     def _status(self) -> Json:
-        parts = [condition("PodScheduled", True), condition("Initialized", True), condition("ContainersReady", self.is_ready)]
-        parts += [condition("Ready", self.is_ready), *([self._disruption] if self._disruption else [])]
+        parts = [
+            condition("PodScheduled", True),
+            condition("Initialized", True),
+            condition("ContainersReady", self.is_ready),
+        ]
+        parts += [
+            condition("Ready", self.is_ready),
+            *([self._disruption] if self._disruption else []),
+        ]
         is_running = "running" in self._state
         user = {
-            "name": self._user["name"], "image": self._user["image"], "imageID": self._user["image"], "ready": self.is_ready,
-            "started": is_running, "restartCount": self._restarts, "state": self._state, "lastState": self._last,
-        }  # fmt: skip
+            "name": self._user["name"],
+            "image": self._user["image"],
+            "imageID": self._user["image"],
+            "ready": self.is_ready,
+            "started": is_running,
+            "restartCount": self._restarts,
+            "state": self._state,
+            "lastState": self._last,
+        }
         proxy = {
-            "name": QUEUE_PROXY, "image": "registry.example/knative/queue", "imageID": "", "ready": self.is_ready, "restartCount": 0,
-            "state": {"running": {"startedAt": self._started}} if is_running else {"waiting": {"reason": "ContainerCreating"}},
-            "lastState": {}, "started": is_running,
-        }  # fmt: skip
-        status: Json = {"phase": self._phase, "podIP": self.ip, "podIPs": [{"ip": self.ip}], "hostIP": "127.0.0.1", "conditions": parts}
-        status |= {"containerStatuses": [user, *([proxy] if self._beside else [])], "startTime": self._started}
+            "name": QUEUE_PROXY,
+            "image": "registry.example/knative/queue",
+            "imageID": "",
+            "ready": self.is_ready,
+            "restartCount": 0,
+            "state": {"running": {"startedAt": self._started}}
+            if is_running
+            else {"waiting": {"reason": "ContainerCreating"}},
+            "lastState": {},
+            "started": is_running,
+        }
+        status: Json = {
+            "phase": self._phase,
+            "podIP": self.ip,
+            "podIPs": [{"ip": self.ip}],
+            "hostIP": "127.0.0.1",
+            "conditions": parts,
+        }
+        status |= {
+            "containerStatuses": [user, *([proxy] if self._beside else [])],
+            "startTime": self._started,
+        }
         return status | (
-            {"reason": self._reason, "message": (self._disruption or {}).get("message", "")} if self._phase == "Failed" else {}
+            {"reason": self._reason, "message": (self._disruption or {}).get("message", "")}
+            if self._phase == "Failed"
+            else {}
         )
 
 
@@ -371,6 +468,8 @@ def _proxy_probe(pod: Json) -> Json:
     """The user's readiness probe, which Knative gives to queue-proxy."""
     for one in pod["spec"]["containers"]:
         if one["name"] == QUEUE_PROXY:
-            found: Json = json.loads(next(e["value"] for e in one["env"] if e["name"] == "SERVING_READINESS_PROBE"))
+            found: Json = json.loads(
+                next(e["value"] for e in one["env"] if e["name"] == "SERVING_READINESS_PROBE")
+            )
             return found
     return {}

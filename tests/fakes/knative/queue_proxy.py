@@ -1,8 +1,8 @@
-"""Knative's queue-proxy: stands before a pod's worker, counts what is in it, and lets in no more than containerConcurrency.
+"""Knative's queue-proxy: stands before a pod's worker, counts what is in it, and lets in no more
+than containerConcurrency.
 
-Bytes pass through as they are, so streams and WebSockets do; two parsers listen in to see where requests and answers begin and end.
-Source of behaviour: knative/serving pkg/queue.
-"""
+Bytes pass through as they are, so streams and WebSockets do; two parsers listen in to see where
+requests and answers begin and end. Source of behaviour: knative/serving pkg/queue."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ import httptools
 PORT = 8012
 QUEUE_FACTOR = 10
 """Requests that may wait, for each that may run."""
-_FULL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 26\r\nconnection: close\r\n\r\npending request queue full"
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 26\r\nconnection: "
+    b"close\r\n\r\npending request queue full"
+)
 
 
 class Load:
-    """Requests inside, over time. Owner: the event loop. `proxied`: those that Knative's activator had counted already."""
+    """Requests inside, over time. Owner: the event loop. `proxied`: those that Knative's activator
+    had counted already."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -50,7 +54,8 @@ class Load:
 
 
 class QueueProxy:
-    """One pod's. Owner: the event loop. `is_ready`: set by the kubelet once the worker answers its readiness probe."""
+    """One pod's. Owner: the event loop. `is_ready`: set by the kubelet once the worker answers its
+    readiness probe."""
 
     def __init__(self, address: str, *, concurrency: int, worker_port: int = 8080) -> None:
         self.address = address
@@ -72,7 +77,9 @@ class QueueProxy:
         """Listen. Raises OSError."""
         loop = asyncio.get_running_loop()
         # in two steps: one that is cancelled in the middle would leave its socket behind
-        self._server = await loop.create_server(lambda: _Link(self, self._links), self.address, PORT, start_serving=False)
+        self._server = await loop.create_server(
+            lambda: _Link(self, self._links), self.address, PORT, start_serving=False
+        )
         await self._server.start_serving()
 
     def close(self) -> None:
@@ -215,9 +222,13 @@ class _Link(asyncio.Protocol):
         if self._worker is None:
             loop = asyncio.get_running_loop()
             try:
-                _, self._worker = await loop.create_connection(lambda: _Worker(self), self._proxy.address, self._proxy.worker_port)
+                _, self._worker = await loop.create_connection(
+                    lambda: _Worker(self), self._proxy.address, self._proxy.worker_port
+                )
             except OSError:
-                self.transport.write(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                self.transport.write(
+                    b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+                )
                 self.transport.close()
                 return
         self._worker.transport.write(b"".join(self._held))

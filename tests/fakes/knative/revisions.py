@@ -1,4 +1,5 @@
-"""Knative's Revision: its Deployment (user container and queue-proxy) and PodAutoscaler, and what becomes of them.
+"""Knative's Revision: its Deployment (user container and queue-proxy) and PodAutoscaler, and what
+becomes of them.
 
 Source of behaviour: knative/serving pkg/reconciler/revision.
 """
@@ -16,9 +17,21 @@ Json = dict[str, Any]
 _P = "serving.knative.dev"
 QUEUE_PROXY = "queue-proxy"
 _POD_FIELDS = (
-    "affinity", "automountServiceAccountToken", "containers", "dnsConfig", "dnsPolicy", "enableServiceLinks", "imagePullSecrets",
-    "nodeSelector", "priorityClassName", "runtimeClassName", "securityContext", "serviceAccountName", "tolerations", "volumes",
-)  # fmt: skip
+    "affinity",
+    "automountServiceAccountToken",
+    "containers",
+    "dnsConfig",
+    "dnsPolicy",
+    "enableServiceLinks",
+    "imagePullSecrets",
+    "nodeSelector",
+    "priorityClassName",
+    "runtimeClassName",
+    "securityContext",
+    "serviceAccountName",
+    "tolerations",
+    "volumes",
+)
 
 
 class Revisions(Controller):
@@ -48,18 +61,29 @@ class Revisions(Controller):
         if scaler is None:
             scaler = await self.view.create(_autoscaler(revision))
         elif scaler["spec"].get("reachability") != reachability(revision):
-            await self.view.patch(POD_AUTOSCALER, scaler, {"spec": {"reachability": reachability(revision)}})
+            await self.view.patch(
+                POD_AUTOSCALER, scaler, {"spec": {"reachability": reachability(revision)}}
+            )
         await self._report(revision, deployment or {}, scaler or {})
 
     async def _report(self, revision: Json, deployment: Json, scaler: Json) -> None:
         available, healthy = self._health(revision, deployment, scaler)
         active = condition_of(scaler, "Active")
-        said = {key: value for key, value in active.items() if key != "lastTransitionTime"} or condition("Active", None)
+        said = {
+            key: value for key, value in active.items() if key != "lastTransitionTime"
+        } or condition("Active", None)
         scaled = scaler.get("status") or {}
-        images = [{"name": c["name"], "imageDigest": c["image"]} for c in revision["spec"]["containers"]]
+        images = [
+            {"name": c["name"], "imageDigest": c["image"]} for c in revision["spec"]["containers"]
+        ]
         status = {
             "observedGeneration": revision["metadata"]["generation"],
-            "conditions": [{**said, "severity": "Info"}, available, healthy, summary([available, healthy])],
+            "conditions": [
+                {**said, "severity": "Info"},
+                available,
+                healthy,
+                summary([available, healthy]),
+            ],
             "containerStatuses": images,
             "actualReplicas": scaled.get("actualScale") or 0,
             "desiredReplicas": max(0, scaled.get("desiredScale") or 0),
@@ -73,26 +97,39 @@ class Revisions(Controller):
             return condition("ResourcesAvailable", True), condition("ContainerHealthy", True)
         failure = condition_of(deployment, "ReplicaFailure")
         if failure.get("status") == "True":
-            return condition("ResourcesAvailable", False, failure["reason"], failure["message"]), condition("ContainerHealthy", None)
+            return condition(
+                "ResourcesAvailable", False, failure["reason"], failure["message"]
+            ), condition("ContainerHealthy", None)
         for pod in self.view.items(POD, revision["metadata"]["namespace"]):
-            if (pod["metadata"].get("labels") or {}).get(f"{_P}/revision") != revision["metadata"]["name"]:
+            if (pod["metadata"].get("labels") or {}).get(f"{_P}/revision") != revision["metadata"][
+                "name"
+            ]:
                 continue
             scheduled = condition_of(pod, "PodScheduled")
             if scheduled.get("status") == "False":
                 reason, message = scheduled.get("reason", ""), scheduled.get("message", "")
-                return condition("ResourcesAvailable", False, reason, message), condition("ContainerHealthy", None)
+                return condition("ResourcesAvailable", False, reason, message), condition(
+                    "ContainerHealthy", None
+                )
             for one in (pod.get("status") or {}).get("containerStatuses") or ():
                 waiting = (one.get("state") or {}).get("waiting") or {}
-                if one["name"] != QUEUE_PROXY and waiting.get("reason") in ("ErrImagePull", "ImagePullBackOff"):
-                    return condition("ResourcesAvailable", False, waiting["reason"], waiting["message"]), condition(
-                        "ContainerHealthy", None
-                    )
+                if one["name"] != QUEUE_PROXY and waiting.get("reason") in (
+                    "ErrImagePull",
+                    "ImagePullBackOff",
+                ):
+                    return condition(
+                        "ResourcesAvailable", False, waiting["reason"], waiting["message"]
+                    ), condition("ContainerHealthy", None)
                 ended = (one.get("lastState") or {}).get("terminated") or {}
                 if one["name"] != QUEUE_PROXY and ended:
                     text = f"Container failed with: {ended.get('message') or ended.get('reason')}"
                     code = f"ExitCode{ended['exitCode']}"
-                    return condition("ResourcesAvailable", True), condition("ContainerHealthy", False, code, text)
-        return condition("ResourcesAvailable", None, "Deploying"), condition("ContainerHealthy", None, "Deploying")
+                    return condition("ResourcesAvailable", True), condition(
+                        "ContainerHealthy", False, code, text
+                    )
+        return condition("ResourcesAvailable", None, "Deploying"), condition(
+            "ContainerHealthy", None, "Deploying"
+        )
 
 
 def reachability(revision: Json) -> str:
@@ -103,8 +140,17 @@ def reachability(revision: Json) -> str:
 
 def _labels(revision: Json) -> Json:
     metadata = revision["metadata"]
-    labels = {key: value for key, value in (metadata.get("labels") or {}).items() if key != f"{_P}/routingState"}
-    return {**labels, f"{_P}/revision": metadata["name"], f"{_P}/revisionUID": metadata["uid"], "app": metadata["name"]}
+    labels = {
+        key: value
+        for key, value in (metadata.get("labels") or {}).items()
+        if key != f"{_P}/routingState"
+    }
+    return {
+        **labels,
+        f"{_P}/revision": metadata["name"],
+        f"{_P}/revisionUID": metadata["uid"],
+        "app": metadata["name"],
+    }
 
 
 def _annotations(revision: Json) -> Json:
@@ -113,25 +159,45 @@ def _annotations(revision: Json) -> Json:
 
 def _autoscaler(revision: Json) -> Json:
     name = revision["metadata"]["name"]
-    head = owned(POD_AUTOSCALER, REVISION, revision, name, labels=_labels(revision), annotations=_annotations(revision))
+    head = owned(
+        POD_AUTOSCALER,
+        REVISION,
+        revision,
+        name,
+        labels=_labels(revision),
+        annotations=_annotations(revision),
+    )
     spec = {
         "containerConcurrency": revision["spec"].get("containerConcurrency", 0),
         "protocolType": "http1",
         "reachability": reachability(revision),
-        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": f"{name}-deployment"},
+        "scaleTargetRef": {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "name": f"{name}-deployment",
+        },
     }
     return {**head, "spec": spec}
 
 
 def _deployment(revision: Json) -> Json:
-    name, labels, annotations = revision["metadata"]["name"], _labels(revision), _annotations(revision)
+    name, labels, annotations = (
+        revision["metadata"]["name"],
+        _labels(revision),
+        _annotations(revision),
+    )
     initial = int(annotations.get("autoscaling.knative.dev/initial-scale", "1"))
-    head = owned(DEPLOYMENT, REVISION, revision, f"{name}-deployment", labels=labels, annotations=annotations)
+    head = owned(
+        DEPLOYMENT, REVISION, revision, f"{name}-deployment", labels=labels, annotations=annotations
+    )
     spec = {
         "replicas": initial,
         "selector": {"matchLabels": {f"{_P}/revisionUID": revision["metadata"]["uid"]}},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0}},
-        "template": {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod_spec(revision)},
+        "template": {
+            "metadata": {"labels": labels, "annotations": annotations},
+            "spec": pod_spec(revision),
+        },
     }
     return {**head, "spec": spec}
 
@@ -143,23 +209,47 @@ def pod_spec(revision: Json) -> Json:
     containers = []
     for container in given["containers"]:
         port = ((container.get("ports") or [{}])[0]).get("containerPort", 8080)
-        given_env = [*(container.get("env") or ()), {"name": "PORT", "value": str(port)}, *_names(revision)]
-        containers.append({**{key: value for key, value in container.items() if key != "readinessProbe"}, "env": given_env})
+        given_env = [
+            *(container.get("env") or ()),
+            {"name": "PORT", "value": str(port)},
+            *_names(revision),
+        ]
+        containers.append(
+            {
+                **{key: value for key, value in container.items() if key != "readinessProbe"},
+                "env": given_env,
+            }
+        )
     env = [
         {"name": "CONTAINER_CONCURRENCY", "value": str(given.get("containerConcurrency", 0))},
         {"name": "REVISION_TIMEOUT_SECONDS", "value": str(given.get("timeoutSeconds", 300))},
         {"name": "SERVING_REVISION", "value": revision["metadata"]["name"]},
-        {"name": "SERVING_READINESS_PROBE", "value": json.dumps(given["containers"][0].get("readinessProbe") or {})},
+        {
+            "name": "SERVING_READINESS_PROBE",
+            "value": json.dumps(given["containers"][0].get("readinessProbe") or {}),
+        },
     ]
     proxy: Json = {
         "name": QUEUE_PROXY,
         "image": "registry.example/knative/queue",
         "env": env,
-        "ports": [{"name": "queue-port", "containerPort": 8012}, {"name": "http-autometric", "containerPort": 9090}],
+        "ports": [
+            {"name": "queue-port", "containerPort": 8012},
+            {"name": "http-autometric", "containerPort": 9090},
+        ],
         "resources": {"requests": _queue_resources(revision)},
-        "readinessProbe": {"httpGet": {"port": 8012, "httpHeaders": [{"name": "K-Network-Probe", "value": "queue"}]}},
+        "readinessProbe": {
+            "httpGet": {
+                "port": 8012,
+                "httpHeaders": [{"name": "K-Network-Probe", "value": "queue"}],
+            }
+        },
     }
-    return {**spec, "containers": [*containers, proxy], "terminationGracePeriodSeconds": given.get("timeoutSeconds", 300)}
+    return {
+        **spec,
+        "containers": [*containers, proxy],
+        "terminationGracePeriodSeconds": given.get("timeoutSeconds", 300),
+    }
 
 
 def _names(revision: Json) -> list[Json]:
@@ -174,6 +264,8 @@ def _names(revision: Json) -> list[Json]:
 def _queue_resources(revision: Json) -> Json:
     found = {"cpu": "25m"}
     for name in ("cpu", "memory"):
-        given = _annotations(revision).get(f"queue.sidecar.serving.knative.dev/{name}-resource-request")
+        given = _annotations(revision).get(
+            f"queue.sidecar.serving.knative.dev/{name}-resource-request"
+        )
         found |= {name: given} if given else {}
     return found

@@ -1,4 +1,5 @@
-"""The scheduler, as far as needed: node selectors, taints, resources, preferred node affinity; and what it says when nothing fits."""
+"""The scheduler, as far as needed: node selectors, taints, resources, preferred node affinity; and
+what it says when nothing fits."""
 
 from __future__ import annotations
 
@@ -39,7 +40,12 @@ class Scheduler(Controller):
     async def reconcile(self, namespace: str, name: str) -> None:
         """See the class."""
         pod = self.view.get(POD, namespace, name)
-        if pod is None or pod["spec"].get("nodeName") or pod["metadata"]["uid"] in self._bound or pod["metadata"].get("deletionTimestamp"):
+        if (
+            pod is None
+            or pod["spec"].get("nodeName")
+            or pod["metadata"]["uid"] in self._bound
+            or pod["metadata"].get("deletionTimestamp")
+        ):
             return
         nodes, reasons = list(self.view.items(NODE)), Counter[str]()
         fitting = []
@@ -53,7 +59,11 @@ class Scheduler(Controller):
             await self._bind(pod, max(fitting, key=lambda node: _preference(pod, node)))
             return
         listed = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-        message = f"0/{len(nodes)} nodes are available: {listed}." if nodes else "no nodes available to schedule pods"
+        message = (
+            f"0/{len(nodes)} nodes are available: {listed}."
+            if nodes
+            else "no nodes available to schedule pods"
+        )
         if condition_of(pod, "PodScheduled").get("message") != message:
             said = condition("PodScheduled", False, "Unschedulable", message)
             await self.view.set_status(POD, pod, {"phase": "Pending", "conditions": [said]})
@@ -72,14 +82,21 @@ class Scheduler(Controller):
             return "node(s) didn't match Pod's node affinity/selector"
         for taint in node["spec"].get("taints") or ():
             if taint["effect"] != "PreferNoSchedule" and not _tolerates(pod, taint):
-                return f"node(s) had untolerated taint(s) {{{taint['key']}: {taint.get('value', '')}}}"
+                return (
+                    f"node(s) had untolerated taint(s) {{{taint['key']}: {taint.get('value', '')}}}"
+                )
         free = {key: amount(value) for key, value in node["status"].get("allocatable", {}).items()}
         for other in self.view.items(POD):
             where = other["spec"].get("nodeName") or self._bound.get(other["metadata"]["uid"])
-            if where == node["metadata"]["name"] and (other.get("status") or {}).get("phase") not in ("Failed", "Succeeded"):
+            if where == node["metadata"]["name"] and (other.get("status") or {}).get(
+                "phase"
+            ) not in ("Failed", "Succeeded"):
                 for key, value in requests_of(other).items():
                     free[key] = free.get(key, 0.0) - value
-        lacking = next((key for key, value in sorted(requests_of(pod).items()) if free.get(key, 0.0) < value), None)
+        lacking = next(
+            (key for key, value in sorted(requests_of(pod).items()) if free.get(key, 0.0) < value),
+            None,
+        )
         return f"Insufficient {lacking}" if lacking else None
 
 
@@ -102,11 +119,16 @@ def _tolerates(pod: Json, taint: Json) -> bool:
 
 
 def _preference(pod: Json, node: Json) -> int:
-    wanted = ((pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}).get("preferredDuringSchedulingIgnoredDuringExecution") or ()
+    wanted = ((pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}).get(
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    ) or ()
     labels = node["metadata"].get("labels") or {}
     total = 0
     for term in wanted:
         expressions = term["preference"].get("matchExpressions") or ()
-        if all(one["operator"] == "In" and labels.get(one["key"]) in one.get("values", ()) for one in expressions):
+        if all(
+            one["operator"] == "In" and labels.get(one["key"]) in one.get("values", ())
+            for one in expressions
+        ):
             total += term["weight"]
     return total

@@ -14,19 +14,29 @@ Json = dict[str, Any]
 
 
 class Missing(Exception):
-    """Raised when a volume or variable refers to what is not there; the kubelet says it and tries again."""
+    """Raised when a volume or variable refers to what is not there; the kubelet says it and tries
+    again."""
 
 
 async def mounts(cluster: Cluster, pod: Json, container: Json, directory: Path) -> list[Json]:
     """`{source, target, read_only}` of each mount. Raises Missing."""
     volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes") or ()}
-    security = {**(pod["spec"].get("securityContext") or {}), **(container.get("securityContext") or {})}
+    security = {
+        **(pod["spec"].get("securityContext") or {}),
+        **(container.get("securityContext") or {}),
+    }
     found = []
     for mount in container.get("volumeMounts") or ():
         source = await _source(cluster, pod, volumes[mount["name"]], directory)
         if "emptyDir" in volumes[mount["name"]]:
             os.chown(source, security.get("runAsUser", 0), security.get("runAsGroup", 0))
-        found.append({"source": str(source), "target": mount["mountPath"], "read_only": bool(mount.get("readOnly"))})
+        found.append(
+            {
+                "source": str(source),
+                "target": mount["mountPath"],
+                "read_only": bool(mount.get("readOnly")),
+            }
+        )
     return found
 
 
@@ -42,17 +52,29 @@ async def _source(cluster: Cluster, pod: Json, volume: Json, directory: Path) ->
     place.mkdir(parents=True, exist_ok=True)
     place.chmod(0o755)
     if "configMap" in volume:
-        await _files(cluster, pod, place, volume["configMap"]["name"], volume["configMap"], of_secret=False)
+        await _files(
+            cluster, pod, place, volume["configMap"]["name"], volume["configMap"], of_secret=False
+        )
     elif "secret" in volume:
-        await _files(cluster, pod, place, volume["secret"]["secretName"], volume["secret"], of_secret=True)
+        await _files(
+            cluster, pod, place, volume["secret"]["secretName"], volume["secret"], of_secret=True
+        )
     elif "emptyDir" not in volume:
         raise Missing(f"volume {volume['name']}: this kubelet does not know its kind")
     return place
 
 
-async def _files(cluster: Cluster, pod: Json, place: Path, name: str, terms: Json, *, of_secret: bool) -> None:
-    data = await _data(cluster, pod, name, of_secret=of_secret, optional=bool(terms.get("optional")))
-    wanted = {item["key"]: item["path"] for item in terms["items"]} if terms.get("items") else {key: key for key in data}
+async def _files(
+    cluster: Cluster, pod: Json, place: Path, name: str, terms: Json, *, of_secret: bool
+) -> None:
+    data = await _data(
+        cluster, pod, name, of_secret=of_secret, optional=bool(terms.get("optional"))
+    )
+    wanted = (
+        {item["key"]: item["path"] for item in terms["items"]}
+        if terms.get("items")
+        else {key: key for key in data}
+    )
     for key, path in wanted.items():
         target = place / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +82,9 @@ async def _files(cluster: Cluster, pod: Json, place: Path, name: str, terms: Jso
         target.chmod(terms.get("defaultMode", 0o644))
 
 
-async def _data(cluster: Cluster, pod: Json, name: str, *, of_secret: bool, optional: bool) -> dict[str, bytes]:
+async def _data(
+    cluster: Cluster, pod: Json, name: str, *, of_secret: bool, optional: bool
+) -> dict[str, bytes]:
     kind, what = (SECRET, "secret") if of_secret else (CONFIG_MAP, "configmap")
     found = await cluster.get(kind, name, pod["metadata"]["namespace"])
     if found is None:
@@ -80,9 +104,21 @@ async def environment(cluster: Cluster, pod: Json, container: Json, *, ip: str) 
         for field, of_secret in (("secretRef", True), ("configMapRef", False)):
             if field in source:
                 terms = source[field]
-                data = await _data(cluster, pod, terms["name"], of_secret=of_secret, optional=bool(terms.get("optional")))
-                found |= {source.get("prefix", "") + key: value.decode() for key, value in data.items()}
-    fields = {"metadata.name": metadata["name"], "metadata.namespace": metadata["namespace"], "metadata.uid": metadata["uid"]}
+                data = await _data(
+                    cluster,
+                    pod,
+                    terms["name"],
+                    of_secret=of_secret,
+                    optional=bool(terms.get("optional")),
+                )
+                found |= {
+                    source.get("prefix", "") + key: value.decode() for key, value in data.items()
+                }
+    fields = {
+        "metadata.name": metadata["name"],
+        "metadata.namespace": metadata["namespace"],
+        "metadata.uid": metadata["uid"],
+    }
     fields |= {"status.podIP": ip, "spec.nodeName": pod["spec"].get("nodeName", "")}
     for one in container.get("env") or ():
         where = one.get("valueFrom") or {}
@@ -90,7 +126,13 @@ async def environment(cluster: Cluster, pod: Json, container: Json, *, ip: str) 
             found[one["name"]] = fields[where["fieldRef"]["fieldPath"]]
         elif "secretKeyRef" in where or "configMapKeyRef" in where:
             terms = where.get("secretKeyRef") or where["configMapKeyRef"]
-            data = await _data(cluster, pod, terms["name"], of_secret="secretKeyRef" in where, optional=bool(terms.get("optional")))
+            data = await _data(
+                cluster,
+                pod,
+                terms["name"],
+                of_secret="secretKeyRef" in where,
+                optional=bool(terms.get("optional")),
+            )
             found[one["name"]] = data[terms["key"]].decode()
         else:
             found[one["name"]] = one.get("value", "")

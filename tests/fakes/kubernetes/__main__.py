@@ -1,4 +1,5 @@
-"""`python -m tests.fakes.kubernetes [--port N] --kubeconfig FILE [--no-knative]`: an API server as a process, until it is told to stop.
+"""`python -m tests.fakes.kubernetes [--port N] --kubeconfig FILE [--no-knative]`: an API server as
+a process, until it is told to stop.
 
 The kubeconfig is written when the server listens: its appearance is the sign that it does.
 """

@@ -1,4 +1,5 @@
-"""What may not be written though its shape is right: immutable things, Kubernetes' own rules. Pure; the webhooks come after it."""
+"""What may not be written though its shape is right: immutable things, Kubernetes' own rules. Pure;
+the webhooks come after it."""
 
 from __future__ import annotations
 
@@ -13,10 +14,21 @@ _IMMUTABLE = {
     ("apps", "deployments"): ("selector",),
     ("apps", "replicasets"): ("selector",),
     ("apps", "daemonsets"): ("selector",),
-    ("apps", "statefulsets"): ("selector", "serviceName", "volumeClaimTemplates", "podManagementPolicy"),
+    ("apps", "statefulsets"): (
+        "selector",
+        "serviceName",
+        "volumeClaimTemplates",
+        "podManagementPolicy",
+    ),
     ("batch", "jobs"): ("selector", "template", "completions"),
 }
-_POD_MAY_CHANGE = ("containers", "initContainers", "activeDeadlineSeconds", "tolerations", "terminationGracePeriodSeconds")
+_POD_MAY_CHANGE = (
+    "containers",
+    "initContainers",
+    "activeDeadlineSeconds",
+    "tolerations",
+    "terminationGracePeriodSeconds",
+)
 
 
 def check(resource: Resource, body: Json, before: Json | None) -> None:
@@ -30,16 +42,28 @@ def check(resource: Resource, body: Json, before: Json | None) -> None:
 def _immutable(resource: Resource, body: Json, before: Json) -> list[tuple[str, str]]:
     old, new = before.get("spec", {}), body.get("spec", {})
     if resource.plural in ("configmaps", "secrets") and before.get("immutable"):
-        changed = [key for key in ("data", "binaryData", "immutable") if before.get(key) != body.get(key)]
+        changed = [
+            key for key in ("data", "binaryData", "immutable") if before.get(key) != body.get(key)
+        ]
         return [(key, "Forbidden: field is immutable when `immutable` is set") for key in changed]
     if resource.key == ("", "pods"):
         return _pod_changes(old, new)
-    if resource.key == ("", "services") and old.get("clusterIP") and old.get("clusterIP") != new.get("clusterIP"):
+    if (
+        resource.key == ("", "services")
+        and old.get("clusterIP")
+        and old.get("clusterIP") != new.get("clusterIP")
+    ):
         return [("spec.clusterIP", f'Invalid value: "{new.get("clusterIP")}": field is immutable')]
-    if resource.group == "rbac.authorization.k8s.io" and before.get("roleRef") != body.get("roleRef"):
+    if resource.group == "rbac.authorization.k8s.io" and before.get("roleRef") != body.get(
+        "roleRef"
+    ):
         return [("roleRef", "Invalid value: cannot change roleRef")]
     fields = _IMMUTABLE.get(resource.key, ())
-    return [(f"spec.{name}", "Invalid value: field is immutable") for name in fields if old.get(name) != new.get(name)]
+    return [
+        (f"spec.{name}", "Invalid value: field is immutable")
+        for name in fields
+        if old.get(name) != new.get(name)
+    ]
 
 
 def _pod_changes(old: Json, new: Json) -> list[tuple[str, str]]:
@@ -47,20 +71,46 @@ def _pod_changes(old: Json, new: Json) -> list[tuple[str, str]]:
         old = {"nodeName": old["nodeName"], **old}
     else:
         new = {key: value for key, value in new.items() if key != "nodeName"}
-    fixed = [key for key in old.keys() | new.keys() if key not in _POD_MAY_CHANGE and old.get(key) != new.get(key)]
+    fixed = [
+        key
+        for key in old.keys() | new.keys()
+        if key not in _POD_MAY_CHANGE and old.get(key) != new.get(key)
+    ]
     images = [[{**c, "image": ""} for c in spec.get("containers", ())] for spec in (old, new)]
     if fixed or images[0] != images[1]:
-        return [("spec", "Forbidden: pod updates may not change fields other than `spec.containers[*].image`")]
+        return [
+            (
+                "spec",
+                (
+                    "Forbidden: pod updates may not change fields other than "
+                    "`spec.containers[*].image`"
+                ),
+            )
+        ]
     return []
 
 
 def _rules(resource: Resource, body: Json) -> list[tuple[str, str]]:
     spec = body.get("spec", {})
-    if resource.key in (("apps", "deployments"), ("apps", "replicasets"), ("apps", "daemonsets"), ("apps", "statefulsets")):
+    if resource.key in (
+        ("apps", "deployments"),
+        ("apps", "replicasets"),
+        ("apps", "daemonsets"),
+        ("apps", "statefulsets"),
+    ):
         labels = spec.get("template", {}).get("metadata", {}).get("labels") or {}
         if not labels_match(spec.get("selector"), labels):
-            return [("spec.template.metadata.labels", f"Invalid value: {labels}: `selector` does not match template `labels`")]
-    if resource.key == ("policy", "poddisruptionbudgets") and "minAvailable" in spec and "maxUnavailable" in spec:
+            return [
+                (
+                    "spec.template.metadata.labels",
+                    f"Invalid value: {labels}: `selector` does not match template `labels`",
+                )
+            ]
+    if (
+        resource.key == ("policy", "poddisruptionbudgets")
+        and "minAvailable" in spec
+        and "maxUnavailable" in spec
+    ):
         return [("spec", "Invalid value: minAvailable and maxUnavailable cannot be both set")]
     if resource.key == ("coordination.k8s.io", "leases"):
         seconds = spec.get("leaseDurationSeconds")
@@ -70,7 +120,11 @@ def _rules(resource: Resource, body: Json) -> list[tuple[str, str]]:
             else []
         )
     if resource.key in (("", "configmaps"), ("", "secrets")):
-        size = sum(len(key) + len(value) for field in ("data", "binaryData") for key, value in (body.get(field) or {}).items())
+        size = sum(
+            len(key) + len(value)
+            for field in ("data", "binaryData")
+            for key, value in (body.get(field) or {}).items()
+        )
         return [("", f"Too long: may not be more than {1 << 20} bytes")] if size > 1 << 20 else []
     return []
 
@@ -81,9 +135,16 @@ def check_metadata(resource: Resource, body: Json, namespace: str) -> None:
     given = metadata.get("namespace")
     if resource.namespaced:
         if given is not None and given != namespace:
-            raise Refused(400, "the namespace of the provided object does not match the namespace sent on the request")
+            raise Refused(
+                400,
+                "the namespace of the provided object does not match the namespace sent on the "
+                "request",
+            )
         metadata["namespace"] = namespace
     elif given:
         raise invalid(
-            resource.kind, resource.group, metadata.get("name", ""), [("metadata.namespace", "Forbidden: not allowed on this type")]
+            resource.kind,
+            resource.group,
+            metadata.get("name", ""),
+            [("metadata.namespace", "Forbidden: not allowed on this type")],
         )

@@ -1,4 +1,5 @@
-"""What the API server does to a body before anything else sees it: unknown fields go (and are named), wrong types are refused."""
+"""What the API server does to a body before anything else sees it: unknown fields go (and are
+named), wrong types are refused."""
 
 from __future__ import annotations
 
@@ -9,12 +10,18 @@ from typing import Any
 from tests.fakes.kubernetes.schema import Schema
 
 Json = dict[str, Any]
-_TYPES: dict[str, tuple[type, ...]] = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,)}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+}
 
 
 @dataclass(kw_only=True)
 class Findings:
-    """`unknown`: paths of fields that the schema does not have; `wrong`: (path, what); `missing`: paths of required fields."""
+    """`unknown`: paths of fields that the schema does not have; `wrong`: (path, what); `missing`:
+    paths of required fields."""
 
     unknown: list[str] = field(default_factory=list)
     wrong: list[tuple[str, str]] = field(default_factory=list)
@@ -22,7 +29,8 @@ class Findings:
 
 
 def cleaned(value: Any, schema: Schema, findings: Findings, path: str = "") -> Any:
-    """A deep copy of `value` without unknown fields and nulls; what was found on the way is added to `findings`."""
+    """A deep copy of `value` without unknown fields and nulls; what was found on the way is added
+    to `findings`."""
     form = schema.form
     if form == "any":
         return copied(value)
@@ -62,15 +70,32 @@ def _scalar(value: Any, schema: Schema, findings: Findings, path: str) -> Any:
     else:
         return _wrong(value, "/".join(sorted(schema.types)), findings, path)
     if schema.enum and value not in schema.enum:
-        findings.wrong.append((path, f'Unsupported value: "{value}": supported values: ' + ", ".join(f'"{v}"' for v in schema.enum)))
+        findings.wrong.append(
+            (
+                path,
+                f'Unsupported value: "{value}": supported values: '
+                + ", ".join(f'"{v}"' for v in schema.enum),
+            )
+        )
     if schema.pattern and isinstance(value, str) and not re.search(schema.pattern, value):
-        findings.wrong.append((path, f"Invalid value: \"{value}\": {path} in body should match '{schema.pattern}'"))
+        findings.wrong.append(
+            (path, f"Invalid value: \"{value}\": {path} in body should match '{schema.pattern}'")
+        )
     return value
 
 
 def _wrong(value: Any, expected: str, findings: Findings, path: str) -> Any:
-    kind = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}.get(type(value), "null")
-    findings.wrong.append((path, f'Invalid value: "{kind}": {path} in body must be of type {expected}: "{kind}"'))
+    kind = {
+        bool: "boolean",
+        int: "integer",
+        float: "number",
+        str: "string",
+        list: "array",
+        dict: "object",
+    }.get(type(value), "null")
+    findings.wrong.append(
+        (path, f'Invalid value: "{kind}": {path} in body must be of type {expected}: "{kind}"')
+    )
     return copied(value)
 
 

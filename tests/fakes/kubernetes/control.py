@@ -16,8 +16,9 @@ Json = dict[str, Any]
 
 
 def answer(server: ApiServer, request: Request) -> Answer:
-    """GET /-/requests (`{"total", "writes", "verbs"}`), DELETE /-/requests, POST /-/faults (fields of `Fault`; or of `Faults` in
-    `{"settings": {…}}`), DELETE /-/faults, POST /-/cut, POST /-/expire, POST /-/away (`{"seconds": 5}`)."""
+    """GET /-/requests (`{"total", "writes", "verbs"}`), DELETE /-/requests, POST /-/faults (fields
+    of `Fault`; or of `Faults` in `{"settings": {…}}`), DELETE /-/faults, POST /-/cut, POST
+    /-/expire, POST /-/away (`{"seconds": 5}`)."""
     path, method = request.target, request.method
     body: Json = json.loads(request.body) if request.body else {}
     if path == "/-/requests" and method == "GET":
@@ -47,4 +48,9 @@ def _counts(server: ApiServer) -> Json:
     for asked in server.requests:
         verbs[asked.verb] = verbs.get(asked.verb, 0) + 1
     slowest = [dataclasses.asdict(asked) for asked in list(server.requests)[-20:]]
-    return {"total": len(server.requests), "writes": server.requests.writes(), "verbs": verbs, "newest": slowest}
+    return {
+        "total": len(server.requests),
+        "writes": server.requests.writes(),
+        "verbs": verbs,
+        "newest": slowest,
+    }

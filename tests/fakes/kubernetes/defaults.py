@@ -1,4 +1,5 @@
-"""What the API server (and Knative's defaulting webhook) adds to an object when it is written. In place, on a body of the writer's own."""
+"""What the API server (and Knative's defaulting webhook) adds to an object when it is written. In
+place, on a body of the writer's own."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ def apply_defaults(key: tuple[str, str], body: Json) -> None:
 
 
 def _pod_spec(spec: Json) -> None:
-    for name, value in (("restartPolicy", "Always"), ("dnsPolicy", "ClusterFirst"), ("schedulerName", "default-scheduler")):
+    for name, value in (
+        ("restartPolicy", "Always"),
+        ("dnsPolicy", "ClusterFirst"),
+        ("schedulerName", "default-scheduler"),
+    ):
         spec.setdefault(name, value)
     spec.setdefault("terminationGracePeriodSeconds", 30)
     spec.setdefault("securityContext", {})
@@ -34,16 +39,27 @@ def _pod_spec(spec: Json) -> None:
 def _container(container: Json) -> None:
     container.setdefault("terminationMessagePath", "/dev/termination-log")
     container.setdefault("terminationMessagePolicy", "File")
-    container.setdefault("imagePullPolicy", "Always" if container.get("image", "").endswith(":latest") else "IfNotPresent")
+    container.setdefault(
+        "imagePullPolicy",
+        "Always" if container.get("image", "").endswith(":latest") else "IfNotPresent",
+    )
     container.setdefault("resources", {})
     limits = container["resources"].get("limits")
     if limits:
-        container["resources"]["requests"] = {**limits, **container["resources"].get("requests", {})}
+        container["resources"]["requests"] = {
+            **limits,
+            **container["resources"].get("requests", {}),
+        }
     for port in container.get("ports", ()):
         port.setdefault("protocol", "TCP")
     for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
         if probe in container:
-            for name, value in (("timeoutSeconds", 1), ("periodSeconds", 10), ("successThreshold", 1), ("failureThreshold", 3)):
+            for name, value in (
+                ("timeoutSeconds", 1),
+                ("periodSeconds", 10),
+                ("successThreshold", 1),
+                ("failureThreshold", 3),
+            ):
                 container[probe].setdefault(name, value)
 
 
@@ -83,7 +99,10 @@ def _deployment(body: Json) -> None:
     rolling = {"maxUnavailable": "25%", "maxSurge": "25%"}
     spec.setdefault("strategy", {"type": "RollingUpdate", "rollingUpdate": rolling})
     if spec["strategy"].get("type") == "RollingUpdate":
-        spec["strategy"]["rollingUpdate"] = {**rolling, **(spec["strategy"].get("rollingUpdate") or {})}
+        spec["strategy"]["rollingUpdate"] = {
+            **rolling,
+            **(spec["strategy"].get("rollingUpdate") or {}),
+        }
     spec.setdefault("revisionHistoryLimit", 10)
     spec.setdefault("progressDeadlineSeconds", 600)
 
@@ -91,7 +110,9 @@ def _deployment(body: Json) -> None:
 def _stateful_set(body: Json) -> None:
     _workload(body)
     body["spec"].setdefault("podManagementPolicy", "OrderedReady")
-    body["spec"].setdefault("updateStrategy", {"type": "RollingUpdate", "rollingUpdate": {"partition": 0}})
+    body["spec"].setdefault(
+        "updateStrategy", {"type": "RollingUpdate", "rollingUpdate": {"partition": 0}}
+    )
     for claim in body["spec"].get("volumeClaimTemplates", ()):
         claim.setdefault("apiVersion", "v1")
         claim.setdefault("kind", "PersistentVolumeClaim")
@@ -101,12 +122,17 @@ def _stateful_set(body: Json) -> None:
 
 def _daemon_set(body: Json) -> None:
     _pod_spec(body["spec"].get("template", {}).get("spec", {}))
-    body["spec"].setdefault("updateStrategy", {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}})
+    body["spec"].setdefault(
+        "updateStrategy",
+        {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+    )
     body["spec"].setdefault("revisionHistoryLimit", 10)
 
 
 def _namespace(body: Json) -> None:
-    body["metadata"].setdefault("labels", {})["kubernetes.io/metadata.name"] = body["metadata"]["name"]
+    body["metadata"].setdefault("labels", {})["kubernetes.io/metadata.name"] = body["metadata"][
+        "name"
+    ]
     body.setdefault("spec", {}).setdefault("finalizers", ["kubernetes"])
     body.setdefault("status", {}).setdefault("phase", "Active")
 
@@ -129,7 +155,8 @@ def _network_policy(body: Json) -> None:
 
 
 def _revision_spec(spec: Json) -> None:
-    """Knative's defaults (v1/revision_defaults.go): mounts that cannot be written become read-only, probes lose what is default."""
+    """Knative's defaults (v1/revision_defaults.go): mounts that cannot be written become read-only,
+    probes lose what is default."""
     spec.setdefault("containerConcurrency", 0)
     spec.setdefault("timeoutSeconds", 300)
     spec.setdefault("enableServiceLinks", False)
@@ -138,7 +165,9 @@ def _revision_spec(spec: Json) -> None:
     containers = spec.get("containers", [])
     for index, container in enumerate(containers):
         if not container.get("name"):
-            container["name"] = "user-container" if len(containers) == 1 else f"user-container-{index}"
+            container["name"] = (
+                "user-container" if len(containers) == 1 else f"user-container-{index}"
+            )
         container.setdefault("resources", {})
         if len(containers) == 1 or container.get("ports"):
             probe = container.setdefault("readinessProbe", {})
@@ -149,7 +178,9 @@ def _revision_spec(spec: Json) -> None:
             port.setdefault("protocol", "TCP")
         for mount in container.get("volumeMounts", ()):
             source = volumes.get(mount["name"], {})
-            if not any(kind in source for kind in ("emptyDir", "persistentVolumeClaim", "ephemeral")):
+            if not any(
+                kind in source for kind in ("emptyDir", "persistentVolumeClaim", "ephemeral")
+            ):
                 mount["readOnly"] = True
 
 

@@ -1,7 +1,7 @@
 """Deletion: preconditions, finalizers, grace of pods, dependents, namespaces.
 
-Collecting garbage comes a turn of the event loop later, as in a real cluster nothing is collected within the request.
-"""
+Collecting garbage comes a turn of the event loop later, as in a real cluster nothing is collected
+within the request."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ _NAMESPACES: Key = ("", "namespaces")
 
 
 class Deleter:
-    """Takes objects away. Owner: the server's event loop; `later` runs a function in its next turn."""
+    """Takes objects away. Owner: the server's event loop; `later` runs a function in its next
+    turn."""
 
-    def __init__(self, store: Store, faults: Faults, later: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(
+        self, store: Store, faults: Faults, later: Callable[[Callable[[], None]], None]
+    ) -> None:
         self._store = store
         self._faults = faults
         self._later = later
@@ -33,8 +36,11 @@ class Deleter:
         """Collect what this kind's objects own, or what they have lost."""
         self._store.listen(key, lambda event: self._seen(key, event))
 
-    def delete(self, resource: Resource, namespace: str, name: str, options: Json, *, dry_run: bool = False) -> tuple[Stored, bool]:
-        """DELETE; returns the object and whether it is gone already. Raises Refused 404, 409 (preconditions)."""
+    def delete(
+        self, resource: Resource, namespace: str, name: str, options: Json, *, dry_run: bool = False
+    ) -> tuple[Stored, bool]:
+        """DELETE; returns the object and whether it is gone already. Raises Refused 404, 409
+        (preconditions)."""
         stored = self._store.get(resource.key, (namespace, name))
         if stored is None:
             raise not_found(resource.plural, resource.group, name)
@@ -46,7 +52,9 @@ class Deleter:
     def _begin(self, key: Key, place: Place, stored: Stored, options: Json) -> tuple[Stored, bool]:
         metadata = stored.body["metadata"]
         finalizers = list(metadata.get("finalizers") or ())
-        policy = options.get("propagationPolicy") or ("Orphan" if options.get("orphanDependents") else "Background")
+        policy = options.get("propagationPolicy") or (
+            "Orphan" if options.get("orphanDependents") else "Background"
+        )
         mark = {"Foreground": _FOREGROUND, "Orphan": _ORPHAN}.get(policy)
         dependents = self._store.owned_by(metadata["uid"])
         if mark and dependents and mark not in finalizers and not metadata.get("deletionTimestamp"):
@@ -54,14 +62,21 @@ class Deleter:
         grace_s = self._grace_s(key, stored.body, options)
         if not finalizers and grace_s == 0 and key != _NAMESPACES:
             return self._store.remove(key, place), True
-        if metadata.get("deletionTimestamp") and grace_s >= metadata.get("deletionGracePeriodSeconds", 0):
+        if metadata.get("deletionTimestamp") and grace_s >= metadata.get(
+            "deletionGracePeriodSeconds", 0
+        ):
             return stored, False
         return self._mark(key, place, stored, finalizers, grace_s), False
 
-    def _mark(self, key: Key, place: Place, stored: Stored, finalizers: list[str], grace_s: int) -> Stored:
+    def _mark(
+        self, key: Key, place: Place, stored: Stored, finalizers: list[str], grace_s: int
+    ) -> Stored:
         metadata = dict(stored.body["metadata"])
         at = dt.datetime.fromtimestamp(time.time() + self._faults.clock_skew_s + grace_s, dt.UTC)
-        metadata |= {"deletionTimestamp": at.strftime("%Y-%m-%dT%H:%M:%SZ"), "deletionGracePeriodSeconds": grace_s}
+        metadata |= {
+            "deletionTimestamp": at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "deletionGracePeriodSeconds": grace_s,
+        }
         if finalizers:
             metadata["finalizers"] = finalizers
         if "generation" in metadata:
@@ -73,19 +88,32 @@ class Deleter:
 
     def _grace_s(self, key: Key, body: Json, options: Json) -> int:
         """Seconds that a pod on a node has left; everything else goes at once."""
-        if key != ("", "pods") or not body["spec"].get("nodeName") or body.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+        if (
+            key != ("", "pods")
+            or not body["spec"].get("nodeName")
+            or body.get("status", {}).get("phase") in ("Succeeded", "Failed")
+        ):
             return 0
         given = options.get("gracePeriodSeconds")
-        return int(body["spec"].get("terminationGracePeriodSeconds", 30) if given is None else given)
+        return int(
+            body["spec"].get("terminationGracePeriodSeconds", 30) if given is None else given
+        )
 
     def _check_preconditions(self, resource: Resource, stored: Stored, wanted: Json) -> None:
         metadata = stored.body["metadata"]
         for field, name in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
             if wanted.get(field) and wanted[field] != metadata[field]:
                 shown = qualified(resource.plural, resource.group)
-                text = f"Precondition failed: {name} in precondition: {wanted[field]}, {name} in object meta: {metadata[field]}"
+                text = (
+                    f"Precondition failed: {name} in precondition: {wanted[field]}, {name} in "
+                    f"object meta: {metadata[field]}"
+                )
                 details = details_of(resource.group, resource.plural, metadata["name"])
-                raise Refused(409, f'Operation cannot be fulfilled on {shown} "{metadata["name"]}": {text}', details=details)
+                raise Refused(
+                    409,
+                    f'Operation cannot be fulfilled on {shown} "{metadata["name"]}": {text}',
+                    details=details,
+                )
 
     def _seen(self, key: Key, event: Event) -> None:
         metadata = event.now.body["metadata"]
@@ -135,7 +163,9 @@ class Deleter:
         elif _FOREGROUND in finalizers:
             for other, where in dependents:
                 dependent = self._store.get(other, where)
-                if dependent is not None and not dependent.body["metadata"].get("deletionTimestamp"):
+                if dependent is not None and not dependent.body["metadata"].get(
+                    "deletionTimestamp"
+                ):
                     self._begin(other, where, dependent, {"propagationPolicy": "Foreground"})
             if not self._store.owned_by(metadata["uid"]):
                 self._drop_finalizer(key, place, stored, _FOREGROUND)
@@ -144,7 +174,9 @@ class Deleter:
         for key, place in dependents:
             body = dict(self._store.get(key, place).body)  # type: ignore[union-attr]
             body["metadata"] = dict(body["metadata"])
-            body["metadata"]["ownerReferences"] = [one for one in body["metadata"]["ownerReferences"] if one["uid"] != uid]
+            body["metadata"]["ownerReferences"] = [
+                one for one in body["metadata"]["ownerReferences"] if one["uid"] != uid
+            ]
             self._store.put(key, place, body)
 
     def _drop_finalizer(self, key: Key, place: Place, stored: Stored, finalizer: str) -> None:
@@ -164,6 +196,8 @@ class Deleter:
             found = self._store.get(key, place)
             if found is not None and not found.body["metadata"].get("deletionTimestamp"):
                 self._begin(key, place, found, {})
-        if any(True for _ in self._store.everything_in(name)) or stored.body["metadata"].get("finalizers"):
+        if any(True for _ in self._store.everything_in(name)) or stored.body["metadata"].get(
+            "finalizers"
+        ):
             return
         self._store.remove(_NAMESPACES, ("", name))

@@ -13,15 +13,12 @@ class Fault:
     """What happens to requests that match; the first fault that matches is taken.
 
     Attributes:
-        status: answer this error (429, 500, 503, …); 0 = none.
-        retry_after_s: header Retry-After of it.
-        message: of the Status document; None = a usual one.
-        delay_s: hold the request back that long first.
-        hang: never answer.
-        reset: cut the connection (RST) without an answer.
-        after: `reset`, `hang` and `status` happen after the request did its work: the client cannot know.
-        times: for how many requests; None = until removed.
-        verb, resource, path: only requests like that; `path` is a regular expression searched in path and query.
+        status: answer this error (429, 500, 503, …); 0 = none. retry_after_s: header Retry-After of
+        it. message: of the Status document; None = a usual one. delay_s: hold the request back that
+        long first. hang: never answer. reset: cut the connection (RST) without an answer. after:
+        `reset`, `hang` and `status` happen after the request did its work: the client cannot know.
+        times: for how many requests; None = until removed. verb, resource, path: only requests like
+        that; `path` is a regular expression searched in path and query.
     """
 
     status: int = 0
@@ -38,7 +35,11 @@ class Fault:
 
     def fits(self, verb: str, resource: str, path: str) -> bool:
         """Whether a request is one of those."""
-        if self.times == 0 or (self.verb is not None and verb != self.verb) or (self.resource is not None and resource != self.resource):
+        if (
+            self.times == 0
+            or (self.verb is not None and verb != self.verb)
+            or (self.resource is not None and resource != self.resource)
+        ):
             return False
         return self.path is None or re.search(self.path, path) is not None
 
@@ -48,11 +49,11 @@ class Faults:
     """All that is wrong just now.
 
     Attributes:
-        chosen: faults of single requests.
-        cut_watches_every_s: how long a watch lives before its connection is cut; None = as long as it asked for.
-        watch_gone_as_status: a watch from too old a version gets HTTP 410 instead of an ERROR event.
-        clock_skew_s: how far the server's clock is ahead.
-        refusals: (resource, message): an admission webhook that refuses every write of it.
+        chosen: faults of single requests. cut_watches_every_s: how long a watch lives before its
+        connection is cut; None = as long as it asked for. watch_gone_as_status: a watch from too
+        old a version gets HTTP 410 instead of an ERROR event. clock_skew_s: how far the server's
+        clock is ahead. refusals: (resource, message): an admission webhook that refuses every write
+        of it.
     """
 
     chosen: list[Fault] = field(default_factory=list)
@@ -99,7 +100,8 @@ ADMIN = "kubernetes-admin"
 
 @dataclass(kw_only=True)
 class Rights:
-    """What clients may do: the administrator everything but what is denied; a service account what RBAC allows it besides.
+    """What clients may do: the administrator everything but what is denied; a service account what
+    RBAC allows it besides.
 
     Attributes:
         rbac: of the server.
@@ -120,7 +122,9 @@ class Rights:
         """By a request's header Authorization."""
         return self.accounts.get(authorization.removeprefix("Bearer "), ADMIN)
 
-    def deny(self, verb: str, resource: str, *, group: str = "*", namespace: str | None = None) -> Denied:
+    def deny(
+        self, verb: str, resource: str, *, group: str = "*", namespace: str | None = None
+    ) -> Denied:
         """Take a right away: `deny("list", "pods")`, `deny("patch", "deployments/scale")`."""
         one = Denied(verb=verb, resource=resource, group=group, namespace=namespace)
         self.denied.append(one)

@@ -1,8 +1,9 @@
-"""Field sets of server-side apply: who owns what, and how an applied configuration merges with what is there.
+"""Field sets of server-side apply: who owns what, and how an applied configuration merges with what
+is there.
 
-A set is a trie in the form of `managedFields[].fieldsV1`: keys `f:<field>`, `k:<item keys>`, `v:<set member>`; an empty node is a field
-that belongs to the set, and `.` marks a list item itself. Nothing here is changed in place. (Kubernetes: "Server-Side Apply",
-structured-merge-diff.)
+A set is a trie in the form of `managedFields[].fieldsV1`: keys `f:<field>`, `k:<item keys>`,
+`v:<set member>`; an empty node is a field that belongs to the set, and `.` marks a list item
+itself. Nothing here is changed in place. (Kubernetes: "Server-Side Apply", structured-merge-diff.)
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ FieldSet = dict[str, Any]
 def field_set(value: Any, schema: Schema) -> FieldSet:
     """The fields that `value` names."""
     if isinstance(value, dict) and not schema.atomic and schema.form in ("object", "map"):
-        return {f"f:{key}": field_set(below, schema.field(key) or ANY) for key, below in value.items()}
+        return {
+            f"f:{key}": field_set(below, schema.field(key) or ANY) for key, below in value.items()
+        }
     if isinstance(value, dict) and schema.form == "any" and not schema.atomic:
         return {f"f:{key}": field_set(below, ANY) for key, below in value.items()}
     if isinstance(value, list) and _is_granular(schema):
@@ -37,13 +40,19 @@ def merged(live: Any, config: Any, schema: Schema) -> Any:
     if isinstance(live, dict) and isinstance(config, dict) and not schema.atomic:
         result = dict(live)
         for key, below in config.items():
-            result[key] = merged(live[key], below, schema.field(key) or ANY) if key in live else below
+            result[key] = (
+                merged(live[key], below, schema.field(key) or ANY) if key in live else below
+            )
         return result
     if isinstance(live, list) and isinstance(config, list) and _is_granular(schema):
         items = {schema.key_of(item): item for item in live}
         for item in config:
             key = schema.key_of(item)
-            items[key] = merged(items[key], item, schema.items) if key in items and schema.list_type == "map" else item
+            items[key] = (
+                merged(items[key], item, schema.items)
+                if key in items and schema.list_type == "map"
+                else item
+            )
         return list(items.values())
     return config
 
@@ -73,7 +82,11 @@ def changed(old: Any, new: Any, schema: Schema) -> FieldSet | None:
                 if below is not None:
                     found[key] = below
             else:
-                found[key] = {".": {}, **field_set(before.get(key, after.get(key)), schema.items)} if schema.list_type == "map" else {}
+                found[key] = (
+                    {".": {}, **field_set(before.get(key, after.get(key)), schema.items)}
+                    if schema.list_type == "map"
+                    else {}
+                )
         return found or None
     return {}
 
@@ -89,7 +102,8 @@ def union(one: FieldSet, other: FieldSet) -> FieldSet:
 
 
 def minus(one: FieldSet, other: FieldSet) -> FieldSet | None:
-    """Fields of `one` that are not in `other`; None = nothing is left. A field's parts are not the field: they stay."""
+    """Fields of `one` that are not in `other`; None = nothing is left. A field's parts are not the
+    field: they stay."""
     if not one:
         return None if not other or "." in other else one
     if not other:
@@ -104,7 +118,8 @@ def minus(one: FieldSet, other: FieldSet) -> FieldSet | None:
 
 
 def common(one: FieldSet, other: FieldSet) -> FieldSet | None:
-    """Fields in both; None = none. A field that is one value in one set and has parts in the other counts as shared."""
+    """Fields in both; None = none. A field that is one value in one set and has parts in the other
+    counts as shared."""
     if not one or not other:
         return one or other
     result: FieldSet = {}
@@ -155,4 +170,8 @@ def paths(fields: FieldSet, prefix: str = "") -> list[str]:
 
 
 def _item(key: str) -> str:
-    return key[2:].strip("{}").replace('":', "=").replace('"', "", 1) if key.startswith("k:") else "=" + key[2:]
+    return (
+        key[2:].strip("{}").replace('":', "=").replace('"', "", 1)
+        if key.startswith("k:")
+        else "=" + key[2:]
+    )

@@ -85,11 +85,20 @@ class Handling:
         parts = [unquote(part) for part in split.path.split("/") if part]
         try:
             found = self._route(parts)
-            verb = self._verb(found, request, query) if found is not None else request.method.lower()
+            verb = (
+                self._verb(found, request, query) if found is not None else request.method.lower()
+            )
         except Refused as e:
             self._note(request, request.method.lower(), None, e.status, wrote=False)
             return _refusal(e)
-        asking = Asking(request=request, parts=parts, query=query, found=found, verb=verb, options=self._options(query, request))
+        asking = Asking(
+            request=request,
+            parts=parts,
+            query=query,
+            found=found,
+            verb=verb,
+            options=self._options(query, request),
+        )
         shown = found.resource.qualified if found is not None else ""
         fault = self._faults.take(verb, shown, request.target)
         if fault is not None:
@@ -97,7 +106,9 @@ class Handling:
         return self._answer(asking)
 
     def _route(self, parts: list[str]) -> Route | None:
-        if parts and ((parts[0] == "api" and len(parts) > 2) or (parts[0] == "apis" and len(parts) > 3)):
+        if parts and (
+            (parts[0] == "api" and len(parts) > 2) or (parts[0] == "apis" and len(parts) > 3)
+        ):
             return route(parts, self._resources())
         return None
 
@@ -127,7 +138,11 @@ class Handling:
     def _answer(self, asking: Asking) -> Answer | Awaitable[Answer]:
         before = self._store.version
         try:
-            outcome = self._special(asking.parts) if asking.found is None else self._do(asking, asking.found)
+            outcome = (
+                self._special(asking.parts)
+                if asking.found is None
+                else self._do(asking, asking.found)
+            )
         except Refused as e:
             return self._done(asking, _refusal(e, asking.options), wrote=False)
         if not isinstance(outcome, Answer | tuple):
@@ -173,17 +188,30 @@ class Handling:
         if verb == "watch":
             return self._watch(found, query)
         if verb == "create":
-            return 201, self._writer.create(resource, namespace, _object(asking.request), options).data
+            return 201, self._writer.create(
+                resource, namespace, _object(asking.request), options
+            ).data
         if verb == "update":
             return 200, self._writer.replace(found.target, _object(asking.request), options).data
-        return self._patch(asking, found) if verb in ("patch", "apply") else self._delete(asking, found)
+        return (
+            self._patch(asking, found)
+            if verb in ("patch", "apply")
+            else self._delete(asking, found)
+        )
 
     def _options(self, query: Mapping[str, str], request: Request) -> Options:
-        return replace(_options(query, request), user=self._rights.user_of(request.headers.get("authorization", "")))
+        return replace(
+            _options(query, request),
+            user=self._rights.user_of(request.headers.get("authorization", "")),
+        )
 
     def _authorize(self, found: Route, verb: str, user: str) -> None:
-        """An apply that would create needs the right to create, too (as the API server asks for it)."""
-        is_new = verb == "apply" and self._store.get(found.resource.key, (found.namespace or "", found.name)) is None
+        """An apply that would create needs the right to create, too (as the API server asks for
+        it)."""
+        is_new = (
+            verb == "apply"
+            and self._store.get(found.resource.key, (found.namespace or "", found.name)) is None
+        )
         for right in (authorized_as(verb), *(["create"] if is_new and user != ADMIN else [])):
             self._demand(found, right, user)
 
@@ -191,20 +219,39 @@ class Handling:
         resource = found.resource
         shown = f"{resource.plural}/{found.subresource}" if found.subresource else resource.plural
         name = found.name if right != "create" else ""
-        asked = Attributes(user=user, verb=right, group=resource.group, resource=shown, namespace=found.namespace or "", name=name)
-        if (resource.create_only and user != ADMIN) or self._rights.is_allowed(asked):  # anybody may ask for itself
+        asked = Attributes(
+            user=user,
+            verb=right,
+            group=resource.group,
+            resource=shown,
+            namespace=found.namespace or "",
+            name=name,
+        )
+        # anybody may ask for itself
+        if (resource.create_only and user != ADMIN) or self._rights.is_allowed(asked):
             return
-        where = f'in the namespace "{found.namespace}"' if found.namespace else "at the cluster scope"
-        full = f"{qualified(resource.plural, resource.group)}" + (f' "{found.name}"' if found.name else "")
-        text = f'{full} is forbidden: User "{user}" cannot {right} resource "{shown}" in API group "{resource.group}" {where}'
+        where = (
+            f'in the namespace "{found.namespace}"' if found.namespace else "at the cluster scope"
+        )
+        full = f"{qualified(resource.plural, resource.group)}" + (
+            f' "{found.name}"' if found.name else ""
+        )
+        text = (
+            f'{full} is forbidden: User "{user}" cannot {right} resource "{shown}" in API '
+            f'group "{resource.group}" {where}'
+        )
         details = {"name": found.name, "group": resource.group, "kind": resource.plural}
         raise Refused(403, text, details={key: value for key, value in details.items() if value})
 
     def _review(self, resource: Resource, body: Json, user: str) -> Outcome:
         wanted = body.get("spec", {}).get("resourceAttributes") or {}
-        name = "/".join(part for part in (wanted.get("resource", ""), wanted.get("subresource", "")) if part)
+        name = "/".join(
+            part for part in (wanted.get("resource", ""), wanted.get("subresource", "")) if part
+        )
         keys = ("verb", "group", "namespace", "name")
-        allowed = self._rights.is_allowed(Attributes(user=user, resource=name, **{key: wanted.get(key, "") for key in keys}))
+        allowed = self._rights.is_allowed(
+            Attributes(user=user, resource=name, **{key: wanted.get(key, "") for key in keys})
+        )
         return 201, self._subresources.review(resource, body, allowed)
 
     def _watch(self, found: Route, query: Mapping[str, str]) -> Answer:
@@ -215,26 +262,50 @@ class Handling:
     def _patch(self, asking: Asking, found: Route) -> Outcome:
         namespace = found.namespace or ""
         was_there = self._store.get(found.resource.key, (namespace, found.name)) is not None
-        stored = self._writer.patch(found.target, asking.media, _body(asking.request), asking.options)
+        stored = self._writer.patch(
+            found.target, asking.media, _body(asking.request), asking.options
+        )
         return (200 if was_there else 201), stored.data
 
     def _delete(self, asking: Asking, found: Route) -> Outcome:
         query, options = asking.query, asking.options
-        wanted = {**_body(asking.request, {}), **{key: query[key] for key in ("propagationPolicy", "gracePeriodSeconds") if key in query}}
+        wanted = {
+            **_body(asking.request, {}),
+            **{
+                key: query[key]
+                for key in ("propagationPolicy", "gracePeriodSeconds")
+                if key in query
+            },
+        }
         resource, namespace = found.resource, found.namespace or ""
         if asking.verb == "deletecollection":
             match = self._reader.select(resource, query)
             for place, stored in self._store.all(resource.key, found.namespace):
                 if match is None or match(stored.body):
                     self._review_delete(resource, place, options)
-                    self._deleter.delete(resource, place[0], place[1], wanted, dry_run=options.dry_run)
+                    self._deleter.delete(
+                        resource, place[0], place[1], wanted, dry_run=options.dry_run
+                    )
             return 200, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
         self._review_delete(resource, (namespace, found.name), options)
-        stored, gone = self._deleter.delete(resource, namespace, found.name, wanted, dry_run=options.dry_run)
+        stored, gone = self._deleter.delete(
+            resource, namespace, found.name, wanted, dry_run=options.dry_run
+        )
         if not gone or resource.key == ("", "pods"):
             return 200, stored.data
-        details = {"name": found.name, "group": resource.group, "kind": resource.plural, "uid": stored.body["metadata"]["uid"]}
-        return 200, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
+        details = {
+            "name": found.name,
+            "group": resource.group,
+            "kind": resource.plural,
+            "uid": stored.body["metadata"]["uid"],
+        }
+        return 200, {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Success",
+            "details": details,
+        }
 
     def _review_delete(self, resource: Resource, place: tuple[str, str], options: Options) -> None:
         stored = self._store.get(resource.key, place)
@@ -265,11 +336,17 @@ class Handling:
             return 201, self._subresources.bind(resource, namespace, name, _body(request), options)
         if resource.key == ("", "pods") and found.subresource == "eviction" and verb == "create":
             return 201, self._subresources.evict(resource, namespace, name, _body(request), options)
-        if resource.key == ("", "namespaces") and found.subresource == "finalize" and verb == "update":
+        if (
+            resource.key == ("", "namespaces")
+            and found.subresource == "finalize"
+            and verb == "update"
+        ):
             return 200, self._subresources.finalize(resource, name, _body(request))
         raise Refused(404, "404 page not found")
 
-    def _note(self, request: Request, verb: str, found: Route | None, status: int, *, wrote: bool) -> None:
+    def _note(
+        self, request: Request, verb: str, found: Route | None, status: int, *, wrote: bool
+    ) -> None:
         asked = Asked(
             at=time.time(),
             verb=verb,
@@ -339,4 +416,6 @@ def _refusal(refused: Refused, options: Options | None = None) -> Answer:
     headers = _warnings(options)
     if refused.retry_after_s is not None:
         headers.append(("Retry-After", str(int(refused.retry_after_s))))
-    return Answer(status=refused.status, body=json.dumps(refused.document()).encode(), headers=headers)
+    return Answer(
+        status=refused.status, body=json.dumps(refused.document()).encode(), headers=headers
+    )

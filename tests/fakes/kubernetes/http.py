@@ -1,4 +1,5 @@
-"""HTTP/1.1 on an asyncio protocol, because tests need what servers hide: answers that never come, connections that are reset."""
+"""HTTP/1.1 on an asyncio protocol, because tests need what servers hide: answers that never come,
+connections that are reset."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class Request:
 
 @dataclass(kw_only=True)
 class Answer:
-    """An answer: `body`, or `stream` (chunked), whose end is a cut connection where `cut()` says so."""
+    """An answer: `body`, or `stream` (chunked), whose end is a cut connection where `cut()` says
+    so."""
 
     status: int = 200
     body: bytes = b""
@@ -46,9 +48,12 @@ Handler = Callable[[Request], "Answer | Awaitable[Answer]"]
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection; answers its requests one after the other. `skew_s()`: what is added to the header Date."""
+    """One client's connection; answers its requests one after the other. `skew_s()`: what is added
+    to the header Date."""
 
-    def __init__(self, handler: Handler, open_ones: set[Connection], skew_s: Callable[[], float]) -> None:
+    def __init__(
+        self, handler: Handler, open_ones: set[Connection], skew_s: Callable[[], float]
+    ) -> None:
         self._handler = handler
         self._open = open_ones
         self._skew_s = skew_s
@@ -62,7 +67,7 @@ class Connection(asyncio.Protocol):
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
 
-    # -- asyncio ------------------------------------------------------------------------------------------------------
+    # -- asyncio -----------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client is there."""
         self._transport = cast(asyncio.Transport, transport)
@@ -90,7 +95,7 @@ class Connection(asyncio.Protocol):
         """It caught up."""
         self._drained.set()
 
-    # -- httptools ----------------------------------------------------------------------------------------------------
+    # -- httptools ---------------------------------------------------------------------------------
     def on_message_begin(self) -> None:
         """A request begins."""
         self._target, self._headers, self._body = b"", {}, []
@@ -110,7 +115,10 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """It is complete."""
         request = Request(
-            method=self._parser.get_method().decode(), target=self._target.decode(), headers=self._headers, body=b"".join(self._body)
+            method=self._parser.get_method().decode(),
+            target=self._target.decode(),
+            headers=self._headers,
+            body=b"".join(self._body),
         )
         self._waiting.append(request)
         if self._task is None:
@@ -159,11 +167,17 @@ class Connection(asyncio.Protocol):
 
     def _write(self, answer: Answer) -> None:
         if not self._transport.is_closing():
-            self._transport.write(self._head(answer, f"Content-Length: {len(answer.body)}") + answer.body)
+            self._transport.write(
+                self._head(answer, f"Content-Length: {len(answer.body)}") + answer.body
+            )
 
     def _head(self, answer: Answer, length: str) -> bytes:
         phrase = HTTPStatus(answer.status).phrase
-        lines = [f"HTTP/1.1 {answer.status} {phrase}", f"Content-Type: {answer.content_type}", length]
+        lines = [
+            f"HTTP/1.1 {answer.status} {phrase}",
+            f"Content-Type: {answer.content_type}",
+            length,
+        ]
         lines.append(f"Date: {formatdate(time.time() + self._skew_s(), usegmt=True)}")
         lines += [f"{name}: {value}" for name, value in answer.headers]
         return "\r\n".join([*lines, "", ""]).encode("latin-1", "replace")

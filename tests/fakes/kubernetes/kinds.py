@@ -18,13 +18,12 @@ class Resource:
     """One served resource.
 
     Attributes:
-        group, version, kind, plural: as in paths and bodies; group "" is core.
-        schema_name: of Kubernetes' own kinds, or None: `custom` is asked.
-        has_status: the status is a subresource, and writes to the object do not touch it.
-        counts_generations: `metadata.generation` rises with every change outside of metadata and status.
-        scalable: has the subresource `scale`.
-        custom: a CustomResourceDefinition brought it.
-        create_only: a review: answered, never stored.
+        group, version, kind, plural: as in paths and bodies; group "" is core. schema_name: of
+        Kubernetes' own kinds, or None: `custom` is asked. has_status: the status is a subresource,
+        and writes to the object do not touch it. counts_generations: `metadata.generation` rises
+        with every change outside of metadata and status. scalable: has the subresource `scale`.
+        custom: a CustomResourceDefinition brought it. create_only: a review: answered, never
+        stored.
     """
 
     group: str = ""
@@ -63,12 +62,17 @@ class Resource:
             return self.own_schema
         if self.schema_name is not None:
             return builtin(self.schema_name)
-        return knative_schema.SCHEMAS[self.kind] if self.custom and self.kind in knative_schema.SCHEMAS else ANY
+        return (
+            knative_schema.SCHEMAS[self.kind]
+            if self.custom and self.kind in knative_schema.SCHEMAS
+            else ANY
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a request is about: `namespace` "" for cluster-wide kinds, `subresource` "" for the object itself."""
+    """What a request is about: `namespace` "" for cluster-wide kinds, `subresource` "" for the
+    object itself."""
 
     resource: Resource
     namespace: str
@@ -86,12 +90,22 @@ def _core(kind: str, plural: str, **extra: object) -> Resource:
 
 
 def _of(group: str, package: str, kind: str, plural: str, **extra: object) -> Resource:
-    return Resource(group=group, kind=kind, plural=plural, schema_name=f"io.k8s.api.{package}.v1.{kind}", **extra)  # type: ignore[arg-type]
+    return Resource(
+        group=group,
+        kind=kind,
+        plural=plural,
+        schema_name=f"io.k8s.api.{package}.v1.{kind}",
+        **extra,  # type: ignore[arg-type]
+    )
 
 
 _RBAC = functools.partial(_of, "rbac.authorization.k8s.io", "rbac")
-_REVIEW = functools.partial(_of, "authorization.k8s.io", "authorization", namespaced=False, create_only=True)
-_POLICY = functools.partial(_of, "admissionregistration.k8s.io", "admissionregistration", namespaced=False)
+_REVIEW = functools.partial(
+    _of, "authorization.k8s.io", "authorization", namespaced=False, create_only=True
+)
+_POLICY = functools.partial(
+    _of, "admissionregistration.k8s.io", "admissionregistration", namespaced=False
+)
 _APPS = functools.partial(_of, "apps", "apps", has_status=True, counts_generations=True)
 _CRD = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinition"
 
@@ -113,10 +127,35 @@ BUILTIN = (
     _APPS("StatefulSet", "statefulsets", scalable=True, short_names=("sts",)),
     _APPS("DaemonSet", "daemonsets", short_names=("ds",)),
     _of("batch", "batch", "Job", "jobs", has_status=True, counts_generations=True),
-    _of("policy", "policy", "PodDisruptionBudget", "poddisruptionbudgets", has_status=True, counts_generations=True, short_names=("pdb",)),
-    _of("networking.k8s.io", "networking", "NetworkPolicy", "networkpolicies", counts_generations=True, short_names=("netpol",)),
-    _of("networking.k8s.io", "networking", "Ingress", "ingresses", has_status=True, counts_generations=True, short_names=("ing",)),
-    _of("discovery.k8s.io", "discovery", "EndpointSlice", "endpointslices", counts_generations=True),
+    _of(
+        "policy",
+        "policy",
+        "PodDisruptionBudget",
+        "poddisruptionbudgets",
+        has_status=True,
+        counts_generations=True,
+        short_names=("pdb",),
+    ),
+    _of(
+        "networking.k8s.io",
+        "networking",
+        "NetworkPolicy",
+        "networkpolicies",
+        counts_generations=True,
+        short_names=("netpol",),
+    ),
+    _of(
+        "networking.k8s.io",
+        "networking",
+        "Ingress",
+        "ingresses",
+        has_status=True,
+        counts_generations=True,
+        short_names=("ing",),
+    ),
+    _of(
+        "discovery.k8s.io", "discovery", "EndpointSlice", "endpointslices", counts_generations=True
+    ),
     _of("coordination.k8s.io", "coordination", "Lease", "leases"),
     _RBAC("Role", "roles"),
     _RBAC("RoleBinding", "rolebindings"),
@@ -128,19 +167,38 @@ BUILTIN = (
     _of("node.k8s.io", "node", "RuntimeClass", "runtimeclasses", namespaced=False),
     _POLICY("ValidatingAdmissionPolicy", "validatingadmissionpolicies"),
     _POLICY("ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings"),
-    _of("scheduling.k8s.io", "scheduling", "PriorityClass", "priorityclasses", namespaced=False, short_names=("pc",)),
-    Resource(
-        group="apiextensions.k8s.io", kind="CustomResourceDefinition", plural="customresourcedefinitions", namespaced=False,
-        schema_name=_CRD, has_status=True, counts_generations=True, short_names=("crd",),
+    _of(
+        "scheduling.k8s.io",
+        "scheduling",
+        "PriorityClass",
+        "priorityclasses",
+        namespaced=False,
+        short_names=("pc",),
     ),
-)  # fmt: skip
+    Resource(
+        group="apiextensions.k8s.io",
+        kind="CustomResourceDefinition",
+        plural="customresourcedefinitions",
+        namespaced=False,
+        schema_name=_CRD,
+        has_status=True,
+        counts_generations=True,
+        short_names=("crd",),
+    ),
+)
 
 
 def _knative(group: str, version: str, kind: str, plural: str, *short_names: str) -> Resource:
     return Resource(
-        group=group, version=version, kind=kind, plural=plural, has_status=True, counts_generations=True, custom=True,
+        group=group,
+        version=version,
+        kind=kind,
+        plural=plural,
+        has_status=True,
+        counts_generations=True,
+        custom=True,
         short_names=short_names,
-    )  # fmt: skip
+    )
 
 
 _SERVING = functools.partial(_knative, "serving.knative.dev", "v1")
@@ -149,10 +207,25 @@ KNATIVE = (
     _SERVING("Configuration", "configurations", "config", "cfg"),
     _SERVING("Revision", "revisions", "rev"),
     _SERVING("Route", "routes", "rt"),
-    _knative("autoscaling.internal.knative.dev", "v1alpha1", "PodAutoscaler", "podautoscalers", "kpa", "pa"),
+    _knative(
+        "autoscaling.internal.knative.dev",
+        "v1alpha1",
+        "PodAutoscaler",
+        "podautoscalers",
+        "kpa",
+        "pa",
+    ),
     _knative("autoscaling.internal.knative.dev", "v1alpha1", "Metric", "metrics"),
-    _knative("networking.internal.knative.dev", "v1alpha1", "ServerlessService", "serverlessservices", "sks"),
-    _knative("networking.internal.knative.dev", "v1alpha1", "Ingress", "ingresses", "kingress", "king"),
+    _knative(
+        "networking.internal.knative.dev",
+        "v1alpha1",
+        "ServerlessService",
+        "serverlessservices",
+        "sks",
+    ),
+    _knative(
+        "networking.internal.knative.dev", "v1alpha1", "Ingress", "ingresses", "kingress", "king"
+    ),
 )
 
 

@@ -23,17 +23,36 @@ _BEHIND_FLAGS = {
     "hostNetwork": "podspec-hostnetwork",
     "shareProcessNamespace": "podspec-shareprocessnamespace",
 }
-_POD_SECURITY = ("runAsUser", "runAsGroup", "runAsNonRoot", "fsGroup", "supplementalGroups", "seccompProfile")
+_POD_SECURITY = (
+    "runAsUser",
+    "runAsGroup",
+    "runAsNonRoot",
+    "fsGroup",
+    "supplementalGroups",
+    "seccompProfile",
+)
 _VOLUMES = {
-    "hostPath": ("podspec-volumes-hostpath", "HostPath volume support is disabled, but found HostPath volume {}"),
+    "hostPath": (
+        "podspec-volumes-hostpath",
+        "HostPath volume support is disabled, but found HostPath volume {}",
+    ),
     "csi": ("podspec-volumes-csi", "CSI volume support is disabled, but found CSI volume {}"),
-    "ephemeral": ("podspec-volumes-ephemeral", "Ephemeral volume support is disabled, but found ephemeral volume {}"),
-    "image": ("podspec-volumes-image", "Image volume support is disabled, but found image volume {}"),
+    "ephemeral": (
+        "podspec-volumes-ephemeral",
+        "Ephemeral volume support is disabled, but found ephemeral volume {}",
+    ),
+    "image": (
+        "podspec-volumes-image",
+        "Image volume support is disabled, but found image volume {}",
+    ),
     "persistentVolumeClaim": (
         "podspec-persistent-volume-claim",
         "Persistent volume claim support is disabled, but found persistent volume claim {}",
     ),
-    "emptyDir": ("podspec-volumes-emptydir", "EmptyDir volume support is disabled, but found EmptyDir volume {}"),
+    "emptyDir": (
+        "podspec-volumes-emptydir",
+        "EmptyDir volume support is disabled, but found EmptyDir volume {}",
+    ),
 }
 _ON_BY_DEFAULT = ("multi-container", "podspec-volumes-emptydir")
 _RESERVED_PORTS = (8008, 8012, 8013, 8022, 8112, 9090, 9091)
@@ -53,23 +72,36 @@ class PodRules:
 
     def faults(self, spec: Json, path: str) -> list[str]:
         """Everything that is wrong with a pod's spec at `path`."""
-        masked = [f"{path}.{field}" for field, flag in _BEHIND_FLAGS.items() if field in spec and not self._allows(flag)]
+        masked = [
+            f"{path}.{field}"
+            for field, flag in _BEHIND_FLAGS.items()
+            if field in spec and not self._allows(flag)
+        ]
         found = [f"must not set the field(s): {', '.join(masked)}"] if masked else []
         containers = spec.get("containers") or []
         if not containers:
             found.append(f"missing field(s): {path}.containers")
         if len(containers) > 1 and not self._allows("multi-container"):
-            found.append(f"multi-container is off, but found {len(containers)} containers: {path}.containers")
-        found += self._numbers(spec, path) + self._pod_security(spec, path) + self._volumes(spec, path)
-        if (count := len(spec.get("initContainers") or ())) and not self._enables("podspec-init-containers"):
-            found.append(f"pod spec support for init-containers is off, but found {count} init containers")
+            found.append(
+                f"multi-container is off, but found {len(containers)} containers: {path}.containers"
+            )
+        found += (
+            self._numbers(spec, path) + self._pod_security(spec, path) + self._volumes(spec, path)
+        )
+        if (count := len(spec.get("initContainers") or ())) and not self._enables(
+            "podspec-init-containers"
+        ):
+            found.append(
+                f"pod spec support for init-containers is off, but found {count} init containers"
+            )
         if spec.get("automountServiceAccountToken"):
             found.append(f"invalid value: true: {path}.automountServiceAccountToken")
         for index, container in enumerate(containers):
             found += self._container(container, spec, f"{path}.containers[{index}]")
         if sum(len(container.get("ports") or ()) for container in containers) > 1:
             found.append(
-                f"more than one container port is set: {path}.containers[*].ports\nOnly a single port is allowed across all containers"
+                f"more than one container port is set: {path}.containers[*].ports\nOnly a single "
+                f"port is allowed across all containers"
             )
         return found
 
@@ -94,7 +126,16 @@ class PodRules:
             refused = [name for name in given if name not in _POD_SECURITY]
         else:
             refused = list(given)
-        return [f"must not set the field(s): {', '.join(f'{path}.securityContext.{name}' for name in refused)}"] if refused else []
+        return (
+            [
+                (
+                    f"must not set the field(s): "
+                    f"{', '.join(f'{path}.securityContext.{name}' for name in refused)}"
+                )
+            ]
+            if refused
+            else []
+        )
 
     def _volumes(self, spec: Json, path: str) -> list[str]:
         found = []
@@ -109,9 +150,13 @@ class PodRules:
                 if source in volume and not self._enables(flag):
                     found.append(text.format(volume["name"]))
             if volume["name"] not in mounted:
-                found.append(f'volume with name "{volume["name"]}" not mounted: {path}.volumes[{index}].name')
+                found.append(
+                    f'volume with name "{volume["name"]}" not mounted: {path}.volumes[{index}].name'
+                )
             if volume["name"] in seen:
-                found.append(f'duplicate volume name "{volume["name"]}": {path}.volumes[{index}].name')
+                found.append(
+                    f'duplicate volume name "{volume["name"]}": {path}.volumes[{index}].name'
+                )
             seen.add(volume["name"])
         return found
 
@@ -121,8 +166,14 @@ class PodRules:
             found.append(f"missing field(s): {path}.image")
         if container.get("name") == "queue-proxy":
             found.append(f'"queue-proxy" is a reserved container name: {path}.name')
-        found += self._ports(container, path) + self._env(container, path) + self._mounts(container, spec, path)
-        return found + self._security(container.get("securityContext") or {}, f"{path}.securityContext")
+        found += (
+            self._ports(container, path)
+            + self._env(container, path)
+            + self._mounts(container, spec, path)
+        )
+        return found + self._security(
+            container.get("securityContext") or {}, f"{path}.securityContext"
+        )
 
     def _ports(self, container: Json, path: str) -> list[str]:
         found = []
@@ -146,9 +197,16 @@ class PodRules:
             where = f"{path}.env[{index}]"
             if one["name"] in _RESERVED_ENV:
                 found.append(f'"{one["name"]}" is a reserved environment variable: {where}.name')
-            refs = [name for name in ("fieldRef", "resourceFieldRef") if name in (one.get("valueFrom") or {})]
+            refs = [
+                name
+                for name in ("fieldRef", "resourceFieldRef")
+                if name in (one.get("valueFrom") or {})
+            ]
             if refs and not self._allows("podspec-fieldref"):
-                found.append(f"must not set the field(s): {', '.join(f'{where}.valueFrom.{name}' for name in refs)}")
+                found.append(
+                    f"must not set the field(s): "
+                    f"{', '.join(f'{where}.valueFrom.{name}' for name in refs)}"
+                )
         return found
 
     def _mounts(self, container: Json, spec: Json, path: str) -> list[str]:
@@ -160,10 +218,19 @@ class PodRules:
             if volume is None:
                 found.append(f"volumeMount has no matching volume: {where}.name")
             elif not mount.get("readOnly") and not any(source in volume for source in _WRITABLE):
-                found.append(f"volume mount should be readOnly for this type of volume: {where}.readOnly")
-            if not mount["mountPath"].startswith("/") or mount["mountPath"].rstrip("/") in ("", *_RESERVED_MOUNTS):
-                found.append(f'mountPath "{mount["mountPath"]}" is a reserved path: {where}.mountPath')
-            if "mountPropagation" in mount and not self._enables("podspec-volumes-mount-propagation"):
+                found.append(
+                    f"volume mount should be readOnly for this type of volume: {where}.readOnly"
+                )
+            if not mount["mountPath"].startswith("/") or mount["mountPath"].rstrip("/") in (
+                "",
+                *_RESERVED_MOUNTS,
+            ):
+                found.append(
+                    f'mountPath "{mount["mountPath"]}" is a reserved path: {where}.mountPath'
+                )
+            if "mountPropagation" in mount and not self._enables(
+                "podspec-volumes-mount-propagation"
+            ):
                 found.append(f"must not set the field(s): {where}.mountPropagation")
         return found
 
@@ -176,7 +243,10 @@ class PodRules:
         if added and not self._enables("containerspec-addcapabilities"):
             found.append(f"must not set the field(s): {path}.capabilities.add")
         if "all" in (capabilities.get("drop") or ()):
-            text = "Kubernetes default value is insecure, Knative may default this to secure in a future release"
+            text = (
+                "Kubernetes default value is insecure, Knative may default this to secure in a "
+                "future release"
+            )
             self.warn(f'{text}: {path}.capabilities.drop: use "ALL"')
         return found
 

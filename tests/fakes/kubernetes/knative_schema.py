@@ -1,8 +1,9 @@
-"""Schemas of Knative's kinds, in a compact form: the fields that its CustomResourceDefinitions keep, everything else is pruned.
+"""Schemas of Knative's kinds, in a compact form: the fields that its CustomResourceDefinitions
+keep, everything else is pruned.
 
-The lists of a Service's pod and container fields are those of config/core/300-resources/service.yaml. The internal kinds are kept open
-below `spec` and `status`, as are the statuses.
-"""
+The lists of a Service's pod and container fields are those of
+config/core/300-resources/service.yaml. The internal kinds are kept open below `spec` and `status`,
+as are the statuses."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def _object(**fields: Json) -> Json:
 
 
 def _list(items: Json, *keys: str) -> Json:
-    keyed: Json = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)} if keys else {}
+    keyed: Json = (
+        {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)} if keys else {}
+    )
     return {"type": "array", "items": items, **keyed}
 
 
@@ -38,7 +41,13 @@ _PROBE = _object(
     exec=_object(command=TEXTS),
     failureThreshold=NUMBER,
     grpc=_object(port=NUMBER, service=TEXT),
-    httpGet=_object(host=TEXT, httpHeaders=_HTTP_HEADERS, path=TEXT, port={"x-kubernetes-int-or-string": True}, scheme=TEXT),
+    httpGet=_object(
+        host=TEXT,
+        httpHeaders=_HTTP_HEADERS,
+        path=TEXT,
+        port={"x-kubernetes-int-or-string": True},
+        scheme=TEXT,
+    ),
     initialDelaySeconds=NUMBER,
     periodSeconds=NUMBER,
     successThreshold=NUMBER,
@@ -48,7 +57,13 @@ _PROBE = _object(
 _REFERENCE = _object(name=TEXT, optional=FLAG)
 _KEY = {**_object(key=TEXT, name=TEXT, optional=FLAG), "required": ["key"]}
 _ENV = {
-    **_object(name=TEXT, value=TEXT, valueFrom=_object(configMapKeyRef=_KEY, secretKeyRef=_KEY, fieldRef=OPEN, resourceFieldRef=OPEN)),
+    **_object(
+        name=TEXT,
+        value=TEXT,
+        valueFrom=_object(
+            configMapKeyRef=_KEY, secretKeyRef=_KEY, fieldRef=OPEN, resourceFieldRef=OPEN
+        ),
+    ),
     "required": ["name"],
 }
 _CONTAINER_SECURITY = _object(
@@ -61,7 +76,10 @@ _CONTAINER_SECURITY = _object(
     runAsUser=NUMBER,
     seccompProfile={**_object(localhostProfile=TEXT, type=TEXT), "required": ["type"]},
 )
-_MOUNT = {**_object(mountPath=TEXT, mountPropagation=TEXT, name=TEXT, readOnly=FLAG, subPath=TEXT), "required": ["mountPath", "name"]}
+_MOUNT = {
+    **_object(mountPath=TEXT, mountPropagation=TEXT, name=TEXT, readOnly=FLAG, subPath=TEXT),
+    "required": ["mountPath", "name"],
+}
 _CONTAINER = _object(
     args=TEXTS,
     command=TEXTS,
@@ -71,7 +89,11 @@ _CONTAINER = _object(
     imagePullPolicy=TEXT,
     livenessProbe=_PROBE,
     name=TEXT,
-    ports=_list({**_object(containerPort=NUMBER, name=TEXT, protocol={**TEXT, "default": "TCP"})}, "containerPort", "protocol"),
+    ports=_list(
+        {**_object(containerPort=NUMBER, name=TEXT, protocol={**TEXT, "default": "TCP"})},
+        "containerPort",
+        "protocol",
+    ),
     readinessProbe=_PROBE,
     resources=_object(limits=AMOUNTS, requests=AMOUNTS),
     securityContext=_CONTAINER_SECURITY,
@@ -134,13 +156,24 @@ _TEMPLATE = _object(
         "x-kubernetes-preserve-unknown-fields": True,
     },
     spec=_POD_SPEC,
-)  # fmt: skip
-_TRAFFIC = _list(_object(configurationName=TEXT, latestRevision=FLAG, percent=NUMBER, revisionName=TEXT, tag=TEXT, url=TEXT))
+)
+_TRAFFIC = _list(
+    _object(
+        configurationName=TEXT,
+        latestRevision=FLAG,
+        percent=NUMBER,
+        revisionName=TEXT,
+        tag=TEXT,
+        url=TEXT,
+    )
+)
 
 
 def _top(spec: Json, status: Json = OPEN) -> Schema:
     meta = definitions()["io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"]
-    return Schema(_object(apiVersion=TEXT, kind=TEXT, metadata=meta, spec=spec, status=status), definitions())
+    return Schema(
+        _object(apiVersion=TEXT, kind=TEXT, metadata=meta, spec=spec, status=status), definitions()
+    )
 
 
 SCHEMAS: dict[str, Schema] = {

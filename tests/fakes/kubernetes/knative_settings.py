@@ -1,4 +1,5 @@
-"""The settings of Knative that the platform needs (`pilotlight doctor` checks them), as an operator would have made them."""
+"""The settings of Knative that the platform needs (`pilotlight doctor` checks them), as an operator
+would have made them."""
 
 from __future__ import annotations
 
@@ -8,10 +9,17 @@ Json = dict[str, Any]
 FEATURES = {
     f"kubernetes.{name}": "enabled"
     for name in (
-        "podspec-affinity", "podspec-nodeselector", "podspec-tolerations", "podspec-runtimeclassname", "podspec-securitycontext",
-        "podspec-volumes-hostpath", "podspec-priorityclassname", "podspec-fieldref", "podspec-init-containers",
+        "podspec-affinity",
+        "podspec-nodeselector",
+        "podspec-tolerations",
+        "podspec-runtimeclassname",
+        "podspec-securitycontext",
+        "podspec-volumes-hostpath",
+        "podspec-priorityclassname",
+        "podspec-fieldref",
+        "podspec-init-containers",
     )
-}  # fmt: skip
+}
 AUTOSCALER = {"allow-zero-initial-scale": "true"}
 DEFAULTS = {"max-revision-timeout-seconds": "600"}
 DEPLOYMENT = {"pod-is-always-schedulable": "false", "default-affinity-type": "none"}
@@ -19,7 +27,12 @@ DEPLOYMENT = {"pod-is-always-schedulable": "false", "default-affinity-type": "no
 
 def config_maps() -> list[Json]:
     """ConfigMaps of namespace knative-serving."""
-    data = {"config-features": FEATURES, "config-autoscaler": AUTOSCALER, "config-defaults": DEFAULTS, "config-deployment": DEPLOYMENT}
+    data = {
+        "config-features": FEATURES,
+        "config-autoscaler": AUTOSCALER,
+        "config-defaults": DEFAULTS,
+        "config-deployment": DEPLOYMENT,
+    }
     return [_config_map(name, values) for name, values in data.items()]
 
 

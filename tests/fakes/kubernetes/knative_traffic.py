@@ -17,7 +17,10 @@ def traffic_faults(traffic: list[Json]) -> list[str]:
         found += _target_faults(target, f"spec.traffic[{index}]")
         tag = target.get("tag")
         if tag and tag in tags:
-            found.append(f"Multiple definitions for {tag}: spec.traffic[{tags[tag]}].tag, spec.traffic[{index}].tag")
+            found.append(
+                f"Multiple definitions for {tag}: spec.traffic[{tags[tag]}].tag, "
+                f"spec.traffic[{index}].tag"
+            )
         elif tag:
             tags[tag] = index
     total = sum(target.get("percent", 0) for target in traffic)
@@ -36,7 +39,10 @@ def _target_faults(target: Json, path: str) -> list[str]:
     if not 0 <= percent <= 100:
         found.append(f"expected 0 <= {percent} <= 100: {path}.percent")
     if bool(target.get("revisionName")) == bool(target.get("latestRevision")):
-        found.append(f"invalid value: {str(target.get('latestRevision', False)).lower()}: {path}.latestRevision")
+        found.append(
+            f"invalid value: {str(target.get('latestRevision', False)).lower()}: "
+            f"{path}.latestRevision"
+        )
     tag = target.get("tag")
     if tag and (not _TAG.match(tag) or len(tag) > 63):
         found.append(f"invalid value: {tag}: {path}.tag\nnot a DNS 1035 label")

@@ -1,8 +1,9 @@
-"""Knative's admission webhook restated, as far as the reference goes (§2.3): what a Service, Configuration or Revision may not be.
+"""Knative's admission webhook restated, as far as the reference goes (§2.3): what a Service,
+Configuration or Revision may not be.
 
-Its settings are read live from the ConfigMaps config-features, config-autoscaler and config-defaults of namespace knative-serving, as
-the real one does; what they do not say has Knative's default. Independent of the deployer's own restatement, which is held against it.
-"""
+Its settings are read live from the ConfigMaps config-features, config-autoscaler and
+config-defaults of namespace knative-serving, as the real one does; what they do not say has
+Knative's default. Independent of the deployer's own restatement, which is held against it."""
 
 from __future__ import annotations
 
@@ -33,14 +34,23 @@ class KnativeWebhook:
             return
         faults = self._faults(review)
         if faults:
-            raise Refused(400, f'admission webhook "{NAME}" denied the request: validation failed: ' + "\n".join(dict.fromkeys(faults)))
+            raise Refused(
+                400,
+                f'admission webhook "{NAME}" denied the request: validation failed: '
+                + "\n".join(dict.fromkeys(faults)),
+            )
 
     def _faults(self, review: Review) -> list[str]:
         body, before = review.body, review.before
         if review.resource.kind == "Revision":
             if before is not None and before["spec"] != body["spec"]:
                 return ["Immutable fields changed (-old +new): spec\n{*v1.RevisionSpec}"]
-            return [] if before is not None else self._pod(body["spec"], "spec", review) + self._annotations(body["metadata"], "metadata")
+            return (
+                []
+                if before is not None
+                else self._pod(body["spec"], "spec", review)
+                + self._annotations(body["metadata"], "metadata")
+            )
         template = body["spec"].get("template") or {}
         found = self._own_metadata(body["metadata"])
         if before is None or before["spec"] != body["spec"]:
@@ -71,20 +81,26 @@ class KnativeWebhook:
 
     def _own_metadata(self, metadata: Json) -> list[str]:
         return [
-            f'invalid key name "{key}": metadata.annotations\nautoscaling annotations must be put under '
+            f'invalid key name "{key}": metadata.annotations\nautoscaling annotations must be put '
+            f"under "
             '"spec.template.metadata.annotations" to work'
             for key in metadata.get("annotations") or ()
             if key.startswith(_SCALES)
         ]
 
     def _annotations(self, metadata: Json, path: str) -> list[str]:
-        annotations = {key.removeprefix(_SCALES): value for key, value in (metadata.get("annotations") or {}).items() if _SCALES in key}
+        annotations = {
+            key.removeprefix(_SCALES): value
+            for key, value in (metadata.get("annotations") or {}).items()
+            if _SCALES in key
+        }
         where = f"{path}.annotations"
         low, high = _whole(annotations, "min-scale"), _whole(annotations, "max-scale")
         found = [
             f"invalid value: {annotations[name]}: {where}.{_SCALES}{name}"
             for name in ("min-scale", "max-scale", "initial-scale", "activation-scale")
-            if name in annotations and (_whole(annotations, name) or 0) < (2 if name == "activation-scale" else 0)
+            if name in annotations
+            and (_whole(annotations, name) or 0) < (2 if name == "activation-scale" else 0)
         ]
         if high and low is not None and low > high:
             found.append(f"max-scale={high} is less than min-scale={low}: {where}")
@@ -106,13 +122,21 @@ class KnativeWebhook:
         }
         for name, (low, high) in bounds.items():
             if name in annotations and not low <= _number(annotations[name]) <= high:
-                found.append(f"expected {low} <= {annotations[name]} <= {high}: {where}.{_SCALES}{name}")
+                found.append(
+                    f"expected {low} <= {annotations[name]} <= {high}: {where}.{_SCALES}{name}"
+                )
         burst = annotations.get("target-burst-capacity")
         if burst is not None and _number(burst) < 0 and burst != "-1":
             found.append(f"invalid value: {burst}: {where}.{_SCALES}target-burst-capacity")
-        for name, low_s in (("window", 6.0), ("scale-down-delay", 0.0), ("scale-to-zero-pod-retention-period", 0.0)):
+        for name, low_s in (
+            ("window", 6.0),
+            ("scale-down-delay", 0.0),
+            ("scale-to-zero-pod-retention-period", 0.0),
+        ):
             if name in annotations and not low_s <= duration_s(annotations[name]) <= 3600:
-                found.append(f"expected {low_s:g}s <= {annotations[name]} <= 1h0m0s: {where}.{_SCALES}{name}")
+                found.append(
+                    f"expected {low_s:g}s <= {annotations[name]} <= 1h0m0s: {where}.{_SCALES}{name}"
+                )
         kind = annotations.get("class")
         metric = annotations.get("metric")
         if kind in (None, _CLASSES[0]) and metric not in (None, "concurrency", "rps"):
@@ -129,9 +153,19 @@ def _unnamed_change(before: Json | None, template: Json) -> list[str]:
     """A named template that changes needs another name."""
     old = (before or {}).get("spec", {}).get("template") or {}
     name = (template.get("metadata") or {}).get("name")
-    if before is None or not name or (old.get("metadata") or {}).get("name") != name or old == template:
+    if (
+        before is None
+        or not name
+        or (old.get("metadata") or {}).get("name") != name
+        or old == template
+    ):
         return []
-    return ["Saw the following changes without a name change (-old +new): spec.template.metadata.name\n{*v1.RevisionTemplateSpec}"]
+    return [
+        (
+            "Saw the following changes without a name change (-old +new): "
+            "spec.template.metadata.name\n{*v1.RevisionTemplateSpec}"
+        )
+    ]
 
 
 def _whole(annotations: Json, name: str) -> int | None:

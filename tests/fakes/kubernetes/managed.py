@@ -1,4 +1,5 @@
-"""`metadata.managedFields`: kept up to date for each write, and what server-side apply does with them. Pure."""
+"""`metadata.managedFields`: kept up to date for each write, and what server-side apply does with
+them. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +14,18 @@ from tests.fakes.kubernetes.schema import Schema
 
 Json = dict[str, Any]
 _UNTRACKED: FieldSet = {
-    "f:name": {}, "f:namespace": {}, "f:uid": {}, "f:creationTimestamp": {}, "f:resourceVersion": {}, "f:generation": {},
-    "f:managedFields": {}, "f:selfLink": {}, "f:deletionTimestamp": {}, "f:deletionGracePeriodSeconds": {}, "f:generateName": {},
-}  # fmt: skip
+    "f:name": {},
+    "f:namespace": {},
+    "f:uid": {},
+    "f:creationTimestamp": {},
+    "f:resourceVersion": {},
+    "f:generation": {},
+    "f:managedFields": {},
+    "f:selfLink": {},
+    "f:deletionTimestamp": {},
+    "f:deletionGracePeriodSeconds": {},
+    "f:generateName": {},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,26 +39,42 @@ class Manager:
 
     def is_of(self, entry: Json) -> bool:
         """Whether an entry is this manager's."""
-        return (entry["manager"], entry["operation"], entry.get("subresource", "")) == (self.name, self.operation, self.subresource)
+        return (entry["manager"], entry["operation"], entry.get("subresource", "")) == (
+            self.name,
+            self.operation,
+            self.subresource,
+        )
 
     def entry(self, owned: FieldSet, time: str) -> Json:
         """The manager's own entry."""
-        found: Json = {"manager": self.name, "operation": self.operation, "apiVersion": self.api_version, "time": time}
+        found: Json = {
+            "manager": self.name,
+            "operation": self.operation,
+            "apiVersion": self.api_version,
+            "time": time,
+        }
         found |= {"fieldsType": "FieldsV1", "fieldsV1": owned}
         return found | ({"subresource": self.subresource} if self.subresource else {})
 
 
 def tracked(found: FieldSet | None) -> FieldSet:
     """A set without what nobody owns: names, versions, times."""
-    kept = {key: below for key, below in (found or {}).items() if key not in ("f:apiVersion", "f:kind")}
+    kept = {
+        key: below for key, below in (found or {}).items() if key not in ("f:apiVersion", "f:kind")
+    }
     if "f:metadata" in kept:
         rest = fields.minus(kept["f:metadata"], _UNTRACKED) if kept["f:metadata"] else None
-        kept = {key: below for key, below in kept.items() if key != "f:metadata"} | ({"f:metadata": rest} if rest else {})
+        kept = {key: below for key, below in kept.items() if key != "f:metadata"} | (
+            {"f:metadata": rest} if rest else {}
+        )
     return kept
 
 
-def after_update(before: Json | None, now: Json, schema: Schema, manager: Manager, time: str) -> list[Json]:
-    """Entries after a create, replace or plain patch turned `before` into `now`: the writer owns what differs."""
+def after_update(
+    before: Json | None, now: Json, schema: Schema, manager: Manager, time: str
+) -> list[Json]:
+    """Entries after a create, replace or plain patch turned `before` into `now`: the writer owns
+    what differs."""
     entries: list[Json] = (before or {}).get("metadata", {}).get("managedFields") or []
     entries = now["metadata"].get("managedFields", entries) or entries
     difference = tracked(fields.changed(_bare(before), _bare(now), schema))
@@ -62,14 +88,20 @@ def after_update(before: Json | None, now: Json, schema: Schema, manager: Manage
             own = entry["fieldsV1"]
         elif rest := fields.minus(entry["fieldsV1"], difference):
             others.append(entry if rest == entry["fieldsV1"] else {**entry, "fieldsV1": rest})
-    owned = fields.common(fields.union(own, difference), there) if own else fields.common(difference, there)
+    owned = (
+        fields.common(fields.union(own, difference), there)
+        if own
+        else fields.common(difference, there)
+    )
     return [*others, manager.entry(_marked(owned), time)] if owned else others
 
 
 def _bare(body: Json | None) -> Json:
     if body is None:
         return {}
-    metadata = {key: value for key, value in body.get("metadata", {}).items() if key != "managedFields"}
+    metadata = {
+        key: value for key, value in body.get("metadata", {}).items() if key != "managedFields"
+    }
     return {**body, "metadata": metadata}
 
 
@@ -82,8 +114,11 @@ def _marked(owned: FieldSet) -> FieldSet:
     return result
 
 
-def apply(live: Json | None, config: Json, schema: Schema, manager: Manager, time: str, *, force: bool) -> Json:
-    """Server-side apply of `config`: the new object. Raises Refused 409 where another manager's field would change without `force`."""
+def apply(
+    live: Json | None, config: Json, schema: Schema, manager: Manager, time: str, *, force: bool
+) -> Json:
+    """Server-side apply of `config`: the new object. Raises Refused 409 where another manager's
+    field would change without `force`."""
     entries: Sequence[Json] = (live or {}).get("metadata", {}).get("managedFields") or []
     start = _bare(live)
     wanted = tracked(fields.field_set(config, schema))
@@ -110,10 +145,15 @@ def is_same(one: Json, other: Json) -> bool:
 
 def _timeless(body: Json) -> list[Json]:
     entries = [{**entry, "time": None} for entry in body["metadata"].get("managedFields") or ()]
-    return sorted(entries, key=lambda entry: (entry["manager"], entry["operation"], entry.get("subresource", "")))
+    return sorted(
+        entries,
+        key=lambda entry: (entry["manager"], entry["operation"], entry.get("subresource", "")),
+    )
 
 
-def _without_conflicts(others: Sequence[Json], difference: FieldSet, manager: Manager, *, force: bool) -> list[Json]:
+def _without_conflicts(
+    others: Sequence[Json], difference: FieldSet, manager: Manager, *, force: bool
+) -> list[Json]:
     kept, conflicts = [], []
     for entry in others:
         shared = fields.common(entry["fieldsV1"], difference) if difference else None
@@ -130,7 +170,11 @@ def _without_conflicts(others: Sequence[Json], difference: FieldSet, manager: Ma
 
 def _conflict(conflicts: Sequence[tuple[Json, str]]) -> Refused:
     causes = [
-        {"reason": "FieldManagerConflict", "message": f'conflict with "{entry["manager"]}" using {entry["apiVersion"]}', "field": path}
+        {
+            "reason": "FieldManagerConflict",
+            "message": f'conflict with "{entry["manager"]}" using {entry["apiVersion"]}',
+            "field": path,
+        }
         for entry, path in conflicts
     ]
     count = len(conflicts)
@@ -138,5 +182,8 @@ def _conflict(conflicts: Sequence[tuple[Json, str]]) -> Refused:
     if count == 1:
         text = f"{causes[0]['message']}: {causes[0]['field']}"
     else:
-        text = "conflicts with " + "; ".join(f"{cause['message'].removeprefix('conflict with ')}: {cause['field']}" for cause in causes)
+        text = "conflicts with " + "; ".join(
+            f"{cause['message'].removeprefix('conflict with ')}: {cause['field']}"
+            for cause in causes
+        )
     return Refused(409, head + text, details={"causes": causes})

@@ -1,4 +1,5 @@
-"""The patches that are not server-side apply: JSON patch (RFC 6902), merge patch (RFC 7386), strategic merge."""
+"""The patches that are not server-side apply: JSON patch (RFC 6902), merge patch (RFC 7386),
+strategic merge."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def merge_patch(live: Any, patch: Any) -> Any:
 
 
 def strategic_merge(live: Any, patch: Any, schema: Schema) -> Any:
-    """As a merge patch, but lists with a merge key merge by item; `$patch: delete|replace` and `$deleteFromPrimitiveList/x` work."""
+    """As a merge patch, but lists with a merge key merge by item; `$patch: delete|replace` and
+    `$deleteFromPrimitiveList/x` work."""
     if isinstance(patch, dict):
         if patch.get("$patch") == "replace":
             return {key: copied(below) for key, below in patch.items() if key != "$patch"}
@@ -64,7 +66,8 @@ def _merge_items(live: list[Any], patch: list[Any], schema: Schema) -> list[Any]
 
 
 def json_patch(live: Json, operations: Any) -> Json:
-    """RFC 6902. Raises Refused: 400 for a patch that is none, 422 for one that does not fit, 422 for a failed test."""
+    """RFC 6902. Raises Refused: 400 for a patch that is none, 422 for one that does not fit, 422
+    for a failed test."""
     if not isinstance(operations, list):
         raise Refused(400, "json: cannot unmarshal object into Go value of type jsonpatch.Patch")
     result = copied(live)
@@ -72,7 +75,9 @@ def json_patch(live: Json, operations: Any) -> Json:
         try:
             result = _operation(result, one)
         except (KeyError, IndexError, ValueError, TypeError) as e:
-            raise Refused(422, f"the server rejected our request due to an error in our request: {one}: {e}") from e
+            raise Refused(
+                422, f"the server rejected our request due to an error in our request: {one}: {e}"
+            ) from e
     return result  # type: ignore[no-any-return]
 
 
@@ -80,7 +85,11 @@ def _operation(document: Any, one: Json) -> Any:
     how, path = one["op"], _pointer(one["path"])
     if how == "test":
         if _at(document, path) != one.get("value"):
-            raise Refused(422, f"the server rejected our request due to an error in our request: testing {one['path']} failed")
+            raise Refused(
+                422,
+                f"the server rejected our request due to an error in our request: testing "
+                f"{one['path']} failed",
+            )
     elif how in ("add", "replace"):
         return _set(document, path, copied(one["value"]), replace=how == "replace")
     elif how == "remove":

@@ -1,4 +1,5 @@
-"""ValidatingAdmissionPolicies: their CEL, evaluated by Google's own library on what is written (Kubernetes, "Validating Admission Policy").
+"""ValidatingAdmissionPolicies: their CEL, evaluated by Google's own library on what is written
+(Kubernetes, "Validating Admission Policy").
 
 Left out: parameters, audit annotations, match policies, and Warn and Audit as actions.
 """
@@ -23,7 +24,8 @@ _ROOTS = ("object", "oldObject", "request", "namespaceObject", "variables")
 
 
 class CelError(Exception):
-    """Raised when an expression fails: a key that is not there, an operator without such operands."""
+    """Raised when an expression fails: a key that is not there, an operator without such
+    operands."""
 
 
 @functools.cache
@@ -38,7 +40,8 @@ def compiled(expression: str) -> cel.Expression:
 
 
 def evaluate(expression: str, bindings: Mapping[str, Any]) -> Any:
-    """The value of an expression, in Python's own types. Raises CelError; RuntimeError where it is no CEL."""
+    """The value of an expression, in Python's own types. Raises CelError; RuntimeError where it is
+    no CEL."""
     result = compiled(expression).eval(data={name: bindings.get(name) for name in _ROOTS})
     if result.type() == cel.Type.ERROR:
         raise CelError(f"{expression}: {result.value()}")
@@ -46,7 +49,8 @@ def evaluate(expression: str, bindings: Mapping[str, Any]) -> Any:
 
 
 class Policies:
-    """An admission check of the API server: the last, behind webhooks. Owner: the server's event loop."""
+    """An admission check of the API server: the last, behind webhooks. Owner: the server's event
+    loop."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -54,7 +58,9 @@ class Policies:
     def __call__(self, review: Review) -> None:
         """Raises Refused 422."""
         for _, stored in self._store.all((GROUP, "validatingadmissionpolicybindings")):
-            found = self._store.get((GROUP, "validatingadmissionpolicies"), ("", stored.body["spec"]["policyName"]))
+            found = self._store.get(
+                (GROUP, "validatingadmissionpolicies"), ("", stored.body["spec"]["policyName"])
+            )
             if found is not None and "Deny" in stored.body["spec"]["validationActions"]:
                 self._check(found.body, stored.body["metadata"]["name"], review)
 
@@ -64,17 +70,25 @@ class Policies:
             return
         bindings = _bindings(review, namespace)
         try:
-            if not all(evaluate(one["expression"], bindings) is True for one in spec.get("matchConditions") or ()):
+            if not all(
+                evaluate(one["expression"], bindings) is True
+                for one in spec.get("matchConditions") or ()
+            ):
                 return
             refused = _first_refusal(spec, bindings)
         except CelError as e:
             refused = str(e) if spec.get("failurePolicy", "Fail") == "Fail" else None
         if refused is not None:
             name = (review.body or review.before or {})["metadata"]["name"]
-            head = f"ValidatingAdmissionPolicy '{policy['metadata']['name']}' with binding '{binding}' denied request: {refused}"
+            head = (
+                f"ValidatingAdmissionPolicy '{policy['metadata']['name']}' with binding "
+                f"'{binding}' denied request: {refused}"
+            )
             shown = review.resource.qualified
             details = details_of(review.resource.group, review.resource.plural, name)
-            raise Refused(422, f'{shown} "{name}" is forbidden: {head}', reason="Invalid", details=details)
+            raise Refused(
+                422, f'{shown} "{name}" is forbidden: {head}', reason="Invalid", details=details
+            )
 
     def _namespace(self, review: Review) -> Json | None:
         metadata = (review.body or review.before or {})["metadata"]
@@ -85,11 +99,14 @@ class Policies:
 
 
 def _first_refusal(spec: Json, bindings: dict[str, Any]) -> str | None:
-    """The message of the first validation that does not hold. A variable fails where it is used, as the API server evaluates it late."""
+    """The message of the first validation that does not hold. A variable fails where it is used, as
+    the API server evaluates it late."""
     variables: dict[str, Any] = {}
     for one in spec.get("variables") or ():
         try:
-            variables[one["name"]] = evaluate(one["expression"], {**bindings, "variables": variables})
+            variables[one["name"]] = evaluate(
+                one["expression"], {**bindings, "variables": variables}
+            )
         except CelError:
             continue
     for one in spec["validations"]:
@@ -106,16 +123,32 @@ def _bindings(review: Review, namespace: Json | None) -> dict[str, Any]:
         "namespace": metadata.get("namespace", ""),
         "userInfo": {"username": review.user},
     }
-    return {"object": review.body or None, "oldObject": review.before, "request": request, "namespaceObject": namespace}
+    return {
+        "object": review.body or None,
+        "oldObject": review.before,
+        "request": request,
+        "namespaceObject": namespace,
+    }
 
 
 def _matches(constraints: Json, review: Review, namespace: Json | None) -> bool:
     selector = constraints.get("namespaceSelector")
-    if selector and namespace is not None and not labels_match(selector, namespace["metadata"].get("labels") or {}):
+    if (
+        selector
+        and namespace is not None
+        and not labels_match(selector, namespace["metadata"].get("labels") or {})
+    ):
         return False
-    return any(_fits(rule, review.operation, review.resource) for rule in constraints["resourceRules"])
+    return any(
+        _fits(rule, review.operation, review.resource) for rule in constraints["resourceRules"]
+    )
 
 
 def _fits(rule: Json, operation: str, resource: Resource) -> bool:
-    wanted = (("operations", operation), ("apiGroups", resource.group), ("apiVersions", resource.version), ("resources", resource.plural))
+    wanted = (
+        ("operations", operation),
+        ("apiGroups", resource.group),
+        ("apiVersions", resource.version),
+        ("resources", resource.plural),
+    )
     return all("*" in rule[name] or value in rule[name] for name, value in wanted)

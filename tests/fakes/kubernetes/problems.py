@@ -8,17 +8,34 @@ from typing import Any, NoReturn
 Json = dict[str, Any]
 
 REASONS = {
-    400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "MethodNotAllowed", 409: "Conflict", 410: "Expired",
-    415: "UnsupportedMediaType", 422: "Invalid", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable",
+    400: "BadRequest",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "NotFound",
+    405: "MethodNotAllowed",
+    409: "Conflict",
+    410: "Expired",
+    415: "UnsupportedMediaType",
+    422: "Invalid",
+    429: "TooManyRequests",
+    500: "InternalError",
+    503: "ServiceUnavailable",
     504: "Timeout",
-}  # fmt: skip
+}
 
 
 class Refused(Exception):
-    """Raised when the API server answers a request with an error: `status` and the `Status` document that goes with it."""
+    """Raised when the API server answers a request with an error: `status` and the `Status`
+    document that goes with it."""
 
     def __init__(
-        self, status: int, message: str, *, reason: str | None = None, details: Json | None = None, retry_after_s: float | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        reason: str | None = None,
+        details: Json | None = None,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -29,7 +46,13 @@ class Refused(Exception):
 
     def document(self) -> Json:
         """The `Status` object of the answer's body."""
-        body: Json = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": self.message}
+        body: Json = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": self.message,
+        }
         body |= {"reason": self.reason, "code": self.status}
         details = dict(self.details or {})
         if self.retry_after_s is not None:
@@ -52,16 +75,24 @@ def qualified(plural: str, group: str) -> str:
 
 def not_found(plural: str, group: str, name: str) -> Refused:
     """404 of an object that does not exist."""
-    return Refused(404, f'{qualified(plural, group)} "{name}" not found', details=details_of(group, plural, name))
+    return Refused(
+        404,
+        f'{qualified(plural, group)} "{name}" not found',
+        details=details_of(group, plural, name),
+    )
 
 
 def invalid(kind: str, group: str, name: str, faults: Sequence[tuple[str, str]]) -> Refused:
     """422: each fault is (path of the field, what is wrong with it)."""
-    causes = [{"reason": "FieldValueInvalid", "message": text, "field": path} for path, text in faults]
+    causes = [
+        {"reason": "FieldValueInvalid", "message": text, "field": path} for path, text in faults
+    ]
     joined = ", ".join(f"{path}: {text}" if path else text for path, text in faults)
     joined = f"[{joined}]" if len(faults) > 1 else joined
     shown = f"{kind}.{group}" if group else kind
-    return Refused(422, f'{shown} "{name}" is invalid: {joined}', details=details_of(group, kind, name, causes))
+    return Refused(
+        422, f'{shown} "{name}" is invalid: {joined}', details=details_of(group, kind, name, causes)
+    )
 
 
 def webhook_refused(webhook: str, message: str, status: int = 400) -> NoReturn:

@@ -1,4 +1,5 @@
-"""LimitRange and ResourceQuota, as far as pods go: defaults for containers, and 403 where a namespace has used up what it may.
+"""LimitRange and ResourceQuota, as far as pods go: defaults for containers, and 403 where a
+namespace has used up what it may.
 
 Amounts are compared as numbers. (Kubernetes: "Resource Quotas", "Limit Ranges".)
 """
@@ -13,7 +14,17 @@ from tests.fakes.kubernetes.store import Store
 from tests.fakes.kubernetes.writing import Review
 
 Json = dict[str, Any]
-_UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "m": 1e-3}
+_UNITS = {
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "m": 1e-3,
+}
 _PLAIN = ("cpu", "memory", "ephemeral-storage")
 """Quotas on these names are on requests."""
 
@@ -44,13 +55,25 @@ class Quotas:
             self._check(pod, stored.body, namespace)
 
     def _check(self, pod: Json, quota: Json, namespace: str) -> None:
-        hard = {name: value for name, value in (quota["spec"].get("hard") or {}).items() if _counts(name)}
+        hard = {
+            name: value
+            for name, value in (quota["spec"].get("hard") or {}).items()
+            if _counts(name)
+        }
         name, where = pod["metadata"]["name"], quota["metadata"]["name"]
-        missing = sorted(what for what in hard if what != "pods" and _is_computed(what) and not all(_of_containers(pod, what)))
+        missing = sorted(
+            what
+            for what in hard
+            if what != "pods" and _is_computed(what) and not all(_of_containers(pod, what))
+        )
         if missing:
             raise _forbidden(name, f"failed quota: {where}: must specify {','.join(missing)}")
         others = [stored.body for _, stored in self._store.all(("", "pods"), namespace)]
-        alive = [one for one in others if one.get("status", {}).get("phase") not in ("Failed", "Succeeded")]
+        alive = [
+            one
+            for one in others
+            if one.get("status", {}).get("phase") not in ("Failed", "Succeeded")
+        ]
         over = []
         for what, most in hard.items():
             wanted, used = _total(pod, what), sum(_total(one, what) for one in alive)
@@ -60,7 +83,11 @@ class Quotas:
             said = (",".join(f"{one[0]}={one[index]:g}" for one in over) for index in (1, 2))
             limited = ",".join(f"{one[0]}={one[3]}" for one in over)
             requested, used_text = said
-            raise _forbidden(name, f"exceeded quota: {where}, requested: {requested}, used: {used_text}, limited: {limited}")
+            raise _forbidden(
+                name,
+                f"exceeded quota: {where}, requested: {requested}, used: {used_text}, limited: "
+                f"{limited}",
+            )
 
 
 def _forbidden(name: str, text: str) -> Refused:
@@ -77,8 +104,13 @@ def _is_computed(what: str) -> bool:
 
 
 def _of_containers(pod: Json, what: str) -> list[str | float | None]:
-    kind, _, name = what.partition(".") if what.startswith(("requests.", "limits.")) else ("requests", "", what)
-    return [((container.get("resources") or {}).get(kind) or {}).get(name) for container in pod["spec"]["containers"]]
+    kind, _, name = (
+        what.partition(".") if what.startswith(("requests.", "limits.")) else ("requests", "", what)
+    )
+    return [
+        ((container.get("resources") or {}).get(kind) or {}).get(name)
+        for container in pod["spec"]["containers"]
+    ]
 
 
 def _total(pod: Json, what: str) -> float:
@@ -91,7 +123,10 @@ def _default(pod: Json, limit: Mapping[str, Any]) -> None:
     for container in pod["spec"]["containers"]:
         resources = container.setdefault("resources", {})
         limits = {**(limit.get("default") or {}), **(resources.get("limits") or {})}
-        requests = {**(limit.get("defaultRequest") or limit.get("default") or {}), **(resources.get("requests") or {})}
+        requests = {
+            **(limit.get("defaultRequest") or limit.get("default") or {}),
+            **(resources.get("requests") or {}),
+        }
         if limits:
             resources["limits"] = limits
         if requests:

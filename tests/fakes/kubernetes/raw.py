@@ -1,4 +1,5 @@
-"""Any path of an API server through the official asynchronous client: what tests use where its generated methods hide the answer."""
+"""Any path of an API server through the official asynchronous client: what tests use where its
+generated methods hide the answer."""
 
 from __future__ import annotations
 
@@ -47,11 +48,22 @@ class RawClient:
         self.api = await config.new_client_from_config(str(self._kubeconfig))
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.api.close()
 
     async def ask(
-        self, method: str, path: str, body: Any = None, *, query: Mapping[str, str] | None = None, media: str = "application/json"
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        media: str = "application/json",
     ) -> Got:
         """One request; `path` may carry a query of its own."""
         response = await self._open(method, path, query or {}, body, media=media)
@@ -59,9 +71,16 @@ class RawClient:
             data = await response.read()
         warnings = tuple(response.headers.getall("Warning", []))
         is_json = "json" in response.headers.get("Content-Type", "")
-        return Got(status=response.status, body=json.loads(data) if is_json else {}, warnings=warnings, headers=dict(response.headers))
+        return Got(
+            status=response.status,
+            body=json.loads(data) if is_json else {},
+            warnings=warnings,
+            headers=dict(response.headers),
+        )
 
-    async def apply(self, path: str, body: Json, *, manager: str = "one", force: bool = False, **query: str) -> Got:
+    async def apply(
+        self, path: str, body: Json, *, manager: str = "one", force: bool = False, **query: str
+    ) -> Got:
         """Server-side apply."""
         query = {"fieldManager": manager, **({"force": "true"} if force else {}), **query}
         return await self.ask("PATCH", path, body, query=query, media=APPLY)
@@ -83,7 +102,13 @@ class RawClient:
             response.close()
 
     async def _open(
-        self, method: str, path: str, query: Mapping[str, str], body: Any = None, *, media: str = "application/json"
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Any = None,
+        *,
+        media: str = "application/json",
     ) -> aiohttp.ClientResponse:
         response: aiohttp.ClientResponse = await self.api.call_api(
             path,

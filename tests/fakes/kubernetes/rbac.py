@@ -1,8 +1,8 @@
 """RBAC: what Roles, ClusterRoles and their bindings allow (Kubernetes, "Using RBAC Authorization").
 
-A request is allowed by any rule that a binding gives to its user: a ClusterRoleBinding in the whole cluster, a RoleBinding in its
-namespace. There are no rules that deny. Aggregated ClusterRoles and rules on URLs are left out.
-"""
+A request is allowed by any rule that a binding gives to its user: a ClusterRoleBinding in the whole
+cluster, a RoleBinding in its namespace. There are no rules that deny. Aggregated ClusterRoles and
+rules on URLs are left out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _ACCOUNT = "system:serviceaccount:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attributes:
-    """What is asked: `resource` includes the subresource (`pods/log`); `name` "" = all; `namespace` "" = the whole cluster."""
+    """What is asked: `resource` includes the subresource (`pods/log`); `name` "" = all; `namespace`
+    "" = the whole cluster."""
 
     user: str
     verb: str
@@ -41,16 +42,32 @@ class Rbac:
         return any(_fits(rule, asked) for rule in self._rules_of(asked.user, asked.namespace))
 
     def check_binding(self, user: str, binding: Json) -> None:
-        """Raise Refused 403 where `user` would grant more than it has: neither `bind` on the role, nor each of its rights itself."""
+        """Raise Refused 403 where `user` would grant more than it has: neither `bind` on the role,
+        nor each of its rights itself."""
         role, metadata = binding["roleRef"], binding["metadata"]
         namespace = metadata.get("namespace", "")
         resource = "clusterroles" if role["kind"] == "ClusterRole" else "roles"
-        bind = Attributes(user=user, verb="bind", group=GROUP, resource=resource, namespace=namespace, name=role["name"])
+        bind = Attributes(
+            user=user,
+            verb="bind",
+            group=GROUP,
+            resource=resource,
+            namespace=namespace,
+            name=role["name"],
+        )
         if self.is_allowed(bind):
             return
-        lacking = [one for rule in self._rules(role, namespace) for one in _each(rule, user, namespace) if not self.is_allowed(one)]
+        lacking = [
+            one
+            for rule in self._rules(role, namespace)
+            for one in _each(rule, user, namespace)
+            if not self.is_allowed(one)
+        ]
         if lacking or not self._rules(role, namespace):
-            text = f'rolebindings.{GROUP} "{metadata["name"]}" is forbidden: user "{user}" is attempting to grant RBAC permissions not held'
+            text = (
+                f'rolebindings.{GROUP} "{metadata["name"]}" is forbidden: user "{user}" is '
+                f"attempting to grant RBAC permissions not held"
+            )
             raise Refused(403, text, details=details_of(GROUP, "rolebindings", metadata["name"]))
 
     def _rules_of(self, user: str, namespace: str) -> Iterator[Json]:
@@ -87,7 +104,10 @@ def _fits(rule: Mapping[str, Any], asked: Attributes) -> bool:
     return (
         _has(rule.get("verbs") or (), asked.verb)
         and _has(rule.get("apiGroups") or (), asked.group)
-        and (_has(resources, asked.resource) or (subresource != "" and f"*/{subresource}" in resources))
+        and (
+            _has(resources, asked.resource)
+            or (subresource != "" and f"*/{subresource}" in resources)
+        )
         and (not names or asked.name in names)
     )
 
@@ -101,4 +121,11 @@ def _each(rule: Json, user: str, namespace: str) -> Iterator[Attributes]:
         for resource in rule.get("resources") or ():
             for verb in rule.get("verbs") or ():
                 for name in rule.get("resourceNames") or ("",):
-                    yield Attributes(user=user, verb=verb, group=group, resource=resource, namespace=namespace, name=name)
+                    yield Attributes(
+                        user=user,
+                        verb=verb,
+                        group=group,
+                        resource=resource,
+                        namespace=namespace,
+                        name=name,
+                    )

@@ -47,7 +47,9 @@ class Reader:
     def select(self, resource: Resource, query: Mapping[str, str]) -> selectors.Match | None:
         """The request's selectors as one test. Raises Refused 400."""
         labels = selectors.label_match(query.get("labelSelector", ""))
-        return selectors.both(labels, selectors.field_match(query.get("fieldSelector", ""), resource.plural))
+        return selectors.both(
+            labels, selectors.field_match(query.get("fieldSelector", ""), resource.plural)
+        )
 
     def list(self, resource: Resource, namespace: str | None, query: Mapping[str, str]) -> bytes:
         """The list's document. Raises Refused: 410 for a version that is too old."""
@@ -55,21 +57,38 @@ class Reader:
         version, start = self._store.version, None
         asked = _version(query)
         if asked > version:
-            raise Refused(504, f"Too large resource version: {asked}, current: {version}", details={"retryAfterSeconds": 1})
+            raise Refused(
+                504,
+                f"Too large resource version: {asked}, current: {version}",
+                details={"retryAfterSeconds": 1},
+            )
         if asked and query.get("resourceVersionMatch") == "Exact" and self._store.is_too_old(asked):
             raise Refused(410, f"The resourceVersion for the provided list is too old: {asked}")
         if query.get("continue"):
             version, start = self._continued(query["continue"])
         found = self._store.all(resource.key, namespace)
-        items = [(place, one) for place, one in found if (match is None or match(one.body)) and (start is None or place > start)]
+        items = [
+            (place, one)
+            for place, one in found
+            if (match is None or match(one.body)) and (start is None or place > start)
+        ]
         metadata: Json = {"resourceVersion": str(version)}
         limit = int(query.get("limit") or 0)
         if limit and len(items) > limit:
             metadata["remainingItemCount"] = len(items) - limit
             items = items[:limit]
             metadata["continue"] = _token(version, items[-1][0])
-        head = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version, "metadata": metadata}
-        return json.dumps(head).encode()[:-1] + b', "items": [' + b",".join(one.data for _, one in items) + b"]}"
+        head = {
+            "kind": f"{resource.kind}List",
+            "apiVersion": resource.api_version,
+            "metadata": metadata,
+        }
+        return (
+            json.dumps(head).encode()[:-1]
+            + b', "items": ['
+            + b",".join(one.data for _, one in items)
+            + b"]}"
+        )
 
     def _continued(self, token: str) -> tuple[int, Place]:
         try:
@@ -77,7 +96,10 @@ class Reader:
         except (binascii.Error, ValueError) as e:
             raise Refused(400, "continue key is not valid") from e
         if self._store.is_too_old(version):
-            raise Refused(410, "The provided continue parameter is too old to display a consistent list result.")
+            raise Refused(
+                410,
+                "The provided continue parameter is too old to display a consistent list result.",
+            )
         return version, (namespace, name)
 
     def watch(self, resource: Resource, namespace: str | None, query: Mapping[str, str]) -> Watch:
@@ -85,7 +107,9 @@ class Reader:
         asked = _version(query)
         too_old = bool(asked) and self._store.is_too_old(asked)
         if too_old and self._faults.watch_gone_as_status:
-            raise Refused(410, f"too old resource version: {asked} ({self._store.oldest})", reason="Gone")
+            raise Refused(
+                410, f"too old resource version: {asked} ({self._store.oldest})", reason="Gone"
+            )
         watch = Watch(self, self._store, (resource, namespace), self.select(resource, query), query)
         if too_old:
             watch.expire()
@@ -114,7 +138,12 @@ class Watch:
     """One watch: an async iterator of lines. `was_cut`: the connection is to be cut at the end."""
 
     def __init__(
-        self, reader: Reader, store: Store, scope: tuple[Resource, str | None], match: selectors.Match | None, query: Mapping[str, str]
+        self,
+        reader: Reader,
+        store: Store,
+        scope: tuple[Resource, str | None],
+        match: selectors.Match | None,
+        query: Mapping[str, str],
     ) -> None:
         self._reader = reader
         self._store = store
@@ -178,7 +207,11 @@ class Watch:
         metadata: Json = {"resourceVersion": str(self._store.version), "creationTimestamp": None}
         if annotations:
             metadata["annotations"] = dict(annotations)
-        body = {"kind": self._resource.kind, "apiVersion": self._resource.api_version, "metadata": metadata}
+        body = {
+            "kind": self._resource.kind,
+            "apiVersion": self._resource.api_version,
+            "metadata": metadata,
+        }
         self._say("BOOKMARK", json.dumps(body).encode())
 
     async def lines(self) -> AsyncIterator[bytes]:

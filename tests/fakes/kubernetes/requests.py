@@ -14,13 +14,11 @@ class Asked:
     """One request.
 
     Attributes:
-        at: Unix time.
-        verb: get, list, watch, create, update, patch, apply, delete, deletecollection, or the HTTP method where there is no resource.
-        resource: `pods`, `deployments.apps`; "" without.
-        subresource: `status`, `scale`, …; "" without.
-        status: of the answer; 0 = none was sent.
-        wrote: whether it changed an object.
-        user_agent: of the client.
+        at: Unix time. verb: get, list, watch, create, update, patch, apply, delete,
+        deletecollection, or the HTTP method where there is no resource. resource: `pods`,
+        `deployments.apps`; "" without. subresource: `status`, `scale`, …; "" without. status: of
+        the answer; 0 = none was sent. wrote: whether it changed an object. user_agent: of the
+        client.
     """
 
     at: float
@@ -58,7 +56,9 @@ class RequestLog:
         """Count anew."""
         self._asked.clear()
 
-    def count(self, verb: str | None = None, resource: str | None = None, subresource: str | None = None) -> int:
+    def count(
+        self, verb: str | None = None, resource: str | None = None, subresource: str | None = None
+    ) -> int:
         """How many requests were of this kind; None = any."""
         return sum(
             (verb is None or one.verb == verb)

@@ -23,7 +23,12 @@ class Route:
     @property
     def target(self) -> Target:
         """The same, of one object."""
-        return Target(resource=self.resource, namespace=self.namespace or "", name=self.name, subresource=self.subresource)
+        return Target(
+            resource=self.resource,
+            namespace=self.namespace or "",
+            name=self.name,
+            subresource=self.subresource,
+        )
 
     def verb(self, method: str, *, is_watch: bool, is_apply: bool) -> str:
         """Kubernetes' verb for an HTTP method here. Raises Refused 405."""
@@ -42,9 +47,15 @@ class Route:
 
 def route(parts: list[str], resources: Mapping[tuple[str, str, str], Resource]) -> Route:
     """Raises Refused 404 for a path that names nothing."""
-    group, version, rest = ("", parts[1], parts[2:]) if parts[0] == "api" else (parts[1], parts[2], parts[3:])
+    group, version, rest = (
+        ("", parts[1], parts[2:]) if parts[0] == "api" else (parts[1], parts[2], parts[3:])
+    )
     namespace: str | None = None
-    if rest[0] == "namespaces" and len(rest) >= 3 and not (group == "" and len(rest) == 3 and rest[2] in ("status", "finalize")):
+    if (
+        rest[0] == "namespaces"
+        and len(rest) >= 3
+        and not (group == "" and len(rest) == 3 and rest[2] in ("status", "finalize"))
+    ):
         namespace, rest = rest[1], rest[2:]
     resource = resources.get((group, version, rest[0]))
     if resource is None or len(rest) > 3 or (namespace is not None and not resource.namespaced):
@@ -53,9 +64,11 @@ def route(parts: list[str], resources: Mapping[tuple[str, str, str], Resource]) 
     if name and resource.namespaced and namespace is None:
         raise Refused(404, "404 page not found")
     return Route(
-        resource=resource, namespace=namespace if resource.namespaced else (namespace or None), name=name,
+        resource=resource,
+        namespace=namespace if resource.namespaced else (namespace or None),
+        name=name,
         subresource=rest[2] if len(rest) > 2 else "",
-    )  # fmt: skip
+    )
 
 
 def authorized_as(verb: str) -> str:

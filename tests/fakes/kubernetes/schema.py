@@ -1,8 +1,8 @@
 """Schemas of objects: what is a known field, and how lists and maps merge.
 
-Built from OpenAPI documents (those of Kubernetes' own kinds come from the package kubernetes-validate), resolved lazily: some refer to
-themselves. Immutable, therefore shared by all servers of a process.
-"""
+Built from OpenAPI documents (those of Kubernetes' own kinds come from the package
+kubernetes-validate), resolved lazily: some refer to themselves. Immutable, therefore shared by all
+servers of a process."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ class Schema:
         if self.list_type == "set" or not isinstance(item, dict):
             return "v:" + json.dumps(item, separators=(",", ":"))
         named = {key: item.get(key, _KEY_DEFAULTS.get(key)) for key in sorted(self.keys)}
-        return "k:" + json.dumps({k: v for k, v in named.items() if v is not None}, separators=(",", ":"))
+        return "k:" + json.dumps(
+            {k: v for k, v in named.items() if v is not None}, separators=(",", ":")
+        )
 
 
 def _resolved(raw: Json, definitions: Mapping[str, Json]) -> Json:
@@ -96,7 +98,9 @@ def _types(raw: Json) -> list[str]:
     found = [given] if isinstance(given, str) else list(given)
     for option in raw.get("oneOf", ()):
         found += _types(option)
-    return [kind for kind in found if kind != "null"] + (["string", "integer"] if raw.get("x-kubernetes-int-or-string") else [])
+    return [kind for kind in found if kind != "null"] + (
+        ["string", "integer"] if raw.get("x-kubernetes-int-or-string") else []
+    )
 
 
 def _form(raw: Json, kinds: list[str]) -> str:
@@ -117,7 +121,11 @@ ANY = Schema({_ANYTHING: True}, {})
 @functools.cache
 def definitions() -> Mapping[str, Json]:
     """All of Kubernetes' own schemas, by their full names."""
-    folder = importlib.resources.files("kubernetes_validate") / "kubernetes-json-schema" / f"{VERSION}-local"
+    folder = (
+        importlib.resources.files("kubernetes_validate")
+        / "kubernetes-json-schema"
+        / f"{VERSION}-local"
+    )
     document: dict[str, Json] = json.loads((folder / "_definitions.json").read_text())["$defs"]
     return document
 

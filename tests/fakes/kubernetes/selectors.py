@@ -14,21 +14,37 @@ _SET = re.compile(r"(?P<key>[^\s!=,()]+)\s+(?P<how>in|notin)\s*\((?P<values>[^)]
 _PAIR = re.compile(r"(?P<key>[^\s!=,()]+)\s*(?P<how>==|=|!=)\s*(?P<value>[^\s,()]*)\Z")
 _NAME = re.compile(r"(?P<no>!?)\s*(?P<key>[^\s!=,()]+)\Z")
 _SELECTABLE = {
-    "pods": ("spec.nodeName", "spec.restartPolicy", "spec.serviceAccountName", "spec.schedulerName", "status.phase", "status.podIP"),
+    "pods": (
+        "spec.nodeName",
+        "spec.restartPolicy",
+        "spec.serviceAccountName",
+        "spec.schedulerName",
+        "status.phase",
+        "status.podIP",
+    ),
     "secrets": ("type",),
     "namespaces": ("status.phase",),
     "nodes": ("spec.unschedulable",),
     "events": (
-        "involvedObject.kind", "involvedObject.name", "involvedObject.namespace", "involvedObject.uid", "involvedObject.fieldPath",
-        "reason", "reportingComponent", "source", "type",
+        "involvedObject.kind",
+        "involvedObject.name",
+        "involvedObject.namespace",
+        "involvedObject.uid",
+        "involvedObject.fieldPath",
+        "reason",
+        "reportingComponent",
+        "source",
+        "type",
     ),
     "jobs": ("status.successful",),
-}  # fmt: skip
+}
 
 
 def label_match(selector: str) -> Match | None:
     """A test of an object's labels; None = everything matches. Raises Refused 400."""
-    tests = [_requirement(part.strip()) for part in re.split(r",(?![^(]*\))", selector) if part.strip()]
+    tests = [
+        _requirement(part.strip()) for part in re.split(r",(?![^(]*\))", selector) if part.strip()
+    ]
     if not tests:
         return None
 
@@ -57,7 +73,8 @@ def _requirement(part: str) -> Callable[[Mapping[str, str]], bool]:
 
 
 def labels_match(selector: Json | None, labels: Mapping[str, str]) -> bool:
-    """A LabelSelector document (matchLabels, matchExpressions) against labels; None matches nothing."""
+    """A LabelSelector document (matchLabels, matchExpressions) against labels; None matches
+    nothing."""
     if selector is None:
         return False
     if any(labels.get(key) != value for key, value in (selector.get("matchLabels") or {}).items()):
@@ -75,7 +92,8 @@ def _expression(one: Json, labels: Mapping[str, str]) -> bool:
 
 
 def field_match(selector: str, plural: str) -> Match | None:
-    """A test of an object's fields; None = everything matches. Raises Refused 400 for a field that cannot be selected by."""
+    """A test of an object's fields; None = everything matches. Raises Refused 400 for a field that
+    cannot be selected by."""
     tests: list[tuple[list[str], bool, str]] = []
     for part in filter(None, selector.split(",")):
         found = _PAIR.match(part.strip())
@@ -87,7 +105,9 @@ def field_match(selector: str, plural: str) -> Match | None:
         tests.append((key.split("."), found["how"] == "!=", found["value"]))
     if not tests:
         return None
-    return lambda target: all((_at(target, path) == value) is not negated for path, negated, value in tests)
+    return lambda target: all(
+        (_at(target, path) == value) is not negated for path, negated, value in tests
+    )
 
 
 def _at(target: Any, path: list[str]) -> str:

@@ -32,7 +32,8 @@ NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 
 
 class ApiServer:
-    """An API server on 127.0.0.1. Owner: the event loop that started it; `async with` starts and stops it.
+    """An API server on 127.0.0.1. Owner: the event loop that started it; `async with` starts and
+    stops it.
 
     Attributes:
         faults: what goes wrong.
@@ -43,15 +44,26 @@ class ApiServer:
         logs: of pods without a kubelet.
     """
 
-    def __init__(self, *, port: int = 0, knative: bool = True, ready: bool = True, without_kinds: Iterable[str] = ()) -> None:
-        """`knative`: whether its CRDs are there; `ready`: whether its settings are those that the platform needs (else Knative's
-        defaults); `without_kinds`: single kinds that are not there (by `plural.group`)."""
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        knative: bool = True,
+        ready: bool = True,
+        without_kinds: Iterable[str] = (),
+    ) -> None:
+        """`knative`: whether its CRDs are there; `ready`: whether its settings are those that the
+        platform needs (else Knative's defaults); `without_kinds`: single kinds that are not there
+        (by `plural.group`)."""
         self.store = Store()
         self.faults = Faults()
         self.rights = Rights(rbac=Rbac(self.store))
         self.requests = RequestLog()
         self.logs = Logs(self._node)
-        self.hooks: list[Hook] = [*([KnativeWebhook(self.store)] if knative else []), Quotas(self.store)]
+        self.hooks: list[Hook] = [
+            *([KnativeWebhook(self.store)] if knative else []),
+            Quotas(self.store),
+        ]
         self.port = port
         self._connections: set[Connection] = set()
         self._server: asyncio.Server | None = None
@@ -64,9 +76,17 @@ class ApiServer:
         self.reader = Reader(self.store, self.faults)
         self._deleter = Deleter(self.store, self.faults, _soon)
         self._handling = Handling(
-            store=self.store, reader=self.reader, writer=self._writer, deleter=self._deleter, faults=self.faults, rights=self.rights,
-            requests=self.requests, logs=self.logs, resources=lambda: self._resources, on_delete=policies,
-        )  # fmt: skip
+            store=self.store,
+            reader=self.reader,
+            writer=self._writer,
+            deleter=self._deleter,
+            faults=self.faults,
+            rights=self.rights,
+            requests=self.requests,
+            logs=self.logs,
+            resources=lambda: self._resources,
+            on_delete=policies,
+        )
         self._set_resources(knative=knative)
 
     def __repr__(self) -> str:
@@ -90,13 +110,16 @@ class ApiServer:
         def connection() -> Connection:
             return Connection(self._handle, self._connections, lambda: self.faults.clock_skew_s)
 
-        self._server = await loop.create_server(connection, "127.0.0.1", self.port, reuse_address=True)
+        self._server = await loop.create_server(
+            connection, "127.0.0.1", self.port, reuse_address=True
+        )
         self.port = self._server.sockets[0].getsockname()[1]
         if self.store.get(("", "namespaces"), ("", "default")) is None:
             self._seed()
 
     async def stop(self) -> None:
-        """Away, with all connections cut; `start` brings it back on the same port, with everything that it knew."""
+        """Away, with all connections cut; `start` brings it back on the same port, with everything
+        that it knew."""
         if self._server is None:
             return
         self._server.close()
@@ -110,7 +133,12 @@ class ApiServer:
         await self.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._absence is not None:
             self._absence.cancel()
             await asyncio.gather(self._absence, return_exceptions=True)
@@ -138,7 +166,8 @@ class ApiServer:
         self.reader.expire_watches()
 
     def put(self, body: Json) -> Json:
-        """Create or replace an object behind the clients' back (set-up of tests, in the server's event loop)."""
+        """Create or replace an object behind the clients' back (set-up of tests, in the server's
+        event loop)."""
         resource = self.resource(body["apiVersion"], body["kind"])
         metadata = body["metadata"]
         namespace = metadata.get("namespace", "default") if resource.namespaced else ""
@@ -150,12 +179,23 @@ class ApiServer:
             if resource.has_status and "status" in body:
                 stored = self._status(resource, namespace, stored.body, body["status"])
             return stored.body
-        replaced = self._writer.replace(Target(resource=resource, namespace=namespace, name=metadata["name"]), body, options)
-        return (self._status(resource, namespace, replaced.body, body["status"]) if "status" in body else replaced).body
+        replaced = self._writer.replace(
+            Target(resource=resource, namespace=namespace, name=metadata["name"]), body, options
+        )
+        return (
+            self._status(resource, namespace, replaced.body, body["status"])
+            if "status" in body
+            else replaced
+        ).body
 
     def _status(self, resource: Resource, namespace: str, body: Json, status: Json) -> Any:
         body = {**body, "status": status}
-        target = Target(resource=resource, namespace=namespace, name=body["metadata"]["name"], subresource="status")
+        target = Target(
+            resource=resource,
+            namespace=namespace,
+            name=body["metadata"]["name"],
+            subresource="status",
+        )
         return self._writer.replace(target, body, Options(manager="test"))
 
     def get(self, api_version: str, kind: str, name: str, namespace: str = "") -> Json | None:
@@ -165,7 +205,10 @@ class ApiServer:
 
     def list(self, api_version: str, kind: str, namespace: str | None = None) -> list[Json]:
         """Objects as they are stored."""
-        return [stored.body for _, stored in self.store.all(self.resource(api_version, kind).key, namespace)]
+        return [
+            stored.body
+            for _, stored in self.store.all(self.resource(api_version, kind).key, namespace)
+        ]
 
     def resource(self, api_version: str, kind: str) -> Resource:
         """A served resource. Raises KeyError."""
@@ -179,16 +222,25 @@ class ApiServer:
         if self.store.get(("", "namespaces"), ("", name)) is not None:
             return
         options = Options(manager="kube-apiserver")
-        self._writer.create(self.resource("v1", "Namespace"), "", _named("v1", "Namespace", name), options)
+        self._writer.create(
+            self.resource("v1", "Namespace"), "", _named("v1", "Namespace", name), options
+        )
 
     def kubeconfig(self, token: str = "test-token") -> str:
         """A kubeconfig file's text (JSON is YAML); without a token, the administrator's."""
         document = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
             "clusters": [{"name": "test", "cluster": {"server": self.url}}],
             "users": [{"name": "admin", "user": {"token": token}}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin", "namespace": "default"}}],
-        }  # fmt: skip
+            "contexts": [
+                {
+                    "name": "test",
+                    "context": {"cluster": "test", "user": "admin", "namespace": "default"},
+                }
+            ],
+        }
         return json.dumps(document, indent=2)
 
     def write_kubeconfig(self, path: Path, token: str = "test-token") -> Path:
@@ -206,7 +258,11 @@ class ApiServer:
             self.rights.rbac.check_binding(review.user, review.body)
 
     def _set_resources(self, *, knative: bool) -> None:
-        served = tuple(r for r in (*kinds.BUILTIN, *(kinds.KNATIVE if knative else ())) if r.qualified not in self._without)
+        served = tuple(
+            r
+            for r in (*kinds.BUILTIN, *(kinds.KNATIVE if knative else ()))
+            if r.qualified not in self._without
+        )
         self._resources = kinds.by_path(served)
 
     def _handle(self, request: Request) -> Any:
@@ -227,7 +283,10 @@ class ApiServer:
     def _seed(self) -> None:
         for resource in self._resources.values():
             self._deleter.watch_kind(resource.key)
-        self.store.listen(("", "namespaces"), lambda event: self._furnish(event.place[1]) if event.kind == "ADDED" else None)
+        self.store.listen(
+            ("", "namespaces"),
+            lambda event: self._furnish(event.place[1]) if event.kind == "ADDED" else None,
+        )
         for name in (*NAMESPACES, *(["knative-serving"] if self._knative_is_here() else [])):
             self.add_namespace(name)
         for resource in [one for one in self._resources.values() if one.custom]:
@@ -248,14 +307,33 @@ class ApiServer:
         self._writer.create(self.resource("v1", "ConfigMap"), namespace, bundle, options)
 
     def _add_definition(self, resource: Resource) -> None:
-        names = {"plural": resource.plural, "kind": resource.kind, "singular": resource.kind.lower(), "listKind": f"{resource.kind}List"}
-        open_schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+        names = {
+            "plural": resource.plural,
+            "kind": resource.kind,
+            "singular": resource.kind.lower(),
+            "listKind": f"{resource.kind}List",
+        }
+        open_schema = {
+            "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+        }
         version = {"name": resource.version, "served": True, "storage": True, "schema": open_schema}
         body = _named("apiextensions.k8s.io/v1", "CustomResourceDefinition", resource.qualified)
-        body["metadata"]["labels"] = {"app.kubernetes.io/version": "1.20.0", "app.kubernetes.io/name": "knative-serving"}
-        body["spec"] = {"group": resource.group, "names": names, "scope": "Namespaced", "versions": [version]}
+        body["metadata"]["labels"] = {
+            "app.kubernetes.io/version": "1.20.0",
+            "app.kubernetes.io/name": "knative-serving",
+        }
+        body["spec"] = {
+            "group": resource.group,
+            "names": names,
+            "scope": "Namespaced",
+            "versions": [version],
+        }
         conditions = [{"type": name, "status": "True"} for name in ("NamesAccepted", "Established")]
-        body["status"] = {"acceptedNames": names, "storedVersions": [resource.version], "conditions": conditions}
+        body["status"] = {
+            "acceptedNames": names,
+            "storedVersions": [resource.version],
+            "conditions": conditions,
+        }
         self.put(body)
 
 

@@ -1,8 +1,7 @@
 """Objects in memory, their versions, and the events of each change.
 
-Owner: the server's event loop; everything is synchronous, so no lock is needed. Stored objects are never changed in place: a reader may
-keep what it got.
-"""
+Owner: the server's event loop; everything is synchronous, so no lock is needed. Stored objects are
+never changed in place: a reader may keep what it got."""
 
 from __future__ import annotations
 
@@ -81,11 +80,15 @@ class Store:
         before = objects.get(place)
         objects[place] = stored
         self._index(key, place, before, stored)
-        self._publish(key, Event(self.version, "ADDED" if before is None else "MODIFIED", place, stored, before))
+        self._publish(
+            key,
+            Event(self.version, "ADDED" if before is None else "MODIFIED", place, stored, before),
+        )
         return stored
 
     def remove(self, key: Key, place: Place, last: Json | None = None) -> Stored:
-        """Forget an object; its last state (`last`, if it differs from what is stored) goes out with a version of its own."""
+        """Forget an object; its last state (`last`, if it differs from what is stored) goes out
+        with a version of its own."""
         before = self._objects[key].pop(place)
         self.version += 1
         body = dict(last or before.body)

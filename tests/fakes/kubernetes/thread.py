@@ -14,7 +14,8 @@ T = TypeVar("T")
 
 
 class ThreadedApiServer:
-    """A server and the loop that owns it; `server`'s faults and counts may be used from the test's thread."""
+    """A server and the loop that owns it; `server`'s faults and counts may be used from the test's
+    thread."""
 
     def __init__(self, **options: Any) -> None:
         self.server = ApiServer(**options)
@@ -35,7 +36,8 @@ class ThreadedApiServer:
         return asyncio.run_coroutine_threadsafe(done(), self._loop).result(timeout_s)
 
     def call(self, work: Callable[[], T], timeout_s: float = 30.0) -> T:
-        """Do something synchronous in the server's loop: `threaded.call(lambda: threaded.server.put({…}))`."""
+        """Do something synchronous in the server's loop: `threaded.call(lambda:
+        threaded.server.put({…}))`."""
 
         async def done() -> T:
             return work()

@@ -28,7 +28,12 @@ def home(tmp_path: Path) -> Path:
     home = tmp_path / "home"
     for directory in ("blobs/aa", "activator/a-0", "logs", "node", "weights"):
         (home / directory).mkdir(parents=True)
-    for name, text in {"blobs/aa/aabb": "blob", "activator/a-0/journal-1.ndjson": "{}\n", "platform.key": "k", "logs/x.log": "l"}.items():
+    for name, text in {
+        "blobs/aa/aabb": "blob",
+        "activator/a-0/journal-1.ndjson": "{}\n",
+        "platform.key": "k",
+        "logs/x.log": "l",
+    }.items():
         (home / name).write_text(text)
     with contextlib.closing(sqlite3.connect(home / "controller.db")) as db:
         db.execute("PRAGMA journal_mode=WAL")
@@ -44,7 +49,8 @@ def keys(home: Path) -> list[str]:
 
 
 def test_a_backup_brings_back_what_matters_and_nothing_else(home: Path, tmp_path: Path) -> None:
-    with contextlib.closing(sqlite3.connect(home / "controller.db")) as db:  # open and ahead of its main file, as while running
+    # open and ahead of its main file, as while running
+    with contextlib.closing(sqlite3.connect(home / "controller.db")) as db:
         db.execute("INSERT INTO keys VALUES ('k-2')")
         db.commit()
         done = save(home, tmp_path / "b.tar", now=5.0)
@@ -53,11 +59,22 @@ def test_a_backup_brings_back_what_matters_and_nothing_else(home: Path, tmp_path
     assert loaded.created_at == 5.0
     assert loaded.files == done.files == 4
     assert keys(tmp_path / "other") == ["k-1", "k-2"]
-    restored = {p.relative_to(tmp_path / "other").as_posix() for p in (tmp_path / "other").rglob("*") if p.is_file()}
-    assert restored == {"blobs/aa/aabb", "activator/a-0/journal-1.ndjson", "platform.key", "controller.db"}
+    restored = {
+        p.relative_to(tmp_path / "other").as_posix()
+        for p in (tmp_path / "other").rglob("*")
+        if p.is_file()
+    }
+    assert restored == {
+        "blobs/aa/aabb",
+        "activator/a-0/journal-1.ndjson",
+        "platform.key",
+        "controller.db",
+    }
 
 
-def test_a_home_with_state_is_kept_unless_told_otherwise_and_then_set_aside(home: Path, tmp_path: Path) -> None:
+def test_a_home_with_state_is_kept_unless_told_otherwise_and_then_set_aside(
+    home: Path, tmp_path: Path
+) -> None:
     save(home, tmp_path / "b.tar", now=5.0)
     (home / "platform.yaml").write_text("# mine")
     with pytest.raises(Conflict, match="already holds"):
@@ -87,11 +104,15 @@ def test_an_altered_file_is_refused_and_nothing_is_touched(home: Path, tmp_path:
     assert keys(home) == ["k-1"]
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "controller.db/../../x", "node/code"])
+@pytest.mark.parametrize(
+    "name", ["../outside", "/etc/passwd", "controller.db/../../x", "node/code"]
+)
 def test_names_that_no_backup_has_are_refused(tmp_path: Path, name: str) -> None:
     with tarfile.open(tmp_path / "b.tar", "w") as tar:
         for member, data in {
-            "manifest.json": json.dumps({"format": 1, "created_at": 0, "sha256": {name: "0"}}).encode(),
+            "manifest.json": json.dumps(
+                {"format": 1, "created_at": 0, "sha256": {name: "0"}}
+            ).encode(),
             name: b"x",
         }.items():
             info = tarfile.TarInfo(member)
@@ -117,7 +138,8 @@ def test_what_is_no_backup_or_cut_short_is_refused(home: Path, tmp_path: Path) -
 
 
 def sparse(name: str, size: int) -> bytes:
-    """A header of GNU tar's that says that a file of `size` zeros follows, in no bytes (`tar.h`, oldgnu_header)."""
+    """A header of GNU tar's that says that a file of `size` zeros follows, in no bytes (`tar.h`,
+    oldgnu_header)."""
     header = bytearray(tarfile.TarInfo(name).tobuf(tarfile.GNU_FORMAT))
     header[156:157] = tarfile.GNUTYPE_SPARSE
     header[483:495] = b"%011o\0" % size
@@ -128,12 +150,18 @@ def sparse(name: str, size: int) -> bytes:
 
 def test_a_backup_becomes_no_more_than_it_has_bytes(tmp_path: Path) -> None:
     size = 1 << 20
-    body = {"format": 1, "created_at": 0, "sha256": {"blobs/aa/aabb": hashlib.sha256(bytes(size)).hexdigest()}}
+    body = {
+        "format": 1,
+        "created_at": 0,
+        "sha256": {"blobs/aa/aabb": hashlib.sha256(bytes(size)).hexdigest()},
+    }
     manifest = json.dumps(body).encode()
     info = tarfile.TarInfo("manifest.json")
     info.size = len(manifest)
     padded = manifest + bytes(-len(manifest) % 512)
-    (tmp_path / "b.tar").write_bytes(info.tobuf() + padded + sparse("blobs/aa/aabb", size) + bytes(1024))
+    (tmp_path / "b.tar").write_bytes(
+        info.tobuf() + padded + sparse("blobs/aa/aabb", size) + bytes(1024)
+    )
     with pytest.raises(InvalidInput, match="sparse"):
         load(tmp_path / "b.tar", tmp_path / "h", replace=False, now=9.0)
 
@@ -152,7 +180,14 @@ def test_a_link_in_a_backup_is_refused(tmp_path: Path, kind: bytes) -> None:
         load(tmp_path / "b.tar", tmp_path / "h", replace=False, now=9.0)
 
 
-@pytest.mark.parametrize("manifest", [b"[" * 100_000, b'{"format": 1, "sha256": {}}', b'{"format": 1, "created_at": 0, "sha256": []}'])
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        b"[" * 100_000,
+        b'{"format": 1, "sha256": {}}',
+        b'{"format": 1, "created_at": 0, "sha256": []}',
+    ],
+)
 def test_a_manifest_that_no_backup_has_is_refused(tmp_path: Path, manifest: bytes) -> None:
     with tarfile.open(tmp_path / "b.tar", "w") as tar:
         info = tarfile.TarInfo("manifest.json")
@@ -183,21 +218,30 @@ def test_only_another_place_than_the_homes_own_is_elsewhere(home: Path) -> None:
     assert blobs_elsewhere(PlatformSettings(blobs="s3://b"), home) == "s3://b"
 
 
-def test_the_commands_say_where_blobs_are_that_a_backup_lacks(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_say_where_blobs_are_that_a_backup_lacks(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def session(name: str, where: str) -> Session:
         config = tmp_path / f"{name}.yaml"
         config.write_text(f"platform: {{home: {tmp_path / name}, blobs: {where}}}")
-        return Session(options=Options(config=config), environ={"HOME": str(tmp_path), "NO_COLOR": "1"}, cwd=tmp_path)
+        return Session(
+            options=Options(config=config),
+            environ={"HOME": str(tmp_path), "NO_COLOR": "1"},
+            cwd=tmp_path,
+        )
 
     state.backup(session("home", "s3://bucket/blobs"), tmp_path / "b.tar")
     assert "Without blobs: they lie at s3://bucket/blobs" in capsys.readouterr().out
     state.load(session("same", "s3://bucket/blobs"), tmp_path / "b.tar")
     assert "blobs" not in capsys.readouterr().out
     state.load(session("other", "null"), tmp_path / "b.tar")
-    assert f"this platform looks for them at {tmp_path}/other/blobs" in capsys.readouterr().out.replace("\n", " ")
+    assert (
+        f"this platform looks for them at {tmp_path}/other/blobs"
+        in capsys.readouterr().out.replace("\n", " ")
+    )
 
 
-# -- the drill ---------------------------------------------------------------------------------------------------------
+# -- the drill -------------------------------------------------------------------------------------
 @pytest.fixture
 def books(home: Path) -> Path:
     """A home whose ledger has three records and an issued invoice."""
@@ -208,7 +252,13 @@ def books(home: Path) -> Path:
     store.migrate()
     with store.write() as write:
         tenant = tenants.create(write, name="default", uid_base=None, actor="platform").id
-        ledger.add(write, [usage(f"req-{n}/1", tenant=tenant, started_at=1_790_812_800.0, cost="0.5") for n in range(3)])
+        ledger.add(
+            write,
+            [
+                usage(f"req-{n}/1", tenant=tenant, started_at=1_790_812_800.0, cost="0.5")
+                for n in range(3)
+            ],
+        )
         invoices.issue(write, tenant=tenant, month="2026-10", currency="USD", actor="platform")
     store.close()
     return home
@@ -220,18 +270,29 @@ def drilled(home: Path, tmp_path: Path, now: float = 1_800_000_100.0) -> drill.O
     return drill.run(home, scratch, clock=ManualClock(now))
 
 
-def test_a_drill_tells_what_would_be_lost_and_how_long_it_takes(books: Path, tmp_path: Path) -> None:
+def test_a_drill_tells_what_would_be_lost_and_how_long_it_takes(
+    books: Path, tmp_path: Path
+) -> None:
     done = drilled(books, tmp_path)
-    assert (done.records, done.later, done.invoices, done.totals) == (3, 0, 1, {"USD": "1.500000000000"})
+    assert (done.records, done.later, done.invoices, done.totals) == (
+        3,
+        0,
+        1,
+        {"USD": "1.500000000000"},
+    )
     assert done.rpo_s == done.backup_s > 0
     assert done.rto_s >= done.load_s > 0
 
 
-def test_a_drill_finds_an_invoice_that_its_records_do_not_add_up_to(books: Path, tmp_path: Path) -> None:
+def test_a_drill_finds_an_invoice_that_its_records_do_not_add_up_to(
+    books: Path, tmp_path: Path
+) -> None:
     with contextlib.closing(sqlite3.connect(books / "controller.db")) as db:
         db.execute("UPDATE invoices SET total = '1.4'")
         db.commit()
-    with pytest.raises(drill.DrillFailed, match=r"inv-000001 says 1\.4, and its records add up to 1\.5"):
+    with pytest.raises(
+        drill.DrillFailed, match=r"inv-000001 says 1\.4, and its records add up to 1\.5"
+    ):
         drilled(books, tmp_path)
 
 
@@ -243,9 +304,13 @@ def test_a_drill_finds_a_sum_that_is_off(books: Path, tmp_path: Path) -> None:
         drilled(books, tmp_path)
 
 
-def test_the_drill_is_a_command_and_leaves_nothing_behind(books: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_drill_is_a_command_and_leaves_nothing_behind(
+    books: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (books / "platform.yaml").write_text(f"platform: {{home: {books}}}\n")
-    state.drill(Session(options=Options(home=books, config=books / "platform.yaml", json=True), environ={}))
+    state.drill(
+        Session(options=Options(home=books, config=books / "platform.yaml", json=True), environ={})
+    )
     body = json.loads(capsys.readouterr().out)
     assert body["records"] == 3
     assert body["rpo_s"] >= 0
@@ -253,15 +318,27 @@ def test_the_drill_is_a_command_and_leaves_nothing_behind(books: Path, capsys: p
     assert [path.name for path in books.parent.iterdir()] == [books.name]
 
 
-def test_a_link_that_a_process_left_in_its_directory_leads_a_backup_nowhere(home: Path, tmp_path: Path) -> None:
+def test_a_link_that_a_process_left_in_its_directory_leads_a_backup_nowhere(
+    home: Path, tmp_path: Path
+) -> None:
     """The controller's and activators' users write there, and who makes a backup is root."""
     (tmp_path / "shadow").write_text("root's own")
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/passwords").write_text("root's own")
-    for link, target in (("blobs/aa/link", "shadow"), ("activator/a-0/journal-2.ndjson", "shadow"), ("blobs/bb", "etc")):
+    for link, target in (
+        ("blobs/aa/link", "shadow"),
+        ("activator/a-0/journal-2.ndjson", "shadow"),
+        ("blobs/bb", "etc"),
+    ):
         (home / link).symlink_to(tmp_path / target)
     os.mkfifo(home / "blobs/aa/pipe")
     (home / "blobs/aa/x.db").symlink_to(home / "controller.db")
     save(home, tmp_path / "out.tar", now=1.0)
     with tarfile.open(tmp_path / "out.tar") as tar:
-        assert {*tar.getnames()} == {"manifest.json", "blobs/aa/aabb", "activator/a-0/journal-1.ndjson", "platform.key", "controller.db"}
+        assert {*tar.getnames()} == {
+            "manifest.json",
+            "blobs/aa/aabb",
+            "activator/a-0/journal-1.ndjson",
+            "platform.key",
+            "controller.db",
+        }

@@ -29,7 +29,9 @@ class Shell:
             self.tenant = str(client.whoami()["tenant"]["id"])
 
     def run(self, *words: str) -> Result:
-        return CliRunner().invoke(build(), ["budget", *words], env=self.platform.environ(), prog_name="pilotlight")
+        return CliRunner().invoke(
+            build(), ["budget", *words], env=self.platform.environ(), prog_name="pilotlight"
+        )
 
     def json(self, *words: str, status: int = 0) -> Any:
         done = self.run(*words, "--json")
@@ -44,7 +46,14 @@ class Shell:
     def spend(self, cost: str, record: str, *, days_ago: int = 0) -> None:
         at = self.platform.now - days_ago * 86_400
         with self.platform.store.write() as write:
-            intake.take(write, [usage(record, tenant=self.tenant, cost=f"{Decimal(cost):.12f}", started_at=at).to_json()])
+            intake.take(
+                write,
+                [
+                    usage(
+                        record, tenant=self.tenant, cost=f"{Decimal(cost):.12f}", started_at=at
+                    ).to_json()
+                ],
+            )
 
 
 @pytest.fixture(name="shell")
@@ -56,24 +65,50 @@ def _shell(tmp_path: Path) -> Iterator[Shell]:
 def test_a_budget_is_set_in_one_line_and_its_secret_shown_once(shell: Shell) -> None:
     done = shell.run("set", "250", "--webhook", HOOK)
     assert done.exit_code == 0, done.output
-    assert done.stdout.rstrip().endswith("is set: 250 USD per month for everything; calls are refused when it is spent")
+    assert done.stdout.rstrip().endswith(
+        "is set: 250 USD per month for everything; calls are refused when it is spent"
+    )
     assert "whsec_" in done.stderr
     assert "whsec_" not in shell.run("set", "260").output
 
 
 def test_what_is_not_named_stays_as_it_is(shell: Shell) -> None:
     first = shell.json(
-        "set", "5", "--function", "search/embed", "--period", "day", "--soft", "--alert", "30", "--alert", "90", "--webhook", HOOK
+        "set",
+        "5",
+        "--function",
+        "search/embed",
+        "--period",
+        "day",
+        "--soft",
+        "--alert",
+        "30",
+        "--alert",
+        "90",
+        "--webhook",
+        HOOK,
     )
     second = shell.json("set", "7.50", "--function", "search/embed", "--period", "day")
     assert (second["id"], second["amount"], second["created"]) == (first["id"], "7.5", False)
-    assert {key: second[key] for key in ("hard", "alerts", "webhook")} == {"hard": False, "alerts": [30, 90], "webhook": HOOK}
-    third = shell.json("set", "7.50", "--function", "search/embed", "--period", "day", "--hard", "--webhook", "")
+    assert {key: second[key] for key in ("hard", "alerts", "webhook")} == {
+        "hard": False,
+        "alerts": [30, 90],
+        "webhook": HOOK,
+    }
+    third = shell.json(
+        "set", "7.50", "--function", "search/embed", "--period", "day", "--hard", "--webhook", ""
+    )
     assert (third["hard"], third["webhook"], third["alerts"]) == (True, None, [30, 90])
 
 
 def test_budgets_of_other_reaches_and_periods_stand_side_by_side(shell: Shell) -> None:
-    for words in ((), ("--period", "day"), ("--app", "search"), ("--function", "search/embed"), ("--only-environment", "main")):
+    for words in (
+        (),
+        ("--period", "day"),
+        ("--app", "search"),
+        ("--function", "search/embed"),
+        ("--only-environment", "main"),
+    ):
         assert shell.run("set", "1", *words).exit_code == 0
     listed = shell.run("list").stdout
     assert len(shell.json("list")) == 5
@@ -91,7 +126,10 @@ def test_one_is_shown_with_spending_forecast_and_alerts(shell: Shell) -> None:
     assert "by 3 full days" in said
     assert re.search(r"reached   2027-01-\d\d \d\d:\d\d:\d\d at that pace", said)
     assert re.search(r"2027-01 +80 +8\.600000000000 +2027-01-15 \d\d:00:00 +0", said)
-    assert [(a["percent"], a["attempts"]) for a in shell.json("show", budget)["alerted"]] == [(80, 0), (50, 0)]
+    assert [(a["percent"], a["attempts"]) for a in shell.json("show", budget)["alerted"]] == [
+        (80, 0),
+        (50, 0),
+    ]
 
 
 def test_a_deleted_budget_is_gone(shell: Shell) -> None:

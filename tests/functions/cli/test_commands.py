@@ -1,4 +1,5 @@
-"""The command line as a whole: common options, exit statuses, errors in two lines. No platform runs here."""
+"""The command line as a whole: common options, exit statuses, errors in two lines. No platform runs
+here."""
 
 from __future__ import annotations
 
@@ -23,16 +24,53 @@ from pilotlight.errors import InvalidInput, PilotlightError, Unauthenticated
 COMMANDS = [
     *("up", "down", "status", "deploy", "render", "run", "serve", "call", "shell", "doctor", "top"),
     *("app list", "app show", "app logs", "app history", "app stop", "app delete"),
-    *("instance list", "instance logs", "instance exec", "instance stop", "billing report", "state backup", "state load", "state drill"),
+    *(
+        "instance list",
+        "instance logs",
+        "instance exec",
+        "instance stop",
+        "billing report",
+        "state backup",
+        "state load",
+        "state drill",
+    ),
     *("billing rates", "billing export", "billing correct", "billing verify"),
-    *("billing invoice list", "billing invoice show", "billing invoice issue", "billing invoice download"),
-    *("tenant create", "tenant list", "tenant show", "tenant set", "tenant suspend", "tenant resume", "plan list", "plan show"),
+    *(
+        "billing invoice list",
+        "billing invoice show",
+        "billing invoice issue",
+        "billing invoice download",
+    ),
+    *(
+        "tenant create",
+        "tenant list",
+        "tenant show",
+        "tenant set",
+        "tenant suspend",
+        "tenant resume",
+        "plan list",
+        "plan show",
+    ),
     *("slo list", "slo show"),
     *("quota show", "quota set", "quota clear", "audit", "token rotate"),
     *("token create", "token list", "token revoke", "secret set", "secret list", "secret delete"),
-    *("snapshot list", "snapshot show", "snapshot prove", "snapshot disable", "snapshot enable", "snapshot delete"),
+    *(
+        "snapshot list",
+        "snapshot show",
+        "snapshot prove",
+        "snapshot disable",
+        "snapshot enable",
+        "snapshot delete",
+    ),
     *("template list", "template drop"),
-    *("weights push", "weights pull", "weights list", "weights show", "weights verify", "weights prefetch"),
+    *(
+        "weights push",
+        "weights pull",
+        "weights list",
+        "weights show",
+        "weights verify",
+        "weights prefetch",
+    ),
     *("weights pin", "weights unpin", "weights delete"),
     *("environment create", "environment list", "environment delete"),
 ]
@@ -54,7 +92,11 @@ def probe() -> typer.Typer:
         """Fail."""
         if how == "interrupt":
             raise KeyboardInterrupt
-        raise {"known": Unauthenticated("no key"), "hint": InvalidInput("bad", hint="Do better."), "file": FileNotFoundError("gone")}[how]
+        raise {
+            "known": Unauthenticated("no key"),
+            "hint": InvalidInput("bad", hint="Do better."),
+            "file": FileNotFoundError("gone"),
+        }[how]
 
     root.callback()(common_callback(remember))
     command(root, "look")(look)
@@ -64,20 +106,34 @@ def probe() -> typer.Typer:
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_every_command_takes_json_and_explains_itself(words: str) -> None:
-    out = CliRunner().invoke(build(), [*words.split(), "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}, prog_name="pilotlight")
+    out = CliRunner().invoke(
+        build(),
+        [*words.split(), "--help"],
+        env={"COLUMNS": "200", "NO_COLOR": "1"},
+        prog_name="pilotlight",
+    )
     assert out.exit_code == 0
     assert "--json" in out.output
     assert "--profile-file" in out.output
 
 
-@pytest.mark.parametrize("words", [["--json", "-e", "a", "look"], ["look", "--json", "-e", "a"], ["-e", "b", "look", "--json", "-e", "a"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--json", "-e", "a", "look"],
+        ["look", "--json", "-e", "a"],
+        ["-e", "b", "look", "--json", "-e", "a"],
+    ],
+)
 def test_common_options_go_before_or_after_the_command_and_the_later_wins(words: list[str]) -> None:
     seen.clear()
     assert CliRunner().invoke(probe(), words).exit_code == 0
     assert seen == [Options(json=True, environment="a")]
 
 
-@pytest.mark.parametrize("how, status", [("known", 1), ("hint", 1), ("file", 1), ("interrupt", 130)])
+@pytest.mark.parametrize(
+    "how, status", [("known", 1), ("hint", 1), ("file", 1), ("interrupt", 130)]
+)
 def test_exit_statuses(how: str, status: int) -> None:
     assert CliRunner().invoke(probe(), ["fail", how]).exit_code == status
 
@@ -117,13 +173,19 @@ def test_debug_shows_where_an_error_comes_from() -> None:
 
 
 def test_every_known_error_says_what_to_do() -> None:
-    ours = [kind for kind in PilotlightError.__subclasses__() if kind.__module__ == PilotlightError.__module__]
+    ours = [
+        kind
+        for kind in PilotlightError.__subclasses__()
+        if kind.__module__ == PilotlightError.__module__
+    ]
     silent = [kind.__name__ for kind in ours if "PILOTLIGHT_DEBUG" in what_to_do(kind("x"))]
     assert set(silent) <= {"ClientClosedRequest"}
 
 
 def test_destroying_asks_and_refuses_where_nobody_can_answer(tmp_path: Path) -> None:
-    out = CliRunner().invoke(build(), ["app", "delete", "x"], env={"PILOTLIGHT_CONFIG": str(tmp_path / "none")})
+    out = CliRunner().invoke(
+        build(), ["app", "delete", "x"], env={"PILOTLIGHT_CONFIG": str(tmp_path / "none")}
+    )
     assert out.exit_code == 1
     assert "Pass --yes" in out.output
 
@@ -144,7 +206,10 @@ def test_answers_are_summed_up_from_their_headers() -> None:
         "pilotlight-cost": "0.0000100",
         "x-request-id": "req-1",
     }
-    assert summary(facts(headers)) == "FORK · queue 0.1 ms · start 12 ms · weights from dram · cost 0.00001 · req-1"
+    assert (
+        summary(facts(headers))
+        == "FORK · queue 0.1 ms · start 12 ms · weights from dram · cost 0.00001 · req-1"
+    )
     assert body_value("application/x-ndjson", b'1\n{"a": 2}\n') == [1, {"a": 2}]
     assert body_value("text/plain", b"hi") == "hi"
 
@@ -152,7 +217,9 @@ def test_answers_are_summed_up_from_their_headers() -> None:
 def test_secret_values_are_never_taken_from_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "v").write_text("line\n")
     assert secret_values(["A"], from_env=True, from_file=None, environ={"A": "1"}) == {"A": "1"}
-    assert secret_values(["A"], from_env=False, from_file=tmp_path / "v", environ={}) == {"A": "line\n"}
+    assert secret_values(["A"], from_env=False, from_file=tmp_path / "v", environ={}) == {
+        "A": "line\n"
+    }
     with pytest.raises(InvalidInput, match="'A'… is not a variable's name") as failure:
         secret_values(["A=hunter2"], from_env=False, from_file=None, environ={})
     assert "hunter2" not in str(failure.value)
@@ -162,8 +229,14 @@ def test_secret_values_are_never_taken_from_the_command_line(tmp_path: Path) -> 
 
 def test_help_loads_nothing_heavy() -> None:
     heavy = ("httpx", "fastapi", "sqlalchemy", "yaml", "rich.table", "cloudpickle")
-    script = "import sys, typer; from pilotlight.cli.main import build; root = typer.main.get_command(build())\n"
-    script += f"[root.get_command(None, name) for name in root.list_commands(None)]; print([m for m in {heavy} if m in sys.modules])"
+    script = (
+        "import sys, typer; from pilotlight.cli.main import build; root = "
+        "typer.main.get_command(build())\n"
+    )
+    script += (
+        f"[root.get_command(None, name) for name in root.list_commands(None)]; print([m for "
+        f"m in {heavy} if m in sys.modules])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -1,4 +1,5 @@
-"""`pilotlight deploy` on a platform whose functions are in a cluster: it waits for them, and says why one will not come."""
+"""`pilotlight deploy` on a platform whose functions are in a cluster: it waits for them, and says
+why one will not come."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def deploy(platform: ServedController, home: Path, *words: str) -> Result:
     return run(platform, "deploy", str(file), *words)
 
 
-def test_without_a_cluster_there_is_nothing_to_wait_for(platform: ServedController, tmp_path: Path) -> None:
+def test_without_a_cluster_there_is_nothing_to_wait_for(
+    platform: ServedController, tmp_path: Path
+) -> None:
     assert deploy(platform, tmp_path, "--no-wait").exit_code == 0
     assert shown(platform)["cluster"] is None
     with platform.client() as client:
@@ -60,7 +63,10 @@ def test_it_ends_with_the_clusters_own_reason(platform: ServedController, tmp_pa
     platform.statuses.is_kept = True
     assert shown(platform)["cluster"]["reason"] == "NotSeen"  # type: ignore[index]
     status = FunctionStatus(
-        phase=Phase.FAILED, reason="ImagePullBackOff", message="the image cannot be pulled [registry.example/x]", generation=1 << 20
+        phase=Phase.FAILED,
+        reason="ImagePullBackOff",
+        message="the image cannot be pulled [registry.example/x]",
+        generation=1 << 20,
     )
     platform.statuses.set(str(shown(platform)["id"]), status, now=platform.now)
     said = run(platform, "app", "show", "search").stdout
@@ -68,21 +74,30 @@ def test_it_ends_with_the_clusters_own_reason(platform: ServedController, tmp_pa
     assert "embed: ImagePullBackOff: the image cannot be pulled [registry.example/x]" in said
     out = deploy(platform, tmp_path)
     assert out.exit_code == 1
-    assert "search/embed is not ready in the cluster: ImagePullBackOff: the image cannot be pulled" in out.stderr
+    assert (
+        "search/embed is not ready in the cluster: ImagePullBackOff: the image cannot be pulled"
+        in out.stderr
+    )
 
 
-def test_what_was_said_of_an_earlier_change_says_nothing_of_this_one(platform: ServedController, tmp_path: Path) -> None:
+def test_what_was_said_of_an_earlier_change_says_nothing_of_this_one(
+    platform: ServedController, tmp_path: Path
+) -> None:
     assert deploy(platform, tmp_path, "--no-wait").exit_code == 0
     platform.statuses.is_kept = True
     function = str(shown(platform)["id"])
     for phase in (Phase.READY, Phase.FAILED):
-        platform.statuses.set(function, FunctionStatus(phase=phase, generation=-1), now=platform.now)
+        platform.statuses.set(
+            function, FunctionStatus(phase=phase, generation=-1), now=platform.now
+        )
         assert shown(platform)["cluster"] == {
             "phase": "pending",
             "reason": "NotSeen",
             "message": "its last change is on its way to the cluster",
             "since": platform.now,
         }
-    platform.statuses.set(function, FunctionStatus(phase=Phase.READY, generation=1 << 20), now=platform.now)
+    platform.statuses.set(
+        function, FunctionStatus(phase=Phase.READY, generation=1 << 20), now=platform.now
+    )
     with platform.client() as client:
         Deployer(Session(options=Options(json=True)), client).wait_cluster("search", ["embed"])

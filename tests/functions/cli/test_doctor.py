@@ -36,7 +36,9 @@ def session_in(directory: Path, text: str) -> Session:
     config = directory / "p.yaml"
     config.write_text(text)
     environ = {"HOME": str(directory), "PILOTLIGHT_CONFIG": str(directory / "none.toml")}
-    return Session(options=Options(config=config, home=directory / "h"), environ=environ, cwd=directory)
+    return Session(
+        options=Options(config=config, home=directory / "h"), environ=environ, cwd=directory
+    )
 
 
 def test_this_machine_can_run_the_tests() -> None:
@@ -57,7 +59,10 @@ def test_a_broken_configuration_is_named_and_ends_the_look(short_tmp: Path) -> N
 def test_an_address_in_use_is_broken_with_a_way_out(short_tmp: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        found = {f.what: f for f in settings(session_in(short_tmp, f"activator: {{listen: '127.0.0.1:{port}'}}"))}
+        found = {
+            f.what: f
+            for f in settings(session_in(short_tmp, f"activator: {{listen: '127.0.0.1:{port}'}}"))
+        }
     assert found["address"].state == BROKEN
     assert "--listen" in found["address"].way_out
     assert found["home"].state != BROKEN
@@ -66,7 +71,9 @@ def test_an_address_in_use_is_broken_with_a_way_out(short_tmp: Path) -> None:
 
 @pytest.mark.root
 @pytest.mark.usefixtures("installed_modules_only")
-def test_who_activators_run_as_is_tried_and_an_obstacle_is_named(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_activators_run_as_is_tried_and_an_obstacle_is_named(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = Finding(what="activator's user", state=OK, detail="uid 19901, without root")
     assert activators(session_in(short_tmp, "").platform()) == expected
     off = activators(session_in(short_tmp, "platform: {activator_uid: null}").platform())
@@ -77,7 +84,9 @@ def test_who_activators_run_as_is_tried_and_an_obstacle_is_named(short_tmp: Path
     monkeypatch.setitem(sys.modules, "closed", closed)
     found = activators(session_in(short_tmp, "platform: {activator_uid: 19000}").platform())
     assert found.state == NOTE
-    assert found.detail.startswith(f"root: uid 19000 cannot read {closed.__file__}: install the platform with umask 022")
+    assert found.detail.startswith(
+        f"root: uid 19000 cannot read {closed.__file__}: install the platform with umask 022"
+    )
 
 
 @pytest.mark.root
@@ -88,15 +97,28 @@ def test_who_the_controller_runs_as_is_tried_and_an_obstacle_is_named(short_tmp:
     off = controller(session_in(short_tmp, "platform: {controller_uid: null}").platform())
     assert (off.state, off.detail) == (NOTE, "root: platform.controller_uid is null")
     assert "its default is 19902" in off.way_out
-    elsewhere = controller(session_in(short_tmp, f"controller: {{database_url: 'sqlite:///{short_tmp}/x.db'}}").platform())
+    elsewhere = controller(
+        session_in(
+            short_tmp, f"controller: {{database_url: 'sqlite:///{short_tmp}/x.db'}}"
+        ).platform()
+    )
     assert elsewhere.state == NOTE
-    assert f"names {short_tmp}/x.db: leave it out, and while the platform is down move that file to" in elsewhere.detail
+    assert (
+        f"names {short_tmp}/x.db: leave it out, and while the platform is down move that file to"
+        in elsewhere.detail
+    )
     (short_tmp / "far").mkdir(mode=0o755)
     far = controller(session_in(short_tmp, f"platform: {{blobs: '{short_tmp}/far'}}").platform())
     assert far.state == NOTE
-    assert f"uid 19902 cannot write in {short_tmp}/far: give it to that user (chown -R 19902:19902 {short_tmp}/far)" in far.detail
+    assert (
+        f"uid 19902 cannot write in {short_tmp}/far: give it to that user (chown -R 19902:19902 "
+        f"{short_tmp}/far)" in far.detail
+    )
     os.chown(short_tmp / "far", 19902, 19902)
-    assert controller(session_in(short_tmp, f"platform: {{blobs: '{short_tmp}/far'}}").platform()) == expected
+    assert (
+        controller(session_in(short_tmp, f"platform: {{blobs: '{short_tmp}/far'}}").platform())
+        == expected
+    )
 
 
 def test_blobs_in_a_directory_are_tried_without_a_trace(short_tmp: Path) -> None:
@@ -107,9 +129,13 @@ def test_blobs_in_a_directory_are_tried_without_a_trace(short_tmp: Path) -> None
     assert list((short_tmp / "h/blobs").iterdir()) == []
 
 
-def test_blobs_in_a_bucket_are_tried_without_a_trace(short_tmp: Path, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blobs_in_a_bucket_are_tried_without_a_trace(
+    short_tmp: Path, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     platform = session_in(short_tmp, f"platform: {{blobs: 's3://{s3_bucket}/p'}}").platform()
-    assert blobs(platform) == Finding(what="blobs", state=OK, detail=f"s3://{s3_bucket}/p takes, gives back and deletes objects")
+    assert blobs(platform) == Finding(
+        what="blobs", state=OK, detail=f"s3://{s3_bucket}/p takes, gives back and deletes objects"
+    )
     store = open_store(f"s3://{s3_bucket}", setting="blobs")
     assert asyncio.run(_keys(store)) == []
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -130,7 +156,10 @@ def test_a_place_for_blobs_that_cannot_be_is_broken(short_tmp: Path) -> None:
 
 def test_features_that_are_off_are_notes_with_their_reason() -> None:
     answer = {
-        "features": [{"name": "root", "on": False, "why": "uid 7"}, {"name": "seccomp", "on": True, "why": ""}],
+        "features": [
+            {"name": "root", "on": False, "why": "uid 7"},
+            {"name": "seccomp", "on": True, "why": ""},
+        ],
         "node": {"interpreters": []},
     }
     assert [(f.what, f.state, f.detail) for f in features(answer)] == [
@@ -141,7 +170,10 @@ def test_features_that_are_off_are_notes_with_their_reason() -> None:
 
 
 def test_engine_environments_are_named_with_their_version_or_what_is_wrong_with_them() -> None:
-    told = [{"name": "vllm", "version": "0.32.0", "directory": "/e/vllm"}, {"name": "old", "why": "its interpreter is gone"}]
+    told = [
+        {"name": "vllm", "version": "0.32.0", "directory": "/e/vllm"},
+        {"name": "old", "why": "its interpreter is gone"},
+    ]
     first, second, how = engines({"node": {"engines": told}})
 
     assert (first.state, first.detail) == (OK, "vLLM 0.32.0 in /e/vllm")
@@ -172,23 +204,46 @@ RESTORE_ON = [{"name": "RESTORE", "on": True, "why": "CRIU 4.2.1"}]
 
 
 def test_snapshots_say_where_how_many_and_how_much_room(short_tmp: Path) -> None:
-    told = {"directory": str(short_tmp), "used_bytes": 2**30, "max_bytes": 2**32, "ready": 3, "quarantined": 0, "last_refusal": None}
-    (finding,) = snapshots({"features": RESTORE_ON, "node": {"snapshots": told}}, session_in(short_tmp, "").platform())
+    told = {
+        "directory": str(short_tmp),
+        "used_bytes": 2**30,
+        "max_bytes": 2**32,
+        "ready": 3,
+        "quarantined": 0,
+        "last_refusal": None,
+    }
+    (finding,) = snapshots(
+        {"features": RESTORE_ON, "node": {"snapshots": told}}, session_in(short_tmp, "").platform()
+    )
     assert finding.state in (OK, NOTE)
-    assert finding.detail.startswith(f"{short_tmp}: 3 ready, 0 quarantined; 1.0 GiB of 4.0 GiB used, ")
+    assert finding.detail.startswith(
+        f"{short_tmp}: 3 ready, 0 quarantined; 1.0 GiB of 4.0 GiB used, "
+    )
 
 
 def test_quarantined_ones_and_the_last_refusal_are_notes(short_tmp: Path) -> None:
-    refusal = {"revision": "f-1@v1-a", "at": 0.0, "reasons": [{"kind": "connection", "message": "a connection is open"}]}
+    refusal = {
+        "revision": "f-1@v1-a",
+        "at": 0.0,
+        "reasons": [{"kind": "connection", "message": "a connection is open"}],
+    }
     told = {"ready": 0, "quarantined": 2, "last_refusal": refusal}
-    counts, last = snapshots({"features": RESTORE_ON, "node": {"snapshots": told}}, session_in(short_tmp, "").platform())
+    counts, last = snapshots(
+        {"features": RESTORE_ON, "node": {"snapshots": told}}, session_in(short_tmp, "").platform()
+    )
     assert (counts.state, "snapshot delete" in counts.way_out) == (NOTE, True)
     assert "a connection is open" in last.detail
 
 
 def test_why_snapshots_are_off_is_said(short_tmp: Path) -> None:
-    off: dict[str, Any] = {"features": [{"name": "RESTORE", "on": False, "why": "criu is not installed"}], "node": {}}
+    off: dict[str, Any] = {
+        "features": [{"name": "RESTORE", "on": False, "why": "criu is not installed"}],
+        "node": {},
+    }
     (finding,) = snapshots(off, session_in(short_tmp, "").platform())
     assert (finding.state, finding.way_out) == (NOTE, "criu is not installed")
-    (finding,) = snapshots({"features": RESTORE_ON}, session_in(short_tmp, "snapshotter: {snapshots: false}").platform())
+    (finding,) = snapshots(
+        {"features": RESTORE_ON},
+        session_in(short_tmp, "snapshotter: {snapshots: false}").platform(),
+    )
     assert "platform.yaml" in finding.way_out

@@ -32,10 +32,14 @@ class Shell:
             self.tenant = str(client.whoami()["tenant"]["id"])
             client.put_blob(BUNDLE_DIGEST, bundle)
             bodies = [from_json(FunctionSpec, spec(module=module)) for module in ("app", "better")]
-            self.old, self.new = (client.deploy("search", [body]).functions[0].revision for body in bodies)
+            self.old, self.new = (
+                client.deploy("search", [body]).functions[0].revision for body in bodies
+            )
 
     def run(self, *words: str) -> Result:
-        return CliRunner().invoke(build(), list(words), env=self.platform.environ(), prog_name="pilotlight")
+        return CliRunner().invoke(
+            build(), list(words), env=self.platform.environ(), prog_name="pilotlight"
+        )
 
     def json(self, *words: str, status: int = 0) -> Any:
         done = self.run(*words, "--json")
@@ -49,12 +53,27 @@ class Shell:
 
     def create(self, *words: str, name: str = "faster") -> Result:
         return self.run(
-            "experiment", "create", "search/hello", name, "--arm", f"control={self.old}:80", "--arm", f"bold={self.new}", *words
+            "experiment",
+            "create",
+            "search/hello",
+            name,
+            "--arm",
+            f"control={self.old}:80",
+            "--arm",
+            f"bold={self.new}",
+            *words,
         )
 
     def call(self, call: str = "req-1", **changes: Any) -> None:
         with self.platform.store.write() as write:
-            intake.take(write, [usage(f"{call}/1", **{"tenant": self.tenant, "revision": self.old, **changes}).to_json()])
+            intake.take(
+                write,
+                [
+                    usage(
+                        f"{call}/1", **{"tenant": self.tenant, "revision": self.old, **changes}
+                    ).to_json()
+                ],
+            )
 
 
 @pytest.fixture(name="shell")
@@ -70,7 +89,13 @@ def test_an_experiment_is_planned_started_watched_and_concluded(shell: Shell) ->
     assert "pilotlight experiment start x-" in planned.stderr
     assert shell.run("experiment", "start", "faster").stdout.strip().endswith("is RUNNING")
     plan = shell.run("experiment", "show", "faster").stdout
-    for said in ("50 % of all units (key); guardrails: latency_p99 +20%", "control", "80", "bold", "20"):
+    for said in (
+        "50 % of all units (key); guardrails: latency_p99 +20%",
+        "control",
+        "80",
+        "bold",
+        "20",
+    ):
         assert said in plan, said
     report = shell.run("experiment", "report", "faster")
     assert (report.exit_code, "Too little is known" in report.stdout) == (0, True), report.output
@@ -86,7 +111,10 @@ def test_an_invalid_report_is_loud_and_fails_scripts(shell: Shell) -> None:
     shell.call(experiment=experiment, arm="bold", unit="ann")
     done = shell.run("experiment", "report", "faster")
     assert done.exit_code == 1
-    assert f"INVALID: arm bold: 1 calls were answered by another revision than {shell.new}" in done.stdout
+    assert (
+        f"INVALID: arm bold: 1 calls were answered by another revision than {shell.new}"
+        in done.stdout
+    )
     assert shell.json("experiment", "report", experiment, status=1)["valid"] is False
     assert "--force" in shell.failed("experiment", "conclude", "faster", "bold", "--yes")
     assert shell.run("experiment", "conclude", "faster", "bold", "--yes", "--force").exit_code == 0
@@ -94,15 +122,24 @@ def test_an_invalid_report_is_loud_and_fails_scripts(shell: Shell) -> None:
 
 def test_the_kill_switch_asks_nobody(shell: Shell) -> None:
     shell.create("--start", "--no-guardrails")
-    assert "is STOPPED: it burns" in shell.run("experiment", "stop", "faster", "--reason", "it burns").stdout
+    assert (
+        "is STOPPED: it burns"
+        in shell.run("experiment", "stop", "faster", "--reason", "it burns").stdout
+    )
     assert "it does not run" in shell.failed("experiment", "stop", "faster")
 
 
 WRONG = [
     (("experiment", "show", "nobody"), "there is no experiment 'nobody'"),
     (("experiment", "create", "search", "faster", "--arm", "a=b"), "Write APP/FUNCTION"),
-    (("experiment", "create", "search/hello", "faster", "--arm", "a"), "is not NAME=REVISION[:SHARE]"),
-    (("experiment", "create", "search/hello", "faster", "--arm", "a=b:half"), "is not NAME=REVISION[:SHARE]"),
+    (
+        ("experiment", "create", "search/hello", "faster", "--arm", "a"),
+        "is not NAME=REVISION[:SHARE]",
+    ),
+    (
+        ("experiment", "create", "search/hello", "faster", "--arm", "a=b:half"),
+        "is not NAME=REVISION[:SHARE]",
+    ),
     (("feedback", "send", "req-1"), "nothing is told"),
     (("feedback", "send", "req-1", "rating=good"), "Words are labels"),
     (("feedback", "send", "req-1", "rating=true"), "is no number"),
@@ -117,8 +154,14 @@ def test_what_is_wrong_is_told_with_what_to_do(shell: Shell) -> None:
 
 def test_feedback_is_sent_once(shell: Shell) -> None:
     shell.call()
-    assert shell.run("feedback", "send", "req-1", "rating=4", "--label", "good").stdout.strip() == "req-1: noted"
-    assert shell.run("feedback", "send", "req-1", "rating=4").stdout.strip() == "req-1: this was known already"
+    assert (
+        shell.run("feedback", "send", "req-1", "rating=4", "--label", "good").stdout.strip()
+        == "req-1: noted"
+    )
+    assert (
+        shell.run("feedback", "send", "req-1", "rating=4").stdout.strip()
+        == "req-1: this was known already"
+    )
     assert "already: 4.0" in shell.failed("feedback", "send", "req-1", "rating=5")
 
 
@@ -143,5 +186,7 @@ async def test_a_submitted_call_takes_feedback_on_itself(shell: Shell) -> None:
         call.feedback(label="good")
         await call.feedback.aio(rating=4.0)
         async with AsyncClient(client.profile) as asynchronous:
-            assert (await asynchronous.feedback("req-1", label="good", metrics={"rating": 4.0}))["replayed"]
+            assert (await asynchronous.feedback("req-1", label="good", metrics={"rating": 4.0}))[
+                "replayed"
+            ]
     session.close()

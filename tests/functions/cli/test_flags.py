@@ -11,7 +11,13 @@ from pilotlight.cli.flags import parse_flags
 from pilotlight.errors import InvalidInput
 
 
-def sample(name: str, count: int = 1, share: float | None = None, is_loud: bool = False, tags: list[str] | None = None) -> None: ...
+def sample(
+    name: str,
+    count: int = 1,
+    share: float | None = None,
+    is_loud: bool = False,
+    tags: list[str] | None = None,
+) -> None: ...
 
 
 def anything(*words: str, **options: Any) -> None: ...
@@ -22,8 +28,15 @@ def parse(*words: str, of: Any = sample) -> tuple[list[Any], dict[str, Any]]:
 
 
 def test_values_become_what_the_annotations_say() -> None:
-    assert parse("--name", "7", "--count=3", "--share", "0.5") == ([], {"name": "7", "count": 3, "share": 0.5})
-    assert parse("--name=x", "--share", "null", "--tags", '["a", "b"]')[1] == {"name": "x", "share": None, "tags": ["a", "b"]}
+    assert parse("--name", "7", "--count=3", "--share", "0.5") == (
+        [],
+        {"name": "7", "count": 3, "share": 0.5},
+    )
+    assert parse("--name=x", "--share", "null", "--tags", '["a", "b"]')[1] == {
+        "name": "x",
+        "share": None,
+        "tags": ["a", "b"],
+    }
 
 
 def test_flags_need_no_value_and_can_be_negated() -> None:

@@ -1,4 +1,5 @@
-"""`pilotlight schedule …`, `webhook …`, `call list` and `call redrive` against the real control plane."""
+"""`pilotlight schedule …`, `webhook …`, `call list` and `call redrive` against the real control
+plane."""
 
 from __future__ import annotations
 
@@ -30,10 +31,20 @@ class Shell:
             self.tenant = str(client.whoami()["tenant"]["id"])
         place = Place(tenant=self.tenant, uid=None, environment="main", app="search", actor="k-1")
         with platform.store.write() as write:
-            registry.deploy(write, place, specs=[from_json(FunctionSpec, spec(schedules=[{"cron": "0 6 * * *"}, {"period_s": 90}]))])
+            registry.deploy(
+                write,
+                place,
+                specs=[
+                    from_json(
+                        FunctionSpec, spec(schedules=[{"cron": "0 6 * * *"}, {"period_s": 90}])
+                    )
+                ],
+            )
 
     def run(self, *words: str) -> Result:
-        return CliRunner().invoke(build(), [*words], env=self.platform.environ(), prog_name="pilotlight")
+        return CliRunner().invoke(
+            build(), [*words], env=self.platform.environ(), prog_name="pilotlight"
+        )
 
     def good(self, *words: str) -> str:
         done = self.run(*words)
@@ -50,9 +61,20 @@ class Shell:
 
     def bury(self, call: str = "req-1", app: str = "search") -> None:
         record = CallRecord(
-            id=call, tenant=self.tenant, environment="main", app=app, function="hello", method="", state="FAILED", sequence=3,
-            submitted_at=self.platform.now, expires_at=self.platform.now + 600, status=500, attempt=4, is_dead=True,
-        )  # fmt: skip
+            id=call,
+            tenant=self.tenant,
+            environment="main",
+            app=app,
+            function="hello",
+            method="",
+            state="FAILED",
+            sequence=3,
+            submitted_at=self.platform.now,
+            expires_at=self.platform.now + 600,
+            status=500,
+            attempt=4,
+            is_dead=True,
+        )
         with self.platform.store.write() as write:
             calls.put(write, [record], payloads={call: {"body": "e30=", "key": "k-1"}})
 
@@ -100,7 +122,11 @@ def test_a_webhook_is_set_listed_and_deleted_and_its_secret_shown_once(shell: Sh
 def test_a_receiver_that_cannot_be_reached_fails_the_test_and_says_why(shell: Shell) -> None:
     shell.good("webhook", "set", "ops", HOOK)
     done = shell.run("webhook", "test", "ops")
-    assert (done.exit_code, "no answer" in done.stdout, "webhook-signature" in done.stdout) == (1, True, True)
+    assert (done.exit_code, "no answer" in done.stdout, "webhook-signature" in done.stdout) == (
+        1,
+        True,
+        True,
+    )
 
 
 def test_dead_letters_are_listed_and_sent_again_one_by_one_or_together(shell: Shell) -> None:
@@ -110,9 +136,14 @@ def test_dead_letters_are_listed_and_sent_again_one_by_one_or_together(shell: Sh
     assert "DEAD" in listed.stdout
     assert "redrive" in listed.stderr
     assert "req-0 is sent again" in shell.good("call", "redrive", "req-0")
-    assert shell.json("call", "redrive", "--all", "--app", "search", "--yes") == {"calls": ["req-1"]}
+    assert shell.json("call", "redrive", "--all", "--app", "search", "--yes") == {
+        "calls": ["req-1"]
+    }
     assert [call["id"] for call in shell.json("call", "list", "--dead")] == ["req-2"]
-    assert [call["state"] for call in shell.json("call", "list", "--app", "search")] == ["QUEUED", "QUEUED"]
+    assert [call["state"] for call in shell.json("call", "list", "--app", "search")] == [
+        "QUEUED",
+        "QUEUED",
+    ]
 
 
 def test_what_is_no_dead_letter_or_not_clear_is_said_with_the_next_step(shell: Shell) -> None:

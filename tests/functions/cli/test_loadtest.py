@@ -1,4 +1,5 @@
-"""`pilotlight loadtest` from its arguments to its report, against a server that plays the platform."""
+"""`pilotlight loadtest` from its arguments to its report, against a server that plays the
+platform."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ class Handler(BaseHTTPRequestHandler):
         self._answer({"revisions": [row], "next": None} if is_list else {**row, "spec": SPEC})
 
     def do_POST(self) -> None:
-        self.server.on_call(self.server.count(json.loads(self.rfile.read(int(self.headers["content-length"])))))
+        self.server.on_call(
+            self.server.count(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        )
         self._answer({})
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -60,7 +63,10 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self, body: Any) -> None:
         data = json.dumps(body).encode()
         self.send_response(200)
-        for name, value in (("content-type", "application/json"), ("content-length", str(len(data)))):
+        for name, value in (
+            ("content-type", "application/json"),
+            ("content-length", str(len(data))),
+        ):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)
@@ -77,12 +83,31 @@ def platform() -> Iterator[Platform]:
 
 
 def loadtest(platform: Platform, *words: str) -> Result:
-    env = {"PILOTLIGHT_URL": f"http://127.0.0.1:{platform.server_port}", "PILOTLIGHT_API_KEY": "secret", "PILOTLIGHT_CONFIG": os.devnull}
-    return CliRunner().invoke(build(), ["loadtest", "app/f", *words], env=env, prog_name="pilotlight")
+    env = {
+        "PILOTLIGHT_URL": f"http://127.0.0.1:{platform.server_port}",
+        "PILOTLIGHT_API_KEY": "secret",
+        "PILOTLIGHT_CONFIG": os.devnull,
+    }
+    return CliRunner().invoke(
+        build(), ["loadtest", "app/f", *words], env=env, prog_name="pilotlight"
+    )
 
 
-def test_a_report_tells_what_was_sent_and_what_came_back(platform: Platform, tmp_path: Path) -> None:
-    done = loadtest(platform, "--rate", "50", "--duration", "0.2s", "--arrivals", "even", "--json", "--out", str(tmp_path / "out.json"))
+def test_a_report_tells_what_was_sent_and_what_came_back(
+    platform: Platform, tmp_path: Path
+) -> None:
+    done = loadtest(
+        platform,
+        "--rate",
+        "50",
+        "--duration",
+        "0.2s",
+        "--arrivals",
+        "even",
+        "--json",
+        "--out",
+        str(tmp_path / "out.json"),
+    )
 
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
@@ -92,14 +117,20 @@ def test_a_report_tells_what_was_sent_and_what_came_back(platform: Platform, tmp
 
 
 @pytest.mark.parametrize("option", ["--out", "--picture"])
-def test_nothing_is_sent_where_the_report_could_not_be_written(platform: Platform, tmp_path: Path, option: str) -> None:
-    done = loadtest(platform, "--rate", "5", "--duration", "1s", option, str(tmp_path / "nowhere" / "x"))
+def test_nothing_is_sent_where_the_report_could_not_be_written(
+    platform: Platform, tmp_path: Path, option: str
+) -> None:
+    done = loadtest(
+        platform, "--rate", "5", "--duration", "1s", option, str(tmp_path / "nowhere" / "x")
+    )
 
     assert (done.exit_code, platform.calls) == (1, [])
     assert option in done.stderr
 
 
-def test_a_test_that_is_interrupted_tells_what_came_back(platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_that_is_interrupted_tells_what_came_back(
+    platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     noted, is_over, send = threading.Semaphore(0), threading.Event(), runner._Test._send
 
     async def sending(test: Any, *one: Any) -> None:
@@ -107,7 +138,8 @@ def test_a_test_that_is_interrupted_tells_what_came_back(platform: Platform, tmp
         noted.release()
 
     def on_call(count: int) -> None:
-        """The third one interrupts when the two before it are noted; it is not answered, and none behind it."""
+        """The third one interrupts when the two before it are noted; it is not answered, and none
+        behind it."""
         if count == 3:
             assert all(noted.acquire(timeout=PATIENCE_S) for _ in range(2))
             os.kill(os.getpid(), signal.SIGINT)
@@ -116,7 +148,17 @@ def test_a_test_that_is_interrupted_tells_what_came_back(platform: Platform, tmp
 
     monkeypatch.setattr(runner._Test, "_send", sending)
     platform.on_call = on_call
-    words = ("--rate", "5", "--duration", "60s", "--arrivals", "even", "--out", str(tmp_path / "out.json"), "--json")
+    words = (
+        "--rate",
+        "5",
+        "--duration",
+        "60s",
+        "--arrivals",
+        "even",
+        "--out",
+        str(tmp_path / "out.json"),
+        "--json",
+    )
     done = loadtest(platform, *words)
     is_over.set()
 

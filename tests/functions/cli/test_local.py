@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pilotlight.cli.local import HomeLock, LocalPlatform, configure, find, in_force, refuse_running, require_running, running
+from pilotlight.cli.local import (
+    HomeLock,
+    LocalPlatform,
+    configure,
+    find,
+    in_force,
+    refuse_running,
+    require_running,
+    running,
+)
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 
 
@@ -16,7 +25,9 @@ def here(short_tmp: Path) -> Path:
     return short_tmp
 
 
-def meant(here: Path, *, config: Path | None = None, home: Path | None = None, **environ: str) -> LocalPlatform:
+def meant(
+    here: Path, *, config: Path | None = None, home: Path | None = None, **environ: str
+) -> LocalPlatform:
     return find(config=config, home=home, environ={"HOME": str(here), **environ}, cwd=here)
 
 
@@ -31,7 +42,10 @@ def test_a_named_file_beats_the_variable_which_beats_the_directory(here: Path) -
         (here / f"{name}.yaml").write_text(f"activator: {{listen: '{name}:1'}}")
     assert meant(here).listen == "platform:1"
     assert meant(here, PILOTLIGHT_PLATFORM=str(here / "b.yaml")).listen == "b:1"
-    assert meant(here, config=here / "a.yaml", PILOTLIGHT_PLATFORM=str(here / "b.yaml")).listen == "a:1"
+    assert (
+        meant(here, config=here / "a.yaml", PILOTLIGHT_PLATFORM=str(here / "b.yaml")).listen
+        == "a:1"
+    )
 
 
 def test_a_home_brings_its_own_file(here: Path) -> None:
@@ -49,7 +63,14 @@ def test_a_missing_or_broken_file_is_named(here: Path) -> None:
         meant(here, config=here / "bad.yaml")
 
 
-@pytest.mark.parametrize("listen, url", [("0.0.0.0:80", "http://127.0.0.1:80"), ("[::]:80", "http://[::1]:80"), ("box:8", "http://box:8")])
+@pytest.mark.parametrize(
+    "listen, url",
+    [
+        ("0.0.0.0:80", "http://127.0.0.1:80"),
+        ("[::]:80", "http://[::1]:80"),
+        ("box:8", "http://box:8"),
+    ],
+)
 def test_the_url_is_one_that_can_be_called_from_here(here: Path, listen: str, url: str) -> None:
     (here / "p.yaml").write_text(yaml.safe_dump({"activator": {"listen": listen}}))
     assert meant(here, config=here / "p.yaml").url == url
@@ -57,7 +78,11 @@ def test_the_url_is_one_that_can_be_called_from_here(here: Path, listen: str, ur
 
 def test_overrides_are_written_to_the_home_and_other_settings_kept(here: Path) -> None:
     (here / "p.yaml").write_text("activator: {max_queued: 5}\ncontroller: {metrics_listen: null}")
-    platform = configure(meant(here, config=here / "p.yaml", home=here / "h"), listen="127.0.0.1:9000", home=here / "h")
+    platform = configure(
+        meant(here, config=here / "p.yaml", home=here / "h"),
+        listen="127.0.0.1:9000",
+        home=here / "h",
+    )
     written = yaml.safe_load((here / "h/platform.yaml").read_text())
     assert written["activator"] == {"max_queued": 5, "listen": "127.0.0.1:9000"}
     assert written["controller"] == {"metrics_listen": None}
@@ -100,7 +125,9 @@ def test_a_home_is_locked_by_one_supervisor_and_free_after_it(here: Path) -> Non
     found = require_running(platform)
     assert found.url == platform.url
     for refused in (HomeLock(platform).acquire, lambda: refuse_running(platform)):
-        with pytest.raises(Conflict, match=rf"already runs in {platform.paths.home} \(process {found.pid}"):
+        with pytest.raises(
+            Conflict, match=rf"already runs in {platform.paths.home} \(process {found.pid}"
+        ):
             refused()
     first.release()
     assert running(platform) is None

@@ -17,5 +17,7 @@ from pilotlight.cli.logs import log_line
     ],
 )
 def test_instances_are_told_apart_in_ten_characters(instance: str, shown: str) -> None:
-    line = log_line({"time": 0.0, "instance": instance, "stream": "stdout", "call": None, "text": "hello"})
+    line = log_line(
+        {"time": 0.0, "instance": instance, "stream": "stdout", "call": None, "text": "hello"}
+    )
     assert line.plain.split(" ", 1)[1] == f"{shown} hello"

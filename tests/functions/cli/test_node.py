@@ -20,14 +20,18 @@ def test_nodes_are_listed_with_what_is_hot_and_free(tmp_path: Path) -> None:
     with ServedController(tmp_path) as platform:
 
         def run(*words: str) -> str:
-            done = CliRunner().invoke(build(), list(words), env=platform.environ(), prog_name="pilotlight")
+            done = CliRunner().invoke(
+                build(), list(words), env=platform.environ(), prog_name="pilotlight"
+            )
             assert done.exit_code == 0, done.output
             return done.stdout
 
         none = run("node", "list")
         token = PlatformKey.load(tmp_path / "platform.key").node_token
         body = node_report(weights=["a" * 64]).to_json()
-        answer = httpx.post(platform.url + NODES_PATH, json=body, headers={HEADER_PLATFORM_TOKEN: token})
+        answer = httpx.post(
+            platform.url + NODES_PATH, json=body, headers={HEADER_PLATFORM_TOKEN: token}
+        )
         shown, told = run("node", "list"), json.loads(run("node", "list", "--json"))
 
     assert answer.status_code == 204

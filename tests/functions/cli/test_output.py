@@ -7,12 +7,32 @@ import io
 import pytest
 from rich.console import Console
 
-from pilotlight.cli.output import cell, duration_s, instant, milliseconds, money, pairs, server_timing, server_timing_texts, size, table
+from pilotlight.cli.output import (
+    cell,
+    duration_s,
+    instant,
+    milliseconds,
+    money,
+    pairs,
+    server_timing,
+    server_timing_texts,
+    size,
+    table,
+)
 from pilotlight.errors import InvalidInput
 
 
 @pytest.mark.parametrize(
-    "text, seconds", [("90", 90), ("90s", 90), ("5m", 300), ("2h", 7200), ("7d", 604_800), ("1w", 604_800), ("0.5m", 30)]
+    "text, seconds",
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("5m", 300),
+        ("2h", 7200),
+        ("7d", 604_800),
+        ("1w", 604_800),
+        ("0.5m", 30),
+    ],
 )
 def test_durations_have_a_number_and_a_unit(text: str, seconds: float) -> None:
     assert duration_s(text) == seconds
@@ -31,7 +51,14 @@ def test_instants_are_back_from_now_or_iso_times() -> None:
 
 
 @pytest.mark.parametrize(
-    "amount, text", [("0.000013400000", "0.0000134"), ("1E-12", "0.000000000001"), ("0", "0"), ("0.000", "0"), ("120", "120")]
+    "amount, text",
+    [
+        ("0.000013400000", "0.0000134"),
+        ("1E-12", "0.000000000001"),
+        ("0", "0"),
+        ("0.000", "0"),
+        ("120", "120"),
+    ],
 )
 def test_money_keeps_every_digit_and_never_an_exponent(amount: str, text: str) -> None:
     assert money(amount) == text
@@ -52,17 +79,28 @@ def test_cells_follow_the_units_in_their_keys() -> None:
 
 
 def test_server_timing_is_read_and_foreign_parts_are_left_out() -> None:
-    assert server_timing("queue;dur=1.5, start;dur=0, cache;desc=x, exec;dur=oops") == {"queue": 1.5, "start": 0.0}
+    assert server_timing("queue;dur=1.5, start;dur=0, cache;desc=x, exec;dur=oops") == {
+        "queue": 1.5,
+        "start": 0.0,
+    }
     assert server_timing("") == {}
 
 
 def test_server_timing_has_descriptions_too() -> None:
-    assert server_timing_texts('queue;dur=1.5, weights;desc="dram", cache;desc=x;dur=1') == {"weights": "dram", "cache": "x"}
+    assert server_timing_texts('queue;dur=1.5, weights;desc="dram", cache;desc=x;dur=1') == {
+        "weights": "dram",
+        "cache": "x",
+    }
     assert server_timing_texts("") == {}
 
 
 def test_pairs_take_json_where_it_is_json() -> None:
-    assert pairs(["name=Ada", "count=3", 'tags=["a"]', "empty="], option="--arg") == {"name": "Ada", "count": 3, "tags": ["a"], "empty": ""}
+    assert pairs(["name=Ada", "count=3", 'tags=["a"]', "empty="], option="--arg") == {
+        "name": "Ada",
+        "count": 3,
+        "tags": ["a"],
+        "empty": "",
+    }
     with pytest.raises(InvalidInput, match="--arg 'Ada' is not key=value"):
         pairs(["Ada"], option="--arg")
 
@@ -70,7 +108,9 @@ def test_pairs_take_json_where_it_is_json() -> None:
 def test_a_table_leaves_out_columns_that_nobody_filled_and_escapes_markup() -> None:
     out = io.StringIO()
     rows = [{"name": "[red]a", "expires_at": None}, {"name": "b", "expires_at": None}]
-    Console(file=out, width=80).print(table(rows, {"name": "name", "expires_at": "expires"}, empty="none"))
+    Console(file=out, width=80).print(
+        table(rows, {"name": "name", "expires_at": "expires"}, empty="none")
+    )
     assert "[red]a" in out.getvalue()
     assert "expires" not in out.getvalue()
     assert table([], {"name": "name"}, empty="none") == "none"

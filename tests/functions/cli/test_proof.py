@@ -9,11 +9,24 @@ import pytest
 from pilotlight.cli.proof import Proof, proof_of
 
 TEMPLATE = {"phases_ms": {"boot": 100.0, "enter": 5300.0}, "threads": []}
-READY = {"state": "READY", "id": "sn-1", "cold_ms": 5400.0, "restore_ms": 120.0, "image_bytes": 61_200_000, "heap_bytes": 40_000_000}
+READY = {
+    "state": "READY",
+    "id": "sn-1",
+    "cold_ms": 5400.0,
+    "restore_ms": 120.0,
+    "image_bytes": 61_200_000,
+    "heap_bytes": 40_000_000,
+}
 
 
 def proof(snapshot: Any = None, **body: Any) -> Proof:
-    whole = {"template": TEMPLATE, "start_kind": "FORK", "start_ms": 21.0, "snapshot": snapshot, **body}
+    whole = {
+        "template": TEMPLATE,
+        "start_kind": "FORK",
+        "start_ms": 21.0,
+        "snapshot": snapshot,
+        **body,
+    }
     return proof_of("embed", whole, waited_ms=9)
 
 
@@ -24,14 +37,24 @@ def test_it_says_how_cold_how_restored_and_how_forked() -> None:
 
 
 def test_a_template_that_was_restored_itself_says_nothing_about_cold() -> None:
-    again = proof(READY | {"cold_ms": 5000.0}, template={"phases_ms": {"slot": 3.0, "restore": 90.0}, "threads": []})
+    again = proof(
+        READY | {"cold_ms": 5000.0},
+        template={"phases_ms": {"slot": 3.0, "restore": 90.0}, "threads": []},
+    )
     assert str(again).startswith("cold 5.00 s → restore")
 
 
-@pytest.mark.parametrize("snapshot, how", [(READY, "each instance is restored from its snapshot"), (None, "each start is COLD")])
+@pytest.mark.parametrize(
+    "snapshot, how",
+    [(READY, "each instance is restored from its snapshot"), (None, "each start is COLD")],
+)
 def test_threads_are_named_with_what_follows_from_them(snapshot: Any, how: str) -> None:
-    threaded = proof(snapshot, template={"phases_ms": {"boot": 100.0}, "threads": ["tqdm"]}, start_kind="WAKE")
-    assert list(threaded.remarks()) == [f"it cannot be forked, because of threads or processes that it began: tqdm; {how}"]
+    threaded = proof(
+        snapshot, template={"phases_ms": {"boot": 100.0}, "threads": ["tqdm"]}, start_kind="WAKE"
+    )
+    assert list(threaded.remarks()) == [
+        f"it cannot be forked, because of threads or processes that it began: tqdm; {how}"
+    ]
     assert threaded.fork_ms is None
 
 
@@ -44,7 +67,12 @@ def test_each_refusal_is_named_with_its_line() -> None:
             "where": "app.py:12",
             "message": "close the connection, or open it in enter(snap=False)",
         },
-        {"kind": "secret", "what": "DB_URL", "where": None, "message": "DB_URL is a secret: read it in enter(snap=False)"},
+        {
+            "kind": "secret",
+            "what": "DB_URL",
+            "where": None,
+            "message": "DB_URL is a secret: read it in enter(snap=False)",
+        },
     ]
     told = list(proof({"refused": reasons}).remarks())
     assert told == [
@@ -58,7 +86,10 @@ def test_each_refusal_is_named_with_its_line() -> None:
     "snapshot, remark",
     [
         ({"off": "no CRIU here"}, "no snapshot: no CRIU here"),
-        ({"off": "no snapshot of f-1@v1-a: needs root: run it as root"}, "no snapshot: needs root: run it as root"),
+        (
+            {"off": "no snapshot of f-1@v1-a: needs root: run it as root"},
+            "no snapshot: needs root: run it as root",
+        ),
         ({"failed": "disk full"}, "no snapshot: disk full; it starts by FORK and COLD"),
         (
             {**READY, "state": "QUARANTINED", "reason": "another answer"},
@@ -71,7 +102,13 @@ def test_what_else_keeps_it_from_being_restored(snapshot: Any, remark: str) -> N
 
 
 def test_a_large_heap_is_said_with_its_reason() -> None:
-    heavy = proof({**READY, "heap_bytes": 1_310_000_000, "heap_why": "the image carries 1,310 MB of memory: 1,300 MB large regions"})
+    heavy = proof(
+        {
+            **READY,
+            "heap_bytes": 1_310_000_000,
+            "heap_why": "the image carries 1,310 MB of memory: 1,300 MB large regions",
+        }
+    )
     (remark,) = heavy.remarks()
     assert remark == "the image carries 1,310 MB of memory: 1,300 MB large regions"
     (unexplained,) = proof({**READY, "heap_bytes": 1_310_000_000}).remarks()

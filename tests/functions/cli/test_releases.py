@@ -1,4 +1,5 @@
-"""`pilotlight deploy` with its terms, and `pilotlight app revisions|diff|promote|rollback|…`, against the real control plane."""
+"""`pilotlight deploy` with its terms, and `pilotlight app revisions|diff|promote|rollback|…`,
+against the real control plane."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ class Shell:
         self.files = 0
 
     def run(self, *words: str, key: str | None = None) -> Result:
-        return CliRunner().invoke(build(), list(words), env=self.platform.environ(key), prog_name="pilotlight")
+        return CliRunner().invoke(
+            build(), list(words), env=self.platform.environ(key), prog_name="pilotlight"
+        )
 
     def json(self, *words: str, key: str | None = None) -> Any:
         done = self.run(*words, "--json", key=key)
@@ -50,7 +53,9 @@ class Shell:
         assert (said[:6], hint[:4]) == ("error ", "try ")
         return f"{said}\n{hint}"
 
-    def source(self, *, returns: str = "int", more: str = "", cpu: float = 1.0, require: str = "{}") -> str:
+    def source(
+        self, *, returns: str = "int", more: str = "", cpu: float = 1.0, require: str = "{}"
+    ) -> str:
         self.files += 1  # of its own name: one process imports a module once
         file = self.home / f"searching{self.files}.py"
         file.write_text(SOURCE.format(returns=returns, more=more, cpu=cpu, require=require))
@@ -88,9 +93,13 @@ def test_a_bad_release_is_refused_and_the_way_out_is_shown(shell: Shell) -> None
     metrics = shell.home / "metrics.json"
     metrics.write_text('{"embed": {"accuracy": 0.9}, "loss": 0.1}')
     gated = shell.source(returns="float", require='{"accuracy": ">= 0.91"}')
-    assert "accuracy >= 0.91: it is 0.9" in shell.failed("deploy", gated, "--no-wait", "--eval", str(metrics))
+    assert "accuracy >= 0.91: it is 0.9" in shell.failed(
+        "deploy", gated, "--no-wait", "--eval", str(metrics)
+    )
     metrics.write_text('{"accuracy": 0.95}')
-    assert shell.json("deploy", gated, "--no-wait", "--eval", str(metrics))["functions"][0]["revision"].startswith("v3-")
+    assert shell.json("deploy", gated, "--no-wait", "--eval", str(metrics))["functions"][0][
+        "revision"
+    ].startswith("v3-")
 
 
 def test_releases_are_looked_at_compared_and_taken_back(shell: Shell) -> None:
@@ -106,27 +115,49 @@ def test_releases_are_looked_at_compared_and_taken_back(shell: Shell) -> None:
     assert {"what": "resources.cpu", "from": 1.0, "to": 2.0} in changed
     assert "resources.cpu" in shell.run("app", "diff", "search", "v1", "v2").stdout
     assert "is back on v1-" in shell.run("app", "rollback", "search", "--yes").stdout
-    assert "nothing served search/embed before v1-" in shell.failed("app", "rollback", "search", "--yes")
+    assert "nothing served search/embed before v1-" in shell.failed(
+        "app", "rollback", "search", "--yes"
+    )
     assert "is answered by v2-" in shell.run("app", "promote", "search/embed", "v2", "--yes").stdout
-    assert [entry["action"] for entry in shell.json("app", "history", "search")] == ["promote", "rollback", "deploy", "deploy"]
+    assert [entry["action"] for entry in shell.json("app", "history", "search")] == [
+        "promote",
+        "rollback",
+        "deploy",
+        "deploy",
+    ]
 
 
 def test_a_rollback_asks_first(shell: Shell) -> None:
     shell.deploy()
-    done = CliRunner().invoke(build(), ["app", "rollback", "search"], env=shell.platform.environ(), input="n\n", prog_name="pilotlight")
+    done = CliRunner().invoke(
+        build(),
+        ["app", "rollback", "search"],
+        env=shell.platform.environ(),
+        input="n\n",
+        prog_name="pilotlight",
+    )
     assert done.exit_code != 0
     assert [entry["action"] for entry in shell.json("app", "history", "search")] == ["deploy"]
 
 
 def test_somebody_else_approves(shell: Shell) -> None:
     shell.deploy()
-    assert "new revisions need 1 approval" in shell.run("app", "protect", "search", "--approvals", "1").stdout
+    assert (
+        "new revisions need 1 approval"
+        in shell.run("app", "protect", "search", "--approvals", "1").stdout
+    )
     waiting = shell.run("deploy", shell.source(cpu=2.0), "--no-wait").stdout
-    assert "needs 1 more approval: somebody else runs `pilotlight app approve search/embed v2-" in waiting
+    assert (
+        "needs 1 more approval: somebody else runs `pilotlight app approve search/embed v2-"
+        in waiting
+    )
     assert "needs 1 more approval" in shell.failed("app", "promote", "search", "v2", "--yes")
     assert "let another one approve it" in shell.failed("app", "approve", "search", "v2")
     other = shell.json("token", "create", "--scope", "deploy")["secret"]
-    assert "it may serve: pilotlight app promote search/embed v2-" in shell.run("app", "approve", "search", "v2", key=other).stdout
+    assert (
+        "it may serve: pilotlight app promote search/embed v2-"
+        in shell.run("app", "approve", "search", "v2", key=other).stdout
+    )
     assert shell.json("app", "promote", "search", "v2", "--yes")["stage"] == "live"
 
 
@@ -140,7 +171,9 @@ def test_names_are_given_and_taken(shell: Shell) -> None:
     assert "kept by the platform" in shell.failed("app", "alias", "search", "stable", "v1")
     assert shell.json("app", "pin", "search", "default", "v1")["revision"] == first
     assert "follows the weights" in shell.run("app", "pin", "search", "default", "--remove").stdout
-    promoted = shell.run("app", "promote", "search", "next", "--canary", "10,100", "--every", "1m", "--yes").stdout
+    promoted = shell.run(
+        "app", "promote", "search", "next", "--canary", "10,100", "--every", "1m", "--yes"
+    ).stdout
     assert "takes over search/embed step by step" in promoted
 
 
@@ -148,11 +181,17 @@ def test_what_serves_elsewhere_is_promoted(shell: Shell) -> None:
     shell.run("environment", "create", "staging")
     revision = shell.deploy("-e", "staging")["revision"]
     done = shell.json("app", "promote", "search", "--from", "staging", "--yes")
-    assert (done["environment"], done["functions"][0]["revision"], done["functions"][0]["stage"]) == ("main", revision, "live")
+    assert (
+        done["environment"],
+        done["functions"][0]["revision"],
+        done["functions"][0]["stage"],
+    ) == ("main", revision, "live")
     assert "one of them" in shell.failed("app", "promote", "search", "--yes")
 
 
-@pytest.mark.parametrize("text", ["[1]", "{", '{"a": "b"}', '{"a": true}', '{"a": {"b": {"c": 1}}}', '{"a": NaN}'])
+@pytest.mark.parametrize(
+    "text", ["[1]", "{", '{"a": "b"}', '{"a": true}', '{"a": {"b": {"c": 1}}}', '{"a": NaN}']
+)
 def test_an_evaluation_is_an_object_of_numbers(tmp_path: Path, text: str) -> None:
     (tmp_path / "m.json").write_text(text)
     with pytest.raises(InvalidInput):

@@ -33,14 +33,22 @@ def embed(text: str) -> str:
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No platform, no profile, no key."""
     monkeypatch.chdir(tmp_path)
-    for name in ("PILOTLIGHT_URL", "PILOTLIGHT_API_KEY", "PILOTLIGHT_HOME", "PILOTLIGHT_PLATFORM", "KUBECONFIG"):
+    for name in (
+        "PILOTLIGHT_URL",
+        "PILOTLIGHT_API_KEY",
+        "PILOTLIGHT_HOME",
+        "PILOTLIGHT_PLATFORM",
+        "KUBECONFIG",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PILOTLIGHT_CONFIG", str(tmp_path / "none.toml"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setenv("NO_COLOR", "1")
 
 
-def render(*words: str, config: str = f"cluster: {{runtime_image: {IMAGE}, images: {{vllm: {IMAGE}}}}}") -> Result:
+def render(
+    *words: str, config: str = f"cluster: {{runtime_image: {IMAGE}, images: {{vllm: {IMAGE}}}}}"
+) -> Result:
     """Run the command beside a platform.yaml."""
     Path("platform.yaml").write_text(config)
     return CliRunner().invoke(build(), ["render", *words], prog_name="pilotlight")
@@ -52,13 +60,30 @@ def documents(out: Result) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(out.stdout))
 
 
-@pytest.mark.parametrize("example, service", [("hello", "hello-hello"), ("embed", "search-embedder--1fe703eb4"), ("llm", "llm-assistant")])
-def test_the_examples_are_manifests_that_a_prepared_cluster_takes(example: str, service: str) -> None:
+@pytest.mark.parametrize(
+    "example, service",
+    [("hello", "hello-hello"), ("embed", "search-embedder--1fe703eb4"), ("llm", "llm-assistant")],
+)
+def test_the_examples_are_manifests_that_a_prepared_cluster_takes(
+    example: str, service: str
+) -> None:
     made = documents(render(str(EXAMPLES / f"{example}.py"), "--tenant", "acme"))
-    assert [one["kind"] for one in made[:5]] == ["Namespace", "RoleBinding", "RoleBinding", "ServiceAccount", "NetworkPolicy"]
+    assert [one["kind"] for one in made[:5]] == [
+        "Namespace",
+        "RoleBinding",
+        "RoleBinding",
+        "ServiceAccount",
+        "NetworkPolicy",
+    ]
     data = {body["metadata"]["name"]: body["data"] for body in config_maps()}
     assert (made[-1]["metadata"]["name"], made[-1]["metadata"]["namespace"]) == (service, "fn-acme")
-    assert check(made[-1], KnativeConfig(features=data["config-features"], autoscaler=data["config-autoscaler"])) == []
+    assert (
+        check(
+            made[-1],
+            KnativeConfig(features=data["config-features"], autoscaler=data["config-autoscaler"]),
+        )
+        == []
+    )
 
 
 def test_it_prints_the_same_every_time() -> None:
@@ -76,7 +101,10 @@ def test_tenant_environment_and_namespace_are_the_callers() -> None:
 def test_one_file_for_the_namespace_and_one_for_each_function(tmp_path: Path) -> None:
     out = render(str(EXAMPLES / "hello.py"), "--output", str(tmp_path / "made"))
     assert out.exit_code == 0
-    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == ["hello-hello.yaml", "namespace.yaml"]
+    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == [
+        "hello-hello.yaml",
+        "namespace.yaml",
+    ]
     assert out.stdout == ""
 
 
@@ -99,12 +127,20 @@ def test_what_the_cluster_must_have_switched_on_is_an_error_with_strict() -> Non
 def test_the_clusters_own_settings_decide_where_it_is_asked(tmp_path: Path) -> None:
     with running_api_server() as threaded:
         kubeconfig = threaded.server.write_kubeconfig(tmp_path / "kubeconfig")
-        out = render(str(EXAMPLES / "hello.py"), "--cluster", config=f"cluster: {{runtime_image: {IMAGE}, kubeconfig: {kubeconfig}}}")
+        out = render(
+            str(EXAMPLES / "hello.py"),
+            "--cluster",
+            config=f"cluster: {{runtime_image: {IMAGE}, kubeconfig: {kubeconfig}}}",
+        )
         assert out.exit_code == 0
         assert "needs" not in out.stderr
     with running_api_server(ready=False) as threaded:
         kubeconfig = threaded.server.write_kubeconfig(tmp_path / "kubeconfig")
-        out = render(str(EXAMPLES / "hello.py"), "--cluster", config=f"cluster: {{runtime_image: {IMAGE}, kubeconfig: {kubeconfig}}}")
+        out = render(
+            str(EXAMPLES / "hello.py"),
+            "--cluster",
+            config=f"cluster: {{runtime_image: {IMAGE}, kubeconfig: {kubeconfig}}}",
+        )
         assert out.exit_code == 1
 
 
@@ -124,7 +160,10 @@ def test_without_an_image_it_says_what_to_set() -> None:
     assert out.exit_code == 1
     assert "cluster.runtime_image" in out.stderr
     assert documents(render(str(EXAMPLES / "hello.py"), "--image", IMAGE, config=""))
-    assert "by digest" in render(str(EXAMPLES / "hello.py"), "--image", "registry.example/x:1", config="").stderr
+    assert (
+        "by digest"
+        in render(str(EXAMPLES / "hello.py"), "--image", "registry.example/x:1", config="").stderr
+    )
 
 
 def test_a_tenants_name_must_be_one() -> None:

@@ -30,14 +30,27 @@ class Shell:
         self.platform = platform
         with platform.store.write() as write:
             tenant = write.sql.execute(sa.select(tables.tenants.c.id)).scalar_one()
-            place = Place(tenant=tenant, uid=20_000, environment="main", app="search", actor="k-1", request="r")
+            place = Place(
+                tenant=tenant,
+                uid=20_000,
+                environment="main",
+                app="search",
+                actor="k-1",
+                request="r",
+            )
             specs = [from_json(FunctionSpec, spec(resources={"cpu": cpu})) for cpu in (2.0, 1.0)]
-            revisions = [registry.deploy(write, place, specs=[one]).functions[0].revision for one in specs]
+            revisions = [
+                registry.deploy(write, place, specs=[one]).functions[0].revision for one in specs
+            ]
             self.candidate, self.stable = revisions
-            self.rollout = lifecycle.begin(write, place, function="hello", candidate=self.candidate, plan=parse({}))
+            self.rollout = lifecycle.begin(
+                write, place, function="hello", candidate=self.candidate, plan=parse({})
+            )
 
     def run(self, *words: str) -> Result:
-        return CliRunner().invoke(build(), ["rollout", *words], env=self.platform.environ(), prog_name="pilotlight")
+        return CliRunner().invoke(
+            build(), ["rollout", *words], env=self.platform.environ(), prog_name="pilotlight"
+        )
 
     def json(self, *words: str, status: int = 0) -> Any:
         done = self.run(*words, "--json")
@@ -56,7 +69,14 @@ def test_rollouts_are_listed_and_shown(shell: Shell) -> None:
     assert "search/hello" in listed
     assert "running" in listed
     shown = shell.run("show", "search/hello").stdout
-    for said in (shell.candidate, shell.stable, "5 % ── 25 % ── 50 % ── 100 %", "hold", "had no calls", "weight 5: begun by k-1"):
+    for said in (
+        shell.candidate,
+        shell.stable,
+        "5 % ── 25 % ── 50 % ── 100 %",
+        "hold",
+        "had no calls",
+        "weight 5: begun by k-1",
+    ):
         assert said in shown, said
     assert shell.json("show", shell.rollout)["id"] == shell.rollout
     assert [row["id"] for row in shell.json("list", "--state", "active")] == [shell.rollout]
@@ -84,7 +104,10 @@ def test_watching_what_was_taken_back_fails(shell: Shell) -> None:
     shell.run("abort", shell.rollout, "--yes")
     lines = shell.run("watch", "search/hello", "--json")
     assert lines.exit_code == 1
-    assert [json.loads(line)["verdict"] for line in lines.stdout.splitlines()] == ["advance", "rollback"]
+    assert [json.loads(line)["verdict"] for line in lines.stdout.splitlines()] == [
+        "advance",
+        "rollback",
+    ]
 
 
 def test_what_there_is_not_is_named(shell: Shell) -> None:
@@ -93,24 +116,36 @@ def test_what_there_is_not_is_named(shell: Shell) -> None:
         assert (done.exit_code, len(done.stderr.strip().splitlines())) == (1, 2), done.output
 
 
-# -- the options of a deploy --------------------------------------------------------------------------------------------
+# -- the options of a deploy -----------------------------------------------------------------------
 def test_options_make_a_plan_that_the_control_plane_takes() -> None:
-    plan = plan_of("5,25%, 100", "90s", 50, ["error_ratio", "latency_p99+30%", "cost_per_call<=0.001", "feedback:score>=0.9"])
+    plan = plan_of(
+        "5,25%, 100",
+        "90s",
+        50,
+        ["error_ratio", "latency_p99+30%", "cost_per_call<=0.001", "feedback:score>=0.9"],
+    )
     assert plan == {
-        "steps": [5, 25, 100], "every_s": 90, "min_samples": 50,
+        "steps": [5, 25, 100],
+        "every_s": 90,
+        "min_samples": 50,
         "gates": [
-            {"metric": "error_ratio"}, {"metric": "latency_p99", "max_increase": 0.3}, {"metric": "cost_per_call", "max": 0.001},
+            {"metric": "error_ratio"},
+            {"metric": "latency_p99", "max_increase": 0.3},
+            {"metric": "cost_per_call", "max": 0.001},
             {"metric": "feedback:score", "min": 0.9},
         ],
-    }  # fmt: skip
+    }
     assert parse(plan).steps == (5, 25, 100)
     assert plan_of(None, None, None, None) is None
 
 
 @pytest.mark.parametrize(
-    "canary,every,gates", [("many", None, None), (None, "5m", None), ("5,100", "soon", None), ("5,100", None, ["a=b"])]
+    "canary,every,gates",
+    [("many", None, None), (None, "5m", None), ("5,100", "soon", None), ("5,100", None, ["a=b"])],
 )
-def test_options_that_are_not_clear_are_refused(canary: str | None, every: str | None, gates: list[str] | None) -> None:
+def test_options_that_are_not_clear_are_refused(
+    canary: str | None, every: str | None, gates: list[str] | None
+) -> None:
     with pytest.raises(InvalidInput):
         plan_of(canary, every, None, gates)
 

@@ -22,28 +22,79 @@ from tests.functions.controller.parts import spec
 
 
 def indicator(sli: str, **changes: Any) -> dict[str, Any]:
-    body = {"sli": sli, "target": 0.999, "bound_s": None, "bad": 0, "total": 0, "ratio": None, "budget_left": None, "is_told": True}
+    body = {
+        "sli": sli,
+        "target": 0.999,
+        "bound_s": None,
+        "bad": 0,
+        "total": 0,
+        "ratio": None,
+        "budget_left": None,
+        "is_told": True,
+    }
     return {**body, "burn_rates": dict.fromkeys(WINDOWS), **changes}
 
 
 def slo(**changes: Any) -> dict[str, Any]:
     alarm = {
-        "id": "slo-1", "sli": "warm_latency", "severity": "page", "window": "1h/5m", "factor": 14.4, "burn_rate": 20.5,
-        "burn_rate_now": 31.0, "bad": 60, "total": 300, "budget": 0.01, "stage": "queue", "began_at": 1_800_000_000.0, "ended_at": None,
-    }  # fmt: skip
+        "id": "slo-1",
+        "sli": "warm_latency",
+        "severity": "page",
+        "window": "1h/5m",
+        "factor": 14.4,
+        "burn_rate": 20.5,
+        "burn_rate_now": 31.0,
+        "bad": 60,
+        "total": 300,
+        "budget": 0.01,
+        "stage": "queue",
+        "began_at": 1_800_000_000.0,
+        "ended_at": None,
+    }
     slow = indicator(
-        "warm_latency", target=0.99, bound_s=0.1, bad=60, total=300, ratio=0.8, budget_left=-19.0, burn_rates=dict.fromkeys(WINDOWS, 20.0)
+        "warm_latency",
+        target=0.99,
+        bound_s=0.1,
+        bad=60,
+        total=300,
+        ratio=0.8,
+        budget_left=-19.0,
+        burn_rates=dict.fromkeys(WINDOWS, 20.0),
     )
-    good = indicator("availability", total=300, ratio=1.0, budget_left=1.0, burn_rates=dict.fromkeys(WINDOWS, 0.0))
+    good = indicator(
+        "availability",
+        total=300,
+        ratio=1.0,
+        budget_left=1.0,
+        burn_rates=dict.fromkeys(WINDOWS, 0.0),
+    )
     stages = [
-        {"stage": stage, "budget_s": 0.02, "calls": 300, "overruns": 60 if stage == "queue" else 0, "p50_ms": 1.0, "p99_ms": 250.0}
+        {
+            "stage": stage,
+            "budget_s": 0.02,
+            "calls": 300,
+            "overruns": 60 if stage == "queue" else 0,
+            "p50_ms": 1.0,
+            "p99_ms": 250.0,
+        }
         for stage in ("route", "admit", "queue", "start", "exec")
     ]
     body = {
-        "environment": "main", "app": "search", "function": "embed", "revision": "v7-3f2a1c", "is_declared": True, "window_days": 30,
-        "freeze": True, "frozen": True, "slis": [good, slow, *(indicator(sli) for sli in SLIS[2:])], "alarms": [alarm],
-        "objectives": {}, "stages": stages, "worst_stage": "queue", "history": [alarm],
-    }  # fmt: skip
+        "environment": "main",
+        "app": "search",
+        "function": "embed",
+        "revision": "v7-3f2a1c",
+        "is_declared": True,
+        "window_days": 30,
+        "freeze": True,
+        "frozen": True,
+        "slis": [good, slow, *(indicator(sli) for sli in SLIS[2:])],
+        "alarms": [alarm],
+        "objectives": {},
+        "stages": stages,
+        "worst_stage": "queue",
+        "history": [alarm],
+    }
     return {**body, **changes}
 
 
@@ -60,13 +111,22 @@ def test_a_function_shows_its_budgets_its_stages_and_its_alarms() -> None:
     assert "99 % in 100 ms" in text
     assert "60 / 300" in text
     assert "60 of 300" in text
-    assert "open  page    warm_latency: burned 20.5 times its budget over 1h/5m, most of it in queue" in text
+    assert (
+        "open  page    warm_latency: burned 20.5 times its budget over 1h/5m, most of it in queue"
+        in text
+    )
     assert "first token" not in text  # nothing is known of it
 
 
 def test_a_function_that_nobody_called_shows_what_it_would_promise() -> None:
     nothing = [indicator(sli) for sli in SLIS]
-    text = shown(render(slo(is_declared=False, frozen=False, slis=nothing, history=[], alarms=[], worst_stage="")))
+    text = shown(
+        render(
+            slo(
+                is_declared=False, frozen=False, slis=nothing, history=[], alarms=[], worst_stage=""
+            )
+        )
+    )
     assert "declares none: the defaults" in text
     assert "availability" in text
     assert "0 / 0" in text
@@ -90,16 +150,29 @@ def test_a_platform_is_asked(tmp_path: Path) -> None:
     with ServedController(tmp_path) as platform:
 
         def run(*words: str) -> str:
-            done = CliRunner().invoke(build(), ["slo", *words], env=platform.environ(), prog_name="pilotlight")
+            done = CliRunner().invoke(
+                build(), ["slo", *words], env=platform.environ(), prog_name="pilotlight"
+            )
             assert done.exit_code == 0, done.output
             return str(done.stdout)
 
         assert "No function takes traffic" in run("list")
         with platform.store.write() as write:
             tenant = write.sql.execute(sa.select(tables.tenants.c.id)).scalar_one()
-            place = Place(tenant=tenant, uid=20_000, environment="main", app="search", actor="k-1", request="r")
+            place = Place(
+                tenant=tenant,
+                uid=20_000,
+                environment="main",
+                app="search",
+                actor="k-1",
+                request="r",
+            )
             registry.deploy(write, place, specs=[from_json(FunctionSpec, spec())])
         assert "search/hello" in run("list")
         assert "declares none: the defaults" in run("show", "search/hello")
         body = json.loads(run("show", "search/hello", "--json"))
-        assert (body["function"], body["is_declared"], [one["total"] for one in body["slis"]]) == ("hello", False, [0] * 6)
+        assert (body["function"], body["is_declared"], [one["total"] for one in body["slis"]]) == (
+            "hello",
+            False,
+            [0] * 6,
+        )

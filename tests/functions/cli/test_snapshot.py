@@ -1,4 +1,5 @@
-"""`pilotlight snapshot`, `template`, `instance stop --all` and `deploy`, against a platform in this process."""
+"""`pilotlight snapshot`, `template`, `instance stop --all` and `deploy`, against a platform in this
+process."""
 
 from __future__ import annotations
 
@@ -13,16 +14,33 @@ from typer.testing import CliRunner, Result
 from pilotlight.cli.main import build
 from tests.fakes.fake_platform import API_KEY, FakePlatform
 
-SOURCE = "import pilotlight\napp = pilotlight.App('search')\n\n@app.function()\ndef embed(text: str) -> str:\n    return text\n"
+SOURCE = (
+    "import pilotlight\napp = pilotlight.App('search')\n\n@app.function()\ndef embed(text: "
+    "str) -> str:\n    return text\n"
+)
 
 
 def snapshot(name: str, **changes: Any) -> dict[str, Any]:
     values: dict[str, Any] = {
-        "id": name, "revision": "f-1@v3-abcdef", "state": "READY", "in_place": False, "pages": "lazy", "image_bytes": 61_000_000,
-        "heap_bytes": 0, "heap_why": "", "reason": "", "phases_ms": {"dump": 300.0}, "cold_ms": 5400.0, "restore_ms": 120.0,
-        "created_at": 1.0, "last_used_at": 0.0, "restores": 3, "remote": True, "identity": {"kernel": "6.1"},
+        "id": name,
+        "revision": "f-1@v3-abcdef",
+        "state": "READY",
+        "in_place": False,
+        "pages": "lazy",
+        "image_bytes": 61_000_000,
+        "heap_bytes": 0,
+        "heap_why": "",
+        "reason": "",
+        "phases_ms": {"dump": 300.0},
+        "cold_ms": 5400.0,
+        "restore_ms": 120.0,
+        "created_at": 1.0,
+        "last_used_at": 0.0,
+        "restores": 3,
+        "remote": True,
+        "identity": {"kernel": "6.1"},
         "labels": {"app": "search", "function": "embed"},
-    }  # fmt: skip
+    }
     return {**values, **changes}
 
 
@@ -32,7 +50,12 @@ class Shell:
     def __init__(self, platform: FakePlatform, home: Path) -> None:
         self.platform = platform
         self.home = home
-        self.environ = {"PILOTLIGHT_URL": platform.url, "PILOTLIGHT_API_KEY": API_KEY, "HOME": str(home), "NO_COLOR": "1"}
+        self.environ = {
+            "PILOTLIGHT_URL": platform.url,
+            "PILOTLIGHT_API_KEY": API_KEY,
+            "HOME": str(home),
+            "NO_COLOR": "1",
+        }
 
     def run(self, *words: str) -> Result:
         return CliRunner().invoke(build(), list(words), env=self.environ, prog_name="pilotlight")
@@ -52,22 +75,38 @@ def _shell(tmp_path: Path) -> Iterator[Shell]:
     with FakePlatform() as platform:
         shell = Shell(platform, tmp_path)
         assert shell.deploy("--no-wait").exit_code == 0
-        platform.snapshots = [snapshot("sn-11aa"), snapshot("sn-12bb", state="QUARANTINED", reason="three restores failed", in_place=True)]
+        platform.snapshots = [
+            snapshot("sn-11aa"),
+            snapshot("sn-12bb", state="QUARANTINED", reason="three restores failed", in_place=True),
+        ]
         yield shell
 
 
 def test_deploy_waits_for_the_proof_and_prints_cold_restore_and_fork(shell: Shell) -> None:
     shell.platform.warmup_report = {
-        "template": {"phases_ms": {"boot": 5400.0}, "threads": []}, "start_kind": "FORK", "start_ms": 21.0, "snapshot": snapshot("sn-1"),
-    }  # fmt: skip
+        "template": {"phases_ms": {"boot": 5400.0}, "threads": []},
+        "start_kind": "FORK",
+        "start_ms": 21.0,
+        "snapshot": snapshot("sn-1"),
+    }
     assert "cold 5.40 s → restore 120 ms → fork 21 ms; image 61 MB" in shell.deploy().stdout
     (proof,) = json.loads(shell.deploy("--json").stdout)["proofs"]
     assert (proof["restore_ms"], proof["snapshot"]["id"]) == (120.0, "sn-1")
 
 
 def test_a_refusal_is_printed_with_its_line_and_the_deploy_is_done(shell: Shell) -> None:
-    reason = {"kind": "connection", "fd": 7, "what": "TCP", "where": "app.py:12", "message": "a connection to 10.0.0.2:443 is open"}
-    shell.platform.warmup_report = {"start_kind": "COLD", "start_ms": 100.0, "snapshot": {"refused": [reason]}}
+    reason = {
+        "kind": "connection",
+        "fd": 7,
+        "what": "TCP",
+        "where": "app.py:12",
+        "message": "a connection to 10.0.0.2:443 is open",
+    }
+    shell.platform.warmup_report = {
+        "start_kind": "COLD",
+        "start_ms": 100.0,
+        "snapshot": {"refused": [reason]},
+    }
     done = shell.deploy()
     assert done.exit_code == 0
     assert "no snapshot: a connection to 10.0.0.2:443 is open (app.py:12)" in done.stdout
@@ -81,7 +120,18 @@ def test_no_wait_asks_for_no_proof(shell: Shell) -> None:
 def test_the_list_shows_state_kind_and_times(shell: Shell) -> None:
     out = shell.run("snapshot", "list").stdout
     first, second = out.splitlines()[1:]
-    for word in ("sn-11aa", "search/embed", "v3-abcdef", "ready", "fork", "lazy", "58.2 MiB", "120 ms", "5.40 s", "yes"):
+    for word in (
+        "sn-11aa",
+        "search/embed",
+        "v3-abcdef",
+        "ready",
+        "fork",
+        "lazy",
+        "58.2 MiB",
+        "120 ms",
+        "5.40 s",
+        "yes",
+    ):
         assert word in first
     assert "quarantined" in second
     assert "server" in second
@@ -128,7 +178,10 @@ def test_one_or_all_of_a_function_are_deleted(shell: Shell) -> None:
 
 def test_back_to_nothing_in_memory(shell: Shell) -> None:
     labels = {"app": "search", "function": "embed"}
-    shell.platform.templates = [{"revision": "f-1@v1-a", "labels": labels}, {"revision": "f-2@v1-a", "labels": labels | {"app": "other"}}]
+    shell.platform.templates = [
+        {"revision": "f-1@v1-a", "labels": labels},
+        {"revision": "f-2@v1-a", "labels": labels | {"app": "other"}},
+    ]
     shell.platform.instances = [{"id": "i-1"}, {"id": "i-2"}]
     assert shell.json("instance", "stop", "--all") == {"instances": ["i-1", "i-2"], "stopped": True}
     assert shell.run("instance", "stop").exit_code == 1

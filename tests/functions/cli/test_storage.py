@@ -33,7 +33,9 @@ def deploy(client: Client, data: bytes, **changes: Any) -> None:
 def register_image(shell: Shell) -> None:
     with shell.platform.store.write() as write:
         tenant = write.sql.exec_driver_sql("SELECT id FROM tenants").scalar_one()
-        images.register(write, tenant=tenant, spec=ImageSpec(python="3.11"), digest=IMAGE, size_bytes=5_000_000)
+        images.register(
+            write, tenant=tenant, spec=ImageSpec(python="3.11"), digest=IMAGE, size_bytes=5_000_000
+        )
 
 
 def test_what_is_kept_is_shown_beside_its_bound(shell: Shell, client: Client) -> None:
@@ -73,7 +75,9 @@ def test_images_are_listed_and_deleted_by_their_first_digits(shell: Shell) -> No
     assert shell.json("image", "list") == []
 
 
-def test_image_in_use_is_not_deleted_and_its_functions_are_named(shell: Shell, client: Client) -> None:
+def test_image_in_use_is_not_deleted_and_its_functions_are_named(
+    shell: Shell, client: Client
+) -> None:
     register_image(shell)
     deploy(client, b"code", image=IMAGE)
     assert "main/search/hello" in shell.failed("image", "delete", IMAGE, "--yes")

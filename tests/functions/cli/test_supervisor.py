@@ -33,13 +33,21 @@ class Place:
         self.notices: asyncio.Queue[Notice] = asyncio.Queue()
 
     def spec(self, name: str, mode: str = "serve", **settings: Any) -> ProcessSpec:
-        return ProcessSpec(name=name, argv=(sys.executable, "-S", FAKE, mode, name, str(self.journal)), **settings)
+        return ProcessSpec(
+            name=name, argv=(sys.executable, "-S", FAKE, mode, name, str(self.journal)), **settings
+        )
 
     def supervisor(self, *specs: ProcessSpec) -> Supervisor:
-        return Supervisor(specs, run=self.run, logs=self.run / "logs", announce=self.notices.put_nowait)
+        return Supervisor(
+            specs, run=self.run, logs=self.run / "logs", announce=self.notices.put_nowait
+        )
 
     def child(self, spec: ProcessSpec) -> Child:
-        return Child(spec, pid_file=self.run / f"{spec.name}.pid", log=ProcessLog(path=self.run / f"{spec.name}.log"))
+        return Child(
+            spec,
+            pid_file=self.run / f"{spec.name}.pid",
+            log=ProcessLog(path=self.run / f"{spec.name}.log"),
+        )
 
     def lines(self) -> list[str]:
         return self.journal.read_text().splitlines()
@@ -63,15 +71,26 @@ def test_restart_delay_doubles_from_a_tenth_to_five_seconds() -> None:
 
 
 @pytest.mark.parametrize(
-    "status, text", [(0, "exit status 0"), (3, "exit status 3"), (-9, "killed by SIGKILL"), (-99, "killed by signal 99")]
+    "status, text",
+    [
+        (0, "exit status 0"),
+        (3, "exit status 3"),
+        (-9, "killed by SIGKILL"),
+        (-99, "killed by signal 99"),
+    ],
 )
 def test_exit_statuses_are_named(status: int, text: str) -> None:
     assert describe_status(status) == text
 
 
 @pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0 or not Path("/proc/self/autogroup").exists(), reason="needs root and a kernel with autogroup")
-async def test_a_process_that_goes_before_others_has_the_niceness_of_its_session_said(place: Place) -> None:
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not Path("/proc/self/autogroup").exists(),
+    reason="needs root and a kernel with autogroup",
+)
+async def test_a_process_that_goes_before_others_has_the_niceness_of_its_session_said(
+    place: Place,
+) -> None:
     child = place.child(ProcessSpec(name="gate", argv=place.spec("gate").argv, niceness=-10))
     await child.start()
     try:
@@ -85,7 +104,14 @@ async def test_starts_in_order_and_stops_in_the_opposite_one(place: Place) -> No
     supervisor = place.supervisor(place.spec("cache"), place.spec("agent"), place.spec("gate"))
     await supervisor.start()
     await supervisor.stop(Stop.ALL)
-    assert place.lines() == ["start cache", "start agent", "start gate", "stop gate", "stop agent", "stop cache"]
+    assert place.lines() == [
+        "start cache",
+        "start agent",
+        "start gate",
+        "stop gate",
+        "stop agent",
+        "stop cache",
+    ]
 
 
 async def test_pid_files_hold_the_live_pid_and_go_with_the_process(place: Place) -> None:
@@ -113,9 +139,16 @@ async def test_a_killed_process_is_restarted_alone(place: Place) -> None:
     assert place.lines()[-2:] == ["stop gate", "stop cache"]
 
 
-async def test_a_process_that_dies_while_starting_shows_its_last_words_and_takes_the_others_down(place: Place) -> None:
-    supervisor = place.supervisor(place.spec("cache"), place.spec("agent", "broken"), place.spec("gate"))
-    with pytest.raises(ProcessFailed, match=r"^agent stopped while starting \(exit status 3\): the database is on fire$") as failure:
+async def test_a_process_that_dies_while_starting_shows_its_last_words_and_takes_the_others_down(
+    place: Place,
+) -> None:
+    supervisor = place.supervisor(
+        place.spec("cache"), place.spec("agent", "broken"), place.spec("gate")
+    )
+    with pytest.raises(
+        ProcessFailed,
+        match=r"^agent stopped while starting \(exit status 3\): the database is on fire$",
+    ) as failure:
         await supervisor.start()
     assert failure.value.detail["log_tail"] == ["the database is on fire"]
     assert place.lines() == ["start cache", "stop cache"]
@@ -182,7 +215,14 @@ async def go():
 asyncio.run(go())
 """
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    out = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=50, check=False)
+    out = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
     pid = int(out.stdout.split()[-1])
     assert out.returncode == -signal.SIGKILL, out.stderr
     assert terminate(pid, grace_s=PATIENCE_S)  # it was told already; this only waits for its end
@@ -220,10 +260,17 @@ def test_a_log_is_set_aside_when_it_outgrows_its_bound_and_keeps_its_writers(pla
     assert not log.rotate()
     assert log.tail(1) == ["last"]
     assert log.tail(5, since_byte=6) == ["last"]
-    assert sorted(p.name for p in place.run.glob("gate.log*")) == ["gate.log", "gate.log.1", "gate.log.2", "gate.log.3"]
+    assert sorted(p.name for p in place.run.glob("gate.log*")) == [
+        "gate.log",
+        "gate.log.1",
+        "gate.log.2",
+        "gate.log.3",
+    ]
     assert (place.run / "gate.log.1").read_text() == "4" * 101
 
 
 def test_a_controller_has_time_to_migrate_a_large_ledger() -> None:
-    timeouts = {spec.name: spec.ready_timeout_s for spec in platform_processes(Path("platform.yaml"))}
+    timeouts = {
+        spec.name: spec.ready_timeout_s for spec in platform_processes(Path("platform.yaml"))
+    }
     assert timeouts == {"weight_cache": 60, "snapshotter": 60, "controller": 3600, "activator": 60}

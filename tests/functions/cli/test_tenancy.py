@@ -26,7 +26,9 @@ class Shell:
         self.platform = platform
 
     def run(self, *words: str, key: str | None = None) -> Result:
-        return CliRunner().invoke(build(), list(words), env=self.platform.environ(key), prog_name="pilotlight")
+        return CliRunner().invoke(
+            build(), list(words), env=self.platform.environ(key), prog_name="pilotlight"
+        )
 
     def json(self, *words: str, key: str | None = None) -> Any:
         done = self.run(*words, "--json", key=key)
@@ -66,7 +68,7 @@ def _client(shell: Shell) -> Iterator[Client]:
         yield client
 
 
-# -- tenants and plans -------------------------------------------------------------------------------------------------
+# -- tenants and plans -----------------------------------------------------------------------------
 
 
 def test_a_tenant_is_made_with_a_key_that_works_and_shown_once(shell: Shell) -> None:
@@ -99,11 +101,23 @@ def test_a_tenant_is_made_with_a_key_that_works_and_shown_once(shell: Shell) -> 
 def test_tenants_are_listed_changed_suspended_and_resumed(shell: Shell) -> None:
     shell.run("tenant", "create", "acme")
     assert (
-        shell.json("tenant", "set", "acme", "--plan", "free", "--override", "burst=null", "--override", "priority=batch")["terms"]["burst"]
+        shell.json(
+            "tenant",
+            "set",
+            "acme",
+            "--plan",
+            "free",
+            "--override",
+            "burst=null",
+            "--override",
+            "priority=batch",
+        )["terms"]["burst"]
         is None
     )
     assert "burst=-, priority=batch" in shell.run("tenant", "list").stdout
-    assert shell.json("tenant", "set", "acme", "--clear", "burst")["overrides"] == {"priority": "batch"}
+    assert shell.json("tenant", "set", "acme", "--clear", "burst")["overrides"] == {
+        "priority": "batch"
+    }
     assert shell.json("tenant", "set", "acme", "--clear", "all")["overrides"] == {}
     assert "Pass --yes" in shell.failed("tenant", "suspend", "acme")
     assert "acme is suspended" in shell.run("tenant", "suspend", "acme", "--yes").stdout
@@ -120,11 +134,16 @@ def test_tenants_are_listed_changed_suspended_and_resumed(shell: Shell) -> None:
         (("tenant", "set", "nobody", "--plan", "free"), "there is no tenant 'nobody'"),
         (("tenant", "set", "default"), "nothing to change was named"),
         (("tenant", "set", "default", "--override", "gpus"), "--override 'gpus' is not key=value"),
-        (("tenant", "set", "default", "--override", "gpus=-1"), "gpus = -1: must be between 0 and 1e+06"),
+        (
+            ("tenant", "set", "default", "--override", "gpus=-1"),
+            "gpus = -1: must be between 0 and 1e+06",
+        ),
         (("plan", "show", "gold"), "there is no plan 'gold'"),
     ],
 )
-def test_what_cannot_be_is_said_with_the_next_step(shell: Shell, words: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_is_said_with_the_next_step(
+    shell: Shell, words: tuple[str, ...], said: str
+) -> None:
     assert said in shell.failed(*words)
 
 
@@ -132,34 +151,52 @@ def test_plans_are_shown(shell: Shell) -> None:
     assert shell.json("plan", "list")["default"] == "standard"
     listed = shell.run("plan", "list")
     assert "new tenants have standard" in listed.stderr
-    assert [line.split()[0] for line in listed.stdout.splitlines()[1:]] == ["free", "standard", "enterprise"]
+    assert [line.split()[0] for line in listed.stdout.splitlines()[1:]] == [
+        "free",
+        "standard",
+        "enterprise",
+    ]
     assert "1.0 MiB" in shell.run("plan", "show", "free").stdout
 
 
-# -- quotas ------------------------------------------------------------------------------------------------------------
+# -- quotas ----------------------------------------------------------------------------------------
 
 
 def test_quotas_of_a_function_are_set_one_by_one(shell: Shell) -> None:
     of = ("--function", "search/embed")
-    assert shell.json("quota", "set", "requests_per_s=2.5", "burst=10", *of) == {"requests_per_s": 2.5, "burst": 10}
-    assert shell.json("quota", "set", "concurrent=4", *of) == {"requests_per_s": 2.5, "burst": 10, "concurrent": 4}
+    assert shell.json("quota", "set", "requests_per_s=2.5", "burst=10", *of) == {
+        "requests_per_s": 2.5,
+        "burst": 10,
+    }
+    assert shell.json("quota", "set", "concurrent=4", *of) == {
+        "requests_per_s": 2.5,
+        "burst": 10,
+        "concurrent": 4,
+    }
     assert shell.json("quota", "set", "burst=null", *of) == {"requests_per_s": 2.5, "concurrent": 4}
     assert shell.json("quota", "clear", "concurrent", *of) == {"requests_per_s": 2.5}
     assert "has no quota 'gpus'" in shell.failed("quota", "clear", "gpus", *of)
-    assert "requests_per_s=2.5" in next(line for line in shell.run("quota", "show").stdout.splitlines() if "search/embed" in line)
+    assert "requests_per_s=2.5" in next(
+        line for line in shell.run("quota", "show").stdout.splitlines() if "search/embed" in line
+    )
     assert shell.json("quota", "clear", *of) == {}
     assert "Nothing is bounded." in shell.run("quota", "show", *of).stdout
 
 
 def test_quotas_of_a_key_and_of_a_tenant(shell: Shell) -> None:
     key = shell.json("token", "create", "--quota", "requests_per_s=1", "--name", "ci")["id"]
-    assert shell.json("quota", "set", "concurrent=2", "--key", key) == {"requests_per_s": 1, "concurrent": 2}
+    assert shell.json("quota", "set", "concurrent=2", "--key", key) == {
+        "requests_per_s": 1,
+        "concurrent": 2,
+    }
     assert shell.json("quota", "show", "--key", key) == {"requests_per_s": 1, "concurrent": 2}
     assert f"key {key} ci" in shell.run("quota", "show").stdout
     shell.run("tenant", "create", "acme", "--override", "priority=batch")
     assert shell.json("quota", "set", "concurrent=2", "--tenant", "acme")["concurrent"] == 2
     assert shell.json("quota", "clear", "--tenant", "acme")["concurrent"] == 200
-    assert shell.json("tenant", "show", "acme")["overrides"] == {"priority": "batch"}, "what is no quota stays"
+    assert shell.json("tenant", "show", "acme")["overrides"] == {"priority": "batch"}, (
+        "what is no quota stays"
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,21 +206,28 @@ def test_quotas_of_a_key_and_of_a_tenant(shell: Shell) -> None:
         (("set", "concurrent=1", "--key", "k-1", "--tenant", "a"), "one at a time"),
         (("set", "concurrent", "--function", "a/f"), "quota 'concurrent' is not key=value"),
         (("set", "concurrent=1", "--function", "embed"), "write app/function"),
-        (("set", "concurrent=-1", "--function", "a/f"), "concurrent = -1: must be between 0 and 1e+06"),
+        (
+            ("set", "concurrent=-1", "--function", "a/f"),
+            "concurrent = -1: must be between 0 and 1e+06",
+        ),
         (("set", "wheels=1", "--function", "a/f"), "wheels: unknown quota"),
         (("set", "weight=1", "--tenant", "default"), "'weight' is not a quota"),
         (("show", "--key", "k-none"), "there is no API key k-none"),
     ],
 )
-def test_quotas_that_make_no_sense_are_refused_with_the_next_step(shell: Shell, words: tuple[str, ...], said: str) -> None:
+def test_quotas_that_make_no_sense_are_refused_with_the_next_step(
+    shell: Shell, words: tuple[str, ...], said: str
+) -> None:
     assert said in shell.failed("quota", *words)
 
 
-# -- keys --------------------------------------------------------------------------------------------------------------
+# -- keys ------------------------------------------------------------------------------------------
 
 
 def test_a_key_is_bound_to_an_app_and_rotated(shell: Shell) -> None:
-    old = shell.json("token", "create", "--scope", "deploy", "--app", "search", "--ttl", "30d", "--name", "ci")
+    old = shell.json(
+        "token", "create", "--scope", "deploy", "--app", "search", "--ttl", "30d", "--name", "ci"
+    )
     assert (old["app"], old["function"]) == ("search", None)
     assert "Pass --yes" in shell.failed("token", "rotate", old["id"])
     shell.platform.now += 60
@@ -217,7 +261,7 @@ def test_the_last_admin_key_is_revoked_with_force_only(shell: Shell) -> None:
     assert shell.run("token", "list").exit_code == 1
 
 
-# -- audit -------------------------------------------------------------------------------------------------------------
+# -- audit -----------------------------------------------------------------------------------------
 
 
 def test_the_log_is_shown_filtered_and_as_json(shell: Shell) -> None:
@@ -263,7 +307,7 @@ def test_a_change_in_short(before: Any, after: Any, said: str | None) -> None:
     assert text == said if said is not None else (len(text), text[-1]) == (60, "…")
 
 
-# -- the client --------------------------------------------------------------------------------------------------------
+# -- the client ------------------------------------------------------------------------------------
 
 
 def test_the_client_reads_the_log_page_by_page(shell: Shell, client: Client) -> None:
@@ -292,7 +336,9 @@ def test_the_client_raises_what_the_platform_refuses(shell: Shell, client: Clien
         client.change_tenant("acme", suspended=False)
         with pytest.raises(Conflict, match="last admin key"):
             own.set_key_expiry(key, ttl_s=60)
-        assert own.set_key_expiry(key, ttl_s=60, force=True)["expires_at"] == shell.platform.now + 60
+        assert (
+            own.set_key_expiry(key, ttl_s=60, force=True)["expires_at"] == shell.platform.now + 60
+        )
         shell.platform.now += 61
         with pytest.raises(Unauthenticated):
             own.whoami()

@@ -20,7 +20,9 @@ from pilotlight.errors import NotFound
 HOSTILE = "x\x1b]0;owned\x07\x1b[2J\x9b2J\u202ey"
 
 
-@pytest.mark.parametrize("what", [HOSTILE, table([{"name": HOSTILE}], {"name": "NAME"}, empty="")], ids=["text", "table"])
+@pytest.mark.parametrize(
+    "what", [HOSTILE, table([{"name": HOSTILE}], {"name": "NAME"}, empty="")], ids=["text", "table"]
+)
 def test_control_characters_are_shown_and_not_obeyed(what: Any) -> None:
     out = io.StringIO()
     Terminal(out, width=120).print(what, markup=False)
@@ -41,7 +43,16 @@ def test_an_errors_text_does_not_speak_to_the_terminal(capsys: pytest.CaptureFix
 def test_lines_of_logs_keep_colours_and_nothing_else() -> None:
     out = io.StringIO()
     terminal = Terminal(out, width=120)
-    terminal.print(log_line({"time": None, "instance": "i-1", "stream": "stdout", "text": f"\x1b[31mred\x1b[0m {HOSTILE}"}))
+    terminal.print(
+        log_line(
+            {
+                "time": None,
+                "instance": "i-1",
+                "stream": "stdout",
+                "text": f"\x1b[31mred\x1b[0m {HOSTILE}",
+            }
+        )
+    )
 
     assert "red x" in out.getvalue()
     assert all(line.isprintable() for line in out.getvalue().splitlines())

@@ -41,7 +41,11 @@ def test_quantiles_of_nothing_are_nothing_and_beyond_the_last_bound_that_bound()
 
 def look(at: float, requests: float, cost: float) -> Look:
     return Look(
-        at=at, requests={KEY: requests}, buckets={KEY: {0.1: requests, float("inf"): requests}}, cost={KEY: cost}, instances={KEY: 2}
+        at=at,
+        requests={KEY: requests},
+        buckets={KEY: {0.1: requests, float("inf"): requests}},
+        cost={KEY: cost},
+        instances={KEY: 2},
     )
 
 

@@ -21,17 +21,39 @@ OLD = 600
 """More than a page."""
 
 
-def span(id: str, parent: str = "", *, name: str = "", begin_ms: float = 0.0, ms: float = 1.0, **more: Any) -> dict[str, Any]:
-    return {"id": id, "parent": parent, "name": name or id, "begin_ms": begin_ms, "ms": ms, "error": "", "attributes": {}, **more}
+def span(
+    id: str,
+    parent: str = "",
+    *,
+    name: str = "",
+    begin_ms: float = 0.0,
+    ms: float = 1.0,
+    **more: Any,
+) -> dict[str, Any]:
+    return {
+        "id": id,
+        "parent": parent,
+        "name": name or id,
+        "begin_ms": begin_ms,
+        "ms": ms,
+        "error": "",
+        "attributes": {},
+        **more,
+    }
 
 
 def rows(*spans: dict[str, Any]) -> list[tuple[int, str]]:
     return [(bar.depth, bar.span["id"]) for bar in bars({"spans": spans})]
 
 
-# -- the waterfall ------------------------------------------------------------------------------------------------------
+# -- the waterfall ---------------------------------------------------------------------------------
 def test_spans_stand_below_their_parents_in_the_order_in_which_they_began() -> None:
-    given = [span("exec", "root", begin_ms=5), span("root", ms=10), span("user", "exec", begin_ms=6), span("queue", "root", begin_ms=1)]
+    given = [
+        span("exec", "root", begin_ms=5),
+        span("root", ms=10),
+        span("user", "exec", begin_ms=6),
+        span("queue", "root", begin_ms=1),
+    ]
     assert rows(*given) == [(0, "root"), (1, "queue"), (1, "exec"), (2, "user")]
 
 
@@ -57,12 +79,22 @@ def test_bars_are_shares_of_the_whole_and_never_invisible() -> None:
 
 
 def test_errors_are_drawn_otherwise_and_told() -> None:
-    (bar,) = bars({"spans": [span("a", error="KeyError", attributes={"tokens": 12, "pilotlight.node": "n1", "faas.name": "x"})]})
+    (bar,) = bars(
+        {
+            "spans": [
+                span(
+                    "a",
+                    error="KeyError",
+                    attributes={"tokens": 12, "pilotlight.node": "n1", "faas.name": "x"},
+                )
+            ]
+        }
+    )
     assert drawn(bar, 2) == "▒▒"
     assert told(bar.span) == "error: KeyError, tokens=12, node=n1"
 
 
-# -- the command --------------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 @pytest.fixture(scope="module", name="platform")
 def _platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedController]:
     with ServedController(tmp_path_factory.mktemp("traces")) as platform:
@@ -70,7 +102,10 @@ def _platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedContro
             mine = client.whoami()["tenant"]["id"]
         with platform.store.write() as write:
             old = [trace(n, tenant=mine, at=float(n), app="old") for n in range(10, 10 + OLD)]
-            new = [trace(1, tenant=mine, at=1e4), trace(2, tenant=mine, at=2e4, kept_for="error", status=502, function="rank")]
+            new = [
+                trace(1, tenant=mine, at=1e4),
+                trace(2, tenant=mine, at=2e4, kept_for="error", status=502, function="rank"),
+            ]
             traces.put(write, old + new, keep=10_000)
         yield platform
 
@@ -82,9 +117,14 @@ def run(platform: ServedController, *words: str) -> Result:
 def test_a_list_can_be_narrowed(platform: ServedController) -> None:
     everything = run(platform, "trace", "list", "search", "--json")
     assert [row["function"] for row in json.loads(everything.stdout)] == ["rank", "embed"]
-    failed = run(platform, "trace", "list", "search/rank", "--failed", "--kept-for", "error", "--json")
+    failed = run(
+        platform, "trace", "list", "search/rank", "--failed", "--kept-for", "error", "--json"
+    )
     assert [row["status"] for row in json.loads(failed.stdout)] == [502]
-    assert run(platform, "trace", "list", "search/rank", "--slower-than", "99999").stdout.strip() == "No traces."
+    assert (
+        run(platform, "trace", "list", "search/rank", "--slower-than", "99999").stdout.strip()
+        == "No traces."
+    )
 
 
 def test_one_is_shown_by_the_id_of_its_call(platform: ServedController) -> None:
@@ -92,7 +132,9 @@ def test_one_is_shown_by_the_id_of_its_call(platform: ServedController) -> None:
     assert done.exit_code == 0, done.output
     assert "POST" in done.stdout
     assert "█" in done.stdout
-    assert isinstance(waterfall(json.loads(run(platform, "trace", "show", f"{1:032x}", "--json").stdout)), Table)
+    assert isinstance(
+        waterfall(json.loads(run(platform, "trace", "show", f"{1:032x}", "--json").stdout)), Table
+    )
 
 
 def test_one_that_was_not_kept_says_what_to_do(platform: ServedController) -> None:

@@ -25,11 +25,18 @@ class Shell:
         (self.model / "onnx").mkdir(parents=True)
         (self.model / "config.json").write_text("{}")
         (self.model / "onnx" / "model.bin").write_bytes(os.urandom(5000))
-        self.environ = {"PILOTLIGHT_URL": platform.url, "PILOTLIGHT_API_KEY": API_KEY, "HOME": str(home), "NO_COLOR": "1"}
+        self.environ = {
+            "PILOTLIGHT_URL": platform.url,
+            "PILOTLIGHT_API_KEY": API_KEY,
+            "HOME": str(home),
+            "NO_COLOR": "1",
+        }
         self.environ["XDG_CACHE_HOME"] = str(home / "cache")
 
     def run(self, *words: str) -> Result:
-        return CliRunner().invoke(build(), ["weights", *words], env=self.environ, prog_name="pilotlight")
+        return CliRunner().invoke(
+            build(), ["weights", *words], env=self.environ, prog_name="pilotlight"
+        )
 
     def json(self, *words: str, status: int = 0) -> Any:
         done = self.run(*words, "--json")
@@ -53,10 +60,16 @@ def test_push_sends_a_directory_names_it_and_says_how_to_use_it(shell: Shell) ->
         "use them with pilotlight.Weights.named('minilm')",
     ]
     again = shell.json("push", str(shell.model), "--name", "second")
-    assert (again["name"], again["source"], again["uploaded_bytes"]) == ("second", str(shell.model), 0)
+    assert (again["name"], again["source"], again["uploaded_bytes"]) == (
+        "second",
+        str(shell.model),
+        0,
+    )
 
 
-def test_the_working_directory_itself_can_be_pushed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_directory_itself_can_be_pushed(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(shell.model)
     pushed = shell.json("push", ".")
     assert (pushed["name"], pushed["files"], pushed["source"]) == ("minilm", 2, str(shell.model))
@@ -76,8 +89,13 @@ def test_a_source_that_cannot_be_read_is_refused_in_two_lines(shell: Shell, sour
     assert shell.platform.weights.rows == {}
 
 
-@pytest.mark.parametrize("words, said", [(("--name", "no good"), "--name"), (("-e", "nowhere"), "environment create nowhere")])
-def test_what_would_fail_after_the_upload_is_said_before_it(shell: Shell, words: tuple[str, str], said: str) -> None:
+@pytest.mark.parametrize(
+    "words, said",
+    [(("--name", "no good"), "--name"), (("-e", "nowhere"), "environment create nowhere")],
+)
+def test_what_would_fail_after_the_upload_is_said_before_it(
+    shell: Shell, words: tuple[str, str], said: str
+) -> None:
     done = shell.run("push", "minilm", *words)
     assert (done.exit_code, said in done.output) == (1, True)
     assert shell.platform.blobs == {}
@@ -100,7 +118,10 @@ def test_show_has_the_files(shell: Shell) -> None:
     out = shell.run("show", "minilm").stdout
     assert "on its disk, mapped by 0 instances; a start would wait 250 ms for it" in out
     assert "onnx/model.bin" in out
-    assert [row["path"] for row in shell.json("show", "minilm")["listing"]] == ["config.json", "onnx/model.bin"]
+    assert [row["path"] for row in shell.json("show", "minilm")["listing"]] == [
+        "config.json",
+        "onnx/model.bin",
+    ]
     missing = shell.run("show", "nope")
     assert (missing.exit_code, "no weights 'nope'" in missing.output) == (1, True)
 
@@ -113,7 +134,11 @@ def test_verify_ends_with_1_when_something_is_damaged(shell: Shell) -> None:
     shell.platform.weights.corrupt = ["onnx/model.bin"]
     done = shell.run("verify", "minilm")
     assert (done.exit_code, "fetched anew when needed: onnx/model.bin" in done.stdout) == (1, True)
-    assert shell.json("verify", "minilm", status=1) == {"name": "minilm", "is_here": True, "corrupt": ["onnx/model.bin"]}
+    assert shell.json("verify", "minilm", status=1) == {
+        "name": "minilm",
+        "is_here": True,
+        "corrupt": ["onnx/model.bin"],
+    }
 
 
 def test_prefetch_pin_and_unpin(shell: Shell) -> None:
@@ -140,7 +165,9 @@ def test_pull_brings_the_same_files_by_name_and_by_digest(shell: Shell) -> None:
         target = shell.home / which[:8] / "copy"
         pulled = shell.json("pull", which, str(target))
         assert (pulled["manifest"], pulled["files"], pulled["fetched_bytes"]) == (manifest, 2, 5002)
-        assert (target / "onnx" / "model.bin").read_bytes() == (shell.model / "onnx" / "model.bin").read_bytes()
+        assert (target / "onnx" / "model.bin").read_bytes() == (
+            shell.model / "onnx" / "model.bin"
+        ).read_bytes()
 
 
 def test_pull_into_a_directory_that_holds_something_asks(shell: Shell) -> None:
@@ -148,8 +175,15 @@ def test_pull_into_a_directory_that_holds_something_asks(shell: Shell) -> None:
     (shell.home / "full").mkdir()
     (shell.home / "full" / "mine.txt").write_text("mine")
     refused = shell.run("pull", "minilm", "full")
-    assert (refused.exit_code, "is not empty" in refused.output, "Pass --yes" in refused.output) == (1, True, True)
-    assert "4.9 KiB in 2 files, verified (4.9 KiB fetched)" in shell.run("pull", "minilm", "full", "--yes").stdout
+    assert (
+        refused.exit_code,
+        "is not empty" in refused.output,
+        "Pass --yes" in refused.output,
+    ) == (1, True, True)
+    assert (
+        "4.9 KiB in 2 files, verified (4.9 KiB fetched)"
+        in shell.run("pull", "minilm", "full", "--yes").stdout
+    )
     assert (shell.home / "full" / "mine.txt").read_text() == "mine"
     assert "all of it was there" in shell.run("pull", "minilm", "full", "--yes").stdout
 

@@ -12,7 +12,9 @@ from pilotlight.cluster.retries import Pauses
 from pilotlight.cluster.settings import ClusterSettings
 from tests.fakes.kubernetes.server import ApiServer
 
-IMPATIENT = Patience(pauses=Pauses(first_s=0.002, most_s=0.02), watch_pauses=Pauses(first_s=0.002, most_s=0.05))
+IMPATIENT = Patience(
+    pauses=Pauses(first_s=0.002, most_s=0.02), watch_pauses=Pauses(first_s=0.002, most_s=0.05)
+)
 
 
 @pytest.fixture
@@ -24,5 +26,7 @@ async def api_server() -> AsyncIterator[ApiServer]:
 @pytest.fixture
 async def cluster(api_server: ApiServer, tmp_path: Path) -> AsyncIterator[Cluster]:
     kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig")
-    async with await Cluster.connect(ClusterSettings(kubeconfig=str(kubeconfig)), patience=IMPATIENT) as cluster:
+    async with await Cluster.connect(
+        ClusterSettings(kubeconfig=str(kubeconfig)), patience=IMPATIENT
+    ) as cluster:
         yield cluster

@@ -1,4 +1,5 @@
-"""Facts of a cluster on which everything is as it should be: two GPU nodes, a node without, Knative, and the platform."""
+"""Facts of a cluster on which everything is as it should be: two GPU nodes, a node without,
+Knative, and the platform."""
 
 from __future__ import annotations
 
@@ -11,18 +12,36 @@ from pilotlight.cluster.features import BY_FIELD
 from pilotlight.cluster.settings import ClusterSettings
 
 SETTINGS = ClusterSettings(
-    runtime_image="registry.example/runtime@sha256:" + "0" * 64, gpu_products={"H100": "NVIDIA-H100-80GB-HBM3"}, runtime_class="gvisor"
+    runtime_image="registry.example/runtime@sha256:" + "0" * 64,
+    gpu_products={"H100": "NVIDIA-H100-80GB-HBM3"},
+    runtime_class="gvisor",
 )
 KNATIVE = {"app.kubernetes.io/version": "1.23.0"}
 
 
-def node(name: str, *, gpus: int = 0, labels: dict[str, str] | None = None, taints: list[dict[str, str]] | None = None) -> dict[str, Any]:
+def node(
+    name: str,
+    *,
+    gpus: int = 0,
+    labels: dict[str, str] | None = None,
+    taints: list[dict[str, str]] | None = None,
+) -> dict[str, Any]:
     """A node that is ready."""
-    gpu = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/cuda.driver-version.full": "580.82.07"} if gpus else {}
+    gpu = (
+        {
+            "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
+            "nvidia.com/cuda.driver-version.full": "580.82.07",
+        }
+        if gpus
+        else {}
+    )
     return {
         "metadata": {"name": name, "labels": gpu if labels is None else labels},
         "spec": {"taints": taints or []},
-        "status": {"allocatable": {"nvidia.com/gpu": str(gpus)} if gpus else {}, "conditions": [ready()]},
+        "status": {
+            "allocatable": {"nvidia.com/gpu": str(gpus)} if gpus else {},
+            "conditions": [ready()],
+        },
     }
 
 
@@ -33,7 +52,11 @@ def ready() -> dict[str, str]:
 
 def agent_pod(on: str) -> dict[str, Any]:
     """A node agent's pod."""
-    return {"metadata": {"name": f"agent-{on}"}, "spec": {"nodeName": on}, "status": {"conditions": [ready()]}}
+    return {
+        "metadata": {"name": f"agent-{on}"},
+        "spec": {"nodeName": on},
+        "status": {"conditions": [ready()]},
+    }
 
 
 def named(name: str, **body: Any) -> dict[str, Any]:
@@ -41,9 +64,14 @@ def named(name: str, **body: Any) -> dict[str, Any]:
     return {"metadata": {"name": name, "labels": KNATIVE}, **body}
 
 
-def part(kind: str, component: str, *, replicas: int = 1, ready: int | None = None) -> dict[str, Any]:
+def part(
+    kind: str, component: str, *, replicas: int = 1, ready: int | None = None
+) -> dict[str, Any]:
     """A process of the platform."""
-    metadata = {"name": f"pilotlight-{component}", "labels": {"app.kubernetes.io/component": component}}
+    metadata = {
+        "name": f"pilotlight-{component}",
+        "labels": {"app.kubernetes.io/component": component},
+    }
     status = {"readyReplicas": replicas if ready is None else ready}
     return {"kind": kind, "metadata": metadata, "spec": {"replicas": replicas}, "status": status}
 
@@ -56,7 +84,14 @@ def deployment(name: str, *, available: int = 1) -> dict[str, Any]:
 
 def healthy(**changed: Any) -> Facts:
     """The facts; `changed` fields are taken instead."""
-    definitions = (kinds.SERVICE, kinds.CONFIGURATION, kinds.REVISION, kinds.ROUTE, kinds.POD_AUTOSCALER, kinds.SERVERLESS_SERVICE)
+    definitions = (
+        kinds.SERVICE,
+        kinds.CONFIGURATION,
+        kinds.REVISION,
+        kinds.ROUTE,
+        kinds.POD_AUTOSCALER,
+        kinds.SERVERLESS_SERVICE,
+    )
     nodes = (node("cpu-1"), node("gpu-1", gpus=4), node("gpu-2", gpus=4))
     facts: dict[str, Any] = {
         "host": "https://10.0.0.1:6443",
@@ -64,7 +99,9 @@ def healthy(**changed: Any) -> Facts:
         "definitions": {kind.resource: named(kind.resource) for kind in definitions},
         "webhooks": frozenset({"validation.webhook.serving.knative.dev"}),
         "config": config(),
-        "knative": {name: deployment(name) for name in ("controller", "autoscaler", "activator", "webhook")},
+        "knative": {
+            name: deployment(name) for name in ("controller", "autoscaler", "activator", "webhook")
+        },
         "nodes": nodes,
         "runtime_classes": frozenset({"nvidia", "gvisor"}),
         "parts": (part("Deployment", "controller"), part("StatefulSet", "activator", replicas=2)),
@@ -86,5 +123,8 @@ def config(name: str = "", **changed: str) -> dict[str, dict[str, str]]:
         "config-gc": {"max-non-active-revisions": "20"},
     }
     if name:
-        data[name] = {**data[name], **{key.replace("_", "-"): value for key, value in changed.items()}}
+        data[name] = {
+            **data[name],
+            **{key.replace("_", "-"): value for key, value in changed.items()},
+        }
     return data

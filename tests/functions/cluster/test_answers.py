@@ -30,21 +30,40 @@ APPLY = Deed(verb="patch", kind=SERVICE, namespace="fn-acme", name="embed")
 
 
 def status(code: int, reason: str, message: str, **details: Any) -> Answer:
-    body = {"kind": "Status", "code": code, "reason": reason, "message": message, "details": details}
+    body = {
+        "kind": "Status",
+        "code": code,
+        "reason": reason,
+        "message": message,
+        "details": details,
+    }
     return Answer(status=code, body=json.dumps(body).encode())
 
 
 def webhook(why: str) -> Answer:
     return status(
-        400, "BadRequest", f'admission webhook "validation.webhook.serving.knative.dev" denied the request: validation failed: {why}'
+        400,
+        "BadRequest",
+        f'admission webhook "validation.webhook.serving.knative.dev" denied the request: '
+        f"validation failed: {why}",
     )
 
 
 def test_a_missing_right_names_verb_object_and_the_rule_that_grants_it() -> None:
     deed = Deed(verb="list", kind=SERVICE)
-    error = refusal(deed, status(403, "Forbidden", 'services.serving.knative.dev is forbidden: User "x" cannot list resource'))
+    error = refusal(
+        deed,
+        status(
+            403,
+            "Forbidden",
+            'services.serving.knative.dev is forbidden: User "x" cannot list resource',
+        ),
+    )
     assert isinstance(error, Forbidden)
-    assert error.rule == '{apiGroups: ["serving.knative.dev"], resources: ["services"], verbs: ["list"]}'
+    assert (
+        error.rule
+        == '{apiGroups: ["serving.knative.dev"], resources: ["services"], verbs: ["list"]}'
+    )
     assert error.rule in str(error)
     assert "in all namespaces" in str(error)
 
@@ -67,22 +86,50 @@ def test_a_kind_that_the_cluster_lacks_says_what_to_install() -> None:
 
 
 def test_an_absent_object_and_an_absent_namespace_are_told_apart() -> None:
-    assert isinstance(refusal(APPLY, status(404, "NotFound", 'services "embed" not found', name="embed", kind="services")), NotFound)
-    error = refusal(APPLY, status(404, "NotFound", 'namespaces "fn-acme" not found', name="fn-acme", kind="namespaces"))
+    assert isinstance(
+        refusal(
+            APPLY,
+            status(404, "NotFound", 'services "embed" not found', name="embed", kind="services"),
+        ),
+        NotFound,
+    )
+    error = refusal(
+        APPLY,
+        status(
+            404, "NotFound", 'namespaces "fn-acme" not found', name="fn-acme", kind="namespaces"
+        ),
+    )
     assert isinstance(error, NotFound)
     assert "the namespace fn-acme does not exist" in str(error)
 
 
 def test_a_namespace_on_its_way_out_is_its_own_error() -> None:
-    message = 'pods "a" is forbidden: unable to create new content in namespace fn-acme because it is being terminated'
-    error = refusal(APPLY, status(403, "Forbidden", message, causes=[{"reason": "NamespaceTerminating", "message": message}]))
+    message = (
+        'pods "a" is forbidden: unable to create new content in namespace fn-acme because '
+        "it is being terminated"
+    )
+    error = refusal(
+        APPLY,
+        status(
+            403,
+            "Forbidden",
+            message,
+            causes=[{"reason": "NamespaceTerminating", "message": message}],
+        ),
+    )
     assert isinstance(error, NamespaceEnding)
     assert "kubectl get namespace fn-acme" in str(error)
 
 
 def test_a_full_quota_is_its_own_error() -> None:
     error = refusal(
-        APPLY, status(403, "Forbidden", 'pods "a" is forbidden: exceeded quota: plan, requested: pods=1, used: pods=2, limited: pods=2')
+        APPLY,
+        status(
+            403,
+            "Forbidden",
+            'pods "a" is forbidden: exceeded quota: plan, requested: pods=1, used: pods=2, '
+            "limited: pods=2",
+        ),
     )
     assert isinstance(error, QuotaExceeded)
     assert "kubectl describe resourcequota -n fn-acme" in str(error)
@@ -108,7 +155,10 @@ def test_each_status_has_its_error(code: int, reason: str, expected: type[Cluste
 
 
 def test_a_webhook_that_is_away_says_so() -> None:
-    message = 'Internal error occurred: failed calling webhook "webhook.serving.knative.dev": no endpoints available for service "webhook"'
+    message = (
+        'Internal error occurred: failed calling webhook "webhook.serving.knative.dev": no '
+        'endpoints available for service "webhook"'
+    )
     error = refusal(APPLY, status(500, "InternalError", message))
     assert isinstance(error, WebhookDown)
     assert "kubectl get pods -n knative-serving -l app=webhook" in str(error)
@@ -121,13 +171,22 @@ def test_a_page_of_a_proxy_is_no_riddle() -> None:
 
 
 def test_strict_validation_names_each_unknown_field() -> None:
-    error = refusal(APPLY, status(400, "BadRequest", 'strict decoding error: unknown field "spec.foo", unknown field "spec.bar"'))
+    error = refusal(
+        APPLY,
+        status(
+            400,
+            "BadRequest",
+            'strict decoding error: unknown field "spec.foo", unknown field "spec.bar"',
+        ),
+    )
     assert isinstance(error, Invalid)
     assert [problem.field for problem in error.problems] == ["spec.foo", "spec.bar"]
 
 
 def test_the_schemas_refusals_keep_their_fields() -> None:
-    causes = [{"field": "spec.replicas", "message": "must be at least 0", "reason": "FieldValueInvalid"}]
+    causes = [
+        {"field": "spec.replicas", "message": "must be at least 0", "reason": "FieldValueInvalid"}
+    ]
     error = refusal(APPLY, status(422, "Invalid", "Deployment is invalid", causes=causes))
     assert isinstance(error, Invalid)
     assert str(error.problems[0]) == "spec.replicas: must be at least 0"
@@ -145,7 +204,10 @@ def test_the_schemas_refusals_keep_their_fields() -> None:
             ),
         ),
         (
-            "must not set the field(s): spec.template.spec.containers[0].securityContext.capabilities.add",
+            (
+                "must not set the field(s): "
+                "spec.template.spec.containers[0].securityContext.capabilities.add"
+            ),
             "spec.template.spec.containers[0].securityContext.capabilities.add",
             "kubernetes.containerspec-addcapabilities",
         ),
@@ -159,7 +221,11 @@ def test_the_schemas_refusals_keep_their_fields() -> None:
             "spec.template.spec.initContainers",
             "kubernetes.podspec-init-containers",
         ),
-        ("Traffic targets sum to 90, want 100: spec.traffic", "spec.traffic", "pilotlight traffic set"),
+        (
+            "Traffic targets sum to 90, want 100: spec.traffic",
+            "spec.traffic",
+            "pilotlight traffic set",
+        ),
         (
             'autoscaling annotations must be put under "spec.template.metadata.annotations" to work',
             "metadata.annotations",
@@ -180,7 +246,11 @@ def test_the_schemas_refusals_keep_their_fields() -> None:
             "spec.template.spec.containers[0].volumeMounts",
             "readOnly: true",
         ),
-        ("Saw the following changes without a name change (-old +new)", "spec.template.metadata.name", "deploy again"),
+        (
+            "Saw the following changes without a name change (-old +new)",
+            "spec.template.metadata.name",
+            "deploy again",
+        ),
     ],
 )
 def test_the_webhooks_words_become_a_field_and_a_remedy(why: str, field: str, helps: str) -> None:
@@ -192,15 +262,27 @@ def test_the_webhooks_words_become_a_field_and_a_remedy(why: str, field: str, he
 
 
 def test_several_masked_fields_are_several_problems() -> None:
-    error = refusal(APPLY, webhook("must not set the field(s): spec.template.spec.tolerations, spec.template.spec.containers[0].lifecycle"))
+    error = refusal(
+        APPLY,
+        webhook(
+            "must not set the field(s): spec.template.spec.tolerations, "
+            "spec.template.spec.containers[0].lifecycle"
+        ),
+    )
     assert isinstance(error, Invalid)
-    assert [(p.field.rpartition(".")[2], bool(p.fix)) for p in error.problems] == [("tolerations", True), ("lifecycle", False)]
+    assert [(p.field.rpartition(".")[2], bool(p.fix)) for p in error.problems] == [
+        ("tolerations", True),
+        ("lifecycle", False),
+    ]
 
 
 def test_a_refusal_that_nobody_foresaw_is_passed_on() -> None:
     error = refusal(APPLY, webhook("something new: spec.template.spec.shape"))
     assert isinstance(error, Invalid)
-    assert (error.problems[0].field, error.problems[0].message) == ("spec.template.spec.shape", "something new")
+    assert (error.problems[0].field, error.problems[0].message) == (
+        "spec.template.spec.shape",
+        "something new",
+    )
 
 
 def test_words_of_other_webhooks_stay_as_they_are() -> None:

@@ -25,7 +25,10 @@ class Proxy:
     async def call(self, *_deed: object, **_how: object) -> Answer:
         """See Transport."""
         self.asked += 1
-        return Answer(status=200, body=b"<html>sign in</html>" if self.asked <= self.times else b'{"kind": "Lease"}')
+        return Answer(
+            status=200,
+            body=b"<html>sign in</html>" if self.asked <= self.times else b'{"kind": "Lease"}',
+        )
 
 
 def calls(proxy: Proxy) -> Calls:
@@ -35,10 +38,14 @@ def calls(proxy: Proxy) -> Calls:
 async def test_a_proxys_page_is_no_success_of_a_write() -> None:
     proxy = Proxy(times=1000)
     with pytest.raises(ClusterUnreachable, match="no answer of an API server"):
-        await calls(proxy).call(Deed(verb="update", kind=LEASE, namespace="pilotlight", name="a"), "PUT", body={})
+        await calls(proxy).call(
+            Deed(verb="update", kind=LEASE, namespace="pilotlight", name="a"), "PUT", body={}
+        )
     assert proxy.asked == IMPATIENT.pauses.attempts
 
 
 async def test_it_is_asked_again_like_one_that_does_not_answer() -> None:
-    answer = await calls(Proxy(times=1)).call(Deed(verb="get", kind=LEASE, namespace="pilotlight", name="a"), "GET")
+    answer = await calls(Proxy(times=1)).call(
+        Deed(verb="get", kind=LEASE, namespace="pilotlight", name="a"), "GET"
+    )
     assert answer.document() == {"kind": "Lease"}

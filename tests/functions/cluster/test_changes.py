@@ -14,7 +14,14 @@ from pilotlight.cluster.watch import Store
 
 
 def pod(name: str, version: int, *, uid: str = "u", namespace: str = "a") -> dict[str, Any]:
-    return {"metadata": {"name": name, "namespace": namespace, "uid": f"{uid}-{name}", "resourceVersion": str(version)}}
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "uid": f"{uid}-{name}",
+            "resourceVersion": str(version),
+        }
+    }
 
 
 def test_a_listing_adds_what_is_new_and_deletes_what_vanished() -> None:
@@ -51,15 +58,20 @@ STEPS = st.lists(st.tuples(st.sampled_from(["put", "drop", "relist", "lose"]), N
 
 
 @given(STEPS)
-def test_a_follower_has_what_the_cluster_has_whatever_was_lost(steps: list[tuple[str, str]]) -> None:
-    """The cluster changes; events arrive, or are lost until the next listing. No change comes twice."""
+def test_a_follower_has_what_the_cluster_has_whatever_was_lost(
+    steps: list[tuple[str, str]],
+) -> None:
+    """The cluster changes; events arrive, or are lost until the next listing. No change comes
+    twice."""
     known, store, is_lost = Known(), Store(), False
     cluster: dict[str, dict[str, Any]] = {}
     told: list[Change] = []
     for version, (step, name) in enumerate([*steps, ("relist", "")]):
         if step == "put":
             uid = cluster[name]["metadata"]["uid"] if name in cluster else str(version)
-            cluster[name] = {"metadata": {"name": name, "uid": uid, "resourceVersion": str(version)}}
+            cluster[name] = {
+                "metadata": {"name": name, "uid": uid, "resourceVersion": str(version)}
+            }
             told += [] if is_lost else known.happened("MODIFIED", cluster[name])
         elif step == "drop" and name in cluster:
             gone = cluster.pop(name)
@@ -91,7 +103,9 @@ def test_a_store_finds_by_index_and_forgets() -> None:
 def test_lines_are_whole_however_the_bytes_come(documents: list[dict[str, int]], size: int) -> None:
     data = b"".join(json.dumps(document).encode() + b"\n" for document in documents) + b'{"cut": '
     lines = Lines()
-    assert [found for at in range(0, len(data), size) for found in lines.feed(data[at : at + size])] == documents
+    assert [
+        found for at in range(0, len(data), size) for found in lines.feed(data[at : at + size])
+    ] == documents
 
 
 def test_a_line_without_an_end_is_refused() -> None:

@@ -22,8 +22,13 @@ def kubeconfig(path: Path, *, server: str = "http://127.0.0.1:1", **user: Any) -
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "one",
-        "contexts": [{"name": name, "context": {"cluster": name, "user": "me"}} for name in ("one", "two")],
-        "clusters": [{"name": "one", "cluster": {"server": server}}, {"name": "two", "cluster": {"server": "http://two"}}],
+        "contexts": [
+            {"name": name, "context": {"cluster": name, "user": "me"}} for name in ("one", "two")
+        ],
+        "clusters": [
+            {"name": "one", "cluster": {"server": server}},
+            {"name": "two", "cluster": {"server": "http://two"}},
+        ],
         "users": [{"name": "me", "user": user}],
     }
     path.write_text(yaml.safe_dump(document))
@@ -37,7 +42,9 @@ async def token_of(credentials: Any) -> str:
 
 async def test_a_named_kubeconfig_comes_first(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path / "config", token="secret")
-    found = await find_credentials(ClusterSettings(kubeconfig=str(path)), environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+    found = await find_credentials(
+        ClusterSettings(kubeconfig=str(path)), environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    )
     assert found.configuration.host == "http://127.0.0.1:1"
     assert await token_of(found) == "Bearer secret"
     assert "secret" not in repr(found)
@@ -74,16 +81,23 @@ async def test_kubeconfigs_of_the_environment_are_merged(tmp_path: Path) -> None
 async def test_home_is_the_last_place(tmp_path: Path) -> None:
     (tmp_path / ".kube").mkdir()
     kubeconfig(tmp_path / ".kube" / "config", token="secret")
-    found = await find_credentials(ClusterSettings(), environ={"HOME": str(tmp_path)}, service_account=tmp_path)
+    found = await find_credentials(
+        ClusterSettings(), environ={"HOME": str(tmp_path)}, service_account=tmp_path
+    )
     assert await token_of(found) == "Bearer secret"
 
 
 async def test_no_credentials_say_where_they_were_looked_for(tmp_path: Path) -> None:
     with pytest.raises(BadCredentials, match=r"set cluster\.kubeconfig"):
-        await find_credentials(ClusterSettings(), environ={"HOME": str(tmp_path)}, service_account=tmp_path)
+        await find_credentials(
+            ClusterSettings(), environ={"HOME": str(tmp_path)}, service_account=tmp_path
+        )
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{a", "apiVersion: v1", "current-context: x\ncontexts: []\nclusters: []\nusers: []"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{a", "apiVersion: v1", "current-context: x\ncontexts: []\nclusters: []\nusers: []"],
+)
 async def test_a_broken_kubeconfig_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "config").write_text(text)
     with pytest.raises(BadCredentials, match="config"):
@@ -92,7 +106,9 @@ async def test_a_broken_kubeconfig_is_named(tmp_path: Path, text: str) -> None:
 
 async def test_a_token_file_beside_the_kubeconfig_is_followed(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("first")
-    found = await find_credentials(ClusterSettings(kubeconfig=str(kubeconfig(tmp_path / "config", tokenFile="token"))))
+    found = await find_credentials(
+        ClusterSettings(kubeconfig=str(kubeconfig(tmp_path / "config", tokenFile="token")))
+    )
     assert await token_of(found) == "Bearer first"
     (tmp_path / "token").write_text("second")
     await found.renew()
@@ -106,8 +122,14 @@ async def test_a_plugin_is_asked_again_after_a_401(tmp_path: Path) -> None:
         "status": {"token": "one", "expirationTimestamp": "2999-01-01T00:00:00Z"},
     }
     (tmp_path / "answer").write_text(json.dumps(answer))
-    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/cat", "args": [str(tmp_path / "answer")]}
-    found = await find_credentials(ClusterSettings(kubeconfig=str(kubeconfig(tmp_path / "config", exec=plugin))))
+    plugin = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": "/bin/cat",
+        "args": [str(tmp_path / "answer")],
+    }
+    found = await find_credentials(
+        ClusterSettings(kubeconfig=str(kubeconfig(tmp_path / "config", exec=plugin)))
+    )
     assert await token_of(found) == "Bearer one"
     answer["status"] = {"token": "two", "expirationTimestamp": "2999-01-01T00:00:00Z"}
     (tmp_path / "answer").write_text(json.dumps(answer))

@@ -1,4 +1,5 @@
-"""What `pilotlight doctor --cluster` finds. A golden text for a whole report; PILOTLIGHT_GOLDEN=write writes it anew."""
+"""What `pilotlight doctor --cluster` finds. A golden text for a whole report;
+PILOTLIGHT_GOLDEN=write writes it anew."""
 
 from __future__ import annotations
 
@@ -22,7 +23,16 @@ from pilotlight.cluster.rights import ROLES, Right, Role, binding_right
 from pilotlight.cluster.settings import ClusterSettings
 from tests.fakes.kubernetes.server import ApiServer
 from tests.fakes.kubernetes.thread import running_api_server
-from tests.functions.cluster.healthy import KNATIVE, SETTINGS, agent_pod, config, deployment, healthy, node, part
+from tests.functions.cluster.healthy import (
+    KNATIVE,
+    SETTINGS,
+    agent_pod,
+    config,
+    deployment,
+    healthy,
+    node,
+    part,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 DEPLOY = Path(__file__).parents[3] / "deploy/kubernetes"
@@ -63,7 +73,10 @@ def test_the_report_of_a_cluster_where_everything_is_missing() -> None:
         config=dict.fromkeys(config(), None),
         nodes=(node("gpu-1", gpus=1, labels={}),),
         role="controller",
-        lacking={right_of("controller", NAMESPACE): ("create", "patch"), right_of("controller", LEASE): ("get",)},
+        lacking={
+            right_of("controller", NAMESPACE): ("create", "patch"),
+            right_of("controller", LEASE): ("get",),
+        },
     )
     assert_golden("doctor_bare.txt", text(judge(facts, SETTINGS)).plain + "\n")
 
@@ -86,51 +99,139 @@ def test_versions_of_kubernetes(version: str, state: str, piece: str) -> None:
 @pytest.mark.parametrize("version, state", [("1.16.0", BROKEN), ("1.30.0", NOTE)])
 def test_versions_of_knative(version: str, state: str) -> None:
     labels = {**KNATIVE, "app.kubernetes.io/version": version}
-    parts = {name: {**one, "metadata": {"name": name, "labels": labels}} for name, one in healthy().knative.items()}
-    found = the_one(healthy(knative=parts, definitions={name: {"metadata": {"name": name}} for name in healthy().definitions}))
+    parts = {
+        name: {**one, "metadata": {"name": name, "labels": labels}}
+        for name, one in healthy().knative.items()
+    }
+    found = the_one(
+        healthy(
+            knative=parts,
+            definitions={name: {"metadata": {"name": name}} for name in healthy().definitions},
+        )
+    )
     assert (found.what, found.state) == ("Knative Serving", state)
 
 
 def test_an_upgrade_of_knative_that_stopped_half_way() -> None:
-    parts = {**healthy().knative, "webhook": {**deployment("webhook"), "metadata": {"labels": {"app.kubernetes.io/version": "1.22.0"}}}}
+    parts = {
+        **healthy().knative,
+        "webhook": {
+            **deployment("webhook"),
+            "metadata": {"labels": {"app.kubernetes.io/version": "1.22.0"}},
+        },
+    }
     assert "1.22.0, 1.23.0" in the_one(healthy(knative=parts)).detail
 
 
 def test_a_missing_kind_and_a_missing_webhook() -> None:
-    some = {name: one for name, one in healthy().definitions.items() if not name.startswith("serverless")}
+    some = {
+        name: one
+        for name, one in healthy().definitions.items()
+        if not name.startswith("serverless")
+    }
     found = the_one(healthy(definitions=some))
-    assert (found.state, "serverlessservices" in found.detail, "Install Knative" in found.way_out) == (BROKEN, True, True)
+    assert (
+        found.state,
+        "serverlessservices" in found.detail,
+        "Install Knative" in found.way_out,
+    ) == (BROKEN, True, True)
     assert the_one(healthy(webhooks=frozenset())).what == "Knative's webhook"
 
 
 def test_a_knative_process_that_is_down() -> None:
-    found = the_one(healthy(knative={**healthy().knative, "webhook": deployment("webhook", available=0)}))
+    found = the_one(
+        healthy(knative={**healthy().knative, "webhook": deployment("webhook", available=0)})
+    )
     assert found.commands == ("kubectl describe deployment/webhook -n knative-serving",)
 
 
 @pytest.mark.parametrize(
     "name, key, value, state, command",
     [
-        ("config-features", "kubernetes.podspec-volumes-hostpath", "allowed", BROKEN, '{"kubernetes.podspec-volumes-hostpath":"enabled"}'),
-        ("config-features", "kubernetes.podspec-affinity", "disabled", BROKEN, '{"kubernetes.podspec-affinity":"enabled"}'),
-        ("config-features", "kubernetes.podspec-tolerations", "Disabled", BROKEN, '{"kubernetes.podspec-tolerations":"enabled"}'),
-        ("config-features", "kubernetes.podspec-runtimeclassname", "disabled", BROKEN, "runtimeclassname"),
-        ("config-autoscaler", "allow-zero-initial-scale", "false", BROKEN, '{"allow-zero-initial-scale":"true"}'),
-        ("config-autoscaler", "enable-scale-to-zero", "false", BROKEN, '{"enable-scale-to-zero":"true"}'),
+        (
+            "config-features",
+            "kubernetes.podspec-volumes-hostpath",
+            "allowed",
+            BROKEN,
+            '{"kubernetes.podspec-volumes-hostpath":"enabled"}',
+        ),
+        (
+            "config-features",
+            "kubernetes.podspec-affinity",
+            "disabled",
+            BROKEN,
+            '{"kubernetes.podspec-affinity":"enabled"}',
+        ),
+        (
+            "config-features",
+            "kubernetes.podspec-tolerations",
+            "Disabled",
+            BROKEN,
+            '{"kubernetes.podspec-tolerations":"enabled"}',
+        ),
+        (
+            "config-features",
+            "kubernetes.podspec-runtimeclassname",
+            "disabled",
+            BROKEN,
+            "runtimeclassname",
+        ),
+        (
+            "config-autoscaler",
+            "allow-zero-initial-scale",
+            "false",
+            BROKEN,
+            '{"allow-zero-initial-scale":"true"}',
+        ),
+        (
+            "config-autoscaler",
+            "enable-scale-to-zero",
+            "false",
+            BROKEN,
+            '{"enable-scale-to-zero":"true"}',
+        ),
         ("config-autoscaler", "max-scale-limit", "5", NOTE, '{"max-scale-limit":"0"}'),
-        ("config-defaults", "max-revision-timeout-seconds", "300", BROKEN, '{"max-revision-timeout-seconds":"600"}'),
-        ("config-defaults", "container-concurrency-max-limit", "100", NOTE, '{"container-concurrency-max-limit":"1000"}'),
-        ("config-deployment", "pod-is-always-schedulable", "false", NOTE, '{"pod-is-always-schedulable":"true"}'),
-        ("config-deployment", "default-affinity-type", "prefer-spread-revision-over-nodes", NOTE, '{"default-affinity-type":"none"}'),
+        (
+            "config-defaults",
+            "max-revision-timeout-seconds",
+            "300",
+            BROKEN,
+            '{"max-revision-timeout-seconds":"600"}',
+        ),
+        (
+            "config-defaults",
+            "container-concurrency-max-limit",
+            "100",
+            NOTE,
+            '{"container-concurrency-max-limit":"1000"}',
+        ),
+        (
+            "config-deployment",
+            "pod-is-always-schedulable",
+            "false",
+            NOTE,
+            '{"pod-is-always-schedulable":"true"}',
+        ),
+        (
+            "config-deployment",
+            "default-affinity-type",
+            "prefer-spread-revision-over-nodes",
+            NOTE,
+            '{"default-affinity-type":"none"}',
+        ),
         ("config-gc", "max-non-active-revisions", "1000", NOTE, "max-non-active-revisions"),
     ],
 )
-def test_each_setting_of_knative_has_the_command_that_sets_it(name: str, key: str, value: str, state: str, command: str) -> None:
+def test_each_setting_of_knative_has_the_command_that_sets_it(
+    name: str, key: str, value: str, state: str, command: str
+) -> None:
     data = config()
     data[name][key] = value
     found = the_one(healthy(config=data))
     assert found.state == state
-    assert f"kubectl patch configmap/{name} -n knative-serving --type merge -p '" in found.commands[0]
+    assert (
+        f"kubectl patch configmap/{name} -n knative-serving --type merge -p '" in found.commands[0]
+    )
     assert command in found.commands[0]
 
 
@@ -138,7 +239,9 @@ def test_what_gpus_need_is_only_a_note_while_there_are_none() -> None:
     data = config("config-features", **{"kubernetes.podspec_tolerations": "disabled"})
     cpus = {"nodes": (node("cpu-1"),), "agent_pods": (agent_pod("cpu-1"),)}
     found = trouble(healthy(config=data, **cpus))
-    assert [(one.what, one.state) for one in found if one.what != "GPUs"] == [("feature tolerations", NOTE)]
+    assert [(one.what, one.state) for one in found if one.what != "GPUs"] == [
+        ("feature tolerations", NOTE)
+    ]
 
 
 def test_flags_of_things_that_the_settings_do_not_ask_for_do_not_matter() -> None:
@@ -149,7 +252,10 @@ def test_flags_of_things_that_the_settings_do_not_ask_for_do_not_matter() -> Non
 
 def test_a_greater_bound_than_ours_is_a_hint_and_asks_for_a_longer_drain() -> None:
     found = trouble(healthy(config=config("config-defaults", max_revision_timeout_seconds="1200")))
-    assert [one.what for one in found] == ["bound of a request's time", "drain of Knative's activator"]
+    assert [one.what for one in found] == [
+        "bound of a request's time",
+        "drain of Knative's activator",
+    ]
     assert "max_timeout_s: 1200" in found[0].way_out
     assert "deployment/activator" in found[1].commands[0]
 
@@ -161,25 +267,46 @@ def test_a_gpu_node_without_its_driver() -> None:
 
 
 def test_a_gpu_node_without_the_label_that_functions_ask_for() -> None:
-    found = the_one(healthy(nodes=(node("cpu-1"), node("gpu-1", gpus=4), node("gpu-2", gpus=4, labels={}))))
-    assert (found.state, found.commands) == (BROKEN, ("kubectl label node gpu-2 nvidia.com/gpu.product=PRODUCT",))
+    found = the_one(
+        healthy(nodes=(node("cpu-1"), node("gpu-1", gpus=4), node("gpu-2", gpus=4, labels={})))
+    )
+    assert (found.state, found.commands) == (
+        BROKEN,
+        ("kubectl label node gpu-2 nvidia.com/gpu.product=PRODUCT",),
+    )
 
 
 def test_a_gpu_name_that_no_node_has() -> None:
-    settings = ClusterSettings(runtime_image=SETTINGS.runtime_image, gpu_products={"L4": "NVIDIA-L4"})
+    settings = ClusterSettings(
+        runtime_image=SETTINGS.runtime_image, gpu_products={"L4": "NVIDIA-L4"}
+    )
     found = the_one(healthy(), settings)
-    assert (found.state, "L4: NVIDIA-L4" in found.detail, "NVIDIA-H100-80GB-HBM3" in found.way_out) == (NOTE, True, True)
+    assert (
+        found.state,
+        "L4: NVIDIA-L4" in found.detail,
+        "NVIDIA-H100-80GB-HBM3" in found.way_out,
+    ) == (NOTE, True, True)
 
 
 def test_gpu_drivers_that_differ() -> None:
-    labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/cuda.driver-version.full": "570.1"}
-    found = the_one(healthy(nodes=(node("cpu-1"), node("gpu-1", gpus=4), node("gpu-2", gpus=1, labels=labels))))
+    labels = {
+        "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
+        "nvidia.com/cuda.driver-version.full": "570.1",
+    }
+    found = the_one(
+        healthy(nodes=(node("cpu-1"), node("gpu-1", gpus=4), node("gpu-2", gpus=1, labels=labels)))
+    )
     assert "570.1, 580.82.07" in found.detail
 
 
 def test_a_taint_that_functions_do_not_tolerate() -> None:
-    taints = [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}, {"key": "team", "value": "a", "effect": "NoSchedule"}]
-    found = the_one(healthy(nodes=(node("cpu-1"), node("gpu-1", gpus=4), node("gpu-2", gpus=4, taints=taints))))
+    taints = [
+        {"key": "nvidia.com/gpu", "effect": "NoSchedule"},
+        {"key": "team", "value": "a", "effect": "NoSchedule"},
+    ]
+    found = the_one(
+        healthy(nodes=(node("cpu-1"), node("gpu-1", gpus=4), node("gpu-2", gpus=4, taints=taints)))
+    )
     assert found.commands == ("kubectl taint node gpu-2 team:NoSchedule-",)
 
 
@@ -194,7 +321,8 @@ def test_a_node_without_an_agent() -> None:
     on_cpu, on_gpu = agent_pod("cpu-1"), agent_pod("gpu-1")
     found = the_one(healthy(agent_pods=(on_cpu, on_gpu)))
     assert (found.what, found.state, "gpu-2" in found.detail) == ("node agents", BROKEN, True)
-    assert the_one(healthy(agent_pods=(on_gpu, agent_pod("gpu-2")))).state == NOTE  # a node without GPUs
+    # a node without GPUs
+    assert the_one(healthy(agent_pods=(on_gpu, agent_pod("gpu-2")))).state == NOTE
     starting = {**agent_pod("gpu-2"), "status": {}}
     assert "gpu-2" in the_one(healthy(agent_pods=(on_cpu, on_gpu, starting))).detail
     assert the_one(healthy(agents=())).way_out.startswith("Install the chart")
@@ -202,10 +330,15 @@ def test_a_node_without_an_agent() -> None:
 
 def test_a_part_of_the_platform_that_is_down() -> None:
     controller = part("Deployment", "controller")
-    found = the_one(healthy(parts=(controller, part("StatefulSet", "activator", replicas=2, ready=1))))
+    found = the_one(
+        healthy(parts=(controller, part("StatefulSet", "activator", replicas=2, ready=1)))
+    )
     assert (found.what, found.state, found.detail) == ("activator", NOTE, "1 of 2 are ready")
     assert found.commands == ("kubectl describe statefulset/pilotlight-activator -n pilotlight",)
-    assert the_one(healthy(parts=(controller, part("StatefulSet", "activator", ready=0)))).state == BROKEN
+    assert (
+        the_one(healthy(parts=(controller, part("StatefulSet", "activator", ready=0)))).state
+        == BROKEN
+    )
     assert the_one(healthy(parts=(controller,))).way_out.startswith("Install the chart")
 
 
@@ -220,11 +353,16 @@ def test_what_is_looked_for_is_what_the_chart_installs() -> None:
     }
     for kind, component in (("Deployment", "controller"), ("StatefulSet", "activator")):
         labels = [one["metadata"]["labels"] for one in installed if one["kind"] == kind]
-        assert {"app.kubernetes.io/part-of": "pilotlight", "app.kubernetes.io/component": component}.items() <= labels[0].items()
+        assert {
+            "app.kubernetes.io/part-of": "pilotlight",
+            "app.kubernetes.io/component": component,
+        }.items() <= labels[0].items()
 
 
 def test_control_planes_need_no_agent() -> None:
-    closed = node("cp-1", taints=[{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}])
+    closed = node(
+        "cp-1", taints=[{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]
+    )
     assert trouble(healthy(nodes=(*healthy().nodes, closed))) == []
 
 
@@ -234,13 +372,20 @@ def test_a_missing_right_comes_with_the_commands_that_grant_it() -> None:
     found = the_one(healthy(role="controller", lacking={lease: ("update",)}))
     assert found.state == BROKEN
     assert found.commands == (
-        "kubectl create role pilotlight-controller-leases-0 -n pilotlight --verb=update --resource=leases.coordination.k8s.io",
         (
-            "kubectl create rolebinding pilotlight-controller-leases-0 -n pilotlight --role=pilotlight-controller-leases-0"
+            "kubectl create role pilotlight-controller-leases-0 -n pilotlight --verb=update "
+            "--resource=leases.coordination.k8s.io"
+        ),
+        (
+            "kubectl create rolebinding pilotlight-controller-leases-0 -n pilotlight "
+            "--role=pilotlight-controller-leases-0"
             " --serviceaccount=pilotlight:pilotlight-controller"
         ),
     )
-    assert "--resource=pods/log" in the_one(healthy(role="operator", lacking={pods: ("get",)})).commands[0]
+    assert (
+        "--resource=pods/log"
+        in the_one(healthy(role="operator", lacking={pods: ("get",)})).commands[0]
+    )
 
 
 def test_a_missing_right_in_a_tenants_namespace_names_what_should_grant_it() -> None:
@@ -255,16 +400,29 @@ def test_a_missing_right_in_a_tenants_namespace_names_what_should_grant_it() -> 
 
 def test_a_right_on_named_objects_is_granted_on_these_only() -> None:
     found = the_one(healthy(role="controller", lacking={binding_right(SETTINGS): ("bind",)}))
-    names = "--resource-name=pilotlight:pilotlight-controller:tenant --resource-name=pilotlight:pilotlight-activator:tenant"
-    assert found.commands[0].endswith(f"--verb=bind --resource=clusterroles.rbac.authorization.k8s.io {names}")
+    names = (
+        "--resource-name=pilotlight:pilotlight-controller:tenant "
+        "--resource-name=pilotlight:pilotlight-activator:tenant"
+    )
+    assert found.commands[0].endswith(
+        f"--verb=bind --resource=clusterroles.rbac.authorization.k8s.io {names}"
+    )
 
 
-async def test_rights_in_tenants_namespaces_are_asked_about_in_one_of_them(api_server: ApiServer, tmp_path: Path) -> None:
+async def test_rights_in_tenants_namespaces_are_asked_about_in_one_of_them(
+    api_server: ApiServer, tmp_path: Path
+) -> None:
     labels = {"pilotlight.dev/managed-by": "pilotlight"}
-    api_server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "fn-acme", "labels": labels}})
+    api_server.put(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "fn-acme", "labels": labels}}
+    )
     api_server.rights.deny("delete", "pods", namespace="fn-acme")
     settings = ClusterSettings(kubeconfig=str(api_server.write_kubeconfig(tmp_path / "kubeconfig")))
-    found = next(one for one in await examine(settings, role="activator") if one.what == "rights of activator")
+    found = next(
+        one
+        for one in await examine(settings, role="activator")
+        if one.what == "rights of activator"
+    )
     assert (found.state, found.detail.startswith("may not delete pods")) == (BROKEN, True)
 
 
@@ -276,7 +434,14 @@ def test_namespaces_that_are_missing_or_on_their_way_out() -> None:
 
 def test_what_could_not_be_read_is_said_and_the_rest_is_judged() -> None:
     error = Forbidden("may not list Node")
-    found = trouble(healthy(nodes=(), troubles=dict.fromkeys(("nodes", "config", "definitions", "webhooks", "knative"), error)))
+    found = trouble(
+        healthy(
+            nodes=(),
+            troubles=dict.fromkeys(
+                ("nodes", "config", "definitions", "webhooks", "knative"), error
+            ),
+        )
+    )
     assert {one.state for one in found} == {NOTE}
     assert all("may not list Node" in one.detail for one in found)
 
@@ -294,12 +459,16 @@ async def test_a_server_with_things_broken(api_server: ApiServer, tmp_path: Path
     assert found["feature hostPath"].state == OK
 
 
-async def test_activators_that_scale_need_the_autoscalers_rights_too(api_server: ApiServer, tmp_path: Path) -> None:
+async def test_activators_that_scale_need_the_autoscalers_rights_too(
+    api_server: ApiServer, tmp_path: Path
+) -> None:
     api_server.rights.deny("watch", "podautoscalers")
     kubeconfig = str(api_server.write_kubeconfig(tmp_path / "kubeconfig"))
 
     async def rights(autoscaler: str) -> str:
-        found = await examine(ClusterSettings(kubeconfig=kubeconfig, autoscaler=autoscaler), role="activator")
+        found = await examine(
+            ClusterSettings(kubeconfig=kubeconfig, autoscaler=autoscaler), role="activator"
+        )
         return next(one.detail for one in found if one.what == "rights of activator")
 
     assert await rights("kpa") == "complete, but for those in tenants' namespaces: none was seen"
@@ -307,7 +476,9 @@ async def test_activators_that_scale_need_the_autoscalers_rights_too(api_server:
 
 
 @pytest.mark.slow  # asks again where no server answers
-async def test_a_server_that_does_not_answer_is_a_finding(api_server: ApiServer, tmp_path: Path) -> None:
+async def test_a_server_that_does_not_answer_is_a_finding(
+    api_server: ApiServer, tmp_path: Path
+) -> None:
     settings = ClusterSettings(kubeconfig=str(api_server.write_kubeconfig(tmp_path / "kubeconfig")))
     await api_server.stop()
     (found,) = await examine(settings, role="operator")
@@ -319,17 +490,28 @@ async def test_a_server_that_does_not_answer_is_a_finding(api_server: ApiServer,
 def test_the_command(tmp_path: Path) -> None:
     def doctor(*words: str) -> Any:
         return CliRunner().invoke(
-            build(), ["doctor", "--cluster", "--config", str(tmp_path / "p.yaml"), *words], env={"HOME": str(tmp_path)}
+            build(),
+            ["doctor", "--cluster", "--config", str(tmp_path / "p.yaml"), *words],
+            env={"HOME": str(tmp_path)},
         )
 
     with running_api_server() as threaded:
-        (tmp_path / "p.yaml").write_text(f"cluster: {{kubeconfig: {threaded.server.write_kubeconfig(tmp_path / 'kubeconfig')}}}\n")
+        (tmp_path / "p.yaml").write_text(
+            f"cluster: {{kubeconfig: "
+            f"{threaded.server.write_kubeconfig(tmp_path / 'kubeconfig')}}}\n"
+        )
         said = doctor()
         assert said.exit_code == 1  # there is no node
         assert "broken  nodes" in said.stdout
         assert "$ kubectl create namespace pilotlight" in said.stdout
         found = json.loads(doctor("--json").stdout)
-        assert found[0] == {"what": "API server", "state": "ok", "detail": threaded.server.url, "way_out": "", "commands": []}
+        assert found[0] == {
+            "what": "API server",
+            "state": "ok",
+            "detail": threaded.server.url,
+            "way_out": "",
+            "commands": [],
+        }
         assert doctor("--role", "king").exit_code != 0
     (tmp_path / "p.yaml").write_text("cluster: {autoscaler: hpa}\n")
     assert doctor().exit_code == 1

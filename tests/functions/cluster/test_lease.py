@@ -21,7 +21,8 @@ TERMS = LeaseTerms(lease_s=15, renew_s=10, retry_s=2)
 
 
 class Leases:
-    """An API server that holds one Lease. `away`: for whom it does not answer; `lossy`: it does what is asked, and the answer is lost."""
+    """An API server that holds one Lease. `away`: for whom it does not answer; `lossy`: it does
+    what is asked, and the answer is lost."""
 
     def __init__(self) -> None:
         self.lease: dict[str, Any] | None = None
@@ -30,17 +31,23 @@ class Leases:
         self.calls = 0
         self._version = 0
 
-    async def get(self, kind: Kind, name: str, namespace: str | None = None, *, timeout_s: float | None = None) -> dict[str, Any] | None:
+    async def get(
+        self, kind: Kind, name: str, namespace: str | None = None, *, timeout_s: float | None = None
+    ) -> dict[str, Any] | None:
         self._answer()
         return self.lease
 
-    async def create(self, manifest: dict[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
+    async def create(
+        self, manifest: dict[str, Any], *, timeout_s: float | None = None
+    ) -> dict[str, Any]:
         self._answer()
         if self.lease is not None:
             raise AlreadyExists("there", status=409)
         return self._store(manifest)
 
-    async def replace(self, manifest: dict[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
+    async def replace(
+        self, manifest: dict[str, Any], *, timeout_s: float | None = None
+    ) -> dict[str, Any]:
         self._answer()
         if self.lease is None:
             raise NotFound("gone", status=404)
@@ -55,7 +62,10 @@ class Leases:
 
     def _store(self, manifest: dict[str, Any]) -> dict[str, Any]:
         self._version += 1
-        self.lease = {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": str(self._version)}}
+        self.lease = {
+            **manifest,
+            "metadata": {**manifest["metadata"], "resourceVersion": str(self._version)},
+        }
         if self.lossy:
             raise ClusterUnreachable("the answer was lost")
         return self.lease
@@ -70,7 +80,9 @@ class Leases:
 class Candidate:
     """An election by hand, with callbacks written down."""
 
-    def __init__(self, server: Any, identity: str, clock: ManualClock, *, wall_s: float = 1_000_000.0) -> None:
+    def __init__(
+        self, server: Any, identity: str, clock: ManualClock, *, wall_s: float = 1_000_000.0
+    ) -> None:
         self.told: list[str] = []
         self.election = Election(
             server,
@@ -218,7 +230,14 @@ async def test_a_lease_deleted_under_a_leader_does_not_make_two() -> None:
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["step", "lossy", "away"]), st.floats(0.0, 6.0)), max_size=40))
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2), st.sampled_from(["step", "lossy", "away"]), st.floats(0.0, 6.0)
+        ),
+        max_size=40,
+    )
+)
 async def test_never_two_leaders(story: list[tuple[int, str, float]]) -> None:
     leases, clock = Leases(), ManualClock()
     all_ = [Candidate(leases, name, clock) for name in "abc"]
@@ -231,9 +250,13 @@ async def test_never_two_leaders(story: list[tuple[int, str, float]]) -> None:
 
 async def test_two_candidates_on_a_server(cluster: Cluster, api_server: ApiServer) -> None:
     terms = LeaseTerms(lease_s=60, renew_s=30, retry_s=0.02)  # nothing of it waits for an end
-    async with Election(cluster, name="reconciler", namespace="default", identity="a", terms=terms) as a:
+    async with Election(
+        cluster, name="reconciler", namespace="default", identity="a", terms=terms
+    ) as a:
         await a.wait_leader()
-        async with Election(cluster, name="reconciler", namespace="default", identity="b", terms=terms) as b:
+        async with Election(
+            cluster, name="reconciler", namespace="default", identity="b", terms=terms
+        ) as b:
             while b.leader != "a":
                 await asyncio.sleep(0.005)
             assert not b.is_leader

@@ -1,7 +1,8 @@
-"""Manifests: golden files of whole functions, what Kubernetes and Knative say of them, and what is refused.
+"""Manifests: golden files of whole functions, what Kubernetes and Knative say of them, and what is
+refused.
 
-`PILOTLIGHT_WRITE_GOLDEN=1 pytest tests/functions/cluster/test_manifests.py` writes the golden files anew.
-"""
+`PILOTLIGHT_WRITE_GOLDEN=1 pytest tests/functions/cluster/test_manifests.py` writes the golden files
+anew."""
 
 from __future__ import annotations
 
@@ -30,7 +31,17 @@ from pilotlight.cluster.webhook.services import check
 from pilotlight.engines import EngineSpec
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import FunctionRoute, TenantRecord
-from pilotlight.spec import GIB, MIB, Clocks, FunctionKind, FunctionSpec, MethodSpec, Resources, Scaling, WeightsSpec
+from pilotlight.spec import (
+    GIB,
+    MIB,
+    Clocks,
+    FunctionKind,
+    FunctionSpec,
+    MethodSpec,
+    Resources,
+    Scaling,
+    WeightsSpec,
+)
 from snapshotter.types import LaunchSpec
 from tests.fakes.fed_platform import ACME, document_of, spec
 from tests.fakes.kubernetes.knative_settings import config_maps
@@ -38,7 +49,11 @@ from tests.fakes.kubernetes.knative_settings import config_maps
 GOLDEN = Path(__file__).parent / "golden"
 RUNTIME = "registry.example/runtime@sha256:" + "0" * 64
 VLLM = "registry.example/vllm@sha256:" + "1" * 64
-SETTINGS = ClusterSettings(runtime_image=RUNTIME, images={"vllm": VLLM}, gpu_products={"H100": "NVIDIA-H100-80GB-HBM3", "L4": "NVIDIA-L4"})
+SETTINGS = ClusterSettings(
+    runtime_image=RUNTIME,
+    images={"vllm": VLLM},
+    gpu_products={"H100": "NVIDIA-H100-80GB-HBM3", "L4": "NVIDIA-L4"},
+)
 TENANCY = Tenancy.of(ACME, environment="main", settings=SETTINGS)
 HELLO = spec("hello", resources=Resources(cpu=0.25, memory_bytes=256 * MIB))
 EMBEDDER = spec(
@@ -46,8 +61,13 @@ EMBEDDER = spec(
     kind=FunctionKind.CLASS,
     methods=(MethodSpec(name="embed"),),
     resources=Resources(cpu=4, memory_bytes=24 * GIB, gpu=("H100", "L4"), gpu_count=1),
-    scaling=Scaling(max_inputs=16, target_inputs=8, min_instances=1, max_instances=4, scaledown_window_s=300),
-    weights=(WeightsSpec(name="minilm", manifest="3f" * 32), WeightsSpec(name="tokenizer", manifest="91" * 32)),
+    scaling=Scaling(
+        max_inputs=16, target_inputs=8, min_instances=1, max_instances=4, scaledown_window_s=300
+    ),
+    weights=(
+        WeightsSpec(name="minilm", manifest="3f" * 32),
+        WeightsSpec(name="tokenizer", manifest="91" * 32),
+    ),
     secrets=("api-keys", "Tracing.key"),
 )
 ASSISTANT = spec(
@@ -82,20 +102,36 @@ def gpu() -> list[Manifest]:
 
 
 def llm() -> list[Manifest]:
-    """A language model's stock server on two GPUs, on a cluster with our own autoscaler and restores into pods."""
-    settings = replace(SETTINGS, autoscaler="pilotlight", restore_into_pods=True, image_pull_secrets=["regcred"])
+    """A language model's stock server on two GPUs, on a cluster with our own autoscaler and
+    restores into pods."""
+    settings = replace(
+        SETTINGS, autoscaler="pilotlight", restore_into_pods=True, image_pull_secrets=["regcred"]
+    )
     tenancy = Tenancy.of(ACME, environment="staging", settings=settings)
     return function_manifests(route(ASSISTANT, app="llm", environment="staging"), tenancy)
 
 
 def canary() -> list[Manifest]:
     """Two revisions share the traffic, a third is a tenant's pin, a fourth has a tag."""
-    revisions = {f"v{number}-{number:06d}": replace(HELLO, env={"N": str(number)}) for number in (5, 6, 7, 10)}
+    revisions = {
+        f"v{number}-{number:06d}": replace(HELLO, env={"N": str(number)})
+        for number in (5, 6, 7, 10)
+    }
     weights = {"v6-000006": 95, "v7-000007": 5}
-    return function_manifests(route(revisions, weights=weights, pins={"globex": "v5-000005"}, tags={"next": "v10-000010"}), TENANCY)
+    return function_manifests(
+        route(
+            revisions, weights=weights, pins={"globex": "v5-000005"}, tags={"next": "v10-000010"}
+        ),
+        TENANCY,
+    )
 
 
-CASES: Mapping[str, Callable[[], list[Manifest]]] = {"hello": hello, "gpu": gpu, "llm": llm, "canary": canary}
+CASES: Mapping[str, Callable[[], list[Manifest]]] = {
+    "hello": hello,
+    "gpu": gpu,
+    "llm": llm,
+    "canary": canary,
+}
 
 
 def settled(manifests: list[Manifest]) -> list[Manifest]:
@@ -103,7 +139,9 @@ def settled(manifests: list[Manifest]) -> list[Manifest]:
     made = copy.deepcopy(manifests)
     for one in made:
         if one["kind"] == "ConfigMap":
-            one["data"] = dict.fromkeys(one["data"], "(see test_a_launch_document_is_what_the_launcher_reads)")
+            one["data"] = dict.fromkeys(
+                one["data"], "(see test_a_launch_document_is_what_the_launcher_reads)"
+            )
             one["metadata"]["annotations"][names.APPLIED] = "(of the text)"
     return made
 
@@ -133,7 +171,10 @@ def test_kinds_of_kubernetes_fit_their_schemas(name: str) -> None:
 def test_services_are_taken_by_a_cluster_that_was_prepared(name: str) -> None:
     data = {body["metadata"]["name"]: body["data"] for body in config_maps()}
     ready = KnativeConfig(
-        features=data["config-features"], autoscaler=data["config-autoscaler"], defaults=data.get("config-defaults", {}), is_known=True
+        features=data["config-features"],
+        autoscaler=data["config-autoscaler"],
+        defaults=data.get("config-defaults", {}),
+        is_known=True,
     )
     for one in CASES[name]():
         if one["kind"] == "Service":
@@ -180,15 +221,31 @@ def test_values_of_secrets_are_never_rendered() -> None:
 def test_a_function_without_a_network_reaches_nothing() -> None:
     (out,) = (one for one in hello() if one["metadata"]["name"] == "pilotlight-out")
     assert out["spec"]["podSelector"] == {"matchLabels": {names.NETWORK: "open"}}
-    labels = {one["metadata"]["name"]: one["spec"]["template"]["metadata"]["labels"][names.NETWORK] for one in [*hello(), *llm()] if
-              one["kind"] == "Service"}  # fmt: skip
+    labels = {
+        one["metadata"]["name"]: one["spec"]["template"]["metadata"]["labels"][names.NETWORK]
+        for one in [*hello(), *llm()]
+        if one["kind"] == "Service"
+    }
     assert labels == {"hello-hello": "open", "llm-assistant": "none"}
 
 
 def test_nobody_reaches_the_clouds_metadata_or_other_pods() -> None:
     (out,) = (one for one in hello() if one["metadata"]["name"] == "pilotlight-out")
-    (four,) = (to["ipBlock"] for rule in out["spec"]["egress"] for to in rule["to"] if to.get("ipBlock", {}).get("cidr") == "0.0.0.0/0")
-    for network in ("169.254.0.0/16", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "168.63.129.16/32", "192.0.0.0/24"):
+    (four,) = (
+        to["ipBlock"]
+        for rule in out["spec"]["egress"]
+        for to in rule["to"]
+        if to.get("ipBlock", {}).get("cidr") == "0.0.0.0/0"
+    )
+    for network in (
+        "169.254.0.0/16",
+        "10.0.0.0/8",
+        "172.16.0.0/12",
+        "192.168.0.0/16",
+        "100.64.0.0/10",
+        "168.63.129.16/32",
+        "192.0.0.0/24",
+    ):
         assert network in four["except"]
 
 
@@ -196,27 +253,66 @@ def test_nobody_reaches_the_clouds_metadata_or_other_pods() -> None:
     "address, reached",
     [
         *((address, True) for address in ("1.1.1.1", "2606:4700::1111", "64:ff9b::101:101")),
-        *((address, False) for address in ("10.0.0.7", "fd00:ec2::254", "fe80::1", "::1", "ff02::1", "::ffff:10.0.0.7", "::a00:7")),
-        *((address, False) for address in ("64:ff9b::a9fe:a9fe", "64:ff9b::a00:7", "64:ff9b::7f00:1", "64:ff9b::a83f:8110")),
-        *((address, False) for address in ("64:ff9b:1::101:101", "::ffff:0:10.0.0.7", "2002:a9fe:a9fe::1", "2002:101:101::1")),
+        *(
+            (address, False)
+            for address in (
+                "10.0.0.7",
+                "fd00:ec2::254",
+                "fe80::1",
+                "::1",
+                "ff02::1",
+                "::ffff:10.0.0.7",
+                "::a00:7",
+            )
+        ),
+        *(
+            (address, False)
+            for address in (
+                "64:ff9b::a9fe:a9fe",
+                "64:ff9b::a00:7",
+                "64:ff9b::7f00:1",
+                "64:ff9b::a83f:8110",
+            )
+        ),
+        *(
+            (address, False)
+            for address in (
+                "64:ff9b:1::101:101",
+                "::ffff:0:10.0.0.7",
+                "2002:a9fe:a9fe::1",
+                "2002:101:101::1",
+            )
+        ),
         *((address, False) for address in ("2001:0:a00:7::1", "2001::1")),
     ],
 )
-def test_no_address_that_holds_one_of_ipv4_leads_where_that_does_not(address: str, reached: bool) -> None:
+def test_no_address_that_holds_one_of_ipv4_leads_where_that_does_not(
+    address: str, reached: bool
+) -> None:
     (out,) = (one for one in hello() if one["metadata"]["name"] == "pilotlight-out")
-    blocks = [to["ipBlock"] for rule in out["spec"]["egress"] if "ports" not in rule for to in rule["to"]]
+    blocks = [
+        to["ipBlock"] for rule in out["spec"]["egress"] if "ports" not in rule for to in rule["to"]
+    ]
     ip = ipaddress.ip_address(address)
     found = [b for b in blocks if ip in ipaddress.ip_network(b["cidr"])]
-    assert any(all(ip not in ipaddress.ip_network(one) for one in b["except"]) for b in found) is reached
+    assert (
+        any(all(ip not in ipaddress.ip_network(one) for one in b["except"]) for b in found)
+        is reached
+    )
 
 
 def test_several_gpus_are_a_choice_and_the_order_is_a_preference() -> None:
     (service,) = (one for one in gpu() if one["kind"] == "Service")
     pod = service["spec"]["template"]["spec"]
     required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert required["nodeSelectorTerms"][0]["matchExpressions"][0]["values"] == ["NVIDIA-H100-80GB-HBM3", "NVIDIA-L4"]
+    assert required["nodeSelectorTerms"][0]["matchExpressions"][0]["values"] == [
+        "NVIDIA-H100-80GB-HBM3",
+        "NVIDIA-L4",
+    ]
     assert "nodeSelector" not in pod
-    assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert pod["tolerations"] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    ]
     assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert pod["runtimeClassName"] == "nvidia"
 
@@ -234,7 +330,9 @@ def test_the_newest_revision_is_the_one_with_the_highest_number() -> None:
         (lambda: route(spec(image="d" * 64)), "pilotlight image export"),
     ],
 )
-def test_what_the_cluster_cannot_run_is_refused_with_the_way_out(broken: Callable[[], FunctionRoute], part: str) -> None:
+def test_what_the_cluster_cannot_run_is_refused_with_the_way_out(
+    broken: Callable[[], FunctionRoute], part: str
+) -> None:
     with pytest.raises(InvalidInput, match="search/embed") as refused:
         function_manifests(broken(), TENANCY)
     assert part in refused.value.detail["hint"]
@@ -273,7 +371,9 @@ def test_an_image_without_a_digest_is_refused_by_the_settings() -> None:
 
 def test_a_tenant_without_a_uid_has_no_pods() -> None:
     with pytest.raises(InvalidInput, match="no uid of its own"):
-        Tenancy.of(TenantRecord(id="t-1", name="acme", uid=None), environment="main", settings=SETTINGS)
+        Tenancy.of(
+            TenantRecord(id="t-1", name="acme", uid=None), environment="main", settings=SETTINGS
+        )
 
 
 def test_a_description_that_is_too_large_is_refused() -> None:
@@ -284,4 +384,10 @@ def test_a_description_that_is_too_large_is_refused() -> None:
 
 def test_quantities_are_written_as_kubernetes_writes_them_back() -> None:
     assert [cores(cpu) for cpu in (0.05, 0.25, 1, 1.5, 96)] == ["50m", "250m", "1", "1500m", "96"]
-    assert [size(count) for count in (GIB, 1536 * MIB, 1000, 4096 * GIB, 3 << 10)] == ["1Gi", "1536Mi", "1000", "4Ti", "3Ki"]
+    assert [size(count) for count in (GIB, 1536 * MIB, 1000, 4096 * GIB, 3 << 10)] == [
+        "1Gi",
+        "1536Mi",
+        "1000",
+        "4Ti",
+        "3Ki",
+    ]

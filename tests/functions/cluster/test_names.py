@@ -1,4 +1,5 @@
-"""Names of objects in a cluster: readable where that is safe, never the same for two things, always names for Kubernetes."""
+"""Names of objects in a cluster: readable where that is safe, never the same for two things, always
+names for Kubernetes."""
 
 from __future__ import annotations
 
@@ -15,7 +16,25 @@ from pilotlight.types import check_name
 SETTINGS = ClusterSettings()
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?\Z")
 NAMES = st.from_regex(r"\A[A-Za-z]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?\Z")
-CLOSE = st.sampled_from(["a", "b", "a-b", "b-c", "a-b-c", "a--b", "A", "a_b", "A-b", "c", "b--c", "a-b--c", "x", "a" * 63, "a" * 62 + "b"])
+CLOSE = st.sampled_from(
+    [
+        "a",
+        "b",
+        "a-b",
+        "b-c",
+        "a-b-c",
+        "a--b",
+        "A",
+        "a_b",
+        "A-b",
+        "c",
+        "b--c",
+        "a-b--c",
+        "x",
+        "a" * 63,
+        "a" * 62 + "b",
+    ]
+)
 EITHER = NAMES | CLOSE
 REVISIONS = st.from_regex(r"\Av[1-9][0-9]{0,9}-[0-9a-f]{6}\Z")
 
@@ -91,11 +110,19 @@ def test_what_was_cut_after_the_same_beginning_stays_apart() -> None:
 
 def test_labels_of_nodes_name_weights_and_snapshots() -> None:
     assert names.weights_label("3f2a1c" + "0" * 58) == "cache.pilotlight.dev/w-3f2a1c000000"
-    assert names.weights_label("sha256:3f2a1c" + "0" * 58) == names.weights_label("3f2a1c" + "0" * 58)
-    assert re.fullmatch(r"cache\.pilotlight\.dev/s-[0-9a-f]{12}", names.snapshot_label("f-0123456789abcdef@v7-3f2a1c"))
+    assert names.weights_label("sha256:3f2a1c" + "0" * 58) == names.weights_label(
+        "3f2a1c" + "0" * 58
+    )
+    assert re.fullmatch(
+        r"cache\.pilotlight\.dev/s-[0-9a-f]{12}",
+        names.snapshot_label("f-0123456789abcdef@v7-3f2a1c"),
+    )
 
 
 def test_a_field_manager_with_any_characters_becomes_a_label() -> None:
     value = names.manager_of(ClusterSettings(field_manager="Team A / pilotlight"))
     assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", value)
-    assert names.function_selector(SETTINGS) == "pilotlight.dev/managed-by=pilotlight,pilotlight.dev/function-id"
+    assert (
+        names.function_selector(SETTINGS)
+        == "pilotlight.dev/managed-by=pilotlight,pilotlight.dev/function-id"
+    )

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from pilotlight.cluster.errors import AlreadyExists, ClusterError, ClusterUnreachable, Conflict, Forbidden, Overloaded, WebhookDown
+from pilotlight.cluster.errors import (
+    AlreadyExists,
+    ClusterError,
+    ClusterUnreachable,
+    Conflict,
+    Forbidden,
+    Overloaded,
+    WebhookDown,
+)
 from pilotlight.cluster.retries import Pauses, is_worth_repeating
 
 CUT = ClusterUnreachable("cut")
@@ -32,12 +40,16 @@ FAILED = ClusterError("failed", status=500)
         (Forbidden("no", status=403), "get", False),
     ],
 )
-def test_only_what_can_succeed_and_does_no_harm_is_repeated(error: ClusterError, verb: str, *, again: bool) -> None:
+def test_only_what_can_succeed_and_does_no_harm_is_repeated(
+    error: ClusterError, verb: str, *, again: bool
+) -> None:
     assert is_worth_repeating(error, verb=verb, is_conditional=False) is again
 
 
 def test_a_conflict_with_a_condition_is_an_answer() -> None:
-    assert not is_worth_repeating(Conflict("changed", status=409), verb="patch", is_conditional=True)
+    assert not is_worth_repeating(
+        Conflict("changed", status=409), verb="patch", is_conditional=True
+    )
 
 
 def test_pauses_grow_to_their_bound_with_jitter_and_honour_the_server() -> None:

@@ -22,7 +22,12 @@ def test_no_wildcards_no_duplicates_and_a_reason_for_each(role: Role) -> None:
 
 
 def test_secrets_are_read_by_the_controller_alone_and_in_tenants_namespaces_only() -> None:
-    reading = [(role, right.scope) for role, rights in ROLES.items() for right in rights if right.kind == kinds.SECRET]
+    reading = [
+        (role, right.scope)
+        for role, rights in ROLES.items()
+        for right in rights
+        if right.kind == kinds.SECRET
+    ]
     assert reading == [("controller", "tenant")]
 
 
@@ -38,24 +43,38 @@ def test_roles_are_changed_by_nobody_and_bound_by_the_controller() -> None:
     for role, rights in ROLES.items():
         assert not any(right.kind in fixed for right in rights)
         assert role == "controller" or not any(right.kind == kinds.ROLE_BINDING for right in rights)
-    bind = binding_right(ClusterSettings(namespace="p", controller_account="c", activator_account="a"))
+    bind = binding_right(
+        ClusterSettings(namespace="p", controller_account="c", activator_account="a")
+    )
     assert bind.rule()["resourceNames"] == ["p:c:tenant", "p:a:tenant"]
-    assert [(deed.verb, deed.name) for deed in bind.deeds(platform="p", knative="k")] == [("bind", "p:c:tenant"), ("bind", "p:a:tenant")]
+    assert [(deed.verb, deed.name) for deed in bind.deeds(platform="p", knative="k")] == [
+        ("bind", "p:c:tenant"),
+        ("bind", "p:a:tenant"),
+    ]
 
 
 def test_rules_are_what_rbac_wants() -> None:
-    assert {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]} in rules("controller", "tenant")
-    assert {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]} in rules(
-        "controller", "platform"
+    assert {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]} in rules(
+        "controller", "tenant"
     )
+    assert {
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "verbs": ["get", "create", "update"],
+    } in rules("controller", "platform")
 
 
 def test_a_right_knows_what_to_ask_an_access_review() -> None:
     lease = next(right for right in ROLES["autoscaler"] if right.kind == kinds.LEASE)
-    assert lease.deeds(platform="pilotlight", knative="knative-serving")[0] == Deed(verb="get", kind=kinds.LEASE, namespace="pilotlight")
+    assert lease.deeds(platform="pilotlight", knative="knative-serving")[0] == Deed(
+        verb="get", kind=kinds.LEASE, namespace="pilotlight"
+    )
 
 
 def test_nothing_is_asked_of_a_tenants_namespace_where_there_is_none() -> None:
     patch = next(right for right in ROLES["activator"] if right.scope == "tenant")
     assert patch.deeds(platform="pilotlight", knative="knative-serving") == []
-    assert patch.deeds(platform="pilotlight", knative="knative-serving", tenant="fn-acme")[0].namespace == "fn-acme"
+    assert (
+        patch.deeds(platform="pilotlight", knative="knative-serving", tenant="fn-acme")[0].namespace
+        == "fn-acme"
+    )

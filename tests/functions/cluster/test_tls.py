@@ -1,4 +1,5 @@
-"""API servers over TLS, as all real ones are: the cluster's own authority, a token or a client's certificate."""
+"""API servers over TLS, as all real ones are: the cluster's own authority, a token or a client's
+certificate."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ ONCE = Patience(call_s=5, pauses=Pauses(attempts=1))
 
 
 @asynccontextmanager
-async def tls_server(authority: Authority, directory: Path, *, wants_certificate: bool) -> AsyncIterator[int]:
+async def tls_server(
+    authority: Authority, directory: Path, *, wants_certificate: bool
+) -> AsyncIterator[int]:
     """`/version`, an empty watch of pods, and a command; the port."""
     files = authority.issue(directory / "server", "127.0.0.1")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -33,10 +36,14 @@ async def tls_server(authority: Authority, directory: Path, *, wants_certificate
         context.load_verify_locations(files.ca)
 
     async def version(request: web.Request) -> web.Response:
-        return web.json_response({"gitVersion": "v1.34.1", "token": request.headers.get("authorization")})
+        return web.json_response(
+            {"gitVersion": "v1.34.1", "token": request.headers.get("authorization")}
+        )
 
     async def pods(request: web.Request) -> web.Response:
-        return web.json_response({"kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": []})
+        return web.json_response(
+            {"kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": []}
+        )
 
     async def command(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
@@ -65,19 +72,33 @@ async def test_a_pods_service_account_over_tls(tmp_path: Path) -> None:
     (account / "token").write_text("secret")
     async with tls_server(authority, tmp_path, wants_certificate=False) as port:
         environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port)}
-        credentials = await find_credentials(ClusterSettings(), environ=environ, service_account=account)
-        async with await Cluster.connect(ClusterSettings(), credentials=credentials, patience=ONCE) as cluster:
+        credentials = await find_credentials(
+            ClusterSettings(), environ=environ, service_account=account
+        )
+        async with await Cluster.connect(
+            ClusterSettings(), credentials=credentials, patience=ONCE
+        ) as cluster:
             assert (await cluster.version())["token"] == "Bearer secret"
             async with aclosing(cluster.watch(POD)) as changes:
                 assert (await anext(changes)).type == "SYNCED"
-            assert [part async for part in cluster.exec("p", "n", ["true"], container="user")] == [{"exit_status": 0}]
+            assert [part async for part in cluster.exec("p", "n", ["true"], container="user")] == [
+                {"exit_status": 0}
+            ]
 
 
 def kubeconfig(path: Path, port: int, *, trusts: Path, cert: Path, key: Path) -> ClusterSettings:
     document = {
         "current-context": "x",
         "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": f"https://127.0.0.1:{port}", "certificate-authority": str(trusts)}}],
+        "clusters": [
+            {
+                "name": "c",
+                "cluster": {
+                    "server": f"https://127.0.0.1:{port}",
+                    "certificate-authority": str(trusts),
+                },
+            }
+        ],
         "users": [{"name": "u", "user": {"client-certificate": str(cert), "client-key": str(key)}}],
     }
     path.write_text(yaml.safe_dump(document))
@@ -88,7 +109,9 @@ async def test_a_kubeconfig_with_a_clients_certificate(tmp_path: Path) -> None:
     authority = Authority()
     ours = authority.issue(tmp_path / "ours", "admin")
     async with tls_server(authority, tmp_path, wants_certificate=True) as port:
-        settings = kubeconfig(tmp_path / "kubeconfig", port, trusts=ours.ca, cert=ours.cert, key=ours.key)
+        settings = kubeconfig(
+            tmp_path / "kubeconfig", port, trusts=ours.ca, cert=ours.cert, key=ours.key
+        )
         async with await Cluster.connect(settings, patience=ONCE) as cluster:
             assert (await cluster.version())["gitVersion"] == "v1.34.1"
 
@@ -96,7 +119,9 @@ async def test_a_kubeconfig_with_a_clients_certificate(tmp_path: Path) -> None:
 async def test_a_server_of_another_authority_is_not_spoken_to(tmp_path: Path) -> None:
     stranger = Authority("stranger").issue(tmp_path / "stranger", "admin")
     async with tls_server(Authority(), tmp_path, wants_certificate=False) as port:
-        settings = kubeconfig(tmp_path / "kubeconfig", port, trusts=stranger.ca, cert=stranger.cert, key=stranger.key)
+        settings = kubeconfig(
+            tmp_path / "kubeconfig", port, trusts=stranger.ca, cert=stranger.cert, key=stranger.key
+        )
         async with await Cluster.connect(settings, patience=ONCE) as cluster:
             with pytest.raises(ClusterUnreachable, match="certificate"):
                 await cluster.version()

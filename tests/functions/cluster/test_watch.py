@@ -44,11 +44,15 @@ class Told:
         if change.type == "SYNCED":
             return
         meta = change.object["metadata"]
-        assert (meta["name"] in self._there) == (change.type != "ADDED"), f"{change.type} of {meta['name']} out of turn"
+        assert (meta["name"] in self._there) == (change.type != "ADDED"), (
+            f"{change.type} of {meta['name']} out of turn"
+        )
         if change.type == "DELETED":
             del self._there[meta["name"]]
             return
-        assert self._there.get(meta["name"]) != meta["resourceVersion"], f"{meta['name']} told twice"
+        assert self._there.get(meta["name"]) != meta["resourceVersion"], (
+            f"{meta['name']} told twice"
+        )
         self._there[meta["name"]] = meta["resourceVersion"]
 
     def count(self, type: str) -> int:
@@ -90,7 +94,9 @@ async def test_changes_come_as_they_happen(cluster: Cluster, api_server: ApiServ
         assert "kind" in told.changes[0].object
 
 
-async def test_an_object_that_leaves_the_selector_is_gone(cluster: Cluster, api_server: ApiServer) -> None:
+async def test_an_object_that_leaves_the_selector_is_gone(
+    cluster: Cluster, api_server: ApiServer
+) -> None:
     api_server.put(config_map("a"))
     async with watched(cluster) as (seen, told):
         await cluster.patch(CONFIG_MAP, "a", "default", {"metadata": {"labels": {"seen": None}}})
@@ -98,7 +104,9 @@ async def test_an_object_that_leaves_the_selector_is_gone(cluster: Cluster, api_
         assert len(seen.store) == 0
 
 
-async def test_a_watch_that_is_cut_again_and_again_loses_nothing_and_lists_once(cluster: Cluster, api_server: ApiServer) -> None:
+async def test_a_watch_that_is_cut_again_and_again_loses_nothing_and_lists_once(
+    cluster: Cluster, api_server: ApiServer
+) -> None:
     """A minute of a cut each second, sixty times as fast."""
     api_server.faults.cut_watches_every_s = 0.016
     api_server.put(config_map("steady"))
@@ -109,13 +117,18 @@ async def test_a_watch_that_is_cut_again_and_again_loses_nothing_and_lists_once(
             if index % 3 == 0:
                 await cluster.delete(CONFIG_MAP, f"b{index}", "default")
             await asyncio.sleep(0.005)
-        await told.until(lambda: data_of(seen).get("a") == {"x": "59"} and told.count("DELETED") == 20)
-        assert sorted(data_of(seen)) == sorted(["steady", "a", *(f"b{index}" for index in range(60) if index % 3)])
+        await told.until(
+            lambda: data_of(seen).get("a") == {"x": "59"} and told.count("DELETED") == 20
+        )
+        assert sorted(data_of(seen)) == sorted(
+            ["steady", "a", *(f"b{index}" for index in range(60) if index % 3)]
+        )
         assert told.count("ADDED") == 62  # steady, a, b0 … b59
         while api_server.requests.count(verb="watch", resource="configmaps") <= 5:
             await asyncio.sleep(0.001)
         assert told.count("SYNCED") == 1
-        assert api_server.requests.count(verb="list", resource="configmaps") == 1  # a cut costs no listing
+        # a cut costs no listing
+        assert api_server.requests.count(verb="list", resource="configmaps") == 1
 
 
 @pytest.mark.parametrize("as_status", [True, False])
@@ -128,7 +141,8 @@ async def test_a_version_that_is_too_old_is_listed_anew_and_only_the_difference_
     async with watched(cluster) as (seen, told):
         await open_watch(api_server)
         told.changes.clear()
-        fault = api_server.faults.add(Fault(status=503, verb="watch"))  # however often, it leads to no listing
+        # however often, it leads to no listing
+        fault = api_server.faults.add(Fault(status=503, verb="watch"))
         api_server.cut_connections()
         async with await Cluster.connect(cluster.settings) as other:
             await other.patch(CONFIG_MAP, "changed", "default", {"data": {"x": "1"}})
@@ -139,16 +153,23 @@ async def test_a_version_that_is_too_old_is_listed_anew_and_only_the_difference_
         api_server.faults.remove(fault)
         await told.until(lambda: told.count("SYNCED") == 1)
         assert sorted((c.type, c.key[1]) for c in told.changes if c.type != "SYNCED") == [
-            ("ADDED", "replaced"), ("DELETED", "deleted"), ("DELETED", "replaced"), ("MODIFIED", "changed"),
-        ]  # fmt: skip
+            ("ADDED", "replaced"),
+            ("DELETED", "deleted"),
+            ("DELETED", "replaced"),
+            ("MODIFIED", "changed"),
+        ]
         assert sorted(data_of(seen)) == ["changed", "kept", "replaced"]
 
 
-async def test_an_answer_that_is_no_list_does_not_say_that_nothing_is_there(cluster: Cluster, api_server: ApiServer) -> None:
+async def test_an_answer_that_is_no_list_does_not_say_that_nothing_is_there(
+    cluster: Cluster, api_server: ApiServer
+) -> None:
     api_server.put(config_map("a", x="1"))
     async with watched(cluster) as (seen, told):
         await open_watch(api_server)
-        fault = api_server.faults.add(Fault(status=200, verb="list", resource="configmaps", times=1))
+        fault = api_server.faults.add(
+            Fault(status=200, verb="list", resource="configmaps", times=1)
+        )
         api_server.put(config_map("b"))
         await told.until(lambda: told.count("ADDED") == 2)
         api_server.expire_watches()
@@ -166,7 +187,9 @@ async def test_410_in_the_middle_of_a_watch(cluster: Cluster, api_server: ApiSer
         assert list(data_of(seen)) == ["a"]
 
 
-async def test_while_the_server_is_away_the_cache_keeps_what_it_knew_and_then_catches_up(cluster: Cluster, api_server: ApiServer) -> None:
+async def test_while_the_server_is_away_the_cache_keeps_what_it_knew_and_then_catches_up(
+    cluster: Cluster, api_server: ApiServer
+) -> None:
     api_server.put(config_map("a", x="1"))
     async with watched(cluster) as (seen, told):
         await open_watch(api_server)
@@ -181,7 +204,9 @@ async def test_while_the_server_is_away_the_cache_keeps_what_it_knew_and_then_ca
         assert seen.is_synced
 
 
-async def test_bookmarks_keep_a_quiet_watch_fresh(cluster: Cluster, api_server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bookmarks_keep_a_quiet_watch_fresh(
+    cluster: Cluster, api_server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Others' changes make our version old; with bookmarks a cut still costs no listing."""
     heard: list[str] = []
 
@@ -194,7 +219,13 @@ async def test_bookmarks_keep_a_quiet_watch_fresh(cluster: Cluster, api_server: 
     async with watched(cluster) as (_, told):
         await open_watch(api_server)
         for index in range(50):
-            api_server.put({**config_map(f"x{index}"), "metadata": {"name": f"x{index}", "namespace": "default"}})  # not ours
+            # not ours
+            api_server.put(
+                {
+                    **config_map(f"x{index}"),
+                    "metadata": {"name": f"x{index}", "namespace": "default"},
+                }
+            )
         before = api_server.requests.count(verb="watch", resource="configmaps")
         version = int((await cluster.list(CONFIG_MAP)).resource_version)
         while str(version) not in heard:
@@ -207,10 +238,15 @@ async def test_bookmarks_keep_a_quiet_watch_fresh(cluster: Cluster, api_server: 
         assert told.count("SYNCED") == 1
 
 
-async def test_a_connection_that_died_without_a_word_is_opened_anew(api_server: ApiServer, tmp_path: Path) -> None:
+async def test_a_connection_that_died_without_a_word_is_opened_anew(
+    api_server: ApiServer, tmp_path: Path
+) -> None:
     settings = ClusterSettings(kubeconfig=str(api_server.write_kubeconfig(tmp_path / "kubeconfig")))
     hasty = dataclasses.replace(IMPATIENT, silence_s=0.02)
-    async with await Cluster.connect(settings, patience=hasty) as cluster, watched(cluster) as (seen, told):
+    async with (
+        await Cluster.connect(settings, patience=hasty) as cluster,
+        watched(cluster) as (seen, told),
+    ):
         while api_server.requests.count(verb="watch") < 4:
             await asyncio.sleep(0.005)
         api_server.put(config_map("a"))
@@ -219,7 +255,9 @@ async def test_a_connection_that_died_without_a_word_is_opened_anew(api_server: 
         assert len(seen.store) == 1
 
 
-async def test_refusals_that_do_not_end_lead_to_a_new_listing(cluster: Cluster, api_server: ApiServer) -> None:
+async def test_refusals_that_do_not_end_lead_to_a_new_listing(
+    cluster: Cluster, api_server: ApiServer
+) -> None:
     async with watched(cluster) as (_, told):
         await open_watch(api_server)
         api_server.faults.add(Fault(status=500, verb="watch", times=6))
@@ -227,10 +265,19 @@ async def test_refusals_that_do_not_end_lead_to_a_new_listing(cluster: Cluster, 
         await told.until(lambda: told.count("SYNCED") == 2)
 
 
-async def test_a_server_that_lags_behind_is_asked_again_with_the_same_version(cluster: Cluster, api_server: ApiServer) -> None:
+async def test_a_server_that_lags_behind_is_asked_again_with_the_same_version(
+    cluster: Cluster, api_server: ApiServer
+) -> None:
     async with watched(cluster) as (_, told):
         await open_watch(api_server)
-        api_server.faults.add(Fault(status=504, message="Too large resource version: 9, current: 8", verb="watch", times=3))
+        api_server.faults.add(
+            Fault(
+                status=504,
+                message="Too large resource version: 9, current: 8",
+                verb="watch",
+                times=3,
+            )
+        )
         api_server.cut_connections()
         await open_watch(api_server)
         api_server.put(config_map("a"))
@@ -241,7 +288,9 @@ async def test_a_server_that_lags_behind_is_asked_again_with_the_same_version(cl
         assert len({path.split("resourceVersion=")[1].split("&")[0] for path in asked}) == 1
 
 
-async def test_what_needs_somebody_to_act_is_said_at_once(cluster: Cluster, api_server: ApiServer) -> None:
+async def test_what_needs_somebody_to_act_is_said_at_once(
+    cluster: Cluster, api_server: ApiServer
+) -> None:
     api_server.remove_kind("services.serving.knative.dev")
     api_server.rights.deny("list", "pods")
     with pytest.raises(KindMissing):
@@ -252,7 +301,9 @@ async def test_what_needs_somebody_to_act_is_said_at_once(cluster: Cluster, api_
             await anext(changes)
 
 
-async def test_a_reflector_waits_for_a_right_and_says_what_it_waits_for(cluster: Cluster, api_server: ApiServer) -> None:
+async def test_a_reflector_waits_for_a_right_and_says_what_it_waits_for(
+    cluster: Cluster, api_server: ApiServer
+) -> None:
     denied = api_server.rights.deny("list", "configmaps")
     waits: list[float] = []
     granted = asyncio.Event()
@@ -275,7 +326,9 @@ async def test_a_reflector_waits_for_a_right_and_says_what_it_waits_for(cluster:
         assert waits[0] == 15.0
 
 
-async def test_waiting_for_a_server_that_is_away_ends(cluster: Cluster, api_server: ApiServer) -> None:
+async def test_waiting_for_a_server_that_is_away_ends(
+    cluster: Cluster, api_server: ApiServer
+) -> None:
     await api_server.stop()
     async with Reflector(cluster, CONFIG_MAP) as seen:
         with pytest.raises(ClusterUnreachable):

@@ -1,4 +1,5 @@
-"""A controller in this process: its application over a fresh database, with a small node agent behind it."""
+"""A controller in this process: its application over a fresh database, with a small node agent
+behind it."""
 
 from __future__ import annotations
 
@@ -65,7 +66,9 @@ class Controller:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         if environment:
             headers["pilotlight-environment"] = environment
-        return httpx.AsyncClient(transport=_transport(self.context), base_url="http://controller", headers=headers)
+        return httpx.AsyncClient(
+            transport=_transport(self.context), base_url="http://controller", headers=headers
+        )
 
     async def new_key(self, **body: object) -> str:
         """The text of another key of the same tenant."""
@@ -86,13 +89,17 @@ class Controller:
     async def feed(self, after: int = 0, **params: float) -> dict[str, object]:
         """A page of the feed."""
         headers = {HEADER_PLATFORM_TOKEN: self.context.key.token}
-        answer = await self.http.get("/internal/feed", params={"after": after, **params}, headers=headers)
+        answer = await self.http.get(
+            "/internal/feed", params={"after": after, **params}, headers=headers
+        )
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
 
     async def internal(self, path: str, body: object) -> httpx.Response:
         """POST as a process of the platform."""
-        return await self.http.post(path, json=body, headers={HEADER_PLATFORM_TOKEN: self.context.key.token})
+        return await self.http.post(
+            path, json=body, headers={HEADER_PLATFORM_TOKEN: self.context.key.token}
+        )
 
 
 def _transport(context: Context) -> httpx.ASGITransport:
@@ -106,14 +113,18 @@ def blobs(tmp_path: Path) -> ObjectStore:
 
 
 @pytest.fixture
-async def controller(clock: ManualClock, blobs: ObjectStore, tmp_path: Path, short_tmp: Path) -> AsyncIterator[Controller]:
+async def controller(
+    clock: ManualClock, blobs: ObjectStore, tmp_path: Path, short_tmp: Path
+) -> AsyncIterator[Controller]:
     """A controller with its first key and one uploaded bundle."""
     async with running_controller(clock=clock, blobs=blobs, home=tmp_path, run=short_tmp) as found:
         yield found
 
 
 @asynccontextmanager
-async def running_controller(*, clock: ManualClock, blobs: ObjectStore, home: Path, run: Path) -> AsyncIterator[Controller]:
+async def running_controller(
+    *, clock: ManualClock, blobs: ObjectStore, home: Path, run: Path
+) -> AsyncIterator[Controller]:
     """The same, on whichever loop enters it; its database lies in `home`."""
     paths = Paths(home=home, run=run)
     agent = SmallAgent()
@@ -124,9 +135,16 @@ async def running_controller(*, clock: ManualClock, blobs: ObjectStore, home: Pa
     url, key = owned_sqlite(home / "controller.db", now=clock())
     watched = Store(url, clock=clock, on_fed=bell.ring)
     context = Context(
-        config=ControllerConfig(settings=ControllerSettings(), paths=paths, trust="isolated", uid_base=20_000),
+        config=ControllerConfig(
+            settings=ControllerSettings(), paths=paths, trust="isolated", uid_base=20_000
+        ),
         store=watched,
-        files=BlobFiles(objects=blobs, incoming=home / "blobs" / "incoming", limit_bytes=1_000_000, read_bytes=70_000),
+        files=BlobFiles(
+            objects=blobs,
+            incoming=home / "blobs" / "incoming",
+            limit_bytes=1_000_000,
+            read_bytes=70_000,
+        ),
         key=PlatformKey.load_or_create(home / "platform.key"),
         agent=AgentClient(paths.socket("snapshotter")),
         cache=WeightCacheClient(paths.socket("weight_cache")),
@@ -135,7 +153,9 @@ async def running_controller(*, clock: ManualClock, blobs: ObjectStore, home: Pa
         clock=clock,
     )
     headers = {"authorization": f"Bearer {key}"}
-    async with httpx.AsyncClient(transport=_transport(context), base_url="http://controller", headers=headers) as http:
+    async with httpx.AsyncClient(
+        transport=_transport(context), base_url="http://controller", headers=headers
+    ) as http:
         assert (await http.put(f"/v1/blobs/{BUNDLE_DIGEST}", content=BUNDLE)).status_code == 200
         yield Controller(context=context, http=http, agent=agent, cache=cache, clock=clock, key=key)
     await context.agent.aclose()

@@ -1,4 +1,5 @@
-"""What the controller's tests share: specs, a manual clock, a small node agent that answers over the real wire."""
+"""What the controller's tests share: specs, a manual clock, a small node agent that answers over
+the real wire."""
 
 from __future__ import annotations
 
@@ -39,31 +40,68 @@ class ManualClock:
         return self.now
 
 
-INJECTIONS = ("x'; DROP TABLE tenants;--", '" OR 1=1 --', "<script>alert(1)</script>", "{{7*7}}", "%", "_")
+INJECTIONS = (
+    "x'; DROP TABLE tenants;--",
+    '" OR 1=1 --',
+    "<script>alert(1)</script>",
+    "{{7*7}}",
+    "%",
+    "_",
+)
 """Names that are code elsewhere: SQL, HTML, templates, wildcards of LIKE."""
 
 
 def refused(answer: httpx.Response, status: int) -> str:
     """The detail of the problem that an answer is."""
-    assert (answer.status_code, answer.headers["content-type"]) == (status, CONTENT_PROBLEM), answer.text
+    assert (answer.status_code, answer.headers["content-type"]) == (status, CONTENT_PROBLEM), (
+        answer.text
+    )
     return str(answer.json()["detail"])
 
 
 def spec(name: str = "hello", **changes: Any) -> dict[str, Any]:
     """A FunctionSpec as JSON."""
-    body = {"name": name, "module": "app", "qualname": name, "bundle": BUNDLE_DIGEST, "methods": [{"name": ""}]}
+    body = {
+        "name": name,
+        "module": "app",
+        "qualname": name,
+        "bundle": BUNDLE_DIGEST,
+        "methods": [{"name": ""}],
+    }
     return {**body, **changes}
 
 
 def usage(record: str = "req-1/1", **changes: Any) -> UsageRecord:
     """A usage record."""
     values: dict[str, Any] = {
-        "id": record, "kind": "CALL", "call": record.partition("/")[0], "attempt": 1, "tenant": "t-1", "environment": "main",
-        "app": "search", "function": "embed", "function_id": "f-1", "method": "", "revision": "v1-abcdef", "instance": "i-1",
-        "key": "k-1", "start_kind": "WARM", "started_at": 1_800_000_000.0, "queued_ms": 1, "start_ms": 2, "exec_ms": 3,
-        "billed_ns": 3_000_000, "cpu": 1.0, "memory_bytes": 1024**3, "gpu": None, "gpu_count": 0, "status": 200,
-        "price_version": "1", "rate_per_s": "0.00001532", "cost": "0.000000045960",
-    }  # fmt: skip
+        "id": record,
+        "kind": "CALL",
+        "call": record.partition("/")[0],
+        "attempt": 1,
+        "tenant": "t-1",
+        "environment": "main",
+        "app": "search",
+        "function": "embed",
+        "function_id": "f-1",
+        "method": "",
+        "revision": "v1-abcdef",
+        "instance": "i-1",
+        "key": "k-1",
+        "start_kind": "WARM",
+        "started_at": 1_800_000_000.0,
+        "queued_ms": 1,
+        "start_ms": 2,
+        "exec_ms": 3,
+        "billed_ns": 3_000_000,
+        "cpu": 1.0,
+        "memory_bytes": 1024**3,
+        "gpu": None,
+        "gpu_count": 0,
+        "status": 200,
+        "price_version": "1",
+        "rate_per_s": "0.00001532",
+        "cost": "0.000000045960",
+    }
     return UsageRecord(**{**values, **changes})
 
 
@@ -92,17 +130,28 @@ class SmallAgent:
     async def serve(self, path: Path) -> asyncio.Server:
         """Answer on the socket at `path`."""
         operations = {
-            "instances": self._instances, "templates": self._templates, "capabilities": self._capabilities, "stop": self._stop,
-            "logs": self._logs, "exec": self._exec, "build_image": self._build_image, "drop_template": self._drop_template,
-            "snapshots": self._snapshots, "prove_snapshot": self._prove, "delete_snapshots": self._delete, "usage": self._usage,
+            "instances": self._instances,
+            "templates": self._templates,
+            "capabilities": self._capabilities,
+            "stop": self._stop,
+            "logs": self._logs,
+            "exec": self._exec,
+            "build_image": self._build_image,
+            "drop_template": self._drop_template,
+            "snapshots": self._snapshots,
+            "prove_snapshot": self._prove,
+            "delete_snapshots": self._delete,
+            "usage": self._usage,
             "delete_image": self._delete_image,
-        }  # fmt: skip
+        }
         return await serve(path, operations, _describe)
 
     async def _instances(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
         self.asked.append(("instances", args))
         wanted = args["labels"].items()
-        return {"instances": [i.to_json() for i in self.instances if wanted <= dict(i.labels).items()]}
+        return {
+            "instances": [i.to_json() for i in self.instances if wanted <= dict(i.labels).items()]
+        }
 
     async def _usage(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
         if args["instance_id"] not in self.memory:
@@ -118,7 +167,9 @@ class SmallAgent:
 
     async def _snapshots(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
         wanted = args["labels"].items()
-        return {"snapshots": [s.to_json() for s in self.snapshots if wanted <= dict(s.labels).items()]}
+        return {
+            "snapshots": [s.to_json() for s in self.snapshots if wanted <= dict(s.labels).items()]
+        }
 
     async def _prove(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
         if self.prove_ns:
@@ -139,7 +190,10 @@ class SmallAgent:
 
     async def _capabilities(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
         snapshots = {"on": True, "ready": 1, "last_refusal": {"revision": "another's"}}
-        return {"features": [{"name": "fork", "on": True, "why": "tried"}], "node": {"name": "here", "snapshots": snapshots}}
+        return {
+            "features": [{"name": "fork", "on": True, "why": "tried"}],
+            "node": {"name": "here", "snapshots": snapshots},
+        }
 
     async def _stop(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
         self.asked.append(("stop", args))
@@ -207,24 +261,54 @@ def instance(
         memory_bytes=1024**3,
         cpu=1.0,
         weights={"minilm": "dram"},
-        labels={"tenant": tenant, "environment": environment, "app": app, "function": function, "revision": revision.partition("@")[2]},
+        labels={
+            "tenant": tenant,
+            "environment": environment,
+            "app": app,
+            "function": function,
+            "revision": revision.partition("@")[2],
+        },
     )
 
 
-def snapshot(tenant: str, revision: str = "f-1@v1-abcdef", *, name: str = "sn-1", **changes: Any) -> SnapshotInfo:
+def snapshot(
+    tenant: str, revision: str = "f-1@v1-abcdef", *, name: str = "sn-1", **changes: Any
+) -> SnapshotInfo:
     """A proven snapshot of a tenant's `search/hello`."""
     values: dict[str, Any] = {
-        "id": name, "revision": revision, "state": SnapshotState.READY, "in_place": False, "pages": "eager", "image_bytes": 61_000_000,
-        "reason": "", "phases_ms": {"dump": 100.0}, "cold_ms": 5400.0, "restore_ms": 120.0, "created_at": 1.0, "last_used_at": 2.0,
-        "restores": 3, "remote": False, "identity": {"kernel": "6.1"},
-        "labels": {"tenant": tenant, "environment": "main", "app": "search", "function": "hello", "revision": revision.partition("@")[2]},
-    }  # fmt: skip
+        "id": name,
+        "revision": revision,
+        "state": SnapshotState.READY,
+        "in_place": False,
+        "pages": "eager",
+        "image_bytes": 61_000_000,
+        "reason": "",
+        "phases_ms": {"dump": 100.0},
+        "cold_ms": 5400.0,
+        "restore_ms": 120.0,
+        "created_at": 1.0,
+        "last_used_at": 2.0,
+        "restores": 3,
+        "remote": False,
+        "identity": {"kernel": "6.1"},
+        "labels": {
+            "tenant": tenant,
+            "environment": "main",
+            "app": "search",
+            "function": "hello",
+            "revision": revision.partition("@")[2],
+        },
+    }
     return SnapshotInfo(**{**values, **changes})
 
 
 def _is_meant(found: SnapshotInfo, args: Mapping[str, Any]) -> bool:
     function = found.revision.partition("@")[0]
-    return args["snapshot_id"] == found.id or bool(found.revision == args["revision"]) or bool(function == args["function"])
+    return (
+        args["snapshot_id"] == found.id
+        or bool(found.revision == args["revision"])
+        or bool(function == args["function"])
+    )
 
 
 def _describe(error: Exception) -> tuple[str, str, Mapping[str, Any]] | None:

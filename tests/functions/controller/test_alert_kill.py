@@ -50,11 +50,18 @@ async def test_an_alert_is_delivered_again_under_the_same_id(process: Process) -
 
 
 def _spend(process: Process, url: str) -> str:
-    made = process.http.put("/v1/budgets", json={"amount": "1", "alerts": [50], "webhook": url}).json()
+    made = process.http.put(
+        "/v1/budgets", json={"amount": "1", "alerts": [50], "webhook": url}
+    ).json()
     now, tenant = made["created_at"], process.http.get("/v1/whoami").json()["tenant"]["id"]
     headers = {HEADER_PLATFORM_TOKEN: PlatformKey.load(process.home / "platform.key").token}
     records = [usage(tenant=tenant, cost="0.500000000000", started_at=now).to_json()]
-    assert process.http.post("/internal/usage", json={"activator": "a", "records": records}, headers=headers).status_code == 200
+    assert (
+        process.http.post(
+            "/internal/usage", json={"activator": "a", "records": records}, headers=headers
+        ).status_code
+        == 200
+    )
     return str(made["webhook_secret"])
 
 

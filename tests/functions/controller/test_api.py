@@ -21,18 +21,24 @@ from weight_cache.objects import blob_key
 
 
 def problem_of(answer: httpx.Response, status: int, kind: str) -> dict[str, Any]:
-    assert (answer.status_code, answer.headers["content-type"]) == (status, CONTENT_PROBLEM), answer.text
+    assert (answer.status_code, answer.headers["content-type"]) == (status, CONTENT_PROBLEM), (
+        answer.text
+    )
     body = dict(answer.json())
     assert body["type"] == PROBLEM_BASE + kind
     assert body["instance"] == answer.headers["x-request-id"]
     return body
 
 
-async def deploy(controller: Controller, *specs: dict[str, Any], app: str = "search", **headers: str) -> httpx.Response:
-    return await controller.http.post(f"/v1/apps/{app}/deploy", json={"functions": list(specs)}, headers=headers)
+async def deploy(
+    controller: Controller, *specs: dict[str, Any], app: str = "search", **headers: str
+) -> httpx.Response:
+    return await controller.http.post(
+        f"/v1/apps/{app}/deploy", json={"functions": list(specs)}, headers=headers
+    )
 
 
-# -- who may come in ---------------------------------------------------------------------------------------------------
+# -- who may come in -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", [None, "pl_wrong", "pl_" + "A" * 43])
@@ -52,9 +58,14 @@ async def test_a_key_has_256_bits_and_is_stored_as_a_hash_only(controller: Contr
 
 @pytest.mark.parametrize(
     "scope,allowed,refused",
-    [("invoke", ["/v1/whoami"], ["/v1/apps", "/v1/logs", "/v1/keys"]), ("deploy", ["/v1/apps", "/v1/secrets"], ["/v1/keys", "/v1/audit"])],
+    [
+        ("invoke", ["/v1/whoami"], ["/v1/apps", "/v1/logs", "/v1/keys"]),
+        ("deploy", ["/v1/apps", "/v1/secrets"], ["/v1/keys", "/v1/audit"]),
+    ],
 )
-async def test_a_scope_reaches_as_far_as_it_says(controller: Controller, scope: str, allowed: list[str], refused: list[str]) -> None:
+async def test_a_scope_reaches_as_far_as_it_says(
+    controller: Controller, scope: str, allowed: list[str], refused: list[str]
+) -> None:
     client = controller.client(await controller.new_key(scope=scope))
     assert [(await client.get(path)).status_code for path in allowed] == [200] * len(allowed)
     for path in refused:
@@ -62,11 +73,16 @@ async def test_a_scope_reaches_as_far_as_it_says(controller: Controller, scope: 
 
 
 async def test_a_revoked_or_expired_key_is_refused(controller: Controller) -> None:
-    answer = (await controller.http.post("/v1/keys", json={"scope": "invoke", "expires_in_s": 60})).json()
+    answer = (
+        await controller.http.post("/v1/keys", json={"scope": "invoke", "expires_in_s": 60})
+    ).json()
     client = controller.client(answer["secret"])
     assert (await client.get("/v1/whoami")).status_code == 200
     controller.clock.now += 61
-    assert "has expired" in problem_of(await client.get("/v1/whoami"), 401, "unauthenticated")["detail"]
+    assert (
+        "has expired"
+        in problem_of(await client.get("/v1/whoami"), 401, "unauthenticated")["detail"]
+    )
     controller.clock.now -= 61
     assert (await controller.http.delete(f"/v1/keys/{answer['id']}")).status_code == 204
     assert "revoked" in problem_of(await client.get("/v1/whoami"), 401, "unauthenticated")["detail"]
@@ -77,16 +93,23 @@ async def test_a_key_bound_to_an_environment_stays_in_it(controller: Controller)
     key = await controller.new_key(scope="admin", environment="staging")
     assert (await controller.client(key).get("/v1/whoami")).json()["environment"] == "staging"
     problem_of(await controller.client(key, environment="main").get("/v1/apps"), 403, "forbidden")
-    problem_of(await controller.client(key).post("/v1/keys", json={"scope": "admin"}), 403, "forbidden")
+    problem_of(
+        await controller.client(key).post("/v1/keys", json={"scope": "admin"}), 403, "forbidden"
+    )
     problem_of(await controller.client(key).get("/v1/audit"), 403, "forbidden")
-    assert [k["environment"] for k in (await controller.client(key).get("/v1/keys")).json()["keys"]] == ["staging"]
+    assert [
+        k["environment"] for k in (await controller.client(key).get("/v1/keys")).json()["keys"]
+    ] == ["staging"]
 
 
 async def test_another_tenants_things_do_not_exist(controller: Controller) -> None:
     await deploy(controller, spec())
     controller.agent.instances = [instance(await controller.tenant())]
     key_id = (await controller.http.get("/v1/whoami")).json()["key"]
-    await controller.internal("/internal/usage", {"activator": "a", "records": [usage(tenant=await controller.tenant()).to_json()]})
+    await controller.internal(
+        "/internal/usage",
+        {"activator": "a", "records": [usage(tenant=await controller.tenant()).to_json()]},
+    )
     stranger = controller.client(await controller.other_tenant())
     assert (await stranger.get("/v1/apps")).json() == {"apps": []}
     assert (await stranger.get("/v1/instances")).json() == {"instances": []}
@@ -105,21 +128,33 @@ async def test_another_tenants_things_do_not_exist(controller: Controller) -> No
     assert "was not uploaded" in problem_of(refused, 400, "invalid-input")["detail"]
 
 
-# -- problems ----------------------------------------------------------------------------------------------------------
+# -- problems --------------------------------------------------------------------------------------
 
 
 async def test_the_framework_speaks_problems_too(controller: Controller) -> None:
     problem_of(await controller.http.get("/v1/nothing"), 404, "not-found")
     problem_of(await controller.http.delete("/v1/whoami"), 405, "method-not-allowed")
-    malformed = await controller.http.post("/v1/keys", content=b"{", headers={"content-type": "application/json"})
+    malformed = await controller.http.post(
+        "/v1/keys", content=b"{", headers={"content-type": "application/json"}
+    )
     problem_of(malformed, 400, "invalid-input")
-    wrong = problem_of(await controller.http.post("/v1/keys", json={"scope": "king"}), 400, "invalid-input")
+    wrong = problem_of(
+        await controller.http.post("/v1/keys", json={"scope": "king"}), 400, "invalid-input"
+    )
     assert wrong["parameter"] == "body.scope"
 
 
-async def test_a_request_keeps_the_id_that_its_caller_chose_unless_it_is_odd(controller: Controller) -> None:
-    assert (await controller.http.get("/healthz", headers={"x-request-id": "mine-1"})).headers["x-request-id"] == "mine-1"
-    assert (await controller.http.get("/healthz", headers={"x-request-id": "a b"})).headers["x-request-id"].startswith("req-")
+async def test_a_request_keeps_the_id_that_its_caller_chose_unless_it_is_odd(
+    controller: Controller,
+) -> None:
+    assert (await controller.http.get("/healthz", headers={"x-request-id": "mine-1"})).headers[
+        "x-request-id"
+    ] == "mine-1"
+    assert (
+        (await controller.http.get("/healthz", headers={"x-request-id": "a b"}))
+        .headers["x-request-id"]
+        .startswith("req-")
+    )
 
 
 async def test_a_defect_is_a_problem_without_internals(controller: Controller) -> None:
@@ -130,47 +165,87 @@ async def test_a_defect_is_a_problem_without_internals(controller: Controller) -
 
 
 @pytest.mark.slow  # the whole OpenAPI document
-async def test_the_openapi_document_names_every_public_route_and_no_422(controller: Controller) -> None:
+async def test_the_openapi_document_names_every_public_route_and_no_422(
+    controller: Controller,
+) -> None:
     document = (await controller.http.get("/openapi.json")).json()
-    assert {"/v1/apps/{app}/deploy", "/v1/blobs/{digest}", "/v1/billing/report", "/v1/snapshots/{snapshot}"} <= document["paths"].keys()
+    assert {
+        "/v1/apps/{app}/deploy",
+        "/v1/blobs/{digest}",
+        "/v1/billing/report",
+        "/v1/snapshots/{snapshot}",
+    } <= document["paths"].keys()
     assert "/internal/" not in json.dumps(document), "our own processes' paths are nobody's to call"
-    functions = document["components"]["schemas"]["DeployRequest"]["properties"]["functions"]["items"]
+    functions = document["components"]["schemas"]["DeployRequest"]["properties"]["functions"][
+        "items"
+    ]
     assert {"name", "bundle", "methods", "scaling"} <= functions["properties"].keys()
-    assert not [p for p in document["paths"].values() for operation in p.values() if "422" in operation["responses"]]
+    assert not [
+        p
+        for p in document["paths"].values()
+        for operation in p.values()
+        if "422" in operation["responses"]
+    ]
 
 
 async def test_the_openapi_document_describes_the_data_plane_too(controller: Controller) -> None:
     document = (await controller.http.get("/openapi.json")).json()
     function = "/v1/functions/{app}/{function}"
-    served = {f"{function}:invoke", f"{function}:submit", f"{function}:warmup", "/v1/calls/{call}", "/fn/{app}/{function}/{path}"}
+    served = {
+        f"{function}:invoke",
+        f"{function}:submit",
+        f"{function}:warmup",
+        "/v1/calls/{call}",
+        "/fn/{app}/{function}/{path}",
+    }
     assert served <= document["paths"].keys()
-    ids = [o["operationId"] for operations in document["paths"].values() for o in operations.values()]
+    ids = [
+        o["operationId"] for operations in document["paths"].values() for o in operations.values()
+    ]
     assert len(ids) == len(set(ids)), "generated clients name functions by them"
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            assert {p["name"] for p in operation.get("parameters", ()) if p["in"] == "path"} == set(re.findall(r"{(\w+)}", path))
+            assert {p["name"] for p in operation.get("parameters", ()) if p["in"] == "path"} == set(
+                re.findall(r"{(\w+)}", path)
+            )
     call = document["components"]["schemas"]["Call"]
     jsonschema_rs.validator_for(call).validate(
         CallRecord(
-            id="req-1", tenant="t", environment="main", app="a", function="f", method="", state="SUCCEEDED", sequence=1, submitted_at=1.0
+            id="req-1",
+            tenant="t",
+            environment="main",
+            app="a",
+            function="f",
+            method="",
+            state="SUCCEEDED",
+            sequence=1,
+            submitted_at=1.0,
         ).to_json()
     )
 
 
-async def test_the_reference_lists_public_routes_only_and_loads_nothing(controller: Controller) -> None:
+async def test_the_reference_lists_public_routes_only_and_loads_nothing(
+    controller: Controller,
+) -> None:
     page = await controller.client(None).get("/docs")
     assert "/v1/apps/{app}/deploy" in page.text
     assert "/internal/" not in page.text
     assert "src=" not in page.text
 
 
-# -- deploying ---------------------------------------------------------------------------------------------------------
+# -- deploying -------------------------------------------------------------------------------------
 
 
-async def test_a_deploy_answers_with_revisions_and_reaches_the_feed(controller: Controller, registry: CollectorRegistry) -> None:
+async def test_a_deploy_answers_with_revisions_and_reaches_the_feed(
+    controller: Controller, registry: CollectorRegistry
+) -> None:
     answer = await deploy(controller, spec("one"), spec("two"))
     body = answer.json()
-    assert (answer.status_code, body["version"], [f["created"] for f in body["functions"]]) == (200, 1, [True, True])
+    assert (answer.status_code, body["version"], [f["created"] for f in body["functions"]]) == (
+        200,
+        1,
+        [True, True],
+    )
     page = await controller.feed()
     kinds = [change["kind"] for change in page["changes"]]  # type: ignore[attr-defined]
     assert (page["reset"], sorted(kinds)) == (True, ["function", "function", "key", "tenant"])
@@ -185,13 +260,19 @@ async def test_a_deploy_answers_with_revisions_and_reaches_the_feed(controller: 
         ({"image": "cd" * 32}, f"image {'cd' * 32} was not built"),
         ({"secrets": ["HF"]}, "no secret 'HF' in environment 'main'"),
         ({"weights": [{"name": "w", "manifest": "ef" * 32}]}, "weights 'w'"),
-        ({"weights": [{"name": "../w", "manifest": "ef" * 32}]}, "weights name '../w' is not valid"),
+        (
+            {"weights": [{"name": "../w", "manifest": "ef" * 32}]},
+            "weights name '../w' is not valid",
+        ),
         ({"methods": []}, "no methods"),
         ({"name": "9"}, "function name '9' is not valid"),
         ({"cpu": 1}, "unknown key 'cpu'"),
         ({"resources": {"cpu": "much"}}, "expected a number"),
         ({"scaling": {"max_instances": 0}}, "max_instances = 0"),
-        ({"methods": [{"schema": {"$ref": "https://elsewhere.example/schema"}}]}, "points outside the schema"),
+        (
+            {"methods": [{"schema": {"$ref": "https://elsewhere.example/schema"}}]},
+            "points outside the schema",
+        ),
         ({"methods": [{"schema": {"type": "thing"}}]}, "not a JSON Schema"),
         ({"methods": [{"schema": {"description": "x" * 70_000}}]}, "at most 65536"),
     ],
@@ -212,7 +293,9 @@ async def test_a_schema_as_deep_as_a_well_is_refused(controller: Controller) -> 
     assert "levels deep" in problem_of(answer, 400, "invalid-input")["detail"]
 
 
-async def test_a_deploy_into_an_environment_that_is_not_there_says_how_to_make_it(controller: Controller) -> None:
+async def test_a_deploy_into_an_environment_that_is_not_there_says_how_to_make_it(
+    controller: Controller,
+) -> None:
     answer = await deploy(controller, spec(), **{"pilotlight-environment": "staging"})
     assert "pilotlight environment create staging" in problem_of(answer, 404, "not-found")["detail"]
 
@@ -221,15 +304,21 @@ async def test_apps_are_listed_shown_stopped_and_deleted(controller: Controller)
     await deploy(controller, spec("one"), spec("two"))
     (listed,) = (await controller.http.get("/v1/apps")).json()["apps"]
     assert (listed["name"], listed["functions"], listed["stopped"]) == ("search", 2, False)
-    assert (await controller.http.post("/v1/apps/search:stop")).json() == {"app": "search", "version": 2}
+    assert (await controller.http.post("/v1/apps/search:stop")).json() == {
+        "app": "search",
+        "version": 2,
+    }
     detail = (await controller.http.get("/v1/apps/search")).json()
     assert (detail["stopped"], [f["name"] for f in detail["functions"]]) == (True, ["one", "two"])
     assert (await controller.http.delete("/v1/apps/search")).status_code == 204
-    actions = [h["action"] for h in (await controller.http.get("/v1/apps/search/history")).json()["history"]]
+    actions = [
+        h["action"]
+        for h in (await controller.http.get("/v1/apps/search/history")).json()["history"]
+    ]
     assert actions == ["delete", "stop", "deploy"]
 
 
-# -- blobs and images --------------------------------------------------------------------------------------------------
+# -- blobs and images ------------------------------------------------------------------------------
 def blob_file(controller: Controller, digest: str) -> Path:
     path = controller.context.files.objects.local_path(blob_key(digest))
     assert path is not None
@@ -256,108 +345,163 @@ async def test_bytes_that_do_not_match_their_name_are_not_kept(controller: Contr
 
 
 @pytest.mark.parametrize("announced", [True, False])
-async def test_a_blob_over_the_limit_is_refused_and_leaves_nothing(controller: Controller, announced: bool) -> None:
+async def test_a_blob_over_the_limit_is_refused_and_leaves_nothing(
+    controller: Controller, announced: bool
+) -> None:
     data = b"z" * (controller.context.files.limit_bytes + 1)
 
     async def pieces() -> Any:
         for start in range(0, len(data), 65_536):
             yield data[start : start + 65_536]
 
-    answer = await controller.http.put(f"/v1/blobs/{hashlib.sha256(data).hexdigest()}", content=data if announced else pieces())
-    assert problem_of(answer, 413, "too-large")["limit_bytes"] == controller.context.files.limit_bytes
+    answer = await controller.http.put(
+        f"/v1/blobs/{hashlib.sha256(data).hexdigest()}", content=data if announced else pieces()
+    )
+    assert (
+        problem_of(answer, 413, "too-large")["limit_bytes"] == controller.context.files.limit_bytes
+    )
     assert not list(controller.context.files.incoming.glob("*"))
 
 
 async def test_knowing_a_digest_is_not_owning_it_but_sending_it_is(controller: Controller) -> None:
     stranger = controller.client(await controller.other_tenant())
     assert (await stranger.head(f"/v1/blobs/{BUNDLE_DIGEST}")).status_code == 404
-    problem_of(await stranger.put(f"/v1/blobs/{BUNDLE_DIGEST}", content=b"guess"), 400, "invalid-input")
+    problem_of(
+        await stranger.put(f"/v1/blobs/{BUNDLE_DIGEST}", content=b"guess"), 400, "invalid-input"
+    )
     sent = await stranger.put(f"/v1/blobs/{BUNDLE_DIGEST}", content=b"the source archive of an app")
     assert sent.json()["created"]
-    assert (await stranger.post("/v1/apps/mine/deploy", json={"functions": [spec()]})).status_code == 200
+    assert (
+        await stranger.post("/v1/apps/mine/deploy", json={"functions": [spec()]})
+    ).status_code == 200
 
 
-async def test_an_image_is_built_with_its_progress_shown_and_may_then_be_deployed(controller: Controller) -> None:
-    answer = await controller.http.post("/v1/images", json={"python": "3.11", "steps": [{"op": "pip", "packages": ["numpy"]}]})
+async def test_an_image_is_built_with_its_progress_shown_and_may_then_be_deployed(
+    controller: Controller,
+) -> None:
+    answer = await controller.http.post(
+        "/v1/images", json={"python": "3.11", "steps": [{"op": "pip", "packages": ["numpy"]}]}
+    )
     lines = [json.loads(line) for line in answer.text.splitlines()]
-    assert lines == [{"step": "pip install", "text": "one moment"}, {"image": "ab" * 32, "size_bytes": 0}]
+    assert lines == [
+        {"step": "pip install", "text": "one moment"},
+        {"image": "ab" * 32, "size_bytes": 0},
+    ]
     assert controller.agent.asked[-1][1]["uid"] == 20_000
     assert (await deploy(controller, spec(image="ab" * 32))).status_code == 200
 
 
 async def test_an_image_that_fails_ends_in_a_problem(controller: Controller) -> None:
-    controller.agent.build_failure = ImageBuildFailed("no such package: nmupy", {"step": "pip install"})
+    controller.agent.build_failure = ImageBuildFailed(
+        "no such package: nmupy", {"step": "pip install"}
+    )
     answer = await controller.http.post("/v1/images", json={"python": "3.11"})
     last = json.loads(answer.text.splitlines()[-1])
     assert (last["error"]["status"], last["error"]["detail"]) == (400, "no such package: nmupy")
     missing = await controller.http.post(
-        "/v1/images", json={"python": "3.11", "steps": [{"op": "copy", "blob": "ab" * 32, "target": "/x"}]}
+        "/v1/images",
+        json={"python": "3.11", "steps": [{"op": "copy", "blob": "ab" * 32, "target": "/x"}]},
     )
     assert "was not uploaded" in problem_of(missing, 400, "invalid-input")["detail"]
 
 
-async def test_what_is_no_plain_name_of_a_debian_package_is_refused_before_anything_is_built(controller: Controller) -> None:
+async def test_what_is_no_plain_name_of_a_debian_package_is_refused_before_anything_is_built(
+    controller: Controller,
+) -> None:
     def image(*packages: str) -> dict[str, object]:
         return {"python": "3.11", "steps": [{"op": "apt", "packages": packages}]}
 
     asked = len(controller.agent.asked)
-    assert '"image":"' + "ab" * 32 in (await controller.http.post("/v1/images", json=image("ffmpeg"))).text
+    assert (
+        '"image":"' + "ab" * 32
+        in (await controller.http.post("/v1/images", json=image("ffmpeg"))).text
+    )
     for name in ("ffmpeg-", "ffmpeg=1.0"):
-        refused = problem_of(await controller.http.post("/v1/images", json=image(name)), 400, "invalid-input")
+        refused = problem_of(
+            await controller.http.post("/v1/images", json=image(name)), 400, "invalid-input"
+        )
         assert "not the name of a Debian package" in refused["detail"]
     assert [operation for operation, _ in controller.agent.asked[asked:]].count("build_image") == 1
 
 
-# -- the node ----------------------------------------------------------------------------------------------------------
+# -- the node --------------------------------------------------------------------------------------
 
 
 async def test_instances_are_stopped_and_entered_by_their_owner(controller: Controller) -> None:
     controller.agent.instances = [instance(await controller.tenant())]
-    assert [i["id"] for i in (await controller.http.get("/v1/instances?app=search")).json()["instances"]] == ["i-1"]
+    assert [
+        i["id"] for i in (await controller.http.get("/v1/instances?app=search")).json()["instances"]
+    ] == ["i-1"]
     assert (await controller.http.get("/v1/instances?app=other")).json() == {"instances": []}
     shell = await controller.http.post("/v1/instances/i-1:exec", json={"argv": ["echo", "hi"]})
-    assert [json.loads(line) for line in shell.text.splitlines()] == [{"stream": "stdout", "text": "echo hi"}, {"exit_status": 0}]
+    assert [json.loads(line) for line in shell.text.splitlines()] == [
+        {"stream": "stdout", "text": "echo hi"},
+        {"exit_status": 0},
+    ]
     assert (await controller.http.post("/v1/instances/i-1:stop")).status_code == 204
     problem_of(await controller.http.post("/v1/instances/i-1:stop"), 404, "not-found")
-    actions = [e["action"] for e in (await controller.http.get("/v1/audit?limit=2")).json()["entries"]]
+    actions = [
+        e["action"] for e in (await controller.http.get("/v1/audit?limit=2")).json()["entries"]
+    ]
     assert actions == ["instance.stop", "instance.exec"]
 
 
 async def test_logs_are_asked_for_with_the_callers_own_tenant(controller: Controller) -> None:
     await deploy(controller, spec())
-    controller.agent.lines = [{"time": 1.0, "instance": "i-1", "stream": "stdout", "call": None, "text": "hello"}]
-    answer = await controller.http.get("/v1/logs", params={"app": "search", "tail": 5, "call": "req-1"})
+    controller.agent.lines = [
+        {"time": 1.0, "instance": "i-1", "stream": "stdout", "call": None, "text": "hello"}
+    ]
+    answer = await controller.http.get(
+        "/v1/logs", params={"app": "search", "tail": 5, "call": "req-1"}
+    )
     assert [json.loads(line)["text"] for line in answer.text.splitlines()] == ["hello"]
     labels = {"tenant": await controller.tenant(), "environment": "main", "app": "search"}
-    asked = {"labels": labels, "instance_id": None, "since": None, "tail": 5, "call_id": "req-1", "follow": False}
+    asked = {
+        "labels": labels,
+        "instance_id": None,
+        "since": None,
+        "tail": 5,
+        "call_id": "req-1",
+        "follow": False,
+    }
     assert controller.agent.asked[-1] == ("logs", asked)
 
 
 async def test_a_reader_of_logs_too_many_is_told_when_to_come_back(controller: Controller) -> None:
-    controller.agent.logs_failure = LogsBusy("4 requests read logs of this tenant", {"limit": 4, "retry_after_s": 5})
+    controller.agent.logs_failure = LogsBusy(
+        "4 requests read logs of this tenant", {"limit": 4, "retry_after_s": 5}
+    )
     for follow in ("false", "true"):
         answer = await controller.http.get("/v1/logs", params={"follow": follow})
         assert problem_of(answer, 429, "too-many-requests")["limit"] == 4
         assert answer.headers["retry-after"] == "5"
 
 
-async def test_logs_of_a_name_that_never_was_are_a_404_and_those_of_a_deleted_app_are_there(controller: Controller) -> None:
+async def test_logs_of_a_name_that_never_was_are_a_404_and_those_of_a_deleted_app_are_there(
+    controller: Controller,
+) -> None:
     problem_of(await controller.http.get("/v1/logs", params={"app": "serach"}), 404, "not-found")
     await deploy(controller, spec())
     wrong = await controller.http.get("/v1/logs", params={"app": "search", "function": "helo"})
     assert "never had a function 'helo'" in problem_of(wrong, 404, "not-found")["detail"]
     await controller.http.delete("/v1/apps/search")
-    assert (await controller.http.get("/v1/logs", params={"app": "search", "function": "hello"})).status_code == 200
+    assert (
+        await controller.http.get("/v1/logs", params={"app": "search", "function": "hello"})
+    ).status_code == 200
 
 
 async def test_the_node_says_what_it_can(controller: Controller) -> None:
     told = (await controller.http.get("/v1/node")).json()
     assert told["features"][0]["name"] == "fork"
-    assert told["node"] == {"name": "here", "snapshots": {"on": True, "ready": 1}}, "of another tenant's refusals nothing"
+    assert told["node"] == {"name": "here", "snapshots": {"on": True, "ready": 1}}, (
+        "of another tenant's refusals nothing"
+    )
     assert (await controller.http.get("/v1/templates")).json() == {"templates": []}
 
 
-async def test_an_agent_that_is_away_is_a_503_that_says_when_to_come_back(controller: Controller, short_tmp: Any) -> None:
+async def test_an_agent_that_is_away_is_a_503_that_says_when_to_come_back(
+    controller: Controller, short_tmp: Any
+) -> None:
     (short_tmp / "snapshotter.sock").unlink()
     for path in ("/v1/instances", "/v1/logs", "/v1/node"):
         answer = await controller.http.get(path)
@@ -365,17 +509,28 @@ async def test_an_agent_that_is_away_is_a_503_that_says_when_to_come_back(contro
         assert answer.headers["retry-after"] == "1"
 
 
-# -- secrets, environments, tenants ------------------------------------------------------------------------------------
+# -- secrets, environments, tenants ----------------------------------------------------------------
 
 
 async def test_a_secret_is_sealed_in_rows_and_feed_and_never_shown(controller: Controller) -> None:
-    put = await controller.http.put("/v1/secrets/HF", json={"values": {"HF_TOKEN": "hunter2", "B": "c"}})
+    put = await controller.http.put(
+        "/v1/secrets/HF", json={"values": {"HF_TOKEN": "hunter2", "B": "c"}}
+    )
     assert put.json()["variables"] == ["B", "HF_TOKEN"]
     listed = await controller.http.get("/v1/secrets")
     page = await controller.feed()
     (sealed,) = [change["value"] for change in page["changes"] if change["kind"] == "secret"]  # type: ignore[attr-defined]
-    assert json.loads(controller.context.key.activator.secrets.open(sealed)) == {"HF_TOKEN": "hunter2", "B": "c"}
-    assert "hunter2" not in listed.text + put.text + json.dumps(page) + (await controller.http.get("/v1/audit")).text
+    assert json.loads(controller.context.key.activator.secrets.open(sealed)) == {
+        "HF_TOKEN": "hunter2",
+        "B": "c",
+    }
+    assert (
+        "hunter2"
+        not in listed.text
+        + put.text
+        + json.dumps(page)
+        + (await controller.http.get("/v1/audit")).text
+    )
     await deploy(controller, spec(secrets=["HF"]))
     problem_of(await controller.http.delete("/v1/secrets/HF"), 409, "conflict")
     await deploy(controller, spec())
@@ -384,42 +539,69 @@ async def test_a_secret_is_sealed_in_rows_and_feed_and_never_shown(controller: C
 
 
 @pytest.mark.parametrize(
-    "body", [{}, {"value": "x", "values": {"A": "b"}}, {"values": {}}, {"values": {"A B": "c"}}, {"value": "x" * 70_000}]
+    "body",
+    [
+        {},
+        {"value": "x", "values": {"A": "b"}},
+        {"values": {}},
+        {"values": {"A B": "c"}},
+        {"value": "x" * 70_000},
+    ],
 )
-async def test_a_secret_that_cannot_be_an_environment_is_refused(controller: Controller, body: dict[str, Any]) -> None:
+async def test_a_secret_that_cannot_be_an_environment_is_refused(
+    controller: Controller, body: dict[str, Any]
+) -> None:
     problem_of(await controller.http.put("/v1/secrets/S", json=body), 400, "invalid-input")
 
 
 async def test_environments_are_apart(controller: Controller) -> None:
-    assert (await controller.http.post("/v1/environments", json={"name": "staging"})).status_code == 201
-    problem_of(await controller.http.post("/v1/environments", json={"name": "staging"}), 409, "conflict")
-    assert (await deploy(controller, spec(), **{"pilotlight-environment": "staging"})).status_code == 200
+    assert (
+        await controller.http.post("/v1/environments", json={"name": "staging"})
+    ).status_code == 201
+    problem_of(
+        await controller.http.post("/v1/environments", json={"name": "staging"}), 409, "conflict"
+    )
+    assert (
+        await deploy(controller, spec(), **{"pilotlight-environment": "staging"})
+    ).status_code == 200
     assert (await controller.http.get("/v1/apps")).json() == {"apps": []}
     problem_of(await controller.http.delete("/v1/environments/staging"), 409, "conflict")
     problem_of(await controller.http.delete("/v1/environments/main"), 409, "conflict")
     await controller.http.delete("/v1/apps/search", headers={"pilotlight-environment": "staging"})
     assert (await controller.http.delete("/v1/environments/staging")).status_code == 204
-    assert [e["name"] for e in (await controller.http.get("/v1/environments")).json()["environments"]] == ["main"]
+    assert [
+        e["name"] for e in (await controller.http.get("/v1/environments")).json()["environments"]
+    ] == ["main"]
 
 
 async def test_only_the_platforms_administrators_make_tenants(controller: Controller) -> None:
     key = await controller.other_tenant()
     stranger = controller.client(key)
-    assert (await stranger.get("/v1/whoami")).json()["tenant"] == {**(await stranger.get("/v1/whoami")).json()["tenant"], "uid": 20_001}
+    assert (await stranger.get("/v1/whoami")).json()["tenant"] == {
+        **(await stranger.get("/v1/whoami")).json()["tenant"],
+        "uid": 20_001,
+    }
     problem_of(await stranger.post("/v1/tenants", json={"name": "more"}), 403, "forbidden")
     problem_of(await controller.http.post("/v1/tenants", json={"name": "acme"}), 409, "conflict")
-    assert [t["name"] for t in (await controller.http.get("/v1/tenants")).json()["tenants"]] == ["default", "acme"]
+    assert [t["name"] for t in (await controller.http.get("/v1/tenants")).json()["tenants"]] == [
+        "default",
+        "acme",
+    ]
 
 
-# -- books -------------------------------------------------------------------------------------------------------------
+# -- books -----------------------------------------------------------------------------------------
 
 
 async def test_a_bill_is_the_sum_of_its_records_to_the_last_digit(controller: Controller) -> None:
     tenant = await controller.tenant()
-    records = [usage(f"req-{n}/1", tenant=tenant, cost="0.000000000001").to_json() for n in range(3)]
+    records = [
+        usage(f"req-{n}/1", tenant=tenant, cost="0.000000000001").to_json() for n in range(3)
+    ]
     records.append(usage("req-9/1", tenant=tenant, cost="2.5", kind="IDLE").to_json())
     for _ in range(2):
-        assert (await controller.internal("/internal/usage", {"activator": "a", "records": records})).json() == {
+        assert (
+            await controller.internal("/internal/usage", {"activator": "a", "records": records})
+        ).json() == {
             "accepted": 4,
             "budgets": {},
         }
@@ -431,26 +613,62 @@ async def test_a_bill_is_the_sum_of_its_records_to_the_last_digit(controller: Co
     assert bill["totals"] == {"USD": "2.500000000003"}
     table = await controller.http.get("/v1/billing/report?format=csv&by=app&since=2027-01-01")
     assert table.text.splitlines()[1].startswith("search,CALL,USD,3,")
-    problem_of(await controller.http.get("/v1/billing/report?since=yesterday"), 400, "invalid-input")
+    problem_of(
+        await controller.http.get("/v1/billing/report?since=yesterday"), 400, "invalid-input"
+    )
 
 
-async def test_a_broken_usage_record_is_refused_by_name_and_none_of_its_batch_is_kept(controller: Controller) -> None:
-    body = {"activator": "a", "records": [usage().to_json(), {**usage("req-2/1").to_json(), "queued_ms": "soon"}]}
-    assert "records[1].queued_ms" in problem_of(await controller.internal("/internal/usage", body), 400, "invalid-input")["detail"]
+async def test_a_broken_usage_record_is_refused_by_name_and_none_of_its_batch_is_kept(
+    controller: Controller,
+) -> None:
+    body = {
+        "activator": "a",
+        "records": [usage().to_json(), {**usage("req-2/1").to_json(), "queued_ms": "soon"}],
+    }
+    assert (
+        "records[1].queued_ms"
+        in problem_of(await controller.internal("/internal/usage", body), 400, "invalid-input")[
+            "detail"
+        ]
+    )
     assert (await controller.http.get("/v1/billing/report")).json()["rows"] == []
 
 
 async def test_submitted_calls_are_polled_where_they_were_reported(controller: Controller) -> None:
     tenant = await controller.tenant()
-    call = {"id": "req-1", "tenant": tenant, "environment": "main", "app": "a", "function": "f", "method": "", "state": "QUEUED"}
+    call = {
+        "id": "req-1",
+        "tenant": tenant,
+        "environment": "main",
+        "app": "a",
+        "function": "f",
+        "method": "",
+        "state": "QUEUED",
+    }
     for sequence, state in [(2, "SUCCEEDED"), (1, "RUNNING")]:
-        body = {"calls": [{**call, "state": state, "sequence": sequence, "submitted_at": 1.0, "result": "aGk="}]}
+        body = {
+            "calls": [
+                {
+                    **call,
+                    "state": state,
+                    "sequence": sequence,
+                    "submitted_at": 1.0,
+                    "result": "aGk=",
+                }
+            ]
+        }
         assert (await controller.internal("/internal/calls", body)).json() == {"accepted": 1}
     found = (await controller.http.get("/v1/calls/req-1")).json()
     assert (found["state"], found["result"]) == ("SUCCEEDED", "aGk=")
 
 
 @pytest.mark.parametrize("path", ["/internal/feed", "/internal/usage", "/internal/calls"])
-async def test_internal_paths_need_the_platforms_token_whatever_the_key(controller: Controller, path: str) -> None:
+async def test_internal_paths_need_the_platforms_token_whatever_the_key(
+    controller: Controller, path: str
+) -> None:
     method = "GET" if path.endswith("feed") else "POST"
-    problem_of(await controller.http.request(method, path, headers={"pilotlight-platform-token": "x"}), 403, "forbidden")
+    problem_of(
+        await controller.http.request(method, path, headers={"pilotlight-platform-token": "x"}),
+        403,
+        "forbidden",
+    )

@@ -1,10 +1,11 @@
-"""Every change through the public API is in the audit log, with who, from where and under which request: all routes, one after the other.
+"""Every change through the public API is in the audit log, with who, from where and under which
+request: all routes, one after the other.
 
-`ROUTES` has a line for every route that is not a GET; a new one without a line fails here. What is not in the log, and why: the data
-plane's calls (they are in the ledger), feedback on them (as frequent as they are, and a row that never changes is its own record), signing
-in to the dashboard (a session is a sealed cookie: nothing is stored), and the platform's own processes under /internal (no person stands
-behind them).
-"""
+`ROUTES` has a line for every route that is not a GET; a new one without a line fails here. What is
+not in the log, and why: the data plane's calls (they are in the ledger), feedback on them (as
+frequent as they are, and a row that never changes is its own record), signing in to the dashboard
+(a session is a sealed cookie: nothing is stored), and the platform's own processes under /internal
+(no person stands behind them)."""
 
 from __future__ import annotations
 
@@ -31,20 +32,41 @@ LAST_MONTH_S = 40 * 86_400.0
 NEW_BLOB = b"another archive"
 
 EXPERIMENT = {
-    "app": "search", "function": "hello", "name": "greeting",
-    "arms": [{"name": "a", "revision": "@revision", "share": 50}, {"name": "b", "revision": "@revision", "share": 50}],
-}  # fmt: skip
+    "app": "search",
+    "function": "hello",
+    "name": "greeting",
+    "arms": [
+        {"name": "a", "revision": "@revision", "share": 50},
+        {"name": "b", "revision": "@revision", "share": 50},
+    ],
+}
 
 HELLO, SEARCH = "/v1/apps/{app}/functions/{function}", {"app": "search", "function": "hello"}
 HELLO_0 = {"app": "search", "function": "hello", "number": "0"}
 DEAD = {
-    "id": "req-dead", "environment": "main", "app": "search", "function": "hello", "method": "", "state": "FAILED", "sequence": 3,
-    "submitted_at": 1_800_000_000.0, "expires_at": 1_900_000_000.0, "is_dead": True, "payload": {"body": ""},
-}  # fmt: skip
+    "id": "req-dead",
+    "environment": "main",
+    "app": "search",
+    "function": "hello",
+    "method": "",
+    "state": "FAILED",
+    "sequence": 3,
+    "submitted_at": 1_800_000_000.0,
+    "expires_at": 1_900_000_000.0,
+    "is_dead": True,
+    "payload": {"body": ""},
+}
 
-# (method, route, what its names stand for, body, action in the log): in an order in which each can succeed
+# (method, route, what its names stand for, body, action in the log): in an order in which each can
+# succeed
 ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
-    ("PUT", "/v1/blobs/{digest}", {"digest": hashlib.sha256(NEW_BLOB).hexdigest()}, NEW_BLOB, "blob.put"),
+    (
+        "PUT",
+        "/v1/blobs/{digest}",
+        {"digest": hashlib.sha256(NEW_BLOB).hexdigest()},
+        NEW_BLOB,
+        "blob.put",
+    ),
     ("POST", "/v1/images", {}, {"python": "3.11", "steps": []}, "image.build"),
     ("DELETE", "/v1/images/{digest}", {"digest": "ab" * 32}, None, "image.delete"),
     ("POST", "/v1/environments", {}, {"name": "staging"}, "environment.create"),
@@ -57,31 +79,85 @@ ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
     ("POST", "/v1/weights/{name}/pin", {"name": "minilm"}, None, "weights.pin"),
     ("POST", "/v1/weights/{name}/unpin", {"name": "minilm"}, None, "weights.unpin"),
     ("DELETE", "/v1/weights/{name}", {"name": "minilm"}, None, "weights.delete"),
-    ("POST", "/v1/apps/{app}/deploy", {"app": "search"}, {"functions": [spec(schedules=[{"period_s": 60}])]}, "app.deploy"),
+    (
+        "POST",
+        "/v1/apps/{app}/deploy",
+        {"app": "search"},
+        {"functions": [spec(schedules=[{"period_s": 60}])]},
+        "app.deploy",
+    ),
     ("POST", "/v1/schedules/{app}/{function}/{number}:pause", HELLO_0, None, "schedule.pause"),
     ("POST", "/v1/schedules/{app}/{function}/{number}:resume", HELLO_0, None, "schedule.resume"),
     ("POST", "/v1/schedules/{app}/{function}/{number}:run", HELLO_0, None, "schedule.run"),
     ("POST", "/v1/calls/{call}:redrive", {"call": "req-dead"}, None, "call.redrive"),
     ("POST", "/v1/calls:redrive", {}, {"app": "search"}, "call.redrive"),
-    ("PUT", "/v1/webhooks/{name}", {"name": "ops"}, {"url": "https://alerts.invalid/here"}, "webhook.set"),
+    (
+        "PUT",
+        "/v1/webhooks/{name}",
+        {"name": "ops"},
+        {"url": "https://alerts.invalid/here"},
+        "webhook.set",
+    ),
     ("POST", "/v1/webhooks/{name}:test", {"name": "ops"}, None, "webhook.test"),
     ("DELETE", "/v1/webhooks/{name}", {"name": "ops"}, None, "webhook.delete"),
     ("POST", "/v1/experiments", {}, EXPERIMENT, "experiment.create"),
     ("POST", "/v1/experiments/{experiment}:start", {"experiment": "@id"}, None, "experiment.start"),
     ("POST", "/v1/experiments/{experiment}:stop", {"experiment": "@id"}, {}, "experiment.stop"),
-    ("POST", "/v1/experiments/{experiment}:conclude", {"experiment": "@id"}, {"arm": "a"}, "experiment.conclude"),
-    ("POST", "/v1/apps/{app}/deploy", {"app": "search"}, {"functions": [spec(description="the second")]}, "app.deploy"),
+    (
+        "POST",
+        "/v1/experiments/{experiment}:conclude",
+        {"experiment": "@id"},
+        {"arm": "a"},
+        "experiment.conclude",
+    ),
+    (
+        "POST",
+        "/v1/apps/{app}/deploy",
+        {"app": "search"},
+        {"functions": [spec(description="the second")]},
+        "app.deploy",
+    ),
     ("POST", f"{HELLO}:rollback", SEARCH, {"to": "v1"}, "rollback"),
     ("POST", f"{HELLO}:promote", SEARCH, {"revision": "v2"}, "promote"),
     ("POST", f"{HELLO}:pin", SEARCH, {"tenant": "default", "revision": "v1"}, "pin"),
-    ("POST", HELLO + "/revisions/{revision}:approve", {**SEARCH, "revision": "v1"}, {"note": "good"}, "app.approve"),
-    ("PUT", HELLO + "/aliases/{alias}", {**SEARCH, "alias": "blessed"}, {"revision": "v1"}, "alias.set"),
+    (
+        "POST",
+        HELLO + "/revisions/{revision}:approve",
+        {**SEARCH, "revision": "v1"},
+        {"note": "good"},
+        "app.approve",
+    ),
+    (
+        "PUT",
+        HELLO + "/aliases/{alias}",
+        {**SEARCH, "alias": "blessed"},
+        {"revision": "v1"},
+        "alias.set",
+    ),
     ("DELETE", HELLO + "/aliases/{alias}", {**SEARCH, "alias": "blessed"}, None, "alias.delete"),
     ("PUT", "/v1/apps/{app}/policy", {"app": "search"}, {"approvals": 0}, "app.protect"),
     ("POST", "/v1/deployments", {}, {"modelId": "search/hello", "version": "v1"}, "app.promote"),
-    ("POST", "/v1/apps/{app}:promote", {"app": "search"}, {"from_environment": "main", "to_environment": "canary"}, "app.promote"),
-    ("PUT", "/v1/quotas/functions/{app}/{function}", {"app": "search", "function": "hello"}, {"concurrent": 3}, "quota.set"),
-    ("DELETE", "/v1/quotas/functions/{app}/{function}", {"app": "search", "function": "hello"}, None, "quota.set"),
+    (
+        "POST",
+        "/v1/apps/{app}:promote",
+        {"app": "search"},
+        {"from_environment": "main", "to_environment": "canary"},
+        "app.promote",
+    ),
+    (
+        "PUT",
+        "/v1/quotas/functions/{app}/{function}",
+        {"app": "search", "function": "hello"},
+        {"concurrent": 3},
+        "quota.set",
+    ),
+    (
+        "DELETE",
+        "/v1/quotas/functions/{app}/{function}",
+        {"app": "search", "function": "hello"},
+        None,
+        "quota.set",
+    ),
     (
         "PUT",
         "/v1/functions/{app}/{function}/traffic",
@@ -89,19 +165,55 @@ ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
         {"weights": {"stable": 100}, "tags": {"next": "stable"}},
         "traffic.change",
     ),
-    ("PATCH", "/v1/functions/{app}/{function}/traffic", {"app": "search", "function": "hello"}, {"sticky": "key"}, "traffic.change"),
-    ("POST", "/v1/apps/{app}/deploy", {"app": "search"}, {"functions": [spec(resources={"cpu": 2.0})], "rollout": {}}, "app.deploy"),
+    (
+        "PATCH",
+        "/v1/functions/{app}/{function}/traffic",
+        {"app": "search", "function": "hello"},
+        {"sticky": "key"},
+        "traffic.change",
+    ),
+    (
+        "POST",
+        "/v1/apps/{app}/deploy",
+        {"app": "search"},
+        {"functions": [spec(resources={"cpu": 2.0})], "rollout": {}},
+        "app.deploy",
+    ),
     ("POST", "/v1/rollouts/{rollout}:pause", {"rollout": "@id"}, None, "rollout.pause"),
     ("POST", "/v1/rollouts/{rollout}:resume", {"rollout": "@id"}, None, "rollout.resume"),
     ("POST", "/v1/rollouts/{rollout}:promote", {"rollout": "@id"}, None, "rollout.promote"),
-    ("POST", "/v1/apps/{app}/deploy", {"app": "search"}, {"functions": [spec()], "rollout": {}}, "app.deploy"),
+    (
+        "POST",
+        "/v1/apps/{app}/deploy",
+        {"app": "search"},
+        {"functions": [spec()], "rollout": {}},
+        "app.deploy",
+    ),
     ("POST", "/v1/rollouts/{rollout}:abort", {"rollout": "@id"}, None, "rollout.rollback"),
-    ("PUT", "/v1/functions/{app}/{function}/snapshots", {"app": "search", "function": "hello"}, {"enabled": False}, "snapshots.disable"),
-    ("DELETE", "/v1/functions/{app}/{function}/snapshots", {"app": "search", "function": "hello"}, None, "snapshots.delete"),
+    (
+        "PUT",
+        "/v1/functions/{app}/{function}/snapshots",
+        {"app": "search", "function": "hello"},
+        {"enabled": False},
+        "snapshots.disable",
+    ),
+    (
+        "DELETE",
+        "/v1/functions/{app}/{function}/snapshots",
+        {"app": "search", "function": "hello"},
+        None,
+        "snapshots.delete",
+    ),
     ("POST", "/v1/apps/{app}:prune", {"app": "search"}, {"keep": 1}, "app.prune"),
     ("POST", "/v1/apps/{app}:stop", {"app": "search"}, None, "app.stop"),
     ("DELETE", "/v1/apps/{app}", {"app": "search"}, None, "app.delete"),
-    ("POST", "/v1/instances/{instance}:exec", {"instance": "i-1"}, {"argv": ["ls"]}, "instance.exec"),
+    (
+        "POST",
+        "/v1/instances/{instance}:exec",
+        {"instance": "i-1"},
+        {"argv": ["ls"]},
+        "instance.exec",
+    ),
     ("POST", "/v1/instances/{instance}:stop", {"instance": "i-1"}, None, "instance.stop"),
     ("DELETE", "/v1/templates/{revision}", {"revision": "f-1@v1-abcdef"}, None, "template.drop"),
     ("POST", "/v1/snapshots/{snapshot}:prove", {"snapshot": "sn-1"}, None, "snapshot.prove"),
@@ -113,10 +225,22 @@ ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
     ("POST", "/v1/tenants", {}, {"name": "acme"}, "key.create"),
     ("POST", "/v1/tenants/{name}/keys", {"name": "acme"}, {"scope": "admin"}, "key.create"),
     ("PATCH", "/v1/tenants/{name}", {"name": "acme"}, {"plan": "free"}, "tenant.change"),
-    ("POST", "/v1/billing/corrections", {}, {"record": "req-1/1", "amount": "-0.01", "note": "a gift"}, "billing.correct"),
+    (
+        "POST",
+        "/v1/billing/corrections",
+        {},
+        {"record": "req-1/1", "amount": "-0.01", "note": "a gift"},
+        "billing.correct",
+    ),
     ("POST", "/v1/billing/invoices", {}, {"month": "2026-12"}, "invoice.issue"),
     ("POST", "/v1/billing/rollups:rebuild", {}, None, "billing.rebuild"),
-    ("PUT", "/v1/budgets", {}, {"amount": "5", "webhook": "https://alerts.invalid/here"}, "budget.put"),
+    (
+        "PUT",
+        "/v1/budgets",
+        {},
+        {"amount": "5", "webhook": "https://alerts.invalid/here"},
+        "budget.put",
+    ),
     ("POST", "/v1/budgets/{budget}:test", {"budget": "@id"}, None, "budget.test"),
     ("DELETE", "/v1/budgets/{budget}", {"budget": "@id"}, None, "budget.delete"),
     ("POST", "/v1/storage:collect", {}, {"unused_s": 0}, "blob.collect"),
@@ -124,50 +248,86 @@ ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
 
 
 async def prepare(controller: Controller, tmp_path: Path) -> str:
-    """What the routes are about, as far as they do not make it themselves; the digest of a manifest."""
+    """What the routes are about, as far as they do not make it themselves; the digest of a
+    manifest."""
     tenant = await controller.tenant()
     labels = {"tenant": tenant, "environment": "main", "app": "search", "function": "hello"}
     template = TemplateInfo(
-        revision=RevisionKey("f-1@v1-abcdef"), pid=1, pss_bytes=1, threads=(), phases_ms={}, forks=0, last_used_at=0.0, labels=labels
+        revision=RevisionKey("f-1@v1-abcdef"),
+        pid=1,
+        pss_bytes=1,
+        threads=(),
+        phases_ms={},
+        forks=0,
+        last_used_at=0.0,
+        labels=labels,
     )
     controller.agent.instances, controller.agent.templates = [instance(tenant)], [template]
     controller.agent.snapshots = [snapshot(tenant)]
     record = usage(tenant=tenant, started_at=controller.clock.now - LAST_MONTH_S, cost="0.5")
-    assert (await controller.internal("/internal/usage", {"activator": "a", "records": [record.to_json()]})).status_code == 200
-    assert (await controller.internal("/internal/calls", {"calls": [{**DEAD, "tenant": tenant}]})).status_code == 200
-    author = controller.client(await controller.new_key(scope="deploy"))  # another's work can be approved
-    assert (await author.post("/v1/apps/search/deploy", json={"functions": [spec()]})).status_code == 200
+    assert (
+        await controller.internal(
+            "/internal/usage", {"activator": "a", "records": [record.to_json()]}
+        )
+    ).status_code == 200
+    assert (
+        await controller.internal("/internal/calls", {"calls": [{**DEAD, "tenant": tenant}]})
+    ).status_code == 200
+    # another's work can be approved
+    author = controller.client(await controller.new_key(scope="deploy"))
+    assert (
+        await author.post("/v1/apps/search/deploy", json={"functions": [spec()]})
+    ).status_code == 200
     await controller.http.post("/v1/environments", json={"name": "canary"})
     return await upload(controller.http, tmp_path / "model")
 
 
 async def newest(controller: Controller) -> dict[str, Any]:
-    return dict((await controller.http.get("/v1/audit", params={"tenant": "*", "limit": 1})).json()["entries"][0])
+    return dict(
+        (await controller.http.get("/v1/audit", params={"tenant": "*", "limit": 1})).json()[
+            "entries"
+        ][0]
+    )
 
 
 async def since(controller: Controller, entry: int) -> list[dict[str, Any]]:
     """Entries after that one, newest first."""
-    listed = (await controller.http.get("/v1/audit", params={"tenant": "*", "limit": 20})).json()["entries"]
+    listed = (await controller.http.get("/v1/audit", params={"tenant": "*", "limit": 20})).json()[
+        "entries"
+    ]
     return [one for one in listed if one["id"] > entry]
 
 
 @pytest.mark.slow  # walks all routes
-async def test_every_change_is_in_the_log_with_who_what_and_from_where(controller: Controller, tmp_path: Path) -> None:
+async def test_every_change_is_in_the_log_with_who_what_and_from_where(
+    controller: Controller, tmp_path: Path
+) -> None:
     manifest = await prepare(controller, tmp_path)
     key = (await controller.http.get("/v1/whoami")).json()["key"]
     made = revision = ""
     for number, (method, route, names, body, action) in enumerate(ROUTES):
         before = await newest(controller)
-        path = route.format(**{name: made if value == "@id" else value for name, value in names.items()})
-        content = {"content": body} if isinstance(body, bytes) else _json(body, manifest=manifest, revision=revision)
+        path = route.format(
+            **{name: made if value == "@id" else value for name, value in names.items()}
+        )
+        content = (
+            {"content": body}
+            if isinstance(body, bytes)
+            else _json(body, manifest=manifest, revision=revision)
+        )
         headers = {"x-forwarded-for": f"198.51.100.1, {ADDRESS}", "x-request-id": f"walk-{number}"}
         answer = await controller.http.request(method, path, headers=headers, **content)
         assert answer.is_success, f"{method} {path}: {answer.text}"
         entries = await since(controller, before["id"])
         assert entries, f"{method} {path} left no entry"
-        told = [(entry["action"], entry["actor"], entry["address"], entry["request"]) for entry in entries]
+        told = [
+            (entry["action"], entry["actor"], entry["address"], entry["request"])
+            for entry in entries
+        ]
         assert (action, key, ADDRESS, f"walk-{number}") in told, f"{method} {path}"
-        assert {told[0][0], action} <= {action, FREED}, f"{method} {path}: it comes last, but for what it freed"
+        assert {told[0][0], action} <= {action, FREED}, (
+            f"{method} {path}: it comes last, but for what it freed"
+        )
         revision = answer.json()["functions"][0]["revision"] if action == "app.deploy" else revision
         made = _id(answer) if method in ("POST", "PUT") and "@id" not in names.values() else made
 

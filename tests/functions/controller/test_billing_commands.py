@@ -28,12 +28,21 @@ class Shell:
     """Types commands in a thread, while the controller answers in this one."""
 
     def __init__(self, url: str, key: str, home: Path) -> None:
-        self._environ = {"PILOTLIGHT_URL": url, "PILOTLIGHT_API_KEY": key, "HOME": str(home), "NO_COLOR": "1"}
+        self._environ = {
+            "PILOTLIGHT_URL": url,
+            "PILOTLIGHT_API_KEY": key,
+            "HOME": str(home),
+            "NO_COLOR": "1",
+        }
 
     async def run(self, *words: str) -> Result:
         """`pilotlight billing <words>`."""
         arguments = ["billing", *words]
-        return await asyncio.to_thread(lambda: CliRunner().invoke(build(), arguments, env=self._environ, prog_name="pilotlight"))
+        return await asyncio.to_thread(
+            lambda: CliRunner().invoke(
+                build(), arguments, env=self._environ, prog_name="pilotlight"
+            )
+        )
 
     async def ok(self, *words: str) -> str:
         """What it prints."""
@@ -48,7 +57,13 @@ class Shell:
 
 @pytest.fixture(name="shell")
 async def _shell(controller: Controller, tmp_path: Path) -> AsyncIterator[Shell]:
-    settings = uvicorn.Config(application.build(controller.context), lifespan="off", log_config=None, access_log=False, ws="none")
+    settings = uvicorn.Config(
+        application.build(controller.context),
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        ws="none",
+    )
     server = uvicorn.Server(settings)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -66,9 +81,14 @@ async def _shell(controller: Controller, tmp_path: Path) -> AsyncIterator[Shell]
 
 async def test_a_report_by_whatever_is_asked(shell: Shell) -> None:
     assert "total 1.75 USD" in await shell.ok("report")
-    assert [row["cost"] for row in (await shell.json("report", "--by", "tag:team"))["rows"]] == ["1.75"]
+    assert [row["cost"] for row in (await shell.json("report", "--by", "tag:team"))["rows"]] == [
+        "1.75"
+    ]
     rows = list(csv.DictReader(io.StringIO(await shell.ok("report", "--by", "function", "--csv"))))
-    assert [(row["function"], row["cost"]) for row in rows] == [("'@rank", "0.25"), ("embed", "1.5")]
+    assert [(row["function"], row["cost"]) for row in rows] == [
+        ("'@rank", "0.25"),
+        ("embed", "1.5"),
+    ]
     done = await shell.run("report", "--by", "colour")
     assert (done.exit_code, "by" in done.output) == (1, True)
 
@@ -76,25 +96,47 @@ async def test_a_report_by_whatever_is_asked(shell: Shell) -> None:
 @pytest.mark.slow  # runs fifteen commands
 async def test_from_the_draft_to_the_file_of_an_invoice(shell: Shell, tmp_path: Path) -> None:
     (draft,) = (await shell.json("invoice", "list"))["invoices"]
-    assert (draft["month"], draft["status"], draft["total"]) == ("2026-10", "draft", "1.750000000000")
+    assert (draft["month"], draft["status"], draft["total"]) == (
+        "2026-10",
+        "draft",
+        "1.750000000000",
+    )
     assert "a draft: it changes until it is issued" in await shell.ok("invoice", "show", "2026-10")
     (made,) = (await shell.json("invoice", "issue", "2026-10", "--tenant", "default"))["invoices"]
     assert "Nothing to issue" in await shell.ok("invoice", "issue", "2026-10")
     shown = await shell.ok("invoice", "show", made["id"])
     assert ("total 1.75 USD" in shown, "search/embed" in shown) == (True, True)
     file = tmp_path / "bill.csv"
-    assert (await shell.json("invoice", "download", made["id"], "--to", str(file)))["size_bytes"] == file.stat().st_size
-    assert [row["cost"] for row in csv.DictReader(io.StringIO(file.read_text()))] == ["0.250000000000", "1.500000000000"]
-    assert json.loads(await shell.ok("invoice", "download", "2026-10", "--format", "json", "--to", "-"))["id"] == made["id"]
+    assert (await shell.json("invoice", "download", made["id"], "--to", str(file)))[
+        "size_bytes"
+    ] == file.stat().st_size
+    assert [row["cost"] for row in csv.DictReader(io.StringIO(file.read_text()))] == [
+        "0.250000000000",
+        "1.500000000000",
+    ]
+    assert (
+        json.loads(
+            await shell.ok("invoice", "download", "2026-10", "--format", "json", "--to", "-")
+        )["id"]
+        == made["id"]
+    )
     assert (await shell.run("invoice", "show", "2026-09")).exit_code == 1
 
 
 async def test_records_are_exported_and_one_is_corrected(shell: Shell, tmp_path: Path) -> None:
     file = tmp_path / "records.ndjson"
     await shell.ok("export", "--to", str(file), "--since", "2026-09-30")
-    assert [json.loads(line)["id"] for line in file.read_text().splitlines()] == ["req-1/1", "req-2/1"]
-    assert [json.loads(line)["id"] for line in (await shell.ok("export", "--cursor", "req-1/1")).splitlines()] == ["req-2/1"]
-    assert "-0.5 USD on req-1/1" in await shell.ok("correct", "req-1/1", "--amount=-0.5", "--note", "twice")
+    assert [json.loads(line)["id"] for line in file.read_text().splitlines()] == [
+        "req-1/1",
+        "req-2/1",
+    ]
+    assert [
+        json.loads(line)["id"]
+        for line in (await shell.ok("export", "--cursor", "req-1/1")).splitlines()
+    ] == ["req-2/1"]
+    assert "-0.5 USD on req-1/1" in await shell.ok(
+        "correct", "req-1/1", "--amount=-0.5", "--note", "twice"
+    )
     done = await shell.run("correct", "req-1/1", "--amount=-1.1", "--note", "too much")
     assert (done.exit_code, "no more can be given back" in done.output) == (1, True)
     assert "twice" in await shell.ok("invoice", "show", "2026-10")
@@ -105,7 +147,9 @@ async def test_rates_are_those_that_apply(shell: Shell) -> None:
     assert "version 2026-11-26, USD" in await shell.ok("rates")
 
 
-async def test_sums_that_are_off_fail_the_verification_until_they_are_rebuilt(shell: Shell, controller: Controller) -> None:
+async def test_sums_that_are_off_fail_the_verification_until_they_are_rebuilt(
+    shell: Shell, controller: Controller
+) -> None:
     assert "2 records, and every sum agrees" in await shell.ok("verify")
     with controller.context.store.write() as write:
         write.sql.execute(sa.update(tables.usage_days).values(records=9))

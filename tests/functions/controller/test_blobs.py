@@ -29,7 +29,11 @@ DIGEST = hashlib.sha256(DATA).hexdigest()
 
 @pytest.fixture(params=["directory", "s3"])
 async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ObjectStore]:
-    where = str(tmp_path / "blobs") if request.param == "directory" else f"s3://{request.getfixturevalue('s3_bucket')}/the/blobs"
+    where = (
+        str(tmp_path / "blobs")
+        if request.param == "directory"
+        else f"s3://{request.getfixturevalue('s3_bucket')}/the/blobs"
+    )
     store = open_store(where, setting="platform.blobs")
     yield store
     await store.aclose()
@@ -43,15 +47,24 @@ async def http(controller: Controller) -> httpx.AsyncClient:
 
 
 async def get(http: httpx.AsyncClient, **headers: str) -> httpx.Response:
-    return await http.get(f"/v1/blobs/{DIGEST}", headers={name.replace("_", "-"): value for name, value in headers.items()})
+    return await http.get(
+        f"/v1/blobs/{DIGEST}",
+        headers={name.replace("_", "-"): value for name, value in headers.items()},
+    )
 
 
-# -- in ----------------------------------------------------------------------------------------------------------------
-async def test_an_upload_lies_in_the_store_and_nowhere_else(http: httpx.AsyncClient, controller: Controller, tmp_path: Path) -> None:
+# -- in --------------------------------------------------------------------------------------------
+async def test_an_upload_lies_in_the_store_and_nowhere_else(
+    http: httpx.AsyncClient, controller: Controller, tmp_path: Path
+) -> None:
     objects = controller.context.files.objects
     assert await objects.get(blob_key(DIGEST), max_bytes=len(DATA)) == DATA
     files = {p for p in (tmp_path / "blobs").rglob("*") if p.is_file()}
-    assert files == {p for p in (objects.local_path(blob_key(d)) for d in (DIGEST, BUNDLE_DIGEST)) if p is not None}
+    assert files == {
+        p
+        for p in (objects.local_path(blob_key(d)) for d in (DIGEST, BUNDLE_DIGEST))
+        if p is not None
+    }
     assert not (await http.put(f"/v1/blobs/{DIGEST}", content=DATA)).json()["created"]
 
 
@@ -62,7 +75,9 @@ async def test_wrong_bytes_reach_no_store(controller: Controller) -> None:
     assert not list(controller.context.files.incoming.iterdir())
 
 
-async def test_what_the_store_lost_or_cut_short_is_taken_in_again(http: httpx.AsyncClient, controller: Controller) -> None:
+async def test_what_the_store_lost_or_cut_short_is_taken_in_again(
+    http: httpx.AsyncClient, controller: Controller
+) -> None:
     objects = controller.context.files.objects
     for harm in (objects.delete(blob_key(DIGEST)), objects.put(blob_key(DIGEST), DATA[:-1])):
         await harm
@@ -72,7 +87,9 @@ async def test_what_the_store_lost_or_cut_short_is_taken_in_again(http: httpx.As
         assert (await get(http)).content == DATA
 
 
-async def test_a_deploys_manifest_is_read_from_the_store(controller: Controller, tmp_path: Path) -> None:
+async def test_a_deploys_manifest_is_read_from_the_store(
+    controller: Controller, tmp_path: Path
+) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "w.bin").write_bytes(DATA)
     raw = build_manifest(tmp_path / "model").to_bytes()
@@ -105,7 +122,9 @@ class Gone(DirectoryStore):
     async def put_file(self, key: str, path: Path, *, may_move: bool = False) -> None:
         raise ObjectStoreError(f"{key}: no answer in 30 s")
 
-    async def read(self, key: str, *, offset_bytes: int, length_bytes: int, etag: str | None = None) -> bytes:
+    async def read(
+        self, key: str, *, offset_bytes: int, length_bytes: int, etag: str | None = None
+    ) -> bytes:
         if self.reads_left == 0:
             raise ObjectStoreError(f"{key}: no answer in 30 s")
         self.reads_left -= 1
@@ -113,19 +132,24 @@ class Gone(DirectoryStore):
 
 
 @pytest.mark.parametrize("blobs", ["directory"], indirect=True)
-async def test_a_store_that_does_not_answer_is_unavailable_for_now(http: httpx.AsyncClient, controller: Controller, tmp_path: Path) -> None:
+async def test_a_store_that_does_not_answer_is_unavailable_for_now(
+    http: httpx.AsyncClient, controller: Controller, tmp_path: Path
+) -> None:
     files = replace(controller.context.files, objects=Gone(tmp_path / "gone"))
     gone = Controller(**{**vars(controller), "context": replace(controller.context, files=files)})
     other = b"another"
     async with gone.client(controller.key) as client:
-        for request in (client.get(f"/v1/blobs/{DIGEST}"), client.put(f"/v1/blobs/{hashlib.sha256(other).hexdigest()}", content=other)):
+        for request in (
+            client.get(f"/v1/blobs/{DIGEST}"),
+            client.put(f"/v1/blobs/{hashlib.sha256(other).hexdigest()}", content=other),
+        ):
             refused = await request
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
             assert "no answer in 30 s" in refused.json()["detail"]
     assert not list(files.incoming.iterdir())
 
 
-# -- out ---------------------------------------------------------------------------------------------------------------
+# -- out -------------------------------------------------------------------------------------------
 async def test_a_blob_comes_back_whole_or_in_parts(http: httpx.AsyncClient) -> None:
     whole = await get(http)
     assert (whole.status_code, whole.content) == (200, DATA)
@@ -138,16 +162,23 @@ async def test_a_blob_comes_back_whole_or_in_parts(http: httpx.AsyncClient) -> N
     assert (await get(http, range="bytes=299990-")).content == DATA[-10:]
 
 
-async def test_a_range_without_a_byte_is_a_problem_that_names_the_size(http: httpx.AsyncClient) -> None:
+async def test_a_range_without_a_byte_is_a_problem_that_names_the_size(
+    http: httpx.AsyncClient,
+) -> None:
     refused = await get(http, range="bytes=300000-")
     assert (refused.status_code, refused.headers["content-range"]) == (416, "bytes */300000")
     assert refused.headers["content-type"] == "application/problem+json"
     assert "300000 bytes" in refused.json()["detail"]
 
 
-async def test_who_has_it_is_told_so_and_who_has_another_gets_the_whole(http: httpx.AsyncClient) -> None:
+async def test_who_has_it_is_told_so_and_who_has_another_gets_the_whole(
+    http: httpx.AsyncClient,
+) -> None:
     for known in (f'"{DIGEST}"', f'"x", W/"{DIGEST}"', "*"):
-        assert ((has := await get(http, if_none_match=known)).status_code, has.content) == (304, b"")
+        assert ((has := await get(http, if_none_match=known)).status_code, has.content) == (
+            304,
+            b"",
+        )
     assert (await get(http, range="bytes=0-9", if_range=f'"{DIGEST}"')).content == DATA[:10]
     assert (await get(http, range="bytes=0-9", if_range='"another"')).content == DATA
 
@@ -155,14 +186,25 @@ async def test_who_has_it_is_told_so_and_who_has_another_gets_the_whole(http: ht
 async def test_an_empty_blob_is_one(controller: Controller) -> None:
     digest = hashlib.sha256(b"").hexdigest()
     await controller.http.put(f"/v1/blobs/{digest}", content=b"")
-    assert ((found := await controller.http.get(f"/v1/blobs/{digest}")).status_code, found.content) == (200, b"")
-    assert (await controller.http.get(f"/v1/blobs/{digest}", headers={"range": "bytes=0-"})).status_code == 416
+    assert (
+        (found := await controller.http.get(f"/v1/blobs/{digest}")).status_code,
+        found.content,
+    ) == (200, b"")
+    assert (
+        await controller.http.get(f"/v1/blobs/{digest}", headers={"range": "bytes=0-"})
+    ).status_code == 416
 
 
 @pytest.mark.parametrize("blobs", ["directory"], indirect=True)
-async def test_only_a_tenants_own_deployers_get_a_blob(http: httpx.AsyncClient, controller: Controller) -> None:
+async def test_only_a_tenants_own_deployers_get_a_blob(
+    http: httpx.AsyncClient, controller: Controller
+) -> None:
     stranger = controller.client(await controller.other_tenant())
-    assert (await get(stranger)).status_code == (await get(stranger, range="bytes=0-1")).status_code == 404
+    assert (
+        (await get(stranger)).status_code
+        == (await get(stranger, range="bytes=0-1")).status_code
+        == 404
+    )
     invoker = controller.client(await controller.new_key(name="ci", scope="invoke"))
     assert (await get(invoker)).status_code == 403
     assert (await get(controller.client(None))).status_code == 401
@@ -188,11 +230,18 @@ class Watched(DirectoryStore):
 
 
 @pytest.mark.parametrize("blobs", ["directory"], indirect=True)
-async def test_another_tenants_blob_takes_no_other_way_than_none(http: httpx.AsyncClient, controller: Controller, tmp_path: Path) -> None:
+async def test_another_tenants_blob_takes_no_other_way_than_none(
+    http: httpx.AsyncClient, controller: Controller, tmp_path: Path
+) -> None:
     stranger = await controller.other_tenant()
     watched = Watched(tmp_path / "blobs")
     seen = Controller(
-        **{**vars(controller), "context": replace(controller.context, files=replace(controller.context.files, objects=watched))}
+        **{
+            **vars(controller),
+            "context": replace(
+                controller.context, files=replace(controller.context.files, objects=watched)
+            ),
+        }
     )
     async with seen.client(stranger) as client:
         for digest in (DIGEST, "0" * 64):
@@ -201,7 +250,9 @@ async def test_another_tenants_blob_takes_no_other_way_than_none(http: httpx.Asy
         assert watched.asked == []
         version = await watched.info(blob_key(DIGEST))
         assert (await client.put(f"/v1/blobs/{DIGEST}", content=DATA)).json()["created"]
-        assert await watched.info(blob_key(DIGEST)) == version, "it is not written again, while others read it"
+        assert await watched.info(blob_key(DIGEST)) == version, (
+            "it is not written again, while others read it"
+        )
 
 
 @given(st.binary(max_size=20), st.integers(0, 25), st.integers(0, 25))
@@ -216,12 +267,24 @@ def test_ranges_are_those_of_slices(data: bytes, first: int, last: int) -> None:
         assert part is None or part.is_whole or part.begin < part.end <= len(data)
 
 
-@pytest.mark.parametrize("asked", [None, "", "bytes=", "bytes=-", "bytes=1-2,4-5", "items=0-1", "bytes=a-b", f"bytes=0-{'9' * 5000}"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        None,
+        "",
+        "bytes=",
+        "bytes=-",
+        "bytes=1-2,4-5",
+        "items=0-1",
+        "bytes=a-b",
+        f"bytes=0-{'9' * 5000}",
+    ],
+)
 def test_what_is_no_single_range_is_ignored(asked: str | None) -> None:
     assert part_of(10, asked) == Part(begin=0, end=10, is_whole=True)
 
 
-# -- an answer that ends too early -------------------------------------------------------------------------------------
+# -- an answer that ends too early -----------------------------------------------------------------
 class Wire:
     """A caller at the other end of ASGI, who leaves after so many messages."""
 
@@ -250,12 +313,16 @@ def far(tmp_path: Path) -> BlobFiles:
 
 
 def everything(files: BlobFiles) -> BlobResponse:
-    response = answer(files, DIGEST, len(DATA), Conditions(range=None, if_range=None, if_none_match=None))
+    response = answer(
+        files, DIGEST, len(DATA), Conditions(range=None, if_range=None, if_none_match=None)
+    )
     assert isinstance(response, BlobResponse)
     return response
 
 
-async def test_a_store_that_fails_in_the_middle_breaks_the_answer(far: BlobFiles, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_store_that_fails_in_the_middle_breaks_the_answer(
+    far: BlobFiles, caplog: pytest.LogCaptureFixture
+) -> None:
     wire = Wire()
     await everything(far)({"type": "http"}, wire.receive, wire.send)
     assert [len(m.get("body", b"")) for m in wire.sent] == [0, 70_000, 70_000]

@@ -23,18 +23,30 @@ def config(tmp_path: Path, empty_database: bytes) -> Path:
     return file
 
 
-def test_an_operator_who_lost_every_key_makes_another_beside_a_running_controller(config: Path) -> None:
+def test_an_operator_who_lost_every_key_makes_another_beside_a_running_controller(
+    config: Path,
+) -> None:
     assert bootstrap.first_admin_key(config)
     running = Store(f"sqlite:///{config.parent}/h/controller/controller.db", clock=ManualClock())
     try:
         made = bootstrap.operator_key(config, scope=Scope.ADMIN, name="found again")
         with running.read() as sql:
-            principal = access.authenticate(sql, authorization=f"Bearer {made.secret}", environment=None, now=0.0)
+            principal = access.authenticate(
+                sql, authorization=f"Bearer {made.secret}", environment=None, now=0.0
+            )
             entry = audit.entries(sql, audit.Wanted(tenant=principal.tenant), limit=1)[0]
     finally:
         running.close()
-    assert (principal.key, principal.scope, principal.tenant_name) == (made.record.id, Scope.ADMIN, "default")
-    assert (entry["actor"], entry["action"], entry["subject"]) == ("platform", "key.create", made.record.id)
+    assert (principal.key, principal.scope, principal.tenant_name) == (
+        made.record.id,
+        Scope.ADMIN,
+        "default",
+    )
+    assert (entry["actor"], entry["action"], entry["subject"]) == (
+        "platform",
+        "key.create",
+        made.record.id,
+    )
 
 
 def test_a_key_of_the_operator_may_be_small_and_short_lived(config: Path) -> None:
@@ -43,7 +55,9 @@ def test_a_key_of_the_operator_may_be_small_and_short_lived(config: Path) -> Non
     assert (made.record.scope, made.record.environment) == ("invoke", "main")
     store = Store(f"sqlite:///{config.parent}/h/controller/controller.db", clock=ManualClock())
     with store.read() as sql, pytest.raises(Unauthenticated, match="expired"):
-        access.authenticate(sql, authorization=f"Bearer {made.secret}", environment=None, now=made.created_at + 61)
+        access.authenticate(
+            sql, authorization=f"Bearer {made.secret}", environment=None, now=made.created_at + 61
+        )
     store.close()
 
 

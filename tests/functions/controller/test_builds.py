@@ -42,7 +42,11 @@ async def test_a_build_costs_the_cpu_time_that_it_used(controller: Controller) -
     assert '"image"' in answer
     assert "cpu_ns" not in answer
     [record] = await charged(controller)
-    assert (record.id, record.billed_ns, record.method) == ("b-1/BUILD/7000000000", 7 * SECOND, record.method)
+    assert (record.id, record.billed_ns, record.method) == (
+        "b-1/BUILD/7000000000",
+        7 * SECOND,
+        record.method,
+    )
     assert record.key.startswith("k-")
     with controller.context.store.read() as sql:
         rates = prices.of_tenants(sql, controller.context.config)[record.tenant]
@@ -52,14 +56,20 @@ async def test_a_build_costs_the_cpu_time_that_it_used(controller: Controller) -
 
 
 @pytest.mark.parametrize("failure", [None, SnapshotRefused("it took too long", {"reasons": []})])
-async def test_a_proof_that_a_key_asks_for_costs_its_cpu_time_once(controller: Controller, failure: SnapshotRefused | None) -> None:
+async def test_a_proof_that_a_key_asks_for_costs_its_cpu_time_once(
+    controller: Controller, failure: SnapshotRefused | None
+) -> None:
     controller.agent.snapshots = [snapshot(await controller.tenant())]
     controller.agent.prove_ns, controller.agent.prove_failure = 3 * SECOND, failure
     for _ in range(2):  # the second one hears of the same proof
         answer = await controller.http.post("/v1/snapshots/sn-1:prove")
         assert answer.status_code == (200 if failure is None else 409), answer.text
     [record] = await charged(controller)
-    assert (record.method, record.billed_ns, record.instance) == ("sn-1", 3 * SECOND, "proof-sn-1-0")
+    assert (record.method, record.billed_ns, record.instance) == (
+        "sn-1",
+        3 * SECOND,
+        "proof-sn-1-0",
+    )
 
 
 async def test_an_image_that_is_there_already_costs_nothing(controller: Controller) -> None:

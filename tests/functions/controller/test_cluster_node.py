@@ -27,7 +27,11 @@ from snapshotter.types import InstanceId, InstanceState
 from tests.fakes.kubernetes.server import ApiServer
 from tests.functions.controller.conftest import Controller
 
-HASTY = Patience(call_s=5, pauses=Pauses(first_s=0.002, most_s=0.02), watch_pauses=Pauses(first_s=0.002, most_s=0.02))
+HASTY = Patience(
+    call_s=5,
+    pauses=Pauses(first_s=0.002, most_s=0.02),
+    watch_pauses=Pauses(first_s=0.002, most_s=0.02),
+)
 SETTINGS = ClusterSettings()
 QUERY = Query()
 
@@ -63,7 +67,13 @@ async def node(server: ApiServer, tmp_path: Path) -> AsyncIterator[ClusterNode]:
 
 
 def pod(
-    name: str, *, tenant: str = "t-1", app: str = "search", function: str = "embed", on: str | None = None, **status: Any
+    name: str,
+    *,
+    tenant: str = "t-1",
+    app: str = "search",
+    function: str = "embed",
+    on: str | None = None,
+    **status: Any,
 ) -> dict[str, Any]:
     """A pod of a function, as Knative makes it from our template."""
     labels = {
@@ -75,8 +85,18 @@ def pod(
         names.REVISION: "v1-abcdef",
         names.FUNCTION_ID: f"fn-{tenant}-{app}-{function}",
     }
-    resources = {"requests": {"cpu": "500m", "memory": "2Gi"}, "limits": {"memory": "2Gi", "nvidia.com/gpu": "1"}}
-    running = {"name": "user", "state": {"running": {}}, "ready": True, "restartCount": 0, "image": "", "imageID": ""}
+    resources = {
+        "requests": {"cpu": "500m", "memory": "2Gi"},
+        "limits": {"memory": "2Gi", "nvidia.com/gpu": "1"},
+    }
+    running = {
+        "name": "user",
+        "state": {"running": {}},
+        "ready": True,
+        "restartCount": 0,
+        "image": "",
+        "imageID": "",
+    }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -87,7 +107,10 @@ def pod(
             "annotations": {names.KEY: f"fn-{tenant}-{app}-{function}@v1-abcdef"},
         },
         "spec": {
-            "containers": [{"name": "user", "image": "registry.example/a", "resources": resources}, {"name": "queue-proxy", "image": "q"}],
+            "containers": [
+                {"name": "user", "image": "registry.example/a", "resources": resources},
+                {"name": "queue-proxy", "image": "q"},
+            ],
             **({"nodeName": on} if on else {}),
         },
         "status": {"phase": "Running", "containerStatuses": [running], **status},
@@ -105,7 +128,7 @@ async def lines(source: AsyncIterator[Any]) -> list[tuple[str, str]]:
     return [(line["instance"], line["text"]) async for line in source]
 
 
-# -- a pod as an instance ------------------------------------------------------------------------------------------------
+# -- a pod as an instance --------------------------------------------------------------------------
 
 
 def test_a_pod_is_an_instance() -> None:
@@ -113,14 +136,26 @@ def test_a_pod_is_an_instance() -> None:
     body["metadata"]["creationTimestamp"] = "2026-11-21T10:00:00Z"
     found = pods.instance_of(body, SETTINGS)
     assert found is not None
-    assert (found.id, found.revision, found.state) == ("a", "fn-t-1-search-embed@v1-abcdef", InstanceState.READY)
+    assert (found.id, found.revision, found.state) == (
+        "a",
+        "fn-t-1-search-embed@v1-abcdef",
+        InstanceState.READY,
+    )
     assert (found.memory_bytes, found.cpu, found.gpu_count) == (2 << 30, 0.5, 1)
     assert found.phases_ms == {"schedule": 1000.0, "containers": 2000.0, "boot": 5000.0}
-    assert found.labels == {"tenant": "t-1", "environment": "main", "app": "search", "function": "embed", "revision": "v1-abcdef"}
+    assert found.labels == {
+        "tenant": "t-1",
+        "environment": "main",
+        "app": "search",
+        "function": "embed",
+        "revision": "v1-abcdef",
+    }
 
 
 def test_states_of_pods() -> None:
-    starting = pods.instance_of(pod("a", phase="Pending", conditions=[condition("Ready", "08", "False")]), SETTINGS)
+    starting = pods.instance_of(
+        pod("a", phase="Pending", conditions=[condition("Ready", "08", "False")]), SETTINGS
+    )
     assert starting is not None
     assert starting.state is InstanceState.STARTING
     going = pod("a", conditions=READY)
@@ -134,27 +169,43 @@ def test_states_of_pods() -> None:
     assert pods.instance_of(stranger, SETTINGS) is None
 
 
-@pytest.mark.parametrize("text, value", [("500m", 0.5), ("2Gi", 2.0 * (1 << 30)), ("4", 4.0), ("1k", 1000.0), ("", 0.0), ("x", 0.0)])
+@pytest.mark.parametrize(
+    "text, value",
+    [("500m", 0.5), ("2Gi", 2.0 * (1 << 30)), ("4", 4.0), ("1k", 1000.0), ("", 0.0), ("x", 0.0)],
+)
 def test_quantities(text: str, value: float) -> None:
     assert pods.quantity(text) == value
 
 
 def test_lines_lose_their_stamp_and_their_calls_mark() -> None:
     assert parse("a", b"2026-11-21T10:00:00.5Z \x1ecall-1\x1fhello") == {
-        "time": 1795255200.5, "instance": "a", "stream": "stdout", "call": "call-1", "text": "hello",
-    }  # fmt: skip
+        "time": 1795255200.5,
+        "instance": "a",
+        "stream": "stdout",
+        "call": "call-1",
+        "text": "hello",
+    }
     assert (parse("a", b"2026-11-21T10:00:00.123456789Z plain") or {})["call"] is None
     assert parse("a", b"no stamp") is None
 
 
-# -- asked of a server ---------------------------------------------------------------------------------------------------
+# -- asked of a server -----------------------------------------------------------------------------
 
 
 async def test_tenants_see_their_own_pods_only(server: ApiServer, node: ClusterNode) -> None:
     for body in (pod("a"), pod("b", app="other"), pod("c", tenant="t-2")):
         server.put(body)
-    server.put({**pod("d"), "metadata": {"name": "d", "namespace": "fn-t-1", "labels": {names.TENANT: "t-1"}}})  # none of the platform's
-    assert [one.id for one in await node.instances({"tenant": "t-1", "environment": "main"})] == ["a", "b"]
+    # none of the platform's
+    server.put(
+        {
+            **pod("d"),
+            "metadata": {"name": "d", "namespace": "fn-t-1", "labels": {names.TENANT: "t-1"}},
+        }
+    )
+    assert [one.id for one in await node.instances({"tenant": "t-1", "environment": "main"})] == [
+        "a",
+        "b",
+    ]
     assert [one.id for one in await node.instances({"tenant": "t-1", "app": "other"})] == ["b"]
     assert await node.instances({"tenant": "t-1", "environment": "staging"}) == []
     assert [one.id for one in await node.instances()] == ["a", "b", "c"]
@@ -168,7 +219,9 @@ async def test_stopping_waits_until_the_pod_is_gone(server: ApiServer, node: Clu
         await node.stop(InstanceId("a"), grace_s=0)
 
 
-async def test_a_pod_that_takes_its_time_is_waited_for(server: ApiServer, node: ClusterNode) -> None:
+async def test_a_pod_that_takes_its_time_is_waited_for(
+    server: ApiServer, node: ClusterNode
+) -> None:
     body = pod("a")
     body["metadata"]["finalizers"] = ["example.com/hold"]
     server.put(body)
@@ -183,7 +236,9 @@ async def test_a_pod_that_takes_its_time_is_waited_for(server: ApiServer, node: 
     await stopping
 
 
-async def test_a_name_that_two_pods_have_names_neither(server: ApiServer, node: ClusterNode) -> None:
+async def test_a_name_that_two_pods_have_names_neither(
+    server: ApiServer, node: ClusterNode
+) -> None:
     server.put(pod("a"))
     server.put(pod("a", tenant="t-2"))
     with pytest.raises(InstanceUnknown, match="two pods"):
@@ -195,16 +250,30 @@ async def test_logs_of_many_pods_are_one_story(server: ApiServer, node: ClusterN
     server.put(pod("b"))
     server.put(pod("c", tenant="t-2"))
     server.put(pod("waits", containerStatuses=[]))
-    server.logs.texts["fn-t-1", "a", "user"] = "2026-11-21T10:00:01Z one\n2026-11-21T10:00:03Z \x1ecall-1\x1fthree\n"
+    server.logs.texts["fn-t-1", "a", "user"] = (
+        "2026-11-21T10:00:01Z one\n2026-11-21T10:00:03Z \x1ecall-1\x1fthree\n"
+    )
     server.logs.texts["fn-t-1", "b", "user"] = "2026-11-21T10:00:02Z two\n2026-11-21T10:00:04Z four"
     server.logs.texts["fn-t-2", "c", "user"] = "2026-11-21T10:00:01Z secret\n"
     mine = {"tenant": "t-1", "environment": "main"}
-    assert await lines(await node.logs(labels=mine)) == [("a", "one"), ("b", "two"), ("a", "three"), ("b", "four")]
+    assert await lines(await node.logs(labels=mine)) == [
+        ("a", "one"),
+        ("b", "two"),
+        ("a", "three"),
+        ("b", "four"),
+    ]
     assert await lines(await node.logs(labels=mine, tail=2)) == [("a", "three"), ("b", "four")]
-    assert await lines(await node.logs(labels=mine, instance_id="b")) == [("b", "two"), ("b", "four")]
-    assert await lines(await node.logs(labels=mine, instance_id="c")) == []  # another tenant's does not exist
+    assert await lines(await node.logs(labels=mine, instance_id="b")) == [
+        ("b", "two"),
+        ("b", "four"),
+    ]
+    # another tenant's does not exist
+    assert await lines(await node.logs(labels=mine, instance_id="c")) == []
     assert await lines(await node.logs(labels=mine, call_id="call-1")) == [("a", "three")]
-    assert await lines(await node.logs(labels=mine, since=1795255203.0)) == [("a", "three"), ("b", "four")]
+    assert await lines(await node.logs(labels=mine, since=1795255203.0)) == [
+        ("a", "three"),
+        ("b", "four"),
+    ]
     assert await lines(await node.logs(labels=mine, tail=0)) == []
 
 
@@ -253,7 +322,10 @@ class Kubelet:
                 await writer.drain()
             if "follow=true" not in head or reader.at_eof() or writer.is_closing():
                 break
-            waiting = [asyncio.ensure_future(self._more.wait()), asyncio.ensure_future(reader.read(1))]
+            waiting = [
+                asyncio.ensure_future(self._more.wait()),
+                asyncio.ensure_future(reader.read(1)),
+            ]
             _, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in pending:
                 task.cancel()
@@ -268,7 +340,9 @@ def kubelet_node(port: int) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}, "status": status}
 
 
-async def test_a_followed_log_has_later_lines_later_pods_and_no_line_twice(server: ApiServer, node: ClusterNode) -> None:
+async def test_a_followed_log_has_later_lines_later_pods_and_no_line_twice(
+    server: ApiServer, node: ClusterNode
+) -> None:
     async with Kubelet() as kubelet:
         server.put(kubelet_node(kubelet.port))
         server.put(pod("a", on="n1"))
@@ -289,13 +363,22 @@ async def test_a_followed_log_has_later_lines_later_pods_and_no_line_twice(serve
 
 
 async def test_what_a_cluster_has_not_is_said(node: ClusterNode) -> None:
-    assert (await node.templates(), await node.snapshots(), await node.delete_snapshots(function="x")) == ([], [], 0)
+    assert (
+        await node.templates(),
+        await node.snapshots(),
+        await node.delete_snapshots(function="x"),
+    ) == ([], [], 0)
     with pytest.raises(SnapshotUnknown):
         await node.prove_snapshot("sn-1")
     with pytest.raises(Unsupported, match="image export"):
         await anext(node.build_image({}, uid=None))
     told = await node.capabilities()
-    assert {one["name"]: one["on"] for one in told["features"]} == {"COLD": True, "FORK": False, "WAKE": False, "RESTORE": False}
+    assert {one["name"]: one["on"] for one in told["features"]} == {
+        "COLD": True,
+        "FORK": False,
+        "WAKE": False,
+        "RESTORE": False,
+    }
     assert told["node"]["fleet"] == "knative"
 
 
@@ -314,8 +397,12 @@ async def test_a_cluster_that_is_away_is_an_agent_that_is_away(
         await absent.capabilities()
 
 
-async def test_the_control_api_shows_each_tenant_its_own(controller: Controller, server: ApiServer, node: ClusterNode) -> None:
-    clustered = dataclasses.replace(controller, context=dataclasses.replace(controller.context, agent=node))
+async def test_the_control_api_shows_each_tenant_its_own(
+    controller: Controller, server: ApiServer, node: ClusterNode
+) -> None:
+    clustered = dataclasses.replace(
+        controller, context=dataclasses.replace(controller.context, agent=node)
+    )
     mine, theirs = await controller.tenant(), "t-other"
     server.put(pod("a", tenant=mine))
     server.put(pod("b", tenant=theirs))
@@ -323,7 +410,9 @@ async def test_the_control_api_shows_each_tenant_its_own(controller: Controller,
     server.logs.texts[f"fn-{theirs}", "b", "user"] = "2026-11-21T10:00:01Z secret\n"
     async with clustered.client(controller.key) as http:
         assert [one["id"] for one in (await http.get("/v1/instances")).json()["instances"]] == ["a"]
-        assert [json.loads(line)["text"] for line in (await http.get("/v1/logs")).text.splitlines()] == ["hello"]
+        assert [
+            json.loads(line)["text"] for line in (await http.get("/v1/logs")).text.splitlines()
+        ] == ["hello"]
         for verb, body in (("stop", None), ("exec", {"argv": ["true"]})):
             assert (await http.post(f"/v1/instances/b:{verb}", json=body)).status_code == 404
         assert (await http.post("/v1/instances/a:stop?grace_s=0")).status_code == 204
@@ -333,7 +422,7 @@ async def test_the_control_api_shows_each_tenant_its_own(controller: Controller,
         assert (await http.get("/v1/instances")).status_code == 503
 
 
-# -- commands ------------------------------------------------------------------------------------------------------------
+# -- commands --------------------------------------------------------------------------------------
 
 
 def test_the_end_of_a_command_is_its_exit_status() -> None:
@@ -353,7 +442,13 @@ async def exec_server(
     asked: list[Any] = []
 
     async def run(request: web.Request) -> web.StreamResponse:
-        asked.append((request.query.getall("command"), request.query["container"], request.headers["authorization"]))
+        asked.append(
+            (
+                request.query.getall("command"),
+                request.query["container"],
+                request.headers["authorization"],
+            )
+        )
         socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
         await socket.prepare(request)
         await script(socket, request)
@@ -362,7 +457,9 @@ async def exec_server(
 
     async def listed(request: web.Request) -> web.Response:
         items = [pod("a")] if request.query["fieldSelector"] == "metadata.name=a" else []
-        return web.json_response({"kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": items})
+        return web.json_response(
+            {"kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": items}
+        )
 
     application = web.Application()
     application.router.add_get("/api/v1/pods", listed)
@@ -384,9 +481,16 @@ async def test_a_command_runs_in_the_pods_container(tmp_path: Path) -> None:
         await socket.send_bytes(b"\x02careful")
         await socket.send_bytes(b'\x03{"status":"Success"}')
 
-    async with exec_server(script, tmp_path / "kubeconfig") as asked, node_at(str(tmp_path / "kubeconfig")) as node:
+    async with (
+        exec_server(script, tmp_path / "kubeconfig") as asked,
+        node_at(str(tmp_path / "kubeconfig")) as node,
+    ):
         told = [part async for part in node.exec(InstanceId("a"), ["echo", "a b"])]
-        assert told == [{"stream": "stdout", "text": "hello "}, {"stream": "stderr", "text": "careful"}, {"exit_status": 0}]
+        assert told == [
+            {"stream": "stdout", "text": "hello "},
+            {"stream": "stderr", "text": "careful"},
+            {"exit_status": 0},
+        ]
         assert asked == [(["echo", "a b"], "user", "Bearer test-token")]
         with pytest.raises(InstanceUnknown):
             await anext(node.exec(InstanceId("b"), ["true"]))
@@ -396,8 +500,14 @@ async def test_a_connection_that_ends_without_a_word_is_a_failure(tmp_path: Path
     async def script(socket: web.WebSocketResponse, request: web.Request) -> None:
         await socket.send_bytes(b"\x01half")
 
-    async with exec_server(script, tmp_path / "kubeconfig"), node_at(str(tmp_path / "kubeconfig")) as node:
-        assert [part async for part in node.exec(InstanceId("a"), ["true"])] == [{"stream": "stdout", "text": "half"}, {"exit_status": 255}]
+    async with (
+        exec_server(script, tmp_path / "kubeconfig"),
+        node_at(str(tmp_path / "kubeconfig")) as node,
+    ):
+        assert [part async for part in node.exec(InstanceId("a"), ["true"])] == [
+            {"stream": "stdout", "text": "half"},
+            {"exit_status": 255},
+        ]
 
 
 async def test_a_command_that_is_refused(server: ApiServer, node: ClusterNode) -> None:

@@ -24,25 +24,70 @@ def function(schema: Any = None, returns: Any = None, **changes: Any) -> Functio
 
 
 def arguments(*required: str, **properties: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "additionalProperties": False, **({"required": list(required)} if required else {})}
+    return {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        **({"required": list(required)} if required else {}),
+    }
 
 
 @pytest.mark.parametrize(
     "old,new,told",
     [
-        (arguments("a", a=NUMBER), arguments("a", a=INTEGER), "argument 'a': accepted number, accepts only integer now"),
-        (arguments("a", a=NUMBER), arguments("a", "b", a=NUMBER, b=STRING), "argument 'b' is required now"),
-        (arguments("a", a=NUMBER, b=NUMBER), arguments("a", a=NUMBER), "argument 'b' is not accepted any more"),
-        (arguments(a={}), arguments(a=STRING), "argument 'a': accepted anything, accepts only string now"),
+        (
+            arguments("a", a=NUMBER),
+            arguments("a", a=INTEGER),
+            "argument 'a': accepted number, accepts only integer now",
+        ),
+        (
+            arguments("a", a=NUMBER),
+            arguments("a", "b", a=NUMBER, b=STRING),
+            "argument 'b' is required now",
+        ),
+        (
+            arguments("a", a=NUMBER, b=NUMBER),
+            arguments("a", a=NUMBER),
+            "argument 'b' is not accepted any more",
+        ),
+        (
+            arguments(a={}),
+            arguments(a=STRING),
+            "argument 'a': accepted anything, accepts only string now",
+        ),
         (None, arguments(a=STRING), "its arguments: accepted anything, accepts only"),
-        (arguments(a={**NUMBER, "maximum": 9}), arguments(a={**NUMBER, "maximum": 5}), "argument 'a'"),
-        (arguments(a={**NUMBER, "minimum": 0}), arguments(a={**NUMBER, "exclusiveMinimum": 0}), "argument 'a'"),
+        (
+            arguments(a={**NUMBER, "maximum": 9}),
+            arguments(a={**NUMBER, "maximum": 5}),
+            "argument 'a'",
+        ),
+        (
+            arguments(a={**NUMBER, "minimum": 0}),
+            arguments(a={**NUMBER, "exclusiveMinimum": 0}),
+            "argument 'a'",
+        ),
         (arguments(a={"enum": ["x", "y"]}), arguments(a={"enum": ["x"]}), "argument 'a': accepted"),
-        (arguments(a={"anyOf": [STRING, {"type": "null"}]}), arguments(a=STRING), "argument 'a': accepted null, accepts only string now"),
-        (arguments(a={"type": "array", "items": NUMBER}), arguments(a={"type": "array", "items": STRING}), "argument 'a[]'"),
-        (arguments(a={"type": "array"}), arguments(a={"type": "array", "minItems": 1}), "argument 'a'"),
+        (
+            arguments(a={"anyOf": [STRING, {"type": "null"}]}),
+            arguments(a=STRING),
+            "argument 'a': accepted null, accepts only string now",
+        ),
+        (
+            arguments(a={"type": "array", "items": NUMBER}),
+            arguments(a={"type": "array", "items": STRING}),
+            "argument 'a[]'",
+        ),
+        (
+            arguments(a={"type": "array"}),
+            arguments(a={"type": "array", "minItems": 1}),
+            "argument 'a'",
+        ),
         (arguments(a=STRING), arguments(a={**STRING, "pattern": "^x"}), "argument 'a'"),
-        (arguments(a=arguments(b=STRING)), arguments(a=arguments("b", b=STRING)), "argument 'a.b' is required now"),
+        (
+            arguments(a=arguments(b=STRING)),
+            arguments(a=arguments("b", b=STRING)),
+            "argument 'a.b' is required now",
+        ),
         (arguments(a={"type": "boolean"}), arguments(a={"const": True}), "argument 'a'"),
     ],
 )
@@ -56,15 +101,28 @@ def test_arguments_that_become_narrower_break_callers(old: Any, new: Any, told: 
     [
         (arguments("a", a=INTEGER), arguments(a=NUMBER, b=STRING)),
         (arguments(a=STRING), arguments(a={"anyOf": [STRING, {"type": "null"}], "default": None})),
-        (arguments(a={"type": ["string", "number"]}), arguments(a={"type": ["number", "string", "null"]})),
+        (
+            arguments(a={"type": ["string", "number"]}),
+            arguments(a={"type": ["number", "string", "null"]}),
+        ),
         (arguments(a={"enum": ["x"]}), arguments(a=STRING)),
         (arguments(a={**INTEGER, "multipleOf": 4}), arguments(a={**INTEGER, "multipleOf": 2})),
-        (arguments(a={"type": "array", "prefixItems": [NUMBER, NUMBER], "items": False, "minItems": 2, "maxItems": 2}),
-         arguments(a={"type": "array", "items": NUMBER})),
+        (
+            arguments(
+                a={
+                    "type": "array",
+                    "prefixItems": [NUMBER, NUMBER],
+                    "items": False,
+                    "minItems": 2,
+                    "maxItems": 2,
+                }
+            ),
+            arguments(a={"type": "array", "items": NUMBER}),
+        ),
         (arguments(a=STRING), None),
         (arguments(a={"type": "boolean"}), arguments(a={"enum": [True, False, "auto"]})),
     ],
-)  # fmt: skip
+)
 def test_arguments_that_become_wider_break_nobody(old: Any, new: Any) -> None:
     assert breaks(function(old), function(new)) == []
     assert breaks(function(new), function(old)) != []
@@ -86,7 +144,12 @@ def test_answers_that_become_wider_break_callers(old: Any, new: Any, told: str) 
 
 @pytest.mark.parametrize(
     "old,new",
-    [(NUMBER, INTEGER), (None, STRING), (arguments("a", a=STRING), arguments("a", "b", a=STRING, b=NUMBER)), ({}, STRING)],
+    [
+        (NUMBER, INTEGER),
+        (None, STRING),
+        (arguments("a", a=STRING), arguments("a", "b", a=STRING, b=NUMBER)),
+        ({}, STRING),
+    ],
 )
 def test_answers_that_become_narrower_or_gain_properties_break_nobody(old: Any, new: Any) -> None:
     assert breaks(function(None, old), function(None, new)) == []
@@ -97,17 +160,36 @@ def test_methods_kinds_and_positions_are_promises_too() -> None:
     one = from_json(FunctionSpec, spec(kind="class", methods=[{"name": "embed"}]))
     assert breaks(two, one) == ["method 'rank' is gone"]
     assert breaks(one, two) == []
-    assert breaks(function(), from_json(FunctionSpec, spec(kind="asgi"))) == ["it was called as a function, and is a web application now"]
-    assert breaks(function(), function(is_generator=True)) == ["the answer was one value, and is a stream of items now"]
+    assert breaks(function(), from_json(FunctionSpec, spec(kind="asgi"))) == [
+        "it was called as a function, and is a web application now"
+    ]
+    assert breaks(function(), function(is_generator=True)) == [
+        "the answer was one value, and is a stream of items now"
+    ]
     named = arguments(a=STRING, b=STRING)
     before = function(named, parameters=["a", "b"])
-    assert breaks(before, function(named, parameters=["b", "a"])) == ["arguments by position were (a, b), and are (b, a) now"]
-    assert breaks(before, function(named, parameters=["a"])) == ["argument 'b' cannot be given by its position any more"]
-    assert breaks(before, function(arguments(a=STRING, b=STRING, c=STRING), parameters=["a", "b", "c"])) == []
+    assert breaks(before, function(named, parameters=["b", "a"])) == [
+        "arguments by position were (a, b), and are (b, a) now"
+    ]
+    assert breaks(before, function(named, parameters=["a"])) == [
+        "argument 'b' cannot be given by its position any more"
+    ]
+    assert (
+        breaks(
+            before, function(arguments(a=STRING, b=STRING, c=STRING), parameters=["a", "b", "c"])
+        )
+        == []
+    )
 
 
 def recursive(leaf: Any, name: str = "Tree") -> dict[str, Any]:
-    tree = {"type": "object", "properties": {"value": leaf, "next": {"anyOf": [{"$ref": f"#/$defs/{name}"}, {"type": "null"}]}}}
+    tree = {
+        "type": "object",
+        "properties": {
+            "value": leaf,
+            "next": {"anyOf": [{"$ref": f"#/$defs/{name}"}, {"type": "null"}]},
+        },
+    }
     return {**arguments(a={"$ref": f"#/$defs/{name}"}), "$defs": {name: tree}}
 
 
@@ -119,10 +201,15 @@ def test_schemas_that_contain_themselves_are_compared() -> None:
 def test_unions_told_apart_by_a_property_are_compared_option_by_option() -> None:
     def union(*sides: str) -> dict[str, Any]:
         options = {side: arguments("kind", kind={"const": side}, size=NUMBER) for side in sides}
-        told_by = {"oneOf": [{"$ref": f"#/$defs/{side}"} for side in sides], "discriminator": {"propertyName": "kind"}}
+        told_by = {
+            "oneOf": [{"$ref": f"#/$defs/{side}"} for side in sides],
+            "discriminator": {"propertyName": "kind"},
+        }
         return {**arguments(a=told_by), "$defs": options}
 
-    assert breaks(function(union("square", "disc")), function(union("square", "disc", "line"))) == []
+    assert (
+        breaks(function(union("square", "disc")), function(union("square", "disc", "line"))) == []
+    )
     assert breaks(function(union("square", "disc")), function(union("square"))) != []
 
 
@@ -136,7 +223,9 @@ def test_keywords_that_cannot_be_compared_must_be_the_same() -> None:
 
 def test_entangled_schemas_are_given_up_and_told() -> None:
     wide = {"anyOf": [arguments(**{f"p{i}": {"enum": [j]} for i in range(20)}) for j in range(40)]}
-    other = {"anyOf": [arguments(**{f"p{i}": {"enum": [j + 1]} for i in range(20)}) for j in range(40)]}
+    other = {
+        "anyOf": [arguments(**{f"p{i}": {"enum": [j + 1]} for i in range(20)}) for j in range(40)]
+    }
     with pytest.raises(TooMuch):
         list(gaps(wide, other))
     assert "too large to be compared" in breaks(function(wide), function(other))[-1]
@@ -147,22 +236,57 @@ def test_no_more_than_a_screenful_is_told() -> None:
     assert len(breaks(function(old), function(arguments()))) == MAX_TOLD
 
 
-leaves = st.sampled_from([
-    STRING, NUMBER, INTEGER, {"type": "null"}, {"type": "boolean"}, {}, {"enum": [1, "a"]}, {"const": 2}, {**INTEGER, "minimum": 1},
-    {**NUMBER, "maximum": 2}, {**NUMBER, "exclusiveMinimum": 0}, {**STRING, "minLength": 1}, {"type": ["integer", "string"]},
-    {**INTEGER, "multipleOf": 2}, {"$ref": "#/$defs/A"}, {"minimum": 2}, {"not": INTEGER}, {**STRING, "pattern": "a"}, True, False,
-])  # fmt: skip
+leaves = st.sampled_from(
+    [
+        STRING,
+        NUMBER,
+        INTEGER,
+        {"type": "null"},
+        {"type": "boolean"},
+        {},
+        {"enum": [1, "a"]},
+        {"const": 2},
+        {**INTEGER, "minimum": 1},
+        {**NUMBER, "maximum": 2},
+        {**NUMBER, "exclusiveMinimum": 0},
+        {**STRING, "minLength": 1},
+        {"type": ["integer", "string"]},
+        {**INTEGER, "multipleOf": 2},
+        {"$ref": "#/$defs/A"},
+        {"minimum": 2},
+        {"not": INTEGER},
+        {**STRING, "pattern": "a"},
+        True,
+        False,
+    ]
+)
 
 
 def _record(properties: dict[str, Any], required: set[str], others: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": sorted(required & set(properties)), "additionalProperties": others}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": sorted(required & set(properties)),
+        "additionalProperties": others,
+    }
 
 
 def _grown(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     names, unions = st.sampled_from("abc"), st.sampled_from(["anyOf", "oneOf", "allOf"])
-    record = st.builds(_record, st.dictionaries(names, inner, max_size=3), st.sets(names), st.sampled_from([True, False, INTEGER]))
-    several = st.builds(lambda word, options: {word: options}, unions, st.lists(inner, min_size=1, max_size=3))
-    array = st.builds(lambda items, least: {"type": "array", "items": items, "minItems": least}, inner, st.integers(0, 2))
+    record = st.builds(
+        _record,
+        st.dictionaries(names, inner, max_size=3),
+        st.sets(names),
+        st.sampled_from([True, False, INTEGER]),
+    )
+    several = st.builds(
+        lambda word, options: {word: options}, unions, st.lists(inner, min_size=1, max_size=3)
+    )
+    array = st.builds(
+        lambda items, least: {"type": "array", "items": items, "minItems": least},
+        inner,
+        st.integers(0, 2),
+    )
     pair = st.builds(lambda a, b: {"type": "array", "prefixItems": [a], "items": b}, inner, inner)
     beside = st.builds(lambda a: {"$ref": "#/$defs/A", **(a if isinstance(a, dict) else {})}, inner)
     return record | several | array | pair | beside
@@ -171,7 +295,9 @@ def _grown(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 schemas = st.recursive(leaves, _grown, max_leaves=6)
 values = st.recursive(
     st.sampled_from([None, True, False, 0, 1, 2, 3, 2.5, -1, "", "a", "b"]),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abcd"), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abcd"), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 
@@ -211,7 +337,10 @@ def test_a_schema_that_many_values_are_tried_on_is_compiled_once() -> None:
     assert list(gaps(arguments(a={"enum": list(range(400))}), arguments(a=WIDE), steps=steps)) == []
     with pytest.raises(TooMuch):
         steps.take(MAX_STEPS - 2_500)
-    assert list(gaps(arguments(a={"enum": list(range(10))}), arguments(a=WIDE), steps=Steps(4_000))) == []
+    assert (
+        list(gaps(arguments(a={"enum": list(range(10))}), arguments(a=WIDE), steps=Steps(4_000)))
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -221,7 +350,10 @@ def test_a_schema_that_many_values_are_tried_on_is_compiled_once() -> None:
         ({"anyOf": [{"const": n} for n in range(5_000)]}, {"allOf": [WIDE]}),
         ({"enum": ["a" * n for n in range(1, 200)]}, {"type": "string", "pattern": "^(?=(a+)+$)"}),
         ({"enum": list(range(5_000))}, {"anyOf": [{"const": n} for n in range(5_000)]}),
-        ({"anyOf": [{}] * 5_000, "required": [f"{n:x}" for n in range(5_000)]}, {"required": [f"x{n:x}" for n in range(5_000)]}),
+        (
+            {"anyOf": [{}] * 5_000, "required": [f"{n:x}" for n in range(5_000)]},
+            {"required": [f"x{n:x}" for n in range(5_000)]},
+        ),
     ],
     ids=["values of a list", "values of a union", "backtracking", "alternatives", "properties"],
 )
@@ -233,7 +365,9 @@ def test_values_cost_steps_as_nodes_do(sub: Any, sup: Any) -> None:
 def test_methods_of_one_function_share_the_steps() -> None:
     narrow = arguments(a={"enum": list(range(6_000))})
     old, new = (
-        from_json(FunctionSpec, spec(methods=[{"name": f"m{n}", "schema": schema} for n in range(20)]))
+        from_json(
+            FunctionSpec, spec(methods=[{"name": f"m{n}", "schema": schema} for n in range(20)])
+        )
         for schema in (narrow, arguments(a=INTEGER))
     )
     assert any("too large to be compared" in text for text in breaks(old, new))

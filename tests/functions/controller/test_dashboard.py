@@ -26,7 +26,9 @@ async def post_login(controller: Controller, key: str) -> httpx.Response:
     form = await controller.client(None).get("/dashboard/login")
     (token,) = re.findall(r'name="form" value="([^"]+)"', form.text)
     cookie = form.headers["set-cookie"].partition(";")[0]
-    return await controller.client(None).post("/dashboard/login", data={"key": key, "form": token}, headers={"cookie": cookie})
+    return await controller.client(None).post(
+        "/dashboard/login", data={"key": key, "form": token}, headers={"cookie": cookie}
+    )
 
 
 async def sign_in(controller: Controller, key: str) -> dict[str, str]:
@@ -53,7 +55,9 @@ async def test_an_invoke_key_does_not_reach_the_dashboard(controller: Controller
     assert answer.status_code == 403
 
 
-async def test_activators_read_of_a_cookie_whose_it_is_and_sign_nobody_in_with_that(controller: Controller) -> None:
+async def test_activators_read_of_a_cookie_whose_it_is_and_sign_nobody_in_with_that(
+    controller: Controller,
+) -> None:
     made = (await controller.http.post("/v1/keys", json={"scope": "deploy"})).json()
     session = (await sign_in(controller, made["secret"]))["cookie"]
     sealer, now = controller.context.key.activator.visitors, controller.clock.now
@@ -62,7 +66,9 @@ async def test_activators_read_of_a_cookie_whose_it_is_and_sign_nobody_in_with_t
     assert visitors.key_of(sealer, session, now=now + sessions.SESSION_S) is None
     forged = visitors.joined("", sealer, key=made["id"], until=now + 60)
     for value in (forged, forged.removeprefix("~")):
-        answer = await controller.client(None).get("/dashboard", headers={"cookie": f"{sessions.COOKIE}={value}"})
+        answer = await controller.client(None).get(
+            "/dashboard", headers={"cookie": f"{sessions.COOKIE}={value}"}
+        )
         assert answer.status_code == 303
 
 
@@ -88,47 +94,86 @@ async def test_a_session_ends_with_its_time_and_with_its_key(controller: Control
         ({}, "a", "b"),
     ],
 )
-def test_a_form_from_another_site_is_refused(headers: dict[str, str], cookie: str, field: str) -> None:
+def test_a_form_from_another_site_is_refused(
+    headers: dict[str, str], cookie: str, field: str
+) -> None:
     with pytest.raises(Forbidden, match="another site"):
         sessions.demand_same_site(headers, cookie=cookie, field=field)
 
 
-@pytest.mark.parametrize("headers", [{}, {"sec-fetch-site": "same-origin"}, {"origin": "http://here.example:8700", "host": "controller"}])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"sec-fetch-site": "same-origin"},
+        {"origin": "http://here.example:8700", "host": "controller"},
+    ],
+)
 def test_a_form_from_here_is_taken(headers: dict[str, str]) -> None:
     sessions.demand_same_site(headers, cookie="a", field="a")
 
 
 async def test_signing_out_forgets_the_session_here(controller: Controller) -> None:
-    answer = await controller.client(None).post("/dashboard/logout", data={"form": "x"}, headers={"cookie": "pilotlight_form=x"})
+    answer = await controller.client(None).post(
+        "/dashboard/logout", data={"form": "x"}, headers={"cookie": "pilotlight_form=x"}
+    )
     assert (answer.status_code, answer.headers["location"]) == (303, "/dashboard/login")
     assert 'pilotlight_session=""' in answer.headers["set-cookie"]
 
 
-async def test_it_shows_what_happened_today_and_loads_nothing_from_elsewhere(controller: Controller) -> None:
+async def test_it_shows_what_happened_today_and_loads_nothing_from_elsewhere(
+    controller: Controller,
+) -> None:
     tenant, now = await controller.tenant(), controller.clock.now
     done = await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec("embed")]})
     detail = (await controller.http.get("/v1/apps/search")).json()["functions"][0]
     common = {"tenant": tenant, "function_id": detail["id"], "cost": "0.25"}
     records = [
-        usage(f"req-{n}/1", **common, exec_ms=10 * n, started_at=now - 60, start_kind="FORK" if n == 1 else "WARM") for n in range(1, 101)
+        usage(
+            f"req-{n}/1",
+            **common,
+            exec_ms=10 * n,
+            started_at=now - 60,
+            start_kind="FORK" if n == 1 else "WARM",
+        )
+        for n in range(1, 101)
     ]
     records.append(usage("req-old/1", **common, exec_ms=99_999, started_at=now - 90_000))
-    await controller.internal("/internal/usage", {"activator": "a", "records": [r.to_json() for r in records]})
+    await controller.internal(
+        "/internal/usage", {"activator": "a", "records": [r.to_json() for r in records]}
+    )
     controller.agent.instances = [instance(tenant)]
-    page = await controller.client(None).get("/dashboard", headers=await sign_in(controller, controller.key))
+    page = await controller.client(None).get(
+        "/dashboard", headers=await sign_in(controller, controller.key)
+    )
     assert page.status_code == 200
     assert done.json()["functions"][0]["revision"] in page.text
-    for said in ("search/<b>embed</b>", "514 ms", "1.00 s", "$25.00", "FORK: 1<", "i-1", "minilm dram"):
+    for said in (
+        "search/<b>embed</b>",
+        "514 ms",
+        "1.00 s",
+        "$25.00",
+        "FORK: 1<",
+        "i-1",
+        "minilm dram",
+    ):
         assert said in page.text, said
-    assert all(source.startswith("/dashboard/static/") for source in re.findall(r'(?:src|href)="(/[^"]*\.(?:js|css|svg))', page.text))
+    assert all(
+        source.startswith("/dashboard/static/")
+        for source in re.findall(r'(?:src|href)="(/[^"]*\.(?:js|css|svg))', page.text)
+    )
     assert not re.findall(r'(?:src|href|action)="(?!/)(?!#main")', page.text)
     assert "http" not in page.headers["content-security-policy"]
     assert "default-src 'none'" in page.headers["content-security-policy"]
 
 
-async def test_names_are_escaped_and_an_absent_agent_is_named(controller: Controller, short_tmp: object) -> None:
+async def test_names_are_escaped_and_an_absent_agent_is_named(
+    controller: Controller, short_tmp: object
+) -> None:
     (controller.context.config.paths.run / "snapshotter.sock").unlink()
-    page = await controller.client(None).get("/dashboard", headers=await sign_in(controller, controller.key))
+    page = await controller.client(None).get(
+        "/dashboard", headers=await sign_in(controller, controller.key)
+    )
     assert "nobody answers on" in page.text
     assert "Nothing is deployed" in page.text
     wrong = await post_login(controller, "<script>")
@@ -137,7 +182,14 @@ async def test_names_are_escaped_and_an_absent_agent_is_named(controller: Contro
 
 @pytest.mark.parametrize(
     "amount,shown",
-    [("0", "0"), ("1234.567", "1,234.57"), ("12.346", "12.35"), ("0.25", "0.2500"), ("0.0000000012", "0.0000000012"), ("-3", "\u22123.00")],
+    [
+        ("0", "0"),
+        ("1234.567", "1,234.57"),
+        ("12.346", "12.35"),
+        ("0.25", "0.2500"),
+        ("0.0000000012", "0.0000000012"),
+        ("-3", "\u22123.00"),
+    ],
 )
 def test_money_is_short_and_never_rounded_to_nothing(amount: str, shown: str) -> None:
     assert words.money(Decimal(amount)) == shown
@@ -154,7 +206,9 @@ def test_the_parts_of_a_bar_fill_it() -> None:
 
 
 @pytest.mark.parametrize("proto,secure", [("https", True), ("http", False)])
-async def test_cookies_of_an_encrypted_visit_never_travel_in_the_clear(controller: Controller, proto: str, secure: bool) -> None:
+async def test_cookies_of_an_encrypted_visit_never_travel_in_the_clear(
+    controller: Controller, proto: str, secure: bool
+) -> None:
     client = controller.client(None)
     client.headers["x-forwarded-proto"] = proto
     form = await client.get("/dashboard/login")
@@ -163,11 +217,18 @@ async def test_cookies_of_an_encrypted_visit_never_travel_in_the_clear(controlle
     for cookie in [*form.headers.get_list("set-cookie"), *answer.headers.get_list("set-cookie")]:
         flags = cookie.lower()
         assert ("; secure" in flags) is secure
-        assert all(flag in flags for flag in ("; httponly", "; samesite=strict", "; path=/dashboard"))
+        assert all(
+            flag in flags for flag in ("; httponly", "; samesite=strict", "; path=/dashboard")
+        )
 
 
-@pytest.mark.parametrize("hops", ["192.0.2.7", "192.0.2.7, 127.0.0.1", "127.0.0.1, 192.0.2.7", "unknown", "::ffff:192.0.2.7"])
-async def test_a_key_is_not_taken_in_the_clear_from_another_machine(controller: Controller, hops: str) -> None:
+@pytest.mark.parametrize(
+    "hops",
+    ["192.0.2.7", "192.0.2.7, 127.0.0.1", "127.0.0.1, 192.0.2.7", "unknown", "::ffff:192.0.2.7"],
+)
+async def test_a_key_is_not_taken_in_the_clear_from_another_machine(
+    controller: Controller, hops: str
+) -> None:
     client = controller.client(None)
     client.headers["x-forwarded-for"] = hops
     form = await client.get("/dashboard/login")
@@ -182,9 +243,15 @@ async def test_a_key_is_not_taken_in_the_clear_from_another_machine(controller: 
 
 async def test_where_plain_http_is_allowed_it_is_taken(controller: Controller) -> None:
     settings = replace(controller.context.config.settings, plain_http_sign_in=True)
-    context = replace(controller.context, config=replace(controller.context.config, settings=settings))
-    async with httpx.AsyncClient(transport=_transport(context), base_url="http://controller") as client:
-        assert (await client.get("/dashboard/login", headers={"x-forwarded-for": "192.0.2.7"})).status_code == 200
+    context = replace(
+        controller.context, config=replace(controller.context.config, settings=settings)
+    )
+    async with httpx.AsyncClient(
+        transport=_transport(context), base_url="http://controller"
+    ) as client:
+        assert (
+            await client.get("/dashboard/login", headers={"x-forwarded-for": "192.0.2.7"})
+        ).status_code == 200
 
 
 @pytest.mark.parametrize("hops", ["", "127.0.0.1", "::1", "127.0.0.1, 127.0.0.53"])
@@ -197,8 +264,12 @@ async def test_a_planted_session_is_not_taken_over(controller: Controller) -> No
     form = await controller.client(None).get("/dashboard/login", headers={"cookie": planted})
     (token,) = re.findall(r'name="form" value="([^"]+)"', form.text)
     cookies = {"cookie": f"{planted}; {sessions.FORM_COOKIE}={token}"}
-    answer = await controller.client(None).post("/dashboard/login", data={"key": controller.key, "form": token}, headers=cookies)
-    given = dict(cookie.partition(";")[0].split("=", 1) for cookie in answer.headers.get_list("set-cookie"))
+    answer = await controller.client(None).post(
+        "/dashboard/login", data={"key": controller.key, "form": token}, headers=cookies
+    )
+    given = dict(
+        cookie.partition(";")[0].split("=", 1) for cookie in answer.headers.get_list("set-cookie")
+    )
     assert given[sessions.COOKIE] != planted.partition("=")[2]
     assert given[sessions.FORM_COOKIE] != token
     mine = sessions.read(controller.context.key, given[sessions.COOKIE])
@@ -208,9 +279,13 @@ async def test_a_planted_session_is_not_taken_over(controller: Controller) -> No
 
 @pytest.mark.parametrize("path", ["/dashboard/login", "/dashboard/logout"])
 @pytest.mark.parametrize("cookie,field", [("a", "b"), ("", ""), ("", "a")])
-async def test_forms_of_other_sites_change_nothing(controller: Controller, path: str, cookie: str, field: str) -> None:
+async def test_forms_of_other_sites_change_nothing(
+    controller: Controller, path: str, cookie: str, field: str
+) -> None:
     headers = {"cookie": f"{sessions.FORM_COOKIE}={cookie}"}
-    answer = await controller.client(None).post(path, data={"key": controller.key, "form": field}, headers=headers)
+    answer = await controller.client(None).post(
+        path, data={"key": controller.key, "form": field}, headers=headers
+    )
     assert answer.status_code == 403
     assert not any(c.startswith(sessions.COOKIE) for c in answer.headers.get_list("set-cookie"))
 
@@ -222,9 +297,13 @@ async def test_a_key_of_one_app_is_told_why_it_cannot_look(controller: Controlle
     assert (answer.status_code, "reaches app" in answer.text) == (403, True)
 
 
-async def test_a_session_that_was_signed_out_of_is_over_though_the_cookie_was_kept(controller: Controller) -> None:
+async def test_a_session_that_was_signed_out_of_is_over_though_the_cookie_was_kept(
+    controller: Controller,
+) -> None:
     session = await sign_in(controller, controller.key)
-    async with httpx.AsyncClient(transport=controller.http._transport, base_url="http://controller") as client:
+    async with httpx.AsyncClient(
+        transport=controller.http._transport, base_url="http://controller"
+    ) as client:
         kept = {"cookie": f"{session['cookie']}; {sessions.FORM_COOKIE}=x"}
         first = await client.get("/dashboard/calls", headers=kept)
         await client.post("/dashboard/logout", data={"form": "x"}, headers=kept)
@@ -237,8 +316,12 @@ async def test_a_session_that_was_signed_out_of_is_over_though_the_cookie_was_ke
 async def test_a_sign_out_outlives_the_controller(controller: Controller) -> None:
     session = await sign_in(controller, controller.key)
     kept = {"cookie": f"{session['cookie']}; {sessions.FORM_COOKIE}=x"}
-    assert (await controller.client(None).post("/dashboard/logout", data={"form": "x"}, headers=kept)).status_code == 303
-    async with httpx.AsyncClient(transport=_transport(controller.context), base_url="http://controller") as after_restart:
+    assert (
+        await controller.client(None).post("/dashboard/logout", data={"form": "x"}, headers=kept)
+    ).status_code == 303
+    async with httpx.AsyncClient(
+        transport=_transport(controller.context), base_url="http://controller"
+    ) as after_restart:
         assert (await after_restart.get("/dashboard/calls", headers=kept)).status_code == 303
 
 
@@ -250,32 +333,56 @@ async def test_sign_outs_are_forgotten_with_their_sessions_time(controller: Cont
         assert sessions.ended(write.sql, ["old", "new"]) == {"new"}
 
 
-async def test_many_sign_outs_of_one_key_do_not_make_those_of_others_forgotten(controller: Controller) -> None:
+async def test_many_sign_outs_of_one_key_do_not_make_those_of_others_forgotten(
+    controller: Controller,
+) -> None:
     with controller.context.store.write() as write:
         sessions.end(write, session="of-another", key="k-2", until=5.0)
         for n in range(sessions.MAX_ENDED + 5):
             sessions.end(write, session=f"s-{n}", key="k-1", until=100.0 + n)
-        assert sessions.ended(write.sql, ["of-another", "s-0", "s-4", "s-5"]) == {"of-another", "s-5"}
+        assert sessions.ended(write.sql, ["of-another", "s-0", "s-4", "s-5"]) == {
+            "of-another",
+            "s-5",
+        }
 
 
-async def test_over_https_cookies_carry_the_secure_prefix_and_all_flags(controller: Controller) -> None:
-    async with httpx.AsyncClient(transport=_transport(controller.context), base_url="http://controller") as client:
+async def test_over_https_cookies_carry_the_secure_prefix_and_all_flags(
+    controller: Controller,
+) -> None:
+    async with httpx.AsyncClient(
+        transport=_transport(controller.context), base_url="http://controller"
+    ) as client:
         client.headers["x-forwarded-proto"] = "https"
         form = await client.get("/dashboard/login")
         (token,) = re.findall(r'name="form" value="([^"]+)"', form.text)
         cookie = form.headers["set-cookie"].partition(";")[0]
-        answer = await client.post("/dashboard/login", data={"key": controller.key, "form": token}, headers={"cookie": cookie})
+        answer = await client.post(
+            "/dashboard/login",
+            data={"key": controller.key, "form": token},
+            headers={"cookie": cookie},
+        )
         given = answer.headers.get_list("set-cookie")
-        assert {one.partition("=")[0] for one in given} == {f"__Secure-{sessions.COOKIE}", f"__Secure-{sessions.FORM_COOKIE}"}
+        assert {one.partition("=")[0] for one in given} == {
+            f"__Secure-{sessions.COOKIE}",
+            f"__Secure-{sessions.FORM_COOKIE}",
+        }
         for one in given:
             flags = {flag.strip().lower() for flag in one.split(";")[1:]}
             assert {"secure", "httponly", "samesite=strict", "path=/dashboard"} <= flags
             assert not any(flag.startswith("domain") for flag in flags)
         (session,) = (one.partition(";")[0] for one in given if sessions.COOKIE in one)
-        assert (await client.get("/dashboard/calls", headers={"cookie": session})).status_code == 200
+        assert (
+            await client.get("/dashboard/calls", headers={"cookie": session})
+        ).status_code == 200
         without_prefix = session.removeprefix("__Secure-")
-        assert (await client.get("/dashboard/calls", headers={"cookie": without_prefix})).status_code == 303, "set without TLS"
-        out = await client.post("/dashboard/logout", data={"form": "x"}, headers={"cookie": f"__Secure-{sessions.FORM_COOKIE}=x"})
+        assert (
+            await client.get("/dashboard/calls", headers={"cookie": without_prefix})
+        ).status_code == 303, "set without TLS"
+        out = await client.post(
+            "/dashboard/logout",
+            data={"form": "x"},
+            headers={"cookie": f"__Secure-{sessions.FORM_COOKIE}=x"},
+        )
         (gone,) = out.headers.get_list("set-cookie")
         assert gone.startswith(f'__Secure-{sessions.COOKIE}=""')
         assert "secure" in gone.lower().split("; "), "a browser ignores the removal without it"
@@ -283,22 +390,35 @@ async def test_over_https_cookies_carry_the_secure_prefix_and_all_flags(controll
 
 @pytest.mark.parametrize("sealed", ["", "made-up", "gAAAAABnonsense"])
 async def test_what_we_did_not_seal_is_no_session(controller: Controller, sealed: str) -> None:
-    answer = await controller.client(None).get("/dashboard/calls", headers={"cookie": f"{sessions.COOKIE}={sealed}"})
+    answer = await controller.client(None).get(
+        "/dashboard/calls", headers={"cookie": f"{sessions.COOKIE}={sealed}"}
+    )
     assert answer.headers["location"] == "/dashboard/login"
     other = controller.context.key.sessions.seal('{"key": "k-1"}')
-    answer = await controller.client(None).get("/dashboard/calls", headers={"cookie": f"{sessions.COOKIE}={other}"})
+    answer = await controller.client(None).get(
+        "/dashboard/calls", headers={"cookie": f"{sessions.COOKIE}={other}"}
+    )
     assert answer.headers["location"] == "/dashboard/login"
 
 
-async def test_pages_run_and_style_nothing_but_what_carries_their_own_nonce(controller: Controller) -> None:
+async def test_pages_run_and_style_nothing_but_what_carries_their_own_nonce(
+    controller: Controller,
+) -> None:
     session = await sign_in(controller, controller.key)
     pages = [await controller.client(None).get("/dashboard", headers=session) for _ in range(2)]
-    policies = [dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; ")) for page in pages]
+    policies = [
+        dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; "))
+        for page in pages
+    ]
     assert policies[0]["script-src"] != policies[1]["script-src"]
     for page, policy in zip(pages, policies, strict=True):
         nonce = policy["script-src"].removeprefix("'nonce-").removesuffix("'")
         assert policy["script-src"] == policy["style-src"] == f"'nonce-{nonce}'"
-        assert (policy["default-src"], policy["frame-ancestors"], policy["base-uri"]) == ("'none'", "'none'", "'none'")
+        assert (policy["default-src"], policy["frame-ancestors"], policy["base-uri"]) == (
+            "'none'",
+            "'none'",
+            "'none'",
+        )
         assert "unsafe" not in page.headers["content-security-policy"]
         loaded = re.findall(r"<script src[^>]*>|<link rel=\"stylesheet\"[^>]*>", page.text)
         assert len(loaded) == 4
@@ -315,7 +435,10 @@ async def test_files_are_named_by_their_content_and_asked_for_once(controller: C
         plain = await client.get(assets.url(name), headers={"accept-encoding": "identity"})
         assert "content-encoding" not in plain.headers
         assert plain.content == answer.content == assets.load(name).content
-    for path in ("/dashboard/static/0000/style.css", f"/dashboard/static/{assets.load('style.css').digest}/..%2Fhtml.py"):
+    for path in (
+        "/dashboard/static/0000/style.css",
+        f"/dashboard/static/{assets.load('style.css').digest}/..%2Fhtml.py",
+    ):
         assert (await client.get(path)).status_code == 404
 
 
@@ -332,16 +455,25 @@ def statements(controller: Controller) -> Iterator[list[str]]:
     sa.event.remove(controller.context.store.engine, "before_cursor_execute", note)
 
 
-async def test_pages_read_sums_and_only_as_many_records_as_they_show(controller: Controller, statements: list[str]) -> None:
+async def test_pages_read_sums_and_only_as_many_records_as_they_show(
+    controller: Controller, statements: list[str]
+) -> None:
     tenant = await controller.tenant()
     await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec("embed")]})
     identity = (await controller.http.get("/v1/apps/search")).json()["functions"][0]["id"]
-    records = [usage(f"req-{n}/1", tenant=tenant, function_id=identity, started_at=controller.clock.now - 60).to_json() for n in range(60)]
+    records = [
+        usage(
+            f"req-{n}/1", tenant=tenant, function_id=identity, started_at=controller.clock.now - 60
+        ).to_json()
+        for n in range(60)
+    ]
     await controller.internal("/internal/usage", {"activator": "a", "records": records})
     session = await sign_in(controller, controller.key)
     statements.clear()
     for path in ("", "/functions/search/embed", "/calls", "/budgets", "/invoices", "/platform"):
-        answer = await controller.client(None).get(f"/dashboard{path}", params={"span": "90d"}, headers=session)
+        answer = await controller.client(None).get(
+            f"/dashboard{path}", params={"span": "90d"}, headers=session
+        )
         assert answer.status_code == 200, path
     touching = [s for s in statements if re.search(r"(FROM|JOIN) usage\b", s)]
     assert len(touching) == 3
@@ -352,7 +484,9 @@ def viewer(name: str = "s-1", key: str = "k-1", until: float = 2e9) -> live.View
     return live.Viewer(name, key, until)
 
 
-async def test_everybody_who_looks_at_a_place_shares_one_question(controller: Controller, statements: list[str]) -> None:
+async def test_everybody_who_looks_at_a_place_shares_one_question(
+    controller: Controller, statements: list[str]
+) -> None:
     hub, place = live.Hub(controller.context), (await controller.tenant(), "main", "USD")
     key = (await controller.http.get("/v1/whoami")).json()["key"]
     viewers = [viewer(f"s-{n}", key) for n in range(5)]
@@ -375,7 +509,12 @@ async def test_a_stream_ends_with_its_session_and_the_others_go_on(controller: C
     key = (await controller.http.get("/v1/whoami")).json()["key"]
     with controller.context.store.write() as write:
         sessions.end(write, session="out", key=key, until=2e9)
-    good, out, late, gone = viewer("good", key), viewer("out", key), viewer("late", key, controller.clock.now), viewer("gone", "k-revoked")
+    good, out, late, gone = (
+        viewer("good", key),
+        viewer("out", key),
+        viewer("late", key, controller.clock.now),
+        viewer("gone", "k-revoked"),
+    )
     for one in (good, out, late, gone):
         hub.join(place, one)
     for one in (good, out, late, gone):
@@ -420,28 +559,42 @@ def test_who_is_slow_sees_the_newest() -> None:
 
 async def test_quotas_of_functions_and_keys_stand_beside_the_plans(controller: Controller) -> None:
     await controller.http.put("/v1/quotas/functions/search/embed", json={"concurrent": 7})
-    await controller.new_key(scope="invoke", name="<b>shop</b>", quotas={"requests_per_s": 3.5, "body_bytes": 2048})
-    page = await controller.client(None).get("/dashboard/budgets", headers=await sign_in(controller, controller.key))
+    await controller.new_key(
+        scope="invoke", name="<b>shop</b>", quotas={"requests_per_s": 3.5, "body_bytes": 2048}
+    )
+    page = await controller.client(None).get(
+        "/dashboard/budgets", headers=await sign_in(controller, controller.key)
+    )
     for said in ("search/embed", "key &lt;b&gt;shop&lt;/b&gt;", "3.5", "2.0 KiB"):
         assert said in page.text, said
 
 
-async def test_a_key_of_one_environment_sees_that_one_and_nothing_of_the_whole_tenant(controller: Controller) -> None:
+async def test_a_key_of_one_environment_sees_that_one_and_nothing_of_the_whole_tenant(
+    controller: Controller,
+) -> None:
     await controller.http.post("/v1/environments", json={"name": "staging"})
-    session = await sign_in(controller, await controller.new_key(scope="deploy", environment="staging"))
+    session = await sign_in(
+        controller, await controller.new_key(scope="deploy", environment="staging")
+    )
     client = controller.client(None)
     page = await client.get("/dashboard", headers=session)
     assert "<option selected>staging</option>" in page.text
     assert "<option>main" not in page.text
     assert ">Invoices<" not in page.text
-    for path, status in (("/dashboard?environment=main", 403), ("/dashboard/invoices", 403), ("/dashboard/invoices/2027-01.csv", 403)):
+    for path, status in (
+        ("/dashboard?environment=main", 403),
+        ("/dashboard/invoices", 403),
+        ("/dashboard/invoices/2027-01.csv", 403),
+    ):
         assert (await client.get(path, headers=session)).status_code == status, path
     whole = await sign_in(controller, controller.key)
     assert (await client.get("/dashboard?environment=nowhere", headers=whole)).status_code == 404
 
 
 @pytest.mark.slow  # waits until a stream looks again
-async def test_a_ledger_that_fails_for_a_moment_does_not_end_the_streams(controller: Controller, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_ledger_that_fails_for_a_moment_does_not_end_the_streams(
+    controller: Controller, caplog: pytest.LogCaptureFixture
+) -> None:
     hub, place = live.Hub(controller.context), (await controller.tenant(), "main", "USD")
     one = viewer(key=(await controller.http.get("/v1/whoami")).json()["key"])
     with controller.context.store.write() as write:

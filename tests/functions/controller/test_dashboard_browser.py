@@ -1,4 +1,5 @@
-"""The dashboard in real Chromium: clicked through, with and without scripts, dark and light, on a desk and on a phone."""
+"""The dashboard in real Chromium: clicked through, with and without scripts, dark and light, on a
+desk and on a phone."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ PAGES = (
     "/dashboard/platform/storage",
 )
 PATIENCE_MS = 30_000
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180), pytest.mark.slow]  # drives a real browser
+# drives a real browser
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,9 @@ async def browser(require_or_skip: RequireOrSkip) -> AsyncIterator[Browser]:
         require_or_skip("Chromium is not installed (scripts/install-system-packages test)")
     expect.set_options(timeout=PATIENCE_MS)
     async with async_playwright() as playwright:
-        launched = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        launched = await playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
         yield launched
         await launched.close()
 
@@ -82,7 +86,12 @@ class Complaints:
 
 @asynccontextmanager
 async def opened(
-    browser: Browser, made: Demo, *, key: str = "", complaints: Complaints | None = None, **options: Any
+    browser: Browser,
+    made: Demo,
+    *,
+    key: str = "",
+    complaints: Complaints | None = None,
+    **options: Any,
 ) -> AsyncIterator[Page]:
     """A page of a fresh browser profile, signed in."""
     options.setdefault("viewport", {"width": 1280, "height": 800})
@@ -90,9 +99,17 @@ async def opened(
     context.set_default_timeout(PATIENCE_MS)
     page = await context.new_page()
     if complaints is not None:
-        page.on("console", lambda m: complaints.found.append(m.text) if m.type in ("error", "warning") else None)
+        page.on(
+            "console",
+            lambda m: complaints.found.append(m.text) if m.type in ("error", "warning") else None,
+        )
         page.on("pageerror", lambda e: complaints.found.append(str(e)))
-        page.on("request", lambda r: complaints.elsewhere.append(r.url) if not r.url.startswith(made.url) else None)
+        page.on(
+            "request",
+            lambda r: (
+                complaints.elsewhere.append(r.url) if not r.url.startswith(made.url) else None
+            ),
+        )
     try:
         await sign_in(page, key or made.keys["admin"])
         yield page
@@ -113,7 +130,9 @@ async def drawn(page: Page) -> None:
     await expect(page.locator(".plot:not(:has(.main-svg))")).to_have_count(0)
 
 
-async def test_every_page_is_reached_by_clicking_and_nothing_is_blocked_or_loaded_from_elsewhere(browser: Browser, shown: Demo) -> None:
+async def test_every_page_is_reached_by_clicking_and_nothing_is_blocked_or_loaded_from_elsewhere(
+    browser: Browser, shown: Demo
+) -> None:
     complaints = Complaints()
     async with opened(browser, shown, complaints=complaints) as page:
         await drawn(page)
@@ -133,11 +152,17 @@ async def test_every_page_is_reached_by_clicking_and_nothing_is_blocked_or_loade
         for tab in tabs:
             await page.get_by_role("navigation").get_by_role("link", name=tab, exact=True).click()
             await expect(page.locator("nav a[aria-current]")).to_have_text(tab)
-        await page.locator("section[aria-labelledby=functions]").get_by_role("link", name="search/embed").click()
+        await (
+            page.locator("section[aria-labelledby=functions]")
+            .get_by_role("link", name="search/embed")
+            .click()
+        )
         await expect(page.get_by_role("heading", level=1)).to_have_text("search/embed")
         await drawn(page)
         await page.get_by_role("link", name="30 d").click()
-        await expect(page.get_by_role("link", name="30 d")).to_have_attribute("aria-current", "true")
+        await expect(page.get_by_role("link", name="30 d")).to_have_attribute(
+            "aria-current", "true"
+        )
         await page.get_by_role("link", name="All its calls").click()
         await page.get_by_role("link", name="Older calls").click()
         await page.locator("tbody a.mono, tbody td.mono a").first.click()
@@ -172,7 +197,9 @@ async def test_a_trace_is_found_by_its_reason_and_opened(browser: Browser, shown
         await expect(page.locator("details[open] dl").first).to_be_visible()
 
 
-async def test_a_chart_that_cannot_be_drawn_leaves_its_table_open(browser: Browser, shown: Demo) -> None:
+async def test_a_chart_that_cannot_be_drawn_leaves_its_table_open(
+    browser: Browser, shown: Demo
+) -> None:
     async with opened(browser, shown) as page:
         await page.context.route("**/plotly.js", lambda route: route.abort())
         await page.reload()
@@ -186,7 +213,13 @@ async def test_what_happens_shows_without_a_reload(browser: Browser, shown: Demo
         before = await page.locator("[data-live-figure=hour-calls]").inner_text()
         name = "search/rank"
         one = usage(
-            "req-live/1", tenant=shown.tenant, app="search", function="rank", function_id=shown.ids[name], started_at=NOW + 1, exec_ms=4321
+            "req-live/1",
+            tenant=shown.tenant,
+            app="search",
+            function="rank",
+            function_id=shown.ids[name],
+            started_at=NOW + 1,
+            exec_ms=4321,
         )
         shown.add([one.to_json()])
         await expect(page.locator("[data-live-rows] tr").first).to_contain_text("4.32 s")
@@ -201,7 +234,9 @@ async def test_a_revoked_key_ends_the_page_that_is_open(browser: Browser, shown:
         await page.wait_for_url("**/dashboard/login")
 
 
-async def test_signing_out_ends_every_tab_and_a_kept_cookie_is_worth_nothing(browser: Browser, shown: Demo) -> None:
+async def test_signing_out_ends_every_tab_and_a_kept_cookie_is_worth_nothing(
+    browser: Browser, shown: Demo
+) -> None:
     async with opened(browser, shown) as page:
         other = await page.context.new_page()
         await other.goto("/dashboard")
@@ -209,24 +244,30 @@ async def test_signing_out_ends_every_tab_and_a_kept_cookie_is_worth_nothing(bro
         kept = await page.context.cookies()
         await page.get_by_role("button", name="Sign out").click()
         await other.wait_for_url("**/dashboard/login")
-        await expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")  # the answer that takes the cookie away is here
+        # the answer that takes the cookie away is here
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
         await page.context.add_cookies([c for c in kept if c["name"] == "pilotlight_session"])  # type: ignore[misc]
         await page.goto("/dashboard")
         assert page.url.endswith("/dashboard/login")
 
 
 async def test_no_page_is_wider_than_a_phone(browser: Browser, shown: Demo) -> None:
-    async with opened(browser, shown, viewport={"width": 390, "height": 844}, has_touch=True) as page:
+    async with opened(
+        browser, shown, viewport={"width": 390, "height": 844}, has_touch=True
+    ) as page:
         for path in PAGES:
             await page.goto(path)
             await drawn(page)
             assert await page.evaluate("document.documentElement.scrollWidth") <= 390, path
-            assert await page.evaluate("[...document.querySelectorAll('main > *')].every(e => e.getBoundingClientRect().right <= 391)"), (
-                path
-            )
+            assert await page.evaluate(
+                "[...document.querySelectorAll('main > *')].every(e => "
+                "e.getBoundingClientRect().right <= 391)"
+            ), path
 
 
-async def test_the_keyboard_reaches_everything_and_its_place_is_seen(browser: Browser, shown: Demo) -> None:
+async def test_the_keyboard_reaches_everything_and_its_place_is_seen(
+    browser: Browser, shown: Demo
+) -> None:
     async with opened(browser, shown) as page:
         await page.goto("/dashboard/calls")
         await page.keyboard.press("Tab")
@@ -234,15 +275,22 @@ async def test_the_keyboard_reaches_everything_and_its_place_is_seen(browser: Br
         seen = set()
         for _ in range(14):
             await page.keyboard.press("Tab")
-            seen.add(await page.evaluate("document.activeElement.textContent.trim().split('\\n')[0]"))
-            assert await page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+            seen.add(
+                await page.evaluate("document.activeElement.textContent.trim().split('\\n')[0]")
+            )
+            assert (
+                await page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+                != "none"
+            )
         assert {"Calls", "Invoices", "Sign out"} <= seen
         await page.get_by_role("link", name="Invoices", exact=True).focus()
         await page.keyboard.press("Enter")
         await expect(page.get_by_role("heading", level=1)).to_have_text("Invoices")
 
 
-async def test_dark_and_light_follow_the_system_until_somebody_chooses(browser: Browser, shown: Demo) -> None:
+async def test_dark_and_light_follow_the_system_until_somebody_chooses(
+    browser: Browser, shown: Demo
+) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     async with opened(browser, shown, color_scheme="dark") as page:
         dark = await page.evaluate(ground)
@@ -253,7 +301,9 @@ async def test_dark_and_light_follow_the_system_until_somebody_chooses(browser: 
         assert await page.evaluate(ground) == light
 
 
-async def test_an_invoice_downloads_with_the_sum_of_its_records(browser: Browser, shown: Demo) -> None:
+async def test_an_invoice_downloads_with_the_sum_of_its_records(
+    browser: Browser, shown: Demo
+) -> None:
     with shown.context.store.read() as sql:
         wanted = invoices.listing(sql, tenant=shown.tenant)[0]
     async with opened(browser, shown) as page:
@@ -265,7 +315,9 @@ async def test_an_invoice_downloads_with_the_sum_of_its_records(browser: Browser
     assert sum(Decimal(row["cost"]) for row in rows) == Decimal(str(wanted["total"])) > 0
 
 
-async def test_a_key_that_reads_bills_sees_money_and_no_machine(browser: Browser, shown: Demo) -> None:
+async def test_a_key_that_reads_bills_sees_money_and_no_machine(
+    browser: Browser, shown: Demo
+) -> None:
     async with opened(browser, shown, key=shown.keys["read-billing"]) as page:
         tabs = await page.get_by_role("navigation").get_by_role("link").all_inner_texts()
         assert tabs == ["Overview", "Calls", "Budgets & quotas", "Invoices"]
@@ -277,10 +329,17 @@ async def test_a_key_that_reads_bills_sees_money_and_no_machine(browser: Browser
             await expect(page.get_by_role("alert")).to_contain_text("admin")
 
 
-async def test_a_tenant_that_did_nothing_yet_is_told_what_to_do(browser: Browser, shown: Demo) -> None:
+async def test_a_tenant_that_did_nothing_yet_is_told_what_to_do(
+    browser: Browser, shown: Demo
+) -> None:
     key = (await shown.http.post("/v1/tenants", json={"name": "newcomer"})).json()["key"]["secret"]
     async with opened(browser, shown, key=key) as page:
-        for said in ("pilotlight deploy app.py", "Nothing was spent", "No calls in the last 24 hours", "everything is at zero"):
+        for said in (
+            "pilotlight deploy app.py",
+            "Nothing was spent",
+            "No calls in the last 24 hours",
+            "everything is at zero",
+        ):
             await expect(page.locator("main")).to_contain_text(said)
         for path in ("/dashboard/calls", "/dashboard/budgets", "/dashboard/invoices"):
             await page.goto(path)
@@ -292,13 +351,33 @@ async def test_hostile_names_are_text_wherever_they_show(browser: Browser, shown
     key = (await shown.http.post("/v1/tenants", json={"name": "mallory"})).json()["key"]["secret"]
     theirs = (await shown.http.get("/v1/tenants")).json()["tenants"]
     tenant = next(t["id"] for t in theirs if t["name"] == "mallory")
-    common = {"tenant": tenant, "app": hostile, "function": "</script><b>x", "method": "<i>m", "revision": "<u>r", "cost": "0.500000000000"}
-    shown.add([usage(f"<s>{n}/1", **common, function_id="f-evil", started_at=NOW - 60 * n, gpu="<h1>").to_json() for n in range(1, 4)])
+    common = {
+        "tenant": tenant,
+        "app": hostile,
+        "function": "</script><b>x",
+        "method": "<i>m",
+        "revision": "<u>r",
+        "cost": "0.500000000000",
+    }
+    shown.add(
+        [
+            usage(
+                f"<s>{n}/1", **common, function_id="f-evil", started_at=NOW - 60 * n, gpu="<h1>"
+            ).to_json()
+            for n in range(1, 4)
+        ]
+    )
     complaints = Complaints()
     async with opened(browser, shown, key=key, complaints=complaints) as page:
         await drawn(page)
-        await expect(page.locator("section[aria-labelledby=functions]")).to_contain_text(f"{hostile}/</script><b>x")
-        for path in ("/dashboard/calls", "/dashboard/invoices/2027-01", "/dashboard/calls/%3Cs%3E1"):
+        await expect(page.locator("section[aria-labelledby=functions]")).to_contain_text(
+            f"{hostile}/</script><b>x"
+        )
+        for path in (
+            "/dashboard/calls",
+            "/dashboard/invoices/2027-01",
+            "/dashboard/calls/%3Cs%3E1",
+        ):
             answer = await page.goto(path)
             assert answer is not None
             assert answer.status == 200, path
@@ -309,9 +388,15 @@ async def test_hostile_names_are_text_wherever_they_show(browser: Browser, shown
 
 async def test_another_tenants_things_do_not_exist(browser: Browser, shown: Demo) -> None:
     with shown.context.store.read() as sql:
-        call = sql.exec_driver_sql("SELECT call FROM usage WHERE tenant = ? AND kind = 'CALL' LIMIT 1", (shown.tenant,)).scalar_one()
+        call = sql.exec_driver_sql(
+            "SELECT call FROM usage WHERE tenant = ? AND kind = 'CALL' LIMIT 1", (shown.tenant,)
+        ).scalar_one()
     async with opened(browser, shown, key=shown.other_key) as page:
-        for path in (f"/dashboard/calls/{call}", "/dashboard/functions/chat/Assistant", "/dashboard/invoices/inv-000001"):
+        for path in (
+            f"/dashboard/calls/{call}",
+            "/dashboard/functions/chat/Assistant",
+            "/dashboard/invoices/inv-000001",
+        ):
             answer = await page.goto(path)
             assert answer is not None
             assert answer.status == 404, path

@@ -25,7 +25,9 @@ def filled(file: Path) -> sqlite3.Connection:
     return database
 
 
-def test_the_file_of_an_earlier_release_is_moved_with_all_that_its_log_holds(tmp_path: Path) -> None:
+def test_the_file_of_an_earlier_release_is_moved_with_all_that_its_log_holds(
+    tmp_path: Path,
+) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()
     with contextlib.closing(filled(tmp_path / "controller.db")):
@@ -43,7 +45,10 @@ def test_the_file_of_an_earlier_release_is_moved_with_all_that_its_log_holds(tmp
 
 
 def test_a_file_that_a_process_has_open_is_not_moved(tmp_path: Path) -> None:
-    with contextlib.closing(filled(tmp_path / "controller.db")), pytest.raises(Conflict, match="cannot be moved"):
+    with (
+        contextlib.closing(filled(tmp_path / "controller.db")),
+        pytest.raises(Conflict, match="cannot be moved"),
+    ):
         database_file.settle(tmp_path, timeout_s=0.05)
     assert (tmp_path / "controller.db").exists()
     database_file.settle(tmp_path)
@@ -77,7 +82,14 @@ def test_root_opens_nothing_in_a_directory_of_another_user(tmp_path: Path) -> No
     (tmp_path / "secret").chmod(0o600)
     (tmp_path / "controller/controller.db").symlink_to(tmp_path / "secret")
     with pytest.raises(Conflict, match="unable to open database file"):
-        database_file.as_owner(owner, lambda: sqlite3.connect(database_file.file_of(tmp_path)).execute("SELECT 1 FROM t").fetchall())
+        database_file.as_owner(
+            owner,
+            lambda: (
+                sqlite3.connect(database_file.file_of(tmp_path))
+                .execute("SELECT 1 FROM t")
+                .fetchall()
+            ),
+        )
 
     def refused() -> None:
         raise NotFound("no such thing", hint="make one")
@@ -85,5 +97,7 @@ def test_root_opens_nothing_in_a_directory_of_another_user(tmp_path: Path) -> No
     with pytest.raises(NotFound, match="no such thing") as seen:
         database_file.as_owner(owner, refused)
     assert seen.value.detail == {"hint": "make one"}
-    with pytest.raises(Conflict, match="is user 19902's, and nothing can be done there as that user"):
+    with pytest.raises(
+        Conflict, match="is user 19902's, and nothing can be done there as that user"
+    ):
         database_file.as_owner(owner, lambda: os._exit(1))

@@ -1,4 +1,5 @@
-"""Alerts on their way: delivered at least once under one id, tried again for three days, and by one deliverer."""
+"""Alerts on their way: delivered at least once under one id, tried again for three days, and by one
+deliverer."""
 
 from __future__ import annotations
 
@@ -27,9 +28,18 @@ from tests.functions.controller.parts import ManualClock, usage
 
 PATIENCE_S = 30.0
 ALERT = Alert(
-    id="al-1", budget="b-1", tenant="t-1", period="2027-01", percent=50, spent="5", at=0.0, delivered_at=None, next_attempt_at=0.0,
-    attempts=1, error=None,
-)  # fmt: skip
+    id="al-1",
+    budget="b-1",
+    tenant="t-1",
+    period="2027-01",
+    percent=50,
+    spent="5",
+    at=0.0,
+    delivered_at=None,
+    next_attempt_at=0.0,
+    attempts=1,
+    error=None,
+)
 
 
 class Post:
@@ -43,14 +53,22 @@ class Post:
             self.tenant = tenants.create(write, name="acme", uid_base=None, actor="platform").id
 
     def budget(self, url: str | None, **terms: Any) -> tuple[Budget, str]:
-        wanted = parse(amount="10", currency="USD", currencies={"USD"}, webhook=url, **{"alerts": [50], **terms})
+        wanted = parse(
+            amount="10",
+            currency="USD",
+            currencies={"USD"},
+            webhook=url,
+            **{"alerts": [50], **terms},
+        )
         with self.store.write() as write:
             placed = budgets.put(write, key=self.key, tenant=self.tenant, terms=wanted, actor="k-1")
         return placed.budget, placed.secret or ""
 
     def spend(self, cost: str = "5.000000000000", record: str = "req-1/1") -> None:
         with self.store.write() as write:
-            added = ledger.add(write, [usage(record, tenant=self.tenant, cost=cost, started_at=self.clock.now)])
+            added = ledger.add(
+                write, [usage(record, tenant=self.tenant, cost=cost, started_at=self.clock.now)]
+            )
             budgets.after_usage(write, new=added.spent, batch=added.batch)
 
     def alerts(self) -> list[Alert]:
@@ -58,13 +76,22 @@ class Post:
             return alerts.listing(sql, budgets=[b.id for b in budgets.listing(sql, [self.tenant])])
 
     def outcomes(self) -> dict[str, float]:
-        return {end: self.metrics.alerts.labels(end)._value.get() for end in ("delivered", "retried", "given-up")}
+        return {
+            end: self.metrics.alerts.labels(end)._value.get()
+            for end in ("delivered", "retried", "given-up")
+        }
 
     @contextlib.asynccontextmanager
     async def deliverer(self, *, attempt_s: float = 10.0) -> AsyncIterator[Deliverer]:
         async with Sender(policy="any", attempt_s=attempt_s) as sender:
             yield Deliverer(
-                store=self.store, key=self.key, bell=self.bell, sender=sender, metrics=self.metrics, clock=self.clock, chance=lambda: 0.5
+                store=self.store,
+                key=self.key,
+                bell=self.bell,
+                sender=sender,
+                metrics=self.metrics,
+                clock=self.clock,
+                chance=lambda: 0.5,
             )
 
     async def round(self) -> int:
@@ -85,7 +112,9 @@ async def _receiver() -> AsyncIterator[Receiver]:
         yield receiver
 
 
-async def test_an_alert_is_posted_signed_as_soon_as_its_record_is_in_the_ledger(post: Post, receiver: Receiver) -> None:
+async def test_an_alert_is_posted_signed_as_soon_as_its_record_is_in_the_ledger(
+    post: Post, receiver: Receiver
+) -> None:
     budget, secret = post.budget(receiver.url, app="search")
     async with post.deliverer() as deliverer:
         running = asyncio.create_task(deliverer.run())
@@ -101,30 +130,55 @@ async def test_an_alert_is_posted_signed_as_soon_as_its_record_is_in_the_ledger(
         "type": "budget.reached",
         "timestamp": "2027-01-15T08:00:00Z",
         "data": {
-            "budget": budget.id, "tenant": "acme", "environment": "", "app": "search", "function": "",
-            "period": {"name": "2027-01", "kind": "month", "begins_at": 1798761600.0, "ends_at": 1801440000.0},
-            "percent": 50, "spent": "5.000000000000", "amount": "10", "currency": "USD", "stops_calls": False,
+            "budget": budget.id,
+            "tenant": "acme",
+            "environment": "",
+            "app": "search",
+            "function": "",
+            "period": {
+                "name": "2027-01",
+                "kind": "month",
+                "begins_at": 1798761600.0,
+                "ends_at": 1801440000.0,
+            },
+            "percent": 50,
+            "spent": "5.000000000000",
+            "amount": "10",
+            "currency": "USD",
+            "stops_calls": False,
         },
-    }  # fmt: skip
+    }
     (alert,) = post.alerts()
-    assert (alert.id, alert.delivered_at, alert.next_attempt_at, alert.attempts) == (got.headers["webhook-id"], post.clock.now, None, 1)
+    assert (alert.id, alert.delivered_at, alert.next_attempt_at, alert.attempts) == (
+        got.headers["webhook-id"],
+        post.clock.now,
+        None,
+        1,
+    )
     assert post.outcomes() == {"delivered": 1, "retried": 0, "given-up": 0}
 
 
-async def test_each_threshold_is_one_message_and_the_last_one_of_a_hard_budget_says_that_calls_stop(post: Post, receiver: Receiver) -> None:
+async def test_each_threshold_is_one_message_and_the_last_one_of_a_hard_budget_says_that_calls_stop(
+    post: Post, receiver: Receiver
+) -> None:
     post.budget(receiver.url, alerts=[50, 80, 100])
     post.budget(receiver.url, alerts=[100], app="search", hard=False)
     post.spend("12.000000000000")
     assert await post.round() == 4
     said = [json.loads(got.body)["data"] for got in receiver.received]
     assert sorted((d["app"], d["percent"], d["stops_calls"]) for d in said) == [
-        ("", 50, False), ("", 80, False), ("", 100, True), ("search", 100, False),
-    ]  # fmt: skip
+        ("", 50, False),
+        ("", 80, False),
+        ("", 100, True),
+        ("search", 100, False),
+    ]
     assert await post.round() == 0
     assert len({got.headers["webhook-id"] for got in receiver.received}) == 4
 
 
-async def test_a_failed_attempt_is_made_again_later_under_the_same_id(post: Post, receiver: Receiver) -> None:
+async def test_a_failed_attempt_is_made_again_later_under_the_same_id(
+    post: Post, receiver: Receiver
+) -> None:
     receiver.reply = lambda n: OK if n == 3 else b"HTTP/1.1 500 Oh\r\n\r\n"
     post.budget(receiver.url)
     post.spend()
@@ -140,7 +194,12 @@ async def test_a_failed_attempt_is_made_again_later_under_the_same_id(post: Post
     assert len({got.headers["webhook-id"] for got in receiver.received}) == 1
     assert len({got.headers["webhook-signature"] for got in receiver.received}) == 3
     (alert,) = post.alerts()
-    assert (alert.delivered_at, alert.next_attempt_at, alert.attempts, alert.error) == (post.clock.now, None, 3, None)
+    assert (alert.delivered_at, alert.next_attempt_at, alert.attempts, alert.error) == (
+        post.clock.now,
+        None,
+        3,
+        None,
+    )
     assert post.outcomes() == {"delivered": 1, "retried": 2, "given-up": 0}
 
 
@@ -151,7 +210,9 @@ async def test_a_receiver_that_wants_no_more_gets_no_more(post: Post, receiver: 
     assert await post.round() == 1
     with post.store.read() as sql:
         now = budgets.get(sql, tenant=post.tenant, budget_id=budget.id)
-        noted = audit.entries(sql, audit.Wanted(tenant=post.tenant, action="budget.webhook_dropped"), limit=10)
+        noted = audit.entries(
+            sql, audit.Wanted(tenant=post.tenant, action="budget.webhook_dropped"), limit=10
+        )
     assert (now.terms.webhook, now.sealed_secret) == (None, None)
     assert [entry["subject"] for entry in noted] == [budget.id]
     post.spend("4.000000000000", "req-2/1")
@@ -170,7 +231,10 @@ async def test_another_webhook_that_came_in_between_is_kept(post: Post, receiver
     post.spend()
     await post.round()
     with post.store.read() as sql:
-        assert budgets.get(sql, tenant=post.tenant, budget_id=budget.id).terms.webhook == "http://127.0.0.1:9/other"
+        assert (
+            budgets.get(sql, tenant=post.tenant, budget_id=budget.id).terms.webhook
+            == "http://127.0.0.1:9/other"
+        )
 
 
 async def test_a_slow_receiver_does_not_hold_up_others(post: Post, receiver: Receiver) -> None:
@@ -204,7 +268,9 @@ async def test_a_budget_without_a_webhook_notes_its_alerts_all_the_same(post: Po
     assert [(a.percent, a.attempts) for a in post.alerts()] == [(50, 0)]
 
 
-async def test_who_dies_between_the_post_and_the_note_leaves_the_alert_to_the_next_one(post: Post, receiver: Receiver) -> None:
+async def test_who_dies_between_the_post_and_the_note_leaves_the_alert_to_the_next_one(
+    post: Post, receiver: Receiver
+) -> None:
     receiver.reply = lambda n: None if n == 1 else OK
     post.budget(receiver.url)
     post.spend()
@@ -228,10 +294,16 @@ async def test_of_two_deliverers_only_one_posts_an_alert(post: Post, receiver: R
     post.budget(receiver.url, alerts=list(range(1, 11)))
     post.spend("10.000000000000")
     assert sum(await asyncio.gather(*(post.round() for _ in range(4)))) == 11
-    assert len({got.headers["webhook-id"] for got in receiver.received}) == len(receiver.received) == 11
+    assert (
+        len({got.headers["webhook-id"] for got in receiver.received})
+        == len(receiver.received)
+        == 11
+    )
 
 
-async def test_a_database_that_is_lost_for_a_while_does_not_end_the_deliverer(post: Post, receiver: Receiver, tmp_path: Path) -> None:
+async def test_a_database_that_is_lost_for_a_while_does_not_end_the_deliverer(
+    post: Post, receiver: Receiver, tmp_path: Path
+) -> None:
     post.budget(receiver.url)
     post.spend()
     with _broken(post.store):
@@ -254,11 +326,15 @@ def _broken(store: Store) -> Iterator[None]:
         sql.exec_driver_sql("ALTER TABLE elsewhere RENAME TO budget_alerts")
 
 
-# -- how often ----------------------------------------------------------------------------------------------------------
+# -- how often -------------------------------------------------------------------------------------
 def waits(chance: float, asked_s: float = 0.0) -> list[float]:
     """All waits of an alert that nobody takes."""
     now, attempt, out = 0.0, 1, []
-    while (wait_s := retry_in_s(replace(ALERT, attempts=attempt), now=now, chance=chance, asked_s=asked_s)) is not None:
+    while (
+        wait_s := retry_in_s(
+            replace(ALERT, attempts=attempt), now=now, chance=chance, asked_s=asked_s
+        )
+    ) is not None:
         out.append(wait_s)
         now, attempt = now + wait_s, attempt + 1
     return out
@@ -279,4 +355,6 @@ def test_a_receiver_may_ask_for_more_time_and_not_for_ever() -> None:
 
 
 def test_a_row_that_was_tried_impossibly_often_is_no_reason_to_fail() -> None:
-    assert retry_in_s(replace(ALERT, attempts=10**9), now=0, chance=0, asked_s=0) == pytest.approx(LONGEST_DELAY_S * 0.8)
+    assert retry_in_s(replace(ALERT, attempts=10**9), now=0, chance=0, asked_s=0) == pytest.approx(
+        LONGEST_DELAY_S * 0.8
+    )

@@ -1,4 +1,5 @@
-"""Rows of docs/dependencies.md that the controller sees: each is really taken away, and what the row says is looked at."""
+"""Rows of docs/dependencies.md that the controller sees: each is really taken away, and what the
+row says is looked at."""
 
 from __future__ import annotations
 
@@ -53,13 +54,21 @@ def _objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyObjects]:
 async def test_without_the_database_changes_are_503_until_it_is_back(
     mortal_postgres: PostgresServer, tmp_path: Path, short_tmp: Path
 ) -> None:
-    store = Store(mortal_postgres.url.replace("postgresql://", "postgresql+psycopg://"), clock=ManualClock())
+    store = Store(
+        mortal_postgres.url.replace("postgresql://", "postgresql+psycopg://"), clock=ManualClock()
+    )
     store.migrate()
     paths = Paths(home=tmp_path, run=short_tmp)
     context = Context(
-        config=ControllerConfig(settings=ControllerSettings(), paths=paths, trust="isolated", uid_base=None),
+        config=ControllerConfig(
+            settings=ControllerSettings(), paths=paths, trust="isolated", uid_base=None
+        ),
         store=store,
-        files=BlobFiles(objects=DirectoryStore(tmp_path / "blobs"), incoming=tmp_path / "incoming", limit_bytes=1000),
+        files=BlobFiles(
+            objects=DirectoryStore(tmp_path / "blobs"),
+            incoming=tmp_path / "incoming",
+            limit_bytes=1000,
+        ),
         key=PlatformKey.load_or_create(tmp_path / "platform.key"),
         agent=AgentClient(paths.socket("snapshotter")),
         cache=WeightCacheClient(paths.socket("weight_cache")),
@@ -73,11 +82,16 @@ async def test_without_the_database_changes_are_503_until_it_is_back(
         mortal_postgres.kill()
         for _ in range(2):
             answer = await http.post(USAGE_PATH, json={"activator": "a-0", "records": []})
-            assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
+            assert (answer.status_code, answer.headers["content-type"]) == (
+                503,
+                "application/problem+json",
+            )
             assert int(answer.headers["retry-after"]) >= 1
             assert "functions go on" in answer.json()["detail"]
         mortal_postgres.start()
-        assert (await http.post(USAGE_PATH, json={"activator": "a-0", "records": []})).status_code == 200
+        assert (
+            await http.post(USAGE_PATH, json={"activator": "a-0", "records": []})
+        ).status_code == 200
     await context.agent.aclose()
     await context.cache.aclose()
     store.close()
@@ -86,19 +100,34 @@ async def test_without_the_database_changes_are_503_until_it_is_back(
 async def test_an_object_store_that_answers_500_is_asked_again_and_then_uploads_are_503(
     controller: Controller, objects: FaultyObjects
 ) -> None:
-    bucket = S3Store(bucket=objects.bucket, prefix="p", client="boto3", attempts=3, timeout_s=5.0, part_bytes=100_000, pause=at_once)
+    bucket = S3Store(
+        bucket=objects.bucket,
+        prefix="p",
+        client="boto3",
+        attempts=3,
+        timeout_s=5.0,
+        part_bytes=100_000,
+        pause=at_once,
+    )
     files, context = controller.context.files, controller.context
     there = application.build(replace(context, files=replace(files, objects=bucket)))
     headers = dict(controller.http.headers)
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(there, raise_app_exceptions=False), base_url="http://c", headers=headers
+        transport=httpx.ASGITransport(there, raise_app_exceptions=False),
+        base_url="http://c",
+        headers=headers,
     ) as http:
         objects.faults = [Fault(kind="status", method="PUT", status=500)]
-        assert (await http.put(f"/v1/blobs/{DIGEST}", content=DATA)).status_code == 200, "one is not noticed"
+        assert (await http.put(f"/v1/blobs/{DIGEST}", content=DATA)).status_code == 200, (
+            "one is not noticed"
+        )
         other = hashlib.sha256(DATA + b"!").hexdigest()
         objects.faults = [Fault(kind="status", method="PUT", status=500, times=99)]
         refused = await http.put(f"/v1/blobs/{other}", content=DATA + b"!")
-        assert (refused.status_code, refused.headers["content-type"]) == (503, "application/problem+json")
+        assert (refused.status_code, refused.headers["content-type"]) == (
+            503,
+            "application/problem+json",
+        )
         assert int(refused.headers["retry-after"]) >= 1
         objects.faults = []
         assert (await http.put(f"/v1/blobs/{other}", content=DATA + b"!")).status_code == 200
@@ -112,7 +141,9 @@ async def _post(store: Store, clock: ManualClock, tmp_path: Path) -> AsyncIterat
     post.store.close()
 
 
-async def test_a_webhook_that_is_down_holds_nobody_up_and_gets_its_message_later(post: Post) -> None:
+async def test_a_webhook_that_is_down_holds_nobody_up_and_gets_its_message_later(
+    post: Post,
+) -> None:
     async with Receiver().serve() as receiver:
         url = receiver.url
     budget, _ = post.budget(url)  # nobody listens there any more

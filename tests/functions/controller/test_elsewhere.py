@@ -1,4 +1,5 @@
-"""The control plane for other machines: mutual TLS, a second controller that stands by, and what probes are told. Real processes."""
+"""The control plane for other machines: mutual TLS, a second controller that stands by, and what
+probes are told. Real processes."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ class Site:
     @property
     def config(self) -> Path:
         file = self.home / "platform.yaml"
-        listen = f"listen: 127.0.0.1:{self.port}, metrics_listen: 127.0.0.1:{self.metrics}{self.more}"
+        listen = (
+            f"listen: 127.0.0.1:{self.port}, metrics_listen: 127.0.0.1:{self.metrics}{self.more}"
+        )
         file.write_text(f"platform: {{home: {self.home}, {self.tls}}}\ncontroller: {{{listen}}}\n")
         return file
 
@@ -63,15 +66,24 @@ class Site:
             self.child = subprocess.Popen(command, env=environ)
             return
         reading, writing = os.pipe()
-        self.child = subprocess.Popen([*command, "--ready-fd", str(writing)], env=environ, pass_fds=(writing,))
+        self.child = subprocess.Popen(
+            [*command, "--ready-fd", str(writing)], env=environ, pass_fds=(writing,)
+        )
         os.close(writing)
         assert os.read(reading, 1) == b"\n"
         os.close(reading)
 
     def probe(self, path: str) -> tuple[int, str]:
         token = self.home / "metrics.token"
-        headers = {"authorization": f"Bearer {token.read_text().strip()}"} if path == "/metrics" else {}
-        answer = httpx.get(f"http://127.0.0.1:{self.metrics}{path}", headers=headers, verify=NO_TLS, timeout=PATIENCE_S)
+        headers = (
+            {"authorization": f"Bearer {token.read_text().strip()}"} if path == "/metrics" else {}
+        )
+        answer = httpx.get(
+            f"http://127.0.0.1:{self.metrics}{path}",
+            headers=headers,
+            verify=NO_TLS,
+            timeout=PATIENCE_S,
+        )
         return answer.status_code, answer.text
 
     def wait_for(self, path: str, status: int) -> str:
@@ -107,19 +119,37 @@ def _site(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Ite
     assert site.end() == 0
 
 
-async def test_who_has_a_certificate_of_the_platform_follows_the_feed(site: Site, authority: Authority, tmp_path: Path) -> None:
-    ours = Address.parse(f"https://127.0.0.1:{site.port}", Credentials(authority.issue(tmp_path, "a-0")))
+async def test_who_has_a_certificate_of_the_platform_follows_the_feed(
+    site: Site, authority: Authority, tmp_path: Path
+) -> None:
+    ours = Address.parse(
+        f"https://127.0.0.1:{site.port}", Credentials(authority.issue(tmp_path, "a-0"))
+    )
     token = {HEADER_PLATFORM_TOKEN: PlatformKey.load(site.home / "platform.key").token}
-    async with httpx.AsyncClient(transport=ours.transport(), base_url=ours.base_url, timeout=PATIENCE_S) as http:
-        assert (await http.get("/internal/feed", params={"after": 0, "wait_s": 0}, headers=token)).status_code == 200
-        assert (await http.get("/internal/feed", params={"after": 0})).status_code in (401, 403)  # a certificate is no token
+    async with httpx.AsyncClient(
+        transport=ours.transport(), base_url=ours.base_url, timeout=PATIENCE_S
+    ) as http:
+        assert (
+            await http.get("/internal/feed", params={"after": 0, "wait_s": 0}, headers=token)
+        ).status_code == 200
+        # a certificate is no token
+        assert (await http.get("/internal/feed", params={"after": 0})).status_code in (401, 403)
         assert (await http.get("/v1/apps")).status_code == 401  # nor a key
 
 
-async def test_who_has_none_is_not_even_heard(site: Site, authority: Authority, tmp_path: Path) -> None:
-    stranger = Address.parse(f"https://127.0.0.1:{site.port}", Credentials(Authority("x").issue(tmp_path, "a-0", ca=authority)))
-    async with httpx.AsyncClient(transport=stranger.transport(), base_url=stranger.base_url, timeout=PATIENCE_S) as http:
-        with pytest.raises(httpx.ConnectError, match="does not know the authority of our certificate"):
+async def test_who_has_none_is_not_even_heard(
+    site: Site, authority: Authority, tmp_path: Path
+) -> None:
+    stranger = Address.parse(
+        f"https://127.0.0.1:{site.port}",
+        Credentials(Authority("x").issue(tmp_path, "a-0", ca=authority)),
+    )
+    async with httpx.AsyncClient(
+        transport=stranger.transport(), base_url=stranger.base_url, timeout=PATIENCE_S
+    ) as http:
+        with pytest.raises(
+            httpx.ConnectError, match="does not know the authority of our certificate"
+        ):
             await http.get("/v1/apps")
     with socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE_S) as plain:
         plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -146,7 +176,9 @@ def test_a_second_controller_stands_by_until_it_is_told_to_stop(site: Site) -> N
 async def test_who_stands_by_takes_over_when_the_other_is_gone(tmp_path: Path) -> None:
     first, second = (ControllerLock(tmp_path / "lock") for _ in range(2))
     first.take()
-    waiting = at_work(second, waits=True, metrics=Metrics(), address=MetricsAddress(socket_path=None))
+    waiting = at_work(
+        second, waits=True, metrics=Metrics(), address=MetricsAddress(socket_path=None)
+    )
     entering = asyncio.create_task(waiting.__aenter__())
     await asyncio.sleep(0)
     assert not second.is_held()
@@ -159,7 +191,12 @@ async def test_who_stands_by_takes_over_when_the_other_is_gone(tmp_path: Path) -
 
 async def test_without_standing_by_the_second_gives_up(tmp_path: Path) -> None:
     with ControllerLock(tmp_path / "lock"), pytest.raises(AlreadyRunning):
-        async with at_work(ControllerLock(tmp_path / "lock"), waits=False, metrics=Metrics(), address=MetricsAddress(socket_path=None)):
+        async with at_work(
+            ControllerLock(tmp_path / "lock"),
+            waits=False,
+            metrics=Metrics(),
+            address=MetricsAddress(socket_path=None),
+        ):
             pass
 
 
@@ -172,7 +209,8 @@ def test_a_lock_whose_session_ended_is_not_held(postgres_url: str, tmp_path: Pat
         with other.connect() as sql:
             sql.execute(
                 sa.text(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()"
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> "
+                    "pg_backend_pid() AND datname = current_database()"
                 )
             )
         assert not lock.is_held()
@@ -184,10 +222,22 @@ def test_a_lock_whose_session_ended_is_not_held(postgres_url: str, tmp_path: Pat
 def test_the_first_key_is_made_where_the_operator_cannot_start_the_platform(tmp_path: Path) -> None:
     config, secret = tmp_path / "platform.yaml", tmp_path / "database-url"
     secret.write_text(f"sqlite:///{tmp_path / 'elsewhere.db'}\n")
-    config.write_text(f"platform: {{home: {tmp_path / 'home'}}}\ncontroller: {{database_url_file: {secret}}}\n")
+    config.write_text(
+        f"platform: {{home: {tmp_path / 'home'}}}\ncontroller: {{database_url_file: {secret}}}\n"
+    )
     environ = {**os.environ, "PYTHONPATH": f"{ROOT / 'functions'}:{ROOT}"}
-    command = [sys.executable, "-m", "pilotlight.controller", "--config", str(config), "--first-key"]
-    first, second = (subprocess.run(command, env=environ, capture_output=True, text=True, check=False) for _ in range(2))
+    command = [
+        sys.executable,
+        "-m",
+        "pilotlight.controller",
+        "--config",
+        str(config),
+        "--first-key",
+    ]
+    first, second = (
+        subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+        for _ in range(2)
+    )
     assert first.stdout.startswith("pl_")
     assert (tmp_path / "elsewhere.db").exists()
     assert second.returncode == 1
@@ -199,7 +249,10 @@ def test_a_url_with_a_password_may_stand_in_a_file_of_its_own(tmp_path: Path) ->
     with pytest.raises(ValueError, match=r"database_url_file = .*is the secret mounted\?"):
         ControllerSettings(database_url_file=str(file))
     file.write_text("postgresql+psycopg://u:p@h/d\n")
-    assert ControllerSettings(database_url_file=str(file)).database_url == "postgresql+psycopg://u:p@h/d"
+    assert (
+        ControllerSettings(database_url_file=str(file)).database_url
+        == "postgresql+psycopg://u:p@h/d"
+    )
     with pytest.raises(ValueError, match="database_url is set, too"):
         ControllerSettings(database_url="sqlite:///x", database_url_file=str(file))
 
@@ -208,7 +261,10 @@ async def test_a_loop_that_ended_is_no_health() -> None:
     async def breaks() -> None:
         raise ZeroDivisionError
 
-    broken, over = asyncio.create_task(breaks(), name="planner"), asyncio.create_task(asyncio.sleep(0, None), name="cluster")
+    broken, over = (
+        asyncio.create_task(breaks(), name="planner"),
+        asyncio.create_task(asyncio.sleep(0, None), name="cluster"),
+    )
     await asyncio.wait([broken, over])
     assert await Probes(tasks=[broken, over]).answer("/healthz") == (503, "broken: planner")
     assert await Probes().answer("/metrics") is None

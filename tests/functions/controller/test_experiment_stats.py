@@ -1,4 +1,5 @@
-"""Intervals and checks against values worked out by hand, and against simulated experiments that are looked at all the time."""
+"""Intervals and checks against values worked out by hand, and against simulated experiments that
+are looked at all the time."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ LOOKS = 60
 
 
 def test_a_ratio_and_its_variance_are_those_of_the_delta_method() -> None:
-    # 20 units: ten with 2 calls and 1 error, ten with 4 calls and 1 error: 20/60 = 1/3. Residuals y - x/3: 1/3 and -1/3, ten each:
-    # their squares add up to 20/9; s² = 20/9/19; mean x = 3; variance = s² / 20 / 9.
+    # 20 units: ten with 2 calls and 1 error, ten with 4 calls and 1 error: 20/60 = 1/3. Residuals y
+    # - x/3: 1/3 and -1/3, ten each: their squares add up to 20/9; s² = 20/9/19; mean x = 3;
+    # variance = s² / 20 / 9.
     found = stats.ratio(Moments.of([(2, 1)] * 10 + [(4, 1)] * 10))
     assert found is not None
     assert found.value == pytest.approx(1 / 3)
@@ -35,7 +37,8 @@ def test_with_one_call_per_unit_it_is_the_variance_of_a_mean() -> None:
 
 
 def test_calls_of_one_unit_are_not_taken_for_independent() -> None:
-    # The same 400 calls, a tenth of them errors: spread over 400 units, or all errors with 2 of 20 units.
+    # The same 400 calls, a tenth of them errors: spread over 400 units, or all errors with 2 of 20
+    # units.
     apart = stats.ratio(Moments.of([(1, 1)] * 40 + [(1, 0)] * 360), is_share=True)
     together = stats.ratio(Moments.of([(20, 20)] * 2 + [(20, 0)] * 18), is_share=True)
     assert apart is not None
@@ -54,14 +57,20 @@ def test_too_few_units_are_no_estimate_and_no_errors_are_no_certainty() -> None:
 
 
 def test_the_radius_is_that_of_the_normal_mixture() -> None:
-    # alpha 0.05: 1/a = 20; -2 ln a = 5.9915; ln 5.9915 = 1.7904; rho² = 8.7819/5000. At 5000 calls: 9.7819/8.7819·2·ln(20·sqrt(9.7819)).
-    assert stats.radius(1.0, 5000) == pytest.approx(math.sqrt(9.7819 / 8.7819 * 2 * math.log(20 * math.sqrt(9.7819))), rel=1e-4)
+    # alpha 0.05: 1/a = 20; -2 ln a = 5.9915; ln 5.9915 = 1.7904; rho² = 8.7819/5000. At 5000 calls:
+    # 9.7819/8.7819·2·ln(20·sqrt(9.7819)).
+    assert stats.radius(1.0, 5000) == pytest.approx(
+        math.sqrt(9.7819 / 8.7819 * 2 * math.log(20 * math.sqrt(9.7819))), rel=1e-4
+    )
     assert 1.5 < stats.radius(1.0, 5000) / 1.96 < 1.6, "the price of looking at any time"
     assert stats.radius(4.0, 5000) == pytest.approx(2 * stats.radius(1.0, 5000))
 
 
 def test_differences_add_variances_and_percentiles_keep_their_skew() -> None:
-    arm, first = Estimate(value=3.0, variance=0.03, calls=2000), Estimate(value=2.0, variance=0.01, calls=3000)
+    arm, first = (
+        Estimate(value=3.0, variance=0.03, calls=2000),
+        Estimate(value=2.0, variance=0.01, calls=3000),
+    )
     found = stats.contrast(arm, first)
     assert found.value == 1.0
     assert found.high - found.value == pytest.approx(stats.radius(0.04, 5000))
@@ -74,7 +83,8 @@ def test_differences_add_variances_and_percentiles_keep_their_skew() -> None:
     "observed, shares, statistic, p",
     [
         ([50, 50], [0.5, 0.5], 0.0, 1.0),
-        ([60, 40], [0.5, 0.5], 4.0, 0.0455),  # tables of the chi-square distribution, 1 to 4 degrees of freedom
+        # tables of the chi-square distribution, 1 to 4 degrees of freedom
+        ([60, 40], [0.5, 0.5], 4.0, 0.0455),
         ([40, 30, 30], [1 / 3] * 3, 2.0, math.exp(-1)),
         ([40, 20, 20, 20], [0.25] * 4, 12.0, 0.00738),
         ([30, 20, 20, 20, 10], [0.2] * 5, 10.0, 0.0404),
@@ -104,7 +114,9 @@ def test_a_fair_split_that_is_checked_after_every_unit_is_hardly_ever_called_unf
         wrong += ever
         wrong_by_one_look += ever_by_one_look
     assert wrong <= 0.05 * RUNS
-    assert wrong_by_one_look > 0.15 * RUNS, "the simulation shows what peeking does to a test made for one look"
+    assert wrong_by_one_look > 0.15 * RUNS, (
+        "the simulation shows what peeking does to a test made for one look"
+    )
 
 
 @dataclass(slots=True)
@@ -130,8 +142,15 @@ class Side:
         return Moments(n=len(self.units), x=self.x, y=self.y, xx=self.xx, yy=self.yy, xy=self.xy)
 
 
-def experiment(rng: random.Random, trait: Callable[[], float], outcome: Callable[[float], float], *, is_share: bool) -> tuple[bool, bool]:
-    """Two arms that are the same, looked at after every 50 calls: whether a difference was ever shown, and whether 1.96 sigma ever were."""
+def experiment(
+    rng: random.Random,
+    trait: Callable[[], float],
+    outcome: Callable[[float], float],
+    *,
+    is_share: bool,
+) -> tuple[bool, bool]:
+    """Two arms that are the same, looked at after every 50 calls: whether a difference was ever
+    shown, and whether 1.96 sigma ever were."""
     shown = shown_by_one_look = False
     sides = (Side(), Side())
     for _ in range(LOOKS):
@@ -153,7 +172,9 @@ def experiment(rng: random.Random, trait: Callable[[], float], outcome: Callable
 
 @pytest.mark.parametrize("kind", ["errors", "rare errors", "milliseconds"])
 @pytest.mark.slow  # simulates thousands of experiments
-def test_looking_after_every_fifty_calls_shows_a_difference_that_is_not_there_in_one_of_twenty_at_most(kind: str) -> None:
+def test_looking_after_every_fifty_calls_shows_a_difference_that_is_not_there_in_one_of_twenty_at_most(
+    kind: str,
+) -> None:
     rng = random.Random(kind)
     ratio = 0.002 if kind == "rare errors" else 0.05
 
@@ -173,12 +194,17 @@ def test_looking_after_every_fifty_calls_shows_a_difference_that_is_not_there_in
         shown_by_one_look += found[1]
     assert shown <= 0.05 * RUNS
     if kind != "rare errors":
-        assert shown_by_one_look > 0.1 * RUNS, "an interval for one look would have been wrong far more often"
+        assert shown_by_one_look > 0.1 * RUNS, (
+            "an interval for one look would have been wrong far more often"
+        )
 
 
 def test_a_difference_that_is_there_is_shown() -> None:
     rng = random.Random(5)
-    bad, good = ([(20.0, float(sum(rng.random() < p for _ in range(20)))) for _ in range(250)] for p in (0.06, 0.02))
+    bad, good = (
+        [(20.0, float(sum(rng.random() < p for _ in range(20)))) for _ in range(250)]
+        for p in (0.06, 0.02)
+    )
     one, other = (stats.ratio(Moments.of(side), is_share=True) for side in (bad, good))
     assert one is not None
     assert other is not None

@@ -38,14 +38,18 @@ class Process:
     def __init__(self, home: Path, extra: str = "") -> None:
         self.home = home
         self.config = home / "platform.yaml"
-        self.config.write_text(f"platform: {{home: {home}}}\ncontroller: {{metrics_listen: null{extra}}}\n")
+        self.config.write_text(
+            f"platform: {{home: {home}}}\ncontroller: {{metrics_listen: null{extra}}}\n"
+        )
         key = first_admin_key(self.config)
         assert key is not None
         self.key = key
         self._child: subprocess.Popen[bytes] | None = None
         transport = httpx.HTTPTransport(uds=str(home / "run" / "controller.sock"), verify=NO_TLS)
         headers = {"authorization": f"Bearer {self.key}"}
-        self.http = httpx.Client(transport=transport, base_url="http://controller", headers=headers, timeout=START_S)
+        self.http = httpx.Client(
+            transport=transport, base_url="http://controller", headers=headers, timeout=START_S
+        )
 
     def start(self) -> None:
         """Returns when it serves."""
@@ -59,7 +63,14 @@ class Process:
     def spawn(self, *arguments: str, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
         """A controller process."""
         environ = {**os.environ, "PYTHONPATH": f"{ROOT / 'functions'}:{ROOT}"}
-        command = [sys.executable, "-m", "pilotlight.controller", "--config", str(self.config), *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "pilotlight.controller",
+            "--config",
+            str(self.config),
+            *arguments,
+        ]
         return subprocess.Popen(command, env=environ, pass_fds=pass_fds, stderr=subprocess.PIPE)
 
     def end(self, number: signal.Signals) -> int:
@@ -81,8 +92,14 @@ class Process:
     def feed(self) -> dict[str, object]:
         """Everything in the feed, by key; removed things left out."""
         headers = {HEADER_PLATFORM_TOKEN: PlatformKey.load(self.home / "platform.key").token}
-        body = self.http.get("/internal/feed", params={"after": 0, "limit": 5000}, headers=headers).json()
-        return {change["key"]: change["value"] for change in body["changes"] if change["kind"] == "function" and change["value"]}
+        body = self.http.get(
+            "/internal/feed", params={"after": 0, "limit": 5000}, headers=headers
+        ).json()
+        return {
+            change["key"]: change["value"]
+            for change in body["changes"]
+            if change["kind"] == "function" and change["value"]
+        }
 
     def close(self) -> None:
         """Leave nothing running."""
@@ -104,20 +121,36 @@ def test_it_serves_stops_in_order_and_serves_again(process: Process) -> None:
     path = process.home / "run" / "controller.sock"
     paths = Paths.of(PlatformSettings(home=str(process.home)), {})
     reader = os.getegid() if paths.activator_uid is None else paths.activator_uid
-    assert (path.stat().st_mode & 0o777, path.stat().st_gid) == (0o600 if paths.activator_uid is None else 0o660, reader)
+    assert (path.stat().st_mode & 0o777, path.stat().st_gid) == (
+        0o600 if paths.activator_uid is None else 0o660,
+        reader,
+    )
     assert process.http.get("/v1/whoami").status_code == 200
-    scrape = httpx.Client(transport=httpx.HTTPTransport(uds=str(process.home / "run" / "metrics-controller.sock"), verify=NO_TLS))
-    assert 'requests_total{route="/v1/whoami",status="200"} 1.0' in scrape.get("http://metrics/").text
+    scrape = httpx.Client(
+        transport=httpx.HTTPTransport(
+            uds=str(process.home / "run" / "metrics-controller.sock"), verify=NO_TLS
+        )
+    )
+    assert (
+        'requests_total{route="/v1/whoami",status="200"} 1.0' in scrape.get("http://metrics/").text
+    )
     assert process.end(signal.SIGTERM) == 0
-    with socket.socket(socket.AF_UNIX) as caller, pytest.raises((FileNotFoundError, ConnectionRefusedError)):
+    with (
+        socket.socket(socket.AF_UNIX) as caller,
+        pytest.raises((FileNotFoundError, ConnectionRefusedError)),
+    ):
         caller.connect(str(path))
-    assert not path.exists() or paths.controller_uid is not None, "without root it leaves the name, in a directory of root's"
+    assert not path.exists() or paths.controller_uid is not None, (
+        "without root it leaves the name, in a directory of root's"
+    )
     process.http.close()
     assert first_admin_key(process.config) is None, "a second start makes no second key"
 
 
 @pytest.mark.timeout(180)  # three starts of the controller
-def test_a_plan_that_changed_in_the_file_reaches_activators_and_one_that_is_gone_is_said(process: Process) -> None:
+def test_a_plan_that_changed_in_the_file_reaches_activators_and_one_that_is_gone_is_said(
+    process: Process,
+) -> None:
     with process.config.open("a") as f:
         f.write("plans: {gold: {concurrent: 5}}\n")
     process.start()
@@ -127,13 +160,18 @@ def test_a_plan_that_changed_in_the_file_reaches_activators_and_one_that_is_gone
     process.config.write_text(text.replace("concurrent: 5", "concurrent: 9"))
     process.start()
     headers = {HEADER_PLATFORM_TOKEN: PlatformKey.load(process.home / "platform.key").token}
-    changes = process.http.get("/internal/feed", params={"after": 0}, headers=headers).json()["changes"]
+    changes = process.http.get("/internal/feed", params={"after": 0}, headers=headers).json()[
+        "changes"
+    ]
     assert [c["value"]["plan"]["concurrent"] for c in changes if c["kind"] == "tenant"] == [9]
     assert process.end(signal.SIGTERM) == 0
     process.config.write_text(text.partition("plans:")[0])
     without = process.spawn()
     _, said = without.communicate(timeout=START_S)
-    assert (without.returncode, b"plans: tenant 'default': plan 'gold': there is none" in said) == (1, True), said
+    assert (without.returncode, b"plans: tenant 'default': plan 'gold': there is none" in said) == (
+        1,
+        True,
+    ), said
 
 
 @pytest.mark.slow  # starts a controller
@@ -147,7 +185,8 @@ def test_a_second_controller_is_refused_and_the_first_goes_on(process: Process) 
 
 
 @pytest.mark.e2e
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # httpcore leaves a socket open whose connect was refused
+# httpcore leaves a socket open whose connect was refused
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.timeout(240)  # five starts of a process, on a machine that may be busy
 def test_killed_in_the_middle_of_deploys_it_comes_back_whole(process: Process) -> None:
     acknowledged: dict[str, str] = {}
@@ -161,19 +200,29 @@ def test_killed_in_the_middle_of_deploys_it_comes_back_whole(process: Process) -
         killer.join()
     process.start()
     _expect_consistent(process, acknowledged)
-    assert len(acknowledged) == 4 * 3 * 2, "each life deployed its three apps of two functions before it was cut off"
+    assert len(acknowledged) == 4 * 3 * 2, (
+        "each life deployed its three apps of two functions before it was cut off"
+    )
 
 
-def _deploy_until_cut_off(process: Process, life: int, acknowledged: dict[str, str], *, on_fourth: Callable[[], None]) -> None:
+def _deploy_until_cut_off(
+    process: Process, life: int, acknowledged: dict[str, str], *, on_fourth: Callable[[], None]
+) -> None:
     try:
         for n in range(10_000):
             if n == 3:
                 on_fourth()
-            functions = [spec(name, env={"LIFE": str(life), "N": str(n)}) for name in ("one", "two")]
-            answer = process.http.post(f"/v1/apps/app{life}-{n % 3}/deploy", json={"functions": functions})
+            functions = [
+                spec(name, env={"LIFE": str(life), "N": str(n)}) for name in ("one", "two")
+            ]
+            answer = process.http.post(
+                f"/v1/apps/app{life}-{n % 3}/deploy", json={"functions": functions}
+            )
             assert answer.status_code == 200, answer.text
             body = answer.json()
-            acknowledged.update({f"{body['app']}/{f['function']}": f["revision"] for f in body["functions"]})
+            acknowledged.update(
+                {f"{body['app']}/{f['function']}": f["revision"] for f in body["functions"]}
+            )
     except httpx.TransportError:
         pass  # the moment this test is about
 
@@ -186,23 +235,39 @@ def _expect_consistent(process: Process, acknowledged: dict[str, str]) -> None:
         assert sql.exec_driver_sql("PRAGMA integrity_check").scalar() == "ok"
         assert sql.exec_driver_sql("PRAGMA foreign_key_check").all() == []
         functions, traffic = tables.functions, tables.traffic
-        joined = sa.select(functions.c.app, functions.c.name, traffic.c.revision).join(traffic, traffic.c.function == functions.c.id)
+        joined = sa.select(functions.c.app, functions.c.name, traffic.c.revision).join(
+            traffic, traffic.c.function == functions.c.id
+        )
         rows = {f"{row.app}/{row.name}": row.revision for row in sql.execute(joined)}
         versions = dict(sql.execute(sa.select(tables.apps.c.name, tables.apps.c.version)).all())
-        history = dict(sql.execute(sa.select(tables.deployments.c.app, sa.func.max(tables.deployments.c.version)).group_by("app")).all())
+        history = dict(
+            sql.execute(
+                sa.select(
+                    tables.deployments.c.app, sa.func.max(tables.deployments.c.version)
+                ).group_by("app")
+            ).all()
+        )
     store.close()
     routed = {}
     for key, value in feed.items():
         route = FunctionRoute.from_json(value)  # type: ignore[arg-type]
-        assert route.id == launch.function_id(tenant=tenant, environment="main", app=route.app, function=route.function)
+        assert route.id == launch.function_id(
+            tenant=tenant, environment="main", app=route.app, function=route.function
+        )
         assert key == f"{tenant}/main/{route.app}/{route.function}"
         routed[f"{route.app}/{route.function}"] = route.traffic[0][0]
     assert routed == rows, "the feed tells what the tables hold"
     assert versions == history
     ordinals = {name: int(revision.partition("-")[0][1:]) for name, revision in rows.items()}
-    lost = [name for name, revision in acknowledged.items() if ordinals[name] < int(revision.partition("-")[0][1:])]
+    lost = [
+        name
+        for name, revision in acknowledged.items()
+        if ordinals[name] < int(revision.partition("-")[0][1:])
+    ]
     assert lost == [], "what was acknowledged is there"
-    assert {rows[f"{app}/one"].partition("-")[0] for app in versions} == {rows[f"{app}/two"].partition("-")[0] for app in versions}
+    assert {rows[f"{app}/one"].partition("-")[0] for app in versions} == {
+        rows[f"{app}/two"].partition("-")[0] for app in versions
+    }
 
 
 @pytest.fixture
@@ -210,7 +275,9 @@ def small_disk(short_tmp: Path) -> Iterator[Path]:
     """8 MiB of file system."""
     directory = short_tmp / "d"
     directory.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m,mode=0700", "tmpfs", directory], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m,mode=0700", "tmpfs", directory], check=True
+    )
     yield directory
     subprocess.run(["umount", "-l", directory], check=True)
 
@@ -223,11 +290,18 @@ def test_a_full_disk_refuses_the_upload_keeps_nothing_and_serves_on(small_disk: 
         process.start()
         large = os.urandom(16 * 1024 * 1024)
         for _ in range(2):
-            answer = process.http.put(f"/v1/blobs/{hashlib.sha256(large).hexdigest()}", content=large)
-            assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (507, "storage-full")
+            answer = process.http.put(
+                f"/v1/blobs/{hashlib.sha256(large).hexdigest()}", content=large
+            )
+            assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (
+                507,
+                "storage-full",
+            )
             assert list((small_disk / "blobs" / "incoming").iterdir()) == []
         assert process.http.put(f"/v1/blobs/{BUNDLE_DIGEST}", content=BUNDLE).status_code == 200
-        assert process.http.post("/v1/apps/a/deploy", json={"functions": [spec()]}).status_code == 200
+        assert (
+            process.http.post("/v1/apps/a/deploy", json={"functions": [spec()]}).status_code == 200
+        )
     finally:
         process.close()
 
@@ -245,14 +319,26 @@ def test_a_deploy_on_a_full_disk_is_refused_and_changes_nothing(small_disk: Path
     try:
         process.start()
         assert process.http.put(f"/v1/blobs/{BUNDLE_DIGEST}", content=BUNDLE).status_code == 200
-        assert process.http.post("/v1/apps/a/deploy", json={"functions": [spec()]}).status_code == 200
+        assert (
+            process.http.post("/v1/apps/a/deploy", json={"functions": [spec()]}).status_code == 200
+        )
         before = json.dumps(process.feed(), sort_keys=True)
         filler = small_disk / "filler"
         _fill(filler)
-        answer = process.http.post("/v1/apps/a/deploy", json={"functions": [spec(description="x" * 200_000)]})
-        assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (507, "storage-full")
+        answer = process.http.post(
+            "/v1/apps/a/deploy", json={"functions": [spec(description="x" * 200_000)]}
+        )
+        assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (
+            507,
+            "storage-full",
+        )
         assert json.dumps(process.feed(), sort_keys=True) == before
         filler.unlink()
-        assert process.http.post("/v1/apps/a/deploy", json={"functions": [spec(description="x" * 200_000)]}).status_code == 200
+        assert (
+            process.http.post(
+                "/v1/apps/a/deploy", json={"functions": [spec(description="x" * 200_000)]}
+            ).status_code
+            == 200
+        )
     finally:
         process.close()

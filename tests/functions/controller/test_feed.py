@@ -26,7 +26,9 @@ async def test_a_follower_is_woken_by_the_commit_not_by_a_clock(controller: Cont
     assert [change["key"].rpartition("/")[2] for change in page["changes"]] == ["hello"]  # type: ignore[attr-defined]
 
 
-async def test_nothing_new_is_an_empty_page_after_the_wait_and_no_change_at_all_stays_silent(controller: Controller) -> None:
+async def test_nothing_new_is_an_empty_page_after_the_wait_and_no_change_at_all_stays_silent(
+    controller: Controller,
+) -> None:
     await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec()]})
     seq = int(str((await controller.feed())["seq"]))
     waiting = asyncio.create_task(controller.feed(seq, wait_s=0.05))
@@ -42,11 +44,15 @@ async def test_closing_releases_every_follower(controller: Controller) -> None:
     assert (await asyncio.wait_for(waiting, 20))["changes"] == []
 
 
-async def test_launch_documents_carry_the_seal_that_the_node_agent_asks_for(controller: Controller) -> None:
+async def test_launch_documents_carry_the_seal_that_the_node_agent_asks_for(
+    controller: Controller,
+) -> None:
     await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec()]})
     page = await controller.feed()
     value = next(change["value"] for change in page["changes"] if change["kind"] == "function")  # type: ignore[attr-defined]
-    launches = [LaunchSpec.from_json(document["launch"]) for document in value["revisions"].values()]
+    launches = [
+        LaunchSpec.from_json(document["launch"]) for document in value["revisions"].values()
+    ]
     grants = Grants(controller.context.key.derived(KEY_LABEL))
     assert launches
     assert all(grants.holds(launch) for launch in launches)

@@ -1,4 +1,5 @@
-"""Outcomes of calls: at most once, late within the window, before the record, and only of one's own."""
+"""Outcomes of calls: at most once, late within the window, before the record, and only of one's
+own."""
 
 from __future__ import annotations
 
@@ -20,7 +21,15 @@ DAY_S = 86_400.0
 
 def principal(tenant: str = "t-1", **bounds: Any) -> Principal:
     values = {"bound_environment": None, **bounds}
-    return Principal(tenant=tenant, tenant_name=tenant, uid=None, key="k-1", scope=Scope.INVOKE, environment="main", **values)
+    return Principal(
+        tenant=tenant,
+        tenant_name=tenant,
+        uid=None,
+        key="k-1",
+        scope=Scope.INVOKE,
+        environment="main",
+        **values,
+    )
 
 
 def add(store: Store, call: str = "req-1", **changes: Any) -> None:
@@ -28,7 +37,14 @@ def add(store: Store, call: str = "req-1", **changes: Any) -> None:
         ledger.add(write, [usage(f"{call}/{changes.get('attempt', 1)}", **changes)])
 
 
-def give(store: Store, *, call: str = "req-1", caller: Principal | None = None, label: str | None = None, **metrics: float) -> Given:
+def give(
+    store: Store,
+    *,
+    call: str = "req-1",
+    caller: Principal | None = None,
+    label: str | None = None,
+    **metrics: float,
+) -> Given:
     with store.write() as write:
         told = feedback.parse(label, metrics)
         return feedback.give(write, caller or principal(), call=call, told=told, window_days=30)
@@ -36,11 +52,20 @@ def give(store: Store, *, call: str = "req-1", caller: Principal | None = None, 
 
 def told(store: Store, call: str = "req-1", tenant: str = "t-1") -> dict[str, Any]:
     with store.read() as sql:
-        return {row["metric"]: row["label"] or row["value"] for row in feedback.of_call(sql, tenant=tenant, call=call)}
+        return {
+            row["metric"]: row["label"] or row["value"]
+            for row in feedback.of_call(sql, tenant=tenant, call=call)
+        }
 
 
 def window(store: Store, metric: str, **changes: Any) -> Window:
-    wanted = {"function_id": "f-1", "revision": None, "since_s": 0.0, "until_s": math.inf, **changes}
+    wanted = {
+        "function_id": "f-1",
+        "revision": None,
+        "since_s": 0.0,
+        "until_s": math.inf,
+        **changes,
+    }
     with store.read() as sql:
         return feedback.window(sql, metric=metric, **wanted)
 
@@ -96,7 +121,9 @@ def test_another_tenants_call_is_not_there_but_a_guest_tells_of_its_own(store: S
         give(store, call="req-1", caller=guest, rating=1.0)
     give(store, call="req-2", caller=guest, rating=1.0)
     assert told(store, "req-2") == {"rating": 1.0}, "it is the owner's function"
-    assert give(store, call="req-2", rating=1.0).is_replayed, "the owner's word on the same call is the same word"
+    assert give(store, call="req-2", rating=1.0).is_replayed, (
+        "the owner's word on the same call is the same word"
+    )
 
 
 def test_a_bound_key_reaches_the_calls_of_its_function_only(store: Store) -> None:
@@ -108,10 +135,14 @@ def test_a_bound_key_reaches_the_calls_of_its_function_only(store: Store) -> Non
         give(store, caller=principal(bound_environment="staging"), rating=1.0)
     with pytest.raises(NotFound):
         give(store, call="req-2", caller=principal(bound_app="search"), rating=1.0)
-    assert not give(store, caller=principal(bound_app="search", bound_function="embed"), rating=1.0).is_replayed
+    assert not give(
+        store, caller=principal(bound_app="search", bound_function="embed"), rating=1.0
+    ).is_replayed
 
 
-def test_feedback_that_is_quicker_than_the_record_waits_for_it(store: Store, clock: ManualClock) -> None:
+def test_feedback_that_is_quicker_than_the_record_waits_for_it(
+    store: Store, clock: ManualClock
+) -> None:
     call = fresh(clock)
     assert give(store, call=call, rating=4.0) == Given(is_replayed=False, is_waiting=True)
     assert give(store, call=call, rating=4.0) == Given(is_replayed=True, is_waiting=True)
@@ -131,23 +162,37 @@ def test_a_guests_quick_word_waits_too(store: Store, clock: ManualClock) -> None
     assert told(store, call, tenant="t-guest") == {}
 
 
-def test_what_waits_for_anothers_call_is_dropped_in_the_end(store: Store, clock: ManualClock) -> None:
+def test_what_waits_for_anothers_call_is_dropped_in_the_end(
+    store: Store, clock: ManualClock
+) -> None:
     call = fresh(clock)
     give(store, call=call, caller=principal("t-thief"), rating=4.0)
     add(store, call, started_at=clock.now)
-    assert (join(store), told(store, call, tenant="t-thief"), window(store, "rating").n) == (0, {"rating": 4.0}, 0)
+    assert (join(store), told(store, call, tenant="t-thief"), window(store, "rating").n) == (
+        0,
+        {"rating": 4.0},
+        0,
+    )
     clock.now += feedback.EXPECTED_S + 1
-    assert (join(store), told(store, call, tenant="t-thief"), window(store, "rating").n) == (0, {}, 0)
+    assert (join(store), told(store, call, tenant="t-thief"), window(store, "rating").n) == (
+        0,
+        {},
+        0,
+    )
 
 
-def test_what_a_bound_key_told_too_early_is_dropped_when_it_was_out_of_its_reach(store: Store, clock: ManualClock) -> None:
+def test_what_a_bound_key_told_too_early_is_dropped_when_it_was_out_of_its_reach(
+    store: Store, clock: ManualClock
+) -> None:
     call = fresh(clock)
     give(store, call=call, caller=principal(bound_app="search", bound_function="rank"), rating=4.0)
     add(store, call, started_at=clock.now)
     assert (join(store), told(store, call)) == (1, {})
 
 
-def test_no_tenant_fills_the_table_with_what_waits(store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tenant_fills_the_table_with_what_waits(
+    store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feedback, "MAX_WAITING", 2)
     for number in range(2):
         give(store, call=fresh(clock, number), rating=4.0)
@@ -157,7 +202,9 @@ def test_no_tenant_fills_the_table_with_what_waits(store: Store, clock: ManualCl
 
 
 def test_a_window_is_cut_by_the_calls_time_and_revision(store: Store) -> None:
-    for number, (revision, at, value) in enumerate([("v1", 10.0, 1.0), ("v1", 20.0, 2.0), ("v2", 20.0, 6.0), ("v1", 30.0, 9.0)]):
+    for number, (revision, at, value) in enumerate(
+        [("v1", 10.0, 1.0), ("v1", 20.0, 2.0), ("v2", 20.0, 6.0), ("v1", 30.0, 9.0)]
+    ):
         add(store, f"req-{number}", revision=revision, started_at=1_800_000_000 + at)
         give(store, call=f"req-{number}", label="good" if value > 5 else "bad", rating=value)
     cut = {"since_s": 1_800_000_010.0, "until_s": 1_800_000_030.0}
@@ -171,9 +218,20 @@ def test_a_window_is_cut_by_the_calls_time_and_revision(store: Store) -> None:
 
 @pytest.mark.parametrize(
     "label, metrics",
-    [(None, {}), ("", {}), ("x" * 65, {}), ("a\nb", {}), (None, {"label": 1.0}), (None, {"9": 1.0}), (None, {"a": math.nan}),
-     (None, {"a": math.inf}), (None, {"a": 1.7e308}), (None, {"a": -1e16}), (None, {f"m{n}": 1.0 for n in range(17)})],
-)  # fmt: skip
+    [
+        (None, {}),
+        ("", {}),
+        ("x" * 65, {}),
+        ("a\nb", {}),
+        (None, {"label": 1.0}),
+        (None, {"9": 1.0}),
+        (None, {"a": math.nan}),
+        (None, {"a": math.inf}),
+        (None, {"a": 1.7e308}),
+        (None, {"a": -1e16}),
+        (None, {f"m{n}": 1.0 for n in range(17)}),
+    ],
+)
 def test_what_is_no_feedback_is_refused(label: str | None, metrics: dict[str, float]) -> None:
     with pytest.raises(InvalidInput):
         feedback.parse(label, metrics)

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from pilotlight.controller import ledger
 from pilotlight.controller.dashboard import charts, drawing, tally, words
-from pilotlight.controller.figures import functions, latency, newest, promises, shares, spending, usage
+from pilotlight.controller.figures import (
+    functions,
+    latency,
+    newest,
+    promises,
+    shares,
+    spending,
+    usage,
+)
 from pilotlight.controller.figures.hints import Observed, hints
 from pilotlight.controller.figures.latency import Histogram
 from pilotlight.controller.figures.spans import NAMES, Span
@@ -53,10 +61,21 @@ def test_an_unknown_span_is_a_day() -> None:
     assert Span.of("'; DROP TABLE usage; --", NOW).name == "24h"
 
 
-def cell(kind: str = "CALL", *, name: str = "a/f", unit: int = 0, currency: str = "USD", **values: Any) -> Cell:
+def cell(
+    kind: str = "CALL", *, name: str = "a/f", unit: int = 0, currency: str = "USD", **values: Any
+) -> Cell:
     app, _, function = name.partition("/")
     sums = Sums(**values)
-    return Cell(unit=unit, app=app, function=function, function_id=f"f-{name}", kind=kind, start_kind="WARM", currency=currency, sums=sums)
+    return Cell(
+        unit=unit,
+        app=app,
+        function=function,
+        function_id=f"f-{name}",
+        kind=kind,
+        start_kind="WARM",
+        currency=currency,
+        sums=sums,
+    )
 
 
 def of(*cells: Cell) -> Usage:
@@ -68,7 +87,9 @@ def test_the_dearest_functions_have_names_and_the_rest_is_other_without_losing_a
     used = of(*(cell(name=f"a/f{n}", unit=first + n, picos=10**n, records=1) for n in range(12)))
     series = usage.stacked(used, lambda c: c.name, most=5)
     assert list(series) == ["a/f11", "a/f10", "a/f9", "a/f8", "other"]
-    assert sum(s.picos for values in series.values() for s in values) == sum(10**n for n in range(12))
+    assert sum(s.picos for values in series.values() for s in values) == sum(
+        10**n for n in range(12)
+    )
 
 
 def test_what_a_chart_shows_is_in_its_table_and_its_json_is_harmless_in_a_page() -> None:
@@ -84,10 +105,18 @@ def test_what_a_chart_shows_is_in_its_table_and_its_json_is_harmless_in_a_page()
 
 def observed(**changes: Any) -> Observed:
     values: dict[str, Any] = {
-        "app": "a", "name": "f", "memory_bytes": 2 * GIB, "measured_bytes": None, "min_instances": 0, "scaledown_window_s": 60.0,
-        "whole": Sums(picos=10**12, billed_ns=10**12, memory_byte_s=2 * GIB * 1000.0), "busy": Sums(), "idle": Sums(), "reserved": Sums(),
+        "app": "a",
+        "name": "f",
+        "memory_bytes": 2 * GIB,
+        "measured_bytes": None,
+        "min_instances": 0,
+        "scaledown_window_s": 60.0,
+        "whole": Sums(picos=10**12, billed_ns=10**12, memory_byte_s=2 * GIB * 1000.0),
+        "busy": Sums(),
+        "idle": Sums(),
+        "reserved": Sums(),
         "start_ms": None,
-    }  # fmt: skip
+    }
     return Observed(**{**values, **changes})
 
 
@@ -98,7 +127,8 @@ MONTH_S = 30 * 86_400.0
 def test_less_memory_is_suggested_with_half_as_much_again_free() -> None:
     (hint,) = hints([observed(measured_bytes=300 * 1024**2)], rates=RATES, elapsed_s=MONTH_S)
     assert hint.change == 'memory="512MiB"'
-    assert hint.saving == Decimal("0.2") * Decimal("0.75")  # 2 GiB * 1000 s at 0.0001, three quarters of it
+    # 2 GiB * 1000 s at 0.0001, three quarters of it
+    assert hint.saving == Decimal("0.2") * Decimal("0.75")
 
 
 @pytest.mark.parametrize("measured", [None, 1_200 * 1024**2, 2 * GIB])
@@ -107,7 +137,12 @@ def test_memory_that_is_used_or_unknown_gives_no_hint(measured: int | None) -> N
 
 
 def test_kept_instances_that_hardly_work_are_named_with_what_going_without_costs() -> None:
-    idle = observed(reserved=Sums(picos=9 * 10**11, billed_ns=95), busy=Sums(billed_ns=5), min_instances=2, start_ms=180.0)
+    idle = observed(
+        reserved=Sums(picos=9 * 10**11, billed_ns=95),
+        busy=Sums(billed_ns=5),
+        min_instances=2,
+        start_ms=180.0,
+    )
     (hint,) = hints([idle], rates=RATES, elapsed_s=MONTH_S / 2)
     assert (hint.change, hint.saving) == ("min_instances=0", Decimal("1.8"))
     assert "2 kept instances work 5 %" in hint.why
@@ -117,48 +152,85 @@ def test_kept_instances_that_hardly_work_are_named_with_what_going_without_costs
 
 
 def test_one_functions_pennies_are_no_hint_beside_anothers_fortune() -> None:
-    cheap = observed(name="cheap", whole=Sums(picos=10**10), idle=Sums(picos=9 * 10**9, billed_ns=1))
+    cheap = observed(
+        name="cheap", whole=Sums(picos=10**10), idle=Sums(picos=9 * 10**9, billed_ns=1)
+    )
     dear = observed(name="dear", whole=Sums(picos=10**13), idle=Sums(picos=10**12, billed_ns=1))
     assert [hint.name for hint in hints([cheap, dear], rates=RATES, elapsed_s=MONTH_S)] == ["dear"]
     assert [hint.name for hint in hints([cheap], rates=RATES, elapsed_s=MONTH_S)] == ["cheap"]
 
 
-@pytest.mark.parametrize("count,shown", [(0, "0 B"), (420, "420 B"), (3100, "3.0 KiB"), (5 * 1024**2, "5.0 MiB"), (24 * GIB, "24 GiB")])
+@pytest.mark.parametrize(
+    "count,shown",
+    [(0, "0 B"), (420, "420 B"), (3100, "3.0 KiB"), (5 * 1024**2, "5.0 MiB"), (24 * GIB, "24 GiB")],
+)
 def test_sizes_are_in_what_fits(count: int, shown: str) -> None:
     assert words.size(count) == shown
 
 
 def test_what_saves_next_to_nothing_is_not_a_hint() -> None:
-    assert hints([observed(idle=Sums(picos=10**10, billed_ns=1))], rates=RATES, elapsed_s=MONTH_S) == []
+    assert (
+        hints([observed(idle=Sums(picos=10**10, billed_ns=1))], rates=RATES, elapsed_s=MONTH_S)
+        == []
+    )
 
 
 def test_gpu_time_decides_how_busy_an_owner_is() -> None:
-    rows = tally.by_owner([
-        cell("CALL", billed_ns=60 * 10**9, gpu_s=60.0), cell("IDLE", billed_ns=60 * 10**9, gpu_s=180.0, picos=7),
-        cell("RESERVED", name="b/g", billed_ns=10**9), cell("STORAGE", name="", picos=3),
-    ])  # fmt: skip
-    assert [(row.owner, row.busy, row.idle_gpu_min) for row in rows] == [("a/f", 0.25, 3.0), ("b/g", 0.0, 0.0)]
+    rows = tally.by_owner(
+        [
+            cell("CALL", billed_ns=60 * 10**9, gpu_s=60.0),
+            cell("IDLE", billed_ns=60 * 10**9, gpu_s=180.0, picos=7),
+            cell("RESERVED", name="b/g", billed_ns=10**9),
+            cell("STORAGE", name="", picos=3),
+        ]
+    )
+    assert [(row.owner, row.busy, row.idle_gpu_min) for row in rows] == [
+        ("a/f", 0.25, 3.0),
+        ("b/g", 0.0, 0.0),
+    ]
     assert tally.utilisation("nobody", []).busy is None
 
 
 def test_quotas_show_their_use_where_it_is_known() -> None:
-    rows = {row.name: row for row in tally.quotas(BUILT_IN["free"], {"requests_per_s": 0.024, "instances": 2})}
+    rows = {
+        row.name: row
+        for row in tally.quotas(BUILT_IN["free"], {"requests_per_s": 0.024, "instances": 2})
+    }
     assert (rows["Instances"].share, rows["Instances"].used) == (1.0, "2")
     assert (rows["Requests per second"].used, rows["Calls at once"].used) == ("0.024", None)
     assert rows["GPUs"].share is None
     assert rows["Size of a request"].bound == "1.0 MiB"
 
 
-@pytest.mark.parametrize("wanted,calls,kept", [(0.99, Sums(records=1000, errors=5), True), (0.999, Sums(records=1000, errors=5), False),
-                                               (0.99, Sums(), None)])  # fmt: skip
-def test_objectives_are_kept_or_missed_or_open(wanted: float, calls: Sums, kept: bool | None) -> None:
+@pytest.mark.parametrize(
+    "wanted,calls,kept",
+    [
+        (0.99, Sums(records=1000, errors=5), True),
+        (0.999, Sums(records=1000, errors=5), False),
+        (0.99, Sums(), None),
+    ],
+)
+def test_objectives_are_kept_or_missed_or_open(
+    wanted: float, calls: Sums, kept: bool | None
+) -> None:
     plan = Plan(name="own", availability=wanted)
-    (row,) = tally.objectives(plan, Usage(span=Span.of("24h", NOW), cells=(cell_of(calls),), currency="USD"), [])
+    (row,) = tally.objectives(
+        plan, Usage(span=Span.of("24h", NOW), cells=(cell_of(calls),), currency="USD"), []
+    )
     assert (row.name, row.kept) == ("Calls answered", kept)
 
 
 def cell_of(calls: Sums) -> Cell:
-    return Cell(unit=0, app="a", function="f", function_id="f-1", kind="CALL", start_kind="WARM", currency="USD", sums=calls)
+    return Cell(
+        unit=0,
+        app="a",
+        function="f",
+        function_id="f-1",
+        kind="CALL",
+        start_kind="WARM",
+        currency="USD",
+        sums=calls,
+    )
 
 
 def test_a_plan_that_nobody_knows_any_more_bounds_nothing() -> None:
@@ -169,33 +241,60 @@ def test_a_plan_that_nobody_knows_any_more_bounds_nothing() -> None:
     assert promises.rates_of(Plan(prices="lost"), prices).version == prices.version
 
 
-@pytest.mark.parametrize("seconds,shown", [(0, "0 s"), (12, "12 s"), (250, "4.2 min"), (12_600, "3.5 h"), (190_000, "2.2 d")])
+@pytest.mark.parametrize(
+    "seconds,shown",
+    [(0, "0 s"), (12, "12 s"), (250, "4.2 min"), (12_600, "3.5 h"), (190_000, "2.2 d")],
+)
 def test_durations_are_two_digits_of_what_fits(seconds: float, shown: str) -> None:
     assert words.duration(seconds) == shown
 
 
-@pytest.mark.parametrize("number,shown", [(0, "0"), (99_999, "99,999"), (123_456, "123 k"), (1.5e6, "1.5 M"), (2e9, "2 G")])
+@pytest.mark.parametrize(
+    "number,shown",
+    [(0, "0"), (99_999, "99,999"), (123_456, "123 k"), (1.5e6, "1.5 M"), (2e9, "2 G")],
+)
 def test_counts_stay_short(number: float, shown: str) -> None:
     assert words.count(number) == shown
 
 
 @pytest.mark.parametrize(
-    "share,shown", [(None, words.DASH), (0, "0.0 %"), (0.0001, "< 0.1 %"), (0.423, "42 %"), (0.999, "99.9 %"), (1, "100 %")]
+    "share,shown",
+    [
+        (None, words.DASH),
+        (0, "0.0 %"),
+        (0.0001, "< 0.1 %"),
+        (0.423, "42 %"),
+        (0.999, "99.9 %"),
+        (1, "100 %"),
+    ],
 )
 def test_a_little_is_never_nothing(share: float | None, shown: str) -> None:
     assert words.percent(share) == shown
 
 
 def test_prices_stand_in_columns() -> None:
-    shown = [words.price(Decimal(amount), "USD") for amount in ("0.0000008", "1.25", "0", "-3", "0.000000000012")]
-    assert shown == ["$0.00000080", "$1.25000000", "$0.00000000", "\u2212$3.00000000", "$0.000000000012"]
+    shown = [
+        words.price(Decimal(amount), "USD")
+        for amount in ("0.0000008", "1.25", "0", "-3", "0.000000000012")
+    ]
+    assert shown == [
+        "$0.00000080",
+        "$1.25000000",
+        "$0.00000000",
+        "\u2212$3.00000000",
+        "$0.000000000012",
+    ]
 
 
 def test_the_phases_of_a_call_follow_each_other_and_stay_within() -> None:
-    falls = drawing.waterfall(record(queued_ms=10, start_ms=30, exec_ms=60), scale_ms=100, width=200)
+    falls = drawing.waterfall(
+        record(queued_ms=10, start_ms=30, exec_ms=60), scale_ms=100, width=200
+    )
     assert falls == [("queue", 0.0, 20.0, 10), ("start", 20.0, 60.0, 30), ("exec", 80.0, 120.0, 60)]
     assert drawing.waterfall(record(queued_ms=0, start_ms=0, exec_ms=0), scale_ms=0) == []
-    thin = drawing.waterfall(record(queued_ms=1, start_ms=1, exec_ms=10**6), scale_ms=10**6 + 2, width=160)
+    thin = drawing.waterfall(
+        record(queued_ms=1, start_ms=1, exec_ms=10**6), scale_ms=10**6 + 2, width=160
+    )
     assert all(width >= 1.4 for _, _, width, _ in thin)
     assert sum(width for _, _, width, _ in thin) <= 160
 
@@ -212,7 +311,11 @@ def fill(books: Store, *records: Any) -> None:
 
 
 def test_a_foreign_currency_counts_its_work_and_not_its_cost(books: Store) -> None:
-    fill(books, record("a/1", started_at=NOW - 5, cost="1"), record("b/1", started_at=NOW - 5, cost="9", currency="EUR"))
+    fill(
+        books,
+        record("a/1", started_at=NOW - 5, cost="1"),
+        record("b/1", started_at=NOW - 5, cost="9", currency="EUR"),
+    )
     with books.read() as sql:
         used = usage.read(sql, **HERE, span=Span.of("24h", NOW), currency="USD")
         month = spending.month_so_far(sql, tenant="t-1", currency="USD", now=NOW)
@@ -222,7 +325,11 @@ def test_a_foreign_currency_counts_its_work_and_not_its_cost(books: Store) -> No
 
 def test_calls_are_paged_newest_first_without_losing_or_repeating_one(books: Store) -> None:
     fill(books, *(record(f"c{n:03}/1", started_at=NOW - 3600 * (n // 2)) for n in range(101)))
-    fill(books, record("idle/1", kind="IDLE", started_at=NOW - 1), record("far/1", started_at=NOW - 1, environment="staging"))
+    fill(
+        books,
+        record("idle/1", kind="IDLE", started_at=NOW - 1),
+        record("far/1", started_at=NOW - 1, environment="staging"),
+    )
     seen: list[str] = []
     cursor = ""
     with books.read() as sql:
@@ -262,7 +369,11 @@ def test_functions_that_are_gone_stay_in_what_they_cost(books: Store) -> None:
 
 
 def test_hours_without_calls_leave_a_gap_and_an_old_hour_is_outside(books: Store) -> None:
-    fill(books, record("a/1", started_at=NOW - 7200, exec_ms=200), record("b/1", started_at=NOW - 30 * 3600))
+    fill(
+        books,
+        record("a/1", started_at=NOW - 7200, exec_ms=200),
+        record("b/1", started_at=NOW - 30 * 3600),
+    )
     with books.read() as sql:
         hours = latency.by_hour(sql, **HERE, now=NOW)
         parts = latency.read(sql, **HERE, now=NOW, function_id="f-1", clocks=("total",))

@@ -16,9 +16,13 @@ TODAY = day_of(NOON)
 NOVEMBER = period_of("month", TODAY)
 
 
-def seen(days: dict[int, int], *, spent: int | None = None, amount: int | None = None, now: float = NOON) -> Forecast | None:
+def seen(
+    days: dict[int, int], *, spent: int | None = None, amount: int | None = None, now: float = NOON
+) -> Forecast | None:
     inside = sum(picos for day, picos in days.items() if NOVEMBER.first_day <= day)
-    return forecast(now=now, period=NOVEMBER, spent=inside if spent is None else spent, days=days, amount=amount)
+    return forecast(
+        now=now, period=NOVEMBER, spent=inside if spent is None else spent, days=days, amount=amount
+    )
 
 
 def band(days: dict[int, int]) -> tuple[int, int]:
@@ -32,11 +36,16 @@ def band(days: dict[int, int]) -> tuple[int, int]:
 def test_an_even_pace_goes_on() -> None:
     days = {TODAY - n: 100 for n in range(1, 8)} | {TODAY: 50}
     found = seen(days, spent=2050)
-    assert found == Forecast(expected=2050 + 950, low=3000, high=3000, per_day=100, basis_days=7)  # 9 1/2 days are left
+    # 9 1/2 days are left
+    assert found == Forecast(expected=2050 + 950, low=3000, high=3000, per_day=100, basis_days=7)
 
 
 def test_only_the_last_seven_full_days_count_and_today_does_not() -> None:
-    days = {TODAY - n: 700 for n in range(8, 15)} | {TODAY - n: 10 for n in range(1, 8)} | {TODAY: 100_000}
+    days = (
+        {TODAY - n: 700 for n in range(8, 15)}
+        | {TODAY - n: 10 for n in range(1, 8)}
+        | {TODAY: 100_000}
+    )
     found = seen(days)
     assert found is not None
     assert (found.per_day, found.basis_days) == (10, 7)
@@ -55,7 +64,10 @@ def test_days_before_the_first_one_do_not_count() -> None:
 
 
 def test_the_band_is_wide_after_two_days_and_narrow_after_seven() -> None:
-    two, seven = band({TODAY - 2: 40, TODAY - 1: 60}), band({TODAY - n: 40 + 20 * (n % 2) for n in range(1, 8)})
+    two, seven = (
+        band({TODAY - 2: 40, TODAY - 1: 60}),
+        band({TODAY - n: 40 + 20 * (n % 2) for n in range(1, 8)}),
+    )
     assert two[1] - two[0] > 2 * (seven[1] - seven[0]) > 0
     assert two[0] >= 100
 
@@ -84,7 +96,9 @@ def test_when_the_amount_will_have_been_spent(amount: int, days_ahead: float | N
     days = {TODAY - n: 100 for n in range(1, 8)}
     found = seen(days, spent=2050, amount=amount)
     assert found is not None
-    assert found.reached_at == (None if days_ahead is None else pytest.approx(NOON + days_ahead * DAY_S))
+    assert found.reached_at == (
+        None if days_ahead is None else pytest.approx(NOON + days_ahead * DAY_S)
+    )
 
 
 def test_credits_do_not_bring_the_end_below_what_is_spent() -> None:
@@ -99,7 +113,9 @@ def test_credits_do_not_bring_the_end_below_what_is_spent() -> None:
     st.integers(0, 10**21),
     st.integers(1, 10**21),
 )
-def test_it_holds_together_whatever_was_spent(days: dict[int, int], second: float, spent: int, amount: int) -> None:
+def test_it_holds_together_whatever_was_spent(
+    days: dict[int, int], second: float, spent: int, amount: int
+) -> None:
     now = TODAY * DAY_S + second
     found = forecast(now=now, period=NOVEMBER, spent=spent, days=days, amount=amount)
     if found is None:

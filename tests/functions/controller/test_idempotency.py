@@ -1,4 +1,5 @@
-"""Idempotency keys of the control API: made once, answered twice; other requests, crashes and secrets."""
+"""Idempotency keys of the control API: made once, answered twice; other requests, crashes and
+secrets."""
 
 from __future__ import annotations
 
@@ -20,8 +21,12 @@ from tests.functions.controller.parts import refused
 KEY = {"idempotency-key": "order-1"}
 
 
-async def make_key(controller: Controller, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
-    return await controller.http.post("/v1/keys", json={"name": "ci", **body}, headers=headers or KEY)
+async def make_key(
+    controller: Controller, headers: dict[str, str] | None = None, **body: Any
+) -> httpx.Response:
+    return await controller.http.post(
+        "/v1/keys", json={"name": "ci", **body}, headers=headers or KEY
+    )
 
 
 def rows(controller: Controller) -> list[Any]:
@@ -29,7 +34,9 @@ def rows(controller: Controller) -> list[Any]:
         return list(sql.execute(sa.select(tables.idempotency_keys)).all())
 
 
-async def test_a_change_that_is_asked_for_twice_is_made_once_and_answered_the_same(controller: Controller) -> None:
+async def test_a_change_that_is_asked_for_twice_is_made_once_and_answered_the_same(
+    controller: Controller,
+) -> None:
     first = await make_key(controller)
     again = await make_key(controller)
     assert (first.status_code, again.status_code) == (201, 201)
@@ -37,7 +44,9 @@ async def test_a_change_that_is_asked_for_twice_is_made_once_and_answered_the_sa
     assert HEADER_REPLAYED not in first.headers
     assert again.headers[HEADER_REPLAYED] == "true"
     assert again.headers["x-request-id"] != first.headers["x-request-id"]
-    assert [key["name"] for key in (await controller.http.get("/v1/keys")).json()["keys"]].count("ci") == 1
+    assert [key["name"] for key in (await controller.http.get("/v1/keys")).json()["keys"]].count(
+        "ci"
+    ) == 1
 
 
 async def test_the_answer_is_kept_sealed_because_a_key_is_in_it(controller: Controller) -> None:
@@ -48,7 +57,9 @@ async def test_the_answer_is_kept_sealed_because_a_key_is_in_it(controller: Cont
     assert secret in base64.b64decode(kept["body"]).decode()
 
 
-async def test_another_body_or_path_under_the_same_key_is_a_conflict(controller: Controller) -> None:
+async def test_another_body_or_path_under_the_same_key_is_a_conflict(
+    controller: Controller,
+) -> None:
     await make_key(controller)
     assert "another request" in refused(await make_key(controller, name="other"), 409)
     other = await controller.http.post("/v1/environments", json={"name": "staging"}, headers=KEY)
@@ -63,13 +74,19 @@ async def test_keys_of_two_callers_are_two(controller: Controller) -> None:
     assert answer.status_code == 201
 
 
-async def test_what_failed_and_changed_nothing_may_be_asked_for_again(controller: Controller) -> None:
+async def test_what_failed_and_changed_nothing_may_be_asked_for_again(
+    controller: Controller,
+) -> None:
     missing = await controller.http.request("DELETE", "/v1/secrets/token", headers=KEY)
     assert missing.status_code == 404
     assert rows(controller) == []
     await controller.http.put("/v1/secrets/token", json={"value": "hush"})
-    assert (await controller.http.request("DELETE", "/v1/secrets/token", headers=KEY)).status_code == 204
-    assert (await controller.http.request("DELETE", "/v1/secrets/token", headers=KEY)).headers[HEADER_REPLAYED] == "true"
+    assert (
+        await controller.http.request("DELETE", "/v1/secrets/token", headers=KEY)
+    ).status_code == 204
+    assert (await controller.http.request("DELETE", "/v1/secrets/token", headers=KEY)).headers[
+        HEADER_REPLAYED
+    ] == "true"
 
 
 async def test_a_key_is_a_new_one_after_a_day(controller: Controller) -> None:
@@ -87,16 +104,22 @@ async def test_a_repeat_while_the_first_runs_is_told_to_come_again(controller: C
     assert all(answer.headers["retry-after"] for answer in answers if answer.status_code == 409)
 
 
-async def test_a_request_whose_controller_was_killed_before_it_changed_anything_is_run(controller: Controller) -> None:
+async def test_a_request_whose_controller_was_killed_before_it_changed_anything_is_run(
+    controller: Controller,
+) -> None:
     await make_key(controller)
-    await anyio.to_thread.run_sync(_set_status, controller, 0)  # what a kill between the claim and the change leaves
+    # what a kill between the claim and the change leaves
+    await anyio.to_thread.run_sync(_set_status, controller, 0)
     answer = await make_key(controller)
     assert (answer.status_code, HEADER_REPLAYED in answer.headers) == (201, False)
 
 
-async def test_a_request_whose_controller_was_killed_after_its_change_is_never_run_again(controller: Controller) -> None:
+async def test_a_request_whose_controller_was_killed_after_its_change_is_never_run_again(
+    controller: Controller,
+) -> None:
     await make_key(controller)
-    await anyio.to_thread.run_sync(_set_status, controller, 1)  # what a kill between the change and its answer leaves
+    # what a kill between the change and its answer leaves
+    await anyio.to_thread.run_sync(_set_status, controller, 1)
     assert "was carried out" in refused(await make_key(controller), 409)
 
 
@@ -104,8 +127,17 @@ async def test_each_transaction_of_a_request_marks_its_claim(controller: Control
     inner = controller.context.store.write
     claim = idempotency.Claim(tenant="t-1", name="k-1/order-1", request_hash="h")
     with inner() as write:
-        row = {"tenant": "t-1", "key": "k-1/order-1", "request_hash": "h", "status": 0, "content_type": "", "answer": ""}
-        write.sql.execute(sa.insert(tables.idempotency_keys).values(**row, created_at=0.0, expires_at=9e9))
+        row = {
+            "tenant": "t-1",
+            "key": "k-1/order-1",
+            "request_hash": "h",
+            "status": 0,
+            "content_type": "",
+            "answer": "",
+        }
+        write.sql.execute(
+            sa.insert(tables.idempotency_keys).values(**row, created_at=0.0, expires_at=9e9)
+        )
     token = riding.set(idempotency._marking(claim))
     try:
         with inner():
@@ -115,7 +147,9 @@ async def test_each_transaction_of_a_request_marks_its_claim(controller: Control
     assert [row.status for row in rows(controller)] == [1]
 
 
-async def test_what_is_no_key_is_refused_and_strangers_are_told_nothing_else(controller: Controller) -> None:
+async def test_what_is_no_key_is_refused_and_strangers_are_told_nothing_else(
+    controller: Controller,
+) -> None:
     assert "printable" in refused(await make_key(controller, {"idempotency-key": "x" * 300}), 400)
     async with controller.client("pl_wrong") as http:
         assert (await http.post("/v1/keys", json={}, headers=KEY)).status_code == 401

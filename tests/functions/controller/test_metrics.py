@@ -41,11 +41,16 @@ def test_a_budget_has_its_share_until_it_is_deleted() -> None:
 
     metrics.budget_used("t-1", "b-1", 0.5)
     metrics.budget_used("t-1", "b-1", 0.8)
-    assert value(metrics, "pilotlight_controller_budget_used_ratio", tenant="t-1", budget="b-1") == 0.8
+    assert (
+        value(metrics, "pilotlight_controller_budget_used_ratio", tenant="t-1", budget="b-1") == 0.8
+    )
 
     metrics.budget_gone("t-1", "b-1")
     metrics.budget_gone("t-1", "b-1")
-    assert value(metrics, "pilotlight_controller_budget_used_ratio", tenant="t-1", budget="b-1") is None
+    assert (
+        value(metrics, "pilotlight_controller_budget_used_ratio", tenant="t-1", budget="b-1")
+        is None
+    )
 
 
 def test_budgets_beyond_the_bound_are_left_out() -> None:
@@ -54,4 +59,9 @@ def test_budgets_beyond_the_bound_are_left_out() -> None:
     for i in range(SERIES + 1):
         metrics.budget_used("t-1", f"b-{i}", 1.0)
 
-    assert value(metrics, "pilotlight_controller_budget_used_ratio", tenant="t-1", budget=f"b-{SERIES}") is None
+    assert (
+        value(
+            metrics, "pilotlight_controller_budget_used_ratio", tenant="t-1", budget=f"b-{SERIES}"
+        )
+        is None
+    )

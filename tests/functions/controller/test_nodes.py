@@ -36,28 +36,50 @@ async def test_the_operator_sees_the_nodes_as_they_last_reported(controller: Con
 
     (zero, one) = (await controller.http.get("/v1/nodes")).json()["nodes"]
 
-    assert (zero["node"], zero["is_fresh"], one["node"], one["is_fresh"]) == ("node-0", True, "node-1", False)
-    assert (one["weights"], one["gpus"], one["gpus_free"], one["pods"]) == (2, ["NVIDIA H100 80GB HBM3"], 1, 3)
+    assert (zero["node"], zero["is_fresh"], one["node"], one["is_fresh"]) == (
+        "node-0",
+        True,
+        "node-1",
+        False,
+    )
+    assert (one["weights"], one["gpus"], one["gpus_free"], one["pods"]) == (
+        2,
+        ["NVIDIA H100 80GB HBM3"],
+        1,
+        3,
+    )
 
 
-async def test_nobody_but_our_own_processes_reports_and_tenants_see_no_nodes(controller: Controller) -> None:
+async def test_nobody_but_our_own_processes_reports_and_tenants_see_no_nodes(
+    controller: Controller,
+) -> None:
     assert await post(controller, node_report().to_json(), token="wrong") == 403
     async with controller.client(await controller.other_tenant()) as other:
         assert (await other.get("/v1/nodes")).status_code == 403
 
 
-async def test_agents_with_a_key_of_their_own_report_with_it_and_can_do_nothing_else(controller: Controller) -> None:
+async def test_agents_with_a_key_of_their_own_report_with_it_and_can_do_nothing_else(
+    controller: Controller,
+) -> None:
     own = PlatformKey(Fernet.generate_key())
     assert await post(controller, node_report().to_json(), token=own.node_token) == 403
     knowing = replace(controller, context=replace(controller.context, node_key=own))
     assert await post(knowing, node_report().to_json(), token=own.node_token) == 204
     assert await post(knowing, node_report().to_json()) == 204
     async with knowing.client(None) as http:
-        assert (await http.get(FEED_PATH, headers={HEADER_PLATFORM_TOKEN: own.node_token})).status_code == 403
+        assert (
+            await http.get(FEED_PATH, headers={HEADER_PLATFORM_TOKEN: own.node_token})
+        ).status_code == 403
 
 
 @pytest.mark.parametrize(
-    "body", [{}, {"node": "n", "version": "1", "colour": "red"}, {"node": "../x", "version": "1"}, {"node": 5, "version": ""}]
+    "body",
+    [
+        {},
+        {"node": "n", "version": "1", "colour": "red"},
+        {"node": "../x", "version": "1"},
+        {"node": 5, "version": ""},
+    ],
 )
 async def test_what_is_no_report_is_refused(controller: Controller, body: object) -> None:
     assert await post(controller, body) == 400
@@ -80,7 +102,9 @@ async def test_whoever_waits_hears_of_what_became_hot_and_not_of_every_report() 
     assert known.fresh(now=21.0 + FRESH_S) == {}
 
 
-def test_nodes_that_are_gone_for_good_are_forgotten_and_there_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_that_are_gone_for_good_are_forgotten_and_there_is_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(nodes, "MAX_NODES", 2)
     known = Nodes()
     for at, name in enumerate(["a", "b", "c"]):

@@ -12,7 +12,17 @@ import sqlalchemy as sa
 
 from pilotlight.controller import observations, tables
 from pilotlight.controller.objectives import alarms, burn, freeze, loop, standing
-from pilotlight.controller.objectives.burn import ALARMS, DAY, FAST, HOUR, Severity, Sli, Spent, fires, spent
+from pilotlight.controller.objectives.burn import (
+    ALARMS,
+    DAY,
+    FAST,
+    HOUR,
+    Severity,
+    Sli,
+    Spent,
+    fires,
+    spent,
+)
 from pilotlight.errors import ReleaseFrozen
 from pilotlight.observations import SHADOW_ARM, Observation, bucket_of
 from pilotlight.policies import Objectives
@@ -27,23 +37,40 @@ def seen(**counts: Any) -> Observation:
     return Observation(tenant="t-1", function_id="f-1", revision="v1", minute=0, **counts)
 
 
-# -- pure -------------------------------------------------------------------------------------------------------------
+# -- pure ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "sli, counts, bad, total",
     [
         (Sli.AVAILABILITY, {"answered": 95, "failed": 5, "refused": 50, "cancelled": 7}, 5, 100),
-        (Sli.WARM_LATENCY, {"answered": 10, "latency": {"warm": {bucket_of(90): 8, bucket_of(200): 2}, "cold": {80: 9}}}, 2, 10),
+        (
+            Sli.WARM_LATENCY,
+            {
+                "answered": 10,
+                "latency": {"warm": {bucket_of(90): 8, bucket_of(200): 2}, "cold": {80: 9}},
+            },
+            2,
+            10,
+        ),
         (Sli.FIRST_TOKEN, {"latency": {"first_byte": {bucket_of(900): 1, 3: 4}}}, 1, 5),
         (Sli.COLD_LATENCY, {"latency": {"cold": {bucket_of(9000): 1, 3: 4}}}, 1, 5),
         (Sli.COMPLETION, {"answered": 9, "streams": 4, "streams_completed": 3}, 1, 4),
         (Sli.DEGRADED, {"answered": 10, "degraded": 4}, 4, 10),
     ],
 )
-def test_a_bad_call_spends_one_budget_only(sli: Sli, counts: dict[str, Any], bad: int, total: int) -> None:
+def test_a_bad_call_spends_one_budget_only(
+    sli: Sli, counts: dict[str, Any], bad: int, total: int
+) -> None:
     observation = seen(**counts)
-    assert (spent(observation, Objectives(), sli).bad, spent(observation, Objectives(), sli).total) == (bad, total)
-    others = {other: spent(observation, Objectives(), other).bad for other in Sli if other is not sli}
-    assert {other for other, count in others.items() if count} <= ({Sli.COLD_LATENCY} if sli is Sli.WARM_LATENCY else set())
+    assert (
+        spent(observation, Objectives(), sli).bad,
+        spent(observation, Objectives(), sli).total,
+    ) == (bad, total)
+    others = {
+        other: spent(observation, Objectives(), other).bad for other in Sli if other is not sli
+    }
+    assert {other for other, count in others.items() if count} <= (
+        {Sli.COLD_LATENCY} if sli is Sli.WARM_LATENCY else set()
+    )
 
 
 def test_no_data_is_no_number() -> None:
@@ -54,7 +81,10 @@ def test_no_data_is_no_number() -> None:
 
 def test_a_budget_of_nothing_is_overspent_by_one() -> None:
     one = spent(seen(answered=10, degraded=1), Objectives(degraded_ratio=0), Sli.DEGRADED)
-    assert (one.burn, spent(seen(answered=10), Objectives(degraded_ratio=0), Sli.DEGRADED).burn) == (float("inf"), 0.0)
+    assert (
+        one.burn,
+        spent(seen(answered=10), Objectives(degraded_ratio=0), Sli.DEGRADED).burn,
+    ) == (float("inf"), 0.0)
 
 
 def test_a_burn_rate_of_one_spends_the_budget() -> None:
@@ -77,7 +107,9 @@ def test_a_burn_rate_of_one_spends_the_budget() -> None:
         ((0, 0), (50, 100), False),
     ],
 )
-def test_few_failures_page_nobody(short: tuple[int, int], long: tuple[int, int], does: bool) -> None:
+def test_few_failures_page_nobody(
+    short: tuple[int, int], long: tuple[int, int], does: bool
+) -> None:
     def of(pair: tuple[int, int]) -> Spent:
         return Spent(bad=pair[0], total=pair[1], budget=0.001)
 
@@ -86,11 +118,14 @@ def test_few_failures_page_nobody(short: tuple[int, int], long: tuple[int, int],
 
 def test_alarms_are_those_of_the_rules_for_prometheus() -> None:
     assert [(alarm.severity.value, alarm.factor, alarm.name) for alarm in ALARMS] == [
-        ("page", 14.4, "1h/5m"), ("page", 6.0, "6h/30m"), ("ticket", 3.0, "1d/2h"), ("ticket", 1.0, "3d/6h"),
-    ]  # fmt: skip
+        ("page", 14.4, "1h/5m"),
+        ("page", 6.0, "6h/30m"),
+        ("ticket", 3.0, "1d/2h"),
+        ("ticket", 1.0, "3d/6h"),
+    ]
 
 
-# -- in the controller ------------------------------------------------------------------------------------------------
+# -- in the controller -----------------------------------------------------------------------------
 @dataclass
 class World:
     controller: Controller
@@ -105,10 +140,25 @@ class World:
         """An activator tells of calls, at this minute or another."""
         self.posts += 1
         minute = int((self.now if at is None else at) // 60)
-        one = Observation(tenant="t", function_id=self.function_id, revision="v1", arm=arm, minute=minute, **counts)
+        one = Observation(
+            tenant="t",
+            function_id=self.function_id,
+            revision="v1",
+            arm=arm,
+            minute=minute,
+            **counts,
+        )
         real, self.controller.clock.now = self.now, minute * 60.0
         with self.controller.context.store.write() as write:
-            observations.take(write, {"activator": "a", "life": str(self.posts), "sequence": 1, "observations": [one.to_json()]})
+            observations.take(
+                write,
+                {
+                    "activator": "a",
+                    "life": str(self.posts),
+                    "sequence": 1,
+                    "observations": [one.to_json()],
+                },
+            )
         self.controller.clock.now = real
 
     def judge(self) -> list[str]:
@@ -131,7 +181,9 @@ class World:
 
 async def _world(controller: Controller, objectives: Objectives | None) -> World:
     more = {"objectives": to_json(objectives)} if objectives is not None else {}
-    answer = await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec(**more)]})
+    answer = await controller.http.post(
+        "/v1/apps/search/deploy", json={"functions": [spec(**more)]}
+    )
     assert answer.status_code in (200, 201), answer.text
     with controller.context.store.read() as sql:
         function_id = sql.execute(sa.select(tables.functions.c.id)).scalar_one()
@@ -223,7 +275,8 @@ async def test_missing_metrics_neither_begin_nor_end_an_alarm(world: World) -> N
     world.judge()
     assert world.after(2 * HOUR) == []  # the activators are away
     assert world.open() == [("availability", "page")]
-    assert world.after(7 * HOUR) == ["slo.resolved"]  # nothing in the longest window of a page either
+    # nothing in the longest window of a page either
+    assert world.after(7 * HOUR) == ["slo.resolved"]
 
 
 async def test_a_clock_that_jumps_back_ends_no_alarm_early(world: World) -> None:
@@ -261,14 +314,24 @@ async def test_every_function_that_was_called_is_looked_at(world: World) -> None
 
 async def test_a_function_whose_objectives_cannot_be_read_holds_up_no_other(world: World) -> None:
     world.see(answered=50, failed=50)
-    done = await world.controller.http.post("/v1/apps/aaa/deploy", json={"functions": [spec(objectives=to_json(OWN))]})
+    done = await world.controller.http.post(
+        "/v1/apps/aaa/deploy", json={"functions": [spec(objectives=to_json(OWN))]}
+    )
     assert done.status_code == 200
     with world.controller.context.store.write() as write:
         ids = sa.select(tables.functions.c.id).where(tables.functions.c.app == "aaa")
         broken = write.sql.execute(ids).scalar_one()
-        text = sa.func.replace(tables.revisions.c.spec, '"availability":0.99', '"availability":"none"')
-        write.sql.execute(sa.update(tables.revisions).where(tables.revisions.c.function == broken).values(spec=text))
-        one = Observation(tenant="t", function_id=broken, revision="v1", minute=int(world.now // 60), answered=9)
+        text = sa.func.replace(
+            tables.revisions.c.spec, '"availability":0.99', '"availability":"none"'
+        )
+        write.sql.execute(
+            sa.update(tables.revisions)
+            .where(tables.revisions.c.function == broken)
+            .values(spec=text)
+        )
+        one = Observation(
+            tenant="t", function_id=broken, revision="v1", minute=int(world.now // 60), answered=9
+        )
         observations.add(write, [one])
     for is_thorough in (False, True):
         loop.look(world.controller.context, is_thorough=is_thorough)
@@ -290,7 +353,9 @@ async def test_hours_are_summed_up_and_old_minutes_dropped_by_the_way(world: Wor
         world.see(at=world.now - hours * HOUR, answered=10, latency={"warm": {3: 10}})
     loop.tidy(world.controller.context)
     with world.controller.context.store.read() as sql:
-        oldest = sql.execute(sa.select(sa.func.min(tables.observation_minutes.c.minute))).scalar_one()
+        oldest = sql.execute(
+            sa.select(sa.func.min(tables.observation_minutes.c.minute))
+        ).scalar_one()
         made = standing.promise(sql, world.function_id)
         month = standing.over_budget_window(sql, made, now=world.now)
     assert oldest >= world.now // 60 - 4 * 1440
@@ -298,7 +363,7 @@ async def test_hours_are_summed_up_and_old_minutes_dropped_by_the_way(world: Wor
     assert (month.answered, month.latency) == (290, {"warm": {3: 290}})
 
 
-# -- releases ---------------------------------------------------------------------------------------------------------
+# -- releases --------------------------------------------------------------------------------------
 def _demand(world: World) -> None:
     with world.controller.context.store.read() as sql:
         freeze.demand(sql, world.function_id, now=world.now)
@@ -314,11 +379,15 @@ async def test_nothing_is_released_while_a_budget_is_spent(world: World) -> None
     _demand(world)
 
 
-async def test_a_deploy_is_refused_while_frozen_and_an_administrator_may_override_it(world: World) -> None:
+async def test_a_deploy_is_refused_while_frozen_and_an_administrator_may_override_it(
+    world: World,
+) -> None:
     world.see(answered=900, failed=100)
     http = world.controller.http
     body = {"functions": [spec(objectives=to_json(OWN), tags={"changed": "yes"})]}
-    assert "has spent its error budget" in refused(await http.post("/v1/apps/search/deploy", json=body), 409)
+    assert "has spent its error budget" in refused(
+        await http.post("/v1/apps/search/deploy", json=body), 409
+    )
     answer = await http.post("/v1/apps/search/deploy", json={**body, "override_freeze": True})
     assert answer.status_code in (200, 201), answer.text
 
@@ -334,21 +403,35 @@ async def test_a_function_that_does_not_ask_for_it_is_never_frozen(controller: C
     _demand(world)
 
 
-# -- asked ------------------------------------------------------------------------------------------------------------
+# -- asked -----------------------------------------------------------------------------------------
 async def test_a_function_tells_what_is_left_and_where_it_goes(world: World) -> None:
-    world.see(answered=95, failed=5, latency={"warm": {3: 90, bucket_of(300): 5}, "exec": {3: 95}}, overruns={"exec": 5})
+    world.see(
+        answered=95,
+        failed=5,
+        latency={"warm": {3: 90, bucket_of(300): 5}, "exec": {3: 95}},
+        overruns={"exec": 5},
+    )
     world.judge()
     body = (await world.controller.http.get("/v1/slos/search/hello")).json()
     by_name = {one["sli"]: one for one in body["slis"]}
     availability = by_name["availability"]
-    assert (availability["target"], availability["ratio"], availability["budget_left"]) == (0.99, 0.95, -4.0)
+    assert (availability["target"], availability["ratio"], availability["budget_left"]) == (
+        0.99,
+        0.95,
+        -4.0,
+    )
     assert availability["burn_rates"]["5m"] == availability["burn_rates"]["3d"] == 5.0
-    assert (by_name["first_token"]["ratio"], by_name["first_token"]["burn_rates"]["1h"]) == (None, None)
+    assert (by_name["first_token"]["ratio"], by_name["first_token"]["burn_rates"]["1h"]) == (
+        None,
+        None,
+    )
     assert (by_name["warm_latency"]["bound_s"], by_name["warm_latency"]["bad"]) == (0.1, 5)
     assert (body["is_declared"], body["frozen"], body["worst_stage"]) == (True, True, "exec")
     stage = next(one for one in body["stages"] if one["stage"] == "exec")
     assert (stage["budget_s"], stage["calls"], stage["overruns"]) == (0.08, 95, 5)
-    assert [one["function"] for one in (await world.controller.http.get("/v1/slos")).json()["slos"]] == ["hello"]
+    assert [
+        one["function"] for one in (await world.controller.http.get("/v1/slos")).json()["slos"]
+    ] == ["hello"]
 
 
 async def test_another_tenants_objectives_do_not_exist(world: World) -> None:
@@ -358,11 +441,17 @@ async def test_another_tenants_objectives_do_not_exist(world: World) -> None:
 
 
 async def test_a_key_of_one_function_reaches_its_objectives_only(world: World) -> None:
-    key = await world.controller.new_key(name="bound", scope="deploy", app="search", function="other")
+    key = await world.controller.new_key(
+        name="bound", scope="deploy", app="search", function="other"
+    )
     async with world.controller.client(key) as bound:
         assert (await bound.get("/v1/slos")).json() == {"slos": []}
         refused(await bound.get("/v1/slos/search/hello"), 403)
 
 
 def test_severities_are_told_as_events() -> None:
-    assert {alarms.EVENTS[severity] for severity in Severity} | {alarms.RESOLVED} == {"slo.page", "slo.ticket", "slo.resolved"}
+    assert {alarms.EVENTS[severity] for severity in Severity} | {alarms.RESOLVED} == {
+        "slo.page",
+        "slo.ticket",
+        "slo.resolved",
+    }

@@ -25,7 +25,9 @@ def at(text: str) -> float:
         ("month", "2028-02-29T12:00:00", "2028-02", "2028-02-01", "2028-03-01"),
     ],
 )
-def test_a_moment_lies_in_its_day_and_its_month(kind: str, moment: str, name: str, begins: str, ends: str) -> None:
+def test_a_moment_lies_in_its_day_and_its_month(
+    kind: str, moment: str, name: str, begins: str, ends: str
+) -> None:
     period = period_of(kind, day_of(at(moment)))
     assert (period.name, period.begins_at, period.ends_at) == (name, at(begins), at(ends))
 

@@ -1,4 +1,5 @@
-"""The planner's loop: it fires at the time, hears of new schedules, and outlives a database that is away."""
+"""The planner's loop: it fires at the time, hears of new schedules, and outlives a database that is
+away."""
 
 from __future__ import annotations
 
@@ -28,22 +29,35 @@ async def planning(controller: Controller) -> AsyncIterator[None]:
 
 async def due(controller: Controller, count: int) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while len((await controller.http.get("/v1/calls", params={"state": "QUEUED"})).json()["calls"]) < count:
+        while (
+            len(
+                (await controller.http.get("/v1/calls", params={"state": "QUEUED"})).json()["calls"]
+            )
+            < count
+        ):
             controller.context.bell.ring()
             await asyncio.sleep(0.01)
 
 
-async def test_what_becomes_due_is_made_a_call_though_it_was_deployed_later(controller: Controller) -> None:
+async def test_what_becomes_due_is_made_a_call_though_it_was_deployed_later(
+    controller: Controller,
+) -> None:
     async with planning(controller):
-        await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec(schedules=[{"period_s": 10}])]})
+        await controller.http.post(
+            "/v1/apps/search/deploy", json={"functions": [spec(schedules=[{"period_s": 10}])]}
+        )
         controller.clock.now += 10
         await due(controller, 1)
         controller.clock.now += 10
         await due(controller, 2)
 
 
-async def test_a_database_that_is_away_for_a_moment_costs_no_due_time(controller: Controller, caplog: pytest.LogCaptureFixture) -> None:
-    await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec(schedules=[{"period_s": 10}])]})
+async def test_a_database_that_is_away_for_a_moment_costs_no_due_time(
+    controller: Controller, caplog: pytest.LogCaptureFixture
+) -> None:
+    await controller.http.post(
+        "/v1/apps/search/deploy", json={"functions": [spec(schedules=[{"period_s": 10}])]}
+    )
     with controller.context.store.write() as write:
         write.sql.exec_driver_sql("ALTER TABLE due_calls RENAME TO away")
     controller.clock.now += 10
@@ -57,5 +71,7 @@ async def test_a_database_that_is_away_for_a_moment_costs_no_due_time(controller
 
 
 async def test_a_wait_is_bounded_because_the_wall_clock_may_be_set(controller: Controller) -> None:
-    await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec(schedules=[{"cron": "0 0 1 1 *"}])]})
+    await controller.http.post(
+        "/v1/apps/search/deploy", json={"functions": [spec(schedules=[{"cron": "0 0 1 1 *"}])]}
+    )
     assert planner._round(controller.context) == planner.LONGEST_WAIT_S < schedules.GRACE_S

@@ -1,4 +1,5 @@
-"""Whether the controller could go on without root: what it would have to reach, tried as its user."""
+"""Whether the controller could go on without root: what it would have to reach, tried as its
+user."""
 
 from __future__ import annotations
 
@@ -34,33 +35,53 @@ def read(directory: Path, platform: str = "", more: str = "") -> ControllerConfi
 def test_what_becomes_its_own_is_the_database_and_blobs_below_the_home(short_tmp: Path) -> None:
     home, run = short_tmp / "h", short_tmp / "h/run"
     plain = user_of(read(short_tmp))
-    assert (plain.uid, plain.owns, plain.enters, plain.writes) == (UID, (home / "controller", home / "blobs"), (run / "controller",), ())
+    assert (plain.uid, plain.owns, plain.enters, plain.writes) == (
+        UID,
+        (home / "controller", home / "blobs"),
+        (run / "controller",),
+        (),
+    )
     (home / "data/objects").mkdir(parents=True)
-    assert user_of(read(short_tmp, f"blobs: {home}/data/objects")).owns == (home / "controller", home / "data/objects")
+    assert user_of(read(short_tmp, f"blobs: {home}/data/objects")).owns == (
+        home / "controller",
+        home / "data/objects",
+    )
     (short_tmp / "far").mkdir()
     far = user_of(read(short_tmp, f"blobs: {short_tmp}/far"))
     assert (far.owns, far.writes) == ((home / "controller",), (short_tmp / "far",))
     (home / "node").mkdir()
-    assert user_of(read(short_tmp, f"blobs: {home}/node")).owns == (home / "controller",), "what is the node agent's stays root's"
+    assert user_of(read(short_tmp, f"blobs: {home}/node")).owns == (home / "controller",), (
+        "what is the node agent's stays root's"
+    )
     bucket = user_of(read(short_tmp, "blobs: s3://bucket/x"))
     assert bucket.owns == (home / "controller", home / "blobs"), "uploads on their way"
 
 
-def test_credentials_of_a_bucket_that_only_root_reads_are_an_obstacle(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_of_a_bucket_that_only_root_reads_are_an_obstacle(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
     credentials = short_tmp / "credentials"
     credentials.touch(mode=0o600)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
     config = read(short_tmp, "blobs: s3://bucket/x")
-    assert obstacle(config).startswith(f"uid {UID} cannot use {credentials}: give group {UID} access to it")
+    assert obstacle(config).startswith(
+        f"uid {UID} cannot use {credentials}: give group {UID} access to it"
+    )
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "in the environment")
     assert obstacle(config) == ""
 
 
-def test_a_database_that_answers_root_alone_is_an_obstacle(short_tmp: Path, postgres_url: str) -> None:
+def test_a_database_that_answers_root_alone_is_an_obstacle(
+    short_tmp: Path, postgres_url: str
+) -> None:
     url = sa.make_url(postgres_url)
-    away = url.update_query_dict({"host": str(short_tmp / "nobody")}).render_as_string(hide_password=False)
-    assert obstacle(read(short_tmp, more=f"controller: {{database_url: '{away}'}}")) == "", "it is away, and may be back"
+    away = url.update_query_dict({"host": str(short_tmp / "nobody")}).render_as_string(
+        hide_password=False
+    )
+    assert obstacle(read(short_tmp, more=f"controller: {{database_url: '{away}'}}")) == "", (
+        "it is away, and may be back"
+    )
     directory = Path(str(url.query["host"]))
     mode = directory.stat().st_mode & 0o7777
     config = read(short_tmp, more=f"controller: {{database_url: '{postgres_url}'}}")
@@ -93,7 +114,9 @@ def test_with_postgresql_it_serves_without_root(short_tmp: Path, postgres_url: s
 @pytest.mark.timeout(180)  # on a machine that may be busy
 @pytest.mark.slow  # three starts of a controller, one of which waits for another
 @pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGKILL])
-def test_one_that_stood_by_in_the_same_home_takes_over_without_root(short_tmp: Path, ends: signal.Signals) -> None:
+def test_one_that_stood_by_in_the_same_home_takes_over_without_root(
+    short_tmp: Path, ends: signal.Signals
+) -> None:
     process = Process(short_tmp, ", standby: true")
     reading, writing = os.pipe()
     process.start()
@@ -116,7 +139,10 @@ def test_one_that_stood_by_in_the_same_home_takes_over_without_root(short_tmp: P
 
 
 def test_a_uid_of_a_tenant_is_refused_before_anything_is_opened(short_tmp: Path) -> None:
-    with pytest.raises(SettingsInvalid, match=r"controller_uid = 20000: tenants' uids start at snapshotter\.uid_base = 20000"):
+    with pytest.raises(
+        SettingsInvalid,
+        match=r"controller_uid = 20000: tenants' uids start at snapshotter\.uid_base = 20000",
+    ):
         read(short_tmp, "controller_uid: 20000")
 
 
@@ -126,18 +152,24 @@ def test_root_takes_back_both_directories(short_tmp: Path) -> None:
         os.chown(directory, UID, UID)
         (directory / "f").touch()
         os.chown(directory / "f", UID, UID)
-    keep_root(dataclasses.replace(config, paths=dataclasses.replace(config.paths, controller_uid=None)))
+    keep_root(
+        dataclasses.replace(config, paths=dataclasses.replace(config.paths, controller_uid=None))
+    )
     assert {path.stat().st_uid for path in (short_tmp / "h").rglob("*")} == {0}
 
 
 def test_a_lock_that_root_took_stays_with_the_process(short_tmp: Path, postgres_url: str) -> None:
     engines = [sa.create_engine(postgres_url) for _ in range(2)]
-    first, second = (ControllerLock(short_tmp / str(n), engine, held=lock_file(short_tmp / str(n))) for n, engine in enumerate(engines))
+    first, second = (
+        ControllerLock(short_tmp / str(n), engine, held=lock_file(short_tmp / str(n)))
+        for n, engine in enumerate(engines)
+    )
     with first:
         with pytest.raises(AlreadyRunning):
             second.take()
         with pytest.raises(AlreadyRunning):
-            lock_file(short_tmp / "1")  # the file is held through all tries: nobody may open it again
+            # the file is held through all tries: nobody may open it again
+            lock_file(short_tmp / "1")
     second.take()
     assert second.is_held()
     second.give_back()

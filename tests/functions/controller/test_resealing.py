@@ -1,4 +1,5 @@
-"""What an earlier version sealed with the platform's key itself is readable after the controller's next start."""
+"""What an earlier version sealed with the platform's key itself is readable after the controller's
+next start."""
 
 from __future__ import annotations
 
@@ -39,10 +40,16 @@ async def create_secret(controller: Controller) -> None:
     assert answer.status_code < 300, answer.text
 
 
-async def test_a_secret_of_an_earlier_version_opens_and_activators_learn_it_anew(controller: Controller) -> None:
+async def test_a_secret_of_an_earlier_version_opens_and_activators_learn_it_anew(
+    controller: Controller,
+) -> None:
     await create_secret(controller)
     key = controller.context.key
-    set_column(controller, tables.secrets.c.sealed, old_seal(controller.context.config.paths.home, json.dumps({"PASSWORD": "p"})))
+    set_column(
+        controller,
+        tables.secrets.c.sealed,
+        old_seal(controller.context.config.paths.home, json.dumps({"PASSWORD": "p"})),
+    )
 
     assert reseal(controller.context.store, key) == 1
 
@@ -56,27 +63,41 @@ async def test_a_secret_of_an_earlier_version_opens_and_activators_learn_it_anew
 
 async def test_sealing_again_does_nothing_the_second_time(controller: Controller) -> None:
     await create_secret(controller)
-    set_column(controller, tables.secrets.c.sealed, old_seal(controller.context.config.paths.home, "{}"))
+    set_column(
+        controller, tables.secrets.c.sealed, old_seal(controller.context.config.paths.home, "{}")
+    )
     assert reseal(controller.context.store, controller.context.key) == 1
     before = value_of(controller, tables.secrets.c.sealed)
     assert reseal(controller.context.store, controller.context.key) == 0
     assert value_of(controller, tables.secrets.c.sealed) == before
 
 
-async def test_an_answer_under_an_idempotency_key_is_given_again_after_the_upgrade(controller: Controller) -> None:
+async def test_an_answer_under_an_idempotency_key_is_given_again_after_the_upgrade(
+    controller: Controller,
+) -> None:
     headers = {"idempotency-key": "once"}
-    first = await controller.http.put("/v1/secrets/db", json={"values": {"A": "b"}}, headers=headers)
+    first = await controller.http.put(
+        "/v1/secrets/db", json={"values": {"A": "b"}}, headers=headers
+    )
     answers = controller.context.key.answers
     text = answers.open(value_of(controller, tables.idempotency_keys.c.answer))
-    set_column(controller, tables.idempotency_keys.c.answer, old_seal(controller.context.config.paths.home, text))
+    set_column(
+        controller,
+        tables.idempotency_keys.c.answer,
+        old_seal(controller.context.config.paths.home, text),
+    )
 
     assert reseal(controller.context.store, controller.context.key) == 1
 
-    again = await controller.http.put("/v1/secrets/db", json={"values": {"A": "b"}}, headers=headers)
+    again = await controller.http.put(
+        "/v1/secrets/db", json={"values": {"A": "b"}}, headers=headers
+    )
     assert (again.status_code, again.json()) == (first.status_code, first.json())
 
 
-async def test_what_another_key_sealed_stays_as_it_is_and_is_named(controller: Controller, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_another_key_sealed_stays_as_it_is_and_is_named(
+    controller: Controller, caplog: pytest.LogCaptureFixture
+) -> None:
     await create_secret(controller)
     foreign = OTHER.encrypt(b"{}").decode()
     set_column(controller, tables.secrets.c.sealed, foreign)
@@ -86,13 +107,24 @@ async def test_what_another_key_sealed_stays_as_it_is_and_is_named(controller: C
     assert "/main/db" in caplog.text
 
 
-async def test_the_secret_of_a_webhook_of_an_earlier_version_still_signs(controller: Controller) -> None:
+async def test_the_secret_of_a_webhook_of_an_earlier_version_still_signs(
+    controller: Controller,
+) -> None:
     object.__setattr__(controller.context.config, "settings", ControllerSettings(webhooks="any"))
-    answer = await controller.http.put("/v1/webhooks/ops", json={"url": "http://127.0.0.1:9/", "events": ["call.finished"]})
+    answer = await controller.http.put(
+        "/v1/webhooks/ops", json={"url": "http://127.0.0.1:9/", "events": ["call.finished"]}
+    )
     assert answer.status_code == 200, answer.text
     secret = str(answer.json()["secret"])
-    set_column(controller, tables.webhooks.c.sealed_secret, old_seal(controller.context.config.paths.home, secret))
+    set_column(
+        controller,
+        tables.webhooks.c.sealed_secret,
+        old_seal(controller.context.config.paths.home, secret),
+    )
 
     assert reseal(controller.context.store, controller.context.key) == 1
 
-    assert controller.context.key.webhooks.open(value_of(controller, tables.webhooks.c.sealed_secret)) == secret
+    assert (
+        controller.context.key.webhooks.open(value_of(controller, tables.webhooks.c.sealed_secret))
+        == secret
+    )

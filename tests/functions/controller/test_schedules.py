@@ -1,4 +1,5 @@
-"""Schedules: what is due becomes one call, whoever is killed when; what was missed; pausing; who takes the calls."""
+"""Schedules: what is due becomes one call, whoever is killed when; what was missed; pausing; who
+takes the calls."""
 
 from __future__ import annotations
 
@@ -25,18 +26,25 @@ class Killed(Exception):
 
 
 class Clockwork:
-    """An app with one function that has schedules, and the rounds of a controller. Owner: the test."""
+    """An app with one function that has schedules, and the rounds of a controller. Owner: the
+    test."""
 
     def __init__(self, store: Store, clock: ManualClock) -> None:
         self.store, self.clock = store, clock
         self.clock.now = 1_800_000_000.0  # 08:00 UTC
         with store.write() as write:
             self.tenant = tenants.create(write, name="acme", uid_base=None, actor="platform").id
-        self.place = Place(tenant=self.tenant, uid=None, environment="main", app="search", actor="k-1")
+        self.place = Place(
+            tenant=self.tenant, uid=None, environment="main", app="search", actor="k-1"
+        )
 
     def deploy(self, *found: dict[str, Any], **changes: Any) -> None:
         with self.store.write() as write:
-            registry.deploy(write, self.place, specs=[from_json(FunctionSpec, spec(schedules=list(found), **changes))])
+            registry.deploy(
+                write,
+                self.place,
+                specs=[from_json(FunctionSpec, spec(schedules=list(found), **changes))],
+            )
 
     def fire(self) -> int:
         with self.store.write() as write:
@@ -84,7 +92,9 @@ def test_a_due_time_becomes_one_call_that_can_be_asked_for_at_once(clockwork: Cl
         assert calls.get(sql, tenant=clockwork.tenant, call=record["id"])["state"] == "QUEUED"
 
 
-def test_a_controller_that_is_killed_before_its_commit_makes_the_same_call_again_and_no_second_one(clockwork: Clockwork) -> None:
+def test_a_controller_that_is_killed_before_its_commit_makes_the_same_call_again_and_no_second_one(
+    clockwork: Clockwork,
+) -> None:
     clockwork.deploy({"period_s": 60})
     clockwork.clock.now += 60
     with pytest.raises(Killed):
@@ -93,11 +103,16 @@ def test_a_controller_that_is_killed_before_its_commit_makes_the_same_call_again
     assert (clockwork.fire(), len(clockwork.claim()), clockwork.fire()) == (1, 1, 0)
 
 
-def test_times_of_the_last_minute_are_made_up_for_each_by_its_own_call(clockwork: Clockwork) -> None:
+def test_times_of_the_last_minute_are_made_up_for_each_by_its_own_call(
+    clockwork: Clockwork,
+) -> None:
     clockwork.deploy({"period_s": 20})
     clockwork.clock.now += 50
     assert clockwork.fire() == 2
-    assert [held["record"]["submitted_at"] for held in clockwork.claim()] == [1_800_000_020.0, 1_800_000_040.0]
+    assert [held["record"]["submitted_at"] for held in clockwork.claim()] == [
+        1_800_000_020.0,
+        1_800_000_040.0,
+    ]
     assert clockwork.listing()[0].next_at == 1_800_000_060.0
 
 
@@ -126,18 +141,24 @@ def test_a_clock_that_is_set_back_brings_no_time_twice(clockwork: Clockwork) -> 
     assert clockwork.listing()[0].next_at == 1_800_000_000.0 + 2 * HOUR
 
 
-def test_a_deploy_keeps_what_is_the_same_changes_what_is_not_and_drops_the_rest(clockwork: Clockwork) -> None:
+def test_a_deploy_keeps_what_is_the_same_changes_what_is_not_and_drops_the_rest(
+    clockwork: Clockwork,
+) -> None:
     clockwork.deploy({"period_s": 100}, {"period_s": 200})
     clockwork.clock.now += 30
     clockwork.deploy({"period_s": 100}, description="another revision")
-    assert [(planned.number, planned.next_at) for planned in clockwork.listing()] == [(0, 1_800_000_100.0)]
+    assert [(planned.number, planned.next_at) for planned in clockwork.listing()] == [
+        (0, 1_800_000_100.0)
+    ]
     clockwork.deploy({"period_s": 300})
     assert [planned.next_at for planned in clockwork.listing()] == [1_800_000_330.0]
     clockwork.deploy()
     assert clockwork.listing() == []
 
 
-def test_a_stopped_app_is_not_called_and_goes_on_with_its_next_time_when_it_is_deployed_again(clockwork: Clockwork) -> None:
+def test_a_stopped_app_is_not_called_and_goes_on_with_its_next_time_when_it_is_deployed_again(
+    clockwork: Clockwork,
+) -> None:
     clockwork.deploy({"cron": "0 * * * *"})
     with clockwork.store.write() as write:
         registry.stop(write, clockwork.place)
@@ -156,7 +177,9 @@ def test_a_deleted_app_is_not_called(clockwork: Clockwork) -> None:
     assert (clockwork.fire(), clockwork.listing()) == (0, [])
 
 
-def test_a_paused_schedule_stays_paused_over_deploys_and_makes_up_for_nothing(clockwork: Clockwork) -> None:
+def test_a_paused_schedule_stays_paused_over_deploys_and_makes_up_for_nothing(
+    clockwork: Clockwork,
+) -> None:
     clockwork.deploy({"cron": "0 * * * *", "missed": "catch_up"})
     clockwork.pause()
     clockwork.deploy({"cron": "30 * * * *", "missed": "catch_up"})
@@ -175,16 +198,20 @@ def test_a_schedule_that_cannot_be_is_refused_and_nothing_is_deployed(clockwork:
     assert clockwork.listing() == []
 
 
-def test_a_claim_goes_to_one_activator_and_to_another_only_when_it_was_not_taken_in_time(clockwork: Clockwork) -> None:
+def test_a_claim_goes_to_one_activator_and_to_another_only_when_it_was_not_taken_in_time(
+    clockwork: Clockwork,
+) -> None:
     clockwork.deploy({"period_s": 60})
     clockwork.clock.now += 60
     clockwork.fire()
     (held,) = clockwork.claim("a-0")
     assert clockwork.claim("a-1") == []
-    assert [again["due"] for again in clockwork.claim("a-0")] == [held["due"]]  # it died before it wrote it down, and asks again
+    # it died before it wrote it down, and asks again
+    assert [again["due"] for again in clockwork.claim("a-0")] == [held["due"]]
     clockwork.clock.now += due.CLAIM_S + 1
     assert [again["due"] for again in clockwork.claim("a-1")] == [held["due"]]
-    assert clockwork.take(held["due"], activator="a-0") == []  # it had it in its journal, and is told that it is another's
+    # it had it in its journal, and is told that it is another's
+    assert clockwork.take(held["due"], activator="a-0") == []
     assert clockwork.take(held["due"], activator="a-1") == [held["due"]]
 
 
@@ -209,7 +236,9 @@ def test_a_schedule_whose_time_zone_was_lost_holds_up_no_other(clockwork: Clockw
     with clockwork.store.write() as write:
         table = tables.schedules
         lost = sa.func.replace(table.c.document, "Europe/Berlin", "Europe/Atlantis")
-        write.sql.execute(sa.update(table).where(table.c.number == 0).values(document=lost, next_at=write.now + 1))
+        write.sql.execute(
+            sa.update(table).where(table.c.number == 0).values(document=lost, next_at=write.now + 1)
+        )
     clockwork.clock.now += HOUR + 60
     assert (clockwork.fire(), clockwork.fire()) == (1, 0)
     assert [planned.next_at for planned in clockwork.listing()] == [

@@ -41,8 +41,19 @@ def test_references_to_a_key_with_escapes_are_followed() -> None:
     [
         chain(8, 2),
         {"$ref": "#"},
-        {"$defs": {"tree": {"type": "object", "properties": {"children": {"items": {"$ref": "#/$defs/tree"}}}}}, "$ref": "#/$defs/tree"},
-        {"type": "object", "properties": {"$ref": {"type": "string"}, "names": {"enum": ["a"] * 1000}}},
+        {
+            "$defs": {
+                "tree": {
+                    "type": "object",
+                    "properties": {"children": {"items": {"$ref": "#/$defs/tree"}}},
+                }
+            },
+            "$ref": "#/$defs/tree",
+        },
+        {
+            "type": "object",
+            "properties": {"$ref": {"type": "string"}, "names": {"enum": ["a"] * 1000}},
+        },
     ],
 )
 def test_what_is_small_or_refers_to_itself_is_accepted(schema: dict[str, Any]) -> None:
@@ -56,11 +67,18 @@ def test_a_reference_to_elsewhere_is_refused(reference: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["schema", "returns"])
-async def test_a_deploy_whose_schema_names_a_draft_elsewhere_is_refused_and_nothing_is_fetched(controller: Controller, part: str) -> None:
+async def test_a_deploy_whose_schema_names_a_draft_elsewhere_is_refused_and_nothing_is_fetched(
+    controller: Controller, part: str
+) -> None:
     with serve_schemas() as server:
-        method = {"name": "", part: {"type": "object", "properties": {"a": {"$schema": f"{server.url}/x"}}}}
+        method = {
+            "name": "",
+            part: {"type": "object", "properties": {"a": {"$schema": f"{server.url}/x"}}},
+        }
 
-        answer = await controller.http.post("/v1/apps/shop/deploy", json={"functions": [spec("hello", methods=[method])]})
+        answer = await controller.http.post(
+            "/v1/apps/shop/deploy", json={"functions": [spec("hello", methods=[method])]}
+        )
 
         assert server.requests == []
         assert answer.status_code == 400

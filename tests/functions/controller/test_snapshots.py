@@ -1,4 +1,5 @@
-"""Snapshots through the control plane: whose they are, the switch that outlives deploys, and what goes with what."""
+"""Snapshots through the control plane: whose they are, the switch that outlives deploys, and what
+goes with what."""
 
 from __future__ import annotations
 
@@ -21,13 +22,17 @@ async def deploy(controller: Controller, *specs: dict[str, Any], app: str = "sea
 
 
 async def id_of(controller: Controller, function: str = "hello") -> FunctionId:
-    return function_id(tenant=await controller.tenant(), environment="main", app="search", function=function)
+    return function_id(
+        tenant=await controller.tenant(), environment="main", app="search", function=function
+    )
 
 
 async def launch_of(controller: Controller, function: str = "hello") -> dict[str, Any]:
     """The launch that activators are told, of its only revision."""
     changes: Any = (await controller.feed())["changes"]
-    routes = [c["value"] for c in changes if c["kind"] == "function" and c["key"].endswith(f"/{function}")]
+    routes = [
+        c["value"] for c in changes if c["kind"] == "function" and c["key"].endswith(f"/{function}")
+    ]
     (revision,) = routes[-1]["revisions"].values()
     return dict(revision["launch"])
 
@@ -43,21 +48,29 @@ async def test_snapshots_are_listed_shown_proven_and_deleted(controller: Control
         snapshot(tenant, name="sn-2"),
     ]
 
-    listed = (await controller.http.get("/v1/snapshots", params={"app": "search"})).json()["snapshots"]
+    listed = (await controller.http.get("/v1/snapshots", params={"app": "search"})).json()[
+        "snapshots"
+    ]
     assert [(s["id"], s["state"], s["labels"]["function"]) for s in listed] == [
         ("sn-1", "QUARANTINED", "hello"),
         ("sn-2", "READY", "hello"),
     ]
-    assert (await controller.http.get("/v1/snapshots/sn-1")).json()["reason"] == "three restores failed"
+    assert (await controller.http.get("/v1/snapshots/sn-1")).json()[
+        "reason"
+    ] == "three restores failed"
     assert (await controller.http.post("/v1/snapshots/sn-1:prove")).json()["state"] == "READY"
     assert (await controller.http.delete("/v1/snapshots/sn-1")).json() == {"deleted": 1}
     assert [s.id for s in controller.agent.snapshots] == ["sn-2"]
     assert (await audited(controller))[:2] == ["snapshot.delete", "snapshot.prove"]
 
 
-async def test_a_tenant_that_asks_for_too_many_proofs_is_told_when_to_ask_again(controller: Controller) -> None:
+async def test_a_tenant_that_asks_for_too_many_proofs_is_told_when_to_ask_again(
+    controller: Controller,
+) -> None:
     controller.agent.snapshots = [snapshot(await controller.tenant())]
-    controller.agent.prove_failure = ProofsBusy("a proof of this tenant is under way", {"retry_after_s": 17.6})
+    controller.agent.prove_failure = ProofsBusy(
+        "a proof of this tenant is under way", {"retry_after_s": 17.6}
+    )
 
     answer = await controller.http.post("/v1/snapshots/sn-1:prove")
 
@@ -66,7 +79,9 @@ async def test_a_tenant_that_asks_for_too_many_proofs_is_told_when_to_ask_again(
 
 async def test_a_tenant_sees_and_touches_its_own_snapshots_only(controller: Controller) -> None:
     await deploy(controller, spec())
-    controller.agent.snapshots = [snapshot(await controller.tenant(), f"{await id_of(controller)}@v1-abcdef")]
+    controller.agent.snapshots = [
+        snapshot(await controller.tenant(), f"{await id_of(controller)}@v1-abcdef")
+    ]
     stranger = controller.client(await controller.other_tenant())
 
     assert (await stranger.get("/v1/snapshots")).json() == {"snapshots": []}
@@ -78,27 +93,39 @@ async def test_a_tenant_sees_and_touches_its_own_snapshots_only(controller: Cont
     ]:
         answer = await stranger.request(method, path)
         assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (404, "not-found")
-    assert (await stranger.put("/v1/functions/search/hello/snapshots", json={"enabled": False})).status_code == 404
+    assert (
+        await stranger.put("/v1/functions/search/hello/snapshots", json={"enabled": False})
+    ).status_code == 404
     assert len(controller.agent.snapshots) == 1
     invoker = controller.client(await controller.new_key(scope="invoke"))
     assert (await invoker.get("/v1/snapshots")).status_code == 403
 
 
-async def test_switching_off_reaches_the_launch_deletes_what_is_there_and_outlives_deploys(controller: Controller) -> None:
+async def test_switching_off_reaches_the_launch_deletes_what_is_there_and_outlives_deploys(
+    controller: Controller,
+) -> None:
     await deploy(controller, spec())
     assert (await launch_of(controller))["snapshot"] is True
     function = await id_of(controller)
-    controller.agent.snapshots = [snapshot(await controller.tenant(), f"{function}@{v}", name=v) for v in ("v1-a", "v2-b")]
+    controller.agent.snapshots = [
+        snapshot(await controller.tenant(), f"{function}@{v}", name=v) for v in ("v1-a", "v2-b")
+    ]
 
-    answer = await controller.http.put("/v1/functions/search/hello/snapshots", json={"enabled": False})
+    answer = await controller.http.put(
+        "/v1/functions/search/hello/snapshots", json={"enabled": False}
+    )
     assert answer.json() == {"app": "search", "function": "hello", "enabled": False, "deleted": 2}
     launch = await launch_of(controller)
-    assert (launch["snapshot"], launch["forkable"]) == (False, True), "Templates are memory, not disk"
+    assert (launch["snapshot"], launch["forkable"]) == (False, True), (
+        "Templates are memory, not disk"
+    )
     assert (await audited(controller))[0] == "snapshots.disable"
 
     await deploy(controller, spec(env={"A": "1"}))
     assert (await launch_of(controller))["snapshot"] is False
-    assert (await controller.http.get("/v1/apps/search")).json()["functions"][0]["snapshots"] is False
+    assert (await controller.http.get("/v1/apps/search")).json()["functions"][0][
+        "snapshots"
+    ] is False
 
     await controller.http.put("/v1/functions/search/hello/snapshots", json={"enabled": True})
     assert (await launch_of(controller))["snapshot"] is True
@@ -107,7 +134,9 @@ async def test_switching_off_reaches_the_launch_deletes_what_is_there_and_outliv
 async def test_switching_it_the_way_it_is_tells_nobody(controller: Controller) -> None:
     await deploy(controller, spec())
     before = (await controller.feed())["seq"]
-    assert (await controller.http.put("/v1/functions/search/hello/snapshots", json={"enabled": True})).json()["deleted"] == 0
+    assert (
+        await controller.http.put("/v1/functions/search/hello/snapshots", json={"enabled": True})
+    ).json()["deleted"] == 0
     assert (await controller.feed())["seq"] == before
     assert "snapshots.enable" not in await audited(controller)
 
@@ -119,15 +148,21 @@ async def test_what_the_code_forbids_no_switch_allows(controller: Controller) ->
     assert (launch["snapshot"], launch["forkable"]) == (False, False)
 
 
-async def test_switching_off_while_the_node_is_away_is_kept_and_says_so(controller: Controller, short_tmp: Path) -> None:
+async def test_switching_off_while_the_node_is_away_is_kept_and_says_so(
+    controller: Controller, short_tmp: Path
+) -> None:
     await deploy(controller, spec())
     (short_tmp / "snapshotter.sock").unlink()
-    answer = await controller.http.put("/v1/functions/search/hello/snapshots", json={"enabled": False})
+    answer = await controller.http.put(
+        "/v1/functions/search/hello/snapshots", json={"enabled": False}
+    )
     assert (answer.status_code, answer.json()["deleted"]) == (200, None)
     assert (await launch_of(controller))["snapshot"] is False
 
 
-async def test_launches_name_the_variables_of_their_secrets_and_never_a_value(controller: Controller) -> None:
+async def test_launches_name_the_variables_of_their_secrets_and_never_a_value(
+    controller: Controller,
+) -> None:
     for name, values in (("db", {"USER": "u", "PASSWORD": "hunter2"}), ("other", {"X": "1"})):
         await controller.http.put(f"/v1/secrets/{name}", json={"values": values})
     await deploy(controller, spec(secrets=["db"]))
@@ -147,10 +182,17 @@ async def test_a_new_value_of_a_known_variable_changes_no_route(controller: Cont
     assert [c["kind"] for c in changes] == ["secret"]
 
 
-async def test_snapshots_go_with_the_app_and_with_a_function_that_a_deploy_leaves_out(controller: Controller) -> None:
+async def test_snapshots_go_with_the_app_and_with_a_function_that_a_deploy_leaves_out(
+    controller: Controller,
+) -> None:
     await deploy(controller, spec("one"), spec("two"))
-    tenant, ids = await controller.tenant(), [await id_of(controller, name) for name in ("one", "two")]
-    controller.agent.snapshots = [snapshot(tenant, f"{function}@v1-a", name=function) for function in ids]
+    tenant, ids = (
+        await controller.tenant(),
+        [await id_of(controller, name) for name in ("one", "two")],
+    )
+    controller.agent.snapshots = [
+        snapshot(tenant, f"{function}@v1-a", name=function) for function in ids
+    ]
 
     await deploy(controller, spec("one"))
     assert [s.id for s in controller.agent.snapshots] == [ids[0]]
@@ -164,8 +206,13 @@ async def test_deleting_an_app_does_not_wait_for_a_node_that_is_away_and_the_swe
     controller: Controller, short_tmp: Path
 ) -> None:
     await deploy(controller, spec("gone"), spec("kept"), spec("off"))
-    tenant, ids = await controller.tenant(), {name: await id_of(controller, name) for name in ("gone", "kept", "off")}
-    controller.agent.snapshots = [snapshot(tenant, f"{function}@v1-a", name=name) for name, function in ids.items()]
+    tenant, ids = (
+        await controller.tenant(),
+        {name: await id_of(controller, name) for name in ("gone", "kept", "off")},
+    )
+    controller.agent.snapshots = [
+        snapshot(tenant, f"{function}@v1-a", name=name) for name, function in ids.items()
+    ]
     hidden = (short_tmp / "snapshotter.sock").rename(short_tmp / "away.sock")
     await deploy(controller, spec("kept"), spec("off"))
     await controller.http.put("/v1/functions/search/off/snapshots", json={"enabled": False})
@@ -176,18 +223,38 @@ async def test_deleting_an_app_does_not_wait_for_a_node_that_is_away_and_the_swe
     assert [s.id for s in controller.agent.snapshots] == ["kept"]
 
 
-async def test_a_functions_snapshots_are_deleted_without_switching_it_off(controller: Controller) -> None:
+async def test_a_functions_snapshots_are_deleted_without_switching_it_off(
+    controller: Controller,
+) -> None:
     await deploy(controller, spec())
-    controller.agent.snapshots = [snapshot(await controller.tenant(), f"{await id_of(controller)}@v1-a")]
-    assert (await controller.http.delete("/v1/functions/search/hello/snapshots")).json() == {"deleted": 1}
+    controller.agent.snapshots = [
+        snapshot(await controller.tenant(), f"{await id_of(controller)}@v1-a")
+    ]
+    assert (await controller.http.delete("/v1/functions/search/hello/snapshots")).json() == {
+        "deleted": 1
+    }
     assert (await launch_of(controller))["snapshot"] is True
 
 
 async def test_a_template_is_dropped_by_its_owner_only(controller: Controller) -> None:
-    labels = {"tenant": await controller.tenant(), "environment": "main", "app": "search", "function": "hello"}
+    labels = {
+        "tenant": await controller.tenant(),
+        "environment": "main",
+        "app": "search",
+        "function": "hello",
+    }
     revision = RevisionKey("f-1@v1-abcdef")
     controller.agent.templates = [
-        TemplateInfo(revision=revision, pid=1, pss_bytes=1, threads=(), phases_ms={}, forks=0, last_used_at=0.0, labels=labels)
+        TemplateInfo(
+            revision=revision,
+            pid=1,
+            pss_bytes=1,
+            threads=(),
+            phases_ms={},
+            forks=0,
+            last_used_at=0.0,
+            labels=labels,
+        )
     ]
     stranger = controller.client(await controller.other_tenant())
     assert (await stranger.delete(f"/v1/templates/{revision}")).status_code == 404

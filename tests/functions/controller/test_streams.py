@@ -44,6 +44,9 @@ async def test_an_error_on_the_way_is_the_last_line() -> None:
         raise AgentUnavailable("the node agent left")
 
     response = NdjsonResponse(breaks(), request="req-1")
-    lines = [json.loads(piece if isinstance(piece, str) else bytes(piece)) async for piece in response.body_iterator]
+    lines = [
+        json.loads(piece if isinstance(piece, str) else bytes(piece))
+        async for piece in response.body_iterator
+    ]
     assert lines[0] == {"text": "so far"}
     assert (lines[1]["error"]["status"], lines[1]["error"]["instance"]) == (503, "req-1")

@@ -22,14 +22,18 @@ async def told(controller: Controller, name: str = "acme") -> dict[str, Any]:
     """What activators know of a tenant."""
     page = await controller.feed()
     changes: Any = page["changes"]
-    return dict(next(c["value"] for c in changes if c["kind"] == "tenant" and c["value"]["name"] == name))
+    return dict(
+        next(c["value"] for c in changes if c["kind"] == "tenant" and c["value"]["name"] == name)
+    )
 
 
 async def change(controller: Controller, **body: Any) -> httpx.Response:
     return await controller.http.patch("/v1/tenants/acme", json=body)
 
 
-async def test_the_first_tenant_is_not_bounded_before_anybody_said_so(controller: Controller) -> None:
+async def test_the_first_tenant_is_not_bounded_before_anybody_said_so(
+    controller: Controller,
+) -> None:
     own = (await controller.http.get("/v1/tenant")).json()
     assert (own["name"], own["plan"], own["suspended"]) == ("default", "enterprise", False)
     assert (await told(controller, "default"))["plan"]["requests_per_s"] is None
@@ -37,25 +41,41 @@ async def test_the_first_tenant_is_not_bounded_before_anybody_said_so(controller
 
 async def test_plans_are_the_platforms_and_one_is_the_default(controller: Controller) -> None:
     body = (await controller.http.get("/v1/plans")).json()
-    assert ([p["name"] for p in body["plans"]], body["default"]) == (["free", "standard", "enterprise"], "standard")
+    assert ([p["name"] for p in body["plans"]], body["default"]) == (
+        ["free", "standard", "enterprise"],
+        "standard",
+    )
     assert body["plans"][0]["requests_per_s"] == 5
 
 
-async def test_a_tenant_has_a_plan_with_overrides_and_activators_are_told_what_that_means(controller: Controller) -> None:
+async def test_a_tenant_has_a_plan_with_overrides_and_activators_are_told_what_that_means(
+    controller: Controller,
+) -> None:
     made = (
-        await controller.http.post("/v1/tenants", json={"name": "acme", "plan": "free", "overrides": {"burst": None, "gpus": 2}})
+        await controller.http.post(
+            "/v1/tenants",
+            json={"name": "acme", "plan": "free", "overrides": {"burst": None, "gpus": 2}},
+        )
     ).json()
-    assert (made["plan"], made["overrides"], made["terms"]["burst"]) == ("free", {"burst": None, "gpus": 2}, None)
+    assert (made["plan"], made["overrides"], made["terms"]["burst"]) == (
+        "free",
+        {"burst": None, "gpus": 2},
+        None,
+    )
     known = await told(controller)
     assert known["plan"] == {**BUILT_IN["free"].to_json(), "burst": None, "gpus": 2}
     assert known["suspended"] is False
-    changed = (await change(controller, plan="standard", overrides={"concurrent": 7}, clear=["burst"])).json()
+    changed = (
+        await change(controller, plan="standard", overrides={"concurrent": 7}, clear=["burst"])
+    ).json()
     assert (changed["plan"], changed["overrides"]) == ("standard", {"gpus": 2, "concurrent": 7})
     assert (await told(controller))["plan"]["concurrent"] == 7
     assert (await change(controller, clear="all")).json()["overrides"] == {}
 
 
-async def test_a_tenant_without_a_plan_of_its_own_gets_the_default_one(controller: Controller) -> None:
+async def test_a_tenant_without_a_plan_of_its_own_gets_the_default_one(
+    controller: Controller,
+) -> None:
     await controller.other_tenant()
     assert (await controller.http.get("/v1/tenants/acme")).json()["plan"] == "standard"
 
@@ -84,21 +104,35 @@ async def test_an_override_that_makes_no_sense_is_refused_by_key_value_and_bound
     await controller.other_tenant()
     assert said in refused(await change(controller, overrides=overrides), 400)
     assert (await controller.http.get("/v1/tenants/acme")).json()["overrides"] == {}
-    assert said in refused(await controller.http.post("/v1/tenants", json={"name": "b", "overrides": overrides}), 400)
+    assert said in refused(
+        await controller.http.post("/v1/tenants", json={"name": "b", "overrides": overrides}), 400
+    )
     refused(await controller.http.get("/v1/tenants/b"), 404)
 
 
 async def test_numbers_that_are_none_are_refused(controller: Controller) -> None:
     await controller.other_tenant()
-    for text in ('{"overrides": {"requests_per_s": NaN}}', '{"overrides": {"requests_per_s": Infinity}}'):
-        answer = await controller.http.patch("/v1/tenants/acme", content=text, headers={"content-type": "application/json"})
+    for text in (
+        '{"overrides": {"requests_per_s": NaN}}',
+        '{"overrides": {"requests_per_s": Infinity}}',
+    ):
+        answer = await controller.http.patch(
+            "/v1/tenants/acme", content=text, headers={"content-type": "application/json"}
+        )
         assert "requests_per_s" in refused(answer, 400)
 
 
 @pytest.mark.parametrize(
-    "body, said", [({"plan": "gold"}, "there are free, standard"), ({"clear": ["gpus"]}, "not overridden"), ({"x": 1}, "x")]
+    "body, said",
+    [
+        ({"plan": "gold"}, "there are free, standard"),
+        ({"clear": ["gpus"]}, "not overridden"),
+        ({"x": 1}, "x"),
+    ],
 )
-async def test_a_change_that_means_nothing_is_refused(controller: Controller, body: dict[str, Any], said: str) -> None:
+async def test_a_change_that_means_nothing_is_refused(
+    controller: Controller, body: dict[str, Any], said: str
+) -> None:
     await controller.other_tenant()
     assert said in refused(await change(controller, **body), 400)
 
@@ -115,13 +149,19 @@ async def test_a_suspended_tenant_may_look_and_change_nothing(controller: Contro
         await own.put("/v1/secrets/a", json={"value": "x"}),
     ):
         assert "'acme' is suspended" in refused(answer, 403)
-    assert (await change(controller, overrides={"gpus": 1})).json()["suspended"] is True, "other changes leave it so"
+    assert (await change(controller, overrides={"gpus": 1})).json()["suspended"] is True, (
+        "other changes leave it so"
+    )
     assert (await change(controller, suspended=False)).json()["suspended"] is False
     assert (await own.post("/v1/keys", json={})).status_code == 201
 
 
-async def test_the_tenant_that_runs_the_platform_cannot_be_suspended(controller: Controller) -> None:
-    assert "nobody could resume it" in refused(await controller.http.patch("/v1/tenants/default", json={"suspended": True}), 409)
+async def test_the_tenant_that_runs_the_platform_cannot_be_suspended(
+    controller: Controller,
+) -> None:
+    assert "nobody could resume it" in refused(
+        await controller.http.patch("/v1/tenants/default", json={"suspended": True}), 409
+    )
 
 
 async def test_another_tenants_terms_are_nobodys_but_the_operators(controller: Controller) -> None:
@@ -140,21 +180,34 @@ async def test_another_tenants_terms_are_nobodys_but_the_operators(controller: C
     refused(await controller.http.get("/v1/tenants/none"), 404)
 
 
-async def test_the_operator_helps_out_a_tenant_that_lost_its_keys_and_the_tenant_can_see_it(controller: Controller) -> None:
+async def test_the_operator_helps_out_a_tenant_that_lost_its_keys_and_the_tenant_can_see_it(
+    controller: Controller,
+) -> None:
     lost = controller.client(await controller.other_tenant())
     body = {"scope": "deploy", "app": "search", "quotas": {"concurrent": 1}}
     key = (await controller.http.post("/v1/tenants/acme/keys", json=body)).json()
     found = (await controller.client(key["secret"]).get("/v1/whoami")).json()
-    assert (found["tenant"]["name"], found["scope"], found["bound_app"]) == ("acme", "deploy", "search")
+    assert (found["tenant"]["name"], found["scope"], found["bound_app"]) == (
+        "acme",
+        "deploy",
+        "search",
+    )
     entry = (await lost.get("/v1/audit", params={"limit": 1})).json()["entries"][0]
-    assert (entry["subject"], entry["actor"]) == (key["id"], (await controller.http.get("/v1/whoami")).json()["key"])
+    assert (entry["subject"], entry["actor"]) == (
+        key["id"],
+        (await controller.http.get("/v1/whoami")).json()["key"],
+    )
     refused(await lost.post("/v1/tenants/default/keys", json={"scope": "admin"}), 403)
     refused(await lost.post("/v1/tenants/acme/keys", json={"scope": "admin"}), 403)
     refused(await controller.http.post("/v1/tenants/nobody/keys", json={}), 404)
-    refused(await controller.http.post("/v1/tenants/acme/keys", json={"environment": "nowhere"}), 404)
+    refused(
+        await controller.http.post("/v1/tenants/acme/keys", json={"environment": "nowhere"}), 404
+    )
 
 
-async def test_an_operators_key_that_is_bound_does_not_reach_tenants(controller: Controller) -> None:
+async def test_an_operators_key_that_is_bound_does_not_reach_tenants(
+    controller: Controller,
+) -> None:
     bound = controller.client(await controller.new_key(scope="admin", app="search"))
     deploys = controller.client(await controller.new_key(scope="deploy"))
     for client in (bound, deploys):
@@ -162,10 +215,17 @@ async def test_an_operators_key_that_is_bound_does_not_reach_tenants(controller:
         refused(await client.patch("/v1/tenants/default", json={"plan": "free"}), 403)
 
 
-async def test_a_gpu_without_a_price_is_refused_where_it_is_asked_for(controller: Controller) -> None:
+async def test_a_gpu_without_a_price_is_refused_where_it_is_asked_for(
+    controller: Controller,
+) -> None:
     """No call of such a function could be billed: the activators let none through."""
-    for resources, name in (({"gpu": ["K80"], "gpu_count": 1}, "K80"), ({"gpu": ["H100", "any"], "gpu_count": 1}, "any")):
-        answer = await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec(resources=resources)]})
+    for resources, name in (
+        ({"gpu": ["K80"], "gpu_count": 1}, "K80"),
+        ({"gpu": ["H100", "any"], "gpu_count": 1}, "any"),
+    ):
+        answer = await controller.http.post(
+            "/v1/apps/search/deploy", json={"functions": [spec(resources=resources)]}
+        )
         detail = refused(answer, 400)
         assert f"gpu = '{name}' has no price" in detail
         assert f"add prices.gpu_s.{name} to platform.yaml" in detail
@@ -176,11 +236,24 @@ async def test_a_gpu_without_a_price_is_refused_where_it_is_asked_for(controller
 async def test_a_tenant_sees_what_it_uses(controller: Controller) -> None:
     tenant = await controller.tenant()
     resources = {"gpu": ["H100"], "gpu_count": 2}
-    deployed = (await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec(resources=resources)]})).json()
+    deployed = (
+        await controller.http.post(
+            "/v1/apps/search/deploy", json={"functions": [spec(resources=resources)]}
+        )
+    ).json()
     function = (await controller.http.get("/v1/apps/search")).json()["functions"][0]["id"]
     revision = f"{function}@{deployed['functions'][0]['revision']}"
-    controller.agent.instances = [instance(tenant, revision=revision), instance(tenant, name="i-2"), instance("t-other", name="i-3")]
-    recent = [usage(f"req-{n}/1", tenant=tenant, started_at=controller.clock.now - n, tokens_in=7).to_json() for n in range(90)]
+    controller.agent.instances = [
+        instance(tenant, revision=revision),
+        instance(tenant, name="i-2"),
+        instance("t-other", name="i-3"),
+    ]
+    recent = [
+        usage(
+            f"req-{n}/1", tenant=tenant, started_at=controller.clock.now - n, tokens_in=7
+        ).to_json()
+        for n in range(90)
+    ]
     await controller.internal("/internal/usage", {"activator": "a", "records": recent})
     assert (await controller.http.get("/v1/tenant")).json()["use"] == {
         "instances": 2,
@@ -196,31 +269,58 @@ async def test_a_tenant_sees_what_it_uses(controller: Controller) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["x'; DROP TABLE tenants;--", "<script>alert(1)</script>", "", "a" * 64, "a/b", "ünï", "a\0b", "-a", "a b"]
+    "name",
+    [
+        "x'; DROP TABLE tenants;--",
+        "<script>alert(1)</script>",
+        "",
+        "a" * 64,
+        "a/b",
+        "ünï",
+        "a\0b",
+        "-a",
+        "a b",
+    ],
 )
 async def test_a_name_is_a_name(controller: Controller, name: str) -> None:
-    assert "is not valid" in refused(await controller.http.post("/v1/tenants", json={"name": name}), 400)
+    assert "is not valid" in refused(
+        await controller.http.post("/v1/tenants", json={"name": name}), 400
+    )
     assert len((await controller.http.get("/v1/tenants")).json()["tenants"]) == 1
 
 
 async def test_what_a_deploy_shares_must_name_tenants_that_exist(controller: Controller) -> None:
     shared = spec(access=["acme"])
-    answer = await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec("a"), shared]})
+    answer = await controller.http.post(
+        "/v1/apps/search/deploy", json={"functions": [spec("a"), shared]}
+    )
     assert refused(answer, 400) == "function 'hello': access: there is no tenant 'acme'"
     await controller.other_tenant()
     for access in (["acme"], ["*"], ["*", "acme", "default"]):
-        assert (await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec(access=access)]})).status_code == 200
+        assert (
+            await controller.http.post(
+                "/v1/apps/search/deploy", json={"functions": [spec(access=access)]}
+            )
+        ).status_code == 200
 
 
-# -- platform.yaml changed ---------------------------------------------------------------------------------------------
+# -- platform.yaml changed -------------------------------------------------------------------------
 
 
 def _tenant(store: Store, plan: str, plans: dict[str, Plan], **overrides: Any) -> None:
     with store.write() as write:
-        tenants.create(write, name="acme", uid_base=None, actor="k-1", terms=Terms(plan=plan, overrides=overrides, plans=plans))
+        tenants.create(
+            write,
+            name="acme",
+            uid_base=None,
+            actor="k-1",
+            terms=Terms(plan=plan, overrides=overrides, plans=plans),
+        )
 
 
-def test_plans_that_changed_reach_activators_at_the_next_start_and_others_are_not_woken(store: Store) -> None:
+def test_plans_that_changed_reach_activators_at_the_next_start_and_others_are_not_woken(
+    store: Store,
+) -> None:
     bootstrap.ensure_admin(store, uid_base=None)
     _tenant(store, "gold", {"gold": Plan(name="gold", concurrent=5)}, gpus=1)
 
@@ -229,23 +329,39 @@ def test_plans_that_changed_reach_activators_at_the_next_start_and_others_are_no
             return sql.exec_driver_sql("SELECT head FROM feed_state").scalar_one()
 
     before = head()
-    for plans, news in (({"gold": Plan(name="gold", concurrent=5)}, 0), ({"gold": Plan(name="gold", concurrent=9)}, 1)):
+    for plans, news in (
+        ({"gold": Plan(name="gold", concurrent=5)}, 0),
+        ({"gold": Plan(name="gold", concurrent=9)}, 1),
+    ):
         with store.write() as write:
             tenants.publish_all(write, plans={**BUILT_IN, **plans})
         assert head() - before == news
     with store.read() as sql:
-        values = [json.loads(row.value) for row in sql.exec_driver_sql("SELECT value FROM feed WHERE kind = 'tenant'")]
-    assert {v["name"]: (v["plan"]["concurrent"], v["plan"]["gpus"]) for v in values} == {"acme": (9, 1), "default": (None, None)}
+        values = [
+            json.loads(row.value)
+            for row in sql.exec_driver_sql("SELECT value FROM feed WHERE kind = 'tenant'")
+        ]
+    assert {v["name"]: (v["plan"]["concurrent"], v["plan"]["gpus"]) for v in values} == {
+        "acme": (9, 1),
+        "default": (None, None),
+    }
 
 
 @pytest.mark.parametrize(
-    "plans, said", [({}, "plan 'gold': there is none"), ({"gold": Plan(name="gold")}, "burst = 50: needs requests_per_s")]
+    "plans, said",
+    [
+        ({}, "plan 'gold': there is none"),
+        ({"gold": Plan(name="gold")}, "burst = 50: needs requests_per_s"),
+    ],
 )
 def test_a_plan_that_is_gone_or_does_not_fit_any_more_stops_the_start_naming_the_tenant(
     store: Store, plans: dict[str, Plan], said: str
 ) -> None:
     _tenant(store, "gold", {"gold": Plan(name="gold", requests_per_s=5)}, burst=50)
-    with store.write() as write, pytest.raises(SettingsInvalid, match=f"plans: tenant 'acme': .*{said}"):
+    with (
+        store.write() as write,
+        pytest.raises(SettingsInvalid, match=f"plans: tenant 'acme': .*{said}"),
+    ):
         tenants.publish_all(write, plans={**BUILT_IN, **plans})
 
 

@@ -16,7 +16,8 @@ from tests.functions.controller.conftest import Controller
 
 
 class SlowQueries:
-    """Queries that name a table wait in their threads until `go` is set. `begun` counts them; `enough` is set at OF_TENANT."""
+    """Queries that name a table wait in their threads until `go` is set. `begun` counts them;
+    `enough` is set at OF_TENANT."""
 
     def __init__(self, table: str) -> None:
         self.go = threading.Event()
@@ -53,7 +54,9 @@ def slow(controller: Controller, table: str) -> Iterator[SlowQueries]:
         pytest.param("/v1/weights", "weights", id="a route on the loop"),
     ],
 )
-async def test_one_tenants_slow_requests_leave_threads_to_others(controller: Controller, path: str, table: str) -> None:
+async def test_one_tenants_slow_requests_leave_threads_to_others(
+    controller: Controller, path: str, table: str
+) -> None:
     async with controller.client(await controller.other_tenant()) as acme:
         with slow(controller, table) as queries:
             asked = [asyncio.create_task(acme.get(path)) for _ in range(60)]

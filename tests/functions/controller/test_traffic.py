@@ -1,4 +1,5 @@
-"""Changes of traffic in the control plane: compare-and-set, checked whole or not at all, published and written down."""
+"""Changes of traffic in the control plane: compare-and-set, checked whole or not at all, published
+and written down."""
 
 from __future__ import annotations
 
@@ -31,12 +32,21 @@ async def deployed(controller: Controller, count: int = 2) -> list[str]:
 
 
 async def place(controller: Controller) -> Place:
-    return Place(tenant=await controller.tenant(), uid=None, environment="main", app="search", actor="k-1", request="req-1")
+    return Place(
+        tenant=await controller.tenant(),
+        uid=None,
+        environment="main",
+        app="search",
+        actor="k-1",
+        request="req-1",
+    )
 
 
 async def published(controller: Controller) -> FunctionRoute:
     changes: Any = (await controller.feed())["changes"]
-    return FunctionRoute.from_json(next(change["value"] for change in changes if change["kind"] == "function"))
+    return FunctionRoute.from_json(
+        next(change["value"] for change in changes if change["kind"] == "function")
+    )
 
 
 def weighed(weights: Mapping[str, int]) -> traffic.Edit:
@@ -50,19 +60,36 @@ async def test_a_deploy_is_a_document_of_one_revision(controller: Controller) ->
         document = traffic.find(sql, where, "hello")
     assert document.weights == {only: 100}
     assert document.salt == where.function_id("hello")
-    assert documents.from_json((await published(controller)).document) == replace(document, tags={"stable": only})
+    assert documents.from_json((await published(controller)).document) == replace(
+        document, tags={"stable": only}
+    )
 
 
-async def test_a_change_is_published_with_the_revisions_that_it_names_and_stands_in_the_history(controller: Controller) -> None:
+async def test_a_change_is_published_with_the_revisions_that_it_names_and_stands_in_the_history(
+    controller: Controller,
+) -> None:
     first, second, third, fourth, fifth = await deployed(controller, 5)
     where = await place(controller)
 
     def edit(document: TrafficDocument) -> TrafficDocument:
-        return replace(document, weights={second: 90, third: 10}, tags={"next": first}, shadow=Shadow(revision=fourth))
+        return replace(
+            document,
+            weights={second: 90, third: 10},
+            tags={"next": first},
+            shadow=Shadow(revision=fourth),
+        )
 
     with controller.context.store.write() as write:
         before = traffic.find(write.sql, where, "hello")
-        after = traffic.change(write, where, "hello", edit, expected=before.generation, action="traffic.set", message="a look at v3")
+        after = traffic.change(
+            write,
+            where,
+            "hello",
+            edit,
+            expected=before.generation,
+            action="traffic.set",
+            message="a look at v3",
+        )
     assert after.generation == before.generation + 1
     route = await published(controller)
     assert dict(route.traffic) == {second: 90, third: 10}
@@ -70,8 +97,14 @@ async def test_a_change_is_published_with_the_revisions_that_it_names_and_stands
     told = documents.checked(documents.from_json(route.document), revisions=route.revisions)
     assert told == replace(after, tags={"next": first, "stable": second})
     history = (await controller.http.get("/v1/apps/search/history")).json()["history"][0]
-    assert (history["action"], history["message"], history["functions"][0]["revision"]) == ("traffic.set", "a look at v3", second)
-    audit = (await controller.http.get("/v1/audit", params={"action": "traffic.set"})).json()["entries"][0]
+    assert (history["action"], history["message"], history["functions"][0]["revision"]) == (
+        "traffic.set",
+        "a look at v3",
+        second,
+    )
+    audit = (await controller.http.get("/v1/audit", params={"action": "traffic.set"})).json()[
+        "entries"
+    ][0]
     assert audit["before"]["weights"] == {fifth: 100}
     assert audit["after"]["weights"] == {second: 90, third: 10}
     assert audit["subject"] == "main/search/hello"
@@ -83,9 +116,21 @@ async def test_of_two_operators_at_once_the_second_is_told(controller: Controlle
     with controller.context.store.read() as sql:
         seen = traffic.find(sql, where, "hello").generation
     with controller.context.store.write() as write:
-        traffic.change(write, where, "hello", weighed({first: 50, second: 50}), expected=seen, action="traffic.set")
-    with controller.context.store.write() as write, pytest.raises(Conflict, match="changed meanwhile") as caught:
-        traffic.change(write, where, "hello", weighed({first: 100}), expected=seen, action="traffic.set")
+        traffic.change(
+            write,
+            where,
+            "hello",
+            weighed({first: 50, second: 50}),
+            expected=seen,
+            action="traffic.set",
+        )
+    with (
+        controller.context.store.write() as write,
+        pytest.raises(Conflict, match="changed meanwhile") as caught,
+    ):
+        traffic.change(
+            write, where, "hello", weighed({first: 100}), expected=seen, action="traffic.set"
+        )
     assert caught.value.detail["generation"] == seen + 1
     assert dict((await published(controller)).traffic) == {first: 50, second: 50}
 
@@ -98,20 +143,33 @@ async def test_what_cannot_be_followed_changes_nothing(controller: Controller) -
         (weighed({first: 60, second: 60}), "add up to 120"),
         (weighed({first: 50, "v9-000000": 50}), "no revision"),
         (lambda document: replace(document, tags={"gone": "v9-000000"}), "no revision"),
-        (lambda document: replace(document, weights={first: 30, second: 70}, max_candidate=20), "max_candidate"),
+        (
+            lambda document: replace(document, weights={first: 30, second: 70}, max_candidate=20),
+            "max_candidate",
+        ),
     ):
         with controller.context.store.write() as write, pytest.raises(InvalidInput, match=says):
             traffic.change(write, where, "hello", edit, action="traffic.set")
     assert await published(controller) == before
 
 
-async def test_segments_follow_the_weights_whatever_an_edit_says_of_them(controller: Controller) -> None:
+async def test_segments_follow_the_weights_whatever_an_edit_says_of_them(
+    controller: Controller,
+) -> None:
     first, second = await deployed(controller)
     where = await place(controller)
     with controller.context.store.write() as write:
-        at_5 = traffic.change(write, where, "hello", weighed({second: 95, first: 5}), action="rollout.step")
-        at_10 = traffic.change(write, where, "hello", weighed({second: 90, first: 10}), action="rollout.step")
-    moved = [p for p in range(100) if documents.revision_at(at_5.segments, p) != documents.revision_at(at_10.segments, p)]
+        at_5 = traffic.change(
+            write, where, "hello", weighed({second: 95, first: 5}), action="rollout.step"
+        )
+        at_10 = traffic.change(
+            write, where, "hello", weighed({second: 90, first: 10}), action="rollout.step"
+        )
+    moved = [
+        p
+        for p in range(100)
+        if documents.revision_at(at_5.segments, p) != documents.revision_at(at_10.segments, p)
+    ]
     assert len(moved) == 5
     assert all(documents.revision_at(at_10.segments, p) == first for p in moved)
 
@@ -121,7 +179,10 @@ async def test_no_change_is_no_entry_and_no_generation(controller: Controller) -
     where = await place(controller)
     with controller.context.store.write() as write:
         before = traffic.find(write.sql, where, "hello")
-        assert traffic.change(write, where, "hello", lambda document: document, action="traffic.set") == before
+        assert (
+            traffic.change(write, where, "hello", lambda document: document, action="traffic.set")
+            == before
+        )
         entries = write.sql.execute(sa.select(tables.deployments.c.action)).scalars().all()
     assert "traffic.set" not in entries
 
@@ -130,9 +191,15 @@ async def test_without_an_action_nothing_is_written_down_by_it(controller: Contr
     first, _ = await deployed(controller)
     where = await place(controller)
     with controller.context.store.write() as write:
-        count = len(write.sql.execute(sa.select(tables.deployments)).all()), len(write.sql.execute(sa.select(tables.audit)).all())
+        count = (
+            len(write.sql.execute(sa.select(tables.deployments)).all()),
+            len(write.sql.execute(sa.select(tables.audit)).all()),
+        )
         traffic.change(write, where, "hello", weighed({first: 100}), action="")
-        assert (len(write.sql.execute(sa.select(tables.deployments)).all()), len(write.sql.execute(sa.select(tables.audit)).all())) == count
+        assert (
+            len(write.sql.execute(sa.select(tables.deployments)).all()),
+            len(write.sql.execute(sa.select(tables.audit)).all()),
+        ) == count
 
 
 async def test_aliases_are_published_as_tags_and_own_tags_win(controller: Controller) -> None:
@@ -141,20 +208,40 @@ async def test_aliases_are_published_as_tags_and_own_tags_win(controller: Contro
     function_id = where.function_id("hello")
     with controller.context.store.write() as write:
         for name, revision in (("good", first), ("next", first)):
-            row = {"function": function_id, "name": name, "revision": revision, "updated_by": "k-1", "updated_at": 0.0}
+            row = {
+                "function": function_id,
+                "name": name,
+                "revision": revision,
+                "updated_by": "k-1",
+                "updated_at": 0.0,
+            }
             write.sql.execute(sa.insert(tables.aliases).values(**row))
-        document = traffic.change(write, where, "hello", lambda d: replace(d, tags={"next": second}), action="traffic.tag")
+        document = traffic.change(
+            write, where, "hello", lambda d: replace(d, tags={"next": second}), action="traffic.tag"
+        )
     route = await published(controller)
-    assert documents.from_json(route.document).tags == {"good": first, "next": second, "stable": second}
+    assert documents.from_json(route.document).tags == {
+        "good": first,
+        "next": second,
+        "stable": second,
+    }
     assert set(route.revisions) == {first, second}
     assert document.tags == {"next": second}
 
 
-async def test_a_function_that_was_removed_has_no_traffic_and_comes_back_without_its_old_names(controller: Controller) -> None:
+async def test_a_function_that_was_removed_has_no_traffic_and_comes_back_without_its_old_names(
+    controller: Controller,
+) -> None:
     first, second = await deployed(controller)
     where = await place(controller)
     with controller.context.store.write() as write:
-        traffic.change(write, where, "hello", lambda d: replace(d, tags={"old": first}, pins={"default": first}), action="traffic.set")
+        traffic.change(
+            write,
+            where,
+            "hello",
+            lambda d: replace(d, tags={"old": first}, pins={"default": first}),
+            action="traffic.set",
+        )
     assert (await controller.http.delete("/v1/apps/search")).status_code == 204
     with controller.context.store.write() as write, pytest.raises(NotFound):
         traffic.change(write, where, "hello", weighed({second: 100}), action="traffic.set")
@@ -165,12 +252,22 @@ async def test_a_function_that_was_removed_has_no_traffic_and_comes_back_without
     assert (document.weights, document.tags, document.pins) == ({first: 100}, {}, {})
 
 
-async def test_a_shadow_that_begins_to_answer_callers_is_one_no_longer(controller: Controller) -> None:
+async def test_a_shadow_that_begins_to_answer_callers_is_one_no_longer(
+    controller: Controller,
+) -> None:
     first, second = await deployed(controller)
     where = await place(controller)
     with controller.context.store.write() as write:
-        traffic.change(write, where, "hello", lambda d: replace(d, shadow=Shadow(revision=first)), action="traffic.change")
-        after = traffic.change(write, where, "hello", weighed({first: 10, second: 90}), action="rollout.step")
+        traffic.change(
+            write,
+            where,
+            "hello",
+            lambda d: replace(d, shadow=Shadow(revision=first)),
+            action="traffic.change",
+        )
+        after = traffic.change(
+            write, where, "hello", weighed({first: 10, second: 90}), action="rollout.step"
+        )
     assert after.shadow is None
 
 
@@ -178,6 +275,13 @@ async def test_a_change_that_goes_back_says_so_until_the_next_one(controller: Co
     first, second = await deployed(controller)
     where = await place(controller)
     with controller.context.store.write() as write:
-        assert traffic.change(write, where, "hello", weighed({first: 100}), action="rollout.rollback").at_once
-        assert traffic.change(write, where, "hello", weighed({first: 100}), action="traffic.change").at_once  # no change
-        assert not traffic.change(write, where, "hello", weighed({second: 100}), action="traffic.change").at_once
+        assert traffic.change(
+            write, where, "hello", weighed({first: 100}), action="rollout.rollback"
+        ).at_once
+        # no change
+        assert traffic.change(
+            write, where, "hello", weighed({first: 100}), action="traffic.change"
+        ).at_once
+        assert not traffic.change(
+            write, where, "hello", weighed({second: 100}), action="traffic.change"
+        ).at_once

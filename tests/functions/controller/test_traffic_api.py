@@ -1,4 +1,5 @@
-"""`/v1/functions/{app}/{function}/traffic`: what can be said of it, by whom, and two operators at once."""
+"""`/v1/functions/{app}/{function}/traffic`: what can be said of it, by whom, and two operators at
+once."""
 
 from __future__ import annotations
 
@@ -27,16 +28,36 @@ async def test_traffic_is_read_with_its_generation_as_the_etag(controller: Contr
     _, second = await deployed(controller)
     answer = await controller.http.get(PATH)
     body = answer.json()
-    assert (body["app"], body["function"], body["weights"], body["aliases"]) == ("search", "hello", {second: 100}, {"stable": second})
+    assert (body["app"], body["function"], body["weights"], body["aliases"]) == (
+        "search",
+        "hello",
+        {second: 100},
+        {"stable": second},
+    )
     assert answer.headers["etag"] == f'"{body["generation"]}"'
-    assert (body["sticky"], body["max_candidate"], body["shadow"], body["experiment"]) == ("request", 100, None, None)
+    assert (body["sticky"], body["max_candidate"], body["shadow"], body["experiment"]) == (
+        "request",
+        100,
+        None,
+        None,
+    )
 
 
 async def test_a_put_says_all_of_it_and_a_patch_a_part(controller: Controller) -> None:
     copied, first, second = await deployed(controller, 3)
-    put = {"weights": {first: 10, "stable": 90}, "tags": {"old": first}, "sticky": "key", "pins": {"default": first}}
+    put = {
+        "weights": {first: 10, "stable": 90},
+        "tags": {"old": first},
+        "sticky": "key",
+        "pins": {"default": first},
+    }
     assert (await controller.http.put(PATH, json=put)).status_code == 200
-    await change(controller, tags={"next": second, "old": None}, shadow={"revision": "v1", "percent": 5}, max_candidate=20)
+    await change(
+        controller,
+        tags={"next": second, "old": None},
+        shadow={"revision": "v1", "percent": 5},
+        max_candidate=20,
+    )
     body = (await controller.http.get(PATH)).json()
     assert (body["weights"], body["tags"], body["sticky"], body["pins"]) == (
         {first: 10, second: 90},
@@ -51,7 +72,9 @@ async def test_a_put_says_all_of_it_and_a_patch_a_part(controller: Controller) -
     assert (await controller.http.put(PATH, json={"weights": {second: 100}})).json()["tags"] == {}
 
 
-async def test_what_activators_are_told_of_a_function_has_a_bound(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_activators_are_told_of_a_function_has_a_bound(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = await deployed(controller)
     await change(controller, tags={"old": first})
     with controller.context.store.read() as sql:
@@ -59,12 +82,25 @@ async def test_what_activators_are_told_of_a_function_has_a_bound(controller: Co
     monkeypatch.setattr(publishing, "MAX_ROUTE_BYTES", size)
     await change(controller, weights={first: 50, second: 50})  # a few bytes
     await change(controller, weights={second: 100})
-    refusal = await controller.http.patch(PATH, json={"tags": {f"a-long-name-{n}": first for n in range(60)}})
+    refusal = await controller.http.patch(
+        PATH, json={"tags": {f"a-long-name-{n}": first for n in range(60)}}
+    )
     assert "Remove tags" in refused(refusal, 413)
     assert (await controller.http.get(PATH)).json()["tags"] == {"old": first}
-    grown = spec(methods=[{"name": "", "parameters": ["x"], "schema": {"type": "object", "description": "x" * 5_000}}])
+    grown = spec(
+        methods=[
+            {
+                "name": "",
+                "parameters": ["x"],
+                "schema": {"type": "object", "description": "x" * 5_000},
+            }
+        ]
+    )
     assert "Remove tags" in refused(
-        await controller.http.post("/v1/apps/search/deploy", json={"functions": [grown], "allow_breaking": True}), 413
+        await controller.http.post(
+            "/v1/apps/search/deploy", json={"functions": [grown], "allow_breaking": True}
+        ),
+        413,
     )
     monkeypatch.setattr(publishing, "MAX_ROUTE_BYTES", 100)
     await change(controller, tags={"old": None})  # what is smaller than before is taken
@@ -83,12 +119,20 @@ async def test_who_did_not_see_the_newest_is_told(controller: Controller) -> Non
     seen = (await controller.http.get(PATH)).headers["etag"]
     for headers, body in (({"if-match": seen}, {}), ({}, {"generation": int(seen.strip('"'))})):
         await change(controller, sticky="key" if headers else "tenant")
-        answer = await controller.http.patch(PATH, json={"weights": {first: 100}, **body}, headers=headers)
+        answer = await controller.http.patch(
+            PATH, json={"weights": {first: 100}, **body}, headers=headers
+        )
         assert "changed meanwhile" in refused(answer, 409)
     newest = (await controller.http.get(PATH)).headers["etag"]
-    assert (await controller.http.patch(PATH, json={"weights": {first: 100}}, headers={"if-match": newest})).status_code == 200
+    assert (
+        await controller.http.patch(
+            PATH, json={"weights": {first: 100}}, headers={"if-match": newest}
+        )
+    ).status_code == 200
     for wrong in ("abc", '"-1"', '""'):
-        assert "If-Match" in refused(await controller.http.patch(PATH, json={}, headers={"if-match": wrong}), 400)
+        assert "If-Match" in refused(
+            await controller.http.patch(PATH, json={}, headers={"if-match": wrong}), 400
+        )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +152,9 @@ async def test_who_did_not_see_the_newest_is_told(controller: Controller) -> Non
         ({"max_candidate": 200}, 400, "max_candidate"),
     ],
 )
-async def test_what_cannot_be_is_refused(controller: Controller, body: dict[str, Any], status: int, says: str) -> None:
+async def test_what_cannot_be_is_refused(
+    controller: Controller, body: dict[str, Any], status: int, says: str
+) -> None:
     await deployed(controller, 1)
     assert says in refused(await controller.http.patch(PATH, json=body), status)
 
@@ -116,11 +162,15 @@ async def test_what_cannot_be_is_refused(controller: Controller, body: dict[str,
 async def test_the_blast_radius_holds_for_hands_too(controller: Controller) -> None:
     first, second = await deployed(controller)
     await change(controller, max_candidate=10)
-    assert "max_candidate allows 10 %" in refused(await controller.http.patch(PATH, json={"weights": {first: 30, second: 70}}), 400)
+    assert "max_candidate allows 10 %" in refused(
+        await controller.http.patch(PATH, json={"weights": {first: 30, second: 70}}), 400
+    )
     await change(controller, weights={first: 100})
 
 
-async def test_another_tenants_function_and_one_out_of_reach_are_not_there(controller: Controller) -> None:
+async def test_another_tenants_function_and_one_out_of_reach_are_not_there(
+    controller: Controller,
+) -> None:
     await deployed(controller, 1)
     assert refused(await controller.client(await controller.other_tenant()).get(PATH), 404)
     bound = controller.client(await controller.new_key(scope="deploy", app="other"))
@@ -130,16 +180,26 @@ async def test_another_tenants_function_and_one_out_of_reach_are_not_there(contr
     assert refused(await controller.http.get("/v1/functions/search/nobody/traffic"), 404)
 
 
-async def test_a_key_that_is_bound_to_the_function_changes_its_traffic(controller: Controller) -> None:
-    answer = await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec(), spec("other")]})
+async def test_a_key_that_is_bound_to_the_function_changes_its_traffic(
+    controller: Controller,
+) -> None:
+    answer = await controller.http.post(
+        "/v1/apps/search/deploy", json={"functions": [spec(), spec("other")]}
+    )
     assert answer.status_code == 200
-    bound = controller.client(await controller.new_key(scope="deploy", app="search", function="hello"))
+    bound = controller.client(
+        await controller.new_key(scope="deploy", app="search", function="hello")
+    )
     assert (await bound.patch(PATH, json={"sticky": "key"})).status_code == 200
-    assert refused(await bound.patch("/v1/functions/search/other/traffic", json={"sticky": "key"}), 403)
+    assert refused(
+        await bound.patch("/v1/functions/search/other/traffic", json={"sticky": "key"}), 403
+    )
 
 
 @pytest.mark.parametrize("name", ["stable", "candidate"])
-async def test_no_tag_stands_before_what_the_platform_calls_so(controller: Controller, name: str) -> None:
+async def test_no_tag_stands_before_what_the_platform_calls_so(
+    controller: Controller, name: str
+) -> None:
     first, second = await deployed(controller)
     assert "kept by the platform" in refused(await change(controller, 400, tags={name: first}), 400)
     body = {"functions": [spec(description="next")], "no_traffic": True, "tag": name}
@@ -155,17 +215,34 @@ async def test_what_became_of_a_shadows_copies_is_shown_with_it(controller: Cont
     with controller.context.store.read() as sql:
         function_id = sql.execute(sa.select(tables.functions.c.id)).scalar_one()
     seen = Observation(
-        tenant="t", function_id=function_id, revision=copied, arm=SHADOW_ARM, minute=int(controller.clock.now // 60) - 1,
-        answered=9, failed=1, compared=8, matched=7, skipped=3, latency={"warm": {bucket_of(40): 9}},
-    )  # fmt: skip
+        tenant="t",
+        function_id=function_id,
+        revision=copied,
+        arm=SHADOW_ARM,
+        minute=int(controller.clock.now // 60) - 1,
+        answered=9,
+        failed=1,
+        compared=8,
+        matched=7,
+        skipped=3,
+        latency={"warm": {bucket_of(40): 9}},
+    )
     with controller.context.store.write() as write:
-        observations.take(write, {"activator": "a", "life": "l", "sequence": 1, "observations": [seen.to_json()]})
+        observations.take(
+            write, {"activator": "a", "life": "l", "sequence": 1, "observations": [seen.to_json()]}
+        )
 
     result = (await controller.http.get(PATH)).json()["shadow_result"]
 
     assert without["shadow_result"] is None
     assert (empty["answered"], empty["p50_ms"]) == (0, None)
-    assert {name: result[name] for name in ("answered", "failed", "compared", "matched", "skipped")} == {
-        "answered": 9, "failed": 1, "compared": 8, "matched": 7, "skipped": 3,
-    }  # fmt: skip
+    assert {
+        name: result[name] for name in ("answered", "failed", "compared", "matched", "skipped")
+    } == {
+        "answered": 9,
+        "failed": 1,
+        "compared": 8,
+        "matched": 7,
+        "skipped": 3,
+    }
     assert result["p50_ms"] == pytest.approx(40, rel=0.1)

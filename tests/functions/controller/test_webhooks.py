@@ -14,7 +14,12 @@ from pilotlight.controller.webhooks import Message, Outcome, Sender, check_url, 
 from pilotlight.errors import InvalidInput
 from tests.fakes.hooks import OK, Receiver
 
-MESSAGE = Message(id="al-1", type="budget.reached", at=1_800_000_000.25, data={"percent": 80, "tenant": "Käse & Söhne"})
+MESSAGE = Message(
+    id="al-1",
+    type="budget.reached",
+    at=1_800_000_000.25,
+    data={"percent": 80, "tenant": "Käse & Söhne"},
+)
 SECRET = new_secret()
 
 
@@ -38,14 +43,19 @@ class Names:
 
 async def post(url: str, *, policy: str = "any", names: Names | None = None) -> Outcome:
     resolve = names or webhooks.resolve
-    async with Sender(policy=policy, resolve=resolve, verify=ssl.create_default_context()) as sender:
+    async with Sender(
+        policy=policy, resolve=resolve, verify=ssl.create_default_context()
+    ) as sender:
         return await sender.post(MESSAGE, url=url, secret=SECRET, now=1_800_000_123.9)
 
 
-# -- what is sent -------------------------------------------------------------------------------------------------------
+# -- what is sent ----------------------------------------------------------------------------------
 def test_the_example_of_the_specification_has_its_signature() -> None:
     signature = sign(
-        "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", id="msg_p5jXN8AQM9LWM0D4loKWxJek", timestamp=1614265330, body=b'{"test": 2432232314}'
+        "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+        id="msg_p5jXN8AQM9LWM0D4loKWxJek",
+        timestamp=1614265330,
+        body=b'{"test": 2432232314}',
     )
     assert signature == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
@@ -57,45 +67,63 @@ async def test_a_message_is_json_and_its_signature_holds(receiver: Receiver) -> 
     assert got.is_signed_with(SECRET)
     assert not got.is_signed_with(new_secret())
     assert (got.headers["webhook-id"], got.headers["webhook-timestamp"]) == ("al-1", "1800000123")
-    assert json.loads(got.body) == {"type": "budget.reached", "timestamp": "2027-01-15T08:00:00.250000Z", "data": dict(MESSAGE.data)}
+    assert json.loads(got.body) == {
+        "type": "budget.reached",
+        "timestamp": "2027-01-15T08:00:00.250000Z",
+        "data": dict(MESSAGE.data),
+    }
 
 
-@pytest.mark.parametrize("secret", ["", "whsec_", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_no base64!", "x whsec_aaaa"])
+@pytest.mark.parametrize(
+    "secret", ["", "whsec_", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_no base64!", "x whsec_aaaa"]
+)
 def test_what_is_no_secret_signs_nothing(secret: str) -> None:
     with pytest.raises(ValueError, match="whsec_"):
         sign(secret, id="1", timestamp=1, body=b"")
 
 
-# -- what comes back ----------------------------------------------------------------------------------------------------
+# -- what comes back -------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "answer, outcome",
     [
         (OK, Outcome(status=204)),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000000\r\n\r\nendless", Outcome(status=200)),
-        (b"HTTP/1.1 500 Oh\r\n\r\n", Outcome(status=500, error="500: an answer of 200 to 299 was expected")),
+        (
+            b"HTTP/1.1 500 Oh\r\n\r\n",
+            Outcome(status=500, error="500: an answer of 200 to 299 was expected"),
+        ),
         (
             b"HTTP/1.1 429 Slow\r\nretry-after: 120\r\n\r\n",
-            Outcome(status=429, error="429: an answer of 200 to 299 was expected", retry_after_s=120),
+            Outcome(
+                status=429, error="429: an answer of 200 to 299 was expected", retry_after_s=120
+            ),
         ),
         (
             b"HTTP/1.1 503 No\r\nretry-after: Wed, 21 Oct 2026 07:28:00 GMT\r\n\r\n",
             Outcome(status=503, error="503: an answer of 200 to 299 was expected"),
         ),
-        (b"HTTP/1.1 410 Gone\r\n\r\n", Outcome(status=410, error="410: the receiver wants no more of these", is_gone=True)),
+        (
+            b"HTTP/1.1 410 Gone\r\n\r\n",
+            Outcome(status=410, error="410: the receiver wants no more of these", is_gone=True),
+        ),
         (
             b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1/admin\r\n\r\n",
             Outcome(status=302, error="302: redirects are not followed: name the address itself"),
         ),
     ],
 )
-async def test_an_answer_is_judged_by_its_head(receiver: Receiver, answer: bytes, outcome: Outcome) -> None:
+async def test_an_answer_is_judged_by_its_head(
+    receiver: Receiver, answer: bytes, outcome: Outcome
+) -> None:
     receiver.reply = lambda _: answer
     assert await post(receiver.url) == outcome
     assert len(receiver.received) == 1
 
 
 @pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 2", b"\x00" * 100])
-async def test_a_receiver_that_is_broken_is_an_error_with_a_reason(receiver: Receiver, answer: bytes) -> None:
+async def test_a_receiver_that_is_broken_is_an_error_with_a_reason(
+    receiver: Receiver, answer: bytes
+) -> None:
     receiver.reply = lambda _: answer
     outcome = await post(receiver.url)
     assert outcome.status is None
@@ -112,10 +140,14 @@ async def test_nobody_listens_there(receiver: Receiver) -> None:
 async def test_a_receiver_that_never_answers_is_left(receiver: Receiver) -> None:
     receiver.reply = lambda _: None
     async with Sender(policy="any", attempt_s=0.05) as sender:
-        assert await sender.post(MESSAGE, url=receiver.url, secret=SECRET, now=1.0) == Outcome(error="no answer within 0.05 s")
+        assert await sender.post(MESSAGE, url=receiver.url, secret=SECRET, now=1.0) == Outcome(
+            error="no answer within 0.05 s"
+        )
 
 
-async def test_the_second_address_of_a_name_is_tried_when_the_first_does_not_take_the_connection(receiver: Receiver) -> None:
+async def test_the_second_address_of_a_name_is_tried_when_the_first_does_not_take_the_connection(
+    receiver: Receiver,
+) -> None:
     names = Names("127.0.0.2", "127.0.0.1")  # the receiver listens on the second only
     assert await post(f"http://hooks.example:{receiver.port}/x", names=names) == Outcome(status=204)
     assert receiver.received[0].headers["host"] == f"hooks.example:{receiver.port}"
@@ -127,9 +159,17 @@ async def test_a_name_that_does_not_exist_is_an_error() -> None:
     assert "nobody.invalid cannot be resolved" in str(outcome.error)
 
 
-# -- where it may lead --------------------------------------------------------------------------------------------------
+# -- where it may lead -----------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "address", ["1.1.1.1", "93.184.215.14", "2606:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101", "2002:101:101::1"]
+    "address",
+    [
+        "1.1.1.1",
+        "93.184.215.14",
+        "2606:4700::1111",
+        "::ffff:1.1.1.1",
+        "64:ff9b::101:101",
+        "2002:101:101::1",
+    ],
 )
 def test_addresses_of_the_public_internet(address: str) -> None:
     assert is_public(address)
@@ -138,10 +178,40 @@ def test_addresses_of_the_public_internet(address: str) -> None:
 @pytest.mark.parametrize(
     "address",
     [
-        *("127.0.0.1", "127.9.9.9", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "100.64.0.1", "169.254.169.254", "192.0.2.1"),
+        *(
+            "127.0.0.1",
+            "127.9.9.9",
+            "0.0.0.0",
+            "10.1.2.3",
+            "172.16.0.1",
+            "192.168.1.1",
+            "100.64.0.1",
+            "169.254.169.254",
+            "192.0.2.1",
+        ),
         *("198.18.0.1", "224.0.0.1", "239.255.255.250", "240.0.0.1", "255.255.255.255"),
-        *("::", "::1", "fe80::1", "fe80::1%eth0", "fc00::1", "fd00:ec2::254", "fec0::1", "ff02::1", "2001:db8::1", "100::1", "5f00::1"),
-        *("::ffff:127.0.0.1", "::ffff:169.254.169.254", "::127.0.0.1", "64:ff9b::7f00:1", "64:ff9b:1::1", "2002:7f00:1::1", "2001::1"),
+        *(
+            "::",
+            "::1",
+            "fe80::1",
+            "fe80::1%eth0",
+            "fc00::1",
+            "fd00:ec2::254",
+            "fec0::1",
+            "ff02::1",
+            "2001:db8::1",
+            "100::1",
+            "5f00::1",
+        ),
+        *(
+            "::ffff:127.0.0.1",
+            "::ffff:169.254.169.254",
+            "::127.0.0.1",
+            "64:ff9b::7f00:1",
+            "64:ff9b:1::1",
+            "2002:7f00:1::1",
+            "2001::1",
+        ),
     ],
 )
 def test_addresses_that_are_not(address: str) -> None:
@@ -149,10 +219,22 @@ def test_addresses_that_are_not(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "addresses", [["127.0.0.1"], ["10.0.0.7"], ["169.254.169.254"], ["::1"], ["1.1.1.1", "10.0.0.7"], ["::ffff:127.0.0.1"]]
+    "addresses",
+    [
+        ["127.0.0.1"],
+        ["10.0.0.7"],
+        ["169.254.169.254"],
+        ["::1"],
+        ["1.1.1.1", "10.0.0.7"],
+        ["::ffff:127.0.0.1"],
+    ],
 )
-async def test_a_name_that_resolves_into_the_platforms_network_is_not_sent_to(receiver: Receiver, addresses: list[str]) -> None:
-    outcome = await post(f"https://hooks.example:{receiver.port}/", policy="public", names=Names(*addresses))
+async def test_a_name_that_resolves_into_the_platforms_network_is_not_sent_to(
+    receiver: Receiver, addresses: list[str]
+) -> None:
+    outcome = await post(
+        f"https://hooks.example:{receiver.port}/", policy="public", names=Names(*addresses)
+    )
     assert "not of the public internet" in str(outcome.error)
     assert receiver.received == []
 
@@ -171,8 +253,22 @@ async def test_the_connection_goes_to_the_address_that_was_checked(receiver: Rec
 @pytest.mark.parametrize(
     "url",
     [
-        *("http://hooks.example/x", "ftp://hooks.example/", "file:///etc/passwd", "https://", "https:///x", "hooks.example/x", ""),
-        *("https://127.0.0.1/", "https://[::1]/", "https://169.254.169.254/latest", "https://localhost/", "https://a.localhost/"),
+        *(
+            "http://hooks.example/x",
+            "ftp://hooks.example/",
+            "file:///etc/passwd",
+            "https://",
+            "https:///x",
+            "hooks.example/x",
+            "",
+        ),
+        *(
+            "https://127.0.0.1/",
+            "https://[::1]/",
+            "https://169.254.169.254/latest",
+            "https://localhost/",
+            "https://a.localhost/",
+        ),
         *(
             "https://user:secret@hooks.example/",
             "https://hooks.example:99999/",
@@ -183,7 +279,8 @@ async def test_the_connection_goes_to_the_address_that_was_checked(receiver: Rec
     ],
 )
 async def test_a_url_that_leads_nowhere_public_is_refused(url: str) -> None:
-    with_look_up = "0x7f" in url or "2130706433" in url or "127.1/" in url  # numbers that only the system's resolver takes for addresses
+    # numbers that only the system's resolver takes for addresses
+    with_look_up = "0x7f" in url or "2130706433" in url or "127.1/" in url
     if with_look_up:
         outcome = await post(url, policy="public")
         assert "public internet" in str(outcome.error) or "cannot be resolved" in str(outcome.error)
@@ -202,4 +299,7 @@ def test_an_operator_may_allow_any_address() -> None:
 
 
 def test_only_the_host_is_shown_of_what_opens_a_receiver() -> None:
-    assert webhooks.host_of("https://hooks.example:8443/services/T0/B0/secret?x=1") == "https://hooks.example:8443/…"
+    assert (
+        webhooks.host_of("https://hooks.example:8443/services/T0/B0/secret?x=1")
+        == "https://hooks.example:8443/…"
+    )

@@ -23,7 +23,9 @@ async def put(client: httpx.AsyncClient, content: bytes) -> str:
 async def put_file(client: httpx.AsyncClient, content: bytes) -> None:
     whole = FileHash()
     whole.update(content)
-    answer = await client.put(f"/v1/blobs/{whole.hexdigest()}", content=content, params={"chunked": "true"})
+    answer = await client.put(
+        f"/v1/blobs/{whole.hexdigest()}", content=content, params={"chunked": "true"}
+    )
     assert answer.status_code == 200
 
 
@@ -40,7 +42,9 @@ def _manifest(tmp_path: Path) -> bytes:
     return build_manifest(tmp_path / "model").to_bytes()
 
 
-async def test_a_manifest_of_another_tenants_files_is_refused(controller: Controller, manifest: bytes) -> None:
+async def test_a_manifest_of_another_tenants_files_is_refused(
+    controller: Controller, manifest: bytes
+) -> None:
     await put_file(controller.http, b"secret weights")
     mine = await deploy(controller.http, await put(controller.http, manifest))
     stranger = controller.client(await controller.other_tenant())

@@ -1,4 +1,5 @@
-"""An engine in a pod: the image's own packages, the splice on the pod's address, and the status beside the engine's own paths."""
+"""An engine in a pod: the image's own packages, the splice on the pod's address, and the status
+beside the engine's own paths."""
 
 from __future__ import annotations
 
@@ -26,15 +27,28 @@ def test_an_engine_serves_on_the_pods_address_and_says_how_it_came_up(tmp_path: 
         resources=Resources(cpu=1.0, memory_bytes=512 * 1024**2),
         clocks=Clocks(startup_s=60.0),
     )
-    with pod({}, spec, weights=[WeightsMount(name="m", manifest=MANIFEST)]) as made, FakePodAgent(made.node) as agent:
-        made.variables["PYTHONPATH"] = f"{ROOT / 'tests/fakes/engine/site'}:{made.variables['PYTHONPATH']}"
+    with (
+        pod({}, spec, weights=[WeightsMount(name="m", manifest=MANIFEST)]) as made,
+        FakePodAgent(made.node) as agent,
+    ):
+        made.variables["PYTHONPATH"] = (
+            f"{ROOT / 'tests/fakes/engine/site'}:{made.variables['PYTHONPATH']}"
+        )
         made.begin()
         with agent.accept() as line:
-            line.say("cold", code=str(made.code), weights={"m": str(tmp_path)}, phases_ms={"weights": 1.0})
+            line.say(
+                "cold",
+                code=str(made.code),
+                weights={"m": str(tmp_path)},
+                phases_ms={"weights": 1.0},
+            )
             assert line.hear()["op"] == "ready", made.wait_exit() and made.said
             with made.client() as client:
                 health = client.get("/health")
-                answer = client.post("/v1/completions", json={"model": "assistant", "prompt": "hello", "max_tokens": 3})
+                answer = client.post(
+                    "/v1/completions",
+                    json={"model": "assistant", "prompt": "hello", "max_tokens": 3},
+                )
             with made.client() as fresh:
                 status = fresh.get("/pilotlight/health")
             made.terminate()
@@ -45,4 +59,12 @@ def test_an_engine_serves_on_the_pods_address_and_says_how_it_came_up(tmp_path: 
     assert status.headers["connection"] == "close"
     told = status.json()
     assert (told["instance"], told["start_kind"], told["running"]) == ("pod-1", "COLD", 0)
-    assert list(told["phases_ms"]) == ["agent", "weights", "boot", "enter", "warmup", "serve", "wake"]
+    assert list(told["phases_ms"]) == [
+        "agent",
+        "weights",
+        "boot",
+        "enter",
+        "warmup",
+        "serve",
+        "wake",
+    ]

@@ -1,4 +1,5 @@
-"""A pod's life as its kubelet and its node agent see it: the real launcher with real workers, on a loopback address."""
+"""A pod's life as its kubelet and its node agent see it: the real launcher with real workers, on a
+loopback address."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ def test_a_pod_serves_what_its_node_agent_gave_it(plain: Pod) -> None:
         plain.begin()
         with agent.accept() as line:
             line.say("wait", why="fetching weights: 1 of 2 GiB")
-            line.say("cold", code=str(plain.code), weights={}, phases_ms={"code": 3.0, "weights": 4.0})
+            line.say(
+                "cold", code=str(plain.code), weights={}, phases_ms={"code": 3.0, "weights": 4.0}
+            )
             said = line.hear()
 
             with plain.client() as client:
@@ -66,7 +69,17 @@ def test_a_pod_serves_what_its_node_agent_gave_it(plain: Pod) -> None:
     assert line.announced["running"] is False
     assert said["op"] == "ready"
     assert (status["instance"], status["running"], status["start_kind"]) == ("pod-1", 0, "COLD")
-    assert list(status["phases_ms"]) == ["agent", "code", "weights", "boot", "import", "enter", "warmup", "serve", "wake"]
+    assert list(status["phases_ms"]) == [
+        "agent",
+        "code",
+        "weights",
+        "boot",
+        "import",
+        "enter",
+        "warmup",
+        "serve",
+        "wake",
+    ]
     assert 'launcher.wait why="fetching weights: 1 of 2 GiB"' in plain.said
     assert "imported" in plain.printed()
 
@@ -94,7 +107,10 @@ def test_an_application_is_served_on_the_address() -> None:
                     await send({"type": "lifespan.startup.complete"})
                 await send({"type": "lifespan.shutdown.complete"})
     """
-    with pod({"app.py": application}, function_spec(kind=FunctionKind.ASGI)) as made, FakePodAgent(made.node) as agent:
+    with (
+        pod({"app.py": application}, function_spec(kind=FunctionKind.ASGI)) as made,
+        FakePodAgent(made.node) as agent,
+    ):
         made.begin()
         with agent.accept() as line:
             line.say("cold", code=str(made.code), weights={})
@@ -105,7 +121,9 @@ def test_an_application_is_served_on_the_address() -> None:
 
 
 def test_weights_and_code_are_named_below_the_tenants_directory() -> None:
-    code = {"app.py": "import os, json\ndef f(): return json.loads(os.environ['PILOTLIGHT_WEIGHTS'])\n"}
+    code = {
+        "app.py": "import os, json\ndef f(): return json.loads(os.environ['PILOTLIGHT_WEIGHTS'])\n"
+    }
     mounts = [WeightsMount(name="model", manifest="a" * 64)]
     with pod(code, function_spec(), weights=mounts) as made, FakePodAgent(made.node) as agent:
         (made.node / "bundles").mkdir()
@@ -115,7 +133,9 @@ def test_weights_and_code_are_named_below_the_tenants_directory() -> None:
             line.say("cold", code=f"bundles/{BUNDLE}", weights={"model": f"weights/{'a' * 64}"})
             line.hear()
             with made.client() as client:
-                assert client.post("/invoke/", json={}).json() == {"model": f"{made.node}/weights/{'a' * 64}"}
+                assert client.post("/invoke/", json={}).json() == {
+                    "model": f"{made.node}/weights/{'a' * 64}"
+                }
 
 
 def test_secrets_are_out_of_sight_until_the_worker_is_an_instance() -> None:
@@ -124,7 +144,10 @@ def test_secrets_are_out_of_sight_until_the_worker_is_an_instance() -> None:
         SEEN = "s3cret" in open("/proc/self/environ").read()
         def token(): return [SEEN, os.environ["TOKEN"]]
     """
-    with pod({"app.py": code}, function_spec(qualname="token"), secrets={"TOKEN": "s3cret"}) as made, FakePodAgent(made.node) as agent:
+    with (
+        pod({"app.py": code}, function_spec(qualname="token"), secrets={"TOKEN": "s3cret"}) as made,
+        FakePodAgent(made.node) as agent,
+    ):
         made.begin()
         with agent.accept() as line:
             line.say("cold", code=str(made.code), weights={})
@@ -206,7 +229,9 @@ def test_without_an_agent_the_images_own_code_is_booted(plain: Pod) -> None:
 
 
 @pytest.mark.slow  # starts a worker, and waits for its clock
-def test_code_of_another_bundle_is_not_taken_and_the_startup_clock_ends_the_wait(plain: Pod) -> None:
+def test_code_of_another_bundle_is_not_taken_and_the_startup_clock_ends_the_wait(
+    plain: Pod,
+) -> None:
     with pod(CODE, function_spec(), startup_s=6.0) as made:
         made.code.rename(made.baked / "code")
         (made.baked / "bundle.sha256").write_text("c" * 64)
@@ -221,14 +246,22 @@ def test_what_the_agent_refuses_is_said_and_ends_the_pod(plain: Pod) -> None:
     with FakePodAgent(plain.node) as agent:
         plain.begin()
         with agent.accept() as line:
-            line.say("refused", code="bundle_unavailable", message="bundle bbbb is not in the blob store")
+            line.say(
+                "refused", code="bundle_unavailable", message="bundle bbbb is not in the blob store"
+            )
 
             assert plain.wait_exit() == 69
-    assert 'launcher.refused status=69 code=bundle_unavailable message="bundle bbbb is not in the blob store"' in plain.said
+    assert (
+        'launcher.refused status=69 code=bundle_unavailable message="bundle bbbb is not in the '
+        'blob store"' in plain.said
+    )
 
 
 def test_user_code_that_raises_is_named_in_the_last_lines() -> None:
-    with pod({"app.py": "raise ValueError('no such model')"}, function_spec()) as made, FakePodAgent(made.node) as agent:
+    with (
+        pod({"app.py": "raise ValueError('no such model')"}, function_spec()) as made,
+        FakePodAgent(made.node) as agent,
+    ):
         made.begin()
         with agent.accept() as line:
             line.say("cold", code=str(made.code), weights={})
@@ -239,7 +272,9 @@ def test_user_code_that_raises_is_named_in_the_last_lines() -> None:
 
 
 def test_sigterm_drains_the_worker_and_its_status_is_passed_on(plain: Pod) -> None:
-    (plain.code / "app.py").write_text("import atexit\natexit.register(print, 'left in order')\ndef f(): return 1\n")
+    (plain.code / "app.py").write_text(
+        "import atexit\natexit.register(print, 'left in order')\ndef f(): return 1\n"
+    )
     with FakePodAgent(plain.node) as agent:
         plain.begin()
         with agent.accept() as line:
@@ -260,13 +295,18 @@ def test_sigterm_while_it_waits_ends_it_at_once(plain: Pod) -> None:
 
 
 def test_a_worker_that_is_killed_is_told_by_its_signal(plain: Pod) -> None:
-    (plain.code / "app.py").write_text("import os, signal\ndef f(): os.kill(os.getpid(), signal.SIGKILL)\n")
+    (plain.code / "app.py").write_text(
+        "import os, signal\ndef f(): os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
     with FakePodAgent(plain.node) as agent:
         plain.begin()
         with agent.accept() as line:
             line.say("cold", code=str(plain.code), weights={})
             line.hear()
-            with plain.client() as client, pytest.raises(Exception, match=r"disconnected|reset|closed"):
+            with (
+                plain.client() as client,
+                pytest.raises(Exception, match=r"disconnected|reset|closed"),
+            ):
                 client.post("/invoke/", json={})
             assert plain.wait_exit() == 137
     assert "launcher.exit status=137 signal=SIGKILL state=serving" in plain.said
@@ -275,7 +315,10 @@ def test_a_worker_that_is_killed_is_told_by_its_signal(plain: Pod) -> None:
 @pytest.mark.root
 def test_as_the_containers_first_process_it_reaps_what_others_leave() -> None:
     wrapper = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-    with pod(CODE, function_spec(qualname="zombie"), wrapper=wrapper) as made, FakePodAgent(made.node) as agent:
+    with (
+        pod(CODE, function_spec(qualname="zombie"), wrapper=wrapper) as made,
+        FakePodAgent(made.node) as agent,
+    ):
         made.begin()
         with agent.accept() as line:
             line.say("cold", code=str(made.code), weights={})
@@ -283,7 +326,8 @@ def test_as_the_containers_first_process_it_reaps_what_others_leave() -> None:
             with made.client() as client:
                 status, left = client.post("/invoke/", json={}).json()
             assert status == 0
-            while left in _processes_below(made.process.pid):  # it ends by itself, and is there until somebody asked for its status
+            # it ends by itself, and is there until somebody asked for its status
+            while left in _processes_below(made.process.pid):
                 time.sleep(0.01)
             assert _zombies_below(made.process.pid) == []
 
@@ -299,7 +343,8 @@ exec setpriv --reuid=21234 --regid=21234 --clear-groups --no-new-privs --inh-cap
 
 @pytest.mark.root
 def test_a_tenants_uid_and_one_directory_to_write_to_are_enough() -> None:
-    """The root filesystem is read-only, and the interpreter, which may lie in root's home here, is in sight."""
+    """The root filesystem is read-only, and the interpreter, which may lie in root's home here, is
+    in sight."""
     with pod(CODE, function_spec(qualname="where")) as made, FakePodAgent(made.node) as agent:
         made.wrapper = ["unshare", "--mount", "sh", "-ec", AS_A_CONTAINER, "sh", str(made.work)]
         made.root.chmod(0o755)
@@ -320,7 +365,9 @@ def test_a_restored_worker_that_dies_before_it_serves_ends_the_pod(plain: Pod) -
         with agent.accept() as line:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with ours, theirs:
-                line.say("restored", fds=[theirs.fileno()], pid=2**22 - 1, phases_ms={"restore": 20.0})
+                line.say(
+                    "restored", fds=[theirs.fileno()], pid=2**22 - 1, phases_ms={"restore": 20.0}
+                )
                 order = json.loads(ours.recv(65536))
             assert plain.wait_exit() == 75
     assert order == {"op": "serve", "instance": "pod-1", "env": {}}
@@ -346,7 +393,9 @@ def test_a_restored_worker_without_its_channel_is_not_taken_for_one(plain: Pod) 
         ("PILOTLIGHT_WORK", "/proc/none", "cannot be written"),
     ],
 )
-def test_a_pod_that_was_put_together_wrongly_is_told_so(plain: Pod, variable: str, value: str, word: str) -> None:
+def test_a_pod_that_was_put_together_wrongly_is_told_so(
+    plain: Pod, variable: str, value: str, word: str
+) -> None:
     plain.variables[variable] = value
     with FakePodAgent(plain.node) as agent:
         plain.begin()
@@ -361,7 +410,8 @@ def test_a_pod_that_was_put_together_wrongly_is_told_so(plain: Pod, variable: st
 
 
 def _processes_below(wrapper: int) -> dict[int, str]:
-    """What stands in /proc/<pid>/status of those in the namespace whose first process is the wrapper's child."""
+    """What stands in /proc/<pid>/status of those in the namespace whose first process is the
+    wrapper's child."""
     found = {}
     for child in Path(f"/proc/{wrapper}/task/{wrapper}/children").read_text().split():
         for status in Path(f"/proc/{child}/root/proc").glob("[0-9]*/status"):

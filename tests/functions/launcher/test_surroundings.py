@@ -26,7 +26,11 @@ def surroundings(tmp_path: Path, **environ: str) -> Surroundings:
         secret_variables=("TOKEN",),
     )
     (tmp_path / "launch.json").write_text(json.dumps(launch.to_json()))
-    places = {"PILOTLIGHT_LAUNCH": str(tmp_path / "launch.json"), "PILOTLIGHT_NODE": "/pilotlight", "PILOTLIGHT_WORK": "/scratch"}
+    places = {
+        "PILOTLIGHT_LAUNCH": str(tmp_path / "launch.json"),
+        "PILOTLIGHT_NODE": "/pilotlight",
+        "PILOTLIGHT_WORK": "/scratch",
+    }
     return Surroundings.of({**places, "TOKEN": "s3cret", **environ})
 
 
@@ -42,12 +46,17 @@ def surroundings(tmp_path: Path, **environ: str) -> Surroundings:
         ("GPU-1,all", ()),
     ],
 )
-def test_the_gpus_are_those_that_the_device_plugin_gave(tmp_path: Path, visible: str, gpus: tuple[str, ...]) -> None:
+def test_the_gpus_are_those_that_the_device_plugin_gave(
+    tmp_path: Path, visible: str, gpus: tuple[str, ...]
+) -> None:
     assert surroundings(tmp_path, NVIDIA_VISIBLE_DEVICES=visible).gpus == gpus
 
 
 def test_the_address_is_every_interfaces_unless_said_otherwise(tmp_path: Path) -> None:
-    plain, other = surroundings(tmp_path), surroundings(tmp_path, PILOTLIGHT_LISTEN="[::]:9000", HOSTNAME="pod-7")
+    plain, other = (
+        surroundings(tmp_path),
+        surroundings(tmp_path, PILOTLIGHT_LISTEN="[::]:9000", HOSTNAME="pod-7"),
+    )
 
     assert (plain.host, plain.port) == ("0.0.0.0", 8080)
     assert (other.host, other.port, other.pod) == ("::", 9000, "pod-7")
@@ -63,4 +72,7 @@ def test_secrets_and_what_is_the_launchers_own_are_not_inherited(tmp_path: Path)
 def test_a_line_is_one_line_whatever_is_in_it(capfd: pytest.CaptureFixture[str]) -> None:
     say("launcher.wait", why='a "b"\nc', waited_s=1.23456, word="plain", none="")
 
-    assert capfd.readouterr().err == 'launcher.wait why="a \\"b\\"\\nc" waited_s=1.2 word=plain none=""\n'
+    assert (
+        capfd.readouterr().err
+        == 'launcher.wait why="a \\"b\\"\\nc" waited_s=1.2 word=plain none=""\n'
+    )

@@ -55,7 +55,18 @@ def test_lengths_beyond_all_numbers_are_cut_too(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "lognormal", "lognormal:5", "normal:1,2", "fixed:0", "fixed:-3", "uniform:9,3", "fixed:nan", "fixed:1,2"]
+    "text",
+    [
+        "",
+        "lognormal",
+        "lognormal:5",
+        "normal:1,2",
+        "fixed:0",
+        "fixed:-3",
+        "uniform:9,3",
+        "fixed:nan",
+        "fixed:1,2",
+    ],
 )
 def test_broken_distributions_are_named(text: str) -> None:
     with pytest.raises(InvalidInput, match="--prompt"):

@@ -13,9 +13,16 @@ from pilotlight.loadtest.results import Result, histogram, quantile, report
 
 def streamed(due_s: float, first_ms: float, gaps_ms: list[float]) -> Result:
     return Result(
-        due_s=due_s, status=200, latency_ms=first_ms + sum(gaps_ms), first_ms=first_ms, gaps_ms=gaps_ms, tokens_in=5,
-        tokens_out=1 + len(gaps_ms), start="WARM", cost="0.25",
-    )  # fmt: skip
+        due_s=due_s,
+        status=200,
+        latency_ms=first_ms + sum(gaps_ms),
+        first_ms=first_ms,
+        gaps_ms=gaps_ms,
+        tokens_in=5,
+        tokens_out=1 + len(gaps_ms),
+        start="WARM",
+        cost="0.25",
+    )
 
 
 RESULTS = [streamed(i, first_ms=10.0 + i, gaps_ms=[2.0, 4.0]) for i in range(99)] + [
@@ -34,12 +41,23 @@ def test_quantiles_are_by_nearest_rank() -> None:
 def test_a_report_counts_what_was_good_and_names_what_was_not() -> None:
     found = report(RESULTS, elapsed_s=10.0, plan={"rate_per_s": 10})
 
-    assert (found["requests"], found["good"], found["errors"]) == (101, 99, {"503": 1, "connect": 1})
+    assert (found["requests"], found["good"], found["errors"]) == (
+        101,
+        99,
+        {"503": 1, "connect": 1},
+    )
     assert found["good_per_s"] == pytest.approx(9.9)
     assert (found["tokens_in"], found["tokens_out"], found["starts"]) == (495, 297, {"WARM": 99})
     assert found["cost"] == "24.75"
     assert found["ms"]["ttft"]["p50"] == 59.0
-    assert found["ms"]["itl"] == {"n": 198, "mean": 3.0, "p50": 2.0, "p90": 4.0, "p99": 4.0, "max": 4.0}
+    assert found["ms"]["itl"] == {
+        "n": 198,
+        "mean": 3.0,
+        "p50": 2.0,
+        "p90": 4.0,
+        "p99": 4.0,
+        "max": 4.0,
+    }
     json.dumps(found)
 
 
@@ -51,11 +69,16 @@ def test_each_value_is_in_one_bucket_that_is_a_little_above_it() -> None:
     rows = histogram([1.0, 1.0, 9.9, 1000.0])
 
     assert [count for _, count in rows] == [2, 1, 1]
-    assert all(end == pytest.approx(value, rel=0.13) for (end, _), value in zip(rows, (1.0, 9.9, 1000.0), strict=True))
+    assert all(
+        end == pytest.approx(value, rel=0.13)
+        for (end, _), value in zip(rows, (1.0, 9.9, 1000.0), strict=True)
+    )
 
 
 def test_the_picture_is_a_drawing_of_every_measure() -> None:
-    text = draw(report(RESULTS, elapsed_s=10.0, plan={"rate_per_s": 10}), title="load of <llm/assistant>")
+    text = draw(
+        report(RESULTS, elapsed_s=10.0, plan={"rate_per_s": 10}), title="load of <llm/assistant>"
+    )
 
     root = ET.fromstring(text)
     curves = [element for element in root.iter() if element.tag.endswith("polyline")]
@@ -65,4 +88,6 @@ def test_the_picture_is_a_drawing_of_every_measure() -> None:
 
 
 def test_a_test_without_any_answer_has_a_picture_too() -> None:
-    ET.fromstring(draw(report([Result(due_s=0, error="connect")], elapsed_s=1, plan={}), title="nothing"))
+    ET.fromstring(
+        draw(report([Result(due_s=0, error="connect")], elapsed_s=1, plan={}), title="nothing")
+    )

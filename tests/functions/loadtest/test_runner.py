@@ -1,4 +1,5 @@
-"""The generator against a real server: it waits for no answer before its next request, and sees each piece when it comes."""
+"""The generator against a real server: it waits for no answer before its next request, and sees
+each piece when it comes."""
 
 from __future__ import annotations
 
@@ -27,10 +28,14 @@ async def server(answer: Answer) -> AsyncIterator[Profile]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         serving.add(asyncio.current_task())  # type: ignore[arg-type]
         try:
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            with contextlib.suppress(
+                ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError
+            ):
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
                 headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
-                await answer(headers, await reader.readexactly(int(headers.get("content-length", 0))), writer)
+                await answer(
+                    headers, await reader.readexactly(int(headers.get("content-length", 0))), writer
+                )
                 await writer.drain()
         finally:
             writer.close()
@@ -50,7 +55,10 @@ async def server(answer: Answer) -> AsyncIterator[Profile]:
 
 
 def whole(body: bytes, status: str = "200 OK") -> bytes:
-    head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\npilotlight-start: WARM\r\npilotlight-cost: 0.5\r\n"
+    head = (
+        f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\npilotlight-start: "
+        f"WARM\r\npilotlight-cost: 0.5\r\n"
+    )
     return head.encode() + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body) + body
 
 
@@ -72,7 +80,8 @@ CALLS = FunctionCalls(path="/v1/functions/a/f:invoke", arguments=[{"x": 1}])
 
 
 async def test_requests_go_out_when_they_are_due_whether_or_not_others_were_answered() -> None:
-    """No answer comes before the last request is there: a generator that waits would never send it."""
+    """No answer comes before the last request is there: a generator that waits would never send
+    it."""
     all_there, seen = asyncio.Event(), 0
 
     async def answer(headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> None:
@@ -106,7 +115,8 @@ async def test_it_says_who_asks_and_sends_what_was_prepared() -> None:
 
 
 async def test_pieces_of_a_stream_are_seen_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server sends the next piece only after the one before was seen: the gaps are the server's own."""
+    """The server sends the next piece only after the one before was seen: the gaps are the server's
+    own."""
     seen = asyncio.Semaphore(0)
 
     class Watched(StreamReader):
@@ -119,14 +129,20 @@ async def test_pieces_of_a_stream_are_seen_as_they_come(monkeypatch: pytest.Monk
     monkeypatch.setattr(runner, "StreamReader", Watched)
 
     async def answer(headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n: waiting\n\n")
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n: "
+            b"waiting\n\n"
+        )
         for _ in range(3):
             writer.write(b'data: {"choices":[{"text":"la"}]}\n\n')
             await writer.drain()
             await seen.acquire()
             await asyncio.sleep(0.03)
         usage = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}\n\n'
-        writer.write(usage + b'data: [DONE]\n\nevent: end\ndata: {"cost":"0.01","finish_reason":"length","start":"RESTORE"}\n\n')
+        writer.write(
+            usage + b"data: [DONE]\n\nevent: end\ndata: "
+            b'{"cost":"0.01","finish_reason":"length","start":"RESTORE"}\n\n'
+        )
 
     async with server(answer) as profile:
         results, _ = await runner.run(profile, CALLS, [0.0], timeout_s=30)
@@ -135,7 +151,12 @@ async def test_pieces_of_a_stream_are_seen_as_they_come(monkeypatch: pytest.Monk
     assert result.is_good
     assert len(result.gaps_ms) == 2
     assert all(gap >= 20 for gap in result.gaps_ms)
-    assert (result.tokens_in, result.tokens_out, result.cost, result.start) == (7, 3, "0.01", "RESTORE")
+    assert (result.tokens_in, result.tokens_out, result.cost, result.start) == (
+        7,
+        3,
+        "0.01",
+        "RESTORE",
+    )
 
 
 async def test_failures_are_results_with_a_word() -> None:
@@ -146,15 +167,22 @@ async def test_failures_are_results_with_a_word() -> None:
             case "silent":
                 await asyncio.sleep(60)
             case "cut":
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{")
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: "
+                    b"100\r\n\r\n{"
+                )
 
     async with server(answer) as profile:
         words = []
         for x in (503, "silent", "cut"):
             calls = FunctionCalls(path="/", arguments=[{"x": x}])
-            results, _ = await runner.run(profile, calls, [0.0], timeout_s=0.3 if x == "silent" else 30)
+            results, _ = await runner.run(
+                profile, calls, [0.0], timeout_s=0.3 if x == "silent" else 30
+            )
             words.append((results[0].status, results[0].error))
-    nobody, _ = await runner.run(Profile(url="http://127.0.0.1:9", api_key=""), CALLS, [0.0], timeout_s=30)
+    nobody, _ = await runner.run(
+        Profile(url="http://127.0.0.1:9", api_key=""), CALLS, [0.0], timeout_s=30
+    )
 
     assert words == [(503, ""), (0, "timeout"), (200, "broken")]
     assert nobody[0].error == "connect"
@@ -162,7 +190,9 @@ async def test_failures_are_results_with_a_word() -> None:
 
 async def test_a_stream_that_only_beats_is_given_up_when_patience_is_over() -> None:
     async def answer(headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+        )
         while True:
             writer.write(b": waiting\n\n")
             await writer.drain()
@@ -190,7 +220,9 @@ async def test_a_test_that_is_broken_off_has_what_came_back_until_then() -> None
         writer.write(whole(b"{}"))
 
     async with server(answer) as profile:
-        running = asyncio.create_task(runner.run(profile, CALLS, [0.0, 0.1, 60.0], timeout_s=30, told=told))
+        running = asyncio.create_task(
+            runner.run(profile, CALLS, [0.0, 0.1, 60.0], timeout_s=30, told=told)
+        )
         results, elapsed_s = await running
 
     assert [result.is_good for result in results] == [True]
@@ -218,7 +250,9 @@ async def test_large_tests_make_their_requests_as_they_go() -> None:
         writer.write(whole(b"{}"))
 
     async with server(answer) as profile:
-        results, _ = await runner.run(profile, recipe, [0.0, *([1.0] * 20)], timeout_s=30, ahead_bytes=3000)
+        results, _ = await runner.run(
+            profile, recipe, [0.0, *([1.0] * 20)], timeout_s=30, ahead_bytes=3000
+        )
 
     assert len(results) == recipe.made == 21
     assert made_then[0] < 10
@@ -235,7 +269,10 @@ def test_the_piece_that_only_says_who_speaks_is_no_token() -> None:
 def test_an_error_inside_a_stream_is_seen() -> None:
     reader = StreamReader()
 
-    assert reader.feed(b'data: {"choices":[{"text":"a"}]}\n\ndata: {"error": {"message": "died"}}\n\n') == 1
+    assert (
+        reader.feed(b'data: {"choices":[{"text":"a"}]}\n\ndata: {"error": {"message": "died"}}\n\n')
+        == 1
+    )
     assert reader.error == "broken"
 
 
@@ -247,7 +284,11 @@ def test_events_that_come_in_parts_count_once() -> None:
 
 def test_prompts_have_their_lengths_and_share_their_begin_within_a_group() -> None:
     calls = ModelCalls(
-        model="llm/a", prompt=distributions.parse("40", option=""), output=distributions.parse("8", option=""), shared=30, groups=2
+        model="llm/a",
+        prompt=distributions.parse("40", option=""),
+        output=distributions.parse("8", option=""),
+        shared=30,
+        groups=2,
     )
     source = random.Random(5)
 
@@ -260,7 +301,12 @@ def test_prompts_have_their_lengths_and_share_their_begin_within_a_group() -> No
 
 
 def test_chats_are_of_words() -> None:
-    calls = ModelCalls(model="m", prompt=distributions.parse("6", option=""), output=distributions.parse("8", option=""), by_ids=False)
+    calls = ModelCalls(
+        model="m",
+        prompt=distributions.parse("6", option=""),
+        output=distributions.parse("8", option=""),
+        by_ids=False,
+    )
 
     prepared = calls.make(random.Random(1))
 
@@ -270,6 +316,12 @@ def test_chats_are_of_words() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_same_seed_makes_the_same_requests(seed: int) -> None:
-    calls = ModelCalls(model="m", prompt=distributions.parse("lognormal:9,1", option=""), output=distributions.parse("8", option=""))
+    calls = ModelCalls(
+        model="m",
+        prompt=distributions.parse("lognormal:9,1", option=""),
+        output=distributions.parse("8", option=""),
+    )
 
-    assert [calls.make(random.Random(seed)).body for _ in range(2)] == [calls.make(random.Random(seed)).body for _ in range(2)]
+    assert [calls.make(random.Random(seed)).body for _ in range(2)] == [
+        calls.make(random.Random(seed)).body for _ in range(2)
+    ]

@@ -73,18 +73,40 @@ def test_what_is_never_source_stays_out(tmp_path: Path) -> None:
 
 
 def test_ignore_files_are_followed_at_every_level_and_the_deeper_one_wins(tmp_path: Path) -> None:
-    write(tmp_path, "app.py", "data.bin", "keep/data.bin", "build/x.py", "sub/build/y.py", "notes/a.md")
+    write(
+        tmp_path,
+        "app.py",
+        "data.bin",
+        "keep/data.bin",
+        "build/x.py",
+        "sub/build/y.py",
+        "notes/a.md",
+    )
     (tmp_path / ".gitignore").write_text("*.bin\n/build/\nnotes/*.md\n")
     (tmp_path / "keep" / ".gitignore").write_text("!data.bin\n")
     (tmp_path / ".pilotlightignore").write_text("!notes/a.md\n")
 
     names = set(pack_tree(tmp_path).names)
 
-    assert names == {".gitignore", ".pilotlightignore", "app.py", "keep/.gitignore", "keep/data.bin", "sub/build/y.py", "notes/a.md"}
+    assert names == {
+        ".gitignore",
+        ".pilotlightignore",
+        "app.py",
+        "keep/.gitignore",
+        "keep/data.bin",
+        "sub/build/y.py",
+        "notes/a.md",
+    }
 
 
 def test_ignore_files_above_the_root_count_up_to_the_top_of_the_work_tree(tmp_path: Path) -> None:
-    write(tmp_path, "repo/.git/config", "repo/apps/shop/app.py", "repo/apps/shop/big.bin", "repo/apps/shop/x.log")
+    write(
+        tmp_path,
+        "repo/.git/config",
+        "repo/apps/shop/app.py",
+        "repo/apps/shop/big.bin",
+        "repo/apps/shop/x.log",
+    )
     (tmp_path / "repo" / ".gitignore").write_text("/apps/shop/*.bin\n")
     (tmp_path / ".gitignore").write_text("*.log\n")
 
@@ -108,7 +130,9 @@ def test_too_much_source_names_the_largest_files(tmp_path: Path) -> None:
     write(tmp_path, "app.py")
     (tmp_path / "model.bin").write_bytes(b"x" * 3_000_000)
 
-    with pytest.raises(TooLarge, match=r"2\.9 MiB  model\.bin\n(?s:.*)\.pilotlightignore") as caught:
+    with pytest.raises(
+        TooLarge, match=r"2\.9 MiB  model\.bin\n(?s:.*)\.pilotlightignore"
+    ) as caught:
         pack_tree(tmp_path, limit_bytes=1_000_000)
     assert caught.value.detail["limit_bytes"] == 1_000_000
 
@@ -116,7 +140,9 @@ def test_too_much_source_names_the_largest_files(tmp_path: Path) -> None:
 def test_excluded_directories_and_extra_files_are_respected(tmp_path: Path) -> None:
     write(tmp_path, "app.py", "model/weights.bin")
 
-    archive = pack_tree(tmp_path, exclude={tmp_path / "model"}, extra={".pilotlight/f.pkl": b"pickle"})
+    archive = pack_tree(
+        tmp_path, exclude={tmp_path / "model"}, extra={".pilotlight/f.pkl": b"pickle"}
+    )
 
     assert archive.names == (".pilotlight/f.pkl", "app.py")
     assert pack_files({"b.txt": tmp_path / "app.py"}).names == ("b.txt",)

@@ -75,7 +75,12 @@ def test_a_spec_names_everything_by_digest(shop: Path) -> None:
     built = build(load_app(str(shop)))
 
     (spec,) = built.functions
-    assert (spec.kind, spec.module, spec.qualname, spec.pickled) == (FunctionKind.FUNCTION, "shop", "price", None)
+    assert (spec.kind, spec.module, spec.qualname, spec.pickled) == (
+        FunctionKind.FUNCTION,
+        "shop",
+        "price",
+        None,
+    )
     assert spec.env == {"A": "1", "B": "2", "C": "3"}
     assert names_in(built.blobs[spec.bundle]) == ["helpers.py", "shop.py"]
     assert built.secrets == {spec.secrets[0]: {"TOKEN": "t"}}
@@ -114,13 +119,19 @@ def test_a_module_of_a_package_is_bundled_from_the_packages_top(tmp_path: Path, 
     package.mkdir(parents=True)
     for directory in (package.parent, package):
         (directory / "__init__.py").touch()
-    (package / "web.py").write_text('import pilotlight\napp = pilotlight.App("web")\n\n@app.function()\ndef f(): ...\n')
+    (package / "web.py").write_text(
+        'import pilotlight\napp = pilotlight.App("web")\n\n@app.function()\ndef f(): ...\n'
+    )
 
     built = build(load_app(str(package / "web.py")))
 
     (spec,) = built.functions
     assert spec.module == "acme.apps.web"
-    assert names_in(built.blobs[spec.bundle]) == ["acme/__init__.py", "acme/apps/__init__.py", "acme/apps/web.py"]
+    assert names_in(built.blobs[spec.bundle]) == [
+        "acme/__init__.py",
+        "acme/apps/__init__.py",
+        "acme/apps/web.py",
+    ]
 
 
 def test_a_scripts_functions_travel_by_value(tmp_path: Path, platform: FakePlatform) -> None:
@@ -147,18 +158,31 @@ def test_a_scripts_functions_travel_by_value(tmp_path: Path, platform: FakePlatf
         "PILOTLIGHT_API_KEY": platform.profile().api_key,
     }
 
-    done = subprocess.run([sys.executable, tmp_path / "script.py"], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
     assert (done.stdout, done.stderr) == ("42 8\n", "")
-    assert any(b".pilotlight" in b"".join(n.encode() for n in names_in(blob)) for blob in platform.blobs.values())
+    assert any(
+        b".pilotlight" in b"".join(n.encode() for n in names_in(blob))
+        for blob in platform.blobs.values()
+    )
     assert platform.apps == {}
 
 
-def test_deploying_sends_what_is_missing_once_and_makes_it_live(shop: Path, platform: FakePlatform, client: Client) -> None:
+def test_deploying_sends_what_is_missing_once_and_makes_it_live(
+    shop: Path, platform: FakePlatform, client: Client
+) -> None:
     events: list[ProgressEvent] = []
     app = load_app(str(shop))
 
-    first = deploy(app, client=client, message="hello", labels={"by": "test"}, progress=events.append)
+    first = deploy(
+        app, client=client, message="hello", labels={"by": "test"}, progress=events.append
+    )
     puts = [line for line in platform.asked if line.startswith("PUT /v1/blobs")]
     second = deploy(app, client=client)
 
@@ -166,11 +190,15 @@ def test_deploying_sends_what_is_missing_once_and_makes_it_live(shop: Path, plat
     assert (first.functions[0].created, second.functions[0].created) == (True, False)
     assert len(puts) == 3
     assert puts == [line for line in platform.asked if line.startswith("PUT /v1/blobs")]
-    assert [e.stage for e in events if e.stage != "package"] == ["upload"] * 4 + ["image"] * 2 + ["deploy"]
+    assert [e.stage for e in events if e.stage != "package"] == ["upload"] * 4 + ["image"] * 2 + [
+        "deploy"
+    ]
     assert client.history("shop")[-1]["message"] == "hello"
 
 
-def test_a_failed_image_leaves_what_is_live_alone(shop: Path, platform: FakePlatform, client: Client) -> None:
+def test_a_failed_image_leaves_what_is_live_alone(
+    shop: Path, platform: FakePlatform, client: Client
+) -> None:
     shop.write_text(SHOP.replace('"numpy"', '"no-such-package"'))
 
     with pytest.raises(PilotlightError, match="no-such-package"):
@@ -178,7 +206,9 @@ def test_a_failed_image_leaves_what_is_live_alone(shop: Path, platform: FakePlat
     assert platform.apps == {}
 
 
-def test_too_much_source_is_refused_before_anything_is_sent(shop: Path, platform: FakePlatform, client: Client) -> None:
+def test_too_much_source_is_refused_before_anything_is_sent(
+    shop: Path, platform: FakePlatform, client: Client
+) -> None:
     with pytest.raises(TooLarge, match=r"shop\.py"):
         deploy(load_app(str(shop)), client=client, limit_bytes=100)
     assert platform.asked == []
@@ -191,7 +221,10 @@ def test_too_much_source_is_refused_before_anything_is_sent(shop: Path, platform
         ("x = 1", "0 apps"),
         ("import pilotlight\na = pilotlight.App('a')\nb = pilotlight.App('b')", "2 apps"),
         (
-            "import pilotlight\napp = pilotlight.App('w')\n@app.function(weights=pilotlight.Weights('./none'))\ndef f(): ...",
+            (
+                "import pilotlight\napp = "
+                "pilotlight.App('w')\n@app.function(weights=pilotlight.Weights('./none'))\ndef f(): ..."
+            ),
             "no directory at",
         ),
     ],

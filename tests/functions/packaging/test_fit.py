@@ -11,9 +11,13 @@ from pilotlight.packaging.fit import Fit, ModelShape, weights_bytes
 from pilotlight.spec import GIB, MIB
 
 LLAMA_3_8B: dict[str, Any] = {
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "max_position_embeddings": 131072,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
+    "max_position_embeddings": 131072,
     "torch_dtype": "bfloat16",
-}  # fmt: skip
+}
 
 
 def test_a_token_of_grouped_heads_takes_two_vectors_for_each_layer_and_kv_head() -> None:
@@ -30,7 +34,9 @@ def test_a_sequence_takes_whole_blocks() -> None:
 
 
 def test_without_grouped_heads_every_head_has_its_own() -> None:
-    shape = ModelShape.from_config({name: value for name, value in LLAMA_3_8B.items() if name != "num_key_value_heads"})
+    shape = ModelShape.from_config(
+        {name: value for name, value in LLAMA_3_8B.items() if name != "num_key_value_heads"}
+    )
 
     assert shape.values_per_token == 2 * 32 * 128
 
@@ -56,28 +62,51 @@ def test_layers_with_a_window_keep_no_more_than_it() -> None:
 
 
 def test_a_window_that_is_switched_off_is_none() -> None:
-    shape = ModelShape.from_config({**LLAMA_3_8B, "sliding_window": 1024, "use_sliding_window": False})
+    shape = ModelShape.from_config(
+        {**LLAMA_3_8B, "sliding_window": 1024, "use_sliding_window": False}
+    )
 
     assert shape.sliding_layers == 0
 
 
 def test_the_text_part_of_a_model_with_vision_counts() -> None:
-    assert ModelShape.from_config({"vision_config": {"num_hidden_layers": 99}, "text_config": LLAMA_3_8B}).layers == 32
+    assert (
+        ModelShape.from_config(
+            {"vision_config": {"num_hidden_layers": 99}, "text_config": LLAMA_3_8B}
+        ).layers
+        == 32
+    )
 
 
 def test_models_with_other_kinds_of_layers_are_known_to_be_unknown() -> None:
-    assert not ModelShape.from_config({**LLAMA_3_8B, "layers_block_type": ["mamba", "attention"]}).is_known
-    assert not ModelShape.from_config({**LLAMA_3_8B, "layer_types": ["linear_attention", "full_attention"]}).is_known
+    assert not ModelShape.from_config(
+        {**LLAMA_3_8B, "layers_block_type": ["mamba", "attention"]}
+    ).is_known
+    assert not ModelShape.from_config(
+        {**LLAMA_3_8B, "layer_types": ["linear_attention", "full_attention"]}
+    ).is_known
 
 
-@pytest.mark.parametrize("broken", [{}, {"num_hidden_layers": "many", "num_attention_heads": 1}, {**LLAMA_3_8B, "num_attention_heads": 0}])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {},
+        {"num_hidden_layers": "many", "num_attention_heads": 1},
+        {**LLAMA_3_8B, "num_attention_heads": 0},
+    ],
+)
 def test_a_configuration_without_a_shape_is_refused(broken: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="nothing usable of its shape"):
         ModelShape.from_config(broken)
 
 
 def test_of_two_formats_side_by_side_one_is_loaded() -> None:
-    files = [("model-1.safetensors", 10), ("model-2.safetensors", 10), ("pytorch_model.bin", 19), ("tokenizer.json", 1000)]
+    files = [
+        ("model-1.safetensors", 10),
+        ("model-2.safetensors", 10),
+        ("pytorch_model.bin", 19),
+        ("tokenizer.json", 1000),
+    ]
 
     assert weights_bytes(files) == 20
     assert weights_bytes([("README.md", 5)]) == 0
@@ -85,7 +114,12 @@ def test_of_two_formats_side_by_side_one_is_loaded() -> None:
 
 def demand(fit: Fit, *, where: str = "one L4 GPU", length: int = 8192, seqs: int = 64) -> None:
     fit.demand(
-        name="assistant", where=where, shape=ModelShape.from_config(LLAMA_3_8B), max_model_len=length, max_num_seqs=seqs, block_tokens=16
+        name="assistant",
+        where=where,
+        shape=ModelShape.from_config(LLAMA_3_8B),
+        max_model_len=length,
+        max_num_seqs=seqs,
+        block_tokens=16,
     )
 
 
@@ -97,7 +131,8 @@ def test_what_fits_is_let_through_to_the_byte() -> None:
 
 
 def test_a_refusal_has_the_numbers_and_ways_out_that_fit() -> None:
-    """64 sequences of 8192 tokens of 128 KiB are 64 GiB; beside 15 GiB of weights an L4 has some 5 GiB left for them."""
+    """64 sequences of 8192 tokens of 128 KiB are 64 GiB; beside 15 GiB of weights an L4 has some 5
+    GiB left for them."""
     with pytest.raises(InvalidInput) as refused:
         demand(Fit(weights=15 * GIB, kv=64 * GIB, overhead=2 * GIB, room=22 * GIB))
 
@@ -119,14 +154,25 @@ def test_weights_that_do_not_fit_alone_leave_no_shorter_way() -> None:
 
 def test_on_a_cpu_the_way_out_is_memory() -> None:
     with pytest.raises(InvalidInput, match='memory="4GiB"'):
-        demand(Fit(weights=GIB // 2, kv=GIB // 4, overhead=3 * GIB, room=GIB), where="a CPU with memory=1.0 GiB")
+        demand(
+            Fit(weights=GIB // 2, kv=GIB // 4, overhead=3 * GIB, room=GIB),
+            where="a CPU with memory=1.0 GiB",
+        )
 
 
 @pytest.mark.parametrize(
     "odd",
-    [{"num_hidden_layers": -5}, {"num_hidden_layers": float("inf")}, {"num_key_value_heads": -3}, {"max_position_embeddings": -1},
-     {"max_position_embeddings": float("inf")}, {"sliding_window": -4}, {"kv_lora_rank": -1}, {"num_attention_heads": 0}],
-)  # fmt: skip
+    [
+        {"num_hidden_layers": -5},
+        {"num_hidden_layers": float("inf")},
+        {"num_key_value_heads": -3},
+        {"max_position_embeddings": -1},
+        {"max_position_embeddings": float("inf")},
+        {"sliding_window": -4},
+        {"kv_lora_rank": -1},
+        {"num_attention_heads": 0},
+    ],
+)
 def test_a_configuration_of_impossible_numbers_is_refused(odd: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=r"config\.json"):
         ModelShape.from_config({**LLAMA_3_8B, **odd})

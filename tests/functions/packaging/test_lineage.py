@@ -1,4 +1,5 @@
-"""Where a deploy comes from: the checkout that it lies in, without its secrets, and never a reason to fail."""
+"""Where a deploy comes from: the checkout that it lies in, without its secrets, and never a reason
+to fail."""
 
 from __future__ import annotations
 
@@ -12,9 +13,24 @@ from pilotlight.packaging import lineage
 
 
 def git(directory: Path, *words: str) -> str:
-    named = {f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in (("NAME", "a"), ("EMAIL", "a@invalid"))}
-    environ = {"PATH": os.environ["PATH"], "HOME": str(directory), "GIT_CONFIG_NOSYSTEM": "1", **named}
-    return subprocess.run(["git", "-C", str(directory), *words], env=environ, check=True, capture_output=True, text=True).stdout.strip()
+    named = {
+        f"GIT_{who}_{what}": value
+        for who in ("AUTHOR", "COMMITTER")
+        for what, value in (("NAME", "a"), ("EMAIL", "a@invalid"))
+    }
+    environ = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(directory),
+        "GIT_CONFIG_NOSYSTEM": "1",
+        **named,
+    }
+    return subprocess.run(
+        ["git", "-C", str(directory), *words],
+        env=environ,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
 
 
 @pytest.fixture(name="checkout")
@@ -34,7 +50,11 @@ def test_a_checkout_is_told_by_commit_remote_and_whether_it_was_changed(checkout
     git(checkout, "remote", "add", "origin", "https://me:token@example.invalid/team/app.git")
     (checkout / "app.py").write_text("2")
     told = lineage.of_checkout(checkout / "inside")
-    assert told == {"git.commit": commit, "git.dirty": "true", "git.remote": "https://example.invalid/team/app.git"}
+    assert told == {
+        "git.commit": commit,
+        "git.dirty": "true",
+        "git.remote": "https://example.invalid/team/app.git",
+    }
 
 
 def test_outside_of_a_checkout_nothing_is_told(tmp_path: Path) -> None:
@@ -52,7 +72,9 @@ def test_without_git_nothing_is_told(checkout: Path, monkeypatch: pytest.MonkeyP
     assert lineage.of_checkout(checkout) == {}
 
 
-def test_a_git_that_fails_or_babbles_tells_nothing(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_git_that_fails_or_babbles_tells_nothing(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = checkout / "git"
     for text in ("#!/bin/sh\nexit 128\n", "#!/bin/sh\nprintf '\\377 hello'\n"):
         script.write_text(text)
@@ -65,7 +87,10 @@ def test_a_git_that_fails_or_babbles_tells_nothing(checkout: Path, monkeypatch: 
     "url,shown",
     [
         ("https://me:token@example.invalid/app.git", "https://example.invalid/app.git"),
-        ("https://token@example.invalid:8443/app.git?private_token=x#y", "https://example.invalid:8443/app.git"),
+        (
+            "https://token@example.invalid:8443/app.git?private_token=x#y",
+            "https://example.invalid:8443/app.git",
+        ),
         ("ssh://git@example.invalid/app.git", "ssh://example.invalid/app.git"),
         ("git@example.invalid:team/app.git", "example.invalid:team/app.git"),
         ("/srv/git/app.git", "/srv/git/app.git"),

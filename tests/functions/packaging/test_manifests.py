@@ -1,4 +1,5 @@
-"""A kept manifest is used for exactly the files it was made of, and never believed when it is damaged."""
+"""A kept manifest is used for exactly the files it was made of, and never believed when it is
+damaged."""
 
 from __future__ import annotations
 
@@ -54,7 +55,11 @@ def test_a_damaged_entry_counts_as_absent(cache: ManifestCache, position: int) -
 
 
 def test_an_entry_of_other_files_counts_as_absent(cache: ManifestCache) -> None:
-    cache.put(SOURCE, FILES, Manifest(files=(ManifestFile(path="b", size_bytes=1, chunk_sha256s=("1" * 64,)),)))
+    cache.put(
+        SOURCE,
+        FILES,
+        Manifest(files=(ManifestFile(path="b", size_bytes=1, chunk_sha256s=("1" * 64,)),)),
+    )
     assert cache.get(SOURCE, FILES) is None
 
 
@@ -66,7 +71,12 @@ def test_what_was_used_least_recently_goes_first(cache: ManifestCache) -> None:
     assert cache.get("one", FILES) is not None  # used just now
     cache.put("four", FILES, manifest_of())
 
-    assert [cache.get(source, FILES) is not None for source in ("one", "two", "three", "four")] == [True, False, True, True]
+    assert [cache.get(source, FILES) is not None for source in ("one", "two", "three", "four")] == [
+        True,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_too_many_bytes_are_too_many_entries(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Pulling weights: every chunk verified, what is there not fetched again, the directory whole or not there."""
+"""Pulling weights: every chunk verified, what is there not fetched again, the directory whole or
+not there."""
 
 from __future__ import annotations
 
@@ -13,7 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.errors import Conflict, InvalidInput, NotFound, PilotlightError, StorageFull, Unavailable
+from pilotlight.errors import (
+    Conflict,
+    InvalidInput,
+    NotFound,
+    PilotlightError,
+    StorageFull,
+    Unavailable,
+)
 from pilotlight.packaging.pull import is_empty, pull
 from weight_cache.hashing import build_manifest
 from weight_cache.manifest import CHUNK_BYTES
@@ -21,13 +29,16 @@ from weight_cache.manifest import CHUNK_BYTES
 
 @dataclass
 class Shelf:
-    """Blobs in memory. `asked`: (digest, offset) of each read; `spoil` may change or refuse what is read."""
+    """Blobs in memory. `asked`: (digest, offset) of each read; `spoil` may change or refuse what is
+    read."""
 
     blobs: dict[str, bytes] = field(default_factory=dict)
     asked: list[tuple[str, int]] = field(default_factory=list)
     spoil: Callable[[str, int, bytes], bytes] = lambda _digest, _offset, data: data
 
-    def read_blob(self, digest: str, *, offset_bytes: int = 0, length_bytes: int | None = None) -> bytes:
+    def read_blob(
+        self, digest: str, *, offset_bytes: int = 0, length_bytes: int | None = None
+    ) -> bytes:
         self.asked.append((digest, offset_bytes))
         if digest not in self.blobs:
             raise NotFound(f"there is no blob {digest}")
@@ -65,7 +76,11 @@ def _model(tmp_path: Path) -> Model:
 
 
 def tree(directory: Path) -> dict[str, bytes]:
-    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
 
 
 def leftovers(directory: Path) -> list[str]:
@@ -73,7 +88,9 @@ def leftovers(directory: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_a_model_comes_whole_and_leaves_nothing_beside_it(model: Model, tmp_path: Path, there: bool) -> None:
+def test_a_model_comes_whole_and_leaves_nothing_beside_it(
+    model: Model, tmp_path: Path, there: bool
+) -> None:
     target = tmp_path / "new" / "copy"
     if there:
         target.mkdir(parents=True)
@@ -81,13 +98,19 @@ def test_a_model_comes_whole_and_leaves_nothing_beside_it(model: Model, tmp_path
     done = pull(model.shelf, model.digest, target, progress=lambda a, b: told.append((a, b)))
 
     assert tree(target) == tree(model.directory)
-    assert (done.files, done.size_bytes, done.fetched_bytes) == (4, done.size_bytes, done.size_bytes)
+    assert (done.files, done.size_bytes, done.fetched_bytes) == (
+        4,
+        done.size_bytes,
+        done.size_bytes,
+    )
     assert told == sorted(told)
     assert told[-1] == (done.size_bytes, done.size_bytes)
     assert leftovers(target.parent) == []
 
 
-def test_what_was_cut_off_goes_on_without_fetching_a_chunk_twice(model: Model, tmp_path: Path) -> None:
+def test_what_was_cut_off_goes_on_without_fetching_a_chunk_twice(
+    model: Model, tmp_path: Path
+) -> None:
     big = model.digest_of("big.bin")
 
     def cut(digest: str, offset: int, data: bytes) -> bytes:
@@ -100,7 +123,11 @@ def test_what_was_cut_off_goes_on_without_fetching_a_chunk_twice(model: Model, t
         pull(model.shelf, model.digest, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
     assert len(leftovers(tmp_path)) == 1
-    before = {asked for asked in model.shelf.asked if asked[0] != model.digest and asked != (big, 2 * CHUNK_BYTES)}
+    before = {
+        asked
+        for asked in model.shelf.asked
+        if asked[0] != model.digest and asked != (big, 2 * CHUNK_BYTES)
+    }
 
     model.shelf.spoil, model.shelf.asked = Shelf().spoil, []
     done = pull(model.shelf, model.digest, tmp_path / "copy")
@@ -125,7 +152,9 @@ def test_what_a_crash_left_half_written_is_fetched_again(model: Model, tmp_path:
     assert tree(tmp_path / "copy") == tree(model.directory)
 
 
-def test_a_wrong_answer_is_asked_for_again_and_a_damaged_blob_is_refused_by_path(model: Model, tmp_path: Path) -> None:
+def test_a_wrong_answer_is_asked_for_again_and_a_damaged_blob_is_refused_by_path(
+    model: Model, tmp_path: Path
+) -> None:
     big, wrong = model.digest_of("big.bin"), iter([b"?"])
     model.shelf.spoil = lambda digest, _offset, data: next(wrong, data) if digest == big else data
     pull(model.shelf, model.digest, tmp_path / "copy")
@@ -143,7 +172,9 @@ def test_a_manifest_with_other_bytes_is_refused(model: Model, tmp_path: Path) ->
         pull(model.shelf, model.digest, tmp_path / "copy")
 
 
-def test_a_blob_that_is_no_manifest_is_refused_before_anything_is_made(model: Model, tmp_path: Path) -> None:
+def test_a_blob_that_is_no_manifest_is_refused_before_anything_is_made(
+    model: Model, tmp_path: Path
+) -> None:
     digest = hashlib.sha256(b"[]").hexdigest()
     model.shelf.blobs[digest] = b"[]"
     with pytest.raises(InvalidInput, match="is no manifest"):
@@ -151,7 +182,9 @@ def test_a_blob_that_is_no_manifest_is_refused_before_anything_is_made(model: Mo
     assert leftovers(tmp_path) == []
 
 
-def test_into_a_full_directory_only_what_differs_comes_and_the_rest_stays(model: Model, tmp_path: Path) -> None:
+def test_into_a_full_directory_only_what_differs_comes_and_the_rest_stays(
+    model: Model, tmp_path: Path
+) -> None:
     target = tmp_path / "copy"
     pull(model.shelf, model.digest, target)
     (target / "notes.txt").write_text("mine")
@@ -194,13 +227,17 @@ def test_a_second_pull_into_the_same_place_is_refused_by_name(model: Model, tmp_
         os.close(descriptor)
 
 
-def test_a_disk_without_room_is_refused_with_both_numbers_before_anything_comes(model: Model, tmp_path: Path) -> None:
+def test_a_disk_without_room_is_refused_with_both_numbers_before_anything_comes(
+    model: Model, tmp_path: Path
+) -> None:
     with pytest.raises(StorageFull, match=r"bytes are missing here and .* has room for 1000"):
         pull(model.shelf, model.digest, tmp_path / "copy", free_bytes=lambda _: 1000)
     assert [asked for asked in model.shelf.asked if asked[0] != model.digest] == []
 
 
-def test_ctrl_c_ends_it_with_nothing_still_writing_and_the_next_pull_goes_on(model: Model, tmp_path: Path) -> None:
+def test_ctrl_c_ends_it_with_nothing_still_writing_and_the_next_pull_goes_on(
+    model: Model, tmp_path: Path
+) -> None:
     pressed = False
 
     def interrupt(done: int, _total: int) -> None:
@@ -211,7 +248,9 @@ def test_ctrl_c_ends_it_with_nothing_still_writing_and_the_next_pull_goes_on(mod
 
     with pytest.raises(KeyboardInterrupt):
         pull(model.shelf, model.digest, tmp_path / "copy", progress=interrupt)
-    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("pull weights")] == []
+    assert [
+        thread.name for thread in threading.enumerate() if thread.name.startswith("pull weights")
+    ] == []
     done = pull(model.shelf, model.digest, tmp_path / "copy")
     assert done.fetched_bytes < done.size_bytes
     assert tree(tmp_path / "copy") == tree(model.directory)
@@ -226,7 +265,9 @@ def test_a_link_to_a_directory_is_a_place_to_pull_to(model: Model, tmp_path: Pat
     assert leftovers(tmp_path) == leftovers(tmp_path / "disk") == []
 
 
-def test_a_directory_that_is_there_may_be_a_disk_of_its_own_so_all_work_is_in_it(model: Model, tmp_path: Path) -> None:
+def test_a_directory_that_is_there_may_be_a_disk_of_its_own_so_all_work_is_in_it(
+    model: Model, tmp_path: Path
+) -> None:
     (tmp_path / "disk").mkdir()
     places: list[Path] = []
 
@@ -238,10 +279,14 @@ def test_a_directory_that_is_there_may_be_a_disk_of_its_own_so_all_work_is_in_it
     assert places == [tmp_path / "disk"]
 
 
-def test_what_a_cut_off_pull_left_does_not_replace_a_file_that_is_whole_by_now(model: Model, tmp_path: Path) -> None:
+def test_what_a_cut_off_pull_left_does_not_replace_a_file_that_is_whole_by_now(
+    model: Model, tmp_path: Path
+) -> None:
     target = tmp_path / "copy"
     target.mkdir()
-    model.shelf.spoil = lambda digest, _offset, data: data[:-1] if digest == model.digest_of("big.bin") else data
+    model.shelf.spoil = lambda digest, _offset, data: (
+        data[:-1] if digest == model.digest_of("big.bin") else data
+    )
     with pytest.raises(PilotlightError):
         pull(model.shelf, model.digest, target)
     (left,) = leftovers(target)

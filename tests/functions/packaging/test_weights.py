@@ -60,7 +60,8 @@ def _model(tmp_path: Path) -> Path:
 
 
 class Memory:
-    """A source in memory whose first read waits for nobody; `broken` makes reads of that path fail."""
+    """A source in memory whose first read waits for nobody; `broken` makes reads of that path
+    fail."""
 
     name = "memory"
     reads_at_once = 4
@@ -73,7 +74,10 @@ class Memory:
         self._lock = threading.Lock()
 
     def files(self) -> list[SourceFile]:
-        return [SourceFile(path=path, size_bytes=len(c), version="1") for path, c in sorted(self.content.items())]
+        return [
+            SourceFile(path=path, size_bytes=len(c), version="1")
+            for path, c in sorted(self.content.items())
+        ]
 
     def read(self, file: SourceFile, offset_bytes: int, length_bytes: int) -> bytes:
         with self._lock:
@@ -90,7 +94,9 @@ def uploads(platform: FakePlatform) -> list[str]:
     return [line.rpartition("/")[2] for line in platform.asked if line.startswith("PUT /v1/blobs")]
 
 
-def test_a_pushed_model_is_whole_and_sent_once(platform: FakePlatform, client: Client, model: Path) -> None:
+def test_a_pushed_model_is_whole_and_sent_once(
+    platform: FakePlatform, client: Client, model: Path
+) -> None:
     events: list[ProgressEvent] = []
 
     first = push(client, model, name="m", progress=events.append)
@@ -98,7 +104,9 @@ def test_a_pushed_model_is_whole_and_sent_once(platform: FakePlatform, client: C
     second = push(client, str(model), name="m")
 
     manifest = parse(platform.blobs[first.manifest])
-    assert {f.path: platform.blobs[f.digest] for f in manifest.files} == {p.name: p.read_bytes() for p in model.iterdir()}
+    assert {f.path: platform.blobs[f.digest] for f in manifest.files} == {
+        p.name: p.read_bytes() for p in model.iterdir()
+    }
     assert (first.size_bytes, first.files) == (2 * CHUNK_BYTES + 13, 4)
     assert first.uploaded_bytes == 2 * CHUNK_BYTES + 8 + len(platform.blobs[first.manifest])
     assert len(sent) == 4
@@ -112,7 +120,9 @@ def test_a_pushed_model_is_whole_and_sent_once(platform: FakePlatform, client: C
         assert told[-1].done_bytes == total
 
 
-def test_an_upload_that_is_tried_again_begins_at_the_begin(platform: FakePlatform, client: Client) -> None:
+def test_an_upload_that_is_tried_again_begins_at_the_begin(
+    platform: FakePlatform, client: Client
+) -> None:
     source = Memory({"a": os.urandom(CHUNK_BYTES + 5)})
     model = prepare(source, name="m")
     digest = next(iter(model.blobs))
@@ -138,18 +148,23 @@ def test_one_failed_upload_ends_the_push(platform: FakePlatform, client: Client)
     assert model.digest not in platform.blobs
 
 
-def test_a_file_that_is_not_what_was_hashed_is_refused_and_hashed_anew(platform: FakePlatform, client: Client) -> None:
+def test_a_file_that_is_not_what_was_hashed_is_refused_and_hashed_anew(
+    platform: FakePlatform, client: Client
+) -> None:
     source = Memory({"a": b"x" * (CHUNK_BYTES + 1)})
     stale = prepare(source, name="m")
     source.content["a"] = b"y" * (CHUNK_BYTES + 1)
-    assert prepare(source, name="m").digest == stale.digest  # kept: the source says that nothing changed
+    # kept: the source says that nothing changed
+    assert prepare(source, name="m").digest == stale.digest
 
     with pytest.raises(InvalidInput, match="deploy or push again"):
         upload(client, stale.blobs)
 
     fresh = prepare(source, name="m")
     assert fresh.digest != stale.digest
-    assert upload(client, fresh.blobs) == sum(f.size_bytes for f in fresh.manifest.files) + len(fresh.manifest.to_bytes())
+    assert upload(client, fresh.blobs) == sum(f.size_bytes for f in fresh.manifest.files) + len(
+        fresh.manifest.to_bytes()
+    )
 
 
 def test_an_unchanged_source_is_not_read_again(client: Client) -> None:
@@ -160,17 +175,29 @@ def test_an_unchanged_source_is_not_read_again(client: Client) -> None:
     assert source.reads == reads
 
 
-def test_files_on_the_web_are_pushed_without_a_copy_here(platform: FakePlatform, client: Client, server: WebFiles, tmp_path: Path) -> None:
+def test_files_on_the_web_are_pushed_without_a_copy_here(
+    platform: FakePlatform, client: Client, server: WebFiles, tmp_path: Path
+) -> None:
     server.token = "t0ken"
-    server.files = {"/m/a": Served(content=b"aaa", etag='"1"'), "/m/b": Served(content=b"bb", is_ranged=False)}
+    server.files = {
+        "/m/a": Served(content=b"aaa", etag='"1"'),
+        "/m/b": Served(content=b"bb", is_ranged=False),
+    }
 
     pushed = push(client, [f"{server.url}/m/a", f"{server.url}/m/b"], name="m", token="t0ken")
 
-    assert {f.path: platform.blobs[f.digest] for f in parse(platform.blobs[pushed.manifest]).files} == {"a": b"aaa", "b": b"bb"}
+    assert {
+        f.path: platform.blobs[f.digest] for f in parse(platform.blobs[pushed.manifest]).files
+    } == {"a": b"aaa", "b": b"bb"}
 
 
 @pytest.mark.parametrize(
-    "source, said", [("/nowhere/at/all", "not a directory"), ("s3://", "names no bucket"), ("https://host/", "names no file")]
+    "source, said",
+    [
+        ("/nowhere/at/all", "not a directory"),
+        ("s3://", "names no bucket"),
+        ("https://host/", "names no file"),
+    ],
 )
 def test_a_source_that_cannot_be_read_says_why(client: Client, source: str, said: str) -> None:
     with pytest.raises(InvalidInput, match=f"weights 'm': .*{said}"):
@@ -194,11 +221,15 @@ def _forget_modules(tmp_path: Path) -> Iterator[None]:
             del sys.modules[name]
 
 
-def test_an_app_with_weights_on_the_web_is_deployed(platform: FakePlatform, client: Client, server: WebFiles, tmp_path: Path) -> None:
+def test_an_app_with_weights_on_the_web_is_deployed(
+    platform: FakePlatform, client: Client, server: WebFiles, tmp_path: Path
+) -> None:
     server.token = "t0ken"
     server.files["/minilm.gguf"] = Served(content=b"weights", etag='"1"')
     secret = "pilotlight.Secret.from_dict({'TOKEN': 't0ken'})"
-    file = app_with(tmp_path, f"pilotlight.Weights('{server.url}/minilm.gguf', name='minilm', secret={secret})")
+    file = app_with(
+        tmp_path, f"pilotlight.Weights('{server.url}/minilm.gguf', name='minilm', secret={secret})"
+    )
 
     deploy(load_app(str(file)), client=client)
     reads = len(server.seen)
@@ -206,19 +237,30 @@ def test_an_app_with_weights_on_the_web_is_deployed(platform: FakePlatform, clie
 
     (spec,) = platform.function("shop", "price").weights
     (stored,) = parse(platform.blobs[spec.manifest]).files
-    assert (spec.name, stored.path, platform.blobs[stored.digest]) == ("minilm", "minilm.gguf", b"weights")
+    assert (spec.name, stored.path, platform.blobs[stored.digest]) == (
+        "minilm",
+        "minilm.gguf",
+        b"weights",
+    )
     assert len(server.seen) == reads + 1  # to see that nothing changed
 
 
-def test_an_app_may_want_some_files_of_a_directory_and_all_of_it(tmp_path: Path, model: Path) -> None:
+def test_an_app_may_want_some_files_of_a_directory_and_all_of_it(
+    tmp_path: Path, model: Path
+) -> None:
     some = app_with(
-        tmp_path, f"[pilotlight.Weights({str(model)!r}, name='s', include='small'), pilotlight.Weights({str(model)!r}, name='a')]"
+        tmp_path,
+        f"[pilotlight.Weights({str(model)!r}, name='s', include='small'), "
+        f"pilotlight.Weights({str(model)!r}, name='a')]",
     )
 
     with build(load_app(str(some))) as built:
         manifests = [built.blobs[w.manifest] for w in built.functions[0].weights]
 
-    assert [[f.path for f in parse(m).files] for m in manifests if isinstance(m, bytes)] == [["small"], ["big", "empty", "same", "small"]]
+    assert [[f.path for f in parse(m).files] for m in manifests if isinstance(m, bytes)] == [
+        ["small"],
+        ["big", "empty", "same", "small"],
+    ]
 
 
 def test_weights_by_name_are_looked_up_on_the_platform(tmp_path: Path) -> None:
@@ -239,7 +281,9 @@ def test_a_build_that_fails_closes_what_it_opened(tmp_path: Path, server: WebFil
 
 
 def test_a_secret_of_the_platform_cannot_be_read_here(tmp_path: Path) -> None:
-    file = app_with(tmp_path, "pilotlight.Weights('hf://org/name', secret=pilotlight.Secret.from_name('hub'))")
+    file = app_with(
+        tmp_path, "pilotlight.Weights('hf://org/name', secret=pilotlight.Secret.from_name('hub'))"
+    )
     with pytest.raises(InvalidInput, match="weights are read here"):
         build(load_app(str(file)))
 

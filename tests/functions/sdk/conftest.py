@@ -29,7 +29,8 @@ def platform() -> Iterator[FakePlatform]:
 
 @pytest.fixture
 def module(tmp_path: Path) -> Iterator[Write]:
-    """`module(source)`: write a user's module, import it under a name of its own, and forget it at the end."""
+    """`module(source)`: write a user's module, import it under a name of its own, and forget it at
+    the end."""
     names: list[str] = []
 
     def write(source: str) -> ModuleType:

@@ -1,4 +1,5 @@
-"""`@pilotlight.batched`: what callers see of a body over lists, what a declaration makes of it, and what it refuses."""
+"""`@pilotlight.batched`: what callers see of a body over lists, what a declaration makes of it, and
+what it refuses."""
 
 from __future__ import annotations
 
@@ -85,7 +86,10 @@ def test_callers_see_one_item() -> None:
 
     assert method.batch == BatchPolicy(max_batch_size=16, wait_ms=5, buckets=(64, 256))
     assert method.schema is not None
-    assert method.schema["properties"] == {"texts": {"type": "string"}, "scale": {"type": "number", "default": 2.0}}
+    assert method.schema["properties"] == {
+        "texts": {"type": "string"},
+        "scale": {"type": "number", "default": 2.0},
+    }
     assert method.schema["required"] == ["texts"]
     assert method.returns is not None
     assert method.returns["type"] == "array"
@@ -107,7 +111,9 @@ def test_a_batched_method_needs_no_other_mark() -> None:
 
 
 def test_the_policy_travels_with_the_spec() -> None:
-    spec = FunctionSpec(name="f", bundle="b" * 64, methods=(method_of(embed), *declaration(Model).methods()))
+    spec = FunctionSpec(
+        name="f", bundle="b" * 64, methods=(method_of(embed), *declaration(Model).methods())
+    )
 
     assert from_json(FunctionSpec, to_json(spec)) == spec
 
@@ -135,13 +141,19 @@ def test_a_list_of_anything_becomes_one_of_it(hint: Any, item: Any) -> None:
     assert item_hints(f) == {"x": item, "return": item}
 
 
-@pytest.mark.parametrize("hint", [str, int, dict[str, int], tuple[int, str], bytes, set[int], list[int] | str])
+@pytest.mark.parametrize(
+    "hint", [str, int, dict[str, int], tuple[int, str], bytes, set[int], list[int] | str]
+)
 def test_a_parameter_that_is_no_list_is_refused(hint: Any) -> None:
     def f(x: Any) -> Any: ...
 
     f.__annotations__ = {"x": hint}
 
-    with pytest.raises(InvalidInput, match=r"parameter 'x' is .*: its body gets and gives a list of such values, annotate it as list\[…\]"):
+    with pytest.raises(
+        InvalidInput,
+        match=r"parameter 'x' is .*: its body gets and gives a list of such values, annotate it "
+        r"as list\[…\]",
+    ):
         item_hints(f)
 
 
@@ -166,13 +178,19 @@ GATHER = "@pilotlight.batched(max_batch_size=4, wait_ms=5)\n"
 
 def test_fewer_calls_than_a_batch_holds_are_warned_of(module: Write) -> None:
     with pytest.warns(PilotlightWarning, match=r"max_inputs=2 lets only 2 calls in at once"):
-        module(f"{HEAD}@app.function()\n@pilotlight.concurrent(max_inputs=2)\n{GATHER}def f(items: list[int]) -> list[int]: ...\n")
+        module(
+            f"{HEAD}@app.function()\n@pilotlight.concurrent(max_inputs=2)\n{GATHER}def f(items: "
+            f"list[int]) -> list[int]: ...\n"
+        )
 
 
 @pytest.mark.parametrize(
     "body, says",
     [
-        ("def f(items: list[int]):\n    yield 1", "and yields: a batch has one result for each item"),
+        (
+            "def f(items: list[int]):\n    yield 1",
+            "and yields: a batch has one result for each item",
+        ),
         ("async def f(items: list[int]):\n    yield 1", "and yields"),
         ("def f(*items): ...", r"and takes \*items: write out its parameters"),
         ("def f(a: list[int], **more): ...", r"and takes \*\*more"),
@@ -183,7 +201,9 @@ def test_fewer_calls_than_a_batch_holds_are_warned_of(module: Write) -> None:
         ("def f(a: list[int]) -> str: ...", "returns str"),
     ],
 )
-def test_what_cannot_be_batched_is_refused_where_it_is_declared(module: Write, body: str, says: str) -> None:
+def test_what_cannot_be_batched_is_refused_where_it_is_declared(
+    module: Write, body: str, says: str
+) -> None:
     with pytest.raises(InvalidInput, match=says):
         module(f"{HEAD}@app.function()\n{GATHER}{body}\n")
 
@@ -194,7 +214,10 @@ def test_a_web_application_has_no_batches(module: Write) -> None:
 
 
 def test_methods_beside_batched_ones_need_to_know_how_many_calls_may_run(module: Write) -> None:
-    members = f"    {GATHER}    def f(self, a: list[int]) -> list[int]: ...\n    @pilotlight.method()\n    def g(self): ...\n"
+    members = (
+        f"    {GATHER}    def f(self, a: list[int]) -> list[int]: ...\n    "
+        f"@pilotlight.method()\n    def g(self): ...\n"
+    )
     with pytest.raises(InvalidInput, match=r"and g, which is not: say with @pilotlight.concurrent"):
         module(f"{HEAD}@app.cls()\nclass C:\n{members}")
 
@@ -241,7 +264,9 @@ def test_local_shows_the_bodys_parameters() -> None:
 
 
 def test_a_local_body_that_returns_too_many_is_told_so(module: Write) -> None:
-    found = module(f"{HEAD}@app.function()\n{GATHER}def f(a: list[int]) -> list[int]:\n    return [1, 2]\n")
+    found = module(
+        f"{HEAD}@app.function()\n{GATHER}def f(a: list[int]) -> list[int]:\n    return [1, 2]\n"
+    )
 
     with pytest.raises(WrongResults, match="f returned 2 results for a batch of 1 items"):
         found.f.local(1)

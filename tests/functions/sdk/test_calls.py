@@ -10,7 +10,14 @@ from types import ModuleType
 import pytest
 
 import pilotlight
-from pilotlight.errors import DeadlineExceeded, FunctionRaised, InvalidInput, NotFound, Unauthenticated, Unavailable
+from pilotlight.errors import (
+    DeadlineExceeded,
+    FunctionRaised,
+    InvalidInput,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+)
 from pilotlight.sdk import session
 from tests.fakes.fake_platform import SHARING_TENANT, FakePlatform
 from tests.functions.sdk.conftest import Write
@@ -65,11 +72,16 @@ def test_remote_returns_what_the_function_returns(shop: ModuleType) -> None:
     assert shop.double.remote(4, plus=1) == 9
 
 
-def test_remote_raises_the_same_type_with_the_remote_traceback_in_its_notes(shop: ModuleType) -> None:
+def test_remote_raises_the_same_type_with_the_remote_traceback_in_its_notes(
+    shop: ModuleType,
+) -> None:
     with pytest.raises(shop.OutOfStock, match="milk") as caught:
         shop.buy.remote("milk")
 
-    assert any("Remote traceback" in note and "def buy" not in note and "raise OutOfStock" in note for note in caught.value.__notes__)
+    assert any(
+        "Remote traceback" in note and "def buy" not in note and "raise OutOfStock" in note
+        for note in caught.value.__notes__
+    )
 
 
 def test_a_method_runs_on_an_entered_object_there_and_here(shop: ModuleType) -> None:
@@ -78,7 +90,9 @@ def test_a_method_runs_on_an_entered_object_there_and_here(shop: ModuleType) -> 
     assert shop.Till().rate == 11
 
 
-def test_local_runs_the_undecorated_function_without_the_platform(shop: ModuleType, platform: FakePlatform) -> None:
+def test_local_runs_the_undecorated_function_without_the_platform(
+    shop: ModuleType, platform: FakePlatform
+) -> None:
     asked = len(platform.asked)
 
     assert shop.double.local(4) == 8
@@ -95,7 +109,9 @@ def test_remote_aio_works_in_a_loop_of_its_own_and_leaves_nothing_open(shop: Mod
 
 
 def test_map_keeps_the_order_of_its_inputs(shop: ModuleType) -> None:
-    assert list(shop.double.map(range(20), kwargs={"plus": 1}, concurrency=4)) == [2 * n + 1 for n in range(20)]
+    assert list(shop.double.map(range(20), kwargs={"plus": 1}, concurrency=4)) == [
+        2 * n + 1 for n in range(20)
+    ]
 
 
 def test_map_zips_several_iterables_and_starmap_unpacks(shop: ModuleType) -> None:
@@ -104,7 +120,9 @@ def test_map_zips_several_iterables_and_starmap_unpacks(shop: ModuleType) -> Non
 
 
 def test_an_unordered_map_yields_everything_once(shop: ModuleType) -> None:
-    assert sorted(shop.double.map(range(30), order_outputs=False, concurrency=8)) == [2 * n for n in range(30)]
+    assert sorted(shop.double.map(range(30), order_outputs=False, concurrency=8)) == [
+        2 * n for n in range(30)
+    ]
 
 
 def test_map_raises_the_first_failure_or_yields_failures_in_place(shop: ModuleType) -> None:
@@ -136,7 +154,13 @@ async def test_map_aio_takes_asynchronous_inputs(shop: ModuleType) -> None:
             yield n
 
     assert [r async for r in shop.double.map.aio(inputs(), concurrency=2)] == [0, 2, 4, 6, 8]
-    assert sorted([r async for r in shop.double.map.aio(range(5), order_outputs=False)]) == [0, 2, 4, 6, 8]
+    assert sorted([r async for r in shop.double.map.aio(range(5), order_outputs=False)]) == [
+        0,
+        2,
+        4,
+        6,
+        8,
+    ]
     await _close_loop()
 
 
@@ -163,12 +187,16 @@ def test_spawn_returns_a_call_that_can_be_found_again(shop: ModuleType) -> None:
     call = shop.double.spawn(4)
 
     assert pilotlight.FunctionCall.from_id(call.id).get(timeout=30) == 8
-    assert pilotlight.FunctionCall.gather(shop.double.spawn(1), shop.double.spawn(2), timeout=30) == [2, 4]
+    assert pilotlight.FunctionCall.gather(
+        shop.double.spawn(1), shop.double.spawn(2), timeout=30
+    ) == [2, 4]
     with pytest.raises(shop.OutOfStock):
         shop.buy.spawn("milk").get()
 
 
-def test_a_spawned_generator_is_streamed_and_its_result_is_the_list_of_its_items(shop: ModuleType) -> None:
+def test_a_spawned_generator_is_streamed_and_its_result_is_the_list_of_its_items(
+    shop: ModuleType,
+) -> None:
     call = shop.count.spawn(2)
     assert list(call.stream()) == [0, 1]
     assert list(call.stream(after="1-1")) == [1]
@@ -194,7 +222,9 @@ async def test_spawn_and_get_have_asynchronous_twins(shop: ModuleType) -> None:
     await _close_loop()
 
 
-def test_get_gives_up_after_its_timeout_and_a_cancelled_call_says_so(platform: FakePlatform, module: Write) -> None:
+def test_get_gives_up_after_its_timeout_and_a_cancelled_call_says_so(
+    platform: FakePlatform, module: Write
+) -> None:
     slow = module("""
         import threading
         import pilotlight
@@ -229,7 +259,9 @@ def test_an_unknown_function_says_how_to_deploy_it(platform: FakePlatform, modul
         shop.double.remote(1)
 
 
-def test_an_unserialisable_argument_is_named_before_anything_is_sent(shop: ModuleType, platform: FakePlatform) -> None:
+def test_an_unserialisable_argument_is_named_before_anything_is_sent(
+    shop: ModuleType, platform: FakePlatform
+) -> None:
     asked = len(platform.asked)
 
     with pytest.raises(InvalidInput, match=r"argument 'plus' of type lock") as caught:
@@ -245,7 +277,9 @@ def test_refusals_with_retry_after_are_waited_for(shop: ModuleType, platform: Fa
     assert shop.double.remote(1) == 2
 
 
-def test_a_wait_longer_than_the_budget_is_not_begun(shop: ModuleType, platform: FakePlatform) -> None:
+def test_a_wait_longer_than_the_budget_is_not_begun(
+    shop: ModuleType, platform: FakePlatform
+) -> None:
     platform.refuse(Unavailable("no capacity", retry_after_s=3600))
 
     with pytest.raises(Unavailable, match="no capacity") as caught:
@@ -253,7 +287,9 @@ def test_a_wait_longer_than_the_budget_is_not_begun(shop: ModuleType, platform: 
     assert caught.value.retry_after_s == 3600
 
 
-def test_a_call_whose_connection_is_lost_is_not_sent_again(shop: ModuleType, platform: FakePlatform) -> None:
+def test_a_call_whose_connection_is_lost_is_not_sent_again(
+    shop: ModuleType, platform: FakePlatform
+) -> None:
     platform.refuse(None)
 
     with pytest.raises(Unavailable, match="lost"):
@@ -269,11 +305,16 @@ def test_a_problem_becomes_the_error_of_its_type(shop: ModuleType, platform: Fak
 
 
 def test_a_missing_key_says_where_to_get_one(platform: FakePlatform) -> None:
-    with session.using(platform.profile(api_key="")), pytest.raises(Unauthenticated, match="PILOTLIGHT_API_KEY"):
+    with (
+        session.using(platform.profile(api_key="")),
+        pytest.raises(Unauthenticated, match="PILOTLIGHT_API_KEY"),
+    ):
         pilotlight.Function.from_name("shop", "double").remote(1)
 
 
-def test_app_run_deploys_under_a_name_of_its_own_and_deletes_it(platform: FakePlatform, module: Write) -> None:
+def test_app_run_deploys_under_a_name_of_its_own_and_deletes_it(
+    platform: FakePlatform, module: Write
+) -> None:
     shop = module(SOURCE)
 
     with shop.app.run() as run:
@@ -301,17 +342,23 @@ async def _close_loop() -> None:
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
-def test_another_tenants_function_is_called_by_that_tenants_name(shop: ModuleType, platform: FakePlatform) -> None:
+def test_another_tenants_function_is_called_by_that_tenants_name(
+    shop: ModuleType, platform: FakePlatform
+) -> None:
     theirs = pilotlight.Function.from_name("shop", "double", tenant=SHARING_TENANT)
 
     assert theirs.remote(4) == 8
     assert list(theirs.map([1, 2])) == [2, 4]
     assert platform.asked[-1] == f"POST /t/{SHARING_TENANT}/v1/functions/shop/double:invoke"
     assert theirs.spawn(5).get() == 10
-    assert list(pilotlight.Function.from_name("shop", "count", tenant=SHARING_TENANT).remote_gen(2)) == [0, 1]
+    assert list(
+        pilotlight.Function.from_name("shop", "count", tenant=SHARING_TENANT).remote_gen(2)
+    ) == [0, 1]
 
 
-def test_another_tenants_function_is_called_with_json_and_raises_what_json_tells(shop: ModuleType, platform: FakePlatform) -> None:
+def test_another_tenants_function_is_called_with_json_and_raises_what_json_tells(
+    shop: ModuleType, platform: FakePlatform
+) -> None:
     double = pilotlight.Function.from_name("shop", "double", tenant=SHARING_TENANT)
     assert (double.remote(n=4, plus=1), double.remote(4, 1)) == (9, 9)
     with pytest.raises(InvalidInput, match="write all of them by name, or all by position"):
@@ -329,7 +376,9 @@ def test_another_tenants_function_is_called_with_json_and_raises_what_json_tells
         buy.spawn("tea").get()
 
 
-def test_a_stream_of_another_tenants_is_lines_and_ends_with_what_was_raised(shop: ModuleType) -> None:
+def test_a_stream_of_another_tenants_is_lines_and_ends_with_what_was_raised(
+    shop: ModuleType,
+) -> None:
     count = pilotlight.Function.from_name("shop", "count", tenant=SHARING_TENANT)
     assert list(count.spawn(2).stream()) == [0, 1]
     items = count.remote_gen(3)
@@ -340,19 +389,25 @@ def test_a_stream_of_another_tenants_is_lines_and_ends_with_what_was_raised(shop
         list(pilotlight.Function.from_name("shop", "double", tenant=SHARING_TENANT).remote_gen(2))
 
 
-async def test_a_stream_of_another_tenants_is_read_the_same_by_an_event_loop(shop: ModuleType) -> None:
+async def test_a_stream_of_another_tenants_is_read_the_same_by_an_event_loop(
+    shop: ModuleType,
+) -> None:
     count = pilotlight.Function.from_name("shop", "count", tenant=SHARING_TENANT)
     assert [item async for item in count.remote_gen.aio(2)] == [0, 1]
     assert await (await count.spawn.aio(2)).get.aio() == [0, 1]
     await _close_loop()
 
 
-def test_a_call_of_another_tenants_function_opens_no_pickle_wherever_its_handle_goes(shop: ModuleType) -> None:
+def test_a_call_of_another_tenants_function_opens_no_pickle_wherever_its_handle_goes(
+    shop: ModuleType,
+) -> None:
     call = pilotlight.Function.from_name("shop", "double", tenant=SHARING_TENANT).spawn(1)
     again = pickle.loads(pickle.dumps(call))
 
     assert (again.id, again._pickles, again.get()) == (call.id, False, 2)
-    assert pickle.loads(pickle.dumps(pilotlight.Function.from_name("shop", "double").spawn(1)))._pickles
+    assert pickle.loads(
+        pickle.dumps(pilotlight.Function.from_name("shop", "double").spawn(1))
+    )._pickles
 
 
 def test_a_class_of_another_tenant_keeps_its_owner_through_a_pickle(shop: ModuleType) -> None:
@@ -363,10 +418,14 @@ def test_a_class_of_another_tenant_keeps_its_owner_through_a_pickle(shop: Module
     assert pickle.loads(pickle.dumps(theirs().price)).remote(2) == 22
 
 
-def test_a_function_that_a_tenant_does_not_share_is_not_found_and_says_whose(shop: ModuleType) -> None:
+def test_a_function_that_a_tenant_does_not_share_is_not_found_and_says_whose(
+    shop: ModuleType,
+) -> None:
     theirs = pilotlight.Function.from_name("shop", "double", tenant="umbrella")
 
-    with pytest.raises(NotFound, match=r"tenant 'umbrella' has no shop/double, or does not share it"):
+    with pytest.raises(
+        NotFound, match=r"tenant 'umbrella' has no shop/double, or does not share it"
+    ):
         theirs.remote(1)
 
 
@@ -382,7 +441,9 @@ def test_a_tenants_name_is_checked() -> None:
         pilotlight.Cls.from_name("shop", "Till", tenant="a/b")
 
 
-def test_calls_go_out_with_the_priority_that_the_handle_was_given(shop: ModuleType, platform: FakePlatform) -> None:
+def test_calls_go_out_with_the_priority_that_the_handle_was_given(
+    shop: ModuleType, platform: FakePlatform
+) -> None:
     urgent = shop.double.with_options(priority="realtime")
 
     assert urgent.remote(1) == 2
@@ -397,12 +458,18 @@ def test_an_unknown_priority_of_a_call_is_refused(shop: ModuleType) -> None:
         shop.double.with_options(priority="urgent")
 
 
-def test_options_of_a_call_go_out_with_it_and_stay_off_the_handle(shop: ModuleType, platform: FakePlatform) -> None:
+def test_options_of_a_call_go_out_with_it_and_stay_off_the_handle(
+    shop: ModuleType, platform: FakePlatform
+) -> None:
     told = shop.double.with_options(webhook="ops", idempotency_key="order-7")
     call = told.with_options(priority="batch").spawn(4)
     assert call.get(timeout=30) == 8
     record = call.record()
-    assert (record.webhook, record.labels["idempotency_key"], call.attempts()) == ("ops", "order-7", 1)
+    assert (record.webhook, record.labels["idempotency_key"], call.attempts()) == (
+        "ops",
+        "order-7",
+        1,
+    )
     assert shop.double.spawn(4).record().webhook == ""
     with pytest.raises(InvalidInput, match="webhook"):
         shop.double.with_options(webhook="not a name")

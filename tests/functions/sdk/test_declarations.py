@@ -81,7 +81,11 @@ def test_a_class_has_its_clocks_and_methods() -> None:
 
     assert spoken.kind is FunctionKind.CLASS
     assert spoken.method_names() == ("run",)
-    assert (spoken.clocks.execution_s, spoken.clocks.startup_s, spoken.scaling.scaledown_window_s) == (7, 9, 5)
+    assert (
+        spoken.clocks.execution_s,
+        spoken.clocks.startup_s,
+        spoken.scaling.scaledown_window_s,
+    ) == (7, 9, 5)
 
 
 def test_an_asgi_function_is_a_web_application() -> None:
@@ -91,7 +95,14 @@ def test_an_asgi_function_is_a_web_application() -> None:
 def test_modals_names_of_the_knobs_mean_the_same() -> None:
     other = pilotlight.App("aliases")
 
-    @other.function(name="f", min_containers=1, max_containers=4, buffer_containers=2, container_idle_timeout=30, allow_concurrent_inputs=5)
+    @other.function(
+        name="f",
+        min_containers=1,
+        max_containers=4,
+        buffer_containers=2,
+        container_idle_timeout=30,
+        allow_concurrent_inputs=5,
+    )
     @_at_top_level
     def f() -> None: ...
 
@@ -128,7 +139,9 @@ def test_an_option_without_effect_is_named_in_a_warning() -> None:
         ({"egress": [10]}, "egress = 10: expected a list of networks"),
     ],
 )
-def test_a_wrong_option_is_named_with_what_would_be_right(options: dict[str, object], message: str) -> None:
+def test_a_wrong_option_is_named_with_what_would_be_right(
+    options: dict[str, object], message: str
+) -> None:
     with pytest.raises(InvalidInput, match=message):
         pilotlight.App("wrong").function(**options)(lambda_free)  # type: ignore[arg-type]
 
@@ -142,7 +155,9 @@ def test_a_wrong_option_is_named_with_what_would_be_right(options: dict[str, obj
         ({"block_network": False, "egress": ["10.0.0.8"]}, (FunctionNetwork.EGRESS, ("10.0.0.8",))),
     ],
 )
-def test_the_network_of_a_function_is_declared(options: dict[str, object], policies: tuple[FunctionNetwork, tuple[str, ...]]) -> None:
+def test_the_network_of_a_function_is_declared(
+    options: dict[str, object], policies: tuple[FunctionNetwork, tuple[str, ...]]
+) -> None:
     other = pilotlight.App("networked")
     other.function(name="f", **options)(_at_top_level(lambda_free))  # type: ignore[arg-type]
     declared = other.declarations["f"].policies
@@ -155,10 +170,16 @@ def test_the_network_of_a_function_is_declared(options: dict[str, object], polic
         (FunctionNetwork.NONE, ("10.0.0.8",), 'network="none" closes everything'),
         (FunctionNetwork.EGRESS, ("10.0.0.1/8",), "write IPv4 networks or addresses"),
         (FunctionNetwork.EGRESS, ("fd00::1",), "write IPv4 networks or addresses"),
-        (FunctionNetwork.EGRESS, tuple(f"10.0.0.{n}" for n in range(33)), "33 networks, at most 32"),
+        (
+            FunctionNetwork.EGRESS,
+            tuple(f"10.0.0.{n}" for n in range(33)),
+            "33 networks, at most 32",
+        ),
     ],
 )
-def test_what_no_function_can_ask_for_is_refused(network: FunctionNetwork, egress: tuple[str, ...], message: str) -> None:
+def test_what_no_function_can_ask_for_is_refused(
+    network: FunctionNetwork, egress: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(InvalidInput, match=message):
         replace(spec_of(), network=network, egress=egress)
 
@@ -312,7 +333,9 @@ def test_a_local_entrypoint_is_kept_and_callable() -> None:
     assert other.local_entrypoints["main"].signature.parameters["n"].annotation is int
 
 
-def test_access_priority_and_tags_are_recorded_and_an_apps_tags_are_its_functions(module: Write) -> None:
+def test_access_priority_and_tags_are_recorded_and_an_apps_tags_are_its_functions(
+    module: Write,
+) -> None:
     found = module("""
         import pilotlight
 
@@ -329,14 +352,21 @@ def test_access_priority_and_tags_are_recorded_and_an_apps_tags_are_its_function
         @app.function(access="private")
         def own() -> None: ...
     """)
-    shared, everybody, own = (found.app.declarations[name] for name in ("shared", "Everybody", "own"))
+    shared, everybody, own = (
+        found.app.declarations[name] for name in ("shared", "Everybody", "own")
+    )
 
     assert (shared.access, everybody.access, own.access) == (("acme", "umbrella"), ("*",), ())
     assert (shared.priority, own.priority) == (Priority.BATCH, None)
-    assert (dict(shared.tags), dict(own.tags)) == ({"team": "search", "stage": "trial"}, {"team": "search", "stage": "live"})
+    assert (dict(shared.tags), dict(own.tags)) == (
+        {"team": "search", "stage": "trial"},
+        {"team": "search", "stage": "live"},
+    )
 
 
-def test_what_is_deployed_says_who_may_call_it_and_what_it_is_tagged_with(platform: FakePlatform, module: Write) -> None:
+def test_what_is_deployed_says_who_may_call_it_and_what_it_is_tagged_with(
+    platform: FakePlatform, module: Write
+) -> None:
     found = module("""
         import pilotlight
 
@@ -349,13 +379,20 @@ def test_what_is_deployed_says_who_may_call_it_and_what_it_is_tagged_with(platfo
     found.app.deploy()
 
     spec = platform.function("search", "shared")
-    assert (spec.access, spec.priority, spec.tags) == (("acme",), Priority.REALTIME, {"team": "search"})
+    assert (spec.access, spec.priority, spec.tags) == (
+        ("acme",),
+        Priority.REALTIME,
+        {"team": "search"},
+    )
 
 
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"access": "acme"}, r"access = 'acme': write \"private\", \"public\", or a list of tenants as \['acme'\]"),
+        (
+            {"access": "acme"},
+            r"access = 'acme': write \"private\", \"public\", or a list of tenants as \['acme'\]",
+        ),
         ({"access": {"acme": 1}}, "or a list of tenants' names"),
         ({"access": [1]}, "or a list of tenants' names"),
         ({"priority": "urgent"}, "must be one of realtime, standard, batch"),
@@ -363,7 +400,9 @@ def test_what_is_deployed_says_who_may_call_it_and_what_it_is_tagged_with(platfo
         ({"tags": "search"}, "tags = 'search': write"),
     ],
 )
-def test_wrong_access_priority_or_tags_are_refused_by_name(options: dict[str, Any], message: str) -> None:
+def test_wrong_access_priority_or_tags_are_refused_by_name(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InvalidInput, match=message):
         pilotlight.App("x").function(**options)(module_level)
 
@@ -380,7 +419,12 @@ def test_tags_of_an_app_are_checked() -> None:
 def test_an_automatic_window_has_a_longest_and_a_cost_of_waiting() -> None:
     scaling = settle({"scaledown_window": "auto"}, concurrent=None).scaling
     assert (scaling.scaledown_window_s, scaling.waiting_cost) == (3600, 10)
-    assert settle({"scaledown_window": "auto", "waiting_cost": 2}, concurrent=None).scaling.waiting_cost == 2
+    assert (
+        settle(
+            {"scaledown_window": "auto", "waiting_cost": 2}, concurrent=None
+        ).scaling.waiting_cost
+        == 2
+    )
     assert settle({"scaledown_window": 5}, concurrent=None).scaling.waiting_cost is None
 
 

@@ -10,31 +10,59 @@ from typing import Any
 import pytest
 
 from pilotlight.client import Answer
-from pilotlight.errors import ClientClosedRequest, DeadlineExceeded, FunctionRaised, PilotlightError, RemoteError, Unavailable
+from pilotlight.errors import (
+    ClientClosedRequest,
+    DeadlineExceeded,
+    FunctionRaised,
+    PilotlightError,
+    RemoteError,
+    Unavailable,
+)
 from pilotlight.protocol import CONTENT_PICKLE, PROBLEM_BASE, CallRecord
-from pilotlight.sdk.answers import LineReader, call_headers, opens_pickles, reader_of, value_of, value_of_record
+from pilotlight.sdk.answers import (
+    LineReader,
+    call_headers,
+    opens_pickles,
+    reader_of,
+    value_of,
+    value_of_record,
+)
 from pilotlight.sdk.events import CallItems, EventReader, ServerEvent
 from pilotlight.sdk.pickling import dumps
 from pilotlight.sdk.resumed import MAX_BREAKS, broken_streams
 from tests.fakes.marking_pickle import MarkingPickle
 
 STREAM = (
-    b": waiting\n\nevent: state\ndata: {}\n\nid: 1-1\ndata: 1\n\nid: 1-2\r\ndata: a\r\ndata: b\r\n\r\nevent: end\ndata:{}\n\ndata: half"
+    b": waiting\n\nevent: state\ndata: {}\n\nid: 1-1\ndata: 1\n\nid: 1-2\r\ndata: a\r\ndata: "
+    b"b\r\n\r\nevent: end\ndata:{}\n\ndata: half"
 )
 PROBLEM = {"type": PROBLEM_BASE + "function-raised", "status": 500, "detail": "no"}
 RECORD = CallRecord(
-    id="req-1", tenant="t", environment="main", app="a", function="f", method="", state="SUCCEEDED", sequence=1, submitted_at=0.0
-)  # fmt: skip
+    id="req-1",
+    tenant="t",
+    environment="main",
+    app="a",
+    function="f",
+    method="",
+    state="SUCCEEDED",
+    sequence=1,
+    submitted_at=0.0,
+)
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 def test_events_are_read_however_their_bytes_come(size: int) -> None:
     reader = EventReader("0-0")
-    events = [event for at in range(0, len(STREAM), size) for event in reader.feed(STREAM[at : at + size])]
+    events = [
+        event for at in range(0, len(STREAM), size) for event in reader.feed(STREAM[at : at + size])
+    ]
 
     assert [(event.name, event.data, event.id) for event in events] == [
-        ("state", "{}", "0-0"), ("", "1", "1-1"), ("", "a\nb", "1-2"), ("end", "{}", "1-2"),
-    ]  # fmt: skip
+        ("state", "{}", "0-0"),
+        ("", "1", "1-1"),
+        ("", "a\nb", "1-2"),
+        ("end", "{}", "1-2"),
+    ]
 
 
 def event(data: Any, name: str = "", id: str = "") -> ServerEvent:
@@ -53,11 +81,18 @@ def read(*events: ServerEvent) -> list[Any]:
 def test_items_are_values_of_json_or_of_pickles() -> None:
     pickled = base64.b64encode(dumps({1, 2})).decode()
 
-    assert read(event({"a": 1}, id="1-1"), event(pickled, "pickle"), event("[DONE]"), end("stop")) == [{"a": 1}, {1, 2}]
+    assert read(
+        event({"a": 1}, id="1-1"), event(pickled, "pickle"), event("[DONE]"), end("stop")
+    ) == [{"a": 1}, {1, 2}]
 
 
 def test_a_call_that_returns_has_one_item() -> None:
-    record = {**RECORD.to_json(), "content_type": "application/json", "result": base64.b64encode(b"7").decode(), "status": 200}
+    record = {
+        **RECORD.to_json(),
+        "content_type": "application/json",
+        "result": base64.b64encode(b"7").decode(),
+        "status": 200,
+    }
 
     assert read(event({}, "state"), event(record, "result"), end("stop")) == [7]
 
@@ -66,13 +101,24 @@ def test_a_call_that_returns_has_one_item() -> None:
     "events, raised",
     [
         ([event(PROBLEM, "error"), end("error")], FunctionRaised),
-        ([event(base64.b64encode(dumps(KeyError("x"))).decode(), "exception"), end("error")], KeyError),
-        ([event({"type": PROBLEM_BASE + "deadline-exceeded", "status": 504}, "error"), end("error")], DeadlineExceeded),
+        (
+            [event(base64.b64encode(dumps(KeyError("x"))).decode(), "exception"), end("error")],
+            KeyError,
+        ),
+        (
+            [
+                event({"type": PROBLEM_BASE + "deadline-exceeded", "status": 504}, "error"),
+                end("error"),
+            ],
+            DeadlineExceeded,
+        ),
         ([end("cancelled")], ClientClosedRequest),
         ([end("length")], PilotlightError),
     ],
 )
-def test_what_a_call_raised_is_raised_at_its_end(events: list[ServerEvent], raised: type[Exception]) -> None:
+def test_what_a_call_raised_is_raised_at_its_end(
+    events: list[ServerEvent], raised: type[Exception]
+) -> None:
     items = CallItems("req-1")
     assert list(items.of(event(1, id="1-1"))) == [1]
     for one in events[:-1]:
@@ -83,7 +129,9 @@ def test_what_a_call_raised_is_raised_at_its_end(events: list[ServerEvent], rais
 
 
 def test_an_attempt_that_failed_and_was_made_again_is_no_failure() -> None:
-    assert read(event(1), event(PROBLEM, "error"), event({}, "state"), event(1), event(2), end("stop")) == [1, 1, 2]
+    assert read(
+        event(1), event(PROBLEM, "error"), event({}, "state"), event(1), event(2), end("stop")
+    ) == [1, 1, 2]
 
 
 class Resumed:
@@ -111,11 +159,20 @@ def pickles(*items: Any) -> bytes:
 
 
 def finished(content_type: str, body: bytes, **more: Any) -> CallRecord:
-    return CallRecord.from_json({**RECORD.to_json(), "content_type": content_type, "result": base64.b64encode(body).decode(), **more})
+    return CallRecord.from_json(
+        {
+            **RECORD.to_json(),
+            "content_type": content_type,
+            "result": base64.b64encode(body).decode(),
+            **more,
+        }
+    )
 
 
 def test_the_result_of_a_generator_is_the_list_of_its_items() -> None:
-    assert value_of_record(finished("application/vnd.pilotlight.pickle-stream", pickles(1, {2}))) == [1, {2}]
+    assert value_of_record(
+        finished("application/vnd.pilotlight.pickle-stream", pickles(1, {2}))
+    ) == [1, {2}]
     assert value_of_record(finished("application/x-ndjson", b'1\n{"a":2}\n')) == [1, {"a": 2}]
 
 
@@ -127,16 +184,22 @@ def test_the_result_of_a_generator_that_raised_raises() -> None:
     with pytest.raises(KeyError):
         value_of_record(finished("application/vnd.pilotlight.pickle-stream", raised, **failed))
     with pytest.raises(FunctionRaised, match="no"):
-        value_of_record(finished("application/x-ndjson", b"1\n" + json.dumps(PROBLEM).encode() + b"\n", **failed))
+        value_of_record(
+            finished(
+                "application/x-ndjson", b"1\n" + json.dumps(PROBLEM).encode() + b"\n", **failed
+            )
+        )
 
 
-# -- pickles that the call did not ask for -----------------------------------------------------------------------------
+# -- pickles that the call did not ask for ---------------------------------------------------------
 @pytest.fixture(name="marking")
 def _marking(tmp_path: Path) -> MarkingPickle:
     return MarkingPickle(tmp_path / "opened")
 
 
-@pytest.mark.parametrize("status, outcome", [(200, "ok"), (500, "raised"), (200, "raised"), (500, "ok")])
+@pytest.mark.parametrize(
+    "status, outcome", [(200, "ok"), (500, "raised"), (200, "raised"), (500, "ok")]
+)
 @pytest.mark.parametrize("content_type", [CONTENT_PICKLE, f"{CONTENT_PICKLE}; a=b"])
 def test_an_answer_is_not_unpickled_where_a_pickle_was_not_asked_for(
     marking: MarkingPickle, status: int, outcome: str, content_type: str
@@ -151,14 +214,24 @@ def test_an_answer_is_not_unpickled_where_a_pickle_was_not_asked_for(
 
 @pytest.mark.parametrize("content_type", [CONTENT_PICKLE, f"{CONTENT_PICKLE}-stream"])
 @pytest.mark.parametrize("state", ["SUCCEEDED", "FAILED"])
-def test_neither_is_a_submitted_calls_result(marking: MarkingPickle, content_type: str, state: str) -> None:
-    body = len(marking.body).to_bytes(4, "big") + marking.body if content_type.endswith("stream") else marking.body
+def test_neither_is_a_submitted_calls_result(
+    marking: MarkingPickle, content_type: str, state: str
+) -> None:
+    body = (
+        len(marking.body).to_bytes(4, "big") + marking.body
+        if content_type.endswith("stream")
+        else marking.body
+    )
     record = finished(content_type, body, state=state)
     with pytest.raises(PilotlightError):
         value_of_record(record, pickles=False)
 
     data = base64.b64encode(marking.body).decode()
-    streams = [[event(data, "pickle")], [event(data, "exception"), end("error")], [event(json.dumps(record.to_json()), "result")]]
+    streams = [
+        [event(data, "pickle")],
+        [event(data, "exception"), end("error")],
+        [event(json.dumps(record.to_json()), "result")],
+    ]
     for events in streams:
         items = CallItems("req-1", pickles=False)
         with pytest.raises(PilotlightError):
@@ -177,7 +250,9 @@ def test_only_a_pickle_to_a_function_of_ones_own_is_answered_with_one() -> None:
 
 def test_lines_are_read_in_whatever_pieces_they_come() -> None:
     reader = LineReader()
-    assert [item for piece in (b'1\n{"a"', b": 2}", b'\n\n"x"\n[') for item in reader.feed(piece)] == [1, {"a": 2}, "x"]
+    assert [
+        item for piece in (b'1\n{"a"', b": 2}", b'\n\n"x"\n[') for item in reader.feed(piece)
+    ] == [1, {"a": 2}, "x"]
     with pytest.raises(RemoteError, match="in the middle of an item"):
         reader.close()
     assert list(reader.feed(b"]\n")) == [[]]

@@ -1,4 +1,5 @@
-"""The ported file of docs/from-modal.md: it imports, its specs say what Modal's names mean, and it runs."""
+"""The ported file of docs/from-modal.md: it imports, its specs say what Modal's names mean, and it
+runs."""
 
 from __future__ import annotations
 
@@ -32,7 +33,12 @@ def test_its_specs_are_what_modals_names_mean(app: App) -> None:
     assert classifier.kind is FunctionKind.CLASS
     assert classifier.resources.memory_bytes == 512 * 1024**2
     scaling = classifier.scaling
-    assert (scaling.max_inputs, scaling.target_inputs, scaling.min_instances, scaling.max_instances) == (8, 4, 0, 4)
+    assert (
+        scaling.max_inputs,
+        scaling.target_inputs,
+        scaling.min_instances,
+        scaling.max_instances,
+    ) == (8, 4, 0, 4)
     assert (scaling.scaledown_window_s, classifier.clocks.execution_s) == (60, 30)
     assert classifier.env == {"TOKENIZERS_PARALLELISM": "false"}
     assert (specs["shout"].scaling.max_instances, specs["shout"].clocks.execution_s) == (2, 10)
@@ -40,7 +46,9 @@ def test_its_specs_are_what_modals_names_mean(app: App) -> None:
     assert {spec.image for spec in specs.values()} == {classifier.image}
 
 
-def test_its_entrypoint_runs(app: App, platform: FakePlatform, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_entrypoint_runs(
+    app: App, platform: FakePlatform, capsys: pytest.CaptureFixture[str]
+) -> None:
     with app.run():
         app.local_entrypoints["main"]()
 

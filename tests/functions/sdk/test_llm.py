@@ -1,4 +1,5 @@
-"""`app.vllm(…)`: what is declared, what a build makes of it, and what is refused before anything is sent."""
+"""`app.vllm(…)`: what is declared, what a build makes of it, and what is refused before anything is
+sent."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from pilotlight.spec import GIB, MIB, FunctionKind, FunctionSpec, from_json, to_
 
 @pytest.fixture(name="model", scope="module")
 def _model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_llama.make(tmp_path_factory.mktemp("models") / "tiny", hidden=64, layers=1, max_len=1024)
+    return tiny_llama.make(
+        tmp_path_factory.mktemp("models") / "tiny", hidden=64, layers=1, max_len=1024
+    )
 
 
 def built(model: Path, **options: Any) -> FunctionSpec:
@@ -30,11 +33,20 @@ def built(model: Path, **options: Any) -> FunctionSpec:
 
 
 def test_one_line_becomes_a_function_of_a_model(model: Path) -> None:
-    spec = built(model, max_model_len=512, max_num_seqs=4, limits=pilotlight.TokenLimits(max_output_tokens=64))
+    spec = built(
+        model,
+        max_model_len=512,
+        max_num_seqs=4,
+        limits=pilotlight.TokenLimits(max_output_tokens=64),
+    )
 
     assert spec.kind is FunctionKind.ENGINE
     assert spec.engine is not None
-    assert (spec.engine.model, spec.engine.max_model_len, spec.engine.max_num_seqs) == (model.name, 512, 4)
+    assert (spec.engine.model, spec.engine.max_model_len, spec.engine.max_num_seqs) == (
+        model.name,
+        512,
+        4,
+    )
     assert spec.scaling.max_inputs == 4
     assert spec.limits is not None
     assert spec.limits.max_output_tokens == 64
@@ -80,8 +92,13 @@ def adapter(directory: Path, *, rank: int) -> Path:
     return directory
 
 
-def test_adapters_have_room_at_once_for_the_largest_of_their_ranks(model: Path, tmp_path: Path) -> None:
-    lora = {name: pilotlight.Weights(str(adapter(tmp_path / name, rank=rank))) for name, rank in (("one", 8), ("two", 40))}
+def test_adapters_have_room_at_once_for_the_largest_of_their_ranks(
+    model: Path, tmp_path: Path
+) -> None:
+    lora = {
+        name: pilotlight.Weights(str(adapter(tmp_path / name, rank=rank)))
+        for name, rank in (("one", 8), ("two", 40))
+    }
 
     spec, own = built(model, lora=lora), built(model, lora=lora, engine_args={"max_loras": 1})
 
@@ -148,15 +165,27 @@ def test_embeddings_are_a_task(model: Path) -> None:
         ({"engine_args": {"dtype": object()}}, "write text, a number"),
         ({"engine_args": {"seed": 1, "--seed": 2}}, "there twice"),
         ({"gpu": "H100:4", "engine_args": {"tensor-parallel-size": 2}}, "must be the same"),
-        ({"engine_args": {"tensor-parallel-size": "x"}}, "tensor-parallel-size = 'x': write a whole number"),
+        (
+            {"engine_args": {"tensor-parallel-size": "x"}},
+            "tensor-parallel-size = 'x': write a whole number",
+        ),
         ({"engine_args": {"kv-cache-memory-bytes": -5}}, "kv-cache-memory-bytes = -5"),
         ({"engine_args": {"kv-cache-memory-bytes": [1]}}, "kv-cache-memory-bytes"),
         ({"engine_args": {"block-size": "large"}}, "block-size = 'large'"),
-        ({"gpu": "H100", "engine_args": {"gpu-memory-utilization": "all"}}, "gpu-memory-utilization = 'all'"),
-        ({"gpu": "H100", "engine_args": {"gpu-memory-utilization": 3}}, "gpu-memory-utilization = 3"),
+        (
+            {"gpu": "H100", "engine_args": {"gpu-memory-utilization": "all"}},
+            "gpu-memory-utilization = 'all'",
+        ),
+        (
+            {"gpu": "H100", "engine_args": {"gpu-memory-utilization": 3}},
+            "gpu-memory-utilization = 3",
+        ),
         ({"gpu": "H100", "engine_args": {"cpu-offload-gb": float("inf")}}, "cpu-offload-gb"),
         ({"lora": {"poet": "somewhere"}}, "lora"),
-        ({"lora": {"assistant": pilotlight.Weights("/poet")}}, "the adapter 'assistant' is called as the function is"),
+        (
+            {"lora": {"assistant": pilotlight.Weights("/poet")}},
+            "the adapter 'assistant' is called as the function is",
+        ),
         ({"limits": {"max_output_tokens": 1}}, "TokenLimits"),
         ({"example": ["hello"]}, "does not belong here"),
         ({"secrets": [pilotlight.Secret.from_name("hf")]}, "secrets= does not belong here"),

@@ -149,7 +149,7 @@ def test_two_models_of_one_name_keep_apart() -> None:
     assert not accepts(function, {"x": {"b": "s"}, "y": {"b": "s"}})
 
 
-# -- answers -----------------------------------------------------------------------------------------------------------
+# -- answers ---------------------------------------------------------------------------------------
 
 
 def gives(hint: Any) -> Callable[..., Any]:
@@ -184,15 +184,23 @@ class Opaque(pydantic.BaseModel):
         (int | None, [1, None], ["x"]),
         (Node, [{"name": "a", "children": []}], [{"name": "a"}, {"children": []}]),
         (Options, [{"top_k": 1}, {"top_k": 1, "seed": 2}], [{"seed": 2}]),
-        (Scored, [{"score": 1.0, "label": "x", "is_sure": True}], [{"score": 1.0, "label": "x"}, {"score": 1.0, "is_sure": True}]),
+        (
+            Scored,
+            [{"score": 1.0, "label": "x", "is_sure": True}],
+            [{"score": 1.0, "label": "x"}, {"score": 1.0, "is_sure": True}],
+        ),
         (dict[str, list[Colour]], [{"a": ["red"]}], [{"a": ["green"]}]),
     ],
 )
-def test_the_hint_of_an_answer_says_what_is_written(hint: Any, fits: list[Any], misses: list[Any]) -> None:
+def test_the_hint_of_an_answer_says_what_is_written(
+    hint: Any, fits: list[Any], misses: list[Any]
+) -> None:
     schema = returns_schema(gives(hint))
     assert schema is not None
     validator = jsonschema_rs.validator_for(schema)
-    assert [validator.is_valid(value) for value in (*fits, *misses)] == [True] * len(fits) + [False] * len(misses)
+    assert [validator.is_valid(value) for value in (*fits, *misses)] == [True] * len(fits) + [
+        False
+    ] * len(misses)
 
 
 def test_of_a_stream_it_is_an_item() -> None:
@@ -206,7 +214,9 @@ def test_of_a_stream_it_is_an_item() -> None:
 
 
 def test_an_answer_that_is_not_described_may_be_anything() -> None:
-    assert [returns_schema(gives(hint)) for hint in (Any, object, memoryview, "Missing")] == [None] * 4
+    assert [returns_schema(gives(hint)) for hint in (Any, object, memoryview, "Missing")] == [
+        None
+    ] * 4
     assert returns_schema(lambda: 1) is None
 
 

@@ -16,8 +16,20 @@ from pilotlight.sdk.transport import retry_delay_s
 from tests.fakes.fake_platform import FakePlatform
 
 
-def delay(*, attempt: int = 0, waited_s: float = 0, may_repeat: bool = True, retry_after: float | None = None) -> float | None:
-    return retry_delay_s(attempt=attempt, waited_s=waited_s, budget_s=10, may_repeat=may_repeat, retry_after=retry_after)
+def delay(
+    *,
+    attempt: int = 0,
+    waited_s: float = 0,
+    may_repeat: bool = True,
+    retry_after: float | None = None,
+) -> float | None:
+    return retry_delay_s(
+        attempt=attempt,
+        waited_s=waited_s,
+        budget_s=10,
+        may_repeat=may_repeat,
+        retry_after=retry_after,
+    )
 
 
 def test_delays_double_up_to_a_bound_and_the_servers_wish_wins() -> None:
@@ -43,13 +55,32 @@ def test_a_lost_connection_is_tried_again_where_that_is_harmless(platform: FakeP
 def test_a_platform_that_is_not_there_is_named(platform: FakePlatform) -> None:
     nobody = platform.profile().__class__(url="http://127.0.0.1:1")
 
-    with Client(nobody, retry_budget_s=0) as client, pytest.raises(errors.Unavailable, match=r"127\.0\.0\.1:1 could not be made"):
+    with (
+        Client(nobody, retry_budget_s=0) as client,
+        pytest.raises(errors.Unavailable, match=r"127\.0\.0\.1:1 could not be made"),
+    ):
         client.apps()
 
 
-@pytest.mark.parametrize("kind", [errors.InvalidInput, errors.NotFound, errors.WorkerCrashed, errors.StartFailed, errors.StorageFull])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        errors.InvalidInput,
+        errors.NotFound,
+        errors.WorkerCrashed,
+        errors.StartFailed,
+        errors.StorageFull,
+    ],
+)
 def test_every_problem_type_becomes_its_error(kind: type[errors.PilotlightError]) -> None:
-    body = problem(type=kind.type, title="x", status=kind.status, detail="what happened", instance="req-1", extra={"reason": "r"})
+    body = problem(
+        type=kind.type,
+        title="x",
+        status=kind.status,
+        detail="what happened",
+        instance="req-1",
+        extra={"reason": "r"},
+    )
 
     error = error_from_response(kind.status, {"retry-after": "2"}, json.dumps(body).encode())
 
@@ -69,7 +100,11 @@ def test_a_stream_is_cut_into_items_however_it_arrives() -> None:
     wire = b"".join(len(i).to_bytes(4, "big") + i for i in items)
     reader = ItemReader()
 
-    assert [item for n in range(len(wire)) for item in reader.feed(wire[n : n + 1])] == [1, "two", None]
+    assert [item for n in range(len(wire)) for item in reader.feed(wire[n : n + 1])] == [
+        1,
+        "two",
+        None,
+    ]
     reader.close()
 
 

@@ -17,7 +17,13 @@ def no_pack(path: Path, name: str) -> str:
 
 
 def test_an_image_is_its_steps_in_order() -> None:
-    image = Image.python("3.11").pip_install("numpy", ["scipy"]).apt_install("ffmpeg").run("echo hi").env({"A": "1"})
+    image = (
+        Image.python("3.11")
+        .pip_install("numpy", ["scipy"])
+        .apt_install("ffmpeg")
+        .run("echo hi")
+        .env({"A": "1"})
+    )
 
     spec = image.spec(no_pack)
 
@@ -32,14 +38,26 @@ def test_an_image_is_its_steps_in_order() -> None:
 
 
 def test_modals_spellings_give_the_same_image() -> None:
-    ours = Image.python("3.12").pip_install("numpy", index_url="https://example.org/simple", pre=True).run("true")
-    theirs = Image.debian_slim(python_version="3.12").uv_pip_install("numpy", index_url="https://example.org/simple", pre=True)
+    ours = (
+        Image.python("3.12")
+        .pip_install("numpy", index_url="https://example.org/simple", pre=True)
+        .run("true")
+    )
+    theirs = Image.debian_slim(python_version="3.12").uv_pip_install(
+        "numpy", index_url="https://example.org/simple", pre=True
+    )
 
     assert theirs.run_commands("true").spec(no_pack) == ours.spec(no_pack)
-    assert ours.spec(no_pack).steps[0]["options"] == ["--index-url", "https://example.org/simple", "--pre"]
+    assert ours.spec(no_pack).steps[0]["options"] == [
+        "--index-url",
+        "https://example.org/simple",
+        "--pre",
+    ]
 
 
-def test_a_copied_file_lands_in_its_targets_directory_and_a_directory_at_its_target(tmp_path: Path) -> None:
+def test_a_copied_file_lands_in_its_targets_directory_and_a_directory_at_its_target(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "a.txt").write_text("a")
     packed: list[tuple[str, str]] = []
@@ -48,7 +66,12 @@ def test_a_copied_file_lands_in_its_targets_directory_and_a_directory_at_its_tar
         packed.append((path.name, name))
         return "0" * 64
 
-    spec = Image.python("3.11").copy(tmp_path / "a.txt", "conf/b.txt").add_local_dir(tmp_path / "data", "data").spec(pack)
+    spec = (
+        Image.python("3.11")
+        .copy(tmp_path / "a.txt", "conf/b.txt")
+        .add_local_dir(tmp_path / "data", "data")
+        .spec(pack)
+    )
 
     assert [step["target"] for step in spec.steps] == ["conf", "data"]
     assert packed == [("a.txt", "b.txt"), ("data", "data")]
@@ -61,7 +84,10 @@ def test_a_copied_file_lands_in_its_targets_directory_and_a_directory_at_its_tar
         (lambda: Image.python("3.11").pip_install("--pre"), "extra_options="),
         (lambda: Image.python("3.11").apt_install("a b"), "not the name of a Debian package"),
         (lambda: Image.python("3.11").apt_install("criu-"), "not the name of a Debian package"),
-        (lambda: Image.python("3.11").apt_install("ffmpeg=7:5.1"), "not the name of a Debian package"),
+        (
+            lambda: Image.python("3.11").apt_install("ffmpeg=7:5.1"),
+            "not the name of a Debian package",
+        ),
         (lambda: Image.python("3.11").copy("x", "/etc/x"), "relative"),
         (lambda: Image.python("3.11").copy("x", "../x"), "relative"),
         (
@@ -76,7 +102,9 @@ def test_a_wrong_step_says_what_would_be_right(make: object, message: str) -> No
         make()  # type: ignore[operator]
 
 
-def test_imports_that_only_the_image_has_are_passed_over_here_and_fail_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imports_that_only_the_image_has_are_passed_over_here_and_fail_in_a_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     image = Image.python("3.11")
     with image.imports():
         raise ImportError("not here")
@@ -86,7 +114,9 @@ def test_imports_that_only_the_image_has_are_passed_over_here_and_fail_in_a_work
         raise ImportError("should be here")
 
 
-def test_weights_are_found_beside_the_file_and_mounted_in_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_found_beside_the_file_and_mounted_in_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = Path(__file__).parent
     weights = Weights("../sdk", name="model")
     assert weights.path == here
@@ -116,7 +146,9 @@ def test_weights_of_a_package_are_its_directory() -> None:
     assert (Weights.from_package("pydantic", "deprecated").path / "json.py").exists()
 
 
-def test_a_worker_without_the_package_can_import_a_module_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_without_the_package_can_import_a_module_that_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PILOTLIGHT_WORKER", "1")
 
     weights = Weights.from_package("no_such_package_at_all", "model")
@@ -127,9 +159,17 @@ def test_a_worker_without_the_package_can_import_a_module_that_names_it(monkeypa
 
 def test_a_dotenv_file_is_read_as_shells_write_it(tmp_path: Path) -> None:
     file = tmp_path / ".env"
-    file.write_text("# comment\nexport A=1\nB = 'two words' \nC=\"x\\ny\"\nD=plain # not this\nE=\n")
+    file.write_text(
+        "# comment\nexport A=1\nB = 'two words' \nC=\"x\\ny\"\nD=plain # not this\nE=\n"
+    )
 
-    assert Secret.from_dotenv(tmp_path).values == {"A": "1", "B": "two words", "C": "x\ny", "D": "plain", "E": ""}
+    assert Secret.from_dotenv(tmp_path).values == {
+        "A": "1",
+        "B": "two words",
+        "C": "x\ny",
+        "D": "plain",
+        "E": "",
+    }
     with pytest.raises(InvalidInput, match="where:1: expected KEY=value"):
         parse_dotenv("nonsense", "where")
     with pytest.raises(NotFound, match=r"no \.env file"):

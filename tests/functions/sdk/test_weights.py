@@ -1,4 +1,5 @@
-"""`Weights` says the same thing here and in a worker, wherever the files lie, and gives no key away."""
+"""`Weights` says the same thing here and in a worker, wherever the files lie, and gives no key
+away."""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ def test_a_secret_is_a_token_or_variables() -> None:
     assert Weights("https://host/a", secret=one).token() == "t0ken"
     assert Weights("hf://org/name", secret=one).token() == "t0ken"
     assert Weights("s3://bucket", secret=one).token() is None
-    assert Weights("hf://org/name", secret=Secret.from_dict({"HF_TOKEN": "x"})).variables({"A": "1"}) == {"A": "1", "HF_TOKEN": "x"}
+    assert Weights("hf://org/name", secret=Secret.from_dict({"HF_TOKEN": "x"})).variables(
+        {"A": "1"}
+    ) == {"A": "1", "HF_TOKEN": "x"}
     assert Weights("s3://bucket").variables({"A": "1"}) == {"A": "1"}
     with pytest.raises(InvalidInput, match="from_dotenv"):
         Weights("hf://org/name", secret=Secret.from_name("hub")).token()

@@ -77,7 +77,10 @@ def test_what_is_not_arguments_in_json_is_refused(body: bytes) -> None:
 def test_models_are_built_from_objects_by_name_and_by_position() -> None:
     binder = Binder(with_model)
     assert binder.from_json(b'{"item": {"name": "x"}}') == ((), {"item": Item(name="x")})
-    assert binder.from_json(b'[{"name": "x"}, [{"name": "y"}]]') == ((Item(name="x"), [Item(name="y")]), {})
+    assert binder.from_json(b'[{"name": "x"}, [{"name": "y"}]]') == (
+        (Item(name="x"), [Item(name="y")]),
+        {},
+    )
 
 
 def test_an_annotation_that_cannot_be_evaluated_costs_only_the_conversion() -> None:

@@ -65,7 +65,11 @@ def instance(shim: FakeShim) -> FakeInstance:
 
 @pytest.fixture
 def client(instance: FakeInstance) -> Iterator[httpx.Client]:
-    with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30) as client:
+    with httpx.Client(
+        transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS),
+        base_url="http://worker",
+        timeout=30,
+    ) as client:
         yield client
 
 
@@ -92,7 +96,9 @@ def test_without_a_root_path_the_application_is_at_the_root(client: httpx.Client
     assert client.get("/asgi/x").json()["path"] == "/x"
 
 
-def test_an_application_that_raises_is_answered_without_internals(instance: FakeInstance, client: httpx.Client) -> None:
+def test_an_application_that_raises_is_answered_without_internals(
+    instance: FakeInstance, client: httpx.Client
+) -> None:
     response = client.get("/asgi/fail")
 
     assert (response.status_code, response.headers[HEADER_OUTCOME]) == (500, "raised")
@@ -107,7 +113,9 @@ def test_invoke_does_not_exist_for_an_application(client: httpx.Client) -> None:
 
 def test_websockets_pass_through(instance: FakeInstance) -> None:
     headers = {HEADER_ROOT_PATH: "/fn/app/web"}
-    with websockets.sync.client.unix_connect(instance.path, "ws://worker/asgi/chat", additional_headers=headers) as socket:
+    with websockets.sync.client.unix_connect(
+        instance.path, "ws://worker/asgi/chat", additional_headers=headers
+    ) as socket:
         socket.send("hello")
         assert socket.recv() == "/fn/app/web/chat hello"
     read_until(instance.stdout, b"left\n")
@@ -154,7 +162,11 @@ def test_a_failing_lifespan(failure: str) -> None:
                 shim.start()
             return
         instance = shim.start()  # ASGI: an application may not know lifespan at all
-        with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30) as client:
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS),
+            base_url="http://worker",
+            timeout=30,
+        ) as client:
             assert client.get("/asgi/").status_code == 204
 
 
@@ -174,7 +186,11 @@ def test_a_class_may_carry_the_application() -> None:
     """
     with FakeShim({"app.py": code}, asgi_spec("Web")) as shim:
         instance = shim.start()
-        with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30) as client:
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS),
+            base_url="http://worker",
+            timeout=30,
+        ) as client:
             assert [client.get("/asgi/").text for _ in range(2)] == ["1", "2"]
 
 
@@ -190,6 +206,15 @@ def test_a_fastapi_application_with_its_docs() -> None:
     """
     with FakeShim({"app.py": code}, asgi_spec()) as shim:
         instance = shim.start()
-        with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30) as client:
-            assert client.get("/asgi/square/7", headers={HEADER_ROOT_PATH: "/fn/a/web"}).json() == 49
-            assert "/fn/a/web/openapi.json" in client.get("/asgi/docs", headers={HEADER_ROOT_PATH: "/fn/a/web"}).text
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS),
+            base_url="http://worker",
+            timeout=30,
+        ) as client:
+            assert (
+                client.get("/asgi/square/7", headers={HEADER_ROOT_PATH: "/fn/a/web"}).json() == 49
+            )
+            assert (
+                "/fn/a/web/openapi.json"
+                in client.get("/asgi/docs", headers={HEADER_ROOT_PATH: "/fn/a/web"}).text
+            )

@@ -1,4 +1,5 @@
-"""Calls on a forked instance, through the real worker: JSON and pickle, errors, limits, cancellation, log marks."""
+"""Calls on a forked instance, through the real worker: JSON and pickle, errors, limits,
+cancellation, log marks."""
 
 from __future__ import annotations
 
@@ -14,9 +15,22 @@ import httpx
 import pytest
 
 from pilotlight.errors import RemoteError
-from pilotlight.protocol import CONTENT_PICKLE, HEADER_CALL, HEADER_DEADLINE, HEADER_OUTCOME, HEADER_TRUSTED_PICKLE
+from pilotlight.protocol import (
+    CONTENT_PICKLE,
+    HEADER_CALL,
+    HEADER_DEADLINE,
+    HEADER_OUTCOME,
+    HEADER_TRUSTED_PICKLE,
+)
 from pilotlight.spec import FunctionKind, MethodSpec
-from tests.fakes.fake_shim import PICKLED, FakeInstance, FakeShim, function_spec, read_until, wait_for_running
+from tests.fakes.fake_shim import (
+    PICKLED,
+    FakeInstance,
+    FakeShim,
+    function_spec,
+    read_until,
+    wait_for_running,
+)
 from tests.fakes.marking_pickle import MarkingPickle
 from tests.fakes.plain_http import NO_TLS
 
@@ -127,7 +141,12 @@ METHODS = [
 
 @pytest.fixture(scope="module")
 def shim() -> Iterator[FakeShim]:
-    spec = function_spec(qualname="Service", kind=FunctionKind.CLASS, methods=[MethodSpec(name=m) for m in METHODS], max_inputs=16)
+    spec = function_spec(
+        qualname="Service",
+        kind=FunctionKind.CLASS,
+        methods=[MethodSpec(name=m) for m in METHODS],
+        max_inputs=16,
+    )
     with FakeShim({"app.py": CODE}, spec) as shim:
         yield shim
 
@@ -144,18 +163,30 @@ def client(instance: FakeInstance) -> Iterator[httpx.Client]:
 
 
 def connect(instance: FakeInstance) -> httpx.Client:
-    return httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30)
+    return httpx.Client(
+        transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS),
+        base_url="http://worker",
+        timeout=30,
+    )
 
 
 def connect_async(instance: FakeInstance) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30)
+    return httpx.AsyncClient(
+        transport=httpx.AsyncHTTPTransport(uds=instance.path, verify=NO_TLS),
+        base_url="http://worker",
+        timeout=30,
+    )
 
 
-def call_pickled(client: httpx.Client, method: str, *args: object, **kwargs: object) -> httpx.Response:
-    return client.post(f"/invoke/{method}", content=cloudpickle.dumps((args, kwargs)), headers=PICKLED)
+def call_pickled(
+    client: httpx.Client, method: str, *args: object, **kwargs: object
+) -> httpx.Response:
+    return client.post(
+        f"/invoke/{method}", content=cloudpickle.dumps((args, kwargs)), headers=PICKLED
+    )
 
 
-# -- pickles that the activator did not check -------------------------------------------------------------------------------
+# -- pickles that the activator did not check ------------------------------------------------------
 SPELLINGS = [
     CONTENT_PICKLE,
     CONTENT_PICKLE.upper(),
@@ -165,38 +196,68 @@ SPELLINGS = [
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-@pytest.mark.parametrize("headers", [{}, {HEADER_TRUSTED_PICKLE: "0"}, {HEADER_TRUSTED_PICKLE: ""}, {"pilotlight-trusted": "1"}])
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {HEADER_TRUSTED_PICKLE: "0"}, {HEADER_TRUSTED_PICKLE: ""}, {"pilotlight-trusted": "1"}],
+)
 def test_a_pickle_without_the_activators_header_is_refused_unopened(
     client: httpx.Client, tmp_path: Path, spelling: str, headers: dict[str, str]
 ) -> None:
     marking = MarkingPickle(tmp_path / "opened")
-    response = client.post("/invoke/add", content=marking.body, headers={**headers, "content-type": spelling, HEADER_CALL: "req-1"})
+    response = client.post(
+        "/invoke/add",
+        content=marking.body,
+        headers={**headers, "content-type": spelling, HEADER_CALL: "req-1"},
+    )
 
     assert (response.status_code, response.headers[HEADER_OUTCOME]) == (415, "invalid")
-    assert {"type": "https://pilotlight.dev/problems/unsupported-media-type", "instance": "req-1"}.items() <= response.json().items()
+    assert {
+        "type": "https://pilotlight.dev/problems/unsupported-media-type",
+        "instance": "req-1",
+    }.items() <= response.json().items()
     assert not marking.was_opened
-    assert client.post("/invoke/add", json=[1]).json() == 3, "the next request on this connection is read whole"
+    assert client.post("/invoke/add", json=[1]).json() == 3, (
+        "the next request on this connection is read whole"
+    )
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_a_pickle_with_the_activators_header_is_opened(client: httpx.Client, tmp_path: Path, spelling: str) -> None:
+def test_a_pickle_with_the_activators_header_is_opened(
+    client: httpx.Client, tmp_path: Path, spelling: str
+) -> None:
     marking = MarkingPickle(tmp_path / "opened")
-    response = client.post("/invoke/add", content=marking.body, headers={**PICKLED, "content-type": spelling})
+    response = client.post(
+        "/invoke/add", content=marking.body, headers={**PICKLED, "content-type": spelling}
+    )
 
     assert (pickle.loads(response.content), marking.was_opened) == (3, True)
 
 
-@pytest.mark.parametrize("kind", [f"{CONTENT_PICKLE}-stream", f"{CONTENT_PICKLE}x", "application/json", "text/plain", ""])
-def test_a_body_of_another_type_is_json_with_the_header_too(client: httpx.Client, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", [f"{CONTENT_PICKLE}-stream", f"{CONTENT_PICKLE}x", "application/json", "text/plain", ""]
+)
+def test_a_body_of_another_type_is_json_with_the_header_too(
+    client: httpx.Client, tmp_path: Path, kind: str
+) -> None:
     marking = MarkingPickle(tmp_path / "opened")
-    response = client.post("/invoke/add", content=marking.body, headers={**PICKLED, "content-type": kind})
+    response = client.post(
+        "/invoke/add", content=marking.body, headers={**PICKLED, "content-type": kind}
+    )
 
-    assert (response.status_code, response.headers[HEADER_OUTCOME], marking.was_opened) == (400, "invalid", False)
+    assert (response.status_code, response.headers[HEADER_OUTCOME], marking.was_opened) == (
+        400,
+        "invalid",
+        False,
+    )
 
 
 @pytest.mark.parametrize("method", ["add", "async_add"])
-@pytest.mark.parametrize("body, answer", [({"x": 1}, 3), ({"x": 1, "y": 5}, 6), ([1], 3), ([1, 1], 2)])
-def test_json_object_gives_names_and_array_gives_positions(client: httpx.Client, method: str, body: object, answer: int) -> None:
+@pytest.mark.parametrize(
+    "body, answer", [({"x": 1}, 3), ({"x": 1, "y": 5}, 6), ([1], 3), ([1, 1], 2)]
+)
+def test_json_object_gives_names_and_array_gives_positions(
+    client: httpx.Client, method: str, body: object, answer: int
+) -> None:
     response = client.post(f"/invoke/{method}", json=body)
 
     assert (response.status_code, response.json()) == (200, answer)
@@ -263,7 +324,9 @@ def test_user_exceptions_reach_json_callers_without_internals(client: httpx.Clie
         ("KeyboardInterrupt", "KeyboardInterrupt", "function-raised"),
     ],
 )
-def test_exceptions_that_usually_end_a_process_only_end_the_call(client: httpx.Client, kind: str, type_name: str, slug: str) -> None:
+def test_exceptions_that_usually_end_a_process_only_end_the_call(
+    client: httpx.Client, kind: str, type_name: str, slug: str
+) -> None:
     problem = client.post("/invoke/fail", json={"kind": kind}).json()
 
     assert problem["error"]["type"] == type_name
@@ -272,11 +335,16 @@ def test_exceptions_that_usually_end_a_process_only_end_the_call(client: httpx.C
 
 
 def test_an_async_function_that_raises_is_answered_like_a_sync_one(client: httpx.Client) -> None:
-    assert client.post("/invoke/async_fail").json()["error"] == {"type": "LookupError", "message": "async"}
+    assert client.post("/invoke/async_fail").json()["error"] == {
+        "type": "LookupError",
+        "message": "async",
+    }
 
 
 @pytest.mark.parametrize("method, says", [("odd", "builtins.object"), ("not_a_number", "JSON")])
-def test_a_result_that_json_cannot_carry_is_a_clear_error(client: httpx.Client, method: str, says: str) -> None:
+def test_a_result_that_json_cannot_carry_is_a_clear_error(
+    client: httpx.Client, method: str, says: str
+) -> None:
     problem = client.post(f"/invoke/{method}").json()
 
     assert problem["type"].endswith("/result-not-serialisable")
@@ -288,7 +356,10 @@ def test_pickled_calls_carry_any_value(client: httpx.Client) -> None:
     assert response.status_code == 500  # sets cannot be added
 
     response = call_pickled(client, "add", (1, 2), y=(3,))
-    assert (response.headers["content-type"], pickle.loads(response.content)) == (CONTENT_PICKLE, (1, 2, 3))
+    assert (response.headers["content-type"], pickle.loads(response.content)) == (
+        CONTENT_PICKLE,
+        (1, 2, 3),
+    )
 
 
 def test_pickled_calls_that_do_not_fit_are_refused_as_a_problem(client: httpx.Client) -> None:
@@ -300,7 +371,9 @@ def test_pickled_calls_that_do_not_fit_are_refused_as_a_problem(client: httpx.Cl
     assert "cannot be unpickled" in response.json()["detail"]
 
 
-def test_pickled_exceptions_keep_their_type_and_carry_the_remote_traceback(client: httpx.Client) -> None:
+def test_pickled_exceptions_keep_their_type_and_carry_the_remote_traceback(
+    client: httpx.Client,
+) -> None:
     response = call_pickled(client, "fail", "ZeroDivisionError")
 
     error = pickle.loads(response.content)
@@ -311,8 +384,11 @@ def test_pickled_exceptions_keep_their_type_and_carry_the_remote_traceback(clien
 
 
 @pytest.mark.parametrize("kind", ["broken", "mine"])
-def test_exceptions_that_cannot_be_rebuilt_here_become_remote_errors(client: httpx.Client, kind: str) -> None:
-    error = pickle.loads(call_pickled(client, "fail", kind).content)  # the caller has no module `app`
+def test_exceptions_that_cannot_be_rebuilt_here_become_remote_errors(
+    client: httpx.Client, kind: str
+) -> None:
+    # the caller has no module `app`
+    error = pickle.loads(call_pickled(client, "fail", kind).content)
 
     assert isinstance(error, RemoteError)
     assert error.detail["type"] in ("app.Broken", "app.Mine")
@@ -323,15 +399,21 @@ def test_a_plain_function_that_returns_a_coroutine_is_awaited(client: httpx.Clie
     assert client.post("/invoke/plain_returning_coroutine").json() == 3
 
 
-def test_lines_written_inside_a_call_carry_its_id(instance: FakeInstance, client: httpx.Client) -> None:
+def test_lines_written_inside_a_call_carry_its_id(
+    instance: FakeInstance, client: httpx.Client
+) -> None:
     name = client.post("/invoke/shout", json=["x"], headers={HEADER_CALL: "req-7"}).json()
 
     assert name.startswith("call-")
-    assert b"\x1ereq-7\x1ffirst x\n\x1ereq-7\x1funfinished\n" in read_until(instance.stdout, b"unfinished\n")
+    assert b"\x1ereq-7\x1ffirst x\n\x1ereq-7\x1funfinished\n" in read_until(
+        instance.stdout, b"unfinished\n"
+    )
     assert b"\x1ereq-7\x1fto stderr\n" in read_until(instance.stderr, b"to stderr\n")
 
 
-async def test_sixteen_calls_run_at_once_and_the_seventeenth_is_refused(instance: FakeInstance) -> None:
+async def test_sixteen_calls_run_at_once_and_the_seventeenth_is_refused(
+    instance: FakeInstance,
+) -> None:
     async with connect_async(instance) as client:
         fifteen = [asyncio.create_task(client.post("/invoke/meet")) for _ in range(15)]
         await wait_for_running(client, 15)
@@ -347,8 +429,13 @@ async def test_sixteen_calls_run_at_once_and_the_seventeenth_is_refused(instance
     assert sorted(answers) == list(range(16))
 
 
-@pytest.mark.parametrize("method, line, logged", [("spin", b"spinning\n", "spin ended"), ("wait_forever", b"waiting\n", "wait ended")])
-async def test_a_caller_that_leaves_stops_its_call(shim: FakeShim, method: str, line: bytes, logged: str) -> None:
+@pytest.mark.parametrize(
+    "method, line, logged",
+    [("spin", b"spinning\n", "spin ended"), ("wait_forever", b"waiting\n", "wait ended")],
+)
+async def test_a_caller_that_leaves_stops_its_call(
+    shim: FakeShim, method: str, line: bytes, logged: str
+) -> None:
     instance = shim.start(f"i-leave-{method}")
     async with connect_async(instance) as client:
         task = asyncio.create_task(client.post(f"/invoke/{method}"))
@@ -356,11 +443,14 @@ async def test_a_caller_that_leaves_stops_its_call(shim: FakeShim, method: str, 
         task.cancel()
         await wait_for_running(client, 0)
         assert (await client.post("/invoke/read_log")).json()[-1] == logged
-        assert (await client.post("/invoke/add", json=[1])).json() == 3  # the thread serves the next call, unharmed
+        # the thread serves the next call, unharmed
+        assert (await client.post("/invoke/add", json=[1])).json() == 3
 
 
 @pytest.mark.parametrize("method", ["spin", "wait_forever"])
-def test_a_call_past_its_deadline_is_stopped_and_answered(client: httpx.Client, method: str) -> None:
+def test_a_call_past_its_deadline_is_stopped_and_answered(
+    client: httpx.Client, method: str
+) -> None:
     response = client.post(f"/invoke/{method}", headers={HEADER_DEADLINE: "0.02"})
 
     assert response.status_code == 504

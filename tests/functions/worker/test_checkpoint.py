@@ -1,4 +1,5 @@
-"""A worker stands still, is revived, and is a worker at its snapshot point again: whole lives, with the real worker."""
+"""A worker stands still, is revived, and is a worker at its snapshot point again: whole lives, with
+the real worker."""
 
 from __future__ import annotations
 
@@ -25,7 +26,11 @@ from tests.fakes.plain_http import NO_TLS
 
 
 def call(instance: FakeInstance, method: str = "", arguments: object = ()) -> object:
-    with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30) as client:
+    with httpx.Client(
+        transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS),
+        base_url="http://worker",
+        timeout=30,
+    ) as client:
         response = client.post(f"/invoke/{method}", json=arguments)
         assert response.status_code == 200, response.text
         return response.json()
@@ -94,7 +99,12 @@ def test_the_phase_and_the_obstacles_are_told() -> None:
         assert (point["obstacles"], point["listens"]) == ([], [])
         said = shim.checkpoint().said
         assert said.pop("phases_ms").keys() == {"quiesce"}
-        assert said == {"event": "quiesced", "obstacles": [], "listens": [], "connections_inside": 0}
+        assert said == {
+            "event": "quiesced",
+            "obstacles": [],
+            "listens": [],
+            "connections_inside": 0,
+        }
 
 
 def test_a_revived_fork_serves_in_place_and_its_control_socket_is_gone() -> None:
@@ -210,7 +220,9 @@ CONNECTED = """
 
 
 def connected_shim(port: int) -> FreezingShim:
-    spec = function_spec(qualname="Service", kind=FunctionKind.CLASS, methods=[MethodSpec(name="close")])
+    spec = function_spec(
+        qualname="Service", kind=FunctionKind.CLASS, methods=[MethodSpec(name="close")]
+    )
     code = CONNECTED.replace('json.load(open("where"))', f'["127.0.0.1", {port}]')
     return FreezingShim({"app.py": code}, spec)
 
@@ -221,9 +233,14 @@ def test_an_open_connection_is_named_and_the_worker_goes_on(in_place: bool) -> N
         port = server.getsockname()[1]
         with connected_shim(port) as shim:
             (obstacle,) = shim.wait_event("snapshot_point")["obstacles"]
-            assert (obstacle["kind"], obstacle["what"], obstacle["where"]) == ("connection", f"TCP to 127.0.0.1:{port}", "app.py:6")
+            assert (obstacle["kind"], obstacle["what"], obstacle["where"]) == (
+                "connection",
+                f"TCP to 127.0.0.1:{port}",
+                "app.py:6",
+            )
             message = (
-                rf"enter\(\) left a connection open: descriptor \d+, TCP to 127.0.0.1:{port} \(app.py:6\). Close it, or open it in @enter"
+                rf"enter\(\) left a connection open: descriptor \d+, TCP to "
+                rf"127.0.0.1:{port} \(app.py:6\). Close it, or open it in @enter"
             )
             assert re.match(message, obstacle["message"])
 
@@ -273,7 +290,8 @@ UNIQUE = """
 
 @pytest.mark.slow  # numpy, torch and five lives
 def test_two_lives_of_one_process_have_nothing_random_in_common() -> None:
-    """Forks of one frozen process: each begins with the same bytes in memory, as two restores do."""
+    """Forks of one frozen process: each begins with the same bytes in memory, as two restores
+    do."""
     with FreezingShim({"app.py": UNIQUE}, function_spec()) as shim:
         shim.freeze()
         lives = [call(shim.start(f"i-{n}")) for n in range(3)]
@@ -333,7 +351,10 @@ SERVER = """
 
 
 def server_shim(options: str = "") -> FreezingShim:
-    return FreezingShim({"app.py": SERVER.replace("ASGI_OPTIONS", options)}, function_spec(qualname="Site", kind=FunctionKind.ASGI))
+    return FreezingShim(
+        {"app.py": SERVER.replace("ASGI_OPTIONS", options)},
+        function_spec(qualname="Site", kind=FunctionKind.ASGI),
+    )
 
 
 @pytest.mark.parametrize("options", ["", "example='/health'"])
@@ -342,7 +363,11 @@ def test_a_web_application_with_threads_and_processes_comes_back(options: str) -
         assert "ticker" in shim.wait_event("snapshot_point")["threads"]
         shim.freeze(in_place=True)
         instance = shim.start("i-1", op="serve")
-        with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30) as client:
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS),
+            base_url="http://worker",
+            timeout=30,
+        ) as client:
             answer = client.get("/asgi/shout/abc").json()
             assert answer == {"text": "ABC", "thread": True, "built": 1, "name": "i-1"}
             assert client.get("/pilotlight/health").json()["start_kind"] == "RESTORE"
@@ -362,7 +387,11 @@ def test_a_web_application_with_an_example_is_built_before_the_snapshot_and_prov
 def test_a_web_application_whose_example_fails_does_not_start() -> None:
     with server_shim("example='/broken'") as shim:
         failed = shim._receive()
-        assert (failed["event"], failed["phase"], failed["error"]["type"]) == ("failed", "warmup", "ZeroDivisionError")
+        assert (failed["event"], failed["phase"], failed["error"]["type"]) == (
+            "failed",
+            "warmup",
+            "ZeroDivisionError",
+        )
 
 
 @pytest.mark.parametrize("example", ["health", 5, ["/"]])
@@ -375,9 +404,17 @@ def test_what_is_known_to_stand_in_the_way_is_told_without_standing_still() -> N
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener = os.open(os.devnull, os.O_RDONLY)
 
-    refuse((listener, theirs.detach()), Obstacle(kind="process", fd=None, what="engine", where=None, message="it does not fall asleep"))
+    refuse(
+        (listener, theirs.detach()),
+        Obstacle(
+            kind="process", fd=None, what="engine", where=None, message="it does not fall asleep"
+        ),
+    )
 
     with ours:
         told = json.loads(ours.recv(65536))
-        assert (told["event"], told["obstacles"][0]["message"]) == ("quiesced", "it does not fall asleep")
+        assert (told["event"], told["obstacles"][0]["message"]) == (
+            "quiesced",
+            "it does not fall asleep",
+        )
         assert ours.recv(1) == b""

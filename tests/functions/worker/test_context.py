@@ -1,4 +1,5 @@
-"""`pilotlight.context()` inside real workers: in every style of function and thread, and nowhere else."""
+"""`pilotlight.context()` inside real workers: in every style of function and thread, and nowhere
+else."""
 
 from __future__ import annotations
 
@@ -75,33 +76,62 @@ class Service:
     @pilotlight.method(example=[])
     def warmed(self): return pilotlight.context().attempt
 """
-METHODS = ["synchronous", "asynchronous", "to_thread", "generator", "async_generator", "carried", "bare", "steady"]
+METHODS = [
+    "synchronous",
+    "asynchronous",
+    "to_thread",
+    "generator",
+    "async_generator",
+    "carried",
+    "bare",
+    "steady",
+]
 
 
 @pytest.fixture(scope="module", name="instance")
 def _instance() -> Iterator[FakeInstance]:
     methods = [MethodSpec(name=name) for name in METHODS] + [MethodSpec(name="warmed", example=[])]
-    with FakeShim({"app.py": CODE}, function_spec(qualname="Service", kind=FunctionKind.CLASS, methods=methods, max_inputs=4)) as shim:
+    with FakeShim(
+        {"app.py": CODE},
+        function_spec(qualname="Service", kind=FunctionKind.CLASS, methods=methods, max_inputs=4),
+    ) as shim:
         yield shim.start()
 
 
 async def ask(instance: FakeInstance, method: str, **headers: str) -> Any:
     transport = httpx.AsyncHTTPTransport(uds=instance.path, verify=NO_TLS)
-    async with httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=30) as client:
-        answer = await client.post(f"/invoke/{method}", json=[], headers={HEADER_CALL: CALL, **headers})
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://worker", timeout=30
+    ) as client:
+        answer = await client.post(
+            f"/invoke/{method}", json=[], headers={HEADER_CALL: CALL, **headers}
+        )
     assert answer.status_code == 200, answer.text
     is_lines = answer.headers["content-type"].startswith("application/x-ndjson")
-    return [httpx.Response(200, content=line).json() for line in answer.content.splitlines()] if is_lines else answer.json()
+    return (
+        [httpx.Response(200, content=line).json() for line in answer.content.splitlines()]
+        if is_lines
+        else answer.json()
+    )
 
 
-@pytest.mark.parametrize("method", ["synchronous", "asynchronous", "to_thread", "generator", "async_generator", "carried"])
+@pytest.mark.parametrize(
+    "method",
+    ["synchronous", "asynchronous", "to_thread", "generator", "async_generator", "carried"],
+)
 async def test_a_call_knows_itself_in_every_style(instance: FakeInstance, method: str) -> None:
     before = datetime.now(UTC)
-    answer = await ask(instance, method, **{HEADER_DEADLINE: "30", HEADER_ATTEMPT: "3", HEADER_ARM: "small"})
+    answer = await ask(
+        instance, method, **{HEADER_DEADLINE: "30", HEADER_ATTEMPT: "3", HEADER_ARM: "small"}
+    )
     for told in answer if isinstance(answer, list) else [answer]:
         assert (told["call"], told["attempt"], told["arm"]) == (CALL, 3, "small")
         assert 0 < told["remaining_s"] <= 30
-        assert before < datetime.fromisoformat(told["deadline"]) <= datetime.now(UTC) + timedelta(seconds=30)
+        assert (
+            before
+            < datetime.fromisoformat(told["deadline"])
+            <= datetime.now(UTC) + timedelta(seconds=30)
+        )
         assert told["function"]
         assert told["revision"]
 
@@ -109,10 +139,17 @@ async def test_a_call_knows_itself_in_every_style(instance: FakeInstance, method
 async def test_the_first_attempt_without_a_clock_in_no_experiment(instance: FakeInstance) -> None:
     told = await ask(instance, "synchronous")
 
-    assert (told["attempt"], told["arm"], told["deadline"], told["remaining_s"]) == (1, "", None, 1e9)
+    assert (told["attempt"], told["arm"], told["deadline"], told["remaining_s"]) == (
+        1,
+        "",
+        None,
+        1e9,
+    )
 
 
-async def test_its_trace_goes_on_below_the_span_that_the_activator_named(instance: FakeInstance) -> None:
+async def test_its_trace_goes_on_below_the_span_that_the_activator_named(
+    instance: FakeInstance,
+) -> None:
     given = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
     assert (await ask(instance, "synchronous", traceparent=given))["traceparent"] == given
@@ -149,7 +186,10 @@ def test_a_revision_is_named_as_its_callers_see_it() -> None:
     try:
         Whose.set(function="embed", key="f-1@v7-3f2a91")
         token = CURRENT.set(RunningCall({}, CallSpans("req-1")))
-        assert (pilotlight.context().function, pilotlight.context().revision) == ("embed", "v7-3f2a91")
+        assert (pilotlight.context().function, pilotlight.context().revision) == (
+            "embed",
+            "v7-3f2a91",
+        )
         CURRENT.reset(token)
     finally:
         Whose.function, Whose.revision = before

@@ -90,11 +90,19 @@ Blob = NewType("Blob", bytes)
         (str | Point, {"x": 1}, Point(1)),
         (Point | int, 7, 7),
         (Tree, {"data": "AA==", "children": [{"data": "AQ=="}]}, Tree(b"\x00", [Tree(b"\x01")])),
-        (Options, {"name": "n", "when": "2026-11-21"}, {"name": "n", "when": dt.date(2026, 11, 21)}),
+        (
+            Options,
+            {"name": "n", "when": "2026-11-21"},
+            {"name": "n", "when": dt.date(2026, 11, 21)},
+        ),
         (Basket, {"items": [{"name": "x"}]}, Basket([Item(name="x")])),
         (Colour, "red", Colour.RED),
         (dt.datetime, "2026-11-21T02:00:00Z", dt.datetime(2026, 11, 21, 2, tzinfo=dt.UTC)),
-        (uuid.UUID, "12345678123456781234567812345678", uuid.UUID("12345678123456781234567812345678")),
+        (
+            uuid.UUID,
+            "12345678123456781234567812345678",
+            uuid.UUID("12345678123456781234567812345678"),
+        ),
         (pathlib.Path, "a/b", pathlib.Path("a/b")),
         (decimal.Decimal, 1.5, decimal.Decimal("1.5")),
         (decimal.Decimal, "0.10", decimal.Decimal("0.10")),
@@ -109,7 +117,23 @@ def test_a_value_becomes_one_of_its_hint(hint: Any, value: object, expected: obj
 
 
 @pytest.mark.parametrize(
-    "hint", [int, str, float, bool, None, list, list[int], dict[str, Any], int | str, Any, Literal["a"], "Unknown", 7, []]
+    "hint",
+    [
+        int,
+        str,
+        float,
+        bool,
+        None,
+        list,
+        list[int],
+        dict[str, Any],
+        int | str,
+        Any,
+        Literal["a"],
+        "Unknown",
+        7,
+        [],
+    ],
 )
 def test_what_json_carries_as_it_is_costs_nothing(hint: Any) -> None:
     assert converter(hint) is None
@@ -124,7 +148,12 @@ def test_what_json_carries_as_it_is_costs_nothing(hint: Any) -> None:
         (Point, {"x": 1, "z": 2}, ("z",), "has no field 'z'"),
         (Point, {"y": 1}, (), "'x'"),
         (Point, "origin", (), "is not an object"),
-        (Tree, {"data": "AA==", "children": [{"data": "AAAAAAAA"}]}, ("children", "0"), "at most 3 bytes"),
+        (
+            Tree,
+            {"data": "AA==", "children": [{"data": "AAAAAAAA"}]},
+            ("children", "0"),
+            "at most 3 bytes",
+        ),
         (tuple[int, bytes], [1], (), "1 items where 2"),
         (Point | None, {"z": 1}, ("z",), "no field"),
         (dt.date, "tomorrow", (), "is not a date"),
@@ -132,7 +161,9 @@ def test_what_json_carries_as_it_is_costs_nothing(hint: Any) -> None:
         (Basket, {"items": [{}]}, ("items", "0", "name"), "required"),
     ],
 )
-def test_a_value_that_is_none_of_its_hint_says_where_and_why(hint: Any, value: object, path: tuple[str, ...], message: str) -> None:
+def test_a_value_that_is_none_of_its_hint_says_where_and_why(
+    hint: Any, value: object, path: tuple[str, ...], message: str
+) -> None:
     convert = converter(hint)
     assert convert is not None
     with pytest.raises(Mismatch, match=message) as raised:
@@ -146,12 +177,17 @@ def upload(data: bytes, at: Point, note: str = "", mask: bytes = None) -> None: 
 
 def test_a_binder_converts_by_name_and_by_position() -> None:
     binder = Binder(upload)
-    assert binder.from_json(b'{"data": "AA==", "at": {"x": 1}}') == ((), {"data": b"\x00", "at": Point(1)})
+    assert binder.from_json(b'{"data": "AA==", "at": {"x": 1}}') == (
+        (),
+        {"data": b"\x00", "at": Point(1)},
+    )
     assert binder.from_json(b'["AA==", {"x": 1}]') == ((b"\x00", Point(1)), {})
 
 
 def test_a_default_of_none_may_be_said() -> None:
-    assert Binder(upload).from_json(b'{"data": "", "at": {"x": 1}, "mask": null}')[1]["mask"] is None
+    assert (
+        Binder(upload).from_json(b'{"data": "", "at": {"x": 1}, "mask": null}')[1]["mask"] is None
+    )
 
 
 def test_a_binder_names_the_parameter_and_the_place_in_it() -> None:

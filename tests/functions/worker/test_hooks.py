@@ -42,14 +42,24 @@ FINE = "def {}(self): pass"
 
 
 def code(**parts: str) -> str:
-    given = {"before": "", "after": "", "leave": "", "before_body": "", "after_body": "", "leave_body": "", **parts}
+    given = {
+        "before": "",
+        "after": "",
+        "leave": "",
+        "before_body": "",
+        "after_body": "",
+        "leave_body": "",
+        **parts,
+    }
     for name in ("before", "after", "leave"):
         given[f"{name}_body"] = given[f"{name}_body"] or FINE.format(name)
     return CODE.format(**given)
 
 
 def spec(**clocks: float) -> FunctionSpec:
-    made = function_spec(qualname="Service", kind=FunctionKind.CLASS, methods=[MethodSpec(name="ask")])
+    made = function_spec(
+        qualname="Service", kind=FunctionKind.CLASS, methods=[MethodSpec(name="ask")]
+    )
     return dataclasses.replace(made, clocks=Clocks(**clocks))
 
 
@@ -74,26 +84,41 @@ STUBBORN = """def {name}(self):
 
 
 @pytest.mark.parametrize("body", [HANGS, HANGS_ASYNC, STUBBORN])
-def test_a_hook_before_the_snapshot_that_hangs_is_ended_by_the_startup_clock_and_named(body: str) -> None:
-    with FakeShim({"app.py": code(before_body=body.format(name="load"))}, spec(startup_s=1.0)) as shim:
+def test_a_hook_before_the_snapshot_that_hangs_is_ended_by_the_startup_clock_and_named(
+    body: str,
+) -> None:
+    with FakeShim(
+        {"app.py": code(before_body=body.format(name="load"))}, spec(startup_s=1.0)
+    ) as shim:
         error = failure(shim)
         assert error["phase"] == "enter"
-        assert str(error["message"]).startswith("Service.load (app.py:7), marked @enter(snap=True), did not return within 0.")
+        assert str(error["message"]).startswith(
+            "Service.load (app.py:7), marked @enter(snap=True), did not return within 0."
+        )
         assert shim.wait_exit() == 1
 
 
 @pytest.mark.parametrize("body", [HANGS, HANGS_ASYNC])
 def test_a_hook_after_the_wake_that_hangs_is_ended_and_named(body: str) -> None:
-    with FakeShim({"app.py": code(after=", timeout_s=0.2", after_body=body.format(name="wake"))}, spec()) as shim:
+    with FakeShim(
+        {"app.py": code(after=", timeout_s=0.2", after_body=body.format(name="wake"))}, spec()
+    ) as shim:
         shim.order("fork", "i-1")
         error = failure(shim)
         assert error["phase"] == "wake"
-        assert str(error["message"]).startswith("Service.wake (app.py:10), marked @enter(snap=False), did not return within 0.2 s")
-        assert "time.sleep(60)" in str(error["traceback"]) or "asyncio.sleep(60)" in str(error["traceback"])
+        assert str(error["message"]).startswith(
+            "Service.wake (app.py:10), marked @enter(snap=False), did not return within 0.2 s"
+        )
+        assert "time.sleep(60)" in str(error["traceback"]) or "asyncio.sleep(60)" in str(
+            error["traceback"]
+        )
 
 
 def test_an_asynchronous_hook_that_blocks_is_ended_too() -> None:
-    with FakeShim({"app.py": code(after=", timeout_s=0.2", after_body=BLOCKS_ASYNC.format(name="wake"))}, spec()) as shim:
+    with FakeShim(
+        {"app.py": code(after=", timeout_s=0.2", after_body=BLOCKS_ASYNC.format(name="wake"))},
+        spec(),
+    ) as shim:
         shim.order("fork", "i-1")
         assert "did not return within 0.2 s" in str(failure(shim)["message"])
 
@@ -103,11 +128,16 @@ def test_a_hook_that_raises_is_named_beside_its_error() -> None:
     with FakeShim({"app.py": code(before_body=body)}, spec()) as shim:
         error = failure(shim)
         assert error["type"] == "ZeroDivisionError"
-        assert error["message"] == "division by zero (in the hook Service.load (app.py:7), marked @enter(snap=True))"
+        assert (
+            error["message"]
+            == "division by zero (in the hook Service.load (app.py:7), marked @enter(snap=True))"
+        )
 
 
 def test_an_exit_hook_that_hangs_does_not_keep_the_instance() -> None:
-    with FakeShim({"app.py": code(leave="timeout_s=0.2", leave_body=HANGS.format(name="leave"))}, spec()) as shim:
+    with FakeShim(
+        {"app.py": code(leave="timeout_s=0.2", leave_body=HANGS.format(name="leave"))}, spec()
+    ) as shim:
         instance = shim.start("i-1")
         assert call(instance, "ask") == "fine"
         os.kill(shim.wait_event("forked")["pid"], signal.SIGTERM)
@@ -115,10 +145,14 @@ def test_an_exit_hook_that_hangs_does_not_keep_the_instance() -> None:
         assert b"marked @exit(), did not return within 0.2 s" in os.read(instance.stderr, 65536)
 
 
-def test_memory_of_a_gpu_that_torch_keeps_for_later_is_given_back_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_a_gpu_that_torch_keeps_for_later_is_given_back_where_it_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     given_back: list[str] = []
     used = False
-    cuda = types.SimpleNamespace(is_initialized=lambda: used, empty_cache=lambda: given_back.append("cache"))
+    cuda = types.SimpleNamespace(
+        is_initialized=lambda: used, empty_cache=lambda: given_back.append("cache")
+    )
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
     try:
         hooks.drop_caches()
@@ -156,14 +190,21 @@ def test_hooks_share_the_startup_clock() -> None:
         time.sleep(60)
 
     with pytest.raises(hooks.HookTimedOut, match="second"):
-        hooks.run_before_snapshot(Target(methods={}, enter_before_snapshot=(first, second)), within_s=30.0)
+        hooks.run_before_snapshot(
+            Target(methods={}, enter_before_snapshot=(first, second)), within_s=30.0
+        )
     assert left[1] <= left[0] - 0.14
 
 
 @pytest.mark.parametrize("snapshot, limit_s", [(True, 10), (False, 300)])
 def test_the_usual_limit_after_the_wake(snapshot: bool, limit_s: int) -> None:
-    body = "def wake(self): import signal; print(round(signal.getitimer(signal.ITIMER_REAL)[0]), flush=True)"
-    with FakeShim({"app.py": code(after_body=body)}, dataclasses.replace(spec(), snapshot=snapshot)) as shim:
+    body = (
+        "def wake(self): import signal; print(round(signal.getitimer(signal.ITIMER_REAL)[0]), "
+        "flush=True)"
+    )
+    with FakeShim(
+        {"app.py": code(after_body=body)}, dataclasses.replace(spec(), snapshot=snapshot)
+    ) as shim:
         instance = shim.start("i-1", op="serve")
         assert os.read(instance.stdout, 100) == f"{limit_s}\n".encode()
 

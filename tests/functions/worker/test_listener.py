@@ -31,7 +31,9 @@ def exchange(client: socket.socket) -> bytes:
     return client.recv(16)
 
 
-@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize(
+    "make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+)
 def test_the_path_of_a_unix_listener_is_neither_read_nor_removed(
     make_loop: Callable[[], asyncio.AbstractEventLoop], short_tmp: Path
 ) -> None:
@@ -42,7 +44,8 @@ def test_the_path_of_a_unix_listener_is_neither_read_nor_removed(
         listener.listen()
         client.connect(str(path))  # waits in the backlog
         directory.rename(short_tmp / "elsewhere")
-        directory.write_text("")  # stat(2) of the path fails with ENOTDIR, as it does with EACCES for a worker's uid
+        # stat(2) of the path fails with ENOTDIR, as it does with EACCES for a worker's uid
+        directory.write_text("")
 
         async def story() -> bytes:
             server = await serve_listener(asyncio.get_running_loop(), Echo, listener, backlog=8)
@@ -58,7 +61,10 @@ def test_the_path_of_a_unix_listener_is_neither_read_nor_removed(
 
 def test_a_tcp_listener_is_served(short_tmp: Path) -> None:
     async def story() -> bytes:
-        with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as listener,
+            socket.create_connection(listener.getsockname()) as client,
+        ):
             server = await serve_listener(asyncio.get_running_loop(), Echo, listener, backlog=8)
             try:
                 return await asyncio.to_thread(exchange, client)

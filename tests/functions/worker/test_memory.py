@@ -1,4 +1,5 @@
-"""Tensors in a process that is to be forked or dumped: what is idle goes, what is in use is named."""
+"""Tensors in a process that is to be forked or dumped: what is idle goes, what is in use is
+named."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ class Shim(FreezingShim):
 
 
 def spec() -> FunctionSpec:
-    return function_spec(qualname="Service", kind=FunctionKind.CLASS, methods=[MethodSpec(name="first", example=[0])])
+    return function_spec(
+        qualname="Service", kind=FunctionKind.CLASS, methods=[MethodSpec(name="first", example=[0])]
+    )
 
 
 def service(*lines: str) -> dict[str, str]:
@@ -64,7 +67,10 @@ def test_tensors_in_a_pool_are_named_as_what_stands_in_the_way(file: Path) -> No
         (one,) = shim.wait_event("snapshot_point")["obstacles"]
         assert one["kind"] == "memory"
         assert one["what"] == "memory pool of 42 MiB"
-        assert re.search(r"enter\(\) left 40 MiB of tensors in a memory pool.*mode='mapped'.*snap=False", one["message"])
+        assert re.search(
+            r"enter\(\) left 40 MiB of tensors in a memory pool.*mode='mapped'.*snap=False",
+            one["message"],
+        )
         assert shim.checkpoint().said["obstacles"] == [one]
 
 
@@ -73,7 +79,8 @@ def test_tensors_in_a_pool_are_named_as_what_stands_in_the_way(file: Path) -> No
 def test_a_pool_that_nobody_uses_is_unmapped_in_what_is_dumped_and_only_there(file: Path) -> None:
     code = service(
         "self.pool = pilotlight.weights.pool(64 * 1024**2)",
-        f"sum(t.sum() for t in pilotlight.weights.load({str(file)!r}, mode='pool', pool=self.pool).values())",
+        f"sum(t.sum() for t in pilotlight.weights.load({str(file)!r}, mode='pool', "
+        f"pool=self.pool).values())",
         f"self.tensors = pilotlight.weights.load({str(file)!r})",
     )
     with Shim(code, spec()) as shim:

@@ -1,4 +1,5 @@
-"""What a snapshot can take passes, what it cannot is named: one test for each thing that was tried with CRIU (docs/snapshots.md)."""
+"""What a snapshot can take passes, what it cannot is named: one test for each thing that was tried
+with CRIU (docs/snapshots.md)."""
 
 from __future__ import annotations
 
@@ -33,20 +34,30 @@ Look = Callable[..., Findings]
 
 @pytest.fixture
 def look(tmp_path: Path) -> Iterator[Look]:
-    """Look at this process, and leave aside what the test run itself has open, and runs; this file is the user's code."""
+    """Look at this process, and leave aside what the test run itself has open, and runs; this file
+    is the user's code."""
     writable = tmp_path / "work"
     writable.mkdir()
     places = SocketPlaces(UserCode(str(HERE), by_value=False))
     places.watch()
     scene = Scene(writable=(str(writable),), places=places)
-    before = {fd for fd in map(int, os.listdir("/proc/self/fd")) if os.path.lexists(f"/proc/self/fd/{fd}")}  # not the listing's own
+    # not the listing's own
+    before = {
+        fd for fd in map(int, os.listdir("/proc/self/fd")) if os.path.lexists(f"/proc/self/fd/{fd}")
+    }
     strangers = descendants(os.getpid())  # servers that other tests' fixtures run
     already = scene.look(leave_aside=before)
 
     def look_now(*, pairs: bool = True) -> Findings:
-        theirs = {f" of process {name_of(pid)}" for stranger in strangers for pid in (stranger, *descendants(stranger))}
+        theirs = {
+            f" of process {name_of(pid)}"
+            for stranger in strangers
+            for pid in (stranger, *descendants(stranger))
+        }
         found = scene.look(leave_aside=before, pairs=pairs)
-        found.obstacles = [one for one in found.obstacles if not any(owner in one.message for owner in theirs)]
+        found.obstacles = [
+            one for one in found.obstacles if not any(owner in one.message for owner in theirs)
+        ]
         found.listens = [one for one in found.listens if one not in already.listens]
         found.connections_inside -= already.connections_inside if pairs else 0
         return found
@@ -59,11 +70,16 @@ def test_a_connection_whose_other_end_is_elsewhere(look: Look) -> None:
     with outside_server() as port, socket.socket() as client:
         client.connect(("127.0.0.1", port))
         (one,) = look().obstacles
-        assert (one.kind, one.fd, one.what) == ("connection", client.fileno(), f"TCP to 127.0.0.1:{port}")
+        assert (one.kind, one.fd, one.what) == (
+            "connection",
+            client.fileno(),
+            f"TCP to 127.0.0.1:{port}",
+        )
         assert one.where is not None
         assert one.where.startswith("test_obstacles.py:")
         wanted = (
-            f"enter() left a connection open: descriptor {one.fd}, {one.what} ({one.where}). Close it, or open it in @enter(snap=False)"
+            f"enter() left a connection open: descriptor {one.fd}, {one.what} ({one.where}). "
+            f"Close it, or open it in @enter(snap=False)"
         )
         assert one.message == wanted
 
@@ -98,11 +114,17 @@ def test_a_unix_connection_to_elsewhere(look: Look, short_tmp: Path) -> None:
 
 
 def test_a_udp_socket_that_is_connected_or_bound(look: Look) -> None:
-    with socket.socket(type=socket.SOCK_DGRAM) as connected, socket.socket(type=socket.SOCK_DGRAM) as bound:
+    with (
+        socket.socket(type=socket.SOCK_DGRAM) as connected,
+        socket.socket(type=socket.SOCK_DGRAM) as bound,
+    ):
         connected.connect(("127.0.0.1", 9))
         bound.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{bound.getsockname()[1]}"
-        assert {(o.kind, o.what) for o in look().obstacles} == {("connection", "UDP to 127.0.0.1:9"), ("socket", f"UDP on {address}")}
+        assert {(o.kind, o.what) for o in look().obstacles} == {
+            ("connection", "UDP to 127.0.0.1:9"),
+            ("socket", f"UDP on {address}"),
+        }
 
 
 def test_an_ipv6_connection(look: Look) -> None:
@@ -115,7 +137,12 @@ def test_an_ipv6_connection(look: Look) -> None:
 
 
 def test_sockets_without_a_peer_pass(look: Look) -> None:
-    with socket.socket(), socket.socket(type=socket.SOCK_DGRAM), socket.socket(socket.AF_UNIX), socket.socket(socket.AF_INET6):
+    with (
+        socket.socket(),
+        socket.socket(type=socket.SOCK_DGRAM),
+        socket.socket(socket.AF_UNIX),
+        socket.socket(socket.AF_INET6),
+    ):
         assert look() == Findings()
 
 
@@ -135,7 +162,12 @@ def test_a_listener_is_no_obstacle_and_is_named(look: Look) -> None:
 
 def test_connections_with_both_ends_inside_pass(look: Look) -> None:
     one, other = socket.socketpair()
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client, one, other:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+        one,
+        other,
+    ):
         accepted, _ = server.accept()
         with accepted, client:
             found = look()
@@ -168,7 +200,13 @@ def test_a_child_process_connection_is_found_in_it(look: Look) -> None:
 def test_what_snapshots_can_take_passes(look: Look, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(select.epoll())
-        for descriptor in (os.eventfd(0), os.memfd_create("m"), os.pidfd_open(os.getpid()), inotify(), *os.pipe()):
+        for descriptor in (
+            os.eventfd(0),
+            os.memfd_create("m"),
+            os.pidfd_open(os.getpid()),
+            inotify(),
+            *os.pipe(),
+        ):
             stack.callback(os.close, descriptor)
         stack.enter_context(mmap.mmap(-1, 1 << 16))
         stack.enter_context(tempfile.TemporaryFile(dir=tmp_path / "work"))
@@ -196,7 +234,11 @@ def inotify() -> int:
 def test_a_file_open_for_writing_outside_the_writable_tree(look: Look, tmp_path: Path) -> None:
     with (tmp_path / "log").open("a") as log:
         (one,) = look().obstacles
-        assert (one.kind, one.fd, one.what) == ("file", log.fileno(), f"{tmp_path}/log, open for writing")
+        assert (one.kind, one.fd, one.what) == (
+            "file",
+            log.fileno(),
+            f"{tmp_path}/log, open for writing",
+        )
         assert f"which holds {tmp_path}/work" in one.message
 
 
@@ -223,8 +265,18 @@ def test_a_device(look: Look) -> None:
         os.close(terminal)
 
 
-@pytest.mark.parametrize("path, is_one", [("/dev/nvidia0", False), ("/dev/nvidia-uvm", False), ("/dev/fuse", True), ("/dev/null", False)])
-def test_devices_of_a_gpu_are_left_to_the_agent(look: Look, monkeypatch: pytest.MonkeyPatch, path: str, is_one: bool) -> None:
+@pytest.mark.parametrize(
+    "path, is_one",
+    [
+        ("/dev/nvidia0", False),
+        ("/dev/nvidia-uvm", False),
+        ("/dev/fuse", True),
+        ("/dev/null", False),
+    ],
+)
+def test_devices_of_a_gpu_are_left_to_the_agent(
+    look: Look, monkeypatch: pytest.MonkeyPatch, path: str, is_one: bool
+) -> None:
     monkeypatch.setattr(obstacles, "open_links", lambda _pid, _leave: [(77, path)])
     assert [(one.kind, one.fd) for one in look().obstacles] == ([("device", 77)] if is_one else [])
 
@@ -237,7 +289,10 @@ def test_an_io_uring_by_descriptor_and_by_mapping(look: Look) -> None:
     assert [(o.kind, o.fd, o.what) for o in look().obstacles] == [("io_uring", ring, "io_uring")]
     mapped = mmap.mmap(ring, 4096, flags=mmap.MAP_SHARED)  # keeps a descriptor of its own
     os.close(ring)
-    assert [(o.kind, o.what) for o in look().obstacles] == [("io_uring", "io_uring"), ("io_uring", "io_uring, mapped")]
+    assert [(o.kind, o.what) for o in look().obstacles] == [
+        ("io_uring", "io_uring"),
+        ("io_uring", "io_uring, mapped"),
+    ]
     mapped.close()
     assert look().obstacles == []
 
@@ -256,7 +311,9 @@ def test_a_number_that_a_library_uses_again_is_not_the_users_any_more(tmp_path: 
     places = SocketPlaces(UserCode(str(tmp_path), by_value=False))
     places.watch()
     try:
-        make = eval(compile("lambda: socket()", str(tmp_path / "app.py"), "eval"), {"socket": socket.socket})
+        make = eval(
+            compile("lambda: socket()", str(tmp_path / "app.py"), "eval"), {"socket": socket.socket}
+        )
         with make() as one:
             number = one.fileno()
             assert places.get(number) == "app.py:1"
@@ -278,19 +335,24 @@ def test_the_worker_names_listeners_and_obstacles_of_its_tree() -> None:
     with FreezingShim({"app.py": code}, function_spec()) as shim:
         point = shim.wait_event("snapshot_point")
         assert len(point["listens"]) == 1
-        assert [o["what"] for o in point["obstacles"]] == [f"{shim.root}/outside.log, open for writing"] or tempfile.gettempdir() in str(
-            shim.root
-        )
+        assert [o["what"] for o in point["obstacles"]] == [
+            f"{shim.root}/outside.log, open for writing"
+        ] or tempfile.gettempdir() in str(shim.root)
 
 
 def test_a_connection_to_itself_is_in_the_way_of_a_fork(look: Look) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()),
+    ):
         accepted, _ = server.accept()
         with accepted:
             assert [o.kind for o in look(pairs=False).obstacles] == ["connection"] * 2
 
 
-def test_a_socket_class_that_user_code_replaced_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_class_that_user_code_replaced_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Other(socket.socket):
         pass
 

@@ -86,7 +86,9 @@ def test_a_reader_that_is_gone_does_not_break_a_print() -> None:
     os.close(writing)
 
 
-def test_the_end_of_a_call_leaves_other_streams_alone(monkeypatch: pytest.MonkeyPatch, pipe: tuple[int, LineWriter]) -> None:
+def test_the_end_of_a_call_leaves_other_streams_alone(
+    monkeypatch: pytest.MonkeyPatch, pipe: tuple[int, LineWriter]
+) -> None:
     reading, stream = pipe
     monkeypatch.setattr(sys, "stdout", stream)
     stream.write("open")

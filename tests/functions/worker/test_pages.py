@@ -13,7 +13,9 @@ import pytest
 
 from pilotlight.worker.pages import PAGE, Ranges, Touched
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="the kernel has no pagemap")
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/pagemap").exists(), reason="the kernel has no pagemap"
+)
 
 
 def memory(pages: int) -> tuple[mmap.mmap, int]:
@@ -62,14 +64,17 @@ def test_written_pages_are_the_forks_own_before_it_writes() -> None:
 
     def brought_in() -> bool:
         touched.bring_in()
-        return is_own(address + 5 * PAGE) and not is_own(address + 20 * PAGE) and held[5 * PAGE] == 7
+        return (
+            is_own(address + 5 * PAGE) and not is_own(address + 20 * PAGE) and held[5 * PAGE] == 7
+        )
 
     assert in_a_fork(brought_in)
 
 
 def test_file_pages_that_are_mapped_in_are_found(tmp_path: Path) -> None:
     file = tmp_path / "weights"
-    file.write_bytes(os.urandom(4096 * PAGE))  # far beyond the largest folio that a fault maps at once (2 MiB)
+    # far beyond the largest folio that a fault maps at once (2 MiB)
+    file.write_bytes(os.urandom(4096 * PAGE))
     with file.open("r+b") as f, mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE) as weights:
         address = ctypes.addressof(ctypes.c_char.from_buffer(weights))
         weights[0]

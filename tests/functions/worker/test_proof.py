@@ -69,7 +69,8 @@ EQUAL: list[Callable[[], Any]] = [
 
 
 def _id(make: Callable[[], Any]) -> str:
-    """The value's repr, or the type's name: two xdist workers must give a test the same id, so no addresses and no failing repr."""
+    """The value's repr, or the type's name: two xdist workers must give a test the same id, so no
+    addresses and no failing repr."""
     return make.__name__ if isinstance(make, type) else repr(make())[:30]
 
 
@@ -117,7 +118,9 @@ def test_what_contains_itself_has_a_digest_too() -> None:
 
 
 def method(call: Callable[..., Any], *, check: Callable[[Any, Any], Any] | None = None) -> Method:
-    return Method(name="m", call=call, style=Style.THREAD, binder=Binder(call), example=[], check=check)
+    return Method(
+        name="m", call=call, style=Style.THREAD, binder=Binder(call), example=[], check=check
+    )
 
 
 def asked(one: Method) -> list[str]:
@@ -132,13 +135,19 @@ def test_the_same_answer_proves_it() -> None:
 
 def test_a_function_that_never_repeats_itself_is_compared_by_type_and_that_is_said() -> None:
     assert asked(method(random.random)) == [
-        "m never gives the same answer to its example twice: only its type was compared. Give check= to prove more"
+        (
+            "m never gives the same answer to its example twice: only its type was compared. Give "
+            "check= to prove more"
+        )
     ]
 
 
 def test_a_steady_answer_that_is_another_one_fails() -> None:
     answers = iter([1.0, 1.5, 1.5])
-    with pytest.raises(ProofFailed, match=r"m answers its example with 1.5, before the snapshot it was 1.0\. If such"):
+    with pytest.raises(
+        ProofFailed,
+        match=r"m answers its example with 1.5, before the snapshot it was 1.0\. If such",
+    ):
         asked(method(lambda: next(answers)))
 
 
@@ -150,17 +159,33 @@ def test_an_unsteady_answer_of_another_type_fails() -> None:
 
 def test_check_decides_where_it_is_given() -> None:
     answers = iter([1.0, 1.0001])
-    assert asked(method(lambda: next(answers), check=lambda answer, expected: abs(answer - expected) < 0.01)) == []
+    assert (
+        asked(
+            method(
+                lambda: next(answers), check=lambda answer, expected: abs(answer - expected) < 0.01
+            )
+        )
+        == []
+    )
     answers = iter([1.0, 2.0])
-    with pytest.raises(ProofFailed, match=r"check= of m rejects the answer 2\.0, expected like 1\.0"):
-        asked(method(lambda: next(answers), check=lambda answer, expected: abs(answer - expected) < 0.01))
+    with pytest.raises(
+        ProofFailed, match=r"check= of m rejects the answer 2\.0, expected like 1\.0"
+    ):
+        asked(
+            method(
+                lambda: next(answers), check=lambda answer, expected: abs(answer - expected) < 0.01
+            )
+        )
 
 
 def test_only_answers_with_a_check_are_kept() -> None:
     big = list(range(10_000))
     assert Known.of(method(lambda: big), big).value is None
     assert len(Known.of(method(lambda: big), big).shown) <= 200
-    assert Known.of(method(lambda: big, check=lambda answer, expected: answer == expected), big).value is big
+    assert (
+        Known.of(method(lambda: big, check=lambda answer, expected: answer == expected), big).value
+        is big
+    )
 
 
 KINDS = """
@@ -199,7 +224,9 @@ NAMES = ("plain", "later", "items", "later_items", "array", "change")
 
 def kinds() -> FunctionSpec:
     return function_spec(
-        qualname="Kinds", kind=FunctionKind.CLASS, methods=[*(MethodSpec(name=name) for name in NAMES), MethodSpec(name="secretly")]
+        qualname="Kinds",
+        kind=FunctionKind.CLASS,
+        methods=[*(MethodSpec(name=name) for name in NAMES), MethodSpec(name="secretly")],
     )
 
 
@@ -218,7 +245,10 @@ def test_a_copy_that_answers_otherwise_says_which_method_and_how() -> None:
         shim.freeze()
         proved = shim.prove()
         assert not proved["ok"]
-        assert "plain answers its example with 15, before the snapshot it was 6" in proved["error"]["message"]
+        assert (
+            "plain answers its example with 15, before the snapshot it was 6"
+            in proved["error"]["message"]
+        )
 
 
 def test_an_example_that_raises_now_is_reported() -> None:

@@ -1,4 +1,5 @@
-"""Two real restores of one worker, by CRIU on the command line: what must differ between them, and what they know of the time between."""
+"""Two real restores of one worker, by CRIU on the command line: what must differ between them, and
+what they know of the time between."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def dump(criu: str, shim: FreezingShim, images: Path) -> Frozen:
     frozen = shim.checkpoint()
     pid = shim.wait_event("forked", instance="c-1")["pid"]
     done = subprocess.run(
-        [criu, "dump", "-t", str(pid), "-D", str(images), "-o", "dump.log", "--link-remap"], capture_output=True, check=False
+        [criu, "dump", "-t", str(pid), "-D", str(images), "-o", "dump.log", "--link-remap"],
+        capture_output=True,
+        check=False,
     )
     assert done.returncode == 0, (images / "dump.log").read_text()[-2000:]
     assert os.WTERMSIG(shim.wait_event("exited", instance="c-1")["status"]) == signal.SIGKILL
@@ -53,14 +56,31 @@ def dump(criu: str, shim: FreezingShim, images: Path) -> Frozen:
 
 @contextlib.contextmanager
 def restored(criu: str, shim: FreezingShim, frozen: Frozen, images: Path) -> Iterator[None]:
-    """One restored copy in a PID namespace of its own, for as long as the context lasts; the shim speaks with it."""
+    """One restored copy in a PID namespace of its own, for as long as the context lasts; the shim
+    speaks with it."""
     Path(frozen.path).unlink(missing_ok=True)
-    script = f"{criu} restore -D {images} -o restore.log --restore-detached && echo restored && read end"
-    command = ["unshare", "--pid", "--mount", "--fork", "--mount-proc", "--kill-child", "sh", "-c", script]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as box:
+    script = (
+        f"{criu} restore -D {images} -o restore.log --restore-detached && echo restored && read end"
+    )
+    command = [
+        "unshare",
+        "--pid",
+        "--mount",
+        "--fork",
+        "--mount-proc",
+        "--kill-child",
+        "sh",
+        "-c",
+        script,
+    ]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as box:
         assert box.stdout is not None
         try:
-            assert box.stdout.readline() == "restored\n", (images / "restore.log").read_text()[-2000:]
+            assert box.stdout.readline() == "restored\n", (images / "restore.log").read_text()[
+                -2000:
+            ]
             shim.revive(frozen)
             yield
         finally:
@@ -68,7 +88,9 @@ def restored(criu: str, shim: FreezingShim, frozen: Frozen, images: Path) -> Ite
 
 
 @pytest.mark.slow  # a real dump and two restores
-def test_restores_of_one_process_have_nothing_random_in_common(criu_binary: str, tmp_path: Path) -> None:
+def test_restores_of_one_process_have_nothing_random_in_common(
+    criu_binary: str, tmp_path: Path
+) -> None:
     with FreezingShim({"app.py": UNIQUE}, function_spec()) as shim:
         frozen = dump(criu_binary, shim, tmp_path)
         lives = []
@@ -80,7 +102,9 @@ def test_restores_of_one_process_have_nothing_random_in_common(criu_binary: str,
             assert len(set(values)) == 2, (source, values)
 
 
-def test_a_restored_process_is_told_what_its_monotonic_clock_missed(criu_binary: str, tmp_path: Path) -> None:
+def test_a_restored_process_is_told_what_its_monotonic_clock_missed(
+    criu_binary: str, tmp_path: Path
+) -> None:
     with FreezingShim({"app.py": FROZEN}, function_spec()) as shim:
         frozen = dump(criu_binary, shim, tmp_path)
         with restored(criu_binary, shim, frozen, tmp_path):

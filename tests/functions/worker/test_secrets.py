@@ -1,4 +1,5 @@
-"""A secret read before the snapshot is refused by name, in the user's own code only, and at no cost afterwards."""
+"""A secret read before the snapshot is refused by name, in the user's own code only, and at no cost
+afterwards."""
 
 from __future__ import annotations
 
@@ -33,10 +34,21 @@ def run_as_user(directory: Path, text: str) -> object:
 
 @pytest.mark.parametrize(
     "read",
-    ["os.environ['TOKEN']", "os.environ.get('TOKEN')", "os.getenv('TOKEN', 'x')", "'TOKEN' in os.environ", "os.environ.pop('TOKEN', 1)"],
+    [
+        "os.environ['TOKEN']",
+        "os.environ.get('TOKEN')",
+        "os.getenv('TOKEN', 'x')",
+        "'TOKEN' in os.environ",
+        "os.environ.pop('TOKEN', 1)",
+    ],
 )
-def test_every_way_to_read_one_is_refused_by_name(guarded: Secrets, tmp_path: Path, read: str) -> None:
-    with pytest.raises(SecretTooEarly, match=r"app.py:1 reads TOKEN, which is a secret.* @enter\(snap=False\), or in the call"):
+def test_every_way_to_read_one_is_refused_by_name(
+    guarded: Secrets, tmp_path: Path, read: str
+) -> None:
+    with pytest.raises(
+        SecretTooEarly,
+        match=r"app.py:1 reads TOKEN, which is a secret.* @enter\(snap=False\), or in the call",
+    ):
         run_as_user(tmp_path, read)
 
 
@@ -79,7 +91,9 @@ def test_the_message_fits_a_function_without_snapshots(tmp_path: Path) -> None:
     secrets = Secrets(["TOKEN"], UserCode(str(tmp_path), by_value=False), snapshot=False)
     secrets.guard()
     try:
-        with pytest.raises(SecretTooEarly, match="is set only when the instance starts to serve") as raised:
+        with pytest.raises(
+            SecretTooEarly, match="is set only when the instance starts to serve"
+        ) as raised:
             run_as_user(tmp_path, "os.environ['TOKEN']")
         assert "snapshot" not in str(raised.value)
     finally:
@@ -94,7 +108,9 @@ def test_code_that_travelled_by_value_is_the_users(tmp_path: Path) -> None:
     assert not user.holds(pytest.__file__)
 
 
-@pytest.mark.parametrize("place, phase", [("import", "import"), ("enter", "enter"), ("example", "warmup")])
+@pytest.mark.parametrize(
+    "place, phase", [("import", "import"), ("enter", "enter"), ("example", "warmup")]
+)
 def test_a_start_fails_with_the_name_of_the_secret(place: str, phase: str) -> None:
     code = f"""
         import os, pilotlight
@@ -112,7 +128,9 @@ def test_a_start_fails_with_the_name_of_the_secret(place: str, phase: str) -> No
     """
     from pilotlight.spec import FunctionKind, MethodSpec
 
-    spec = function_spec(qualname="Service", kind=FunctionKind.CLASS, methods=[MethodSpec(name="ask")])
+    spec = function_spec(
+        qualname="Service", kind=FunctionKind.CLASS, methods=[MethodSpec(name="ask")]
+    )
     with FreezingShim({"app.py": code}, spec, secret_variables=["API_KEY"]) as shim:
         failed = shim._receive()
         assert (failed["event"], failed["phase"]) == ("failed", phase)

@@ -107,17 +107,33 @@ class Service:
             inside = [current(), mine.id]
         return [around, inside, current()]
 """
-METHODS = ["asynchronous", "synchronous", "in_threads", "generator", "async_generator", "raising", "many", "quiet", "slow", "odd",
-           "with_opentelemetry"]  # fmt: skip
+METHODS = [
+    "asynchronous",
+    "synchronous",
+    "in_threads",
+    "generator",
+    "async_generator",
+    "raising",
+    "many",
+    "quiet",
+    "slow",
+    "odd",
+    "with_opentelemetry",
+]
 
 
 @contextlib.contextmanager
 def serving(*, slow_s: float) -> Iterator[FakeInstance]:
     """An instance whose calls are slow when they take longer than that."""
     spec = function_spec(
-        qualname="Service", kind=FunctionKind.CLASS, methods=[MethodSpec(name=m) for m in METHODS], max_inputs=4,
-    )  # fmt: skip
-    with FakeShim({"app.py": CODE}, replace(spec, objectives=Objectives(warm_latency_s=slow_s))) as shim:
+        qualname="Service",
+        kind=FunctionKind.CLASS,
+        methods=[MethodSpec(name=m) for m in METHODS],
+        max_inputs=4,
+    )
+    with FakeShim(
+        {"app.py": CODE}, replace(spec, objectives=Objectives(warm_latency_s=slow_s))
+    ) as shim:
         yield shim.start()
 
 
@@ -131,10 +147,16 @@ def decoded(value: str) -> dict[str, Any]:
     return dict(json.loads(base64.b64decode(value, validate=True)))
 
 
-async def told(instance: FakeInstance, method: str, *args: Any, headers: dict[str, str] = SAMPLED) -> dict[str, Any] | None:
+async def told(
+    instance: FakeInstance, method: str, *args: Any, headers: dict[str, str] = SAMPLED
+) -> dict[str, Any] | None:
     transport = httpx.AsyncHTTPTransport(uds=instance.path, verify=NO_TLS)
-    async with httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=30) as client:
-        answer = await client.post(f"/invoke/{method}", json=list(args), headers={HEADER_CALL: CALL, **headers})
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://worker", timeout=30
+    ) as client:
+        answer = await client.post(
+            f"/invoke/{method}", json=list(args), headers={HEADER_CALL: CALL, **headers}
+        )
     value = answer.headers.get(HEADER_SPANS)
     return None if value is None else decoded(value)
 
@@ -149,7 +171,10 @@ def tree(body: dict[str, Any] | None) -> list[tuple[str, str]]:
 async def streamed(instance: FakeInstance, method: str) -> dict[str, Any]:
     """What stands behind the last chunk; httpx does not tell trailers."""
     reader, writer = await asyncio.open_unix_connection(instance.path)
-    head = f"POST /invoke/{method} HTTP/1.1\r\nhost: w\r\n{HEADER_CALL}: {CALL}\r\ntraceparent: {SAMPLED['traceparent']}\r\n"
+    head = (
+        f"POST /invoke/{method} HTTP/1.1\r\nhost: w\r\n{HEADER_CALL}: {CALL}\r\ntraceparent: "
+        f"{SAMPLED['traceparent']}\r\n"
+    )
     writer.write((head + "content-type: application/json\r\ncontent-length: 2\r\n\r\n[]").encode())
     await reader.readuntil(b"\r\n\r\n")
     tail = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -161,7 +186,7 @@ async def streamed(instance: FakeInstance, method: str) -> dict[str, Any]:
     return decoded(lines[HEADER_SPANS])
 
 
-# -- where spans hang ---------------------------------------------------------------------------------------------------
+# -- where spans hang ------------------------------------------------------------------------------
 async def test_spans_of_tasks_hang_below_the_one_around_them(instance: FakeInstance) -> None:
     body = await told(instance, "asynchronous")
     assert body is not None
@@ -172,19 +197,31 @@ async def test_spans_of_tasks_hang_below_the_one_around_them(instance: FakeInsta
 
 
 async def test_synchronous_code_nests_too_and_decorators_are_spans(instance: FakeInstance) -> None:
-    assert tree(await told(instance, "synchronous")) == [("outer", ""), ("inner", "outer"), ("decorated", "inner"), ("after", "")]
+    assert tree(await told(instance, "synchronous")) == [
+        ("outer", ""),
+        ("inner", "outer"),
+        ("decorated", "inner"),
+        ("after", ""),
+    ]
 
 
 async def test_a_thread_has_the_context_it_was_given_or_none(instance: FakeInstance) -> None:
     found = tree(await told(instance, "in_threads"))
     assert ("inner", "outer") in found
-    assert found.count(("decorated", "outer")) == 1  # the thread that carries a context; the bare one recorded nothing
+    # the thread that carries a context; the bare one recorded nothing
+    assert found.count(("decorated", "outer")) == 1
     assert len(found) == 6
 
 
 @pytest.mark.parametrize("method", ["generator", "async_generator"])
-async def test_a_generators_spans_come_behind_its_last_item(instance: FakeInstance, method: str) -> None:
-    assert tree(await streamed(instance, method)) == [("outer", ""), ("item 0", "outer"), ("item 1", "outer")]
+async def test_a_generators_spans_come_behind_its_last_item(
+    instance: FakeInstance, method: str
+) -> None:
+    assert tree(await streamed(instance, method)) == [
+        ("outer", ""),
+        ("item 0", "outer"),
+        ("item 1", "outer"),
+    ]
 
 
 async def test_ids_count_up_from_the_span_of_the_caller(instance: FakeInstance) -> None:
@@ -193,10 +230,15 @@ async def test_ids_count_up_from_the_span_of_the_caller(instance: FakeInstance) 
     assert [row[0] for row in body["spans"]] == [child_of(SPAN, n) for n in range(1, 5)]
 
 
-# -- what is told -------------------------------------------------------------------------------------------------------
+# -- what is told ----------------------------------------------------------------------------------
 async def test_a_call_that_nobody_keeps_tells_nothing(instance: FakeInstance) -> None:
     assert await told(instance, "synchronous", headers={}) is None
-    assert await told(instance, "synchronous", headers={"traceparent": SAMPLED["traceparent"][:-1] + "0"}) is None
+    assert (
+        await told(
+            instance, "synchronous", headers={"traceparent": SAMPLED["traceparent"][:-1] + "0"}
+        )
+        is None
+    )
     assert await told(instance, "synchronous", headers={"traceparent": "nonsense"}) is None
 
 
@@ -219,7 +261,9 @@ async def test_a_call_without_spans_tells_its_time(instance: FakeInstance) -> No
     assert body["ms"] > 0
 
 
-async def test_too_many_spans_and_too_many_bytes_are_dropped_and_counted(instance: FakeInstance) -> None:
+async def test_too_many_spans_and_too_many_bytes_are_dropped_and_counted(
+    instance: FakeInstance,
+) -> None:
     many = await told(instance, "many", MAX_SPANS + 36, 1)
     assert many is not None
     assert (len(many["spans"]) + many["dropped"], many["spans"][0][2]) == (MAX_SPANS + 36, "s0")
@@ -229,18 +273,37 @@ async def test_too_many_spans_and_too_many_bytes_are_dropped_and_counted(instanc
     assert len(large["spans"]) + large["dropped"] == MAX_SPANS
 
 
-async def test_attributes_are_texts_numbers_and_booleans_whatever_was_given(instance: FakeInstance) -> None:
+async def test_attributes_are_texts_numbers_and_booleans_whatever_was_given(
+    instance: FakeInstance,
+) -> None:
     body = await told(instance, "odd")
     assert body is not None
     (row,) = body["spans"]
-    assert row[6] == {"name": "n", "kind": 1, "big": str(2**70), "nan": "nan", "odd": "Odd", "many": "[1, 2]", "none": "None", "text": "?"}
+    assert row[6] == {
+        "name": "n",
+        "kind": 1,
+        "big": str(2**70),
+        "nan": "nan",
+        "odd": "Odd",
+        "many": "[1, 2]",
+        "none": "None",
+        "text": "?",
+    }
 
 
-async def test_opentelemetry_in_user_code_sees_our_spans_as_the_current_ones(instance: FakeInstance) -> None:
+async def test_opentelemetry_in_user_code_sees_our_spans_as_the_current_ones(
+    instance: FakeInstance,
+) -> None:
     async def currents(headers: dict[str, str]) -> Any:
         transport = httpx.AsyncHTTPTransport(uds=instance.path, verify=NO_TLS)
-        async with httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=30) as client:
-            return (await client.post("/invoke/with_opentelemetry", json=[], headers={HEADER_CALL: CALL, **headers})).json()
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://worker", timeout=30
+        ) as client:
+            return (
+                await client.post(
+                    "/invoke/with_opentelemetry", json=[], headers={HEADER_CALL: CALL, **headers}
+                )
+            ).json()
 
     await currents({})  # its import is what makes it known
     around, (inside, mine), after = await currents(SAMPLED)
@@ -250,7 +313,7 @@ async def test_opentelemetry_in_user_code_sees_our_spans_as_the_current_ones(ins
     assert (trace_id, span_id, is_sampled) == (CALL[4:], attempt_span_of(CALL, 2), False)
 
 
-# -- outside ------------------------------------------------------------------------------------------------------------
+# -- outside ---------------------------------------------------------------------------------------
 def test_outside_a_call_a_span_does_nothing() -> None:
     with pilotlight.span("nothing", a=1) as one, pilotlight.span("inside"):
         assert (one.id, CURRENT.get()) == ("", None)

@@ -1,4 +1,5 @@
-"""Generators through the real worker: SSE, NDJSON, pickle stream; errors, cancellation and back-pressure."""
+"""Generators through the real worker: SSE, NDJSON, pickle stream; errors, cancellation and
+back-pressure."""
 
 from __future__ import annotations
 
@@ -13,9 +14,21 @@ import cloudpickle  # type: ignore[import-untyped]  # ships none
 import httpx
 import pytest
 
-from pilotlight.protocol import CONTENT_PICKLE_STREAM, HEADER_DEADLINE, HEADER_FINISH, HEADER_OUTCOME
+from pilotlight.protocol import (
+    CONTENT_PICKLE_STREAM,
+    HEADER_DEADLINE,
+    HEADER_FINISH,
+    HEADER_OUTCOME,
+)
 from pilotlight.spec import FunctionKind, MethodSpec
-from tests.fakes.fake_shim import PICKLED, FakeInstance, FakeShim, function_spec, read_until, wait_for_running
+from tests.fakes.fake_shim import (
+    PICKLED,
+    FakeInstance,
+    FakeShim,
+    function_spec,
+    read_until,
+    wait_for_running,
+)
 from tests.fakes.plain_http import NO_TLS
 
 CODE = """
@@ -71,25 +84,45 @@ class Service:
     async def read_log(self):
         return self.log
 """
-METHODS = ["count", "async_count", "odd", "endless", "async_endless", "silent", "threads", "read_log"]
+METHODS = [
+    "count",
+    "async_count",
+    "odd",
+    "endless",
+    "async_endless",
+    "silent",
+    "threads",
+    "read_log",
+]
 
 
 @pytest.fixture(scope="module")
 def instance() -> Iterator[FakeInstance]:
-    spec = function_spec(qualname="Service", kind=FunctionKind.CLASS, methods=[MethodSpec(name=m) for m in METHODS], max_inputs=4)
+    spec = function_spec(
+        qualname="Service",
+        kind=FunctionKind.CLASS,
+        methods=[MethodSpec(name=m) for m in METHODS],
+        max_inputs=4,
+    )
     with FakeShim({"app.py": CODE}, spec) as shim:
         yield shim.start()
 
 
 @pytest.fixture
 def client(instance: FakeInstance) -> Iterator[httpx.Client]:
-    with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30) as client:
+    with httpx.Client(
+        transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS),
+        base_url="http://worker",
+        timeout=30,
+    ) as client:
         yield client
 
 
 @pytest.mark.parametrize("method", ["count", "async_count"])
 def test_server_sent_events_are_one_for_each_item(client: httpx.Client, method: str) -> None:
-    response = client.post(f"/invoke/{method}", json={"n": 2}, headers={"accept": "text/event-stream"})
+    response = client.post(
+        f"/invoke/{method}", json={"n": 2}, headers={"accept": "text/event-stream"}
+    )
 
     assert response.headers["content-type"] == "text/event-stream"
     assert response.headers["transfer-encoding"] == "chunked"
@@ -111,18 +144,25 @@ def test_an_empty_generator_is_an_empty_stream(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("method", ["count", "async_count"])
 def test_an_error_in_the_middle_travels_in_the_stream(client: httpx.Client, method: str) -> None:
-    events = client.post(f"/invoke/{method}", json={"n": 2, "fail_at": 1}, headers={"accept": "text/event-stream"}).text
+    events = client.post(
+        f"/invoke/{method}", json={"n": 2, "fail_at": 1}, headers={"accept": "text/event-stream"}
+    ).text
     lines = client.post(f"/invoke/{method}", json={"n": 2, "fail_at": 1}).text.splitlines()
 
     first, error, rest = events.split("\n\n")
     assert (first, rest) == ("data: 0", "")
     assert error.startswith("event: error\ndata: ")
-    assert json.loads(error.partition("data: ")[2])["error"] == {"type": "ValueError", "message": "no 1"}
+    assert json.loads(error.partition("data: ")[2])["error"] == {
+        "type": "ValueError",
+        "message": "no 1",
+    }
     assert json.loads(lines[1])["error"] == {"type": "ValueError", "message": "no 1"}
 
 
 @pytest.mark.parametrize("method", ["count", "async_count"])
-def test_an_error_before_the_first_item_is_an_ordinary_error(client: httpx.Client, method: str) -> None:
+def test_an_error_before_the_first_item_is_an_ordinary_error(
+    client: httpx.Client, method: str
+) -> None:
     response = client.post(f"/invoke/{method}", json={"n": 2, "fail_at": 0})
     assert (response.status_code, response.headers[HEADER_OUTCOME]) == (500, "raised")
 
@@ -156,23 +196,31 @@ def test_a_synchronous_generator_runs_in_one_thread(client: httpx.Client) -> Non
 
 
 @pytest.mark.parametrize("method", ["endless", "async_endless"])
-async def test_a_caller_that_leaves_ends_the_generator_and_slow_reading_holds_it_back(instance: FakeInstance, method: str) -> None:
+async def test_a_caller_that_leaves_ends_the_generator_and_slow_reading_holds_it_back(
+    instance: FakeInstance, method: str
+) -> None:
     reader, writer = await asyncio.open_unix_connection(instance.path)
     writer.write(f"POST /invoke/{method} HTTP/1.1\r\nhost: w\r\ncontent-length: 0\r\n\r\n".encode())
     await reader.readuntil(b"\r\n\r\n")
     transport = httpx.AsyncHTTPTransport(uds=instance.path, verify=NO_TLS)
-    async with httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=30) as client:
-        await wait_for_running(client, 1)  # the thread of the call before may still be closing its generator
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://worker", timeout=30
+    ) as client:
+        # the thread of the call before may still be closing its generator
+        await wait_for_running(client, 1)
         writer.close()
         await wait_for_running(client, 0)
         name, produced = (await client.post("/invoke/read_log")).json()[-1]
     assert name == f"{method} ended"
-    assert produced < 1000  # of endless items: the socket's buffers, not the memory, bound what is made ahead
+    # of endless items: the socket's buffers, not the memory, bound what is made ahead
+    assert produced < 1000
 
 
 async def test_a_caller_that_leaves_a_silent_generator_ends_it(instance: FakeInstance) -> None:
     transport = httpx.AsyncHTTPTransport(uds=instance.path, verify=NO_TLS)
-    async with httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=30) as client:
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://worker", timeout=30
+    ) as client:
         task = asyncio.create_task(client.post("/invoke/silent"))
         await asyncio.to_thread(read_until, instance.stdout, b"silent now\n")
         task.cancel()
@@ -181,15 +229,21 @@ async def test_a_caller_that_leaves_a_silent_generator_ends_it(instance: FakeIns
 
 
 def test_a_stream_past_its_deadline_ends_with_an_error_event(client: httpx.Client) -> None:
-    text = client.post("/invoke/silent", headers={HEADER_DEADLINE: "1", "accept": "text/event-stream"}).text
+    text = client.post(
+        "/invoke/silent", headers={HEADER_DEADLINE: "1", "accept": "text/event-stream"}
+    ).text
     assert text.startswith("data: 1\n\nevent: error\n")
     assert "deadline-exceeded" in text
 
 
-def trailers_of(instance: FakeInstance, method: str, body: bytes, headers: dict[str, str]) -> dict[str, str]:
+def trailers_of(
+    instance: FakeInstance, method: str, body: bytes, headers: dict[str, str]
+) -> dict[str, str]:
     """What stands behind the last chunk of a stream."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    head = f"POST /invoke/{method} HTTP/1.1\r\nhost: w\r\n{lines}content-length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /invoke/{method} HTTP/1.1\r\nhost: w\r\n{lines}content-length: {len(body)}\r\n\r\n"
+    )
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(30)
         connection.connect(instance.path)
@@ -203,9 +257,14 @@ def trailers_of(instance: FakeInstance, method: str, body: bytes, headers: dict[
 
 @pytest.mark.parametrize("method", ["count", "async_count"])
 @pytest.mark.parametrize("fail_at, finish", [(-1, "stop"), (1, "error")])
-def test_a_stream_says_behind_its_last_byte_how_it_ended(instance: FakeInstance, method: str, fail_at: int, finish: str) -> None:
+def test_a_stream_says_behind_its_last_byte_how_it_ended(
+    instance: FakeInstance, method: str, fail_at: int, finish: str
+) -> None:
     body = json.dumps({"n": 2, "fail_at": fail_at}).encode()
     pickled = cloudpickle.dumps(((2, fail_at), {}))
 
-    assert trailers_of(instance, method, body, {"content-type": "application/json"})[HEADER_FINISH] == finish
+    assert (
+        trailers_of(instance, method, body, {"content-type": "application/json"})[HEADER_FINISH]
+        == finish
+    )
     assert trailers_of(instance, method, pickled, PICKLED)[HEADER_FINISH] == finish

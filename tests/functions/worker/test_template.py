@@ -14,12 +14,23 @@ import httpx
 import pytest
 
 from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec
-from tests.fakes.fake_shim import FakeInstance, FakeShim, ShimTimeout, function_spec, read_until, signal_pidfd
+from tests.fakes.fake_shim import (
+    FakeInstance,
+    FakeShim,
+    ShimTimeout,
+    function_spec,
+    read_until,
+    signal_pidfd,
+)
 from tests.fakes.plain_http import NO_TLS
 
 
 def call(instance: FakeInstance, method: str = "", arguments: object = ()) -> object:
-    with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30) as client:
+    with httpx.Client(
+        transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS),
+        base_url="http://worker",
+        timeout=30,
+    ) as client:
         response = client.post(f"/invoke/{method}", json=arguments)
         assert response.status_code == 200, response.text
         return response.json()
@@ -79,7 +90,11 @@ class Service(Base):
 
 
 def service_spec() -> FunctionSpec:
-    return function_spec(qualname="Service", kind=FunctionKind.CLASS, methods=[MethodSpec(name="echo"), MethodSpec(name="unique")])
+    return function_spec(
+        qualname="Service",
+        kind=FunctionKind.CLASS,
+        methods=[MethodSpec(name="echo"), MethodSpec(name="unique")],
+    )
 
 
 def diary(shim: FakeShim) -> list[str]:
@@ -134,7 +149,8 @@ def test_a_fork_that_is_given_up_before_go_leaves_quietly() -> None:
 
 
 def memory_of(pid: int) -> bytes:
-    """All that a process can write to: heap, stack, anonymous memory, its copies of files' pages."""
+    """All that a process can write to: heap, stack, anonymous memory, its copies of files'
+    pages."""
     found = b""
     with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         for line in maps:
@@ -162,7 +178,9 @@ def test_nothing_of_an_environment_stays_in_the_template() -> None:
 
 
 def test_an_environment_almost_as_long_as_a_message_arrives() -> None:
-    with FakeShim({"app.py": "import os\ndef f(): return len(os.environ['LONG'])"}, function_spec()) as shim:
+    with FakeShim(
+        {"app.py": "import os\ndef f(): return len(os.environ['LONG'])"}, function_spec()
+    ) as shim:
         assert call(shim.start("i-1", {"LONG": "x" * 120_000}, op="serve")) == 120_000
 
 
@@ -179,7 +197,8 @@ def test_when_the_shim_dies_template_and_instances_end(op: str) -> None:
         instance = shim.start("i-1", op=op)
         shim.hang_up()
         assert shim.wait_exit() == 0
-        assert read_until(instance.stdout, b"never") == b""  # the end of the pipe: nobody holds it any more
+        # the end of the pipe: nobody holds it any more
+        assert read_until(instance.stdout, b"never") == b""
 
 
 def test_a_shim_that_dies_before_it_is_told_of_a_fork_ends_the_template_cleanly() -> None:
@@ -203,7 +222,11 @@ def test_sigterm_refuses_new_connections_and_lets_running_calls_finish() -> None
         os.mkfifo(shim.work / "fifo")
         instance = shim.start("i-1")
         pid = shim.wait_event("forked")["pid"]
-        client = httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30)
+        client = httpx.Client(
+            transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS),
+            base_url="http://worker",
+            timeout=30,
+        )
 
         async def story() -> None:
             running = asyncio.create_task(asyncio.to_thread(client.post, "/invoke/", json=[]))
@@ -242,7 +265,9 @@ def failure(shim: FakeShim) -> dict[str, object]:
         ("class f:\n    def __init__(self):\n        1 / 0", "enter", "ZeroDivisionError"),
     ],
 )
-def test_what_raises_while_starting_is_reported_as_data_and_on_stderr(code: str, phase: str, type_name: str) -> None:
+def test_what_raises_while_starting_is_reported_as_data_and_on_stderr(
+    code: str, phase: str, type_name: str
+) -> None:
     with FakeShim({"app.py": code}, function_spec()) as shim:
         message = failure(shim)
         error = message["error"]
@@ -307,7 +332,10 @@ def test_the_users_folder_wins_over_everything_of_the_same_name() -> None:
                 return [functions.NAME, utils.NAME, helpers.NAME, activator.NAME, tests.NAME, pilotlight.__file__]
         """,
         "weight_cache_user.py": "",
-        **{f"{name}.py": f"NAME = {name!r}" for name in ("utils", "helpers", "activator", "tests", "types_")},
+        **{
+            f"{name}.py": f"NAME = {name!r}"
+            for name in ("utils", "helpers", "activator", "tests", "types_")
+        },
         "functions/__init__.py": "NAME = 'functions'",
     }
     with FakeShim(code, function_spec()) as shim:
@@ -357,9 +385,12 @@ def test_environment_home_and_working_directory() -> None:
 
 def test_a_function_that_travels_by_value() -> None:
     namespace: dict[str, object] = {"__name__": "__main__"}
-    exec("def f(x): return x * factor\nfactor = 3", namespace)  # as in a notebook: a module that cannot be imported
+    # as in a notebook: a module that cannot be imported
+    exec("def f(x): return x * factor\nfactor = 3", namespace)
     data = cloudpickle.dumps(namespace["f"])
-    with FakeShim({}, function_spec(module="", pickled="f.pickle"), files={"f.pickle": data}) as shim:
+    with FakeShim(
+        {}, function_spec(module="", pickled="f.pickle"), files={"f.pickle": data}
+    ) as shim:
         assert call(shim.start(), "", [14]) == 42
 
 
@@ -410,7 +441,9 @@ def test_what_the_sdk_declares_runs() -> None:
     """
     with FakeShim({"app.py": code}, function_spec(qualname="double")) as shim:
         assert call(shim.start(), "", {"x": 4}) == 8
-    spec = function_spec(qualname="Counter", kind=FunctionKind.CLASS, methods=[MethodSpec(name="add", example=[1])])
+    spec = function_spec(
+        qualname="Counter", kind=FunctionKind.CLASS, methods=[MethodSpec(name="add", example=[1])]
+    )
     with FakeShim({"app.py": code}, spec) as shim:
         assert call(shim.start("i-1"), "add", [5]) == 107  # loaded 100, warmed up 1, woken 1
         assert call(shim.start("i-2"), "add", [5]) == 107
@@ -479,7 +512,9 @@ def test_the_phases_of_an_assignment() -> None:
 def test_parked_forks_differ_in_everything_random() -> None:
     with FakeShim({"app.py": "import numpy, numpy.random\n" + HOOKS}, service_spec()) as shim:
         parked = [shim.park(f"p-{n}") for n in range(2)]
-        first, second = (call(shim.assign(p, f"i-{p.name}", {"SECRET": ""}), "unique") for p in parked)
+        first, second = (
+            call(shim.assign(p, f"i-{p.name}", {"SECRET": ""}), "unique") for p in parked
+        )
         assert isinstance(first, list)
         assert isinstance(second, list)
         assert all(a != b for a, b in zip(first, second, strict=True))
@@ -512,7 +547,11 @@ def test_an_assigned_asgi_application_is_built_after_the_assignment() -> None:
     """
     with FakeShim({"app.py": code}, function_spec(qualname="web", kind=FunctionKind.ASGI)) as shim:
         instance = shim.assign(shim.park(), "i-1", {"NAME": "Ada"})
-        with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30) as client:
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS),
+            base_url="http://worker",
+            timeout=30,
+        ) as client:
             assert client.get("/asgi/").text == "Ada"
 
 

@@ -1,4 +1,5 @@
-"""Pages of zeros in an image: what is cut out, what stays, and what is not understood is left alone."""
+"""Pages of zeros in an image: what is cut out, what stays, and what is not understood is left
+alone."""
 
 from __future__ import annotations
 
@@ -39,15 +40,26 @@ def varint(value: int) -> bytes:
 
 def file(magic: int, *messages: bytes) -> bytes:
     """One image file."""
-    return struct.pack("<II", 0x54564319, magic) + b"".join(struct.pack("<I", len(m)) + m for m in messages)
+    return struct.pack("<II", 0x54564319, magic) + b"".join(
+        struct.pack("<I", len(m)) + m for m in messages
+    )
 
 
 def write(images: Path, runs: list[tuple[int, bytes]], *, flags: int = 4) -> None:
     """An image of one process: runs of pages at addresses, a heap and a library mapped."""
-    vma = [(HEAP, HEAP + 1000 * PAGE, PRIVATE_ANONYMOUS), (LIBRARY, LIBRARY + 1000 * PAGE, PRIVATE_FILE)]
-    vmas = [(14, message([(1, start), (2, end), (3, 0), (4, 0), (5, 3), (6, 34), (7, status), (8, 0)])) for start, end, status in vma]
+    vma = [
+        (HEAP, HEAP + 1000 * PAGE, PRIVATE_ANONYMOUS),
+        (LIBRARY, LIBRARY + 1000 * PAGE, PRIVATE_FILE),
+    ]
+    vmas = [
+        (14, message([(1, start), (2, end), (3, 0), (4, 0), (5, 3), (6, 34), (7, status), (8, 0)]))
+        for start, end, status in vma
+    ]
     (images / "mm-7.img").write_bytes(file(0x57492820, message([(1, 0), (12, 1), *vmas])))
-    entries = [message([(1, address), (2, 0), (4, flags), (5, len(data) // PAGE)]) for address, data in runs]
+    entries = [
+        message([(1, address), (2, 0), (4, flags), (5, len(data) // PAGE)])
+        for address, data in runs
+    ]
     (images / "pagemap-7.img").write_bytes(file(0x56084025, message([(1, 3)]), *entries))
     (images / "pages-3.img").write_bytes(b"".join(data for _, data in runs))
 
@@ -74,7 +86,10 @@ def test_a_long_run_of_zeros_is_cut_out_and_all_else_stays_where_it_was(tmp_path
     assert read(tmp_path) == dict.fromkeys(there, FULL)
 
 
-@pytest.mark.parametrize("pages", [EMPTY * MANY + FULL, FULL + EMPTY * MANY, FULL + EMPTY * MANY + FULL + EMPTY * MANY + FULL])
+@pytest.mark.parametrize(
+    "pages",
+    [EMPTY * MANY + FULL, FULL + EMPTY * MANY, FULL + EMPTY * MANY + FULL + EMPTY * MANY + FULL],
+)
 def test_zeros_at_any_place_of_a_run_are_cut_out(tmp_path: Path, pages: bytes) -> None:
     write(tmp_path, [(HEAP, pages)])
     zero_pages.drop_zero_pages(tmp_path)
@@ -116,7 +131,10 @@ def test_pages_that_are_elsewhere_leave_the_image_alone(tmp_path: Path, flags: i
     assert zero_pages.drop_zero_pages(tmp_path) == 0
 
 
-@pytest.mark.parametrize("broken", [b"", b"1234", struct.pack("<II", 1, 2), struct.pack("<III", 0x54564319, 0x56084025, 900)])
+@pytest.mark.parametrize(
+    "broken",
+    [b"", b"1234", struct.pack("<II", 1, 2), struct.pack("<III", 0x54564319, 0x56084025, 900)],
+)
 def test_what_is_not_understood_is_left_alone(tmp_path: Path, broken: bytes) -> None:
     write(tmp_path, [(HEAP, EMPTY * MANY)])
     (tmp_path / "pagemap-7.img").write_bytes(broken)

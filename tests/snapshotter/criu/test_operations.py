@@ -1,8 +1,9 @@
-"""Real processes through the real CRIU, in cells: what comes back, what cannot, and what is said then.
+"""Real processes through the real CRIU, in cells: what comes back, what cannot, and what is said
+then.
 
-Each row of the failure matrix in the cold-start measurements is a subject here. A subject says that it is ready by closing its stdin
-pipe's place (descriptor 1), as the self test's does; what it finds after the restore is its exit status.
-"""
+Each row of the failure matrix in the cold-start measurements is a subject here. A subject says that
+it is ready by closing its stdin pipe's place (descriptor 1), as the self test's does; what it finds
+after the restore is its exit status."""
 
 from __future__ import annotations
 
@@ -68,24 +69,50 @@ class Bench:
             await found.keep_kdat(os.open(self.kdat, os.O_RDONLY))
             yield found
 
-    async def subject(self, place: Sandbox, code: str, *, uid: int = 0, stderr: int | None = None) -> SandboxProcess:
+    async def subject(
+        self, place: Sandbox, code: str, *, uid: int = 0, stderr: int | None = None
+    ) -> SandboxProcess:
         """A Python process that has come to its `wait()`."""
         readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         # Confined by itself: the interpreter may lie where only root may look.
-        program = _HEAD.format(root=ROOT) + (f"confine({uid})\n" if uid else "") + textwrap.dedent(code)
+        program = (
+            _HEAD.format(root=ROOT) + (f"confine({uid})\n" if uid else "") + textwrap.dedent(code)
+        )
         fds = [writable, *([] if stderr is None else [stderr])]
         process = await place.spawn([sys.executable, "-I", "-S", "-B", "-c", program], fds=fds)
         await runs.wait_readable(readable)
         os.close(readable)
         return process
 
-    async def dump(self, place: Sandbox, pid: int, *, uid: int = 0, tcp: bool = False, deadline_s: float = DEADLINE_S) -> DumpStats:
+    async def dump(
+        self,
+        place: Sandbox,
+        pid: int,
+        *,
+        uid: int = 0,
+        tcp: bool = False,
+        deadline_s: float = DEADLINE_S,
+    ) -> DumpStats:
         return await operations.dump(
-            place, criu=self.criu, pid=pid, images=self.images, work=self.work, uid=uid, cgroup={}, tcp=tcp, deadline_s=deadline_s
+            place,
+            criu=self.criu,
+            pid=pid,
+            images=self.images,
+            work=self.work,
+            uid=uid,
+            cgroup={},
+            tcp=tcp,
+            deadline_s=deadline_s,
         )
 
     async def restore(
-        self, place: Sandbox, *, uid: int = 0, tcp: bool = False, lazy: bool = False, stdio_keys: Mapping[str, str] | None = None
+        self,
+        place: Sandbox,
+        *,
+        uid: int = 0,
+        tcp: bool = False,
+        lazy: bool = False,
+        stdio_keys: Mapping[str, str] | None = None,
     ) -> operations.Restored:
         return await operations.restore(
             place,
@@ -134,14 +161,18 @@ def bench(short_tmp: Path, criu: Criu, criu_proof: SelfTest) -> Iterator[Bench]:
     assert criu_proof.kdat is not None
     for name in ("images", "work"):
         (short_tmp / name).mkdir()
-    images, work = (os.open(short_tmp / name, os.O_RDONLY | os.O_DIRECTORY) for name in ("images", "work"))
+    images, work = (
+        os.open(short_tmp / name, os.O_RDONLY | os.O_DIRECTORY) for name in ("images", "work")
+    )
     yield Bench(criu=criu, kdat=criu_proof.kdat, folder=short_tmp, images=images, work=work)
     os.close(images)
     os.close(work)
 
 
 async def test_process_comes_back_with_its_memory(bench: Bench) -> None:
-    took = await bench.frozen("kept = os.urandom(8).hex() * 100_000\nwait()\nfine(len(kept) == 1_600_000)")
+    took = await bench.frozen(
+        "kept = os.urandom(8).hex() * 100_000\nwait()\nfine(len(kept) == 1_600_000)"
+    )
     assert took.pages_bytes > 1_600_000
     assert took.frozen_ms > 0
     assert await bench.outcome() == FINE
@@ -150,7 +181,8 @@ async def test_process_comes_back_with_its_memory(bench: Bench) -> None:
 
 
 async def test_confined_process_of_another_uid_keeps_its_bars(bench: Bench) -> None:
-    """The way of workers: uid of a tenant, no_new_privs, seccomp; CRIU with that real uid, where root lacks CAP_SYS_RESOURCE."""
+    """The way of workers: uid of a tenant, no_new_privs, seccomp; CRIU with that real uid, where
+    root lacks CAP_SYS_RESOURCE."""
     code = """
         import ctypes
         libc = ctypes.CDLL(None, use_errno=True)
@@ -168,12 +200,17 @@ async def test_confined_process_of_another_uid_keeps_its_bars(bench: Bench) -> N
 
 
 async def test_lazy_pages_come_when_they_are_touched(bench: Bench) -> None:
-    await bench.frozen("kept = bytearray(os.urandom(1 << 20) * 16)\ntold = hash(bytes(kept))\nwait()\nfine(hash(bytes(kept)) == told)")
+    await bench.frozen(
+        "kept = bytearray(os.urandom(1 << 20) * 16)\ntold = "
+        "hash(bytes(kept))\nwait()\nfine(hash(bytes(kept)) == told)"
+    )
     assert await bench.outcome(lazy=True) == FINE
 
 
 async def test_lazy_pages_of_a_confined_process(bench: Bench) -> None:
-    await bench.frozen("kept = bytearray(os.urandom(1 << 20) * 8)\nwait()\nfine(len(set(kept)) > 200)", uid=TENANT)
+    await bench.frozen(
+        "kept = bytearray(os.urandom(1 << 20) * 8)\nwait()\nfine(len(set(kept)) > 200)", uid=TENANT
+    )
     assert await bench.outcome(uid=TENANT, lazy=True) == FINE
 
 
@@ -185,7 +222,13 @@ async def test_several_clones_at_once(bench: Bench) -> None:
     async def clone(index: int) -> int:
         work = os.open(bench.folder / f"work{index}", os.O_RDONLY | os.O_DIRECTORY)
         try:
-            mine = Bench(criu=bench.criu, kdat=bench.kdat, folder=bench.folder, images=bench.images, work=work)
+            mine = Bench(
+                criu=bench.criu,
+                kdat=bench.kdat,
+                folder=bench.folder,
+                images=bench.images,
+                work=work,
+            )
             return await mine.outcome()
         finally:
             os.close(work)
@@ -197,7 +240,9 @@ async def test_stdout_and_stderr_are_plugged_into_the_new_pipes(bench: Bench) ->
     readable, writable = os.pipe2(os.O_CLOEXEC)
     key = f"pipe:[{os.fstat(writable).st_ino}]"
     async with bench.place() as place:
-        process = await bench.subject(place, "wait()\nos.write(2, b'again')\nfine()", stderr=writable)
+        process = await bench.subject(
+            place, "wait()\nos.write(2, b'again')\nfine()", stderr=writable
+        )
         await bench.dump(place, process.pid)
         process.close()
     os.close(readable)
@@ -230,7 +275,8 @@ WORKING = {
         f = tempfile.TemporaryFile(); f.write(b"x" * (8 << 20)); f.flush(); wait()
         f.seek(0); fine(len(f.read()) == 8 << 20)
     """,
-    "memfd": "fd = os.memfd_create('m'); os.write(fd, b'y' * (1 << 20)); wait(); fine(os.fstat(fd).st_size == 1 << 20)",
+    "memfd": "fd = os.memfd_create('m'); os.write(fd, b'y' * (1 << 20)); wait(); "
+    "fine(os.fstat(fd).st_size == 1 << 20)",
     "threads": """
         import threading
         for _ in range(8): threading.Thread(target=threading.Event().wait, daemon=True).start()
@@ -241,7 +287,8 @@ WORKING = {
         e = select.epoll(); a, b = socket.socketpair(); e.register(a, select.EPOLLIN); threading.Thread(target=e.poll, daemon=True).start()
         wait(); fine()
     """,
-    "inotify": "import ctypes; c = ctypes.CDLL(None); fd = c.inotify_init1(0); c.inotify_add_watch(fd, b'/tmp', 2); wait(); fine()",
+    "inotify": "import ctypes; c = ctypes.CDLL(None); fd = c.inotify_init1(0); "
+    "c.inotify_add_watch(fd, b'/tmp', 2); wait(); fine()",
     "child process": """
         child = os.fork()
         if not child:
@@ -277,10 +324,16 @@ async def test_both_ends_of_a_connection_inside_come_back_when_told(bench: Bench
 
 
 REFUSED = {
-    "io_uring": (CriuReason.IO_URING, "import ctypes; fd = ctypes.CDLL(None).syscall(425, 4, bytes(120)); assert fd > 0; wait()"),
+    "io_uring": (
+        CriuReason.IO_URING,
+        "import ctypes; fd = ctypes.CDLL(None).syscall(425, 4, bytes(120)); assert fd > 0; wait()",
+    ),
     "ghost file above the limit": (
         CriuReason.GHOST_FILE,
-        "import tempfile; f = tempfile.TemporaryFile(); f.write(b'x' * (65 << 20)); f.flush(); wait()",
+        (
+            "import tempfile; f = tempfile.TemporaryFile(); f.write(b'x' * (65 << 20)); f.flush(); "
+            "wait()"
+        ),
     ),
 }
 
@@ -316,7 +369,10 @@ async def test_file_that_changed_since_is_named(bench: Bench) -> None:
     path.write_bytes(b"x" * 18)
     with pytest.raises(CriuFailed) as caught:
         await bench.outcome()
-    assert caught.value.reason is CriuReason.CHANGED_FILE, (caught.value.cause, caught.value.log_tail)
+    assert caught.value.reason is CriuReason.CHANGED_FILE, (
+        caught.value.cause,
+        caught.value.log_tail,
+    )
 
 
 async def test_file_that_is_gone_is_named(bench: Bench) -> None:
@@ -326,7 +382,10 @@ async def test_file_that_is_gone_is_named(bench: Bench) -> None:
     path.unlink()
     with pytest.raises(CriuFailed) as caught:
         await bench.outcome()
-    assert caught.value.reason is CriuReason.MISSING_FILE, (caught.value.cause, caught.value.log_tail)
+    assert caught.value.reason is CriuReason.MISSING_FILE, (
+        caught.value.cause,
+        caught.value.log_tail,
+    )
 
 
 async def test_taken_pid_is_named(bench: Bench) -> None:
@@ -351,7 +410,10 @@ async def test_taken_address_is_named(bench: Bench) -> None:
         blocker.listen()
         with pytest.raises(CriuFailed) as caught:
             await bench.outcome()
-    assert caught.value.reason is CriuReason.ADDRESS_TAKEN, (caught.value.cause, caught.value.log_tail)
+    assert caught.value.reason is CriuReason.ADDRESS_TAKEN, (
+        caught.value.cause,
+        caught.value.log_tail,
+    )
 
 
 async def test_process_that_is_not_there_is_named(bench: Bench) -> None:
@@ -362,7 +424,9 @@ async def test_process_that_is_not_there_is_named(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "foreign", "flipped"])
-@pytest.mark.parametrize("image", ["inventory.img", "pstree.img", "core-{pid}.img", "mm-{pid}.img", "pagemap-{pid}.img"])
+@pytest.mark.parametrize(
+    "image", ["inventory.img", "pstree.img", "core-{pid}.img", "mm-{pid}.img", "pagemap-{pid}.img"]
+)
 async def test_damaged_image_is_never_a_success(bench: Bench, damage: str, image: str) -> None:
     async with bench.place() as place:
         process = await bench.subject(place, "wait()\nfine()")
@@ -386,7 +450,9 @@ async def test_damaged_image_is_never_a_success(bench: Bench, damage: str, image
 async def test_full_disk_is_named(bench: Bench) -> None:
     small = bench.folder / "small"
     small.mkdir()
-    mounted = await asyncio.create_subprocess_exec("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small))
+    mounted = await asyncio.create_subprocess_exec(
+        "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)
+    )
     assert await mounted.wait() == 0
     images = os.open(small, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -394,18 +460,31 @@ async def test_full_disk_is_named(bench: Bench) -> None:
             process = await bench.subject(place, "kept = os.urandom(8 << 20); wait()\nfine()")
             with pytest.raises(CriuFailed) as caught:
                 await operations.dump(
-                    place, criu=bench.criu, pid=process.pid, images=images, work=bench.work, uid=0, cgroup={}, deadline_s=DEADLINE_S
+                    place,
+                    criu=bench.criu,
+                    pid=process.pid,
+                    images=images,
+                    work=bench.work,
+                    uid=0,
+                    cgroup={},
+                    deadline_s=DEADLINE_S,
                 )
             assert await ended(process) == FINE, "a refused dump leaves the process running"
-        assert caught.value.reason is CriuReason.NO_SPACE, (caught.value.cause, caught.value.log_tail)
+        assert caught.value.reason is CriuReason.NO_SPACE, (
+            caught.value.cause,
+            caught.value.log_tail,
+        )
     finally:
         os.close(images)
         await (await asyncio.create_subprocess_exec("umount", str(small))).wait()
 
 
 @pytest.mark.parametrize("after_ms", [0, 5, 10, 20, 40, 80])
-async def test_killed_criu_leaves_the_process_running_or_gone_but_not_stuck(bench: Bench, after_ms: int) -> None:
-    """Whoever asked ends the process after an error; it must be possible, and the process must not be left stopped."""
+async def test_killed_criu_leaves_the_process_running_or_gone_but_not_stuck(
+    bench: Bench, after_ms: int
+) -> None:
+    """Whoever asked ends the process after an error; it must be possible, and the process must not
+    be left stopped."""
     async with bench.place() as place:
         process = await bench.subject(place, "kept = os.urandom(64 << 20)\nwait()\nfine()")
         started: list[SandboxProcess] = []
@@ -438,7 +517,9 @@ def _state(process: SandboxProcess) -> str:
     while True:
         pid = proc.host_pid(process.pidfd)
         try:
-            letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] if pid else "X"
+            letter = (
+                Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] if pid else "X"
+            )
         except FileNotFoundError:
             letter = "X"
         if letter in "XZ":

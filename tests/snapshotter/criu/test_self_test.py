@@ -48,8 +48,13 @@ async def test_without_description_it_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("script, words", [("refuse", "tcp-established"), ("die", "killed by signal 9"), ("garbage", "no answer")])
-async def test_failing_criu_is_off_with_its_reason(tmp_path: Path, criu_proof: SelfTest, script: str, words: str) -> None:
+@pytest.mark.parametrize(
+    "script, words",
+    [("refuse", "tcp-established"), ("die", "killed by signal 9"), ("garbage", "no answer")],
+)
+async def test_failing_criu_is_off_with_its_reason(
+    tmp_path: Path, criu_proof: SelfTest, script: str, words: str
+) -> None:
     found = await self_test(cache=tmp_path / "cache", environ=fake(tmp_path, script=script))
     assert not found.on
     assert words in found.why
@@ -73,14 +78,18 @@ async def test_proof_is_made_once_per_boot(tmp_path: Path, criu_proof: SelfTest)
     again = await self_test(cache=tmp_path, environ=os.environ, now=NOW + 86_400)
     assert again == first, "the answer of the first proof, its time included"
     first.kdat.unlink()
-    assert (await self_test(cache=tmp_path, environ=os.environ, now=NOW + 1)).at == NOW + 1, "what goes with the answer is gone"
+    assert (await self_test(cache=tmp_path, environ=os.environ, now=NOW + 1)).at == NOW + 1, (
+        "what goes with the answer is gone"
+    )
 
 
 @pytest.mark.root
 async def test_refusal_is_asked_again_after_a_while(tmp_path: Path) -> None:
     environ = fake(tmp_path, version="3.17.1")
     first = await self_test(cache=tmp_path / "cache", environ=environ, now=NOW)
-    assert await self_test(cache=tmp_path / "cache", environ=environ, now=NOW + RETRY_S - 1) == first
+    assert (
+        await self_test(cache=tmp_path / "cache", environ=environ, now=NOW + RETRY_S - 1) == first
+    )
     later = await self_test(cache=tmp_path / "cache", environ=environ, now=NOW + RETRY_S)
     assert later == replace(first, at=NOW + RETRY_S, seconds=later.seconds)
 
@@ -94,7 +103,9 @@ async def test_broken_cache_is_no_answer(tmp_path: Path, criu_proof: SelfTest) -
 
 
 @pytest.mark.root
-async def test_kept_answer_names_the_binary_where_it_is_now(tmp_path: Path, criu_proof: SelfTest) -> None:
+async def test_kept_answer_names_the_binary_where_it_is_now(
+    tmp_path: Path, criu_proof: SelfTest
+) -> None:
     """The same bytes at another place: the place of the first proof may not exist any more."""
     await self_test(cache=tmp_path / "cache", environ=os.environ, now=NOW)
     assert criu_proof.binary is not None
@@ -108,7 +119,10 @@ async def test_kept_answer_names_the_binary_where_it_is_now(tmp_path: Path, criu
 
 @pytest.mark.parametrize("option", [16, 34])
 def test_kernel_whose_tcp_sockets_it_does_not_know_is_named(option: int) -> None:
-    log = f"(00.030751) Error (criu/sockets.c:628): sockets: Can't get 1:{option} opt: Operation not supported\n"
+    log = (
+        f"(00.030751) Error (criu/sockets.c:628): sockets: Can't get 1:{option} opt: Operation "
+        f"not supported\n"
+    )
     log += "(00.030775) Error (criu/cr-dump.c:1681): Dump files (pid: 1001) failed with -1\n"
     cause = logs.cause_of(log.encode())
     assert cause.reason is CriuReason.KERNEL

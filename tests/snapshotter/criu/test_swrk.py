@@ -1,4 +1,5 @@
-"""The conversation with `criu swrk`: whatever the other side does, it ends in time, with a reason, and with nothing left behind."""
+"""The conversation with `criu swrk`: whatever the other side does, it ends in time, with a reason,
+and with nothing left behind."""
 
 from __future__ import annotations
 
@@ -36,11 +37,20 @@ def folder(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
-async def dump(slot: LocalSlot, tmp_path: Path, folder: int, description: Path, script: str, **how: float) -> object:
+async def dump(
+    slot: LocalSlot, tmp_path: Path, folder: int, description: Path, script: str, **how: float
+) -> object:
     program = fake_criu.install(tmp_path / "bin", script=script, description=description)
     criu = Criu(binary=program, messages=messages.load(description))
     return await operations.dump(
-        slot, criu=criu, pid=7, images=folder, work=folder, uid=0, cgroup={}, deadline_s=how.get("deadline_s", LONG_S)
+        slot,
+        criu=criu,
+        pid=7,
+        images=folder,
+        work=folder,
+        uid=0,
+        cgroup={},
+        deadline_s=how.get("deadline_s", LONG_S),
     )
 
 
@@ -48,7 +58,9 @@ def open_descriptors() -> set[str]:
     return set(os.listdir("/proc/self/fd"))
 
 
-async def test_dump_answers_each_notification_and_leaves_nothing(tmp_path: Path, folder: int, description: Path) -> None:
+async def test_dump_answers_each_notification_and_leaves_nothing(
+    tmp_path: Path, folder: int, description: Path
+) -> None:
     program = fake_criu.install(tmp_path / "bin", script="good", description=description)
     criu = Criu(binary=program, messages=messages.load(description))
     steps: list[str] = []
@@ -58,7 +70,17 @@ async def test_dump_answers_each_notification_and_leaves_nothing(tmp_path: Path,
         return True
 
     slot, before = LocalSlot(), open_descriptors()
-    await operations.dump(slot, criu=criu, pid=7, images=folder, work=folder, uid=0, cgroup={}, deadline_s=LONG_S, on_notify=on_notify)
+    await operations.dump(
+        slot,
+        criu=criu,
+        pid=7,
+        images=folder,
+        work=folder,
+        uid=0,
+        cgroup={},
+        deadline_s=LONG_S,
+        on_notify=on_notify,
+    )
     assert steps == list(fake_criu.NOTIFICATIONS["DUMP"])
     assert slot.runs[0].exited.done()
     assert open_descriptors() == before
@@ -67,22 +89,36 @@ async def test_dump_answers_each_notification_and_leaves_nothing(tmp_path: Path,
 async def test_restore_names_the_process(tmp_path: Path, folder: int, description: Path) -> None:
     program = fake_criu.install(tmp_path / "bin", script="good", description=description)
     criu = Criu(binary=program, messages=messages.load(description))
-    found = await operations.restore(LocalSlot(), criu=criu, images=folder, work=folder, uid=0, cgroup={}, deadline_s=LONG_S)
+    found = await operations.restore(
+        LocalSlot(), criu=criu, images=folder, work=folder, uid=0, cgroup={}, deadline_s=LONG_S
+    )
     assert found.pid == fake_criu.RESTORED_PID
     assert found.lazy is None
     assert found.wall_ms > 0
 
 
-async def test_notification_that_is_refused_ends_the_operation(tmp_path: Path, folder: int, description: Path) -> None:
+async def test_notification_that_is_refused_ends_the_operation(
+    tmp_path: Path, folder: int, description: Path
+) -> None:
     program = fake_criu.install(tmp_path / "bin", script="good", description=description)
     criu = Criu(binary=program, messages=messages.load(description))
     with pytest.raises(CriuFailed, match="it did not say why"):
         await operations.dump(
-            LocalSlot(), criu=criu, pid=7, images=folder, work=folder, uid=0, cgroup={}, deadline_s=LONG_S, on_notify=lambda *_: False
+            LocalSlot(),
+            criu=criu,
+            pid=7,
+            images=folder,
+            work=folder,
+            uid=0,
+            cgroup={},
+            deadline_s=LONG_S,
+            on_notify=lambda *_: False,
         )
 
 
-async def test_refusal_carries_the_cause_and_not_the_noise(tmp_path: Path, folder: int, description: Path) -> None:
+async def test_refusal_carries_the_cause_and_not_the_noise(
+    tmp_path: Path, folder: int, description: Path
+) -> None:
     with pytest.raises(CriuFailed) as caught:
         await dump(LocalSlot(), tmp_path, folder, description, "refuse")
     assert caught.value.reason is CriuReason.TCP_CONNECTION
@@ -91,13 +127,17 @@ async def test_refusal_carries_the_cause_and_not_the_noise(tmp_path: Path, folde
     assert any("Dumping FAILED" in line for line in caught.value.log_tail)
 
 
-async def test_a_refusal_before_there_is_a_log_carries_what_was_printed(tmp_path: Path, folder: int, description: Path) -> None:
+async def test_a_refusal_before_there_is_a_log_carries_what_was_printed(
+    tmp_path: Path, folder: int, description: Path
+) -> None:
     with pytest.raises(CriuFailed, match="Can't open images directory: Permission denied"):
         await dump(LocalSlot(), tmp_path, folder, description, "refuse_the_request")
 
 
 @pytest.mark.parametrize("script", ["hang", "hang_at_notify"])
-async def test_overrun_is_cut_short_and_criu_is_dead_then(tmp_path: Path, folder: int, description: Path, script: str) -> None:
+async def test_overrun_is_cut_short_and_criu_is_dead_then(
+    tmp_path: Path, folder: int, description: Path, script: str
+) -> None:
     slot, before, started = LocalSlot(), open_descriptors(), time.monotonic()
     with pytest.raises(CriuTimeout, match=r"not done within 0\.6 s"):
         await dump(slot, tmp_path, folder, description, script, deadline_s=SHORT_S)
@@ -117,7 +157,9 @@ async def test_overrun_is_cut_short_and_criu_is_dead_then(tmp_path: Path, folder
         ("wrong_kind", "answered CHECK to DUMP"),
     ],
 )
-async def test_death_and_nonsense_are_told_apart(tmp_path: Path, folder: int, description: Path, script: str, words: str) -> None:
+async def test_death_and_nonsense_are_told_apart(
+    tmp_path: Path, folder: int, description: Path, script: str, words: str
+) -> None:
     slot, before = LocalSlot(), open_descriptors()
     with pytest.raises(CriuExited, match=words):
         await dump(slot, tmp_path, folder, description, script)
@@ -125,7 +167,9 @@ async def test_death_and_nonsense_are_told_apart(tmp_path: Path, folder: int, de
     assert open_descriptors() == before
 
 
-async def test_cancelled_operation_leaves_no_process(tmp_path: Path, folder: int, description: Path) -> None:
+async def test_cancelled_operation_leaves_no_process(
+    tmp_path: Path, folder: int, description: Path
+) -> None:
     slot, before = LocalSlot(), open_descriptors()
     task = asyncio.create_task(dump(slot, tmp_path, folder, description, "hang"))
     while not slot.runs:
@@ -137,20 +181,42 @@ async def test_cancelled_operation_leaves_no_process(tmp_path: Path, folder: int
     assert open_descriptors() == before
 
 
-async def test_program_that_is_not_there_is_a_criu_that_is_gone(tmp_path: Path, folder: int, description: Path) -> None:
+async def test_program_that_is_not_there_is_a_criu_that_is_gone(
+    tmp_path: Path, folder: int, description: Path
+) -> None:
     criu = Criu(binary=tmp_path / "nowhere", messages=messages.load(description))
     with pytest.raises(CriuExited, match="exit status 1"):
-        await operations.dump(LocalSlot(), criu=criu, pid=7, images=folder, work=folder, uid=0, cgroup={}, deadline_s=LONG_S)
+        await operations.dump(
+            LocalSlot(),
+            criu=criu,
+            pid=7,
+            images=folder,
+            work=folder,
+            uid=0,
+            cgroup={},
+            deadline_s=LONG_S,
+        )
 
 
-async def test_page_daemon_that_dies_fails_the_restore_before_it_begins(tmp_path: Path, folder: int, description: Path) -> None:
+async def test_page_daemon_that_dies_fails_the_restore_before_it_begins(
+    tmp_path: Path, folder: int, description: Path
+) -> None:
     program = tmp_path / "criu"
     program.write_text("#!/bin/sh\nexit 3\n")
     program.chmod(0o755)
     slot, before = LocalSlot(), open_descriptors()
     criu = Criu(binary=program, messages=messages.load(description))
     with pytest.raises(CriuExited, match="ended before it was ready"):
-        await operations.restore(slot, criu=criu, images=folder, work=folder, uid=0, cgroup={}, deadline_s=LONG_S, lazy=True)
+        await operations.restore(
+            slot,
+            criu=criu,
+            images=folder,
+            work=folder,
+            uid=0,
+            cgroup={},
+            deadline_s=LONG_S,
+            lazy=True,
+        )
     assert len(slot.runs) == 1
     assert open_descriptors() == before
 
@@ -174,7 +240,12 @@ def test_description_is_found_where_it_is_installed(tmp_path: Path) -> None:
     own.write_bytes(b"")
     assert messages.find_descriptor_set({}, tmp_path / "sbin" / "criu") == own
     assert messages.find_descriptor_set({messages.DESCRIPTOR_VARIABLE: str(own)}, None) == own
-    assert messages.find_descriptor_set({messages.DESCRIPTOR_VARIABLE: "/nowhere"}, tmp_path / "sbin" / "criu") is None
+    assert (
+        messages.find_descriptor_set(
+            {messages.DESCRIPTOR_VARIABLE: "/nowhere"}, tmp_path / "sbin" / "criu"
+        )
+        is None
+    )
 
 
 def test_response_needs_its_required_fields(description: Path) -> None:

@@ -1,4 +1,5 @@
-"""A process with a tensor on the GPU, for tests on a real one. It answers each line on its input with the sum and hash of the tensor."""
+"""A process with a tensor on the GPU, for tests on a real one. It answers each line on its input
+with the sum and hash of the tensor."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ async def gpu_process() -> AsyncIterator[tuple[CudaDriver, Process]]:
     found = await find_driver(node=cuda_node(), environ=os.environ)
     if found.driver is None:
         pytest.skip(found.why)
-    child = await asyncio.create_subprocess_exec(sys.executable, "-c", _PROGRAM, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _PROGRAM, stdin=PIPE, stdout=PIPE, stderr=PIPE
+    )
     try:
         if await asyncio.wait_for(_line(child), START_S) != "up":
             pytest.skip("torch has no CUDA here")

@@ -1,8 +1,9 @@
-"""Stand-ins for NVIDIA's two ways in, as programs: `cuda-checkpoint`, and the package `cuda` of cuda-python.
+"""Stand-ins for NVIDIA's two ways in, as programs: `cuda-checkpoint`, and the package `cuda` of
+cuda-python.
 
-Both keep the state of a "process" in a file named after its pid in $STANDIN_CUDA, and obey `<pid>.hang` (empty: every call
-hangs; else only the action named in it) and `<pid>.die` beside it. `calls` there gets a line for each action.
-"""
+Both keep the state of a "process" in a file named after its pid in $STANDIN_CUDA, and obey
+`<pid>.hang` (empty: every call hangs; else only the action named in it) and `<pid>.die` beside it.
+`calls` there gets a line for each action."""
 
 from __future__ import annotations
 

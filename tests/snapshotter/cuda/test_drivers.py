@@ -1,4 +1,5 @@
-"""What a CudaDriver promises: the fake, both real clients (over stand-ins of NVIDIA's side), and a real GPU where there is one."""
+"""What a CudaDriver promises: the fake, both real clients (over stand-ins of NVIDIA's side), and a
+real GPU where there is one."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ ENDS_AT_ONCE_S = 20.0
 
 @dataclass
 class Subject:
-    """A driver, a process of its that holds CUDA and one that does not, and a way to make the next call hang (None: cannot)."""
+    """A driver, a process of its that holds CUDA and one that does not, and a way to make the next
+    call hang (None: cannot)."""
 
     driver: CudaDriver
     pid: int
@@ -60,7 +62,11 @@ def stand_in(folder: Path, driver: CudaDriver) -> Subject:
 
 
 def environ(folder: Path) -> dict[str, str]:
-    return {"PATH": os.environ["PATH"], "STANDIN_CUDA": str(folder), "PYTHONPATH": str(folder / "lib")}
+    return {
+        "PATH": os.environ["PATH"],
+        "STANDIN_CUDA": str(folder),
+        "PYTHONPATH": str(folder / "lib"),
+    }
 
 
 def binary(folder: Path) -> BinaryDriver:
@@ -72,7 +78,9 @@ def core(folder: Path) -> CoreDriver:
     return CoreDriver(environ=environ(folder))
 
 
-@pytest.fixture(params=["fake", "cuda-checkpoint", "cuda.core", pytest.param("gpu", marks=pytest.mark.gpu)])
+@pytest.fixture(
+    params=["fake", "cuda-checkpoint", "cuda.core", pytest.param("gpu", marks=pytest.mark.gpu)]
+)
 async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Subject]:
     if request.param == "gpu":
         async with gpu_process() as (driver, child):
@@ -84,7 +92,9 @@ async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     if request.param == "fake":
         made = fake()
     else:
-        made = stand_in(tmp_path, binary(tmp_path) if request.param == "cuda-checkpoint" else core(tmp_path))
+        made = stand_in(
+            tmp_path, binary(tmp_path) if request.param == "cuda-checkpoint" else core(tmp_path)
+        )
     yield made
     await made.driver.aclose()
 
@@ -100,7 +110,13 @@ async def test_four_actions_go_round(subject: Subject) -> None:
     states.append(await driver.state(pid))
     await driver.unlock(pid)
     states.append(await driver.state(pid))
-    assert states == [CudaState.RUNNING, CudaState.LOCKED, CudaState.CHECKPOINTED, CudaState.LOCKED, CudaState.RUNNING]
+    assert states == [
+        CudaState.RUNNING,
+        CudaState.LOCKED,
+        CudaState.CHECKPOINTED,
+        CudaState.LOCKED,
+        CudaState.RUNNING,
+    ]
 
 
 async def test_an_action_out_of_turn_is_refused_and_changes_nothing(subject: Subject) -> None:
@@ -116,7 +132,9 @@ async def test_a_process_without_cuda_is_told_apart(subject: Subject) -> None:
         await subject.driver.lock(subject.plain_pid, timeout_s=1)
 
 
-async def test_a_call_that_hangs_ends_with_its_deadline_and_the_next_one_is_answered(subject: Subject) -> None:
+async def test_a_call_that_hangs_ends_with_its_deadline_and_the_next_one_is_answered(
+    subject: Subject,
+) -> None:
     if subject.hang is None:
         pytest.skip("a real driver does not hang to order")
     await subject.driver.state(subject.pid)
@@ -135,7 +153,7 @@ async def test_the_driver_says_what_it_is_and_needs(subject: Subject) -> None:
     assert subject.driver.minimum_release in {555, 570}
 
 
-# -- what only one of them does ------------------------------------------------------------------------------------------
+# -- what only one of them does --------------------------------------------------------------------
 
 
 async def round_trip(driver: CudaDriver) -> None:
@@ -149,7 +167,12 @@ async def test_the_program_gets_milliseconds_and_a_device_map(tmp_path: Path) ->
     subject = stand_in(tmp_path, binary(tmp_path))
     await round_trip(subject.driver)
     ((old, new),) = MAPPING.items()
-    assert (tmp_path / "calls").read_text().splitlines() == ["lock 1500", "checkpoint ", f"restore {old}={new}", "unlock "]
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "lock 1500",
+        "checkpoint ",
+        f"restore {old}={new}",
+        "unlock ",
+    ]
 
 
 async def test_cuda_core_gets_milliseconds_and_bare_uuids(tmp_path: Path) -> None:
@@ -159,7 +182,12 @@ async def test_cuda_core_gets_milliseconds_and_bare_uuids(tmp_path: Path) -> Non
     finally:
         await subject.driver.aclose()
     ((old, new),) = ((a.removeprefix("GPU-"), b.removeprefix("GPU-")) for a, b in MAPPING.items())
-    assert (tmp_path / "calls").read_text().splitlines() == ["lock 1500", "checkpoint ", f"restore {old}={new}", "unlock "]
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "lock 1500",
+        "checkpoint ",
+        f"restore {old}={new}",
+        "unlock ",
+    ]
 
 
 async def test_one_helper_serves_many_calls_and_is_replaced_when_it_dies(tmp_path: Path) -> None:
@@ -170,7 +198,10 @@ async def test_one_helper_serves_many_calls_and_is_replaced_when_it_dies(tmp_pat
             await driver.state(subject.pid)
         assert driver.starts == 1
         (tmp_path / f"{PID}.die").touch()
-        with pytest.raises(DriverFailed, match=rf"the CUDA helper died \(status -{signal.SIGKILL.value}\): Segmentation fault"):
+        with pytest.raises(
+            DriverFailed,
+            match=rf"the CUDA helper died \(status -{signal.SIGKILL.value}\): Segmentation fault",
+        ):
             await driver.state(subject.pid)
         (tmp_path / f"{PID}.die").unlink()
         assert await driver.state(subject.pid) is CudaState.RUNNING
@@ -184,7 +215,11 @@ async def test_calls_at_once_take_turns_on_the_helper(tmp_path: Path) -> None:
     stand_in(tmp_path, driver)
     (tmp_path / "4243").write_text("locked")
     try:
-        assert await asyncio.gather(*(driver.state(pid) for pid in (PID, 4243, PID))) == ["running", "locked", "running"]
+        assert await asyncio.gather(*(driver.state(pid) for pid in (PID, 4243, PID))) == [
+            "running",
+            "locked",
+            "running",
+        ]
         assert driver.starts == 1
     finally:
         await driver.aclose()
@@ -201,7 +236,8 @@ async def test_a_program_that_is_killed_or_not_there_is_said(tmp_path: Path) -> 
 
 
 class StandInMachine(FakeCuda):
-    """The machine beside a stand-in: what its process holds follows from the file with its state."""
+    """The machine beside a stand-in: what its process holds follows from the file with its
+    state."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(FakeProcess(pid=PID))
@@ -213,7 +249,9 @@ class StandInMachine(FakeCuda):
 
 
 @pytest.mark.parametrize("make", [binary, core], ids=["cuda-checkpoint", "cuda.core"])
-async def test_a_tree_whose_checkpoint_hangs_runs_again_through_the_real_client(make: Callable[[Path], CudaDriver], tmp_path: Path) -> None:
+async def test_a_tree_whose_checkpoint_hangs_runs_again_through_the_real_client(
+    make: Callable[[Path], CudaDriver], tmp_path: Path
+) -> None:
     subject = stand_in(tmp_path, make(tmp_path))
     machine = StandInMachine(tmp_path)
     seam = CudaDevices(subject.driver, machine, deadlines=Deadlines(checkpoint_s=0.2))
@@ -234,7 +272,9 @@ async def test_a_tree_whose_checkpoint_hangs_runs_again_through_the_real_client(
 
 
 @pytest.mark.parametrize("make", [binary, core], ids=["cuda-checkpoint", "cuda.core"])
-async def test_a_state_that_is_not_known_is_an_error(make: Callable[[Path], CudaDriver], tmp_path: Path) -> None:
+async def test_a_state_that_is_not_known_is_an_error(
+    make: Callable[[Path], CudaDriver], tmp_path: Path
+) -> None:
     driver = make(tmp_path)
     (tmp_path / str(PID)).write_text("sideways")
     try:

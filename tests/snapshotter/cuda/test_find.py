@@ -18,21 +18,33 @@ SH = "/usr/bin:/bin"
 
 
 def node(release: int | None) -> CudaNode:
-    return CudaNode(release=release, version=f"{release}.86.10" if release else "", gpus=(), mps=False)
+    return CudaNode(
+        release=release, version=f"{release}.86.10" if release else "", gpus=(), mps=False
+    )
 
 
-async def found(folder: Path, release: int | None, *, path: str = "", **environ: str) -> DriverLookup:
+async def found(
+    folder: Path, release: int | None, *, path: str = "", **environ: str
+) -> DriverLookup:
     return await find_driver(
-        node=node(release), environ={"PATH": path, "PYTHONPATH": str(folder), "STANDIN_CUDA": str(folder), **environ}, deadline_s=20
+        node=node(release),
+        environ={"PATH": path, "PYTHONPATH": str(folder), "STANDIN_CUDA": str(folder), **environ},
+        deadline_s=20,
     )
 
 
 async def test_no_driver_at_all(tmp_path: Path) -> None:
-    assert (await found(tmp_path, None)) == DriverLookup(driver=None, why="no NVIDIA driver is loaded on this node")
+    assert (await found(tmp_path, None)) == DriverLookup(
+        driver=None, why="no NVIDIA driver is loaded on this node"
+    )
 
 
 async def test_a_driver_that_is_too_old(tmp_path: Path) -> None:
-    assert (await found(tmp_path, 550)).why == "the display driver is 550.86.10: checkpointing a GPU needs 555 or later, 570 for cuda.core"
+    assert (
+        (await found(tmp_path, 550)).why
+        == "the display driver is 550.86.10: checkpointing a GPU needs 555 or later, 570 for "
+        "cuda.core"
+    )
 
 
 async def test_the_helper_is_preferred(tmp_path: Path) -> None:
@@ -45,11 +57,18 @@ async def test_the_helper_is_preferred(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "release, reason", [(560, "it needs driver 570, here 560.86.10"), (570, "ModuleNotFoundError: No module named 'cuda")]
+    "release, reason",
+    [
+        (560, "it needs driver 570, here 560.86.10"),
+        (570, "ModuleNotFoundError: No module named 'cuda"),
+    ],
 )
-async def test_the_program_is_next_and_says_why_it_is_not_the_helper(tmp_path: Path, release: int, reason: str) -> None:
+async def test_the_program_is_next_and_says_why_it_is_not_the_helper(
+    tmp_path: Path, release: int, reason: str
+) -> None:
     write_program(tmp_path)
-    (tmp_path / "cuda.py").write_text("raise ModuleNotFoundError(\"No module named 'cuda'\")")  # in front of one that is installed
+    # in front of one that is installed
+    (tmp_path / "cuda.py").write_text("raise ModuleNotFoundError(\"No module named 'cuda'\")")
     it = await found(tmp_path, release, path=f"{tmp_path}:{SH}")
     assert isinstance(it.driver, BinaryDriver)
     assert it.driver.name == "cuda-checkpoint 570.86.10"

@@ -1,4 +1,5 @@
-"""On a real GPU: a tensor leaves the device and comes back, byte for byte, and nothing of the device is left in between."""
+"""On a real GPU: a tensor leaves the device and comes back, byte for byte, and nothing of the
+device is left in between."""
 
 from __future__ import annotations
 
@@ -23,7 +24,12 @@ async def test_a_tensor_leaves_the_gpu_and_comes_back_the_same() -> None:
         assert await driver.state(child.pid) is CudaState.CHECKPOINTED
         phases = await seam.after_restore([child.pid], suspension.record)
         assert await answer(child) == before
-        assert {*suspension.phases_ms, *phases} == {"cuda_lock", "cuda_checkpoint", "cuda_restore", "cuda_unlock"}
+        assert {*suspension.phases_ms, *phases} == {
+            "cuda_lock",
+            "cuda_checkpoint",
+            "cuda_restore",
+            "cuda_unlock",
+        }
 
 
 async def test_a_dump_that_failed_leaves_the_function_running() -> None:

@@ -36,7 +36,12 @@ def process(proc: Path, pid: int, *, maps: str = "", fds: dict[int, str] | None 
 
 
 def test_devices_mappings_and_descriptors_are_told_from_the_rest(tmp_path: Path) -> None:
-    process(tmp_path, 9, maps=MAPS, fds={0: "/dev/null", 12: "/dev/nvidiactl", 3: "/dev/nvidia1", 4: "socket:[77]"})
+    process(
+        tmp_path,
+        9,
+        maps=MAPS,
+        fds={0: "/dev/null", 12: "/dev/nvidiactl", 3: "/dev/nvidia1", 4: "socket:[77]"},
+    )
     held = holdings_of(9, proc=tmp_path)
     assert held.devices == ("/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl")
     assert held.descriptors == ((3, "/dev/nvidia1"), (12, "/dev/nvidiactl"))
@@ -47,7 +52,11 @@ def test_devices_mappings_and_descriptors_are_told_from_the_rest(tmp_path: Path)
 
 
 def test_without_a_mapping_open_devices_count(tmp_path: Path) -> None:
-    process(tmp_path, 9, fds={3: "/dev/nvidia1", 4: "/dev/nvidia-caps/nvidia-cap30", 5: "/dev/nvidia-uvm"})
+    process(
+        tmp_path,
+        9,
+        fds={3: "/dev/nvidia1", 4: "/dev/nvidia-caps/nvidia-cap30", 5: "/dev/nvidia-uvm"},
+    )
     held = holdings_of(9, proc=tmp_path)
     assert held.minors == {1}
     assert held.capabilities == {30}
@@ -55,13 +64,21 @@ def test_without_a_mapping_open_devices_count(tmp_path: Path) -> None:
 
 
 def test_what_every_context_maps_is_not_managed_memory(tmp_path: Path) -> None:
-    process(tmp_path, 9, maps="204a00000-204c00000 rw-s 204a00000 00:05 478   /dev/nvidia-uvm\n", fds={3: "/dev/nvidia0"})
+    process(
+        tmp_path,
+        9,
+        maps="204a00000-204c00000 rw-s 204a00000 00:05 478   /dev/nvidia-uvm\n",
+        fds={3: "/dev/nvidia0"},
+    )
     assert holdings_of(9, proc=tmp_path).managed_bytes == 0
 
 
 def test_leftovers_name_descriptor_and_mapping(tmp_path: Path) -> None:
     process(tmp_path, 9, maps=MAPS.splitlines()[0] + "\n", fds={7: "/dev/nvidiactl (deleted)"})
-    assert nvidia_leftovers(9, proc=tmp_path) == ("fd 7 → /dev/nvidiactl", "mapping of /dev/nvidia0 (2097152 bytes)")
+    assert nvidia_leftovers(9, proc=tmp_path) == (
+        "fd 7 → /dev/nvidiactl",
+        "mapping of /dev/nvidia0 (2097152 bytes)",
+    )
     process(tmp_path, 10, maps=MAPS.splitlines()[-1], fds={0: "/dev/null"})
     assert nvidia_leftovers(10, proc=tmp_path) == ()
 
@@ -73,8 +90,14 @@ def test_this_very_process_holds_nothing() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.10  Wed Jan 15 05:33:37 UTC 2025\nGCC version: gcc 12.3.0\n",
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release Build  (dvs-builder@U16)\n",
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.10  Wed Jan 15 05:33:37 UTC "
+            "2025\nGCC version: gcc 12.3.0\n"
+        ),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release Build  "
+            "(dvs-builder@U16)\n"
+        ),
     ],
 )
 def test_the_driver_and_its_gpus(tmp_path: Path, line: str) -> None:
@@ -82,10 +105,16 @@ def test_the_driver_and_its_gpus(tmp_path: Path, line: str) -> None:
     for slot, minor, uuid in (("0000:17:00.0", 1, "GPU-b"), ("0000:0a:00.0", 0, "GPU-a")):
         (driver / "gpus" / slot).mkdir(parents=True)
         text = (
-            f"Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 202\nGPU UUID: \t {uuid}\nBus Location: \t {slot}\nDevice Minor: \t {minor}\n"
+            f"Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 202\nGPU UUID: \t {uuid}\nBus "
+            f"Location: \t {slot}\nDevice Minor: \t {minor}\n"
         )
         (driver / "gpus" / slot / "information").write_text(text)
-    for place, minor in (("mig/config", 1), ("mig/monitor", 2), ("gpu1/mig/gi7/access", 66), ("gpu1/mig/gi7/ci0/access", 67)):
+    for place, minor in (
+        ("mig/config", 1),
+        ("mig/monitor", 2),
+        ("gpu1/mig/gi7/access", 66),
+        ("gpu1/mig/gi7/ci0/access", 67),
+    ):
         file = driver / "capabilities" / place
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
@@ -108,7 +137,7 @@ def test_a_machine_without_a_driver(tmp_path: Path) -> None:
     assert cuda_node(proc=tmp_path) == CudaNode(release=None, version="", gpus=(), mps=False)
 
 
-# -- the end of a process ----------------------------------------------------------------------------------------------
+# -- the end of a process --------------------------------------------------------------------------
 
 
 async def test_a_lost_process_is_killed_and_one_with_its_pid_is_not() -> None:
@@ -128,7 +157,7 @@ async def test_a_lost_process_is_killed_and_one_with_its_pid_is_not() -> None:
             await child.wait()
 
 
-# -- functions without a GPU -------------------------------------------------------------------------------------------
+# -- functions without a GPU -----------------------------------------------------------------------
 
 
 async def test_a_function_without_a_gpu_passes_untouched() -> None:
@@ -141,7 +170,9 @@ async def test_a_function_without_a_gpu_passes_untouched() -> None:
 
 async def test_a_function_without_a_gpu_that_holds_one_all_the_same_is_refused() -> None:
     seam = NoDevices(leftovers=lambda _: ("fd 7 → /dev/nvidiactl",))
-    with pytest.raises(CudaRefused, match="process 3 holds fd 7 → /dev/nvidiactl at the snapshot: close it before"):
+    with pytest.raises(
+        CudaRefused, match="process 3 holds fd 7 → /dev/nvidiactl at the snapshot: close it before"
+    ):
         await seam.before_dump([3])
 
 

@@ -43,7 +43,11 @@ async def test_the_tool_is_asked_for_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "script, words", [("echo no devices were found; exit 6", "status 6: no devices were found"), (None, "not on the PATH")]
+    "script, words",
+    [
+        ("echo no devices were found; exit 6", "status 6: no devices were found"),
+        (None, "not on the PATH"),
+    ],
 )
 async def test_a_tool_that_fails_says_why(tmp_path: Path, script: str | None, words: str) -> None:
     reader = NvidiaSmi({"PATH": str(tmp_path)} if script is None else _tool(tmp_path, script))

@@ -1,4 +1,5 @@
-"""What the driver cannot checkpoint is refused by name, with the way out, before a process is touched; and GPUs are mapped by UUID."""
+"""What the driver cannot checkpoint is refused by name, with the way out, before a process is
+touched; and GPUs are mapped by UUID."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from tests.fakes.fake_cuda import CONTEXT_DEVICES, CONTEXT_MAPPINGS, GPU_A, GPU_
 GPU_C = Gpu(uuid="GPU-cccccccc-0000-0000-0000-000000000000", name="Other 24GB", minor=2)
 
 
-def held(*mapped: tuple[str, int], devices: tuple[str, ...] = ("/dev/nvidiactl", "/dev/nvidia0")) -> GpuUsage:
+def held(
+    *mapped: tuple[str, int], devices: tuple[str, ...] = ("/dev/nvidiactl", "/dev/nvidia0")
+) -> GpuUsage:
     return GpuUsage(pid=5, descriptors=tuple(enumerate(devices)), mapped=mapped)
 
 
@@ -28,12 +31,20 @@ def kinds(node: CudaNode, *processes: GpuUsage, minimum_release: int = 570) -> l
 
 
 def node(*gpus: Gpu, release: int | None = 580, mps: bool = False) -> CudaNode:
-    return CudaNode(release=release, version=f"{release}.1.1" if release else "", gpus=gpus, mps=mps)
+    return CudaNode(
+        release=release, version=f"{release}.1.1" if release else "", gpus=gpus, mps=mps
+    )
 
 
 def test_an_ordinary_process_passes() -> None:
     assert kinds(NODE, held(("/dev/nvidia0", 4096)), held()) == []
-    assert kinds(replace(NODE, mig_instances=frozenset({30})), held(*CONTEXT_MAPPINGS, devices=CONTEXT_DEVICES)) == []
+    assert (
+        kinds(
+            replace(NODE, mig_instances=frozenset({30})),
+            held(*CONTEXT_MAPPINGS, devices=CONTEXT_DEVICES),
+        )
+        == []
+    )
 
 
 def test_each_precondition_by_name() -> None:
@@ -41,7 +52,9 @@ def test_each_precondition_by_name() -> None:
     cut_up = replace(NODE, mig_instances=frozenset({30}))
     assert kinds(cut_up, held(devices=("/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap30"))) == ["mig"]
     assert kinds(node(GPU_A, mps=True), held()) == ["mps"]
-    assert kinds(node(GPU_A, GPU_B), held(("/dev/nvidia0", 1), ("/dev/nvidia1", 1))) == ["multi_gpu"]
+    assert kinds(node(GPU_A, GPU_B), held(("/dev/nvidia0", 1), ("/dev/nvidia1", 1))) == [
+        "multi_gpu"
+    ]
     assert kinds(node(GPU_A, GPU_B), held(), held(devices=("/dev/nvidia1",))) == ["multi_gpu"]
     assert kinds(node(release=None), held()) == ["cuda_driver"]
 
@@ -50,22 +63,36 @@ def test_a_partitioned_gpu_that_is_not_used_does_not_matter() -> None:
     assert kinds(node(GPU_A, replace(GPU_B, mig=True)), held()) == []
 
 
-@pytest.mark.parametrize("release, minimum, refused", [(554, 555, True), (555, 555, False), (569, 570, True), (570, 570, False)])
-def test_the_driver_must_be_new_enough_for_the_way_taken(release: int, minimum: int, refused: bool) -> None:
-    assert kinds(node(GPU_A, release=release), held(), minimum_release=minimum) == (["cuda_driver"] if refused else [])
+@pytest.mark.parametrize(
+    "release, minimum, refused",
+    [(554, 555, True), (555, 555, False), (569, 570, True), (570, 570, False)],
+)
+def test_the_driver_must_be_new_enough_for_the_way_taken(
+    release: int, minimum: int, refused: bool
+) -> None:
+    assert kinds(node(GPU_A, release=release), held(), minimum_release=minimum) == (
+        ["cuda_driver"] if refused else []
+    )
 
 
 @pytest.mark.parametrize("release, refused", [(609, True), (610, False)])
 def test_cuda_ipc_needs_a_driver_that_knows_it(release: int, refused: bool) -> None:
-    assert kinds(node(GPU_A, release=release), held(("/dev/shm/cuda.shm.0.1f4.1", 4096))) == (["cuda_ipc"] if refused else [])
+    assert kinds(node(GPU_A, release=release), held(("/dev/shm/cuda.shm.0.1f4.1", 4096))) == (
+        ["cuda_ipc"] if refused else []
+    )
 
 
 def test_all_reasons_are_said_at_once() -> None:
     bad = held(("/dev/shm/cuda.shm.0.1.1", 1))
-    assert kinds(node(replace(GPU_A, mig=True), release=560, mps=True), bad) == ["cuda_driver", "mps", "mig", "cuda_ipc"]
+    assert kinds(node(replace(GPU_A, mig=True), release=560, mps=True), bad) == [
+        "cuda_driver",
+        "mps",
+        "mig",
+        "cuda_ipc",
+    ]
 
 
-# -- which GPU at restore ----------------------------------------------------------------------------------------------
+# -- which GPU at restore --------------------------------------------------------------------------
 
 
 def test_the_same_gpus_need_no_mapping() -> None:
@@ -95,7 +122,9 @@ def test_a_chosen_target_swaps_and_every_gpu_of_the_node_is_in_the_mapping() -> 
         (node(GPU_A), node(GPU_B, release=570), None, "needs driver 580"),
     ],
 )
-def test_a_node_that_does_not_fit_is_named(there: CudaNode, here: CudaNode, target: str | None, message: str) -> None:
+def test_a_node_that_does_not_fit_is_named(
+    there: CudaNode, here: CudaNode, target: str | None, message: str
+) -> None:
     with pytest.raises(CudaRefused, match=message) as caught:
         gpu_mapping(record_of(there, GPU_A, 1), here, target=target)
     assert caught.value.refusals[0].kind == "gpu_remap"
@@ -111,11 +140,15 @@ def test_a_record_survives_the_manifest() -> None:
     assert DeviceRecord.from_json(record.to_json()) == record
 
 
-uuids = st.lists(st.sampled_from([f"GPU-{i}" for i in range(6)]), unique=True, min_size=1, max_size=6)
+uuids = st.lists(
+    st.sampled_from([f"GPU-{i}" for i in range(6)]), unique=True, min_size=1, max_size=6
+)
 
 
 @given(there=uuids, here=uuids, data=st.data())
-def test_a_mapping_is_a_bijection_of_all_gpus_onto_the_target(there: list[str], here: list[str], data: st.DataObject) -> None:
+def test_a_mapping_is_a_bijection_of_all_gpus_onto_the_target(
+    there: list[str], here: list[str], data: st.DataObject
+) -> None:
     def machine(names: list[str]) -> CudaNode:
         return node(*(Gpu(uuid=u, name="m", minor=i) for i, u in enumerate(names)))
 

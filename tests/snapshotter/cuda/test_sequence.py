@@ -1,4 +1,5 @@
-"""A tree that was touched ends suspended, running, or killed with the reason said; whatever fails, and whenever the caller gives up."""
+"""A tree that was touched ends suspended, running, or killed with the reason said; whatever fails,
+and whenever the caller gives up."""
 
 from __future__ import annotations
 
@@ -37,17 +38,27 @@ def record(processes: int = 1) -> DeviceRecord:
     return record_of(NODE, GPU_A, processes)
 
 
-# -- out ---------------------------------------------------------------------------------------------------------------
+# -- out -------------------------------------------------------------------------------------------
 
 
 def test_a_tree_is_taken_off_the_gpu_with_each_phase_timed() -> None:
-    cuda = FakeCuda(FakeProcess(pid=1), FakeProcess(pid=2, cuda=False, devices=(), mapped=()), FakeProcess(pid=3))
+    cuda = FakeCuda(
+        FakeProcess(pid=1),
+        FakeProcess(pid=2, cuda=False, devices=(), mapped=()),
+        FakeProcess(pid=3),
+    )
     cuda.latency_s = {"lock": 0.5, "checkpoint": 4.0}
     suspension = run(devices(cuda).before_dump([1, 2, 3]))
     assert suspension.phases_ms == pytest.approx({"cuda_lock": 1000, "cuda_checkpoint": 8000})
-    assert suspension.record == DeviceRecord(processes=2, used=GPU_A.uuid, gpus=((GPU_A.uuid, GPU_A.name),), release=580)
+    assert suspension.record == DeviceRecord(
+        processes=2, used=GPU_A.uuid, gpus=((GPU_A.uuid, GPU_A.name),), release=580
+    )
     assert repr(suspension) == "<Suspension open of 1, 3>"
-    assert [cuda.processes[pid].history for pid in (1, 2, 3)] == [["lock", "checkpoint"], [], ["lock", "checkpoint"]]
+    assert [cuda.processes[pid].history for pid in (1, 2, 3)] == [
+        ["lock", "checkpoint"],
+        [],
+        ["lock", "checkpoint"],
+    ]
 
 
 def test_a_tree_without_a_device_is_left_alone() -> None:
@@ -69,7 +80,9 @@ def test_a_tree_without_a_device_is_left_alone() -> None:
         ("checkpoint", Fault.IGNORED, ["lock", "unlock"], "unlock"),
     ],
 )
-def test_a_failure_on_the_way_out_names_its_edge_and_the_process_runs(op: str, fault: Fault, history: list[str], edge: str) -> None:
+def test_a_failure_on_the_way_out_names_its_edge_and_the_process_runs(
+    op: str, fault: Fault, history: list[str], edge: str
+) -> None:
     cuda = FakeCuda(FakeProcess(pid=1))
     cuda.faults[op] = [fault]
     with pytest.raises(CudaFailed, match=rf"way back: {edge.replace('+', '.')}\)") as caught:
@@ -88,7 +101,9 @@ def test_the_second_of_two_fails_and_both_run_again() -> None:
     assert {p.state for p in cuda.processes.values()} == {CudaState.RUNNING}
 
 
-@pytest.mark.parametrize("op, fault", [("checkpoint", Fault.BROKEN), ("checkpoint", Fault.DIE), ("lock", Fault.BROKEN)])
+@pytest.mark.parametrize(
+    "op, fault", [("checkpoint", Fault.BROKEN), ("checkpoint", Fault.DIE), ("lock", Fault.BROKEN)]
+)
 def test_a_process_that_breaks_takes_its_tree_with_it(op: str, fault: Fault) -> None:
     cuda = FakeCuda(FakeProcess(pid=1), FakeProcess(pid=2))
     cuda.faults[op] = [fault]
@@ -100,7 +115,9 @@ def test_a_process_that_breaks_takes_its_tree_with_it(op: str, fault: Fault) -> 
 def test_a_way_back_that_fails_ends_in_a_kill_with_both_reasons() -> None:
     cuda = FakeCuda(FakeProcess(pid=1))
     cuda.faults = {"checkpoint": [Fault.FAIL], "unlock": [Fault.HANG]}
-    with pytest.raises(CudaLost, match=r"driver says no.*; then: CUDA unlock of process 1 did not end within 3 s"):
+    with pytest.raises(
+        CudaLost, match=r"driver says no.*; then: CUDA unlock of process 1 did not end within 3 s"
+    ):
         run(devices(cuda).before_dump([1]))
     assert cuda.processes[1].killed
 
@@ -113,7 +130,9 @@ def test_a_device_that_stays_open_is_refused_and_the_process_runs_on() -> None:
 
 
 def test_a_process_with_a_device_and_no_context_is_refused_untouched() -> None:
-    cuda = FakeCuda(FakeProcess(pid=1), FakeProcess(pid=2, cuda=False, devices=("/dev/nvidiactl",), mapped=()))
+    cuda = FakeCuda(
+        FakeProcess(pid=1), FakeProcess(pid=2, cuda=False, devices=("/dev/nvidiactl",), mapped=())
+    )
     with pytest.raises(CudaRefused, match="process 2 holds /dev/nvidiactl without a CUDA context"):
         run(devices(cuda).before_dump([1, 2]))
     assert cuda.calls("lock") == 0
@@ -164,14 +183,18 @@ def test_a_dump_that_failed_is_led_back_once() -> None:
 def test_a_checkpoint_that_is_called_off_is_led_back_first() -> None:
     cuda = FakeCuda(FakeProcess(pid=1))
     cuda.latency_s = {"checkpoint": 5}
-    assert isinstance(run(called_off(devices(cuda).before_dump([1]), at_s=[3])), asyncio.CancelledError)
+    assert isinstance(
+        run(called_off(devices(cuda).before_dump([1]), at_s=[3])), asyncio.CancelledError
+    )
     assert cuda.processes[1].history == ["lock", "unlock"]
 
 
 def test_a_way_back_that_is_called_off_too_ends_in_a_kill() -> None:
     cuda = FakeCuda(FakeProcess(pid=1))
     cuda.latency_s = {"checkpoint": 5, "unlock": 2}
-    assert isinstance(run(called_off(devices(cuda).before_dump([1]), at_s=[3, 4])), asyncio.CancelledError)
+    assert isinstance(
+        run(called_off(devices(cuda).before_dump([1]), at_s=[3, 4])), asyncio.CancelledError
+    )
     assert cuda.processes[1].killed
 
 
@@ -196,7 +219,7 @@ def test_a_driver_that_breaks_its_promise_leaves_nothing_locked() -> None:
     assert back.processes[1].killed
 
 
-# -- back --------------------------------------------------------------------------------------------------------------
+# -- back ------------------------------------------------------------------------------------------
 
 
 def test_a_tree_comes_back_with_each_phase_timed() -> None:
@@ -209,7 +232,10 @@ def test_a_tree_comes_back_with_each_phase_timed() -> None:
 
 
 def test_another_gpu_is_mapped_by_uuid() -> None:
-    cuda = FakeCuda(checkpointed(1), node=NODE.__class__(release=580, version="580.1.1", gpus=(GPU_B,), mps=False))
+    cuda = FakeCuda(
+        checkpointed(1),
+        node=NODE.__class__(release=580, version="580.1.1", gpus=(GPU_B,), mps=False),
+    )
     run(devices(cuda).after_restore([1], record()))
     assert cuda.mappings == [{GPU_A.uuid: GPU_B.uuid}]
 
@@ -228,13 +254,27 @@ def test_a_failure_on_the_way_back_kills(op: str, fault: Fault) -> None:
 @pytest.mark.parametrize(
     "cuda, wants, message",
     [
-        (FakeCuda(FakeProcess(pid=1)), record(), "process 1 is running after restore, and should be checkpointed"),
-        (FakeCuda(checkpointed(1)), record(2), "1 restored processes have a GPU side, and the snapshot has 2"),
-        (FakeCuda(FakeProcess(pid=1, cuda=False)), record(), "0 restored processes have a GPU side"),
+        (
+            FakeCuda(FakeProcess(pid=1)),
+            record(),
+            "process 1 is running after restore, and should be checkpointed",
+        ),
+        (
+            FakeCuda(checkpointed(1)),
+            record(2),
+            "1 restored processes have a GPU side, and the snapshot has 2",
+        ),
+        (
+            FakeCuda(FakeProcess(pid=1, cuda=False)),
+            record(),
+            "0 restored processes have a GPU side",
+        ),
         (FakeCuda(), record(), "process 1 is gone"),
     ],
 )
-def test_a_restore_that_lost_its_gpu_side_is_never_served(cuda: FakeCuda, wants: DeviceRecord, message: str) -> None:
+def test_a_restore_that_lost_its_gpu_side_is_never_served(
+    cuda: FakeCuda, wants: DeviceRecord, message: str
+) -> None:
     with pytest.raises(CudaLost, match=message):
         run(devices(cuda).after_restore([1], wants))
     assert not any(p.alive for p in cuda.processes.values())
@@ -247,12 +287,15 @@ def test_a_node_that_does_not_fit_is_told_before_criu_starts() -> None:
     devices(elsewhere).check_restore(DeviceRecord())
 
 
-# -- any sequence of faults --------------------------------------------------------------------------------------------
+# -- any sequence of faults ------------------------------------------------------------------------
 
 faults = st.sampled_from(Fault) | st.none()
 plan = st.fixed_dictionaries(
     {op: st.lists(faults, max_size=3) for op in ("lock", "checkpoint", "restore", "unlock")}
-    | {op: st.lists(st.sampled_from([None, None, Fault.FAIL, Fault.HANG, Fault.DIE]), max_size=6) for op in ("state", "restore_thread")}
+    | {
+        op: st.lists(st.sampled_from([None, None, Fault.FAIL, Fault.HANG, Fault.DIE]), max_size=6)
+        for op in ("state", "restore_thread")
+    }
 )
 latencies = st.fixed_dictionaries({op: st.floats(0, 1.5 * limit) for op, limit in LIMIT_S.items()})
 cancels = st.none() | st.tuples(st.floats(0, 15), st.floats(0, 4))
@@ -274,7 +317,9 @@ async def called_off(journey: Coroutine[Any, Any, Any], *, at_s: Sequence[float]
 
 
 def assert_deadlines_held(cuda: FakeCuda) -> None:
-    assert all(took <= LIMIT_S[op] + EPSILON_S for op, took in cuda.longest_s.items()), cuda.longest_s
+    assert all(took <= LIMIT_S[op] + EPSILON_S for op, took in cuda.longest_s.items()), (
+        cuda.longest_s
+    )
 
 
 def assert_settled(cuda: FakeCuda) -> None:
@@ -283,9 +328,19 @@ def assert_settled(cuda: FakeCuda) -> None:
 
 
 @settings(max_examples=examples(300), deadline=None)
-@given(faults=plan, latency=latencies, cancel=cancels, processes=st.integers(1, 3), dump_fails=st.booleans())
+@given(
+    faults=plan,
+    latency=latencies,
+    cancel=cancels,
+    processes=st.integers(1, 3),
+    dump_fails=st.booleans(),
+)
 def test_any_faults_on_the_way_out_end_running_or_killed_never_in_between(
-    faults: dict[str, list[Fault | None]], latency: dict[str, float], cancel: tuple[float, float] | None, processes: int, dump_fails: bool
+    faults: dict[str, list[Fault | None]],
+    latency: dict[str, float],
+    cancel: tuple[float, float] | None,
+    processes: int,
+    dump_fails: bool,
 ) -> None:
     cuda = FakeCuda(*(FakeProcess(pid=pid) for pid in range(1, processes + 1)))
     cuda.faults, cuda.latency_s = dict(faults), latency
@@ -294,13 +349,19 @@ def test_any_faults_on_the_way_out_end_running_or_killed_never_in_between(
     async def story() -> None:
         outcome: Any = await called_off(seam.before_dump(list(cuda.processes)), at_s=times(cancel))
         if isinstance(outcome, Suspension):
-            assert all(p.state is CudaState.CHECKPOINTED for p in cuda.processes.values() if p.alive)
+            assert all(
+                p.state is CudaState.CHECKPOINTED for p in cuda.processes.values() if p.alive
+            )
             if not dump_fails:
                 return
             suspension = outcome
-            outcome = await called_off(seam.rollback(suspension, "the dump failed"), at_s=times(cancel))
+            outcome = await called_off(
+                seam.rollback(suspension, "the dump failed"), at_s=times(cancel)
+            )
             await seam.rollback(suspension, "again")
-        assert outcome is None or isinstance(outcome, CudaFailed | CudaLost | CudaRefused | asyncio.CancelledError), outcome
+        assert outcome is None or isinstance(
+            outcome, CudaFailed | CudaLost | CudaRefused | asyncio.CancelledError
+        ), outcome
         if isinstance(outcome, CudaLost):
             assert not any(p.alive for p in cuda.processes.values())
             assert str(outcome)
@@ -308,24 +369,35 @@ def test_any_faults_on_the_way_out_end_running_or_killed_never_in_between(
 
     run(story())
     assert_deadlines_held(cuda)
-    assert all(p.history.count("unlock") <= 1 and p.history.count("restore") <= 1 for p in cuda.processes.values())
+    assert all(
+        p.history.count("unlock") <= 1 and p.history.count("restore") <= 1
+        for p in cuda.processes.values()
+    )
 
 
 @settings(max_examples=examples(300), deadline=None)
 @given(faults=plan, latency=latencies, cancel=cancels, processes=st.integers(1, 3))
 def test_any_faults_on_the_way_back_end_running_or_killed_never_in_between(
-    faults: dict[str, list[Fault | None]], latency: dict[str, float], cancel: tuple[float, float] | None, processes: int
+    faults: dict[str, list[Fault | None]],
+    latency: dict[str, float],
+    cancel: tuple[float, float] | None,
+    processes: int,
 ) -> None:
     cuda = FakeCuda(*(checkpointed(pid) for pid in range(1, processes + 1)))
     cuda.faults, cuda.latency_s = dict(faults), latency
 
-    outcome = run(called_off(devices(cuda).after_restore(list(cuda.processes), record(processes)), at_s=times(cancel)))
+    outcome = run(
+        called_off(
+            devices(cuda).after_restore(list(cuda.processes), record(processes)), at_s=times(cancel)
+        )
+    )
 
     if isinstance(outcome, dict):
         assert set(outcome) == {"cuda_restore", "cuda_unlock"}
         assert all(p.state is CudaState.RUNNING for p in cuda.processes.values() if p.alive)
     else:
         assert isinstance(outcome, CudaLost | asyncio.CancelledError), outcome
-        started = cuda.longest_s or isinstance(outcome, CudaLost)  # cancelled before its first step, it touched nothing
+        # cancelled before its first step, it touched nothing
+        started = cuda.longest_s or isinstance(outcome, CudaLost)
         assert not started or not any(p.alive for p in cuda.processes.values())
     assert_deadlines_held(cuda)

@@ -6,7 +6,17 @@ import itertools
 
 import pytest
 
-from snapshotter.cuda.transitions import KILL, ROLLBACK, TRANSITIONS, Action, CudaState, Rollback, Step, after, rollback_path
+from snapshotter.cuda.transitions import (
+    KILL,
+    ROLLBACK,
+    TRANSITIONS,
+    Action,
+    CudaState,
+    Rollback,
+    Step,
+    after,
+    rollback_path,
+)
 
 
 def test_four_actions_go_round() -> None:

@@ -1,4 +1,5 @@
-"""An event loop on which waiting takes no time: its clock jumps to the next timer when nothing else is to be done."""
+"""An event loop on which waiting takes no time: its clock jumps to the next timer when nothing else
+is to be done."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ class _SkippingSelector(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if not ready:
-            assert timeout is not None, "everything waits, and no timer is set: this would hang for ever"
+            assert timeout is not None, (
+                "everything waits, and no timer is set: this would hang for ever"
+            )
             self.now_s += timeout
         return ready
 

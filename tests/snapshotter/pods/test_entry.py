@@ -1,4 +1,5 @@
-"""A snapshot's worker comes back in a pod that waits: real CRIU, the real launcher, and namespaces that stand in for a pod's."""
+"""A snapshot's worker comes back in a pod that waits: real CRIU, the real launcher, and namespaces
+that stand in for a pod's."""
 
 from __future__ import annotations
 
@@ -72,7 +73,9 @@ def first_pid(stand_in: Pod) -> int:
 async def brought(shop: Workshop, image: Image) -> Brought:
     _, order = await shop.take(image.spec)
     uid = image.spec.uid or 0
-    return Brought(binds=order["binds"], uid=uid, writable_bytes=64 * MIB, files=image.files, kdat=shop.kdat)
+    return Brought(
+        binds=order["binds"], uid=uid, writable_bytes=64 * MIB, files=image.files, kdat=shop.kdat
+    )
 
 
 async def kit_of(shop: Workshop) -> CriuBundle:
@@ -85,7 +88,13 @@ async def restore_into(entry: Entry, shop: Workshop, image: Image) -> Restored:
     fds = [os.open(path, os.O_RDONLY | os.O_DIRECTORY) for path in (image.directory, work)]
     try:
         return await operations.restore(
-            entry, criu=shop.criu, images=fds[0], work=fds[1], uid=image.spec.uid or 0, cgroup={}, deadline_s=PATIENCE_S
+            entry,
+            criu=shop.criu,
+            images=fds[0],
+            work=fds[1],
+            uid=image.spec.uid or 0,
+            cgroup={},
+            deadline_s=PATIENCE_S,
         )
     finally:
         for fd in fds:
@@ -95,12 +104,16 @@ async def restore_into(entry: Entry, shop: Workshop, image: Image) -> Restored:
 def ask(stand_in: Pod, path: str) -> str:
     """What the worker answers on the pod's own loopback address."""
     url = stand_in.base_url + path
-    code = f"import urllib.request; print(urllib.request.urlopen({url!r}, timeout=20).read().decode())"
+    code = (
+        f"import urllib.request; print(urllib.request.urlopen({url!r}, timeout=20).read().decode())"
+    )
     command = ["nsenter", "--net", "--target", str(first_pid(stand_in)), sys.executable, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-async def test_a_waiting_pod_receives_a_restored_worker_and_its_launcher_looks_after_it(shop: Workshop, stand_in: Pod) -> None:
+async def test_a_waiting_pod_receives_a_restored_worker_and_its_launcher_looks_after_it(
+    shop: Workshop, stand_in: Pod
+) -> None:
     image = await shop.dump(await shop.boot(boot=["remember:warm"]))
     with FakePodAgent(stand_in.node) as agent:
         stand_in.begin()
@@ -111,7 +124,12 @@ async def test_a_waiting_pod_receives_a_restored_worker_and_its_launcher_looks_a
                 restored = await restore_into(entry, shop, image)
                 worker = await entry.revive(restored.pid)
                 assert worker.socket is not None
-                line.say("restored", fds=[worker.socket.fileno()], pid=restored.pid, phases_ms={"restore": restored.wall_ms})
+                line.say(
+                    "restored",
+                    fds=[worker.socket.fileno()],
+                    pid=restored.pid,
+                    phases_ms={"restore": restored.wall_ms},
+                )
                 await entry.keep()
                 worker.socket.close()
                 worker.close()
@@ -121,13 +139,22 @@ async def test_a_waiting_pod_receives_a_restored_worker_and_its_launcher_looks_a
             assert (ready["op"], ready["start_kind"]) == ("ready", "RESTORE")
             assert "warm" in await asyncio.to_thread(ask, stand_in, "/memory")
             assert "s3cret" in await asyncio.to_thread(ask, stand_in, "/env/TOKEN")
-            ours = [os.readlink(f"/proc/{launcher}/ns/{name}") for name in ("mnt", "net", "ipc", "uts", "pid")]
+            ours = [
+                os.readlink(f"/proc/{launcher}/ns/{name}")
+                for name in ("mnt", "net", "ipc", "uts", "pid")
+            ]
             (child,) = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-            assert [os.readlink(f"/proc/{child}/ns/{name}") for name in ("mnt", "net", "ipc", "uts", "pid")] == ours
+            assert [
+                os.readlink(f"/proc/{child}/ns/{name}")
+                for name in ("mnt", "net", "ipc", "uts", "pid")
+            ] == ours
             status = Path(f"/proc/{child}/status").read_text()
             assert re.search(r"^Uid:\t20001\t20001", status, re.MULTILINE)
             assert re.search(r"^CapEff:\t0+$", status, re.MULTILINE)
-            assert Path(f"/proc/{child}/cgroup").read_text() == Path(f"/proc/{launcher}/cgroup").read_text()
+            assert (
+                Path(f"/proc/{child}/cgroup").read_text()
+                == Path(f"/proc/{launcher}/cgroup").read_text()
+            )
     os.kill(launcher, 15)
     await asyncio.to_thread(stand_in.wait_exit)
     assert "launcher.exit" in stand_in.said
@@ -163,14 +190,19 @@ async def test_a_pod_that_is_gone_cannot_be_entered(shop: Workshop) -> None:
 
 def test_the_groups_of_a_process_are_found_in_every_hierarchy(tmp_path: Path) -> None:
     (tmp_path / "proc/5").mkdir(parents=True)
-    (tmp_path / "proc/5/cgroup").write_text("4:memory:/kubepods/p1\n2:name=systemd:/x\n0::/kubepods/p1\n")
+    (tmp_path / "proc/5/cgroup").write_text(
+        "4:memory:/kubepods/p1\n2:name=systemd:/x\n0::/kubepods/p1\n"
+    )
     for name in ("memory/kubepods/p1", "kubepods/p1"):
         (tmp_path / "cg" / name).mkdir(parents=True)
         (tmp_path / "cg" / name / "cgroup.procs").touch()
 
     found = groups_of(5, root=tmp_path / "cg", proc=tmp_path / "proc")
 
-    assert found == [str(tmp_path / "cg" / name / "cgroup.procs") for name in ("memory/kubepods/p1", "kubepods/p1")]
+    assert found == [
+        str(tmp_path / "cg" / name / "cgroup.procs")
+        for name in ("memory/kubepods/p1", "kubepods/p1")
+    ]
 
 
 @pytest.mark.parametrize("line", ["0::/../../kubepods/p1\n", "0::/elsewhere\n", ""])

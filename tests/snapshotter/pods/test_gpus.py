@@ -17,7 +17,15 @@ FREE = gpu(1, used_gib=0.6)
     [
         ((BUSY, FREE), ("GPU-0001",), 1, ""),
         ((BUSY, FREE), ("1",), 1, ""),
-        ((BUSY, FREE), ("GPU-0000",), 1, "GPU 0 (GPU-0000) has 40.0 GiB of 80.0 GiB in use by nobody that this node's agent can see"),
+        (
+            (BUSY, FREE),
+            ("GPU-0000",),
+            1,
+            (
+                "GPU 0 (GPU-0000) has 40.0 GiB of 80.0 GiB in use by nobody that this node's agent "
+                "can see"
+            ),
+        ),
         ((BUSY, FREE), (), 1, ""),
         ((BUSY, FREE), (), 2, "GPU 0"),
         ((BUSY,), ("MIG-1234",), 1, ""),
@@ -25,7 +33,9 @@ FREE = gpu(1, used_gib=0.6)
         ((), (), 0, ""),
     ],
 )
-def test_what_is_in_the_way_is_said(gpus: tuple[GpuMemory, ...], wanted: tuple[str, ...], count: int, words: str) -> None:
+def test_what_is_in_the_way_is_said(
+    gpus: tuple[GpuMemory, ...], wanted: tuple[str, ...], count: int, words: str
+) -> None:
     found = in_the_way(gpus, wanted=wanted, count=count)
 
     assert found.startswith(words) if words.startswith("GPU") else words in found

@@ -1,4 +1,5 @@
-"""The real launcher and the real node agent's side of it: from the announcement to the first answer, and over a restart of the agent."""
+"""The real launcher and the real node agent's side of it: from the announcement to the first
+answer, and over a restart of the agent."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ async def test_a_launched_pod_is_served_by_the_node_agent_and_outlives_it(short_
     @contextlib.asynccontextmanager
     async def agent() -> AsyncIterator[Tenants]:
         bundles = Bundles(short_tmp / "home")
-        async with tenant_listeners.opened(tenant.parent, bundles=bundles, weights=weights, memory=FakeGpuMemory()) as found:
+        async with tenant_listeners.opened(
+            tenant.parent, bundles=bundles, weights=weights, memory=FakeGpuMemory()
+        ) as found:
             yield found
 
     with pod(

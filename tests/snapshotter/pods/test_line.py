@@ -16,7 +16,9 @@ async def test_lines_that_come_at_once_are_heard_in_many_turns_of_the_loop() -> 
     with theirs:
         _, writer = await asyncio.open_connection(sock=ours)
         reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
-        line = PodSession(reader, writer, tenant="t-1", holds=cast(Any, None), memory=cast(Any, None), own_uid=0)
+        line = PodSession(
+            reader, writer, tenant="t-1", holds=cast(Any, None), memory=cast(Any, None), own_uid=0
+        )
         reader.feed_data(b"{}\n" * LINES)
         reader.feed_eof()
         listening, turns = asyncio.create_task(line._listen()), 0

@@ -23,7 +23,9 @@ def test_directories_are_places_to_mount_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [*PLACES, "var"])
-def test_an_image_whose_directory_leads_elsewhere_is_not_restored_into(tmp_path: Path, place: str) -> None:
+def test_an_image_whose_directory_leads_elsewhere_is_not_restored_into(
+    tmp_path: Path, place: str
+) -> None:
     link = image(tmp_path) / place
     link.rename(tmp_path / "elsewhere")
     link.symlink_to(tmp_path / "elsewhere")

@@ -44,7 +44,11 @@ def write(proc: Path, pid: int, namespaces: Mapping[str, str], numbers: str) -> 
     ],
 )
 def test_only_a_pod_whose_namespaces_are_all_its_own_is_entered(
-    tmp_path: Path, stranger: subprocess.Popen[bytes], changes: Mapping[str, str], numbers: str, words: str | None
+    tmp_path: Path,
+    stranger: subprocess.Popen[bytes],
+    changes: Mapping[str, str],
+    numbers: str,
+    words: str | None,
 ) -> None:
     write(tmp_path, os.getpid(), {**NODES, "user": "user:[1]"}, "1")
     write(tmp_path, 1, {**NODES, "user": "user:[1]"}, "1")

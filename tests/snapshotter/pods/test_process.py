@@ -28,18 +28,47 @@ async def test_the_agent_of_a_node_serves_its_pods(short_tmp: Path, restores: st
     config = short_tmp / "platform.yaml"
     config.write_text(
         f"platform: {{home: {home.paths.home}, run: {home.paths.run}, key_file: {key}}}\n"
-        f"snapshotter: {{metrics_listen: null, snapshots: false, pods: {node}, restore_into_pods: {restores}}}\n"
+        f"snapshotter: {{metrics_listen: null, snapshots: false, pods: {node}, restore_into_pods: "
+        f"{restores}}}\n"
     )
     readable, writable = os.pipe()
-    argv = [sys.executable, "-m", "snapshotter", "--config", str(config), "--ready-fd", str(writable)]
-    environ = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'functions'}", "NODE_NAME": "node-1"}
-    agent = await asyncio.to_thread(subprocess.Popen, argv, pass_fds=[writable], env=environ, cwd=REPOSITORY, stderr=subprocess.PIPE)
+    argv = [
+        sys.executable,
+        "-m",
+        "snapshotter",
+        "--config",
+        str(config),
+        "--ready-fd",
+        str(writable),
+    ]
+    environ = {
+        **os.environ,
+        "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'functions'}",
+        "NODE_NAME": "node-1",
+    }
+    agent = await asyncio.to_thread(
+        subprocess.Popen,
+        argv,
+        pass_fds=[writable],
+        env=environ,
+        cwd=REPOSITORY,
+        stderr=subprocess.PIPE,
+    )
     os.close(writable)
     try:
         with os.fdopen(readable, "rb") as ready:
             assert await asyncio.to_thread(ready.read, 1) == b"\n"
-        with pod({}, function_spec(), bundle=home.bundle, labels={"tenant": "t-1"}, uid=os.geteuid(), node=node / "t-1") as launched:
-            (launched.root / "launch.json").write_text(json.dumps(grants.sealed(launched.launch).to_json()))
+        with pod(
+            {},
+            function_spec(),
+            bundle=home.bundle,
+            labels={"tenant": "t-1"},
+            uid=os.geteuid(),
+            node=node / "t-1",
+        ) as launched:
+            (launched.root / "launch.json").write_text(
+                json.dumps(grants.sealed(launched.launch).to_json())
+            )
             launched.begin()
             said = await asyncio.to_thread(launched.wait_said, "launcher.(boot |refused)")
     finally:

@@ -1,4 +1,5 @@
-"""Pods' weights from the real weight cache, over its socket: the store's own files, for as long as a pod needs them."""
+"""Pods' weights from the real weight cache, over its socket: the store's own files, for as long as
+a pod needs them."""
 
 from __future__ import annotations
 
@@ -13,15 +14,21 @@ from tests.weight_cache.models import put_model
 from tests.weight_cache.served import node_with_client
 
 
-async def test_a_tenants_links_are_the_stores_files_and_keep_them_until_the_last_pod_is_gone(short_tmp: Path) -> None:
+async def test_a_tenants_links_are_the_stores_files_and_keep_them_until_the_last_pod_is_gone(
+    short_tmp: Path,
+) -> None:
     async with node_with_client() as (node, _, client):
         name = put_model(node.origin, {"model.bin": b"x" * 1000, "sub/config.json": b"{}"})
         background_tasks, tenant = BackgroundTasks(), node.home / "t-1"
         tenant.mkdir()
-        holds = TenantMounts(tenant, bundles=Bundles(short_tmp), weights=client, background_tasks=background_tasks)
+        holds = TenantMounts(
+            tenant, bundles=Bundles(short_tmp), weights=client, background_tasks=background_tasks
+        )
         said: list[str] = []
         async with contextlib.AsyncExitStack() as pods:
-            places = await asyncio.gather(*(pods.enter_async_context(holds.weights(name, said.append)) for _ in range(3)))
+            places = await asyncio.gather(
+                *(pods.enter_async_context(holds.weights(name, said.append)) for _ in range(3))
+            )
             (lease,) = await client.leases()
             shown = tenant / places[0] / "sub/config.json"
 

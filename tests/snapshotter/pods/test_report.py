@@ -53,7 +53,9 @@ class Taker:
     async def serving(self, path: Path) -> AsyncIterator[None]:
         """On a Unix socket."""
         app = Starlette(routes=[Route(NODES_PATH, self.take, methods=["POST"])])
-        server = _Quiet(uvicorn.Config(app, uds=str(path), lifespan="off", log_config=None, access_log=False))
+        server = _Quiet(
+            uvicorn.Config(app, uds=str(path), lifespan="off", log_config=None, access_log=False)
+        )
         task = asyncio.create_task(server.serve())
         async with asyncio.timeout(PATIENCE_S):
             while not server.started:
@@ -82,17 +84,35 @@ class Models:
         """See HotWeights."""
         if self.manifests is None:
             raise ProtocolError("nobody answers")
-        return [ModelInfo(manifest=m, size_bytes=1, files=1, leases=0, last_used_at=float(i)) for i, m in enumerate(self.manifests)]
+        return [
+            ModelInfo(manifest=m, size_bytes=1, files=1, leases=0, last_used_at=float(i))
+            for i, m in enumerate(self.manifests)
+        ]
 
 
-def snapshot(revision: str, *, at: float = 0.0, state: SnapshotState = SnapshotState.READY) -> SnapshotInfo:
+def snapshot(
+    revision: str, *, at: float = 0.0, state: SnapshotState = SnapshotState.READY
+) -> SnapshotInfo:
     return SnapshotInfo.from_json(
         {
-            "id": f"sn-{revision}", "revision": revision, "state": state, "in_place": False, "pages": "eager", "image_bytes": 1,
-            "reason": "", "phases_ms": {}, "cold_ms": 1.0, "restore_ms": 1.0, "created_at": 0.0, "last_used_at": at, "restores": 0,
-            "remote": False, "identity": {"kernel": "6.1"}, "labels": {},
+            "id": f"sn-{revision}",
+            "revision": revision,
+            "state": state,
+            "in_place": False,
+            "pages": "eager",
+            "image_bytes": 1,
+            "reason": "",
+            "phases_ms": {},
+            "cold_ms": 1.0,
+            "restore_ms": 1.0,
+            "created_at": 0.0,
+            "last_used_at": at,
+            "restores": 0,
+            "remote": False,
+            "identity": {"kernel": "6.1"},
+            "labels": {},
         }
-    )  # fmt: skip
+    )
 
 
 @contextlib.asynccontextmanager
@@ -100,7 +120,14 @@ async def reporting(
     path: Path, models: Models, snapshots: list[SnapshotInfo], memory: FakeGpuMemory | None = None
 ) -> AsyncIterator[Reporter]:
     reporter = Reporter(
-        Address.at(path), "token", node="node-1", version="1", weights=models, snapshots=lambda: snapshots, memory=memory, pods=lambda: 2
+        Address.at(path),
+        "token",
+        node="node-1",
+        version="1",
+        weights=models,
+        snapshots=lambda: snapshots,
+        memory=memory,
+        pods=lambda: 2,
     )
     task = asyncio.create_task(reporter.run())
     try:
@@ -118,18 +145,31 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_node_tells_what_is_hot_the_last_used_first(short_tmp: Path) -> None:
     taker = Taker()
-    snapshots = [snapshot("f@1"), snapshot("f@2", at=5.0), snapshot("f@3", state=SnapshotState.PROVING)]
-    async with taker.serving(short_tmp / "c"), reporting(short_tmp / "c", Models("cold", "hot"), snapshots, FakeGpuMemory(gpu(0))):
+    snapshots = [
+        snapshot("f@1"),
+        snapshot("f@2", at=5.0),
+        snapshot("f@3", state=SnapshotState.PROVING),
+    ]
+    async with (
+        taker.serving(short_tmp / "c"),
+        reporting(short_tmp / "c", Models("cold", "hot"), snapshots, FakeGpuMemory(gpu(0))),
+    ):
         report = await taker.next()
 
-    assert (report.node, report.weights, [s.revision for s in report.snapshots]) == ("node-1", ("hot", "cold"), ["f@2", "f@1"])
+    assert (report.node, report.weights, [s.revision for s in report.snapshots]) == (
+        "node-1",
+        ("hot", "cold"),
+        ["f@2", "f@1"],
+    )
     assert report.snapshots[0].identity == {"kernel": "6.1"}
     assert (report.gpus[0].product, report.gpus[0].is_free, report.pods) == ("H100", True, 2)
     assert 0 < report.memory_free_bytes < report.memory_bytes
     assert taker.tokens == {"token"}
 
 
-async def test_what_became_hot_is_told_at_once_and_a_cache_that_restarts_is_no_news(short_tmp: Path) -> None:
+async def test_what_became_hot_is_told_at_once_and_a_cache_that_restarts_is_no_news(
+    short_tmp: Path,
+) -> None:
     taker, models = Taker(), Models("a")
     async with taker.serving(short_tmp / "c"), reporting(short_tmp / "c", models, []):
         assert (await taker.next()).weights == ("a",)

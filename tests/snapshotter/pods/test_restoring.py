@@ -1,4 +1,5 @@
-"""A node agent that restores into waiting pods: real CRIU, real snapshots, the real launcher in namespaces that stand in for a pod's."""
+"""A node agent that restores into waiting pods: real CRIU, real snapshots, the real launcher in
+namespaces that stand in for a pod's."""
 
 from __future__ import annotations
 
@@ -30,7 +31,11 @@ from tests.fakes.gpu_memory import FakeGpuMemory
 from tests.fakes.launched_pod import IN_SIGHT, Pod, pod
 from tests.fakes.pod_weights import FakePodWeights
 
-pytestmark = [pytest.mark.root, pytest.mark.usefixtures("criu", "patient_restores"), pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.usefixtures("criu", "patient_restores"),
+    pytest.mark.timeout(120),
+]
 
 PATIENCE_S = 30.0
 UID = 20001
@@ -41,7 +46,16 @@ mount -t tmpfs none /usr/local/sbin
 exec setpriv --reuid=20001 --regid=20001 --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all "$@"
 """
 """A tenant's uid, no CRIU, and an interpreter that is in sight."""
-NAMESPACES = ["--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "--mount-proc", "--kill-child"]
+NAMESPACES = [
+    "--mount",
+    "--uts",
+    "--ipc",
+    "--net",
+    "--pid",
+    "--fork",
+    "--mount-proc",
+    "--kill-child",
+]
 
 
 @pytest.fixture
@@ -52,12 +66,18 @@ def home(short_tmp: Path) -> AgentHome:
 @contextlib.asynccontextmanager
 async def serving(home: AgentHome, agent: Agent) -> AsyncIterator[Tenants]:
     """The agent's side of pods, which restores."""
-    restores = PodRestores(agent.snapshots, runtime=home.runtime, directory=home.paths.home / "node" / "pods")
+    restores = PodRestores(
+        agent.snapshots, runtime=home.runtime, directory=home.paths.home / "node" / "pods"
+    )
     root = home.paths.home.parent / "tenants"
     (root / "t-1").mkdir(parents=True, exist_ok=True)
     weights = FakePodWeights(home.paths.home / "models")
     async with tenant_listeners.opened(
-        root, bundles=Bundles(home.paths.home), weights=weights, memory=FakeGpuMemory(), restores=restores
+        root,
+        bundles=Bundles(home.paths.home),
+        weights=weights,
+        memory=FakeGpuMemory(),
+        restores=restores,
     ) as found:
         yield found
 
@@ -65,7 +85,9 @@ async def serving(home: AgentHome, agent: Agent) -> AsyncIterator[Tenants]:
 @pytest.fixture
 def stand_in(home: AgentHome) -> Iterator[Pod]:
     wrapper = ["unshare", *NAMESPACES, "sh", "-ec", AS_A_POD, "sh"]
-    with pod({}, function_spec(), wrapper=wrapper, node=home.paths.home.parent / "tenants" / "t-1") as made:
+    with pod(
+        {}, function_spec(), wrapper=wrapper, node=home.paths.home.parent / "tenants" / "t-1"
+    ) as made:
         made.root.chmod(0o755)
         os.chown(made.work, UID, UID)
         yield made
@@ -86,18 +108,28 @@ def first_pid(stand_in: Pod) -> int:
 
 def ask(stand_in: Pod, path: str, body: bytes | None = None) -> str:
     """What the worker answers on the pod's own loopback address."""
-    request = f"urllib.request.Request({stand_in.base_url + path!r}, {body!r}, {{'content-type': 'application/json'}})"
-    code = f"import urllib.request; print(urllib.request.urlopen({request}, timeout=20).read().decode())"
+    request = (
+        f"urllib.request.Request({stand_in.base_url + path!r}, {body!r}, {{'content-type': "
+        f"'application/json'}})"
+    )
+    code = (
+        f"import urllib.request; print(urllib.request.urlopen({request}, "
+        f"timeout=20).read().decode())"
+    )
     command = ["nsenter", "--net", "--target", str(first_pid(stand_in)), sys.executable, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-async def test_a_pod_receives_the_worker_of_a_proven_snapshot(home: AgentHome, stand_in: Pod) -> None:
+async def test_a_pod_receives_the_worker_of_a_proven_snapshot(
+    home: AgentHome, stand_in: Pod
+) -> None:
     launch = home.launch(boot=["remember:warm"], labels={"tenant": "t-1"}, uid=UID)
     async with home.agent(snapshots=True) as agent, serving(home, agent) as pods:
         await agent.snapshots.checkpoint(launch)
         announce(stand_in, launch)
-        ready = await asyncio.to_thread(stand_in.wait_said, "launcher.(ready|timeout|refused|boot )")
+        ready = await asyncio.to_thread(
+            stand_in.wait_said, "launcher.(ready|timeout|refused|boot )"
+        )
 
         assert "start=RESTORE" in ready
         assert json.loads(await asyncio.to_thread(ask, stand_in, "/memory")) == ["warm"]
@@ -115,15 +147,25 @@ async def test_a_worker_with_threads_comes_back_whole(home: AgentHome, stand_in:
     async with home.agent(snapshots=True) as agent, serving(home, agent):
         await agent.snapshots.checkpoint(launch)
         announce(stand_in, launch)
-        ready = await asyncio.to_thread(stand_in.wait_said, "launcher.(ready|timeout|refused|boot )")
+        ready = await asyncio.to_thread(
+            stand_in.wait_said, "launcher.(ready|timeout|refused|boot )"
+        )
 
         assert "start=RESTORE" in ready
         assert json.loads(await asyncio.to_thread(ask, stand_in, "/threads")) != []
 
 
-async def test_a_real_function_answers_as_an_instance_that_was_restored(home: AgentHome, stand_in: Pod) -> None:
+async def test_a_real_function_answers_as_an_instance_that_was_restored(
+    home: AgentHome, stand_in: Pod
+) -> None:
     home.runtime = dict(own_runtime())
-    bundle = pack(home.paths.home, {"app.py": b"import os\nBORN = os.getpid()\ndef f(x=1): return [x + 1, BORN, os.environ['TOKEN']]\n"})
+    bundle = pack(
+        home.paths.home,
+        {
+            "app.py": b"import os\nBORN = os.getpid()\ndef f(x=1): return [x + 1, BORN, "
+            b"os.environ['TOKEN']]\n"
+        },
+    )
     launch = home.launch(
         labels={"tenant": "t-1"},
         uid=UID,
@@ -136,7 +178,9 @@ async def test_a_real_function_answers_as_an_instance_that_was_restored(home: Ag
     async with home.agent(snapshots=True) as agent, serving(home, agent):
         await agent.snapshots.checkpoint(launch)
         announce(stand_in, launch)
-        ready = await asyncio.to_thread(stand_in.wait_said, "launcher.(ready|timeout|refused|boot )")
+        ready = await asyncio.to_thread(
+            stand_in.wait_said, "launcher.(ready|timeout|refused|boot )"
+        )
         assert "start=RESTORE" in ready
         status = json.loads(await asyncio.to_thread(ask, stand_in, "/pilotlight/health"))
         answer = json.loads(await asyncio.to_thread(ask, stand_in, "/invoke/", b"{}"))
@@ -147,7 +191,9 @@ async def test_a_real_function_answers_as_an_instance_that_was_restored(home: Ag
     assert answer[2] == "s3cret"
 
 
-async def test_without_a_snapshot_and_with_one_that_is_of_no_use_here_the_pod_boots(home: AgentHome, stand_in: Pod) -> None:
+async def test_without_a_snapshot_and_with_one_that_is_of_no_use_here_the_pod_boots(
+    home: AgentHome, stand_in: Pod
+) -> None:
     launch = home.launch(labels={"tenant": "t-1"}, uid=UID)
     async with home.agent(snapshots=True) as agent, serving(home, agent):
         announce(stand_in, launch)

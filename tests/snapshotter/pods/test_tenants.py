@@ -1,4 +1,5 @@
-"""What tenants' pods find on a node, and what is left when they are gone. Pods are played over the real socket."""
+"""What tenants' pods find on a node, and what is left when they are gone. Pods are played over the
+real socket."""
 
 from __future__ import annotations
 
@@ -79,7 +80,9 @@ class Node:
         """Serving."""
         bundles = Bundles(self.root / "home")
         root = self.root / "node"
-        async with tenant_listeners.opened(root, bundles=bundles, weights=self.weights, memory=self.memory, grants=grants) as found:
+        async with tenant_listeners.opened(
+            root, bundles=bundles, weights=self.weights, memory=self.memory, grants=grants
+        ) as found:
             yield found
 
     def launch(self, **changes: Any) -> LaunchSpec:
@@ -111,7 +114,11 @@ class Node:
 
     def shown(self) -> list[str]:
         """What the tenant's pods see, but for the socket."""
-        return sorted(str(path.relative_to(self.tenant)) for kind in ("bundles", "weights") for path in (self.tenant / kind).glob("*"))
+        return sorted(
+            str(path.relative_to(self.tenant))
+            for kind in ("bundles", "weights")
+            for path in (self.tenant / kind).glob("*")
+        )
 
     async def wait_shown(self, *wanted: str) -> None:
         """Until that is all that is there."""
@@ -132,7 +139,9 @@ async def node(short_tmp: Path) -> AsyncIterator[Node]:
 
 
 def with_model(node: Node, *manifests: str, **changes: Any) -> LaunchSpec:
-    mounts = tuple(WeightsMount(name=f"m{i}", manifest=manifest) for i, manifest in enumerate(manifests))
+    mounts = tuple(
+        WeightsMount(name=f"m{i}", manifest=manifest) for i, manifest in enumerate(manifests)
+    )
     return node.launch(weights=mounts, **changes)
 
 
@@ -142,12 +151,18 @@ async def test_a_pod_finds_its_code_and_its_weights_in_its_tenants_directory(nod
         answer = await pod.hear_last()
 
         assert answer["op"] == "cold"
-        assert (answer["code"], answer["weights"]) == (f"bundles/{node.bundle}", {"m0": f"weights/{MODEL}"})
+        assert (answer["code"], answer["weights"]) == (
+            f"bundles/{node.bundle}",
+            {"m0": f"weights/{MODEL}"},
+        )
         assert list(answer["phases_ms"]) == ["code", "weights"]
         code, model = node.tenant / answer["code"], node.tenant / answer["weights"]["m0"]
         assert (code / "pkg/data.txt").read_bytes() == b"data"
         assert (model / "sub/config.json").samefile(node.weights.model(MODEL) / "sub/config.json")
-        assert [path.stat().st_mode & 0o777 for path in (code, model, model / "sub", model / "sub/config.json")] == [0o555] * 3 + [0o444]
+        assert [
+            path.stat().st_mode & 0o777
+            for path in (code, model, model / "sub", model / "sub/config.json")
+        ] == [0o555] * 3 + [0o444]
         assert (node.tenant / "weights").stat().st_mode & 0o777 == 0o755
 
 
@@ -202,11 +217,16 @@ async def test_tenants_see_nothing_of_each_other(node: Node) -> None:
         ({"uid": 4711}, "set runAsUser"),
         ({"bundle": "../../../etc"}, "64 hex digits"),
         ({"weights": (WeightsMount(name="m", manifest="../t-2/weights"),)}, "64 hex digits"),
-        ({"weights": tuple(WeightsMount(name=f"m{i}", manifest=MODEL) for i in range(17))}, "16 is the bound"),
+        (
+            {"weights": tuple(WeightsMount(name=f"m{i}", manifest=MODEL) for i in range(17))},
+            "16 is the bound",
+        ),
         ({"labels": {}}, "tenant None"),
     ],
 )
-async def test_what_does_not_agree_with_the_directory_and_the_kernel_is_refused(node: Node, changes: Mapping[str, Any], words: str) -> None:
+async def test_what_does_not_agree_with_the_directory_and_the_kernel_is_refused(
+    node: Node, changes: Mapping[str, Any], words: str
+) -> None:
     async with node.agent():
         refused = await (await node.announce(node.launch(**changes))).hear()
 
@@ -215,7 +235,10 @@ async def test_what_does_not_agree_with_the_directory_and_the_kernel_is_refused(
         assert node.shown() == []
 
 
-@pytest.mark.parametrize("line", [b"nonsense\n", b"[]\n", b'{"op": "ready"}\n', b'{"op": "announce"}\n', b"\n", b"x" * 2**21])
+@pytest.mark.parametrize(
+    "line",
+    [b"nonsense\n", b"[]\n", b'{"op": "ready"}\n', b'{"op": "announce"}\n', b"\n", b"x" * 2**21],
+)
 async def test_nonsense_ends_the_line_and_nothing_else(node: Node, line: bytes) -> None:
     async with node.agent():
         pod = await node.connect()
@@ -227,7 +250,9 @@ async def test_nonsense_ends_the_line_and_nothing_else(node: Node, line: bytes) 
         assert (await (await node.announce(node.launch())).hear_last())["op"] == "cold"
 
 
-async def test_the_way_of_weights_is_told_while_a_pod_waits(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_way_of_weights_is_told_while_a_pod_waits(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("snapshotter.pods.pod_session.SAY_S", 0.0)
     node.weights.arriving[MODEL] = asyncio.Event()
     async with node.agent():
@@ -237,14 +262,21 @@ async def test_the_way_of_weights_is_told_while_a_pod_waits(node: Node, monkeypa
         said = {(await pod.hear())["why"] for _ in range(3)}
         node.weights.arrive(MODEL)
 
-        assert said == {"unpacking the code", f"fetching weights {MODEL[:12]}", f"fetching weights {MODEL[:12]}: 3.0 GiB of 14.0 GiB"}
+        assert said == {
+            "unpacking the code",
+            f"fetching weights {MODEL[:12]}",
+            f"fetching weights {MODEL[:12]}: 3.0 GiB of 14.0 GiB",
+        }
         assert (await pod.hear_last())["op"] == "cold"
 
 
 async def test_a_pod_that_dies_while_it_waits_is_waited_for_by_nobody(node: Node) -> None:
     node.weights.arriving[MODEL] = asyncio.Event()
     async with node.agent() as agent:
-        pod, other = await node.announce(with_model(node, MODEL)), await node.announce(with_model(node, MODEL))
+        pod, other = (
+            await node.announce(with_model(node, MODEL)),
+            await node.announce(with_model(node, MODEL)),
+        )
         await node.weights.waiting.wait()
         await pod.leave()
         node.weights.arrive(MODEL)
@@ -264,9 +296,14 @@ async def test_a_bundle_that_is_nowhere_is_refused_by_name(node: Node) -> None:
         assert "deploy again" in refused["message"]
 
 
-async def test_weights_that_are_wrong_are_refused_and_a_cache_that_restarts_is_asked_again(node: Node) -> None:
+async def test_weights_that_are_wrong_are_refused_and_a_cache_that_restarts_is_asked_again(
+    node: Node,
+) -> None:
     node.weights.arriving[MODEL] = asyncio.Event()
-    node.weights.failures = [ProtocolError("nobody answers"), ManifestInvalid("the manifest is none")]
+    node.weights.failures = [
+        ProtocolError("nobody answers"),
+        ManifestInvalid("the manifest is none"),
+    ]
     async with node.agent():
         refused = await (await node.announce(with_model(node, MODEL))).hear_last()
 
@@ -298,13 +335,17 @@ async def test_a_directory_that_was_made_anew_is_another_one(node: Node) -> None
         assert (await (await node.announce(node.launch())).hear_last())["op"] == "cold"
 
 
-async def test_pods_keep_what_they_hold_over_a_restart_and_what_nobody_comes_for_goes(node: Node) -> None:
+async def test_pods_keep_what_they_hold_over_a_restart_and_what_nobody_comes_for_goes(
+    node: Node,
+) -> None:
     async with node.agent():
         staying = await node.announce(with_model(node, MODEL))
         leaving = await node.announce(with_model(node, OTHER))
         for pod in (staying, leaving):
             await pod.hear_last()
-    assert node.shown() == sorted([f"bundles/{node.bundle}", f"weights/{MODEL}", f"weights/{OTHER}"])
+    assert node.shown() == sorted(
+        [f"bundles/{node.bundle}", f"weights/{MODEL}", f"weights/{OTHER}"]
+    )
     assert len(node.weights.held) == 2
     (node.tenant / "weights" / ".tmp-half").mkdir()
 
@@ -337,7 +378,9 @@ async def test_one_tenant_holds_only_so_much(node: Node, monkeypatch: pytest.Mon
         assert (refused["op"], refused["code"]) == ("refused", "no_capacity")
 
 
-async def test_a_pod_with_gpus_waits_until_their_memory_is_free_and_hears_who_holds_it(node: Node) -> None:
+async def test_a_pod_with_gpus_waits_until_their_memory_is_free_and_hears_who_holds_it(
+    node: Node,
+) -> None:
     node.memory.gpus = (gpu(0, used_gib=61.0, holders=["vllm (pid 4711): 61.0 GiB"]), gpu(1))
     async with node.agent():
         pod = await node.announce(node.launch(gpu="H100", gpu_count=1), gpus=["GPU-0000"])
@@ -354,7 +397,9 @@ async def test_a_pod_with_gpus_waits_until_their_memory_is_free_and_hears_who_ho
 async def test_a_pod_that_runs_already_does_not_wait_for_its_own_memory(node: Node) -> None:
     node.memory.gpus = (gpu(0, used_gib=61.0, holders=["vllm (pid 4711): 61.0 GiB"]),)
     async with node.agent():
-        pod = await node.announce(node.launch(gpu="H100", gpu_count=1), gpus=["GPU-0000"], running=True)
+        pod = await node.announce(
+            node.launch(gpu="H100", gpu_count=1), gpus=["GPU-0000"], running=True
+        )
 
         assert (await pod.hear_last())["op"] == "cold"
         assert node.memory.reads == 0
@@ -389,16 +434,26 @@ async def test_code_in_a_pod_cannot_have_what_it_only_knows_the_digest_of(node: 
         assert (await (await node.announce(written)).hear_last())["op"] == "cold"
 
 
-@pytest.mark.parametrize("changes", [{"pod": "a\npods.ready"}, {"pod": "x" * 300}, {"revision": "f-1@v1\n"}, {"revision": ""}])
-async def test_names_that_would_tear_up_our_log_are_refused(node: Node, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [{"pod": "a\npods.ready"}, {"pod": "x" * 300}, {"revision": "f-1@v1\n"}, {"revision": ""}],
+)
+async def test_names_that_would_tear_up_our_log_are_refused(
+    node: Node, changes: dict[str, Any]
+) -> None:
     async with node.agent():
         pod = await node.connect()
-        launch = {**node.launch().to_json(), **{key: value for key, value in changes.items() if key == "revision"}}
+        launch = {
+            **node.launch().to_json(),
+            **{key: value for key, value in changes.items() if key == "revision"},
+        }
         pod.say(op="announce", pod=changes.get("pod", "pod-1"), launch=launch)
         assert (await pod.hear_last())["code"] == "not_admitted"
 
 
-async def test_a_pod_that_says_ready_without_end_is_logged_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_pod_that_says_ready_without_end_is_logged_once(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "snapshotter.pods.pod_session")
     async with node.agent() as agent:
         pod = await node.announce(node.launch())
@@ -409,7 +464,11 @@ async def test_a_pod_that_says_ready_without_end_is_logged_once(node: Node, capl
         async with asyncio.timeout(PATIENCE_S):
             while agent.lines():
                 await asyncio.sleep(0.01)
-    (said,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("pods.ready")]
+    (said,) = [
+        record.getMessage()
+        for record in caplog.records
+        if record.getMessage().startswith("pods.ready")
+    ]
     assert len(said) < 1000
 
 
@@ -420,7 +479,9 @@ async def test_a_sweep_never_takes_away_what_a_pod_is_just_given(node: Node) -> 
         leftover = node.tenant / "bundles" / node.bundle
         leftover.mkdir(parents=True)
         background_tasks = BackgroundTasks()
-        holds = TenantMounts(node.tenant, bundles=bundles, weights=node.weights, background_tasks=background_tasks)
+        holds = TenantMounts(
+            node.tenant, bundles=bundles, weights=node.weights, background_tasks=background_tasks
+        )
         sweep = asyncio.create_task(holds.sweep())
         while not holds.is_held("bundles", node.bundle) and not sweep.done():
             await asyncio.sleep(0)
@@ -431,7 +492,9 @@ async def test_a_sweep_never_takes_away_what_a_pod_is_just_given(node: Node) -> 
         assert not leftover.exists()
 
 
-def test_a_tree_is_taken_away_beside_what_a_killed_agent_of_the_same_number_left(short_tmp: Path) -> None:
+def test_a_tree_is_taken_away_beside_what_a_killed_agent_of_the_same_number_left(
+    short_tmp: Path,
+) -> None:
     target = short_tmp / "bundles" / ("b" * 64)
     for place in (target, target.parent / f".tmp-gone-{target.name[:16]}-{os.getpid()}"):
         place.mkdir(parents=True)

@@ -13,7 +13,11 @@ from snapshotter.snapshots.mapped_files import BindMounts
 
 KEY = b"k" * 32
 NO_BINDS = BindMounts(())
-FILES = {"core-1.img": b"core" * 500, "pages-1.img": bytes(range(256)) * 40, "mm-1.img": b"mm" * 100}
+FILES = {
+    "core-1.img": b"core" * 500,
+    "pages-1.img": bytes(range(256)) * 40,
+    "mm-1.img": b"mm" * 100,
+}
 
 
 def identity(**changes: str) -> Identity:
@@ -42,7 +46,12 @@ def proof() -> Proof:
 
 
 async def publish(
-    catalogue: Catalog, *, images: Mapping[str, bytes] = FILES, files_tar: bytes = b"tar", now: float = 1000.0, **changes: Any
+    catalogue: Catalog,
+    *,
+    images: Mapping[str, bytes] = FILES,
+    files_tar: bytes = b"tar",
+    now: float = 1000.0,
+    **changes: Any,
 ) -> Snapshot:
     """Published, not proven."""
     async with catalogue.stage() as stage:
@@ -55,4 +64,6 @@ async def publish(
 async def ready(catalogue: Catalog, **changes: Any) -> Snapshot:
     """Published and proven."""
     snapshot = await publish(catalogue, **changes)
-    return await catalogue.mark_proven(snapshot.id, proof(), pages="eager", phases_ms={"prove": 300.0})
+    return await catalogue.mark_proven(
+        snapshot.id, proof(), pages="eager", phases_ms={"prove": 300.0}
+    )

@@ -18,9 +18,17 @@ from snapshotter.types import InstanceState, LaunchSpec, RevisionKey, Share
 
 MIB = 1024**2
 LAUNCH = LaunchSpec(
-    revision=RevisionKey("fn-1@r1"), trust_domain="t", uid=None, bundle="b", image=None, entry={}, memory_bytes=100 * MIB, cpu=1.0,
-    startup_timeout_s=604800.0, labels={"tenant": "a"},
-)  # fmt: skip
+    revision=RevisionKey("fn-1@r1"),
+    trust_domain="t",
+    uid=None,
+    bundle="b",
+    image=None,
+    entry={},
+    memory_bytes=100 * MIB,
+    cpu=1.0,
+    startup_timeout_s=604800.0,
+    labels={"tenant": "a"},
+)
 
 
 class World:
@@ -41,7 +49,9 @@ class World:
         self.failure: Exception | None = None
         self.instances = Instances()
         self.room = NodeCapacity(memory_bytes=250 * MIB)
-        self.proofs = AskedProofs(self, instances=self.instances, room=self.room, clock=lambda: self.now)
+        self.proofs = AskedProofs(
+            self, instances=self.instances, room=self.room, clock=lambda: self.now
+        )
 
     def launch_of(self, snapshot_id: str) -> LaunchSpec:
         if snapshot_id not in self.launches:
@@ -62,7 +72,9 @@ class World:
             self.running -= 1
 
     def add(self, snapshot_id: str, tenant: str, mib: int = 100) -> None:
-        self.launches[snapshot_id] = replace(LAUNCH, labels={"tenant": tenant}, memory_bytes=mib * MIB)
+        self.launches[snapshot_id] = replace(
+            LAUNCH, labels={"tenant": tenant}, memory_bytes=mib * MIB
+        )
 
     def begin(self, snapshot_id: str) -> asyncio.Task[None]:
         return asyncio.create_task(self.proofs.prove(snapshot_id, self.hear))
@@ -111,7 +123,9 @@ async def test_a_proof_that_fails_says_what_it_cost(world: World) -> None:
 
 
 async def test_what_other_tenants_have_reserved_is_not_for_proofs(world: World) -> None:
-    world.room.check(replace(LAUNCH, memory_bytes=0), [], Share(tenant="b", reserved={"b": 200 * MIB}))
+    world.room.check(
+        replace(LAUNCH, memory_bytes=0), [], Share(tenant="b", reserved={"b": 200 * MIB})
+    )
     world.let.set()
     with pytest.raises(NoCapacity):
         await world.proofs.prove("sn-1")
@@ -132,7 +146,9 @@ async def test_a_tenant_has_one_proof_at_a_time_and_is_told_when_to_ask_again(wo
     await first
 
 
-async def test_the_next_proof_of_a_tenant_begins_after_a_rest_and_another_tenants_at_once(world: World) -> None:
+async def test_the_next_proof_of_a_tenant_begins_after_a_rest_and_another_tenants_at_once(
+    world: World,
+) -> None:
     world.add("sn-2", "b")
     first = world.begin("sn-1")
     await settle()
@@ -162,7 +178,9 @@ async def test_few_proofs_run_at_once_however_many_tenants_ask(world: World) -> 
 async def test_a_proof_claims_the_memory_of_an_instance_while_it_runs(world: World) -> None:
     first = world.begin("sn-1")
     await settle()
-    assert [(i.info.memory_bytes, i.info.state) for i in world.instances] == [(100 * MIB, InstanceState.STARTING)]
+    assert [(i.info.memory_bytes, i.info.state) for i in world.instances] == [
+        (100 * MIB, InstanceState.STARTING)
+    ]
     world.let.set()
     await first
     assert world.instances.claimed_bytes() == 0
@@ -181,7 +199,9 @@ async def test_a_proof_for_which_there_is_no_memory_is_refused(world: World) -> 
     assert world.asked == {"sn-1": 1}
 
 
-async def test_a_proof_has_a_deadline_of_its_own_whatever_the_startup_timeout(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_proof_has_a_deadline_of_its_own_whatever_the_startup_timeout(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert asked.MOST_S == 600
     monkeypatch.setattr(asked, "MOST_S", 0.01)
     with pytest.raises(SnapshotRefused, match="did not end"):

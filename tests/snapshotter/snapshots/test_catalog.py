@@ -1,4 +1,5 @@
-"""The shelf: what is published is whole, what is damaged is never served, what is unused goes first."""
+"""The shelf: what is published is whole, what is damaged is never served, what is unused goes
+first."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from snapshotter.errors import SnapshotUnknown
-from snapshotter.snapshots.catalog import Catalog, CatalogLocked, DiskBudgetExceeded, LibraryChanged, SnapshotCorrupt
+from snapshotter.snapshots.catalog import (
+    Catalog,
+    CatalogLocked,
+    DiskBudgetExceeded,
+    LibraryChanged,
+    SnapshotCorrupt,
+)
 from snapshotter.snapshots.hash_cache import HashCache
 from snapshotter.snapshots.manifest import SnapshotInvalid
 from snapshotter.snapshots.mapped_files import BindMounts, record
@@ -49,7 +56,9 @@ async def test_proven_is_served(catalogue: Catalog) -> None:
 
 
 @pytest.mark.parametrize("field", ["kernel", "criu", "env", "cpu", "runtime", "python", "weights"])
-async def test_another_identity_is_no_candidate_and_the_field_is_named(catalogue: Catalog, field: str) -> None:
+async def test_another_identity_is_no_candidate_and_the_field_is_named(
+    catalogue: Catalog, field: str
+) -> None:
     await ready(catalogue)
     other = identity(**{field: "another"})
     assert catalogue.candidate(other) is None
@@ -84,7 +93,11 @@ def flip(path: Path, position: int) -> None:
 
 
 PLACES = [
-    *((f"images/{name}", at) for name, content in shapes.FILES.items() for at in (0, len(content) // 2, -1)),
+    *(
+        (f"images/{name}", at)
+        for name, content in shapes.FILES.items()
+        for at in (0, len(content) // 2, -1)
+    ),
     *(("files.tar", at) for at in (0, 1, -1)),
     *(("manifest.json", at) for at in (0, 30, 200, 700, -1)),
 ]
@@ -92,7 +105,9 @@ PLACES = [
 
 @pytest.mark.parametrize("name, position", PLACES)
 @pytest.mark.parametrize("when", ["while_running", "before_start"])
-async def test_a_flipped_byte_is_never_served(catalogue: Catalog, name: str, position: int, when: str) -> None:
+async def test_a_flipped_byte_is_never_served(
+    catalogue: Catalog, name: str, position: int, when: str
+) -> None:
     snapshot = await ready(catalogue)
     if when == "while_running":
         flip(snapshot.directory / name, position)
@@ -117,12 +132,18 @@ async def test_a_flipped_signature_is_never_served(catalogue: Catalog) -> None:
     path = snapshot.directory / "manifest.json"
     content = path.read_bytes()
     position = content.index(b'"signature":"') + 20
-    path.write_bytes(content[:position] + (b"0" if content[position : position + 1] != b"0" else b"1") + content[position + 1 :])
+    path.write_bytes(
+        content[:position]
+        + (b"0" if content[position : position + 1] != b"0" else b"1")
+        + content[position + 1 :]
+    )
     await never_served(catalogue, snapshot.id)
     assert "signature" in catalogue.infos({})[0].reason
 
 
-async def test_truncated_missing_extra_and_linked_files_are_never_served(catalogue: Catalog, tmp_path: Path) -> None:
+async def test_truncated_missing_extra_and_linked_files_are_never_served(
+    catalogue: Catalog, tmp_path: Path
+) -> None:
     async def damaged(harm: str) -> str:
         snapshot = await ready(catalogue, created_at=time.time())
         pages = snapshot.images / "pages-1.img"
@@ -171,7 +192,9 @@ async def test_touched_but_equal_files_are_read_again_and_served(catalogue: Cata
     await asyncio.sleep(0)
 
 
-async def test_a_changed_library_is_named_and_the_snapshot_stays(catalogue: Catalog, tmp_path: Path) -> None:
+async def test_a_changed_library_is_named_and_the_snapshot_stays(
+    catalogue: Catalog, tmp_path: Path
+) -> None:
     library = tmp_path / "libm.so"
     library.write_bytes(b"one version")
     binds = BindMounts(((str(tmp_path), "python/lib"),))
@@ -201,7 +224,10 @@ async def test_verified_on_request(catalogue: Catalog) -> None:
 
 async def test_the_least_recently_used_goes_first_and_leased_ones_stay(tmp_path: Path) -> None:
     catalogue = Catalog(tmp_path / "s", key=KEY, max_bytes=35_000)
-    old, middle = [await ready(catalogue, identity=identity(revision=f"fn@r{i}"), now=float(i)) for i in range(2)]
+    old, middle = [
+        await ready(catalogue, identity=identity(revision=f"fn@r{i}"), now=float(i))
+        for i in range(2)
+    ]
     catalogue.used(old.id, now=10.0)
     new = await ready(catalogue, identity=identity(revision="fn@r3"), now=11.0)
     assert {s.id for s in catalogue} == {old.id, new.id}
@@ -230,7 +256,9 @@ async def test_what_never_fits_is_refused_and_evicts_nothing(tmp_path: Path) -> 
     catalogue = Catalog(tmp_path / "s", key=KEY, max_bytes=20_000)
     kept = await ready(catalogue)
     with pytest.raises(DiskBudgetExceeded, match="20000 bytes"):
-        await publish(catalogue, images={"pages-1.img": b"x" * 30_000}, identity=identity(revision="big"))
+        await publish(
+            catalogue, images={"pages-1.img": b"x" * 30_000}, identity=identity(revision="big")
+        )
     assert [s.id for s in catalogue] == [kept.id]
     assert not list(catalogue.directory.glob(".tmp-*"))
     await catalogue.aclose()
@@ -248,7 +276,9 @@ async def test_below_the_floor_of_inodes_snapshots_go_too(tmp_path: Path) -> Non
     await catalogue.aclose()
 
 
-async def test_below_the_floor_the_least_recently_used_go_and_then_nothing_is_kept(tmp_path: Path) -> None:
+async def test_below_the_floor_the_least_recently_used_go_and_then_nothing_is_kept(
+    tmp_path: Path,
+) -> None:
     free = 1_000_000
     floor = DiskFloor(tmp_path, 500_000, free=lambda _: free)
     catalogue = Catalog(tmp_path / "s", key=KEY, max_bytes=10_000_000, floor=floor)
@@ -266,7 +296,9 @@ async def test_below_the_floor_the_least_recently_used_go_and_then_nothing_is_ke
     await catalogue.aclose()
 
 
-async def test_deleted_while_leased_keeps_its_files_until_the_lease_ends(catalogue: Catalog) -> None:
+async def test_deleted_while_leased_keeps_its_files_until_the_lease_ends(
+    catalogue: Catalog,
+) -> None:
     snapshot = await ready(catalogue)
     with catalogue.lease(snapshot.id):
         images = os.open(snapshot.images, os.O_RDONLY)
@@ -336,7 +368,9 @@ async def test_hashes_that_somebody_altered_are_not_believed(catalogue: Catalog)
         assert (await again.usable(identity(), NO_BINDS) or snapshot).id == snapshot.id
 
 
-async def test_the_hot_path_only_stats_and_takes_less_than_a_millisecond(catalogue: Catalog) -> None:
+async def test_the_hot_path_only_stats_and_takes_less_than_a_millisecond(
+    catalogue: Catalog,
+) -> None:
     images = {f"image-{i}.img": bytes([i]) * 1000 for i in range(30)}
     snapshot = await ready(catalogue, images=images)
     wanted, laps = identity(), []

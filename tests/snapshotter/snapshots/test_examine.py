@@ -29,7 +29,9 @@ sys.stdin.read()
 
 @pytest.fixture(scope="module")
 def pid() -> Iterator[int]:
-    with subprocess.Popen([sys.executable, "-I", "-S", "-c", PROCESS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", PROCESS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdout.readline()

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from snapshotter.snapshots.identity import Identity, NodeIdentity, cpu_digest, identity_of, node_identity, source_digest
+from snapshotter.snapshots.identity import (
+    Identity,
+    NodeIdentity,
+    cpu_digest,
+    identity_of,
+    node_identity,
+    source_digest,
+)
 from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
 from tests.snapshotter.snapshots import shapes
 
@@ -37,14 +44,20 @@ class OnDisk:
 
 @pytest.fixture
 def layout(tmp_path: Path) -> OnDisk:
-    for name, content in {"bin/python3.11": "python", "lib/libpython3.11.so.1.0": "lib", "site/numpy-1.dist-info/RECORD": "one"}.items():
+    for name, content in {
+        "bin/python3.11": "python",
+        "lib/libpython3.11.so.1.0": "lib",
+        "site/numpy-1.dist-info/RECORD": "one",
+    }.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True)
         path.write_text(content)
     return OnDisk(tmp_path)
 
 
-NODE = NodeIdentity(runtime="r", kernel="6.1", machine="x86_64", cpu="c", criu="4.2 abc", driver="", gpus="")
+NODE = NodeIdentity(
+    runtime="r", kernel="6.1", machine="x86_64", cpu="c", criu="4.2 abc", driver="", gpus=""
+)
 
 
 def launch(**changes: Any) -> LaunchSpec:
@@ -79,7 +92,9 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("field, change", CHANGES)
-def test_each_part_of_a_launch_counts_and_is_named(layout: OnDisk, field: str, change: dict[str, Any]) -> None:
+def test_each_part_of_a_launch_counts_and_is_named(
+    layout: OnDisk, field: str, change: dict[str, Any]
+) -> None:
     one, other = identity_of(launch(), NODE, layout), identity_of(launch(**change), NODE, layout)
     assert one.first_difference(other) == field
     assert one.digest() != other.digest()
@@ -88,13 +103,18 @@ def test_each_part_of_a_launch_counts_and_is_named(layout: OnDisk, field: str, c
 @pytest.mark.parametrize("field", ["runtime", "kernel", "machine", "cpu", "criu", "driver"])
 def test_each_part_of_the_machine_counts_and_is_named(layout: OnDisk, field: str) -> None:
     other = replace(NODE, **{field: "another"})
-    assert identity_of(launch(), NODE, layout).first_difference(identity_of(launch(), other, layout)) == field
+    assert (
+        identity_of(launch(), NODE, layout).first_difference(identity_of(launch(), other, layout))
+        == field
+    )
 
 
 def test_another_gpu_counts_only_for_who_asks_for_one(layout: OnDisk) -> None:
     other = replace(NODE, gpus="H200")
     assert identity_of(launch(), NODE, layout) == identity_of(launch(), other, layout)
-    assert identity_of(launch(gpu="any"), NODE, layout) != identity_of(launch(gpu="any"), other, layout)
+    assert identity_of(launch(gpu="any"), NODE, layout) != identity_of(
+        launch(gpu="any"), other, layout
+    )
 
 
 def test_what_is_no_part_of_the_process_does_not_count(layout: OnDisk) -> None:
@@ -103,7 +123,13 @@ def test_what_is_no_part_of_the_process_does_not_count(layout: OnDisk) -> None:
 
 
 def test_the_kind_of_the_root_file_system_and_its_packages_count(layout: OnDisk) -> None:
-    roots = [layout, *(replace(layout, rootfs=layout.prefix, rootfs_digest=digest) for digest in ("1" * 64, "2" * 64))]
+    roots = [
+        layout,
+        *(
+            replace(layout, rootfs=layout.prefix, rootfs_digest=digest)
+            for digest in ("1" * 64, "2" * 64)
+        ),
+    ]
     host, one, other = (identity_of(launch(), NODE, root) for root in roots)
     assert host.rootfs == "host"
     assert host.first_difference(one) == one.first_difference(other) == "rootfs"
@@ -116,7 +142,10 @@ def test_an_upgraded_interpreter_is_named(layout: OnDisk) -> None:
 
 
 def test_an_upgraded_package_of_the_platforms_own_environment_is_named(layout: OnDisk) -> None:
-    before, built = identity_of(launch(), NODE, layout), identity_of(launch(image="i"), NODE, layout)
+    before, built = (
+        identity_of(launch(), NODE, layout),
+        identity_of(launch(image="i"), NODE, layout),
+    )
     os.rename(layout.prefix / "site/numpy-1.dist-info", layout.prefix / "site/numpy-2.dist-info")
     assert before.first_difference(identity_of(launch(), NODE, layout)) == "image"
     assert built == identity_of(launch(image="i"), NODE, layout)
@@ -128,7 +157,10 @@ def test_the_same_everywhere_it_is_the_same(layout: OnDisk) -> None:
     assert Identity.from_json(one.to_json()) == one
 
 
-@pytest.mark.parametrize("body", [{}, {**shapes.identity().to_json(), "more": "x"}, {**shapes.identity().to_json(), "uid": 5}])
+@pytest.mark.parametrize(
+    "body",
+    [{}, {**shapes.identity().to_json(), "more": "x"}, {**shapes.identity().to_json(), "uid": 5}],
+)
 def test_a_malformed_identity_is_refused(body: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="text fields"):
         Identity.from_json(body)
@@ -140,7 +172,9 @@ def test_the_first_difference_is_in_the_order_of_the_fields() -> None:
 
 
 def test_processor_flags_count_in_any_order() -> None:
-    assert cpu_digest("model : 1\nflags\t: sse avx\n") == cpu_digest("model : 2\nflags\t: avx sse\n")
+    assert cpu_digest("model : 1\nflags\t: sse avx\n") == cpu_digest(
+        "model : 2\nflags\t: avx sse\n"
+    )
     assert cpu_digest("flags\t: sse avx\n") != cpu_digest("flags\t: sse avx avx512\n")
     assert cpu_digest("Features\t: asimd\n") != cpu_digest("Features\t: sve\n")
 
@@ -157,6 +191,8 @@ def test_our_own_sources_count(tmp_path: Path) -> None:
 
 def test_this_machine_has_an_identity(tmp_path: Path) -> None:
     rows = [{"driver": "535", "name": "H100"}, {"driver": "535", "name": "H100"}]
-    node = node_identity(runtime={"t": tmp_path}, criu_version="4.2.1", criu_sha256="ab" * 32, gpus=rows)
+    node = node_identity(
+        runtime={"t": tmp_path}, criu_version="4.2.1", criu_sha256="ab" * 32, gpus=rows
+    )
     assert (node.kernel, node.driver, node.gpus) == (os.uname().release, "535", "H100,H100")
     assert node.criu == "4.2.1 abababababababab"

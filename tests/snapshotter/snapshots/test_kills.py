@@ -1,4 +1,5 @@
-"""kill -9 at each step: what the next agent finds is the whole snapshot or nothing, and nothing is left lying about."""
+"""kill -9 at each step: what the next agent finds is the whole snapshot or nothing, and nothing is
+left lying about."""
 
 from __future__ import annotations
 
@@ -38,7 +39,11 @@ asyncio.run(main())
 
 
 def killed_at(step: str, directory: Path) -> None:
-    child = subprocess.run([sys.executable, "-c", _DIES, str(directory), step], cwd=Path(__file__).parents[3], check=False)
+    child = subprocess.run(
+        [sys.executable, "-c", _DIES, str(directory), step],
+        cwd=Path(__file__).parents[3],
+        check=False,
+    )
     assert child.returncode == -signal.SIGKILL
 
 
@@ -54,8 +59,12 @@ async def test_killed_before_it_has_its_name_there_is_nothing(tmp_path: Path, st
     await catalogue.aclose()
 
 
-@pytest.mark.parametrize("step, state", [("published", SnapshotState.PROVING), ("proof_written", SnapshotState.READY)])
-async def test_killed_afterwards_it_is_whole(tmp_path: Path, step: str, state: SnapshotState) -> None:
+@pytest.mark.parametrize(
+    "step, state", [("published", SnapshotState.PROVING), ("proof_written", SnapshotState.READY)]
+)
+async def test_killed_afterwards_it_is_whole(
+    tmp_path: Path, step: str, state: SnapshotState
+) -> None:
     await asyncio.to_thread(killed_at, step, tmp_path)
     catalogue = Catalog(tmp_path, key=KEY, max_bytes=None)
     (snapshot,) = catalogue
@@ -70,7 +79,9 @@ async def test_killed_while_it_was_quarantined_it_is_found_damaged_again(tmp_pat
     snapshot = await ready(catalogue)
     await catalogue.aclose()
     (tmp_path / "quarantine").mkdir()
-    (tmp_path / "quarantine" / f"{snapshot.id}.00000000.json").write_text('{"reason": "written before the move"}')
+    (tmp_path / "quarantine" / f"{snapshot.id}.00000000.json").write_text(
+        '{"reason": "written before the move"}'
+    )
     again = Catalog(tmp_path, key=KEY, max_bytes=None)
     assert again.quarantined == []
     assert list((tmp_path / "quarantine").iterdir()) == []
@@ -84,7 +95,11 @@ async def test_quarantine_survives_a_restart_with_its_reason(tmp_path: Path) -> 
     await catalogue.aclose()
     again = Catalog(tmp_path, key=KEY, max_bytes=None)
     (info,) = again.infos({"app": "demo"})
-    assert (info.reason, info.revision, info.last_used_at) == ("failed three times", "fn-1@r1", 77.0)
+    assert (info.reason, info.revision, info.last_used_at) == (
+        "failed three times",
+        "fn-1@r1",
+        77.0,
+    )
     assert await again.usable(identity(), NO_BINDS) is None
     assert await again.delete(snapshot.id)
     assert again.used_bytes == 0
@@ -121,7 +136,9 @@ async def test_a_cancelled_publish_leaves_nothing_or_a_whole_one(tmp_path: Path)
         await catalogue.aclose()
 
 
-async def test_a_publish_that_is_cancelled_while_its_directory_is_made_leaves_none(tmp_path: Path) -> None:
+async def test_a_publish_that_is_cancelled_while_its_directory_is_made_leaves_none(
+    tmp_path: Path,
+) -> None:
     catalogue = Catalog(tmp_path, key=KEY, max_bytes=None)
     for _ in range(20):
         publishing = asyncio.create_task(publish(catalogue))
@@ -151,7 +168,12 @@ async def test_a_full_disk_while_publishing_leaves_nothing(tiny_disk: Path) -> N
         await publish(catalogue, images={"pages-1.img": b"x" * 300_000}, created_at=2.0)
     filled = 256 * 1024 - sum(p.stat().st_size for p in tiny_disk.rglob("*")) - 4096 * 12
     with pytest.raises(OSError, match="No space left"):  # the images fit, the manifest does not
-        await publish(catalogue, images={"pages-1.img": b"x" * filled}, labels={"long": "x" * 60_000}, created_at=3.0)
+        await publish(
+            catalogue,
+            images={"pages-1.img": b"x" * filled},
+            labels={"long": "x" * 60_000},
+            created_at=3.0,
+        )
     assert [s.id for s in catalogue] == [kept.id]
     assert {p.name for p in catalogue.directory.iterdir()} == {".lock", kept.id}
     assert await catalogue.usable(identity(), NO_BINDS) == kept

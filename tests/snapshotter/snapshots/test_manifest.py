@@ -28,7 +28,11 @@ FILES = {"images/pages-1.img": mark("a"), "images/core-1.img": mark("b"), "files
 
 
 def full(**changes: Any) -> SnapshotManifest:
-    return draft(stdio={"stdout": "pipe:[1]", "stderr": "pipe:[2]"}, mapped={"/usr/lib/libc.so": mark("d")}, **changes).completed(FILES)
+    return draft(
+        stdio={"stdout": "pipe:[1]", "stderr": "pipe:[2]"},
+        mapped={"/usr/lib/libc.so": mark("d")},
+        **changes,
+    ).completed(FILES)
 
 
 def test_read_back_as_it_was_written() -> None:
@@ -39,7 +43,9 @@ def test_read_back_as_it_was_written() -> None:
 
 def test_the_id_follows_from_the_content_and_not_from_the_proof() -> None:
     one = full()
-    assert replace(one, proof=proof(), pages="lazy", phases_ms={"prove": 1.0}).content_id() == one.id
+    assert (
+        replace(one, proof=proof(), pages="lazy", phases_ms={"prove": 1.0}).content_id() == one.id
+    )
     assert replace(one, created_at=2.0).content_id() != one.id
     assert full(cold_ms=1.0).id != one.id
 
@@ -107,8 +113,12 @@ def test_the_key_follows_from_the_platforms(tmp_path: Path) -> None:
     assert signing_key(tmp_path) != key
 
 
-@pytest.mark.parametrize("content", [None, b"", b"short", b"!" * 44, base64.urlsafe_b64encode(b"1" * 31)])
-def test_without_a_key_snapshots_are_off_with_the_reason(tmp_path: Path, content: bytes | None) -> None:
+@pytest.mark.parametrize(
+    "content", [None, b"", b"short", b"!" * 44, base64.urlsafe_b64encode(b"1" * 31)]
+)
+def test_without_a_key_snapshots_are_off_with_the_reason(
+    tmp_path: Path, content: bytes | None
+) -> None:
     if content is not None:
         (tmp_path / "platform.key").write_bytes(content)
     with pytest.raises(SnapshotsOff, match=r"platform\.key .*signed with it"):
@@ -169,20 +179,36 @@ Size:               1024 kB
 
 def test_weights_that_are_mapped_are_counted_once_however_many_processes_map_them() -> None:
     prefix = "/run/pilotlight/slot/weights/"
-    assert memory_report.mapped_bytes(WEIGHTS + SMAPS, prefix) == memory_report.mapped_bytes(WEIGHTS + WEIGHTS, prefix) == 263168 * 1024
+    assert (
+        memory_report.mapped_bytes(WEIGHTS + SMAPS, prefix)
+        == memory_report.mapped_bytes(WEIGHTS + WEIGHTS, prefix)
+        == 263168 * 1024
+    )
     assert memory_report.mapped_bytes(SMAPS, prefix) == 0
 
 
 def test_weights_of_which_nothing_is_mapped_were_copied_and_are_named() -> None:
     manifest = draft(heap_bytes=memory_report.causes(SMAPS))
     first, second = memory_report.describe(manifest, has_weights=True)
-    assert first.startswith("the image carries 296 MB of memory: 269 MB large regions, 20 MB malloc heap")
+    assert first.startswith(
+        "the image carries 296 MB of memory: 269 MB large regions, 20 MB malloc heap"
+    )
     assert second.startswith("no weights are mapped from their files")
-    assert memory_report.describe(manifest, has_weights=True, is_engine=True)[1].startswith("the engine copied its weights")
+    assert memory_report.describe(manifest, has_weights=True, is_engine=True)[1].startswith(
+        "the engine copied its weights"
+    )
 
 
 def test_weights_by_reference_are_named_and_nothing_is_said_of_little() -> None:
     manifest = draft(heap_bytes=memory_report.causes(SMAPS), weights_bytes=4_000_000_000)
-    assert memory_report.describe(manifest, has_weights=True)[1] == "4,000 MB of weights are not in it: they are mapped from their files"
-    assert len(memory_report.describe(draft(heap_bytes=memory_report.causes(SMAPS)), has_weights=False)) == 1
+    assert (
+        memory_report.describe(manifest, has_weights=True)[1]
+        == "4,000 MB of weights are not in it: they are mapped from their files"
+    )
+    assert (
+        len(
+            memory_report.describe(draft(heap_bytes=memory_report.causes(SMAPS)), has_weights=False)
+        )
+        == 1
+    )
     assert memory_report.describe(draft(), has_weights=True) == []

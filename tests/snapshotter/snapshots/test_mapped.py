@@ -11,7 +11,10 @@ from snapshotter.snapshots.hash_cache import HashCache
 from snapshotter.snapshots.mapped_files import BindMounts, is_known, is_same, paths_of, record
 
 ROOT = "/run/pilotlight/slot"
-BINDS = BindMounts.of([("/opt/py", "python"), ("/home/site", "env/0"), ("/data/code", "code"), ("/w/m", "weights/m")], built_image=False)
+BINDS = BindMounts.of(
+    [("/opt/py", "python"), ("/home/site", "env/0"), ("/data/code", "code"), ("/w/m", "weights/m")],
+    built_image=False,
+)
 
 MAPS = f"""\
 55d0-55d1 r--p 00000000 08:01 11 {ROOT}/python/bin/python3.11
@@ -26,7 +29,10 @@ MAPS = f"""\
 
 
 def test_paths_come_from_maps_and_descriptors() -> None:
-    found = paths_of(MAPS, ["pipe:[5]", "socket:[6]", "/usr/share/x", "/tmp/gone (deleted)", "anon_inode:[eventpoll]"])
+    found = paths_of(
+        MAPS,
+        ["pipe:[5]", "socket:[6]", "/usr/share/x", "/tmp/gone (deleted)", "anon_inode:[eventpoll]"],
+    )
     mapped = (f"{ROOT}/python/bin/python3.11", f"{ROOT}/weights/m/model.safetensors")
     assert found == (*mapped, "/usr/lib/x86_64/a lib.so", "/usr/share/x")
 
@@ -45,14 +51,25 @@ def test_binds_lead_to_the_host(path: str, host: str | None) -> None:
     assert BINDS.host_path(path) == host
 
 
-@pytest.mark.parametrize("path", [f"{ROOT}/python/lib/a.so", f"{ROOT}/env/0/a.so", "/usr/lib/a.so", "/etc/passwd"])
+@pytest.mark.parametrize(
+    "path", [f"{ROOT}/python/lib/a.so", f"{ROOT}/env/0/a.so", "/usr/lib/a.so", "/etc/passwd"]
+)
 def test_files_of_the_host_may_change(path: str) -> None:
     assert BINDS.may_change(path)
 
 
 @pytest.mark.parametrize(
     "path",
-    [f"{ROOT}/code/a", f"{ROOT}/weights/m/a", f"{ROOT}/work/a", f"{ROOT}/launch.json", "/tmp/a", "/dev/null", "/run/x", "/proc/self/maps"],
+    [
+        f"{ROOT}/code/a",
+        f"{ROOT}/weights/m/a",
+        f"{ROOT}/work/a",
+        f"{ROOT}/launch.json",
+        "/tmp/a",
+        "/dev/null",
+        "/run/x",
+        "/proc/self/maps",
+    ],
 )
 def test_what_is_named_by_its_content_or_the_slots_own_does_not(path: str) -> None:
     assert not BINDS.may_change(path)
@@ -66,7 +83,11 @@ async def test_content_is_recorded_and_compared(tmp_path: Path) -> None:
     library = tmp_path / "a.so"
     library.write_bytes(b"one")
     os.utime(library, (1, 1))
-    binds, memory, path = BindMounts(((str(tmp_path), "python"),)), HashCache(), f"{ROOT}/python/a.so"
+    binds, memory, path = (
+        BindMounts(((str(tmp_path), "python"),)),
+        HashCache(),
+        f"{ROOT}/python/a.so",
+    )
     marks = await record([path, f"{ROOT}/python", f"{ROOT}/work/x", "/dev/null"], binds, memory)
     assert list(marks) == [path]
     assert await is_same(path, marks[path], binds, memory)

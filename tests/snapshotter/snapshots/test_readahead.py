@@ -1,4 +1,5 @@
-"""Reading ahead: all of what is on the disk is asked for, what is in memory is left alone, and it can be stopped."""
+"""Reading ahead: all of what is on the disk is asked for, what is in memory is left alone, and it
+can be stopped."""
 
 from __future__ import annotations
 

@@ -25,7 +25,11 @@ CHUNK_BYTES = 4096
 
 @pytest.fixture(params=["directory", "s3"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ObjectStore]:
-    where = str(tmp_path / "store") if request.param == "directory" else f"s3://{request.getfixturevalue('s3_bucket')}/some/prefix"
+    where = (
+        str(tmp_path / "store")
+        if request.param == "directory"
+        else f"s3://{request.getfixturevalue('s3_bucket')}/some/prefix"
+    )
     store = open_store(where, setting="snapshot_store")
     yield store
     await store.aclose()
@@ -33,7 +37,12 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 @contextlib.asynccontextmanager
 async def node(
-    directory: Path, store: ObjectStore, *, key: bytes = KEY, max_bytes: int = 10_000_000, at_once: int = 4
+    directory: Path,
+    store: ObjectStore,
+    *,
+    key: bytes = KEY,
+    max_bytes: int = 10_000_000,
+    at_once: int = 4,
 ) -> AsyncIterator[Remote]:
     catalogue = Catalog(directory, key=key, max_bytes=max_bytes)
     yield Remote(store, catalogue, chunk_bytes=CHUNK_BYTES, at_once=at_once)
@@ -52,7 +61,7 @@ async def there(tmp_path: Path, store: ObjectStore) -> AsyncIterator[Remote]:
         yield remote
 
 
-# -- copies ------------------------------------------------------------------------------------------------------------
+# -- copies ----------------------------------------------------------------------------------------
 async def test_another_node_fetches_what_was_pushed(here: Remote, there: Remote) -> None:
     snapshot = await ready(here._catalogue)
     pushed = await here.push(snapshot)
@@ -60,7 +69,11 @@ async def test_another_node_fetches_what_was_pushed(here: Remote, there: Remote)
     assert here._catalogue.get(snapshot.id).remote
     found = await there.fetch(identity())
     assert found is not None
-    assert (found.manifest, found.state, found.remote) == (snapshot.manifest, SnapshotState.READY, True)
+    assert (found.manifest, found.state, found.remote) == (
+        snapshot.manifest,
+        SnapshotState.READY,
+        True,
+    )
     assert found.directory != snapshot.directory
     assert (found.images / "pages-1.img").read_bytes() == FILES["pages-1.img"]
     assert await there._catalogue.usable(identity(), NO_BINDS) == found
@@ -96,7 +109,9 @@ class LosingStore(DirectoryStore):
         await super().put(key, data)
 
 
-async def test_a_push_that_was_cut_off_goes_on_from_there_and_leaves_no_record(tmp_path: Path) -> None:
+async def test_a_push_that_was_cut_off_goes_on_from_there_and_leaves_no_record(
+    tmp_path: Path,
+) -> None:
     store = LosingStore(tmp_path / "store")
     store.puts_left = 3
     async with node(tmp_path / "here", store, at_once=1) as here:
@@ -115,7 +130,9 @@ async def test_a_missing_chunk_is_refused(here: Remote, there: Remote, store: Ob
 
 
 @pytest.mark.parametrize("harm", ["truncated", "longer", "altered", "swapped"])
-async def test_a_damaged_chunk_is_refused(here: Remote, there: Remote, store: ObjectStore, harm: str) -> None:
+async def test_a_damaged_chunk_is_refused(
+    here: Remote, there: Remote, store: ObjectStore, harm: str
+) -> None:
     await here.push(await ready(here._catalogue))
     key, other = (await store.keys("chunks/"))[:2]
     data = await store.get(key, max_bytes=CHUNK_BYTES)
@@ -139,13 +156,17 @@ async def refused(there: Remote, reason: str) -> None:
     assert not list(there._catalogue.directory.glob(".tmp-*"))
 
 
-async def test_a_record_of_another_platform_is_refused(here: Remote, store: ObjectStore, tmp_path: Path) -> None:
+async def test_a_record_of_another_platform_is_refused(
+    here: Remote, store: ObjectStore, tmp_path: Path
+) -> None:
     await here.push(await ready(here._catalogue))
     async with node(tmp_path / "other", store, key=b"o" * 32) as other:
         await refused(other, "signature")
 
 
-async def test_an_altered_record_is_refused(here: Remote, there: Remote, store: ObjectStore) -> None:
+async def test_an_altered_record_is_refused(
+    here: Remote, there: Remote, store: ObjectStore
+) -> None:
     await here.push(await ready(here._catalogue))
     (key,) = await store.keys("snapshots/")
     data = await store.get(key, max_bytes=100_000)
@@ -153,7 +174,9 @@ async def test_an_altered_record_is_refused(here: Remote, there: Remote, store: 
     await refused(there, "cannot be believed")
 
 
-async def test_a_record_under_another_name_is_refused(here: Remote, there: Remote, store: ObjectStore) -> None:
+async def test_a_record_under_another_name_is_refused(
+    here: Remote, there: Remote, store: ObjectStore
+) -> None:
     snapshot = await ready(here._catalogue, identity=identity(kernel="5.4"))
     await here.push(snapshot)
     (key,) = await store.keys("snapshots/")
@@ -162,7 +185,9 @@ async def test_a_record_under_another_name_is_refused(here: Remote, there: Remot
     await refused(there, "another identity: kernel differs")
 
 
-async def test_a_signed_record_whose_pieces_do_not_fit_is_refused(here: Remote, there: Remote, store: ObjectStore) -> None:
+async def test_a_signed_record_whose_pieces_do_not_fit_is_refused(
+    here: Remote, there: Remote, store: ObjectStore
+) -> None:
     await here.push(await ready(here._catalogue))
     (key,) = await store.keys("snapshots/")
     body = json.loads(await store.get(key, max_bytes=100_000))
@@ -175,7 +200,9 @@ async def test_a_signed_record_whose_pieces_do_not_fit_is_refused(here: Remote, 
     await refused(there, "its pieces")
 
 
-async def test_pieces_in_another_order_are_refused(here: Remote, there: Remote, store: ObjectStore) -> None:
+async def test_pieces_in_another_order_are_refused(
+    here: Remote, there: Remote, store: ObjectStore
+) -> None:
     images = {"pages-1.img": os.urandom(CHUNK_BYTES * 2)}
     await here.push(await ready(here._catalogue, images=images))
     (key,) = await store.keys("snapshots/")
@@ -186,7 +213,9 @@ async def test_pieces_in_another_order_are_refused(here: Remote, there: Remote, 
     await refused(there, "not what was pushed")
 
 
-async def test_one_bad_record_does_not_hide_a_good_one(here: Remote, there: Remote, store: ObjectStore) -> None:
+async def test_one_bad_record_does_not_hide_a_good_one(
+    here: Remote, there: Remote, store: ObjectStore
+) -> None:
     snapshot = await ready(here._catalogue)
     await here.push(snapshot)
     await store.put(f"snapshots/{identity().digest()}/sn-0000000000000000.json", b"{}")
@@ -201,7 +230,9 @@ async def test_an_unproven_copy_is_not_fetched(here: Remote, there: Remote) -> N
 
 
 @pytest.mark.slow  # an S3 server that is slow
-async def test_a_copy_that_was_quarantined_here_is_not_fetched_again(here: Remote, there: Remote) -> None:
+async def test_a_copy_that_was_quarantined_here_is_not_fetched_again(
+    here: Remote, there: Remote
+) -> None:
     await here.push(await ready(here._catalogue))
     found = await there.fetch(identity())
     assert found is not None
@@ -209,7 +240,9 @@ async def test_a_copy_that_was_quarantined_here_is_not_fetched_again(here: Remot
     assert await there.fetch(identity()) is None
 
 
-async def test_a_copy_whose_libraries_differ_here_is_not_transferred(here: Remote, there: Remote, tmp_path: Path) -> None:
+async def test_a_copy_whose_libraries_differ_here_is_not_transferred(
+    here: Remote, there: Remote, tmp_path: Path
+) -> None:
     library = tmp_path / "libm.so"
     library.write_bytes(b"one version")
     binds = BindMounts(((str(tmp_path), "python"),))
@@ -223,14 +256,18 @@ async def test_a_copy_whose_libraries_differ_here_is_not_transferred(here: Remot
     assert await there.fetch(identity(), binds) is not None
 
 
-async def test_a_copy_that_does_not_fit_is_not_transferred(here: Remote, store: ObjectStore, tmp_path: Path) -> None:
+async def test_a_copy_that_does_not_fit_is_not_transferred(
+    here: Remote, store: ObjectStore, tmp_path: Path
+) -> None:
     await here.push(await ready(here._catalogue))
     async with node(tmp_path / "small", store, max_bytes=1000) as small:
         with pytest.raises(DiskBudgetExceeded):
             await small.fetch(identity())
 
 
-async def test_a_rebuilt_snapshot_replaces_its_copy_and_shared_pieces_stay(here: Remote, there: Remote, store: ObjectStore) -> None:
+async def test_a_rebuilt_snapshot_replaces_its_copy_and_shared_pieces_stay(
+    here: Remote, there: Remote, store: ObjectStore
+) -> None:
     await here.push(await ready(here._catalogue))
     before = await store.keys("chunks/")
     new = await ready(here._catalogue, created_at=2000.0, images={**FILES, "core-1.img": b"other"})
@@ -243,9 +280,15 @@ async def test_a_rebuilt_snapshot_replaces_its_copy_and_shared_pieces_stay(here:
     assert found.id == new.id
 
 
-async def test_forgetting_removes_what_no_other_copy_names(here: Remote, there: Remote, store: ObjectStore) -> None:
+async def test_forgetting_removes_what_no_other_copy_names(
+    here: Remote, there: Remote, store: ObjectStore
+) -> None:
     one = await ready(here._catalogue)
-    two = await ready(here._catalogue, identity=identity(revision="fn-2@r1"), images={**FILES, "core-1.img": b"other"})
+    two = await ready(
+        here._catalogue,
+        identity=identity(revision="fn-2@r1"),
+        images={**FILES, "core-1.img": b"other"},
+    )
     await here.push(one)
     await here.push(two)
     both = len(await store.keys("chunks/"))

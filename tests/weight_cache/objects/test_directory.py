@@ -24,7 +24,8 @@ def store(tmp_path: Path) -> DirectoryStore:
 
 @contextlib.contextmanager
 def files_of_at_most(size_bytes: int) -> Iterator[None]:
-    """A disk that refuses to take more, as far as this process can tell (Python ignores SIGXFSZ)."""
+    """A disk that refuses to take more, as far as this process can tell (Python ignores
+    SIGXFSZ)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
     try:
@@ -33,7 +34,9 @@ def files_of_at_most(size_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-async def test_a_disk_that_refuses_leaves_what_was_there(store: DirectoryStore, tmp_path: Path) -> None:
+async def test_a_disk_that_refuses_leaves_what_was_there(
+    store: DirectoryStore, tmp_path: Path
+) -> None:
     await store.put("k", b"old")
     (tmp_path / "large").write_bytes(bytes(100_000))
     with files_of_at_most(10_000):
@@ -45,7 +48,9 @@ async def test_a_disk_that_refuses_leaves_what_was_there(store: DirectoryStore, 
     assert os.listdir(tmp_path / "store") == ["k"]
 
 
-async def test_a_fetch_onto_a_disk_that_refuses_leaves_no_file(store: DirectoryStore, tmp_path: Path) -> None:
+async def test_a_fetch_onto_a_disk_that_refuses_leaves_no_file(
+    store: DirectoryStore, tmp_path: Path
+) -> None:
     await store.put("k", bytes(100_000))
     with files_of_at_most(10_000), pytest.raises(ObjectStoreError, match="File too large"):
         await store.fetch("k", tmp_path / "out")
@@ -100,7 +105,9 @@ asyncio.run(DirectoryStore(Path(sys.argv[1])).put("k", b"new"))
 """
 
 
-async def test_a_kill_in_the_middle_of_a_put_leaves_the_old_object(store: DirectoryStore, tmp_path: Path) -> None:
+async def test_a_kill_in_the_middle_of_a_put_leaves_the_old_object(
+    store: DirectoryStore, tmp_path: Path
+) -> None:
     await store.put("k", b"old")
     argv = [sys.executable, "-c", KILLED, str(tmp_path / "store")]
     done = await asyncio.to_thread(subprocess.run, argv, cwd=Path(__file__).parents[3], check=False)
@@ -109,7 +116,9 @@ async def test_a_kill_in_the_middle_of_a_put_leaves_the_old_object(store: Direct
     assert await store.keys("") == ["k"]
 
 
-async def test_what_is_no_file_of_the_store_is_not_read(store: DirectoryStore, tmp_path: Path) -> None:
+async def test_what_is_no_file_of_the_store_is_not_read(
+    store: DirectoryStore, tmp_path: Path
+) -> None:
     """Who writes there may have fewer rights than who reads."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/secret").write_text("root's own")
@@ -119,7 +128,11 @@ async def test_what_is_no_file_of_the_store_is_not_read(store: DirectoryStore, t
     (root / "bb").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(root / "aa/pipe")
     for key in ("aa/link", "bb/secret", "aa/pipe"):
-        for work in (store.get(key, max_bytes=99), store.read(key, offset_bytes=0, length_bytes=9), store.info(key)):
+        for work in (
+            store.get(key, max_bytes=99),
+            store.read(key, offset_bytes=0, length_bytes=9),
+            store.info(key),
+        ):
             with pytest.raises(ObjectStoreError, match="cannot be"):
                 await work
         with pytest.raises(ObjectStoreError):

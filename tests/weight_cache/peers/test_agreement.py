@@ -11,7 +11,12 @@ NODES = {"a", "b", "c"}
 
 def test_who_asks_first_fetches_and_the_others_are_sent_there() -> None:
     notes = Notebook()
-    assert [notes.fetcher("k", asker=asker, without=(), nodes=NODES) for asker in "abca"] == ["a", "a", "a", "a"]
+    assert [notes.fetcher("k", asker=asker, without=(), nodes=NODES) for asker in "abca"] == [
+        "a",
+        "a",
+        "a",
+        "a",
+    ]
 
 
 def test_who_turns_out_not_to_have_it_is_replaced() -> None:

@@ -1,4 +1,5 @@
-"""Daemons on one machine: what one has the others take from it, without an origin; and go on with the origin when it dies or lies."""
+"""Daemons on one machine: what one has the others take from it, without an origin; and go on with
+the origin when it dies or lies."""
 
 from __future__ import annotations
 
@@ -27,13 +28,16 @@ from weight_cache.peers import exchange
 exchange.WAIT_S = 60.0
 runpy.run_module("weight_cache", run_name="__main__", alter_sys=True)
 """
-"""The daemon; it waits for a neighbour that is about to have a chunk, however busy the machine is."""
+"""The daemon; it waits for a neighbour that is about to have a chunk, however busy the machine
+is."""
 
 
 class Daemon:
     """A weight cache with a home of its own."""
 
-    def __init__(self, folder: Path, *, blobs: Path, ports: list[int], own: int, extra: str = "") -> None:
+    def __init__(
+        self, folder: Path, *, blobs: Path, ports: list[int], own: int, extra: str = ""
+    ) -> None:
         self.folder = folder
         self.port = ports[own]
         peers = ", ".join(f'"127.0.0.1:{port}"' for port in ports)
@@ -42,7 +46,8 @@ class Daemon:
         (folder / "h" / "platform.key").write_bytes(base64.urlsafe_b64encode(b"k" * 32))
         (folder / "platform.yaml").write_text(
             f"platform: {{home: {folder}/h, run: {folder}/r, blobs: {blobs}}}\n"
-            f"weight_cache: {{metrics_listen: null, peer_listen: '127.0.0.1:{self.port}', peers: [{peers}], peer_timeout_s: 20{extra}}}\n"
+            f"weight_cache: {{metrics_listen: null, peer_listen: '127.0.0.1:{self.port}', peers: "
+            f"[{peers}], peer_timeout_s: 20{extra}}}\n"
         )
         self.process: asyncio.subprocess.Process | None = None
         self.client = WeightCacheClient(folder / "r" / "weight_cache.sock")
@@ -51,13 +56,23 @@ class Daemon:
         ready, tell = os.pipe()
         with (self.folder / "log").open("wb") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", PATIENTLY, "--config", str(self.folder / "platform.yaml"), "--ready-fd", str(tell)),
+                *(
+                    sys.executable,
+                    "-c",
+                    PATIENTLY,
+                    "--config",
+                    str(self.folder / "platform.yaml"),
+                    "--ready-fd",
+                    str(tell),
+                ),
                 cwd=REPOSITORY,
                 pass_fds=[tell],
                 stderr=log,
             )
         os.close(tell)
-        assert await asyncio.to_thread(os.read, ready, 1) == b"\n", (self.folder / "log").read_text()
+        assert await asyncio.to_thread(os.read, ready, 1) == b"\n", (
+            self.folder / "log"
+        ).read_text()
         os.close(ready)
 
     async def fetch(self, name: str) -> Path:
@@ -66,7 +81,9 @@ class Daemon:
 
     async def figures(self) -> str:
         """Its metrics."""
-        reader, writer = await asyncio.open_unix_connection(self.folder / "r" / "metrics-weight_cache.sock")
+        reader, writer = await asyncio.open_unix_connection(
+            self.folder / "r" / "metrics-weight_cache.sock"
+        )
         writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         body = await reader.read()
         writer.close()
@@ -96,7 +113,10 @@ def upload(blobs: Path, model: Path, content: bytes) -> str:
     model.mkdir()
     (model / "weights").write_bytes(content)
     manifest = build_manifest(model)
-    for digest, blob in ((manifest.digest, manifest.to_bytes()), (manifest.files[0].digest, content)):
+    for digest, blob in (
+        (manifest.digest, manifest.to_bytes()),
+        (manifest.files[0].digest, content),
+    ):
         path = blobs / digest[:2] / digest
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(blob)
@@ -113,7 +133,9 @@ async def status_without_ticket(port: int) -> int:
 
 @pytest.mark.e2e
 @pytest.mark.slow
-async def test_the_second_daemon_has_no_origin_and_gets_the_model_from_the_first(folder: Path) -> None:
+async def test_the_second_daemon_has_no_origin_and_gets_the_model_from_the_first(
+    folder: Path,
+) -> None:
     name = upload(folder / "blobs", folder / "model", os.urandom(CHUNK_BYTES + 1000))
     ports = different_ports(2)
     first = Daemon(folder / "1", blobs=folder / "blobs", ports=ports, own=0)
@@ -122,14 +144,18 @@ async def test_the_second_daemon_has_no_origin_and_gets_the_model_from_the_first
         await first.start()
         path = await first.fetch(name)
         await second.start()
-        assert (await second.fetch(name) / "weights").read_bytes() == (path / "weights").read_bytes()
+        assert (await second.fetch(name) / "weights").read_bytes() == (
+            path / "weights"
+        ).read_bytes()
         told = await second.client.stat()
         assert (told.fetched_bytes, told.given_bytes) == (0, CHUNK_BYTES + 1000)
         assert await status_without_ticket(first.port) == 401
     finally:
         await first.stop()
         await second.stop()
-    assert [daemon.process.returncode for daemon in (first, second) if daemon.process is not None] == [0, 0]
+    assert [
+        daemon.process.returncode for daemon in (first, second) if daemon.process is not None
+    ] == [0, 0]
 
 
 @pytest.mark.e2e
@@ -168,7 +194,9 @@ async def test_a_daemon_that_is_killed_midway_is_replaced_by_the_origin(folder: 
 
 @pytest.mark.e2e
 @pytest.mark.slow
-async def test_cold_daemons_read_the_origin_about_once_together_and_a_disk_that_rots_is_found_out(folder: Path) -> None:
+async def test_cold_daemons_read_the_origin_about_once_together_and_a_disk_that_rots_is_found_out(
+    folder: Path,
+) -> None:
     content = os.urandom(3 * CHUNK_BYTES + 1000)
     name = upload(folder / "blobs", folder / "model", content)
     ports = different_ports(3)

@@ -1,4 +1,5 @@
-"""Nodes give each other what they have; a fleet reads each chunk from the origin once; whatever a peer does, the file is right."""
+"""Nodes give each other what they have; a fleet reads each chunk from the origin once; whatever a
+peer does, the file is right."""
 
 from __future__ import annotations
 
@@ -37,7 +38,11 @@ async def hold(node: NeighbourNode, name: str) -> Path:
 def owned(node: NeighbourNode, file: bytes) -> list[int]:
     """Chunks of a file that this node owns."""
     owner = node.station.neighbourhood.owner
-    return [index for index in range(-(-len(file) // CHUNK_BYTES)) if owner(f"{digest_of(file)}/{index}") is None]
+    return [
+        index
+        for index in range(-(-len(file) // CHUNK_BYTES))
+        if owner(f"{digest_of(file)}/{index}") is None
+    ]
 
 
 def content(path: Path) -> dict[str, bytes]:
@@ -65,17 +70,24 @@ async def test_a_node_that_joins_later_needs_no_origin_either(nodes: Street) -> 
 
 
 @pytest.mark.parametrize("count", [2, 3])
-async def test_cold_nodes_read_each_chunk_from_the_origin_once_together(nodes: Street, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr("weight_cache.peers.exchange.WAIT_S", 60.0)  # a node that is slow or busy is not waited for: not the case here
+async def test_cold_nodes_read_each_chunk_from_the_origin_once_together(
+    nodes: Street, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    # a node that is slow or busy is not waited for: not the case here
+    monkeypatch.setattr("weight_cache.peers.exchange.WAIT_S", 60.0)
     fleet = [await nodes.node(uploads_at_once=64) for _ in range(count)]
     name = put_model(nodes.origin, {**SMALL, "large": chunked(b"x")})
     paths = await asyncio.gather(*(hold(node, name) for node in fleet))
     assert all(content(path) == {**SMALL, "large": chunked(b"x")} for path in paths)
     assert max(Counter(nodes.origin.ranges).values()) == 1
-    assert sum(node.store.statistics().fetched_bytes for node in fleet) == sum(map(len, SMALL.values())) + len(chunked(b"x"))
+    assert sum(node.store.statistics().fetched_bytes for node in fleet) == sum(
+        map(len, SMALL.values())
+    ) + len(chunked(b"x"))
 
 
-async def test_a_manifest_that_lands_while_it_is_looked_for_is_given(nodes: Street, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_manifest_that_lands_while_it_is_looked_for_is_given(
+    nodes: Street, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = await nodes.node()
     name = put_model(nodes.origin, SMALL)
     await hold(first, name)
@@ -94,7 +106,9 @@ async def test_a_manifest_that_lands_while_it_is_looked_for_is_given(nodes: Stre
     monkeypatch.setattr(shelf, "manifest", look)
     second = await nodes.node()
     [peer] = second.station.neighbourhood.holders(name, name)
-    answer = await second.station.exchange._ask(peer, Wanted(digest=name, index=None, length_bytes=10**6, sha256=name))
+    answer = await second.station.exchange._ask(
+        peer, Wanted(digest=name, index=None, length_bytes=10**6, sha256=name)
+    )
     assert answer is not None
     assert hashlib.sha256(answer.body).hexdigest() == name
 
@@ -106,7 +120,11 @@ async def test_each_node_begins_with_the_chunks_that_it_owns(nodes: Street) -> N
     for node in fleet:
         order = list(node.station.exchange.in_turn(file))
         assert sorted(order) == list(range(60))
-        own = [index for index in order if node.station.neighbourhood.owner(f"{file.digest}/{index}") is None]
+        own = [
+            index
+            for index in order
+            if node.station.neighbourhood.owner(f"{file.digest}/{index}") is None
+        ]
         assert order[: len(own)] == own
         begun += own
     assert sorted(begun) == list(range(60))
@@ -120,7 +138,8 @@ async def test_a_node_alone_reads_in_order(nodes: Street) -> None:
 
 async def test_a_node_gives_what_is_verified_of_a_file_that_is_half_here(nodes: Street) -> None:
     first, second = await nodes.node(), await nodes.node(origin=MemoryOrigin())
-    file = next(made for made in map(chunked, FILLS) if not owned(second, made))  # what it owns it would ask its origin for
+    # what it owns it would ask its origin for
+    file = next(made for made in map(chunked, FILLS) if not owned(second, made))
     name = put_model(nodes.origin, {"large": file})
     nodes.origin.lost.add((digest_of(file), 16 * 1024**2))
     arriving = asyncio.create_task(hold(first, name))
@@ -128,7 +147,10 @@ async def test_a_node_gives_what_is_verified_of_a_file_that_is_half_here(nodes: 
     assert arriving.exception() is not None
     nodes.origin.lost.clear()
     nodes.origin.gates[digest_of(file)] = asyncio.Event()  # the rest does not come
-    arriving, waiting = asyncio.create_task(hold(first, name)), asyncio.create_task(hold(second, name))
+    arriving, waiting = (
+        asyncio.create_task(hold(first, name)),
+        asyncio.create_task(hold(second, name)),
+    )
     while second.store.statistics().given_bytes < 16 * 1024**2:
         assert not waiting.done()
         await asyncio.sleep(0.01)
@@ -188,15 +210,25 @@ async def promising(request: wire.Request, writer: asyncio.StreamWriter) -> None
 @pytest.mark.parametrize(
     "behaviour, failure",
     [
-        (flipped, Failure.WRONG), (silent, Failure.SLOW), (reset_midway, Failure.BROKEN), (closed_early, Failure.BROKEN),
-        (endless, Failure.BROKEN), (busy, Failure.BUSY), (refusing, Failure.REFUSED), (absent, Failure.ABSENT), (babbling, Failure.BROKEN),
-        (pointing_nowhere, None), (promising, None),
+        (flipped, Failure.WRONG),
+        (silent, Failure.SLOW),
+        (reset_midway, Failure.BROKEN),
+        (closed_early, Failure.BROKEN),
+        (endless, Failure.BROKEN),
+        (busy, Failure.BUSY),
+        (refusing, Failure.REFUSED),
+        (absent, Failure.ABSENT),
+        (babbling, Failure.BROKEN),
+        (pointing_nowhere, None),
+        (promising, None),
     ],
-)  # fmt: skip
+)
 async def test_whatever_a_peer_does_the_origin_is_next_and_the_file_right(
     nodes: Street, behaviour: Behaviour, failure: Failure | None
 ) -> None:
-    node = await nodes.node(answer_s=0.3 if behaviour in (silent, pointing_nowhere, promising) else 20.0)
+    node = await nodes.node(
+        answer_s=0.3 if behaviour in (silent, pointing_nowhere, promising) else 20.0
+    )
     file = b"z" * 1000
     name = put_model(nodes.origin, {"file": file})
     async with bad_peer(behaviour, holds=[digest_of(file), name]) as address:
@@ -222,11 +254,16 @@ async def test_a_peer_that_gives_wrong_bytes_is_named_and_not_asked_again(nodes:
         assert content(await hold(node, name)) == SMALL
         assert asked == 1  # the manifest was wrong; after that nobody asked it for a chunk
         assert (address, "distrusted") in node.station.neighbourhood.states()
-        samples = {(s.name, *s.labels.values()): s.value for metric in node.station.collector().collect() for s in metric.samples}
+        samples = {
+            (s.name, *s.labels.values()): s.value
+            for metric in node.station.collector().collect()
+            for s in metric.samples
+        }
         assert samples["pilotlight_weights_peer_distrusted", address] == 1
         assert samples["pilotlight_weights_peer_failures_total", "wrong"] == 1
         await nodes.look_around()
-        assert (address, "distrusted") in node.station.neighbourhood.states()  # a good word does not bring trust back
+        # a good word does not bring trust back
+        assert (address, "distrusted") in node.station.neighbourhood.states()
 
 
 async def test_a_dead_peer_costs_its_askers_one_deadline(nodes: Street) -> None:
@@ -235,7 +272,8 @@ async def test_a_dead_peer_costs_its_askers_one_deadline(nodes: Street) -> None:
     async with bad_peer(silent, holds=list(map(digest_of, SMALL.values()))) as address:
         await nodes.join(address)
         await hold(node, name)
-        assert node.station.neighbourhood.failures[Failure.SLOW] <= 9  # those that asked at once, before the first was given up
+        # those that asked at once, before the first was given up
+        assert node.station.neighbourhood.failures[Failure.SLOW] <= 9
 
 
 async def test_a_node_that_dies_midway_is_replaced_by_the_origin(nodes: Street) -> None:
@@ -263,7 +301,13 @@ async def test_nobody_without_the_key_learns_anything(nodes: Street) -> None:
     name = put_model(nodes.origin, SMALL)
     await hold(node, name)
     own = node.station.neighbourhood.own_id
-    for target in ("/v1/holdings", f"/v1/manifests/{name}", f"/v1/chunks/{digest_of(SMALL['part-1'])}/0", "/", "/metrics"):
+    for target in (
+        "/v1/holdings",
+        f"/v1/manifests/{name}",
+        f"/v1/chunks/{digest_of(SMALL['part-1'])}/0",
+        "/",
+        "/metrics",
+    ):
         status, body = await ask(node.address, target, {})
         assert (status, body) == (401, b"no ticket: only nodes of this platform are served")
         old = KEY.write("GET", target, sender="a" * 32, receiver=own, now=1.0)
@@ -333,14 +377,19 @@ async def test_cancelling_a_lease_leaves_nothing_on_its_way(nodes: Street) -> No
     for task in arriving:
         task.cancel()
     await asyncio.wait(arriving)
-    assert repr(first.station._under_way) == repr(second.station._under_way) == "<UnderWay 0 pieces>"
+    assert (
+        repr(first.station._under_way) == repr(second.station._under_way) == "<UnderWay 0 pieces>"
+    )
     nodes.origin.gate = None
     assert content(await hold(second, name)) == SMALL
 
 
-async def test_what_a_neighbour_fetched_a_moment_ago_is_known_without_waiting_for_the_next_look(nodes: Street) -> None:
+async def test_what_a_neighbour_fetched_a_moment_ago_is_known_without_waiting_for_the_next_look(
+    nodes: Street,
+) -> None:
     first, second = await nodes.node(), await nodes.node(origin=MemoryOrigin())
-    second.station.neighbourhood._looked_at = -60.0  # its last look was before the first had anything
+    # its last look was before the first had anything
+    second.station.neighbourhood._looked_at = -60.0
     name = put_model(nodes.origin, SMALL)
     await hold(first, name)
     assert content(await hold(second, name)) == SMALL

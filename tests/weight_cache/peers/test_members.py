@@ -24,7 +24,12 @@ async def test_a_name_that_cannot_be_resolved_stands_for_what_it_stood_for() -> 
 
 
 @pytest.mark.parametrize(
-    "address, parts", [("host:1", ("host", 1)), ("[::1]:8705", ("::1", 8705)), ("10.0.0.7:65535", ("10.0.0.7", 65535))]
+    "address, parts",
+    [
+        ("host:1", ("host", 1)),
+        ("[::1]:8705", ("::1", 8705)),
+        ("10.0.0.7:65535", ("10.0.0.7", 65535)),
+    ],
 )
 def test_addresses_are_host_and_port(address: str, parts: tuple[str, int]) -> None:
     assert split(address) == parts

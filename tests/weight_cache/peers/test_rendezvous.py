@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 from weight_cache.peers.rendezvous import owner, ranked
 
 KEYS = [f"file/{index}" for index in range(600)]
-nodes = st.lists(st.text("0123456789abcdef", min_size=4, max_size=32), min_size=1, max_size=8, unique=True)
+nodes = st.lists(
+    st.text("0123456789abcdef", min_size=4, max_size=32), min_size=1, max_size=8, unique=True
+)
 
 
 @given(nodes, st.text(max_size=80), st.randoms())
-def test_the_order_in_which_nodes_are_named_says_nothing(names: list[str], key: str, random: object) -> None:
+def test_the_order_in_which_nodes_are_named_says_nothing(
+    names: list[str], key: str, random: object
+) -> None:
     shuffled = sorted(names, key=lambda name: hash((name, id(random))))
     assert ranked(key, names) == ranked(key, shuffled)
     assert owner(key, shuffled) == ranked(key, names)[0]
@@ -25,7 +29,8 @@ def test_the_order_in_which_nodes_are_named_says_nothing(names: list[str], key: 
 def test_who_joins_takes_keys_for_itself_only(names: list[str], newcomer: str) -> None:
     moved = [key for key in KEYS if owner(key, names) != owner(key, [*names, newcomer])]
     assert all(owner(key, [*names, newcomer]) == newcomer for key in moved)
-    assert len(moved) / len(KEYS) <= 1 / (len(names) + 1) + 0.12  # 6 standard deviations of 600 draws
+    # 6 standard deviations of 600 draws
+    assert len(moved) / len(KEYS) <= 1 / (len(names) + 1) + 0.12
 
 
 @given(nodes)

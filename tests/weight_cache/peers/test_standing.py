@@ -1,4 +1,5 @@
-"""A peer that fails is left alone for longer and longer; one that lies for long; one that is merely busy for a moment."""
+"""A peer that fails is left alone for longer and longer; one that lies for long; one that is merely
+busy for a moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Only who has the platform's key is served, once per ticket, at the node that it is for, and not an hour later."""
+"""Only who has the platform's key is served, once per ticket, at the node that it is for, and not
+an hour later."""
 
 from __future__ import annotations
 
@@ -24,7 +25,13 @@ def ticket(*, key: PeerKey = KEY, target: str = "/v1/x", to: str = BOB, now: flo
 
 
 def reason_of(
-    gate: Gate, header: str | None, *, method: str = "GET", target: str = "/v1/x", now: float = NOON, anybody: bool = False
+    gate: Gate,
+    header: str | None,
+    *,
+    method: str = "GET",
+    target: str = "/v1/x",
+    now: float = NOON,
+    anybody: bool = False,
 ) -> str:
     with pytest.raises(TicketRefused) as refused:
         gate.admit(header, method, target, now=now, anybody=anybody)
@@ -35,7 +42,9 @@ def test_a_good_ticket_says_who_asks(gate: Gate) -> None:
     assert gate.admit(ticket(), "GET", "/v1/x", now=NOON + 1) == ALICE
 
 
-@pytest.mark.parametrize("header", [None, "", "Bearer x", "Pilotlight-Peer from=1", "Pilotlight-Peer " + "a" * 500])
+@pytest.mark.parametrize(
+    "header", [None, "", "Bearer x", "Pilotlight-Peer from=1", "Pilotlight-Peer " + "a" * 500]
+)
 def test_what_is_no_ticket_is_refused(gate: Gate, header: str | None) -> None:
     assert reason_of(gate, header) == "absent"
 
@@ -44,12 +53,17 @@ def test_a_ticket_of_another_platform_is_refused(gate: Gate) -> None:
     assert reason_of(gate, ticket(key=PeerKey(b"x" * 32))) == "forged"
 
 
-@pytest.mark.parametrize("method, target", [("POST", "/v1/x"), ("GET", "/v1/y"), ("GET", "/v1/x?owner=1")])
+@pytest.mark.parametrize(
+    "method, target", [("POST", "/v1/x"), ("GET", "/v1/y"), ("GET", "/v1/x?owner=1")]
+)
 def test_a_ticket_is_good_for_its_own_request_only(gate: Gate, method: str, target: str) -> None:
     assert reason_of(gate, ticket(), method=method, target=target) == "forged"
 
 
-@pytest.mark.parametrize("field, other", [("from=a", "from=c"), ("to=b", "to=a"), ("at=1", "at=2"), ("nonce=", "nonce=0")])
+@pytest.mark.parametrize(
+    "field, other",
+    [("from=a", "from=c"), ("to=b", "to=a"), ("at=1", "at=2"), ("nonce=", "nonce=0")],
+)
 def test_no_field_can_be_changed(gate: Gate, field: str, other: str) -> None:
     header = ticket()
     changed = header.replace(field, other, 1)

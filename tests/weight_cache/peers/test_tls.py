@@ -1,4 +1,5 @@
-"""Where the platform has certificates, nodes show them to each other before anything else is said."""
+"""Where the platform has certificates, nodes show them to each other before anything else is
+said."""
 
 from __future__ import annotations
 
@@ -18,11 +19,20 @@ from weight_cache.store import Store
 
 
 def terms(peers: list[str] | str) -> Terms:
-    return Terms(peers=peers, listen="127.0.0.1:0", answer_s=20, uploads_at_once=4, upload_bytes_per_s=0, distrust_s=600)
+    return Terms(
+        peers=peers,
+        listen="127.0.0.1:0",
+        answer_s=20,
+        uploads_at_once=4,
+        upload_bytes_per_s=0,
+        distrust_s=600,
+    )
 
 
 @pytest.mark.parametrize(
-    "named, peers", [("127.0.0.1", ["127.0.0.1:{port}"]), ("localhost", "dns:localhost:{port}")], ids=["a list", "the service's name"]
+    "named, peers",
+    [("127.0.0.1", ["127.0.0.1:{port}"]), ("localhost", "dns:localhost:{port}")],
+    ids=["a list", "the service's name"],
 )
 async def test_nodes_of_one_authority_give_each_other_weights_and_nobody_else_is_heard(
     tmp_path: Path, named: str, peers: list[str] | str
@@ -32,12 +42,24 @@ async def test_nodes_of_one_authority_give_each_other_weights_and_nobody_else_is
     origin = MemoryOrigin()
     name = put_model(origin, {"file": b"x" * 1000})
     first = Station(terms([]), KEY, client_tls=credentials.client_context())
-    giver = Store.open(tmp_path / "1", origin=origin, max_bytes=10**6, clock=lambda: 5.0, neighbours=first.exchange)
+    giver = Store.open(
+        tmp_path / "1", origin=origin, max_bytes=10**6, clock=lambda: 5.0, neighbours=first.exchange
+    )
     await first.open(giver.shelf, tls=credentials.server_context())
     await giver.lease(name, holder="test")
-    there = peers.format(port=first.port) if isinstance(peers, str) else [peer.format(port=first.port) for peer in peers]
+    there = (
+        peers.format(port=first.port)
+        if isinstance(peers, str)
+        else [peer.format(port=first.port) for peer in peers]
+    )
     second = Station(terms(there), KEY, client_tls=credentials.client_context())
-    taker = Store.open(tmp_path / "2", origin=MemoryOrigin(), max_bytes=10**6, clock=lambda: 5.0, neighbours=second.exchange)
+    taker = Store.open(
+        tmp_path / "2",
+        origin=MemoryOrigin(),
+        max_bytes=10**6,
+        clock=lambda: 5.0,
+        neighbours=second.exchange,
+    )
     try:
         await taker.lease(name, holder="test")
         assert taker.statistics().given_bytes == 1000

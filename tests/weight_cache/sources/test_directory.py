@@ -84,7 +84,10 @@ class Counting:
         self._lock = threading.Lock()
 
     def files(self) -> list[SourceFile]:
-        return [SourceFile(path=p, size_bytes=len(c), version="1", is_ranged=self.is_ranged) for p, c in self.content.items()]
+        return [
+            SourceFile(path=p, size_bytes=len(c), version="1", is_ranged=self.is_ranged)
+            for p, c in self.content.items()
+        ]
 
     def read(self, file: SourceFile, offset_bytes: int, length_bytes: int) -> bytes:
         with self._lock:
@@ -96,14 +99,21 @@ class Counting:
 
 
 @pytest.mark.parametrize("is_ranged", [True, False])
-def test_every_byte_is_read_once_and_the_manifest_is_the_directorys(tmp_path: Path, *, is_ranged: bool) -> None:
+def test_every_byte_is_read_once_and_the_manifest_is_the_directorys(
+    tmp_path: Path, *, is_ranged: bool
+) -> None:
     source = Counting(is_ranged=is_ranged)
     for path, content in source.content.items():
         (tmp_path / path).write_bytes(content)
 
     assert build_manifest(source) == build_manifest(tmp_path)
 
-    wanted = [("a", 0, CHUNK_BYTES), ("a", CHUNK_BYTES, CHUNK_BYTES), ("a", 2 * CHUNK_BYTES, 5), ("c", 0, 1)]
+    wanted = [
+        ("a", 0, CHUNK_BYTES),
+        ("a", CHUNK_BYTES, CHUNK_BYTES),
+        ("a", 2 * CHUNK_BYTES, 5),
+        ("c", 0, 1),
+    ]
     assert sorted(source.ranges) == wanted
     if not is_ranged:
         assert [r for r in source.ranges if r[0] == "a"] == wanted[:3]
@@ -144,7 +154,9 @@ def test_only_the_files_that_are_wanted_are_read(tmp_path: Path) -> None:
         (["a", "a"], "each once"),
     ],
 )
-def test_a_source_whose_paths_escape_or_collide_is_refused_before_it_is_read(paths: list[str], said: str) -> None:
+def test_a_source_whose_paths_escape_or_collide_is_refused_before_it_is_read(
+    paths: list[str], said: str
+) -> None:
     class Wrong(Counting):
         def files(self) -> list[SourceFile]:
             return [SourceFile(path=path, size_bytes=1, version="1") for path in paths]

@@ -1,4 +1,5 @@
-"""A repository of the hub is pinned to a commit, listed by the hub's own library, and read in ranges from where it points."""
+"""A repository of the hub is pinned to a commit, listed by the hub's own library, and read in
+ranges from where it points."""
 
 from __future__ import annotations
 
@@ -27,9 +28,15 @@ def _servers() -> Iterator[tuple[WebFiles, WebFiles]]:
             if path.endswith(".onnx"):
                 entry["lfs"] = {"oid": "a" * 64, "size": len(content), "pointerSize": 100}
             tree.append(entry)
-            files.files[f"/large/{path}"] = Served(content=content, is_ranged=path.endswith(".onnx"))
-            hub.redirects[f"/org/name/resolve/{COMMIT}/{path}"] = f"{files.url}/large/{path}".replace("127.0.0.1", "localhost")
-        hub.files["/api/models/org/name/revision/v1"] = said({"id": "org/name", "sha": COMMIT, "siblings": []})
+            files.files[f"/large/{path}"] = Served(
+                content=content, is_ranged=path.endswith(".onnx")
+            )
+            hub.redirects[f"/org/name/resolve/{COMMIT}/{path}"] = (
+                f"{files.url}/large/{path}".replace("127.0.0.1", "localhost")
+            )
+        hub.files["/api/models/org/name/revision/v1"] = said(
+            {"id": "org/name", "sha": COMMIT, "siblings": []}
+        )
         hub.files["/api/models/org/name"] = said({"id": "org/name", "sha": COMMIT, "siblings": []})
         hub.files[f"/api/models/org/name/tree/{COMMIT}"] = said(tree)
         yield hub, files
@@ -44,7 +51,9 @@ def at(hub: WebFiles, address: str) -> Source:
 
 
 @pytest.mark.parametrize("address", ["hf://org/name@v1", "hf://org/name"])
-def test_a_revision_is_pinned_and_its_files_are_read(servers: tuple[WebFiles, WebFiles], address: str) -> None:
+def test_a_revision_is_pinned_and_its_files_are_read(
+    servers: tuple[WebFiles, WebFiles], address: str
+) -> None:
     hub, files = servers
     hub.token = "t0ken"
     source = at(hub, address)
@@ -52,7 +61,10 @@ def test_a_revision_is_pinned_and_its_files_are_read(servers: tuple[WebFiles, We
     listed = source.files()
     manifest = build_manifest(source, files=listed)
 
-    assert [(f.path, f.size_bytes, f.version) for f in listed] == [("config.json", 2, "b" * 40), ("onnx/model.onnx", 10, "a" * 64)]
+    assert [(f.path, f.size_bytes, f.version) for f in listed] == [
+        ("config.json", 2, "b" * 40),
+        ("onnx/model.onnx", 10, "a" * 64),
+    ]
     assert [f.path for f in manifest.files] == ["config.json", "onnx/model.onnx"]
     assert source.name == f"hf://org/name@{COMMIT}"
     assert source.read(listed[1], 3, 4) == b"3456"
@@ -62,7 +74,10 @@ def test_a_revision_is_pinned_and_its_files_are_read(servers: tuple[WebFiles, We
 
 def test_what_the_hub_does_not_have_is_told(servers: tuple[WebFiles, WebFiles]) -> None:
     hub, _ = servers
-    for address, wrong in (("hf://org/other", "no such repository|answers 404"), ("hf://org/name@v9", "no such|answers 404")):
+    for address, wrong in (
+        ("hf://org/other", "no such repository|answers 404"),
+        ("hf://org/name@v9", "no such|answers 404"),
+    ):
         source = at(hub, address)
         with pytest.raises(SourceInvalid, match=wrong):
             source.files()

@@ -31,7 +31,13 @@ def _bucket(address: str) -> str:
 
 @pytest.fixture(name="client")
 def _client(address: str) -> Iterator[Any]:
-    client = boto3.client("s3", endpoint_url=address, aws_access_key_id="test", aws_secret_access_key="test", region_name="us-east-1")
+    client = boto3.client(
+        "s3",
+        endpoint_url=address,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        region_name="us-east-1",
+    )
     yield client
     client.close()
 
@@ -48,13 +54,19 @@ def test_a_prefix_is_a_directory(address: str, bucket: str, client: Any, tmp_pat
 
     listed = source.files()
 
-    assert [(f.path, f.size_bytes) for f in listed] == [("a.bin", CHUNK_BYTES + 7), ("empty", 0), ("sub/b", 1)]
+    assert [(f.path, f.size_bytes) for f in listed] == [
+        ("a.bin", CHUNK_BYTES + 7),
+        ("empty", 0),
+        ("sub/b", 1),
+    ]
     assert build_manifest(source, files=listed) == build_manifest(tmp_path)
     assert source.name == f"s3://{bucket}/models/m"
     source.close()
 
 
-def test_one_object_and_a_whole_bucket_are_sources_too(address: str, bucket: str, client: Any) -> None:
+def test_one_object_and_a_whole_bucket_are_sources_too(
+    address: str, bucket: str, client: Any
+) -> None:
     client.put_object(Bucket=bucket, Key="deep/model.gguf", Body=b"0123456789")
     one = open_source(f"s3://{bucket}/deep/model.gguf", environ=environment(address))
     whole = open_source(f"s3://{bucket}", environ=environment(address))
@@ -62,7 +74,11 @@ def test_one_object_and_a_whole_bucket_are_sources_too(address: str, bucket: str
     (file,), (same,) = one.files(), whole.files()
 
     assert (file.path, same.path) == ("model.gguf", "deep/model.gguf")
-    assert (one.read(file, 2, 3), whole.read(same, 5, 5), one.read(file, 0, 0)) == (b"234", b"56789", b"")
+    assert (one.read(file, 2, 3), whole.read(same, 5, 5), one.read(file, 0, 0)) == (
+        b"234",
+        b"56789",
+        b"",
+    )
     one.close()
     whole.close()
 
@@ -79,7 +95,10 @@ def test_a_replaced_object_is_refused(address: str, bucket: str, client: Any) ->
 
 
 def test_what_is_not_there_is_told(address: str, bucket: str) -> None:
-    for where, said in ((f"s3://{bucket}/nothing", "nothing of that name"), ("s3://no-such-bucket/x", "no such bucket")):
+    for where, said in (
+        (f"s3://{bucket}/nothing", "nothing of that name"),
+        ("s3://no-such-bucket/x", "no such bucket"),
+    ):
         source = open_source(where, environ=environment(address))
         with pytest.raises(SourceInvalid, match=said):
             source.files()

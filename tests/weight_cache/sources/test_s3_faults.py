@@ -24,7 +24,13 @@ def _server() -> Iterator[FaultyObjects]:
 @pytest.fixture(name="source", scope="module")
 def _source(server: FaultyObjects) -> Iterator[S3Source]:
     """One for all tests: making a client takes longer than they do."""
-    source = S3Source(bucket=server.bucket, prefix="m", given=server.environment, timeout_s=30.0, pause=lambda _: None)
+    source = S3Source(
+        bucket=server.bucket,
+        prefix="m",
+        given=server.environment,
+        timeout_s=30.0,
+        pause=lambda _: None,
+    )
     yield source
     source.close()
 
@@ -32,7 +38,13 @@ def _source(server: FaultyObjects) -> Iterator[S3Source]:
 @pytest.fixture(name="impatient", scope="module")
 def _impatient(server: FaultyObjects) -> Iterator[S3Source]:
     """One that gives silence up soon."""
-    source = S3Source(bucket=server.bucket, prefix="m", given=server.environment, timeout_s=0.2, pause=lambda _: None)
+    source = S3Source(
+        bucket=server.bucket,
+        prefix="m",
+        given=server.environment,
+        timeout_s=0.2,
+        pause=lambda _: None,
+    )
     yield source
     source.close()
 
@@ -77,9 +89,17 @@ def test_what_passes_is_asked_for_again(
 
 
 @pytest.mark.parametrize(
-    "status, said", [(403, "access refused"), (401, "access refused"), (404, "nothing of that name"), (400, "refused")]
+    "status, said",
+    [
+        (403, "access refused"),
+        (401, "access refused"),
+        (404, "nothing of that name"),
+        (400, "refused"),
+    ],
 )
-def test_a_refusal_is_told_at_once(store: FaultyObjects, source: S3Source, file: SourceFile, status: int, said: str) -> None:
+def test_a_refusal_is_told_at_once(
+    store: FaultyObjects, source: S3Source, file: SourceFile, status: int, said: str
+) -> None:
     before = store.count("GET")
     store.fail(Fault(kind="status", status=status, times=9))
     with pytest.raises(SourceInvalid, match=said):
@@ -104,14 +124,18 @@ def test_an_object_that_is_replaced_meanwhile_is_refused(
         source.read(file, 0, len(CONTENT))
 
 
-def test_a_store_without_tags_is_read_but_never_remembered(store: FaultyObjects, source: S3Source) -> None:
+def test_a_store_without_tags_is_read_but_never_remembered(
+    store: FaultyObjects, source: S3Source
+) -> None:
     store.etags = False
     (file,) = source.files()
     assert (file.version, file.is_lasting) == ("", False)
     assert source.read(file, 5, 5) == CONTENT[5:10]
 
 
-def test_a_store_without_ranges_is_refused_but_for_whole_objects(store: FaultyObjects, source: S3Source, file: SourceFile) -> None:
+def test_a_store_without_ranges_is_refused_but_for_whole_objects(
+    store: FaultyObjects, source: S3Source, file: SourceFile
+) -> None:
     store.ranges = False
     assert source.read(file, 0, len(CONTENT)) == CONTENT
     with pytest.raises(SourceInvalid, match="does not answer ranges"):

@@ -1,4 +1,5 @@
-"""Files on the web are read in ranges of one version; what a server cannot do is done without, or said."""
+"""Files on the web are read in ranges of one version; what a server cannot do is done without, or
+said."""
 
 from __future__ import annotations
 
@@ -63,7 +64,13 @@ def test_ranges_are_asked_for_of_the_version_that_was_seen(server: WebFiles, web
     server.files["/m/model.bin"] = Served(content=b"0123456789", etag=TAG)
     source, (file,) = opened(server, web, "/m/model.bin")
 
-    assert (file.path, file.size_bytes, file.version, file.is_lasting, file.is_ranged) == ("model.bin", 10, TAG, True, True)
+    assert (file.path, file.size_bytes, file.version, file.is_lasting, file.is_ranged) == (
+        "model.bin",
+        10,
+        TAG,
+        True,
+        True,
+    )
     assert source.read(file, 2, 3) == b"234"
     assert server.seen[-1].headers["range"] == "bytes=2-4"
     assert server.seen[-1].headers["if-match"] == TAG
@@ -72,13 +79,25 @@ def test_ranges_are_asked_for_of_the_version_that_was_seen(server: WebFiles, web
 
 @pytest.mark.parametrize("knows_conditions", [True, False])
 @pytest.mark.parametrize("is_ranged", [True, False])
-@pytest.mark.parametrize("tags", [({"etag": TAG}, {"etag": '"v2"'}), ({"modified": "Mon"}, {"modified": "Tue"})])
+@pytest.mark.parametrize(
+    "tags", [({"etag": TAG}, {"etag": '"v2"'}), ({"modified": "Mon"}, {"modified": "Tue"})]
+)
 def test_a_replaced_file_is_refused(
-    server: WebFiles, web: Web, tags: tuple[dict[str, str], dict[str, str]], *, is_ranged: bool, knows_conditions: bool
+    server: WebFiles,
+    web: Web,
+    tags: tuple[dict[str, str], dict[str, str]],
+    *,
+    is_ranged: bool,
+    knows_conditions: bool,
 ) -> None:
     server.files["/a"] = Served(content=b"old", is_ranged=is_ranged, **tags[0])  # type: ignore[arg-type]
     source, (file,) = opened(server, web, "/a")
-    server.files["/a"] = Served(content=b"new", is_ranged=is_ranged, knows_conditions=knows_conditions, **tags[1])  # type: ignore[arg-type]
+    server.files["/a"] = Served(
+        content=b"new",
+        is_ranged=is_ranged,
+        knows_conditions=knows_conditions,
+        **tags[1],  # type: ignore[arg-type]
+    )
 
     with pytest.raises(SourceInvalid, match="changed while it was read"):
         source.read(file, 0, 3)
@@ -90,17 +109,25 @@ def test_weak_tags_and_signed_addresses_do_not_last(server: WebFiles, web: Web) 
     server.files["/signed"] = Served(content=b"x", etag=TAG)
     source, files = opened(server, web, "/weak", "/signed?key=secret")
 
-    assert [(f.path, f.version, f.is_lasting) for f in files] == [("signed", TAG, False), ("weak", "", False)]
+    assert [(f.path, f.version, f.is_lasting) for f in files] == [
+        ("signed", TAG, False),
+        ("weak", "", False),
+    ]
     assert "secret" not in source.name
     assert source.read(files[1], 0, 1) == b"x"
     source.close()
 
 
-def test_a_server_without_ranges_is_read_from_begin_to_end(server: WebFiles, web: Web, tmp_path: Path) -> None:
+def test_a_server_without_ranges_is_read_from_begin_to_end(
+    server: WebFiles, web: Web, tmp_path: Path
+) -> None:
     content = os.urandom(CHUNK_BYTES + 10)
     (tmp_path / "big").write_bytes(content)
     (tmp_path / "empty").touch()
-    server.files |= {"/big": Served(content=content, is_ranged=False), "/empty": Served(content=b"", is_ranged=False)}
+    server.files |= {
+        "/big": Served(content=content, is_ranged=False),
+        "/empty": Served(content=b"", is_ranged=False),
+    }
     source, files = opened(server, web, "/big", "/empty")
 
     manifest = build_manifest(source, files=files)
@@ -168,7 +195,14 @@ def test_a_storm_that_does_not_pass_is_told(server: WebFiles, web: Web) -> None:
 
 
 @pytest.mark.parametrize(
-    "status, said", [(401, "secret="), (403, "secret="), (404, "nothing at that address"), (410, "nothing"), (400, "refused")]
+    "status, said",
+    [
+        (401, "secret="),
+        (403, "secret="),
+        (404, "nothing at that address"),
+        (410, "nothing"),
+        (400, "refused"),
+    ],
 )
 def test_a_refusal_is_told_at_once(server: WebFiles, web: Web, status: int, said: str) -> None:
     server.faults.append(status)

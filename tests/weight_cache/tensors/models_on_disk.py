@@ -21,7 +21,9 @@ EVERY_KIND = {
 }
 
 
-def save(directory: Path, state: dict[str, torch.Tensor] = EVERY_KIND, *, name: str = "model.safetensors") -> Path:
+def save(
+    directory: Path, state: dict[str, torch.Tensor] = EVERY_KIND, *, name: str = "model.safetensors"
+) -> Path:
     """One file."""
     directory.mkdir(parents=True, exist_ok=True)
     save_file(state, directory / name)
@@ -31,17 +33,29 @@ def save(directory: Path, state: dict[str, torch.Tensor] = EVERY_KIND, *, name: 
 def save_in_two(directory: Path) -> Path:
     """The same in two files, with the index that names them."""
     names = sorted(EVERY_KIND)
-    halves = {"model-00001-of-00002.safetensors": names[:4], "model-00002-of-00002.safetensors": names[4:]}
+    halves = {
+        "model-00001-of-00002.safetensors": names[:4],
+        "model-00002-of-00002.safetensors": names[4:],
+    }
     for file, half in halves.items():
         save(directory, {name: EVERY_KIND[name] for name in half}, name=file)
-    body = {"metadata": {}, "weight_map": {name: file for file, half in halves.items() for name in half}}
+    body = {
+        "metadata": {},
+        "weight_map": {name: file for file, half in halves.items() for name in half},
+    }
     (directory / "model.safetensors.index.json").write_text(json.dumps(body))
     return directory
 
 
 def large(directory: Path, *, mebibytes: int = 40) -> tuple[Path, dict[str, torch.Tensor]]:
     """Several pieces, with tensors that lie across their bounds and some tiny ones between."""
-    values = torch.randint(0, 256, (mebibytes * 1024**2,), dtype=torch.uint8, generator=torch.Generator().manual_seed(7))
+    values = torch.randint(
+        0,
+        256,
+        (mebibytes * 1024**2,),
+        dtype=torch.uint8,
+        generator=torch.Generator().manual_seed(7),
+    )
     cuts = [0, 5, 17 * 1024**2 + 3, 17 * 1024**2 + 4, 33 * 1024**2, mebibytes * 1024**2]
     state = {f"t{n}": values[a:b].clone() for n, (a, b) in enumerate(itertools.pairwise(cuts))}
     return save(directory, state), state
@@ -51,4 +65,6 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Dtype, shape and bytes."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
-    return not one.numel() or torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+    return not one.numel() or torch.equal(
+        one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)
+    )

@@ -34,11 +34,15 @@ def pool() -> Iterator[Pool]:
 
 
 def reading_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("read tensors")]
+    return [
+        thread.name for thread in threading.enumerate() if thread.name.startswith("read tensors")
+    ]
 
 
 @pytest.mark.parametrize("make", DEVICES)
-def test_every_kind_of_tensor_arrives_as_it_was(tmp_path: Path, pool: Pool, make: Callable[[], Device]) -> None:
+def test_every_kind_of_tensor_arrives_as_it_was(
+    tmp_path: Path, pool: Pool, make: Callable[[], Device]
+) -> None:
     file, device = save(tmp_path), make()
     tensors = deliver(file, [(tensor, device) for tensor in read_tensors(file)], pool=pool)
     assert all(same(tensors[name], expected) for name, expected in EVERY_KIND.items())
@@ -53,14 +57,18 @@ def test_stages_are_used_again_only_when_their_bytes_have_left(
 ) -> None:
     file, state = large(tmp_path, mebibytes=70)
     device = make()
-    tensors = deliver(file, [(tensor, device) for tensor in read_tensors(file)], pool=pool, threads=threads)
+    tensors = deliver(
+        file, [(tensor, device) for tensor in read_tensors(file)], pool=pool, threads=threads
+    )
     assert all(same(tensors[name], expected) for name, expected in state.items())
 
 
 def test_each_tensor_goes_to_its_own_device(tmp_path: Path, pool: Pool) -> None:
     file, state = large(tmp_path)
     one, two = LateDevice(), LateDevice()
-    tensors = deliver(file, [(t, one if t.name == "t1" else two) for t in read_tensors(file)], pool=pool)
+    tensors = deliver(
+        file, [(t, one if t.name == "t1" else two) for t in read_tensors(file)], pool=pool
+    )
     assert all(same(tensors[name], expected) for name, expected in state.items())
     assert one.sent_bytes == state["t1"].numel()
     assert two.sent_bytes == sum(t.numel() for t in state.values()) - one.sent_bytes
@@ -71,7 +79,8 @@ def test_what_is_in_flight_is_bounded_by_the_pool(tmp_path: Path) -> None:
     file, state = large(tmp_path, mebibytes=100)
     with Pool(2 * PIECE_BYTES) as small:
         placed = [(tensor, LateDevice()) for tensor in read_tensors(file)]
-        tensors = deliver(file, placed, pool=small, threads=4)  # one thread's stages are all that fit
+        # one thread's stages are all that fit
+        tensors = deliver(file, placed, pool=small, threads=4)
         assert all(same(tensors[name], expected) for name, expected in state.items())
 
 
@@ -79,7 +88,9 @@ def test_a_pool_too_small_for_one_thread_is_refused_with_both_numbers(tmp_path: 
     file, _ = large(tmp_path)
     device = LateDevice()
     with Pool(PIECE_BYTES) as small:
-        with pytest.raises(PoolFull, match=f"{PIECE_BYTES} bytes do not fit into a pool of {PIECE_BYTES}"):
+        with pytest.raises(
+            PoolFull, match=f"{PIECE_BYTES} bytes do not fit into a pool of {PIECE_BYTES}"
+        ):
             deliver(file, [(tensor, device) for tensor in read_tensors(file)], pool=small)
         assert small.used_bytes == 0
     assert device.settled == 1
@@ -105,7 +116,10 @@ def test_a_file_that_was_cut_off_is_named(tmp_path: Path, pool: Pool) -> None:
     file, _ = large(tmp_path)
     tensors = read_tensors(file)
     os.truncate(file, file.stat().st_size - 1000)
-    with pytest.raises(TensorsInvalid, match=r"model\.safetensors has \d+ bytes, its tensors end at \d+: it was cut off"):
+    with pytest.raises(
+        TensorsInvalid,
+        match=r"model\.safetensors has \d+ bytes, its tensors end at \d+: it was cut off",
+    ):
         deliver(file, [(tensor, LateDevice()) for tensor in tensors], pool=pool)
 
 
@@ -120,7 +134,8 @@ def test_a_file_that_ends_while_it_is_read_is_named(tmp_path: Path) -> None:
 
 
 def test_short_reads_are_gone_on_with() -> None:
-    descriptor = os.open("/proc/kallsyms", os.O_RDONLY)  # proc(5) gives a page or so at once, however much is asked for
+    # proc(5) gives a page or so at once, however much is asked for
+    descriptor = os.open("/proc/kallsyms", os.O_RDONLY)
     buffer, once = bytearray(50_000), bytearray(50_000)
     try:
         assert os.preadv(descriptor, [once], 0) < len(once)
@@ -137,7 +152,12 @@ def test_cancelling_stops_between_two_pieces(tmp_path: Path, pool: Pool) -> None
     cancelled.set()
     device = LateDevice()
     with pytest.raises(Cancelled):
-        deliver(file, [(tensor, device) for tensor in read_tensors(file)], pool=pool, cancelled=cancelled)
+        deliver(
+            file,
+            [(tensor, device) for tensor in read_tensors(file)],
+            pool=pool,
+            cancelled=cancelled,
+        )
     assert device.sent_bytes == 0
     with pytest.raises(Cancelled):
         read_into(file, read_tensors(file), pool=pool, cancelled=cancelled)
@@ -146,7 +166,9 @@ def test_cancelling_stops_between_two_pieces(tmp_path: Path, pool: Pool) -> None
 
 def test_the_first_failure_stops_the_other_threads() -> None:
     taken: list[Piece] = []
-    pieces = Pieces((Piece(offset_bytes=n, length_bytes=1, parts=()) for n in range(1_000_000)), None)
+    pieces = Pieces(
+        (Piece(offset_bytes=n, length_bytes=1, parts=()) for n in range(1_000_000)), None
+    )
     failed = threading.Event()
 
     def works(left: Pieces) -> None:
@@ -175,7 +197,9 @@ def test_an_interrupt_of_the_caller_stops_the_threads() -> None:
         while left.take() is not None:
             pass
 
-    endless = Pieces((Piece(offset_bytes=n, length_bytes=1, parts=()) for n in itertools.count()), None)
+    endless = Pieces(
+        (Piece(offset_bytes=n, length_bytes=1, parts=()) for n in itertools.count()), None
+    )
     before = signal.signal(signal.SIGALRM, strike)
     gc.disable()  # a callback of the collector would swallow what strikes inside it
     try:
@@ -192,7 +216,9 @@ def test_an_interrupt_of_the_caller_stops_the_threads() -> None:
 def test_only_some_tensors_are_read_when_only_some_are_wanted(tmp_path: Path, pool: Pool) -> None:
     file, state = large(tmp_path)
     device = LateDevice()
-    tensors = deliver(file, [(t, device) for t in read_tensors(file) if t.name in ("t0", "t3")], pool=pool)
+    tensors = deliver(
+        file, [(t, device) for t in read_tensors(file) if t.name in ("t0", "t3")], pool=pool
+    )
     assert set(tensors) == {"t0", "t3"}
     assert device.sent_bytes == state["t0"].numel() + state["t3"].numel()
 
@@ -213,8 +239,10 @@ def test_a_device_that_nothing_is_delivered_to_is_named(where: str) -> None:
         device_of(where)
 
 
-# -- into the pool, to stay ----------------------------------------------------------------------------------------------
-def test_read_into_a_pool_tensors_stay_there_without_another_copy(tmp_path: Path, pool: Pool) -> None:
+# -- into the pool, to stay ------------------------------------------------------------------------
+def test_read_into_a_pool_tensors_stay_there_without_another_copy(
+    tmp_path: Path, pool: Pool
+) -> None:
     file = save(tmp_path)
     tensors = read_into(file, read_tensors(file), pool=pool)
     assert all(same(tensors[name], expected) for name, expected in EVERY_KIND.items())
@@ -226,7 +254,9 @@ def test_read_into_a_pool_tensors_stay_there_without_another_copy(tmp_path: Path
 
 def test_large_ones_are_read_by_several_threads(tmp_path: Path, pool: Pool) -> None:
     file, state = large(tmp_path)
-    tensors = read_into(file, [t for t in read_tensors(file) if t.name != "t2"], pool=pool, threads=3)
+    tensors = read_into(
+        file, [t for t in read_tensors(file) if t.name != "t2"], pool=pool, threads=3
+    )
     assert all(same(tensors[name], state[name]) for name in tensors)
     assert len(tensors) == len(state) - 1
     assert reading_threads() == []
@@ -247,7 +277,9 @@ def test_the_pool_is_read_into_directly(tmp_path: Path) -> None:
         begin = probe.data_ptr()
         del probe
         tensors = read_into(file, read_tensors(file), pool=pool)
-        inside = [begin <= tensor.data_ptr() < begin + pool.size_bytes for tensor in tensors.values()]
+        inside = [
+            begin <= tensor.data_ptr() < begin + pool.size_bytes for tensor in tensors.values()
+        ]
         assert all(inside)
         assert ctypes.string_at(tensors["t0"].data_ptr(), 5) == state["t0"].numpy().tobytes()
         tensors.clear()

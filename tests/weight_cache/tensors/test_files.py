@@ -22,12 +22,18 @@ def test_a_file_means_itself_and_a_directory_its_whole_model(tmp_path: Path) -> 
 def test_an_index_names_the_files_of_a_directory(tmp_path: Path) -> None:
     save_in_two(tmp_path)
     save(tmp_path, name="left-over.safetensors")
-    assert [file.name for file in find_files(tmp_path)] == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert [file.name for file in find_files(tmp_path)] == [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ]
     assert set(whereabouts(read_files(tmp_path))) == set(EVERY_KIND)
 
 
 def test_without_either_it_means_all_of_them(tmp_path: Path) -> None:
-    names = [save(tmp_path, {kind: EVERY_KIND[kind]}, name=f"{kind}.safetensors").name for kind in ("bool", "scalar")]
+    names = [
+        save(tmp_path, {kind: EVERY_KIND[kind]}, name=f"{kind}.safetensors").name
+        for kind in ("bool", "scalar")
+    ]
     assert [file.name for file in find_files(tmp_path)] == names
 
 

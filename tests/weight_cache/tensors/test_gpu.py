@@ -1,4 +1,5 @@
-"""On a real GPU: what arrives is what was saved, memory is pinned when it is called so, and no memory in use is overwritten."""
+"""On a real GPU: what arrives is what was saved, memory is pinned when it is called so, and no
+memory in use is overwritten."""
 
 from __future__ import annotations
 
@@ -87,7 +88,9 @@ def test_a_tensor_that_does_not_fit_is_named_and_the_gpu_stays_usable(device: Cu
         CudaDevice(torch.device("cuda:99"))
 
 
-def test_memory_that_cannot_be_registered_is_not_called_pinned_and_blames_no_later_work(device: CudaDevice) -> None:
+def test_memory_that_cannot_be_registered_is_not_called_pinned_and_blames_no_later_work(
+    device: CudaDevice,
+) -> None:
     assert device.pin is not None
     assert not device.pin.register(0, 4096)
     assert float(torch.ones(4, device="cuda").sum()) == 4.0
@@ -96,7 +99,12 @@ def test_memory_that_cannot_be_registered_is_not_called_pinned_and_blames_no_lat
 def test_a_transformers_model_is_delivered_with_what_is_tied_tied(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=256, tie_word_embeddings=True
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        vocab_size=256,
+        tie_word_embeddings=True,
     )
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).to("cuda")

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from tests.hypothesis_profiles import examples
 from weight_cache.errors import TensorsInvalid
-from weight_cache.tensors.header import BITS_OF, MAX_HEADER_BYTES, Header, header_bytes, parse_header, read_tensors
+from weight_cache.tensors.header import (
+    BITS_OF,
+    MAX_HEADER_BYTES,
+    Header,
+    header_bytes,
+    parse_header,
+    read_tensors,
+)
 from weight_cache.types import Tensor
 
 
@@ -24,7 +31,11 @@ def framed(header: bytes, *, data_bytes: int = 0) -> bytes:
 def row(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
     """One tensor, as the header describes it."""
     shape = list(shape) if isinstance(shape, tuple) else shape
-    return {"dtype": dtype, "shape": shape, "data_offsets": list(offsets) if isinstance(offsets, tuple) else offsets}
+    return {
+        "dtype": dtype,
+        "shape": shape,
+        "data_offsets": list(offsets) if isinstance(offsets, tuple) else offsets,
+    }
 
 
 def parsed(header: Any, *, data_bytes: int = 8) -> tuple[Tensor, ...]:
@@ -53,7 +64,9 @@ def test_tensors_come_in_the_order_of_their_bytes_with_offsets_from_the_begin_of
 
 
 def test_empty_tensors_and_padding_are_fine() -> None:
-    assert [t.length_bytes for t in parsed({"none": row(shape=(0, 7), offsets=(0, 0)), "a": row()})] == [0, 8]
+    assert [
+        t.length_bytes for t in parsed({"none": row(shape=(0, 7), offsets=(0, 0)), "a": row()})
+    ] == [0, 8]
     assert [t.name for t in parsed(json.dumps({"a": row()}).encode() + b"      ")] == ["a"]
     assert parsed({}, data_bytes=0) == ()
 
@@ -62,7 +75,11 @@ def test_what_the_format_itself_wrote_is_read(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from safetensors.torch import save_file
 
-    state = {"weight": torch.arange(6.0).reshape(2, 3), "mask": torch.ones(5, dtype=torch.bool), "none": torch.empty(0, 4)}
+    state = {
+        "weight": torch.arange(6.0).reshape(2, 3),
+        "mask": torch.ones(5, dtype=torch.bool),
+        "none": torch.empty(0, 4),
+    }
     save_file(state, tmp_path / "m.safetensors", metadata={"format": "pt"})
 
     tensors = {t.name: t for t in read_tensors(tmp_path / "m.safetensors")}
@@ -88,20 +105,41 @@ def test_what_the_format_itself_wrote_is_read(tmp_path: Path) -> None:
         pytest.param(b'{"\xff": 1}', 0, "not JSON", id="not UTF-8"),
         pytest.param(b'{"a":' + b"[" * 200_000, 0, "not JSON", id="deeply nested"),
         pytest.param(b'{"a":' + b'{"a":' * 100_000, 0, "not JSON", id="deeply nested objects"),
-        pytest.param(b'{"a":[' + b"[]," * 4_100_000 + b"[]]}", 0, "more parts", id="a bomb of lists"),
-        pytest.param(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,' + b"9" * 9000 + b"]}}", 8, "not JSON", id="thousands of digits"),
-        pytest.param(b'{"a":{"dtype":"F32","shape":[NaN],"data_offsets":[0,8]}}', 8, "NaN", id="not a number"),
+        pytest.param(
+            b'{"a":[' + b"[]," * 4_100_000 + b"[]]}", 0, "more parts", id="a bomb of lists"
+        ),
+        pytest.param(
+            b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,' + b"9" * 9000 + b"]}}",
+            8,
+            "not JSON",
+            id="thousands of digits",
+        ),
+        pytest.param(
+            b'{"a":{"dtype":"F32","shape":[NaN],"data_offsets":[0,8]}}', 8, "NaN", id="not a number"
+        ),
         pytest.param(
             b'{"a":{"dtype":"U8","shape":[],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[],"data_offsets":[0,1]}}',
             1,
             "twice",
             id="name twice",
         ),
-        pytest.param(b'{"a":{"dtype":"U8","dtype":"U8","shape":[],"data_offsets":[0,1]}}', 1, "twice", id="key twice"),
-        pytest.param(b'{"\\ud800":{"dtype":"U8","shape":[],"data_offsets":[0,1]}}', 1, "UTF-8", id="half a surrogate pair"),
+        pytest.param(
+            b'{"a":{"dtype":"U8","dtype":"U8","shape":[],"data_offsets":[0,1]}}',
+            1,
+            "twice",
+            id="key twice",
+        ),
+        pytest.param(
+            b'{"\\ud800":{"dtype":"U8","shape":[],"data_offsets":[0,1]}}',
+            1,
+            "UTF-8",
+            id="half a surrogate pair",
+        ),
         pytest.param({"a": 1}, 8, "expected dtype", id="no object"),
         pytest.param({"a": {"dtype": "F32", "shape": [2]}}, 8, "expected dtype", id="no offsets"),
-        pytest.param({"a": row() | {"more": 1}}, 8, "expected dtype", id="more than there should be"),
+        pytest.param(
+            {"a": row() | {"more": 1}}, 8, "expected dtype", id="more than there should be"
+        ),
         pytest.param({"a": row("F33")}, 8, "dtype 'F33'", id="unknown dtype"),
         pytest.param({"a": row(["F32"])}, 8, "dtype", id="dtype that cannot be hashed"),
         pytest.param({"a": row(shape=2)}, 8, "a shape is", id="shape no list"),
@@ -110,8 +148,18 @@ def test_what_the_format_itself_wrote_is_read(tmp_path: Path) -> None:
         pytest.param({"a": row("U8", (True,), (0, 1))}, 1, "a shape is", id="truth as shape"),
         pytest.param({"a": row(shape=(2**64,))}, 8, "a shape is", id="shape beyond 64 bits"),
         pytest.param({"a": row(shape=(1,) * 65)}, 8, "a shape is", id="too many dimensions"),
-        pytest.param({"a": row(shape=(2**40, 2**40, 0), offsets=(0, 0))}, 0, "more elements", id="overflow hidden behind a zero"),
-        pytest.param({"a": row(shape=(2**62 + 2,))}, 8, "takes", id="overflow that would wrap to the right length"),
+        pytest.param(
+            {"a": row(shape=(2**40, 2**40, 0), offsets=(0, 0))},
+            0,
+            "more elements",
+            id="overflow hidden behind a zero",
+        ),
+        pytest.param(
+            {"a": row(shape=(2**62 + 2,))},
+            8,
+            "takes",
+            id="overflow that would wrap to the right length",
+        ),
         pytest.param({"a": row(offsets=(8, 0))}, 8, "data_offsets are", id="backwards"),
         pytest.param({"a": row(offsets=(-8, 0))}, 8, "data_offsets are", id="before the data"),
         pytest.param({"a": row(offsets=(0, 8, 16))}, 8, "data_offsets are", id="three offsets"),
@@ -119,9 +167,18 @@ def test_what_the_format_itself_wrote_is_read(tmp_path: Path) -> None:
         pytest.param({"a": row(offsets=(0, 4))}, 4, "takes 8 bytes", id="shorter than its shape"),
         pytest.param({"a": row(shape=(1,))}, 8, "takes 4 bytes", id="longer than its shape"),
         pytest.param({"a": row("F4", (3,), (0, 1))}, 1, "takes 1.5 bytes", id="half a byte"),
-        pytest.param({"a": row(offsets=(0, 8)), "b": row(offsets=(4, 12))}, 12, "overlaps", id="overlap"),
-        pytest.param({"a": row(offsets=(0, 8)), "b": row(offsets=(0, 8))}, 8, "overlaps", id="the same bytes twice"),
-        pytest.param({"a": row(offsets=(0, 8)), "b": row(offsets=(16, 24))}, 24, "leaves a gap", id="gap"),
+        pytest.param(
+            {"a": row(offsets=(0, 8)), "b": row(offsets=(4, 12))}, 12, "overlaps", id="overlap"
+        ),
+        pytest.param(
+            {"a": row(offsets=(0, 8)), "b": row(offsets=(0, 8))},
+            8,
+            "overlaps",
+            id="the same bytes twice",
+        ),
+        pytest.param(
+            {"a": row(offsets=(0, 8)), "b": row(offsets=(16, 24))}, 24, "leaves a gap", id="gap"
+        ),
         pytest.param({"a": row(offsets=(8, 16))}, 16, "leaves a gap", id="gap before the first"),
         pytest.param({"a": row()}, 7, "cut off", id="beyond the end of the file"),
         pytest.param({"a": row()}, 9, "belongs to nobody", id="a tail that nobody owns"),
@@ -139,12 +196,21 @@ def test_a_header_that_lies_is_refused(header: Any, data_bytes: int, why: str) -
     [
         pytest.param(b"", 0, "no safetensors file", id="empty file"),
         pytest.param(b"\x02\0\0", 3, "no safetensors file", id="three bytes"),
-        pytest.param((2**64 - 1).to_bytes(8, "little"), 2**65, "at most", id="the longest length there is"),
-        pytest.param((MAX_HEADER_BYTES + 1).to_bytes(8, "little"), 10**10, "at most", id="just over the bound"),
+        pytest.param(
+            (2**64 - 1).to_bytes(8, "little"), 2**65, "at most", id="the longest length there is"
+        ),
+        pytest.param(
+            (MAX_HEADER_BYTES + 1).to_bytes(8, "little"),
+            10**10,
+            "at most",
+            id="just over the bound",
+        ),
         pytest.param((100).to_bytes(8, "little"), 50, "cut off", id="longer than the file"),
     ],
 )
-def test_a_length_that_lies_is_refused_before_anything_is_read(head: bytes, file_bytes: int, why: str) -> None:
+def test_a_length_that_lies_is_refused_before_anything_is_read(
+    head: bytes, file_bytes: int, why: str
+) -> None:
     with pytest.raises(TensorsInvalid, match=why):
         header_bytes(head, file_bytes=file_bytes)
 
@@ -170,12 +236,24 @@ def test_a_message_stays_short_however_long_the_name_is() -> None:
 
 
 def test_one_tensor_is_found_without_reading_the_others_and_is_checked_all_the_same() -> None:
-    rows = {"a": row(), "b": row("BF16", (2, 2), (8, 16)), "far": row("U8", (9,), (16, 25)), "bad": row("F33")}
+    rows = {
+        "a": row(),
+        "b": row("BF16", (2, 2), (8, 16)),
+        "far": row("U8", (9,), (16, 25)),
+        "bad": row("F33"),
+    }
     raw = json.dumps(rows, separators=(",", ":")).encode()
     file = framed(raw, data_bytes=16)
     header = Header(file, file_bytes=len(file))
-    assert header["b"] == Tensor(name="b", dtype="BF16", shape=(2, 2), offset_bytes=8 + len(raw) + 8, length_bytes=8)
-    assert ("a" in header, "c" in header, "__metadata__" in header, 7 in header) == (True, False, False, False)
+    assert header["b"] == Tensor(
+        name="b", dtype="BF16", shape=(2, 2), offset_bytes=8 + len(raw) + 8, length_bytes=8
+    )
+    assert ("a" in header, "c" in header, "__metadata__" in header, 7 in header) == (
+        True,
+        False,
+        False,
+        False,
+    )
     with pytest.raises(TensorsInvalid, match="'far' ends at byte"):
         header["far"]
     with pytest.raises(TensorsInvalid, match="dtype 'F33'"):
@@ -195,8 +273,14 @@ def test_a_row_that_is_a_bomb_is_refused_when_it_is_asked_for() -> None:
 
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
 @pytest.mark.parametrize("name", ["plain", 'a"b', "a\\", "ü", "\n", "", 'x,"plain', "tensor}"])
-def test_names_of_any_kind_are_found_and_none_is_taken_for_another(name: str, separators: tuple[str, str]) -> None:
-    rows = {"__metadata__": {"plain": '"plain":{', "b": "{"}, 'z"plain': row("U8", (3,), (0, 3)), name: row("U8", (5,), (3, 8))}
+def test_names_of_any_kind_are_found_and_none_is_taken_for_another(
+    name: str, separators: tuple[str, str]
+) -> None:
+    rows = {
+        "__metadata__": {"plain": '"plain":{', "b": "{"},
+        'z"plain': row("U8", (3,), (0, 3)),
+        name: row("U8", (5,), (3, 8)),
+    }
     raw = json.dumps(rows, separators=separators).encode()
     file = framed(raw, data_bytes=8)
     assert Header(file, file_bytes=len(file))[name].shape == (5,)
@@ -211,7 +295,9 @@ _TENSORS = st.dictionaries(
 
 
 @given(tensors=_TENSORS)
-def test_whatever_is_laid_side_by_side_is_read_back(tensors: dict[str, tuple[str, list[int]]]) -> None:
+def test_whatever_is_laid_side_by_side_is_read_back(
+    tensors: dict[str, tuple[str, list[int]]],
+) -> None:
     header, end = {}, 0
     for name, (dtype, shape) in tensors.items():
         length = BITS_OF[dtype] // 8
@@ -219,25 +305,45 @@ def test_whatever_is_laid_side_by_side_is_read_back(tensors: dict[str, tuple[str
             length *= n
         header[name] = row(dtype, shape, (end, end + length))
         end += length
-    file = framed(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode(), data_bytes=end)
+    file = framed(
+        json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode(), data_bytes=end
+    )
     alone = Header(file, file_bytes=len(file))
-    assert [alone[t.name] for t in alone.tensors()] == list(Header(file, file_bytes=len(file)).tensors())
+    assert [alone[t.name] for t in alone.tensors()] == list(
+        Header(file, file_bytes=len(file)).tensors()
+    )
     assert all(Header(file, file_bytes=len(file))[t.name] == t for t in alone.tensors())
-    read = {t.name: (t.dtype, list(t.shape), t.length_bytes) for t in parsed(header, data_bytes=end)}
-    assert read == {name: (r["dtype"], r["shape"], r["data_offsets"][1] - r["data_offsets"][0]) for name, r in header.items()}
+    read = {
+        t.name: (t.dtype, list(t.shape), t.length_bytes) for t in parsed(header, data_bytes=end)
+    }
+    assert read == {
+        name: (r["dtype"], r["shape"], r["data_offsets"][1] - r["data_offsets"][0])
+        for name, r in header.items()
+    }
 
 
 _JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.sampled_from(sorted(BITS_OF)),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=4)
+    | st.sampled_from(sorted(BITS_OF)),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "x"]), inner, max_size=4)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["dtype", "shape", "data_offsets", "x"]), inner, max_size=4
+        )
     ),
     max_leaves=12,
 )
 
 
 @settings(max_examples=examples(300))
-@given(header=st.dictionaries(st.text(max_size=4), _JSON, max_size=3) | st.binary(max_size=64), data_bytes=st.integers(0, 64))
+@given(
+    header=st.dictionaries(st.text(max_size=4), _JSON, max_size=3) | st.binary(max_size=64),
+    data_bytes=st.integers(0, 64),
+)
 def test_nothing_but_a_refusal_comes_out_of_nonsense(header: Any, data_bytes: int) -> None:
     try:
         tensors = parsed(header, data_bytes=data_bytes)
@@ -245,13 +351,21 @@ def test_nothing_but_a_refusal_comes_out_of_nonsense(header: Any, data_bytes: in
         return
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     assert sum(t.length_bytes for t in tensors) == data_bytes
-    assert all(8 + len(raw) <= t.offset_bytes <= t.offset_bytes + t.length_bytes <= 8 + len(raw) + data_bytes for t in tensors)
+    assert all(
+        8 + len(raw)
+        <= t.offset_bytes
+        <= t.offset_bytes + t.length_bytes
+        <= 8 + len(raw) + data_bytes
+        for t in tensors
+    )
 
 
 @settings(max_examples=examples(300))
 @given(position=st.integers(0, 200), value=st.integers(0, 255))
 def test_a_flipped_byte_never_lets_a_tensor_leave_its_file(position: int, value: int) -> None:
-    file = bytearray(framed(json.dumps({"a": row(), "b": row("BF16", (3, 4), (8, 32))}).encode(), data_bytes=32))
+    file = bytearray(
+        framed(json.dumps({"a": row(), "b": row("BF16", (3, 4), (8, 32))}).encode(), data_bytes=32)
+    )
     file[position % (len(file) - 32)] = value
     try:
         tensors = parse_header(bytes(file), file_bytes=len(file))

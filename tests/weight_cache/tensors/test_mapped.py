@@ -49,7 +49,16 @@ def test_their_memory_is_the_file_and_one_mapping_serves_all(tmp_path: Path) -> 
     file = save(tmp_path)
     tensors = dict(mapped(file))
     assert all(is_mapped(tensor, file) for name, tensor in tensors.items() if name != "empty")
-    assert len({tensor.untyped_storage().data_ptr() for name, tensor in tensors.items() if name != "empty"}) == 1
+    assert (
+        len(
+            {
+                tensor.untyped_storage().data_ptr()
+                for name, tensor in tensors.items()
+                if name != "empty"
+            }
+        )
+        == 1
+    )
     assert tensors["float32"] is not None
 
 
@@ -115,14 +124,18 @@ def test_a_file_that_became_shorter_is_refused(tmp_path: Path) -> None:
 
 def test_a_type_that_torch_does_not_have_is_named(tmp_path: Path) -> None:
     header = b'{"a":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3]}}'
-    (tmp_path / "six.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(3))
+    (tmp_path / "six.safetensors").write_bytes(
+        len(header).to_bytes(8, "little") + header + bytes(3)
+    )
     with pytest.raises(TensorsInvalid, match="F6_E2M3, for which torch"):
         mapped(tmp_path / "six.safetensors")["a"]
 
 
 def test_four_bits_lie_two_in_a_byte(tmp_path: Path) -> None:
     header = b'{"a":{"dtype":"F4","shape":[2,4],"data_offsets":[0,4]}}'
-    (tmp_path / "four.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    (tmp_path / "four.safetensors").write_bytes(
+        len(header).to_bytes(8, "little") + header + bytes(4)
+    )
     assert mapped(tmp_path / "four.safetensors")["a"].shape == (2, 2)
 
 

@@ -12,7 +12,11 @@ from weight_cache.types import Tensor
 def laid_out(lengths: list[int], *, begin: int) -> list[Tensor]:
     tensors = []
     for n, length in enumerate(lengths):
-        tensors.append(Tensor(name=str(n), dtype="U8", shape=(length,), offset_bytes=begin, length_bytes=length))
+        tensors.append(
+            Tensor(
+                name=str(n), dtype="U8", shape=(length,), offset_bytes=begin, length_bytes=length
+            )
+        )
         begin += length
     return tensors
 
@@ -21,7 +25,11 @@ def test_pieces_end_where_chunks_of_the_file_do() -> None:
     (a, b) = laid_out([10, 7], begin=5)
     pieces = list(cut([b, a], piece_bytes=8))
     assert [(p.offset_bytes, p.length_bytes) for p in pieces] == [(5, 3), (8, 8), (16, 6)]
-    assert [(part.tensor.name, part.at_bytes, part.from_bytes, part.length_bytes) for p in pieces for part in p.parts] == [
+    assert [
+        (part.tensor.name, part.at_bytes, part.from_bytes, part.length_bytes)
+        for p in pieces
+        for part in p.parts
+    ] == [
         ("0", 0, 0, 3),
         ("0", 0, 3, 7),
         ("1", 7, 0, 1),
@@ -41,7 +49,9 @@ def test_what_lies_apart_is_read_apart() -> None:
     piece_bytes=st.integers(1, 32),
     wanted=st.sets(st.integers(0, 11)),
 )
-def test_every_wanted_byte_is_in_one_piece_once(lengths: list[int], begin: int, piece_bytes: int, wanted: set[int]) -> None:
+def test_every_wanted_byte_is_in_one_piece_once(
+    lengths: list[int], begin: int, piece_bytes: int, wanted: set[int]
+) -> None:
     tensors = [t for t in laid_out(lengths, begin=begin) if int(t.name) in wanted]
     seen: list[tuple[str, int]] = []
     for piece in cut(tensors, piece_bytes=piece_bytes):

@@ -15,7 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.hypothesis_profiles import examples
 from weight_cache.errors import PoolFull
-from weight_cache.tensors.pool import ALIGNMENT_BYTES, HUGE_BYTES, Pool, available_bytes, let_go_of_pools, pools_in_use
+from weight_cache.tensors.pool import (
+    ALIGNMENT_BYTES,
+    HUGE_BYTES,
+    Pool,
+    available_bytes,
+    let_go_of_pools,
+    pools_in_use,
+)
 
 MEBIBYTE = 1024**2
 
@@ -45,7 +52,9 @@ def resident_bytes() -> int:
     with open("/proc/self/smaps") as file:
         lines = iter(file)
         return sum(
-            int(next(row for row in lines if row.startswith("Rss:")).split()[1]) * 1024 for line in lines if "pilotlight-pool" in line
+            int(next(row for row in lines if row.startswith("Rss:")).split()[1]) * 1024
+            for line in lines
+            if "pilotlight-pool" in line
         )
 
 
@@ -85,7 +94,9 @@ def test_what_does_not_fit_is_refused_with_both_numbers() -> None:
     with Pool(2 * MEBIBYTE) as pool:
         kept = pool.take(MEBIBYTE)
         with pytest.raises(
-            PoolFull, match=f"{2 * MEBIBYTE} bytes do not fit into a pool of {2 * MEBIBYTE} bytes, {MEBIBYTE} of them taken"
+            PoolFull,
+            match=f"{2 * MEBIBYTE} bytes do not fit into a pool of {2 * MEBIBYTE} bytes, "
+            f"{MEBIBYTE} of them taken",
         ):
             pool.take(2 * MEBIBYTE)
         del kept
@@ -95,7 +106,9 @@ def test_what_does_not_fit_is_refused_with_both_numbers() -> None:
 def test_a_pool_larger_than_the_memory_is_refused_with_both_numbers() -> None:
     available = available_bytes()
     assert available is not None
-    with pytest.raises(PoolFull, match=rf"a pool of {1 << 46} bytes: this machine has \d+ available"):
+    with pytest.raises(
+        PoolFull, match=rf"a pool of {1 << 46} bytes: this machine has \d+ available"
+    ):
         Pool(1 << 46)
 
 
@@ -122,7 +135,11 @@ def test_a_closed_pool_lives_until_its_last_tensor_dies() -> None:
 
 def test_it_is_called_pinned_only_when_the_driver_took_it() -> None:
     driver, refusing = Registry(), Registry(refuses=True)
-    with Pool(MEBIBYTE, pin=driver) as pool, Pool(MEBIBYTE, pin=refusing) as other, Pool(MEBIBYTE) as third:
+    with (
+        Pool(MEBIBYTE, pin=driver) as pool,
+        Pool(MEBIBYTE, pin=refusing) as other,
+        Pool(MEBIBYTE) as third,
+    ):
         assert (pool.is_pinned, other.is_pinned, third.is_pinned) == (True, False, False)
         assert list(driver.held.values()) == [pool.size_bytes]
         assert "pinned" in repr(pool)
@@ -188,7 +205,8 @@ def test_threads_take_what_does_not_overlap() -> None:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Any order of taking, giving back and letting go: what is taken keeps its bytes, and no room is lost."""
+    """Any order of taking, giving back and letting go: what is taken keeps its bytes, and no room
+    is lost."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -230,4 +248,6 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=examples(25), stateful_step_count=20, deadline=None)
+TestPoolMachine.settings = settings(
+    max_examples=examples(25), stateful_step_count=20, deadline=None
+)

@@ -25,4 +25,11 @@ async def examine(settings: ClusterSettings, *, role: Role) -> list[Finding]:
         async with await Cluster.connect(settings) as cluster:
             return judge(await gather(cluster, role=role), settings)
     except ClusterError as error:
-        return [Finding(what="API server", state=BROKEN, detail=str(error), way_out="Check cluster.kubeconfig and cluster.context.")]
+        return [
+            Finding(
+                what="API server",
+                state=BROKEN,
+                detail=str(error),
+                way_out="Check cluster.kubeconfig and cluster.context.",
+            )
+        ]

@@ -16,7 +16,13 @@ from pilotlight.cluster.kinds import Kind
 from pilotlight.cluster.rights import Right, Role, rights_of
 
 T = TypeVar("T")
-CONFIGS = ("config-features", "config-autoscaler", "config-defaults", "config-deployment", "config-gc")
+CONFIGS = (
+    "config-features",
+    "config-autoscaler",
+    "config-defaults",
+    "config-deployment",
+    "config-gc",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +73,8 @@ AGENT_SELECTOR = f"{PART_SELECTOR},app.kubernetes.io/component=node"
 
 
 class _Reading:
-    """Reads one thing after another; what cannot be read is noted in `troubles` by the field that lacks it."""
+    """Reads one thing after another; what cannot be read is noted in `troubles` by the field that
+    lacks it."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -83,7 +90,9 @@ class _Reading:
             self.troubles[name] = error
             return absent
 
-    async def listed(self, name: str, kind: Kind, namespace: str | None = None, selector: str = "") -> tuple[Object, ...]:
+    async def listed(
+        self, name: str, kind: Kind, namespace: str | None = None, selector: str = ""
+    ) -> tuple[Object, ...]:
         """All objects of a kind."""
 
         async def items() -> tuple[Object, ...]:
@@ -115,9 +124,13 @@ async def gather(cluster: Cluster, *, role: Role) -> Facts:
             runtimes = tasks.create_task(listed("runtime_classes", kinds.RUNTIME_CLASS))
             agents = tasks.create_task(listed("agents", kinds.DAEMON_SET, platform, AGENT_SELECTOR))
             deployed = tasks.create_task(listed("parts", kinds.DEPLOYMENT, platform, PART_SELECTOR))
-            stateful = tasks.create_task(listed("parts", kinds.STATEFUL_SET, platform, PART_SELECTOR))
+            stateful = tasks.create_task(
+                listed("parts", kinds.STATEFUL_SET, platform, PART_SELECTOR)
+            )
             pods = tasks.create_task(listed("agent_pods", kinds.POD, platform, AGENT_SELECTOR))
-            namespace = tasks.create_task(read("namespace", cluster.get(kinds.NAMESPACE, platform), None))
+            namespace = tasks.create_task(
+                read("namespace", cluster.get(kinds.NAMESPACE, platform), None)
+            )
             tenants = tasks.create_task(listed("tenants", kinds.NAMESPACE, None, ours))
     except ExceptionGroup as group:  # they all fail for the same reason
         raise group.exceptions[0] from group
@@ -143,19 +156,33 @@ async def gather(cluster: Cluster, *, role: Role) -> Facts:
 
 
 async def _config(cluster: Cluster, namespace: str) -> Mapping[str, Mapping[str, str] | None]:
-    found = await asyncio.gather(*(cluster.get(kinds.CONFIG_MAP, name, namespace) for name in CONFIGS))
-    return {name: dict(one.get("data") or {}) if one is not None else None for name, one in zip(CONFIGS, found, strict=True)}
+    found = await asyncio.gather(
+        *(cluster.get(kinds.CONFIG_MAP, name, namespace) for name in CONFIGS)
+    )
+    return {
+        name: dict(one.get("data") or {}) if one is not None else None
+        for name, one in zip(CONFIGS, found, strict=True)
+    }
 
 
-async def _lacking(cluster: Cluster, role: Role, tenants: Iterable[Object]) -> Mapping[Right, tuple[str, ...]]:
-    """Rights in tenants' namespaces are asked about in the first that is not being deleted; without one they are not asked about."""
+async def _lacking(
+    cluster: Cluster, role: Role, tenants: Iterable[Object]
+) -> Mapping[Right, tuple[str, ...]]:
+    """Rights in tenants' namespaces are asked about in the first that is not being deleted; without
+    one they are not asked about."""
     settings = cluster.settings
-    staying = sorted(str(one["metadata"]["name"]) for one in tenants if not one["metadata"].get("deletionTimestamp"))
+    staying = sorted(
+        str(one["metadata"]["name"])
+        for one in tenants
+        if not one["metadata"].get("deletionTimestamp")
+    )
     tenant = staying[0] if staying else None
     asked: list[tuple[Right, Deed]] = [
         (right, deed)
         for right in rights_of(role, settings)
-        for deed in right.deeds(platform=settings.namespace, knative=settings.knative_namespace, tenant=tenant)
+        for deed in right.deeds(
+            platform=settings.namespace, knative=settings.knative_namespace, tenant=tenant
+        )
     ]
     allowed = await asyncio.gather(*(cluster.may(deed) for _, deed in asked))
     lacking: dict[Right, tuple[str, ...]] = {}

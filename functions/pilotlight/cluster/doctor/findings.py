@@ -16,9 +16,9 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
-        state: `ok`; `note`: works, but worth knowing; `broken`: functions cannot be deployed, started or scaled like this.
-        way_out: what would help, in words.
-        commands: what would help, to be pasted into a shell; "" where only words do.
+        state: `ok`; `note`: works, but worth knowing; `broken`: functions cannot be deployed,
+        started or scaled like this. way_out: what would help, in words. commands: what would help,
+        to be pasted into a shell; "" where only words do.
     """
 
     what: str

@@ -11,7 +11,8 @@ from pilotlight.cluster.doctor.facts import Facts
 from pilotlight.cluster.doctor.findings import BROKEN, NOTE, OK, Finding
 from pilotlight.cluster.settings import ClusterSettings
 
-_DRIVER_LABELS = ("nvidia.com/cuda.driver-version.full", "nvidia.com/cuda.driver.major")  # of gpu-feature-discovery, newest first
+# of gpu-feature-discovery, newest first
+_DRIVER_LABELS = ("nvidia.com/cuda.driver-version.full", "nvidia.com/cuda.driver.major")
 _PRESENT = "nvidia.com/gpu.present"
 
 
@@ -30,13 +31,20 @@ def check(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
     yield from _drivers(facts, settings)
     if found:
         count = sum(_gpus(node, settings) for node in found)
-        yield Finding(what="GPUs", state=OK, detail=f"{count} of {settings.gpu_resource} on {_named(found)}")
+        yield Finding(
+            what="GPUs", state=OK, detail=f"{count} of {settings.gpu_resource} on {_named(found)}"
+        )
         yield from _labels(found, settings)
         yield from _versions(found)
         yield from _taints(found, settings)
     else:
         detail = f"no node offers {settings.gpu_resource}: functions with gpu= cannot start"
-        yield Finding(what="GPUs", state=NOTE, detail=detail, way_out="Install the GPU operator, or its driver and device plugin.")
+        yield Finding(
+            what="GPUs",
+            state=NOTE,
+            detail=detail,
+            way_out="Install the GPU operator, or its driver and device plugin.",
+        )
     yield from _runtimes(facts, settings, has_gpus=bool(found))
 
 
@@ -46,41 +54,77 @@ def _ready(facts: Facts) -> Finding:
         return Finding(what="nodes", state=BROKEN, detail="there are none")
     if away:
         commands = tuple(f"kubectl describe node {_name(node)}" for node in away)
-        return Finding(what="nodes", state=NOTE, detail=f"not ready: {_named(away)}", commands=commands)
+        return Finding(
+            what="nodes", state=NOTE, detail=f"not ready: {_named(away)}", commands=commands
+        )
     return Finding(what="nodes", state=OK, detail=f"{len(facts.nodes)} ready")
 
 
 def _drivers(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
     """A node with GPUs in it that offers none: the driver or the device plugin is not there."""
-    silent = [node for node in facts.nodes if _has_gpu_label(node, settings) and not _gpus(node, settings)]
+    silent = [
+        node for node in facts.nodes if _has_gpu_label(node, settings) and not _gpus(node, settings)
+    ]
     if silent:
-        detail = f"{_named(silent)}: labelled as having a GPU, but {settings.gpu_resource} is not allocatable"
+        detail = (
+            f"{_named(silent)}: labelled as having a GPU, but {settings.gpu_resource} is not "
+            f"allocatable"
+        )
         way_out = "The driver or the device plugin does not run there."
-        commands = tuple(f"kubectl get pods -A -o wide --field-selector spec.nodeName={_name(node)}" for node in silent)
-        yield Finding(what="GPU drivers", state=BROKEN, detail=detail, way_out=way_out, commands=commands)
+        commands = tuple(
+            f"kubectl get pods -A -o wide --field-selector spec.nodeName={_name(node)}"
+            for node in silent
+        )
+        yield Finding(
+            what="GPU drivers", state=BROKEN, detail=detail, way_out=way_out, commands=commands
+        )
 
 
 def _labels(found: Sequence[Object], settings: ClusterSettings) -> Iterator[Finding]:
     bare = [node for node in found if settings.gpu_label not in _labels_of(node)]
     if bare:
-        detail = f"{_named(bare)}: without the label {settings.gpu_label}, by which functions ask for a GPU"
-        commands = tuple(f"kubectl label node {_name(node)} {settings.gpu_label}=PRODUCT" for node in bare)
+        detail = (
+            f"{_named(bare)}: without the label {settings.gpu_label}, by which functions ask "
+            f"for a GPU"
+        )
+        commands = tuple(
+            f"kubectl label node {_name(node)} {settings.gpu_label}=PRODUCT" for node in bare
+        )
         way_out = "gpu-feature-discovery sets it; or name another label with cluster.gpu_label."
-        yield Finding(what="GPU labels", state=BROKEN, detail=detail, way_out=way_out, commands=commands)
-    products = {_labels_of(node)[settings.gpu_label] for node in found if settings.gpu_label in _labels_of(node)}
+        yield Finding(
+            what="GPU labels", state=BROKEN, detail=detail, way_out=way_out, commands=commands
+        )
+    products = {
+        _labels_of(node)[settings.gpu_label]
+        for node in found
+        if settings.gpu_label in _labels_of(node)
+    }
     if products:
         yield Finding(what="GPU products", state=OK, detail=", ".join(sorted(products)))
-    unknown = {name: product for name, product in settings.gpu_products.items() if product not in products}
+    unknown = {
+        name: product for name, product in settings.gpu_products.items() if product not in products
+    }
     if unknown:
         listed = ", ".join(f"{name}: {product}" for name, product in sorted(unknown.items()))
         detail = f"no node has what cluster.gpu_products names: {listed}"
-        yield Finding(what="GPU names", state=NOTE, detail=detail, way_out=f"Nodes have: {', '.join(sorted(products)) or 'none'}.")
+        yield Finding(
+            what="GPU names",
+            state=NOTE,
+            detail=detail,
+            way_out=f"Nodes have: {', '.join(sorted(products)) or 'none'}.",
+        )
 
 
 def _versions(found: Sequence[Object]) -> Iterator[Finding]:
-    drivers = {next((_labels_of(node)[key] for key in _DRIVER_LABELS if key in _labels_of(node)), "") for node in found} - {""}
+    drivers = {
+        next((_labels_of(node)[key] for key in _DRIVER_LABELS if key in _labels_of(node)), "")
+        for node in found
+    } - {""}
     if len(drivers) > 1:
-        detail = f"several: {', '.join(sorted(drivers))}. A snapshot with a GPU is restored only where the driver is the same"
+        detail = (
+            f"several: {', '.join(sorted(drivers))}. A snapshot with a GPU is restored only "
+            f"where the driver is the same"
+        )
         yield Finding(what="GPU driver versions", state=NOTE, detail=detail)
     elif drivers:
         yield Finding(what="GPU driver versions", state=OK, detail=drivers.pop())
@@ -89,18 +133,30 @@ def _versions(found: Sequence[Object]) -> Iterator[Finding]:
 def _taints(found: Sequence[Object], settings: ClusterSettings) -> Iterator[Finding]:
     for node in found:
         taints = (node.get("spec") or {}).get("taints") or ()
-        foreign = [t for t in taints if t.get("key") != settings.gpu_resource and t.get("effect") in ("NoSchedule", "NoExecute")]
+        foreign = [
+            t
+            for t in taints
+            if t.get("key") != settings.gpu_resource
+            and t.get("effect") in ("NoSchedule", "NoExecute")
+        ]
         foreign = [t for t in foreign if not str(t.get("key")).startswith("node.kubernetes.io/")]
         if foreign:
             shown = [f"{t['key']}:{t['effect']}" for t in foreign]
             commands = tuple(f"kubectl taint node {_name(node)} {taint}-" for taint in shown)
-            detail = f"{_name(node)}: tainted {', '.join(shown)}; functions tolerate {settings.gpu_resource} only"
+            detail = (
+                f"{_name(node)}: tainted {', '.join(shown)}; functions tolerate "
+                f"{settings.gpu_resource} only"
+            )
             yield Finding(what="taints", state=NOTE, detail=detail, commands=commands)
 
 
 def _runtimes(facts: Facts, settings: ClusterSettings, *, has_gpus: bool) -> Iterator[Finding]:
     if not facts.is_known("runtime_classes"):
-        yield Finding(what="runtime classes", state=NOTE, detail=f"not looked at: {facts.troubles['runtime_classes']}")
+        yield Finding(
+            what="runtime classes",
+            state=NOTE,
+            detail=f"not looked at: {facts.troubles['runtime_classes']}",
+        )
         return
     wanted = [("cluster.gpu_runtime_class", settings.gpu_runtime_class)] if has_gpus else []
     wanted.append(("cluster.runtime_class", settings.runtime_class))
@@ -110,9 +166,17 @@ def _runtimes(facts: Facts, settings: ClusterSettings, *, has_gpus: bool) -> Ite
         if name in facts.runtime_classes:
             yield Finding(what=f"runtime class {name}", state=OK, detail=f"of {setting}")
             continue
-        body = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": name}
+        body = {
+            "apiVersion": "node.k8s.io/v1",
+            "kind": "RuntimeClass",
+            "metadata": {"name": name},
+            "handler": name,
+        }
         detail = f"{setting} names it, and it does not exist: no such pod can be made"
-        way_out = f"Make it, if the nodes' container runtime has a handler {name}; else write {setting.split('.')[1]}: null."
+        way_out = (
+            f"Make it, if the nodes' container runtime has a handler {name}; else write "
+            f"{setting.split('.')[1]}: null."
+        )
         yield Finding(
             what=f"runtime class {name}",
             state=BROKEN,
@@ -123,7 +187,9 @@ def _runtimes(facts: Facts, settings: ClusterSettings, *, has_gpus: bool) -> Ite
 
 
 def _gpus(node: Object, settings: ClusterSettings) -> int:
-    text = str(((node.get("status") or {}).get("allocatable") or {}).get(settings.gpu_resource, "0"))
+    text = str(
+        ((node.get("status") or {}).get("allocatable") or {}).get(settings.gpu_resource, "0")
+    )
     return int(text) if text.isdigit() else 0
 
 

@@ -22,25 +22,46 @@ def check(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
     yield from _agents(facts, settings)
     yield from _rights(facts, settings)
     if settings.runtime_image is None:
-        way_out = "Set cluster.runtime_image of platform.yaml to the runtime image, by digest (docs/kubernetes.md)."
-        detail = "cluster.runtime_image is null: functions without an image of their own cannot be deployed"
+        way_out = (
+            "Set cluster.runtime_image of platform.yaml to the runtime image, by digest "
+            "(docs/kubernetes.md)."
+        )
+        detail = (
+            "cluster.runtime_image is null: functions without an image of their own cannot "
+            "be deployed"
+        )
         yield Finding(what="runtime image", state=NOTE, detail=detail, way_out=way_out)
 
 
 def _namespaces(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
     if not facts.is_known("namespace"):
-        yield Finding(what="namespace", state=NOTE, detail=f"not looked at: {facts.troubles['namespace']}")
+        yield Finding(
+            what="namespace", state=NOTE, detail=f"not looked at: {facts.troubles['namespace']}"
+        )
     elif facts.namespace is None:
         command = f"kubectl create namespace {settings.namespace}"
-        yield Finding(what="namespace", state=BROKEN, detail=f"{settings.namespace} does not exist", commands=(command,))
+        yield Finding(
+            what="namespace",
+            state=BROKEN,
+            detail=f"{settings.namespace} does not exist",
+            commands=(command,),
+        )
     else:
         yield Finding(what="namespace", state=OK, detail=settings.namespace)
     if not facts.is_known("tenants"):
         return
-    ending = [str(one["metadata"]["name"]) for one in facts.tenants if (one.get("status") or {}).get("phase") == "Terminating"]
+    ending = [
+        str(one["metadata"]["name"])
+        for one in facts.tenants
+        if (one.get("status") or {}).get("phase") == "Terminating"
+    ]
     if ending:
-        commands = tuple(f"kubectl get namespace {name} -o jsonpath='{{.status.conditions}}'" for name in ending)
-        detail = f"being deleted: {', '.join(ending)}. Nothing can be deployed there until they are gone"
+        commands = tuple(
+            f"kubectl get namespace {name} -o jsonpath='{{.status.conditions}}'" for name in ending
+        )
+        detail = (
+            f"being deleted: {', '.join(ending)}. Nothing can be deployed there until they are gone"
+        )
         yield Finding(what="tenants' namespaces", state=NOTE, detail=detail, commands=commands)
     elif facts.tenants:
         yield Finding(what="tenants' namespaces", state=OK, detail=str(len(facts.tenants)))
@@ -49,18 +70,38 @@ def _namespaces(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
 def _parts(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
     """The controller and the activators."""
     if not facts.is_known("parts"):
-        yield Finding(what="platform", state=NOTE, detail=f"not looked at: {facts.troubles['parts']}")
+        yield Finding(
+            what="platform", state=NOTE, detail=f"not looked at: {facts.troubles['parts']}"
+        )
         return
     for component in ("controller", "activator"):
-        found = [one for one in facts.parts if (one["metadata"].get("labels") or {}).get(_COMPONENT) == component]
+        found = [
+            one
+            for one in facts.parts
+            if (one["metadata"].get("labels") or {}).get(_COMPONENT) == component
+        ]
         wanted = sum(int((one.get("spec") or {}).get("replicas", 1)) for one in found)
         ready = sum(int((one.get("status") or {}).get("readyReplicas") or 0) for one in found)
         if not found:
             detail = f"not installed in {settings.namespace}"
-            yield Finding(what=component, state=BROKEN, detail=detail, way_out="Install the chart (deploy/kubernetes/chart).")
+            yield Finding(
+                what=component,
+                state=BROKEN,
+                detail=detail,
+                way_out="Install the chart (deploy/kubernetes/chart).",
+            )
         elif ready < wanted:
-            commands = tuple(f"kubectl describe {one['kind'].lower()}/{one['metadata']['name']} -n {settings.namespace}" for one in found)
-            yield Finding(what=component, state=NOTE if ready else BROKEN, detail=f"{ready} of {wanted} are ready", commands=commands)
+            commands = tuple(
+                f"kubectl describe {one['kind'].lower()}/{one['metadata']['name']} -n "
+                f"{settings.namespace}"
+                for one in found
+            )
+            yield Finding(
+                what=component,
+                state=NOTE if ready else BROKEN,
+                detail=f"{ready} of {wanted} are ready",
+                commands=commands,
+            )
         else:
             yield Finding(what=component, state=OK, detail=f"{ready} ready")
 
@@ -72,20 +113,44 @@ def _agents(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
             yield Finding(what=what, state=NOTE, detail=f"not looked at: {facts.troubles[name]}")
             return
     if not facts.agents:
-        detail = f"no DaemonSet {AGENT_SELECTOR} in {settings.namespace}: pods get neither code nor weights"
-        yield Finding(what=what, state=BROKEN, detail=detail, way_out="Install the chart (deploy/kubernetes/chart).")
+        detail = (
+            f"no DaemonSet {AGENT_SELECTOR} in {settings.namespace}: pods get neither code "
+            f"nor weights"
+        )
+        yield Finding(
+            what=what,
+            state=BROKEN,
+            detail=detail,
+            way_out="Install the chart (deploy/kubernetes/chart).",
+        )
         return
-    running = {str((pod.get("spec") or {}).get("nodeName") or "") for pod in facts.agent_pods if _is_ready(pod)}
+    running = {
+        str((pod.get("spec") or {}).get("nodeName") or "")
+        for pod in facts.agent_pods
+        if _is_ready(pod)
+    }
     wanted = [node for node in facts.nodes if not _is_closed(node)]
-    without = [str(node["metadata"]["name"]) for node in wanted if node["metadata"]["name"] not in running]
+    without = [
+        str(node["metadata"]["name"]) for node in wanted if node["metadata"]["name"] not in running
+    ]
     if not without:
         yield Finding(what=what, state=OK, detail=f"on {len(running)} nodes")
         return
     has_gpu = {str(node["metadata"]["name"]) for node in gpu_nodes(facts, settings)}
     state = BROKEN if has_gpu & set(without) or not running else NOTE
-    detail = f"none that is ready on {', '.join(without[:5])}{' and more' if len(without) > 5 else ''}: pods there wait in vain"
+    detail = (
+        f"none that is ready on "
+        f"{', '.join(without[:5])}{' and more' if len(without) > 5 else ''}: pods there "
+        f"wait in vain"
+    )
     commands = (f"kubectl get pods -n {settings.namespace} -l {AGENT_SELECTOR} -o wide",)
-    yield Finding(what=what, state=state, detail=detail, way_out="Tolerations of the DaemonSet are values of the chart.", commands=commands)
+    yield Finding(
+        what=what,
+        state=state,
+        detail=detail,
+        way_out="Tolerations of the DaemonSet are values of the chart.",
+        commands=commands,
+    )
 
 
 def _rights(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
@@ -95,24 +160,41 @@ def _rights(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
         return
     if not facts.lacking:
         asks_tenants = any(right.scope == "tenant" for right in rights_of(facts.role, settings))
-        detail = "complete, but for those in tenants' namespaces: none was seen" if asks_tenants and not facts.tenants else "complete"
+        detail = (
+            "complete, but for those in tenants' namespaces: none was seen"
+            if asks_tenants and not facts.tenants
+            else "complete"
+        )
         yield Finding(what=what, state=OK, detail=detail)
     for index, (right, verbs) in enumerate(facts.lacking.items()):
-        resource = f"{right.resource}.{right.kind.group}" if right.kind.group and not right.subresource else right.resource
+        resource = (
+            f"{right.resource}.{right.kind.group}"
+            if right.kind.group and not right.subresource
+            else right.resource
+        )
         detail = f"may not {', '.join(verbs)} {resource}: {right.why}"
         state = NOTE if facts.role == "operator" else BROKEN
-        way_out = "The chart makes the ClusterRole, the controller the RoleBinding." if right.scope == "tenant" else ""
+        way_out = (
+            "The chart makes the ClusterRole, the controller the RoleBinding."
+            if right.scope == "tenant"
+            else ""
+        )
         commands = _grant(facts.role, right, verbs, settings, index=index)
         yield Finding(what=what, state=state, detail=detail, way_out=way_out, commands=commands)
 
 
 def _account(role: Role, settings: ClusterSettings) -> str | None:
     """The service account of a role; an operator has none of ours."""
-    return {"controller": settings.controller_account, "operator": None}.get(role, settings.activator_account)
+    return {"controller": settings.controller_account, "operator": None}.get(
+        role, settings.activator_account
+    )
 
 
-def _grant(role: Role, right: Right, verbs: tuple[str, ...], settings: ClusterSettings, *, index: int) -> tuple[str, str]:
-    """Commands that grant verbs, in the scope that the right has; of a tenant's namespace, those that show what should grant them."""
+def _grant(
+    role: Role, right: Right, verbs: tuple[str, ...], settings: ClusterSettings, *, index: int
+) -> tuple[str, str]:
+    """Commands that grant verbs, in the scope that the right has; of a tenant's namespace, those
+    that show what should grant them."""
     name = f"pilotlight-{role}-{right.kind.plural}-{index}"
     account = _account(role, settings)
     if right.scope == "tenant" and account is not None:
@@ -120,12 +202,22 @@ def _grant(role: Role, right: Right, verbs: tuple[str, ...], settings: ClusterSe
         return f"kubectl get clusterrole {tenant_role(settings, account)} -o yaml", bound
     to = f"--serviceaccount={settings.namespace}:{account}" if account else "--user=YOU"
     group = f".{right.kind.group}" if right.kind.group else ""
-    resource = f"{right.kind.plural}{group}" + (f"/{right.subresource}" if right.subresource else "")
-    what = f"--verb={','.join(verbs)} --resource={resource}" + "".join(f" --resource-name={one}" for one in right.names)
+    resource = f"{right.kind.plural}{group}" + (
+        f"/{right.subresource}" if right.subresource else ""
+    )
+    what = f"--verb={','.join(verbs)} --resource={resource}" + "".join(
+        f" --resource-name={one}" for one in right.names
+    )
     if right.scope in ("all", "tenant"):
-        return f"kubectl create clusterrole {name} {what}", f"kubectl create clusterrolebinding {name} --clusterrole={name} {to}"
+        return (
+            f"kubectl create clusterrole {name} {what}",
+            f"kubectl create clusterrolebinding {name} --clusterrole={name} {to}",
+        )
     where = settings.namespace if right.scope == "platform" else settings.knative_namespace
-    return f"kubectl create role {name} -n {where} {what}", f"kubectl create rolebinding {name} -n {where} --role={name} {to}"
+    return (
+        f"kubectl create role {name} -n {where} {what}",
+        f"kubectl create rolebinding {name} -n {where} --role={name} {to}",
+    )
 
 
 def _is_ready(pod: Object) -> bool:

@@ -1,4 +1,5 @@
-"""Whether an object in the cluster is what was wanted. Whatever the API server and its webhooks added is none of our business."""
+"""Whether an object in the cluster is what was wanted. Whatever the API server and its webhooks
+added is none of our business."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from typing import Any
 
 
 def differences(wanted: Any, there: Any, path: str = "") -> Iterator[str]:
-    """Paths of what is wanted and not so: missing keys and other values. Lists are equal in length, and are compared place by place."""
+    """Paths of what is wanted and not so: missing keys and other values. Lists are equal in length,
+    and are compared place by place."""
     if isinstance(wanted, Mapping):
         if not isinstance(there, Mapping):
             yield path

@@ -1,4 +1,5 @@
-"""A function in a cluster: its revisions' launch documents, its disruption budget, its Knative Service."""
+"""A function in a cluster: its revisions' launch documents, its disruption budget, its Knative
+Service."""
 
 from __future__ import annotations
 
@@ -13,12 +14,15 @@ from pilotlight.protocol import FunctionRoute
 
 
 def function_manifests(route: FunctionRoute, tenancy: Tenancy) -> list[Manifest]:
-    """Everything that a function is, in the order in which it is applied. Raises InvalidInput for what the cluster cannot run.
+    """Everything that a function is, in the order in which it is applied. Raises InvalidInput for
+    what the cluster cannot run.
 
-    The Service's template is that of the newest revision; the others, which the traffic names, are there already.
-    """
+    The Service's template is that of the newest revision; the others, which the traffic names, are
+    there already."""
     those = [RevisionOf.of(route, tenancy, name) for name in revision_names(route)]
-    last = next(one for one in those if one.revision == revisions.newest([each.revision for each in those]))
+    last = next(
+        one for one in those if one.revision == revisions.newest([each.revision for each in those])
+    )
     return [
         *(revisions.config_map(one) for one in those),
         disruption_budget(route, tenancy),
@@ -31,9 +35,18 @@ def revision_names(route: FunctionRoute) -> list[str]:
     return sorted(traffic.document_of(route).named() & set(route.revisions))
 
 
-def service(route: FunctionRoute, tenancy: Tenancy, *, template: dict[str, Any], listed: list[traffic.Target]) -> Manifest:
+def service(
+    route: FunctionRoute,
+    tenancy: Tenancy,
+    *,
+    template: dict[str, Any],
+    listed: list[traffic.Target],
+) -> Manifest:
     """The Knative Service. Reached only inside the cluster: callers come through the activators."""
-    labels = {**function_labels(route, tenancy), "networking.knative.dev/visibility": "cluster-local"}
+    labels = {
+        **function_labels(route, tenancy),
+        "networking.knative.dev/visibility": "cluster-local",
+    }
     return manifest(
         kinds.SERVICE,
         names.service_name(route.app, route.function),
@@ -45,7 +58,8 @@ def service(route: FunctionRoute, tenancy: Tenancy, *, template: dict[str, Any],
 
 
 def disruption_budget(route: FunctionRoute, tenancy: Tenancy) -> Manifest:
-    """A drained node ends one pod of a function at a time; one that never came up does not hold the drain up."""
+    """A drained node ends one pod of a function at a time; one that never came up does not hold the
+    drain up."""
     spec = {
         "maxUnavailable": 1,
         "selector": {"matchLabels": {names.FUNCTION_ID: route.id}},

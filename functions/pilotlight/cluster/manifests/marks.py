@@ -1,4 +1,5 @@
-"""What every object of ours carries: labels that say whose it is, and the hash of what was applied."""
+"""What every object of ours carries: labels that say whose it is, and the hash of what was
+applied."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def manifest(
         metadata["namespace"] = namespace
     metadata["labels"] = dict(sorted(labels.items()))
     metadata["annotations"] = dict(sorted((annotations or {}).items()))
-    return stamped({"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, **body})
+    return stamped(
+        {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, **body}
+    )
 
 
 def ours(settings: ClusterSettings) -> dict[str, str]:
@@ -41,13 +44,21 @@ def ours(settings: ClusterSettings) -> dict[str, str]:
 def stamped(made: Manifest) -> Manifest:
     """The same object with the hash of what it says as an annotation.
 
-    A Service's template is left out: it only creates revisions, which never change, and is compared by their names.
-    """
+    A Service's template is left out: it only creates revisions, which never change, and is compared
+    by their names."""
     metadata = made["metadata"]
-    annotations = {key: value for key, value in metadata["annotations"].items() if key != names.APPLIED}
+    annotations = {
+        key: value for key, value in metadata["annotations"].items() if key != names.APPLIED
+    }
     spec = made.get("spec", {})
     if "name" in spec.get("template", {}).get("metadata", {}):
         spec = {**spec, "template": spec["template"]["metadata"]["name"]}
     said = {**made, "metadata": {**metadata, "annotations": annotations}, "spec": spec}
     digest = hashlib.sha256(canonical_json(said)).hexdigest()
-    return {**made, "metadata": {**metadata, "annotations": dict(sorted({**annotations, names.APPLIED: digest}.items()))}}
+    return {
+        **made,
+        "metadata": {
+            **metadata,
+            "annotations": dict(sorted({**annotations, names.APPLIED: digest}.items())),
+        },
+    }

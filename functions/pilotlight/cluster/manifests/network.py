@@ -1,10 +1,13 @@
-"""Who reaches a tenant's pods, and what they reach. Network policies add up, so each allows a part, and what none allows is refused.
+"""Who reaches a tenant's pods, and what they reach. Network policies add up, so each allows a part,
+and what none allows is refused.
 
-- `pilotlight-in`: everything is closed, except that activators reach workers (8080) and queue-proxies (8012), and Knative's activator and
-  autoscaler reach queue-proxies and their metrics (9090). The kubelet's probes come from the node, which no policy can name; networks let
-  their own node through.
-- `pilotlight-out`: pods whose label says `open` reach DNS and the public internet. Not other pods or nodes, whose addresses are private
-  ones, and not the cloud's metadata address, which is link-local. Pods with `none` reach nothing.
+- `pilotlight-in`: everything is closed, except that activators reach workers (8080) and
+  queue-proxies (8012), and Knative's activator and autoscaler reach queue-proxies and their metrics
+  (9090). The kubelet's probes come from the node, which no policy can name; networks let their own
+  node through.
+- `pilotlight-out`: pods whose label says `open` reach DNS and the public internet. Not other pods
+  or nodes, whose addresses are private ones, and not the cloud's metadata address, which is
+  link-local. Pods with `none` reach nothing.
 """
 
 from __future__ import annotations
@@ -39,29 +42,48 @@ _NOT_PUBLIC_4 = (
     "198.18.0.0/15",
     "224.0.0.0/3",
 )
-"""Special-purpose addresses (RFC 6890, RFC 4193, RFC 6598), metadata services (169.254.169.254, 192.0.0.192, fd00:ec2::254) among them, and
-240.0.0.0/4, of which some clusters give their pods addresses. 168.63.129.16 looks public: it is where Azure's machines get what they are
-started with (learn.microsoft.com/azure/virtual-network/what-is-ip-address-168-63-129-16)."""
+"""Special-purpose addresses (RFC 6890, RFC 4193, RFC 6598), metadata services (169.254.169.254,
+192.0.0.192, fd00:ec2::254) among them, and 240.0.0.0/4, of which some clusters give their pods
+addresses. 168.63.129.16 looks public: it is where Azure's machines get what they are started with
+(learn.microsoft.com/azure/virtual-network/what-is-ip-address-168-63-129-16)."""
 _PUBLIC_6 = "2000::/3"
-"""Global unicast (RFC 4291). Outside of it lie loopback, ULA (RFC 4193), link-local and multicast addresses, a metadata service
-(fd00:ec2::254), IPv4 as it is mapped, compatible or translated, and local translators (64:ff9b:1::/48, RFC 8215)."""
+"""Global unicast (RFC 4291). Outside of it lie loopback, ULA (RFC 4193), link-local and multicast
+addresses, a metadata service (fd00:ec2::254), IPv4 as it is mapped, compatible or translated, and
+local translators (64:ff9b:1::/48, RFC 8215)."""
 _NOT_PUBLIC_6 = ("2001::/32", "2002::/16")
-"""Tunnels, whose addresses hold one of IPv4: Teredo (RFC 4380) and 6to4 (RFC 7526: not to be used)."""
+"""Tunnels, whose addresses hold one of IPv4: Teredo (RFC 4380) and 6to4 (RFC 7526: not to be
+used)."""
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-"""By which clusters of IPv6 alone reach the internet of IPv4 (RFC 6052): the address is in the last 32 bits."""
+"""By which clusters of IPv6 alone reach the internet of IPv4 (RFC 6052): the address is in the last
+32 bits."""
 
 
-def policies(namespace: str, *, labels: Mapping[str, str], settings: ClusterSettings) -> list[Manifest]:
+def policies(
+    namespace: str, *, labels: Mapping[str, str], settings: ClusterSettings
+) -> list[Manifest]:
     """The two policies of a namespace."""
 
     def policy(name: str, spec: Mapping[str, Any]) -> Manifest:
-        return manifest(kinds.NETWORK_POLICY, name, namespace=namespace, labels=labels, spec=dict(spec))
+        return manifest(
+            kinds.NETWORK_POLICY, name, namespace=namespace, labels=labels, spec=dict(spec)
+        )
 
     return [
-        policy("pilotlight-in", {"podSelector": {}, "policyTypes": ["Ingress", "Egress"], "ingress": _ingress(settings)}),
+        policy(
+            "pilotlight-in",
+            {
+                "podSelector": {},
+                "policyTypes": ["Ingress", "Egress"],
+                "ingress": _ingress(settings),
+            },
+        ),
         policy(
             "pilotlight-out",
-            {"podSelector": {"matchLabels": {names.NETWORK: OPEN}}, "policyTypes": ["Egress"], "egress": _egress(settings)},
+            {
+                "podSelector": {"matchLabels": {names.NETWORK: OPEN}},
+                "policyTypes": ["Egress"],
+                "egress": _egress(settings),
+            },
         ),
     ]
 

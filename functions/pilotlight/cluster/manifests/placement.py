@@ -1,8 +1,9 @@
-"""Where a revision's pods may run, and where they would rather: GPUs by the node's label, and nodes that hold the weights already.
+"""Where a revision's pods may run, and where they would rather: GPUs by the node's label, and nodes
+that hold the weights already.
 
-An affinity of our own also keeps Knative's default away, which spreads a revision's pods over nodes: the opposite of what a cache wants.
-Zones are left to the scheduler, which spreads pods of a ReplicaSet over them by itself (PodTopologySpread's defaults).
-"""
+An affinity of our own also keeps Knative's default away, which spreads a revision's pods over
+nodes: the opposite of what a cache wants. Zones are left to the scheduler, which spreads pods of a
+ReplicaSet over them by itself (PodTopologySpread's defaults)."""
 
 from __future__ import annotations
 
@@ -31,17 +32,27 @@ def placement(spec: FunctionSpec, launch: LaunchSpec, settings: ClusterSettings)
     if affinity := _affinity(products if len(products) > 1 else [], launch, settings):
         out["affinity"] = {"nodeAffinity": affinity}
     if has_gpu:
-        out["tolerations"] = [{"key": settings.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}]
+        out["tolerations"] = [
+            {"key": settings.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}
+        ]
     return out
 
 
 def _affinity(products: list[str], launch: LaunchSpec, settings: ClusterSettings) -> dict[str, Any]:
     label = settings.gpu_label
-    required = {"nodeSelectorTerms": [{"matchExpressions": [_in(label, *products)]}]} if products else None
-    # The order in which GPUs were named is what the user wants; then the node that has most already.
-    preferred = [(max(1, _MOST - 20 * rank), _in(label, product)) for rank, product in enumerate(products[:-1])]
+    required = (
+        {"nodeSelectorTerms": [{"matchExpressions": [_in(label, *products)]}]} if products else None
+    )
+    # The order in which GPUs were named is what the user wants; then the node that has most
+    # already.
+    preferred = [
+        (max(1, _MOST - 20 * rank), _in(label, product))
+        for rank, product in enumerate(products[:-1])
+    ]
     held = [names.weights_label(mount.manifest) for mount in launch.weights]
-    preferred += [(max(1, _MOST // (2 * len(held))), _in(key, names.HOT)) for key in sorted(set(held))]
+    preferred += [
+        (max(1, _MOST // (2 * len(held))), _in(key, names.HOT)) for key in sorted(set(held))
+    ]
     if settings.restore_into_pods and launch.snapshot:
         preferred.append((_MOST // 2, _in(names.snapshot_label(launch.revision), names.HOT)))
     out: dict[str, Any] = {}
@@ -49,7 +60,8 @@ def _affinity(products: list[str], launch: LaunchSpec, settings: ClusterSettings
         out["requiredDuringSchedulingIgnoredDuringExecution"] = required
     if preferred:
         out["preferredDuringSchedulingIgnoredDuringExecution"] = [
-            {"weight": weight, "preference": {"matchExpressions": [expression]}} for weight, expression in preferred
+            {"weight": weight, "preference": {"matchExpressions": [expression]}}
+            for weight, expression in preferred
         ]
     return out
 

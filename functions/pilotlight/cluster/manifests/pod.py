@@ -1,8 +1,9 @@
-"""The pod of an instance: one container, in which the launcher boots a worker with what the node's agent shows it.
+"""The pod of an instance: one container, in which the launcher boots a worker with what the node's
+agent shows it.
 
-Whatever the tenant's code becomes in it: no root, no capability, no new privilege, the runtime's seccomp profile, a root file system that
-cannot be written, no token, and of the node one directory, its own tenant's, read-only (a hostPath in a Knative pod is so in any case).
-"""
+Whatever the tenant's code becomes in it: no root, no capability, no new privilege, the runtime's
+seccomp profile, a root file system that cannot be written, no token, and of the node one directory,
+its own tenant's, read-only (a hostPath in a Knative pod is so in any case)."""
 
 from __future__ import annotations
 
@@ -31,17 +32,27 @@ SHARED_BYTES: Final = 16 << 30
 """At most, of `/dev/shm`: what tensor parallelism (NCCL) and torch's loaders use is far below."""
 
 
-def pod_spec(spec: FunctionSpec, launch: LaunchSpec, tenancy: Tenancy, *, config_map: str) -> dict[str, Any]:
+def pod_spec(
+    spec: FunctionSpec, launch: LaunchSpec, tenancy: Tenancy, *, config_map: str
+) -> dict[str, Any]:
     """A revision's `spec`. Raises InvalidInput for what the cluster cannot run."""
     settings = tenancy.settings
     timeout_s = timeout(spec.clocks, settings)
     volumes: list[dict[str, Any]] = [
-        {"name": "node", "hostPath": {"path": names.tenant_directory(settings, tenancy.id), "type": "DirectoryOrCreate"}},
+        {
+            "name": "node",
+            "hostPath": {
+                "path": names.tenant_directory(settings, tenancy.id),
+                "type": "DirectoryOrCreate",
+            },
+        },
         {"name": "launch", "configMap": {"name": config_map}},
         {"name": "scratch", "emptyDir": {"sizeLimit": quantities.size(SCRATCH_BYTES)}},
     ]
     if shared := _shared_memory(spec):
-        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": quantities.size(shared)}})
+        volumes.append(
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": quantities.size(shared)}}
+        )
     out: dict[str, Any] = {
         "containerConcurrency": concurrency(spec),
         "timeoutSeconds": timeout_s,
@@ -59,12 +70,15 @@ def pod_spec(spec: FunctionSpec, launch: LaunchSpec, tenancy: Tenancy, *, config
 
 
 def timeout(clocks: Clocks, settings: ClusterSettings) -> int:
-    """`timeoutSeconds`: a start and an execution, for a wake waits through both, within the cluster's bound. Raises InvalidInput."""
+    """`timeoutSeconds`: a start and an execution, for a wake waits through both, within the
+    cluster's bound. Raises InvalidInput."""
     if clocks.execution_s > settings.max_timeout_s:
         raise InvalidInput(
-            f"timeout = {clocks.execution_s:g}: this cluster ends requests after {settings.max_timeout_s} s",
+            f"timeout = {clocks.execution_s:g}: this cluster ends requests after "
+            f"{settings.max_timeout_s} s",
             parameter="timeout",
-            hint="Lower timeout= of the function, or raise max-revision-timeout-seconds of Knative's config-defaults, and "
+            hint="Lower timeout= of the function, or raise max-revision-timeout-seconds of "
+            "Knative's config-defaults, and "
             "cluster.max_timeout_s of platform.yaml with it.",
         )
     return min(math.ceil(clocks.startup_s + clocks.execution_s), settings.max_timeout_s)
@@ -78,22 +92,27 @@ def image_of(launch: LaunchSpec, settings: ClusterSettings) -> str:
             raise InvalidInput(
                 "this cluster has no image for functions without one of their own",
                 parameter="image",
-                hint="Set cluster.runtime_image of platform.yaml to the runtime image, by digest (docs/kubernetes.md).",
+                hint="Set cluster.runtime_image of platform.yaml to the runtime image, by digest "
+                "(docs/kubernetes.md).",
             )
         return settings.runtime_image
     for name, reference in settings.images.items():
-        if name == wanted or (launch.image is not None and len(name) >= 12 and wanted.startswith(name)):
+        if name == wanted or (
+            launch.image is not None and len(name) >= 12 and wanted.startswith(name)
+        ):
             return reference
     if launch.image is None:
         raise InvalidInput(
             f"this cluster has no image for engines of environment {wanted!r}",
             parameter="image",
-            hint=f"Set cluster.images.{wanted} of platform.yaml to an image that holds the engine, by digest (docs/kubernetes.md).",
+            hint=f"Set cluster.images.{wanted} of platform.yaml to an image that holds the "
+            f"engine, by digest (docs/kubernetes.md).",
         )
     raise InvalidInput(
         f"its image {wanted[:12]} was described but not exported: pods need it in a registry",
         parameter="image",
-        hint=f"Run `pilotlight image export`, push the result, and set cluster.images.{wanted[:12]} of platform.yaml to its digest.",
+        hint=f"Run `pilotlight image export`, push the result, and set "
+        f"cluster.images.{wanted[:12]} of platform.yaml to its digest.",
     )
 
 
@@ -110,13 +129,23 @@ def _container(spec: FunctionSpec, launch: LaunchSpec, tenancy: Tenancy) -> dict
         "env": [{"name": name, "value": value} for name, value in _environment().items()],
     }
     if spec.secrets:
-        out["envFrom"] = [{"secretRef": {"name": names.secret_name(name), "optional": False}} for name in sorted(spec.secrets)]
+        out["envFrom"] = [
+            {"secretRef": {"name": names.secret_name(name), "optional": False}}
+            for name in sorted(spec.secrets)
+        ]
     return {
         **out,
         # Cores are a share, not a pin: what is idle may be used, so there is no limit.
-        "resources": {"requests": {"cpu": quantities.cores(resources.cpu), "memory": memory}, "limits": limits},
-        # Without periodSeconds the queue-proxy asks every 50 ms; with one the kubelet would, once a second at best.
-        "readinessProbe": {"httpGet": {"path": STATUS_PATH, "port": WORKER_PORT}, "successThreshold": 1},
+        "resources": {
+            "requests": {"cpu": quantities.cores(resources.cpu), "memory": memory},
+            "limits": limits,
+        },
+        # Without periodSeconds the queue-proxy asks every 50 ms; with one the kubelet would, once a
+        # second at best.
+        "readinessProbe": {
+            "httpGet": {"path": STATUS_PATH, "port": WORKER_PORT},
+            "successThreshold": 1,
+        },
         "startupProbe": {
             "httpGet": {"path": STATUS_PATH, "port": WORKER_PORT},
             "periodSeconds": 1,
@@ -141,7 +170,8 @@ def _container(spec: FunctionSpec, launch: LaunchSpec, tenancy: Tenancy) -> dict
 
 
 def _shared_memory(spec: FunctionSpec) -> int:
-    """Bytes of `/dev/shm`, of the pod's own memory, for engines and whoever has several GPUs; 0: the 64 MiB that each container has do."""
+    """Bytes of `/dev/shm`, of the pod's own memory, for engines and whoever has several GPUs; 0:
+    the 64 MiB that each container has do."""
     wants = spec.kind is FunctionKind.ENGINE or spec.resources.gpu_count > 1
     return min(spec.resources.memory_bytes // 2, SHARED_BYTES) // MIB * MIB if wants else 0
 

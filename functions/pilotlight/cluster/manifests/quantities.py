@@ -1,4 +1,5 @@
-"""Quantities as Kubernetes writes them back, so that what was applied compares equal with what is there."""
+"""Quantities as Kubernetes writes them back, so that what was applied compares equal with what is
+there."""
 
 from __future__ import annotations
 
@@ -13,4 +14,7 @@ def cores(cpu: float) -> str:
 
 def size(count: int) -> str:
     """`2Gi`, `1536Mi`, else plain bytes."""
-    return next((f"{count // unit}{suffix}" for suffix, unit in _BINARY if count and count % unit == 0), str(count))
+    return next(
+        (f"{count // unit}{suffix}" for suffix, unit in _BINARY if count and count % unit == 0),
+        str(count),
+    )

@@ -1,8 +1,9 @@
-"""A revision in a cluster: the template that creates it, and the launch document that its pods read. Neither ever changes.
+"""A revision in a cluster: the template that creates it, and the launch document that its pods
+read. Neither ever changes.
 
-What may change of a launch document without a new revision (which variables its secrets set, the operator's switch of snapshots) is left
-out of it, for a pod that starts must find what its siblings found.
-"""
+What may change of a launch document without a new revision (which variables its secrets set, the
+operator's switch of snapshots) is left out of it, for a pod that starts must find what its siblings
+found."""
 
 from __future__ import annotations
 
@@ -38,15 +39,27 @@ class RevisionOf:
 
     @classmethod
     def of(cls, route: FunctionRoute, tenancy: Tenancy, revision: str) -> RevisionOf:
-        """From a route. Raises InvalidInput for one that the route does not carry, or that cannot be read."""
+        """From a route. Raises InvalidInput for one that the route does not carry, or that cannot
+        be read."""
         if revision not in route.revisions:
-            raise InvalidInput(f"{route.app}/{route.function}: the route does not carry revision {revision!r}", parameter="revision")
+            raise InvalidInput(
+                f"{route.app}/{route.function}: the route does not carry revision {revision!r}",
+                parameter="revision",
+            )
         body = route.revisions[revision]
         try:
             launch = LaunchSpec.from_json(body["launch"])
         except (TypeError, KeyError) as e:
-            raise InvalidInput(f"{route.app}/{route.function}@{revision}: its launch document cannot be read: {e}") from e
-        return cls(route=route, tenancy=tenancy, revision=revision, spec=from_json(FunctionSpec, body["spec"]), launch=launch)
+            raise InvalidInput(
+                f"{route.app}/{route.function}@{revision}: its launch document cannot be read: {e}"
+            ) from e
+        return cls(
+            route=route,
+            tenancy=tenancy,
+            revision=revision,
+            spec=from_json(FunctionSpec, body["spec"]),
+            launch=launch,
+        )
 
     @property
     def service(self) -> str:
@@ -71,7 +84,12 @@ class RevisionOf:
 
 def function_labels(route: FunctionRoute, tenancy: Tenancy) -> dict[str, str]:
     """Of what belongs to a function."""
-    return {**tenancy.labels, names.APP: route.app, names.FUNCTION: route.function, names.FUNCTION_ID: route.id}
+    return {
+        **tenancy.labels,
+        names.APP: route.app,
+        names.FUNCTION: route.function,
+        names.FUNCTION_ID: route.id,
+    }
 
 
 def newest(revisions: Collection[str]) -> str:
@@ -85,9 +103,13 @@ def age(revision: str) -> tuple[int, str]:
 
 
 def template(made: RevisionOf) -> dict[str, Any]:
-    """`spec.template` of the function's Service. Raises InvalidInput for what the cluster cannot run."""
+    """`spec.template` of the function's Service. Raises InvalidInput for what the cluster cannot
+    run."""
     label = network.NONE if made.launch.offline else network.OPEN
-    annotations = {**autoscaling.annotations_of(made.spec, made.tenancy.settings), names.KEY: made.key}
+    annotations = {
+        **autoscaling.annotations_of(made.spec, made.tenancy.settings),
+        names.KEY: made.key,
+    }
     try:
         spec = pod.pod_spec(made.spec, made.launch, made.tenancy, config_map=made.name)
     except InvalidInput as e:
@@ -101,16 +123,19 @@ def template(made: RevisionOf) -> dict[str, Any]:
 
 
 def config_map(made: RevisionOf) -> Manifest:
-    """The launch document, under the revision's name. Raises InvalidInput for one that is too large."""
+    """The launch document, under the revision's name. Raises InvalidInput for one that is too
+    large."""
     lasting = replace(made.launch, secret_variables=(), snapshot=made.spec.snapshot)
     if made.tenancy.grants is not None:
         lasting = made.tenancy.grants.sealed(lasting)
     text = json.dumps(lasting.to_json(), sort_keys=True, indent=1, ensure_ascii=False) + "\n"
     if len(text.encode()) > MAX_CONFIG_MAP_BYTES:
         raise InvalidInput(
-            f"{made.route.app}/{made.route.function}: its description has {len(text.encode())} bytes, and a ConfigMap holds "
+            f"{made.route.app}/{made.route.function}: its description has {len(text.encode())} "
+            f"bytes, and a ConfigMap holds "
             f"{MAX_CONFIG_MAP_BYTES}",
-            hint="Shorten examples and schemas of its methods; data belongs in weights or in the bundle.",
+            hint="Shorten examples and schemas of its methods; data belongs in weights or in the "
+            "bundle.",
         )
     return manifest(
         kinds.CONFIG_MAP,

@@ -12,7 +12,10 @@ from pilotlight.cluster.manifests.tenancy import Tenancy
 
 def secret_manifest(secret: str, tenancy: Tenancy, *, values: Mapping[str, str] | None) -> Manifest:
     """With the values that the platform holds; with None, to be looked at, without any."""
-    data = {name: base64.b64encode(value.encode()).decode() for name, value in sorted((values or {}).items())}
+    data = {
+        name: base64.b64encode(value.encode()).decode()
+        for name, value in sorted((values or {}).items())
+    }
     return manifest(
         kinds.SECRET,
         names.secret_name(secret),
@@ -20,7 +23,11 @@ def secret_manifest(secret: str, tenancy: Tenancy, *, values: Mapping[str, str] 
         labels=tenancy.labels,
         annotations={
             names.PATH: f"{tenancy.path}/{secret}",
-            **({names.MADE_FOR: "its values are written by the platform alone"} if values is None else {}),
+            **(
+                {names.MADE_FOR: "its values are written by the platform alone"}
+                if values is None
+                else {}
+            ),
         },
         type="Opaque",
         **({"data": data} if values is not None else {}),

@@ -1,10 +1,10 @@
 """A tenant's namespace in one environment: what stands there before any function does.
 
-Pod Security: the standards `restricted` and `baseline` refuse every hostPath volume, and a function's pod mounts one: the directory of its
-own tenant on the node, read-only, where the node's agent shows it code and weights. So the namespace enforces `privileged`, which is to say
-nothing, and warns and audits by `restricted`, so that anything else that is not as it should be is seen. Nobody but Knative and this
-platform creates pods here; what they may be is in `pod`.
-"""
+Pod Security: the standards `restricted` and `baseline` refuse every hostPath volume, and a
+function's pod mounts one: the directory of its own tenant on the node, read-only, where the node's
+agent shows it code and weights. So the namespace enforces `privileged`, which is to say nothing,
+and warns and audits by `restricted`, so that anything else that is not as it should be is seen.
+Nobody but Knative and this platform creates pods here; what they may be is in `pod`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,13 @@ QUOTA = LIMITS = "pilotlight"
 CONTROLLER_BINDING = "pilotlight-controller"
 ACTIVATOR_BINDING = "pilotlight-activator"
 PODS_PER_INSTANCE = 2
-"""A pod that ends counts until it is gone, and a new revision comes up beside the old one: the exact bound is the activators'."""
+"""A pod that ends counts until it is gone, and a new revision comes up beside the old one: the
+exact bound is the activators'."""
 _SECURITY = "pod-security.kubernetes.io"
-_WHY = "function pods mount a directory of the node, read-only, which Pod Security's baseline refuses; all else is as restricted wants it"
+_WHY = (
+    "function pods mount a directory of the node, read-only, which Pod Security's baseline "
+    "refuses; all else is as restricted wants it"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +41,9 @@ class Tenancy:
     """A tenant in one environment, on a cluster.
 
     Attributes:
-        uid: as which its pods run.
-        given: name of the namespace, in place of the one made of prefix, tenant and environment; None = that.
-        grants: what its launch documents are sealed with; None: they are only looked at, as nodes take none without a seal.
+        uid: as which its pods run. given: name of the namespace, in place of the one made of
+        prefix, tenant and environment; None = that. grants: what its launch documents are sealed
+        with; None: they are only looked at, as nodes take none without a seal.
     """
 
     id: str
@@ -53,14 +57,25 @@ class Tenancy:
 
     @classmethod
     def of(cls, tenant: TenantRecord, *, environment: str, settings: ClusterSettings) -> Tenancy:
-        """From what the platform knows. Raises InvalidInput for a tenant without a uid of its own."""
+        """From what the platform knows. Raises InvalidInput for a tenant without a uid of its
+        own."""
         if tenant.uid is None:
             raise InvalidInput(
                 f"tenant {tenant.name!r} has no uid of its own, and pods need one",
-                hint="It was made by a platform with fleet: local and without root; create the tenant anew on this platform.",
+                hint="It was made by a platform with fleet: local and without root; create the "
+                "tenant anew on this platform.",
             )
-        plan = UNLIMITED.with_overrides({key: value for key, value in tenant.plan.items() if key != "name"})
-        return cls(id=tenant.id, name=tenant.name, uid=tenant.uid, environment=environment, settings=settings, plan=plan)
+        plan = UNLIMITED.with_overrides(
+            {key: value for key, value in tenant.plan.items() if key != "name"}
+        )
+        return cls(
+            id=tenant.id,
+            name=tenant.name,
+            uid=tenant.uid,
+            environment=environment,
+            settings=settings,
+            plan=plan,
+        )
 
     @property
     def namespace(self) -> str:
@@ -105,17 +120,31 @@ def _namespace(tenancy: Tenancy) -> Manifest:
 
 
 def _role_bindings(tenancy: Tenancy) -> list[Manifest]:
-    """What controller and activators may write in this namespace; the controller's own first, as it writes what follows."""
+    """What controller and activators may write in this namespace; the controller's own first, as it
+    writes what follows."""
     settings = tenancy.settings
-    bound = ((CONTROLLER_BINDING, settings.controller_account), (ACTIVATOR_BINDING, settings.activator_account))
+    bound = (
+        (CONTROLLER_BINDING, settings.controller_account),
+        (ACTIVATOR_BINDING, settings.activator_account),
+    )
     return [
         manifest(
             kinds.ROLE_BINDING,
             name,
             namespace=tenancy.namespace,
             labels=tenancy.labels,
-            roleRef={"apiGroup": kinds.CLUSTER_ROLE.group, "kind": kinds.CLUSTER_ROLE.kind, "name": tenant_role(settings, account)},
-            subjects=[{"kind": kinds.SERVICE_ACCOUNT.kind, "name": account, "namespace": settings.namespace}],
+            roleRef={
+                "apiGroup": kinds.CLUSTER_ROLE.group,
+                "kind": kinds.CLUSTER_ROLE.kind,
+                "name": tenant_role(settings, account),
+            },
+            subjects=[
+                {
+                    "kind": kinds.SERVICE_ACCOUNT.kind,
+                    "name": account,
+                    "namespace": settings.namespace,
+                }
+            ],
         )
         for name, account in bound
     ]
@@ -125,16 +154,28 @@ def _service_account(tenancy: Tenancy) -> Manifest:
     body: dict[str, Any] = {"automountServiceAccountToken": False}
     if tenancy.settings.image_pull_secrets:
         body["imagePullSecrets"] = [{"name": name} for name in tenancy.settings.image_pull_secrets]
-    return manifest(kinds.SERVICE_ACCOUNT, RUNNER, namespace=tenancy.namespace, labels=tenancy.labels, **body)
+    return manifest(
+        kinds.SERVICE_ACCOUNT, RUNNER, namespace=tenancy.namespace, labels=tenancy.labels, **body
+    )
 
 
 def _limits(tenancy: Tenancy) -> Manifest:
-    """Requests for containers that name none (Knative's queue-proxy, where its own settings do not), so that the scheduler counts them.
+    """Requests for containers that name none (Knative's queue-proxy, where its own settings do
+    not), so that the scheduler counts them.
 
     No default limits: they would cut the queue-proxy off, too.
     """
-    limit = {"type": "Container", "defaultRequest": {"cpu": "25m", "memory": "64Mi", "ephemeral-storage": "64Mi"}}
-    return manifest(kinds.LIMIT_RANGE, LIMITS, namespace=tenancy.namespace, labels=tenancy.labels, spec={"limits": [limit]})
+    limit = {
+        "type": "Container",
+        "defaultRequest": {"cpu": "25m", "memory": "64Mi", "ephemeral-storage": "64Mi"},
+    }
+    return manifest(
+        kinds.LIMIT_RANGE,
+        LIMITS,
+        namespace=tenancy.namespace,
+        labels=tenancy.labels,
+        spec={"limits": [limit]},
+    )
 
 
 def _quota(tenancy: Tenancy) -> list[Manifest]:
@@ -146,4 +187,12 @@ def _quota(tenancy: Tenancy) -> list[Manifest]:
     if plan.gpus is not None:
         hard[f"requests.{settings.gpu_resource}"] = str(plan.gpus)
     spec = {"hard": dict(sorted(hard.items()))}
-    return [manifest(kinds.RESOURCE_QUOTA, QUOTA, namespace=tenancy.namespace, labels=tenancy.labels, spec=spec)]
+    return [
+        manifest(
+            kinds.RESOURCE_QUOTA,
+            QUOTA,
+            namespace=tenancy.namespace,
+            labels=tenancy.labels,
+            spec=spec,
+        )
+    ]

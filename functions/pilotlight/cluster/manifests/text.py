@@ -22,7 +22,9 @@ class _Plain(yaml.SafeDumper):
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     """Several lines stand as lines."""
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    return dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    )
 
 
 _Plain.add_representer(str, _text)
@@ -30,4 +32,7 @@ _Plain.add_representer(str, _text)
 
 def to_yaml(manifests: Iterable[Mapping[str, Any]]) -> str:
     """Documents, each begun by `---`."""
-    return "".join(f"---\n{yaml.dump(dict(one), Dumper=_Plain, sort_keys=False, width=160, allow_unicode=True)}" for one in manifests)
+    return "".join(
+        f"---\n{yaml.dump(dict(one), Dumper=_Plain, sort_keys=False, width=160, allow_unicode=True)}"
+        for one in manifests
+    )

@@ -1,4 +1,5 @@
-"""What of Knative's configuration decides on a Service. Without a cluster to ask: Knative's defaults."""
+"""What of Knative's configuration decides on a Service. Without a cluster to ask: Knative's
+defaults."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ class KnativeConfig:
     """Data of Knative's ConfigMaps.
 
     Attributes:
-        features, autoscaler, defaults: data of `config-features`, `config-autoscaler`, `config-defaults`; {} = Knative's own defaults.
-        is_known: they were read from a cluster.
+        features, autoscaler, defaults: data of `config-features`, `config-autoscaler`,
+        `config-defaults`; {} = Knative's own defaults. is_known: they were read from a cluster.
         namespace: where Knative is, for the commands that we name.
     """
 
@@ -29,12 +30,16 @@ class KnativeConfig:
 
     @classmethod
     def unknown(cls, namespace: str = "knative-serving") -> KnativeConfig:
-        """Of a cluster whose configuration cannot be read: what hangs on it is left to the cluster."""
+        """Of a cluster whose configuration cannot be read: what hangs on it is left to the
+        cluster."""
         everything = dict.fromkeys(BY_FLAG, "enabled")
         return cls(
             features=everything,
             autoscaler={"allow-zero-initial-scale": "true"},
-            defaults={"max-revision-timeout-seconds": str(1 << 31), "container-concurrency-max-limit": str(1 << 31)},
+            defaults={
+                "max-revision-timeout-seconds": str(1 << 31),
+                "container-concurrency-max-limit": str(1 << 31),
+            },
             namespace=namespace,
         )
 
@@ -63,7 +68,9 @@ class KnativeConfig:
     @property
     def max_concurrency(self) -> int:
         """Bound of `containerConcurrency`."""
-        return _number(self.defaults.get("container-concurrency-max-limit"), DEFAULT_MAX_CONCURRENCY)
+        return _number(
+            self.defaults.get("container-concurrency-max-limit"), DEFAULT_MAX_CONCURRENCY
+        )
 
     @property
     def allows_zero_initial_scale(self) -> bool:

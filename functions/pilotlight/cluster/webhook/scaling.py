@@ -1,4 +1,5 @@
-"""Annotations of the autoscaler: keys and bounds of knative/serving pkg/apis/autoscaling/annotation_validation.go."""
+"""Annotations of the autoscaler: keys and bounds of knative/serving
+pkg/apis/autoscaling/annotation_validation.go."""
 
 from __future__ import annotations
 
@@ -29,20 +30,30 @@ _DURATION = re.compile(r"([0-9]+h)?([0-9]+m)?([0-9]+s)?\Z")
 
 def problems(annotations: Mapping[str, str], config: KnativeConfig) -> Iterator[FieldProblem]:
     """What is wrong with a template's annotations."""
-    own = {key.removeprefix(PREFIX): value for key, value in annotations.items() if key.startswith(PREFIX)}
+    own = {
+        key.removeprefix(PREFIX): value
+        for key, value in annotations.items()
+        if key.startswith(PREFIX)
+    }
     for key, value in own.items():
         if not isinstance(value, str):
             yield _at(key, f"{value!r} is not text: annotations are", f'Write "{value}".')
         elif message := _wrong(key, value):
             yield _at(key, f"{value!r}: {message}")
-    yield from _together({key: value for key, value in own.items() if isinstance(value, str)}, config)
+    yield from _together(
+        {key: value for key, value in own.items() if isinstance(value, str)}, config
+    )
 
 
 def seconds(text: str) -> int | None:
     """A duration of whole seconds, as Go writes it (`90s`, `1h30m`); None for anything else."""
     if not text or not (found := _DURATION.match(text)):
         return None
-    return sum(int(part[:-1]) * unit for part, unit in zip(found.groups(), (3600, 60, 1), strict=True) if part)
+    return sum(
+        int(part[:-1]) * unit
+        for part, unit in zip(found.groups(), (3600, 60, 1), strict=True)
+        if part
+    )
 
 
 def _wrong(key: str, value: str) -> str:
@@ -55,9 +66,17 @@ def _wrong(key: str, value: str) -> str:
     if key in _SECONDS:
         least, most = _SECONDS[key]
         found = seconds(value)
-        return "" if found is not None and least <= found <= most else f"must be whole seconds between {least}s and {most}s"
+        return (
+            ""
+            if found is not None and least <= found <= most
+            else f"must be whole seconds between {least}s and {most}s"
+        )
     if key == "target-burst-capacity":
-        return "" if value == "-1" or _is_within(value, 0, float("inf")) else "must be -1, or 0 or more"
+        return (
+            ""
+            if value == "-1" or _is_within(value, 0, float("inf"))
+            else "must be -1, or 0 or more"
+        )
     if key == "class" and value.endswith(".autoscaling.knative.dev") and value not in (_KPA, _HPA):
         return f"must be {_KPA} or {_HPA}, or a class of another domain"
     return "" if key in _TEXTS else "no such key of the autoscaler's"
@@ -71,13 +90,23 @@ def _is_within(text: str, low: float, high: float) -> bool:
 
 
 def _together(own: Mapping[str, str], config: KnativeConfig) -> Iterator[FieldProblem]:
-    if own.get("class", _KPA) == _KPA and own.get("metric", "concurrency") not in ("concurrency", "rps"):
+    if own.get("class", _KPA) == _KPA and own.get("metric", "concurrency") not in (
+        "concurrency",
+        "rps",
+    ):
         yield _at("metric", f"{own['metric']!r}: this class counts concurrency or rps")
-    least, most = (int(own.get(key, "0")) if own.get(key, "0").isdigit() else 0 for key in ("min-scale", "max-scale"))
+    least, most = (
+        int(own.get(key, "0")) if own.get(key, "0").isdigit() else 0
+        for key in ("min-scale", "max-scale")
+    )
     if most and least > most:
         yield _at("min-scale", f"{least} is more than max-scale, {most}")
     if own.get("initial-scale") == "0" and not config.allows_zero_initial_scale:
-        yield _at("initial-scale", "0 is not allowed by this cluster", config.set_autoscaler("allow-zero-initial-scale", "true"))
+        yield _at(
+            "initial-scale",
+            "0 is not allowed by this cluster",
+            config.set_autoscaler("allow-zero-initial-scale", "true"),
+        )
 
 
 def _at(key: str, message: str, fix: str = "") -> FieldProblem:

@@ -1,7 +1,8 @@
-"""Fields that Knative's CRD does not know: the API server drops them before anybody looks, so they are refused here.
+"""Fields that Knative's CRD does not know: the API server drops them before anybody looks, so they
+are refused here.
 
-Lists: knative/serving config/core/300-resources/service.yaml. Objects behind a feature flag keep whatever is in them.
-"""
+Lists: knative/serving config/core/300-resources/service.yaml. Objects behind a feature flag keep
+whatever is in them."""
 
 from __future__ import annotations
 
@@ -75,10 +76,20 @@ PROBE = frozenset(
     }
 )
 SECURITY = frozenset(
-    {"allowPrivilegeEscalation", "capabilities", "readOnlyRootFilesystem", "runAsGroup", "runAsNonRoot", "runAsUser", "seccompProfile"}
+    {
+        "allowPrivilegeEscalation",
+        "capabilities",
+        "readOnlyRootFilesystem",
+        "runAsGroup",
+        "runAsNonRoot",
+        "runAsUser",
+        "seccompProfile",
+    }
 )
 MOUNT = frozenset({"mountPath", "mountPropagation", "name", "readOnly", "subPath"})
-TRAFFIC = frozenset({"configurationName", "latestRevision", "percent", "revisionName", "tag", "url"})
+TRAFFIC = frozenset(
+    {"configurationName", "latestRevision", "percent", "revisionName", "tag", "url"}
+)
 _WHY: Mapping[str, str] = {
     "terminationGracePeriodSeconds": "Knative makes it timeoutSeconds",
     "resourceClaims": "Knative knows no claims: ask for GPUs by limits",
@@ -99,8 +110,14 @@ def dropped(spec: Mapping[str, Any], path: str = "spec.template.spec") -> Iterat
             yield from _unknown(container, CONTAINER, where)
             for probe in ("readinessProbe", "startupProbe", "livenessProbe"):
                 yield from _unknown(container.get(probe) or {}, PROBE, f"{where}.{probe}")
-            yield from _unknown(container.get("resources") or {}, frozenset(("limits", "requests")), f"{where}.resources")
-            yield from _unknown(container.get("securityContext") or {}, SECURITY, f"{where}.securityContext")
+            yield from _unknown(
+                container.get("resources") or {},
+                frozenset(("limits", "requests")),
+                f"{where}.resources",
+            )
+            yield from _unknown(
+                container.get("securityContext") or {}, SECURITY, f"{where}.securityContext"
+            )
             for number, mount in enumerate(container.get("volumeMounts") or ()):
                 yield from _unknown(mount, MOUNT, f"{where}.volumeMounts[{number}]")
 
@@ -109,4 +126,8 @@ def _unknown(body: Mapping[str, Any], known: frozenset[str], path: str) -> Itera
     for key in body:
         if key not in known:
             reason = _WHY.get(key, "not part of Knative's schema")
-            yield FieldProblem(f"{path}.{key}", f"unknown field: it would be dropped without a word ({reason})", "Leave it out.")
+            yield FieldProblem(
+                f"{path}.{key}",
+                f"unknown field: it would be dropped without a word ({reason})",
+                "Leave it out.",
+            )

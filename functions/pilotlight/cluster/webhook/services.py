@@ -17,22 +17,31 @@ _NAMED_SO = "Use small letters, digits and -, a letter first and no - at the end
 _WHOLE = 100
 
 
-def check(service: Mapping[str, Any], config: KnativeConfig | None = None, *, live: Mapping[str, Any] | None = None) -> list[FieldProblem]:
+def check(
+    service: Mapping[str, Any],
+    config: KnativeConfig | None = None,
+    *,
+    live: Mapping[str, Any] | None = None,
+) -> list[FieldProblem]:
     """What would be refused or dropped, in the order of its fields; [] = it would be taken.
 
-    `config`: the cluster's, or Knative's defaults. `live`: the Service that is there, for what may not change.
-    """
+    `config`: the cluster's, or Knative's defaults. `live`: the Service that is there, for what may
+    not change."""
     return list(_problems(service, config or KnativeConfig(), live))
 
 
-def _problems(service: Mapping[str, Any], config: KnativeConfig, live: Mapping[str, Any] | None) -> Iterator[FieldProblem]:
+def _problems(
+    service: Mapping[str, Any], config: KnativeConfig, live: Mapping[str, Any] | None
+) -> Iterator[FieldProblem]:
     metadata, spec = service.get("metadata") or {}, service.get("spec") or {}
     template = spec.get("template") or {}
     name = str(metadata.get("name", ""))
     yield from _name("metadata.name", name)
     yield from _annotations(metadata.get("annotations") or {})
     yield from (
-        FieldProblem(f"spec.{key}", "unknown field: it would be dropped without a word", "Leave it out.")
+        FieldProblem(
+            f"spec.{key}", "unknown field: it would be dropped without a word", "Leave it out."
+        )
         for key in spec
         if key not in ("template", "traffic")
     )
@@ -52,19 +61,29 @@ def _name(field: str, name: str) -> Iterator[FieldProblem]:
 def _annotations(annotations: Mapping[str, str]) -> Iterator[FieldProblem]:
     for key in annotations:
         if key.startswith(scaling.PREFIX):
-            said = 'autoscaling annotations must be put under "spec.template.metadata.annotations" to work'
+            said = (
+                "autoscaling annotations must be put under "
+                '"spec.template.metadata.annotations" to work'
+            )
             yield FieldProblem(f"metadata.annotations[{key}]", said)
     rollout = annotations.get("serving.knative.dev/rollout-duration")
     if rollout is not None and scaling.seconds(rollout) is None:
-        yield FieldProblem("metadata.annotations[serving.knative.dev/rollout-duration]", f"{rollout!r}: must be whole seconds")
+        yield FieldProblem(
+            "metadata.annotations[serving.knative.dev/rollout-duration]",
+            f"{rollout!r}: must be whole seconds",
+        )
 
 
-def _revision(service: str, metadata: Mapping[str, Any], config: KnativeConfig) -> Iterator[FieldProblem]:
+def _revision(
+    service: str, metadata: Mapping[str, Any], config: KnativeConfig
+) -> Iterator[FieldProblem]:
     name = metadata.get("name")
     if name is not None:
         yield from _name("spec.template.metadata.name", str(name))
         if not str(name).startswith(f"{service}-"):
-            yield FieldProblem("spec.template.metadata.name", f"{name!r} must have prefix {service + '-'!r}")
+            yield FieldProblem(
+                "spec.template.metadata.name", f"{name!r} must have prefix {service + '-'!r}"
+            )
     annotations = metadata.get("annotations") or {}
     yield from scaling.problems(annotations, config)
     deadline = annotations.get("serving.knative.dev/progress-deadline")
@@ -92,19 +111,31 @@ def traffic(listed: Sequence[Mapping[str, Any]]) -> Iterator[FieldProblem]:
                 yield FieldProblem(f"{path}.tag", f"two entries have the tag {tag!r}")
             tags.add(str(tag))
     if listed and total != _WHOLE:
-        yield FieldProblem("spec.traffic", f"Traffic targets sum to {total}, want {_WHOLE}", "Make the weights add up to 100.")
+        yield FieldProblem(
+            "spec.traffic",
+            f"Traffic targets sum to {total}, want {_WHOLE}",
+            "Make the weights add up to 100.",
+        )
 
 
 def _target(entry: Mapping[str, Any], path: str) -> Iterator[FieldProblem]:
     is_named = bool(entry.get("revisionName"))
     if is_named == bool(entry.get("latestRevision", not is_named)):
-        yield FieldProblem(f"{path}.latestRevision", "must be true if, and only if, no revisionName is given")
+        yield FieldProblem(
+            f"{path}.latestRevision", "must be true if, and only if, no revisionName is given"
+        )
     for key in entry:
         if key not in schema.TRAFFIC:
-            yield FieldProblem(f"{path}.{key}", "unknown field: it would be dropped without a word", "Leave it out.")
+            yield FieldProblem(
+                f"{path}.{key}",
+                "unknown field: it would be dropped without a word",
+                "Leave it out.",
+            )
     for key in ("url", "configurationName"):
         if entry.get(key):
-            yield FieldProblem(f"{path}.{key}", f"must not set the field(s): {path}.{key}", "Leave it out.")
+            yield FieldProblem(
+                f"{path}.{key}", f"must not set the field(s): {path}.{key}", "Leave it out."
+            )
 
 
 def _unchanged(template: Mapping[str, Any], live: Mapping[str, Any]) -> Iterator[FieldProblem]:
@@ -112,6 +143,8 @@ def _unchanged(template: Mapping[str, Any], live: Mapping[str, Any]) -> Iterator
     name = (template.get("metadata") or {}).get("name")
     if name is None or name != (live.get("metadata") or {}).get("name"):
         return
-    if changed := list(differences(template.get("spec") or {}, live.get("spec") or {}, "spec.template.spec")):
+    if changed := list(
+        differences(template.get("spec") or {}, live.get("spec") or {}, "spec.template.spec")
+    ):
         said = f"Saw the following changes without a name change: {', '.join(changed)}"
         yield FieldProblem("spec.template.metadata.name", said, "Give the revision another name.")

@@ -10,7 +10,17 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import Field
 
-from pilotlight.controller import garbage, guards, holdings, prices, publishing, references, registry, tenants, weights
+from pilotlight.controller import (
+    garbage,
+    guards,
+    holdings,
+    prices,
+    publishing,
+    references,
+    registry,
+    tenants,
+    weights,
+)
 from pilotlight.controller import history as histories
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api import models
@@ -38,7 +48,8 @@ class PruneRequest(Body):
 
 
 class PruneResponse(Body):
-    """Revisions that were given up, and the bytes that count no longer; with `dry_run` nothing was changed."""
+    """Revisions that were given up, and the bytes that count no longer; with `dry_run` nothing was
+    changed."""
 
     revisions: int
     freed_bytes: int
@@ -46,12 +57,16 @@ class PruneResponse(Body):
 
 
 @router.post("/{app}/deploy", dependencies=[ROOM])
-async def deploy(context: Ctx, caller: Deployer, request: RequestId, app: AppName, body: models.DeployRequest) -> models.DeployResponse:
+async def deploy(
+    context: Ctx, caller: Deployer, request: RequestId, app: AppName, body: models.DeployRequest
+) -> models.DeployResponse:
     """Make the app consist of exactly these functions, at once or not at all."""
     caller.demand_app(app)
     if body.override_freeze:
         caller.demand(Scope.ADMIN)
-    done, unpinned = await context.threads.run(caller.tenant, _deploy, context, caller, request=request, app=app, body=body)
+    done, unpinned = await context.threads.run(
+        caller.tenant, _deploy, context, caller, request=request, app=app, body=body
+    )
     await garbage.forget(context.agent, done.removed)
     await holdings.settle(context.cache, context.store, unpinned)
     context.metrics.deploys.inc()
@@ -73,7 +88,9 @@ def _deploy(
         tenants.demand_environment(write.sql, tenant=caller.tenant, name=caller.environment)
         references.check_access(write.sql, specs)
         if any(spec.resources.gpu for spec in specs):
-            references.check_prices(specs, prices.of_tenant(write.sql, context.config, caller.tenant))
+            references.check_prices(
+                specs, prices.of_tenant(write.sql, context.config, caller.tenant)
+            )
         references.check(
             write.sql,
             tenant=caller.tenant,
@@ -84,9 +101,18 @@ def _deploy(
         )
         where = place(caller, app, request)
         is_bound = caller.bound_app is not None
-        unpinned = weights.note_deployed(write, where, specs=specs, manifests=manifests, is_bound=is_bound)
+        unpinned = weights.note_deployed(
+            write, where, specs=specs, manifests=manifests, is_bound=is_bound
+        )
         with accounting.deploying(write, context.config.plans, tenant=caller.tenant):
-            done = registry.deploy(write, where, specs=specs, message=body.message, labels=body.labels, terms=_terms(body))
+            done = registry.deploy(
+                write,
+                where,
+                specs=specs,
+                message=body.message,
+                labels=body.labels,
+                terms=_terms(body),
+            )
         return done, unpinned
 
     return guards.change(context.store, make)
@@ -120,28 +146,49 @@ def detail(context: Ctx, caller: Deployer, app: AppName) -> dict[str, Any]:
     caller.narrowed(app, None)
     with context.store.read() as sql:
         found = registry.app(sql, tenant=caller.tenant, environment=caller.environment, name=app)
-        functions = [function for function in found["functions"] if caller.may_see(app, function["name"])]
+        functions = [
+            function for function in found["functions"] if caller.may_see(app, function["name"])
+        ]
         for function in functions:
             function["cluster"] = _in_cluster(context, sql, function["id"])
     return {**found, "functions": functions}
 
 
 def _in_cluster(context: Context, sql: sa.Connection, function: str) -> dict[str, Any] | None:
-    """What the reconciler says of a function's traffic as it is now; None where there is no cluster."""
+    """What the reconciler says of a function's traffic as it is now; None where there is no
+    cluster."""
     status = context.statuses.get(function)
     if status is None:
         return None
-    if status.reason not in ("Stopped", "NotSeen") and status.generation < publishing.document(sql, function).generation:
-        return {"phase": "pending", "reason": "NotSeen", "message": "its last change is on its way to the cluster", "since": status.since}
-    return {key: value for key, value in status.to_json().items() if key in ("phase", "reason", "message", "since")}
+    if (
+        status.reason not in ("Stopped", "NotSeen")
+        and status.generation < publishing.document(sql, function).generation
+    ):
+        return {
+            "phase": "pending",
+            "reason": "NotSeen",
+            "message": "its last change is on its way to the cluster",
+            "since": status.since,
+        }
+    return {
+        key: value
+        for key, value in status.to_json().items()
+        if key in ("phase", "reason", "message", "since")
+    }
 
 
 @router.get("/{app}/history", response_model=models.History)
-def history(context: Ctx, caller: Deployer, app: AppName, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> dict[str, Any]:
+def history(
+    context: Ctx, caller: Deployer, app: AppName, limit: Annotated[int, Query(ge=1, le=1000)] = 100
+) -> dict[str, Any]:
     """What changed in an app, newest first."""
     caller.demand_app(app)
     with context.store.read() as sql:
-        return {"history": histories.entries(sql, tenant=caller.tenant, environment=caller.environment, app=app, limit=limit)}
+        return {
+            "history": histories.entries(
+                sql, tenant=caller.tenant, environment=caller.environment, app=app, limit=limit
+            )
+        }
 
 
 @router.post("/{app}:stop")
@@ -154,7 +201,8 @@ def stop(context: Ctx, caller: Deployer, request: RequestId, app: AppName) -> mo
 
 @router.delete("/{app}", status_code=204)
 async def delete(context: Ctx, caller: Deployer, request: RequestId, app: AppName) -> Response:
-    """Remove the app's functions, their snapshots, and the bundles and weights that only they have; its history stays."""
+    """Remove the app's functions, their snapshots, and the bundles and weights that only they have;
+    its history stays."""
     caller.demand_app(app)
 
     def remove() -> tuple[tuple[str, ...], set[str]]:
@@ -169,16 +217,21 @@ async def delete(context: Ctx, caller: Deployer, request: RequestId, app: AppNam
 
 
 @router.post("/{app}:prune")
-async def prune(context: Ctx, caller: Deployer, request: RequestId, app: AppName, body: PruneRequest) -> PruneResponse:
-    """Give up old revisions of an app that goes on, and delete the bundles and weights that only they have.
+async def prune(
+    context: Ctx, caller: Deployer, request: RequestId, app: AppName, body: PruneRequest
+) -> PruneResponse:
+    """Give up old revisions of an app that goes on, and delete the bundles and weights that only
+    they have.
 
-    Those that can be called (traffic, tag, alias, pin, rollout, experiment) and the newest `keep` of each function stay.
-    """
+    Those that can be called (traffic, tag, alias, pin, rollout, experiment) and the newest `keep`
+    of each function stay."""
     caller.demand_app(app)
 
     def give_up() -> pruning.Pruned:
         with context.store.write() as write:
-            return pruning.prune(write, place(caller, app, request), keep=body.keep, dry_run=body.dry_run)
+            return pruning.prune(
+                write, place(caller, app, request), keep=body.keep, dry_run=body.dry_run
+            )
 
     done = await context.threads.run(caller.tenant, give_up)
     if body.dry_run:
@@ -189,7 +242,8 @@ async def prune(context: Ctx, caller: Deployer, request: RequestId, app: AppName
 
 
 async def _forget_snapshots(context: Context, done: pruning.Pruned) -> None:
-    """A snapshot cannot start what has no bundle; one that stays here is dropped by the node's own budget."""
+    """A snapshot cannot start what has no bundle; one that stays here is dropped by the node's own
+    budget."""
     with contextlib.suppress(SnapshotterError, TimeoutError):
         async with asyncio.timeout(garbage.DELETE_TIMEOUT_S):
             for function, name in done.revisions:

@@ -16,7 +16,8 @@ EVERY_TENANT = "*"
 
 
 class AuditEntry(Body):
-    """One change: who (`actor`, a key's id, or `platform`), what, from what, to what, and from where."""
+    """One change: who (`actor`, a key's id, or `platform`), what, from what, to what, and from
+    where."""
 
     id: int
     at: float
@@ -44,12 +45,17 @@ def audit_log(
     context: Ctx,
     caller: Admin,
     actor: Annotated[str | None, Query(description="a key's id, or `platform`")] = None,
-    action: Annotated[str | None, Query(description="`key.create`, or `key.*` for all that begin so")] = None,
+    action: Annotated[
+        str | None, Query(description="`key.create`, or `key.*` for all that begin so")
+    ] = None,
     subject: Annotated[str | None, Query(description="what was changed")] = None,
     address: Annotated[str | None, Query(description="from where")] = None,
     since: Seconds = None,
     until: Seconds = None,
-    tenant: Annotated[str | None, Query(description="of another tenant, or `*` of all; for administrators of the platform")] = None,
+    tenant: Annotated[
+        str | None,
+        Query(description="of another tenant, or `*` of all; for administrators of the platform"),
+    ] = None,
     before_id: Annotated[int | None, Query(ge=0, le=(1 << 63) - 1)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> dict[str, Any]:
@@ -58,7 +64,13 @@ def audit_log(
     if tenant not in (None, caller.tenant_name):
         caller.demand_platform()
     with context.store.read() as sql:
-        whose = caller.tenant if tenant is None else None if tenant == EVERY_TENANT else tenants.find(sql, name=tenant).id
+        whose = (
+            caller.tenant
+            if tenant is None
+            else None
+            if tenant == EVERY_TENANT
+            else tenants.find(sql, name=tenant).id
+        )
         wanted = audit.Wanted(
             tenant=whose,
             actor=actor,

@@ -15,18 +15,25 @@ from pilotlight.quotas import Plan
 
 router = APIRouter(prefix="/v1", tags=["blobs"])
 TOUCHES = 4
-"""A question for a blob is noted so often during the grace of `controller.blob_grace_s`: each note is a write to the database."""
-_BYTES: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+"""A question for a blob is noted so often during the grace of `controller.blob_grace_s`: each note
+is a write to the database."""
+_BYTES: dict[str, Any] = {
+    "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
+}
 
 
 @router.head("/blobs/{digest}")
 async def has_blob(context: Ctx, caller: Deployer, digest: str) -> Response:
-    """200 with Content-Length when this tenant may name the blob, else 404. It is kept for `controller.blob_grace_s` from now on."""
+    """200 with Content-Length when this tenant may name the blob, else 404. It is kept for
+    `controller.blob_grace_s` from now on."""
     size = await blobs.owned(context.files, context.store, tenant=caller.tenant, digest=digest)
     due = context.clock() - context.config.settings.blob_grace_s / TOUCHES
     if not await blobs.touch(context.store, tenant=caller.tenant, digest=digest, before=due):
         raise NotFound(f"there is no blob {digest}")
-    return Response(status_code=200, headers={"content-length": str(size), "etag": f'"{digest}"', "accept-ranges": "bytes"})
+    return Response(
+        status_code=200,
+        headers={"content-length": str(size), "etag": f'"{digest}"', "accept-ranges": "bytes"},
+    )
 
 
 @router.get(
@@ -43,13 +50,20 @@ async def get_blob(
     caller: Deployer,
     digest: str,
     *,
-    asked_range: Annotated[str | None, Header(alias="range", description="`bytes=0-16777215`; one range")] = None,
-    if_range: Annotated[str | None, Header(description="the part only if this is the blob's ETag, else the whole")] = None,
+    asked_range: Annotated[
+        str | None, Header(alias="range", description="`bytes=0-16777215`; one range")
+    ] = None,
+    if_range: Annotated[
+        str | None, Header(description="the part only if this is the blob's ETag, else the whole")
+    ] = None,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """A blob that this tenant may name, or a part of it; its ETag is its digest. 416 when no byte of the range exists."""
+    """A blob that this tenant may name, or a part of it; its ETag is its digest. 416 when no byte
+    of the range exists."""
     size = await blobs.owned(context.files, context.store, tenant=caller.tenant, digest=digest)
-    conditions = downloads.Conditions(range=asked_range, if_range=if_range, if_none_match=if_none_match)
+    conditions = downloads.Conditions(
+        range=asked_range, if_range=if_range, if_none_match=if_none_match
+    )
     return downloads.answer(context.files, digest, size, conditions)
 
 
@@ -66,7 +80,8 @@ async def put_blob(
     chunked: bool = False,
     content_length: Annotated[int | None, Header(ge=0, include_in_schema=False)] = None,
 ) -> models.BlobInfo:
-    """Store the body under its sha256, or (`chunked`) as a file of weights, whose digest is made of its chunks' hashes.
+    """Store the body under its sha256, or (`chunked`) as a file of weights, whose digest is made of
+    its chunks' hashes.
 
     Sending it again is cheap.
     """

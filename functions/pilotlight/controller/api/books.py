@@ -17,7 +17,11 @@ from pilotlight.controller.context import Biller, Ctx, Invoker
 from pilotlight.errors import Forbidden, InvalidInput, NotFound
 
 Grouping = Annotated[
-    str, Query(pattern=f"^({'|'.join(bills.GROUPS)}|{bills.TAG}.{{1,64}})$", description=f"{', '.join(bills.GROUPS)}, or {bills.TAG}<name>")
+    str,
+    Query(
+        pattern=f"^({'|'.join(bills.GROUPS)}|{bills.TAG}.{{1,64}})$",
+        description=f"{', '.join(bills.GROUPS)}, or {bills.TAG}<name>",
+    ),
 ]
 
 YEAR_10000_S = 253_402_300_800.0
@@ -32,7 +36,9 @@ def get_call(context: Ctx, caller: Invoker, call: str) -> dict[str, Any]:
     """A call: its record (`pilotlight.protocol.CallRecord`) and its `attempts` (usage records)."""
     with context.store.read() as sql:
         found = calls.get(sql, tenant=caller.tenant, call=call)
-    if caller.bound_environment not in (None, found["environment"]) or not caller.may_see(found["app"], found["function"]):
+    if caller.bound_environment not in (None, found["environment"]) or not caller.may_see(
+        found["app"], found["function"]
+    ):
         raise NotFound(f"there is no call {call}")
     return found
 
@@ -42,7 +48,10 @@ def billing_report(
     *,
     context: Ctx,
     caller: Biller,
-    since: Annotated[str | None, Query(description="seconds since the epoch, or ISO 8601 (UTC where it names no zone)")] = None,
+    since: Annotated[
+        str | None,
+        Query(description="seconds since the epoch, or ISO 8601 (UTC where it names no zone)"),
+    ] = None,
     until: Annotated[str | None, Query(description="the same; not included")] = None,
     by: Grouping = "function",
     environment: str | None = None,
@@ -60,18 +69,32 @@ def billing_report(
     where = {name: value for name, value in reach.items() if value is not None}
     with context.store.read() as sql:
         lines = bills.report(
-            sql, tenant=tenants.asked_about(sql, caller, name=tenant), by=by, since=begin, until=end, environment=chosen, where=where
+            sql,
+            tenant=tenants.asked_about(sql, caller, name=tenant),
+            by=by,
+            since=begin,
+            until=end,
+            environment=chosen,
+            where=where,
         )
     rows = [_row(line) for line in lines]
     if format == "csv":
         table = "".join(sheets.lines(COLUMNS, (row.model_dump() for row in rows)))
-        return Response(table, media_type=sheets.CONTENT_CSV, headers={"content-disposition": "attachment; filename=bill.csv"})
-    return models.Bill(by=by, since=begin, until=end, environment=chosen, rows=rows, totals=_totals(lines))
+        return Response(
+            table,
+            media_type=sheets.CONTENT_CSV,
+            headers={"content-disposition": "attachment; filename=bill.csv"},
+        )
+    return models.Bill(
+        by=by, since=begin, until=end, environment=chosen, rows=rows, totals=_totals(lines)
+    )
 
 
 def _row(line: Line) -> models.BillLine:
     # A function is addressed app/function; its environment stands in `group`.
-    shown = [value for name, value in line.group.items() if name != "environment"] or list(line.group.values())
+    shown = [value for name, value in line.group.items() if name != "environment"] or list(
+        line.group.values()
+    )
     return models.BillLine(
         name="/".join(shown) or "(none)",
         group=line.group,
@@ -88,7 +111,8 @@ def _row(line: Line) -> models.BillLine:
 
 
 def plain(amount: Decimal) -> str:
-    """A decimal as plain digits, without the zeros that carry nothing: "0.0000131", not "1.310E-5"."""
+    """A decimal as plain digits, without the zeros that carry nothing: "0.0000131", not
+    "1.310E-5"."""
     text = format(amount, "f")
     return (text.rstrip("0").rstrip(".") or "0") if "." in text else text
 
@@ -107,7 +131,10 @@ def moment(name: str, text: str | None) -> float | None:
     try:
         found = _seconds(text)
     except ValueError as e:
-        raise InvalidInput(f"{name} = {text!r}: expected seconds since the epoch, or a date such as 2026-11-01", parameter=name) from e
+        raise InvalidInput(
+            f"{name} = {text!r}: expected seconds since the epoch, or a date such as 2026-11-01",
+            parameter=name,
+        ) from e
     if not abs(found) < YEAR_10000_S:
         raise InvalidInput(f"{name} = {text!r}: is beyond the calendar", parameter=name)
     return found

@@ -16,7 +16,15 @@ from pilotlight.controller.api.books import plain
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.budget_terms import DEFAULT_ALERTS, MAX_ALERTS, Terms
 from pilotlight.controller.budgets import Budget, Overview
-from pilotlight.controller.context import ROOM, Admin, Biller, Context, Ctx, RequestId, platform_token
+from pilotlight.controller.context import (
+    ROOM,
+    Admin,
+    Biller,
+    Context,
+    Ctx,
+    RequestId,
+    platform_token,
+)
 from pilotlight.controller.forecast import Forecast
 from pilotlight.controller.outboxes import told
 from pilotlight.controller.plans import terms_of
@@ -32,24 +40,37 @@ internal = APIRouter(dependencies=[Depends(platform_token)], include_in_schema=F
 
 
 class BudgetRequest(Body):
-    """A budget, whole: what is not given is as by default. There is one per environment, app, function, period and currency."""
+    """A budget, whole: what is not given is as by default. There is one per environment, app,
+    function, period and currency."""
 
     environment: str = Field(default="", description='"" covers all')
     app: str = Field(default="", description='"" covers all')
     function: str = Field(default="", description='"" covers all; needs `app`')
     period: Literal["day", "month"] = Field(default="month", description="of the calendar, in UTC")
     amount: str = Field(max_length=64, description='a decimal number as text: "250", "0.05"')
-    currency: str | None = Field(default=None, max_length=64, description="null: of the tenant's price list")
-    hard: bool = Field(default=True, description="calls are refused (402) when it is spent; otherwise it only warns")
-    alerts: list[int] = Field(
-        default=list(DEFAULT_ALERTS), max_length=MAX_ALERTS, description="percents of the amount, once per period each"
+    currency: str | None = Field(
+        default=None, max_length=64, description="null: of the tenant's price list"
     )
-    webhook: str | None = Field(default=None, description="URL that alerts are posted to (Standard Webhooks)")
-    new_secret: bool = Field(default=False, description="replace the secret that the webhook's messages are signed with")
+    hard: bool = Field(
+        default=True,
+        description="calls are refused (402) when it is spent; otherwise it only warns",
+    )
+    alerts: list[int] = Field(
+        default=list(DEFAULT_ALERTS),
+        max_length=MAX_ALERTS,
+        description="percents of the amount, once per period each",
+    )
+    webhook: str | None = Field(
+        default=None, description="URL that alerts are posted to (Standard Webhooks)"
+    )
+    new_secret: bool = Field(
+        default=False, description="replace the secret that the webhook's messages are signed with"
+    )
 
 
 class ForecastInfo(Body):
-    """The end of the period at the pace of the last full days: `low` to `high` holds 8 of 10 outcomes. Money as text."""
+    """The end of the period at the pace of the last full days: `low` to `high` holds 8 of 10
+    outcomes. Money as text."""
 
     expected: str
     low: str | None
@@ -100,7 +121,8 @@ class BudgetInfo(Body):
 
 
 class BudgetSet(BudgetInfo):
-    """A budget that was set. `webhook_secret` is what messages are signed with, shown this once; null: as it was, or no webhook."""
+    """A budget that was set. `webhook_secret` is what messages are signed with, shown this once;
+    null: as it was, or no webhook."""
 
     created: bool
     webhook_secret: str | None
@@ -130,7 +152,9 @@ class Tested(Body):
 
 
 @router.put("", dependencies=[ROOM], responses={201: {"description": "The budget is new."}})
-def set_budget(context: Ctx, caller: Admin, request: RequestId, body: BudgetRequest, response: Response) -> BudgetSet:
+def set_budget(
+    context: Ctx, caller: Admin, request: RequestId, body: BudgetRequest, response: Response
+) -> BudgetSet:
     """Make or change the budget of that environment, app, function, period and currency."""
     _demand_reach(caller, body.environment, body.app, body.function)
     if body.webhook is not None:
@@ -140,9 +164,17 @@ def set_budget(context: Ctx, caller: Admin, request: RequestId, body: BudgetRequ
             tenants.demand_environment(write.sql, tenant=caller.tenant, name=body.environment)
         terms = _terms(context, tenants.get(write.sql, tenant=caller.tenant), body)
         placed = budgets.put(
-            write, key=context.key, tenant=caller.tenant, terms=terms, actor=caller.key, new_secret=body.new_secret, request=request
+            write,
+            key=context.key,
+            tenant=caller.tenant,
+            terms=terms,
+            actor=caller.key,
+            new_secret=body.new_secret,
+            request=request,
         )
-        seen = budgets.overview(write.sql, tenant=caller.tenant, now=write.now, budget_id=placed.budget.id)[0]
+        seen = budgets.overview(
+            write.sql, tenant=caller.tenant, now=write.now, budget_id=placed.budget.id
+        )[0]
     response.status_code = 201 if placed.is_new else 200
     return BudgetSet(**_info(seen, caller), created=placed.is_new, webhook_secret=placed.secret)
 
@@ -152,7 +184,13 @@ def list_budgets(context: Ctx, caller: Biller) -> BudgetList:
     """The tenant's budgets, the widest first."""
     with context.store.read() as sql:
         found = budgets.overview(sql, tenant=caller.tenant, now=context.clock())
-    return BudgetList(budgets=[BudgetInfo(**_info(seen, caller)) for seen in found if _reaches(caller, seen.budget.terms)])
+    return BudgetList(
+        budgets=[
+            BudgetInfo(**_info(seen, caller))
+            for seen in found
+            if _reaches(caller, seen.budget.terms)
+        ]
+    )
 
 
 @router.get("/{budget}")
@@ -178,15 +216,20 @@ def delete_budget(context: Ctx, caller: Admin, request: RequestId, budget: str) 
     """Remove a budget and its alerts."""
     with context.store.write() as write:
         _demand_sight(caller, budgets.get(write.sql, tenant=caller.tenant, budget_id=budget))
-        budgets.delete(write, tenant=caller.tenant, budget_id=budget, actor=caller.key, request=request)
+        budgets.delete(
+            write, tenant=caller.tenant, budget_id=budget, actor=caller.key, request=request
+        )
     context.metrics.budget_gone(caller.tenant, budget)
     return Response(status_code=204)
 
 
 @router.post("/{budget}:test")
 async def test_budget(context: Ctx, caller: Admin, request: RequestId, budget: str) -> Tested:
-    """Post a signed example (`type`: `budget.test`) to the budget's webhook, once, and say what became of it."""
-    message, url, secret = await context.threads.run(caller.tenant, _example, context, caller, budget, request)
+    """Post a signed example (`type`: `budget.test`) to the budget's webhook, once, and say what
+    became of it."""
+    message, url, secret = await context.threads.run(
+        caller.tenant, _example, context, caller, budget, request
+    )
     began, now = time.perf_counter(), context.clock()
     async with Sender(policy=context.config.settings.webhooks) as sender:
         outcome = await sender.post(message, url=url, secret=secret, now=now)
@@ -211,30 +254,66 @@ def budget_states(context: Ctx) -> dict[str, dict[str, Any]]:
 
 def _terms(context: Context, tenant: Any, body: BudgetRequest) -> Terms:
     lists = context.config.prices.lists()
-    own = lists.get(terms_of(tenant, context.config.plans).resolve().prices or "", context.config.prices.rates())
+    own = lists.get(
+        terms_of(tenant, context.config.plans).resolve().prices or "", context.config.prices.rates()
+    )
     wanted = body.model_dump(exclude={"new_secret", "currency"})
     currencies = {rates.currency for rates in lists.values()}
-    return budget_terms.parse(**wanted, currency=own.currency if body.currency is None else body.currency, currencies=currencies)
+    return budget_terms.parse(
+        **wanted,
+        currency=own.currency if body.currency is None else body.currency,
+        currencies=currencies,
+    )
 
 
-def _example(context: Context, caller: Principal, budget_id: str, request: str) -> tuple[Message, str, str]:
+def _example(
+    context: Context, caller: Principal, budget_id: str, request: str
+) -> tuple[Message, str, str]:
     with context.store.write() as write:
         budget = budgets.get(write.sql, tenant=caller.tenant, budget_id=budget_id)
         _demand_sight(caller, budget)
         if budget.terms.webhook is None or budget.sealed_secret is None:
-            raise Conflict(f"budget {budget_id} has no webhook", hint="Give it one: `pilotlight budget set … --webhook https://…`.")
-        audit.record(write, tenant=caller.tenant, actor=caller.key, action="budget.test", subject=budget_id, request=request)
+            raise Conflict(
+                f"budget {budget_id} has no webhook",
+                hint="Give it one: `pilotlight budget set … --webhook https://…`.",
+            )
+        audit.record(
+            write,
+            tenant=caller.tenant,
+            actor=caller.key,
+            action="budget.test",
+            subject=budget_id,
+            request=request,
+        )
         period = budget.period_at(write.now)
     example = Alert(
-        id=f"test-{new_call_id()}", budget=budget.id, tenant=budget.tenant, period=period.name, percent=100, spent=budget.terms.amount,
-        at=write.now, delivered_at=None, next_attempt_at=None, attempts=1, error=None,
-    )  # fmt: skip
-    message = Message(id=example.id, type="budget.test", at=example.at, data=told(example, budget, caller.tenant_name))
+        id=f"test-{new_call_id()}",
+        budget=budget.id,
+        tenant=budget.tenant,
+        period=period.name,
+        percent=100,
+        spent=budget.terms.amount,
+        at=write.now,
+        delivered_at=None,
+        next_attempt_at=None,
+        attempts=1,
+        error=None,
+    )
+    message = Message(
+        id=example.id,
+        type="budget.test",
+        at=example.at,
+        data=told(example, budget, caller.tenant_name),
+    )
     return message, budget.terms.webhook, context.key.webhooks.open(budget.sealed_secret)
 
 
 def _reaches(caller: Principal, terms: Terms) -> bool:
-    return caller.covers(environment=terms.environment or None, app=terms.app or None, function=terms.function or None)
+    return caller.covers(
+        environment=terms.environment or None,
+        app=terms.app or None,
+        function=terms.function or None,
+    )
 
 
 def _demand_sight(caller: Principal, budget: Budget) -> None:
@@ -243,30 +322,57 @@ def _demand_sight(caller: Principal, budget: Budget) -> None:
 
 
 def _demand_reach(caller: Principal, environment: str, app: str, function: str) -> None:
-    if not caller.covers(environment=environment or None, app=app or None, function=function or None):
-        raise Forbidden(f"key {caller.key} does not reach all that this budget would cover: name its environment, app or function")
+    if not caller.covers(
+        environment=environment or None, app=app or None, function=function or None
+    ):
+        raise Forbidden(
+            f"key {caller.key} does not reach all that this budget would cover: name its "
+            f"environment, app or function"
+        )
 
 
 def _info(seen: Overview, caller: Principal) -> dict[str, Any]:
     budget, terms = seen.budget, seen.budget.terms
-    shown = terms.webhook if caller.scope is Scope.ADMIN or terms.webhook is None else webhooks.host_of(terms.webhook)
+    shown = (
+        terms.webhook
+        if caller.scope is Scope.ADMIN or terms.webhook is None
+        else webhooks.host_of(terms.webhook)
+    )
     return {
-        **terms.to_json(), "webhook": shown, "id": budget.id, "created_at": budget.created_at, "updated_at": budget.updated_at,
-        "current": seen.period.name, "begins_at": seen.period.begins_at, "ends_at": seen.period.ends_at,
-        "spent": _money(seen.spent), "left": _money(max(0, terms.picos - seen.spent)), "percent": round(seen.percent, 2),
-        "is_spent": seen.spent >= terms.picos, "forecast": seen.forecast and _forecast(seen.forecast),
+        **terms.to_json(),
+        "webhook": shown,
+        "id": budget.id,
+        "created_at": budget.created_at,
+        "updated_at": budget.updated_at,
+        "current": seen.period.name,
+        "begins_at": seen.period.begins_at,
+        "ends_at": seen.period.ends_at,
+        "spent": _money(seen.spent),
+        "left": _money(max(0, terms.picos - seen.spent)),
+        "percent": round(seen.percent, 2),
+        "is_spent": seen.spent >= terms.picos,
+        "forecast": seen.forecast and _forecast(seen.forecast),
         "alerted": [_alert(alert) for alert in seen.alerts],
-    }  # fmt: skip
+    }
 
 
 def _forecast(found: Forecast) -> ForecastInfo:
     low, high = (None if end is None else _money(end) for end in (found.low, found.high))
     expected, per_day = _money(found.expected), _money(found.per_day)
-    return ForecastInfo(expected=expected, low=low, high=high, per_day=per_day, basis_days=found.basis_days, reached_at=found.reached_at)
+    return ForecastInfo(
+        expected=expected,
+        low=low,
+        high=high,
+        per_day=per_day,
+        basis_days=found.basis_days,
+        reached_at=found.reached_at,
+    )
 
 
 def _alert(alert: Alert) -> AlertInfo:
-    return AlertInfo(**{name: value for name, value in asdict(alert).items() if name not in ("budget", "tenant")})
+    return AlertInfo(
+        **{name: value for name, value in asdict(alert).items() if name not in ("budget", "tenant")}
+    )
 
 
 def _money(picos: int) -> str:

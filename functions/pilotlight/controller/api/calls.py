@@ -1,4 +1,5 @@
-"""Submitted calls in lists, and dead letters sent again. One call, while it is wanted at once, is answered by whoever has it."""
+"""Submitted calls in lists, and dead letters sent again. One call, while it is wanted at once, is
+answered by whoever has it."""
 
 from __future__ import annotations
 
@@ -47,27 +48,45 @@ def list_calls(
     *,
     context: Ctx,
     caller: Invoker,
-    state: Annotated[State | None, Query(description="DEAD: failed after the last attempt, and waits to be sent again")] = None,
+    state: Annotated[
+        State | None,
+        Query(description="DEAD: failed after the last attempt, and waits to be sent again"),
+    ] = None,
     app: str | None = None,
     function: str | None = None,
-    schedule: Annotated[str | None, Query(max_length=100, description="begun by this schedule")] = None,
-    before: Annotated[float | None, Query(description="submitted before (seconds since the epoch): the next page")] = None,
+    schedule: Annotated[
+        str | None, Query(max_length=100, description="begun by this schedule")
+    ] = None,
+    before: Annotated[
+        float | None, Query(description="submitted before (seconds since the epoch): the next page")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> CallList:
-    """Submitted calls of the environment, as far as the key reaches and as long as they are kept."""
+    """Submitted calls of the environment, as far as the key reaches and as long as they are
+    kept."""
     app, function = caller.narrowed(app, function)
     wanted = Wanted(
-        tenant=caller.tenant, environment=caller.environment, app=app, function=function, state=state, schedule=schedule, before=before
+        tenant=caller.tenant,
+        environment=caller.environment,
+        app=app,
+        function=function,
+        state=state,
+        schedule=schedule,
+        before=before,
     )
     with context.store.read() as sql:
         return CallList(calls=calls.listing(sql, wanted, limit=limit))
 
 
 @router.post("/calls:redrive", dependencies=[ROOM], status_code=202)
-def redrive_calls(context: Ctx, caller: Deployer, request: RequestId, body: RedriveRequest) -> Redriven:
+def redrive_calls(
+    context: Ctx, caller: Deployer, request: RequestId, body: RedriveRequest
+) -> Redriven:
     """Send dead letters again, the oldest first."""
     app, function = caller.narrowed(body.app, body.function)
-    wanted = Wanted(tenant=caller.tenant, environment=caller.environment, app=app, function=function)
+    wanted = Wanted(
+        tenant=caller.tenant, environment=caller.environment, app=app, function=function
+    )
     with context.store.write() as write:
         sent, more = due.redrive(write, wanted, limit=body.limit)
         subject = "/".join(part for part in (caller.environment, app, function) if part)
@@ -77,16 +96,25 @@ def redrive_calls(context: Ctx, caller: Deployer, request: RequestId, body: Redr
 
 @router.post("/calls/{call}:redrive", dependencies=[ROOM], status_code=202)
 def redrive_call(
-    context: Ctx, caller: Deployer, request: RequestId, call: Annotated[str, Path(max_length=128)], response: Response
+    context: Ctx,
+    caller: Deployer,
+    request: RequestId,
+    call: Annotated[str, Path(max_length=128)],
+    response: Response,
 ) -> Redriven:
     """Send one dead letter again, under the id that it has."""
     app, function = caller.narrowed(None, None)
-    wanted = Wanted(tenant=caller.tenant, environment=caller.environment, app=app, function=function, call=call)
+    wanted = Wanted(
+        tenant=caller.tenant, environment=caller.environment, app=app, function=function, call=call
+    )
     with context.store.write() as write:
         calls.get(write.sql, tenant=caller.tenant, call=call)
         sent, _ = due.redrive(write, wanted, limit=1)
         if not sent:
-            hint = f"See them: `pilotlight call list --dead`. Its state is listed as {DEAD} once it failed for the last time."
+            hint = (
+                f"See them: `pilotlight call list --dead`. Its state is listed as {DEAD} once "
+                f"it failed for the last time."
+            )
             raise Conflict(f"call {call} is no dead letter of this environment", hint=hint)
         _note(write, caller, call, None, request)
     response.headers["location"] = f"/v1/calls/{call}"
@@ -94,4 +122,12 @@ def redrive_call(
 
 
 def _note(write: Write, caller: Principal, subject: str, after: Any, request: str) -> None:
-    audit.record(write, tenant=caller.tenant, actor=caller.key, action="call.redrive", subject=subject, after=after, request=request)
+    audit.record(
+        write,
+        tenant=caller.tenant,
+        actor=caller.key,
+        action="call.redrive",
+        subject=subject,
+        after=after,
+        request=request,
+    )

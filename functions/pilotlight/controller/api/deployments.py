@@ -26,7 +26,8 @@ Environment = Annotated[str, Field(min_length=1, max_length=63)]
 
 
 class PromotionRequest(Body):
-    """What serves in one environment shall serve in another; `function` null: every function of the app."""
+    """What serves in one environment shall serve in another; `function` null: every function of the
+    app."""
 
     from_environment: Environment
     to_environment: Environment
@@ -76,7 +77,11 @@ class ModelDeployed(Body):
 
 @router.post("/v1/apps/{app}:promote", dependencies=[ROOM])
 async def promote_app(
-    context: Ctx, caller: Deployer, request: RequestId, app: Annotated[str, Path(max_length=63)], body: PromotionRequest
+    context: Ctx,
+    caller: Deployer,
+    request: RequestId,
+    app: Annotated[str, Path(max_length=63)],
+    body: PromotionRequest,
 ) -> models.DeployResponse:
     """Deploy in one environment what serves in another: the same specs."""
     if body.function is None:
@@ -85,19 +90,30 @@ async def promote_app(
         caller.demand_function(app, body.function)
     for environment in (body.from_environment, body.to_environment):
         if caller.bound_environment not in (None, environment):
-            raise Forbidden(f"key {caller.key} is bound to environment {caller.bound_environment!r}, not {environment!r}")
-    done, unpinned = await context.threads.run(caller.tenant, _promote, context, caller, request=request, app=app, body=body)
+            raise Forbidden(
+                f"key {caller.key} is bound to environment {caller.bound_environment!r}, not "
+                f"{environment!r}"
+            )
+    done, unpinned = await context.threads.run(
+        caller.tenant, _promote, context, caller, request=request, app=app, body=body
+    )
     await holdings.settle(context.cache, context.store, unpinned)
     context.metrics.deploys.inc()
     return models.DeployResponse(**promotion.shown(done))
 
 
 @router.post("/v1/deployments", dependencies=[ROOM])
-def deploy_model(context: Ctx, caller: Deployer, request: RequestId, body: ModelDeployment) -> ModelDeployed:
+def deploy_model(
+    context: Ctx, caller: Deployer, request: RequestId, body: ModelDeployment
+) -> ModelDeployed:
     """Let a version of a model serve. Other resources than it has make a revision of their own."""
     where, function = _model(caller, body.modelId, request)
     policy = body.rolloutPolicy
-    steps = None if policy == "all_at_once" else plan.parse(policy.model_dump(exclude={"type"}, exclude_none=True))
+    steps = (
+        None
+        if policy == "all_at_once"
+        else plan.parse(policy.model_dump(exclude={"type"}, exclude_none=True))
+    )
     resources = body.resources.model_dump(exclude_none=True) if body.resources is not None else {}
 
     def make(write: Write) -> tuple[str, Released]:
@@ -106,16 +122,33 @@ def deploy_model(context: Ctx, caller: Deployer, request: RequestId, body: Model
         references.check_egress([spec], context.config.egress)
         if "gpu" in resources:
             wanted = replace(spec, resources=replace(spec.resources, gpu=tuple(resources["gpu"])))
-            references.check_prices([wanted], prices.of_tenant(write.sql, context.config, caller.tenant))
+            references.check_prices(
+                [wanted], prices.of_tenant(write.sql, context.config, caller.tenant)
+            )
         terms = Terms(plan=steps)
         with accounting.deploying(write, context.config.plans, tenant=caller.tenant):
-            return models_served.deploy(write, where, function=function, reference=body.version, resources=resources, terms=terms)
+            return models_served.deploy(
+                write,
+                where,
+                function=function,
+                reference=body.version,
+                resources=resources,
+                terms=terms,
+            )
 
     name, done = guards.change(context.store, make)
-    return ModelDeployed(modelId=body.modelId, version=name, stage=done.stage.value, approvals=done.approvals, rollout=done.rollout)
+    return ModelDeployed(
+        modelId=body.modelId,
+        version=name,
+        stage=done.stage.value,
+        approvals=done.approvals,
+        rollout=done.rollout,
+    )
 
 
-def _promote(context: Context, caller: Principal, *, request: str, app: str, body: PromotionRequest) -> tuple[Any, list[str]]:
+def _promote(
+    context: Context, caller: Principal, *, request: str, app: str, body: PromotionRequest
+) -> tuple[Any, list[str]]:
     origin = _in(caller, app, body.from_environment, request)
     target = _in(caller, app, body.to_environment, request)
     promotion.demand_other(origin, target)
@@ -125,21 +158,38 @@ def _promote(context: Context, caller: Principal, *, request: str, app: str, bod
         references.check_rungs(caller, app=app, specs=specs)
         references.check_egress(specs, context.config.egress)
         manifests = promotion.manifests_of(sql, context.files, tenant=caller.tenant, found=found)
-    terms = Terms(plan=plan.parse(body.rollout) if body.rollout is not None else None, allow_breaking=body.allow_breaking)
+    terms = Terms(
+        plan=plan.parse(body.rollout) if body.rollout is not None else None,
+        allow_breaking=body.allow_breaking,
+    )
 
     def make(write: Write) -> tuple[Any, list[str]]:
         with accounting.deploying(write, context.config.plans, tenant=caller.tenant):
             return promotion.promote(
-                write, target, origin=origin, found=found, manifests=manifests, terms=terms, message=body.message,
-                bundle_max_bytes=context.config.settings.bundle_max_bytes, whole_app=body.function is None,
+                write,
+                target,
+                origin=origin,
+                found=found,
+                manifests=manifests,
+                terms=terms,
+                message=body.message,
+                bundle_max_bytes=context.config.settings.bundle_max_bytes,
+                whole_app=body.function is None,
                 is_bound=caller.bound_app is not None,
-            )  # fmt: skip
+            )
 
     return guards.change(context.store, make)
 
 
 def _in(caller: Principal, app: str, environment: str, request: str) -> Place:
-    return Place(tenant=caller.tenant, uid=caller.uid, environment=environment, app=app, actor=caller.key, request=request)
+    return Place(
+        tenant=caller.tenant,
+        uid=caller.uid,
+        environment=environment,
+        app=app,
+        actor=caller.key,
+        request=request,
+    )
 
 
 def _model(caller: Principal, model: str, request: str) -> tuple[Place, str]:

@@ -59,7 +59,8 @@ async def ask(
     wait_s: Annotated[float, Query(ge=0, le=MAX_WAIT_S)] = 0,
     without: Annotated[list[str] | None, Query(max_length=MAX_WITHOUT)] = None,
 ) -> DueCalls:
-    """What this activator shall run, waiting up to `wait_s` for the first of it. `without`: tenants that it has no room for."""
+    """What this activator shall run, waiting up to `wait_s` for the first of it. `without`: tenants
+    that it has no room for."""
     claim = partial(_claim, context, activator, without or [])
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(wait_s) as patience:
@@ -84,7 +85,9 @@ def take(context: Ctx, body: TakeRequest) -> Taken:
 def inherit(context: Ctx, body: Inheritance) -> Inherited:
     """Take calls over that an activator could not finish: others run them."""
     with context.store.write() as write:
-        return Inherited(accepted=sum(due.inherit(write, held, activator=body.activator) for held in body.calls))
+        return Inherited(
+            accepted=sum(due.inherit(write, held, activator=body.activator) for held in body.calls)
+        )
 
 
 def _claim(context: Context, activator: str, without: list[str]) -> list[dict[str, Any]]:

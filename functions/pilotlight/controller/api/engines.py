@@ -49,15 +49,23 @@ class EngineInfo(Body):
     failed: int
     tokens_in: int
     tokens_out: int
-    cached: float | None = Field(description="share of prompt tokens that were in the engine's cache")
+    cached: float | None = Field(
+        description="share of prompt tokens that were in the engine's cache"
+    )
     first_token: TimesInfo | None = Field(description="of calls that waited for no start")
     between_tokens: TimesInfo | None
-    first_token_by_start: dict[str, TimesInfo] = Field(description="of the newest calls, by how their instance came up")
-    finishes: dict[str, int] = Field(description="why the newest answers ended: `stop`, `length`, `cancelled`, `error`, …")
+    first_token_by_start: dict[str, TimesInfo] = Field(
+        description="of the newest calls, by how their instance came up"
+    )
+    finishes: dict[str, int] = Field(
+        description="why the newest answers ended: `stop`, `length`, `cancelled`, `error`, …"
+    )
     streams: int
     completed: float | None = Field(description="share of the streams that ended by themselves")
     out_of_memory: int = Field(description="instances that ran out of memory")
-    cache_use: tuple[int, int] | None = Field(description="percent of the KV cache in use: median, and the most")
+    cache_use: tuple[int, int] | None = Field(
+        description="percent of the KV cache in use: median, and the most"
+    )
     tokens_per_s: float | None = Field(description="written per second of a busy instance")
     tokens_per_gpu_s: float | None
     cost: str
@@ -74,15 +82,25 @@ class EngineList(Body):
 
 @router.get("")
 def list_engines(
-    context: Ctx, caller: Deployer, app: Annotated[str | None, Query(max_length=64)] = None,
+    context: Ctx,
+    caller: Deployer,
+    app: Annotated[str | None, Query(max_length=64)] = None,
     function: Annotated[str | None, Query(max_length=64)] = None,
-) -> EngineList:  # fmt: skip
+) -> EngineList:
     """The language models of the environment."""
     app, function = caller.narrowed(app, function)
     with context.store.read() as sql:
-        currency = rates_of(plan_of(sql, tenant=caller.tenant, plans=context.config.plans), context.config.prices).currency
+        currency = rates_of(
+            plan_of(sql, tenant=caller.tenant, plans=context.config.plans), context.config.prices
+        ).currency
         found = models.read(
-            sql, tenant=caller.tenant, environment=caller.environment, currency=currency, now=context.clock(), app=app, function=function
+            sql,
+            tenant=caller.tenant,
+            environment=caller.environment,
+            currency=currency,
+            now=context.clock(),
+            app=app,
+            function=function,
         )
     return EngineList(currency=currency, engines=[EngineInfo(**one.to_json()) for one in found])
 
@@ -94,6 +112,7 @@ def get_engine(context: Ctx, caller: Deployer, app: str, function: str) -> Engin
     found = list_engines(context, caller, app, function).engines
     if not found:
         raise NotFound(
-            f"there is no language model {app}/{function} that takes traffic: `pilotlight engine list` shows those that there are"
+            f"there is no language model {app}/{function} that takes traffic: `pilotlight engine "
+            f"list` shows those that there are"
         )
     return found[0]

@@ -31,18 +31,26 @@ class ArmBody(Body):
 
 
 class ExperimentRequest(Body):
-    """An experiment. The first arm is what the others are compared with, and gets the share of an arm that is stopped."""
+    """An experiment. The first arm is what the others are compared with, and gets the share of an
+    arm that is stopped."""
 
     app: str = Field(max_length=63)
     function: str = Field(max_length=63)
     name: str = Field(max_length=63)
     arms: list[ArmBody] = Field(max_length=64)
-    unit: str = Field(default=BY_KEY, max_length=80, description="what meets one arm only: `key`, `tenant`, `header:<name>`")
-    percent: float = Field(default=float(WHOLE), description="of all units; the rest follow the function's weights")
+    unit: str = Field(
+        default=BY_KEY,
+        max_length=80,
+        description="what meets one arm only: `key`, `tenant`, `header:<name>`",
+    )
+    percent: float = Field(
+        default=float(WHOLE), description="of all units; the rest follow the function's weights"
+    )
     guardrails: list[str] = Field(
         default=list(design.DEFAULT_GUARDRAILS),
         max_length=64,
-        description="`METRIC +BOUND[%]` or `METRIC -BOUND[%]`, against the first arm: an arm that is beyond is stopped",
+        description="`METRIC +BOUND[%]` or `METRIC -BOUND[%]`, against the first arm: an arm that "
+        "is beyond is stopped",
     )
     start: bool = Field(default=False, description="let units in at once")
 
@@ -55,7 +63,8 @@ class StoppedArm(Body):
 
 
 class ExperimentInfo(Body):
-    """An experiment. `state`: DRAFT, RUNNING, STOPPED or CONCLUDED; `winner`: the arm that it was concluded with."""
+    """An experiment. `state`: DRAFT, RUNNING, STOPPED or CONCLUDED; `winner`: the arm that it was
+    concluded with."""
 
     id: str
     environment: str
@@ -83,7 +92,8 @@ class ExperimentList(Body):
 
 
 class Bounds(Body):
-    """A value, and between what the true one is with 95 %, at all times together. null: not known, or no bound."""
+    """A value, and between what the true one is with 95 %, at all times together. null: not known,
+    or no bound."""
 
     value: float | None
     low: float | None
@@ -111,7 +121,8 @@ class Comparison(Bounds):
 
 
 class GuardrailReport(Bounds):
-    """How far beyond its bound an arm is: breached (above 0 throughout), within (below), open, or unknown."""
+    """How far beyond its bound an arm is: breached (above 0 throughout), within (below), open, or
+    unknown."""
 
     guardrail: str
     arm: str
@@ -119,7 +130,8 @@ class GuardrailReport(Bounds):
 
 
 class SampleRatio(Body):
-    """Units per arm against the plan. `p` holds for any number of looks, `p_single_look` (chi-square) for one."""
+    """Units per arm against the plan. `p` holds for any number of looks, `p_single_look`
+    (chi-square) for one."""
 
     observed: dict[str, int]
     expected: dict[str, float]
@@ -129,7 +141,8 @@ class SampleRatio(Body):
 
 
 class Report(Body):
-    """What an experiment shows. Not `valid`: nothing of it counts, for the reasons in `problems`."""
+    """What an experiment shows. Not `valid`: nothing of it counts, for the reasons in
+    `problems`."""
 
     experiment: ExperimentInfo
     at: float
@@ -158,11 +171,19 @@ class ConcludeRequest(Body):
 
 
 @router.post("", dependencies=[ROOM], status_code=201)
-def create_experiment(context: Ctx, caller: Deployer, request: RequestId, body: ExperimentRequest) -> ExperimentInfo:
+def create_experiment(
+    context: Ctx, caller: Deployer, request: RequestId, body: ExperimentRequest
+) -> ExperimentInfo:
     """Plan an experiment, and start it if that is asked for."""
     caller.demand_function(body.app, body.function)
     arms = [arm.model_dump() for arm in body.arms]
-    plan = design.parse(unit=body.unit, percent=body.percent, arms=arms, guardrails=body.guardrails, salt=os.urandom(8).hex())
+    plan = design.parse(
+        unit=body.unit,
+        percent=body.percent,
+        arms=arms,
+        guardrails=body.guardrails,
+        salt=os.urandom(8).hex(),
+    )
     where = place(caller, body.app, request)
 
     def make(write: Write) -> ExperimentInfo:
@@ -183,7 +204,13 @@ def list_experiments(
     app, function = caller.narrowed(app, function)
     with context.store.read() as sql:
         found = lifecycle.listing(sql, tenant=caller.tenant, environment=caller.environment)
-    return ExperimentList(experiments=[_info(one) for one in found if app in (None, one.app) and function in (None, one.function)])
+    return ExperimentList(
+        experiments=[
+            _info(one)
+            for one in found
+            if app in (None, one.app) and function in (None, one.function)
+        ]
+    )
 
 
 @router.get("/{experiment}")
@@ -202,7 +229,9 @@ def get_report(context: Ctx, caller: Deployer, experiment: str) -> Report:
 
 
 @router.post("/{experiment}:start")
-def start_experiment(context: Ctx, caller: Deployer, request: RequestId, experiment: str) -> ExperimentInfo:
+def start_experiment(
+    context: Ctx, caller: Deployer, request: RequestId, experiment: str
+) -> ExperimentInfo:
     """Let units in."""
 
     def make(write: Write) -> ExperimentInfo:
@@ -213,8 +242,11 @@ def start_experiment(context: Ctx, caller: Deployer, request: RequestId, experim
 
 
 @router.post("/{experiment}:stop")
-def stop_experiment(context: Ctx, caller: Deployer, request: RequestId, experiment: str, body: StopRequest) -> ExperimentInfo:
-    """The kill switch: everybody follows the function's weights again, within a second. With `arm`: that arm's share goes to the first."""
+def stop_experiment(
+    context: Ctx, caller: Deployer, request: RequestId, experiment: str, body: StopRequest
+) -> ExperimentInfo:
+    """The kill switch: everybody follows the function's weights again, within a second. With `arm`:
+    that arm's share goes to the first."""
     with context.store.write() as write:
         found = _seen(caller, lifecycle.get(write.sql, tenant=caller.tenant, experiment=experiment))
         where = _place(caller, found, request)
@@ -224,26 +256,42 @@ def stop_experiment(context: Ctx, caller: Deployer, request: RequestId, experime
 
 
 @router.post("/{experiment}:conclude")
-def conclude_experiment(context: Ctx, caller: Deployer, request: RequestId, experiment: str, body: ConcludeRequest) -> ExperimentInfo:
-    """End it and give all traffic to the revision of an arm. Refused for an invalid report, unless forced."""
+def conclude_experiment(
+    context: Ctx, caller: Deployer, request: RequestId, experiment: str, body: ConcludeRequest
+) -> ExperimentInfo:
+    """End it and give all traffic to the revision of an arm. Refused for an invalid report, unless
+    forced."""
     with context.store.write() as write:
         found = _seen(caller, lifecycle.get(write.sql, tenant=caller.tenant, experiment=experiment))
         problems = report.problems(write.sql, found)
         if problems and not body.force:
             hint = "Look at `pilotlight experiment report`; `--force` concludes it all the same."
-            raise Conflict(f"experiment {found.name!r} is invalid: {'; '.join(problems)}", problems=problems, hint=hint)
+            raise Conflict(
+                f"experiment {found.name!r} is invalid: {'; '.join(problems)}",
+                problems=problems,
+                hint=hint,
+            )
         return _info(lifecycle.conclude(write, _place(caller, found, request), found, arm=body.arm))
 
 
 def _seen(caller: Principal, found: Experiment) -> Experiment:
     """Raises NotFound for what is out of the key's reach."""
-    if caller.bound_environment not in (None, found.environment) or not caller.may_see(found.app, found.function):
+    if caller.bound_environment not in (None, found.environment) or not caller.may_see(
+        found.app, found.function
+    ):
         raise NotFound(f"there is no experiment {found.id!r}", experiment=found.id)
     return found
 
 
 def _place(caller: Principal, found: Experiment, request: str) -> Place:
-    return Place(tenant=found.tenant, uid=caller.uid, environment=found.environment, app=found.app, actor=caller.key, request=request)
+    return Place(
+        tenant=found.tenant,
+        uid=caller.uid,
+        environment=found.environment,
+        app=found.app,
+        actor=caller.key,
+        request=request,
+    )
 
 
 def _info(found: Experiment) -> ExperimentInfo:

@@ -35,7 +35,10 @@ class ImageInfo(Body):
 
     digest: str
     size_bytes: int
-    build_cpu_s: float = Field(description="CPU time of its last build, which is on the bill as BUILD; 0 where nobody counted")
+    build_cpu_s: float = Field(
+        description="CPU time of its last build, which is on the bill as BUILD; 0 where nobody "
+        "counted"
+    )
     steps: int
     created_at: float
     functions: list[str] = Field(description="`environment/app/function` whose revisions need it")
@@ -51,25 +54,37 @@ class ImageList(Body):
 def list_images(context: Ctx, caller: Deployer) -> ImageList:
     """Images that this tenant has built."""
     with context.store.read() as sql:
-        return ImageList(images=[ImageInfo(**row) for row in images.listing(sql, tenant=caller.tenant)])
+        return ImageList(
+            images=[ImageInfo(**row) for row in images.listing(sql, tenant=caller.tenant)]
+        )
 
 
 @router.delete("/{digest}", status_code=204)
 async def delete_image(context: Ctx, caller: Deployer, request: RequestId, digest: str) -> Response:
-    """Delete an image that no revision needs, and the archives that only its steps copied. 409 while the tenant builds or uses it."""
+    """Delete an image that no revision needs, and the archives that only its steps copied. 409
+    while the tenant builds or uses it."""
     caller.demand_whole_environment()
     blobs.check_digest(digest)
 
     def forget() -> tuple[set[str], bool]:
         with context.store.write() as write:
             copied, is_last = images.delete(write, tenant=caller.tenant, digest=digest)
-            audit.record(write, tenant=caller.tenant, actor=caller.key, action="image.delete", subject=digest, request=request)
+            audit.record(
+                write,
+                tenant=caller.tenant,
+                actor=caller.key,
+                action="image.delete",
+                subject=digest,
+                request=request,
+            )
             return copied, is_last
 
     gate = context.files.gate
     with gate.deleting(image_name(digest, caller.tenant)) as is_free:
         if not is_free:
-            raise Conflict(f"image {digest[:12]} is being built or deleted: try again when that has ended")
+            raise Conflict(
+                f"image {digest[:12]} is being built or deleted: try again when that has ended"
+            )
         copied, is_last = await context.threads.run(caller.tenant, forget)
         if caller.uid is not None:
             await _discard(context, digest, uid=caller.uid)
@@ -81,13 +96,22 @@ async def delete_image(context: Ctx, caller: Deployer, request: RequestId, diges
     return Response(status_code=204)
 
 
-@router.post("", dependencies=[ROOM], status_code=200, response_class=NdjsonResponse, responses={200: {"content": {CONTENT_NDJSON: {}}}})
-async def build_image(context: Ctx, caller: Deployer, request: RequestId, body: models.ImageSpecBody) -> NdjsonResponse:
-    """Build an environment: lines `{"step", "text"}`, then `{"image": digest, "size_bytes"}` or `{"error": problem}`. The CPU time of its
-    commands is charged as BUILD, also when it fails or its caller leaves.
+@router.post(
+    "",
+    dependencies=[ROOM],
+    status_code=200,
+    response_class=NdjsonResponse,
+    responses={200: {"content": {CONTENT_NDJSON: {}}}},
+)
+async def build_image(
+    context: Ctx, caller: Deployer, request: RequestId, body: models.ImageSpecBody
+) -> NdjsonResponse:
+    """Build an environment: lines `{"step", "text"}`, then `{"image": digest, "size_bytes"}` or
+    `{"error": problem}`. The CPU time of its commands is charged as BUILD, also when it fails or
+    its caller leaves.
 
-    429 while as many builds of the tenant run as `builds_at_once` of its plan allows; 507 when it stores as much as it may.
-    """
+    429 while as many builds of the tenant run as `builds_at_once` of its plan allows; 507 when it
+    stores as much as it may."""
     spec = from_json(ImageSpec, body)
     images.check_packages(spec)
     needed = {blobs.check_digest(digest, "a copy step's blob") for digest in images.blobs_of(spec)}
@@ -98,19 +122,30 @@ async def build_image(context: Ctx, caller: Deployer, request: RequestId, body: 
         with context.store.read() as sql:
             if images.recorded_bytes(sql, tenant=caller.tenant, digest=digest) is None:
                 accounting.require_room(
-                    sql, plan, tenant=caller.tenant, more_bytes=1, coming_bytes=context.files.gate.coming_bytes(caller.tenant)
+                    sql,
+                    plan,
+                    tenant=caller.tenant,
+                    more_bytes=1,
+                    coming_bytes=context.files.gate.coming_bytes(caller.tenant),
                 )
             return plan, needed - set(blobs.sizes(sql, tenant=caller.tenant, digests=needed))
 
     plan, absent = await context.threads.run(caller.tenant, look)
     if absent:
-        raise InvalidInput(f"the image copies blob {min(absent)}, which was not uploaded", missing={"blob": min(absent)})
-    await context.agent.capabilities()  # an agent that is away is a 503 here; later it could only be a line
-    context.files.gate.require_build(caller.tenant, limit=plan.builds_at_once)  # later it could only be a line, too
+        raise InvalidInput(
+            f"the image copies blob {min(absent)}, which was not uploaded",
+            missing={"blob": min(absent)},
+        )
+    # an agent that is away is a 503 here; later it could only be a line
+    await context.agent.capabilities()
+    # later it could only be a line, too
+    context.files.gate.require_build(caller.tenant, limit=plan.builds_at_once)
     return NdjsonResponse(_build(context, caller, spec, plan, request), request=request)
 
 
-async def _build(context: Context, caller: Principal, spec: ImageSpec, plan: Plan, request: str) -> AsyncIterator[Mapping[str, Any]]:
+async def _build(
+    context: Context, caller: Principal, spec: ImageSpec, plan: Plan, request: str
+) -> AsyncIterator[Mapping[str, Any]]:
     gate = context.files.gate
     with gate.building(caller.tenant, limit=plan.builds_at_once):
         digest = spec.digest()
@@ -123,11 +158,26 @@ async def _build(context: Context, caller: Principal, spec: ImageSpec, plan: Pla
                 if await bill.hear(part):
                     continue
                 if "image" in part:
-                    await _finish(context, caller, spec, plan=plan, part={**part, "cpu_ns": bill.cpu_ns}, request=request)
+                    await _finish(
+                        context,
+                        caller,
+                        spec,
+                        plan=plan,
+                        part={**part, "cpu_ns": bill.cpu_ns},
+                        request=request,
+                    )
                 yield part
 
 
-async def _finish(context: Context, caller: Principal, spec: ImageSpec, *, plan: Plan, part: Mapping[str, Any], request: str) -> None:
+async def _finish(
+    context: Context,
+    caller: Principal,
+    spec: ImageSpec,
+    *,
+    plan: Plan,
+    part: Mapping[str, Any],
+    request: str,
+) -> None:
     """Record the image; one that does not fit is deleted again. Raises StorageQuotaExceeded."""
     digest, size_bytes = str(part["image"]), int(part.get("size_bytes", 0))
 
@@ -136,9 +186,29 @@ async def _finish(context: Context, caller: Principal, spec: ImageSpec, *, plan:
             known = images.recorded_bytes(write.sql, tenant=caller.tenant, digest=digest)
             if known is None:
                 coming = context.files.gate.coming_bytes(caller.tenant)
-                accounting.require_room(write.sql, plan, tenant=caller.tenant, more_bytes=size_bytes, coming_bytes=coming)
-            images.register(write, tenant=caller.tenant, spec=spec, digest=digest, size_bytes=size_bytes, cpu_ns=int(part["cpu_ns"]))
-            audit.record(write, tenant=caller.tenant, actor=caller.key, action="image.build", subject=digest, request=request)
+                accounting.require_room(
+                    write.sql,
+                    plan,
+                    tenant=caller.tenant,
+                    more_bytes=size_bytes,
+                    coming_bytes=coming,
+                )
+            images.register(
+                write,
+                tenant=caller.tenant,
+                spec=spec,
+                digest=digest,
+                size_bytes=size_bytes,
+                cpu_ns=int(part["cpu_ns"]),
+            )
+            audit.record(
+                write,
+                tenant=caller.tenant,
+                actor=caller.key,
+                action="image.build",
+                subject=digest,
+                request=request,
+            )
 
     def is_left() -> bool:
         with context.store.read() as sql:

@@ -62,12 +62,14 @@ async def _next_page(context: Context, *, after: int, wait_s: float, limit: int)
 
 @router.post(USAGE_PATH)
 async def usage(context: Ctx, request: Request) -> UsageAccepted:
-    """Take usage records into the ledger, exactly once by id; the answer comes after they are on disk, and tells what was spent."""
+    """Take usage records into the ledger, exactly once by id; the answer comes after they are on
+    disk, and tells what was spent."""
     return await anyio.to_thread.run_sync(_take_usage, context, await request.body())
 
 
 def _take_usage(context: Context, body: bytes) -> UsageAccepted:
-    """Parsed here and checked by the ledger: thousands of records a second leave no time for a model of each."""
+    """Parsed here and checked by the ledger: thousands of records a second leave no time for a
+    model of each."""
     try:
         records = json.loads(body, parse_constant=_refuse_constant)["records"]
     except (ValueError, KeyError, TypeError) as e:
@@ -80,7 +82,9 @@ def _take_usage(context: Context, body: bytes) -> UsageAccepted:
     context.metrics.usage_conflicts.inc(len(added.conflicts))
     for place, picos in added.spent.items():
         context.metrics.spent(place.tenant, place.currency, picos)
-    return UsageAccepted(accepted=len(records), budgets={key: asdict(state) for key, state in spent.items()})
+    return UsageAccepted(
+        accepted=len(records), budgets={key: asdict(state) for key, state in spent.items()}
+    )
 
 
 def _refuse_constant(name: str) -> Any:
@@ -90,18 +94,32 @@ def _refuse_constant(name: str) -> Any:
 
 @router.post(CALLS_PATH, dependencies=[Depends(room)])
 def put_calls(context: Ctx, body: CallsRequest) -> Accepted:
-    """Keep the newest state of each call; a dead letter comes with its `payload`, what the journal held of it.
+    """Keep the newest state of each call; a dead letter comes with its `payload`, what the journal
+    held of it.
 
-    Below the floor of the disk nothing is taken: activators keep results in their journals, which may use it, and send them again.
-    """
+    Below the floor of the disk nothing is taken: activators keep results in their journals, which
+    may use it, and send them again."""
     payloads = [item.pop("payload", None) for item in body.calls]
     records = [_record(CallRecord, item, f"calls[{i}]") for i, item in enumerate(body.calls)]
-    held = {record.id: payload for record, payload in zip(records, payloads, strict=True) if isinstance(payload, dict)}
+    held = {
+        record.id: payload
+        for record, payload in zip(records, payloads, strict=True)
+        if isinstance(payload, dict)
+    }
     with context.store.write() as write:
 
         def most_bytes(tenant: str) -> int | None:
-            is_there = write.sql.execute(sa.select(tables.tenants.c.id).where(tables.tenants.c.id == tenant)).first() is not None
-            return accounting.plan_of(write.sql, context.config.plans, tenant=tenant).result_bytes if is_there else None
+            is_there = (
+                write.sql.execute(
+                    sa.select(tables.tenants.c.id).where(tables.tenants.c.id == tenant)
+                ).first()
+                is not None
+            )
+            return (
+                accounting.plan_of(write.sql, context.config.plans, tenant=tenant).result_bytes
+                if is_there
+                else None
+            )
 
         calls.put(write, records, payloads=held, most_bytes=most_bytes)
     return Accepted(accepted=len(records))

@@ -60,7 +60,8 @@ class CorrectionRequest(Body):
 
 
 class RateLists(Body):
-    """Price lists (`pilotlight.pricing.Rates`): `current` prices what is used now; `lists`: also those that priced anything before."""
+    """Price lists (`pilotlight.pricing.Rates`): `current` prices what is used now; `lists`: also
+    those that priced anything before."""
 
     current: dict[str, Any]
     lists: list[dict[str, Any]]
@@ -71,7 +72,9 @@ def list_invoices(context: Ctx, caller: Biller, tenant: Tenant = None) -> dict[s
     """The issued invoices, and a draft for every month that is open."""
     caller.demand_whole_tenant()
     with context.store.read() as sql:
-        return {"invoices": invoices.listing(sql, tenant=tenants.asked_about(sql, caller, name=tenant))}
+        return {
+            "invoices": invoices.listing(sql, tenant=tenants.asked_about(sql, caller, name=tenant))
+        }
 
 
 @router.get("/invoices/{invoice}")
@@ -84,50 +87,79 @@ def show_invoice(
     tenant: Tenant = None,
     format: Literal["json", "csv"] = "json",
 ) -> Response:
-    """An invoice by its id, or the one of a month (`2026-11`), which is a draft until it is issued."""
+    """An invoice by its id, or the one of a month (`2026-11`), which is a draft until it is
+    issued."""
     caller.demand_whole_tenant()
     with context.store.read() as sql:
         owner = tenants.asked_about(sql, caller, name=tenant)
-        found = invoices.show(sql, tenant=owner, which=invoice, currency=currency, now=context.clock())
+        found = invoices.show(
+            sql, tenant=owner, which=invoice, currency=currency, now=context.clock()
+        )
     name = f"{found['id'] or 'draft'}-{found['month']}-{found['currency']}.{format}"
     text = as_csv(found) if format == "csv" else json.dumps(found, ensure_ascii=False)
     kind = sheets.CONTENT_CSV if format == "csv" else "application/json"
-    return Response(text, media_type=kind, headers={"content-disposition": f'attachment; filename="{name}"'})
+    return Response(
+        text, media_type=kind, headers={"content-disposition": f'attachment; filename="{name}"'}
+    )
 
 
 @router.post("/invoices", response_model=InvoiceList)
-def issue_invoices(context: Ctx, caller: Admin, request: RequestId, body: IssueRequest) -> dict[str, Any]:
+def issue_invoices(
+    context: Ctx, caller: Admin, request: RequestId, body: IssueRequest
+) -> dict[str, Any]:
     """Issue the invoices of a month now, without waiting for `invoice_after_days` (operator)."""
     caller.demand_platform()
     invoices.month_ends_at(body.month)
     with context.store.write() as write:
         tenant = None if body.tenant is None else tenants.find(write.sql, name=body.tenant).id
         made = [
-            invoices.issue(write, tenant=owner, month=body.month, currency=currency, actor=caller.key, request=request)
+            invoices.issue(
+                write,
+                tenant=owner,
+                month=body.month,
+                currency=currency,
+                actor=caller.key,
+                request=request,
+            )
             for owner, currency in invoices.open_in(write.sql, month=body.month, tenant=tenant)
         ]
     return {"invoices": [{name: one[name] for name in InvoiceSummary.model_fields} for one in made]}
 
 
 @router.post("/corrections", status_code=201)
-def correct(context: Ctx, caller: Admin, request: RequestId, body: CorrectionRequest) -> dict[str, Any]:
-    """Add an ADJUSTMENT to a record of any tenant (operator); asked again under the same x-request-id, it is the same one."""
+def correct(
+    context: Ctx, caller: Admin, request: RequestId, body: CorrectionRequest
+) -> dict[str, Any]:
+    """Add an ADJUSTMENT to a record of any tenant (operator); asked again under the same
+    x-request-id, it is the same one."""
     caller.demand_platform()
     with context.store.write() as write:
-        made = corrections.correct(write, record=body.record, amount=body.amount, note=body.note, actor=caller.key, request=request)
+        made = corrections.correct(
+            write,
+            record=body.record,
+            amount=body.amount,
+            note=body.note,
+            actor=caller.key,
+            request=request,
+        )
     return made.to_json()
 
 
 @router.get("/rates")
 def rates(context: Ctx, caller: Biller) -> RateLists:
-    """The prices of the caller's plan, and those that priced its records before; all there ever were for the platform's operator."""
+    """The prices of the caller's plan, and those that priced its records before; all there ever
+    were for the platform's operator."""
     with context.store.read() as sql:
         row = tenants.get(sql, tenant=caller.tenant)
         version = terms_of(row, context.config.plans).resolve().prices
         known, used = prices.listing(sql), prices.used(sql, tenant=caller.tenant)
     lists = context.config.prices.lists()
     current = lists.get(version or context.config.prices.version, context.config.prices.rates())
-    seen = known if _is_operator(caller) else [one for one in known if one["version"] in used | {current.version}]
+    seen = (
+        known
+        if _is_operator(caller)
+        else [one for one in known if one["version"] in used | {current.version}]
+    )
     return RateLists(current=current.to_json(), lists=seen)
 
 
@@ -136,13 +168,20 @@ def export(
     *,
     context: Ctx,
     caller: Biller,
-    since: Annotated[str | None, Query(description="seconds since the epoch, or ISO 8601 (UTC where it names no zone)")] = None,
+    since: Annotated[
+        str | None,
+        Query(description="seconds since the epoch, or ISO 8601 (UTC where it names no zone)"),
+    ] = None,
     until: Annotated[str | None, Query(description="the same; not included")] = None,
-    month: Annotated[str | None, Query(description="only those of this month's invoice, like 2026-11")] = None,
+    month: Annotated[
+        str | None, Query(description="only those of this month's invoice, like 2026-11")
+    ] = None,
     environment: str | None = None,
     tenant: Tenant = None,
     format: Literal["ndjson", "csv"] = "ndjson",
-    cursor: Annotated[str | None, Query(description="id of the last record that arrived: go on after it")] = None,
+    cursor: Annotated[
+        str | None, Query(description="id of the last record that arrived: go on after it")
+    ] = None,
     limit: Annotated[int | None, Query(ge=1, le=MAX_EXPORT)] = None,
 ) -> StreamingResponse:
     """The records behind a bill, by time, as many as there are."""
@@ -164,7 +203,11 @@ def export(
             after = exports.position(sql, tenant=owner, cursor=cursor)
     body = _records(context, wanted, after=after, limit=limit, format=format)
     kind = sheets.CONTENT_CSV if format == "csv" else CONTENT_NDJSON
-    return StreamingResponse(body, media_type=kind, headers={"content-disposition": f'attachment; filename="records.{format}"'})
+    return StreamingResponse(
+        body,
+        media_type=kind,
+        headers={"content-disposition": f'attachment; filename="records.{format}"'},
+    )
 
 
 class LedgerDifference(Body):
@@ -193,7 +236,8 @@ class Rebuilt(Body):
 
 @router.get("/verification")
 def verify(context: Ctx, caller: Admin) -> Verification:
-    """Compare the sums that reports read with the records; of all tenants for the platform's operator."""
+    """Compare the sums that reports read with the records; of all tenants for the platform's
+    operator."""
     caller.demand_whole_tenant()
     tenant = None if _is_operator(caller) else caller.tenant
     with context.store.read() as sql:
@@ -220,7 +264,13 @@ def rebuild(context: Ctx, caller: Admin, request: RequestId) -> Rebuilt:
         records = rollups.rebuild(write)
         after = {"records": records}
         audit.record(
-            write, tenant=caller.tenant, actor=caller.key, action="billing.rebuild", subject="rollups", after=after, request=request
+            write,
+            tenant=caller.tenant,
+            actor=caller.key,
+            action="billing.rebuild",
+            subject="rollups",
+            after=after,
+            request=request,
         )
     return Rebuilt(records=records)
 
@@ -238,7 +288,14 @@ def as_csv(document: Mapping[str, Any]) -> str:
     return "".join(sheets.lines(invoices.COLUMNS, invoices.rows(document)))
 
 
-def _records(context: Context, wanted: exports.Wanted, *, after: tuple[float, str] | None, limit: int | None, format: str) -> Iterator[str]:
+def _records(
+    context: Context,
+    wanted: exports.Wanted,
+    *,
+    after: tuple[float, str] | None,
+    limit: int | None,
+    format: str,
+) -> Iterator[str]:
     if format == "csv" and after is None:
         yield "".join(sheets.lines(exports.FIELDS, []))
     for page in exports.pages(context.store, wanted, after=after, limit=limit):

@@ -19,13 +19,19 @@ from pilotlight.types import Scope
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"])
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
-QuotasBody = Annotated[dict[str, Any], Field(description="`pilotlight.quotas.Quotas`: requests_per_s, burst, concurrent, …")]
+QuotasBody = Annotated[
+    dict[str, Any],
+    Field(description="`pilotlight.quotas.Quotas`: requests_per_s, burst, concurrent, …"),
+]
 
-Force = Annotated[bool, Query(description="End the key also where it is the last admin key of its tenant.")]
+Force = Annotated[
+    bool, Query(description="End the key also where it is the last admin key of its tenant.")
+]
 
 
 class KeyRequest(Body):
-    """A new key. None in `environment`, `app`, `function`: all of them; in `expires_in_s`: it never ends."""
+    """A new key. None in `environment`, `app`, `function`: all of them; in `expires_in_s`: it never
+    ends."""
 
     scope: Scope = Scope.INVOKE
     environment: str | None = None
@@ -37,7 +43,8 @@ class KeyRequest(Body):
 
 
 class KeyChange(Body):
-    """What shall be otherwise; what is not named stays. `quotas` are replaced as a whole; `expires_in_s` null: it never ends."""
+    """What shall be otherwise; what is not named stays. `quotas` are replaced as a whole;
+    `expires_in_s` null: it never ends."""
 
     quotas: QuotasBody | None = None
     expires_in_s: Seconds | None = None
@@ -82,7 +89,9 @@ class KeyList(Body):
 def create_key(context: Ctx, caller: Admin, request: RequestId, body: KeyRequest) -> KeyCreated:
     """A new key; its text is in this answer and nowhere else."""
     if not caller.covers(environment=body.environment, app=body.app, function=body.function):
-        raise Forbidden(f"key {caller.key} can only make keys for what it reaches itself: {reach_of(caller)}")
+        raise Forbidden(
+            f"key {caller.key} can only make keys for what it reaches itself: {reach_of(caller)}"
+        )
     with context.store.write() as write:
         made = make(write, caller.tenant, body, actor=caller.key, request=request)
     return created(made, caller.key)
@@ -100,45 +109,81 @@ def list_keys(context: Ctx, caller: Admin) -> KeyList:
 def get_key(context: Ctx, caller: Admin, key: str) -> KeyInfo:
     """One of them."""
     with context.store.read() as sql:
-        found = [entry for entry in keys.listing(sql, tenant=caller.tenant, only=key) if _covers(caller, entry)]
+        found = [
+            entry
+            for entry in keys.listing(sql, tenant=caller.tenant, only=key)
+            if _covers(caller, entry)
+        ]
     if not found:
         raise NotFound(f"there is no API key {key}", key=key)
     return KeyInfo(**found[0])
 
 
 @router.patch("/{key}")
-def change_key(*, context: Ctx, caller: Admin, request: RequestId, key: str, body: KeyChange, force: Force = False) -> KeyInfo:
-    """Bound it further or less, or end it at another time. The last admin key of a tenant ends earlier only with `force`: 409 otherwise."""
+def change_key(
+    *,
+    context: Ctx,
+    caller: Admin,
+    request: RequestId,
+    key: str,
+    body: KeyChange,
+    force: Force = False,
+) -> KeyInfo:
+    """Bound it further or less, or end it at another time. The last admin key of a tenant ends
+    earlier only with `force`: 409 otherwise."""
     expiry = (body.expires_in_s,) if "expires_in_s" in body.model_fields_set else None
     with context.store.write() as write:
         _demand(write, caller, key)
         changed = keys.change(
-            write, tenant=caller.tenant, key_id=key, actor=caller.key, bounds=body.quotas, expiry=expiry, force=force, request=request
+            write,
+            tenant=caller.tenant,
+            key_id=key,
+            actor=caller.key,
+            bounds=body.quotas,
+            expiry=expiry,
+            force=force,
+            request=request,
         )
     return KeyInfo(**changed)
 
 
 @router.post("/{key}:rotate", dependencies=[ROOM], status_code=201)
-def rotate_key(context: Ctx, caller: Admin, request: RequestId, key: str, body: KeyRotation) -> KeyCreated:
+def rotate_key(
+    context: Ctx, caller: Admin, request: RequestId, key: str, body: KeyRotation
+) -> KeyCreated:
     """A new text for the same reach; the old one ends at once, or after `grace_s`."""
     with context.store.write() as write:
         _demand(write, caller, key)
-        made = keys.rotate(write, tenant=caller.tenant, key_id=key, grace_s=body.grace_s, actor=caller.key, request=request)
+        made = keys.rotate(
+            write,
+            tenant=caller.tenant,
+            key_id=key,
+            grace_s=body.grace_s,
+            actor=caller.key,
+            request=request,
+        )
     return created(made, caller.key)
 
 
 @router.delete("/{key}", status_code=204)
-def revoke_key(context: Ctx, caller: Admin, request: RequestId, key: str, force: Force = False) -> Response:
-    """End a key now, everywhere. The last admin key of a tenant only with `force`: 409 otherwise."""
+def revoke_key(
+    context: Ctx, caller: Admin, request: RequestId, key: str, force: Force = False
+) -> Response:
+    """End a key now, everywhere. The last admin key of a tenant only with `force`: 409
+    otherwise."""
     with context.store.write() as write:
         _demand(write, caller, key)
-        keys.revoke(write, tenant=caller.tenant, key_id=key, actor=caller.key, force=force, request=request)
+        keys.revoke(
+            write, tenant=caller.tenant, key_id=key, actor=caller.key, force=force, request=request
+        )
     return Response(status_code=204)
 
 
 def make(write: Write, tenant: str, body: KeyRequest, *, actor: str, request: str) -> NewKey:
     """The key of `tenant` that `body` asks for. Raises InvalidInput, NotFound."""
-    reach = Reach(environment=body.environment, app=body.app, function=body.function, quotas=body.quotas)
+    reach = Reach(
+        environment=body.environment, app=body.app, function=body.function, quotas=body.quotas
+    )
     return keys.create(
         write,
         tenant=tenant,
@@ -153,7 +198,11 @@ def make(write: Write, tenant: str, body: KeyRequest, *, actor: str, request: st
 
 def created(made: NewKey, actor: str) -> KeyCreated:
     """A key just made, as it is answered."""
-    record = {name: value for name, value in to_json(made.record).items() if name not in ("hash", "tenant")}
+    record = {
+        name: value
+        for name, value in to_json(made.record).items()
+        if name not in ("hash", "tenant")
+    }
     late: dict[str, Any] = {"name": made.name, "created_by": actor, "created_at": made.created_at}
     late |= {"revoked_at": None, "replaces": made.replaces}
     return KeyCreated(**record, **late, secret=made.secret)
@@ -161,16 +210,23 @@ def created(made: NewKey, actor: str) -> KeyCreated:
 
 def reach_of(caller: Principal) -> str:
     """What a key is bound to, in words."""
-    pairs = (("environment", caller.bound_environment), ("app", caller.bound_app), ("function", caller.bound_function))
+    pairs = (
+        ("environment", caller.bound_environment),
+        ("app", caller.bound_app),
+        ("function", caller.bound_function),
+    )
     return ", ".join(f"{kind} {name!r}" for kind, name in pairs if name is not None)
 
 
 def _covers(caller: Principal, entry: dict[str, Any]) -> bool:
-    return caller.covers(environment=entry["environment"], app=entry["app"], function=entry["function"])
+    return caller.covers(
+        environment=entry["environment"], app=entry["app"], function=entry["function"]
+    )
 
 
 def _demand(write: Write, caller: Principal, key: str) -> None:
-    """Raise NotFound for a key that reaches further than the caller's: it could not have been made with it."""
+    """Raise NotFound for a key that reaches further than the caller's: it could not have been made
+    with it."""
     row = keys.find(write.sql, tenant=caller.tenant, key_id=key)
     if not caller.covers(environment=row.environment, app=row.app, function=row.function):
         raise NotFound(f"there is no API key {key}", key=key)

@@ -29,7 +29,9 @@ def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
     if isinstance(schema, dict):
         if "$ref" in schema:
             return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-        return {key: _inlined(value, definitions) for key, value in schema.items() if key != "$defs"}
+        return {
+            key: _inlined(value, definitions) for key, value in schema.items() if key != "$defs"
+        }
     return [_inlined(item, definitions) for item in schema] if isinstance(schema, list) else schema
 
 
@@ -44,7 +46,8 @@ ImageSpecBody = Annotated[dict[str, Any], WithJsonSchema(_schema_of(ImageSpec))]
 
 
 MAX_MEMBERS = 256
-"""Of an object: one of many thousand is refused at once, since each member that is wrong costs tens of microseconds to tell."""
+"""Of an object: one of many thousand is refused at once, since each member that is wrong costs tens
+of microseconds to tell."""
 
 
 def _few_members(given: Any) -> Any:
@@ -54,14 +57,20 @@ def _few_members(given: Any) -> Any:
 
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Numbers = Annotated[dict[Annotated[str, Field(min_length=1, max_length=128)], Number], BeforeValidator(_few_members)]
+Numbers = Annotated[
+    dict[Annotated[str, Field(min_length=1, max_length=128)], Number], BeforeValidator(_few_members)
+]
 Meta = Annotated[
-    dict[Annotated[str, Field(min_length=1, max_length=128)], Annotated[str, Field(max_length=1024)]], BeforeValidator(_few_members)
+    dict[
+        Annotated[str, Field(min_length=1, max_length=128)], Annotated[str, Field(max_length=1024)]
+    ],
+    BeforeValidator(_few_members),
 ]
 
 
 MAX_LABELS_CHARS = 16_384
-"""Of all labels of a deploy together: each deploy keeps its own for as long as the history is kept."""
+"""Of all labels of a deploy together: each deploy keeps its own for as long as the history is
+kept."""
 MAX_ARGV_BYTES = 131_072
 """Of a command: what Linux passes as one argument at most (execve(2), MAX_ARG_STRLEN)."""
 
@@ -88,14 +97,39 @@ class DeployRequest(Body):
 
     functions: Annotated[list[FunctionSpecBody], FailFast()]
     message: str = Field(default="", max_length=2000)
-    labels: Labels = Field(default_factory=dict, max_length=64, description=f"at most {MAX_LABELS_CHARS} characters together")
-    meta: Meta = Field(default_factory=dict, max_length=64, description="lineage of the new revisions, such as {'git.commit': '…'}")
-    evaluation: Numbers = Field(default_factory=dict, max_length=256, description="numbers of their offline evaluation, by metric")
-    rollout: dict[str, Any] | None = Field(default=None, description="take over step by step ({'steps': [5, 100], …}); null = at once")
-    no_traffic: bool = Field(default=False, description="make the revisions, and leave the traffic as it is")
-    tag: str | None = Field(default=None, max_length=63, description="by which the new revisions can be called, whatever their traffic")
-    allow_breaking: bool = Field(default=False, description="no caller depends on what a new schema breaks")
-    override_freeze: bool = Field(default=False, description="release although an error budget is spent; needs a key of scope admin")
+    labels: Labels = Field(
+        default_factory=dict,
+        max_length=64,
+        description=f"at most {MAX_LABELS_CHARS} characters together",
+    )
+    meta: Meta = Field(
+        default_factory=dict,
+        max_length=64,
+        description="lineage of the new revisions, such as {'git.commit': '…'}",
+    )
+    evaluation: Numbers = Field(
+        default_factory=dict,
+        max_length=256,
+        description="numbers of their offline evaluation, by metric",
+    )
+    rollout: dict[str, Any] | None = Field(
+        default=None, description="take over step by step ({'steps': [5, 100], …}); null = at once"
+    )
+    no_traffic: bool = Field(
+        default=False, description="make the revisions, and leave the traffic as it is"
+    )
+    tag: str | None = Field(
+        default=None,
+        max_length=63,
+        description="by which the new revisions can be called, whatever their traffic",
+    )
+    allow_breaking: bool = Field(
+        default=False, description="no caller depends on what a new schema breaks"
+    )
+    override_freeze: bool = Field(
+        default=False,
+        description="release although an error budget is spent; needs a key of scope admin",
+    )
 
     _has_few_members = model_validator(mode="before")(_few_members)
 
@@ -106,7 +140,9 @@ class DeployedFunction(Body):
     function: str
     revision: str
     created: bool
-    stage: Literal["live", "waiting", "no_traffic", "rollout"] = Field(default="live", description="waiting: it needs approvals")
+    stage: Literal["live", "waiting", "no_traffic", "rollout"] = Field(
+        default="live", description="waiting: it needs approvals"
+    )
     approvals: int = Field(default=0, description="how many it still needs")
     rollout: str = Field(default="", description="the id of the one that brings it")
 
@@ -153,7 +189,8 @@ class TrafficShare(Body):
 
 
 class ClusterStatus(Body):
-    """How far a function is in a cluster: `ready`, `pending`, or `failed` with the reason and what to do."""
+    """How far a function is in a cluster: `ready`, `pending`, or `failed` with the reason and what
+    to do."""
 
     phase: Literal["ready", "pending", "failed"]
     reason: str
@@ -170,7 +207,9 @@ class AppFunction(Body):
     snapshots: bool = Field(description="the operator's switch; its spec has one of its own")
     traffic: list[TrafficShare]
     spec: FunctionSpecBody
-    cluster: ClusterStatus | None = Field(default=None, description="how far it is in the cluster; null where there is none")
+    cluster: ClusterStatus | None = Field(
+        default=None, description="how far it is in the cluster; null where there is none"
+    )
 
 
 class AppDetail(Body):
@@ -186,7 +225,8 @@ class AppDetail(Body):
 
 
 class HistoryEntry(Body):
-    """One change of an app: `action` is `deploy`, `rollback`, `promote`, `stop`, `delete`, or another that moved its traffic."""
+    """One change of an app: `action` is `deploy`, `rollback`, `promote`, `stop`, `delete`, or
+    another that moved its traffic."""
 
     version: int
     action: str
@@ -275,7 +315,8 @@ class BillLine(Body):
 
 
 class Bill(Body):
-    """A bill over since <= time < until (seconds since the epoch; null: unbounded); `totals` by currency."""
+    """A bill over since <= time < until (seconds since the epoch; null: unbounded); `totals` by
+    currency."""
 
     by: str
     since: float | None
@@ -311,7 +352,9 @@ class Snapshot(Body):
     id: str
     revision: str
     state: Literal["PROVING", "READY", "QUARANTINED"]
-    in_place: bool = Field(description="a server snapshot: a whole process tree, restored one to one")
+    in_place: bool = Field(
+        description="a server snapshot: a whole process tree, restored one to one"
+    )
     pages: str = Field(description="how its memory comes back: eager or lazy")
     image_bytes: int
     heap_bytes: int
@@ -341,7 +384,8 @@ class SnapshotsSwitch(Body):
 
 
 class SnapshotsSwitched(Body):
-    """A switch that was set; `deleted` snapshots went with it, null: the node does not answer, they go later."""
+    """A switch that was set; `deleted` snapshots went with it, null: the node does not answer, they
+    go later."""
 
     app: str
     function: str
@@ -377,6 +421,7 @@ class Accepted(Body):
 
 
 class UsageAccepted(Accepted):
-    """And what was spent of the budgets that the records fall under, by their ids (`pilotlight.protocol.BudgetState`)."""
+    """And what was spent of the budgets that the records fall under, by their ids
+    (`pilotlight.protocol.BudgetState`)."""
 
     budgets: dict[str, dict[str, str]]

@@ -1,4 +1,5 @@
-"""What runs on the node: instances, Templates, logs, commands. Asked of the node agent, cut to the caller's tenant."""
+"""What runs on the node: instances, Templates, logs, commands. Asked of the node agent, cut to the
+caller's tenant."""
 
 from __future__ import annotations
 
@@ -27,28 +28,51 @@ router = APIRouter(prefix="/v1", tags=["node"])
 
 
 def _labels(caller: Principal, app: str | None, function: str | None) -> dict[str, str]:
-    # The tenant comes from the key, never from the question: this is what keeps tenants' things apart.
-    # A key that is bound to an app sees no more than that, either.
+    # The tenant comes from the key, never from the question: this is what keeps tenants' things
+    # apart. A key that is bound to an app sees no more than that, either.
     app, function = caller.narrowed(app, function)
     asked = {"app": app, "function": function}
-    return {"tenant": caller.tenant, "environment": caller.environment, **{k: v for k, v in asked.items() if v}}
+    return {
+        "tenant": caller.tenant,
+        "environment": caller.environment,
+        **{k: v for k, v in asked.items() if v},
+    }
 
 
 async def _owned(context: Context, caller: Principal, instance: str) -> InstanceInfo:
     for found in await context.agent.instances(_labels(caller, None, None)):
         if found.id == instance:
             return found
-    raise NotFound(f"there is no instance {instance} in environment {caller.environment!r}", instance=instance)
+    raise NotFound(
+        f"there is no instance {instance} in environment {caller.environment!r}", instance=instance
+    )
 
 
-def _note(context: Context, caller: Principal, *, request: str, action: str, subject: str, argv: list[str] | None = None) -> None:
+def _note(
+    context: Context,
+    caller: Principal,
+    *,
+    request: str,
+    action: str,
+    subject: str,
+    argv: list[str] | None = None,
+) -> None:
     after = {"argv": argv} if argv is None else _noted(argv)
     with context.store.write() as write:
-        audit.record(write, tenant=caller.tenant, actor=caller.key, action=action, subject=subject, after=after, request=request)
+        audit.record(
+            write,
+            tenant=caller.tenant,
+            actor=caller.key,
+            action=action,
+            subject=subject,
+            after=after,
+            request=request,
+        )
 
 
 def _noted(argv: list[str]) -> dict[str, Any]:
-    """A command as the audit log keeps it, for ever: whole when it is short, else its beginning and what tells it from others."""
+    """A command as the audit log keeps it, for ever: whole when it is short, else its beginning and
+    what tells it from others."""
     text = canonical_json(argv)
     if len(text) <= MAX_NOTED_BYTES:
         return {"argv": argv}
@@ -58,16 +82,25 @@ def _noted(argv: list[str]) -> dict[str, Any]:
         left -= len(word)
         if left <= 0:
             break
-    return {"argv": begin, "cut": True, "sha256": hashlib.sha256(text).hexdigest(), "bytes": len(text)}
+    return {
+        "argv": begin,
+        "cut": True,
+        "sha256": hashlib.sha256(text).hexdigest(),
+        "bytes": len(text),
+    }
 
 
-def _demand_known(context: Context, caller: Principal, *, request: str, app: str, function: str | None) -> None:
+def _demand_known(
+    context: Context, caller: Principal, *, request: str, app: str, function: str | None
+) -> None:
     with context.store.read() as sql:
         registry.demand_known(sql, place(caller, app, request), function)
 
 
 @router.get("/instances", response_model=models.Instances)
-async def instances(context: Ctx, caller: Deployer, app: str | None = None, function: str | None = None) -> dict[str, Any]:
+async def instances(
+    context: Ctx, caller: Deployer, app: str | None = None, function: str | None = None
+) -> dict[str, Any]:
     """Live instances of the environment."""
     found = await context.agent.instances(_labels(caller, app, function))
     return {"instances": [i.to_json() for i in found]}
@@ -75,20 +108,49 @@ async def instances(context: Ctx, caller: Deployer, app: str | None = None, func
 
 @router.post("/instances/{instance}:stop", status_code=204)
 async def stop_instance(
-    context: Ctx, caller: Deployer, request: RequestId, instance: str, grace_s: Annotated[float, Query(ge=0, le=3600)] = 10.0
+    context: Ctx,
+    caller: Deployer,
+    request: RequestId,
+    instance: str,
+    grace_s: Annotated[float, Query(ge=0, le=3600)] = 10.0,
 ) -> Response:
-    """Stop an instance: it gets SIGTERM and `grace_s` to finish what it is doing; answers when it is gone."""
+    """Stop an instance: it gets SIGTERM and `grace_s` to finish what it is doing; answers when it
+    is gone."""
     await _owned(context, caller, instance)
-    await context.threads.run(caller.tenant, _note, context, caller, request=request, action="instance.stop", subject=instance)
+    await context.threads.run(
+        caller.tenant,
+        _note,
+        context,
+        caller,
+        request=request,
+        action="instance.stop",
+        subject=instance,
+    )
     await context.agent.stop(InstanceId(instance), grace_s=grace_s)
     return Response(status_code=204)
 
 
-@router.post("/instances/{instance}:exec", dependencies=[ROOM], status_code=200, response_class=NdjsonResponse, responses=NDJSON)
-async def exec_beside(context: Ctx, caller: Deployer, request: RequestId, instance: str, body: models.ExecRequest) -> NdjsonResponse:
+@router.post(
+    "/instances/{instance}:exec",
+    dependencies=[ROOM],
+    status_code=200,
+    response_class=NdjsonResponse,
+    responses=NDJSON,
+)
+async def exec_beside(
+    context: Ctx, caller: Deployer, request: RequestId, instance: str, body: models.ExecRequest
+) -> NdjsonResponse:
     """Run a command beside an instance: lines `{"stream", "text"}`, then `{"exit_status"}`."""
     found = await _owned(context, caller, instance)
-    note = partial(_note, context, caller, request=request, action="instance.exec", subject=instance, argv=body.argv)
+    note = partial(
+        _note,
+        context,
+        caller,
+        request=request,
+        action="instance.exec",
+        subject=instance,
+        argv=body.argv,
+    )
     await context.threads.run(caller.tenant, note)
     return NdjsonResponse(context.agent.exec(found.id, body.argv), request=request)
 
@@ -107,11 +169,22 @@ async def logs(
     tail: Annotated[int | None, Query(ge=0, le=MAX_TAIL)] = None,
     follow: bool = False,
 ) -> NdjsonResponse:
-    """Log lines `{"time", "instance", "stream", "call", "text"}`, oldest first, those of dead instances too."""
+    """Log lines `{"time", "instance", "stream", "call", "text"}`, oldest first, those of dead
+    instances too."""
     if app is not None:
-        await context.threads.run(caller.tenant, _demand_known, context, caller, request=request, app=app, function=function)
+        await context.threads.run(
+            caller.tenant,
+            _demand_known,
+            context,
+            caller,
+            request=request,
+            app=app,
+            function=function,
+        )
     labels = _labels(caller, app, function)
-    lines = await context.agent.logs(labels=labels, instance_id=instance, since=since, tail=tail, call_id=call, follow=follow)
+    lines = await context.agent.logs(
+        labels=labels, instance_id=instance, since=since, tail=tail, call_id=call, follow=follow
+    )
     return NdjsonResponse(lines, request=request)
 
 
@@ -119,16 +192,37 @@ async def logs(
 async def templates(context: Ctx, caller: Deployer) -> dict[str, Any]:
     """Resident Templates of the environment."""
     wanted = _labels(caller, None, None).items()
-    return {"templates": [t.to_json() for t in await context.agent.templates() if wanted <= dict(t.labels).items()]}
+    return {
+        "templates": [
+            t.to_json() for t in await context.agent.templates() if wanted <= dict(t.labels).items()
+        ]
+    }
 
 
 @router.delete("/templates/{revision}", status_code=204)
-async def drop_template(context: Ctx, caller: Deployer, request: RequestId, revision: str) -> Response:
-    """Give up the memory of a Template; its instances go on. The next start is a RESTORE where there is a snapshot, else COLD."""
+async def drop_template(
+    context: Ctx, caller: Deployer, request: RequestId, revision: str
+) -> Response:
+    """Give up the memory of a Template; its instances go on. The next start is a RESTORE where
+    there is a snapshot, else COLD."""
     wanted = _labels(caller, None, None).items()
-    if not any(t.revision == revision and wanted <= dict(t.labels).items() for t in await context.agent.templates()):
-        raise NotFound(f"there is no Template of {revision} in environment {caller.environment!r}", revision=revision)
-    await context.threads.run(caller.tenant, _note, context, caller, request=request, action="template.drop", subject=revision)
+    if not any(
+        t.revision == revision and wanted <= dict(t.labels).items()
+        for t in await context.agent.templates()
+    ):
+        raise NotFound(
+            f"there is no Template of {revision} in environment {caller.environment!r}",
+            revision=revision,
+        )
+    await context.threads.run(
+        caller.tenant,
+        _note,
+        context,
+        caller,
+        request=request,
+        action="template.drop",
+        subject=revision,
+    )
     await context.agent.drop_template(RevisionKey(revision))
     return Response(status_code=204)
 
@@ -137,7 +231,8 @@ async def drop_template(context: Ctx, caller: Deployer, request: RequestId, revi
 async def node(context: Ctx) -> dict[str, Any]:
     """What this machine can do: `{"features": [{"name", "on", "why"}], "node": {…}}`."""
     told = dict(await context.agent.capabilities())
-    if snapshots := told.get("node", {}).get("snapshots"):  # a refusal names files and lines of somebody's code, perhaps another tenant's
+    # a refusal names files and lines of somebody's code, perhaps another tenant's
+    if snapshots := told.get("node", {}).get("snapshots"):
         public = {key: value for key, value in snapshots.items() if key != "last_refusal"}
         told["node"] = {**told["node"], "snapshots": public}
     return told

@@ -20,7 +20,8 @@ router = APIRouter(prefix="/v1", tags=["node"])
 
 
 class NodeInfo(Body):
-    """A node as it last reported. `is_fresh`: lately enough for its labels to stand; `at`: seconds since the epoch."""
+    """A node as it last reported. `is_fresh`: lately enough for its labels to stand; `at`: seconds
+    since the epoch."""
 
     node: str
     version: str
@@ -56,7 +57,8 @@ async def report(context: Ctx, body: dict[str, Any]) -> Response:
 
 @router.get("/nodes")
 async def nodes(context: Ctx, caller: Admin) -> NodeList:
-    """The cluster's nodes, for the platform's operator; none where the platform runs on one machine."""
+    """The cluster's nodes, for the platform's operator; none where the platform runs on one
+    machine."""
     caller.demand_platform()
     now = context.clock()
     return NodeList(nodes=[_told(known, now) for known in context.nodes.all()])

@@ -1,4 +1,5 @@
-"""Objectives: what functions promise, what is left of their error budgets, how fast it goes, and in which stage."""
+"""Objectives: what functions promise, what is left of their error budgets, how fast it goes, and in
+which stage."""
 
 from __future__ import annotations
 
@@ -18,24 +19,33 @@ router = APIRouter(prefix="/v1/slos", tags=["objectives"])
 class Indicator(Body):
     """One indicator over the window of the error budgets; null = no data."""
 
-    sli: str = Field(description="`availability`, `warm_latency`, `first_token`, `cold_latency`, `completion` or `degraded`")
+    sli: str = Field(
+        description="`availability`, `warm_latency`, `first_token`, `cold_latency`, `completion` "
+        "or `degraded`"
+    )
     target: float = Field(description="share of the calls that must be good")
     bound_s: float | None = Field(description="of a latency: a good call is not slower")
     bad: int
     total: int
     ratio: float | None = Field(description="share that was good")
     budget_left: float | None = Field(description="1 = untouched, 0 = spent, below 0 = overspent")
-    is_told: bool = Field(description="alarms of it are raised; not those of a latency that the function never promised")
+    is_told: bool = Field(
+        description="alarms of it are raised; not those of a latency that the function never "
+        "promised"
+    )
 
 
 class BurningIndicator(Indicator):
     """An indicator with its burn rates; 1 spends exactly the budget of the window."""
 
-    burn_rates: dict[str, float | None] = Field(description="by window: `5m`, `30m`, `1h`, `2h`, `6h`, `1d`, `3d`")
+    burn_rates: dict[str, float | None] = Field(
+        description="by window: `5m`, `30m`, `1h`, `2h`, `6h`, `1d`, `3d`"
+    )
 
 
 class AlarmInfo(Body):
-    """An alarm, with what its long window said when it was last written down. Times are seconds since the epoch."""
+    """An alarm, with what its long window said when it was last written down. Times are seconds
+    since the epoch."""
 
     id: str
     sli: str
@@ -84,7 +94,9 @@ class SloDetail(SloInfo):
     slis: list[BurningIndicator]  # type: ignore[assignment]
     objectives: dict[str, Any]
     stages: list[StageInfo]
-    worst_stage: str = Field(description="the stage that most calls of the last day overran; empty where none did")
+    worst_stage: str = Field(
+        description="the stage that most calls of the last day overran; empty where none did"
+    )
     history: list[AlarmInfo] = Field(description="alarms of the last 30 days, newest first")
 
 
@@ -96,14 +108,18 @@ class SloList(Body):
 
 @router.get("")
 def list_slos(
-    context: Ctx, caller: Deployer, app: Annotated[str | None, Query(max_length=64)] = None,
+    context: Ctx,
+    caller: Deployer,
+    app: Annotated[str | None, Query(max_length=64)] = None,
     function: Annotated[str | None, Query(max_length=64)] = None,
-) -> SloList:  # fmt: skip
+) -> SloList:
     """How the functions of the environment stand."""
     app, function = caller.narrowed(app, function)
     now = context.clock()
     with context.store.read() as sql:
-        found = views.functions_of(sql, tenant=caller.tenant, environment=caller.environment, app=app, function=function)
+        found = views.functions_of(
+            sql, tenant=caller.tenant, environment=caller.environment, app=app, function=function
+        )
         return SloList(slos=[SloInfo(**views.summary(sql, made, now=now)) for made in found])
 
 
@@ -112,7 +128,12 @@ def get_slo(context: Ctx, caller: Deployer, app: str, function: str) -> SloDetai
     """One function: burn rates by window, stages, alarms."""
     caller.demand_function(app, function)
     with context.store.read() as sql:
-        found = views.functions_of(sql, tenant=caller.tenant, environment=caller.environment, app=app, function=function)
+        found = views.functions_of(
+            sql, tenant=caller.tenant, environment=caller.environment, app=app, function=function
+        )
         if not found:
-            raise NotFound(f"there is no function {app}/{function} that takes traffic: `pilotlight app list` shows what is deployed")
+            raise NotFound(
+                f"there is no function {app}/{function} that takes traffic: `pilotlight app list` "
+                f"shows what is deployed"
+            )
         return SloDetail(**views.detail(sql, found[0], now=context.clock()))

@@ -27,8 +27,14 @@ from snapshotter.types import InstanceState
 router = APIRouter(prefix="/v1", tags=["tenants"])
 USE_WINDOW_S = 60.0
 """Use is told of the last minute, as far as activators have shipped it."""
-PlanBody = Annotated[dict[str, Any], Field(description="`pilotlight.quotas.Plan`: quotas (null = no bound), weight, priority, …")]
-Overrides = Annotated[dict[str, Any], Field(description="keys of the plan that are otherwise for this tenant; null lifts a bound")]
+PlanBody = Annotated[
+    dict[str, Any],
+    Field(description="`pilotlight.quotas.Plan`: quotas (null = no bound), weight, priority, …"),
+]
+Overrides = Annotated[
+    dict[str, Any],
+    Field(description="keys of the plan that are otherwise for this tenant; null lifts a bound"),
+]
 
 
 class Plans(Body):
@@ -77,7 +83,8 @@ class TenantCreated(TenantDetail):
 
 
 class TenantChange(Body):
-    """What shall be otherwise; what is not named stays. `overrides` are added to those there are, after `clear` took some away."""
+    """What shall be otherwise; what is not named stays. `overrides` are added to those there are,
+    after `clear` took some away."""
 
     plan: str | None = None
     overrides: Overrides = Field(default_factory=dict)
@@ -86,7 +93,8 @@ class TenantChange(Body):
 
 
 class Use(Body):
-    """What a tenant uses: instances now, the rest over the last minute as far as it has been reported; null: not known now."""
+    """What a tenant uses: instances now, the rest over the last minute as far as it has been
+    reported; null: not known now."""
 
     instances: int | None
     gpus: int | None
@@ -109,7 +117,10 @@ class OwnTenant(TenantDetail):
 def list_plans(context: Ctx) -> Plans:
     """Every plan of the platform."""
     plans = context.config.plans
-    return Plans(plans=[plan.to_json() for plan in plans.values()], default=context.config.settings.default_plan)
+    return Plans(
+        plans=[plan.to_json() for plan in plans.values()],
+        default=context.config.settings.default_plan,
+    )
 
 
 @router.get("/tenants")
@@ -122,18 +133,35 @@ def list_tenants(context: Ctx, caller: Admin) -> TenantList:
 
 
 @router.post("/tenants", dependencies=[ROOM], status_code=201)
-def create_tenant(context: Ctx, caller: Admin, request: RequestId, body: TenantRequest) -> TenantCreated:
+def create_tenant(
+    context: Ctx, caller: Admin, request: RequestId, body: TenantRequest
+) -> TenantCreated:
     """A new tenant with a uid and an admin key of its own; for administrators of the platform."""
     caller.demand_platform()
     if context.config.uid_base is None and context.config.trust != "shared":
         raise Forbidden(
-            "without root every worker runs under one uid, so tenants could read each other's memory: "
+            "without root every worker runs under one uid, so tenants could read each other's "
+            "memory: "
             "run the platform as root, or set platform.trust to 'shared' if they trust each other"
         )
     terms = _terms(context, body.plan or context.config.settings.default_plan, body.overrides)
     with context.store.write() as write:
-        made = tenants.create(write, name=body.name, uid_base=context.config.uid_base, actor=caller.key, request=request, terms=terms)
-        key = keys.create(write, tenant=made.id, scope=Scope.ADMIN, actor=caller.key, name="first admin key", request=request)
+        made = tenants.create(
+            write,
+            name=body.name,
+            uid_base=context.config.uid_base,
+            actor=caller.key,
+            request=request,
+            terms=terms,
+        )
+        key = keys.create(
+            write,
+            tenant=made.id,
+            scope=Scope.ADMIN,
+            actor=caller.key,
+            name="first admin key",
+            request=request,
+        )
         row = tenants.get(write.sql, tenant=made.id)
     return TenantCreated(**_detail(context, row), key=created(key, caller.key))
 
@@ -147,19 +175,34 @@ def get_tenant(context: Ctx, caller: Admin, name: str) -> TenantDetail:
 
 
 @router.patch("/tenants/{name}")
-def change_tenant(context: Ctx, caller: Admin, request: RequestId, name: str, body: TenantChange) -> TenantDetail:
-    """Another plan, other overrides, suspended or not; for administrators of the platform. Activators follow within a second."""
+def change_tenant(
+    context: Ctx, caller: Admin, request: RequestId, name: str, body: TenantChange
+) -> TenantDetail:
+    """Another plan, other overrides, suspended or not; for administrators of the platform.
+    Activators follow within a second."""
     caller.demand_platform()
     with context.store.write() as write:
-        now = terms_of(tenants.find(write.sql, name=name), context.config.plans, context.config.prices.lists())
+        now = terms_of(
+            tenants.find(write.sql, name=name), context.config.plans, context.config.prices.lists()
+        )
         terms = now.changed(plan=body.plan, overrides=body.overrides, clear=body.clear)
-        tenants.change(write, name=name, terms=terms, suspended=body.suspended, actor=caller.key, request=request)
+        tenants.change(
+            write,
+            name=name,
+            terms=terms,
+            suspended=body.suspended,
+            actor=caller.key,
+            request=request,
+        )
         return TenantDetail(**_detail(context, tenants.find(write.sql, name=name)))
 
 
 @router.post("/tenants/{name}/keys", dependencies=[ROOM], status_code=201)
-def create_tenants_key(context: Ctx, caller: Admin, request: RequestId, name: str, body: KeyRequest) -> KeyCreated:
-    """A key of another tenant, when it lost its last one; for administrators of the platform. It is in that tenant's audit log."""
+def create_tenants_key(
+    context: Ctx, caller: Admin, request: RequestId, name: str, body: KeyRequest
+) -> KeyCreated:
+    """A key of another tenant, when it lost its last one; for administrators of the platform. It is
+    in that tenant's audit log."""
     caller.demand_platform()
     with context.store.write() as write:
         tenant = tenants.find(write.sql, name=name).id
@@ -178,7 +221,10 @@ def _own(context: Context, caller: Principal) -> tuple[dict[str, Any], dict[str,
     since = context.clock() - USE_WINDOW_S
     tokens = sa.func.coalesce(sa.func.sum(usage.c.tokens_in + usage.c.tokens_out), 0)
     query = sa.select(sa.func.count(), tokens).where(
-        usage.c.tenant == caller.tenant, usage.c.started_at > since, usage.c.kind == "CALL", usage.c.attempt == 1
+        usage.c.tenant == caller.tenant,
+        usage.c.started_at > since,
+        usage.c.kind == "CALL",
+        usage.c.attempt == 1,
     )
     with context.store.read() as sql:
         row = tenants.get(sql, tenant=caller.tenant)
@@ -190,7 +236,11 @@ def _own(context: Context, caller: Principal) -> tuple[dict[str, Any], dict[str,
             "functions": accounting.functions(sql, tenant=caller.tenant),
             "result_bytes": submitted.kept_bytes(sql, tenant=caller.tenant),
         }
-    return _detail(context, row), {"requests_per_s": calls / USE_WINDOW_S, "tokens_per_min": int(spoken), **keeps}
+    return _detail(context, row), {
+        "requests_per_s": calls / USE_WINDOW_S,
+        "tokens_per_min": int(spoken),
+        **keeps,
+    }
 
 
 async def _instances(context: Context, caller: Principal) -> dict[str, Any]:
@@ -199,7 +249,10 @@ async def _instances(context: Context, caller: Principal) -> dict[str, Any]:
     except SnapshotterError:
         return {"instances": None, "gpus": None}
     live = Counter(str(one.revision) for one in found if one.state is not InstanceState.STOPPED)
-    return {"instances": live.total(), "gpus": await context.threads.run(caller.tenant, _gpus, context, live)}
+    return {
+        "instances": live.total(),
+        "gpus": await context.threads.run(caller.tenant, _gpus, context, live),
+    }
 
 
 def _gpus(context: Context, instances: Mapping[str, int]) -> int:
@@ -211,8 +264,18 @@ def _gpus(context: Context, instances: Mapping[str, int]) -> int:
 def _detail(context: Context, row: sa.Row[Any]) -> dict[str, Any]:
     shown = {name: getattr(row, name) for name in ("id", "name", "uid", "plan", "created_at")}
     terms = terms_of(row, context.config.plans)
-    return {**shown, "overrides": json.loads(row.overrides), "terms": terms.resolve().to_json(), "suspended": row.suspended_at is not None}
+    return {
+        **shown,
+        "overrides": json.loads(row.overrides),
+        "terms": terms.resolve().to_json(),
+        "suspended": row.suspended_at is not None,
+    }
 
 
 def _terms(context: Context, plan: str, overrides: dict[str, Any]) -> Terms:
-    return Terms(plan=plan, overrides=overrides, plans=context.config.plans, prices=context.config.prices.lists())
+    return Terms(
+        plan=plan,
+        overrides=overrides,
+        plans=context.config.plans,
+        prices=context.config.prices.lists(),
+    )

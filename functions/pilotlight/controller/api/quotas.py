@@ -37,7 +37,8 @@ class KeyQuotas(Body):
 
 
 class AllQuotas(Body):
-    """The tenant's quotas (null = no bound), and its functions' and keys' that have some. All that apply must leave room."""
+    """The tenant's quotas (null = no bound), and its functions' and keys' that have some. All that
+    apply must leave room."""
 
     tenant: QuotasBody
     plan: str
@@ -47,11 +48,16 @@ class AllQuotas(Body):
 
 @router.get("")
 def all_quotas(context: Ctx, caller: Biller) -> AllQuotas:
-    """What bounds this tenant, its functions in this environment, and its keys, as far as the caller's key reaches."""
+    """What bounds this tenant, its functions in this environment, and its keys, as far as the
+    caller's key reaches."""
     with context.store.read() as sql:
         row = tenants.get(sql, tenant=caller.tenant)
         functions = quotas.listing(sql, tenant=caller.tenant, environment=caller.environment)
-        bounded = [key for key in keys.listing(sql, tenant=caller.tenant, bounded=True) if _reaches(caller, key)]
+        bounded = [
+            key
+            for key in keys.listing(sql, tenant=caller.tenant, bounded=True)
+            if _reaches(caller, key)
+        ]
     plan = terms_of(row, context.config.plans).resolve()
     bounds = {**to_json(plan.quotas()), **{name: getattr(plan, name) for name in STORAGE_KEYS}}
     shown = [f for f in functions if caller.may_see(f["app"], f["function"])]
@@ -72,16 +78,23 @@ def get_function_quotas(context: Ctx, caller: Biller, app: str, function: str) -
 
 
 @router.put("/functions/{app}/{function}", dependencies=[ROOM])
-def put_function_quotas(*, context: Ctx, caller: Admin, request: RequestId, app: str, function: str, body: QuotasBody) -> FunctionQuotas:
-    """Bound a function beyond what bounds its tenant; replaces what was there. It outlives deploys, and may come before the first."""
+def put_function_quotas(
+    *, context: Ctx, caller: Admin, request: RequestId, app: str, function: str, body: QuotasBody
+) -> FunctionQuotas:
+    """Bound a function beyond what bounds its tenant; replaces what was there. It outlives deploys,
+    and may come before the first."""
     caller.demand_function(app, function)
     with context.store.write() as write:
-        put = quotas.put(write, _whose(caller, app, function), body, actor=caller.key, request=request)
+        put = quotas.put(
+            write, _whose(caller, app, function), body, actor=caller.key, request=request
+        )
     return _function(caller, app, function, put)
 
 
 @router.delete("/functions/{app}/{function}", status_code=204)
-def delete_function_quotas(context: Ctx, caller: Admin, request: RequestId, app: str, function: str) -> Response:
+def delete_function_quotas(
+    context: Ctx, caller: Admin, request: RequestId, app: str, function: str
+) -> Response:
     """Take a function's own quotas away."""
     caller.demand_function(app, function)
     with context.store.write() as write:
@@ -90,7 +103,9 @@ def delete_function_quotas(context: Ctx, caller: Admin, request: RequestId, app:
 
 
 def _whose(caller: Principal, app: str, function: str) -> Function:
-    return Function(tenant=caller.tenant, environment=caller.environment, app=app, function=function)
+    return Function(
+        tenant=caller.tenant, environment=caller.environment, app=app, function=function
+    )
 
 
 def _function(caller: Principal, app: str, function: str, found: dict[str, Any]) -> FunctionQuotas:

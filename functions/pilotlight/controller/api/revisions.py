@@ -126,14 +126,22 @@ class Aliases(Body):
 class PolicyBody(Body):
     """How an app's releases are guarded."""
 
-    approvals: int = Field(ge=0, le=approvals.MAX_APPROVALS, description="of how many keys a new revision needs before it takes traffic")
+    approvals: int = Field(
+        ge=0,
+        le=approvals.MAX_APPROVALS,
+        description="of how many keys a new revision needs before it takes traffic",
+    )
 
 
 @router.get("/{app}/functions/{function}/revisions")
-def revision_list(context: Ctx, here: Here, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> RevisionList:
+def revision_list(
+    context: Ctx, here: Here, limit: Annotated[int, Query(ge=1, le=1000)] = 100
+) -> RevisionList:
     """A function's revisions, newest first."""
     with context.store.read() as sql:
-        return RevisionList(revisions=manifests.listing(sql, here.place, here.function, limit=limit))
+        return RevisionList(
+            revisions=manifests.listing(sql, here.place, here.function, limit=limit)
+        )
 
 
 @router.get("/{app}/functions/{function}/revisions:diff")
@@ -155,7 +163,12 @@ def revision_manifest(context: Ctx, here: Here, revision: RevisionName) -> dict[
     """A revision's manifest: what it pins, and what was told of it."""
     with context.store.read() as sql:
         traffic.find(sql, here.place, here.function)
-        return manifests.manifest(sql, here.place, here.function, aliases.resolve(sql, here.place, here.function, revision))
+        return manifests.manifest(
+            sql,
+            here.place,
+            here.function,
+            aliases.resolve(sql, here.place, here.function, revision),
+        )
 
 
 @router.post("/{app}/functions/{function}/revisions/{revision}:approve")
@@ -164,7 +177,9 @@ def approve(context: Ctx, here: Here, revision: RevisionName, body: ApproveReque
     with context.store.write() as write:
         traffic.find(write.sql, here.place, here.function)
         name = aliases.resolve(write.sql, here.place, here.function, revision)
-        missing = approvals.approve(write, here.place, function=here.function, revision=name, note=body.note)
+        missing = approvals.approve(
+            write, here.place, function=here.function, revision=name, note=body.note
+        )
     return Approved(app=here.place.app, function=here.function, revision=name, missing=missing)
 
 
@@ -181,10 +196,23 @@ def promote(context: Ctx, here: Here, body: PromoteRequest) -> Promoted:
     )
 
     def make(write: Write) -> tuple[str, Released]:
-        return releases.promote(write, here.place, function=here.function, reference=body.revision, terms=terms, message=body.message)
+        return releases.promote(
+            write,
+            here.place,
+            function=here.function,
+            reference=body.revision,
+            terms=terms,
+            message=body.message,
+        )
 
     name, done = guards.change(context.store, make)
-    return Promoted(app=here.place.app, function=here.function, revision=name, stage=done.stage.value, rollout=done.rollout)
+    return Promoted(
+        app=here.place.app,
+        function=here.function,
+        revision=name,
+        stage=done.stage.value,
+        rollout=done.rollout,
+    )
 
 
 @router.post("/{app}/functions/{function}:rollback")
@@ -192,10 +220,14 @@ def rollback(context: Ctx, here: Here, body: RollbackRequest) -> Moved:
     """All traffic to a revision at once: the given one, or the one that served before."""
 
     def make(write: Write) -> tuple[str, TrafficDocument]:
-        return releases.rollback(write, here.place, function=here.function, reference=body.to, message=body.message)
+        return releases.rollback(
+            write, here.place, function=here.function, reference=body.to, message=body.message
+        )
 
     name, document = guards.change(context.store, make)
-    return Moved(app=here.place.app, function=here.function, revision=name, traffic=traffic.shown(document))
+    return Moved(
+        app=here.place.app, function=here.function, revision=name, traffic=traffic.shown(document)
+    )
 
 
 @router.post("/{app}/functions/{function}:pin")
@@ -203,10 +235,17 @@ def pin(context: Ctx, here: Here, body: PinRequest) -> Moved:
     """Let a revision answer a tenant's callers, whatever the weights."""
 
     def make(write: Write) -> TrafficDocument:
-        return releases.pin(write, here.place, function=here.function, tenant=body.tenant, reference=body.revision)
+        return releases.pin(
+            write, here.place, function=here.function, tenant=body.tenant, reference=body.revision
+        )
 
     document = guards.change(context.store, make)
-    return Moved(app=here.place.app, function=here.function, revision=document.pins.get(body.tenant), traffic=traffic.shown(document))
+    return Moved(
+        app=here.place.app,
+        function=here.function,
+        revision=document.pins.get(body.tenant),
+        traffic=traffic.shown(document),
+    )
 
 
 @router.get("/{app}/functions/{function}/aliases")
@@ -221,7 +260,11 @@ def alias_list(context: Ctx, here: Here) -> Aliases:
 def alias_set(context: Ctx, here: Here, alias: AppName, body: AliasRequest) -> Aliases:
     """Let an alias stand for a revision."""
     with context.store.write() as write:
-        return Aliases(aliases=aliases.move(write, here.place, function=here.function, alias=alias, reference=body.revision))
+        return Aliases(
+            aliases=aliases.move(
+                write, here.place, function=here.function, alias=alias, reference=body.revision
+            )
+        )
 
 
 @router.delete("/{app}/functions/{function}/aliases/{alias}", status_code=204)
@@ -241,8 +284,14 @@ def policy(context: Ctx, caller: Deployer, app: AppName) -> PolicyBody:
 
 
 @router.put("/{app}/policy", dependencies=[ROOM])
-def protect(context: Ctx, caller: Admin, request: RequestId, app: AppName, body: PolicyBody) -> PolicyBody:
+def protect(
+    context: Ctx, caller: Admin, request: RequestId, app: AppName, body: PolicyBody
+) -> PolicyBody:
     """Let new revisions of the app need approvals before they take traffic."""
     caller.demand_app(app)
     with context.store.write() as write:
-        return PolicyBody(approvals=approvals.protect(write, place(caller, app, request), approvals=body.approvals).approvals)
+        return PolicyBody(
+            approvals=approvals.protect(
+                write, place(caller, app, request), approvals=body.approvals
+            ).approvals
+        )

@@ -1,4 +1,5 @@
-"""Rollouts: where a candidate is, what was decided of it and why, and the hand that overrules it."""
+"""Rollouts: where a candidate is, what was decided of it and why, and the hand that overrules
+it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ MAX_DECISIONS = 1000
 
 
 class RolloutInfo(Body):
-    """A rollout. Times are seconds since the epoch; `weight` is the candidate's percent of the traffic."""
+    """A rollout. Times are seconds since the epoch; `weight` is the candidate's percent of the
+    traffic."""
 
     id: str
     environment: str
@@ -31,7 +33,10 @@ class RolloutInfo(Body):
     function: str
     candidate: str
     stable: str
-    state: str = Field(description="`running`, `paused`, `done`, `rolled_back`, `halted`, `aborted` or `superseded`")
+    state: str = Field(
+        description="`running`, `paused`, `done`, `rolled_back`, `halted`, `aborted` or "
+        "`superseded`"
+    )
     reason: str
     steps: list[int] = Field(description="percents of the traffic")
     step: int = Field(description="index into `steps`")
@@ -93,56 +98,92 @@ class RolloutList(Body):
 
 @router.get("")
 def list_rollouts(
-    *, context: Ctx, caller: Deployer, app: str | None = None, function: str | None = None,
-    state: Literal["active", "running", "paused", "done", "rolled_back", "halted", "aborted", "superseded"] | None = None,
+    *,
+    context: Ctx,
+    caller: Deployer,
+    app: str | None = None,
+    function: str | None = None,
+    state: Literal[
+        "active", "running", "paused", "done", "rolled_back", "halted", "aborted", "superseded"
+    ]
+    | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> RolloutList:  # fmt: skip
+) -> RolloutList:
     """The rollouts of the environment."""
     app, function = caller.narrowed(app, function)
     with context.store.read() as sql:
         found = ledger.listing(
-            sql, tenant=caller.tenant, environment=caller.environment, app=app, function=function, state=state, limit=limit
+            sql,
+            tenant=caller.tenant,
+            environment=caller.environment,
+            app=app,
+            function=function,
+            state=state,
+            limit=limit,
         )
     now = context.clock()
-    return RolloutList(rollouts=[RolloutInfo(**views.summary(rollout, now=now)) for rollout in found])
+    return RolloutList(
+        rollouts=[RolloutInfo(**views.summary(rollout, now=now)) for rollout in found]
+    )
 
 
 @router.get("/{rollout}")
 def get_rollout(
-    context: Ctx, caller: Deployer, rollout: RolloutId, limit: Annotated[int, Query(ge=1, le=MAX_DECISIONS)] = 50
+    context: Ctx,
+    caller: Deployer,
+    rollout: RolloutId,
+    limit: Annotated[int, Query(ge=1, le=MAX_DECISIONS)] = 50,
 ) -> RolloutDetail:
     """One rollout, with up to `limit` decisions."""
     with context.store.read() as sql:
         found = ledger.find(sql, tenant=caller.tenant, rollout=rollout)
         _demand_sight(caller, found)
-        return RolloutDetail(**views.detail(sql, found, now=context.clock(), limit=limit, rates=context.config.prices.rates()))
+        return RolloutDetail(
+            **views.detail(
+                sql, found, now=context.clock(), limit=limit, rates=context.config.prices.rates()
+            )
+        )
 
 
 @router.post("/{rollout}:pause")
-def pause_rollout(context: Ctx, caller: Deployer, request: RequestId, rollout: RolloutId) -> RolloutInfo:
+def pause_rollout(
+    context: Ctx, caller: Deployer, request: RequestId, rollout: RolloutId
+) -> RolloutInfo:
     """Keep it at its step; what is bad still takes it back."""
     return _act(context, caller, request, rollout, lifecycle.pause)
 
 
 @router.post("/{rollout}:resume")
-def resume_rollout(context: Ctx, caller: Deployer, request: RequestId, rollout: RolloutId) -> RolloutInfo:
+def resume_rollout(
+    context: Ctx, caller: Deployer, request: RequestId, rollout: RolloutId
+) -> RolloutInfo:
     """Let a paused one go on."""
     return _act(context, caller, request, rollout, lifecycle.resume)
 
 
 @router.post("/{rollout}:promote")
-def promote_rollout(context: Ctx, caller: Deployer, request: RequestId, rollout: RolloutId) -> RolloutInfo:
+def promote_rollout(
+    context: Ctx, caller: Deployer, request: RequestId, rollout: RolloutId
+) -> RolloutInfo:
     """All traffic to the candidate now, whatever its gates say."""
     return _act(context, caller, request, rollout, lifecycle.promote)
 
 
 @router.post("/{rollout}:abort")
-def abort_rollout(context: Ctx, caller: Deployer, request: RequestId, rollout: RolloutId) -> RolloutInfo:
+def abort_rollout(
+    context: Ctx, caller: Deployer, request: RequestId, rollout: RolloutId
+) -> RolloutInfo:
     """All traffic back to stable now."""
     return _act(context, caller, request, rollout, lifecycle.abort)
 
 
-def _act(context: Context, caller: Principal, request: str, rollout: str, act: Callable[[Write, Rollout, Place], None]) -> RolloutInfo:
+def _act(
+    context: Context,
+    caller: Principal,
+    request: str,
+    rollout: str,
+    act: Callable[[Write, Rollout, Place], None],
+) -> RolloutInfo:
     with context.store.write() as write:
         found = ledger.find(write.sql, tenant=caller.tenant, rollout=rollout)
         _demand_sight(caller, found)
@@ -153,5 +194,9 @@ def _act(context: Context, caller: Principal, request: str, rollout: str, act: C
 
 def _demand_sight(caller: Principal, found: Rollout) -> None:
     """What is out of a key's reach does not exist for it."""
-    if caller.bound_environment not in (None, found.environment) or not caller.may_see(found.app, found.function):
-        raise NotFound(f"there is no rollout {found.id!r} within reach of key {caller.key}", rollout=found.id)
+    if caller.bound_environment not in (None, found.environment) or not caller.may_see(
+        found.app, found.function
+    ):
+        raise NotFound(
+            f"there is no rollout {found.id!r} within reach of key {caller.key}", rollout=found.id
+        )

@@ -31,7 +31,10 @@ class ScheduleInfo(Body):
     cron: str = Field(description='"" of a period')
     period_s: float | None
     timezone: str
-    missed: str = Field(description="skip: what passed while the platform was down is left out; catch_up: one call makes up for all of it")
+    missed: str = Field(
+        description="skip: what passed while the platform was down is left out; catch_up: one "
+        "call makes up for all of it"
+    )
     method: str
     arguments: Any
     is_paused: bool
@@ -53,33 +56,72 @@ class Begun(Body):
 
 
 @router.get("")
-def list_schedules(context: Ctx, caller: Deployer, app: str | None = None, function: str | None = None) -> ScheduleList:
+def list_schedules(
+    context: Ctx, caller: Deployer, app: str | None = None, function: str | None = None
+) -> ScheduleList:
     """The schedules of the environment's functions."""
     app, function = caller.narrowed(app, function)
     with context.store.read() as sql:
-        found = schedules.listing(sql, tenant=caller.tenant, environment=caller.environment, app=app, function=function)
+        found = schedules.listing(
+            sql, tenant=caller.tenant, environment=caller.environment, app=app, function=function
+        )
     return ScheduleList(schedules=[_info(one) for one in found])
 
 
 @router.post("/{app}/{function}/{number}:pause")
-def pause_schedule(*, context: Ctx, caller: Deployer, request: RequestId, app: App, function: Function, number: Number) -> ScheduleInfo:
+def pause_schedule(
+    *,
+    context: Ctx,
+    caller: Deployer,
+    request: RequestId,
+    app: App,
+    function: Function,
+    number: Number,
+) -> ScheduleInfo:
     """Call no more until it is resumed, whatever is deployed meanwhile."""
     with context.store.write() as write:
-        schedules.pause(write, _planned(write, caller, app, function, number), is_paused=True, actor=caller.key, request=request)
+        schedules.pause(
+            write,
+            _planned(write, caller, app, function, number),
+            is_paused=True,
+            actor=caller.key,
+            request=request,
+        )
         return _info(_planned(write, caller, app, function, number))
 
 
 @router.post("/{app}/{function}/{number}:resume")
-def resume_schedule(*, context: Ctx, caller: Deployer, request: RequestId, app: App, function: Function, number: Number) -> ScheduleInfo:
+def resume_schedule(
+    *,
+    context: Ctx,
+    caller: Deployer,
+    request: RequestId,
+    app: App,
+    function: Function,
+    number: Number,
+) -> ScheduleInfo:
     """Go on with the next time; what passed while it was paused is not made up for."""
     with context.store.write() as write:
-        schedules.pause(write, _planned(write, caller, app, function, number), is_paused=False, actor=caller.key, request=request)
+        schedules.pause(
+            write,
+            _planned(write, caller, app, function, number),
+            is_paused=False,
+            actor=caller.key,
+            request=request,
+        )
         return _info(_planned(write, caller, app, function, number))
 
 
 @router.post("/{app}/{function}/{number}:run", dependencies=[ROOM], status_code=202)
 def run_schedule(
-    *, context: Ctx, caller: Deployer, request: RequestId, app: App, function: Function, number: Number, response: Response
+    *,
+    context: Ctx,
+    caller: Deployer,
+    request: RequestId,
+    app: App,
+    function: Function,
+    number: Number,
+    response: Response,
 ) -> Begun:
     """Make a call at once, beside the plan."""
     with context.store.write() as write:
@@ -91,9 +133,19 @@ def run_schedule(
 
 def _planned(write: Write, caller: Principal, app: str, function: str, number: int) -> Planned:
     caller.demand_function(app, function)
-    return schedules.get(write.sql, tenant=caller.tenant, environment=caller.environment, app=app, function=function, number=number)
+    return schedules.get(
+        write.sql,
+        tenant=caller.tenant,
+        environment=caller.environment,
+        app=app,
+        function=function,
+        number=number,
+    )
 
 
 def _info(planned: Planned) -> ScheduleInfo:
-    named = {name: getattr(planned, name) for name in ("id", "app", "function", "number", "is_paused", "next_at", "last_at")}
+    named = {
+        name: getattr(planned, name)
+        for name in ("id", "app", "function", "number", "is_paused", "next_at", "last_at")
+    }
     return ScheduleInfo(**named, **to_json(planned.schedule))

@@ -20,18 +20,25 @@ router = APIRouter(prefix="/v1", tags=["snapshots"])
 T = TypeVar("T")
 
 
-async def _found(context: Context, caller: Principal, *, app: str | None = None, function: str | None = None) -> list[SnapshotInfo]:
-    # The tenant comes from the key, never from the question: this is what keeps tenants' things apart.
+async def _found(
+    context: Context, caller: Principal, *, app: str | None = None, function: str | None = None
+) -> list[SnapshotInfo]:
+    # The tenant comes from the key, never from the question: this is what keeps tenants' things
+    # apart.
     app, function = caller.narrowed(app, function)
     asked = {name: value for name, value in (("app", app), ("function", function)) if value}
-    return await context.agent.snapshots({"tenant": caller.tenant, "environment": caller.environment, **asked})
+    return await context.agent.snapshots(
+        {"tenant": caller.tenant, "environment": caller.environment, **asked}
+    )
 
 
 async def _owned(context: Context, caller: Principal, snapshot: str) -> SnapshotInfo:
     for found in await _found(context, caller):
         if found.id == snapshot:
             return found
-    raise NotFound(f"there is no snapshot {snapshot} in environment {caller.environment!r}", snapshot=snapshot)
+    raise NotFound(
+        f"there is no snapshot {snapshot} in environment {caller.environment!r}", snapshot=snapshot
+    )
 
 
 async def _write(context: Context, tenant: str, change: Callable[[Write], T]) -> T:
@@ -43,8 +50,11 @@ async def _write(context: Context, tenant: str, change: Callable[[Write], T]) ->
 
 
 @router.get("/snapshots", response_model=models.Snapshots)
-async def snapshots(context: Ctx, caller: Deployer, app: str | None = None, function: str | None = None) -> dict[str, Any]:
-    """Snapshots of the environment that are on the node, those of older revisions and quarantined ones too."""
+async def snapshots(
+    context: Ctx, caller: Deployer, app: str | None = None, function: str | None = None
+) -> dict[str, Any]:
+    """Snapshots of the environment that are on the node, those of older revisions and quarantined
+    ones too."""
     found = await _found(context, caller, app=app, function=function)
     return {"snapshots": [info.to_json() for info in found]}
 
@@ -56,8 +66,11 @@ async def snapshot(context: Ctx, caller: Deployer, snapshot: str) -> dict[str, A
 
 
 @router.post("/snapshots/{snapshot}:prove", response_model=models.Snapshot)
-async def prove_snapshot(context: Ctx, caller: Deployer, request: RequestId, snapshot: str) -> dict[str, Any]:
-    """Restore it once and have it answer its example; READY again, or QUARANTINED with the reason. Its CPU time is a BUILD record."""
+async def prove_snapshot(
+    context: Ctx, caller: Deployer, request: RequestId, snapshot: str
+) -> dict[str, Any]:
+    """Restore it once and have it answer its example; READY again, or QUARANTINED with the reason.
+    Its CPU time is a BUILD record."""
     await _owned(context, caller, snapshot)
     await _note(context, caller, request=request, action="snapshot.prove", snapshot=snapshot)
     async with BuildBill(context.builds, context.store, context.config, caller, snapshot) as bill:
@@ -65,15 +78,21 @@ async def prove_snapshot(context: Ctx, caller: Deployer, request: RequestId, sna
 
 
 @router.delete("/snapshots/{snapshot}")
-async def delete_snapshot(context: Ctx, caller: Deployer, request: RequestId, snapshot: str) -> models.SnapshotsDeleted:
+async def delete_snapshot(
+    context: Ctx, caller: Deployer, request: RequestId, snapshot: str
+) -> models.SnapshotsDeleted:
     """Remove one from the node. The function's next deploy or cold start makes another."""
     await _owned(context, caller, snapshot)
     await _note(context, caller, request=request, action="snapshot.delete", snapshot=snapshot)
-    return models.SnapshotsDeleted(deleted=await context.agent.delete_snapshots(snapshot_id=snapshot))
+    return models.SnapshotsDeleted(
+        deleted=await context.agent.delete_snapshots(snapshot_id=snapshot)
+    )
 
 
 @router.delete("/functions/{app}/{function}/snapshots")
-async def delete_snapshots(context: Ctx, caller: Deployer, request: RequestId, app: str, function: str) -> models.SnapshotsDeleted:
+async def delete_snapshots(
+    context: Ctx, caller: Deployer, request: RequestId, app: str, function: str
+) -> models.SnapshotsDeleted:
     """Remove those of all revisions of a function."""
     caller.demand_function(app, function)
     where = place(caller, app, request)
@@ -81,28 +100,61 @@ async def delete_snapshots(context: Ctx, caller: Deployer, request: RequestId, a
     def note(write: Write) -> str:
         found = registry.find_function(write.sql, where, function)
         subject = f"{caller.environment}/{app}/{function}"
-        audit.record(write, tenant=caller.tenant, actor=caller.key, action="snapshots.delete", subject=subject, request=request)
+        audit.record(
+            write,
+            tenant=caller.tenant,
+            actor=caller.key,
+            action="snapshots.delete",
+            subject=subject,
+            request=request,
+        )
         return str(found.id)
 
-    return models.SnapshotsDeleted(deleted=await context.agent.delete_snapshots(function=await _write(context, caller.tenant, note)))
+    return models.SnapshotsDeleted(
+        deleted=await context.agent.delete_snapshots(
+            function=await _write(context, caller.tenant, note)
+        )
+    )
 
 
 @router.put("/functions/{app}/{function}/snapshots")
 async def switch_snapshots(
-    *, context: Ctx, caller: Deployer, request: RequestId, app: str, function: str, body: models.SnapshotsSwitch
+    *,
+    context: Ctx,
+    caller: Deployer,
+    request: RequestId,
+    app: str,
+    function: str,
+    body: models.SnapshotsSwitch,
 ) -> models.SnapshotsSwitched:
-    """Allow or forbid snapshots of a function; it outlives deploys. Forbidding deletes what is on the node (`deleted`; null = later)."""
+    """Allow or forbid snapshots of a function; it outlives deploys. Forbidding deletes what is on
+    the node (`deleted`; null = later)."""
     caller.demand_function(app, function)
     where = place(caller, app, request)
     switched = await _write(
-        context, caller.tenant, lambda write: registry.switch_snapshots(write, where, function=function, enabled=body.enabled)
+        context,
+        caller.tenant,
+        lambda write: registry.switch_snapshots(
+            write, where, function=function, enabled=body.enabled
+        ),
     )
     deleted = 0 if body.enabled else await garbage.forget(context.agent, [switched])
-    return models.SnapshotsSwitched(app=app, function=function, enabled=body.enabled, deleted=deleted)
+    return models.SnapshotsSwitched(
+        app=app, function=function, enabled=body.enabled, deleted=deleted
+    )
 
 
-async def _note(context: Context, caller: Principal, *, request: str, action: str, snapshot: str) -> None:
+async def _note(
+    context: Context, caller: Principal, *, request: str, action: str, snapshot: str
+) -> None:
     def note(write: Write) -> None:
-        audit.record(write, tenant=caller.tenant, actor=caller.key, action=action, subject=snapshot, request=request)
+        audit.record(
+            write,
+            tenant=caller.tenant,
+            actor=caller.key,
+            action=action,
+            subject=snapshot,
+            request=request,
+        )
 
     await _write(context, caller.tenant, note)

@@ -18,15 +18,21 @@ router = APIRouter(prefix="/v1/storage", tags=["storage"])
 
 
 class CollectRequest(Body):
-    """Which blobs go: those to which nothing refers, and which nobody uploaded or asked for in the last `unused_s` seconds."""
+    """Which blobs go: those to which nothing refers, and which nobody uploaded or asked for in the
+    last `unused_s` seconds."""
 
-    unused_s: float | None = Field(default=None, ge=0, le=31_536_000, description="null: controller.blob_grace_s")
+    unused_s: float | None = Field(
+        default=None, ge=0, le=31_536_000, description="null: controller.blob_grace_s"
+    )
     dry_run: bool = False
-    all_tenants: bool = Field(default=False, description="of every tenant; for administrators of the platform")
+    all_tenants: bool = Field(
+        default=False, description="of every tenant; for administrators of the platform"
+    )
 
 
 class CollectResponse(Body):
-    """What was freed, or with `dry_run` would be. `blobs` are digests, at most a thousand of them."""
+    """What was freed, or with `dry_run` would be. `blobs` are digests, at most a thousand of
+    them."""
 
     dry_run: bool
     count: int
@@ -37,8 +43,11 @@ class CollectResponse(Body):
 
 
 @router.post(":collect")
-async def collect(context: Ctx, caller: Admin, request: RequestId, body: CollectRequest) -> CollectResponse:
-    """Free the blobs of this tenant to which nothing refers. With `unused_s` 0 no deploy or push may run: its uploads would go."""
+async def collect(
+    context: Ctx, caller: Admin, request: RequestId, body: CollectRequest
+) -> CollectResponse:
+    """Free the blobs of this tenant to which nothing refers. With `unused_s` 0 no deploy or push
+    may run: its uploads would go."""
     caller.demand_whole_environment()
     whose = [caller.tenant]
     if body.all_tenants:
@@ -46,7 +55,13 @@ async def collect(context: Ctx, caller: Admin, request: RequestId, body: Collect
         whose = await anyio.to_thread.run_sync(_all, context)
     unused_s = context.config.settings.blob_grace_s if body.unused_s is None else body.unused_s
     unused_since = context.clock() - unused_s if unused_s else float("inf")
-    collect_one = partial(context.collector.collect, unused_since=unused_since, dry_run=body.dry_run, actor=caller.key, request=request)
+    collect_one = partial(
+        context.collector.collect,
+        unused_since=unused_since,
+        dry_run=body.dry_run,
+        actor=caller.key,
+        request=request,
+    )
     found = [await collect_one(tenant=tenant) for tenant in whose]
     digests = sorted({digest for one in found for digest in one.digests})
     done = None if body.dry_run else await deletion.delete(context)

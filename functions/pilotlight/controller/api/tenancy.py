@@ -45,11 +45,16 @@ def whoami(caller: Known) -> Whoami:
 
 
 @router.put("/secrets/{name}", dependencies=[ROOM], response_model=models.SecretInfo)
-def put_secret(context: Ctx, caller: Deployer, request: RequestId, name: str, body: models.SecretRequest) -> dict[str, Any]:
+def put_secret(
+    context: Ctx, caller: Deployer, request: RequestId, name: str, body: models.SecretRequest
+) -> dict[str, Any]:
     """Create or replace a secret; running instances keep the old one until they start again."""
     caller.demand_whole_environment()
     if (body.values is None) == (body.value is None):
-        raise InvalidInput("give either 'values' (variables) or 'value' (one variable of the secret's name)", parameter="values")
+        raise InvalidInput(
+            "give either 'values' (variables) or 'value' (one variable of the secret's name)",
+            parameter="values",
+        )
     variables = body.values if body.values is not None else {name: body.value or ""}
     with context.store.write() as write:
         return vault.put(
@@ -76,7 +81,14 @@ def delete_secret(context: Ctx, caller: Deployer, request: RequestId, name: str)
     """Remove a secret that nothing uses."""
     caller.demand_whole_environment()
     with context.store.write() as write:
-        vault.delete(write, tenant=caller.tenant, environment=caller.environment, name=name, actor=caller.key, request=request)
+        vault.delete(
+            write,
+            tenant=caller.tenant,
+            environment=caller.environment,
+            name=name,
+            actor=caller.key,
+            request=request,
+        )
     return Response(status_code=204)
 
 
@@ -87,12 +99,18 @@ def list_environments(context: Ctx, caller: Deployer) -> dict[str, Any]:
         return {"environments": tenants.environments(sql, tenant=caller.tenant)}
 
 
-@router.post("/environments", dependencies=[ROOM], status_code=201, response_model=models.EnvironmentInfo)
-def create_environment(context: Ctx, caller: Admin, request: RequestId, body: models.NamedRequest) -> dict[str, Any]:
+@router.post(
+    "/environments", dependencies=[ROOM], status_code=201, response_model=models.EnvironmentInfo
+)
+def create_environment(
+    context: Ctx, caller: Admin, request: RequestId, body: models.NamedRequest
+) -> dict[str, Any]:
     """A new, empty environment."""
     caller.demand_whole_tenant()
     with context.store.write() as write:
-        return tenants.create_environment(write, tenant=caller.tenant, name=body.name, actor=caller.key, request=request)
+        return tenants.create_environment(
+            write, tenant=caller.tenant, name=body.name, actor=caller.key, request=request
+        )
 
 
 @router.delete("/environments/{name}", status_code=204)
@@ -100,5 +118,7 @@ def delete_environment(context: Ctx, caller: Admin, request: RequestId, name: st
     """Remove an environment without apps; its secrets and keys go with it."""
     caller.demand_whole_tenant()
     with context.store.write() as write:
-        tenants.delete_environment(write, tenant=caller.tenant, name=name, actor=caller.key, request=request)
+        tenants.delete_environment(
+            write, tenant=caller.tenant, name=name, actor=caller.key, request=request
+        )
     return Response(status_code=204)

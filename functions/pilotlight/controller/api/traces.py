@@ -1,4 +1,5 @@
-"""What happened inside calls: traces that were kept. Whoever may call a function may look at its traces."""
+"""What happened inside calls: traces that were kept. Whoever may call a function may look at its
+traces."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ MAX_NAME = 200
 MAX_POST = 1000
 Name = Annotated[str | None, Query(max_length=MAX_NAME)]
 Why = Literal["asked", "drawn", "error", "cold", "slow", "shadow"]
-Time = Annotated[str | None, Query(max_length=MAX_NAME, description="seconds since the epoch, or ISO 8601")]
+Time = Annotated[
+    str | None, Query(max_length=MAX_NAME, description="seconds since the epoch, or ISO 8601")
+]
 
 router = APIRouter(prefix="/v1/traces", tags=["traces"])
 internal = APIRouter(dependencies=[Depends(platform_token)], include_in_schema=False)
@@ -30,32 +33,55 @@ def list_traces(
     context: Ctx,
     caller: Invoker,
     app: Name = None,
-    function: Annotated[str | None, Query(max_length=MAX_NAME, description="`app/function`, or a function of `app`")] = None,
+    function: Annotated[
+        str | None, Query(max_length=MAX_NAME, description="`app/function`, or a function of `app`")
+    ] = None,
     revision: Name = None,
     arm: Name = None,
-    call: Annotated[str | None, Query(max_length=MAX_NAME, description="the call's id (X-Request-Id of its answer)")] = None,
+    call: Annotated[
+        str | None,
+        Query(max_length=MAX_NAME, description="the call's id (X-Request-Id of its answer)"),
+    ] = None,
     kept_for: Why | None = None,
     start_kind: Annotated[str | None, Query(pattern="^(WARM|WAKE|FORK|RESTORE|COLD)$")] = None,
     failed: bool | None = None,
     min_ms: Annotated[float | None, Query(ge=0, le=1e12)] = None,
     since: Time = None,
     until: Time = None,
-    cursor: Annotated[str | None, Query(max_length=MAX_NAME, description="`cursor` of the page before")] = None,
+    cursor: Annotated[
+        str | None, Query(max_length=MAX_NAME, description="`cursor` of the page before")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
 ) -> dict[str, Any]:
-    """Traces of the environment, newest first; `cursor` is where the next page begins, null at the end."""
+    """Traces of the environment, newest first; `cursor` is where the next page begins, null at the
+    end."""
     if function is not None and "/" in function:
         app, _, function = function.partition("/")
     app, function = caller.narrowed(app, function)
     before, before_call = _position(cursor)
     wanted = traces.Wanted(
-        tenant=caller.tenant, environment=caller.environment, app=app, function=function, revision=revision, arm=arm, call=call,
-        kept_for=kept_for, start_kind=start_kind, failed=failed, min_ms=min_ms, since=moment("since", since),
-        until=moment("until", until), before=before, before_call=before_call,
-    )  # fmt: skip
+        tenant=caller.tenant,
+        environment=caller.environment,
+        app=app,
+        function=function,
+        revision=revision,
+        arm=arm,
+        call=call,
+        kept_for=kept_for,
+        start_kind=start_kind,
+        failed=failed,
+        min_ms=min_ms,
+        since=moment("since", since),
+        until=moment("until", until),
+        before=before,
+        before_call=before_call,
+    )
     with context.store.read() as sql:
         found = traces.listing(sql, wanted, limit=limit)
-    return {"traces": found, "cursor": f"{found[-1]['at']!r}~{found[-1]['call']}" if len(found) == limit else None}
+    return {
+        "traces": found,
+        "cursor": f"{found[-1]['at']!r}~{found[-1]['call']}" if len(found) == limit else None,
+    }
 
 
 def _position(cursor: str | None) -> tuple[float | None, str]:
@@ -67,7 +93,8 @@ def _position(cursor: str | None) -> tuple[float | None, str]:
 
 @router.get("/{trace}")
 def get_trace(context: Ctx, caller: Invoker, trace: str) -> dict[str, Any]:
-    """A trace by its id, or by that of a call in it: its `calls`, and their `spans` with times in ms from its beginning."""
+    """A trace by its id, or by that of a call in it: its `calls`, and their `spans` with times in
+    ms from its beginning."""
     with context.store.read() as sql:
         return traces.get(sql, caller, trace)
 

@@ -28,13 +28,31 @@ from pilotlight.types import Scope
 
 router = APIRouter(prefix="/v1/functions", tags=["traffic"])
 Weights = dict[str, int]
-Sticky = Annotated[str, Field(max_length=80, description="what a unit is: request, key, tenant, or header:<name>")]
+Sticky = Annotated[
+    str, Field(max_length=80, description="what a unit is: request, key, tenant, or header:<name>")
+]
 Names = Annotated[dict[str, str], Field(max_length=documents.MAX_NAMES)]
 Changes = Annotated[dict[str, str | None], Field(max_length=documents.MAX_NAMES)]
-MaxCandidate = Annotated[int, Field(ge=0, le=WHOLE, description="percent that all revisions but the heaviest may have together")]
-MayBreak = Annotated[bool, Field(description="no caller depends on what the schema of a revision without traffic until now breaks")]
-MayThaw = Annotated[bool, Field(description="though an error budget is spent; needs a key of scope admin")]
-Seen = Annotated[int | None, Field(description="the generation that this was made for; 409 when it is another by now")]
+MaxCandidate = Annotated[
+    int,
+    Field(
+        ge=0, le=WHOLE, description="percent that all revisions but the heaviest may have together"
+    ),
+]
+MayBreak = Annotated[
+    bool,
+    Field(
+        description="no caller depends on what the schema of a revision without traffic until now "
+        "breaks"
+    ),
+]
+MayThaw = Annotated[
+    bool, Field(description="though an error budget is spent; needs a key of scope admin")
+]
+Seen = Annotated[
+    int | None,
+    Field(description="the generation that this was made for; 409 when it is another by now"),
+]
 _ABOUT = {"generation", "message", "allow_breaking", "override_freeze"}
 """Members that say something about a change, and are no part of the document."""
 _Edit = Callable[[TrafficDocument, Callable[[str], str]], TrafficDocument]
@@ -42,7 +60,8 @@ IfMatch = Annotated[str | None, Header(description="the same, as the ETag that w
 
 
 class ShadowBody(Body):
-    """Copies of calls, whose answers are compared and thrown away. They cost nothing, and never more than `max_compute` of the function."""
+    """Copies of calls, whose answers are compared and thrown away. They cost nothing, and never
+    more than `max_compute` of the function."""
 
     revision: str
     percent: float = Field(default=100.0, ge=0, le=WHOLE)
@@ -65,7 +84,8 @@ class TrafficBody(Body):
 
 
 class TrafficChange(Body):
-    """What shall be otherwise; the rest stays. A tag or pin that is null goes away, and so does a shadow."""
+    """What shall be otherwise; the rest stays. A tag or pin that is null goes away, and so does a
+    shadow."""
 
     weights: Weights | None = None
     tags: Changes = Field(default_factory=dict)
@@ -84,15 +104,21 @@ class ShadowResult(Body):
 
     answered: int
     failed: int
-    compared: int = Field(description="answers that were compared with what the caller got; streams and raised errors are not")
+    compared: int = Field(
+        description="answers that were compared with what the caller got; streams and raised "
+        "errors are not"
+    )
     matched: int = Field(description="of these, the same (numbers to a millionth)")
-    skipped: int = Field(description="copies that were not made, for want of room or because of `max_compute`")
+    skipped: int = Field(
+        description="copies that were not made, for want of room or because of `max_compute`"
+    )
     p50_ms: float | None
     p99_ms: float | None
 
 
 class TrafficAnswer(Body):
-    """How it is now. `aliases` can be asked for like tags; `stable` is the way back of a rollout that runs."""
+    """How it is now. `aliases` can be asked for like tags; `stable` is the way back of a rollout
+    that runs."""
 
     app: str
     function: str
@@ -110,7 +136,9 @@ class TrafficAnswer(Body):
 
 
 @router.get("/{app}/{function}/traffic")
-def get_traffic(context: Ctx, caller: Deployer, response: Response, app: str, function: str) -> TrafficAnswer:
+def get_traffic(
+    context: Ctx, caller: Deployer, response: Response, app: str, function: str
+) -> TrafficAnswer:
     """A function's traffic; the ETag is its generation."""
     caller.demand_function(app, function)
     asked = _Asked(context=context, caller=caller, where=place(caller, app, ""), function=function)
@@ -121,35 +149,66 @@ def get_traffic(context: Ctx, caller: Deployer, response: Response, app: str, fu
 
 @router.put("/{app}/{function}/traffic")
 def put_traffic(
-    context: Ctx, caller: Deployer, request: RequestId, response: Response, *, app: str, function: str, body: TrafficBody,
+    context: Ctx,
+    caller: Deployer,
+    request: RequestId,
+    response: Response,
+    *,
+    app: str,
+    function: str,
+    body: TrafficBody,
     if_match: IfMatch = None,
-) -> TrafficAnswer:  # fmt: skip
+) -> TrafficAnswer:
     """Let it be so, at once; what an experiment or a rollout has decided stays theirs."""
     given = body.model_dump(exclude=_ABOUT)
 
     def edit(document: TrafficDocument, name: Callable[[str], str]) -> TrafficDocument:
-        return _with(document, {**given, "tags": _resolved(given["tags"], name), "pins": _resolved(given["pins"], name)}, name)
+        return _with(
+            document,
+            {
+                **given,
+                "tags": _resolved(given["tags"], name),
+                "pins": _resolved(given["pins"], name),
+            },
+            name,
+        )
 
-    asked = _Asked(context=context, caller=caller, where=place(caller, app, request), function=function)
+    asked = _Asked(
+        context=context, caller=caller, where=place(caller, app, request), function=function
+    )
     return _answer(response, asked, _change(asked, edit, body, if_match))
 
 
 @router.patch("/{app}/{function}/traffic")
 def change_traffic(
-    context: Ctx, caller: Deployer, request: RequestId, response: Response, *, app: str, function: str, body: TrafficChange,
+    context: Ctx,
+    caller: Deployer,
+    request: RequestId,
+    response: Response,
+    *,
+    app: str,
+    function: str,
+    body: TrafficChange,
     if_match: IfMatch = None,
-) -> TrafficAnswer:  # fmt: skip
+) -> TrafficAnswer:
     """Change a part of it, at once."""
     given = body.model_dump(exclude=_ABOUT, exclude_unset=True)
     for name in ("weights", "sticky", "max_candidate"):
         if name in given and given[name] is None:
-            raise InvalidInput(f"{name} cannot be null: leave it out, or say what it shall be", parameter=name)
+            raise InvalidInput(
+                f"{name} cannot be null: leave it out, or say what it shall be", parameter=name
+            )
 
     def edit(document: TrafficDocument, name: Callable[[str], str]) -> TrafficDocument:
-        tags, pins = _merged(document.tags, given.get("tags", {}), name), _merged(document.pins, given.get("pins", {}), name)
+        tags, pins = (
+            _merged(document.tags, given.get("tags", {}), name),
+            _merged(document.pins, given.get("pins", {}), name),
+        )
         return _with(document, {**given, "tags": tags, "pins": pins}, name)
 
-    asked = _Asked(context=context, caller=caller, where=place(caller, app, request), function=function)
+    asked = _Asked(
+        context=context, caller=caller, where=place(caller, app, request), function=function
+    )
     return _answer(response, asked, _change(asked, edit, body, if_match))
 
 
@@ -163,7 +222,9 @@ class _Asked:
     function: str
 
 
-def _change(asked: _Asked, edit: _Edit, body: TrafficBody | TrafficChange, if_match: str | None) -> TrafficDocument:
+def _change(
+    asked: _Asked, edit: _Edit, body: TrafficBody | TrafficChange, if_match: str | None
+) -> TrafficDocument:
     where, function, expected = asked.where, asked.function, _expected(body.generation, if_match)
     asked.caller.demand_function(where.app, function)
     if body.override_freeze:
@@ -174,31 +235,54 @@ def _change(asked: _Asked, edit: _Edit, body: TrafficBody | TrafficChange, if_ma
             after = edit(document, lambda name: aliases.resolve(write.sql, where, function, name))
             _check(write.sql, document, after, f"{where.app}/{function}")
             guards.admit(
-                write, where, function=function, before=document, after=after,
-                allow_breaking=body.allow_breaking, override_freeze=body.override_freeze,
-            )  # fmt: skip
+                write,
+                where,
+                function=function,
+                before=document,
+                after=after,
+                allow_breaking=body.allow_breaking,
+                override_freeze=body.override_freeze,
+            )
             return after
 
-        return traffic.change(write, where, function, edited, expected=expected, action="traffic.change", message=body.message)
+        return traffic.change(
+            write,
+            where,
+            function,
+            edited,
+            expected=expected,
+            action="traffic.change",
+            message=body.message,
+        )
 
     return guards.change(asked.context.store, make)
 
 
-def _check(sql: sa.Connection, before: TrafficDocument, after: TrafficDocument, function: str) -> None:
-    """What is no document's own business: whether a rollout decides, and whether a pin's tenant is there."""
+def _check(
+    sql: sa.Connection, before: TrafficDocument, after: TrafficDocument, function: str
+) -> None:
+    """What is no document's own business: whether a rollout decides, and whether a pin's tenant is
+    there."""
     if before.stable and after.weights != before.weights:
-        text = f"a rollout decides on the weights of {function}: `pilotlight rollout pause|promote|abort {function}` overrules it"
+        text = (
+            f"a rollout decides on the weights of {function}: `pilotlight rollout "
+            f"pause|promote|abort {function}` overrules it"
+        )
         raise Conflict(text, stable=before.stable)
     if missing := tenants.unknown(sql, set(after.pins) - set(before.pins)):
         raise InvalidInput(f"pins: there is no tenant {min(missing)!r}", parameter="pins")
 
 
-def _with(document: TrafficDocument, given: Mapping[str, Any], name: Callable[[str], str]) -> TrafficDocument:
+def _with(
+    document: TrafficDocument, given: Mapping[str, Any], name: Callable[[str], str]
+) -> TrafficDocument:
     changes = dict(given)
     if "weights" in changes:
         changes["weights"] = _weighed(changes["weights"], name)
     if changes.get("shadow") is not None:
-        changes["shadow"] = Shadow(**{**changes["shadow"], "revision": name(changes["shadow"]["revision"])})
+        changes["shadow"] = Shadow(
+            **{**changes["shadow"], "revision": name(changes["shadow"]["revision"])}
+        )
     return replace(document, **changes)
 
 
@@ -215,9 +299,14 @@ def _resolved(names: Mapping[str, str], name: Callable[[str], str]) -> dict[str,
     return {key: name(reference) for key, reference in names.items()}
 
 
-def _merged(kept: Mapping[str, str], changes: Mapping[str, str | None], name: Callable[[str], str]) -> dict[str, str]:
+def _merged(
+    kept: Mapping[str, str], changes: Mapping[str, str | None], name: Callable[[str], str]
+) -> dict[str, str]:
     named = {key: reference for key, reference in changes.items() if reference is not None}
-    return {**{key: revision for key, revision in kept.items() if key not in changes}, **_resolved(named, name)}
+    return {
+        **{key: revision for key, revision in kept.items() if key not in changes},
+        **_resolved(named, name),
+    }
 
 
 def _expected(generation: int | None, if_match: str | None) -> int | None:
@@ -226,9 +315,14 @@ def _expected(generation: int | None, if_match: str | None) -> int | None:
         return generation
     text = if_match.strip().removeprefix("W/").strip('"')
     if not text.isdecimal():
-        raise InvalidInput(f"header If-Match: {if_match!r} is no generation: write the ETag that was read", parameter="if-match")
+        raise InvalidInput(
+            f"header If-Match: {if_match!r} is no generation: write the ETag that was read",
+            parameter="if-match",
+        )
     if generation not in (None, int(text)):
-        raise InvalidInput("If-Match and the member generation name different ones", parameter="generation")
+        raise InvalidInput(
+            "If-Match and the member generation name different ones", parameter="generation"
+        )
     return int(text)
 
 
@@ -237,18 +331,38 @@ def _answer(response: Response, asked: _Asked, document: TrafficDocument) -> Tra
     with asked.context.store.read() as sql:
         function_id = asked.where.function_id(asked.function)
         named = aliases.of(sql, function_id)
-        result = _shadow_result(sql, function_id, document.shadow.revision, asked.context.clock()) if document.shadow is not None else None
+        result = (
+            _shadow_result(sql, function_id, document.shadow.revision, asked.context.clock())
+            if document.shadow is not None
+            else None
+        )
     shown = traffic.shown(document)
-    return TrafficAnswer(app=asked.where.app, function=asked.function, aliases=named, shadow_result=result, **shown)
+    return TrafficAnswer(
+        app=asked.where.app, function=asked.function, aliases=named, shadow_result=result, **shown
+    )
 
 
 def _shadow_result(sql: sa.Connection, function_id: str, revision: str, now: float) -> ShadowResult:
-    found = observations.window(sql, function_id=function_id, since_s=now - DAY_S, until_s=now, revision=revision, arm=SHADOW_ARM)
+    found = observations.window(
+        sql,
+        function_id=function_id,
+        since_s=now - DAY_S,
+        until_s=now,
+        revision=revision,
+        arm=SHADOW_ARM,
+    )
     seen = found.get((revision, SHADOW_ARM))
     if seen is None:
-        return ShadowResult(answered=0, failed=0, compared=0, matched=0, skipped=0, p50_ms=None, p99_ms=None)
+        return ShadowResult(
+            answered=0, failed=0, compared=0, matched=0, skipped=0, p50_ms=None, p99_ms=None
+        )
     took = seen.latency.get("warm", {})
     return ShadowResult(
-        answered=seen.answered, failed=seen.failed, compared=seen.compared, matched=seen.matched, skipped=seen.skipped,
-        p50_ms=quantile(took, 0.5), p99_ms=quantile(took, 0.99),
-    )  # fmt: skip
+        answered=seen.answered,
+        failed=seen.failed,
+        compared=seen.compared,
+        matched=seen.matched,
+        skipped=seen.skipped,
+        p50_ms=quantile(took, 0.5),
+        p99_ms=quantile(took, 0.99),
+    )

@@ -28,9 +28,13 @@ class WebhookRequest(Body):
 
     url: str = Field(description="where messages are posted (Standard Webhooks)")
     events: list[str] = Field(
-        default_factory=list, description="such as `call.finished`, `slo.*`, `*`; none = only the calls that name this webhook"
+        default_factory=list,
+        description="such as `call.finished`, `slo.*`, `*`; none = only the calls that name this "
+        "webhook",
     )
-    new_secret: bool = Field(default=False, description="replace the secret that messages are signed with")
+    new_secret: bool = Field(
+        default=False, description="replace the secret that messages are signed with"
+    )
 
 
 class WebhookInfo(Body):
@@ -45,7 +49,8 @@ class WebhookInfo(Body):
 
 
 class WebhookSet(WebhookInfo):
-    """A webhook that was set. `secret` is what messages are signed with, shown this once; null: it is as it was."""
+    """A webhook that was set. `secret` is what messages are signed with, shown this once; null: it
+    is as it was."""
 
     secret: str | None
 
@@ -86,15 +91,25 @@ def list_webhooks(context: Ctx, caller: Deployer) -> WebhookList:
 
 
 @router.put("/{name}", dependencies=[ROOM])
-def set_webhook(context: Ctx, caller: Admin, request: RequestId, name: Name, body: WebhookRequest) -> WebhookSet:
+def set_webhook(
+    context: Ctx, caller: Admin, request: RequestId, name: Name, body: WebhookRequest
+) -> WebhookSet:
     """Make or change a webhook."""
     caller.demand_whole_environment()
     webhooks.check_url(body.url, policy=context.config.settings.webhooks)
     with context.store.write() as write:
         placed = endpoints.put(
-            write, key=context.key, tenant=caller.tenant, environment=caller.environment, name=name, url=body.url, events=body.events,
-            new_secret=body.new_secret, actor=caller.key, request=request,
-        )  # fmt: skip
+            write,
+            key=context.key,
+            tenant=caller.tenant,
+            environment=caller.environment,
+            name=name,
+            url=body.url,
+            events=body.events,
+            new_secret=body.new_secret,
+            actor=caller.key,
+            request=request,
+        )
     return WebhookSet(**_info(placed.webhook, caller), secret=placed.secret)
 
 
@@ -103,15 +118,25 @@ def delete_webhook(context: Ctx, caller: Admin, request: RequestId, name: Name) 
     """Remove a webhook; what it was not told yet it is not told any more."""
     caller.demand_whole_environment()
     with context.store.write() as write:
-        endpoints.delete(write, tenant=caller.tenant, environment=caller.environment, name=name, actor=caller.key, request=request)
+        endpoints.delete(
+            write,
+            tenant=caller.tenant,
+            environment=caller.environment,
+            name=name,
+            actor=caller.key,
+            request=request,
+        )
     return Response(status_code=204)
 
 
 @router.post("/{name}:test")
 async def test_webhook(context: Ctx, caller: Admin, request: RequestId, name: Name) -> Tested:
-    """Post a signed example (`type`: `webhook.test`) to a webhook, once, and say what became of it."""
+    """Post a signed example (`type`: `webhook.test`) to a webhook, once, and say what became of
+    it."""
     caller.demand_whole_environment()
-    message, found = await context.threads.run(caller.tenant, _example, context, caller, name, request)
+    message, found = await context.threads.run(
+        caller.tenant, _example, context, caller, name, request
+    )
     secret = context.key.webhooks.open(found.sealed_secret)
     began, now = time.perf_counter(), context.clock()
     async with Sender(policy=context.config.settings.webhooks) as sender:
@@ -136,19 +161,38 @@ def list_deliveries(
     failed: Annotated[bool | None, Query(description="only those that were given up")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> DeliveryList:
-    """What a webhook was told, or could not be; also one that a call named and that is not there."""
+    """What a webhook was told, or could not be; also one that a call named and that is not
+    there."""
     caller.demand_whole_environment()
     with context.store.read() as sql:
-        found = deliveries.listing(sql, tenant=caller.tenant, environment=caller.environment, webhook=name, is_failed=failed, limit=limit)
+        found = deliveries.listing(
+            sql,
+            tenant=caller.tenant,
+            environment=caller.environment,
+            webhook=name,
+            is_failed=failed,
+            limit=limit,
+        )
         if not found:
             endpoints.get(sql, tenant=caller.tenant, environment=caller.environment, name=name)
     return DeliveryList(deliveries=[_delivery(one) for one in found])
 
 
-def _example(context: Context, caller: Principal, name: str, request: str) -> tuple[Message, Webhook]:
+def _example(
+    context: Context, caller: Principal, name: str, request: str
+) -> tuple[Message, Webhook]:
     with context.store.write() as write:
-        found = endpoints.get(write.sql, tenant=caller.tenant, environment=caller.environment, name=name)
-        audit.record(write, tenant=caller.tenant, actor=caller.key, action="webhook.test", subject=name, request=request)
+        found = endpoints.get(
+            write.sql, tenant=caller.tenant, environment=caller.environment, name=name
+        )
+        audit.record(
+            write,
+            tenant=caller.tenant,
+            actor=caller.key,
+            action="webhook.test",
+            subject=name,
+            request=request,
+        )
         now = write.now
     data = {"webhook": name, "environment": caller.environment, "events": list(found.events)}
     return Message(id=f"test-{new_call_id()}", type="webhook.test", at=now, data=data), found
@@ -156,10 +200,24 @@ def _example(context: Context, caller: Principal, name: str, request: str) -> tu
 
 def _info(one: Webhook, caller: Principal) -> dict[str, Any]:
     shown = one.url if caller.scope is Scope.ADMIN else webhooks.host_of(one.url)
-    named = {name: getattr(one, name) for name in ("name", "environment", "created_by", "created_at")}
+    named = {
+        name: getattr(one, name) for name in ("name", "environment", "created_by", "created_at")
+    }
     return {**named, "url": shown, "events": list(one.events)}
 
 
 def _delivery(one: Delivery) -> DeliveryInfo:
-    named = {name: getattr(one, name) for name in ("id", "webhook", "event", "at", "delivered_at", "next_attempt_at", "attempts", "error")}
+    named = {
+        name: getattr(one, name)
+        for name in (
+            "id",
+            "webhook",
+            "event",
+            "at",
+            "delivered_at",
+            "next_attempt_at",
+            "attempts",
+            "error",
+        )
+    }
     return DeliveryInfo(**named, data=one.body)

@@ -1,4 +1,5 @@
-"""Weights by name: what a name means, where its bytes are, and bringing, checking and keeping them on the node."""
+"""Weights by name: what a name means, where its bytes are, and bringing, checking and keeping them
+on the node."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ T = TypeVar("T")
 
 
 class WeightsRequest(Body):
-    """What a name shall mean: a manifest that was uploaded, and where it came from (for people; addresses lose their secrets)."""
+    """What a name shall mean: a manifest that was uploaded, and where it came from (for people;
+    addresses lose their secrets)."""
 
     manifest: str = Field(description="sha256 of the manifest")
     source: str = ""
@@ -74,8 +76,11 @@ async def get_weights(context: Ctx, caller: Deployer, name: Name) -> WeightsInfo
 
 
 @router.put("/{name}", dependencies=[ROOM])
-async def put_weights(*, context: Ctx, caller: Deployer, request: RequestId, name: Name, body: WeightsRequest) -> WeightsInfo:
-    """Let a name mean a manifest, which with all its files was uploaded before. A name that meant another is not pinned any more."""
+async def put_weights(
+    *, context: Ctx, caller: Deployer, request: RequestId, name: Name, body: WeightsRequest
+) -> WeightsInfo:
+    """Let a name mean a manifest, which with all its files was uploaded before. A name that meant
+    another is not pinned any more."""
     caller.demand_whole_environment()
     digest = blobs.check_digest(body.manifest, "manifest")
     manifest = await context.threads.run(caller.tenant, _manifest_of, context, caller, digest)
@@ -83,7 +88,9 @@ async def put_weights(*, context: Ctx, caller: Deployer, request: RequestId, nam
 
     def put(write: Write) -> str | None:
         references.check_files(write.sql, tenant=caller.tenant, digest=digest, named=manifest)
-        return weights.put(write, holder, name=name, model=weights.Model.of(digest, manifest), source=body.source)
+        return weights.put(
+            write, holder, name=name, model=weights.Model.of(digest, manifest), source=body.source
+        )
 
     released = await _write(context, caller.tenant, put)
     await holdings.settle(context.cache, context.store, [released] if released else [])
@@ -91,36 +98,59 @@ async def put_weights(*, context: Ctx, caller: Deployer, request: RequestId, nam
 
 
 @router.delete("/{name}", status_code=204)
-async def delete_weights(context: Ctx, caller: Deployer, request: RequestId, name: Name) -> Response:
-    """Forget a name that no function uses, and delete the files of its manifest that no revision or other name refers to."""
+async def delete_weights(
+    context: Ctx, caller: Deployer, request: RequestId, name: Name
+) -> Response:
+    """Forget a name that no function uses, and delete the files of its manifest that no revision or
+    other name refers to."""
     caller.demand_whole_environment()
-    manifest = await _write(context, caller.tenant, lambda write: weights.delete(write, _holder(caller, request), name=name))
+    manifest = await _write(
+        context,
+        caller.tenant,
+        lambda write: weights.delete(write, _holder(caller, request), name=name),
+    )
     await holdings.forget(context.cache, context.store, manifest)
     await deletion.give_up(context, caller, [], request, manifests=[manifest])
     return Response(status_code=204)
 
 
 @router.post("/{name}/verify", status_code=200, response_class=NdjsonResponse, responses=NDJSON)
-async def verify_weights(context: Ctx, caller: Deployer, request: RequestId, name: Name) -> NdjsonResponse:
-    """Read the node's copy again: lines `{"elapsed_s"}`, then `{"is_here", "corrupt": [paths]}`; they are fetched anew when needed."""
+async def verify_weights(
+    context: Ctx, caller: Deployer, request: RequestId, name: Name
+) -> NdjsonResponse:
+    """Read the node's copy again: lines `{"elapsed_s"}`, then `{"is_here", "corrupt": [paths]}`;
+    they are fetched anew when needed."""
     manifest = await _manifest(context, caller, name)
     await holdings.demand(context.cache)
-    await _write(context, caller.tenant, lambda write: weights.note(write, _holder(caller, request), "verify", name))
+    await _write(
+        context,
+        caller.tenant,
+        lambda write: weights.note(write, _holder(caller, request), "verify", name),
+    )
 
     async def work(_: Tell) -> Mapping[str, Any]:
         found = await holdings.verify(context.cache, manifest)
-        paths = await context.threads.run(caller.tenant, _paths, context, caller, manifest, found["corrupt"])
+        paths = await context.threads.run(
+            caller.tenant, _paths, context, caller, manifest, found["corrupt"]
+        )
         return {**found, "corrupt": paths}
 
     return NdjsonResponse(holdings.following(work), request=request)
 
 
 @router.post("/{name}/prefetch", status_code=200, response_class=NdjsonResponse, responses=NDJSON)
-async def prefetch_weights(context: Ctx, caller: Deployer, request: RequestId, name: Name) -> NdjsonResponse:
-    """Bring it to the node's disk: lines `{"done_bytes", "total_bytes", "elapsed_s"}`, then `{"weights": {…}}`."""
+async def prefetch_weights(
+    context: Ctx, caller: Deployer, request: RequestId, name: Name
+) -> NdjsonResponse:
+    """Bring it to the node's disk: lines `{"done_bytes", "total_bytes", "elapsed_s"}`, then
+    `{"weights": {…}}`."""
     manifest = await _manifest(context, caller, name)
     await holdings.demand(context.cache)
-    await _write(context, caller.tenant, lambda write: weights.note(write, _holder(caller, request), "prefetch", name))
+    await _write(
+        context,
+        caller.tenant,
+        lambda write: weights.note(write, _holder(caller, request), "prefetch", name),
+    )
 
     async def work(tell: Tell) -> Mapping[str, Any]:
         await holdings.prefetch(context.cache, manifest, tell)
@@ -130,7 +160,9 @@ async def prefetch_weights(context: Ctx, caller: Deployer, request: RequestId, n
 
 
 @router.post("/{name}/pin", status_code=200, response_class=NdjsonResponse, responses=NDJSON)
-async def pin_weights(context: Ctx, caller: Admin, request: RequestId, name: Name) -> NdjsonResponse:
+async def pin_weights(
+    context: Ctx, caller: Admin, request: RequestId, name: Name
+) -> NdjsonResponse:
     """Bring it to the node's disk and keep it there whoever needs room; lines as of prefetch."""
     caller.demand_whole_environment()
     # Now, because once the answer has begun it is a line only.
@@ -148,22 +180,35 @@ async def pin_weights(context: Ctx, caller: Admin, request: RequestId, name: Nam
 async def unpin_weights(context: Ctx, caller: Admin, request: RequestId, name: Name) -> WeightsInfo:
     """Let the node evict it again when it needs room."""
     caller.demand_whole_environment()
-    manifest = await _write(context, caller.tenant, lambda write: weights.pin(write, _holder(caller, request), name=name, pinned=False))
+    manifest = await _write(
+        context,
+        caller.tenant,
+        lambda write: weights.pin(write, _holder(caller, request), name=name, pinned=False),
+    )
     await holdings.settle(context.cache, context.store, [manifest])
     return await _info(context, caller, name)
 
 
 async def _pin(context: Context, holder: Holder, name: str, tell: Tell) -> None:
-    # The row first: a sweep in between must not undo what the cache does next. A pin that fails is none.
-    was_pinned = (await _read(context, holder.tenant, lambda sql: weights.find(sql, holder, name=name)))["is_pinned"]
-    manifest = await _write(context, holder.tenant, lambda write: _note_pin(context, write, holder, name))
+    # The row first: a sweep in between must not undo what the cache does next. A pin that fails is
+    # none.
+    was_pinned = (
+        await _read(context, holder.tenant, lambda sql: weights.find(sql, holder, name=name))
+    )["is_pinned"]
+    manifest = await _write(
+        context, holder.tenant, lambda write: _note_pin(context, write, holder, name)
+    )
     pinned = False
     try:
         await holdings.pin(context.cache, manifest, tell)
         pinned = True
     finally:
         if not pinned and not was_pinned:
-            await _write(context, holder.tenant, lambda write: weights.pin(write, holder, name=name, pinned=False))
+            await _write(
+                context,
+                holder.tenant,
+                lambda write: weights.pin(write, holder, name=name, pinned=False),
+            )
         await holdings.settle(context.cache, context.store, [manifest])
 
 
@@ -171,7 +216,9 @@ def _check_pin(context: Context, sql: sa.Connection, holder: Holder, name: str) 
     row = weights.find(sql, holder, name=name)
     plan = accounting.plan_of(sql, context.config.plans, tenant=holder.tenant)
     size_bytes = row["size_bytes"]
-    accounting.require_room_for_pin(sql, plan, tenant=holder.tenant, manifest=row["manifest"], size_bytes=size_bytes)
+    accounting.require_room_for_pin(
+        sql, plan, tenant=holder.tenant, manifest=row["manifest"], size_bytes=size_bytes
+    )
 
 
 def _note_pin(context: Context, write: Write, holder: Holder, name: str) -> str:
@@ -180,34 +227,55 @@ def _note_pin(context: Context, write: Write, holder: Holder, name: str) -> str:
 
 
 def _holder(caller: Principal, request: str = "") -> Holder:
-    return Holder(tenant=caller.tenant, environment=caller.environment, actor=caller.key, request=request)
+    return Holder(
+        tenant=caller.tenant, environment=caller.environment, actor=caller.key, request=request
+    )
 
 
 async def _manifest(context: Context, caller: Principal, name: str) -> str:
-    return str((await _read(context, caller.tenant, lambda sql: weights.find(sql, _holder(caller), name=name)))["manifest"])
+    return str(
+        (
+            await _read(
+                context, caller.tenant, lambda sql: weights.find(sql, _holder(caller), name=name)
+            )
+        )["manifest"]
+    )
 
 
 async def _info(context: Context, caller: Principal, name: str) -> WeightsInfo:
-    row = await _read(context, caller.tenant, lambda sql: weights.find(sql, _holder(caller), name=name))
+    row = await _read(
+        context, caller.tenant, lambda sql: weights.find(sql, _holder(caller), name=name)
+    )
     return (await _shown(context, caller, [row]))[0]
 
 
-async def _shown(context: Context, caller: Principal, rows: list[dict[str, Any]]) -> list[WeightsInfo]:
+async def _shown(
+    context: Context, caller: Principal, rows: list[dict[str, Any]]
+) -> list[WeightsInfo]:
     held = await holdings.look(context.cache, {row["manifest"] for row in rows}) if rows else {}
     mapped = await _instances(context, caller) if rows else {}
     return [WeightsInfo(**row, **_node(row["manifest"], held, mapped)) for row in rows]
 
 
-def _node(manifest: str, held: Mapping[str, Prediction] | None, mapped: Mapping[str, int] | None) -> dict[str, Any]:
+def _node(
+    manifest: str, held: Mapping[str, Prediction] | None, mapped: Mapping[str, int] | None
+) -> dict[str, Any]:
     found = None if held is None else held[manifest]
     instances = None if mapped is None else mapped.get(manifest, 0)
-    return {"tier": found and found.tier, "expected_s": found and found.seconds, "instances": instances}
+    return {
+        "tier": found and found.tier,
+        "expected_s": found and found.seconds,
+        "instances": instances,
+    }
 
 
 async def _instances(context: Context, caller: Principal) -> dict[str, int] | None:
-    # Asked of the agent by the caller's own labels: the cache's leases would tell of other tenants with the same model.
+    # Asked of the agent by the caller's own labels: the cache's leases would tell of other tenants
+    # with the same model.
     try:
-        found = await context.agent.instances({"tenant": caller.tenant, "environment": caller.environment})
+        found = await context.agent.instances(
+            {"tenant": caller.tenant, "environment": caller.environment}
+        )
     except SnapshotterError:
         return None
     counted = Counter(str(instance.revision) for instance in found)
@@ -219,7 +287,9 @@ def _manifest_of(context: Context, caller: Principal, digest: str) -> Manifest:
         return references.check_manifest(sql, context.files, tenant=caller.tenant, digest=digest)
 
 
-def _paths(context: Context, caller: Principal, manifest: str, digests: Collection[str]) -> list[str]:
+def _paths(
+    context: Context, caller: Principal, manifest: str, digests: Collection[str]
+) -> list[str]:
     """The paths that files of these digests have in the model."""
     if not digests:
         return []

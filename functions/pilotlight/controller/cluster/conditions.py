@@ -9,11 +9,16 @@ from typing import Any
 WHAT_TO_DO: Mapping[str, str] = {
     "RevisionMissing": "Knative has not made the revision yet, or it was deleted: it is made anew.",
     "RevisionNameTaken": "Another object has the revision's name: delete it, or deploy again.",
-    "ContainerMissing": "The image cannot be found: look at its reference, and at cluster.image_pull_secrets.",
-    "ImagePullBackOff": "The image cannot be pulled: look at its reference, at cluster.image_pull_secrets, and at the registry.",
-    "ErrImagePull": "The image cannot be pulled: look at its reference, at cluster.image_pull_secrets, and at the registry.",
-    "Unschedulable": "No node has room, or the GPU that is asked for: `kubectl get nodes --show-labels`, and the tenant's quota.",
-    "ProgressDeadlineExceeded": "It did not come up within startup_timeout: `pilotlight app logs APP` has what it printed.",
+    "ContainerMissing": "The image cannot be found: look at its reference, and at "
+    "cluster.image_pull_secrets.",
+    "ImagePullBackOff": "The image cannot be pulled: look at its reference, at "
+    "cluster.image_pull_secrets, and at the registry.",
+    "ErrImagePull": "The image cannot be pulled: look at its reference, at "
+    "cluster.image_pull_secrets, and at the registry.",
+    "Unschedulable": "No node has room, or the GPU that is asked for: `kubectl get nodes "
+    "--show-labels`, and the tenant's quota.",
+    "ProgressDeadlineExceeded": "It did not come up within startup_timeout: `pilotlight app logs "
+    "APP` has what it printed.",
     "ExceededQuota": "The namespace's ResourceQuota is used up: raise the tenant's plan.",
     "NoTraffic": "It has no pods, because nobody calls it.",
 }
@@ -43,11 +48,14 @@ _STATUS: Mapping[str, bool | None] = {"True": True, "False": False}
 
 
 def condition(item: Mapping[str, Any], type: str) -> Condition:
-    """An object's condition of that type; unknown where it has none, or where its status is about an earlier generation."""
+    """An object's condition of that type; unknown where it has none, or where its status is about
+    an earlier generation."""
     status = item.get("status") or {}
     observed, generation = status.get("observedGeneration"), item["metadata"].get("generation")
     if observed is not None and generation is not None and observed < generation:
-        return Condition(type=type, status=None, reason="NotObserved", message="Knative has not looked at it yet")
+        return Condition(
+            type=type, status=None, reason="NotObserved", message="Knative has not looked at it yet"
+        )
     for each in status.get("conditions") or ():
         if each.get("type") == type:
             return Condition(
@@ -56,7 +64,9 @@ def condition(item: Mapping[str, Any], type: str) -> Condition:
                 reason=str(each.get("reason") or ""),
                 message=str(each.get("message") or ""),
             )
-    return Condition(type=type, status=None, reason="NotObserved", message="Knative has not looked at it yet")
+    return Condition(
+        type=type, status=None, reason="NotObserved", message="Knative has not looked at it yet"
+    )
 
 
 def ready_of(item: Mapping[str, Any]) -> Condition:

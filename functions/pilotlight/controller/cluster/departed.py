@@ -1,9 +1,11 @@
-"""Journals of activators that are gone for good: a smaller StatefulSet leaves their volumes, with records that nobody ships.
+"""Journals of activators that are gone for good: a smaller StatefulSet leaves their volumes, with
+records that nobody ships.
 
-A volume claim of an ordinal that the StatefulSet no longer has gets a Job that mounts it and drains the journal into the ledger
-(`activator --drain-journal`), made from the StatefulSet's own pod template. A claim that was drained says so by a label, and is kept:
-whether a disk goes is the operator's decision. When an activator comes back under that ordinal, the label goes: it writes new records.
-"""
+A volume claim of an ordinal that the StatefulSet no longer has gets a Job that mounts it and drains
+the journal into the ledger (`activator --drain-journal`), made from the StatefulSet's own pod
+template. A claim that was drained says so by a label, and is kept: whether a disk goes is the
+operator's decision. When an activator comes back under that ordinal, the label goes: it writes new
+records."""
 
 from __future__ import annotations
 
@@ -75,20 +77,23 @@ async def look(cluster: Cluster) -> None:
 
 
 def departed(activators: Object, claims: Sequence[Object]) -> Iterator[Journal]:
-    """Journals of ordinals that the StatefulSet does not have, and has no pod of any more, in their order."""
+    """Journals of ordinals that the StatefulSet does not have, and has no pod of any more, in their
+    order."""
     wanted = _wanted(activators)
-    still = int((activators.get("status") or {}).get("replicas") or 0)  # pods that end count until they are gone
+    # pods that end count until they are gone
+    still = int((activators.get("status") or {}).get("replicas") or 0)
     for ordinal, claim in sorted(_journals(activators, claims)):
-        if ordinal not in (*wanted, *range(wanted.start, wanted.start + still)) and not claim["metadata"].get("deletionTimestamp"):
+        if ordinal not in (*wanted, *range(wanted.start, wanted.start + still)) and not claim[
+            "metadata"
+        ].get("deletionTimestamp"):
             yield Journal(claim=claim, ordinal=ordinal)
 
 
 async def _welcome_back(cluster: Cluster, activators: Object, claims: Sequence[Object]) -> None:
     """Who is back writes again: what was drained then says nothing of what comes now.
 
-    The Job goes first, and whether the claim says that it was drained or not: one that ended and was not looked at yet would be taken for
-    the drain of the records that come now.
-    """
+    The Job goes first, and whether the claim says that it was drained or not: one that ended and
+    was not looked at yet would be taken for the drain of the records that come now."""
     wanted, namespace = _wanted(activators), cluster.settings.namespace
     for ordinal, claim in _journals(activators, claims):
         journal = Journal(claim=claim, ordinal=ordinal)
@@ -104,7 +109,9 @@ async def _drain(cluster: Cluster, activators: Object, journal: Journal) -> None
     namespace = cluster.settings.namespace
     job = await cluster.get(JOB, job_name(journal), namespace)
     if job is None:
-        pod = await cluster.get(POD, f"{activators['metadata']['name']}-{journal.ordinal}", namespace)
+        pod = await cluster.get(
+            POD, f"{activators['metadata']['name']}-{journal.ordinal}", namespace
+        )
         if pod is not None:  # it still has the volume, and may still write
             return
         try:
@@ -134,21 +141,33 @@ def job_name(journal: Journal) -> str:
 
 
 def drain_job(activators: Object, journal: Journal, *, labels: Mapping[str, str]) -> Manifest:
-    """The Job: the activators' own pod, with the departed one's volume in the place of its own, and another command line."""
+    """The Job: the activators' own pod, with the departed one's volume in the place of its own, and
+    another command line."""
     template = activators["spec"]["template"]
     spec: dict[str, Any] = {**template["spec"], "restartPolicy": "Never"}
-    spec["containers"] = [_draining(container, journal) for container in template["spec"]["containers"][:1]]
+    spec["containers"] = [
+        _draining(container, journal) for container in template["spec"]["containers"][:1]
+    ]
     volumes = [volume for volume in spec.get("volumes") or () if volume["name"] != JOURNAL]
-    spec["volumes"] = [*volumes, {"name": JOURNAL, "persistentVolumeClaim": {"claimName": journal.name}}]
+    spec["volumes"] = [
+        *volumes,
+        {"name": JOURNAL, "persistentVolumeClaim": {"claimName": journal.name}},
+    ]
     # Its pods are no activators: nobody sends them calls.
-    kept = {key: value for key, value in (template["metadata"].get("labels") or {}).items() if key != _COMPONENT}
+    kept = {
+        key: value
+        for key, value in (template["metadata"].get("labels") or {}).items()
+        if key != _COMPONENT
+    }
     of_job = {**kept, **labels, _COMPONENT: "journal-drain"}
     return manifest(
         JOB,
         job_name(journal),
         namespace=activators["metadata"]["namespace"],
         labels=of_job,
-        annotations={names.MADE_FOR: f"ships what activator {journal.ordinal} had not shipped when it went"},
+        annotations={
+            names.MADE_FOR: f"ships what activator {journal.ordinal} had not shipped when it went"
+        },
         spec={
             "backoffLimit": _RETRIES,
             "activeDeadlineSeconds": DEADLINE_S,
@@ -158,7 +177,8 @@ def drain_job(activators: Object, journal: Journal, *, labels: Mapping[str, str]
 
 
 def _draining(container: Mapping[str, Any], journal: Journal) -> dict[str, Any]:
-    """The activator's container as it is, told to drain in place of serving; it has the name of the one that is gone."""
+    """The activator's container as it is, told to drain in place of serving; it has the name of the
+    one that is gone."""
     kept = {key: value for key, value in container.items() if key not in _FOR_ONE}
     args = [word for word in kept.pop("args", []) if word != "from-hostname"]
     if "--index" in args:
@@ -174,7 +194,9 @@ def _wanted(activators: Object) -> range:
 
 def _journals(activators: Object, claims: Sequence[Object]) -> Iterator[tuple[int, Object]]:
     """Ordinal and claim of every journal of this StatefulSet, whether wanted or not."""
-    pattern = re.compile(rf"{JOURNAL}-{re.escape(activators['metadata']['name'])}-(0|[1-9][0-9]*)\Z")
+    pattern = re.compile(
+        rf"{JOURNAL}-{re.escape(activators['metadata']['name'])}-(0|[1-9][0-9]*)\Z"
+    )
     for claim in claims:
         if found := pattern.match(claim["metadata"]["name"]):
             yield int(found[1]), claim

@@ -27,19 +27,22 @@ from pilotlight.controller.cluster.writing import Writer
 from pilotlight.protocol import FunctionRoute
 
 _WASTE = (kinds.SERVICE, kinds.POD_DISRUPTION_BUDGET)
-"""What a function that is gone leaves: Knative deletes what it made itself; launch documents go with the revisions that read them."""
+"""What a function that is gone leaves: Knative deletes what it made itself; launch documents go
+with the revisions that read them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a look at a function came to. `status` None: it is gone. `again_s`: look again then, whatever happens."""
+    """What a look at a function came to. `status` None: it is gone. `again_s`: look again then,
+    whatever happens."""
 
     status: FunctionStatus | None
     again_s: float | None = None
 
 
 class Functions:
-    """Owner: the reconciler's event loop; one function is looked at by one task at a time (`Work`)."""
+    """Owner: the reconciler's event loop; one function is looked at by one task at a time
+    (`Work`)."""
 
     def __init__(
         self,
@@ -61,7 +64,9 @@ class Functions:
     async def reconcile(self, id: str) -> Outcome:
         """Do what can be done now. Raises ClusterError, InvalidInput."""
         route = self._state.functions.get(id)
-        tenancy = self._state.tenancy(route.tenant, route.environment) if route is not None else None
+        tenancy = (
+            self._state.tenancy(route.tenant, route.environment) if route is not None else None
+        )
         if route is None and self._state.is_unreadable(id):
             return Outcome(status=_not_understood())
         if route is None or tenancy is None or route.stopped:
@@ -78,7 +83,9 @@ class Functions:
         if step.service is not None:
             self._demand_sound(step.service, live)
             live = await self._writer.put(step.service)
-        await self._forget_documents(id, keep={revision.name for revision in self._named(route, tenancy)}, there=there)
+        await self._forget_documents(
+            id, keep={revision.name for revision in self._named(route, tenancy)}, there=there
+        )
         return Outcome(status=_status(route, step, live), again_s=step.again_s)
 
     async def _secrets(self, route: FunctionRoute, tenancy: Tenancy) -> None:
@@ -110,18 +117,24 @@ class Functions:
         return {
             item["metadata"]["name"]: item
             for item in found
-            if item["metadata"].get("namespace") == tenancy.namespace and not item["metadata"].get("deletionTimestamp")
+            if item["metadata"].get("namespace") == tenancy.namespace
+            and not item["metadata"].get("deletionTimestamp")
         }
 
     def _demand_sound(self, service: Manifest, live: Object | None) -> None:
         """Raise Invalid for what Knative would refuse or lose."""
         name = service["spec"]["template"]["metadata"]["name"]
-        if live is not None and live["spec"]["template"]["metadata"].get("name") == name:  # what stands in it was taken
+        # what stands in it was taken
+        if live is not None and live["spec"]["template"]["metadata"].get("name") == name:
             problems = list(traffic_problems(service["spec"]["traffic"]))
         else:
             problems = check(service, self._config(), live=live)
         if problems:
-            raise Invalid(f"Service {service['metadata']['name']} would be refused", problems=problems, reason="Refused")
+            raise Invalid(
+                f"Service {service['metadata']['name']} would be refused",
+                problems=problems,
+                reason="Refused",
+            )
 
     async def _forget_documents(self, id: str, *, keep: set[str], there: dict[str, Object]) -> None:
         """Launch documents of revisions that Knative has thrown away: no pod will read them."""
@@ -140,12 +153,19 @@ class Functions:
 
 
 def _not_understood() -> FunctionStatus:
-    said = "its route is not understood (another version's?): what is in the cluster stays as it is. Deploy it again."
+    said = (
+        "its route is not understood (another version's?): what is in the cluster stays as it "
+        "is. Deploy it again."
+    )
     return FunctionStatus(phase=Phase.FAILED, reason="NotUnderstood", message=said)
 
 
 def _stopped() -> FunctionStatus:
-    return FunctionStatus(phase=Phase.READY, reason="Stopped", message="the app is stopped: nothing of it is in the cluster")
+    return FunctionStatus(
+        phase=Phase.READY,
+        reason="Stopped",
+        message="the app is stopped: nothing of it is in the cluster",
+    )
 
 
 def _status(route: FunctionRoute, step: Step, live: Object | None) -> FunctionStatus:
@@ -153,7 +173,13 @@ def _status(route: FunctionRoute, step: Step, live: Object | None) -> FunctionSt
 
     def status(phase: Phase, reason: str = "", message: str = "") -> FunctionStatus:
         newest = revisions.newest(function.revision_names(route))
-        return FunctionStatus(phase=phase, reason=reason, message=message, generation=document.generation, revision=newest)
+        return FunctionStatus(
+            phase=phase,
+            reason=reason,
+            message=message,
+            generation=document.generation,
+            revision=newest,
+        )
 
     condition = step.condition
     if condition is None and not step.waits_for and live is not None:
@@ -167,5 +193,11 @@ def _status(route: FunctionRoute, step: Step, live: Object | None) -> FunctionSt
 
 
 def _told(condition: Condition, revision: str) -> str:
-    parts = [f"revision {revision}" if revision else "", condition.message or "not ready", condition.hint]
-    return ": ".join(part for part in parts[:2] if part) + (f" {condition.hint}" if condition.hint else "")
+    parts = [
+        f"revision {revision}" if revision else "",
+        condition.message or "not ready",
+        condition.hint,
+    ]
+    return ": ".join(part for part in parts[:2] if part) + (
+        f" {condition.hint}" if condition.hint else ""
+    )

@@ -24,7 +24,11 @@ async def read_config(cluster: Cluster) -> KnativeConfig:
             return KnativeConfig.unknown(namespace)
         if item is None:
             return KnativeConfig.unknown(namespace)
-        found[name] = {key: str(value) for key, value in (item.get("data") or {}).items() if not key.startswith("_")}
+        found[name] = {
+            key: str(value)
+            for key, value in (item.get("data") or {}).items()
+            if not key.startswith("_")
+        }
     return KnativeConfig(
         features=found["config-features"],
         autoscaler=found["config-autoscaler"],

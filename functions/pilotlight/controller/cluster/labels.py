@@ -1,8 +1,9 @@
-"""Labels of nodes that say which weights and snapshots are hot there, so that pods are put where their bytes are.
+"""Labels of nodes that say which weights and snapshots are hot there, so that pods are put where
+their bytes are.
 
-Made of the nodes' own reports; a node that is silent for a minute has none. Only what changed is written. A node is no place for many
-labels, so it gets at most `MAX_LABELS`, for what was used last.
-"""
+Made of the nodes' own reports; a node that is silent for a minute has none. Only what changed is
+written. A node is no place for many labels, so it gets at most `MAX_LABELS`, for what was used
+last."""
 
 from __future__ import annotations
 
@@ -28,12 +29,14 @@ MAX_LABELS = 50
 LOOK_S = 5.0
 """How often it is looked for nodes that have fallen silent; news is acted on at once."""
 SETTLE_S = 60.0
-"""After the begin, in which nodes that have not reported yet keep their labels: a controller that starts anew knows of none."""
+"""After the begin, in which nodes that have not reported yet keep their labels: a controller that
+starts anew knows of none."""
 _PREFIX = f"{CACHE_DOMAIN}/"
 
 
 def wanted_labels(report: NodeReport | None) -> frozenset[str]:
-    """Keys that a node should have; none without a report. Weights and snapshots in turns, the last used first."""
+    """Keys that a node should have; none without a report. Weights and snapshots in turns, the last
+    used first."""
     if report is None:
         return frozenset()
     weights = [weights_label(manifest) for manifest in report.weights]
@@ -43,7 +46,8 @@ def wanted_labels(report: NodeReport | None) -> frozenset[str]:
 
 
 def patch_of(labels: Mapping[str, str], wanted: frozenset[str]) -> dict[str, str | None]:
-    """What to write to make `labels` say `wanted`; other people's labels are left alone. {} when nothing is to be done."""
+    """What to write to make `labels` say `wanted`; other people's labels are left alone. {} when
+    nothing is to be done."""
     there = {key: value for key, value in labels.items() if key.startswith(_PREFIX)}
     more: dict[str, str | None] = {key: HOT for key in sorted(wanted) if there.get(key) != HOT}
     return {**more, **{key: None for key in sorted(there) if key not in wanted}}
@@ -57,7 +61,13 @@ class NodeLabels:
     """
 
     def __init__(
-        self, cluster: Cluster, nodes: Nodes, *, wall: Callable[[], float] = time.time, look_s: float = LOOK_S, settle_s: float = SETTLE_S
+        self,
+        cluster: Cluster,
+        nodes: Nodes,
+        *,
+        wall: Callable[[], float] = time.time,
+        look_s: float = LOOK_S,
+        settle_s: float = SETTLE_S,
     ) -> None:
         """`wall`: by which reports are dated, seconds since the epoch."""
         self._cluster = cluster
@@ -104,10 +114,12 @@ class NodeLabels:
         except ClusterError as e:
             _log.warning("labels.not_written node=%s error=%s", name, e)
             return
-        self._written[name] = written["metadata"].get("labels") or {}  # until the watch tells the same
+        # until the watch tells the same
+        self._written[name] = written["metadata"].get("labels") or {}
         _log.info("labels.written node=%s changes=%d", name, len(labels))
 
     def _on_change(self, change: Change) -> None:
-        """What is seen counts, but for what is older than what we wrote, which the next change tells."""
+        """What is seen counts, but for what is older than what we wrote, which the next change
+        tells."""
         if change.type != "SYNCED":
             self._written.pop(change.key[1], None)

@@ -34,9 +34,11 @@ async def campaign(context: Context) -> None:
         try:
             await _run_once(context)
         except ClusterError as e:
-            log.error("event=cluster_not_reached error=%s", e)  # credentials that are missing or wrong: somebody has to act first
+            # credentials that are missing or wrong: somebody has to act first
+            log.error("event=cluster_not_reached error=%s", e)
         except (ExceptionGroup, LookupError, TypeError, ValueError) as e:
-            log.critical("event=leading_broke", exc_info=e)  # a defect must not leave the cluster to itself for good
+            # a defect must not leave the cluster to itself for good
+            log.critical("event=leading_broke", exc_info=e)
         await asyncio.sleep(_AGAIN_S)
 
 
@@ -76,7 +78,8 @@ async def _measure(context: Context) -> None:
 
 
 async def lead(election: Election, parts: Mapping[str, Work]) -> None:
-    """Work until another may lead. It has stopped when this returns; a part that breaks ends all, and raises."""
+    """Work until another may lead. It has stopped when this returns; a part that breaks ends all,
+    and raises."""
     log.info("event=leading parts=%s", ", ".join(parts))
     parts = {"another may lead": election.wait_follower, **parts}
     tasks = [asyncio.create_task(run(), name=name) for name, run in parts.items()]

@@ -1,4 +1,5 @@
-"""The controller's task in a cluster. A module of its own, so that a platform of one machine never loads the client of Kubernetes."""
+"""The controller's task in a cluster. A module of its own, so that a platform of one machine never
+loads the client of Kubernetes."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""What is there of ours in the cluster: caches of every kind that we apply, kept by watches, so that comparing costs no call.
+"""What is there of ours in the cluster: caches of every kind that we apply, kept by watches, so
+that comparing costs no call.
 
-A watch lags behind our own writes. What a write answered is remembered until the cache has caught up, so nothing is written twice.
+A watch lags behind our own writes. What a write answered is remembered until the cache has caught
+up, so nothing is written twice.
 
-Secrets are read in tenants' namespaces only: whoever may list them in the whole cluster has every credential in it. Each namespace of ours
-in which the controller has rights (a RoleBinding of ours) has a watch of its own; all other kinds have one for the whole cluster.
-"""
+Secrets are read in tenants' namespaces only: whoever may list them in the whole cluster has every
+credential in it. Each namespace of ours in which the controller has rights (a RoleBinding of ours)
+has a watch of its own; all other kinds have one for the whole cluster."""
 
 from __future__ import annotations
 
@@ -46,7 +48,13 @@ class Mirror:
         self._written: dict[tuple[Kind, str, str], Object] = {}
         self._on_change = on_change
         self._reflectors = {
-            kind: Reflector(cluster, kind, selector=selector, indexes={_FUNCTION: _functions}, on_change=self._listener(kind))
+            kind: Reflector(
+                cluster,
+                kind,
+                selector=selector,
+                indexes={_FUNCTION: _functions},
+                on_change=self._listener(kind),
+            )
             for kind in KINDS
         }
         self._secrets: dict[str, Reflector] = {}
@@ -55,12 +63,16 @@ class Mirror:
         self._stack = contextlib.AsyncExitStack()
 
     def __repr__(self) -> str:
-        return f"<Mirror {', '.join(repr(one) for one in self._reflectors.values())}, secrets of {len(self._secrets)} namespaces>"
+        return (
+            f"<Mirror {', '.join(repr(one) for one in self._reflectors.values())}, secrets of "
+            f"{len(self._secrets)} namespaces>"
+        )
 
     async def __aenter__(self) -> Self:
         await self._stack.__aenter__()
         await self._stack.enter_async_context(self._tasks)
-        self._stack.callback(self._stop_all_secrets)  # after the watch of RoleBindings, which begins them
+        # after the watch of RoleBindings, which begins them
+        self._stack.callback(self._stop_all_secrets)
         for reflector in self._reflectors.values():
             await self._stack.enter_async_context(reflector)
         return self
@@ -70,7 +82,9 @@ class Mirror:
 
     async def wait_synced(self, timeout_s: float) -> None:
         """Wait until everything was listed once. Raises ClusterError: why that does not happen."""
-        await asyncio.gather(*(reflector.wait_synced(timeout_s) for reflector in self._reflectors.values()))
+        await asyncio.gather(
+            *(reflector.wait_synced(timeout_s) for reflector in self._reflectors.values())
+        )
 
     def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
         """The newest that we know of an object; None = it is not there, or not ours."""
@@ -109,7 +123,9 @@ class Mirror:
         self._written.pop((kind, namespace or "", name), None)
 
     def _cached(self, kind: Kind, name: str, namespace: str | None) -> Object | None:
-        reflector = self._secrets.get(namespace or "") if kind == kinds.SECRET else self._reflectors[kind]
+        reflector = (
+            self._secrets.get(namespace or "") if kind == kinds.SECRET else self._reflectors[kind]
+        )
         return reflector.get(name, namespace) if reflector is not None else None
 
     def _listener(self, kind: Kind, namespace: str | None = None) -> Callable[[Change], None]:
@@ -119,7 +135,9 @@ class Mirror:
             if change.type != "SYNCED":
                 at = (kind, *change.key)
                 written = self._written.get(at)
-                if written is not None and (change.type == "DELETED" or not is_older(change.object, written)):
+                if written is not None and (
+                    change.type == "DELETED" or not is_older(change.object, written)
+                ):
                     del self._written[at]
             self._follow_secrets(kind, change)
             self._on_change(kind, change)
@@ -135,9 +153,15 @@ class Mirror:
             if name == CONTROLLER_BINDING and namespace not in self._secrets:
                 listener = self._listener(kinds.SECRET, namespace)
                 self._secrets[namespace] = Reflector(
-                    self._cluster, kinds.SECRET, namespace=namespace, selector=self._selector, on_change=listener
+                    self._cluster,
+                    kinds.SECRET,
+                    namespace=namespace,
+                    selector=self._selector,
+                    on_change=listener,
                 )
-                self._watching[namespace] = self._tasks.create_task(self._secrets[namespace].run(), name=f"secrets of {namespace}")
+                self._watching[namespace] = self._tasks.create_task(
+                    self._secrets[namespace].run(), name=f"secrets of {namespace}"
+                )
         elif kind == kinds.NAMESPACE and change.type == "DELETED":
             self._stop_secrets(change.key[1])
 
@@ -152,9 +176,14 @@ class Mirror:
             self._stop_secrets(namespace)
 
     def _miss(self, kind: Kind, namespace: str | None) -> None:
-        """What was written and is not in a whole listing was deleted while the watch was cut: it would be told by nobody. Should the
-        listing be the older one, what is there is looked at once more."""
-        written = [(at, item) for at, item in self._written.items() if at[0] == kind and namespace in (None, at[1])]
+        """What was written and is not in a whole listing was deleted while the watch was cut: it
+        would be told by nobody. Should the listing be the older one, what is there is looked at
+        once more."""
+        written = [
+            (at, item)
+            for at, item in self._written.items()
+            if at[0] == kind and namespace in (None, at[1])
+        ]
         for at, item in written:
             if self._cached(kind, at[2], at[1] or None) is None:
                 del self._written[at]
@@ -162,7 +191,8 @@ class Mirror:
 
 
 def is_older(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether `one` is an earlier version of the same object (KEP-5504: versions of a resource compare as numbers)."""
+    """Whether `one` is an earlier version of the same object (KEP-5504: versions of a resource
+    compare as numbers)."""
     a, b = version_of(one), version_of(other)
     if a.isdigit() and b.isdigit():
         return int(a) < int(b)

@@ -21,7 +21,8 @@ LOOKS, LOOK_S = 30, 0.1
 
 
 class Namespaces:
-    """Owner: the reconciler's event loop. One namespace is worked on by one task at a time, so that a hundred functions make it once."""
+    """Owner: the reconciler's event loop. One namespace is worked on by one task at a time, so that
+    a hundred functions make it once."""
 
     def __init__(self, *, state: PlatformState, mirror: Mirror, writer: Writer) -> None:
         self._state = state
@@ -30,11 +31,15 @@ class Namespaces:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def reconcile(self, place: str) -> None:
-        """`<tenant id>/<environment>`: as wanted, or gone with its tenant. Raises ClusterError, InvalidInput."""
+        """`<tenant id>/<environment>`: as wanted, or gone with its tenant. Raises ClusterError,
+        InvalidInput."""
         tenant, _, environment = place.partition("/")
         tenancy = self._state.tenancy(tenant, environment)
         if tenancy is not None:
-            if place in self._state.places() or self._mirror.get(kinds.NAMESPACE, tenancy.namespace) is not None:
+            if (
+                place in self._state.places()
+                or self._mirror.get(kinds.NAMESPACE, tenancy.namespace) is not None
+            ):
                 await self.ensure(tenancy)
             await self._forget_secrets(tenancy)
             return
@@ -45,7 +50,10 @@ class Namespaces:
 
     def places(self) -> set[str]:
         """`<tenant id>/<environment>` of every namespace of ours in the cluster."""
-        found = (item["metadata"].get("annotations", {}).get(names.PATH) for item in self._mirror.items(kinds.NAMESPACE))
+        found = (
+            item["metadata"].get("annotations", {}).get(names.PATH)
+            for item in self._mirror.items(kinds.NAMESPACE)
+        )
         return {place for place in found if place}
 
     async def _forget_secrets(self, tenancy: Tenancy) -> None:
@@ -65,7 +73,8 @@ class Namespaces:
                     await self._writer.put(manifest)
 
     async def _bind(self, manifest: Manifest, tenancy: Tenancy) -> None:
-        """A RoleBinding. Its role never changes (RBAC): one that binds another role is made anew."""
+        """A RoleBinding. Its role never changes (RBAC): one that binds another role is made
+        anew."""
         live = await self._writer.live(kinds.ROLE_BINDING, manifest["metadata"])
         if live is not None and live.get("roleRef") != manifest["roleRef"]:
             await self._writer.remove(kinds.ROLE_BINDING, live)
@@ -74,8 +83,8 @@ class Namespaces:
             await self._wait_effective(tenancy.namespace)
 
     async def _wait_effective(self, namespace: str) -> None:
-        """An API server learns of a RoleBinding by a watch: what needs it is refused until then. After `LOOKS` looks the first write says
-        what is missing."""
+        """An API server learns of a RoleBinding by a watch: what needs it is refused until then.
+        After `LOOKS` looks the first write says what is missing."""
         deed = Deed(verb="create", kind=kinds.SECRET, namespace=namespace)
         for _ in range(LOOKS):
             if await self._writer.may(deed):

@@ -1,8 +1,9 @@
-"""What the controller asks a node agent on one machine, asked of a cluster: its pods are the instances.
+"""What the controller asks a node agent on one machine, asked of a cluster: its pods are the
+instances.
 
-Tenants are kept apart by the labels of their pods, which nobody but this platform sets; every question carries the tenant's id, and
-what has another one does not exist. Templates and snapshots are each node's own affair and are not listed here.
-"""
+Tenants are kept apart by the labels of their pods, which nobody but this platform sets; every
+question carries the tenant's id, and what has another one does not exist. Templates and snapshots
+are each node's own affair and are not listed here."""
 
 from __future__ import annotations
 
@@ -20,7 +21,13 @@ from pilotlight.cluster.kinds import POD
 from pilotlight.cluster.settings import ClusterSettings
 from pilotlight.controller.cluster import podlogs, pods
 from snapshotter.client import Hear
-from snapshotter.errors import AgentUnavailable, InstanceUnknown, SnapshotterError, SnapshotUnknown, Unsupported
+from snapshotter.errors import (
+    AgentUnavailable,
+    InstanceUnknown,
+    SnapshotterError,
+    SnapshotUnknown,
+    Unsupported,
+)
 from snapshotter.types import InstanceId, InstanceInfo, RevisionKey, SnapshotInfo, TemplateInfo
 
 log = logging.getLogger(__name__)
@@ -35,9 +42,15 @@ _FEATURES = (
 
 
 class ClusterNode:
-    """The cluster behind the questions of `controller.agents.Agent`. Owner: one event loop; it connects when first asked."""
+    """The cluster behind the questions of `controller.agents.Agent`. Owner: one event loop; it
+    connects when first asked."""
 
-    def __init__(self, settings: ClusterSettings, *, connect: Callable[[ClusterSettings], Awaitable[Cluster]] = Cluster.connect) -> None:
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        *,
+        connect: Callable[[ClusterSettings], Awaitable[Cluster]] = Cluster.connect,
+    ) -> None:
         self._settings = settings
         self._connect = connect
         self._cluster: Cluster | None = None
@@ -52,28 +65,39 @@ class ClusterNode:
         return [one for one in found if one is not None]
 
     async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
-        """Delete the pod, and wait until it is gone; another comes where the autoscaler wants as many. Raises InstanceUnknown."""
+        """Delete the pod, and wait until it is gone; another comes where the autoscaler wants as
+        many. Raises InstanceUnknown."""
         pod = await self._pod(instance_id)
         meta = pod["metadata"]
         try:
             cluster = await self._connected()
-            if await cluster.delete(POD, meta["name"], meta["namespace"], uid=meta["uid"], grace_s=grace_s):
+            if await cluster.delete(
+                POD, meta["name"], meta["namespace"], uid=meta["uid"], grace_s=grace_s
+            ):
                 async with asyncio.timeout(grace_s + _STOP_MARGIN_S):
                     await _gone(cluster, meta["name"], meta["namespace"])
         except TimeoutError as e:
             raise AgentUnavailable(
-                f"instance {instance_id} was told to stop and is still there: kubectl describe pod {meta['name']} -n {meta['namespace']}"
+                f"instance {instance_id} was told to stop and is still there: kubectl describe "
+                f"pod {meta['name']} -n {meta['namespace']}"
             ) from e
         except ClusterError as e:
             raise _translated(e) from e
 
     async def _logs(
-        self, labels: Mapping[str, str], instance_id: str | None, query: podlogs.Query, *, follow: bool
+        self,
+        labels: Mapping[str, str],
+        instance_id: str | None,
+        query: podlogs.Query,
+        *,
+        follow: bool,
     ) -> AsyncGenerator[Any, None]:
         """An empty line once the cluster has answered, then lines."""
 
         def belongs(pod: Object) -> bool:
-            return _has(pod, labels) and (instance_id is None or pod["metadata"]["name"] == instance_id)
+            return _has(pod, labels) and (
+                instance_id is None or pod["metadata"]["name"] == instance_id
+            )
 
         try:
             cluster = await self._connected()
@@ -85,7 +109,9 @@ class ClusterNode:
                     seen[line["instance"]] = line["time"]
                     yield line
             if follow:
-                lines = podlogs.following(cluster, self._selector(labels), belongs, query, seen=seen)
+                lines = podlogs.following(
+                    cluster, self._selector(labels), belongs, query, seen=seen
+                )
                 async with contextlib.aclosing(lines) as coming:
                     async for line in coming:
                         yield line
@@ -103,17 +129,27 @@ class ClusterNode:
         follow: bool = False,
     ) -> AsyncGenerator[Mapping[str, Any], None]:
         """Lines of pods that are there, oldest first."""
-        lines = self._logs(labels, instance_id, podlogs.Query(since=since, tail=tail, call_id=call_id), follow=follow)
+        lines = self._logs(
+            labels,
+            instance_id,
+            podlogs.Query(since=since, tail=tail, call_id=call_id),
+            follow=follow,
+        )
         await anext(lines)
         return lines
 
-    async def exec(self, instance_id: InstanceId, argv: list[str]) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Run a command in the pod's container: `{"stream", "text"}` parts, then `{"exit_status"}`. Raises InstanceUnknown."""
+    async def exec(
+        self, instance_id: InstanceId, argv: list[str]
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Run a command in the pod's container: `{"stream", "text"}` parts, then `{"exit_status"}`.
+        Raises InstanceUnknown."""
         pod = await self._pod(instance_id)
         meta = pod["metadata"]
         try:
             cluster = await self._connected()
-            async with contextlib.aclosing(cluster.exec(meta["name"], meta["namespace"], argv, container=pods.CONTAINER)) as parts:
+            async with contextlib.aclosing(
+                cluster.exec(meta["name"], meta["namespace"], argv, container=pods.CONTAINER)
+            ) as parts:
                 async for part in parts:
                     yield part
         except ClusterError as e:
@@ -132,9 +168,18 @@ class ClusterNode:
 
     async def prove_snapshot(self, snapshot_id: str, hear: Hear | None = None) -> SnapshotInfo:
         """Raises SnapshotUnknown."""
-        raise SnapshotUnknown(f"there is no snapshot {snapshot_id} that the controller of a cluster knows: each node has its own")
+        raise SnapshotUnknown(
+            f"there is no snapshot {snapshot_id} that the controller of a cluster knows: each "
+            f"node has its own"
+        )
 
-    async def delete_snapshots(self, *, snapshot_id: str | None = None, revision: str | None = None, function: str | None = None) -> int:
+    async def delete_snapshots(
+        self,
+        *,
+        snapshot_id: str | None = None,
+        revision: str | None = None,
+        function: str | None = None,
+    ) -> int:
         """None."""
         return 0
 
@@ -145,7 +190,11 @@ class ClusterNode:
         except ClusterError as e:
             raise _translated(e) from e
         restores = self._settings.restore_into_pods
-        why = "experimental: restored workers are handed to waiting pods" if restores else "cluster.restore_into_pods is false"
+        why = (
+            "experimental: restored workers are handed to waiting pods"
+            if restores
+            else "cluster.restore_into_pods is false"
+        )
         features = [*_FEATURES, ("RESTORE", restores, why)]
         return {
             "features": [{"name": name, "on": on, "why": said} for name, on, said in features],
@@ -156,10 +205,13 @@ class ClusterNode:
         """Nothing: what a pod uses is a monitoring system's to know."""
         return {}
 
-    async def build_image(self, spec: Mapping[str, Any], *, uid: int | None) -> AsyncGenerator[Mapping[str, Any], None]:
+    async def build_image(
+        self, spec: Mapping[str, Any], *, uid: int | None
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
         """Raises Unsupported: nothing is built in a cluster."""
         raise Unsupported(
-            "images are not built in a cluster: write one with `pilotlight image export`, push it, and name it in cluster.images"
+            "images are not built in a cluster: write one with `pilotlight image export`, push "
+            "it, and name it in cluster.images"
         )
         yield {}
 
@@ -173,7 +225,7 @@ class ClusterNode:
         if cluster is not None:
             await cluster.aclose()
 
-    # -- asking --------------------------------------------------------------------------------------------------------
+    # -- asking ------------------------------------------------------------------------------------
 
     async def _connected(self) -> Cluster:
         async with self._opening:
@@ -182,7 +234,8 @@ class ClusterNode:
             return self._cluster
 
     def _selector(self, labels: Mapping[str, str]) -> str:
-        """Ours, and the tenant's where one is named: an id, made by us. The rest is compared here."""
+        """Ours, and the tenant's where one is named: an id, made by us. The rest is compared
+        here."""
         ours = names.function_selector(self._settings)
         return f"{ours},{names.TENANT}={labels['tenant']}" if "tenant" in labels else ours
 
@@ -194,14 +247,21 @@ class ClusterNode:
         return [pod for pod in listing.items if _has(pod, labels)]
 
     async def _pod(self, name: str) -> Object:
-        """The pod with that name, in whatever namespace. Raises InstanceUnknown, also for a name that two have."""
+        """The pod with that name, in whatever namespace. Raises InstanceUnknown, also for a name
+        that two have."""
         try:
             cluster = await self._connected()
-            listing = await cluster.list(POD, None, names.function_selector(self._settings), fields=f"metadata.name={name}")
+            listing = await cluster.list(
+                POD, None, names.function_selector(self._settings), fields=f"metadata.name={name}"
+            )
         except ClusterError as e:
             raise _translated(e) from e
         if len(listing.items) != 1:
-            raise InstanceUnknown(f"there is no instance {name}" if not listing.items else f"two pods are called {name}")
+            raise InstanceUnknown(
+                f"there is no instance {name}"
+                if not listing.items
+                else f"two pods are called {name}"
+            )
         return listing.items[0]
 
 
@@ -210,7 +270,9 @@ def _has(pod: Object, labels: Mapping[str, str]) -> bool:
 
 
 async def _gone(cluster: Cluster, name: str, namespace: str) -> None:
-    async with contextlib.aclosing(cluster.watch(POD, namespace, fields=f"metadata.name={name}")) as changes:
+    async with contextlib.aclosing(
+        cluster.watch(POD, namespace, fields=f"metadata.name={name}")
+    ) as changes:
         there = False
         async for change in changes:
             there = change.type in ("ADDED", "MODIFIED") or (there and change.type == "SYNCED")
@@ -219,8 +281,11 @@ async def _gone(cluster: Cluster, name: str, namespace: str) -> None:
 
 
 def _translated(error: ClusterError) -> SnapshotterError:
-    """For whoever asked the platform: what of the cluster is wrong stands in the log, for its operator."""
+    """For whoever asked the platform: what of the cluster is wrong stands in the log, for its
+    operator."""
     if isinstance(error, NotFound):
         return InstanceUnknown("it is gone")
     log.error("event=cluster_refused error=%s", error)
-    return AgentUnavailable(f"the cluster does not answer ({error.reason or error.status}); the controller's log says more")
+    return AgentUnavailable(
+        f"the cluster does not answer ({error.reason or error.status}); the controller's log says more"
+    )

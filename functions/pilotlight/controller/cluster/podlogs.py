@@ -1,8 +1,8 @@
-"""Logs of pods as lines, oldest first: merged from many pods, then followed, pods that come later included.
+"""Logs of pods as lines, oldest first: merged from many pods, then followed, pods that come later
+included.
 
-The kubelet keeps what a pod printed as long as the pod is there (and of a container that was started again, its life before). What must
-outlive pods is a log collector's affair.
-"""
+The kubelet keeps what a pod printed as long as the pod is there (and of a container that was
+started again, its life before). What must outlive pods is a log collector's affair."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class Query:
 
 
 def parse(pod: str, raw: bytes) -> Line | None:
-    """A line as the kubelet stamps it (`2026-11-21T22:00:00.123456789Z text`); None when it is none."""
+    """A line as the kubelet stamps it (`2026-11-21T22:00:00.123456789Z text`); None when it is
+    none."""
     stamp, _, text = raw.decode("utf-8", "replace").partition(" ")
     try:
         moment = dt.datetime.fromisoformat(stamp).timestamp()
@@ -65,9 +66,13 @@ def parse(pod: str, raw: bytes) -> Line | None:
     return {"time": moment, "instance": pod, "stream": "stdout", "call": call or None, "text": text}
 
 
-async def history(cluster: Cluster, found: Sequence[Object], query: Query) -> AsyncGenerator[Line, None]:
+async def history(
+    cluster: Cluster, found: Sequence[Object], query: Query
+) -> AsyncGenerator[Line, None]:
     """What these pods printed until now."""
-    newest = sorted(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))[-_MOST_PODS:]
+    newest = sorted(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))[
+        -_MOST_PODS:
+    ]
     started = [pod for pod in newest if pods.has_started(pod)]
     spare = 0
     if query.tail is not None:  # counted, and read again: so many lines would not fit into memory
@@ -82,7 +87,9 @@ async def history(cluster: Cluster, found: Sequence[Object], query: Query) -> As
             spare -= 1
 
 
-async def _all(cluster: Cluster, found: Sequence[Object], query: Query) -> AsyncGenerator[Line, None]:
+async def _all(
+    cluster: Cluster, found: Sequence[Object], query: Query
+) -> AsyncGenerator[Line, None]:
     sources = [_past(cluster, pod, query) for pod in found]
     try:
         async for line in _merged(sources):
@@ -93,7 +100,12 @@ async def _all(cluster: Cluster, found: Sequence[Object], query: Query) -> Async
 
 
 async def following(
-    cluster: Cluster, selector: str, belongs: Callable[[Object], bool], query: Query, *, seen: Mapping[str, float]
+    cluster: Cluster,
+    selector: str,
+    belongs: Callable[[Object], bool],
+    query: Query,
+    *,
+    seen: Mapping[str, float],
 ) -> AsyncGenerator[Line, None]:
     """What pods print from now on, for ever, those that come later included.
 
@@ -102,7 +114,9 @@ async def following(
         seen: pod's name → time of its last line that is known already.
     """
     queue: asyncio.Queue[Line | BaseException] = asyncio.Queue(_QUEUED)
-    reader = asyncio.create_task(_follow_all(cluster, selector, belongs, queue, dict(seen)), name="pod logs")
+    reader = asyncio.create_task(
+        _follow_all(cluster, selector, belongs, queue, dict(seen)), name="pod logs"
+    )
     try:
         while True:
             line = await queue.get()
@@ -115,17 +129,28 @@ async def following(
 
 
 async def _follow_all(
-    cluster: Cluster, selector: str, belongs: Callable[[Object], bool], queue: asyncio.Queue[Line | BaseException], seen: dict[str, float]
+    cluster: Cluster,
+    selector: str,
+    belongs: Callable[[Object], bool],
+    queue: asyncio.Queue[Line | BaseException],
+    seen: dict[str, float],
 ) -> None:
     followed: dict[str, asyncio.Task[None]] = {}
     try:
         async with contextlib.aclosing(cluster.watch(POD, None, selector)) as changes:
             async for change in changes:
-                if change.type == "SYNCED" or not belongs(change.object) or not pods.has_started(change.object):
+                if (
+                    change.type == "SYNCED"
+                    or not belongs(change.object)
+                    or not pods.has_started(change.object)
+                ):
                     continue
                 uid = str(change.object["metadata"]["uid"])
                 if change.type != "DELETED" and uid not in followed and len(followed) < _MOST_PODS:
-                    followed[uid] = asyncio.create_task(_follow_one(cluster, change.object, queue, seen), name=f"log of {change.key[1]}")
+                    followed[uid] = asyncio.create_task(
+                        _follow_one(cluster, change.object, queue, seen),
+                        name=f"log of {change.key[1]}",
+                    )
                 followed = {uid: task for uid, task in followed.items() if not task.done()}
     except ClusterError as error:
         await queue.put(error)
@@ -135,13 +160,20 @@ async def _follow_all(
         await asyncio.gather(*followed.values(), return_exceptions=True)
 
 
-async def _follow_one(cluster: Cluster, pod: Object, queue: asyncio.Queue[Line | BaseException], seen: dict[str, float]) -> None:
+async def _follow_one(
+    cluster: Cluster,
+    pod: Object,
+    queue: asyncio.Queue[Line | BaseException],
+    seen: dict[str, float],
+) -> None:
     """Until the pod is gone. A stream that was cut goes on behind the last line."""
     name, namespace = str(pod["metadata"]["name"]), str(pod["metadata"]["namespace"])
     while True:
         since = stamp(seen[name]) if name in seen else None
         try:
-            async with contextlib.aclosing(_lines(cluster, name, namespace, follow=True, since_time=since)) as lines:
+            async with contextlib.aclosing(
+                _lines(cluster, name, namespace, follow=True, since_time=since)
+            ) as lines:
                 async for line in lines:
                     if line["time"] > seen.get(name, 0.0):  # the server cuts at whole seconds
                         seen[name] = line["time"]
@@ -166,10 +198,15 @@ async def _is_over(cluster: Cluster, name: str, namespace: str) -> bool:
 async def _past(cluster: Cluster, pod: Object, query: Query) -> AsyncGenerator[Line, None]:
     name, namespace = str(pod["metadata"]["name"]), str(pod["metadata"]["namespace"])
     since = stamp(query.since) if query.since is not None else None
-    tail = query.tail if query.call_id is None else None  # the last lines of a call need not be the last lines
+    # the last lines of a call need not be the last lines
+    tail = query.tail if query.call_id is None else None
     for previous in (True, False) if pods.restarts(pod) else (False,):
         try:
-            async with contextlib.aclosing(_lines(cluster, name, namespace, previous=previous, since_time=since, tail_lines=tail)) as lines:
+            async with contextlib.aclosing(
+                _lines(
+                    cluster, name, namespace, previous=previous, since_time=since, tail_lines=tail
+                )
+            ) as lines:
                 async for line in lines:
                     if query.takes(line):
                         yield line
@@ -177,9 +214,13 @@ async def _past(cluster: Cluster, pod: Object, query: Query) -> AsyncGenerator[L
             continue  # it went while we asked, or that life's log is gone
 
 
-async def _lines(cluster: Cluster, name: str, namespace: str, **how: Any) -> AsyncGenerator[Line, None]:
+async def _lines(
+    cluster: Cluster, name: str, namespace: str, **how: Any
+) -> AsyncGenerator[Line, None]:
     rest = b""
-    async with contextlib.aclosing(cluster.logs(name, namespace, container=pods.CONTAINER, timestamps=True, **how)) as pieces:
+    async with contextlib.aclosing(
+        cluster.logs(name, namespace, container=pods.CONTAINER, timestamps=True, **how)
+    ) as pieces:
         async for piece in pieces:
             *whole, rest = (rest + piece).split(b"\n")
             rest = rest[:_MOST_LINE_BYTES]

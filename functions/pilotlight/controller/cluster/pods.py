@@ -18,13 +18,28 @@ _LABELS = {
     "function": names.FUNCTION,
     "revision": names.REVISION,
 }
-_UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_STEPS = (("schedule", "", "PodScheduled"), ("containers", "PodScheduled", "Initialized"), ("boot", "Initialized", "Ready"))
-"""Phases by what the cluster says of a pod: to a node, to containers, to ready (which Knative's queue-proxy asks in our worker)."""
+_UNITS = {
+    "Ki": 1 << 10,
+    "Mi": 1 << 20,
+    "Gi": 1 << 30,
+    "Ti": 1 << 40,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+}
+_STEPS = (
+    ("schedule", "", "PodScheduled"),
+    ("containers", "PodScheduled", "Initialized"),
+    ("boot", "Initialized", "Ready"),
+)
+"""Phases by what the cluster says of a pod: to a node, to containers, to ready (which Knative's
+queue-proxy asks in our worker)."""
 
 
 def instance_of(pod: Mapping[str, Any], settings: ClusterSettings) -> InstanceInfo | None:
-    """The instance in a pod; None for a pod that has ended, or is none of ours. Seconds are all that the cluster's times have."""
+    """The instance in a pod; None for a pod that has ended, or is none of ours. Seconds are all
+    that the cluster's times have."""
     meta, status = pod["metadata"], pod.get("status") or {}
     key = (meta.get("annotations") or {}).get(names.KEY)
     if key is None or status.get("phase") in ("Succeeded", "Failed"):
@@ -39,7 +54,8 @@ def instance_of(pod: Mapping[str, Any], settings: ClusterSettings) -> InstanceIn
         start_kind=StartKind.COLD,
         phases_ms=_phases(pod),
         lessee=None,
-        started_at=_seconds(str(status.get("startTime") or meta.get("creationTimestamp") or "")) or 0.0,
+        started_at=_seconds(str(status.get("startTime") or meta.get("creationTimestamp") or ""))
+        or 0.0,
         pid=0,
         memory_bytes=round(quantity(str(limits.get("memory") or requests.get("memory") or "0"))),
         cpu=quantity(str(requests.get("cpu") or limits.get("cpu") or "0")),
@@ -112,11 +128,17 @@ def _seconds(text: str) -> float | None:
 
 def _resources(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     containers = (pod.get("spec") or {}).get("containers") or ()
-    return next((one.get("resources") or {} for one in containers if one.get("name") == CONTAINER), {})
+    return next(
+        (one.get("resources") or {} for one in containers if one.get("name") == CONTAINER), {}
+    )
 
 
 def _containers(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [one for one in (pod.get("status") or {}).get("containerStatuses") or () if one.get("name") == CONTAINER]
+    return [
+        one
+        for one in (pod.get("status") or {}).get("containerStatuses") or ()
+        if one.get("name") == CONTAINER
+    ]
 
 
 def _ended(container: Mapping[str, Any]) -> bool:

@@ -1,8 +1,9 @@
-"""The reconciler: watches what is wanted and what is there, and works until they agree. It writes nothing where nothing changed.
+"""The reconciler: watches what is wanted and what is there, and works until they agree. It writes
+nothing where nothing changed.
 
-It is level-triggered: whatever changed, the function is looked at as a whole. A function that fails waits longer and longer, and holds up
-nobody else. Nothing is deleted as long as the platform knows no tenant at all: an empty database is no wish.
-"""
+It is level-triggered: whatever changed, the function is looked at as a whole. A function that fails
+waits longer and longer, and holds up nobody else. Nothing is deleted as long as the platform knows
+no tenant at all: an empty database is no wish."""
 
 from __future__ import annotations
 
@@ -47,12 +48,12 @@ class Pace:
     """How fast the reconciler goes; all in seconds but `workers`.
 
     Attributes:
-        workers: functions looked at side by side.
-        first_retry_s, most_retry_s: pause after a failure; it doubles from the one to the other.
-        most_away_s: the longest pause while the API server does not answer: it is asked by all functions together.
-        feed_s: between two looks at the feed when no bell rings (another process may have written).
-        config_s: between two looks at Knative's own configuration.
-        sync_s: patience for the first listing, after which it is told why there is none.
+        workers: functions looked at side by side. first_retry_s, most_retry_s: pause after a
+        failure; it doubles from the one to the other. most_away_s: the longest pause while the API
+        server does not answer: it is asked by all functions together. feed_s: between two looks at
+        the feed when no bell rings (another process may have written). config_s: between two looks
+        at Knative's own configuration. sync_s: patience for the first listing, after which it is
+        told why there is none.
     """
 
     workers: int = 16
@@ -83,8 +84,9 @@ class Reconciler:
         """See the class.
 
         Args:
-            may_write: asked before each write: whether this is still the only controller that leads.
-            node_key: what launch documents are sealed with for the node agents; None: `key`, which they have then.
+            may_write: asked before each write: whether this is still the only controller that
+            leads. node_key: what launch documents are sealed with for the node agents; None: `key`,
+            which they have then.
         """
         self._cluster = cluster
         self._store = store
@@ -101,7 +103,12 @@ class Reconciler:
         self.writer = Writer(cluster, self.mirror, may_write=may_write)
         self._namespaces = Namespaces(state=self.state, mirror=self.mirror, writer=self.writer)
         self._functions = Functions(
-            state=self.state, mirror=self.mirror, writer=self.writer, namespaces=self._namespaces, config=lambda: self._config, wall=wall
+            state=self.state,
+            mirror=self.mirror,
+            writer=self.writer,
+            namespaces=self._namespaces,
+            config=lambda: self._config,
+            wall=wall,
         )
 
     def __repr__(self) -> str:
@@ -118,7 +125,8 @@ class Reconciler:
                 tasks.create_task(self._labour(), name=f"reconciler {number}")
 
     async def _until_synced(self) -> None:
-        """Nothing is written before everything that is there is known. What keeps us from it is every function's status."""
+        """Nothing is written before everything that is there is known. What keeps us from it is
+        every function's status."""
         while True:
             try:
                 await self._loaded.wait()
@@ -136,13 +144,15 @@ class Reconciler:
             try:
                 await self._read()
             except SQLAlchemyError as e:
-                log.error("event=feed_not_read error=%r", e)  # the database is away: the next round tries again
+                # the database is away: the next round tries again
+                log.error("event=feed_not_read error=%r", e)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pace.feed_s):
                     await ring.wait()
 
     async def _read(self) -> None:
-        """Whole, or not at all: between two pages of a fresh start most functions would seem to be gone."""
+        """Whole, or not at all: between two pages of a fresh start most functions would seem to be
+        gone."""
         pages = [await anyio.to_thread.run_sync(self._page, self._seq)]
         while pages[-1].more:
             pages.append(await anyio.to_thread.run_sync(self._page, pages[-1].seq))
@@ -151,7 +161,9 @@ class Reconciler:
         for page in pages:
             self.work.add_all(self.state.take(page))
         gone = tenants - set(self.state.tenants)  # their functions may have gone before them
-        self.work.add_all(place for place in self._namespaces.places() if place.partition("/")[0] in gone)
+        self.work.add_all(
+            place for place in self._namespaces.places() if place.partition("/")[0] in gone
+        )
         self._loaded.set()
 
     def _page(self, after: int) -> feed.Page:
@@ -159,7 +171,8 @@ class Reconciler:
             return feed.read(sql, after=after, limit=_PAGE)
 
     def _sweep(self) -> None:
-        """Look at all there is: what the platform knows, and what is in the cluster although it does not."""
+        """Look at all there is: what the platform knows, and what is in the cluster although it
+        does not."""
         self.work.add_all(self.state.functions)
         self.work.add_all(self.state.places())
         if self.state.tenants:
@@ -186,7 +199,11 @@ class Reconciler:
                 self.work.add_all(self._in(place))
 
     def _in(self, place: str) -> list[str]:
-        return [route.id for route in self.state.functions.values() if f"{route.tenant}/{route.environment}" == place]
+        return [
+            route.id
+            for route in self.state.functions.values()
+            if f"{route.tenant}/{route.environment}" == place
+        ]
 
     async def _labour(self) -> None:
         while True:
@@ -198,8 +215,15 @@ class Reconciler:
             except InvalidInput as e:
                 self._refused(key, e)
             except (AttributeError, KeyError, TypeError, ValueError) as e:
-                log.exception("event=not_understood key=%s", key)  # an object that somebody wrote, in a shape that we did not expect
-                self._failed(key, ClusterError(f"something of it in the cluster has an unexpected shape: {e!r}", reason="NotUnderstood"))
+                # an object that somebody wrote, in a shape that we did not expect
+                log.exception("event=not_understood key=%s", key)
+                self._failed(
+                    key,
+                    ClusterError(
+                        f"something of it in the cluster has an unexpected shape: {e!r}",
+                        reason="NotUnderstood",
+                    ),
+                )
 
     async def _look_at(self, key: str) -> None:
         if not self.state.tenants:  # an empty database is no wish
@@ -220,16 +244,31 @@ class Reconciler:
         told = status.of_error(error)
         most_s = self._pace.most_away_s if told.phase is Phase.PENDING else self._pace.most_retry_s
         pause_s = self.work.failed(
-            key, first_s=self._pace.first_retry_s, most_s=most_s, at_least_s=min(error.retry_after_s or 0.0, self._pace.most_retry_s)
+            key,
+            first_s=self._pace.first_retry_s,
+            most_s=most_s,
+            at_least_s=min(error.retry_after_s or 0.0, self._pace.most_retry_s),
         )
-        log.warning("event=not_reconciled key=%s pause_s=%.1f reason=%s error=%s", key, pause_s, told.reason, told.message)
+        log.warning(
+            "event=not_reconciled key=%s pause_s=%.1f reason=%s error=%s",
+            key,
+            pause_s,
+            told.reason,
+            told.message,
+        )
         self._tell(key, told)
 
     def _refused(self, key: str, error: InvalidInput) -> None:
-        """What was declared cannot be in a cluster: only a change of it helps, and that comes by the feed, or by a restart."""
+        """What was declared cannot be in a cluster: only a change of it helps, and that comes by
+        the feed, or by a restart."""
         hint = error.detail.get("hint", "")
         log.warning("event=not_reconciled key=%s reason=Invalid error=%s", key, error)
-        self._tell(key, FunctionStatus(phase=Phase.FAILED, reason="Invalid", message=f"{error}. {hint}".rstrip()))
+        self._tell(
+            key,
+            FunctionStatus(
+                phase=Phase.FAILED, reason="Invalid", message=f"{error}. {hint}".rstrip()
+            ),
+        )
         self.work.done(key)
 
     def _tell(self, key: str, status: FunctionStatus) -> None:

@@ -1,4 +1,5 @@
-"""What the platform wants in the cluster: functions, tenants and secrets as the feed tells them, the same that activators follow."""
+"""What the platform wants in the cluster: functions, tenants and secrets as the feed tells them,
+the same that activators follow."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ class PlatformState:
     Keys of work: a function's id, or `<tenant id>/<environment>` for a namespace.
     """
 
-    def __init__(self, *, settings: ClusterSettings, key: PlatformKey, node_key: PlatformKey | None = None) -> None:
+    def __init__(
+        self, *, settings: ClusterSettings, key: PlatformKey, node_key: PlatformKey | None = None
+    ) -> None:
         """`node_key`: the node agents' own; None: they have `key`."""
         self._grants = Grants((node_key or key).derived(KEY_LABEL))
         self.settings = settings
@@ -44,7 +47,13 @@ class PlatformState:
         changed: set[str] = set()
         if page.reset:
             changed |= {*self.functions, *self.places()}
-            self.tenants, self.functions, self._paths, self._sealed, self._unreadable = {}, {}, {}, {}, {}
+            self.tenants, self.functions, self._paths, self._sealed, self._unreadable = (
+                {},
+                {},
+                {},
+                {},
+                {},
+            )
         for text in page.changes:
             change = json.loads(text)
             changed |= self._take(change["kind"], change["key"], change["value"])
@@ -55,27 +64,42 @@ class PlatformState:
         return {f"{route.tenant}/{route.environment}" for route in self.functions.values()}
 
     def is_unreadable(self, function: str) -> bool:
-        """Whether there is a route, of that function or of nobody knows whom, that is not understood: it is no wish that it were gone."""
+        """Whether there is a route, of that function or of nobody knows whom, that is not
+        understood: it is no wish that it were gone."""
         return any(whose in (function, "") for whose in self._unreadable.values())
 
     def tenancy(self, tenant: str, environment: str) -> Tenancy | None:
         """A tenant in an environment; None once the tenant is gone. Raises InvalidInput."""
         record = self.tenants.get(tenant)
-        return replace(Tenancy.of(record, environment=environment, settings=self.settings), grants=self._grants) if record else None
+        return (
+            replace(
+                Tenancy.of(record, environment=environment, settings=self.settings),
+                grants=self._grants,
+            )
+            if record
+            else None
+        )
 
     def has_secret(self, path: str) -> bool:
         """`<tenant id>/<environment>/<name>`: whether the platform holds it."""
         return path in self._sealed
 
     def secret(self, tenant: str, environment: str, name: str) -> Mapping[str, str]:
-        """The variables of a secret. Raises InvalidInput: there is none, or it was sealed with another key."""
+        """The variables of a secret. Raises InvalidInput: there is none, or it was sealed with
+        another key."""
         sealed = self._sealed.get(f"{tenant}/{environment}/{name}")
         if sealed is None:
-            raise InvalidInput(f"there is no secret {name!r}", hint=f"`pilotlight secret create {name} KEY=VALUE` makes it.")
+            raise InvalidInput(
+                f"there is no secret {name!r}",
+                hint=f"`pilotlight secret create {name} KEY=VALUE` makes it.",
+            )
         try:
             values: Mapping[str, str] = json.loads(self._key.activator.secrets.open(sealed))
         except (SealBroken, ValueError) as e:
-            raise InvalidInput(f"secret {name!r} was sealed with another platform's key", hint="Store its values again.") from e
+            raise InvalidInput(
+                f"secret {name!r} was sealed with another platform's key",
+                hint="Store its values again.",
+            ) from e
         return values
 
     def _take(self, kind: str, key: str, value: object) -> set[str]:
@@ -97,11 +121,14 @@ class PlatformState:
         try:
             route = FunctionRoute.from_json(value)  # type: ignore[arg-type]  # what is not an object is refused there
         except (KeyError, TypeError, ValueError) as e:
-            log.error("event=route_broken path=%s error=%r", path, e)  # the last good one stays, as in activators
+            # the last good one stays, as in activators
+            log.error("event=route_broken path=%s error=%r", path, e)
             if known is not None:
                 self._paths[path] = known
                 return set()
-            unread = self._unreadable[path] = str(value.get("id") or "") if isinstance(value, Mapping) else ""
+            unread = self._unreadable[path] = (
+                str(value.get("id") or "") if isinstance(value, Mapping) else ""
+            )
             return {unread} if unread else set()
         self._paths[path] = route.id
         self.functions[route.id] = route
@@ -113,7 +140,10 @@ class PlatformState:
         else:
             self.tenants.pop(tenant, None)
         those = [route for route in self.functions.values() if route.tenant == tenant]
-        return {*(route.id for route in those), *(f"{tenant}/{route.environment}" for route in those)}
+        return {
+            *(route.id for route in those),
+            *(f"{tenant}/{route.environment}" for route in those),
+        }
 
     def _secret(self, path: str, value: object) -> set[str]:
         if isinstance(value, str):
@@ -121,8 +151,15 @@ class PlatformState:
         else:
             self._sealed.pop(path, None)
         tenant, environment, name = path.split("/", 2)
-        there = (route for route in self.functions.values() if (route.tenant, route.environment) == (tenant, environment))
-        return {f"{tenant}/{environment}", *(route.id for route in there if name in secrets_of(route))}
+        there = (
+            route
+            for route in self.functions.values()
+            if (route.tenant, route.environment) == (tenant, environment)
+        )
+        return {
+            f"{tenant}/{environment}",
+            *(route.id for route in there if name in secrets_of(route)),
+        }
 
 
 def secrets_of(route: FunctionRoute) -> list[str]:

@@ -11,7 +11,8 @@ from pilotlight.cluster.errors import ClusterError, Invalid, ManifestWarned
 
 
 class Phase(enum.StrEnum):
-    """READY: as wanted, and Knative says it can be called. PENDING: on its way. FAILED: it will not be, until somebody acts."""
+    """READY: as wanted, and Knative says it can be called. PENDING: on its way. FAILED: it will not
+    be, until somebody acts."""
 
     READY = "ready"
     PENDING = "pending"
@@ -23,11 +24,10 @@ class FunctionStatus:
     """One function in the cluster.
 
     Attributes:
-        reason: one word: Knative's (`RevisionMissing`, `ImagePullBackOff`, …), the API server's, or ours; "" when READY.
-        message: what happened, to what, and what to do.
-        generation: of the traffic document that it is about.
-        revision: the newest revision that it is about.
-        since: wall clock, seconds since the epoch, of the last change of phase or reason.
+        reason: one word: Knative's (`RevisionMissing`, `ImagePullBackOff`, …), the API server's, or
+        ours; "" when READY. message: what happened, to what, and what to do. generation: of the
+        traffic document that it is about. revision: the newest revision that it is about. since:
+        wall clock, seconds since the epoch, of the last change of phase or reason.
     """
 
     phase: Phase
@@ -43,7 +43,8 @@ class FunctionStatus:
 
 
 class Statuses:
-    """The status of every function, by its id. Written by the reconciler, in the event loop; read by requests, from threads too.
+    """The status of every function, by its id. Written by the reconciler, in the event loop; read
+    by requests, from threads too.
 
     No lock: a dictionary of frozen records, replaced one at a time.
     """
@@ -51,7 +52,8 @@ class Statuses:
     def __init__(self) -> None:
         self._known: dict[str, FunctionStatus] = {}
         self.is_kept = False
-        """Whether a reconciler runs in this process: without one nothing is known of any function."""
+        """Whether a reconciler runs in this process: without one nothing is known of any
+        function."""
 
     def __repr__(self) -> str:
         phases = [status.phase for status in self._known.values()]
@@ -59,13 +61,18 @@ class Statuses:
 
     def get(self, function: str) -> FunctionStatus | None:
         """What is known; None where there is no cluster."""
-        return self._known.get(function, FunctionStatus(phase=Phase.PENDING, reason="NotSeen") if self.is_kept else None)
+        return self._known.get(
+            function,
+            FunctionStatus(phase=Phase.PENDING, reason="NotSeen") if self.is_kept else None,
+        )
 
     def set(self, function: str, status: FunctionStatus, *, now: float) -> None:
         """A function's newest status; `since` stays while phase and reason do."""
         known = self._known.get(function)
         is_same = known is not None and (known.phase, known.reason) == (status.phase, status.reason)
-        self._known[function] = replace(status, since=known.since if known is not None and is_same else now)
+        self._known[function] = replace(
+            status, since=known.since if known is not None and is_same else now
+        )
 
     def drop(self, function: str) -> None:
         """The function is gone."""
@@ -89,6 +96,12 @@ def of_error(error: ClusterError) -> FunctionStatus:
     """What a refusal of the cluster means for a function."""
     kind = type(error).__name__
     reason = "Refused" if isinstance(error, Invalid | ManifestWarned) else kind
-    unsaid = [problem for problem in error.problems if problem.message not in str(error)] if isinstance(error, Invalid) else []
+    unsaid = (
+        [problem for problem in error.problems if problem.message not in str(error)]
+        if isinstance(error, Invalid)
+        else []
+    )
     message = "".join((str(error), *(f"\n  {problem}" for problem in unsaid)))
-    return FunctionStatus(phase=Phase.PENDING if kind in _PASSES else Phase.FAILED, reason=reason, message=message)
+    return FunctionStatus(
+        phase=Phase.PENDING if kind in _PASSES else Phase.FAILED, reason=reason, message=message
+    )

@@ -1,4 +1,5 @@
-"""What has to be looked at, and when: a queue in which a key stands once, and is never worked on twice at the same time."""
+"""What has to be looked at, and when: a queue in which a key stands once, and is never worked on
+twice at the same time."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ from collections.abc import Callable, Iterable
 
 
 class Work:
-    """Keys with the time at which they are due. Owner: one event loop; all methods but `take` are synchronous, so no lock.
+    """Keys with the time at which they are due. Owner: one event loop; all methods but `take` are
+    synchronous, so no lock.
 
-    A key that is added while it is worked on is due again afterwards. The bound is the number of functions and namespaces there are.
-    """
+    A key that is added while it is worked on is due again afterwards. The bound is the number of
+    functions and namespaces there are."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -72,7 +74,8 @@ class Work:
         self._finish(key, again_s)
 
     def failed(self, key: str, *, first_s: float, most_s: float, at_least_s: float = 0.0) -> float:
-        """It did not work: once more after a pause that doubles with each failure. Returns the pause, in seconds."""
+        """It did not work: once more after a pause that doubles with each failure. Returns the
+        pause, in seconds."""
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
         pause_s = max(at_least_s, min(most_s, first_s * 2.0 ** min(count, 30)))
@@ -88,7 +91,8 @@ class Work:
             self.add(key, after_s=again_s)
 
     def _next_in_s(self) -> float | None:
-        """Seconds until the next key is due; None = there is none. Entries that were overtaken by an earlier one are dropped."""
+        """Seconds until the next key is due; None = there is none. Entries that were overtaken by
+        an earlier one are dropped."""
         while self._order and self._due.get(self._order[0][2]) != self._order[0][0]:
             heapq.heappop(self._order)
         return self._order[0][0] - self._clock() if self._order else None

@@ -10,7 +10,13 @@ from pilotlight.cluster import names
 from pilotlight.cluster.api import Cluster
 from pilotlight.cluster.changes import Object
 from pilotlight.cluster.deeds import Deed
-from pilotlight.cluster.errors import ClusterError, Conflict, Forbidden, ManifestWarned, NamespaceEnding
+from pilotlight.cluster.errors import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    ManifestWarned,
+    NamespaceEnding,
+)
 from pilotlight.cluster.kinds import NAMESPACE, Kind, kind_of
 from pilotlight.cluster.manifests.difference import is_as_wanted
 from pilotlight.cluster.manifests.marks import Manifest
@@ -20,7 +26,8 @@ log = logging.getLogger(__name__)
 
 
 class NameTaken(ClusterError):
-    """Raised when an object of that name is not ours, or stands for something else of ours: it is left as it is."""
+    """Raised when an object of that name is not ours, or stands for something else of ours: it is
+    left as it is."""
 
 
 class NotLeading(ClusterError):
@@ -30,7 +37,9 @@ class NotLeading(ClusterError):
 class Writer:
     """Writes to one cluster, as long as `may_write` says so. `writes` counts what was changed."""
 
-    def __init__(self, cluster: Cluster, mirror: Mirror, *, may_write: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, cluster: Cluster, mirror: Mirror, *, may_write: Callable[[], bool] = lambda: True
+    ) -> None:
         self.writes = 0
         self._may_write = may_write
         self._cluster = cluster
@@ -41,7 +50,8 @@ class Writer:
         return f"<Writer {self.writes} writes>"
 
     async def put(self, manifest: Manifest) -> Object:
-        """Bring an object to what the manifest says; nothing is sent where it is so already. Raises ClusterError."""
+        """Bring an object to what the manifest says; nothing is sent where it is so already. Raises
+        ClusterError."""
         kind, metadata = kind_of(manifest), manifest["metadata"]
         live = await self.live(kind, metadata)
         if live is not None and is_as_wanted(manifest, live):
@@ -50,24 +60,38 @@ class Writer:
         try:
             result = await self._cluster.apply(manifest)
         except ManifestWarned as e:  # it took place
-            log.warning("event=applied_with_warnings kind=%s name=%s warnings=%s", kind, metadata["name"], list(e.warnings))
+            log.warning(
+                "event=applied_with_warnings kind=%s name=%s warnings=%s",
+                kind,
+                metadata["name"],
+                list(e.warnings),
+            )
             result = dict(e.result)
         self.writes += 1
         self._mirror.note(kind, result)
-        log.info("event=applied kind=%s namespace=%s name=%s", kind, metadata.get("namespace", ""), metadata["name"])
+        log.info(
+            "event=applied kind=%s namespace=%s name=%s",
+            kind,
+            metadata.get("namespace", ""),
+            metadata["name"],
+        )
         return result
 
     async def live(self, kind: Kind, metadata: Mapping[str, Any]) -> Object | None:
-        """What is there under that name, if it is ours and stands for the same; None = nothing. Raises NameTaken, NamespaceEnding."""
+        """What is there under that name, if it is ours and stands for the same; None = nothing.
+        Raises NameTaken, NamespaceEnding."""
         name, namespace = metadata["name"], metadata.get("namespace")
         found = self._mirror.get(kind, name, namespace)
         if found is None:
-            found = await self._cluster.get(kind, name, namespace)  # ours are in the cache: is there another's?
+            # ours are in the cache: is there another's?
+            found = await self._cluster.get(kind, name, namespace)
         if found is None:
             return None
         demand_ours(kind, found, metadata, manager=self._manager)
         if kind == NAMESPACE and found["metadata"].get("deletionTimestamp"):
-            raise NamespaceEnding(f"namespace {name} is being deleted: it is made anew once it is gone")
+            raise NamespaceEnding(
+                f"namespace {name} is being deleted: it is made anew once it is gone"
+            )
         return found
 
     async def may(self, deed: Deed) -> bool:
@@ -77,11 +101,15 @@ class Writer:
     async def remove(self, kind: Kind, item: Object) -> None:
         """Delete an object of ours, this incarnation of it only. Raises ClusterError."""
         metadata = item["metadata"]
-        if metadata.get("labels", {}).get(names.MANAGED_BY) != self._manager or metadata.get("deletionTimestamp"):
+        if metadata.get("labels", {}).get(names.MANAGED_BY) != self._manager or metadata.get(
+            "deletionTimestamp"
+        ):
             return
         self._demand_leading()
         try:
-            await self._cluster.delete(kind, metadata["name"], metadata.get("namespace"), uid=metadata.get("uid"))
+            await self._cluster.delete(
+                kind, metadata["name"], metadata.get("namespace"), uid=metadata.get("uid")
+            )
         except Conflict:
             return  # another one has its name by now: its own change tells
         except Forbidden:
@@ -90,7 +118,12 @@ class Writer:
             return  # our RoleBinding went before it, and it goes with the namespace
         self.writes += 1
         self._mirror.forget(kind, metadata["name"], metadata.get("namespace"))
-        log.info("event=deleted kind=%s namespace=%s name=%s", kind, metadata.get("namespace", ""), metadata["name"])
+        log.info(
+            "event=deleted kind=%s namespace=%s name=%s",
+            kind,
+            metadata.get("namespace", ""),
+            metadata["name"],
+        )
 
     async def _is_ending(self, namespace: str | None) -> bool:
         found = await self._cluster.get(NAMESPACE, namespace) if namespace else None
@@ -101,14 +134,29 @@ class Writer:
             raise NotLeading("another controller may lead by now: it does what is left")
 
 
-def demand_ours(kind: Kind, found: Mapping[str, Any], wanted: Mapping[str, Any], *, manager: str) -> None:
-    """Raise NameTaken unless `found` was made by this platform, for the same function, revision, secret or namespace."""
+def demand_ours(
+    kind: Kind, found: Mapping[str, Any], wanted: Mapping[str, Any], *, manager: str
+) -> None:
+    """Raise NameTaken unless `found` was made by this platform, for the same function, revision,
+    secret or namespace."""
     metadata = found["metadata"]
     where = "/".join(part for part in (metadata.get("namespace"), metadata["name"]) if part)
     if metadata.get("labels", {}).get(names.MANAGED_BY) != manager:
-        hint = f"Rename it, or give it up: kubectl label {kind} {metadata['name']} {names.MANAGED_BY}={manager} hands it over."
-        raise NameTaken(f"{kind.kind} {where} is there already, and not this platform's: it is left alone. {hint}")
+        hint = (
+            f"Rename it, or give it up: kubectl label {kind} {metadata['name']} "
+            f"{names.MANAGED_BY}={manager} hands it over."
+        )
+        raise NameTaken(
+            f"{kind.kind} {where} is there already, and not this platform's: it is left alone. "
+            f"{hint}"
+        )
     for key in (names.PATH, names.KEY):
-        mine, theirs = wanted.get("annotations", {}).get(key), metadata.get("annotations", {}).get(key)
+        mine, theirs = (
+            wanted.get("annotations", {}).get(key),
+            metadata.get("annotations", {}).get(key),
+        )
         if mine is not None and theirs is not None and mine != theirs:
-            raise NameTaken(f"{kind.kind} {where} stands for {theirs} already, and {mine} would have the same name: rename one of them")
+            raise NameTaken(
+                f"{kind.kind} {where} stands for {theirs} already, and {mine} would have the same "
+                f"name: rename one of them"
+            )

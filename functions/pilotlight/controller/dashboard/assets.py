@@ -1,4 +1,5 @@
-"""What pages load: our own style and scripts, and Plotly from its package. Served under the hash of their content, so for ever."""
+"""What pages load: our own style and scripts, and Plotly from its package. Served under the hash of
+their content, so for ever."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ from pilotlight.errors import NotFound
 
 PREFIX = "/dashboard/static"
 _OWN = Path(__file__).parent / "static"
-_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
 _NAMES = ("style.css", "early.js", "pages.js", "mark.svg", "plotly.js")
 
 router = APIRouter(include_in_schema=False)
@@ -52,7 +57,8 @@ def url(name: str) -> str:
 
 
 def _plotly() -> Path:
-    """Plotly's JavaScript, without importing the package: that takes half a second, and it is not needed here."""
+    """Plotly's JavaScript, without importing the package: that takes half a second, and it is not
+    needed here."""
     found = importlib.util.find_spec("plotly")
     assert found is not None, "plotly is part of the extra `server`"
     assert found.origin is not None
@@ -72,8 +78,16 @@ def static(
         raise NotFound(f"pages load no file {name!r}") from e
     if digest != asset.digest:
         raise NotFound(f"{name} has other content by now: load the page again")
-    headers = {"cache-control": "public, max-age=31536000, immutable", "vary": "accept-encoding", "x-content-type-options": "nosniff"}
+    headers = {
+        "cache-control": "public, max-age=31536000, immutable",
+        "vary": "accept-encoding",
+        "x-content-type-options": "nosniff",
+    }
     squeezed = "gzip" in accept_encoding
     if squeezed:
         headers["content-encoding"] = "gzip"
-    return Response(compressed(name) if squeezed else asset.content, media_type=_TYPES[Path(name).suffix], headers=headers)
+    return Response(
+        compressed(name) if squeezed else asset.content,
+        media_type=_TYPES[Path(name).suffix],
+        headers=headers,
+    )

@@ -43,7 +43,11 @@ async def page(visit: Visitor) -> Response:
     """The page."""
     found = await visit.read(lambda sql: _look(sql, visit))
     running = await machines.running(visit)
-    used: dict[str, float] = {"requests_per_s": found.busiest_per_s, "tokens_per_min": found.tokens_per_min, **found.kept}
+    used: dict[str, float] = {
+        "requests_per_s": found.busiest_per_s,
+        "tokens_per_min": found.tokens_per_min,
+        **found.kept,
+    }
     if visit.sees_instances and not running.trouble:
         used |= tally.instance_use(running.instances, found.gpus)
     return render(
@@ -60,18 +64,36 @@ async def page(visit: Visitor) -> Response:
 
 def _look(sql: sa.Connection, visit: Visit) -> _Found:
     tenant, environment = visit.caller.tenant, visit.environment
-    day = usage.read(sql, tenant=tenant, environment=environment, span=Span.of("24h", visit.now), currency=visit.currency)
+    day = usage.read(
+        sql,
+        tenant=tenant,
+        environment=environment,
+        span=Span.of("24h", visit.now),
+        currency=visit.currency,
+    )
     hours = day.by(lambda cell: cell.unit, calls_only=True)
     recent = hours.get(day.span.last)
     passed_s = max(1.0, visit.now % HOUR_S)
     mine = functions.table(sql, tenant=tenant, environment=environment, usage=day, parts=[])
-    month = spending.month_so_far(sql, tenant=visit.caller.tenant, currency=visit.currency, now=visit.now) if visit.sees_tenant else None
+    month = (
+        spending.month_so_far(
+            sql, tenant=visit.caller.tenant, currency=visit.currency, now=visit.now
+        )
+        if visit.sees_tenant
+        else None
+    )
     return _Found(
-        budgets=budgets.overview(sql, tenant=visit.caller.tenant, now=visit.now) if visit.sees_tenant else [],
+        budgets=budgets.overview(sql, tenant=visit.caller.tenant, now=visit.now)
+        if visit.sees_tenant
+        else [],
         month=month.period.name if month else "",
         spent=amount(month.spent) if month else Decimal(0),
         forecast=month.forecast if month else None,
-        gpus={row.id: row.deployed.gpu_count for row in mine if row.deployed is not None and row.deployed.gpu},
+        gpus={
+            row.id: row.deployed.gpu_count
+            for row in mine
+            if row.deployed is not None and row.deployed.gpu
+        },
         busiest_per_s=max((sums.records for sums in hours.values()), default=0) / HOUR_S,
         recent_per_s=(recent.records if recent else 0) / passed_s,
         tokens_per_min=max((sums.tokens for sums in hours.values()), default=0) / 60,
@@ -81,7 +103,11 @@ def _look(sql: sa.Connection, visit: Visit) -> _Found:
         },
         own=promises.own_quotas(sql, tenant=tenant, environment=environment),
         objectives=tally.objectives(
-            visit.plan, day, latency.read(sql, tenant=tenant, environment=environment, now=visit.now, clocks=("total",))
+            visit.plan,
+            day,
+            latency.read(
+                sql, tenant=tenant, environment=environment, now=visit.now, clocks=("total",)
+            ),
         ),
     )
 

@@ -49,7 +49,10 @@ async def one(visit: Visitor, call: Annotated[str, Path(max_length=MAX_NAME)]) -
     """One call. Raises NotFound, for another tenant's as for nobody's."""
     where = {"tenant": visit.caller.tenant, "environment": visit.environment}
     records, is_traced = await visit.read(
-        lambda sql: (newest.attempts(sql, **where, call=call), traces.is_kept(sql, tenant=visit.caller.tenant, call=call))
+        lambda sql: (
+            newest.attempts(sql, **where, call=call),
+            traces.is_kept(sql, tenant=visit.caller.tenant, call=call),
+        )
     )
     attempts = [record for record in records if record.kind != ledger.ADJUSTMENT]
     if not attempts:

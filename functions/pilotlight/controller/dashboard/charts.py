@@ -68,7 +68,11 @@ class Chart:
             return words.count(float(value))
         if self.unit == "times":
             return f"{float(value):.2f} {words.TIMES}"
-        return words.milliseconds(float(value)) if self.unit == "ms" else words.money(Decimal(value), self.unit)
+        return (
+            words.milliseconds(float(value))
+            if self.unit == "ms"
+            else words.money(Decimal(value), self.unit)
+        )
 
     def rows(self) -> Iterable[tuple[str, list[str]]]:
         """The table: each unit that has something, the newest first."""
@@ -77,9 +81,18 @@ class Chart:
                 yield self.labels[place], [self.shown(one.values[place]) for one in self.series]
 
     def data(self) -> Markup:
-        """JSON for the page's script, harmless inside an element of a page: `<`, `>` and `&` are escaped."""
-        series = [{"name": one.name, "colour": one.colour, "values": [_plain(v) for v in one.values]} for one in self.series]
-        body = {"shape": self.shape, "unit": self.unit, "moments": list(self.moments), "series": series}
+        """JSON for the page's script, harmless inside an element of a page: `<`, `>` and `&` are
+        escaped."""
+        series = [
+            {"name": one.name, "colour": one.colour, "values": [_plain(v) for v in one.values]}
+            for one in self.series
+        ]
+        body = {
+            "shape": self.shape,
+            "unit": self.unit,
+            "moments": list(self.moments),
+            "series": series,
+        }
         text = json.dumps(body, separators=(",", ":"))
         return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
@@ -103,32 +116,50 @@ def spend_by_function(usage: Usage) -> Chart:
     """Cost per unit of the dearest functions."""
     found = stacked(usage, lambda cell: cell.name, most=MOST_SERIES)
     return Chart(
-        id="spend-by-function", title="Spend by function", says=_spend_says(usage, found, lambda name: name),
-        series=_palette(found), **_over(usage.span, "bars", usage.currency),
-    )  # fmt: skip
+        id="spend-by-function",
+        title="Spend by function",
+        says=_spend_says(usage, found, lambda name: name),
+        series=_palette(found),
+        **_over(usage.span, "bars", usage.currency),
+    )
 
 
 def spend_by_kind(usage: Usage) -> Chart:
     """Cost per unit by what it was for."""
     found = stacked(usage, lambda cell: cell.kind, most=len(KINDS))
-    ordered = [name for name in KINDS if name in found] + [name for name in found if name not in KINDS]
-    series = [Series(name=words.kind(name), colour=f"--k-{name}", values=[s.cost for s in found[name]]) for name in ordered]
+    ordered = [name for name in KINDS if name in found] + [
+        name for name in found if name not in KINDS
+    ]
+    series = [
+        Series(name=words.kind(name), colour=f"--k-{name}", values=[s.cost for s in found[name]])
+        for name in ordered
+    ]
     return Chart(
-        id="spend-by-kind", title="Spend by kind", says=_spend_says(usage, found, words.kind), series=series,
+        id="spend-by-kind",
+        title="Spend by kind",
+        says=_spend_says(usage, found, words.kind),
+        series=series,
         **_over(usage.span, "bars", usage.currency),
-    )  # fmt: skip
+    )
 
 
 def _spend_says(usage: Usage, found: Mapping[str, Sequence[Sums]], name_of: Any) -> str:
     parts = {name: sum((s.cost for s in values), Decimal(0)) for name, values in found.items()}
     whole = words.money(usage.total.cost, usage.currency)
-    most = ", ".join(f"{name_of(name)} {words.money(cost, usage.currency)}" for name, cost in list(parts.items())[:3])
+    most = ", ".join(
+        f"{name_of(name)} {words.money(cost, usage.currency)}"
+        for name, cost in list(parts.items())[:3]
+    )
     return f"{whole} in {usage.span.words}" + (f": {most}" if most else "")
 
 
 def _palette(found: Mapping[str, Sequence[Sums]]) -> list[Series]:
     return [
-        Series(name=name, colour="--other" if name == "other" else f"--c{place}", values=[s.cost for s in values])
+        Series(
+            name=name,
+            colour="--other" if name == "other" else f"--c{place}",
+            values=[s.cost for s in values],
+        )
         for place, (name, values) in enumerate(found.items(), 1)
     ]
 
@@ -141,9 +172,21 @@ def requests(usage: Usage) -> Chart:
             place = cell.unit - usage.span.first
             good[place] += cell.sums.records - cell.sums.errors
             bad[place] += cell.sums.errors
-    says = f"{words.count(sum(good) + sum(bad))} calls in {usage.span.words}, {words.count(sum(bad))} of them failed"
-    series = [Series(name="Answered", colour="--good", values=good), Series(name="Failed", colour="--bad", values=bad)]
-    return Chart(id="requests", title="Requests", says=says, series=series, **_over(usage.span, "bars", "calls"))
+    says = (
+        f"{words.count(sum(good) + sum(bad))} calls in {usage.span.words}, "
+        f"{words.count(sum(bad))} of them failed"
+    )
+    series = [
+        Series(name="Answered", colour="--good", values=good),
+        Series(name="Failed", colour="--bad", values=bad),
+    ]
+    return Chart(
+        id="requests",
+        title="Requests",
+        says=says,
+        series=series,
+        **_over(usage.span, "bars", "calls"),
+    )
 
 
 def latency(hours: Mapping[int, Histogram], now: float) -> Chart:
@@ -156,5 +199,14 @@ def latency(hours: Mapping[int, Histogram], now: float) -> Chart:
         for percent, colour in ((50, "--c2"), (95, "--c3"), (99, "--c1"))
     ]
     newest = next((h for h in reversed(ordered) if h.calls), Histogram())
-    says = f"the last hour with calls: median {words.milliseconds(newest.percentile(50))}, p99 {words.milliseconds(newest.percentile(99))}"
-    return Chart(id="latency", title="Latency, last 24 hours", says=says, series=series, **_over(span, "lines", "ms"))
+    says = (
+        f"the last hour with calls: median {words.milliseconds(newest.percentile(50))}, p99 "
+        f"{words.milliseconds(newest.percentile(99))}"
+    )
+    return Chart(
+        id="latency",
+        title="Latency, last 24 hours",
+        says=says,
+        series=series,
+        **_over(span, "lines", "ms"),
+    )

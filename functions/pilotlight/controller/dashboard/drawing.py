@@ -1,4 +1,5 @@
-"""Small drawings that pages carry themselves, as numbers for SVG: bars, shares, and the phases of a call."""
+"""Small drawings that pages carry themselves, as numbers for SVG: bars, shares, and the phases of a
+call."""
 
 from __future__ import annotations
 
@@ -17,10 +18,15 @@ def bars(values: Sequence[float]) -> list[tuple[int, float, float, float]]:
     """(place, top, height, value) of each bar, scaled to the highest."""
     highest = max(values, default=0) or 1
     heights = [max(THINNEST, BAR_HEIGHT * value / highest) if value else 0.0 for value in values]
-    return [(place, BAR_HEIGHT - h, h, value) for place, (h, value) in enumerate(zip(heights, values, strict=True))]
+    return [
+        (place, BAR_HEIGHT - h, h, value)
+        for place, (h, value) in enumerate(zip(heights, values, strict=True))
+    ]
 
 
-def shares(parts: Mapping[str, float], width: float = 96.0, order: Sequence[str] = START_KINDS) -> list[tuple[str, float, float, float]]:
+def shares(
+    parts: Mapping[str, float], width: float = 96.0, order: Sequence[str] = START_KINDS
+) -> list[tuple[str, float, float, float]]:
     """(name, left, width, value) of the parts of one stacked bar, in `order`."""
     total, left, out = sum(parts.values()), 0.0, []
     for name in order:
@@ -31,8 +37,11 @@ def shares(parts: Mapping[str, float], width: float = 96.0, order: Sequence[str]
     return out
 
 
-def waterfall(record: UsageRecord, *, scale_ms: float, width: float = 160.0) -> list[tuple[str, float, float, int]]:
-    """(phase, left, width, ms) of one attempt, one after the other; `scale_ms` is what the whole width stands for."""
+def waterfall(
+    record: UsageRecord, *, scale_ms: float, width: float = 160.0
+) -> list[tuple[str, float, float, int]]:
+    """(phase, left, width, ms) of one attempt, one after the other; `scale_ms` is what the whole
+    width stands for."""
     scale, left, out = width / max(1.0, scale_ms), 0.0, []
     for phase, ms in zip(PHASES, (record.queued_ms, record.start_ms, record.exec_ms), strict=True):
         if ms:

@@ -31,17 +31,27 @@ _Id = Annotated[str, Path(max_length=MAX_NAME)]
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
-STATE_WORDS = {"DRAFT": "planned", "RUNNING": "running", "STOPPED": "stopped", "CONCLUDED": "concluded"}
+STATE_WORDS = {
+    "DRAFT": "planned",
+    "RUNNING": "running",
+    "STOPPED": "stopped",
+    "CONCLUDED": "concluded",
+}
 STATE_TONES = {"RUNNING": "on", "STOPPED": "warn", "CONCLUDED": "good"}
 GUARD_TONES = {"breached": "bad", "within": "good", "open": "warn"}
-_NAMES = {"latency_mean": "Warm latency, mean", "exec_mean": "Execution, mean", "cold_ratio": "Cold starts"}
+_NAMES = {
+    "latency_mean": "Warm latency, mean",
+    "exec_mean": "Execution, mean",
+    "cold_ratio": "Cold starts",
+}
 _BRIEF = ("error_ratio", "latency_p50", "latency_p99", "cost_per_call")
 _BETTER_LESS = ("error_ratio", "degraded_ratio", "cold_ratio", "latency_", "exec_mean", "cost_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """An interval as a drawing around zero, which is in the middle: x of both ends and of the value; what it says in words."""
+    """An interval as a drawing around zero, which is in the middle: x of both ends and of the
+    value; what it says in words."""
 
     left: float
     right: float
@@ -51,7 +61,8 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A metric of an arm against the first arm. `tone`: good, bad, or "" where no difference is shown."""
+    """A metric of an arm against the first arm. `tone`: good, bad, or "" where no difference is
+    shown."""
 
     metric: str
     arm: str
@@ -105,18 +116,31 @@ async def one(visit: Visitor, experiment: _Id) -> Response:
 
     def look(sql: sa.Connection) -> Shown:
         found = lifecycle.get(sql, tenant=visit.caller.tenant, experiment=experiment)
-        if found.environment != visit.environment or not visit.caller.may_see(found.app, found.function):
-            raise NotFound(f"there is no experiment {experiment!r} in environment {visit.environment!r}")
+        if found.environment != visit.environment or not visit.caller.may_see(
+            found.app, found.function
+        ):
+            raise NotFound(
+                f"there is no experiment {experiment!r} in environment {visit.environment!r}"
+            )
         return shown(report.make(sql, found, now=visit.now), currency=visit.currency)
 
     return render("experiment.html", visit=visit, one=await visit.read(look), **_WORDS)
 
 
 def _look(sql: sa.Connection, visit: Visit) -> tuple[list[Shown], list[Experiment]]:
-    found = lifecycle.listing(sql, tenant=visit.caller.tenant, environment=visit.environment)[:NEWEST]
-    mine = [experiment for experiment in found if visit.caller.may_see(experiment.app, experiment.function)]
+    found = lifecycle.listing(sql, tenant=visit.caller.tenant, environment=visit.environment)[
+        :NEWEST
+    ]
+    mine = [
+        experiment
+        for experiment in found
+        if visit.caller.may_see(experiment.app, experiment.function)
+    ]
     active = [experiment for experiment in mine if experiment.state == RUNNING][:REPORTED]
-    running = [shown(report.make(sql, experiment, now=visit.now), currency=visit.currency) for experiment in active]
+    running = [
+        shown(report.make(sql, experiment, now=visit.now), currency=visit.currency)
+        for experiment in active
+    ]
     return running, [experiment for experiment in mine if experiment not in active]
 
 
@@ -128,12 +152,20 @@ def _demand_sight(visit: Visit) -> None:
 def shown(body: Mapping[str, Any], *, currency: str = "") -> Shown:
     """What a page needs of a report."""
     of = body["experiment"]
-    values = {(arm["name"], metric): bounds["value"] for arm in body["arms"] for metric, bounds in arm["metrics"].items()}
+    values = {
+        (arm["name"], metric): bounds["value"]
+        for arm in body["arms"]
+        for metric, bounds in arm["metrics"].items()
+    }
     lines = [_line(one, values, currency=currency) for one in body["comparisons"]]
-    return Shown(id=of["id"], title=f"{of['app']}/{of['function']}: {of['name']}", body=body, lines=lines)
+    return Shown(
+        id=of["id"], title=f"{of['app']}/{of['function']}: {of['name']}", body=body, lines=lines
+    )
 
 
-def _line(one: Mapping[str, Any], values: Mapping[tuple[str, str], float], *, currency: str) -> Line:
+def _line(
+    one: Mapping[str, Any], values: Mapping[tuple[str, str], float], *, currency: str
+) -> Line:
     metric, unit = one["metric"], unit_of(one["metric"])
     return Line(
         metric=words_of(metric),
@@ -150,12 +182,16 @@ def _line(one: Mapping[str, Any], values: Mapping[tuple[str, str], float], *, cu
 
 
 def drawn(one: Mapping[str, Any], unit: str, *, currency: str = "") -> Drawn:
-    """An interval around zero: as wide as the farther end; an end that is not known reaches the border."""
+    """An interval around zero: as wide as the farther end; an end that is not known reaches the
+    border."""
     ends = [end for end in (one["value"], one["low"], one["high"]) if end is not None]
     scale = (WIDTH / 2 - 2 * _DOT) / (max(map(abs, ends), default=0) or 1)
     left = 0.0 if one["low"] is None else WIDTH / 2 + one["low"] * scale
     right = WIDTH if one["high"] is None else WIDTH / 2 + one["high"] * scale
-    low, high = (DASH if one[end] is None else plus(one[end], unit, currency=currency) for end in ("low", "high"))
+    low, high = (
+        DASH if one[end] is None else plus(one[end], unit, currency=currency)
+        for end in ("low", "high")
+    )
     says = f"{plus(one['value'], unit, currency=currency)}, between {low} and {high}"
     return Drawn(left=left, right=right, dot=WIDTH / 2 + one["value"] * scale, says=says)
 
@@ -199,5 +235,9 @@ def plus(value: float, unit: str, *, currency: str = "") -> str:
 
 
 _WORDS: Mapping[str, Any] = {
-    "state_words": STATE_WORDS, "state_tones": STATE_TONES, "guard_tones": GUARD_TONES, "width": WIDTH, "height": HEIGHT,
-}  # fmt: skip
+    "state_words": STATE_WORDS,
+    "state_tones": STATE_TONES,
+    "guard_tones": GUARD_TONES,
+    "width": WIDTH,
+    "height": HEIGHT,
+}

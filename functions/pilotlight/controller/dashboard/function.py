@@ -41,7 +41,9 @@ async def page(visit: Visitor, app: _Name, name: _Name) -> Response:
     found = await visit.read(lambda sql: _look(sql, visit, app, name))
     running = await machines.running(visit, function=(app, name))
     measured = await machines.measured(visit, running.instances)
-    return await visit.context.threads.run(visit.caller.tenant, _page, visit, found, running, measured)
+    return await visit.context.threads.run(
+        visit.caller.tenant, _page, visit, found, running, measured
+    )
 
 
 def _page(visit: Visit, found: _Found, running: Running, measured: Mapping[str, int]) -> Response:
@@ -57,7 +59,10 @@ def _page(visit: Visit, found: _Found, running: Running, measured: Mapping[str, 
         deployed=found.row.deployed,
         running=running,
         starts=tally.starts(found.usage, found.parts),
-        clocks=[(clock, latency.merged(p for p in found.parts if p.clock == clock)) for clock in ("total", "queue", "start", "exec")],
+        clocks=[
+            (clock, latency.merged(p for p in found.parts if p.clock == clock))
+            for clock in ("total", "queue", "start", "exec")
+        ],
         spend=charts.spend_by_kind(found.usage),
         requests=charts.requests(found.usage),
         slowness=charts.latency(found.hours, visit.now),
@@ -72,14 +77,34 @@ def _look(sql: sa.Connection, visit: Visit, app: str, name: str) -> _Found:
     deployed = functions.one(sql, tenant=tenant, environment=environment, app=app, name=name)
     if deployed is None:
         raise NotFound(f"there is no function {app}/{name} in environment {visit.environment!r}")
-    used = usage.read(sql, tenant=tenant, environment=environment, span=visit.span, currency=visit.currency, function_id=deployed.id)
-    parts = latency.read(sql, tenant=tenant, environment=environment, now=visit.now, function_id=deployed.id)
-    row = FunctionFigures(id=deployed.id, app=app, name=name, deployed=deployed, calls=used.calls, whole=used.total)
+    used = usage.read(
+        sql,
+        tenant=tenant,
+        environment=environment,
+        span=visit.span,
+        currency=visit.currency,
+        function_id=deployed.id,
+    )
+    parts = latency.read(
+        sql, tenant=tenant, environment=environment, now=visit.now, function_id=deployed.id
+    )
+    row = FunctionFigures(
+        id=deployed.id, app=app, name=name, deployed=deployed, calls=used.calls, whole=used.total
+    )
     row.latency = latency.merged(part for part in parts if part.clock == "total")
     return _Found(
         row=row,
         usage=used,
         parts=parts,
-        hours=latency.by_hour(sql, tenant=tenant, environment=environment, now=visit.now, function_id=deployed.id),
-        newest=newest.read(sql, tenant=tenant, environment=environment, now=visit.now, limit=NEWEST, function_id=deployed.id),
+        hours=latency.by_hour(
+            sql, tenant=tenant, environment=environment, now=visit.now, function_id=deployed.id
+        ),
+        newest=newest.read(
+            sql,
+            tenant=tenant,
+            environment=environment,
+            now=visit.now,
+            limit=NEWEST,
+            function_id=deployed.id,
+        ),
     )

@@ -1,8 +1,8 @@
 """Pages as HTML: one Jinja environment, and the headers that every page carries.
 
-Functions' own pages are served under the same origin (`/fn/…`), so 'self' would let a page load a tenant's script: scripts and styles
-are allowed by a nonce alone. Nothing is evaluated, framed, or loaded from elsewhere.
-"""
+Functions' own pages are served under the same origin (`/fn/…`), so 'self' would let a page load a
+tenant's script: scripts and styles are allowed by a nonce alone. Nothing is evaluated, framed, or
+loaded from elsewhere."""
 
 from __future__ import annotations
 

@@ -32,7 +32,11 @@ async def listing(visit: Visitor) -> Response:
 async def as_json_file(visit: Visitor, which: _Which, currency: _Currency = None) -> Response:
     """The document itself."""
     document = await _document(visit, which, currency)
-    return _file(json.dumps(document, indent=2, ensure_ascii=False), "application/json", f"{_name_of(document)}.json")
+    return _file(
+        json.dumps(document, indent=2, ensure_ascii=False),
+        "application/json",
+        f"{_name_of(document)}.json",
+    )
 
 
 @router.get("/dashboard/invoices/{which}.csv")
@@ -53,7 +57,11 @@ async def one(visit: Visitor, which: _Which, currency: _Currency = None) -> Resp
 
 async def _document(visit: Visit, which: str, currency: str | None) -> dict[str, Any]:
     visit.caller.demand_whole_tenant()
-    return await visit.read(lambda sql: invoices.show(sql, tenant=visit.caller.tenant, which=which, currency=currency, now=visit.now))
+    return await visit.read(
+        lambda sql: invoices.show(
+            sql, tenant=visit.caller.tenant, which=which, currency=currency, now=visit.now
+        )
+    )
 
 
 def _name_of(document: dict[str, Any]) -> str:
@@ -62,5 +70,9 @@ def _name_of(document: dict[str, Any]) -> str:
 
 
 def _file(text: str, kind: str, name: str) -> Response:
-    headers = {"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store", "x-content-type-options": "nosniff"}
+    headers = {
+        "content-disposition": f'attachment; filename="{name}"',
+        "cache-control": "no-store",
+        "x-content-type-options": "nosniff",
+    }
     return Response(text.encode(), media_type=kind, headers=headers)

@@ -1,8 +1,7 @@
 """Live figures by server-sent events: one question per tick and environment, however many look on.
 
-A viewer's stream ends with its session: when that is signed out of, runs out, or loses its key. What is sent is small: figures by
-name, and the newest calls as rows of the page's own table.
-"""
+A viewer's stream ends with its session: when that is signed out of, runs out, or loses its key.
+What is sent is small: figures by name, and the newest calls as rows of the page's own table."""
 
 from __future__ import annotations
 
@@ -48,7 +47,8 @@ OVER = b"event: over\ndata: {}\n\n"
 
 
 class EventRoute(APIRoute):
-    """Events: who has no session, or none any more, is told that it is over; a browser does not tell a page of a status."""
+    """Events: who has no session, or none any more, is told that it is over; a browser does not
+    tell a page of a status."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler, with that answer."""
@@ -68,7 +68,8 @@ router = APIRouter(include_in_schema=False, route_class=EventRoute)
 
 @dataclass(slots=True, eq=False)
 class Viewer:
-    """One open stream. Owner: the event loop. `latest` is replaced, never queued: who is slow sees the newest."""
+    """One open stream. Owner: the event loop. `latest` is replaced, never queued: who is slow sees
+    the newest."""
 
     session: str
     key: str
@@ -101,12 +102,19 @@ class Hub:
 
     def join(self, place: Place, viewer: Viewer) -> None:
         """Begin to show `place` to somebody. Raises TooManyRequests."""
-        mine = sum(len(viewers) for (tenant, _, _), viewers in self._viewers.items() if tenant == place[0])
+        mine = sum(
+            len(viewers) for (tenant, _, _), viewers in self._viewers.items() if tenant == place[0]
+        )
         if mine >= MAX_PER_TENANT or sum(map(len, self._viewers.values())) >= MAX_VIEWERS:
-            raise TooManyRequests("too many pages look on live: this one shows what was when it was loaded", retry_after_s=60)
+            raise TooManyRequests(
+                "too many pages look on live: this one shows what was when it was loaded",
+                retry_after_s=60,
+            )
         self._viewers.setdefault(place, []).append(viewer)
         if place not in self._tasks:
-            self._tasks[place] = asyncio.create_task(self._show(place), name=f"live {place[0]}/{place[1]}")
+            self._tasks[place] = asyncio.create_task(
+                self._show(place), name=f"live {place[0]}/{place[1]}"
+            )
 
     def leave(self, place: Place, viewer: Viewer) -> None:
         """They left; with the last one goes the task."""
@@ -121,7 +129,8 @@ class Hub:
                 asked = [(viewer.session, viewer.key) for viewer in self._viewers[place]]
                 good, text = await anyio.to_thread.run_sync(self._look, place, asked)
             except SQLAlchemyError as e:
-                log.warning("event=live_failed tenant=%s error=%r", place[0], e)  # the next tick asks again
+                # the next tick asks again
+                log.warning("event=live_failed tenant=%s error=%r", place[0], e)
             else:
                 self._tell(place, good, {session for session, _ in asked}, text)
             await self._tick()
@@ -141,25 +150,35 @@ class Hub:
     async def _tick(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TICK_S):
-                while not self._context.bell.closed:  # it rings for deploys, too; what ends the wait is the process's end
+                # it rings for deploys, too; what ends the wait is the process's end
+                while not self._context.bell.closed:
                     await self._context.bell.next_ring().wait()
 
     def _look(self, place: Place, asked: list[tuple[str, str]]) -> tuple[set[str], str]:
-        """Those of the sessions (id, key) that are good still, and the event that everybody is shown."""
+        """Those of the sessions (id, key) that are good still, and the event that everybody is
+        shown."""
         tenant, environment, currency = place
         at = self._context.clock()
         with self._context.store.read() as sql:
             keys = _good(sql, {key for _, key in asked}, at)
-            good = {session for session, key in asked if key in keys} - sessions.ended(sql, [session for session, _ in asked])
-            figures = now.figures(sql, tenant=tenant, environment=environment, currency=currency, now=at)
-            calls = newest.read(sql, tenant=tenant, environment=environment, now=at, limit=NEWEST).calls
+            good = {session for session, key in asked if key in keys} - sessions.ended(
+                sql, [session for session, _ in asked]
+            )
+            figures = now.figures(
+                sql, tenant=tenant, environment=environment, currency=currency, now=at
+            )
+            calls = newest.read(
+                sql, tenant=tenant, environment=environment, now=at, limit=NEWEST
+            ).calls
         rows = fragment("_calls.html", "rows", calls, environment) if calls else ""
         return good, json.dumps({"figures": figures, "calls": rows}, separators=(",", ":"))
 
 
 def _good(sql: sa.Connection, keys: set[str], now: float) -> set[str]:
     table = tables.api_keys
-    alive = table.c.revoked_at.is_(None) & (table.c.expires_at.is_(None) | (table.c.expires_at > now))
+    alive = table.c.revoked_at.is_(None) & (
+        table.c.expires_at.is_(None) | (table.c.expires_at > now)
+    )
     return set(sql.execute(sa.select(table.c.id).where(table.c.id.in_(keys), alive)).scalars())
 
 
@@ -167,7 +186,11 @@ class _EventStream(StreamingResponse):
     """Events until the source ends or the viewer leaves, even while it is silent."""
 
     def __init__(self, events: AsyncIterator[bytes], *, on_end: Callable[[], None]) -> None:
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no", "x-content-type-options": "nosniff"}
+        headers = {
+            "cache-control": "no-store",
+            "x-accel-buffering": "no",
+            "x-content-type-options": "nosniff",
+        }
         super().__init__(events, media_type=CONTENT_SSE, headers=headers)
         self._on_end = on_end
 
@@ -209,6 +232,11 @@ async def _stream(viewer: Viewer) -> AsyncIterator[bytes]:
         if viewer.is_over:
             yield OVER
             return
-        # A comment instead of what is on the page already: it costs nothing, and finds out whether anybody is there.
-        yield b": \n\n" if viewer.latest == shown else f"event: figures\ndata: {viewer.latest}\n\n".encode()
+        # A comment instead of what is on the page already: it costs nothing, and finds out whether
+        # anybody is there.
+        yield (
+            b": \n\n"
+            if viewer.latest == shown
+            else f"event: figures\ndata: {viewer.latest}\n\n".encode()
+        )
         shown = viewer.latest

@@ -25,7 +25,8 @@ class Running:
 
 
 async def running(visit: Visit, *, function: tuple[str, str] | None = None) -> Running:
-    """Instances of the environment, or of one of its functions; none for a key that only reads bills."""
+    """Instances of the environment, or of one of its functions; none for a key that only reads
+    bills."""
     if not visit.sees_instances:
         return Running(instances=())
     labels = {"tenant": visit.caller.tenant, "environment": visit.environment}
@@ -36,7 +37,8 @@ async def running(visit: Visit, *, function: tuple[str, str] | None = None) -> R
 
 
 async def measured(visit: Visit, instances: Sequence[InstanceInfo]) -> dict[str, int]:
-    """The most memory (bytes) that an instance of each function id has now, of those that tell in time."""
+    """The most memory (bytes) that an instance of each function id has now, of those that tell in
+    time."""
     asked = instances[:MOST_MEASURED]
     answers = await asyncio.gather(*(_memory(visit, instance) for instance in asked))
     most: dict[str, int] = {}

@@ -1,4 +1,5 @@
-"""Models: language models by what they are judged by: tokens, the first one, the pace, the cache, the price."""
+"""Models: language models by what they are judged by: tokens, the first one, the pace, the cache,
+the price."""
 
 from __future__ import annotations
 
@@ -36,10 +37,20 @@ async def page(visit: Visitor) -> Response:
 
 def _look(sql: sa.Connection, visit: Visit) -> tuple[list[ModelFigures], Chart]:
     tenant, environment = visit.caller.tenant, visit.environment
-    found = models.read(sql, tenant=tenant, environment=environment, currency=visit.currency, now=visit.now)
+    found = models.read(
+        sql, tenant=tenant, environment=environment, currency=visit.currency, now=visit.now
+    )
     mine = [one for one in found if visit.caller.may_see(one.app, one.function)]
-    tokens = models.hourly(sql, tenant=tenant, environment=environment, names=[(one.app, one.function) for one in mine], now=visit.now)
-    return sorted(mine, key=lambda one: (-one.tokens_in - one.tokens_out, one.app, one.function)), tokens_chart(tokens, visit.now)
+    tokens = models.hourly(
+        sql,
+        tenant=tenant,
+        environment=environment,
+        names=[(one.app, one.function) for one in mine],
+        now=visit.now,
+    )
+    return sorted(
+        mine, key=lambda one: (-one.tokens_in - one.tokens_out, one.app, one.function)
+    ), tokens_chart(tokens, visit.now)
 
 
 def tokens_chart(tokens: Mapping[int, tuple[int, int]], now: float) -> Chart:
@@ -50,10 +61,15 @@ def tokens_chart(tokens: Mapping[int, tuple[int, int]], now: float) -> Chart:
     pairs: Sequence[tuple[int, int]] = [tokens.get(hour, (0, 0)) for hour in hours]
     total_in, total_out = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
     return Chart(
-        id="tokens", title="Tokens, last 24 hours", says=f"by the hour; {total_in:,} in, {total_out:,} out", shape="bars", unit="tokens",
-        labels=[f"{at:%d %b %H:%M}" for at in moments], moments=[f"{at:%Y-%m-%dT%H:%M}" for at in moments],
+        id="tokens",
+        title="Tokens, last 24 hours",
+        says=f"by the hour; {total_in:,} in, {total_out:,} out",
+        shape="bars",
+        unit="tokens",
+        labels=[f"{at:%d %b %H:%M}" for at in moments],
+        moments=[f"{at:%Y-%m-%dT%H:%M}" for at in moments],
         series=[
             Series(name="Prompt", colour="--c1", values=[pair[0] for pair in pairs]),
             Series(name="Completion", colour="--c2", values=[pair[1] for pair in pairs]),
         ],
-    )  # fmt: skip
+    )

@@ -12,11 +12,17 @@ from pilotlight.controller.figures import sums
 from pilotlight.controller.figures.spans import HOUR_S
 
 
-def figures(sql: sa.Connection, *, tenant: str, environment: str, currency: str, now: float) -> dict[str, str]:
+def figures(
+    sql: sa.Connection, *, tenant: str, environment: str, currency: str, now: float
+) -> dict[str, str]:
     """By the names under which pages show them: this hour (UTC) and today, of one environment."""
     table, hour = tables.usage_hours, int(now // HOUR_S)
     first = hour - hour % 24
-    where = (table.c.tenant == tenant, table.c.hour.between(first, hour), table.c.environment == environment)
+    where = (
+        table.c.tenant == tenant,
+        table.c.hour.between(first, hour),
+        table.c.environment == environment,
+    )
     cells = sums.cells(sql, table, "hour", *where)
     calls = sums.total(c for c in cells if c.kind == "CALL" and c.unit == hour)
     today = sums.total(c for c in cells if c.currency == currency)

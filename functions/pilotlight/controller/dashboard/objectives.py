@@ -1,4 +1,5 @@
-"""Objectives: what is left of each error budget, how fast it goes, and which stage of a call takes the time."""
+"""Objectives: what is left of each error budget, how fast it goes, and which stage of a call takes
+the time."""
 
 from __future__ import annotations
 
@@ -33,16 +34,27 @@ _Name = Annotated[str, Path(max_length=MAX_NAME)]
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 SLI_WORDS = {
-    "availability": "Availability", "warm_latency": "Warm latency", "first_token": "First token", "cold_latency": "Cold start",
-    "completion": "Completed streams", "degraded": "Undegraded answers",
-}  # fmt: skip
-STAGE_WORDS = {"route": "Route", "admit": "Admit", "queue": "Queue", "start": "Start", "exec": "Execute"}
+    "availability": "Availability",
+    "warm_latency": "Warm latency",
+    "first_token": "First token",
+    "cold_latency": "Cold start",
+    "completion": "Completed streams",
+    "degraded": "Undegraded answers",
+}
+STAGE_WORDS = {
+    "route": "Route",
+    "admit": "Admit",
+    "queue": "Queue",
+    "start": "Start",
+    "exec": "Execute",
+}
 _COLOURS = ("--c1", "--c2", "--c3", "--c4", "--c5", "--c6")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauge:
-    """What is left of one budget, in words: `share` is what is left of it, 0 to 1; None without data."""
+    """What is left of one budget, in words: `share` is what is left of it, 0 to 1; None without
+    data."""
 
     name: str
     target: str
@@ -57,7 +69,8 @@ class Gauge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One stage: `p99` against its budget, as numbers for a bar; `used` is p99's share of the budget, at most 1."""
+    """One stage: `p99` against its budget, as numbers for a bar; `used` is p99's share of the
+    budget, at most 1."""
 
     name: str
     words: str
@@ -101,7 +114,9 @@ async def page(visit: Visitor) -> Response:
     """All functions of the environment: those with alarms first, then those with the least left."""
     _demand_sight(visit)
     found = await visit.read(lambda sql: _look(sql, visit))
-    return render("objectives.html", visit=visit, found=sorted(found, key=_urgency), sli_words=SLI_WORDS)
+    return render(
+        "objectives.html", visit=visit, found=sorted(found, key=_urgency), sli_words=SLI_WORDS
+    )
 
 
 @router.get("/dashboard/objectives/{app}/{function}")
@@ -109,7 +124,15 @@ async def one(visit: Visitor, app: _Name, function: _Name) -> Response:
     """One of them: burn rates, stages, alarms. Raises NotFound."""
     _demand_sight(visit)
     shown = await visit.read(lambda sql: _detail(sql, visit, app, function))
-    return render("objective.html", visit=visit, one=shown, has_charts=True, sli_words=SLI_WORDS, stage_words=STAGE_WORDS, stages=STAGES)
+    return render(
+        "objective.html",
+        visit=visit,
+        one=shown,
+        has_charts=True,
+        sli_words=SLI_WORDS,
+        stage_words=STAGE_WORDS,
+        stages=STAGES,
+    )
 
 
 def _demand_sight(visit: Visit) -> None:
@@ -124,11 +147,22 @@ def _look(sql: sa.Connection, visit: Visit) -> list[Shown]:
 
 
 def _detail(sql: sa.Connection, visit: Visit, app: str, function: str) -> Shown:
-    found = views.functions_of(sql, tenant=visit.caller.tenant, environment=visit.environment, app=app, function=function)
+    found = views.functions_of(
+        sql, tenant=visit.caller.tenant, environment=visit.environment, app=app, function=function
+    )
     if not found or not visit.caller.may_see(app, function):
-        raise NotFound(f"there is no function {app}/{function} that takes traffic in environment {visit.environment!r}")
+        raise NotFound(
+            f"there is no function {app}/{function} that takes traffic in environment "
+            f"{visit.environment!r}"
+        )
     shown = _shown(views.detail(sql, found[0], now=visit.now))
-    return Shown(title=shown.title, body=shown.body, gauges=shown.gauges, stages=shown.stages, chart=burn_chart(sql, found[0], visit.now))
+    return Shown(
+        title=shown.title,
+        body=shown.body,
+        gauges=shown.gauges,
+        stages=shown.stages,
+        chart=burn_chart(sql, found[0], visit.now),
+    )
 
 
 def _shown(body: Mapping[str, Any]) -> Shown:
@@ -143,12 +177,16 @@ def gauge(one: Mapping[str, Any]) -> Gauge:
     bound = f" within {one['bound_s']:g} s" if one["bound_s"] is not None else ""
     tone = "" if left is None else "bad" if left <= 0 else "warn" if left < LOW else "good"
     return Gauge(
-        name=SLI_WORDS[one["sli"]], target=f"{one['target'] * 100:.6g} %{bound}",
+        name=SLI_WORDS[one["sli"]],
+        target=f"{one['target'] * 100:.6g} %{bound}",
         ratio=DASH if one["ratio"] is None else f"{one['ratio'] * 100:.5g} %",
         left=_left(left),
-        share=None if left is None else max(0.0, min(1.0, left)), tone=tone, bad=one["bad"], total=one["total"],
+        share=None if left is None else max(0.0, min(1.0, left)),
+        tone=tone,
+        bad=one["bad"],
+        total=one["total"],
         rates=[(window, *_rate(rate)) for window, rate in one.get("burn_rates", {}).items()],
-    )  # fmt: skip
+    )
 
 
 def _left(left: float | None) -> str:
@@ -170,34 +208,59 @@ def _stage(stage: Mapping[str, Any], worst: str) -> Stage:
     used = None if p99_ms is None else min(1.0, p99_ms / (stage["budget_s"] * 1000))
     tone = "bad" if stage["stage"] == worst else "warn" if stage["overruns"] else "good"
     return Stage(
-        name=stage["stage"], words=STAGE_WORDS[stage["stage"]], budget_s=stage["budget_s"], p50_ms=stage["p50_ms"], p99_ms=p99_ms,
-        used=used, tone=tone, overruns=stage["overruns"], calls=stage["calls"],
-    )  # fmt: skip
+        name=stage["stage"],
+        words=STAGE_WORDS[stage["stage"]],
+        budget_s=stage["budget_s"],
+        p50_ms=stage["p50_ms"],
+        p99_ms=p99_ms,
+        used=used,
+        tone=tone,
+        overruns=stage["overruns"],
+        calls=stage["calls"],
+    )
 
 
 def burn_chart(sql: sa.Connection, made: Promise, now: float) -> Chart:
-    """Burn rates of the last day, each quarter of an hour by itself; 1 spends exactly the budget."""
+    """Burn rates of the last day, each quarter of an hour by itself; 1 spends exactly the
+    budget."""
     step_s = CHART_MINUTES * 60
     last = int(now // step_s)
     first = last - int(DAY_S // step_s) + 1
-    found = observations.units(sql, function_id=made.function_id, since_s=first * step_s, until_s=now, minutes=CHART_MINUTES)
+    found = observations.units(
+        sql,
+        function_id=made.function_id,
+        since_s=first * step_s,
+        until_s=now,
+        minutes=CHART_MINUTES,
+    )
     by_unit = {one.minute // CHART_MINUTES: one for one in found}
     places = range(first, last + 1)
     series = []
     for sli, colour in zip(Sli, _COLOURS, strict=True):
-        values = [views.rate(spent(by_unit.get(place), made.objectives, sli).burn) for place in places]
+        values = [
+            views.rate(spent(by_unit.get(place), made.objectives, sli).burn) for place in places
+        ]
         if any(value is not None for value in values):
             series.append(Series(name=SLI_WORDS[sli], colour=colour, values=values))
     moments = [dt.datetime.fromtimestamp(place * step_s, tz=dt.UTC) for place in places]
     highest = max((value for one in series for value in one.values if value is not None), default=0)
     return Chart(
-        id="burn", title="Burn rates, last 24 hours", says=f"by {CHART_MINUTES} minutes; at most {float(highest):.3g} times the budget",
-        shape="lines", unit="times", labels=[f"{at:%d %b %H:%M}" for at in moments],
-        moments=[f"{at:%Y-%m-%dT%H:%M}" for at in moments], series=series,
-    )  # fmt: skip
+        id="burn",
+        title="Burn rates, last 24 hours",
+        says=f"by {CHART_MINUTES} minutes; at most {float(highest):.3g} times the budget",
+        shape="lines",
+        unit="times",
+        labels=[f"{at:%d %b %H:%M}" for at in moments],
+        moments=[f"{at:%Y-%m-%dT%H:%M}" for at in moments],
+        series=series,
+    )
 
 
 def _urgency(one: Shown) -> tuple[int, float, str]:
     """Pages first, then tickets, then what has the least left."""
     order = {"page": 0, "ticket": 1}.get(one.severity, 2)
-    return order, min((gauge.share for gauge in one.gauges if gauge.share is not None), default=2.0), one.title
+    return (
+        order,
+        min((gauge.share for gauge in one.gauges if gauge.share is not None), default=2.0),
+        one.title,
+    )

@@ -49,13 +49,20 @@ async def page(visit: Visitor) -> Response:
     found = await visit.read(lambda sql: look(sql, visit))
     running = await machines.running(visit)
     measured = await machines.measured(visit, running.instances)
-    return await visit.context.threads.run(visit.caller.tenant, _page, visit, found, running, measured)
+    return await visit.context.threads.run(
+        visit.caller.tenant, _page, visit, found, running, measured
+    )
 
 
 def _page(visit: Visit, found: Overview, running: Running, measured: Mapping[str, int]) -> Response:
-    """In a thread: a page of many functions takes some tens of milliseconds, for which nobody else shall wait."""
+    """In a thread: a page of many functions takes some tens of milliseconds, for which nobody else
+    shall wait."""
     for row in found.functions:
-        row.instances = sum(1 for i in running.instances if (i.labels.get("app"), i.labels.get("function")) == (row.app, row.name))
+        row.instances = sum(
+            1
+            for i in running.instances
+            if (i.labels.get("app"), i.labels.get("function")) == (row.app, row.name)
+        )
     everything = latency.merged(part for part in found.parts if part.clock == "total")
     return render(
         "overview.html",
@@ -81,17 +88,29 @@ def _page(visit: Visit, found: Overview, running: Running, measured: Mapping[str
 def look(sql: sa.Connection, visit: Visit) -> Overview:
     """Everything but what runs now, in one view of the database."""
     tenant, environment = visit.caller.tenant, visit.environment
-    used = usage.read(sql, tenant=tenant, environment=environment, span=visit.span, currency=visit.currency)
-    parts = latency.read(sql, tenant=tenant, environment=environment, now=visit.now, clocks=("total", "start"))
+    used = usage.read(
+        sql, tenant=tenant, environment=environment, span=visit.span, currency=visit.currency
+    )
+    parts = latency.read(
+        sql, tenant=tenant, environment=environment, now=visit.now, clocks=("total", "start")
+    )
     return Overview(
         usage=used,
         parts=parts,
         hours=latency.by_hour(sql, tenant=tenant, environment=environment, now=visit.now),
-        functions=functions.table(sql, tenant=tenant, environment=environment, usage=used, parts=parts),
+        functions=functions.table(
+            sql, tenant=tenant, environment=environment, usage=used, parts=parts
+        ),
         deployed=functions.count(sql, tenant=tenant, environment=environment),
-        budgets=budgets.overview(sql, tenant=visit.caller.tenant, now=visit.now) if visit.sees_tenant else [],
-        newest=newest.read(sql, tenant=tenant, environment=environment, now=visit.now, limit=NEWEST),
-        live=now.figures(sql, tenant=tenant, environment=environment, currency=visit.currency, now=visit.now),
+        budgets=budgets.overview(sql, tenant=visit.caller.tenant, now=visit.now)
+        if visit.sees_tenant
+        else [],
+        newest=newest.read(
+            sql, tenant=tenant, environment=environment, now=visit.now, limit=NEWEST
+        ),
+        live=now.figures(
+            sql, tenant=tenant, environment=environment, currency=visit.currency, now=visit.now
+        ),
     )
 
 
@@ -102,17 +121,28 @@ def _hints(visit: Visit, found: Overview, measured: Mapping[str, int]) -> list[H
     return hints.hints(seen, rates=rates, elapsed_s=elapsed_s)[:MOST_HINTS]
 
 
-def observed(rows: Iterable[FunctionFigures], used: Usage, parts: Iterable[Part], measured: Mapping[str, int]) -> list[Observed]:
+def observed(
+    rows: Iterable[FunctionFigures], used: Usage, parts: Iterable[Part], measured: Mapping[str, int]
+) -> list[Observed]:
     """Functions that are deployed, as hints look at them."""
     sums = used.by(lambda cell: (cell.function_id, cell.kind))
-    slow = latency.by_function(part for part in parts if part.clock == "start" and part.start_kind != "WARM")
+    slow = latency.by_function(
+        part for part in parts if part.clock == "start" and part.start_kind != "WARM"
+    )
     return [
         Observed(
-            app=row.app, name=row.name, memory_bytes=row.deployed.memory_bytes, measured_bytes=measured.get(row.id),
-            min_instances=row.deployed.min_instances, scaledown_window_s=row.deployed.scaledown_window_s, whole=row.whole,
-            busy=sums.get((row.id, "CALL"), Sums()), idle=sums.get((row.id, "IDLE"), Sums()),
-            reserved=sums.get((row.id, "RESERVED"), Sums()), start_ms=slow.get(row.id, Histogram()).percentile(50),
+            app=row.app,
+            name=row.name,
+            memory_bytes=row.deployed.memory_bytes,
+            measured_bytes=measured.get(row.id),
+            min_instances=row.deployed.min_instances,
+            scaledown_window_s=row.deployed.scaledown_window_s,
+            whole=row.whole,
+            busy=sums.get((row.id, "CALL"), Sums()),
+            idle=sums.get((row.id, "IDLE"), Sums()),
+            reserved=sums.get((row.id, "RESERVED"), Sums()),
+            start_ms=slow.get(row.id, Histogram()).percentile(50),
         )
         for row in rows
         if row.deployed is not None
-    ]  # fmt: skip
+    ]

@@ -25,7 +25,11 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 async def page(visit: Visitor, request: Request) -> Response:
     """Nodes, and what each tenant has of them. Raises Forbidden for everybody but the operator."""
     visit.caller.demand_platform()
-    tenants = await visit.read(lambda sql: shares.read(sql, span=visit.span, plans=visit.context.config.plans, currency=visit.currency))
+    tenants = await visit.read(
+        lambda sql: shares.read(
+            sql, span=visit.span, plans=visit.context.config.plans, currency=visit.currency
+        )
+    )
     instances, trouble = await or_trouble(visit.context.agent.instances(), [])
     node, node_trouble = await _node(visit, request)
     by_tenant: dict[str, list[InstanceInfo]] = {}
@@ -52,9 +56,14 @@ async def instances(visit: Visitor) -> Response:
     templates, _ = await or_trouble(visit.context.agent.templates(), [])
     found = sorted(found, key=lambda i: (names.get(i.labels.get("tenant", ""), ""), -i.started_at))
     return render(
-        "platform_instances.html", visit=visit, names=names, instances=found[:MOST], count=len(found), templates=templates[:MOST],
+        "platform_instances.html",
+        visit=visit,
+        names=names,
+        instances=found[:MOST],
+        count=len(found),
+        templates=templates[:MOST],
         trouble=trouble,
-    )  # fmt: skip
+    )
 
 
 @router.get("/dashboard/platform/storage")
@@ -66,12 +75,23 @@ async def storage(visit: Visitor) -> Response:
     models, cache_trouble = await or_trouble(visit.context.cache.models(), [])
     store, _ = await or_trouble(visit.context.cache.stat(), None)
     models = sorted(models, key=lambda m: -m.last_used_at)[:MOST]
-    predictions = await asyncio.gather(*(or_trouble(visit.context.cache.predict(model.manifest), None) for model in models))
-    tiers = [("origin" if p is None else str(p.tier), p.seconds if p else None) for p, _ in predictions]
+    predictions = await asyncio.gather(
+        *(or_trouble(visit.context.cache.predict(model.manifest), None) for model in models)
+    )
+    tiers = [
+        ("origin" if p is None else str(p.tier), p.seconds if p else None) for p, _ in predictions
+    ]
     return render(
-        "platform_storage.html", visit=visit, names=names, known=known, trouble=trouble, cache_trouble=cache_trouble, store=store,
-        snapshots=sorted(snapshots, key=lambda s: -s.last_used_at)[:MOST], models=list(zip(models, tiers, strict=True)),
-    )  # fmt: skip
+        "platform_storage.html",
+        visit=visit,
+        names=names,
+        known=known,
+        trouble=trouble,
+        cache_trouble=cache_trouble,
+        store=store,
+        snapshots=sorted(snapshots, key=lambda s: -s.last_used_at)[:MOST],
+        models=list(zip(models, tiers, strict=True)),
+    )
 
 
 async def _node(visit: Visit, request: Request) -> tuple[Mapping[str, Any], str]:

@@ -29,24 +29,51 @@ _Id = Annotated[str, Path(max_length=MAX_NAME)]
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 STATE_WORDS = {
-    "running": "running", "paused": "paused", "done": "done", "rolled_back": "rolled back", "halted": "halted", "aborted": "aborted",
+    "running": "running",
+    "paused": "paused",
+    "done": "done",
+    "rolled_back": "rolled back",
+    "halted": "halted",
+    "aborted": "aborted",
     "superseded": "superseded",
-}  # fmt: skip
-STATE_TONES = {"running": "on", "paused": "warn", "done": "good", "rolled_back": "bad", "halted": "bad", "aborted": "warn"}
-OUTCOME_WORDS = {"pass": "within", "fail": "broken", "unclear": "not proven", "no_data": "too little data"}
+}
+STATE_TONES = {
+    "running": "on",
+    "paused": "warn",
+    "done": "good",
+    "rolled_back": "bad",
+    "halted": "bad",
+    "aborted": "warn",
+}
+OUTCOME_WORDS = {
+    "pass": "within",
+    "fail": "broken",
+    "unclear": "not proven",
+    "no_data": "too little data",
+}
 OUTCOME_TONES = {"pass": "good", "fail": "bad", "unclear": "warn"}
-VERDICT_WORDS = {"advance": "goes on", "hold": "holds", "rollback": "goes back", "halt": "is halted", "done": "is done"}
+VERDICT_WORDS = {
+    "advance": "goes on",
+    "hold": "holds",
+    "rollback": "goes back",
+    "halt": "is halted",
+    "done": "is done",
+}
 VERDICT_TONES = {"advance": "good", "done": "good", "rollback": "bad", "halt": "bad"}
 METRIC_WORDS = {
-    "error_ratio": "Errors", "degraded_ratio": "Degraded answers", "incomplete_ratio": "Broken streams", "cost_per_call": "Cost per call",
+    "error_ratio": "Errors",
+    "degraded_ratio": "Degraded answers",
+    "incomplete_ratio": "Broken streams",
+    "cost_per_call": "Cost per call",
     "cost_per_1k_tokens": "Cost per 1,000 tokens",
-}  # fmt: skip
+}
 _CLOCKS = {"latency": "Warm latency", "first_byte": "First token", "cold": "Cold start"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Station:
-    """A step of a rollout: `state` is `passed`, `here`, `left` (taken back from here) or "" (never reached); `share` of its time."""
+    """A step of a rollout: `state` is `passed`, `here`, `left` (taken back from here) or "" (never
+    reached); `share` of its time."""
 
     percent: int
     state: str
@@ -55,7 +82,8 @@ class Station:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One gate in words: the candidate's number, stable's, the limit, and how much of the limit is used (0 to 1; None: not known)."""
+    """One gate in words: the candidate's number, stable's, the limit, and how much of the limit is
+    used (0 to 1; None: not known)."""
 
     name: str
     kind: str
@@ -89,9 +117,19 @@ async def page(visit: Visitor) -> Response:
     """All of the environment's: those that go on with their numbers, the others as history."""
     _demand_sight(visit)
     active, over = await visit.read(lambda sql: _look(sql, visit))
-    counted = Counter(one.state.value for one in over if one.created_at >= visit.now - LATELY_DAYS * DAY_S)
+    counted = Counter(
+        one.state.value for one in over if one.created_at >= visit.now - LATELY_DAYS * DAY_S
+    )
     history = [shown(views.summary(one, now=visit.now), currency=visit.currency) for one in over]
-    return render("releases.html", visit=visit, active=active, history=history, counted=counted, lately_days=LATELY_DAYS, **_WORDS)
+    return render(
+        "releases.html",
+        visit=visit,
+        active=active,
+        history=history,
+        counted=counted,
+        lately_days=LATELY_DAYS,
+        **_WORDS,
+    )
 
 
 @router.get("/dashboard/releases/{rollout}")
@@ -102,19 +140,28 @@ async def one(visit: Visitor, rollout: _Id) -> Response:
 
     def look(sql: sa.Connection) -> Shown:
         found = ledger.find(sql, tenant=visit.caller.tenant, rollout=rollout)
-        if found.environment != visit.environment or not visit.caller.may_see(found.app, found.function):
+        if found.environment != visit.environment or not visit.caller.may_see(
+            found.app, found.function
+        ):
             raise NotFound(f"there is no rollout {rollout!r} in environment {visit.environment!r}")
-        return shown(views.detail(sql, found, now=visit.now, limit=DECISIONS, rates=rates), currency=visit.currency)
+        return shown(
+            views.detail(sql, found, now=visit.now, limit=DECISIONS, rates=rates),
+            currency=visit.currency,
+        )
 
     return render("release.html", visit=visit, one=await visit.read(look), **_WORDS)
 
 
 def _look(sql: sa.Connection, visit: Visit) -> tuple[list[Shown], list[Rollout]]:
     rates = visit.context.config.prices.rates()
-    found = ledger.listing(sql, tenant=visit.caller.tenant, environment=visit.environment, limit=NEWEST)
+    found = ledger.listing(
+        sql, tenant=visit.caller.tenant, environment=visit.environment, limit=NEWEST
+    )
     mine = [rollout for rollout in found if visit.caller.may_see(rollout.app, rollout.function)]
     active = [
-        shown(views.detail(sql, rollout, now=visit.now, limit=5, rates=rates), currency=visit.currency)
+        shown(
+            views.detail(sql, rollout, now=visit.now, limit=5, rates=rates), currency=visit.currency
+        )
         for rollout in mine
         if rollout.state.value in ACTIVE
     ]
@@ -128,7 +175,9 @@ def _demand_sight(visit: Visit) -> None:
 
 def shown(body: Mapping[str, Any], *, currency: str = "") -> Shown:
     """What a page needs of a rollout's JSON."""
-    decided: list[dict[str, Any]] = next((decision["gates"] for decision in body.get("decisions", ()) if decision["gates"]), [])
+    decided: list[dict[str, Any]] = next(
+        (decision["gates"] for decision in body.get("decisions", ()) if decision["gates"]), []
+    )
     gates = (body.get("now") or {}).get("gates") or decided
     return Shown(
         id=body["id"],
@@ -157,12 +206,24 @@ def stations(body: Mapping[str, Any]) -> list[Station]:
 def line(gate: Mapping[str, Any], *, currency: str = "") -> Line:
     """One gate in words."""
     candidate, limit = gate["candidate"], gate["limit"]
-    numbers = {key: number(gate[key], gate["unit"], currency=currency) for key in ("candidate", "stable", "limit")}
-    used = None if candidate is None or not limit or limit < 0 else min(1.0, max(0.0, candidate / limit))
+    numbers = {
+        key: number(gate[key], gate["unit"], currency=currency)
+        for key in ("candidate", "stable", "limit")
+    }
+    used = (
+        None
+        if candidate is None or not limit or limit < 0
+        else min(1.0, max(0.0, candidate / limit))
+    )
     return Line(
-        name=metric_words(gate["metric"]), kind=gate["kind"], **numbers, used=used, samples=gate["samples"], outcome=gate["outcome"],
+        name=metric_words(gate["metric"]),
+        kind=gate["kind"],
+        **numbers,
+        used=used,
+        samples=gate["samples"],
+        outcome=gate["outcome"],
         reason=gate["reason"],
-    )  # fmt: skip
+    )
 
 
 def metric_words(metric: str) -> str:
@@ -188,6 +249,10 @@ def number(value: float | None, unit: str, *, currency: str = "") -> str:
 
 
 _WORDS: Mapping[str, Any] = {
-    "state_words": STATE_WORDS, "state_tones": STATE_TONES, "outcome_words": OUTCOME_WORDS, "outcome_tones": OUTCOME_TONES,
-    "verdict_words": VERDICT_WORDS, "verdict_tones": VERDICT_TONES,
-}  # fmt: skip
+    "state_words": STATE_WORDS,
+    "state_tones": STATE_TONES,
+    "outcome_words": OUTCOME_WORDS,
+    "outcome_tones": OUTCOME_TONES,
+    "verdict_words": VERDICT_WORDS,
+    "verdict_tones": VERDICT_TONES,
+}

@@ -49,7 +49,13 @@ async def login(
         return _login_page(context, request, status=e.status, error=str(e))
     answer = RedirectResponse(HOME, status_code=303)
     terms, lasts = cookie_terms(context, request), int(sessions.SESSION_S)
-    _set(answer, terms, sessions.COOKIE, sessions.begin(context.key, caller, now=context.clock()), max_age=lasts)
+    _set(
+        answer,
+        terms,
+        sessions.COOKIE,
+        sessions.begin(context.key, caller, now=context.clock()),
+        max_age=lasts,
+    )
     _set(answer, terms, sessions.FORM_COOKIE, secrets.token_urlsafe(16), max_age=lasts)
     return answer
 
@@ -76,18 +82,32 @@ async def logout(
 
 
 def _demand_private(context: Context, request: Request) -> None:
-    sessions.demand_private(request.headers, request.url.scheme, allowed=context.config.settings.plain_http_sign_in)
+    sessions.demand_private(
+        request.headers, request.url.scheme, allowed=context.config.settings.plain_http_sign_in
+    )
 
 
-def _login_page(context: Context, request: Request, *, status: int = 200, error: str = "") -> Response:
+def _login_page(
+    context: Context, request: Request, *, status: int = 200, error: str = ""
+) -> Response:
     token = secrets.token_urlsafe(16)
     answer = render("login.html", status=status, error=error, form=token)
     _set(answer, cookie_terms(context, request), sessions.FORM_COOKIE, token, max_age=None)
     return answer
 
 
-def _set(answer: Response, terms: CookieTerms, name: str, value: str, *, max_age: int | None) -> None:
-    answer.set_cookie(terms.name(name), value, max_age=max_age, path=terms.path, httponly=True, samesite="strict", secure=terms.is_secure)
+def _set(
+    answer: Response, terms: CookieTerms, name: str, value: str, *, max_age: int | None
+) -> None:
+    answer.set_cookie(
+        terms.name(name),
+        value,
+        max_age=max_age,
+        path=terms.path,
+        httponly=True,
+        samesite="strict",
+        secure=terms.is_secure,
+    )
 
 
 def _end(context: Context, session: str, key: str, until: float) -> None:
@@ -97,5 +117,7 @@ def _end(context: Context, session: str, key: str, until: float) -> None:
 
 def _admit(context: Context, key: str) -> Principal:
     with context.store.read() as sql:
-        caller = access.authenticate(sql, authorization=f"Bearer {key.strip()}", environment=None, now=context.clock())
+        caller = access.authenticate(
+            sql, authorization=f"Bearer {key.strip()}", environment=None, now=context.clock()
+        )
     return sessions.demand_reach(caller)

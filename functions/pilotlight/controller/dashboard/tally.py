@@ -1,4 +1,5 @@
-"""Figures that several pages show: what starts took, how busy paid time was, what quotas are used. Pure."""
+"""Figures that several pages show: what starts took, how busy paid time was, what quotas are used.
+Pure."""
 
 from __future__ import annotations
 
@@ -37,18 +38,25 @@ class StartRow:
 
 
 def starts(usage: Usage, parts: Sequence[Part]) -> list[StartRow]:
-    """One row per kind of start that there was, fastest first. Percentiles are of the last day, the rest of the span."""
+    """One row per kind of start that there was, fastest first. Percentiles are of the last day, the
+    rest of the span."""
     sums = usage.by(lambda cell: cell.start_kind, calls_only=True)
     whole = sum(one.records for one in sums.values())
     return [
         StartRow(
-            kind=kind, calls=found.records, share=found.records / whole, total_ms=_percentiles(parts, kind, "total"),
-            start_ms=_percentiles(parts, kind, "start") if kind != "WARM" else (None,) * len(PERCENTILES),
-            waited_ms=found.start_ms, mean_ms=found.start_ms / found.records,
+            kind=kind,
+            calls=found.records,
+            share=found.records / whole,
+            total_ms=_percentiles(parts, kind, "total"),
+            start_ms=_percentiles(parts, kind, "start")
+            if kind != "WARM"
+            else (None,) * len(PERCENTILES),
+            waited_ms=found.start_ms,
+            mean_ms=found.start_ms / found.records,
         )
         for kind in (*START_KINDS, *sorted(set(sums) - set(START_KINDS)))
         if (found := sums.get(kind)) is not None
-    ]  # fmt: skip
+    ]
 
 
 def _percentiles(parts: Sequence[Part], kind: str, clock: str) -> tuple[float | None, ...]:
@@ -61,11 +69,9 @@ class Utilisation:
     """How much of the time that somebody pays for ran calls.
 
     Attributes:
-        owner: `app/function`, or a tenant.
-        busy: share between 0 and 1; of GPU time where there is any, else of instance time. None without any paid time.
-        idle_gpu_min: GPU-minutes that were held and ran nothing.
-        idle_s: the same of instances.
-        cost_idle: what holding cost.
+        owner: `app/function`, or a tenant. busy: share between 0 and 1; of GPU time where there is
+        any, else of instance time. None without any paid time. idle_gpu_min: GPU-minutes that were
+        held and ran nothing. idle_s: the same of instances. cost_idle: what holding cost.
     """
 
     owner: str
@@ -85,11 +91,18 @@ def utilisation(owner: str, cells: Sequence[Cell]) -> Utilisation:
             busy.add(cell.sums)
         elif cell.kind in _HELD:
             idle.add(cell.sums)
-    used, held = (busy.gpu_s, idle.gpu_s) if busy.gpu_s or idle.gpu_s else (busy.billed_s, idle.billed_s)
+    used, held = (
+        (busy.gpu_s, idle.gpu_s) if busy.gpu_s or idle.gpu_s else (busy.billed_s, idle.billed_s)
+    )
     return Utilisation(
-        owner=owner, busy=used / (used + held) if used + held else None, busy_s=busy.billed_s, idle_s=idle.billed_s,
-        busy_gpu_min=busy.gpu_s / 60, idle_gpu_min=idle.gpu_s / 60, cost_idle=idle.cost,
-    )  # fmt: skip
+        owner=owner,
+        busy=used / (used + held) if used + held else None,
+        busy_s=busy.billed_s,
+        idle_s=idle.billed_s,
+        busy_gpu_min=busy.gpu_s / 60,
+        idle_gpu_min=idle.gpu_s / 60,
+        cost_idle=idle.cost,
+    )
 
 
 def by_owner(cells: Sequence[Cell]) -> list[Utilisation]:
@@ -140,7 +153,10 @@ def _quota(name: str, bound: float | None, used: float | None) -> QuotaRow:
     show = words.size if name.endswith("_bytes") else _plain
     share = used / bound if used is not None and bound else None
     return QuotaRow(
-        name=QUOTA_WORDS[name], bound="no bound" if bound is None else show(bound), used=None if used is None else show(used), share=share
+        name=QUOTA_WORDS[name],
+        bound="no bound" if bound is None else show(bound),
+        used=None if used is None else show(used),
+        share=share,
     )
 
 
@@ -170,7 +186,12 @@ def objectives(plan: Plan, usage: Usage, parts: Sequence[Part]) -> list[Objectiv
         ("Utilisation", plan.utilisation, busy, words.percent, "at least"),
     )
     return [
-        Objective(name=name, wanted=f"{bound} {show(wanted)}", seen=show(seen), kept=_is_kept(wanted, seen, bound))
+        Objective(
+            name=name,
+            wanted=f"{bound} {show(wanted)}",
+            seen=show(seen),
+            kept=_is_kept(wanted, seen, bound),
+        )
         for name, wanted, seen, show, bound in rows
         if wanted is not None
     ]

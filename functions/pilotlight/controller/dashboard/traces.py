@@ -20,9 +20,13 @@ from pilotlight.waterfall import Bar, bars
 PAGE = 50
 WIDTH = 420.0
 KEPT_FOR = {
-    "error": "failed", "cold": "waited for a start", "slow": "slower than promised", "asked": "its caller asked", "drawn": "by chance",
+    "error": "failed",
+    "cold": "waited for a start",
+    "slow": "slower than promised",
+    "asked": "its caller asked",
+    "drawn": "by chance",
     "shadow": "copy of one",
-}  # fmt: skip
+}
 SLOWNESS = (10, 100, 1000, 10_000)
 """Bounds to choose from, in ms."""
 MAX_DEPTH = 8
@@ -54,21 +58,39 @@ async def listing(
     slower: Annotated[int, Query(ge=0, le=10**9)] = 0,
     before: _Text = "",
 ) -> Response:
-    """Traces of the environment, newest first: of one function (`app/name`), kept for one reason, longer than so many ms."""
+    """Traces of the environment, newest first: of one function (`app/name`), kept for one reason,
+    longer than so many ms."""
     _demand(visit)
     at, _, call = before.partition("~")
     app, _, name = function.partition("/")
     wanted = traces.Wanted(
-        tenant=visit.caller.tenant, environment=visit.environment, app=app or None, function=name or None, arm=arm or None,
-        kept_for=kept_for or None, min_ms=float(slower) if slower else None, before=_number(at), before_call=call,
-    )  # fmt: skip
+        tenant=visit.caller.tenant,
+        environment=visit.environment,
+        app=app or None,
+        function=name or None,
+        arm=arm or None,
+        kept_for=kept_for or None,
+        min_ms=float(slower) if slower else None,
+        before=_number(at),
+        before_call=call,
+    )
     found, known = await visit.read(lambda sql: _look(sql, wanted))
     last = found[-1] if len(found) > PAGE else None
     shown = found[:PAGE]
     return render(
-        "traces.html", visit=visit, found=shown, known=known, function=function, kept_for=kept_for, arm=arm, slower=slower, before=before,
-        older=f"{shown[-1]['at']!r}~{shown[-1]['call']}" if last else "", words=KEPT_FOR, slowness=SLOWNESS,
-    )  # fmt: skip
+        "traces.html",
+        visit=visit,
+        found=shown,
+        known=known,
+        function=function,
+        kept_for=kept_for,
+        arm=arm,
+        slower=slower,
+        before=before,
+        older=f"{shown[-1]['at']!r}~{shown[-1]['call']}" if last else "",
+        words=KEPT_FOR,
+        slowness=SLOWNESS,
+    )
 
 
 def _look(sql: sa.Connection, wanted: traces.Wanted) -> tuple[list[traces.Json], list[str]]:
@@ -85,7 +107,8 @@ def _number(text: str) -> float | None:
 
 @router.get("/dashboard/traces/{trace:path}")
 async def one(visit: Visitor, trace: Annotated[str, Path(max_length=MAX_NAME)]) -> Response:
-    """One trace, by its id or by that of a call in it. Raises NotFound, for another tenant's as for nobody's."""
+    """One trace, by its id or by that of a call in it. Raises NotFound, for another tenant's as for
+    nobody's."""
     _demand(visit)
     found = await visit.read(lambda sql: traces.get(sql, visit.caller, trace))
     rows = [_row(bar) for bar in bars(found)]
@@ -94,13 +117,17 @@ async def one(visit: Visitor, trace: Annotated[str, Path(max_length=MAX_NAME)]) 
 
 def _demand(visit: Visit) -> None:
     if not visit.sees_instances:
-        raise Forbidden("this key reads bills; what happens inside calls needs one of scope 'deploy'")
+        raise Forbidden(
+            "this key reads bills; what happens inside calls needs one of scope 'deploy'"
+        )
 
 
 def _row(bar: Bar) -> Row:
     left = min(bar.begin * WIDTH, WIDTH - THINNEST)
     width = min(max(THINNEST, bar.width * WIDTH), WIDTH - left)
-    return Row(span=bar.span, depth=min(bar.depth, MAX_DEPTH), left=left, width=width, tone=_tone(bar.span))
+    return Row(
+        span=bar.span, depth=min(bar.depth, MAX_DEPTH), left=left, width=width, tone=_tone(bar.span)
+    )
 
 
 def _tone(span: Mapping[str, Any]) -> str:
@@ -112,5 +139,9 @@ def _tone(span: Mapping[str, Any]) -> str:
         return "queue"
     if span["name"] in ("exec", "worker"):
         return "exec"
-    is_ours = span["kind"] in ("server", "consumer") or span["name"] in _STEPS or span["name"].startswith("attempt ")
+    is_ours = (
+        span["kind"] in ("server", "consumer")
+        or span["name"] in _STEPS
+        or span["name"].startswith("attempt ")
+    )
     return "fill-c7" if is_ours else "fill-c3"

@@ -34,11 +34,14 @@ _Read = TypeVar("_Read")
 
 def cookie_terms(context: Context, request: Request) -> CookieTerms:
     """How cookies are called on this browser's connection."""
-    return CookieTerms.of(request.headers, request.url.scheme, context.config.settings.dashboard_origin)
+    return CookieTerms.of(
+        request.headers, request.url.scheme, context.config.settings.dashboard_origin
+    )
 
 
 def cookie_of(context: Context, request: Request, name: str, *, limit: int) -> str:
-    """The browser's cookie of this name, as it is called on its connection; "" for none, and for one that is too long to be ours."""
+    """The browser's cookie of this name, as it is called on its connection; "" for none, and for
+    one that is too long to be ours."""
     found = request.cookies.get(cookie_terms(context, request).name(name), "")
     return found if len(found) <= limit else ""
 
@@ -62,11 +65,9 @@ class Visit:
     """What every page knows.
 
     Attributes:
-        environments: those that the key may look at.
-        plan: the tenant's, its overrides included.
-        currency: of the tenant's price list; pages show costs in it unless another one is asked for.
-        form: the token that forms carry.
-        now: of this view, seconds since the epoch.
+        environments: those that the key may look at. plan: the tenant's, its overrides included.
+        currency: of the tenant's price list; pages show costs in it unless another one is asked
+        for. form: the token that forms carry. now: of this view, seconds since the epoch.
     """
 
     context: Context
@@ -93,7 +94,11 @@ class Visit:
     def is_operator(self) -> bool:
         """Whether this is an administrator of the platform."""
         caller = self.caller
-        return caller.scope is Scope.ADMIN and caller.tenant_name == PLATFORM_TENANT and caller.bound_environment is None
+        return (
+            caller.scope is Scope.ADMIN
+            and caller.tenant_name == PLATFORM_TENANT
+            and caller.bound_environment is None
+        )
 
     @cached_property
     def sees_instances(self) -> bool:
@@ -102,11 +107,13 @@ class Visit:
 
     @property
     def sees_tenant(self) -> bool:
-        """Whether this key may look at what concerns the whole tenant: its invoices, its budgets."""
+        """Whether this key may look at what concerns the whole tenant: its invoices, its
+        budgets."""
         return self.caller.bound_environment is None
 
     def link(self, path: str, **changes: str) -> str:
-        """An address within the dashboard that keeps the environment and the span, unless `changes` says otherwise."""
+        """An address within the dashboard that keeps the environment and the span, unless `changes`
+        says otherwise."""
         wanted = {"environment": self.environment, "span": self.span.name, **changes}
         if wanted["span"] == spans.DEFAULT:
             del wanted["span"]
@@ -136,16 +143,24 @@ async def visit(
 
     def look() -> Visit:
         with context.store.read() as sql:
-            found = sessions.resume(sql, context.key, session, environment=environment or None, now=now)
+            found = sessions.resume(
+                sql, context.key, session, environment=environment or None, now=now
+            )
             caller = found.caller
             known = [e["name"] for e in tenants.environments(sql, tenant=caller.tenant)]
             tenants.demand_environment(sql, tenant=caller.tenant, name=caller.environment)
             plan = promises.plan_of(sql, tenant=caller.tenant, plans=context.config.plans)
         return Visit(
-            context=context, session=found, environments=tuple(e for e in known if caller.bound_environment in (None, e)),
-            span=Span.of(span, now), plan=plan, currency=promises.rates_of(plan, context.config.prices).currency, form=form,
-            path=request.url.path, now=now,
-        )  # fmt: skip
+            context=context,
+            session=found,
+            environments=tuple(e for e in known if caller.bound_environment in (None, e)),
+            span=Span.of(span, now),
+            plan=plan,
+            currency=promises.rates_of(plan, context.config.prices).currency,
+            form=form,
+            path=request.url.path,
+            now=now,
+        )
 
     return await context.threads.look_up(look)
 
@@ -166,12 +181,21 @@ class PageRoute(APIRoute):
             except Unauthenticated:
                 return RedirectResponse(LOGIN, status_code=303)
             except PilotlightError as e:
-                return render("error.html", status=e.status, title=_TITLES.get(e.status, "That did not work"), message=str(e))
+                return render(
+                    "error.html",
+                    status=e.status,
+                    title=_TITLES.get(e.status, "That did not work"),
+                    message=str(e),
+                )
 
         return page
 
 
-_TITLES = {400: "That is not a question we can answer", 403: "Not with this key", 404: "There is nothing here"}
+_TITLES = {
+    400: "That is not a question we can answer",
+    403: "Not with this key",
+    404: "There is nothing here",
+}
 
 
 async def or_trouble(answer: Coroutine[Any, Any, _Read], default: _Read) -> tuple[_Read, str]:

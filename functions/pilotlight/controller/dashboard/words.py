@@ -1,4 +1,5 @@
-"""Numbers for people: money, spans of time, counts, bytes. Exact amounts are in invoices and exports."""
+"""Numbers for people: money, spans of time, counts, bytes. Exact amounts are in invoices and
+exports."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _MIB = 1024**2
 
 
 def money(amount: Decimal | str, currency: str = "") -> str:
-    """Two digits after the point from 1 on, else four, else the first two that are not zero: never rounded to nothing."""
+    """Two digits after the point from 1 on, else four, else the first two that are not zero: never
+    rounded to nothing."""
     amount = Decimal(amount)
     sign = MINUS if amount < 0 else ""
     return f"{sign}{_sign(currency)}{_digits(abs(amount))}"
@@ -32,7 +34,8 @@ def _digits(amount: Decimal) -> str:
 
 
 def price(amount: Decimal, currency: str = "") -> str:
-    """Of single calls, which stand in columns: eight digits after the point, more where these were all zero."""
+    """Of single calls, which stand in columns: eight digits after the point, more where these were
+    all zero."""
     digits = 8 if amount == 0 or abs(amount) >= Decimal("1e-8") else 12
     return f"{MINUS if amount < 0 else ''}{_sign(currency)}{abs(amount):,.{digits}f}"
 
@@ -66,14 +69,20 @@ def _short(number: float) -> str:
 
 def count(number: float) -> str:
     """1,234 or 1.2 M: five digits at most."""
-    for bound, length, unit in ((1e5, 1.0, ""), (9.995e5, 1e3, " k"), (9.995e8, 1e6, " M"), (9.995e11, 1e9, " G")):
+    for bound, length, unit in (
+        (1e5, 1.0, ""),
+        (9.995e5, 1e3, " k"),
+        (9.995e8, 1e6, " M"),
+        (9.995e11, 1e9, " G"),
+    ):
         if abs(number) < bound:
             return f"{number:,.0f}" if length == 1.0 else f"{number / length:.3g}{unit}"
     return f"{number / 1e12:.3g} T"
 
 
 def percent(share: float | None) -> str:
-    """Of a share between 0 and 1: 0.3 %, 42 %; small ones keep a digit, and a little is never nothing."""
+    """Of a share between 0 and 1: 0.3 %, 42 %; small ones keep a digit, and a little is never
+    nothing."""
     if share is None:
         return DASH
     value = 100 * share
@@ -88,7 +97,9 @@ def size(count_bytes: float) -> str:
         return f"{count_bytes:.0f} B"
     if count_bytes < _MIB:
         return f"{_short(count_bytes / 1024)} KiB"
-    return f"{_short(count_bytes / _MIB)} MiB" if count_bytes < GIB else f"{count_bytes / GIB:.3g} GiB"
+    return (
+        f"{_short(count_bytes / _MIB)} MiB" if count_bytes < GIB else f"{count_bytes / GIB:.3g} GiB"
+    )
 
 
 def ago(at: float, now: float) -> str:
@@ -112,9 +123,15 @@ def month(name: str) -> str:
 
 
 KIND_WORDS: Mapping[str, str] = {
-    "CALL": "Execution", "START": "Cold starts", "IDLE": "Idle", "RESERVED": "Reserved", "CPU": "CPU outside calls",
-    "BUILD": "Builds", "STORAGE": "Storage", "ADJUSTMENT": "Corrections",
-}  # fmt: skip
+    "CALL": "Execution",
+    "START": "Cold starts",
+    "IDLE": "Idle",
+    "RESERVED": "Reserved",
+    "CPU": "CPU outside calls",
+    "BUILD": "Builds",
+    "STORAGE": "Storage",
+    "ADJUSTMENT": "Corrections",
+}
 
 
 def kind(name: str) -> str:
@@ -123,6 +140,17 @@ def kind(name: str) -> str:
 
 
 FILTERS: Mapping[str, Callable[..., Any]] = {
-    "money": money, "price": price, "milliseconds": milliseconds, "duration": duration, "count": count, "percent": percent, "size": size,
-    "ago": ago, "clock": clock, "day": day, "month": month, "kind": kind, "decimal": Decimal,
-}  # fmt: skip
+    "money": money,
+    "price": price,
+    "milliseconds": milliseconds,
+    "duration": duration,
+    "count": count,
+    "percent": percent,
+    "size": size,
+    "ago": ago,
+    "clock": clock,
+    "day": day,
+    "month": month,
+    "kind": kind,
+    "decimal": Decimal,
+}

@@ -1,8 +1,9 @@
-"""Who met an experiment: one row per unit and arm, with sums over its calls, grown by the ledger's intake in the same transaction.
+"""Who met an experiment: one row per unit and arm, with sums over its calls, grown by the ledger's
+intake in the same transaction.
 
-Sums per unit are all that intervals need: calls of one unit are not independent of each other, units are. A unit counts for the arm that
-it met first. Where it also met another (an arm that was stopped sent it on), what it did there is left out.
-"""
+Sums per unit are all that intervals need: calls of one unit are not independent of each other,
+units are. A unit counts for the arm that it met first. Where it also met another (an arm that was
+stopped sent it on), what it did there is left out."""
 
 from __future__ import annotations
 
@@ -38,17 +39,24 @@ class _Unit:
 
 
 def take(write: Write, rows: Sequence[Row]) -> None:
-    """Count new records of calls in experiments. An attempt that ran nothing (`busy`) is none, and a call tried again counts each time.
+    """Count new records of calls in experiments. An attempt that ran nothing (`busy`) is none, and
+    a call tried again counts each time.
 
-    A request that has no unit (no such header) was answered by an arm drawn for it alone: it says nothing about units, and is left out.
-    """
-    calls = [row for row in rows if row[AT["kind"]] == CALL and row[AT["outcome"]] != BUSY and row[AT["unit"]]]
+    A request that has no unit (no such header) was answered by an arm drawn for it alone: it says
+    nothing about units, and is left out."""
+    calls = [
+        row
+        for row in rows
+        if row[AT["kind"]] == CALL and row[AT["outcome"]] != BUSY and row[AT["unit"]]
+    ]
     revisions = _revisions(write.sql, {row[AT["experiment"]] for row in calls})
     units: dict[_Key, _Unit] = {}
     for row in calls:
         experiment, arm, at = row[AT["experiment"]], row[AT["arm"]], row[AT["started_at"]]
         if experiment not in revisions:
-            log.warning("event=exposure_of_no_experiment experiment=%s call=%s", experiment, row[AT["call"]])
+            log.warning(
+                "event=exposure_of_no_experiment experiment=%s call=%s", experiment, row[AT["call"]]
+            )
             continue
         unit = units.setdefault((experiment, row[AT["unit"]], arm), _Unit(first_at=at))
         unit.first_at = min(unit.first_at, at)
@@ -58,7 +66,8 @@ def take(write: Write, rows: Sequence[Row]) -> None:
 
 
 def _count(unit: _Unit, row: Row, *, revision: str | None) -> None:
-    """A degraded answer came from elsewhere on purpose; any other must come from the revision that the arm names."""
+    """A degraded answer came from elsewhere on purpose; any other must come from the revision that
+    the arm names."""
     counts, status = unit.counts, row[AT["status"]]
     counts["calls"] += 1
     counts["errors"] += status >= FAILED or row[AT["outcome"]] == LOST
@@ -67,7 +76,8 @@ def _count(unit: _Unit, row: Row, *, revision: str | None) -> None:
     counts["cold"] += row[AT["start_kind"]] != WARM
     for name in ("exec_ms", "cost_picos", "tokens_in", "tokens_out"):
         counts[name] += row[AT[name]]
-    if row[AT["start_kind"]] == WARM and 0 < status < 400:  # a refusal is quick, and no reason to like a version
+    # a refusal is quick, and no reason to like a version
+    if row[AT["start_kind"]] == WARM and 0 < status < 400:
         took_ms = row[AT["queued_ms"]] + row[AT["start_ms"]] + row[AT["exec_ms"]]
         counts["warm"] += 1
         counts["warm_ms"] += took_ms
@@ -78,13 +88,23 @@ def _keep(write: Write, units: Mapping[_Key, _Unit]) -> None:
     names = ("experiment", "unit", "arm")
     table = tables.exposures
     values = [
-        {**dict(zip(names, key, strict=True)), "first_at": unit.first_at, **{name: unit.counts[name] for name in tables.EXPOSURE_COUNTS}}
+        {
+            **dict(zip(names, key, strict=True)),
+            "first_at": unit.first_at,
+            **{name: unit.counts[name] for name in tables.EXPOSURE_COUNTS},
+        }
         for key, unit in sorted(units.items())
     ]
     insert = write.insert(table)
-    earlier = sa.case((insert.excluded.first_at < table.c.first_at, insert.excluded.first_at), else_=table.c.first_at)
+    earlier = sa.case(
+        (insert.excluded.first_at < table.c.first_at, insert.excluded.first_at),
+        else_=table.c.first_at,
+    )
     grown = {name: table.c[name] + insert.excluded[name] for name in tables.EXPOSURE_COUNTS}
-    write.sql.execute(insert.on_conflict_do_update(index_elements=names, set_={**grown, "first_at": earlier}), values)
+    write.sql.execute(
+        insert.on_conflict_do_update(index_elements=names, set_={**grown, "first_at": earlier}),
+        values,
+    )
     table = tables.exposure_latency
     values = [
         {**dict(zip(names, key, strict=True)), "bucket": bucket, "calls": calls}
@@ -94,11 +114,21 @@ def _keep(write: Write, units: Mapping[_Key, _Unit]) -> None:
     if values:
         insert = write.insert(table)
         more = {"calls": table.c.calls + insert.excluded.calls}
-        write.sql.execute(insert.on_conflict_do_update(index_elements=["experiment", "arm", "unit", "bucket"], set_=more), values)
+        write.sql.execute(
+            insert.on_conflict_do_update(
+                index_elements=["experiment", "arm", "unit", "bucket"], set_=more
+            ),
+            values,
+        )
 
 
 def _revisions(sql: sa.Connection, experiments: Iterable[str]) -> dict[str, dict[str, str]]:
     """Experiment → arm → revision."""
     table = tables.experiments
-    rows = sql.execute(sa.select(table.c.id, table.c.document).where(table.c.id.in_(sorted(experiments))))
-    return {row.id: {arm["name"]: arm["revision"] for arm in json.loads(row.document)["arms"]} for row in rows}
+    rows = sql.execute(
+        sa.select(table.c.id, table.c.document).where(table.c.id.in_(sorted(experiments)))
+    )
+    return {
+        row.id: {arm["name"]: arm["revision"] for arm in json.loads(row.document)["arms"]}
+        for row in rows
+    }

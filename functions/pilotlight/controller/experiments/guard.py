@@ -1,4 +1,5 @@
-"""What watches over experiments without anybody looking: arms beyond their bounds are stopped, feedback that waited is joined."""
+"""What watches over experiments without anybody looking: arms beyond their bounds are stopped,
+feedback that waited is joined."""
 
 from __future__ import annotations
 
@@ -22,9 +23,11 @@ from pilotlight.errors import PilotlightError
 log = logging.getLogger(__name__)
 
 ROUND_S = 2.0
-"""Records come about a second after their calls: a bad arm is stopped some seconds after it shows."""
+"""Records come about a second after their calls: a bad arm is stopped some seconds after it
+shows."""
 PAUSE = 9.0
-"""Rounds are a tenth of the time at most: one second for a hundred thousand units, which then are looked at every ten."""
+"""Rounds are a tenth of the time at most: one second for a hundred thousand units, which then are
+looked at every ten."""
 ACTOR = "platform"
 
 
@@ -35,7 +38,8 @@ async def run(context: Context) -> None:
         try:
             await anyio.to_thread.run_sync(look, context)
         except (PilotlightError, SQLAlchemyError) as e:
-            log.error("event=experiments_not_watched error=%r", e)  # a full disk, a lost database: the next round tries again
+            # a full disk, a lost database: the next round tries again
+            log.error("event=experiments_not_watched error=%r", e)
         await asyncio.sleep(max(ROUND_S, PAUSE * (time.monotonic() - began)))
 
 
@@ -54,31 +58,44 @@ def look(context: Context) -> list[str]:
             if breach is not None:
                 with context.store.write() as write:
                     stopped += _stop(write, found, breach)
-        except (PilotlightError, SQLAlchemyError, ArithmeticError, ValueError) as e:  # of one experiment; the others are looked after
+        except (PilotlightError, SQLAlchemyError, ArithmeticError, ValueError) as e:
+            # of one experiment; the others are looked after
             log.error("event=experiment_not_watched experiment=%s error=%r", found.id, e)
     return stopped
 
 
 def _breach(sql: sa.Connection, found: Experiment) -> report.Watched | None:
-    """The first guardrail that is breached. Also in an experiment whose report is invalid: callers are protected first."""
+    """The first guardrail that is breached. Also in an experiment whose report is invalid: callers
+    are protected first."""
     if not found.design.guardrails:
         return None
     evidence = Evidence(sql, found.id, found.design)
-    return next((one for one in report.watch(evidence, found.design) if one.state == report.BREACHED), None)
+    return next(
+        (one for one in report.watch(evidence, found.design) if one.state == report.BREACHED), None
+    )
 
 
 def _stop(write: Write, seen: Experiment, breach: report.Watched) -> list[str]:
     found = lifecycle.get(write.sql, tenant=seen.tenant, experiment=seen.id)
-    if found.state != lifecycle.RUNNING or breach.arm in found.design.stopped:  # somebody was quicker
+    # somebody was quicker
+    if found.state != lifecycle.RUNNING or breach.arm in found.design.stopped:
         return []
-    place = Place(tenant=found.tenant, uid=_uid(write.sql, found.tenant), environment=found.environment, app=found.app, actor=ACTOR)
+    place = Place(
+        tenant=found.tenant,
+        uid=_uid(write.sql, found.tenant),
+        environment=found.environment,
+        app=found.app,
+        actor=ACTOR,
+    )
     lifecycle.stop_arm(write, place, found, arm=breach.arm, reason=str(breach))
     log.warning("event=arm_stopped experiment=%s arm=%s why=%r", found.id, breach.arm, str(breach))
     return [f"{found.id}/{breach.arm}"]
 
 
 def _uid(sql: sa.Connection, tenant: str) -> int | None:
-    uid: int | None = sql.execute(sa.select(tables.tenants.c.uid).where(tables.tenants.c.id == tenant)).scalar_one()
+    uid: int | None = sql.execute(
+        sa.select(tables.tenants.c.uid).where(tables.tenants.c.id == tenant)
+    ).scalar_one()
     return uid
 
 

@@ -1,7 +1,8 @@
-"""The life of an experiment: DRAFT → RUNNING → STOPPED or CONCLUDED. A function has at most one that runs.
+"""The life of an experiment: DRAFT → RUNNING → STOPPED or CONCLUDED. A function has at most one
+that runs.
 
-Nobody is in one that is not RUNNING; one that ended is not begun again, because its units would have met two experiments under one name.
-"""
+Nobody is in one that is not RUNNING; one that ended is not begun again, because its units would
+have met two experiments under one name."""
 
 from __future__ import annotations
 
@@ -49,7 +50,11 @@ class Experiment:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values, without the salt."""
-        body = {name: getattr(self, name) for name in self.__slots__ if name not in ("design", "tenant", "function_id")}
+        body = {
+            name: getattr(self, name)
+            for name in self.__slots__
+            if name not in ("design", "tenant", "function_id")
+        }
         design = self.design.to_json()
         del design["salt"]
         return {**body, **design}
@@ -65,7 +70,9 @@ def get(sql: sa.Connection, *, tenant: str, experiment: str) -> Experiment:
 
 def listing(sql: sa.Connection, *, tenant: str, environment: str) -> list[Experiment]:
     """Those of an environment, newest first."""
-    return _find(sql, tables.experiments.c.tenant == tenant, tables.functions.c.environment == environment)
+    return _find(
+        sql, tables.experiments.c.tenant == tenant, tables.functions.c.environment == environment
+    )
 
 
 def running(sql: sa.Connection) -> list[Experiment]:
@@ -74,42 +81,80 @@ def running(sql: sa.Connection) -> list[Experiment]:
 
 
 def create(write: Write, place: Place, *, function: str, name: str, design: Design) -> Experiment:
-    """Note a new one; nobody is in it yet. Raises InvalidInput, NotFound (function or revision), Conflict (the name is in use)."""
+    """Note a new one; nobody is in it yet. Raises InvalidInput, NotFound (function or revision),
+    Conflict (the name is in use)."""
     try:
         check_name("experiment", name)
     except ValueError as e:
         raise InvalidInput(str(e), parameter="name") from e
     function_id = _function(write.sql, place, function)
-    arms = tuple(replace(arm, revision=aliases.resolve(write.sql, place, function, arm.revision)) for arm in design.arms)
+    arms = tuple(
+        replace(arm, revision=aliases.resolve(write.sql, place, function, arm.revision))
+        for arm in design.arms
+    )
     design = replace(design, arms=arms)
     _demand_followable(write.sql, function_id, design)
     row = {
-        "id": f"x-{os.urandom(6).hex()}", "tenant": place.tenant, "function": function_id, "name": name, "document": _text(design),
-        "state": DRAFT, "reason": "", "created_by": place.actor, "created_at": write.now,
-    }  # fmt: skip
-    made = write.sql.execute(write.insert(tables.experiments).values(**row).on_conflict_do_nothing())
+        "id": f"x-{os.urandom(6).hex()}",
+        "tenant": place.tenant,
+        "function": function_id,
+        "name": name,
+        "document": _text(design),
+        "state": DRAFT,
+        "reason": "",
+        "created_by": place.actor,
+        "created_at": write.now,
+    }
+    made = write.sql.execute(
+        write.insert(tables.experiments).values(**row).on_conflict_do_nothing()
+    )
     if not made.rowcount:
-        raise Conflict(f"{place.app}/{function} has an experiment {name!r} already: choose another name", name=name)
-    _note(write, place, "experiment.create", function, after={"experiment": row["id"], "name": name, "design": design.to_json()})
+        raise Conflict(
+            f"{place.app}/{function} has an experiment {name!r} already: choose another name",
+            name=name,
+        )
+    _note(
+        write,
+        place,
+        "experiment.create",
+        function,
+        after={"experiment": row["id"], "name": name, "design": design.to_json()},
+    )
     return get(write.sql, tenant=place.tenant, experiment=str(row["id"]))
 
 
 def start(write: Write, place: Place, found: Experiment) -> Experiment:
     """Let units in.
 
-    Raises Conflict when it is not a DRAFT, or another one or a rollout runs on the function; of arms that never served what
-    `guards.demand` raises.
-    """
+    Raises Conflict when it is not a DRAFT, or another one or a rollout runs on the function; of
+    arms that never served what `guards.demand` raises."""
     if found.state != DRAFT:
-        raise Conflict(f"experiment {found.name!r} is {found.state}: only a DRAFT is started; make a new one", state=found.state)
+        raise Conflict(
+            f"experiment {found.name!r} is {found.state}: only a DRAFT is started; make a new one",
+            state=found.state,
+        )
     demand_none(write.sql, found.function_id)
     rollouts = tables.rollouts
-    if (rollout := write.sql.execute(
-        sa.select(rollouts.c.id).where(rollouts.c.function == found.function_id, rollouts.c.finished_at.is_(None))
-    ).scalar()) is not None:  # fmt: skip
-        raise Conflict(f"rollout {rollout} runs on {found.app}/{found.function}: it would change sides while you compare", rollout=rollout)
+    if (
+        rollout := write.sql.execute(
+            sa.select(rollouts.c.id).where(
+                rollouts.c.function == found.function_id, rollouts.c.finished_at.is_(None)
+            )
+        ).scalar()
+    ) is not None:
+        raise Conflict(
+            f"rollout {rollout} runs on {found.app}/{found.function}: it would change sides while "
+            f"you compare",
+            rollout=rollout,
+        )
     follow, document = found.design.traffic(found.id), traffic.get(write.sql, found.function_id)
-    guards.admit(write, place, function=found.function, before=document, after=replace(document, experiment=follow))
+    guards.admit(
+        write,
+        place,
+        function=found.function,
+        before=document,
+        after=replace(document, experiment=follow),
+    )
     _set(write, found.id, state=RUNNING, began_at=write.now)
     _steer(write, place, found, follow, action="experiment.start", message=found.name)
     _tell(write, found, "started", found.name)
@@ -117,7 +162,8 @@ def start(write: Write, place: Place, found: Experiment) -> Experiment:
 
 
 def halt(write: Write, place: Place, found: Experiment, *, reason: str) -> Experiment:
-    """The kill switch: from now on everybody follows the function's weights. Raises Conflict when it does not run."""
+    """The kill switch: from now on everybody follows the function's weights. Raises Conflict when
+    it does not run."""
     _demand_running(found)
     _set(write, found.id, state=STOPPED, reason=reason[:MAX_REASON], ended_at=write.now)
     _steer(write, place, found, None, action="experiment.stop", message=reason[:MAX_REASON])
@@ -126,15 +172,37 @@ def halt(write: Write, place: Place, found: Experiment, *, reason: str) -> Exper
 
 
 def stop_arm(write: Write, place: Place, found: Experiment, *, arm: str, reason: str) -> Experiment:
-    """Give an arm's share to the first one; where no other is left, the experiment ends. Raises Conflict, InvalidInput."""
+    """Give an arm's share to the first one; where no other is left, the experiment ends. Raises
+    Conflict, InvalidInput."""
     _demand_running(found)
     if found.design.arm(arm) is found.design.arms[0]:
-        raise InvalidInput(f"arm {arm!r} is what others are compared with: stop the experiment instead", parameter="arm")
-    design = replace(found.design, stopped={**found.design.stopped, arm: Stopped(at=write.now, reason=reason[:MAX_REASON])})
+        raise InvalidInput(
+            f"arm {arm!r} is what others are compared with: stop the experiment instead",
+            parameter="arm",
+        )
+    design = replace(
+        found.design,
+        stopped={**found.design.stopped, arm: Stopped(at=write.now, reason=reason[:MAX_REASON])},
+    )
     follow = design.traffic(found.id)
-    ending = {} if follow else {"state": STOPPED, "reason": f"arm {arm}: {reason}"[:MAX_REASON], "ended_at": write.now}
+    ending = (
+        {}
+        if follow
+        else {
+            "state": STOPPED,
+            "reason": f"arm {arm}: {reason}"[:MAX_REASON],
+            "ended_at": write.now,
+        }
+    )
     _set(write, found.id, document=_text(design), **ending)
-    _steer(write, place, found, follow, action="experiment.stop_arm", message=f"{arm}: {reason}"[:MAX_REASON])
+    _steer(
+        write,
+        place,
+        found,
+        follow,
+        action="experiment.stop_arm",
+        message=f"{arm}: {reason}"[:MAX_REASON],
+    )
     _tell(write, found, "arm_stopped", reason, arm=arm)
     if not follow:
         _tell(write, found, "stopped", f"arm {arm}: {reason}")
@@ -142,13 +210,31 @@ def stop_arm(write: Write, place: Place, found: Experiment, *, arm: str, reason:
 
 
 def conclude(write: Write, place: Place, found: Experiment, *, arm: str) -> Experiment:
-    """End it and give all traffic to the revision of `arm`. Raises Conflict when it never ran or is concluded, InvalidInput."""
+    """End it and give all traffic to the revision of `arm`. Raises Conflict when it never ran or is
+    concluded, InvalidInput."""
     if found.state not in (RUNNING, STOPPED):
-        raise Conflict(f"experiment {found.name!r} is {found.state}: there is nothing to conclude", state=found.state)
+        raise Conflict(
+            f"experiment {found.name!r} is {found.state}: there is nothing to conclude",
+            state=found.state,
+        )
     revision = found.design.arm(arm).revision
-    _set(write, found.id, state=CONCLUDED, reason=f"arm {arm}", ended_at=write.now if found.ended_at is None else found.ended_at)
+    _set(
+        write,
+        found.id,
+        state=CONCLUDED,
+        reason=f"arm {arm}",
+        ended_at=write.now if found.ended_at is None else found.ended_at,
+    )
 
-    _steer(write, place, found, None, action="experiment.conclude", message=f"{found.name}: arm {arm}", winner=revision)
+    _steer(
+        write,
+        place,
+        found,
+        None,
+        action="experiment.conclude",
+        message=f"{found.name}: arm {arm}",
+        winner=revision,
+    )
     _tell(write, found, "concluded", f"arm {arm}", arm=arm)
     return get(write.sql, tenant=found.tenant, experiment=found.id)
 
@@ -156,10 +242,14 @@ def conclude(write: Write, place: Place, found: Experiment, *, arm: str) -> Expe
 def stop(write: Write, function_id: str, *, reason: str) -> list[str]:
     """Mark the experiment that runs on a function as STOPPED; returns its id, if there is one.
 
-    For who changes the traffic anyway (a rollback): that change takes `experiment` out of the document.
-    """
+    For who changes the traffic anyway (a rollback): that change takes `experiment` out of the
+    document."""
     table = tables.experiments
-    ids = list(write.sql.execute(sa.select(table.c.id).where(table.c.function == function_id, table.c.state == RUNNING)).scalars())
+    ids = list(
+        write.sql.execute(
+            sa.select(table.c.id).where(table.c.function == function_id, table.c.state == RUNNING)
+        ).scalars()
+    )
     for found in _find(write.sql, table.c.id.in_(ids)) if ids else ():
         _set(write, found.id, state=STOPPED, reason=reason[:MAX_REASON], ended_at=write.now)
         _tell(write, found, "stopped", reason)
@@ -167,86 +257,160 @@ def stop(write: Write, function_id: str, *, reason: str) -> list[str]:
 
 
 def demand_none(sql: sa.Connection, function_id: str) -> None:
-    """Raise Conflict while an experiment runs on a function: what moves its traffic by evidence would change sides while it compares."""
-    if found := _find(sql, tables.experiments.c.function == function_id, tables.experiments.c.state == RUNNING):
+    """Raise Conflict while an experiment runs on a function: what moves its traffic by evidence
+    would change sides while it compares."""
+    if found := _find(
+        sql, tables.experiments.c.function == function_id, tables.experiments.c.state == RUNNING
+    ):
         one = found[0]
         hint = f"Conclude or stop it first: pilotlight experiment stop {one.id}"
-        raise Conflict(f"experiment {one.name!r} runs on {one.app}/{one.function}", experiment=one.id, hint=hint)
+        raise Conflict(
+            f"experiment {one.name!r} runs on {one.app}/{one.function}",
+            experiment=one.id,
+            hint=hint,
+        )
 
 
 def _steer(
-    write: Write, place: Place, found: Experiment, follow: ExperimentTraffic | None, *, action: str, message: str, winner: str = ""
+    write: Write,
+    place: Place,
+    found: Experiment,
+    follow: ExperimentTraffic | None,
+    *,
+    action: str,
+    message: str,
+    winner: str = "",
 ) -> None:
-    """Let activators follow; `winner`: the revision that gets all traffic. Noted also where the document was like that already."""
+    """Let activators follow; `winner`: the revision that gets all traffic. Noted also where the
+    document was like that already."""
 
     def edit(document: TrafficDocument) -> TrafficDocument:
-        is_ours = follow is not None or (document.experiment is not None and document.experiment.id == found.id)
+        is_ours = follow is not None or (
+            document.experiment is not None and document.experiment.id == found.id
+        )
         after = replace(document, experiment=follow) if is_ours else document
         return documents.reweighted(after, {winner: WHOLE}) if winner else after
 
     generation = traffic.get(write.sql, found.function_id).generation
     after = traffic.change(write, place, found.function, edit, action=action, message=message)
     if after.generation == generation:
-        _note(write, place, action, found.function, after={"experiment": found.id, "message": message})
+        _note(
+            write, place, action, found.function, after={"experiment": found.id, "message": message}
+        )
 
 
 def _tell(write: Write, found: Experiment, event: str, reason: str, *, arm: str = "") -> None:
     """Tell webhooks; once per experiment, event and arm."""
     body = {
-        "experiment": found.id, "name": found.name, "environment": found.environment, "app": found.app, "function": found.function,
-        "reason": reason[:MAX_REASON], "at": write.now, **({"arm": arm} if arm else {}),
-    }  # fmt: skip
+        "experiment": found.id,
+        "name": found.name,
+        "environment": found.environment,
+        "app": found.app,
+        "function": found.function,
+        "reason": reason[:MAX_REASON],
+        "at": write.now,
+        **({"arm": arm} if arm else {}),
+    }
     kind = f"experiment.{event}"
     once = f"{found.id}/{event}/{arm}"
-    deliveries.enqueue(write, tenant=found.tenant, environment=found.environment, event=kind, body=body, once=once)
+    deliveries.enqueue(
+        write, tenant=found.tenant, environment=found.environment, event=kind, body=body, once=once
+    )
 
 
 def _find(sql: sa.Connection, *where: sa.ColumnElement[bool]) -> list[Experiment]:
     table, functions = tables.experiments, tables.functions
     columns = (functions.c.environment, functions.c.app, functions.c.name.label("function_name"))
-    query = sa.select(table, *columns).join(functions, functions.c.id == table.c.function).where(*where)
-    return [_experiment(row) for row in sql.execute(query.order_by(table.c.created_at.desc(), table.c.id)).mappings()]
+    query = (
+        sa.select(table, *columns).join(functions, functions.c.id == table.c.function).where(*where)
+    )
+    return [
+        _experiment(row)
+        for row in sql.execute(query.order_by(table.c.created_at.desc(), table.c.id)).mappings()
+    ]
 
 
 def _experiment(row: sa.RowMapping) -> Experiment:
-    kept = ("id", "tenant", "environment", "app", "name", "state", "reason", "created_by", "created_at", "began_at", "ended_at")
+    kept = (
+        "id",
+        "tenant",
+        "environment",
+        "app",
+        "name",
+        "state",
+        "reason",
+        "created_by",
+        "created_at",
+        "began_at",
+        "ended_at",
+    )
     winner = row["reason"].removeprefix("arm ") if row["state"] == CONCLUDED else ""
     design = Design.from_json(json.loads(row["document"]))
     values = {name: row[name] for name in kept}
-    return Experiment(**values, function=row["function_name"], function_id=row["function"], design=design, winner=winner)
+    return Experiment(
+        **values,
+        function=row["function_name"],
+        function_id=row["function"],
+        design=design,
+        winner=winner,
+    )
 
 
 def _set(write: Write, experiment: str, **values: Any) -> None:
-    write.sql.execute(sa.update(tables.experiments).where(tables.experiments.c.id == experiment).values(**values))
+    write.sql.execute(
+        sa.update(tables.experiments).where(tables.experiments.c.id == experiment).values(**values)
+    )
 
 
 def _demand_running(found: Experiment) -> None:
     if found.state != RUNNING:
-        raise Conflict(f"experiment {found.name!r} is {found.state}: it does not run", state=found.state)
+        raise Conflict(
+            f"experiment {found.name!r} is {found.state}: it does not run", state=found.state
+        )
 
 
 def _function(sql: sa.Connection, place: Place, function: str) -> str:
     table = tables.functions
-    query = sa.select(table.c.id).where(*place.in_app(), table.c.name == function, table.c.removed_at.is_(None))
+    query = sa.select(table.c.id).where(
+        *place.in_app(), table.c.name == function, table.c.removed_at.is_(None)
+    )
     found = sql.execute(query).scalar()
     if found is None:
         raise NotFound(
-            f"there is no function {place.app}/{function} in environment {place.environment!r}", app=place.app, function=function
+            f"there is no function {place.app}/{function} in environment {place.environment!r}",
+            app=place.app,
+            function=function,
         )
     return str(found)
 
 
 def _demand_followable(sql: sa.Connection, function_id: str, design: Design) -> None:
-    """Raise InvalidInput now for what would be refused at the start: unknown revisions, names, units, a radius that is too wide."""
+    """Raise InvalidInput now for what would be refused at the start: unknown revisions, names,
+    units, a radius that is too wide."""
     table = tables.revisions
-    revisions = frozenset(sql.execute(sa.select(table.c.name).where(table.c.function == function_id)).scalars())
-    documents.checked(replace(traffic.get(sql, function_id), experiment=design.traffic("new")), revisions=revisions)
+    revisions = frozenset(
+        sql.execute(sa.select(table.c.name).where(table.c.function == function_id)).scalars()
+    )
+    documents.checked(
+        replace(traffic.get(sql, function_id), experiment=design.traffic("new")),
+        revisions=revisions,
+    )
 
 
 def _text(design: Design) -> str:
     return canonical_json(design.to_json()).decode()
 
 
-def _note(write: Write, place: Place, action: str, function: str, *, after: Mapping[str, Any]) -> None:
+def _note(
+    write: Write, place: Place, action: str, function: str, *, after: Mapping[str, Any]
+) -> None:
     subject = f"{place.subject}/{function}"
-    audit.record(write, tenant=place.tenant, actor=place.actor, action=action, subject=subject, after=dict(after), request=place.request)
+    audit.record(
+        write,
+        tenant=place.tenant,
+        actor=place.actor,
+        action=action,
+        subject=subject,
+        after=dict(after),
+        request=place.request,
+    )

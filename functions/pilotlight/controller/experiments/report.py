@@ -1,8 +1,9 @@
-"""What an experiment shows: arms, differences to the first arm with their intervals, and whether any of it may be believed.
+"""What an experiment shows: arms, differences to the first arm with their intervals, and whether
+any of it may be believed.
 
-Three things make a report invalid, whatever its numbers say: units are spread over the arms otherwise than planned (a sample ratio
-mismatch), calls were answered by another revision than their arm's, and units met two arms though none was stopped.
-"""
+Three things make a report invalid, whatever its numbers say: units are spread over the arms
+otherwise than planned (a sample ratio mismatch), calls were answered by another revision than their
+arm's, and units met two arms though none was stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from pilotlight.controller.experiments.lifecycle import Experiment
 from pilotlight.controller.experiments.stats import Interval
 
 VALIDITY = (
-    "Intervals are confidence sequences: each holds at all times together with probability 95 %, so look as often as you like, and stop "
+    "Intervals are confidence sequences: each holds at all times together with probability 95 %, "
+    "so look as often as you like, and stop "
     "when you like."
 )
 BREACHED, WITHIN, OPEN, UNKNOWN = "breached", "within", "open", "unknown"
@@ -29,7 +31,8 @@ HIGHER, LOWER, NOT_SHOWN, INVALID = "higher", "lower", "not shown", "invalid"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """A guardrail and an arm: how far the arm is from the bound (`interval`: beyond the bound where it is above 0 throughout)."""
+    """A guardrail and an arm: how far the arm is from the bound (`interval`: beyond the bound where
+    it is above 0 throughout)."""
 
     guardrail: Guardrail
     arm: str
@@ -39,7 +42,10 @@ class Watched:
     def __str__(self) -> str:
         if self.interval is None:
             return f"{self.guardrail}: {self.state}"
-        return f"guardrail '{self.guardrail}' is {self.state}: by {self.interval.value:.4g}, at least {self.interval.low:.4g}"
+        return (
+            f"guardrail '{self.guardrail}' is {self.state}: by {self.interval.value:.4g}, at "
+            f"least {self.interval.low:.4g}"
+        )
 
 
 def make(sql: sa.Connection, found: Experiment, *, now: float) -> dict[str, Any]:
@@ -61,7 +67,12 @@ def make(sql: sa.Connection, found: Experiment, *, now: float) -> dict[str, Any]
         "comparisons": _comparisons(evidence, found.design, metrics, values, is_valid=not doubts),
         "sample_ratio": ratio,
         "guardrails": [
-            {"guardrail": str(one.guardrail), "arm": one.arm, "state": one.state, **_bounds(one.interval)}
+            {
+                "guardrail": str(one.guardrail),
+                "arm": one.arm,
+                "state": one.state,
+                **_bounds(one.interval),
+            }
             for one in watch(evidence, found.design)
         ],
     }
@@ -71,48 +82,72 @@ def problems(sql: sa.Connection, found: Experiment) -> list[str]:
     """Why the report is invalid; empty when it is not."""
     evidence = Evidence(sql, found.id, found.design)
     met = evidence.met()
-    return troubles(found.design, met, crossed=evidence.crossed(), ratio=sample_ratio(found.design, met))
+    return troubles(
+        found.design, met, crossed=evidence.crossed(), ratio=sample_ratio(found.design, met)
+    )
 
 
 def sample_ratio(design: Design, met: Mapping[str, Met]) -> dict[str, Any]:
-    """Units per arm against the planned shares, up to the first stop of an arm: from then on shares are others."""
+    """Units per arm against the planned shares, up to the first stop of an arm: from then on shares
+    are others."""
     observed = [met.get(arm.name, Met()).units_before for arm in design.arms]
     shares = [arm.share / 100 for arm in design.arms]
     statistic, p = stats.chi_square(observed, shares)
     names = [arm.name for arm in design.arms]
     return {
         "observed": dict(zip(names, observed, strict=True)),
-        "expected": {name: sum(observed) * share for name, share in zip(names, shares, strict=True)},
+        "expected": {
+            name: sum(observed) * share for name, share in zip(names, shares, strict=True)
+        },
         "chi_square": statistic,
         "p_single_look": p,
         "p": stats.ratio_p(observed, shares),
     }
 
 
-def troubles(design: Design, met: Mapping[str, Met], *, crossed: int, ratio: Mapping[str, Any]) -> list[str]:
+def troubles(
+    design: Design, met: Mapping[str, Met], *, crossed: int, ratio: Mapping[str, Any]
+) -> list[str]:
     """Why nothing of the report counts; empty when it may be believed."""
     out = []
     if ratio["p"] < stats.SRM_ALPHA:
-        seen = ", ".join(f"{arm} {count} (planned {ratio['expected'][arm]:.0f})" for arm, count in ratio["observed"].items())
-        out.append(f"sample ratio mismatch: {seen}; by chance that happens once in {1 / max(ratio['p'], 1e-300):.2g} experiments")
+        seen = ", ".join(
+            f"{arm} {count} (planned {ratio['expected'][arm]:.0f})"
+            for arm, count in ratio["observed"].items()
+        )
+        out.append(
+            f"sample ratio mismatch: {seen}; by chance that happens once in "
+            f"{1 / max(ratio['p'], 1e-300):.2g} experiments"
+        )
     wrong = {arm.name: (met.get(arm.name, Met()).mistagged, arm.revision) for arm in design.arms}
-    out.extend(f"arm {name}: {n} calls were answered by another revision than {revision}" for name, (n, revision) in wrong.items() if n)
+    out.extend(
+        f"arm {name}: {n} calls were answered by another revision than {revision}"
+        for name, (n, revision) in wrong.items()
+        if n
+    )
     planned = {arm.name for arm in design.arms}
-    out.extend(f"{one.calls} calls name the arm {name!r}, which is not planned" for name, one in sorted(met.items()) if name not in planned)
+    out.extend(
+        f"{one.calls} calls name the arm {name!r}, which is not planned"
+        for name, one in sorted(met.items())
+        if name not in planned
+    )
     if crossed:
         out.append(f"{crossed} units met more than one arm")
     return out
 
 
 def watch(evidence: Evidence, design: Design) -> list[Watched]:
-    """Every guardrail for every arm that still answers. Together they stop an arm that is within its bounds with 5 % at most, ever."""
+    """Every guardrail for every arm that still answers. Together they stop an arm that is within
+    its bounds with 5 % at most, ever."""
     first, *others = design.arms
     arms = [arm.name for arm in others if arm.name not in design.stopped]
     alpha = stats.ALPHA / max(1, len(others) * len(design.guardrails))
     out: list[Watched] = []
     for guardrail in design.guardrails:
         factor = 1 + guardrail.allowed if guardrail.is_relative else 1.0
-        found = contrasts(evidence, guardrail.metric, first=first.name, arms=arms, factor=factor, alpha=alpha)
+        found = contrasts(
+            evidence, guardrail.metric, first=first.name, arms=arms, factor=factor, alpha=alpha
+        )
         out.extend(_watched(guardrail, arm, found.get(arm)) for arm in arms)
     return out
 
@@ -128,16 +163,30 @@ def _watched(guardrail: Guardrail, arm: str, found: Interval | None) -> Watched:
     return Watched(guardrail=guardrail, arm=arm, state=state, interval=beyond)
 
 
-def _arm(design: Design, name: str, met: Mapping[str, Met], values: Mapping[str, Mapping[str, Interval]]) -> dict[str, Any]:
+def _arm(
+    design: Design, name: str, met: Mapping[str, Met], values: Mapping[str, Mapping[str, Interval]]
+) -> dict[str, Any]:
     arm, one, stopped = design.arm(name), met.get(name, Met()), design.stopped.get(name)
     counts = {"units": one.units, "calls": one.calls, "mistagged": one.mistagged}
     stop = None if stopped is None else {"at": stopped.at, "reason": stopped.reason}
     known = {metric: _bounds(found[name]) for metric, found in values.items() if name in found}
-    return {"name": name, "revision": arm.revision, "share": arm.share, "stopped": stop, **counts, "metrics": known}
+    return {
+        "name": name,
+        "revision": arm.revision,
+        "share": arm.share,
+        "stopped": stop,
+        **counts,
+        "metrics": known,
+    }
 
 
 def _comparisons(
-    evidence: Evidence, design: Design, metrics: list[str], values: Mapping[str, Mapping[str, Interval]], *, is_valid: bool
+    evidence: Evidence,
+    design: Design,
+    metrics: list[str],
+    values: Mapping[str, Mapping[str, Interval]],
+    *,
+    is_valid: bool,
 ) -> list[dict[str, Any]]:
     first, *others = (arm.name for arm in design.arms)
     out = []
@@ -147,7 +196,16 @@ def _comparisons(
             base = values[metric][first].value
             share = {"relative": difference.value / base} if base else {"relative": None}
             verdict = _verdict(difference) if is_valid else INVALID
-            out.append({"metric": metric, "arm": arm, "first": first, **_bounds(difference), **share, "verdict": verdict})
+            out.append(
+                {
+                    "metric": metric,
+                    "arm": arm,
+                    "first": first,
+                    **_bounds(difference),
+                    **share,
+                    "verdict": verdict,
+                }
+            )
     return out
 
 
@@ -160,5 +218,6 @@ def _bounds(found: Interval | None) -> dict[str, float | None]:
     if found is None:
         return {"value": None, "low": None, "high": None}
     return {
-        name: value if math.isfinite(value) else None for name, value in (("value", found.value), ("low", found.low), ("high", found.high))
+        name: value if math.isfinite(value) else None
+        for name, value in (("value", found.value), ("low", found.low), ("high", found.high))
     }

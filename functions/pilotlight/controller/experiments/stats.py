@@ -1,15 +1,17 @@
 """What numbers of two arms say, and how surely. Pure.
 
-Units are independent of each other, calls of one unit are not: so every metric is a ratio of two sums over units (errors per call,
-milliseconds per warm call, ...), and its variance comes from how units differ (the delta method). Intervals are confidence sequences: the
-true value is inside *all the time* with probability 1 - alpha, so a report may be looked at as often as one likes, and an arm may be
-stopped at the first look that shows it. That costs width: about 1.5 times that of an interval that is valid for one look only.
+Units are independent of each other, calls of one unit are not: so every metric is a ratio of two
+sums over units (errors per call, milliseconds per warm call, ...), and its variance comes from how
+units differ (the delta method). Intervals are confidence sequences: the true value is inside *all
+the time* with probability 1 - alpha, so a report may be looked at as often as one likes, and an arm
+may be stopped at the first look that shows it. That costs width: about 1.5 times that of an
+interval that is valid for one look only.
 
-Sources: delta method for ratios of clustered data: Deng, Knoblich, Lu, "Applying the Delta Method in Metric Analytics" (KDD 2018). Normal
-mixture: Robbins (1970); asymptotic form for estimated variances: Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas, "Time-uniform central limit
-theory and asymptotic confidence sequences" (2021). Sample ratio at any time: Lindon, Malek, "Anytime-valid inference for multinomial count
-data" (2022).
-"""
+Sources: delta method for ratios of clustered data: Deng, Knoblich, Lu, "Applying the Delta Method
+in Metric Analytics" (KDD 2018). Normal mixture: Robbins (1970); asymptotic form for estimated
+variances: Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas, "Time-uniform central limit theory and
+asymptotic confidence sequences" (2021). Sample ratio at any time: Lindon, Malek, "Anytime-valid
+inference for multinomial count data" (2022)."""
 
 from __future__ import annotations
 
@@ -19,13 +21,16 @@ from dataclasses import dataclass
 
 ALPHA = 0.05
 SRM_ALPHA = 0.001
-"""A sample ratio that is off is a broken experiment: told only when it is all but certain, because then nothing else counts."""
+"""A sample ratio that is off is a broken experiment: told only when it is all but certain, because
+then nothing else counts."""
 TUNED_FOR = 5_000.0
-"""Calls at which the intervals are as narrow as they can be; valid at every number, and some tenths wider at a tenth or ten times it."""
+"""Calls at which the intervals are as narrow as they can be; valid at every number, and some tenths
+wider at a tenth or ten times it."""
 MIN_UNITS = 20
 """Per arm. Below, a variance over units says little."""
 _CONCENTRATIONS = (10.0, 1000.0)
-"""Of the alternatives that a sample ratio is held against: arms off by some ten percent, and by some one percent."""
+"""Of the alternatives that a sample ratio is held against: arms off by some ten percent, and by
+some one percent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,22 +57,29 @@ class Moments:
         )
 
     def smoothed(self) -> Moments:
-        """With two more units of middling size, one of which is all y and one none: for shares, which are never quite 0 or 1.
+        """With two more units of middling size, one of which is all y and one none: for shares,
+        which are never quite 0 or 1.
 
-        Without them an arm without any error so far would be certain of it (Agresti and Coull, 1998, do the same to single counts).
-        """
+        Without them an arm without any error so far would be certain of it (Agresti and Coull,
+        1998, do the same to single counts)."""
         if not self.n:
             return self
         size = self.x / self.n
         square = size * size
         return Moments(
-            n=self.n + 2, x=self.x + 2 * size, y=self.y + size, xx=self.xx + 2 * square, yy=self.yy + square, xy=self.xy + square
+            n=self.n + 2,
+            x=self.x + 2 * size,
+            y=self.y + size,
+            xx=self.xx + 2 * square,
+            yy=self.yy + square,
+            xy=self.xy + square,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A metric of an arm: its value, the variance of that value, and how many calls are behind it."""
+    """A metric of an arm: its value, the variance of that value, and how many calls are behind
+    it."""
 
     value: float
     variance: float
@@ -84,7 +96,8 @@ class Interval:
 
 
 def ratio(moments: Moments, *, is_share: bool = False) -> Estimate | None:
-    """Σy/Σx with its variance over units; None when there are too few of them, or nothing to divide by."""
+    """Σy/Σx with its variance over units; None when there are too few of them, or nothing to divide
+    by."""
     if moments.n < MIN_UNITS or moments.x <= 0:
         return None
     value = moments.y / moments.x
@@ -92,11 +105,14 @@ def ratio(moments: Moments, *, is_share: bool = False) -> Estimate | None:
     around = used.y / used.x
     squares = max(0.0, used.yy - 2 * around * used.xy + around * around * used.xx)
     mean_x = used.x / used.n
-    return Estimate(value=value, variance=squares / (used.n - 1) / used.n / (mean_x * mean_x), calls=moments.x)
+    return Estimate(
+        value=value, variance=squares / (used.n - 1) / used.n / (mean_x * mean_x), calls=moments.x
+    )
 
 
 def radius(variance: float, calls: float, *, alpha: float = ALPHA) -> float:
-    """How far a value may be from the true one, at any time, ever, but for a probability of `alpha`. `variance`: of the value."""
+    """How far a value may be from the true one, at any time, ever, but for a probability of
+    `alpha`. `variance`: of the value."""
     tuned = (-2 * math.log(alpha) + math.log(-2 * math.log(alpha)) + 1) / TUNED_FOR
     grown = calls * tuned
     return math.sqrt(variance * (grown + 1) / grown * 2 * math.log(math.sqrt(grown + 1) / alpha))
@@ -108,15 +124,20 @@ def interval(estimate: Estimate, *, alpha: float = ALPHA) -> Interval:
     return Interval(value=estimate.value, low=estimate.value - reach, high=estimate.value + reach)
 
 
-def contrast(arm: Estimate, first: Estimate, *, factor: float = 1.0, alpha: float = ALPHA) -> Interval:
+def contrast(
+    arm: Estimate, first: Estimate, *, factor: float = 1.0, alpha: float = ALPHA
+) -> Interval:
     """arm - factor · first."""
-    reach = radius(arm.variance + factor * factor * first.variance, arm.calls + first.calls, alpha=alpha)
+    reach = radius(
+        arm.variance + factor * factor * first.variance, arm.calls + first.calls, alpha=alpha
+    )
     value = arm.value - factor * first.value
     return Interval(value=value, low=value - reach, high=value + reach)
 
 
 def contrast_of(arm: Interval, first: Interval, *, factor: float = 1.0) -> Interval:
-    """arm - factor · first of two intervals that need not be symmetric (Zou and Donner, 2008); for percentiles."""
+    """arm - factor · first of two intervals that need not be symmetric (Zou and Donner, 2008); for
+    percentiles."""
     value = arm.value - factor * first.value
     low = math.hypot(arm.value - arm.low, factor * (first.high - first.value))
     high = math.hypot(arm.high - arm.value, factor * (first.value - first.low))
@@ -124,26 +145,33 @@ def contrast_of(arm: Interval, first: Interval, *, factor: float = 1.0) -> Inter
 
 
 def chi_square(observed: Sequence[int], shares: Sequence[float]) -> tuple[float, float]:
-    """Pearson's statistic of counts against shares (which add up to 1), and its p-value for one single look."""
+    """Pearson's statistic of counts against shares (which add up to 1), and its p-value for one
+    single look."""
     total = sum(observed)
     if not total:
         return 0.0, 1.0
-    statistic = sum((count - total * share) ** 2 / (total * share) for count, share in zip(observed, shares, strict=True))
+    statistic = sum(
+        (count - total * share) ** 2 / (total * share)
+        for count, share in zip(observed, shares, strict=True)
+    )
     return statistic, _tail(statistic, len(observed) - 1)
 
 
 def ratio_p(observed: Sequence[int], shares: Sequence[float]) -> float:
-    """A p-value of counts against shares that stays one however often it is looked at: it is ever below p with probability p at most.
+    """A p-value of counts against shares that stays one however often it is looked at: it is ever
+    below p with probability p at most.
 
-    The inverse of a mean of two Bayes factors: Dirichlet-multinomial alternatives around the shares, against the shares themselves.
-    """
+    The inverse of a mean of two Bayes factors: Dirichlet-multinomial alternatives around the
+    shares, against the shares themselves."""
     logs = [_log_bayes_factor(observed, shares, concentration) for concentration in _CONCENTRATIONS]
     top = max(logs)
     mean = top + math.log(sum(math.exp(log - top) for log in logs) / len(logs))
     return min(1.0, math.exp(-mean)) if mean > 0 else 1.0
 
 
-def _log_bayes_factor(observed: Sequence[int], shares: Sequence[float], concentration: float) -> float:
+def _log_bayes_factor(
+    observed: Sequence[int], shares: Sequence[float], concentration: float
+) -> float:
     total = sum(observed)
     log = math.lgamma(concentration) - math.lgamma(concentration + total)
     for count, share in zip(observed, shares, strict=True):
@@ -153,7 +181,8 @@ def _log_bayes_factor(observed: Sequence[int], shares: Sequence[float], concentr
 
 
 def _tail(statistic: float, freedom: int) -> float:
-    """P(chi-square with so many degrees of freedom > statistic): Q(freedom/2, statistic/2), by its recurrence."""
+    """P(chi-square with so many degrees of freedom > statistic): Q(freedom/2, statistic/2), by its
+    recurrence."""
     half = statistic / 2
     if half == 0:
         return 1.0

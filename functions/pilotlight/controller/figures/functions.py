@@ -18,7 +18,8 @@ MAX_ROWS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed:
-    """A function as it is deployed now: its newest revision with traffic, and what an instance of that has.
+    """A function as it is deployed now: its newest revision with traffic, and what an instance of
+    that has.
 
     Attributes:
         scaledown_window_s: how long an instance may idle before it goes.
@@ -68,11 +69,19 @@ class FunctionFigures:
         return f"{self.app}/{self.name}"
 
 
-def table(sql: sa.Connection, *, tenant: str, environment: str, usage: Usage, parts: Sequence[Part]) -> list[FunctionFigures]:
-    """The functions that did most, then those that are deployed and did nothing; MAX_ROWS together."""
+def table(
+    sql: sa.Connection, *, tenant: str, environment: str, usage: Usage, parts: Sequence[Part]
+) -> list[FunctionFigures]:
+    """The functions that did most, then those that are deployed and did nothing; MAX_ROWS
+    together."""
     found = _active(usage)
-    for identity, deployed in _deployed(sql, tenant=tenant, environment=environment, ids=list(found)).items():
-        row = found.setdefault(identity, FunctionFigures(id=identity, app=deployed.app, name=deployed.name, units=_none(usage)))
+    for identity, deployed in _deployed(
+        sql, tenant=tenant, environment=environment, ids=list(found)
+    ).items():
+        row = found.setdefault(
+            identity,
+            FunctionFigures(id=identity, app=deployed.app, name=deployed.name, units=_none(usage)),
+        )
         row.deployed = deployed
     histograms = by_function(part for part in parts if part.clock == "total")
     for row in found.values():
@@ -87,13 +96,17 @@ def _active(usage: Usage) -> dict[str, FunctionFigures]:
             continue
         row = rows.get(cell.function_id)
         if row is None:
-            row = rows[cell.function_id] = FunctionFigures(id=cell.function_id, app=cell.app, name=cell.function, units=_none(usage))
+            row = rows[cell.function_id] = FunctionFigures(
+                id=cell.function_id, app=cell.app, name=cell.function, units=_none(usage)
+            )
         row.whole.add(cell.sums)
         if cell.kind == "CALL":
             row.calls.add(cell.sums)
             row.starts[cell.start_kind] = row.starts.get(cell.start_kind, 0) + cell.sums.records
             row.units[cell.unit - usage.span.first] += cell.sums.records
-    ranked = sorted(rows.values(), key=lambda row: (-row.calls.records, -row.whole.picos, row.title))
+    ranked = sorted(
+        rows.values(), key=lambda row: (-row.calls.records, -row.whole.picos, row.title)
+    )
     return {row.id: row for row in ranked[:MAX_ROWS]}
 
 
@@ -104,18 +117,30 @@ def _none(usage: Usage) -> list[int]:
 def count(sql: sa.Connection, *, tenant: str, environment: str) -> int:
     """How many functions are deployed in an environment."""
     table = tables.functions
-    where = (table.c.tenant == tenant, table.c.environment == environment, table.c.removed_at.is_(None))
-    return int(sql.execute(sa.select(sa.func.count()).select_from(table).where(*where)).scalar_one())
+    where = (
+        table.c.tenant == tenant,
+        table.c.environment == environment,
+        table.c.removed_at.is_(None),
+    )
+    return int(
+        sql.execute(sa.select(sa.func.count()).select_from(table).where(*where)).scalar_one()
+    )
 
 
-def one(sql: sa.Connection, *, tenant: str, environment: str, app: str, name: str) -> Deployed | None:
+def one(
+    sql: sa.Connection, *, tenant: str, environment: str, app: str, name: str
+) -> Deployed | None:
     """A function by its name, if it is deployed there."""
     table = tables.functions
-    rows = sql.execute(_query(tenant, environment).where(table.c.app == app, table.c.name == name).limit(1))
+    rows = sql.execute(
+        _query(tenant, environment).where(table.c.app == app, table.c.name == name).limit(1)
+    )
     return next((_details(row) for row in rows), None)
 
 
-def _deployed(sql: sa.Connection, *, tenant: str, environment: str, ids: Collection[str]) -> dict[str, Deployed]:
+def _deployed(
+    sql: sa.Connection, *, tenant: str, environment: str, ids: Collection[str]
+) -> dict[str, Deployed]:
     """Those in `ids`, and others by name until there are MAX_ROWS."""
     table = tables.functions
     query = _query(tenant, environment).order_by(table.c.app, table.c.name)
@@ -126,20 +151,46 @@ def _deployed(sql: sa.Connection, *, tenant: str, environment: str, ids: Collect
 
 
 def _query(tenant: str, environment: str) -> sa.Select[tuple[str, str, str, str, bool, str]]:
-    table, apps, traffic, revisions = tables.functions, tables.apps, tables.traffic, tables.revisions
+    table, apps, traffic, revisions = (
+        tables.functions,
+        tables.apps,
+        tables.traffic,
+        tables.revisions,
+    )
     newest = (
         sa.select(traffic.c.function, sa.func.max(revisions.c.ordinal).label("ordinal"))
-        .join(revisions, (revisions.c.function == traffic.c.function) & (revisions.c.name == traffic.c.revision))
+        .join(
+            revisions,
+            (revisions.c.function == traffic.c.function) & (revisions.c.name == traffic.c.revision),
+        )
         .group_by(traffic.c.function)
         .subquery()
     )
-    same_app = (apps.c.tenant == table.c.tenant) & (apps.c.environment == table.c.environment) & (apps.c.name == table.c.app)
+    same_app = (
+        (apps.c.tenant == table.c.tenant)
+        & (apps.c.environment == table.c.environment)
+        & (apps.c.name == table.c.app)
+    )
     return (
-        sa.select(table.c.id, table.c.app, table.c.name, revisions.c.name.label("revision"), apps.c.stopped, revisions.c.spec)
+        sa.select(
+            table.c.id,
+            table.c.app,
+            table.c.name,
+            revisions.c.name.label("revision"),
+            apps.c.stopped,
+            revisions.c.spec,
+        )
         .join(apps, same_app)
         .join(newest, newest.c.function == table.c.id)
-        .join(revisions, (revisions.c.function == table.c.id) & (revisions.c.ordinal == newest.c.ordinal))
-        .where(table.c.tenant == tenant, table.c.environment == environment, table.c.removed_at.is_(None))
+        .join(
+            revisions,
+            (revisions.c.function == table.c.id) & (revisions.c.ordinal == newest.c.ordinal),
+        )
+        .where(
+            table.c.tenant == tenant,
+            table.c.environment == environment,
+            table.c.removed_at.is_(None),
+        )
     )
 
 
@@ -147,8 +198,18 @@ def _details(row: sa.Row[tuple[str, str, str, str, bool, str]]) -> Deployed:
     spec = json.loads(row.spec)
     resources, scaling = spec.get("resources", {}), spec.get("scaling", {})
     return Deployed(
-        id=row.id, app=row.app, name=row.name, revision=row.revision, stopped=row.stopped, cpu=resources.get("cpu", 1.0),
-        memory_bytes=resources.get("memory_bytes", 0), gpu=tuple(resources.get("gpu", ())), gpu_count=resources.get("gpu_count", 0),
-        min_instances=scaling.get("min_instances", 0), max_instances=scaling.get("max_instances", 0),
-        scaledown_window_s=scaling.get("scaledown_window_s", 0.0), access=tuple(spec.get("access", ())), tags=spec.get("tags", {}),
-    )  # fmt: skip
+        id=row.id,
+        app=row.app,
+        name=row.name,
+        revision=row.revision,
+        stopped=row.stopped,
+        cpu=resources.get("cpu", 1.0),
+        memory_bytes=resources.get("memory_bytes", 0),
+        gpu=tuple(resources.get("gpu", ())),
+        gpu_count=resources.get("gpu_count", 0),
+        min_instances=scaling.get("min_instances", 0),
+        max_instances=scaling.get("max_instances", 0),
+        scaledown_window_s=scaling.get("scaledown_window_s", 0.0),
+        access=tuple(spec.get("access", ())),
+        tags=spec.get("tags", {}),
+    )

@@ -1,7 +1,7 @@
 """Right-sizing: where a function pays for what it does not use, and what it would save. Pure.
 
-Savings are per 30 days at the pace of the span that is looked at. A hint says what it was seen from; who follows it decides.
-"""
+Savings are per 30 days at the pace of the span that is looked at. A hint says what it was seen
+from; who follows it decides."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ WORTH = Decimal("0.75")
 BUSY = 0.25
 """Share of its time from which on a reserved instance earns its keep."""
 LEAST_SHARE, LEAST_OF_ALL = 20, 100
-"""A hint must save at least a twentieth of what its function costs, and a hundredth of what all together do."""
+"""A hint must save at least a twentieth of what its function costs, and a hundredth of what all
+together do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +30,11 @@ class Observed:
     """One function as it was seen over a span.
 
     Attributes:
-        memory_bytes: what an instance is given, and billed for; `measured_bytes`: the most that an instance has now, None = not known.
-        min_instances, scaledown_window_s: as deployed.
-        whole, busy, idle, reserved: sums of everything, of calls, of time beyond the platform's own window, of `min_instances`.
-        start_ms: what a start takes when it is not warm (median), None = not known.
+        memory_bytes: what an instance is given, and billed for; `measured_bytes`: the most that an
+        instance has now, None = not known. min_instances, scaledown_window_s: as deployed. whole,
+        busy, idle, reserved: sums of everything, of calls, of time beyond the platform's own
+        window, of `min_instances`. start_ms: what a start takes when it is not warm (median), None
+        = not known.
     """
 
     app: str
@@ -65,12 +67,23 @@ class Hint:
 
 
 def hints(observed: Sequence[Observed], *, rates: Rates, elapsed_s: float) -> list[Hint]:
-    """What could be saved, the most first; `elapsed_s` is how long the sums took to come together."""
+    """What could be saved, the most first; `elapsed_s` is how long the sums took to come
+    together."""
     pace = Decimal(MONTH_S) / Decimal(max(1, round(elapsed_s)))
-    found = [hint for one in observed for hint in (_memory(one, rates, pace), _reserved(one, pace), _idle(one, pace)) if hint is not None]
+    found = [
+        hint
+        for one in observed
+        for hint in (_memory(one, rates, pace), _reserved(one, pace), _idle(one, pace))
+        if hint is not None
+    ]
     least = sum((one.whole.cost for one in observed), Decimal(0)) * pace / LEAST_OF_ALL
-    worth = {(one.app, one.name): max(least, one.whole.cost * pace / LEAST_SHARE) for one in observed}
-    return sorted((h for h in found if h.saving > worth[h.app, h.name]), key=lambda hint: (-hint.saving, hint.app, hint.name))
+    worth = {
+        (one.app, one.name): max(least, one.whole.cost * pace / LEAST_SHARE) for one in observed
+    }
+    return sorted(
+        (h for h in found if h.saving > worth[h.app, h.name]),
+        key=lambda hint: (-hint.saving, hint.app, hint.name),
+    )
 
 
 def _memory(one: Observed, rates: Rates, pace: Decimal) -> Hint | None:
@@ -83,20 +96,31 @@ def _memory(one: Observed, rates: Rates, pace: Decimal) -> Hint | None:
     saving = _rounded(spent * (1 - Decimal(enough) / one.memory_bytes) * pace)
     used, given = one.measured_bytes // 1024**2, one.memory_bytes // 1024**2
     return Hint(
-        app=one.app, name=one.name, change=f'memory="{enough // 1024**2}MiB"', saving=saving,
+        app=one.app,
+        name=one.name,
+        change=f'memory="{enough // 1024**2}MiB"',
+        saving=saving,
         why=f"instances use {used} MiB of {given} MiB now; this leaves half as much again free",
-    )  # fmt: skip
+    )
 
 
 def _reserved(one: Observed, pace: Decimal) -> Hint | None:
     held = one.reserved.billed_ns + one.busy.billed_ns
     if one.reserved.picos <= 0 or one.busy.billed_ns >= held * BUSY:
         return None
-    start = "" if one.start_ms is None else f"; the first call after a pause then waits {one.start_ms / 1000:.2g} s for a start"
+    start = (
+        ""
+        if one.start_ms is None
+        else f"; the first call after a pause then waits {one.start_ms / 1000:.2g} s for a start"
+    )
     return Hint(
-        app=one.app, name=one.name, change="min_instances=0", saving=_rounded(one.reserved.cost * pace),
-        why=f"{one.min_instances or 'the'} kept instances work {100 * one.busy.billed_ns / held:.0f} % of their time{start}",
-    )  # fmt: skip
+        app=one.app,
+        name=one.name,
+        change="min_instances=0",
+        saving=_rounded(one.reserved.cost * pace),
+        why=f"{one.min_instances or 'the'} kept instances work "
+        f"{100 * one.busy.billed_ns / held:.0f} % of their time{start}",
+    )
 
 
 def _idle(one: Observed, pace: Decimal) -> Hint | None:
@@ -104,9 +128,13 @@ def _idle(one: Observed, pace: Decimal) -> Hint | None:
         return None
     share = 100 * one.idle.billed_ns / max(1, one.whole.billed_ns)
     return Hint(
-        app=one.app, name=one.name, change='scaledown_window="auto"', saving=_rounded(one.idle.cost * pace),
-        why=f"{share:.0f} % of what is billed is idling beyond the minutes that the platform gives away; this is the most it can save",
-    )  # fmt: skip
+        app=one.app,
+        name=one.name,
+        change='scaledown_window="auto"',
+        saving=_rounded(one.idle.cost * pace),
+        why=f"{share:.0f} % of what is billed is idling beyond the minutes that the platform "
+        f"gives away; this is the most it can save",
+    )
 
 
 def _rounded(amount: Decimal) -> Decimal:

@@ -1,4 +1,5 @@
-"""Percentiles from histograms whose buckets grow by a tenth: right to a twentieth, and cheap however many calls there were."""
+"""Percentiles from histograms whose buckets grow by a tenth: right to a twentieth, and cheap
+however many calls there were."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ CLOCKS = ("total", "queue", "start", "exec")
 
 @dataclass(slots=True)
 class Histogram:
-    """Calls by bucket: bucket b holds those above 1.1**(b-1) and up to 1.1**b ms. Owner: whoever fills it, in one thread."""
+    """Calls by bucket: bucket b holds those above 1.1**(b-1) and up to 1.1**b ms. Owner: whoever
+    fills it, in one thread."""
 
     buckets: dict[int, int] = field(default_factory=dict)
 
@@ -31,7 +33,8 @@ class Histogram:
         return sum(self.buckets.values())
 
     def percentile(self, percent: float) -> float | None:
-        """Milliseconds by the nearest-rank definition: the middle of the bucket that covers the share; None without calls."""
+        """Milliseconds by the nearest-rank definition: the middle of the bucket that covers the
+        share; None without calls."""
         count = self.calls
         if not count:
             return None
@@ -51,7 +54,8 @@ def middle_ms(bucket: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """The histogram of one clock (`total`, `queue`, `start`, `exec`) of one function's calls by one kind of start."""
+    """The histogram of one clock (`total`, `queue`, `start`, `exec`) of one function's calls by one
+    kind of start."""
 
     function_id: str
     start_kind: str
@@ -73,16 +77,25 @@ def read(
     table = tables.latency_hours
     last = int(now // HOUR_S)
     within: sa.ColumnElement[bool] = table.c.hour.between(last - hours + 1, last)
-    if function_id is not None:  # each hour by itself is a seek in the primary key, instead of a walk through every function's rows
-        within = table.c.hour.in_(range(last - hours + 1, last + 1)) & (table.c.function_id == function_id)
+    # each hour by itself is a seek in the primary key, instead of a walk through every function's
+    # rows
+    if function_id is not None:
+        within = table.c.hour.in_(range(last - hours + 1, last + 1)) & (
+            table.c.function_id == function_id
+        )
     groups = (table.c.function_id, table.c.start_kind, table.c.clock, table.c.bucket)
     query = sa.select(*groups, sa.func.sum(table.c.calls)).where(
-        table.c.tenant == tenant, within, table.c.environment == environment, table.c.clock.in_(clocks)
+        table.c.tenant == tenant,
+        within,
+        table.c.environment == environment,
+        table.c.clock.in_(clocks),
     )
     parts: dict[tuple[str, str, str], Histogram] = {}
     for function, start_kind, clock, bucket, calls in sql.execute(query.group_by(*groups)):
         parts.setdefault((function, start_kind, clock), Histogram()).add(bucket, int(calls))
-    return [Part(function_id=f, start_kind=s, clock=c, histogram=h) for (f, s, c), h in parts.items()]
+    return [
+        Part(function_id=f, start_kind=s, clock=c, histogram=h) for (f, s, c), h in parts.items()
+    ]
 
 
 def merged(parts: Iterable[Part]) -> Histogram:
@@ -103,18 +116,31 @@ def by_function(parts: Iterable[Part]) -> dict[str, Histogram]:
 
 
 def by_hour(
-    sql: sa.Connection, *, tenant: str, environment: str, now: float, hours: int = HOURS, function_id: str | None = None
+    sql: sa.Connection,
+    *,
+    tenant: str,
+    environment: str,
+    now: float,
+    hours: int = HOURS,
+    function_id: str | None = None,
 ) -> dict[int, Histogram]:
-    """The whole of each hour's calls (clock `total`), by hours since the epoch; hours without calls are left out."""
+    """The whole of each hour's calls (clock `total`), by hours since the epoch; hours without calls
+    are left out."""
     table = tables.latency_hours
     last = int(now // HOUR_S)
-    where = [table.c.tenant == tenant, table.c.hour.in_(range(last - hours + 1, last + 1)), table.c.environment == environment]
+    where = [
+        table.c.tenant == tenant,
+        table.c.hour.in_(range(last - hours + 1, last + 1)),
+        table.c.environment == environment,
+    ]
     if function_id is not None:
         where.append(table.c.function_id == function_id)
     groups = (table.c.hour, table.c.bucket)
     found: dict[int, Histogram] = {}
     for hour, bucket, calls in sql.execute(
-        sa.select(*groups, sa.func.sum(table.c.calls)).where(*where, table.c.clock == "total").group_by(*groups)
+        sa.select(*groups, sa.func.sum(table.c.calls))
+        .where(*where, table.c.clock == "total")
+        .group_by(*groups)
     ):
         found.setdefault(hour, Histogram()).add(bucket, int(calls))
     return found

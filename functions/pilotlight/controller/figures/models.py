@@ -1,8 +1,9 @@
-"""What language models did in the last day: tokens, the time to the first one and between two, what they cost, and who asked.
+"""What language models did in the last day: tokens, the time to the first one and between two, what
+they cost, and who asked.
 
-Three sources, each for what it knows: observations (counts and histograms of every call, by the minute), records of the newest calls (the
-first token by kind of start), and rollups (money, and whose).
-"""
+Three sources, each for what it knows: observations (counts and histograms of every call, by the
+minute), records of the newest calls (the first token by kind of start), and rollups (money, and
+whose)."""
 
 from __future__ import annotations
 
@@ -54,14 +55,12 @@ class ModelFigures:
 
     Attributes:
         max_model_len, max_num_seqs, adapters, gpu: as its heaviest revision declares them.
-        first_token, between_tokens: of calls that waited for no start.
-        first_token_by_start: kind of start → the same of the newest calls' records.
-        finishes: why the newest answers ended → how many.
-        completed: share of streams that ended by themselves.
-        cached: share of prompt tokens that were there already.
-        cache_use: median and greatest percent of the KV cache in use.
-        tokens_per_s: written per second of an instance that was busy; `tokens_per_gpu_s` per GPU of it.
-        price_per_1k: cost of calls by 1,000 tokens in and out, a decimal as text.
+        first_token, between_tokens: of calls that waited for no start. first_token_by_start: kind
+        of start → the same of the newest calls' records. finishes: why the newest answers ended →
+        how many. completed: share of streams that ended by themselves. cached: share of prompt
+        tokens that were there already. cache_use: median and greatest percent of the KV cache in
+        use. tokens_per_s: written per second of an instance that was busy; `tokens_per_gpu_s` per
+        GPU of it. price_per_1k: cost of calls by 1,000 tokens in and out, a decimal as text.
     """
 
     app: str
@@ -97,21 +96,43 @@ class ModelFigures:
 
 
 def read(
-    sql: sa.Connection, *, tenant: str, environment: str, currency: str, now: float, app: str | None = None, function: str | None = None
+    sql: sa.Connection,
+    *,
+    tenant: str,
+    environment: str,
+    currency: str,
+    now: float,
+    app: str | None = None,
+    function: str | None = None,
 ) -> list[ModelFigures]:
     """The language models of an environment that take traffic, by name; costs in that currency."""
-    return [_figures(sql, row, tenant=tenant, currency=currency, now=now) for row in _rows(sql, tenant, environment, app, function)]
+    return [
+        _figures(sql, row, tenant=tenant, currency=currency, now=now)
+        for row in _rows(sql, tenant, environment, app, function)
+    ]
 
 
-def _rows(sql: sa.Connection, tenant: str, environment: str, app: str | None, function: str | None) -> list[sa.Row[Any]]:
+def _rows(
+    sql: sa.Connection, tenant: str, environment: str, app: str | None, function: str | None
+) -> list[sa.Row[Any]]:
     """Functions with the spec of their heaviest revision, where that is an engine's."""
     functions, revisions, traffic = tables.functions, tables.revisions, tables.traffic
     same = (revisions.c.function == traffic.c.function) & (revisions.c.name == traffic.c.revision)
-    where = [functions.c.tenant == tenant, functions.c.environment == environment, functions.c.removed_at.is_(None)]
+    where = [
+        functions.c.tenant == tenant,
+        functions.c.environment == environment,
+        functions.c.removed_at.is_(None),
+    ]
     where += [functions.c.app == app] if app else []
     where += [functions.c.name == function] if function else []
     query = (
-        sa.select(functions.c.id, functions.c.app, functions.c.name, revisions.c.name.label("revision"), revisions.c.spec)
+        sa.select(
+            functions.c.id,
+            functions.c.app,
+            functions.c.name,
+            revisions.c.name.label("revision"),
+            revisions.c.spec,
+        )
         .join(traffic, traffic.c.function == functions.c.id)
         .join(revisions, same)
         .where(*where, revisions.c.spec.like(f'%"kind"%"{FunctionKind.ENGINE}"%'))
@@ -124,7 +145,9 @@ def _rows(sql: sa.Connection, tenant: str, environment: str, app: str | None, fu
     return list(heaviest.values())[:MAX_MODELS]
 
 
-def _figures(sql: sa.Connection, row: sa.Row[Any], *, tenant: str, currency: str, now: float) -> ModelFigures:
+def _figures(
+    sql: sa.Connection, row: sa.Row[Any], *, tenant: str, currency: str, now: float
+) -> ModelFigures:
     spec = json.loads(row.spec)
     engine, resources = spec["engine"], spec["resources"]
     seen = total(observations.window(sql, function_id=row.id, since_s=now - DAY_S, until_s=now))
@@ -136,16 +159,33 @@ def _figures(sql: sa.Connection, row: sa.Row[Any], *, tenant: str, currency: str
     pace = whole.tokens_out / whole.billed_s if whole.billed_ns and whole.tokens_out else None
     firsts, finishes = _newest(sql, row.id, tenant=tenant, now=now)
     return ModelFigures(
-        app=row.app, function=row.name, revision=row.revision, max_model_len=engine["max_model_len"], max_num_seqs=engine["max_num_seqs"],
-        adapters=tuple(sorted(engine["lora"])), gpu=",".join(resources["gpu"]), gpu_count=gpus, **_observed(seen),
-        first_token_by_start=firsts, finishes=finishes, tokens_per_s=pace, tokens_per_gpu_s=pace / gpus if pace and gpus else None,
-        cost=str(whole.cost), price_per_1k=_per_1k(whole),
+        app=row.app,
+        function=row.name,
+        revision=row.revision,
+        max_model_len=engine["max_model_len"],
+        max_num_seqs=engine["max_num_seqs"],
+        adapters=tuple(sorted(engine["lora"])),
+        gpu=",".join(resources["gpu"]),
+        gpu_count=gpus,
+        **_observed(seen),
+        first_token_by_start=firsts,
+        finishes=finishes,
+        tokens_per_s=pace,
+        tokens_per_gpu_s=pace / gpus if pace and gpus else None,
+        cost=str(whole.cost),
+        price_per_1k=_per_1k(whole),
         tenants=tuple(_share(name, one) for name, one in shares),
-    )  # fmt: skip
+    )
 
 
 def _share(name: str, one: sums.Sums) -> Share:
-    return Share(tenant=name, calls=one.records, tokens_in=one.tokens_in, tokens_out=one.tokens_out, cost=str(one.cost))
+    return Share(
+        tenant=name,
+        calls=one.records,
+        tokens_in=one.tokens_in,
+        tokens_out=one.tokens_out,
+        cost=str(one.cost),
+    )
 
 
 def _observed(seen: Observation | None) -> dict[str, Any]:
@@ -182,15 +222,24 @@ def _median(counts: Mapping[int, int]) -> int:
 
 
 def _per_1k(whole: sums.Sums) -> str | None:
-    return str((whole.cost * 1000 / whole.tokens).quantize(Decimal("1e-9"))) if whole.tokens else None
+    return (
+        str((whole.cost * 1000 / whole.tokens).quantize(Decimal("1e-9"))) if whole.tokens else None
+    )
 
 
-def _newest(sql: sa.Connection, function_id: str, *, tenant: str, now: float) -> tuple[dict[str, Times], dict[str, int]]:
+def _newest(
+    sql: sa.Connection, function_id: str, *, tenant: str, now: float
+) -> tuple[dict[str, Times], dict[str, int]]:
     """Of the newest records: first tokens by kind of start, and why answers ended."""
     c = tables.usage.c
     query = (
         sa.select(c.start_kind, c.first_token_ms, c.finish)
-        .where(c.tenant == tenant, c.started_at >= now - DAY_S, c.function_id == function_id, c.finish != "")
+        .where(
+            c.tenant == tenant,
+            c.started_at >= now - DAY_S,
+            c.function_id == function_id,
+            c.finish != "",
+        )
         .order_by(c.started_at.desc())
         .limit(NEWEST)
     )
@@ -200,25 +249,39 @@ def _newest(sql: sa.Connection, function_id: str, *, tenant: str, now: float) ->
         finishes[finish] = finishes.get(finish, 0) + 1
         if first_ms:
             by_start.setdefault(kind, []).append(first_ms)
-    return {kind: _of(by_start[kind]) for kind in START_KINDS if kind in by_start}, dict(sorted(finishes.items()))
+    return {kind: _of(by_start[kind]) for kind in START_KINDS if kind in by_start}, dict(
+        sorted(finishes.items())
+    )
 
 
 def _of(found: Iterable[int]) -> Times:
     ordered = sorted(found)
-    return Times(n=len(ordered), p50_ms=float(ordered[(len(ordered) - 1) // 2]), p99_ms=float(ordered[-(-len(ordered) * 99 // 100) - 1]))
+    return Times(
+        n=len(ordered),
+        p50_ms=float(ordered[(len(ordered) - 1) // 2]),
+        p99_ms=float(ordered[-(-len(ordered) * 99 // 100) - 1]),
+    )
 
 
-def _by_caller(sql: sa.Connection, function_id: str, *, tenant: str, currency: str, now: float) -> list[tuple[str, sums.Sums]]:
+def _by_caller(
+    sql: sa.Connection, function_id: str, *, tenant: str, currency: str, now: float
+) -> list[tuple[str, sums.Sums]]:
     """(tenant's name, sums of calls), the one with most tokens first."""
     table, last = tables.usage_hours, int(now // HOUR_S)
-    names = {row.id: row.name for row in sql.execute(sa.select(tables.tenants.c.id, tables.tenants.c.name))}
+    names = {
+        row.id: row.name
+        for row in sql.execute(sa.select(tables.tenants.c.id, tables.tenants.c.name))
+    }
     query = (
         sa.select(table.c.caller, table.c.currency, *sums.summed(table))
         .where(
-            table.c.tenant == tenant, table.c.hour.between(last - 23, last), table.c.function_id == function_id, table.c.kind == "CALL"
+            table.c.tenant == tenant,
+            table.c.hour.between(last - 23, last),
+            table.c.function_id == function_id,
+            table.c.kind == "CALL",
         )
         .group_by(table.c.caller, table.c.currency)
-    )  # fmt: skip
+    )
     found: dict[str, sums.Sums] = {}
     for caller, paid_in, *row in sql.execute(query):
         one = sums.of_row(row)
@@ -229,16 +292,31 @@ def _by_caller(sql: sa.Connection, function_id: str, *, tenant: str, currency: s
 
 
 def hourly(
-    sql: sa.Connection, *, tenant: str, environment: str, names: Iterable[tuple[str, str]], now: float
+    sql: sa.Connection,
+    *,
+    tenant: str,
+    environment: str,
+    names: Iterable[tuple[str, str]],
+    now: float,
 ) -> dict[int, tuple[int, int]]:
-    """Hour since the epoch → tokens (in, out) of calls of these functions, (app, name) each, over the last day."""
+    """Hour since the epoch → tokens (in, out) of calls of these functions, (app, name) each, over
+    the last day."""
     table, last = tables.usage_hours, int(now // HOUR_S)
     query = (
         sa.select(table.c.hour, sa.func.sum(table.c.tokens_in), sa.func.sum(table.c.tokens_out))
         .where(
-            table.c.tenant == tenant, table.c.hour.between(last - 23, last), table.c.environment == environment, table.c.kind == "CALL",
-            sa.or_(sa.false(), *(sa.and_(table.c.app == app, table.c.function == name) for app, name in names)),
+            table.c.tenant == tenant,
+            table.c.hour.between(last - 23, last),
+            table.c.environment == environment,
+            table.c.kind == "CALL",
+            sa.or_(
+                sa.false(),
+                *(sa.and_(table.c.app == app, table.c.function == name) for app, name in names),
+            ),
         )
         .group_by(table.c.hour)
-    )  # fmt: skip
-    return {int(hour): (int(tokens_in), int(tokens_out)) for hour, tokens_in, tokens_out in sql.execute(query)}
+    )
+    return {
+        int(hour): (int(tokens_in), int(tokens_out))
+        for hour, tokens_in, tokens_out in sql.execute(query)
+    }

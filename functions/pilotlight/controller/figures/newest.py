@@ -1,4 +1,5 @@
-"""The newest calls, by index: days without any are left out first, so that no walk through others' records is long."""
+"""The newest calls, by index: days without any are left out first, so that no walk through others'
+records is long."""
 
 from __future__ import annotations
 
@@ -24,30 +25,63 @@ class Page:
 
 
 def read(
-    sql: sa.Connection, *, tenant: str, environment: str, now: float, limit: int, function_id: str | None = None, before: str = ""
+    sql: sa.Connection,
+    *,
+    tenant: str,
+    environment: str,
+    now: float,
+    limit: int,
+    function_id: str | None = None,
+    before: str = "",
 ) -> Page:
-    """At most `limit` calls of an environment, those before the cursor `before` where one is given (`<started_at>~<id>`)."""
+    """At most `limit` calls of an environment, those before the cursor `before` where one is given
+    (`<started_at>~<id>`)."""
     table = tables.usage
     until, after_id = _cursor(before)
-    since = _since(sql, tenant=tenant, environment=environment, function_id=function_id, until=min(until, now), wanted=limit + 1)
+    since = _since(
+        sql,
+        tenant=tenant,
+        environment=environment,
+        function_id=function_id,
+        until=min(until, now),
+        wanted=limit + 1,
+    )
     if since is None:
         return Page(calls=[], older="")
-    where = [table.c.tenant == tenant, table.c.started_at >= since, table.c.environment == environment, table.c.kind == "CALL"]
+    where = [
+        table.c.tenant == tenant,
+        table.c.started_at >= since,
+        table.c.environment == environment,
+        table.c.kind == "CALL",
+    ]
     if function_id is not None:
         where.append(table.c.function_id == function_id)
     if until < math.inf:
         same_moment = (table.c.started_at == until) & (table.c.id < after_id)
         where.append((table.c.started_at <= until) & ((table.c.started_at < until) | same_moment))
     columns = [table.c[name] for name in UsageRecord.__slots__]
-    query = sa.select(*columns).where(*where).order_by(table.c.started_at.desc(), table.c.id.desc()).limit(limit + 1)
+    query = (
+        sa.select(*columns)
+        .where(*where)
+        .order_by(table.c.started_at.desc(), table.c.id.desc())
+        .limit(limit + 1)
+    )
     found = [UsageRecord(**row) for row in sql.execute(query).mappings()]
     more = len(found) > limit
-    return Page(calls=found[:limit], older=f"{found[limit - 1].started_at!r}~{found[limit - 1].id}" if more else "")
+    return Page(
+        calls=found[:limit],
+        older=f"{found[limit - 1].started_at!r}~{found[limit - 1].id}" if more else "",
+    )
 
 
 def attempts(sql: sa.Connection, *, tenant: str, environment: str, call: str) -> list[UsageRecord]:
-    """The attempts of one call in an environment; none where it is another tenant's, or nobody's."""
-    return [record for record in ledger.attempts(sql, tenant=tenant, call=call) if record.environment == environment]
+    """The attempts of one call in an environment; none where it is another tenant's, or
+    nobody's."""
+    return [
+        record
+        for record in ledger.attempts(sql, tenant=tenant, call=call)
+        if record.environment == environment
+    ]
 
 
 def _cursor(before: str) -> tuple[float, str]:
@@ -60,17 +94,37 @@ def _cursor(before: str) -> tuple[float, str]:
     return (at, record) if 0 <= at < math.inf else (math.inf, "")
 
 
-def _since(sql: sa.Connection, *, tenant: str, environment: str, function_id: str | None, until: float, wanted: int) -> float | None:
-    """The begin of the day from which on there are `wanted` calls; None when there are none at all."""
+def _since(
+    sql: sa.Connection,
+    *,
+    tenant: str,
+    environment: str,
+    function_id: str | None,
+    until: float,
+    wanted: int,
+) -> float | None:
+    """The begin of the day from which on there are `wanted` calls; None when there are none at
+    all."""
     table = tables.usage_days
     last = int(until // DAY_S)
-    where = [table.c.tenant == tenant, table.c.day.between(last - DAYS, last), table.c.environment == environment, table.c.kind == "CALL"]
+    where = [
+        table.c.tenant == tenant,
+        table.c.day.between(last - DAYS, last),
+        table.c.environment == environment,
+        table.c.kind == "CALL",
+    ]
     if function_id is not None:
         where.append(table.c.function_id == function_id)
-    query = sa.select(table.c.day, sa.func.sum(table.c.records)).where(*where).group_by(table.c.day).order_by(table.c.day.desc())
+    query = (
+        sa.select(table.c.day, sa.func.sum(table.c.records))
+        .where(*where)
+        .group_by(table.c.day)
+        .order_by(table.c.day.desc())
+    )
     seen, day = 0, None
     for day, records in sql.execute(query):
-        # Of the day in which the cursor lies nobody knows how many are before it: it does not count.
+        # Of the day in which the cursor lies nobody knows how many are before it: it does not
+        # count.
         seen += int(records) if day < last else 0
         if seen >= wanted:
             break

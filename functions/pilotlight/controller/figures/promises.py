@@ -1,4 +1,5 @@
-"""What a tenant was promised: its plan with its overrides, and the price list that follows from it."""
+"""What a tenant was promised: its plan with its overrides, and the price list that follows from
+it."""
 
 from __future__ import annotations
 
@@ -27,17 +28,30 @@ def plan_from(name: str, overrides: str, plans: Mapping[str, Plan]) -> Plan:
     return plans.get(name, UNLIMITED).with_overrides(json.loads(overrides))
 
 
-def own_quotas(sql: sa.Connection, *, tenant: str, environment: str) -> list[tuple[str, dict[str, float]]]:
-    """(whose, bounds) of the quotas that a tenant set for functions of an environment, and for keys that reach it."""
+def own_quotas(
+    sql: sa.Connection, *, tenant: str, environment: str
+) -> list[tuple[str, dict[str, float]]]:
+    """(whose, bounds) of the quotas that a tenant set for functions of an environment, and for keys
+    that reach it."""
     table, keys = tables.function_quotas, tables.api_keys
-    functions = sa.select(table.c.app, table.c.function, table.c.quotas).where(table.c.tenant == tenant, table.c.environment == environment)
+    functions = sa.select(table.c.app, table.c.function, table.c.quotas).where(
+        table.c.tenant == tenant, table.c.environment == environment
+    )
     found = [
-        (f"{row.app}/{row.function}", json.loads(row.quotas)) for row in sql.execute(functions.order_by(table.c.app, table.c.function))
+        (f"{row.app}/{row.function}", json.loads(row.quotas))
+        for row in sql.execute(functions.order_by(table.c.app, table.c.function))
     ]
     reaching = keys.c.environment.is_(None) | (keys.c.environment == environment)
     where = (keys.c.tenant == tenant, reaching, keys.c.revoked_at.is_(None), keys.c.quotas != "{}")
-    named = sa.select(keys.c.id, keys.c.name, keys.c.quotas).where(*where).order_by(keys.c.created_at).limit(MAX_KEYS)
-    return found + [(f"key {row.name or row.id}", json.loads(row.quotas)) for row in sql.execute(named)]
+    named = (
+        sa.select(keys.c.id, keys.c.name, keys.c.quotas)
+        .where(*where)
+        .order_by(keys.c.created_at)
+        .limit(MAX_KEYS)
+    )
+    return found + [
+        (f"key {row.name or row.id}", json.loads(row.quotas)) for row in sql.execute(named)
+    ]
 
 
 def rates_of(plan: Plan, prices: PriceSettings) -> Rates:

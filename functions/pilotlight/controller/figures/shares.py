@@ -28,9 +28,12 @@ class Held:
 
     @property
     def busy(self) -> float | None:
-        """The share that ran calls: of GPU time where there is any, else of instance time; None without any."""
+        """The share that ran calls: of GPU time where there is any, else of instance time; None
+        without any."""
         gpus = self.busy_gpu_min + self.idle_gpu_min
-        used, whole = (self.busy_gpu_min, gpus) if gpus else (self.busy_s, self.busy_s + self.idle_s)
+        used, whole = (
+            (self.busy_gpu_min, gpus) if gpus else (self.busy_s, self.busy_s + self.idle_s)
+        )
         return used / whole if whole else None
 
 
@@ -47,7 +50,9 @@ class TenantShare:
     utilisation: Held
 
 
-def read(sql: sa.Connection, *, span: Span, plans: Mapping[str, Plan], currency: str) -> list[TenantShare]:
+def read(
+    sql: sa.Connection, *, span: Span, plans: Mapping[str, Plan], currency: str
+) -> list[TenantShare]:
     """Every tenant, those that used most first; costs in `currency` alone."""
     table = span.table
     by_tenant: dict[str, list[Cell]] = {}
@@ -55,7 +60,9 @@ def read(sql: sa.Connection, *, span: Span, plans: Mapping[str, Plan], currency:
         if cell.currency != currency:
             cell.sums.picos = 0
         by_tenant.setdefault(tenant, []).append(cell)
-    rows = sql.execute(sa.select(tables.tenants).order_by(tables.tenants.c.created_at).limit(MAX_TENANTS))
+    rows = sql.execute(
+        sa.select(tables.tenants).order_by(tables.tenants.c.created_at).limit(MAX_TENANTS)
+    )
     shares = [_share(row, by_tenant.get(row.id, []), plans) for row in rows]
     return sorted(shares, key=lambda share: (-share.whole.billed_ns, share.name))
 
@@ -64,18 +71,45 @@ def _cells(sql: sa.Connection, table: sa.Table, span: Span) -> list[tuple[str, C
     groups = (table.c.tenant, table.c.kind, table.c.currency)
     read = sa.select(*groups, *sums.summed(table)).where(span.holds(table)).group_by(*groups)
     return [
-        (row[0], Cell(unit=0, app="", function="", function_id="", kind=row[1], start_kind="", currency=row[2], sums=sums.of_row(row[3:])))
+        (
+            row[0],
+            Cell(
+                unit=0,
+                app="",
+                function="",
+                function_id="",
+                kind=row[1],
+                start_kind="",
+                currency=row[2],
+                sums=sums.of_row(row[3:]),
+            ),
+        )
         for row in sql.execute(read)
     ]
 
 
-def _share(row: sa.Row[tuple[object, ...]], cells: list[Cell], plans: Mapping[str, Plan]) -> TenantShare:
-    busy, idle = sums.total(c for c in cells if c.kind == "CALL"), sums.total(c for c in cells if c.kind in _HELD)
-    held = Held(busy_s=busy.billed_s, idle_s=idle.billed_s, busy_gpu_min=busy.gpu_s / 60, idle_gpu_min=idle.gpu_s / 60)
+def _share(
+    row: sa.Row[tuple[object, ...]], cells: list[Cell], plans: Mapping[str, Plan]
+) -> TenantShare:
+    busy, idle = (
+        sums.total(c for c in cells if c.kind == "CALL"),
+        sums.total(c for c in cells if c.kind in _HELD),
+    )
+    held = Held(
+        busy_s=busy.billed_s,
+        idle_s=idle.billed_s,
+        busy_gpu_min=busy.gpu_s / 60,
+        idle_gpu_min=idle.gpu_s / 60,
+    )
     return TenantShare(
-        id=row.id, name=row.name, plan=promises.plan_from(row.plan, row.overrides, plans), suspended=row.suspended_at is not None,
-        whole=sums.total(cells), calls=busy, utilisation=held,
-    )  # fmt: skip
+        id=row.id,
+        name=row.name,
+        plan=promises.plan_from(row.plan, row.overrides, plans),
+        suspended=row.suspended_at is not None,
+        whole=sums.total(cells),
+        calls=busy,
+        utilisation=held,
+    )
 
 
 def names(sql: sa.Connection) -> dict[str, str]:
@@ -87,8 +121,12 @@ def names(sql: sa.Connection) -> dict[str, str]:
 def models(sql: sa.Connection) -> dict[str, str]:
     """What models are called: `tenant/environment/name` by manifest, the first name of each."""
     table, tenants = tables.weights, tables.tenants
-    query = sa.select(table.c.manifest, tenants.c.name.label("tenant"), table.c.environment, table.c.name)
+    query = sa.select(
+        table.c.manifest, tenants.c.name.label("tenant"), table.c.environment, table.c.name
+    )
     found: dict[str, str] = {}
-    for row in sql.execute(query.join(tenants, tenants.c.id == table.c.tenant).order_by(table.c.created_at)):
+    for row in sql.execute(
+        query.join(tenants, tenants.c.id == table.c.tenant).order_by(table.c.created_at)
+    ):
         found.setdefault(row.manifest, f"{row.tenant}/{row.environment}/{row.name}")
     return found

@@ -1,4 +1,5 @@
-"""Spans of time that pages look at: the last hours or days, in whole units of the rollup that serves them."""
+"""Spans of time that pages look at: the last hours or days, in whole units of the rollup that
+serves them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,12 @@ from pilotlight.controller import tables
 HOUR_S = 3600
 DAY_S = 86_400
 DEFAULT = "24h"
-_CHOICES = {"24h": ("hour", 24, "24 hours"), "7d": ("day", 7, "7 days"), "30d": ("day", 30, "30 days"), "90d": ("day", 90, "90 days")}
+_CHOICES = {
+    "24h": ("hour", 24, "24 hours"),
+    "7d": ("day", 7, "7 days"),
+    "30d": ("day", 30, "30 days"),
+    "90d": ("day", 90, "90 days"),
+}
 NAMES = tuple(_CHOICES)
 
 

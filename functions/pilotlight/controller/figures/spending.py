@@ -24,15 +24,31 @@ class Month:
 def month_so_far(sql: sa.Connection, *, tenant: str, currency: str, now: float) -> Month:
     """What was spent since the first of the month (UTC), by the day on which records began."""
     period, today = period_of(MONTH, day_of(now)), day_of(now)
-    days = by_day(sql, tenant=tenant, currency=currency, first=min(period.first_day, today - FULL_DAYS), last=today)
+    days = by_day(
+        sql,
+        tenant=tenant,
+        currency=currency,
+        first=min(period.first_day, today - FULL_DAYS),
+        last=today,
+    )
     spent = sum(picos for day, picos in days.items() if day >= period.first_day)
-    return Month(period=period, spent=spent, forecast=forecast(now=now, period=period, spent=spent, days=days))
+    return Month(
+        period=period,
+        spent=spent,
+        forecast=forecast(now=now, period=period, spent=spent, days=days),
+    )
 
 
-def by_day(sql: sa.Connection, *, tenant: str, currency: str, first: int, last: int) -> dict[int, int]:
+def by_day(
+    sql: sa.Connection, *, tenant: str, currency: str, first: int, last: int
+) -> dict[int, int]:
     """Picounits by day since the epoch."""
     table = tables.usage_days
     sums = (sa.func.sum(table.c.high), sa.func.sum(table.c.low))
-    where = (table.c.tenant == tenant, table.c.day.between(first, last), table.c.currency == currency)
+    where = (
+        table.c.tenant == tenant,
+        table.c.day.between(first, last),
+        table.c.currency == currency,
+    )
     rows = sql.execute(sa.select(table.c.day, *sums).where(*where).group_by(table.c.day))
     return {day: int(high) * HALF + int(low) for day, high, low in rows}

@@ -1,4 +1,5 @@
-"""Sums of usage records, read from the rollups by any of their groups: the one query behind most figures."""
+"""Sums of usage records, read from the rollups by any of their groups: the one query behind most
+figures."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ class Sums:
     """What some records add up to. Owner: whoever adds them up, in one thread.
 
     Attributes:
-        errors: calls answered 500 or above.
-        picos: cost in picounits of the currency that is looked at.
-        billed_ns: the instances' time that the records make up; memory_byte_s, gpu_s: times what the instances have.
+        errors: calls answered 500 or above. picos: cost in picounits of the currency that is looked
+        at. billed_ns: the instances' time that the records make up; memory_byte_s, gpu_s: times
+        what the instances have.
     """
 
     records: int = 0
@@ -94,32 +95,60 @@ class Cell:
 _GROUPS = ("app", "function", "function_id", "kind", "start_kind", "currency")
 
 
-def cells(sql: sa.Connection, table: sa.Table, unit: str, *where: sa.ColumnElement[bool]) -> list[Cell]:
+def cells(
+    sql: sa.Connection, table: sa.Table, unit: str, *where: sa.ColumnElement[bool]
+) -> list[Cell]:
     """Rows of a rollup that match, summed by unit, function, kind and start kind."""
     groups = [table.c[unit].label("unit"), *(table.c[name] for name in _GROUPS)]
     query = sa.select(*groups, *summed(table)).where(*where).group_by(*groups)
-    return [Cell(**dict(zip(_CELL, row[:7], strict=True)), sums=of_row(row[7:])) for row in sql.execute(query)]
+    return [
+        Cell(**dict(zip(_CELL, row[:7], strict=True)), sums=of_row(row[7:]))
+        for row in sql.execute(query)
+    ]
 
 
 _CELL = ("unit", *_GROUPS)
 _READ = (
-    "records", "errors", "queued_ms", "start_ms", "exec_ms", "tokens_in", "tokens_out", "high", "low", "memory_byte_s", "gpu_s",
-)  # fmt: skip
+    "records",
+    "errors",
+    "queued_ms",
+    "start_ms",
+    "exec_ms",
+    "tokens_in",
+    "tokens_out",
+    "high",
+    "low",
+    "memory_byte_s",
+    "gpu_s",
+)
 
 
 def summed(table: sa.Table) -> list[sa.ColumnElement[int]]:
     """The columns that `of_row` takes. Nanoseconds in halves, as in totals.py."""
     billed = table.c.billed_ns
-    return [*(sa.func.sum(table.c[name]) for name in _READ), sa.func.sum(billed // HALF), sa.func.sum(billed % HALF)]
+    return [
+        *(sa.func.sum(table.c[name]) for name in _READ),
+        sa.func.sum(billed // HALF),
+        sa.func.sum(billed % HALF),
+    ]
 
 
 def of_row(row: Sequence[int | float]) -> Sums:
     """Of the columns of `summed`; PostgreSQL sums whole numbers to decimals."""
     records, errors, queued, start, execution, tokens_in, tokens_out, high, low = map(int, row[:9])
     return Sums(
-        records=records, errors=errors, queued_ms=queued, start_ms=start, exec_ms=execution, tokens_in=tokens_in, tokens_out=tokens_out,
-        billed_ns=int(row[11]) * HALF + int(row[12]), picos=high * HALF + low, memory_byte_s=float(row[9]), gpu_s=float(row[10]),
-    )  # fmt: skip
+        records=records,
+        errors=errors,
+        queued_ms=queued,
+        start_ms=start,
+        exec_ms=execution,
+        tokens_in=tokens_in,
+        tokens_out=tokens_out,
+        billed_ns=int(row[11]) * HALF + int(row[12]),
+        picos=high * HALF + low,
+        memory_byte_s=float(row[9]),
+        gpu_s=float(row[10]),
+    )
 
 
 def gather(found: Iterable[Cell], key: Callable[[Cell], _Key]) -> dict[_Key, Sums]:

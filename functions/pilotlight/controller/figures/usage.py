@@ -24,8 +24,8 @@ class Usage:
     """Everything that pages of one environment sum.
 
     Attributes:
-        currency: the one that costs are shown in; records in another count with their work, and not with their cost.
-        others: further currencies in which something was spent.
+        currency: the one that costs are shown in; records in another count with their work, and not
+        with their cost. others: further currencies in which something was spent.
     """
 
     span: Span
@@ -53,7 +53,15 @@ class Usage:
         return not self.cells
 
 
-def read(sql: sa.Connection, *, tenant: str, environment: str, span: Span, currency: str, function_id: str | None = None) -> Usage:
+def read(
+    sql: sa.Connection,
+    *,
+    tenant: str,
+    environment: str,
+    span: Span,
+    currency: str,
+    function_id: str | None = None,
+) -> Usage:
     """Use of an environment, or of one of its functions, over a span."""
     table = span.table
     where = [table.c.tenant == tenant, span.holds(table), table.c.environment == environment]
@@ -68,14 +76,18 @@ def read(sql: sa.Connection, *, tenant: str, environment: str, span: Span, curre
 
 
 def stacked(usage: Usage, key: Callable[[Cell], str], *, most: int) -> dict[str, list[Sums]]:
-    """Sums per unit of the `most` names that cost most, and of all others together as "other"; the dearest first.
+    """Sums per unit of the `most` names that cost most, and of all others together as "other"; the
+    dearest first.
 
-    Names are compared by cost, then by records, so that a platform without prices has its busiest in front.
-    """
+    Names are compared by cost, then by records, so that a platform without prices has its busiest
+    in front."""
     whole = usage.by(key)
     ranked = sorted(whole, key=lambda name: (-whole[name].picos, -whole[name].records, name))
     shown = ranked if len(ranked) <= most else ranked[: most - 1]
-    series = {name: [Sums() for _ in usage.span.units] for name in [*shown, *(["other"] if len(shown) < len(ranked) else [])]}
+    series = {
+        name: [Sums() for _ in usage.span.units]
+        for name in [*shown, *(["other"] if len(shown) < len(ranked) else [])]
+    }
     kept = set(shown)
     for cell in usage.cells:
         name = key(cell)

@@ -1,9 +1,10 @@
-"""Alarms of objectives: rows that begin, go on and end, and the webhooks that are told, in one transaction.
+"""Alarms of objectives: rows that begin, go on and end, and the webhooks that are told, in one
+transaction.
 
-There is at most one open alarm of a function, an indicator and a severity, and no ticket begins while a page is open. One ends once
-nothing has fired for `QUIET_S`, so that a rate that sways around its bound is one alarm; a window without any call neither begins nor
-ends one, until its long window is empty as well.
-"""
+There is at most one open alarm of a function, an indicator and a severity, and no ticket begins
+while a page is open. One ends once nothing has fired for `QUIET_S`, so that a rate that sways
+around its bound is one alarm; a window without any call neither begins nor ends one, until its long
+window is empty as well."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ class Firing:
     """An alarm that goes off now, with what was spent in its long window.
 
     Attributes:
-        window: `1h/5m`.
-        stage: of a latency: the stage that most calls of the long window overran; "" where there is none.
+        window: `1h/5m`. stage: of a latency: the stage that most calls of the long window overran;
+        "" where there is none.
     """
 
     sli: Sli
@@ -51,9 +52,15 @@ class Firing:
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         return {
-            "window": self.window, "factor": self.factor, "burn_rate": _rounded(self.long.burn), "burn_rate_now": _rounded(self.short.burn),
-            "bad": self.long.bad, "total": self.long.total, "budget": self.long.budget, "stage": self.stage,
-        }  # fmt: skip
+            "window": self.window,
+            "factor": self.factor,
+            "burn_rate": _rounded(self.long.burn),
+            "burn_rate_now": _rounded(self.short.burn),
+            "bad": self.long.bad,
+            "total": self.long.total,
+            "budget": self.long.budget,
+            "stage": self.stage,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,20 +88,30 @@ def firings(made: Promise, windows: Mapping[int, Observation | None]) -> list[Fi
         for alarm in ALARMS:
             if (sli, alarm.severity) not in found and firing(alarm, by_window):
                 found[sli, alarm.severity] = Firing(
-                    sli=sli, severity=alarm.severity, window=alarm.name, factor=alarm.factor, long=by_window[alarm.long_s],
-                    short=by_window[alarm.short_s], stage=worst_stage(windows[alarm.long_s]) if sli in LATENCIES else "",
-                )  # fmt: skip
+                    sli=sli,
+                    severity=alarm.severity,
+                    window=alarm.name,
+                    factor=alarm.factor,
+                    long=by_window[alarm.long_s],
+                    short=by_window[alarm.short_s],
+                    stage=worst_stage(windows[alarm.long_s]) if sli in LATENCIES else "",
+                )
     return list(found.values())
 
 
 def worst_stage(observation: Observation | None) -> str:
     """The stage that most calls overran; "" where none did."""
     overruns = observation.overruns if observation is not None else {}
-    return max((stage for stage in STAGES if overruns.get(stage)), key=lambda stage: overruns[stage], default="")
+    return max(
+        (stage for stage in STAGES if overruns.get(stage)),
+        key=lambda stage: overruns[stage],
+        default="",
+    )
 
 
 def quiet(made: Promise, windows: Mapping[int, Observation | None]) -> frozenset[tuple[str, str]]:
-    """(indicator, severity) for which there is something to see in a short window, or nothing even in the longest one. Pure."""
+    """(indicator, severity) for which there is something to see in a short window, or nothing even
+    in the longest one. Pure."""
     known = set()
     for sli in Sli:
         by_window = spent_in(windows, made.objectives, sli)
@@ -109,30 +126,48 @@ def quiet(made: Promise, windows: Mapping[int, Observation | None]) -> frozenset
 def open_of(sql: sa.Connection, function_id: str | None = None) -> list[Alarm]:
     """Open alarms of a function; None: of all."""
     table = tables.slo_alerts
-    where = [table.c.ended_at.is_(None)] + ([table.c.function == function_id] if function_id is not None else [])
-    return [_alarm(row) for row in sql.execute(sa.select(table).where(*where).order_by(table.c.began_at))]
+    where = [table.c.ended_at.is_(None)] + (
+        [table.c.function == function_id] if function_id is not None else []
+    )
+    return [
+        _alarm(row)
+        for row in sql.execute(sa.select(table).where(*where).order_by(table.c.began_at))
+    ]
 
 
-def listing(sql: sa.Connection, *, functions: Sequence[str], since: float, limit: int = 200) -> list[Alarm]:
+def listing(
+    sql: sa.Connection, *, functions: Sequence[str], since: float, limit: int = 200
+) -> list[Alarm]:
     """Alarms of these functions that are open, or ended since then; newest first."""
     table = tables.slo_alerts
     recent = table.c.ended_at.is_(None) | (table.c.ended_at >= since)
-    query = sa.select(table).where(table.c.function.in_(list(functions)), recent).order_by(table.c.began_at.desc()).limit(limit)
+    query = (
+        sa.select(table)
+        .where(table.c.function.in_(list(functions)), recent)
+        .order_by(table.c.began_at.desc())
+        .limit(limit)
+    )
     return [_alarm(row) for row in sql.execute(query)]
 
 
 def _alarm(row: Any) -> Alarm:
-    return Alarm(**{name: getattr(row, name) for name in Alarm.__slots__ if name != "document"}, document=json.loads(row.document))
+    return Alarm(
+        **{name: getattr(row, name) for name in Alarm.__slots__ if name != "document"},
+        document=json.loads(row.document),
+    )
 
 
 def is_news(alarms: Sequence[Alarm], found: Sequence[Firing], *, now: float) -> bool:
-    """Whether `settle` has anything to do: one begins, one may end, or it is time to note that one still fires."""
+    """Whether `settle` has anything to do: one begins, one may end, or it is time to note that one
+    still fires."""
     last = {(alarm.sli, alarm.severity): float(alarm.document["last_at"]) for alarm in alarms}
     firing = {(one.sli.value, one.severity.value) for one in found}
     return last.keys() != firing or any(abs(now - at) >= NOTE_S for at in last.values())
 
 
-def settle(write: Write, made: Promise, found: Sequence[Firing], seen: frozenset[tuple[str, str]]) -> list[str]:
+def settle(
+    write: Write, made: Promise, found: Sequence[Firing], seen: frozenset[tuple[str, str]]
+) -> list[str]:
     """Begin, note and end alarms, and tell webhooks; returns the events that were told.
 
     Args:
@@ -149,9 +184,15 @@ def settle(write: Write, made: Promise, found: Sequence[Firing], seen: frozenset
             told.append(_end(write, made, alarm))
         elif alarm.severity == Severity.PAGE:
             paged.add(alarm.sli)
-        if one is None and float(alarm.document["last_at"]) > write.now:  # the clock went back: the wait begins anew
+        # the clock went back: the wait begins anew
+        if one is None and float(alarm.document["last_at"]) > write.now:
             _note(write, alarm, {**alarm.document, "last_at": write.now}, window=alarm.window)
-    begin = [one for one in by_key.values() if one.severity is Severity.PAGE or one.sli.value not in paged]  # who is woken needs no ticket
+    # who is woken needs no ticket
+    begin = [
+        one
+        for one in by_key.values()
+        if one.severity is Severity.PAGE or one.sli.value not in paged
+    ]
     return told + [_begin(write, made, one) for one in begin]
 
 
@@ -167,15 +208,27 @@ def end_all(write: Write, made: Promise) -> list[str]:
 
 def _begin(write: Write, made: Promise, one: Firing) -> str:
     document = {**one.to_json(), "last_at": write.now}
-    row = {"id": f"slo-{secrets.token_hex(12)}", "tenant": made.tenant, "function": made.function_id, "sli": one.sli.value,
-           "severity": one.severity.value, "window": one.window, "document": json.dumps(document), "began_at": write.now}  # fmt: skip
+    row = {
+        "id": f"slo-{secrets.token_hex(12)}",
+        "tenant": made.tenant,
+        "function": made.function_id,
+        "sli": one.sli.value,
+        "severity": one.severity.value,
+        "window": one.window,
+        "document": json.dumps(document),
+        "began_at": write.now,
+    }
     write.sql.execute(sa.insert(tables.slo_alerts).values(**row))
     return _tell(write, made, EVENTS[one.severity], {**row, **one.to_json()})
 
 
 def _note(write: Write, alarm: Alarm, document: Mapping[str, Any], *, window: str) -> None:
     table = tables.slo_alerts
-    write.sql.execute(sa.update(table).where(table.c.id == alarm.id).values(document=json.dumps(dict(document)), window=window))
+    write.sql.execute(
+        sa.update(table)
+        .where(table.c.id == alarm.id)
+        .values(document=json.dumps(dict(document)), window=window)
+    )
 
 
 def _end(write: Write, made: Promise, alarm: Alarm) -> str:
@@ -186,11 +239,25 @@ def _end(write: Write, made: Promise, alarm: Alarm) -> str:
 
 
 def _tell(write: Write, made: Promise, event: str, row: Mapping[str, Any]) -> str:
-    body = {name: value for name, value in row.items() if name not in ("document", "last_at", "tenant", "function")}
-    body |= {"app": made.app, "function": made.function, "environment": made.environment, "revision": made.revision}
+    body = {
+        name: value
+        for name, value in row.items()
+        if name not in ("document", "last_at", "tenant", "function")
+    }
+    body |= {
+        "app": made.app,
+        "function": made.function,
+        "environment": made.environment,
+        "revision": made.revision,
+    }
     deliveries.enqueue(
-        write, tenant=made.tenant, environment=made.environment, event=event, body=body, once=f"{row['id']}/{event}"
-    )  # fmt: skip
+        write,
+        tenant=made.tenant,
+        environment=made.environment,
+        event=event,
+        body=body,
+        once=f"{row['id']}/{event}",
+    )
     return event
 
 

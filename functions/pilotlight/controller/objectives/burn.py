@@ -1,9 +1,10 @@
 """How fast calls spend their objectives' error budgets, and when that is an alarm. Pure.
 
-A *burn rate* of 1 spends exactly the budget of the window (30 days, say) in the window; 14.4 spends 2 % of it in an hour. An alarm goes off
-when a long window (is it real?) and a short one (is it still so?) burn faster than its factor, with enough bad calls in both: one failure
-of three is a ratio of 33 % and no news. Multi-window, multi-burn-rate alerts: Google's "Site Reliability Workbook", chapter 5.
-"""
+A *burn rate* of 1 spends exactly the budget of the window (30 days, say) in the window; 14.4 spends
+2 % of it in an hour. An alarm goes off when a long window (is it real?) and a short one (is it
+still so?) burn faster than its factor, with enough bad calls in both: one failure of three is a
+ratio of 33 % and no news. Multi-window, multi-burn-rate alerts: Google's "Site Reliability
+Workbook", chapter 5."""
 
 from __future__ import annotations
 
@@ -15,10 +16,26 @@ from pilotlight.observations import Observation
 from pilotlight.policies import Objectives
 from pilotlight.slis import MEASURED, Sli, Spent, budget_of, spent
 
-__all__ = ["ALARMS", "FAST", "MEASURED", "WINDOWS_S", "Alarm", "Severity", "Sli", "Spent", "budget_of", "burn", "fires", "firing", "spent"]
+__all__ = [
+    "ALARMS",
+    "FAST",
+    "MEASURED",
+    "WINDOWS_S",
+    "Alarm",
+    "Severity",
+    "Sli",
+    "Spent",
+    "budget_of",
+    "burn",
+    "fires",
+    "firing",
+    "spent",
+]
 
 
-def burn(observation: Observation | None, objectives: Objectives, sli: Sli | str = Sli.AVAILABILITY) -> float | None:
+def burn(
+    observation: Observation | None, objectives: Objectives, sli: Sli | str = Sli.AVAILABILITY
+) -> float | None:
     """The burn rate of these calls; None where none of them counts for the indicator."""
     return spent(observation, objectives, sli).burn
 
@@ -35,7 +52,8 @@ class Alarm:
     """A pair of windows, in seconds, and the burn rate above which both must be.
 
     Attributes:
-        min_bad_long, min_bad_short, min_total: calls below which nothing is concluded, bad ones in either window, all in the long one.
+        min_bad_long, min_bad_short, min_total: calls below which nothing is concluded, bad ones in
+        either window, all in the long one.
     """
 
     severity: Severity
@@ -59,16 +77,23 @@ ALARMS = (
     Alarm(severity=Severity.TICKET, factor=3.0, long_s=DAY, short_s=2 * HOUR),
     Alarm(severity=Severity.TICKET, factor=1.0, long_s=3 * DAY, short_s=6 * HOUR),
 )
-"""Of 30 days' budget these spend 2 % in an hour, 5 % in six, 10 % in a day and in three. The same numbers are in
-deploy/monitoring/rules.yml."""
-WINDOWS_S = tuple(sorted({seconds for alarm in ALARMS for seconds in (alarm.short_s, alarm.long_s)}))
+"""Of 30 days' budget these spend 2 % in an hour, 5 % in six, 10 % in a day and in three. The same
+numbers are in deploy/monitoring/rules.yml."""
+WINDOWS_S = tuple(
+    sorted({seconds for alarm in ALARMS for seconds in (alarm.short_s, alarm.long_s)})
+)
 FAST = ALARMS[0]
 
 
 def fires(
-    short: Spent, long: Spent, factor: float = FAST.factor, *, min_bad_short: int = FAST.min_bad_short,
-    min_bad_long: int = FAST.min_bad_long, min_total: int = FAST.min_total,
-) -> bool:  # fmt: skip
+    short: Spent,
+    long: Spent,
+    factor: float = FAST.factor,
+    *,
+    min_bad_short: int = FAST.min_bad_short,
+    min_bad_long: int = FAST.min_bad_long,
+    min_total: int = FAST.min_total,
+) -> bool:
     """Whether both windows burn faster than `factor`, on enough calls. No data never fires."""
     if long.total < min_total or long.bad < min_bad_long or short.bad < min_bad_short:
         return False
@@ -78,9 +103,13 @@ def fires(
 def firing(alarm: Alarm, by_window: Mapping[int, Spent]) -> bool:
     """Whether this alarm goes off, by what was spent in each of its windows."""
     return fires(
-        by_window[alarm.short_s], by_window[alarm.long_s], alarm.factor, min_bad_short=alarm.min_bad_short,
-        min_bad_long=alarm.min_bad_long, min_total=alarm.min_total,
-    )  # fmt: skip
+        by_window[alarm.short_s],
+        by_window[alarm.long_s],
+        alarm.factor,
+        min_bad_short=alarm.min_bad_short,
+        min_bad_long=alarm.min_bad_long,
+        min_total=alarm.min_total,
+    )
 
 
 def _text(seconds: int) -> str:

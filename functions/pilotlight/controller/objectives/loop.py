@@ -1,4 +1,5 @@
-"""What objectives ask for by themselves: alarms every some seconds, hours summed up and old minutes dropped in between."""
+"""What objectives ask for by themselves: alarms every some seconds, hours summed up and old minutes
+dropped in between."""
 
 from __future__ import annotations
 
@@ -23,12 +24,14 @@ log = logging.getLogger(__name__)
 EVERY_S = 15.0
 """A twentieth of the shortest window."""
 SEEN_S = 600.0
-"""A function that nobody called for so long has no short window that burns: looked at only while an alarm is open."""
+"""A function that nobody called for so long has no short window that burns: looked at only while an
+alarm is open."""
 TIDY_S = 60.0
 GLANCE_S = 30 * 60
 """The longest short window of a page."""
 THOROUGH_S = 300.0
-"""Between two looks at all windows of a function that is well: reading three days takes ten times as long as reading half an hour."""
+"""Between two looks at all windows of a function that is well: reading three days takes ten times
+as long as reading half an hour."""
 
 
 async def run(context: Context) -> None:
@@ -44,7 +47,8 @@ async def run(context: Context) -> None:
                 await anyio.to_thread.run_sync(tidy, context)
                 tidied_at = loop.time()
         except (PilotlightError, SQLAlchemyError) as e:
-            log.error("event=objectives_failed error=%r", e)  # a full disk, a lost database: the next round tries again
+            # a full disk, a lost database: the next round tries again
+            log.error("event=objectives_failed error=%r", e)
         await asyncio.sleep(EVERY_S)
 
 
@@ -63,19 +67,23 @@ def look(context: Context, *, is_thorough: bool = True) -> int:
             if is_thorough or name in alarmed or _may_page(context, name, now=now):
                 looked_at += 1
                 judge(context, name, now=now)
-        except (PilotlightError, ArithmeticError, ValueError) as e:  # of one function; the others are looked after
+        except (PilotlightError, ArithmeticError, ValueError) as e:
+            # of one function; the others are looked after
             log.error("event=objectives_not_judged function=%s error=%r", name, e)
     return looked_at
 
 
 def _may_page(context: Context, function_id: str, *, now: float) -> bool:
-    """Whether enough was bad in the last half hour that somebody could be paged; one look instead of seven."""
+    """Whether enough was bad in the last half hour that somebody could be paged; one look instead
+    of seven."""
     with context.store.read() as sql:
         try:
             made = standing.promise(sql, function_id)
         except NotFound:
             return False
-        lately = standing.total(observations.window(sql, function_id=function_id, since_s=now - GLANCE_S, until_s=now))
+        lately = standing.total(
+            observations.window(sql, function_id=function_id, since_s=now - GLANCE_S, until_s=now)
+        )
     return any(spent(lately, made.objectives, sli).bad >= FAST.min_bad_short for sli in made.told)
 
 
@@ -110,17 +118,26 @@ def judge(context: Context, function_id: str, *, now: float) -> list[str]:
 def _gone(sql: sa.Connection, function_id: str) -> Promise | None:
     """A function that takes no traffic any more, as one that promises what all do."""
     c = tables.functions.c
-    row = sql.execute(sa.select(c.tenant, c.environment, c.app, c.name).where(c.id == function_id)).first()
+    row = sql.execute(
+        sa.select(c.tenant, c.environment, c.app, c.name).where(c.id == function_id)
+    ).first()
     if row is None:
         return None
     return Promise(
-        function_id=function_id, tenant=row.tenant, environment=row.environment, app=row.app, function=row.name, revision="",
-        objectives=DEFAULT_OBJECTIVES, is_declared=False,
-    )  # fmt: skip
+        function_id=function_id,
+        tenant=row.tenant,
+        environment=row.environment,
+        app=row.app,
+        function=row.name,
+        revision="",
+        objectives=DEFAULT_OBJECTIVES,
+        is_declared=False,
+    )
 
 
 def tidy(context: Context) -> None:
-    """Sum finished hours up, drop what is old: in small transactions, because usage waits for the same lock."""
+    """Sum finished hours up, drop what is old: in small transactions, because usage waits for the
+    same lock."""
     while (hour := _due_hour(context)) is not None:
         with context.store.read() as sql:
             names = observations.functions_of(sql, hour)

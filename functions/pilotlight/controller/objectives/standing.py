@@ -1,4 +1,5 @@
-"""Where a function stands: what it promised, what it spent of it in each window, and what is left."""
+"""Where a function stands: what it promised, what it spent of it in each window, and what is
+left."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class Promise:
 
 
 def promise(sql: sa.Connection, function_id: str) -> Promise:
-    """What a function promises. Raises NotFound for one that there is not, or that takes no traffic."""
+    """What a function promises. Raises NotFound for one that there is not, or that takes no
+    traffic."""
     functions, revisions, traffic = tables.functions, tables.revisions, tables.traffic
     same = (revisions.c.function == traffic.c.function) & (revisions.c.name == traffic.c.revision)
     query = (
@@ -56,12 +58,20 @@ def promise(sql: sa.Connection, function_id: str) -> Promise:
     )
     row = sql.execute(query).first()
     if row is None:
-        raise NotFound(f"there is no function {function_id} that takes traffic", function=function_id)
+        raise NotFound(
+            f"there is no function {function_id} that takes traffic", function=function_id
+        )
     document = json.loads(row.spec).get("objectives")
     return Promise(
-        function_id=function_id, tenant=row.tenant, environment=row.environment, app=row.app, function=row.name, revision=row.revision,
-        objectives=from_json(Objectives, document) if document is not None else DEFAULT_OBJECTIVES, is_declared=document is not None,
-    )  # fmt: skip
+        function_id=function_id,
+        tenant=row.tenant,
+        environment=row.environment,
+        app=row.app,
+        function=row.name,
+        revision=row.revision,
+        objectives=from_json(Objectives, document) if document is not None else DEFAULT_OBJECTIVES,
+        is_declared=document is not None,
+    )
 
 
 def total(found: Mapping[tuple[str, str], Observation]) -> Observation | None:
@@ -70,7 +80,8 @@ def total(found: Mapping[tuple[str, str], Observation]) -> Observation | None:
 
 
 def by_window(sql: sa.Connection, function_id: str, *, now: float) -> dict[int, Observation | None]:
-    """What was observed in each window of the alarms, by its length in seconds: read as rings, each minute once."""
+    """What was observed in each window of the alarms, by its length in seconds: read as rings, each
+    minute once."""
     found: dict[int, Observation | None] = {}
     ring_end_s, sum_so_far = now, None
     for length_s in WINDOWS_S:
@@ -84,9 +95,20 @@ def by_window(sql: sa.Connection, function_id: str, *, now: float) -> dict[int, 
 
 def over_budget_window(sql: sa.Connection, made: Promise, *, now: float) -> Observation | None:
     """What was observed in the window of its error budgets."""
-    return total(observations.long_window(sql, function_id=made.function_id, since_s=now - made.objectives.window_days * DAY, until_s=now))
+    return total(
+        observations.long_window(
+            sql,
+            function_id=made.function_id,
+            since_s=now - made.objectives.window_days * DAY,
+            until_s=now,
+        )
+    )
 
 
-def spent_in(windows: Mapping[int, Observation | None], objectives: Objectives, sli: Sli) -> dict[int, Spent]:
+def spent_in(
+    windows: Mapping[int, Observation | None], objectives: Objectives, sli: Sli
+) -> dict[int, Spent]:
     """What was spent of one budget, by window."""
-    return {length_s: spent(observation, objectives, sli) for length_s, observation in windows.items()}
+    return {
+        length_s: spent(observation, objectives, sli) for length_s, observation in windows.items()
+    }

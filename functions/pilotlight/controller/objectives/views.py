@@ -1,4 +1,5 @@
-"""Objectives as the API, the command line and the dashboard show them: JSON values, None where there is no data."""
+"""Objectives as the API, the command line and the dashboard show them: JSON values, None where
+there is no data."""
 
 from __future__ import annotations
 
@@ -22,20 +23,36 @@ MAX_FUNCTIONS = 500
 """Of a list: a month of hours is read for each."""
 HISTORY_DAYS = 30
 WINDOW_NAMES = {
-    alarm_s: name for alarm in ALARMS for alarm_s, name in zip((alarm.long_s, alarm.short_s), alarm.name.split("/"), strict=True)
+    alarm_s: name
+    for alarm in ALARMS
+    for alarm_s, name in zip((alarm.long_s, alarm.short_s), alarm.name.split("/"), strict=True)
 }
-_SECONDS = {Sli.WARM_LATENCY: "warm_latency_s", Sli.FIRST_TOKEN: "first_token_s", Sli.COLD_LATENCY: "cold_latency_s"}
+_SECONDS = {
+    Sli.WARM_LATENCY: "warm_latency_s",
+    Sli.FIRST_TOKEN: "first_token_s",
+    Sli.COLD_LATENCY: "cold_latency_s",
+}
 
 
 def functions_of(
-    sql: sa.Connection, *, tenant: str, environment: str, app: str | None = None, function: str | None = None
+    sql: sa.Connection,
+    *,
+    tenant: str,
+    environment: str,
+    app: str | None = None,
+    function: str | None = None,
 ) -> list[Promise]:
-    """What the functions of an environment promise, by name; those without traffic promise nothing."""
+    """What the functions of an environment promise, by name; those without traffic promise
+    nothing."""
     c = tables.functions.c
     where = [c.tenant == tenant, c.environment == environment, c.removed_at.is_(None)]
     where += [c.app == app] if app else []
     where += [c.name == function] if function else []
-    ids = sql.execute(sa.select(c.id).where(*where).order_by(c.app, c.name).limit(MAX_FUNCTIONS)).scalars().all()
+    ids = (
+        sql.execute(sa.select(c.id).where(*where).order_by(c.app, c.name).limit(MAX_FUNCTIONS))
+        .scalars()
+        .all()
+    )
     found = []
     for function_id in ids:
         try:
@@ -52,7 +69,8 @@ def summary(sql: sa.Connection, made: Promise, *, now: float) -> dict[str, Any]:
     return _head(made) | {
         "slis": [_indicator(made, observed, sli) for sli in Sli],
         "alarms": [_alarm(alarm) for alarm in opened],
-        "frozen": made.objectives.freeze and any(is_empty(spent(observed, made.objectives, sli)) for sli in Sli),
+        "frozen": made.objectives.freeze
+        and any(is_empty(spent(observed, made.objectives, sli)) for sli in Sli),
     }
 
 
@@ -62,7 +80,9 @@ def detail(sql: sa.Connection, made: Promise, *, now: float) -> dict[str, Any]:
     body = summary(sql, made, now=now)
     for one in body["slis"]:
         by_window = standing.spent_in(windows, made.objectives, Sli(one["sli"]))
-        one["burn_rates"] = {WINDOW_NAMES[length_s]: rate(found.burn) for length_s, found in by_window.items()}
+        one["burn_rates"] = {
+            WINDOW_NAMES[length_s]: rate(found.burn) for length_s, found in by_window.items()
+        }
     history = alarms.listing(sql, functions=[made.function_id], since=now - HISTORY_DAYS * DAY)
     return body | {
         "objectives": asdict(made.objectives) | {"stages_s": dict(made.objectives.stages_s)},
@@ -79,11 +99,15 @@ def stages(observed: Observation | None, objectives: Objectives) -> list[dict[st
     budgets_s = objectives.budgets_s()
     return [
         {
-            "stage": stage, "budget_s": round(budgets_s[stage], 6), "calls": sum(latency.get(stage, {}).values()),
-            "overruns": overruns.get(stage, 0), "p50_ms": _ms(latency.get(stage), 0.5), "p99_ms": _ms(latency.get(stage), 0.99),
+            "stage": stage,
+            "budget_s": round(budgets_s[stage], 6),
+            "calls": sum(latency.get(stage, {}).values()),
+            "overruns": overruns.get(stage, 0),
+            "p50_ms": _ms(latency.get(stage), 0.5),
+            "p99_ms": _ms(latency.get(stage), 0.99),
         }
         for stage in STAGES
-    ]  # fmt: skip
+    ]
 
 
 def rate(value: float | None) -> float | None:
@@ -93,27 +117,44 @@ def rate(value: float | None) -> float | None:
 
 def _head(made: Promise) -> dict[str, Any]:
     return {
-        "environment": made.environment, "app": made.app, "function": made.function, "revision": made.revision,
-        "is_declared": made.is_declared, "window_days": made.objectives.window_days, "freeze": made.objectives.freeze,
-    }  # fmt: skip
+        "environment": made.environment,
+        "app": made.app,
+        "function": made.function,
+        "revision": made.revision,
+        "is_declared": made.is_declared,
+        "window_days": made.objectives.window_days,
+        "freeze": made.objectives.freeze,
+    }
 
 
 def _indicator(made: Promise, observed: Observation | None, sli: Sli) -> dict[str, Any]:
     one: Spent = spent(observed, made.objectives, sli)
     bound = _SECONDS.get(sli)
     return {
-        "sli": sli.value, "target": round(1 - budget_of(made.objectives, sli), 6),
-        "bound_s": getattr(made.objectives, bound) if bound else None, "bad": one.bad, "total": one.total,
-        "ratio": None if one.ratio is None else round(1 - one.ratio, 6), "budget_left": rate(one.left), "is_told": sli in made.told,
-    }  # fmt: skip
+        "sli": sli.value,
+        "target": round(1 - budget_of(made.objectives, sli), 6),
+        "bound_s": getattr(made.objectives, bound) if bound else None,
+        "bad": one.bad,
+        "total": one.total,
+        "ratio": None if one.ratio is None else round(1 - one.ratio, 6),
+        "budget_left": rate(one.left),
+        "is_told": sli in made.told,
+    }
 
 
 def _alarm(alarm: alarms.Alarm) -> dict[str, Any]:
-    told = {name: value for name, value in alarm.document.items() if name not in ("last_at", "window")}
+    told = {
+        name: value for name, value in alarm.document.items() if name not in ("last_at", "window")
+    }
     return {
-        "id": alarm.id, "sli": alarm.sli, "severity": alarm.severity, "window": alarm.window, "began_at": alarm.began_at,
-        "ended_at": alarm.ended_at, **told,
-    }  # fmt: skip
+        "id": alarm.id,
+        "sli": alarm.sli,
+        "severity": alarm.severity,
+        "window": alarm.window,
+        "began_at": alarm.began_at,
+        "ended_at": alarm.ended_at,
+        **told,
+    }
 
 
 def _ms(buckets: Mapping[int, int] | None, share: float) -> float | None:

@@ -1,4 +1,5 @@
-"""What was seen before a step began, in the minute in which it did: observations are kept by the minute, and steps begin within one."""
+"""What was seen before a step began, in the minute in which it did: observations are kept by the
+minute, and steps begin within one."""
 
 from __future__ import annotations
 
@@ -6,16 +7,33 @@ from pilotlight.observations import COUNTS, Observation
 
 
 def minus(seen: Observation, before: Observation | None) -> Observation:
-    """What came after `before`; nothing is ever less than zero (an activator may report a revision anew)."""
+    """What came after `before`; nothing is ever less than zero (an activator may report a revision
+    anew)."""
     if before is None:
         return seen
     counts = {name: max(0, getattr(seen, name) - getattr(before, name)) for name in COUNTS}
-    latency = {clock: _left(buckets, before.latency.get(clock, {})) for clock, buckets in seen.latency.items()}
+    latency = {
+        clock: _left(buckets, before.latency.get(clock, {}))
+        for clock, buckets in seen.latency.items()
+    }
     return Observation(
-        tenant=seen.tenant, function_id=seen.function_id, revision=seen.revision, minute=seen.minute, arm=seen.arm, **counts,
-        overruns={stage: max(0, calls - before.overruns.get(stage, 0)) for stage, calls in seen.overruns.items()}, latency=latency,
-    )  # fmt: skip
+        tenant=seen.tenant,
+        function_id=seen.function_id,
+        revision=seen.revision,
+        minute=seen.minute,
+        arm=seen.arm,
+        **counts,
+        overruns={
+            stage: max(0, calls - before.overruns.get(stage, 0))
+            for stage, calls in seen.overruns.items()
+        },
+        latency=latency,
+    )
 
 
 def _left(buckets: dict[int, int], before: dict[int, int]) -> dict[int, int]:
-    return {bucket: calls - before.get(bucket, 0) for bucket, calls in buckets.items() if calls > before.get(bucket, 0)}
+    return {
+        bucket: calls - before.get(bucket, 0)
+        for bucket, calls in buckets.items()
+        if calls > before.get(bucket, 0)
+    }

@@ -23,65 +23,138 @@ MINUTE_S = 60.0
 
 
 def gather(
-    sql: sa.Connection, rollout: Rollout, baseline: Mapping[str, Observation], *, now: float, rates: Rates | None = None
+    sql: sa.Connection,
+    rollout: Rollout,
+    baseline: Mapping[str, Observation],
+    *,
+    now: float,
+    rates: Rates | None = None,
 ) -> tuple[Evidence, Evidence]:
     """Of the candidate and of stable, over the same minutes.
 
-    In the last step stable has no calls any more: it is what it was since the rollout began. `rates`: what instances are priced by.
-    """
+    In the last step stable has no calls any more: it is what it was since the rollout began.
+    `rates`: what instances are priced by."""
     is_last = rollout.weight == WHOLE
-    began_at = min(rollout.created_at, rollout.step_began_at)  # a clock that was set back has made the step begin before the rollout
+    # a clock that was set back has made the step begin before the rollout
+    began_at = min(rollout.created_at, rollout.step_began_at)
     step = _seen(sql, rollout, since_s=rollout.step_began_at, now=now)
     recent = _counts(sql, rollout, since_s=max(now - RECENT_S, began_at), now=now)
     hour = _counts(sql, rollout, since_s=max(now - HOUR_S, began_at), now=now)
     prices = _prices(sql, rollout, rates) if rates is not None else {}
     whole = _seen(sql, rollout, since_s=began_at, now=now) if is_last else step
 
-    def of(revision: str, seen: Mapping[str, Observation], *, since_s: float, before: Observation | None) -> Evidence:
+    def of(
+        revision: str,
+        seen: Mapping[str, Observation],
+        *,
+        since_s: float,
+        before: Observation | None,
+    ) -> Evidence:
         told = _feedback(sql, rollout, revision, since_s=since_s, now=now)
         price = prices.get(revision, 0.0)
-        return Evidence(step=minus(seen[revision], before), recent=recent[revision], hour=hour[revision], feedback=told, price=price)
+        return Evidence(
+            step=minus(seen[revision], before),
+            recent=recent[revision],
+            hour=hour[revision],
+            feedback=told,
+            price=price,
+        )
 
-    candidate = of(rollout.candidate, step, since_s=rollout.step_began_at, before=baseline.get(rollout.candidate))
+    candidate = of(
+        rollout.candidate,
+        step,
+        since_s=rollout.step_began_at,
+        before=baseline.get(rollout.candidate),
+    )
     if is_last:
         return candidate, of(rollout.stable, whole, since_s=began_at, before=None)
-    return candidate, of(rollout.stable, step, since_s=rollout.step_began_at, before=baseline.get(rollout.stable))
+    return candidate, of(
+        rollout.stable, step, since_s=rollout.step_began_at, before=baseline.get(rollout.stable)
+    )
 
 
-def this_minute(sql: sa.Connection, *, tenant: str, function_id: str, revisions: tuple[str, str], now: float) -> dict[str, Observation]:
-    """What was seen of each revision since the minute began: the baseline of a step that begins now."""
-    return of_revisions(sql, tenant=tenant, function_id=function_id, revisions=revisions, since_s=now, now=now)
+def this_minute(
+    sql: sa.Connection, *, tenant: str, function_id: str, revisions: tuple[str, str], now: float
+) -> dict[str, Observation]:
+    """What was seen of each revision since the minute began: the baseline of a step that begins
+    now."""
+    return of_revisions(
+        sql, tenant=tenant, function_id=function_id, revisions=revisions, since_s=now, now=now
+    )
 
 
 def of_revisions(
-    sql: sa.Connection, *, tenant: str, function_id: str, revisions: tuple[str, str], since_s: float, now: float
+    sql: sa.Connection,
+    *,
+    tenant: str,
+    function_id: str,
+    revisions: tuple[str, str],
+    since_s: float,
+    now: float,
 ) -> dict[str, Observation]:
-    """Sums over whole minutes, from the one that `since_s` is in; of all arms but copies. Nothing seen is an empty Observation."""
+    """Sums over whole minutes, from the one that `since_s` is in; of all arms but copies. Nothing
+    seen is an empty Observation."""
     first_s = since_s // MINUTE_S * MINUTE_S
     found = observations.window(sql, function_id=function_id, since_s=first_s, until_s=now + 1)
     return {
-        revision: added(seen for (name, arm), seen in found.items() if name == revision and arm != SHADOW_ARM)
-        or Observation(tenant=tenant, function_id=function_id, revision=revision, minute=int(first_s // MINUTE_S))
+        revision: added(
+            seen for (name, arm), seen in found.items() if name == revision and arm != SHADOW_ARM
+        )
+        or Observation(
+            tenant=tenant,
+            function_id=function_id,
+            revision=revision,
+            minute=int(first_s // MINUTE_S),
+        )
         for revision in revisions
     }
 
 
-def _seen(sql: sa.Connection, rollout: Rollout, *, since_s: float, now: float) -> dict[str, Observation]:
+def _seen(
+    sql: sa.Connection, rollout: Rollout, *, since_s: float, now: float
+) -> dict[str, Observation]:
     revisions = (rollout.candidate, rollout.stable)
-    return of_revisions(sql, tenant=rollout.tenant, function_id=rollout.function_id, revisions=revisions, since_s=since_s, now=now)
+    return of_revisions(
+        sql,
+        tenant=rollout.tenant,
+        function_id=rollout.function_id,
+        revisions=revisions,
+        since_s=since_s,
+        now=now,
+    )
 
 
-def _counts(sql: sa.Connection, rollout: Rollout, *, since_s: float, now: float) -> dict[str, Observation]:
+def _counts(
+    sql: sa.Connection, rollout: Rollout, *, since_s: float, now: float
+) -> dict[str, Observation]:
     """The same without histograms, which are a hundred times as many rows: alarms count calls."""
     table, revisions = tables.observation_minutes, (rollout.candidate, rollout.stable)
     first, end = int(since_s // MINUTE_S), int(now // MINUTE_S) + 1
-    where = (table.c.function_id == rollout.function_id, table.c.minute >= first, table.c.minute < end, table.c.arm != SHADOW_ARM)
+    where = (
+        table.c.function_id == rollout.function_id,
+        table.c.minute >= first,
+        table.c.minute < end,
+        table.c.arm != SHADOW_ARM,
+    )
     sums = [sa.func.sum(table.c[name]).label(name) for name in COUNTS]
-    query = sa.select(table.c.revision, *sums).where(*where, table.c.revision.in_(revisions)).group_by(table.c.revision)
-    counted: dict[str, dict[str, Any]] = {row.revision: {name: int(getattr(row, name)) for name in COUNTS} for row in sql.execute(query)}
+    query = (
+        sa.select(table.c.revision, *sums)
+        .where(*where, table.c.revision.in_(revisions))
+        .group_by(table.c.revision)
+    )
+    counted: dict[str, dict[str, Any]] = {
+        row.revision: {name: int(getattr(row, name)) for name in COUNTS}
+        for row in sql.execute(query)
+    }
     tenant, function_id = rollout.tenant, rollout.function_id
     return {
-        revision: Observation(tenant=tenant, function_id=function_id, revision=revision, minute=first, **counted.get(revision, {}))
+        revision: Observation(
+            tenant=tenant,
+            function_id=function_id,
+            revision=revision,
+            minute=first,
+            **counted.get(revision, {}),
+        )
         for revision in revisions
     }
 
@@ -89,26 +162,52 @@ def _counts(sql: sa.Connection, rollout: Rollout, *, since_s: float, now: float)
 def _prices(sql: sa.Connection, rollout: Rollout, rates: Rates) -> dict[str, float]:
     """Revision → price of a second of its instance; without those whose accelerator has none."""
     table = tables.revisions
-    where = (table.c.function == rollout.function_id, table.c.name.in_((rollout.candidate, rollout.stable)))
+    where = (
+        table.c.function == rollout.function_id,
+        table.c.name.in_((rollout.candidate, rollout.stable)),
+    )
     out = {}
     for row in sql.execute(sa.select(table.c.name, table.c.spec).where(*where)):
         resources = json.loads(row.spec)["resources"]
         gpu = resources["gpu"][0] if resources["gpu"] else None
-        footprint = Footprint(cpu=resources["cpu"], memory_bytes=resources["memory_bytes"], gpu=gpu, gpu_count=resources["gpu_count"])
+        footprint = Footprint(
+            cpu=resources["cpu"],
+            memory_bytes=resources["memory_bytes"],
+            gpu=gpu,
+            gpu_count=resources["gpu_count"],
+        )
         if gpu is None or gpu in rates.gpu_s:
             out[row.name] = float(rate_per_s(footprint, rates))
     return out
 
 
-def _feedback(sql: sa.Connection, rollout: Rollout, revision: str, *, since_s: float, now: float) -> dict[str, Sample]:
+def _feedback(
+    sql: sa.Connection, rollout: Rollout, revision: str, *, since_s: float, now: float
+) -> dict[str, Sample]:
     out = {}
     for metric in feedback_metrics(rollout.plan):
-        told = feedback.window(sql, function_id=rollout.function_id, revision=revision, metric=metric, since_s=since_s, until_s=now + 1)
-        out[metric] = Sample(n=told.n, mean=told.mean, variance=told.variance) if told.n else Sample(n=0, mean=0.0, variance=0.0)
+        told = feedback.window(
+            sql,
+            function_id=rollout.function_id,
+            revision=revision,
+            metric=metric,
+            since_s=since_s,
+            until_s=now + 1,
+        )
+        out[metric] = (
+            Sample(n=told.n, mean=told.mean, variance=told.variance)
+            if told.n
+            else Sample(n=0, mean=0.0, variance=0.0)
+        )
     return out
 
 
 def feedback_metrics(plan: Plan) -> tuple[str, ...]:
     """Names of the feedback that the plan's gates rest on."""
-    named = {name for gate in plan.gates for name in (gate.metric, gate.paid_by) if name.startswith(FEEDBACK)}
+    named = {
+        name
+        for gate in plan.gates
+        for name in (gate.metric, gate.paid_by)
+        if name.startswith(FEEDBACK)
+    }
     return tuple(sorted(name.removeprefix(FEEDBACK) for name in named))

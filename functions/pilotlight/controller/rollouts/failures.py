@@ -1,8 +1,8 @@
-"""What ends a rollout at once, whatever its gates say: instances that cannot start, answers that break their schema, a burn alarm.
+"""What ends a rollout at once, whatever its gates say: instances that cannot start, answers that
+break their schema, a burn alarm.
 
-The alarm is the first of `objectives.burn`: a burn rate of 14.4 over an hour *and* over five minutes. Of a candidate the hour is what there
-is of it.
-"""
+The alarm is the first of `objectives.burn`: a burn rate of 14.4 over an hour *and* over five
+minutes. Of a candidate the hour is what there is of it."""
 
 from __future__ import annotations
 
@@ -34,22 +34,36 @@ def of(seen: Evidence, availability: float) -> Failure | None:
 def _crash_loop(recent: Observation) -> Failure | None:
     if recent.starts_failed < CRASHED_STARTS or recent.starts > recent.starts_failed:
         return None
-    return Failure(cause="crash_loop", reason=f"crash loop: {recent.starts_failed} starts failed in the last 5 minutes, and none succeeded")
+    return Failure(
+        cause="crash_loop",
+        reason=f"crash loop: {recent.starts_failed} starts failed in the last 5 minutes, and none "
+        f"succeeded",
+    )
 
 
 def _schema(recent: Observation) -> Failure | None:
     calls = judged(recent)
     if recent.invalid < INVALID or recent.invalid < INVALID_SHARE * calls:
         return None
-    return Failure(cause="schema", reason=f"{recent.invalid} of {calls} answers in the last 5 minutes break the schema of the function")
+    return Failure(
+        cause="schema",
+        reason=f"{recent.invalid} of {calls} answers in the last 5 minutes break the schema of "
+        f"the function",
+    )
 
 
 def _burning(seen: Evidence, availability: float) -> Failure | None:
     short, long = _spent(seen.recent, availability), _spent(seen.hour, availability)
     if not burn.fires(short, long):
         return None
-    rates = f"{short.burn or 0.0:.0f} times what {availability:.6g} allows, and {long.burn or 0.0:.0f} times in the last hour"
-    reason = f"burn-rate alarm: {short.bad} of {short.total} calls failed in 5 minutes, {rates} (limit {burn.FAST.factor})"
+    rates = (
+        f"{short.burn or 0.0:.0f} times what {availability:.6g} allows, and "
+        f"{long.burn or 0.0:.0f} times in the last hour"
+    )
+    reason = (
+        f"burn-rate alarm: {short.bad} of {short.total} calls failed in 5 minutes, {rates} "
+        f"(limit {burn.FAST.factor})"
+    )
     return Failure(cause="burn_rate", reason=reason)
 
 

@@ -1,8 +1,8 @@
-"""How a rollout begins, moves and ends: each change is one transaction over its row, its decision, the traffic and what is told of it.
+"""How a rollout begins, moves and ends: each change is one transaction over its row, its decision,
+the traffic and what is told of it.
 
-So a controller that dies between two steps leaves a rollout at one of them, never between; and who acts on what is not so any more
-changes nothing.
-"""
+So a controller that dies between two steps leaves a rollout at one of them, never between; and who
+acts on what is not so any more changes nothing."""
 
 from __future__ import annotations
 
@@ -27,20 +27,27 @@ from pilotlight.traffic import WHOLE, TrafficDocument
 
 _ENDS = {Verdict.DONE: State.DONE, Verdict.ROLLBACK: State.ROLLED_BACK, Verdict.HALT: State.HALTED}
 _EVENTS = {
-    Verdict.ADVANCE: "rollout.advanced", Verdict.HOLD: "rollout.held", Verdict.ROLLBACK: "rollout.rolled_back",
-    Verdict.HALT: "rollout.halted", Verdict.DONE: "rollout.done",
-}  # fmt: skip
+    Verdict.ADVANCE: "rollout.advanced",
+    Verdict.HOLD: "rollout.held",
+    Verdict.ROLLBACK: "rollout.rolled_back",
+    Verdict.HALT: "rollout.halted",
+    Verdict.DONE: "rollout.done",
+}
 _ACTIONS = {
-    Verdict.ADVANCE: "rollout.advance", Verdict.ROLLBACK: "rollout.rollback", Verdict.HALT: "rollout.rollback", Verdict.DONE: "rollout.done"
-}  # fmt: skip
+    Verdict.ADVANCE: "rollout.advance",
+    Verdict.ROLLBACK: "rollout.rollback",
+    Verdict.HALT: "rollout.rollback",
+    Verdict.DONE: "rollout.done",
+}
 
 
 def begin(write: Write, place: Place, *, function: str, candidate: str, plan: Plan) -> str:
-    """Give a revision the first step's share of the traffic, and watch it; returns the rollout's id. `function` is its name.
+    """Give a revision the first step's share of the traffic, and watch it; returns the rollout's
+    id. `function` is its name.
 
-    What serves now is stable; a rollout that still goes on is superseded, and its stable stays stable. Raises NotFound, Conflict when
-    nothing serves that it could be compared with, and what `traffic.change` raises.
-    """
+    What serves now is stable; a rollout that still goes on is superseded, and its stable stays
+    stable. Raises NotFound, Conflict when nothing serves that it could be compared with, and what
+    `traffic.change` raises."""
     function_id = place.function_id(function)
     stable = _stable_of(write, place, function, candidate)
     experiments.demand_none(write.sql, function_id)
@@ -49,20 +56,58 @@ def begin(write: Write, place: Place, *, function: str, candidate: str, plan: Pl
         plan = replace(plan, availability=objectives.availability)
     end(write, function_id, reason=f"{candidate} was deployed", keep_stable=True)
     rollout = ledger.insert(
-        write, tenant=place.tenant, function_id=function_id, candidate=candidate, stable=stable, plan=plan, actor=place.actor
+        write,
+        tenant=place.tenant,
+        function_id=function_id,
+        candidate=candidate,
+        stable=stable,
+        plan=plan,
+        actor=place.actor,
     )
     weights = split(candidate, stable, plan.steps[0])
     message = f"{candidate} gets {plan.steps[0]} %"
-    traffic.change(write, place, function, _edit(weights, stable=stable), action="rollout.start", message=message)
-    first = Decision(verdict=Verdict.ADVANCE, cause="begun", reasons=(f"begun by {place.actor}",), weight=plan.steps[0])
-    seen = evidence.this_minute(write.sql, tenant=place.tenant, function_id=function_id, revisions=(candidate, stable), now=write.now)
+    traffic.change(
+        write,
+        place,
+        function,
+        _edit(weights, stable=stable),
+        action="rollout.start",
+        message=message,
+    )
+    first = Decision(
+        verdict=Verdict.ADVANCE,
+        cause="begun",
+        reasons=(f"begun by {place.actor}",),
+        weight=plan.steps[0],
+    )
+    seen = evidence.this_minute(
+        write.sql,
+        tenant=place.tenant,
+        function_id=function_id,
+        revisions=(candidate, stable),
+        now=write.now,
+    )
     ledger.note(write, rollout, step=0, decision=first, baseline=seen)
-    _tell(write, ledger.find(write.sql, tenant=place.tenant, rollout=rollout), "rollout.started", first.reasons, once=rollout)
+    _tell(
+        write,
+        ledger.find(write.sql, tenant=place.tenant, rollout=rollout),
+        "rollout.started",
+        first.reasons,
+        once=rollout,
+    )
     return rollout
 
 
-def end(write: Write, function_id: str, *, state: State = State.SUPERSEDED, reason: str, keep_stable: bool = False) -> str | None:
-    """End a function's rollout because its traffic goes elsewhere; returns its id. The weights are the caller's business.
+def end(
+    write: Write,
+    function_id: str,
+    *,
+    state: State = State.SUPERSEDED,
+    reason: str,
+    keep_stable: bool = False,
+) -> str | None:
+    """End a function's rollout because its traffic goes elsewhere; returns its id. The weights are
+    the caller's business.
 
     `keep_stable`: the way back is kept warm, because another rollout begins.
     """
@@ -70,28 +115,58 @@ def end(write: Write, function_id: str, *, state: State = State.SUPERSEDED, reas
     if rollout is None:
         return None
     ledger.update(write, rollout, state=state.value, reason=reason, finished_at=write.now)
-    last = Decision(verdict=Verdict.ROLLBACK if state is State.ROLLED_BACK else Verdict.HOLD, cause=state.value, reasons=(reason,))
+    last = Decision(
+        verdict=Verdict.ROLLBACK if state is State.ROLLED_BACK else Verdict.HOLD,
+        cause=state.value,
+        reasons=(reason,),
+    )
     ledger.note(write, rollout.id, step=rollout.step, decision=last)
     current = traffic.get(write.sql, function_id)
     if not keep_stable and current.stable and current.weights:
-        traffic.change(write, rollout.place(), rollout.function, lambda document: replace(document, stable=""), action="")
+        traffic.change(
+            write,
+            rollout.place(),
+            rollout.function,
+            lambda document: replace(document, stable=""),
+            action="",
+        )
     ended = replace(rollout, state=state, reason=reason, finished_at=write.now)
-    _tell(write, ended, f"rollout.{'rolled_back' if state is State.ROLLED_BACK else 'ended'}", (reason,), once=f"{rollout.id}/end")
+    _tell(
+        write,
+        ended,
+        f"rollout.{'rolled_back' if state is State.ROLLED_BACK else 'ended'}",
+        (reason,),
+        once=f"{rollout.id}/end",
+    )
     return rollout.id
 
 
 def follow(write: Write, rollout: Rollout, decision: Decision) -> bool:
-    """Do what was decided, all of it or nothing; False when the rollout is not where it was judged any more."""
+    """Do what was decided, all of it or nothing; False when the rollout is not where it was judged
+    any more."""
     ended = _ENDS.get(decision.verdict)
     if ended is not None:
-        return finish(write, rollout, state=ended, decision=decision, place=rollout.place(), action=_ACTIONS[decision.verdict])
+        return finish(
+            write,
+            rollout,
+            state=ended,
+            decision=decision,
+            place=rollout.place(),
+            action=_ACTIONS[decision.verdict],
+        )
     if decision.verdict is Verdict.ADVANCE:
         return _advance(write, rollout, decision)
     if not ledger.update(write, rollout):
         return False
     number = ledger.note(write, rollout.id, step=rollout.step, decision=decision)
     if decision.tell:
-        _tell(write, rollout, _EVENTS[decision.verdict], decision.reasons, once=f"{rollout.id}/{number}")
+        _tell(
+            write,
+            rollout,
+            _EVENTS[decision.verdict],
+            decision.reasons,
+            once=f"{rollout.id}/{number}",
+        )
     return True
 
 
@@ -102,9 +177,19 @@ def _advance(write: Write, rollout: Rollout, decision: Decision) -> bool:
     weight = rollout.plan.steps[step]
     edit = _edit(split(rollout.candidate, rollout.stable, weight), stable=rollout.stable)
     message = f"{rollout.candidate} gets {weight} %"
-    traffic.change(write, rollout.place(), rollout.function, edit, action="rollout.advance", message=message)
-    number = ledger.note(write, rollout.id, step=step, decision=decision, baseline=_baseline(write, rollout))
-    _tell(write, replace(rollout, step=step), "rollout.advanced", decision.reasons, once=f"{rollout.id}/{number}")
+    traffic.change(
+        write, rollout.place(), rollout.function, edit, action="rollout.advance", message=message
+    )
+    number = ledger.note(
+        write, rollout.id, step=step, decision=decision, baseline=_baseline(write, rollout)
+    )
+    _tell(
+        write,
+        replace(rollout, step=step),
+        "rollout.advanced",
+        decision.reasons,
+        once=f"{rollout.id}/{number}",
+    )
     return True
 
 
@@ -113,27 +198,35 @@ def start_over(write: Write, rollout: Rollout, *, reason: str) -> bool:
     if not ledger.update(write, rollout, step_began_at=write.now):
         return False
     held = Decision(verdict=Verdict.HOLD, cause="started_over", reasons=(reason,))
-    ledger.note(write, rollout.id, step=rollout.step, decision=held, baseline=_baseline(write, rollout))
+    ledger.note(
+        write, rollout.id, step=rollout.step, decision=held, baseline=_baseline(write, rollout)
+    )
     return True
 
 
-def finish(write: Write, rollout: Rollout, *, state: State, decision: Decision, place: Place, action: str) -> bool:
-    """End a rollout with all traffic on one side: the candidate's when it is DONE, stable's otherwise."""
+def finish(
+    write: Write, rollout: Rollout, *, state: State, decision: Decision, place: Place, action: str
+) -> bool:
+    """End a rollout with all traffic on one side: the candidate's when it is DONE, stable's
+    otherwise."""
     reason = "passed every step" if decision.cause == "passed" else decision.reasons[0]
     if not ledger.update(write, rollout, state=state.value, reason=reason, finished_at=write.now):
         return False
     winner = rollout.candidate if state is State.DONE else rollout.stable
     edit = _edit({winner: WHOLE}, stable="")
-    traffic.change(write, place, rollout.function, edit, action=action, message=f"{winner} gets all: {reason}")
+    traffic.change(
+        write, place, rollout.function, edit, action=action, message=f"{winner} gets all: {reason}"
+    )
     number = ledger.note(write, rollout.id, step=rollout.step, decision=decision)
     ended = replace(rollout, state=state, reason=reason, finished_at=write.now)
     _tell(write, ended, _EVENTS[decision.verdict], decision.reasons, once=f"{rollout.id}/{number}")
     return True
 
 
-# -- by hand ----------------------------------------------------------------------------------------------------------
+# -- by hand ---------------------------------------------------------------------------------------
 def pause(write: Write, rollout: Rollout, place: Place) -> None:
-    """Keep a rollout at its step; what is bad still takes it back. Raises Conflict when it is over."""
+    """Keep a rollout at its step; what is bad still takes it back. Raises Conflict when it is
+    over."""
     _switch(write, rollout, State.PAUSED, place=place, action="rollout.pause")
 
 
@@ -145,22 +238,42 @@ def resume(write: Write, rollout: Rollout, place: Place) -> None:
 def promote(write: Write, rollout: Rollout, place: Place) -> None:
     """All traffic to the candidate now, whatever the gates say. Raises Conflict when it is over."""
     demand_active(rollout)
-    decision = Decision(verdict=Verdict.DONE, cause="by_hand", reasons=(f"promoted by {place.actor}",), weight=WHOLE)
-    finish(write, rollout, state=State.DONE, decision=decision, place=place, action="rollout.promote")
+    decision = Decision(
+        verdict=Verdict.DONE, cause="by_hand", reasons=(f"promoted by {place.actor}",), weight=WHOLE
+    )
+    finish(
+        write, rollout, state=State.DONE, decision=decision, place=place, action="rollout.promote"
+    )
 
 
 def abort(write: Write, rollout: Rollout, place: Place) -> None:
     """All traffic back to stable now. Raises Conflict when it is over."""
     demand_active(rollout)
-    decision = Decision(verdict=Verdict.ROLLBACK, cause="by_hand", reasons=(f"aborted by {place.actor}",), weight=0)
-    finish(write, rollout, state=State.ABORTED, decision=decision, place=place, action="rollout.rollback")
+    decision = Decision(
+        verdict=Verdict.ROLLBACK, cause="by_hand", reasons=(f"aborted by {place.actor}",), weight=0
+    )
+    finish(
+        write,
+        rollout,
+        state=State.ABORTED,
+        decision=decision,
+        place=place,
+        action="rollout.rollback",
+    )
 
 
 def demand_active(rollout: Rollout) -> None:
     """Raise Conflict unless it goes on."""
     if rollout.state.value not in ACTIVE:
-        hint = "`pilotlight app rollback` goes back to what served before; a new deploy begins a new rollout."
-        raise Conflict(f"rollout {rollout.id} is over: it is {rollout.state}", state=rollout.state.value, hint=hint)
+        hint = (
+            "`pilotlight app rollback` goes back to what served before; a new deploy begins a "
+            "new rollout."
+        )
+        raise Conflict(
+            f"rollout {rollout.id} is over: it is {rollout.state}",
+            state=rollout.state.value,
+            hint=hint,
+        )
 
 
 def _switch(write: Write, rollout: Rollout, state: State, *, place: Place, action: str) -> None:
@@ -172,18 +285,26 @@ def _switch(write: Write, rollout: Rollout, state: State, *, place: Place, actio
     ledger.note(write, rollout.id, step=rollout.step, decision=held)
     subject = f"{place.subject}/{rollout.function}"
     audit.record(
-        write, tenant=place.tenant, actor=place.actor, action=action, subject=subject, request=place.request,
-        before={"rollout": rollout.id, "state": rollout.state.value}, after={"rollout": rollout.id, "state": state.value},
-    )  # fmt: skip
+        write,
+        tenant=place.tenant,
+        actor=place.actor,
+        action=action,
+        subject=subject,
+        request=place.request,
+        before={"rollout": rollout.id, "state": rollout.state.value},
+        after={"rollout": rollout.id, "state": state.value},
+    )
 
 
-# -- parts ------------------------------------------------------------------------------------------------------------
+# -- parts -----------------------------------------------------------------------------------------
 def split(candidate: str, stable: str, weight: int) -> dict[str, int]:
     """Weights with so many percent for the candidate."""
     return {name: share for name, share in ((stable, WHOLE - weight), (candidate, weight)) if share}
 
 
-def _edit(weights: Mapping[str, int], *, stable: str) -> Callable[[TrafficDocument], TrafficDocument]:
+def _edit(
+    weights: Mapping[str, int], *, stable: str
+) -> Callable[[TrafficDocument], TrafficDocument]:
     return lambda document: replace(document, weights=weights, stable=stable)
 
 
@@ -194,13 +315,19 @@ def _stable_of(write: Write, place: Place, function: str, candidate: str) -> str
     if stable == candidate or not stable:
         what = f"{candidate} serves already" if stable else "nothing serves yet"
         hint = "Deploy without --canary: all traffic goes to it at once."
-        raise Conflict(f"{place.app}/{function}: {what}, so there is nothing to compare it with", revision=candidate, hint=hint)
+        raise Conflict(
+            f"{place.app}/{function}: {what}, so there is nothing to compare it with",
+            revision=candidate,
+            hint=hint,
+        )
     return stable
 
 
 def _spec(sql: sa.Connection, function_id: str, revision: str) -> FunctionSpec:
     table = tables.revisions
-    text = sql.execute(sa.select(table.c.spec).where(table.c.function == function_id, table.c.name == revision)).scalar_one_or_none()
+    text = sql.execute(
+        sa.select(table.c.spec).where(table.c.function == function_id, table.c.name == revision)
+    ).scalar_one_or_none()
     if text is None:
         raise NotFound(f"there is no revision {revision!r} of this function", revision=revision)
     return from_json(FunctionSpec, json.loads(text))
@@ -208,13 +335,38 @@ def _spec(sql: sa.Connection, function_id: str, revision: str) -> FunctionSpec:
 
 def _baseline(write: Write, rollout: Rollout) -> dict[str, Any]:
     revisions = (rollout.candidate, rollout.stable)
-    return dict(evidence.this_minute(write.sql, tenant=rollout.tenant, function_id=rollout.function_id, revisions=revisions, now=write.now))
+    return dict(
+        evidence.this_minute(
+            write.sql,
+            tenant=rollout.tenant,
+            function_id=rollout.function_id,
+            revisions=revisions,
+            now=write.now,
+        )
+    )
 
 
-def _tell(write: Write, rollout: Rollout, event: str, reasons: tuple[str, ...], *, once: str) -> None:
+def _tell(
+    write: Write, rollout: Rollout, event: str, reasons: tuple[str, ...], *, once: str
+) -> None:
     body = {
-        "rollout": rollout.id, "environment": rollout.environment, "app": rollout.app, "function": rollout.function,
-        "candidate": rollout.candidate, "stable": rollout.stable, "state": rollout.state.value, "step": rollout.step,
-        "weight": rollout.weight, "steps": to_json(rollout.plan)["steps"], "reasons": list(reasons),
-    }  # fmt: skip
-    deliveries.enqueue(write, tenant=rollout.tenant, environment=rollout.environment, event=event, body=body, once=f"{event} {once}")
+        "rollout": rollout.id,
+        "environment": rollout.environment,
+        "app": rollout.app,
+        "function": rollout.function,
+        "candidate": rollout.candidate,
+        "stable": rollout.stable,
+        "state": rollout.state.value,
+        "step": rollout.step,
+        "weight": rollout.weight,
+        "steps": to_json(rollout.plan)["steps"],
+        "reasons": list(reasons),
+    }
+    deliveries.enqueue(
+        write,
+        tenant=rollout.tenant,
+        environment=rollout.environment,
+        event=event,
+        body=body,
+        once=f"{event} {once}",
+    )

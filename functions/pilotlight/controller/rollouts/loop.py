@@ -1,8 +1,8 @@
 """The loop that judges every rollout that goes on, each second, and does what was decided.
 
-All that it knows between two looks is in the tables, so a controller that was killed goes on where it was. Two clocks are compared: when
-the wall clock was set meanwhile (either way), the steps begin anew, because neither their time nor their minutes mean anything then.
-"""
+All that it knows between two looks is in the tables, so a controller that was killed goes on where
+it was. Two clocks are compared: when the wall clock was set meanwhile (either way), the steps begin
+anew, because neither their time nor their minutes mean anything then."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 JUMP_S = 5.0
-"""Of the wall clock against the monotonic one: more than a slow round, or the slewing of a time service, makes."""
+"""Of the wall clock against the monotonic one: more than a slow round, or the slewing of a time
+service, makes."""
 REST = 20.0
-"""A rollout is left alone for so many times what the last look took, so that one takes a twentieth of a core at most: steps may last days,
-and then there are many minutes to add up."""
+"""A rollout is left alone for so many times what the last look took, so that one takes a twentieth
+of a core at most: steps may last days, and then there are many minutes to add up."""
 REST_BESIDE = 4.0
 """The same for each rollout that there is, so that all of them take a quarter of a core at most."""
 NOTE_EVERY_S = 60.0
@@ -47,15 +48,22 @@ async def run(context: Context) -> None:
         try:
             await anyio.to_thread.run_sync(keeper.round)
         except (PilotlightError, SQLAlchemyError) as e:
-            log.error("event=rollouts_failed error=%r", e)  # a full disk, a lost database: the next round tries again
+            # a full disk, a lost database: the next round tries again
+            log.error("event=rollouts_failed error=%r", e)
         await asyncio.sleep(TICK_S)
 
 
 class Keeper:
-    """Owner: the loop; `round` runs in one thread at a time. `clock`: wall time; `monotonic`: seconds that nobody sets."""
+    """Owner: the loop; `round` runs in one thread at a time. `clock`: wall time; `monotonic`:
+    seconds that nobody sets."""
 
     def __init__(
-        self, *, store: Store, clock: Callable[[], float], monotonic: Callable[[], float] = time.monotonic, rates: Rates | None = None
+        self,
+        *,
+        store: Store,
+        clock: Callable[[], float],
+        monotonic: Callable[[], float] = time.monotonic,
+        rates: Rates | None = None,
     ) -> None:
         self._store = store
         self._rates = rates
@@ -77,10 +85,15 @@ class Keeper:
             found = ledger.active(sql)
         self._rest = max(REST, REST_BESIDE * len(found))
         self._rests_until = {one.id: self._rests_until.get(one.id, -math.inf) for one in found}
-        return sum(self._tried(rollout, jumped=jumped) for rollout in found if jumped or self._monotonic() >= self._rests_until[rollout.id])
+        return sum(
+            self._tried(rollout, jumped=jumped)
+            for rollout in found
+            if jumped or self._monotonic() >= self._rests_until[rollout.id]
+        )
 
     def _tried(self, rollout: Rollout, *, jumped: bool) -> bool:
-        """`_look`, whose errors are one rollout's: what is broken in one holds up no other, and holds."""
+        """`_look`, whose errors are one rollout's: what is broken in one holds up no other, and
+        holds."""
         try:
             return self._look(rollout, jumped=jumped)
         except (PilotlightError, SQLAlchemyError, ArithmeticError, ValueError) as e:
@@ -96,7 +109,9 @@ class Keeper:
         now = self._clock()
         if jumped or now < rollout.updated_at - JUMP_S:
             with self._store.write() as write:
-                return lifecycle.start_over(write, rollout, reason="the clock was set: the step begins anew")
+                return lifecycle.start_over(
+                    write, rollout, reason="the clock was set: the step begins anew"
+                )
         began = self._monotonic()
         with self._store.read() as sql:
             if not is_as_planned(sql, rollout):
@@ -108,7 +123,12 @@ class Keeper:
                     return False
         if decision is None:
             with self._store.write() as write:
-                return lifecycle.end(write, rollout.function_id, reason="its traffic was changed by hand") is not None
+                return (
+                    lifecycle.end(
+                        write, rollout.function_id, reason="its traffic was changed by hand"
+                    )
+                    is not None
+                )
         return self._follow(rollout, decision)
 
     def _follow(self, rollout: Rollout, decision: Decision) -> bool:
@@ -118,29 +138,50 @@ class Keeper:
         except PilotlightError as e:
             return self._refused(rollout, e)
         if done:
-            words = (rollout.id, rollout.name, rollout.candidate, decision.verdict, decision.cause, decision.action)
-            log.info("event=rollout_judged rollout=%s function=%s candidate=%s verdict=%s cause=%s action=%r", *words)
+            words = (
+                rollout.id,
+                rollout.name,
+                rollout.candidate,
+                decision.verdict,
+                decision.cause,
+                decision.action,
+            )
+            log.info(
+                "event=rollout_judged rollout=%s function=%s candidate=%s verdict=%s cause=%s "
+                "action=%r",
+                *words,
+            )
         return done
 
     def _refused(self, rollout: Rollout, error: PilotlightError) -> bool:
-        """The traffic may not be moved so (a cap, an approval that was lost): that is a reason to hold, once told."""
+        """The traffic may not be moved so (a cap, an approval that was lost): that is a reason to
+        hold, once told."""
         log.warning("event=rollout_refused rollout=%s error=%s", rollout.id, error)
-        held = Decision(verdict=Verdict.HOLD, cause="refused", reasons=(f"the traffic cannot be moved: {error}",))
+        held = Decision(
+            verdict=Verdict.HOLD,
+            cause="refused",
+            reasons=(f"the traffic cannot be moved: {error}",),
+        )
         with self._store.write() as write:
             if _is_nothing_new(write.sql, rollout, held, write.now):
                 return False
             return lifecycle.follow(write, rollout, held)
 
 
-def judged(sql: sa.Connection, rollout: Rollout, *, now: float, rates: Rates | None = None) -> Decision:
-    """What is to be done with a rollout now; nothing is changed. `rates`: what instances are priced by."""
+def judged(
+    sql: sa.Connection, rollout: Rollout, *, now: float, rates: Rates | None = None
+) -> Decision:
+    """What is to be done with a rollout now; nothing is changed. `rates`: what instances are priced
+    by."""
     standing = Standing(
         step=rollout.step,
         step_began_at=rollout.step_began_at,
         is_paused=rollout.state is State.PAUSED,
         is_told=ledger.is_told(sql, rollout),
     )
-    candidate, stable = evidence.gather(sql, rollout, ledger.baseline_of(sql, rollout), now=now, rates=rates)
+    candidate, stable = evidence.gather(
+        sql, rollout, ledger.baseline_of(sql, rollout), now=now, rates=rates
+    )
     return judge(rollout.plan, standing, candidate, stable, now=now)
 
 
@@ -157,4 +198,8 @@ def _is_nothing_new(sql: sa.Connection, rollout: Rollout, decision: Decision, no
     if decision.verdict is not Verdict.HOLD or decision.tell:
         return False
     last = ledger.decisions(sql, rollout.id, limit=1)
-    return bool(last) and last[0].evidence.get("signature") == decision.signature and 0 <= now - last[0].at < NOTE_EVERY_S
+    return (
+        bool(last)
+        and last[0].evidence.get("signature") == decision.signature
+        and 0 <= now - last[0].at < NOTE_EVERY_S
+    )

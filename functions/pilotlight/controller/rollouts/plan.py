@@ -1,4 +1,5 @@
-"""What a rollout was asked to do: its steps, how long each lasts, and the gates that let it go on."""
+"""What a rollout was asked to do: its steps, how long each lasts, and the gates that let it go
+on."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ FEEDBACK = "feedback:"
 
 
 class GateKind(enum.StrEnum):
-    """VETO: what it finds too bad ends the rollout, whatever else got better. TRADE: a stated gain in another metric may pay for it."""
+    """VETO: what it finds too bad ends the rollout, whatever else got better. TRADE: a stated gain
+    in another metric may pay for it."""
 
     VETO = "veto"
     TRADE = "trade"
@@ -30,8 +32,8 @@ class Metric:
     """One number that a candidate is compared by.
 
     Attributes:
-        max_increase, slack: of a gate that does not say: the worsening that does not matter, relative and in the metric's unit.
-        unit: `share`, `ms`, `money` or "".
+        max_increase, slack: of a gate that does not say: the worsening that does not matter,
+        relative and in the metric's unit. unit: `share`, `ms`, `money` or "".
     """
 
     max_increase: float
@@ -51,7 +53,8 @@ METRICS: Mapping[str, Metric] = {
     "cost_per_call": Metric(max_increase=0.2, slack=0.0, unit="money"),
     "cost_per_1k_tokens": Metric(max_increase=0.2, slack=0.0, unit="money"),
 }
-"""`latency_*` are of warm calls, `cold_*` of those that waited for a start: never one mixture. Latency is known to a tenth (buckets)."""
+"""`latency_*` are of warm calls, `cold_*` of those that waited for a start: never one mixture.
+Latency is known to a tenth (buckets)."""
 _FEEDBACK = Metric(max_increase=0.02, slack=0.0, unit="", is_higher_better=True)
 
 
@@ -61,7 +64,9 @@ def metric_of(name: str) -> Metric:
         return _FEEDBACK
     if name not in METRICS:
         there = f"there are {', '.join(METRICS)} and {FEEDBACK}<metric>"
-        raise InvalidInput(f"rollout: gates: there is no metric {name!r}; {there}", parameter="rollout")
+        raise InvalidInput(
+            f"rollout: gates: there is no metric {name!r}; {there}", parameter="rollout"
+        )
     return METRICS[name]
 
 
@@ -70,13 +75,15 @@ class Gate:
     """How bad a metric of the candidate may be.
 
     Attributes:
-        max_increase: how much worse than stable it may be, as a share of stable's (0.1 = a tenth); of a metric where more is better, how
+        max_increase: how much worse than stable it may be, as a share of stable's (0.1 = a tenth);
+        of a metric where more is better, how
             much less. None: the metric's own, unless `max` or `min` is given.
-        slack: and what does not matter, in the metric's unit (shares, milliseconds, money); None: the metric's own.
-        max, min: bounds on the candidate's own number, whatever stable does.
-        paid_by: of a TRADE: the metric whose proven gain buys more than `max_increase`.
-        exchange: of a TRADE: relative worsening that one unit of relative gain buys (2.0: one percent of gain buys two of worsening).
-        at_most: of a TRADE: relative worsening that can be bought, however great the gain.
+        slack: and what does not matter, in the metric's unit (shares, milliseconds, money); None:
+        the metric's own. max, min: bounds on the candidate's own number, whatever stable does.
+        paid_by: of a TRADE: the metric whose proven gain buys more than `max_increase`. exchange:
+        of a TRADE: relative worsening that one unit of relative gain buys (2.0: one percent of gain
+        buys two of worsening). at_most: of a TRADE: relative worsening that can be bought, however
+        great the gain.
     """
 
     metric: str
@@ -93,11 +100,20 @@ class Gate:
         known = metric_of(self.metric)
         for key in ("max_increase", "slack", "max", "min"):
             if (value := getattr(self, key)) is not None:
-                bound(f"rollout: {self.metric}: {key}", value, -1e12 if key in ("max", "min") else 0, 1e12)
+                bound(
+                    f"rollout: {self.metric}: {key}",
+                    value,
+                    -1e12 if key in ("max", "min") else 0,
+                    1e12,
+                )
         if self.min is not None and not known.is_higher_better:
-            raise InvalidInput(f"rollout: {self.metric}: less is better: give `max`", parameter="rollout")
+            raise InvalidInput(
+                f"rollout: {self.metric}: less is better: give `max`", parameter="rollout"
+            )
         if self.max is not None and known.is_higher_better:
-            raise InvalidInput(f"rollout: {self.metric}: more is better: give `min`", parameter="rollout")
+            raise InvalidInput(
+                f"rollout: {self.metric}: more is better: give `min`", parameter="rollout"
+            )
         self._check_trade()
 
     def _check_trade(self) -> None:
@@ -114,10 +130,13 @@ class Gate:
 
     @property
     def allowed_increase(self) -> float | None:
-        """Relative worsening against stable that is let pass; None: the gate bounds the candidate's own number only."""
+        """Relative worsening against stable that is let pass; None: the gate bounds the candidate's
+        own number only."""
         if self.max_increase is None and (self.max is not None or self.min is not None):
             return None
-        return metric_of(self.metric).max_increase if self.max_increase is None else self.max_increase
+        return (
+            metric_of(self.metric).max_increase if self.max_increase is None else self.max_increase
+        )
 
     @property
     def allowed_slack(self) -> float:
@@ -125,7 +144,11 @@ class Gate:
         return metric_of(self.metric).slack if self.slack is None else self.slack
 
 
-DEFAULT_GATES = (Gate(metric="error_ratio"), Gate(metric="latency_p99"), Gate(metric="cost_per_call"))
+DEFAULT_GATES = (
+    Gate(metric="error_ratio"),
+    Gate(metric="latency_p99"),
+    Gate(metric="cost_per_call"),
+)
 """SLO and cost veto: a better KPI cannot buy them unless a gate says so."""
 
 
@@ -134,14 +157,16 @@ class Plan:
     """A rollout as it was asked for.
 
     Attributes:
-        steps: percents of the traffic, rising, the last one 100.
-        every_s: shortest time that a step lasts.
-        min_samples: calls of the candidate, and feedback on it, that a step must have seen before it can be passed; 100 and more make
+        steps: percents of the traffic, rising, the last one 100. every_s: shortest time that a step
+        lasts. min_samples: calls of the candidate, and feedback on it, that a step must have seen
+        before it can be passed; 100 and more make
             a p99 mean something.
-        false_rollback_rate: the greatest probability that the comparisons of a whole rollout take a candidate back that is no worse than
+        false_rollback_rate: the greatest probability that the comparisons of a whole rollout take a
+        candidate back that is no worse than
             its gates allow; shared evenly by gates and steps. Smaller is slower to catch.
         progress_deadline_s: a step that has lasted this long without a decision is told, once.
-        availability: objective that the burn-rate alarm counts against; set from the function's own when the rollout begins.
+        availability: objective that the burn-rate alarm counts against; set from the function's own
+        when the rollout begins.
     """
 
     steps: tuple[int, ...] = (5, 25, 50, 100)
@@ -160,25 +185,37 @@ class Plan:
         bound("rollout: progress_deadline_s", self.progress_deadline_s, 1, 90 * 86_400)
         bound("rollout: availability", self.availability, 0.5, 0.99999)
         if not 1 <= len(self.gates) <= MAX_GATES:
-            raise InvalidInput(f"rollout: {len(self.gates)} gates: there must be 1 to {MAX_GATES}", parameter="rollout")
+            raise InvalidInput(
+                f"rollout: {len(self.gates)} gates: there must be 1 to {MAX_GATES}",
+                parameter="rollout",
+            )
 
     @property
     def alpha(self) -> float:
-        """The false alarms that one gate may make in one step, over all looks at it (union bound over gates and steps)."""
+        """The false alarms that one gate may make in one step, over all looks at it (union bound
+        over gates and steps)."""
         return self.false_rollback_rate / (len(self.gates) * len(self.steps))
 
 
 def _check_steps(steps: tuple[int, ...]) -> None:
     if not 1 <= len(steps) <= MAX_STEPS:
-        raise InvalidInput(f"rollout: {len(steps)} steps: there must be 1 to {MAX_STEPS}", parameter="rollout")
+        raise InvalidInput(
+            f"rollout: {len(steps)} steps: there must be 1 to {MAX_STEPS}", parameter="rollout"
+        )
     for step in steps:
         bound("rollout: steps", step, 1, WHOLE)
     if list(steps) != sorted(set(steps)) or steps[-1] != WHOLE:
-        raise InvalidInput(f"rollout: steps = {list(steps)}: must rise and end with {WHOLE}, as 5, 25, 50, 100", parameter="rollout")
+        raise InvalidInput(
+            f"rollout: steps = {list(steps)}: must rise and end with {WHOLE}, as 5, 25, 50, 100",
+            parameter="rollout",
+        )
 
 
 def parse(body: Mapping[str, Any]) -> Plan:
-    """A plan from JSON; what is not said is as by default. Raises InvalidInput naming key, value and bound."""
+    """A plan from JSON; what is not said is as by default. Raises InvalidInput naming key, value
+    and bound."""
     if not isinstance(body, Mapping):
-        raise InvalidInput(f"rollout: write an object with `steps`, not {body!r}", parameter="rollout")
+        raise InvalidInput(
+            f"rollout: write an object with `steps`, not {body!r}", parameter="rollout"
+        )
     return from_json(Plan, dict(body), "rollout")

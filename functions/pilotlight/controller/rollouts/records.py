@@ -27,7 +27,8 @@ ACTIVE = (State.RUNNING.value, State.PAUSED.value)
 
 
 class Verdict(enum.StrEnum):
-    """HALT: both versions are bad, traffic stays with stable and somebody is told. DONE: the candidate is the new stable."""
+    """HALT: both versions are bad, traffic stays with stable and somebody is told. DONE: the
+    candidate is the new stable."""
 
     ADVANCE = "advance"
     HOLD = "hold"
@@ -108,7 +109,8 @@ class Decision:
     """What is to be done, and why.
 
     Attributes:
-        cause: a word for programs: `gate`, `crash_loop`, `schema`, `burn_rate`, `both_bad`, `no_traffic`, `metrics_missing`, `samples`,
+        cause: a word for programs: `gate`, `crash_loop`, `schema`, `burn_rate`, `both_bad`,
+        `no_traffic`, `metrics_missing`, `samples`,
             `unclear`, `time`, `paused`, `passed`.
         weight: percent of the traffic that the candidate shall have; None: as it is.
         tell: somebody should know, though nothing is changed.
@@ -129,5 +131,13 @@ class Decision:
 
     @property
     def signature(self) -> str:
-        """Equal for decisions that say the same with other numbers: what is stored is what is new."""
-        return " ".join([self.verdict, self.cause, self.action, *(f"{gate.metric}={gate.outcome}" for gate in self.gates)])
+        """Equal for decisions that say the same with other numbers: what is stored is what is
+        new."""
+        return " ".join(
+            [
+                self.verdict,
+                self.cause,
+                self.action,
+                *(f"{gate.metric}={gate.outcome}" for gate in self.gates),
+            ]
+        )

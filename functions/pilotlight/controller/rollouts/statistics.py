@@ -1,10 +1,11 @@
 """Tests that may be looked at whenever one likes, and stay as true as their `alpha` says.
 
-A controller looks at a canary each second. A test made for one look at the end would cry wolf sooner or later, so these are *anytime
-valid*: under the hypothesis, the probability that they *ever* reject is at most alpha. Counts use an e-value, the likelihood ratio
-averaged over the alternatives, which is a martingale under the hypothesis and so seldom grows great (Ville 1939; Robbins 1970, "Statistical
-methods related to the law of the iterated logarithm"). Means use Robbins' normal mixture boundary, which holds for large samples.
-"""
+A controller looks at a canary each second. A test made for one look at the end would cry wolf
+sooner or later, so these are *anytime valid*: under the hypothesis, the probability that they
+*ever* reject is at most alpha. Counts use an e-value, the likelihood ratio averaged over the
+alternatives, which is a martingale under the hypothesis and so seldom grows great (Ville 1939;
+Robbins 1970, "Statistical methods related to the law of the iterated logarithm"). Means use
+Robbins' normal mixture boundary, which holds for large samples."""
 
 from __future__ import annotations
 
@@ -16,9 +17,11 @@ from pilotlight.observations import GROWTH
 
 _TINY = 1e-300
 _ROUNDS = 5000
-"""Of the continued fraction: it needs about the square root of the greater parameter; what is left out beyond is below 1e-9."""
+"""Of the continued fraction: it needs about the square root of the greater parameter; what is left
+out beyond is below 1e-9."""
 _QUANTILE_Z = 3.0
-"""Stable's percentile is an estimate too: its upper bound at three standard errors of an order statistic stands for it."""
+"""Stable's percentile is an estimate too: its upper bound at three standard errors of an order
+statistic stands for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,26 +39,33 @@ class Sample:
 
 
 def log_e_share(hits: int, trials: int, share: float) -> float:
-    """Log of the e-value against "each trial is a hit with a probability of at most `share`", averaged over all greater ones.
+    """Log of the e-value against "each trial is a hit with a probability of at most `share`",
+    averaged over all greater ones.
 
-    Rejecting once it has reached log(1 / alpha) is wrong with probability alpha at most, over all looks.
-    """
+    Rejecting once it has reached log(1 / alpha) is wrong with probability alpha at most, over all
+    looks."""
     if not 0 < share < 1 or not trials:
         return -math.inf
     misses = trials - hits
     tail = beta_tail(share, hits + 1, misses + 1)
     if tail <= 0:
         return -math.inf
-    log_mixed = math.lgamma(hits + 1) + math.lgamma(misses + 1) - math.lgamma(trials + 2) + math.log(tail) - math.log1p(-share)
+    log_mixed = (
+        math.lgamma(hits + 1)
+        + math.lgamma(misses + 1)
+        - math.lgamma(trials + 2)
+        + math.log(tail)
+        - math.log1p(-share)
+    )
     return log_mixed - hits * math.log(share) - misses * math.log1p(-share)
 
 
 def log_e_ratio(hits: tuple[int, int], trials: tuple[int, int], ratio: float) -> float:
     """Log of the e-value against "the first's share of hits is at most `ratio` times the second's".
 
-    Given how many hits there were in all, each was the first's with a probability that depends on `ratio` and on the trials only (the
-    conditional test of two Poisson rates: Przyborowski and Wilenski 1940). Hits that are not rare vary less than that: it errs to hold.
-    """
+    Given how many hits there were in all, each was the first's with a probability that depends on
+    `ratio` and on the trials only (the conditional test of two Poisson rates: Przyborowski and
+    Wilenski 1940). Hits that are not rare vary less than that: it errs to hold."""
     if not trials[0] or not trials[1]:
         return -math.inf
     odds = ratio * trials[0] / trials[1]
@@ -63,7 +73,8 @@ def log_e_ratio(hits: tuple[int, int], trials: tuple[int, int], ratio: float) ->
 
 
 def boundary(n: int, tuned_for: int, alpha: float) -> float:
-    """How many standard errors a mean of `n` values may be beyond its hypothesis, at any look; narrowest from `tuned_for` on.
+    """How many standard errors a mean of `n` values may be beyond its hypothesis, at any look;
+    narrowest from `tuned_for` on.
 
     Two-sided, where only one side is asked about: it errs to hold.
     """
@@ -75,7 +86,9 @@ def beta_tail(x: float, a: float, b: float) -> float:
     """The probability that a Beta(a, b) variable is above x."""
     if x <= 0 or x >= 1:
         return float(x <= 0)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
+    front = math.exp(
+        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    )
     if x < (a + 1) / (a + b + 2):
         return 1 - front * _fraction(x, a, b) / a
     return front * _fraction(1 - x, b, a) / b
@@ -86,7 +99,10 @@ def _fraction(x: float, a: float, b: float) -> float:
     c, d = 1.0, 1 / _away_from_zero(1 - (a + b) * x / (a + 1))
     value = d
     for m in range(1, _ROUNDS):
-        for term in (m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)), -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))):
+        for term in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
             d = 1 / _away_from_zero(1 + term * d)
             c = _away_from_zero(1 + term / c)
             value *= c * d
@@ -100,7 +116,8 @@ def _away_from_zero(value: float) -> float:
 
 
 def upper_quantile(buckets: Mapping[int, int], share: float) -> float | None:
-    """Milliseconds that the true percentile is below, but for three standard errors of its estimate; None without any."""
+    """Milliseconds that the true percentile is below, but for three standard errors of its
+    estimate; None without any."""
     return _quantile(buckets, share, _QUANTILE_Z)
 
 
@@ -122,7 +139,8 @@ def _quantile(buckets: Mapping[int, int], share: float, z: float) -> float | Non
 
 
 def spread(buckets: Mapping[int, int]) -> float:
-    """Standard deviation over mean of what a histogram counts, at least a tenth (what a bucket hides); 1 without any."""
+    """Standard deviation over mean of what a histogram counts, at least a tenth (what a bucket
+    hides); 1 without any."""
     total = sum(buckets.values())
     if not total:
         return 1.0

@@ -16,7 +16,18 @@ from pilotlight.spec import to_json
 
 def summary(rollout: Rollout, *, now: float) -> dict[str, Any]:
     """One rollout, as lists have it."""
-    same = ("id", "environment", "app", "function", "candidate", "stable", "reason", "created_by", "step", "weight")
+    same = (
+        "id",
+        "environment",
+        "app",
+        "function",
+        "candidate",
+        "stable",
+        "reason",
+        "created_by",
+        "step",
+        "weight",
+    )
     times = ("step_began_at", "created_at", "updated_at", "finished_at")
     return {
         **{name: getattr(rollout, name) for name in (*same, *times)},
@@ -27,18 +38,28 @@ def summary(rollout: Rollout, *, now: float) -> dict[str, Any]:
     }
 
 
-def detail(sql: sa.Connection, rollout: Rollout, *, now: float, limit: int, rates: Rates | None = None) -> dict[str, Any]:
-    """One rollout with its plan, its decisions, and what would be decided now (of one that is over: None)."""
-    live = loop.judged(sql, rollout, now=now, rates=rates) if rollout.state.value in ACTIVE else None
+def detail(
+    sql: sa.Connection, rollout: Rollout, *, now: float, limit: int, rates: Rates | None = None
+) -> dict[str, Any]:
+    """One rollout with its plan, its decisions, and what would be decided now (of one that is over:
+    None)."""
+    live = (
+        loop.judged(sql, rollout, now=now, rates=rates) if rollout.state.value in ACTIVE else None
+    )
     return {
         **summary(rollout, now=now),
         "plan": to_json(rollout.plan),
         "now": None
         if live is None
-        else {"verdict": live.verdict.value, "cause": live.cause, "action": live.action, "reasons": list(live.reasons),
-              "gates": [_gate(gate.to_json()) for gate in live.gates]},
+        else {
+            "verdict": live.verdict.value,
+            "cause": live.cause,
+            "action": live.action,
+            "reasons": list(live.reasons),
+            "gates": [_gate(gate.to_json()) for gate in live.gates],
+        },
         "decisions": [decision(noted) for noted in ledger.decisions(sql, rollout.id, limit=limit)],
-    }  # fmt: skip
+    }
 
 
 def decision(noted: Noted) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""How much a tenant keeps, and what its plan allows. The counting rule stands here and nowhere else.
+"""How much a tenant keeps, and what its plan allows. The counting rule stands here and nowhere
+else.
 
-Blobs and images are named by their content, and two tenants may have the same ones. **Each tenant that has a blob or an image counts
-it whole**: what one tenant keeps does not depend on another, deleting frees what was counted, and the count reveals nothing of others.
-Within one tenant a blob counts once, however many revisions, images and names of weights refer to it. An upload counts from its
-first byte; an image counts once it is built.
-"""
+Blobs and images are named by their content, and two tenants may have the same ones. **Each tenant
+that has a blob or an image counts it whole**: what one tenant keeps does not depend on another,
+deleting frees what was counted, and the count reveals nothing of others. Within one tenant a blob
+counts once, however many revisions, images and names of weights refer to it. An upload counts from
+its first byte; an image counts once it is built."""
 
 from __future__ import annotations
 
@@ -22,10 +23,14 @@ from pilotlight.errors import StorageQuotaExceeded
 from pilotlight.quotas import Plan
 
 HINT = (
-    "See what counts: `pilotlight tenant show`, `weights list`, `image list`. Delete with `pilotlight weights delete NAME`, "
-    "`image delete DIGEST`, `app prune APP` or `app delete APP`; `storage collect` frees what nothing refers to."
+    "See what counts: `pilotlight tenant show`, `weights list`, `image list`. Delete with "
+    "`pilotlight weights delete NAME`, "
+    "`image delete DIGEST`, `app prune APP` or `app delete APP`; `storage collect` frees what "
+    "nothing refers to."
 )
-PIN_HINT = "See what is pinned: `pilotlight weights list`. Unpin with `pilotlight weights unpin NAME`."
+PIN_HINT = (
+    "See what is pinned: `pilotlight weights list`. Unpin with `pilotlight weights unpin NAME`."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +50,16 @@ def stored(sql: sa.Connection, *, tenant: str) -> Stored:
     """What `tenant` keeps now."""
     blobs, owners, images = tables.blobs, tables.blob_owners, tables.images
     of_blobs = sa.select(sa.func.coalesce(sa.func.sum(blobs.c.size_bytes), 0))
-    of_blobs = of_blobs.join(owners, owners.c.digest == blobs.c.digest).where(owners.c.tenant == tenant)
-    of_images = sa.select(sa.func.coalesce(sa.func.sum(images.c.size_bytes), 0)).where(images.c.tenant == tenant)
-    return Stored(blob_bytes=int(sql.execute(of_blobs).scalar_one()), image_bytes=int(sql.execute(of_images).scalar_one()))
+    of_blobs = of_blobs.join(owners, owners.c.digest == blobs.c.digest).where(
+        owners.c.tenant == tenant
+    )
+    of_images = sa.select(sa.func.coalesce(sa.func.sum(images.c.size_bytes), 0)).where(
+        images.c.tenant == tenant
+    )
+    return Stored(
+        blob_bytes=int(sql.execute(of_blobs).scalar_one()),
+        image_bytes=int(sql.execute(of_images).scalar_one()),
+    )
 
 
 def pinned_bytes(sql: sa.Connection, *, tenant: str) -> int:
@@ -57,22 +69,34 @@ def pinned_bytes(sql: sa.Connection, *, tenant: str) -> int:
 
 def plan_of(sql: sa.Connection, plans: Mapping[str, Plan], *, tenant: str) -> Plan:
     """The tenant's plan with its overrides."""
-    return terms_of(sql.execute(sa.select(tables.tenants).where(tables.tenants.c.id == tenant)).one(), plans).resolve()
+    return terms_of(
+        sql.execute(sa.select(tables.tenants).where(tables.tenants.c.id == tenant)).one(), plans
+    ).resolve()
 
 
-def require_room(sql: sa.Connection, plan: Plan, *, tenant: str, more_bytes: int, coming_bytes: int = 0) -> None:
-    """Raise StorageQuotaExceeded when `more_bytes` do not fit; `coming_bytes` are of uploads that still run."""
+def require_room(
+    sql: sa.Connection, plan: Plan, *, tenant: str, more_bytes: int, coming_bytes: int = 0
+) -> None:
+    """Raise StorageQuotaExceeded when `more_bytes` do not fit; `coming_bytes` are of uploads that
+    still run."""
     if plan.stored_bytes is None:
         return
     now = stored(sql, tenant=tenant)
     used = now.total_bytes + coming_bytes
     if used + more_bytes > plan.stored_bytes:
-        parts = f"{now.blob_bytes} in blobs, {now.image_bytes} in images, {coming_bytes} in uploads that run"
+        parts = (
+            f"{now.blob_bytes} in blobs, {now.image_bytes} in images, {coming_bytes} in "
+            f"uploads that run"
+        )
         raise StorageQuotaExceeded(
-            f"{more_bytes} more bytes do not fit: this tenant stores {used} bytes ({parts}), and its plan allows stored_bytes = "
+            f"{more_bytes} more bytes do not fit: this tenant stores {used} bytes ({parts}), and "
+            f"its plan allows stored_bytes = "
             f"{plan.stored_bytes}; nothing was stored",
-            quota="stored_bytes", limit=plan.stored_bytes, used=used, hint=HINT,
-        )  # fmt: skip
+            quota="stored_bytes",
+            limit=plan.stored_bytes,
+            used=used,
+            hint=HINT,
+        )
 
 
 def functions(sql: sa.Connection, *, tenant: str) -> int:
@@ -84,34 +108,53 @@ def functions(sql: sa.Connection, *, tenant: str) -> int:
 
 @contextlib.contextmanager
 def deploying(write: Write, plans: Mapping[str, Plan], *, tenant: str) -> Iterator[None]:
-    """A deploy; what it makes the oldest revisions and entries go for. Raises StorageQuotaExceeded when the plan allows less after it."""
-    before, revisions = functions(write.sql, tenant=tenant), forgetting.revisions(write.sql, tenant=tenant)
+    """A deploy; what it makes the oldest revisions and entries go for. Raises StorageQuotaExceeded
+    when the plan allows less after it."""
+    before, revisions = (
+        functions(write.sql, tenant=tenant),
+        forgetting.revisions(write.sql, tenant=tenant),
+    )
     yield
     plan = plan_of(write.sql, plans, tenant=tenant)
-    if plan.functions is not None and (now := functions(write.sql, tenant=tenant)) > max(plan.functions, before):
+    if plan.functions is not None and (now := functions(write.sql, tenant=tenant)) > max(
+        plan.functions, before
+    ):
         raise StorageQuotaExceeded(
-            f"this tenant would have {now} functions, and its plan allows functions = {plan.functions}; nothing was deployed",
-            quota="functions", limit=plan.functions, used=before, hint="Remove some: `pilotlight app delete APP`.",
-        )  # fmt: skip
+            f"this tenant would have {now} functions, and its plan allows functions = "
+            f"{plan.functions}; nothing was deployed",
+            quota="functions",
+            limit=plan.functions,
+            used=before,
+            hint="Remove some: `pilotlight app delete APP`.",
+        )
     forgetting.make_room(write, plan, tenant=tenant, before=revisions)
 
 
-def require_room_for_pin(sql: sa.Connection, plan: Plan, *, tenant: str, manifest: str, size_bytes: int) -> None:
-    """Raise StorageQuotaExceeded when pinning `manifest` would exceed `pinned_bytes`; pinning it twice costs nothing."""
+def require_room_for_pin(
+    sql: sa.Connection, plan: Plan, *, tenant: str, manifest: str, size_bytes: int
+) -> None:
+    """Raise StorageQuotaExceeded when pinning `manifest` would exceed `pinned_bytes`; pinning it
+    twice costs nothing."""
     if plan.pinned_bytes is None:
         return
     pinned = _pinned(sql, tenant=tenant)
     used = sum(pinned.values())
     if manifest not in pinned and used + size_bytes > plan.pinned_bytes:
         raise StorageQuotaExceeded(
-            f"pinning {size_bytes} more bytes is refused: this tenant has {used} bytes pinned, and its plan allows pinned_bytes = "
+            f"pinning {size_bytes} more bytes is refused: this tenant has {used} bytes pinned, "
+            f"and its plan allows pinned_bytes = "
             f"{plan.pinned_bytes}",
-            quota="pinned_bytes", limit=plan.pinned_bytes, used=used, hint=PIN_HINT,
-        )  # fmt: skip
+            quota="pinned_bytes",
+            limit=plan.pinned_bytes,
+            used=used,
+            hint=PIN_HINT,
+        )
 
 
 def _pinned(sql: sa.Connection, *, tenant: str) -> dict[str, int]:
     table = tables.weights
     query = sa.select(table.c.manifest, sa.func.max(table.c.size_bytes).label("size_bytes"))
-    rows = sql.execute(query.where(table.c.tenant == tenant, table.c.is_pinned).group_by(table.c.manifest))
+    rows = sql.execute(
+        query.where(table.c.tenant == tenant, table.c.is_pinned).group_by(table.c.manifest)
+    )
     return {row.manifest: int(row.size_bytes) for row in rows}

@@ -1,4 +1,5 @@
-"""After a tenant deleted something: give up the blobs that only it referred to, and delete their bytes at once."""
+"""After a tenant deleted something: give up the blobs that only it referred to, and delete their
+bytes at once."""
 
 from __future__ import annotations
 
@@ -15,12 +16,22 @@ log = logging.getLogger(__name__)
 
 
 async def give_up(
-    context: Context, caller: Principal, digests: Collection[str], request: str, *, manifests: Collection[str] = ()
+    context: Context,
+    caller: Principal,
+    digests: Collection[str],
+    request: str,
+    *,
+    manifests: Collection[str] = (),
 ) -> Collected:
-    """Release those of `digests` to which nothing refers, and delete what nobody has. What fails now the janitor does later."""
+    """Release those of `digests` to which nothing refers, and delete what nobody has. What fails
+    now the janitor does later."""
     try:
         done = await context.collector.give_up(
-            tenant=caller.tenant, digests=digests, manifests=manifests, actor=caller.key, request=request
+            tenant=caller.tenant,
+            digests=digests,
+            manifests=manifests,
+            actor=caller.key,
+            request=request,
         )
         await delete(context)
     except PilotlightError as e:
@@ -30,7 +41,8 @@ async def give_up(
 
 
 async def delete(context: Context) -> Deleted:
-    """Delete the blobs that no tenant has, and count them. A store that is away is asked again by the janitor."""
+    """Delete the blobs that no tenant has, and count them. A store that is away is asked again by
+    the janitor."""
     try:
         done = await context.collector.delete_marked()
     except ObjectStoreError as e:

@@ -1,8 +1,8 @@
 """Which blobs and images are in use or being deleted now, and how many bytes are on their way in.
 
-One controller process is at work at a time (`controller.lock`), so this is kept in its memory: what a crash cuts off is gone with it.
-What a crash must not lose (that a deletion has begun) is in the database.
-"""
+One controller process is at work at a time (`controller.lock`), so this is kept in its memory: what
+a crash cuts off is gone with it. What a crash must not lose (that a deletion has begun) is in the
+database."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ BUILD_RETRY_S = 30.0
 
 
 def image_name(digest: str, tenant: str = "") -> str:
-    """An image in the gate: no blob, which anybody may say to upload under the same digest. A tenant's own, or that of all tenants."""
+    """An image in the gate: no blob, which anybody may say to upload under the same digest. A
+    tenant's own, or that of all tenants."""
     return f"image/{digest}/{tenant}"
 
 
@@ -40,7 +41,8 @@ class StorageGate:
 
     @contextlib.asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[None]:
-        """Keep `name` from being deleted for as long as the block lasts; waits for a deletion that has begun."""
+        """Keep `name` from being deleted for as long as the block lasts; waits for a deletion that
+        has begun."""
         while (deletion := self._deleting.get(name)) is not None:
             await deletion.wait()
         self._using[name] += 1
@@ -51,7 +53,8 @@ class StorageGate:
 
     @contextlib.contextmanager
     def deleting(self, name: str) -> Iterator[bool]:
-        """Whether `name` may be deleted inside the block: nothing uses it, and nothing begins to until the block ends."""
+        """Whether `name` may be deleted inside the block: nothing uses it, and nothing begins to
+        until the block ends."""
         if name in self._using or name in self._deleting:
             yield False
             return
@@ -75,8 +78,17 @@ class StorageGate:
     def require_build(self, tenant: str, *, limit: int | None) -> None:
         """Raise OverQuota when the tenant has as many image builds running as it may."""
         if limit is not None and self._builds[tenant] >= limit:
-            text = f"{self._builds[tenant]} image builds of this tenant run, and its plan allows builds_at_once = {limit}"
-            raise OverQuota(f"{text}: wait for one to end", retry_after_s=BUILD_RETRY_S, quota="builds_at_once", of="tenant", limit=limit)
+            text = (
+                f"{self._builds[tenant]} image builds of this tenant run, and its plan allows "
+                f"builds_at_once = {limit}"
+            )
+            raise OverQuota(
+                f"{text}: wait for one to end",
+                retry_after_s=BUILD_RETRY_S,
+                quota="builds_at_once",
+                of="tenant",
+                limit=limit,
+            )
 
     def builds(self, tenant: str) -> int:
         """Image builds of the tenant that run now."""
@@ -87,7 +99,8 @@ class StorageGate:
         return self._coming[tenant]
 
     def reserve(self, tenant: str, check: Callable[[int, int], Awaitable[None]]) -> Reservation:
-        """Room for one upload of the tenant; `check(more_bytes, coming_bytes)` raises when they do not fit."""
+        """Room for one upload of the tenant; `check(more_bytes, coming_bytes)` raises when they do
+        not fit."""
         lock = self._locks.setdefault(tenant, asyncio.Lock())
         return Reservation(tenant, coming=self._coming, lock=lock, check=check)
 
@@ -95,7 +108,14 @@ class StorageGate:
 class Reservation:
     """Bytes that one upload may have. Owner: the request that receives it; `release` ends it."""
 
-    def __init__(self, tenant: str, *, coming: Counter[str], lock: asyncio.Lock, check: Callable[[int, int], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        tenant: str,
+        *,
+        coming: Counter[str],
+        lock: asyncio.Lock,
+        check: Callable[[int, int], Awaitable[None]],
+    ) -> None:
         self._tenant = tenant
         self._coming = coming
         self._lock = lock

@@ -1,4 +1,5 @@
-"""Giving up old revisions of an app that goes on: what they were stays known, their bundles and weights need not."""
+"""Giving up old revisions of an app that goes on: what they were stays known, their bundles and
+weights need not."""
 
 from __future__ import annotations
 
@@ -23,16 +24,23 @@ class Pruned:
 
 
 def prune(write: Write, place: Place, *, keep: int, dry_run: bool) -> Pruned:
-    """Give up the revisions of the app's functions, but the newest `keep` and those that can be called. Raises NotFound."""
+    """Give up the revisions of the app's functions, but the newest `keep` and those that can be
+    called. Raises NotFound."""
     registry.demand_known(write.sql, place, None)
     functions, table = tables.functions, tables.revisions
     pruned: list[tuple[str, str]] = []
     digests: set[str] = set()
-    ids = sa.select(functions.c.id).where(*place.in_app(), functions.c.removed_at.is_(None)).order_by(functions.c.id)
+    ids = (
+        sa.select(functions.c.id)
+        .where(*place.in_app(), functions.c.removed_at.is_(None))
+        .order_by(functions.c.id)
+    )
     for function in write.sql.execute(ids).scalars().all():
         called = _called(write.sql, function)
         columns = (table.c.name, table.c.spec, table.c.pruned_at)
-        newest_first = sa.select(*columns).where(table.c.function == function).order_by(table.c.ordinal.desc())
+        newest_first = (
+            sa.select(*columns).where(table.c.function == function).order_by(table.c.ordinal.desc())
+        )
         for row in write.sql.execute(newest_first.offset(keep)).all():
             if row.name not in called and row.pruned_at is None:
                 pruned.append((function, row.name))
@@ -48,7 +56,9 @@ def prune(write: Write, place: Place, *, keep: int, dry_run: bool) -> Pruned:
 def blobs_of_functions(sql: sa.Connection, functions: Iterable[str]) -> set[str]:
     """Digests that any revision of these function ids names."""
     table, digests = tables.revisions, set[str]()
-    for spec in sql.execute(sa.select(table.c.spec).where(table.c.function.in_(list(functions)))).scalars():
+    for spec in sql.execute(
+        sa.select(table.c.spec).where(table.c.function.in_(list(functions)))
+    ).scalars():
         digests |= Named.by(spec).digests()
     return digests
 

@@ -1,8 +1,8 @@
 """What a tenant's blobs are needed for: the roots of the mark phase, read from the tables.
 
-Roots are revisions (of functions that are there, and not pruned), names of weights, and copy steps of built images. A manifest of
-weights names further blobs, its files; manifests are in the blob store, and `collector` reads them.
-"""
+Roots are revisions (of functions that are there, and not pruned), names of weights, and copy steps
+of built images. A manifest of weights names further blobs, its files; manifests are in the blob
+store, and `collector` reads them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class Roots:
     """Of one tenant.
 
     Attributes:
-        blobs: digests that something refers to directly: bundles, manifests, archives of copy steps.
-        manifests: all manifests that any revision or name has ever referred to, pruned and removed ones included.
-        given_up: revisions (function id, name) that cannot serve unless they are deployed again → the blobs that they name.
+        blobs: digests that something refers to directly: bundles, manifests, archives of copy
+        steps. manifests: all manifests that any revision or name has ever referred to, pruned and
+        removed ones included. given_up: revisions (function id, name) that cannot serve unless they
+        are deployed again → the blobs that they name.
     """
 
     blobs: set[str] = field(default_factory=set)
@@ -52,34 +53,58 @@ class Named:
 
 
 class KnownRevisions:
-    """What revisions name, by the digest of their spec: each is read once, because specs may be long. Threads may share it."""
+    """What revisions name, by the digest of their spec: each is read once, because specs may be
+    long. Threads may share it."""
 
     def __init__(self) -> None:
         self._named: dict[str, Named] = {}
 
     def of(self, sql: sa.Connection, function: str, digests: Mapping[str, str]) -> dict[str, Named]:
-        """Revision → what it names; `digests` are of the specs of one function's revisions, by their names."""
+        """Revision → what it names; `digests` are of the specs of one function's revisions, by
+        their names."""
         table = tables.revisions
         new = [name for name, digest in digests.items() if digest not in self._named]
         for begin in range(0, len(new), _AT_ONCE):
             part = new[begin : begin + _AT_ONCE]
-            query = sa.select(table.c.digest, table.c.spec).where(table.c.function == function, table.c.name.in_(part))
+            query = sa.select(table.c.digest, table.c.spec).where(
+                table.c.function == function, table.c.name.in_(part)
+            )
             for row in sql.execute(query):
                 self._named[row.digest] = Named.by(row.spec)
         return {name: self._named[digest] for name, digest in digests.items()}
 
 
-def roots(sql: sa.Connection, known: KnownRevisions, *, tenant: str, removed_before: float) -> Roots:
-    """What the tables refer to. A function that was removed at `removed_before` or later still counts: it may come back."""
+def roots(
+    sql: sa.Connection, known: KnownRevisions, *, tenant: str, removed_before: float
+) -> Roots:
+    """What the tables refer to. A function that was removed at `removed_before` or later still
+    counts: it may come back."""
     found = Roots()
-    functions, revisions, weights, images = tables.functions, tables.revisions, tables.weights, tables.images
-    columns = (revisions.c.function, revisions.c.name, revisions.c.digest, revisions.c.pruned_at, functions.c.removed_at)
-    query = sa.select(*columns).join(functions, functions.c.id == revisions.c.function).where(functions.c.tenant == tenant)
+    functions, revisions, weights, images = (
+        tables.functions,
+        tables.revisions,
+        tables.weights,
+        tables.images,
+    )
+    columns = (
+        revisions.c.function,
+        revisions.c.name,
+        revisions.c.digest,
+        revisions.c.pruned_at,
+        functions.c.removed_at,
+    )
+    query = (
+        sa.select(*columns)
+        .join(functions, functions.c.id == revisions.c.function)
+        .where(functions.c.tenant == tenant)
+    )
     digests: dict[str, dict[str, str]] = {}
     given_up: set[tuple[str, str]] = set()
     for row in sql.execute(query):
         digests.setdefault(row.function, {})[row.name] = row.digest
-        if row.pruned_at is not None or (row.removed_at is not None and row.removed_at < removed_before):
+        if row.pruned_at is not None or (
+            row.removed_at is not None and row.removed_at < removed_before
+        ):
             given_up.add((row.function, row.name))
     for function, of_function in digests.items():
         for name, named in known.of(sql, function, of_function).items():
@@ -88,9 +113,13 @@ def roots(sql: sa.Connection, known: KnownRevisions, *, tenant: str, removed_bef
                 found.given_up[function, name] = named.digests()
             else:
                 found.blobs |= named.digests()
-    names = set(sql.execute(sa.select(weights.c.manifest).where(weights.c.tenant == tenant)).scalars())
+    names = set(
+        sql.execute(sa.select(weights.c.manifest).where(weights.c.tenant == tenant)).scalars()
+    )
     found.manifests |= names
     found.blobs |= names
     for text in sql.execute(sa.select(images.c.spec).where(images.c.tenant == tenant)).scalars():
-        found.blobs |= {step["blob"] for step in json.loads(text)["steps"] if step.get("op") == "copy"}
+        found.blobs |= {
+            step["blob"] for step in json.loads(text)["steps"] if step.get("op") == "copy"
+        }
     return found

@@ -1,8 +1,9 @@
-"""Every table of the control plane, as SQLAlchemy Core. `docs/data-model.md` tells what each is for.
+"""Every table of the control plane, as SQLAlchemy Core. `docs/data-model.md` tells what each is
+for.
 
-The same definitions serve SQLite and PostgreSQL. Times are seconds since the epoch (double), JSON is canonical text,
-money is kept twice: the text that was sent, and whole picounits, in which databases can add exactly.
-"""
+The same definitions serve SQLite and PostgreSQL. Times are seconds since the epoch (double), JSON
+is canonical text, money is kept twice: the text that was sent, and whole picounits, in which
+databases can add exactly."""
 
 from __future__ import annotations
 

@@ -43,36 +43,105 @@ usage = sa.Table(
     "usage",
     metadata,
     text("id", key=True),
-    *(text(name) for name in ("kind", "call", "tenant", "environment", "app", "function", "function_id", "method", "revision")),
-    *(text(name) for name in ("instance", "key", "start_kind", "outcome", "price_version", "currency", "rate_per_s", "cost")),
+    *(
+        text(name)
+        for name in (
+            "kind",
+            "call",
+            "tenant",
+            "environment",
+            "app",
+            "function",
+            "function_id",
+            "method",
+            "revision",
+        )
+    ),
+    *(
+        text(name)
+        for name in (
+            "instance",
+            "key",
+            "start_kind",
+            "outcome",
+            "price_version",
+            "currency",
+            "rate_per_s",
+            "cost",
+        )
+    ),
     text("gpu", null=True),
-    *(whole(name) for name in ("attempt", "queued_ms", "start_ms", "exec_ms", "billed_ns", "memory_bytes", "gpu_count")),
+    *(
+        whole(name)
+        for name in (
+            "attempt",
+            "queued_ms",
+            "start_ms",
+            "exec_ms",
+            "billed_ns",
+            "memory_bytes",
+            "gpu_count",
+        )
+    ),
     *(whole(name) for name in ("tokens_in", "tokens_out", "bytes_in", "bytes_out", "status")),
     *(time(name) for name in ("cpu", "started_at", "received_at")),
     whole("cost_picos"),
     whole("day"),
-    *(sa.Column(name, sa.Text, nullable=False, server_default="") for name in ("caller", "corrects", "note", "month")),
-    *(sa.Column(name, sa.Text, nullable=False, server_default="") for name in ("experiment", "arm", "unit", "degraded", "finish")),
-    *(sa.Column(name, sa.BigInteger, nullable=False, server_default="0") for name in ("tokens_cached", "first_token_ms")),
+    *(
+        sa.Column(name, sa.Text, nullable=False, server_default="")
+        for name in ("caller", "corrects", "note", "month")
+    ),
+    *(
+        sa.Column(name, sa.Text, nullable=False, server_default="")
+        for name in ("experiment", "arm", "unit", "degraded", "finish")
+    ),
+    *(
+        sa.Column(name, sa.BigInteger, nullable=False, server_default="0")
+        for name in ("tokens_cached", "first_token_ms")
+    ),
     sa.Index("ix_usage_tenant_started_at", "tenant", "started_at"),
     sa.Index("ix_usage_tenant_call", "tenant", "call"),
 )
-"""`month` is the month ("2026-11", UTC) whose invoice has the record: that of `started_at`, or the first one not yet issued."""
+"""`month` is the month ("2026-11", UTC) whose invoice has the record: that of `started_at`, or the
+first one not yet issued."""
 
 
 ROLLUP_GROUPS = (
-    "environment", "app", "function", "function_id", "revision", "key", "caller", "kind", "start_kind", "price_version", "currency",
+    "environment",
+    "app",
+    "function",
+    "function_id",
+    "revision",
+    "key",
+    "caller",
+    "kind",
+    "start_kind",
+    "price_version",
+    "currency",
     "month",
-)  # fmt: skip
+)
 ROLLUP_SUMS = (
-    "records", "errors", "queued_ms", "start_ms", "exec_ms", "billed_ns", "tokens_in", "tokens_out", "bytes_in", "bytes_out", "high", "low",
-)  # fmt: skip
-"""`high` and `low`: of the cost in picounits, what is above 10**9 and the rest, summed apart. `errors`: calls answered 500 or above."""
+    "records",
+    "errors",
+    "queued_ms",
+    "start_ms",
+    "exec_ms",
+    "billed_ns",
+    "tokens_in",
+    "tokens_out",
+    "bytes_in",
+    "bytes_out",
+    "high",
+    "low",
+)
+"""`high` and `low`: of the cost in picounits, what is above 10**9 and the rest, summed apart.
+`errors`: calls answered 500 or above."""
 ROLLUP_FLOATS = ("cpu_core_s", "memory_byte_s", "gpu_s")
 
 
 def _rollup(name: str, unit: str, *indexes: sa.Index) -> sa.Table:
-    """Sums of records by everything that bills and pages group by; `unit` is the whole hour or day since the epoch."""
+    """Sums of records by everything that bills and pages group by; `unit` is the whole hour or day
+    since the epoch."""
     return sa.Table(
         name,
         metadata,
@@ -97,7 +166,8 @@ latency_hours = sa.Table(
     sa.Column("bucket", sa.BigInteger, primary_key=True, autoincrement=False),
     whole("calls"),
 )
-"""A histogram of each clock (`total`, `queue`, `start`, `exec`) in buckets that grow by a tenth: bucket b holds up to 1.1**b ms."""
+"""A histogram of each clock (`total`, `queue`, `start`, `exec`) in buckets that grow by a tenth:
+bucket b holds up to 1.1**b ms."""
 
 invoices = sa.Table(
     "invoices",
@@ -109,4 +179,6 @@ invoices = sa.Table(
     sa.UniqueConstraint("tenant", "month", "currency"),
 )
 
-prices = sa.Table("prices", metadata, text("version", key=True), text("document"), time("first_seen_at"))
+prices = sa.Table(
+    "prices", metadata, text("version", key=True), text("document"), time("first_seen_at")
+)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-NAMING = {"ix": "ix_%(table_name)s_%(column_0_N_name)s", "uq": "uq_%(table_name)s_%(column_0_N_name)s", "pk": "pk_%(table_name)s",
-          "fk": "fk_%(table_name)s_%(column_0_N_name)s"}  # fmt: skip
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+}
 metadata = sa.MetaData(naming_convention=NAMING)
 
 

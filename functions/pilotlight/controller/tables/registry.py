@@ -19,7 +19,11 @@ tenants = sa.Table(
 )
 
 environments = sa.Table(
-    "environments", metadata, text("tenant", sa.ForeignKey("tenants.id"), key=True), text("name", key=True), time("created_at")
+    "environments",
+    metadata,
+    text("tenant", sa.ForeignKey("tenants.id"), key=True),
+    text("name", key=True),
+    time("created_at"),
 )
 
 apps = sa.Table(
@@ -34,9 +38,12 @@ apps = sa.Table(
     time("updated_at"),
     time("deleted_at", null=True),
     sa.Column("policy", sa.Text, nullable=False, server_default="{}"),
-    sa.ForeignKeyConstraint(["tenant", "environment"], ["environments.tenant", "environments.name"]),
+    sa.ForeignKeyConstraint(
+        ["tenant", "environment"], ["environments.tenant", "environments.name"]
+    ),
 )
-"""`policy`: how its releases are guarded: {"approvals": n, ...}; set by administrators, not by a deploy."""
+"""`policy`: how its releases are guarded: {"approvals": n, ...}; set by administrators, not by a
+deploy."""
 
 deployments = sa.Table(
     "deployments",
@@ -51,7 +58,9 @@ deployments = sa.Table(
     text("message"),
     text("labels"),
     text("functions"),
-    sa.ForeignKeyConstraint(["tenant", "environment", "app"], ["apps.tenant", "apps.environment", "apps.name"]),
+    sa.ForeignKeyConstraint(
+        ["tenant", "environment", "app"], ["apps.tenant", "apps.environment", "apps.name"]
+    ),
 )
 
 functions = sa.Table(
@@ -68,7 +77,9 @@ functions = sa.Table(
     sa.Column("snapshots", sa.Boolean, nullable=False, server_default=sa.true()),
     sa.Column("document", sa.Text, nullable=False, server_default="{}"),
     sa.Column("generation", sa.BigInteger, nullable=False, server_default="0"),
-    sa.ForeignKeyConstraint(["tenant", "environment", "app"], ["apps.tenant", "apps.environment", "apps.name"]),
+    sa.ForeignKeyConstraint(
+        ["tenant", "environment", "app"], ["apps.tenant", "apps.environment", "apps.name"]
+    ),
     sa.UniqueConstraint("tenant", "environment", "app", "name"),
 )
 
@@ -81,7 +92,10 @@ revisions = sa.Table(
     whole("ordinal"),
     text("spec"),
     time("created_at"),
-    *(sa.Column(name, sa.Text, nullable=False, server_default="{}") for name in ("lineage", "evaluation")),
+    *(
+        sa.Column(name, sa.Text, nullable=False, server_default="{}")
+        for name in ("lineage", "evaluation")
+    ),
     sa.Column("created_by", sa.Text, nullable=False, server_default=""),
     time("served_at", null=True),
     time("pruned_at", null=True),
@@ -89,10 +103,11 @@ revisions = sa.Table(
     sa.UniqueConstraint("function", "digest"),
     sa.Index("ix_revisions_age", "function", "created_at", "pruned_at", "has_tags", "name"),
 )
-"""`spec` is what the revision is; `lineage` and `evaluation` are what was told of it, which its digest does not cover.
+"""`spec` is what the revision is; `lineage` and `evaluation` are what was told of it, which its
+digest does not cover.
 
-`served_at`: when it first took traffic; null = it never did. `pruned_at`: since when its blobs need not be there; null = they are.
-`has_tags`: bills are grouped by its tags."""
+`served_at`: when it first took traffic; null = it never did. `pruned_at`: since when its blobs need
+not be there; null = they are. `has_tags`: bills are grouped by its tags."""
 
 approvals = sa.Table(
     "approvals",
@@ -150,7 +165,9 @@ function_quotas = sa.Table(
     *(text(name, key=True) for name in ("tenant", "environment", "app", "function")),
     text("quotas"),
     time("updated_at"),
-    sa.ForeignKeyConstraint(["tenant", "environment"], ["environments.tenant", "environments.name"]),
+    sa.ForeignKeyConstraint(
+        ["tenant", "environment"], ["environments.tenant", "environments.name"]
+    ),
 )
 
 secrets = sa.Table(
@@ -163,7 +180,9 @@ secrets = sa.Table(
     text("variables"),
     time("created_at"),
     time("updated_at"),
-    sa.ForeignKeyConstraint(["tenant", "environment"], ["environments.tenant", "environments.name"]),
+    sa.ForeignKeyConstraint(
+        ["tenant", "environment"], ["environments.tenant", "environments.name"]
+    ),
 )
 
 images = sa.Table(
@@ -186,7 +205,8 @@ blobs = sa.Table(
     time("deleting_at", null=True),
     sa.Index("ix_blobs_deleting_at", "deleting_at"),
 )
-"""`deleting_at`: since when no tenant has it, so that its bytes are to be deleted; null = some tenant has it."""
+"""`deleting_at`: since when no tenant has it, so that its bytes are to be deleted; null = some
+tenant has it."""
 
 blob_owners = sa.Table(
     "blob_owners",
@@ -213,7 +233,9 @@ weights = sa.Table(
     sa.Column("is_pinned", sa.Boolean, nullable=False),
     time("created_at"),
     time("updated_at"),
-    sa.ForeignKeyConstraint(["tenant", "environment"], ["environments.tenant", "environments.name"]),
+    sa.ForeignKeyConstraint(
+        ["tenant", "environment"], ["environments.tenant", "environments.name"]
+    ),
     sa.Index("ix_weights_manifest", "manifest"),
 )
 
@@ -255,9 +277,9 @@ calls = sa.Table(
     sa.Index("ix_calls_tenant_submitted_at", "tenant", "submitted_at"),
     sa.Index("ix_calls_expires_at", "expires_at"),
 )
-"""`record`: a CallRecord without its result; `result`: that, in base64, apart so that lists read none.
-`payload`: of a dead letter what its function was given, as an activator's journal had it; null = the call is none.
-`kept_bytes`: of the three texts."""
+"""`record`: a CallRecord without its result; `result`: that, in base64, apart so that lists read
+none. `payload`: of a dead letter what its function was given, as an activator's journal had it;
+null = the call is none. `kept_bytes`: of the three texts."""
 
 kept_calls = sa.Table(
     "kept_calls",
@@ -270,7 +292,12 @@ kept_calls = sa.Table(
 audit = sa.Table(
     "audit",
     metadata,
-    sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
+    sa.Column(
+        "id",
+        sa.BigInteger().with_variant(sa.Integer, "sqlite"),
+        primary_key=True,
+        autoincrement=True,
+    ),
     time("at"),
     text("tenant"),
     text("actor"),

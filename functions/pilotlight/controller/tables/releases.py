@@ -1,4 +1,5 @@
-"""How versions are released and watched: rollouts, observations, experiments, schedules, webhooks, traces."""
+"""How versions are released and watched: rollouts, observations, experiments, schedules, webhooks,
+traces."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ rollout_decisions = sa.Table(
 
 
 def _observed(name: str, unit: str) -> sa.Table:
-    """Counts of what calls looked like; by function and time first, because that is how they are asked for."""
+    """Counts of what calls looked like; by function and time first, because that is how they are
+    asked for."""
     return sa.Table(
         name,
         metadata,
@@ -55,7 +57,8 @@ def _observed(name: str, unit: str) -> sa.Table:
 
 
 def _buckets(name: str, unit: str) -> sa.Table:
-    """Histograms of observed clocks (`clock` of `pilotlight.observations.CLOCKS`), and overruns of stages as `over:<stage>`, bucket 0."""
+    """Histograms of observed clocks (`clock` of `pilotlight.observations.CLOCKS`), and overruns of
+    stages as `over:<stage>`, bucket 0."""
     return sa.Table(
         name,
         metadata,
@@ -74,7 +77,9 @@ observation_hours = _observed("observation_hours", "hour")
 observation_minute_buckets = _buckets("observation_minute_buckets", "minute")
 observation_hour_buckets = _buckets("observation_hour_buckets", "hour")
 
-observers = sa.Table("observers", metadata, text("activator", key=True), text("life"), whole("sequence"), time("at"))
+observers = sa.Table(
+    "observers", metadata, text("activator", key=True), text("life"), whole("sequence"), time("at")
+)
 """The last post of each activator, so that one that is sent twice counts once."""
 
 slo_alerts = sa.Table(
@@ -104,8 +109,18 @@ experiments = sa.Table(
 )
 
 EXPOSURE_COUNTS = (
-    "calls", "errors", "degraded", "mistagged", "cold", "warm", "warm_ms", "exec_ms", "cost_picos", "tokens_in", "tokens_out",
-)  # fmt: skip
+    "calls",
+    "errors",
+    "degraded",
+    "mistagged",
+    "cold",
+    "warm",
+    "warm_ms",
+    "exec_ms",
+    "cost_picos",
+    "tokens_in",
+    "tokens_out",
+)
 exposures = sa.Table(
     "exposures",
     metadata,
@@ -115,7 +130,8 @@ exposures = sa.Table(
     time("first_at"),
     *(whole(name) for name in EXPOSURE_COUNTS),
 )
-"""A unit that met an experiment, once; more than one arm for a unit is a defect of the assignment, and counted as one."""
+"""A unit that met an experiment, once; more than one arm for a unit is a defect of the assignment,
+and counted as one."""
 
 exposure_latency = sa.Table(
     "exposure_latency",
@@ -125,7 +141,8 @@ exposure_latency = sa.Table(
     sa.Column("bucket", sa.BigInteger, primary_key=True, autoincrement=False),
     whole("calls"),
 )
-"""A histogram of each unit's warm calls (`pilotlight.observations.bucket_of`): percentiles whose intervals know who called."""
+"""A histogram of each unit's warm calls (`pilotlight.observations.bucket_of`): percentiles whose
+intervals know who called."""
 
 feedback = sa.Table(
     "feedback",
@@ -142,7 +159,8 @@ feedback = sa.Table(
     sa.Index("ix_feedback_function_id", "function_id", "metric", "called_at"),
     sa.Index("ix_feedback_experiment", "experiment", "metric"),
 )
-"""`called_at` 0 and `function_id` "": the call's record is not there yet; `reach` is what the key that told of it may touch."""
+"""`called_at` 0 and `function_id` "": the call's record is not there yet; `reach` is what the key
+that told of it may touch."""
 
 schedules = sa.Table(
     "schedules",
@@ -189,7 +207,8 @@ ended_sessions = sa.Table(
     sa.Index("ix_ended_sessions_key_until", "key", "until"),
     sa.Index("ix_ended_sessions_until", "until"),
 )
-"""Sessions of the dashboard that were signed out of, until their own end. `key`: id of the API key that they were begun with."""
+"""Sessions of the dashboard that were signed out of, until their own end. `key`: id of the API key
+that they were begun with."""
 idempotency_keys = sa.Table(
     "idempotency_keys",
     metadata,
@@ -212,7 +231,9 @@ webhooks = sa.Table(
     text("name", key=True),
     *(text(name) for name in ("url", "sealed_secret", "events", "created_by")),
     time("created_at"),
-    sa.ForeignKeyConstraint(["tenant", "environment"], ["environments.tenant", "environments.name"]),
+    sa.ForeignKeyConstraint(
+        ["tenant", "environment"], ["environments.tenant", "environments.name"]
+    ),
 )
 
 deliveries = sa.Table(
@@ -227,7 +248,13 @@ deliveries = sa.Table(
     text("error", null=True),
     sa.Index("ix_deliveries_next_attempt_at", "next_attempt_at"),
     sa.Index("ix_deliveries_tenant", "tenant", "at"),
-    _partial("ix_deliveries_waiting", "tenant", "next_attempt_at", "id", where="next_attempt_at IS NOT NULL"),
+    _partial(
+        "ix_deliveries_waiting",
+        "tenant",
+        "next_attempt_at",
+        "id",
+        where="next_attempt_at IS NOT NULL",
+    ),
 )
 
 traces = sa.Table(
@@ -236,7 +263,19 @@ traces = sa.Table(
     text("tenant", key=True),
     text("id", key=True),
     text("call", key=True),
-    *(text(name) for name in ("environment", "app", "function", "revision", "arm", "start_kind", "kept_for", "document")),
+    *(
+        text(name)
+        for name in (
+            "environment",
+            "app",
+            "function",
+            "revision",
+            "arm",
+            "start_kind",
+            "kept_for",
+            "document",
+        )
+    ),
     whole("status"),
     sa.Column("duration_ms", sa.Double, nullable=False),
     time("at"),

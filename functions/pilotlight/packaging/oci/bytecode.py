@@ -1,8 +1,9 @@
-"""Compiled modules for a file system that nobody writes to: without them each start would compile the standard library anew.
+"""Compiled modules for a file system that nobody writes to: without them each start would compile
+the standard library anew.
 
-They are never compared with their source (PEP 552, unchecked hash): an image's files do not change. What a compiler leaves behind depends
-on what its process did before (references to interned texts), so one fresh process compiles everything in one order.
-"""
+They are never compared with their source (PEP 552, unchecked hash): an image's files do not change.
+What a compiler leaves behind depends on what its process did before (references to interned texts),
+so one fresh process compiles everything in one order."""
 
 from __future__ import annotations
 
@@ -38,8 +39,13 @@ print(sys.implementation.cache_tag)
 
 @contextmanager
 def compiled(contents: Contents, *, python: Path) -> Iterator[Contents]:
-    """`contents` with a compiled module beside each module that compiles; they lie in a directory that ends with the context."""
-    modules = [(name, entry) for name, entry in sorted(contents.entries.items()) if name.endswith(".py") and not entry.is_directory]
+    """`contents` with a compiled module beside each module that compiles; they lie in a directory
+    that ends with the context."""
+    modules = [
+        (name, entry)
+        for name, entry in sorted(contents.entries.items())
+        if name.endswith(".py") and not entry.is_directory
+    ]
     with tempfile.TemporaryDirectory(prefix="plpyc") as folder:
         orders, targets = [], {}
         for number, (name, entry) in enumerate(modules):
@@ -67,8 +73,12 @@ def _compile(python: Path, orders: list[str]) -> str:
     try:
         done = subprocess.run(
             [str(python), "-I", "-S", "-B", "-c", _PROGRAM],
-            input="\n".join(orders).encode(), stdout=subprocess.PIPE, check=True, env=environ, timeout=_TIMEOUT_S,
-        )  # fmt: skip
+            input="\n".join(orders).encode(),
+            stdout=subprocess.PIPE,
+            check=True,
+            env=environ,
+            timeout=_TIMEOUT_S,
+        )
     except (subprocess.SubprocessError, OSError) as e:
         raise InvalidInput(f"{python} could not compile the image's modules: {e}") from e
     return done.stdout.decode().strip()

@@ -15,7 +15,8 @@ Leave = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One name. Exactly one of `source` (a file here), `content`, `link` (what it points to); none of them: a directory."""
+    """One name. Exactly one of `source` (a file here), `content`, `link` (what it points to); none
+    of them: a directory."""
 
     mode: int = 0o644
     source: Path | None = None
@@ -30,7 +31,8 @@ class Entry:
 
 @dataclass(slots=True)
 class Contents:
-    """Names (absolute in the image, without the first slash) and their entries; later ones replace earlier ones."""
+    """Names (absolute in the image, without the first slash) and their entries; later ones replace
+    earlier ones."""
 
     entries: dict[str, Entry] = field(default_factory=dict)
 
@@ -40,7 +42,9 @@ class Contents:
 
     def text(self, name: str, content: bytes | str) -> None:
         """A file with this content."""
-        self.entries[_plain(name)] = Entry(content=content.encode() if isinstance(content, str) else content)
+        self.entries[_plain(name)] = Entry(
+            content=content.encode() if isinstance(content, str) else content
+        )
 
     def link(self, name: str, target: str) -> None:
         """A symbolic link."""
@@ -55,11 +59,14 @@ class Contents:
         self.directory(name)
         self.text(f"{name}/.wh..wh..opq", b"")
 
-    def tree(self, name: str, root: Path, *, leave: Leave = lambda _: False, follow: bool = True) -> None:
-        """Everything below `root`, links kept where they stay inside it, and followed where they do not. Raises OSError.
+    def tree(
+        self, name: str, root: Path, *, leave: Leave = lambda _: False, follow: bool = True
+    ) -> None:
+        """Everything below `root`, links kept where they stay inside it, and followed where they do
+        not. Raises OSError.
 
-        Without `follow` no link is: for what a tenant made, whose links may name any file of this machine.
-        """
+        Without `follow` no link is: for what a tenant made, whose links may name any file of this
+        machine."""
         bound = root.resolve()
 
         def walk(below: str, above: tuple[Path, ...]) -> None:
@@ -77,7 +84,11 @@ class Contents:
                 elif item.is_dir():
                     walk(relative, (*above, here))
                 elif item.is_file():
-                    self.file(posixpath.join(name, relative), path, executable=bool(item.stat().st_mode & stat.S_IXUSR))
+                    self.file(
+                        posixpath.join(name, relative),
+                        path,
+                        executable=bool(item.stat().st_mode & stat.S_IXUSR),
+                    )
 
         walk("", ())
 

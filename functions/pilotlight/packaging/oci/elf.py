@@ -1,4 +1,5 @@
-"""What an ELF file says that it needs at run time: its loader, its libraries by name, and where to look for them."""
+"""What an ELF file says that it needs at run time: its loader, its libraries by name, and where to
+look for them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elf:
-    """A dynamic executable or library. `search`: its RUNPATH, or RPATH, `$ORIGIN` not replaced yet."""
+    """A dynamic executable or library. `search`: its RUNPATH, or RPATH, `$ORIGIN` not replaced
+    yet."""
 
     interpreter: str | None = None
     soname: str | None = None
@@ -36,7 +38,8 @@ class _Segment:
 
 
 def read_elf(path: Path) -> Elf | None:
-    """What `path` needs; None where it is no 64-bit little-endian ELF file, or is broken. Raises OSError."""
+    """What `path` needs; None where it is no 64-bit little-endian ELF file, or is broken. Raises
+    OSError."""
     with path.open("rb") as file:
         head = file.read(64)
         if len(head) < 64 or head[:4] != MAGIC or head[4:6] != b"\x02\x01":
@@ -55,12 +58,18 @@ def _parse(file: BinaryIO, head: bytes) -> Elf:
         return file.read(size)
 
     machine = struct.unpack_from("<H", head, 18)[0]
-    table, entry_bytes, count = struct.unpack_from("<Q", head, 32)[0], *struct.unpack_from("<HH", head, 54)
+    table, entry_bytes, count = (
+        struct.unpack_from("<Q", head, 32)[0],
+        *struct.unpack_from("<HH", head, 54),
+    )
     if count > _MOST_SEGMENTS or entry_bytes < 56:
         raise ValueError("no program headers that make sense")
     raw = at(table, entry_bytes * count)
     segments = [_segment(raw, i * entry_bytes) for i in range(count)]
-    interpreter = next((at(s.offset, s.size).rstrip(b"\0").decode() for s in segments if s.kind == _PT_INTERP), None)
+    interpreter = next(
+        (at(s.offset, s.size).rstrip(b"\0").decode() for s in segments if s.kind == _PT_INTERP),
+        None,
+    )
     dynamic = next((s for s in segments if s.kind == _PT_DYNAMIC), None)
     if dynamic is None:
         return Elf(interpreter=interpreter, machine=machine)

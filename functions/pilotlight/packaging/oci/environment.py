@@ -1,4 +1,5 @@
-"""What a function runs in, as contents of an image: the interpreter, its packages, our runtime; all of it below /opt/pilotlight.
+"""What a function runs in, as contents of an image: the interpreter, its packages, our runtime; all
+of it below /opt/pilotlight.
 
 /opt/pilotlight/python    the interpreter and its standard library (relocated: it finds itself by its own path)
 /opt/pilotlight/site      packages; /opt/pilotlight/files: what `Image.copy` put there
@@ -28,7 +29,16 @@ WORKER_NEEDS = ("cloudpickle", "uvicorn", "httptools", "uvloop", "wsproto")
 """What a worker imports: the extra `worker` in pyproject.toml."""
 _SERVERS_ONLY = ("pilotlight/cli", "pilotlight/controller", "pilotlight/loadtest")
 """Of our own packages what no worker imports."""
-_NOT_AT_RUN_TIME = ("test", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "pydoc_data", "site-packages")
+_NOT_AT_RUN_TIME = (
+    "test",
+    "idlelib",
+    "tkinter",
+    "turtledemo",
+    "ensurepip",
+    "lib2to3",
+    "pydoc_data",
+    "site-packages",
+)
 LEFT_OUT = ("_tkinter", "_test", "_xxtestfuzz", "xxlimited")
 """Extension modules of these parts."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
@@ -39,11 +49,9 @@ class Environment:
     """An interpreter and packages on this machine.
 
     Attributes:
-        version: as "3.11".
-        prefix, python: the interpreter's installation and its executable.
-        site: directories of packages; empty: those that a worker needs, of the interpreter that runs this.
-        files: what `Image.copy` put there; None for nothing.
-        variables: of the image.
+        version: as "3.11". prefix, python: the interpreter's installation and its executable. site:
+        directories of packages; empty: those that a worker needs, of the interpreter that runs
+        this. files: what `Image.copy` put there; None for nothing. variables: of the image.
         is_built: the platform built it for a tenant: its links may name any file of this machine.
     """
 
@@ -68,29 +76,36 @@ def own_environment() -> Environment:
 
 
 def built_environment(home: Path, digest: str) -> Environment:
-    """The image of that description that the platform at `home` has built. Raises NotFound, InvalidInput."""
+    """The image of that description that the platform at `home` has built. Raises NotFound,
+    InvalidInput."""
     images = home / "node" / "images"
     found = [images / digest, *sorted(images.glob(f"{digest}-*"))] if _DIGEST.match(digest) else []
     found = [folder for folder in found if (folder / "image.json").is_file()]
     if len(found) > 1:
         raise InvalidInput(
-            f"several tenants built the environment {digest[:12]}: {', '.join(folder.name[64:] or 'shared' for folder in found)}",
+            f"several tenants built the environment {digest[:12]}: "
+            f"{', '.join(folder.name[64:] or 'shared' for folder in found)}",
             hint=f"Remove from {images} those that are not yours, or name a venv with --venv.",
         )
     folder = found[0] if found else images / digest
     if not found:
         raise NotFound(
             f"the environment {digest[:12]} was not built here: there is no {folder}",
-            hint="`pilotlight deploy` the app to a platform on this machine first (it builds it), or name a venv with --venv.",
+            hint="`pilotlight deploy` the app to a platform on this machine first (it builds it), "
+            "or name a venv with --venv.",
         )
     try:
         body = json.loads((folder / "image.json").read_bytes())
         python, prefix = Path(body["python"]), Path(body["prefix"])
         version = python.name.removeprefix("python")
-        site = tuple(check_directory(folder, str(place)) for place in body["site"] if place != "files")
+        site = tuple(
+            check_directory(folder, str(place)) for place in body["site"] if place != "files"
+        )
         variables = {str(key): str(value) for key, value in body["env"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise InvalidInput(f"{folder}/image.json cannot be used: {e!r}. Deploy the app again to build it anew") from e
+        raise InvalidInput(
+            f"{folder}/image.json cannot be used: {e!r}. Deploy the app again to build it anew"
+        ) from e
     files = folder / "files"
     return Environment(
         version=version,
@@ -108,33 +123,48 @@ def virtual_environment(folder: Path) -> Environment:
     try:
         lines = (folder / "pyvenv.cfg").read_text().splitlines()
     except OSError as e:
-        raise InvalidInput(f"--venv {folder} is no virtual environment: {e.strerror or e}", parameter="venv") from e
+        raise InvalidInput(
+            f"--venv {folder} is no virtual environment: {e.strerror or e}", parameter="venv"
+        ) from e
     told = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines)}
     version = ".".join(told.get("version", told.get("version_info", "")).split(".")[:2])
     prefix = Path(told.get("home", "/nonexistent")).resolve().parent
-    site, python = folder / "lib" / f"python{version}" / "site-packages", prefix / "bin" / f"python{version}"
+    site, python = (
+        folder / "lib" / f"python{version}" / "site-packages",
+        prefix / "bin" / f"python{version}",
+    )
     if not site.is_dir() or not python.is_file():
-        raise InvalidInput(f"--venv {folder}: there is no {site if python.is_file() else python}", parameter="venv")
+        raise InvalidInput(
+            f"--venv {folder}: there is no {site if python.is_file() else python}", parameter="venv"
+        )
     missing = [name for name in WORKER_NEEDS if not list(site.glob(f"{name}-*.dist-info"))]
     if missing:
         raise InvalidInput(
-            f"--venv {folder} lacks {', '.join(missing)}, which a worker needs: pip install 'pilotlight[worker]' there",
+            f"--venv {folder} lacks {', '.join(missing)}, which a worker needs: pip install "
+            f"'pilotlight[worker]' there",
             parameter="venv",
         )
     return Environment(version=version, prefix=prefix, python=python, site=(site,))
 
 
 def add_interpreter(contents: Contents, environment: Environment) -> None:
-    """The executable and the standard library, without what is only for developing. Raises OSError."""
+    """The executable and the standard library, without what is only for developing. Raises
+    OSError."""
     version, library = environment.version, environment.library()
-    contents.file(f"{ROOT}/python/bin/python{version}", environment.python.resolve(), executable=True)
+    contents.file(
+        f"{ROOT}/python/bin/python{version}", environment.python.resolve(), executable=True
+    )
     for name in ("python3", "python"):
         contents.link(f"{ROOT}/python/bin/{name}", f"python{version}")
 
     def leave(name: str) -> bool:
         parts = PurePosixPath(name).parts
         developing = parts[0] in _NOT_AT_RUN_TIME or parts[0].startswith("config-")
-        return developing or _is_waste(parts[-1]) or (parts[0] == "lib-dynload" and parts[-1].startswith(LEFT_OUT))
+        return (
+            developing
+            or _is_waste(parts[-1])
+            or (parts[0] == "lib-dynload" and parts[-1].startswith(LEFT_OUT))
+        )
 
     contents.tree(f"{ROOT}/python/lib/python{version}", library, leave=leave)
 
@@ -163,12 +193,16 @@ def add_runtime(contents: Contents) -> None:
     for package in RUNTIME:
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
-            raise InvalidInput(f"package {package} is not installed here: pip install 'pilotlight[all]'")
+            raise InvalidInput(
+                f"package {package} is not installed here: pip install 'pilotlight[all]'"
+            )
 
         def leave(name: str, package: str = package) -> bool:
             return _is_waste(PurePosixPath(name).name) or f"{package}/{name}" in _SERVERS_ONLY
 
-        contents.tree(f"{ROOT}/runtime/{package}", Path(spec.submodule_search_locations[0]), leave=leave)
+        contents.tree(
+            f"{ROOT}/runtime/{package}", Path(spec.submodule_search_locations[0]), leave=leave
+        )
 
 
 def package_trees(environment: Environment) -> tuple[Path, ...]:
@@ -176,13 +210,21 @@ def package_trees(environment: Environment) -> tuple[Path, ...]:
     own = tuple(dict.fromkeys(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")))
     modules = environment.library() / "lib-dynload"
     if environment.site:
-        return (modules, *environment.site, *([environment.files] if environment.files is not None else []))
+        return (
+            modules,
+            *environment.site,
+            *([environment.files] if environment.files is not None else []),
+        )
     names = {PurePosixPath(name).parts[0] for name, _ in needed_files(WORKER_NEEDS)}
-    return (modules, *(folder / name for folder in own for name in sorted(names) if (folder / name).is_dir()))
+    return (
+        modules,
+        *(folder / name for folder in own for name in sorted(names) if (folder / name).is_dir()),
+    )
 
 
 def needed_files(names: Iterable[str]) -> Iterator[tuple[str, Path]]:
-    """The files of these distributions and of all that they require, as (name below site-packages, path). Raises InvalidInput."""
+    """The files of these distributions and of all that they require, as (name below site-packages,
+    path). Raises InvalidInput."""
     waiting, seen = list(names), set[str]()
     while waiting:
         name = waiting.pop()
@@ -192,10 +234,20 @@ def needed_files(names: Iterable[str]) -> Iterator[tuple[str, Path]]:
         try:
             distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError as e:
-            raise InvalidInput(f"package {name} is not installed here: pip install 'pilotlight[worker]'") from e
-        waiting += [match[0] for line in distribution.requires or () if "extra ==" not in line and (match := re.match(r"[\w.-]+", line))]
+            raise InvalidInput(
+                f"package {name} is not installed here: pip install 'pilotlight[worker]'"
+            ) from e
+        waiting += [
+            match[0]
+            for line in distribution.requires or ()
+            if "extra ==" not in line and (match := re.match(r"[\w.-]+", line))
+        ]
         for file in distribution.files or ():
-            if ".." not in file.parts and not any(_is_waste(part) for part in file.parts) and (path := Path(str(file.locate()))).is_file():
+            if (
+                ".." not in file.parts
+                and not any(_is_waste(part) for part in file.parts)
+                and (path := Path(str(file.locate()))).is_file()
+            ):
                 yield str(file), path
 
 
@@ -206,4 +258,6 @@ def _is_waste(name: str) -> bool:
 def _is_ours(name: str) -> bool:
     """An installation of the platform itself, editable or not: the runtime layer has it."""
     first = name.partition("/")[0]
-    return first in RUNTIME or first.startswith(("_pilotlight", "pilotlight-", "_editable_impl_pilotlight"))
+    return first in RUNTIME or first.startswith(
+        ("_pilotlight", "pilotlight-", "_editable_impl_pilotlight")
+    )

@@ -1,8 +1,8 @@
-"""One function as an image: layers for what changes together, the launcher as entrypoint, an unprivileged user.
+"""One function as an image: layers for what changes together, the launcher as entrypoint, an
+unprivileged user.
 
-From nothing, the image brings its own interpreter and every shared library down to the loader. On a base, the base brings them, and an
-interpreter of the same version.
-"""
+From nothing, the image brings its own interpreter and every shared library down to the loader. On a
+base, the base brings them, and an interpreter of the same version."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class Code:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What was written. `digest`: of the image (`sha256:…`), as a registry will name it. `missing`: libraries that were not found."""
+    """What was written. `digest`: of the image (`sha256:…`), as a registry will name it. `missing`:
+    libraries that were not found."""
 
     digest: str
     output: Path
@@ -63,43 +64,82 @@ class Exported:
 
 
 def export(
-    code: Code, environment: Environment, output: Path, *, base: Path | None = None, tag: str, epoch_s: int, say: Say = lambda _: None
+    code: Code,
+    environment: Environment,
+    output: Path,
+    *,
+    base: Path | None = None,
+    tag: str,
+    epoch_s: int,
+    say: Say = lambda _: None,
 ) -> Exported:
     """Write the image as a layout into `output`. Raises InvalidInput."""
     architecture = _ARCHITECTURES.get(platform.machine())
     if architecture is None:
-        raise InvalidInput(f"machines of type {platform.machine()} are not supported: {', '.join(_ARCHITECTURES)}")
+        raise InvalidInput(
+            f"machines of type {platform.machine()} are not supported: {', '.join(_ARCHITECTURES)}"
+        )
     found = read_base(base, architecture=architecture) if base is not None else Base()
-    python = f"/{ROOT}/python/bin/python{environment.version}" if base is None else f"/{_python_of(found, environment.version)}"
+    python = (
+        f"/{ROOT}/python/bin/python{environment.version}"
+        if base is None
+        else f"/{_python_of(found, environment.version)}"
+    )
     try:
         blobs = create(output)
         take_over(found, blobs)
         layers, missing = list(found.layers), dict[str, str]()
         if base is None:
             say("interpreter and libraries")
-            needed = closure(environment.python.resolve(), trees=places.package_trees(environment), without=places.LEFT_OUT)
+            needed = closure(
+                environment.python.resolve(),
+                trees=places.package_trees(environment),
+                without=places.LEFT_OUT,
+            )
             missing = needed.missing
             layers += _system_layers(environment, needed, blobs, epoch_s)
-        for title, fill in (("packages", places.add_packages), ("runtime", lambda contents, _: places.add_runtime(contents))):
+        for title, fill in (
+            ("packages", places.add_packages),
+            ("runtime", lambda contents, _: places.add_runtime(contents)),
+        ):
             say(title)
             layers.append(_layer(title, fill, environment, blobs, epoch_s))
         say("code")
         layers.append(
-            _layer(f"code of {code.app}/{code.function}", lambda contents, _: _add_code(contents, code), environment, blobs, epoch_s)
+            _layer(
+                f"code of {code.app}/{code.function}",
+                lambda contents, _: _add_code(contents, code),
+                environment,
+                blobs,
+                epoch_s,
+            )
         )
-        config = _configuration(code, environment, found, layers, python=python, architecture=architecture, epoch_s=epoch_s)
+        config = _configuration(
+            code,
+            environment,
+            found,
+            layers,
+            python=python,
+            architecture=architecture,
+            epoch_s=epoch_s,
+        )
         digest = write_image(output, layers, config=config, tag=tag)
     except (OSError, ValueError, tarfile.TarError, LibrariesMissing) as e:
         raise InvalidInput(f"the image cannot be written to {output}: {e}") from e
     return Exported(digest=digest, output=output, layers=tuple(layers), missing=missing)
 
 
-def _system_layers(environment: Environment, needed: Closure, blobs: Path, epoch_s: int) -> list[Layer]:
+def _system_layers(
+    environment: Environment, needed: Closure, blobs: Path, epoch_s: int
+) -> list[Layer]:
     system = Contents()
     system.directory("tmp", mode=0o1777)
     for name in _MOUNT_POINTS:
         system.directory(name)
-    system.text("etc/passwd", f"root:x:0:0:root:/:/sbin/nologin\nnonroot:x:{USER}:{USER}:nonroot:/tmp:/sbin/nologin\n")
+    system.text(
+        "etc/passwd",
+        f"root:x:0:0:root:/:/sbin/nologin\nnonroot:x:{USER}:{USER}:nonroot:/tmp:/sbin/nologin\n",
+    )
     system.text("etc/group", f"root:x:0:\nnonroot:x:{USER}:\n")
     system.text("etc/nsswitch.conf", "hosts: files dns\n")
     system.file(needed.loader, needed.loader_file.resolve(), executable=True)
@@ -113,7 +153,13 @@ def _system_layers(environment: Environment, needed: Closure, blobs: Path, epoch
     ]
 
 
-def _layer(title: str, fill: Callable[[Contents, Environment], None], environment: Environment, blobs: Path, epoch_s: int) -> Layer:
+def _layer(
+    title: str,
+    fill: Callable[[Contents, Environment], None],
+    environment: Environment,
+    blobs: Path,
+    epoch_s: int,
+) -> Layer:
     contents = Contents()
     fill(contents, environment)
     with compiled(contents, python=environment.python) as whole:
@@ -140,20 +186,34 @@ def _python_of(base: Base, version: str) -> str:
     for layer in reversed(base.layers):
         assert base.blobs is not None
         try:
-            names = unpack_names(base.blobs / layer.digest.removeprefix("sha256:"), layer.media_type, _PYTHON)
+            names = unpack_names(
+                base.blobs / layer.digest.removeprefix("sha256:"), layer.media_type, _PYTHON
+            )
         except (OSError, ValueError) as e:
-            raise InvalidInput(f"--base: layer {layer.digest[7:19]} cannot be read: {e}", parameter="base") from e
+            raise InvalidInput(
+                f"--base: layer {layer.digest[7:19]} cannot be read: {e}", parameter="base"
+            ) from e
         found = {name: match[1] for name in sorted(names) if (match := _PYTHON.match(name))}
         for name, its in found.items():
             if its == version:
                 return name
         others |= set(found.values())
     has = f"it has {', '.join(sorted(others))}" if others else "it has none"
-    raise InvalidInput(f"--base has no Python {version}, which the function's environment is made for: {has}", parameter="base")
+    raise InvalidInput(
+        f"--base has no Python {version}, which the function's environment is made for: {has}",
+        parameter="base",
+    )
 
 
 def _configuration(
-    code: Code, environment: Environment, base: Base, layers: Sequence[Layer], *, python: str, architecture: str, epoch_s: int
+    code: Code,
+    environment: Environment,
+    base: Base,
+    layers: Sequence[Layer],
+    *,
+    python: str,
+    architecture: str,
+    epoch_s: int,
 ) -> dict[str, Any]:
     created = dt.datetime.fromtimestamp(epoch_s, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     before: Mapping[str, Any] = base.config.get("config") or {}
@@ -161,7 +221,11 @@ def _configuration(
     variables = {
         "PATH": f"/{ROOT}/python/bin:/usr/local/bin:/usr/bin:/bin",
         **inherited,
-        **({"SSL_CERT_FILE": str(_CERTIFICATES)} if not base.layers and _CERTIFICATES.is_file() else {}),
+        **(
+            {"SSL_CERT_FILE": str(_CERTIFICATES)}
+            if not base.layers and _CERTIFICATES.is_file()
+            else {}
+        ),
         **environment.variables,
         "LANG": "C.UTF-8",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -175,7 +239,10 @@ def _configuration(
         "dev.pilotlight.version": metadata.version("pilotlight"),
     }
     known = list(base.config.get("history") or [])
-    new = [{"created": created, "created_by": f"pilotlight image export: {layer.title}"} for layer in layers[len(base.layers) :]]
+    new = [
+        {"created": created, "created_by": f"pilotlight image export: {layer.title}"}
+        for layer in layers[len(base.layers) :]
+    ]
     return {
         "created": created,
         "architecture": architecture,
@@ -196,5 +263,8 @@ def epoch_of(environ: Mapping[str, str]) -> int:
     """SOURCE_DATE_EPOCH, or 0. Raises InvalidInput."""
     text = environ.get("SOURCE_DATE_EPOCH", "0")
     if not text.isdigit() or int(text) > 253402300799:
-        raise InvalidInput(f"SOURCE_DATE_EPOCH = {text!r}: expected whole seconds since 1970", parameter="SOURCE_DATE_EPOCH")
+        raise InvalidInput(
+            f"SOURCE_DATE_EPOCH = {text!r}: expected whole seconds since 1970",
+            parameter="SOURCE_DATE_EPOCH",
+        )
     return int(text)

@@ -1,8 +1,9 @@
 """A layer: a tar archive of sorted names, whose bytes depend on nothing but what is in it.
 
-Owner 0:0, one modification time for all (SOURCE_DATE_EPOCH, reproducible-builds.org/specs/source-date-epoch, or 0), gzip without a time or
-a name in its header. A layer has two digests: of the archive (`diff_id`, in the image's configuration) and of what it is packed into.
-"""
+Owner 0:0, one modification time for all (SOURCE_DATE_EPOCH,
+reproducible-builds.org/specs/source-date-epoch, or 0), gzip without a time or a name in its header.
+A layer has two digests: of the archive (`diff_id`, in the image's configuration) and of what it is
+packed into."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ _BLOCK_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """A layer that lies in a layout's blobs. `digest`, `diff_id`: `sha256:<hex>`. `title`: for the image's history."""
+    """A layer that lies in a layout's blobs. `digest`, `diff_id`: `sha256:<hex>`. `title`: for the
+    image's history."""
 
     title: str
     media_type: str
@@ -53,9 +55,13 @@ def write_layer(contents: Contents, blobs: Path, *, title: str, epoch_s: int) ->
     try:
         with temporary.open("wb") as file:
             outer = _Hashing(file)
-            with gzip.GzipFile(filename="", mode="wb", fileobj=outer, mtime=0, compresslevel=_COMPRESSION) as zipped:
+            with gzip.GzipFile(
+                filename="", mode="wb", fileobj=outer, mtime=0, compresslevel=_COMPRESSION
+            ) as zipped:
                 inner = _Hashing(zipped)
-                with tarfile.open(fileobj=inner, mode="w|", format=tarfile.PAX_FORMAT, bufsize=_BLOCK_BYTES) as tar:
+                with tarfile.open(
+                    fileobj=inner, mode="w|", format=tarfile.PAX_FORMAT, bufsize=_BLOCK_BYTES
+                ) as tar:
                     for name, entry in contents.ordered():
                         _add(tar, name, entry, epoch_s)
         temporary.rename(blobs / outer.hexdigest())
@@ -111,12 +117,15 @@ def _add(tar: tarfile.TarFile, name: str, entry: Entry, epoch_s: int) -> None:
 
 
 def unpack_names(blob: Path, media_type: str, like: re.Pattern[str]) -> set[str]:
-    """The names in a layer that match `like`, without their first slash. Nothing is written, and no link is followed.
+    """The names in a layer that match `like`, without their first slash. Nothing is written, and no
+    link is followed.
 
-    Raises ValueError for a packing that this does not read, and for a layer beyond MAX_ENTRIES or MAX_UNPACKED_BYTES; OSError.
-    """
+    Raises ValueError for a packing that this does not read, and for a layer beyond MAX_ENTRIES or
+    MAX_UNPACKED_BYTES; OSError."""
     if media_type.endswith("+zstd"):
-        raise ValueError(f"{media_type}: only tar and tar+gzip are read here; copy the base with gzip layers")
+        raise ValueError(
+            f"{media_type}: only tar and tar+gzip are read here; copy the base with gzip layers"
+        )
     found: set[str] = set()
     with blob.open("rb") as file:
         is_packed = file.read(2) == _GZIP_MAGIC
@@ -125,7 +134,9 @@ def unpack_names(blob: Path, media_type: str, like: re.Pattern[str]) -> set[str]
             try:
                 for number, (entry, _) in enumerate(entries(_Bounded(plain))):
                     if number == MAX_ENTRIES:
-                        raise ValueError(f"it has more than {MAX_ENTRIES} entries: choose a smaller base")
+                        raise ValueError(
+                            f"it has more than {MAX_ENTRIES} entries: choose a smaller base"
+                        )
                     name = entry.name.removeprefix("./").lstrip("/")
                     if like.match(name):
                         found.add(name)
@@ -145,12 +156,15 @@ class _Bounded:
         data = self._source.read(size)
         self._left -= len(data)
         if self._left < 0:
-            raise ValueError(f"it has more than {MAX_UNPACKED_BYTES} bytes unpacked: choose a smaller base")
+            raise ValueError(
+                f"it has more than {MAX_UNPACKED_BYTES} bytes unpacked: choose a smaller base"
+            )
         return data
 
 
 def copy_blob(digest: str, source: Path, target: Path) -> None:
-    """One blob of a layout into another, hashed on the way. Raises ValueError when it is not what its name says, OSError."""
+    """One blob of a layout into another, hashed on the way. Raises ValueError when it is not what
+    its name says, OSError."""
     name = digest.removeprefix("sha256:")
     temporary = target / f".copy-{os.getpid()}"
     try:
@@ -158,7 +172,9 @@ def copy_blob(digest: str, source: Path, target: Path) -> None:
             hashing = _Hashing(out)
             shutil.copyfileobj(file, hashing, _BLOCK_BYTES)
         if hashing.hexdigest() != name:
-            raise ValueError(f"blob {name[:12]} of the base does not match its digest: copy the base again")
+            raise ValueError(
+                f"blob {name[:12]} of the base does not match its digest: copy the base again"
+            )
         temporary.rename(target / name)
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,4 +1,5 @@
-"""An OCI image layout: a directory with one image in it, that `skopeo`, `crane` and `oras` copy to a registry as it is."""
+"""An OCI image layout: a directory with one image in it, that `skopeo`, `crane` and `oras` copy to
+a registry as it is."""
 
 from __future__ import annotations
 
@@ -30,17 +31,24 @@ class Base:
 
 
 def create(directory: Path) -> Path:
-    """Make an empty layout; its directory of blobs is returned. Raises InvalidInput for a directory that holds something else."""
+    """Make an empty layout; its directory of blobs is returned. Raises InvalidInput for a directory
+    that holds something else."""
     if directory.exists() and any(directory.iterdir()) and not (directory / "oci-layout").is_file():
-        raise InvalidInput(f"{directory} is not empty, and no OCI layout: name another directory", parameter="output")
+        raise InvalidInput(
+            f"{directory} is not empty, and no OCI layout: name another directory",
+            parameter="output",
+        )
     blobs = directory / "blobs" / "sha256"
     blobs.mkdir(parents=True, exist_ok=True)
     (directory / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
     return blobs
 
 
-def write_image(directory: Path, layers: Sequence[Layer], *, config: Mapping[str, Any], tag: str) -> str:
-    """Put the documents around layers that lie there already; the image's digest. What else lies in `blobs` is removed."""
+def write_image(
+    directory: Path, layers: Sequence[Layer], *, config: Mapping[str, Any], tag: str
+) -> str:
+    """Put the documents around layers that lie there already; the image's digest. What else lies in
+    `blobs` is removed."""
     blobs = directory / "blobs" / "sha256"
     described = _keep(blobs, CONFIG, config)
     manifest = {
@@ -52,8 +60,13 @@ def write_image(directory: Path, layers: Sequence[Layer], *, config: Mapping[str
     image = _keep(blobs, MANIFEST, manifest)
     image["platform"] = {"architecture": config["architecture"], "os": config["os"]}
     image["annotations"] = {"org.opencontainers.image.ref.name": tag}
-    (directory / "index.json").write_bytes(_canonical({"schemaVersion": 2, "mediaType": INDEX, "manifests": [image]}))
-    kept = {d.removeprefix("sha256:") for d in (described["digest"], image["digest"], *(layer.digest for layer in layers))}
+    (directory / "index.json").write_bytes(
+        _canonical({"schemaVersion": 2, "mediaType": INDEX, "manifests": [image]})
+    )
+    kept = {
+        d.removeprefix("sha256:")
+        for d in (described["digest"], image["digest"], *(layer.digest for layer in layers))
+    }
     for blob in blobs.iterdir():
         if blob.name not in kept:
             blob.unlink()
@@ -61,21 +74,33 @@ def write_image(directory: Path, layers: Sequence[Layer], *, config: Mapping[str
 
 
 def read_base(directory: Path, *, architecture: str) -> Base:
-    """The one image for `architecture` in a layout. Raises InvalidInput, naming what is missing or does not fit."""
+    """The one image for `architecture` in a layout. Raises InvalidInput, naming what is missing or
+    does not fit."""
     try:
         blobs = directory / "blobs" / "sha256"
         entries = _load(directory / "index.json")["manifests"]
         manifest = _image_in(entries, blobs, architecture)
         config = _document(blobs, manifest["config"]["digest"])
         if (config.get("os"), config.get("architecture")) != ("linux", architecture):
-            raise ValueError(f"it is for {config.get('os')}/{config.get('architecture')}, this machine for linux/{architecture}")
+            raise ValueError(
+                f"it is for {config.get('os')}/{config.get('architecture')}, this machine for "
+                f"linux/{architecture}"
+            )
         diff_ids = config["rootfs"]["diff_ids"]
         layers = tuple(
-            Layer(title="base", media_type=d["mediaType"], digest=_checked(d["digest"]), size_bytes=int(d["size"]), diff_id=diff_id)
+            Layer(
+                title="base",
+                media_type=d["mediaType"],
+                digest=_checked(d["digest"]),
+                size_bytes=int(d["size"]),
+                diff_id=diff_id,
+            )
             for d, diff_id in zip(manifest["layers"], diff_ids, strict=True)
         )
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as e:
-        raise InvalidInput(f"--base {directory} is no OCI layout that can be built on: {e!r}", parameter="base") from e
+        raise InvalidInput(
+            f"--base {directory} is no OCI layout that can be built on: {e!r}", parameter="base"
+        ) from e
     return Base(layers=layers, config=config, blobs=blobs)
 
 
@@ -86,15 +111,27 @@ def take_over(base: Base, blobs: Path) -> None:
             if base.blobs is not None:
                 copy_blob(layer.digest, base.blobs, blobs)
         except (OSError, ValueError) as e:
-            raise InvalidInput(f"--base: layer {layer.digest[7:19]} cannot be copied: {e}", parameter="base") from e
+            raise InvalidInput(
+                f"--base: layer {layer.digest[7:19]} cannot be copied: {e}", parameter="base"
+            ) from e
 
 
-def _image_in(entries: Sequence[Mapping[str, Any]], blobs: Path, architecture: str) -> Mapping[str, Any]:
-    fitting = [e for e in entries if e.get("platform", {}).get("architecture", architecture) == architecture]
+def _image_in(
+    entries: Sequence[Mapping[str, Any]], blobs: Path, architecture: str
+) -> Mapping[str, Any]:
+    fitting = [
+        e
+        for e in entries
+        if e.get("platform", {}).get("architecture", architecture) == architecture
+    ]
     if len(fitting) != 1:
         raise ValueError(f"{len(fitting)} images for {architecture}: a base has one")
     found = _document(blobs, fitting[0]["digest"])
-    return _image_in(found["manifests"], blobs, architecture) if found.get("mediaType") == INDEX or "manifests" in found else found
+    return (
+        _image_in(found["manifests"], blobs, architecture)
+        if found.get("mediaType") == INDEX or "manifests" in found
+        else found
+    )
 
 
 def _keep(blobs: Path, media_type: str, document: Mapping[str, Any]) -> dict[str, Any]:

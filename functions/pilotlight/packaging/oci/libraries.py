@@ -9,7 +9,8 @@ from pathlib import Path
 from pilotlight.packaging.oci.elf import MAGIC, Elf, read_elf
 
 ALSO = ("libgcc_s.so.1", "libnss_files.so.2", "libnss_dns.so.2", "libresolv.so.2")
-"""What glibc opens by name when it is needed (thread cancellation, names of hosts) and no header mentions; where it is there."""
+"""What glibc opens by name when it is needed (thread cancellation, names of hosts) and no header
+mentions; where it is there."""
 _LIBC = "libc.so.6"
 _DEFAULT = ("/lib/{triplet}", "/usr/lib/{triplet}", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
 _TRIPLETS = {62: "x86_64-linux-gnu", 183: "aarch64-linux-gnu"}
@@ -22,7 +23,8 @@ class LibrariesMissing(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closure:
-    """Libraries by the name that they are asked for, the loader at its own path, and what was asked for and is not on this machine.
+    """Libraries by the name that they are asked for, the loader at its own path, and what was asked
+    for and is not on this machine.
 
     `folder`: where the loader looks without being told: the C library's own directory.
     """
@@ -36,7 +38,8 @@ class Closure:
 
 @dataclass(slots=True)
 class _Search:
-    """One walk. `inside`: trees that go into the image as they are; what is found there needs no second copy."""
+    """One walk. `inside`: trees that go into the image as they are; what is found there needs no
+    second copy."""
 
     folders: tuple[Path, ...]
     inside: tuple[Path, ...]
@@ -51,7 +54,10 @@ class _Search:
         if real in self.seen:
             return
         self.seen.add(real)
-        search = tuple(part.replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", str(real.parent)) for part in elf.search)
+        search = tuple(
+            part.replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", str(real.parent))
+            for part in elf.search
+        )
         for name in elf.needed:
             found = self.find(name, (*search, *inherited))
             if found is None:
@@ -66,13 +72,20 @@ class _Search:
         """The first library of that name for this machine."""
         for folder in (*map(Path, search), *self.folders):
             path = folder / name
-            if path.is_file() and (elf := read_elf(path)) is not None and elf.machine == self.machine:
+            if (
+                path.is_file()
+                and (elf := read_elf(path)) is not None
+                and elf.machine == self.machine
+            ):
                 return path, elf
         return None
 
 
-def closure(executable: Path, *, trees: Iterable[Path] = (), without: Collection[str] = ()) -> Closure:
-    """What `executable` and every ELF file below `trees` need, but for those whose names begin as one of `without` does.
+def closure(
+    executable: Path, *, trees: Iterable[Path] = (), without: Collection[str] = ()
+) -> Closure:
+    """What `executable` and every ELF file below `trees` need, but for those whose names begin as
+    one of `without` does.
 
     Raises LibrariesMissing, OSError.
     """
@@ -103,7 +116,8 @@ def closure(executable: Path, *, trees: Iterable[Path] = (), without: Collection
             search.files.setdefault(name, found[0])
             search.follow(*found, ())
     files = {name: path for name, path in sorted(search.files.items()) if name != loader.name}
-    by_tree = {path.name for root in roots for path in root.rglob("*.so*")}  # loaded by their package before who needs them
+    # loaded by their package before who needs them
+    by_tree = {path.name for root in roots for path in root.rglob("*.so*")}
     return Closure(
         loader=str(loader),
         loader_file=loader,
@@ -115,8 +129,12 @@ def closure(executable: Path, *, trees: Iterable[Path] = (), without: Collection
 
 def _folders(machine: int) -> tuple[Path, ...]:
     triplet = _TRIPLETS.get(machine, "")
-    defaults = [Path(text.format(triplet=triplet)) for text in _DEFAULT if triplet or "{" not in text]
-    return tuple(path for path in [*defaults, *_configured(Path("/etc/ld.so.conf"))] if path.is_dir())
+    defaults = [
+        Path(text.format(triplet=triplet)) for text in _DEFAULT if triplet or "{" not in text
+    ]
+    return tuple(
+        path for path in [*defaults, *_configured(Path("/etc/ld.so.conf"))] if path.is_dir()
+    )
 
 
 def _configured(file: Path) -> list[Path]:

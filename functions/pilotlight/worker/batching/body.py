@@ -1,4 +1,5 @@
-"""One run of a batched body: over the calls of a batch, or over one of them alone. It never raises; it can be stopped."""
+"""One run of a batched body: over the calls of a batch, or over one of them alone. It never raises;
+it can be stopped."""
 
 from __future__ import annotations
 
@@ -27,13 +28,15 @@ class Body:
         return f"<Body {self._lists.title} {'running' if self._thread or self._task else 'idle'}>"
 
     async def run(self, calls: Sequence[tuple[Any, ...]], context: Context) -> Outcome:
-        """(True, a list of one result for each call), or (False, what was raised); a synchronous body runs in a call thread."""
+        """(True, a list of one result for each call), or (False, what was raised); a synchronous
+        body runs in a call thread."""
         args, kwargs = self._lists.gathered(calls)
         if self._method.style is Style.COROUTINE:
             ok, value = await self._in_task(self._method.call(*args, **kwargs), context)
         else:
             ok, value = await self._in_thread(self._method.call, args, kwargs, context)
-            if ok and inspect.iscoroutine(value):  # from a plain function: a decorator without `async`
+            # from a plain function: a decorator without `async`
+            if ok and inspect.iscoroutine(value):
                 ok, value = await self._in_task(value, context)
         return self._results(value, len(calls)) if ok else (ok, value)
 
@@ -45,14 +48,18 @@ class Body:
             self._task.cancel()
 
     async def _in_task(self, body: Awaitable[Any], context: Context) -> Outcome:
-        self._task = asyncio.get_running_loop().create_task(_outcome_of(body), context=context, name="batch body")
+        self._task = asyncio.get_running_loop().create_task(
+            _outcome_of(body), context=context, name="batch body"
+        )
         try:
             await asyncio.wait([self._task])
             return self._task.result()
         finally:
             self._task = None
 
-    async def _in_thread(self, function: Callable[..., Any], args: Any, kwargs: Any, context: Context) -> Outcome:
+    async def _in_thread(
+        self, function: Callable[..., Any], args: Any, kwargs: Any, context: Context
+    ) -> Outcome:
         self._thread = thread = self._threads.take()
         try:
             return await thread.run(context, function, args, kwargs)
@@ -75,7 +82,8 @@ async def _outcome_of(body: Awaitable[Any]) -> Outcome:
 
 
 async def answer_alone(method: Method, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The method's answer to one call, as a batch of its own, in the caller's thread. Raises what it raises, and WrongResults."""
+    """The method's answer to one call, as a batch of its own, in the caller's thread. Raises what
+    it raises, and WrongResults."""
     lists = Lists(method.call)
     positional, named = lists.gathered([lists.values(args, kwargs)])
     answer = method.call(*positional, **named)

@@ -1,9 +1,9 @@
 """What a batch costs: seconds = a·n + b, fitted to what batches of n took.
 
-Weighted least squares in which each batch counts `DECAY` of the next one, so that the fit follows a machine that changes. Where all
-batches had (nearly) the same size the slope cannot be told from the rest: then the last slope that was known stays, and as long as
-there never was one, all of the cost is taken for fixed.
-"""
+Weighted least squares in which each batch counts `DECAY` of the next one, so that the fit follows a
+machine that changes. Where all batches had (nearly) the same size the slope cannot be told from the
+rest: then the last slope that was known stays, and as long as there never was one, all of the cost
+is taken for fixed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ DECAY = 0.95
 MIN_SPREAD = 0.05
 """Variance of sizes (in items squared) below which they tell nothing of the slope."""
 MAX_SURPRISE = 4.0
-"""A batch counts as at most so many times what was expected of it: one that was held up by something else must not look like the rule."""
+"""A batch counts as at most so many times what was expected of it: one that was held up by
+something else must not look like the rule."""
 
 MIN_WEIGHT = 5.0
 """Batches before which nothing is a surprise."""
@@ -33,7 +34,8 @@ class Line:
 
 
 class Cost:
-    """The measured cost of one kind of batch. Pure but for its own memory; owned by the event loop."""
+    """The measured cost of one kind of batch. Pure but for its own memory; owned by the event
+    loop."""
 
     def __init__(self) -> None:
         self._weight = self._n = self._nn = self._c = self._nc = 0.0
@@ -42,7 +44,11 @@ class Cost:
 
     def __repr__(self) -> str:
         line = self.line
-        return "<Cost unknown>" if line is None else f"<Cost {line.per_item_s * 1000:.3g} ms · n + {line.fixed_s * 1000:.3g} ms>"
+        return (
+            "<Cost unknown>"
+            if line is None
+            else f"<Cost {line.per_item_s * 1000:.3g} ms · n + {line.fixed_s * 1000:.3g} ms>"
+        )
 
     def note(self, size: int, seconds: float) -> None:
         """A batch of `size` took `seconds`."""

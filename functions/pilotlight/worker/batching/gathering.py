@@ -1,12 +1,14 @@
 """Where calls wait for each other: the only part of batching that has a clock, timers and tasks.
 
-Calls gather in groups of one kind. A lane is the right to run a body; without `@concurrent` there is one, so that one batch computes while
-the next one gathers. Whenever a lane is free, `rules.decide` is asked about each group, and of those that are due the most urgent goes.
-A member that leaves before its batch goes is taken out of it; one that leaves later is only not answered, and a batch that everybody left
-is stopped. Groups are looked at once per turn of the event loop, so that calls which came together go together.
+Calls gather in groups of one kind. A lane is the right to run a body; without `@concurrent` there
+is one, so that one batch computes while the next one gathers. Whenever a lane is free,
+`rules.decide` is asked about each group, and of those that are due the most urgent goes. A member
+that leaves before its batch goes is taken out of it; one that leaves later is only not answered,
+and a batch that everybody left is stopped. Groups are looked at once per turn of the event loop, so
+that calls which came together go together.
 
-Times are `time.monotonic()`: the loop's own clock goes by milliseconds, and stands still within a turn.
-"""
+Times are `time.monotonic()`: the loop's own clock goes by milliseconds, and stands still within a
+turn."""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ from pilotlight.worker.target import Method
 from pilotlight.worker.threads import CallThreads
 
 MAX_KINDS = 256
-"""Kinds of calls whose patience is remembered; shapes may come in any number, the last used ones stay."""
+"""Kinds of calls whose patience is remembered; shapes may come in any number, the last used ones
+stay."""
 
 
 class Running:
@@ -52,10 +55,21 @@ class Gathering:
     """Gathers the calls of an instance's batched methods. Owned by the event loop: no lock."""
 
     def __init__(
-        self, methods: Mapping[str, Method], *, max_inputs: int, threads: CallThreads, clock: Callable[[], float] = time.monotonic
+        self,
+        methods: Mapping[str, Method],
+        *,
+        max_inputs: int,
+        threads: CallThreads,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._methods = {name: Batched(method, method.batch) for name, method in methods.items() if method.batch is not None}
-        largest = max((batched.policy.max_batch_size for batched in self._methods.values()), default=1)
+        self._methods = {
+            name: Batched(method, method.batch)
+            for name, method in methods.items()
+            if method.batch is not None
+        }
+        largest = max(
+            (batched.policy.max_batch_size for batched in self._methods.values()), default=1
+        )
         self._lanes = max(1, max_inputs // largest - 1)
         self._max_inputs = max_inputs
         self._threads = threads
@@ -71,15 +85,28 @@ class Gathering:
     def __repr__(self) -> str:
         return f"<Gathering waiting={self._waiting} running={len(self._running)}/{self._lanes}>"
 
-    async def share(self, name: str, call: Asking, args: Sequence[Any], kwargs: Mapping[str, Any], priority: bytes | None) -> Share:
-        """What a call gets out of a batch. Cancelled, it leaves: at once, or when the batch that it was the last of has ended."""
+    async def share(
+        self,
+        name: str,
+        call: Asking,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        priority: bytes | None,
+    ) -> Share:
+        """What a call gets out of a batch. Cancelled, it leaves: at once, or when the batch that it
+        was the last of has ended."""
         batched = self._methods[name]
         values = batched.lists.values(args, kwargs)
         now = self._clock()
         member = Member(
-            call=call, kind=kind_of(name, batched.policy, values, priority), values=values, came_at=now, free_s=self._free_clock(now),
-            context=contextvars.copy_context(), future=asyncio.get_running_loop().create_future(),
-        )  # fmt: skip
+            call=call,
+            kind=kind_of(name, batched.policy, values, priority),
+            values=values,
+            came_at=now,
+            free_s=self._free_clock(now),
+            context=contextvars.copy_context(),
+            future=asyncio.get_running_loop().create_future(),
+        )
         self._join(batched, member, now)
         try:
             return await member.future
@@ -92,12 +119,14 @@ class Gathering:
         self._is_draining = True
         self._look()
 
-    # -- who waits ---------------------------------------------------------------------------------------------------------
+    # -- who waits ---------------------------------------------------------------------------------
     def _join(self, batched: Batched, member: Member, now: float) -> None:
         group = self._groups.get(member.kind)
         if group is None:
             is_odd = self._is_odd(member.kind)
-            group = self._groups[member.kind] = Group(member.kind, batched, self._patience(member.kind), is_odd=is_odd)
+            group = self._groups[member.kind] = Group(
+                member.kind, batched, self._patience(member.kind), is_odd=is_odd
+            )
         group.joined_by(member, now, is_free=self._is_free)
         self._waiting += 1
         self._look_soon()
@@ -125,13 +154,14 @@ class Gathering:
             self._known.popitem(last=False)
         return patience
 
-    # -- who goes ----------------------------------------------------------------------------------------------------------
+    # -- who goes ----------------------------------------------------------------------------------
     @property
     def _is_free(self) -> bool:
         return len(self._running) < self._lanes
 
     def _free_clock(self, now: float) -> float:
-        """Seconds for which a lane was free so far: what calls waited of it, they waited for each other."""
+        """Seconds for which a lane was free so far: what calls waited of it, they waited for each
+        other."""
         return self._free_s + (now - self._free_since if self._is_free else 0.0)
 
     def _look_soon(self) -> None:
@@ -152,7 +182,11 @@ class Gathering:
             can_grow, free_s = self._waiting < self._max_inputs, self._free_clock(now)
             for group in self._groups.values():
                 verdict = decide(
-                    now, group.seen(now, free_s=free_s, can_grow=can_grow, is_draining=self._is_draining), group.batched.policy
+                    now,
+                    group.seen(
+                        now, free_s=free_s, can_grow=can_grow, is_draining=self._is_draining
+                    ),
+                    group.batched.policy,
                 )
                 again_at = min(again_at, verdict.look_again_at)
                 if verdict.reason is not None:
@@ -175,16 +209,20 @@ class Gathering:
             self._free_s += now - self._free_since
             for waiting in self._groups.values():
                 waiting.lose_lane(now)
-        running.task = asyncio.get_running_loop().create_task(self._compute(group, running, release), name="batch")
+        running.task = asyncio.get_running_loop().create_task(
+            self._compute(group, running, release), name="batch"
+        )
 
-    # -- what runs ---------------------------------------------------------------------------------------------------------
+    # -- what runs ---------------------------------------------------------------------------------
     async def _compute(self, group: Group, running: Running, release: Release) -> None:
         try:
             await self._answer_all(group, running, release)
         except BaseException as e:
             for member in running.members:  # a mistake of ours: nobody must wait for it for ever
                 if not member.future.done():
-                    member.future.set_exception(RuntimeError(f"the batch ended without an answer: {e!r}"))
+                    member.future.set_exception(
+                        RuntimeError(f"the batch ended without an answer: {e!r}")
+                    )
             raise
         finally:
             now = self._clock()
@@ -204,13 +242,22 @@ class Gathering:
         began = self._clock()
         ok, value = await running.body.run([member.values for member in members], context)
         compute_s = self._clock() - began
-        spans.finish(size=len(members), reason=release.reason.value, members=",".join(member.call.id for member in members))
+        spans.finish(
+            size=len(members),
+            reason=release.reason.value,
+            members=",".join(member.call.id for member in members),
+        )
         for member in members:
             member.call.spans.share(spans)
         if ok:
             group.batched.cost(group.kind.bucket).note(len(members), compute_s)
             results = [(not isinstance(one, Exception), one) for one in value]
-        elif len(members) > 1 and policy.retry_alone and isinstance(value, Exception) and not isinstance(value, WrongResults):
+        elif (
+            len(members) > 1
+            and policy.retry_alone
+            and isinstance(value, Exception)
+            and not isinstance(value, WrongResults)
+        ):
             await self._answer_each(running, release)
             return
         else:
@@ -218,7 +265,13 @@ class Gathering:
         is_first = True
         for member, (is_ok, result) in zip(members, results, strict=True):
             if member.is_there:
-                line = release.line(member, size=len(members), compute_s=compute_s, reason=release.reason, is_first=is_first)
+                line = release.line(
+                    member,
+                    size=len(members),
+                    compute_s=compute_s,
+                    reason=release.reason,
+                    is_first=is_first,
+                )
                 member.future.set_result(Share(ok=is_ok, value=result, line=line))
                 is_first = False
 
@@ -231,5 +284,11 @@ class Gathering:
                 if member.is_there:
                     result = value[0] if ok else value
                     is_ok = ok and not isinstance(result, Exception)
-                    line = release.line(member, size=1, compute_s=self._clock() - began, reason=Reason.RETRIED, is_first=True)
+                    line = release.line(
+                        member,
+                        size=1,
+                        compute_s=self._clock() - began,
+                        reason=Reason.RETRIED,
+                        is_first=True,
+                    )
                     member.future.set_result(Share(ok=is_ok, value=result, line=line))

@@ -14,7 +14,8 @@ from pilotlight.worker.batching.rules import Seen
 from pilotlight.worker.target import Method
 
 AGEING_S = 1.0
-"""A group that has waited so much longer goes like one of the next higher priority: what is least urgent must not wait for ever."""
+"""A group that has waited so much longer goes like one of the next higher priority: what is least
+urgent must not wait for ever."""
 
 
 class Batched:
@@ -101,7 +102,9 @@ class Group:
             silent_since=now if self.silent_since is None else self.silent_since,
             deadline_at=self._deadline_at,
             cost=line,
-            patience_s=self.patience.seconds(size, line.fixed_s) if patient and line is not None else 0.0,
+            patience_s=self.patience.seconds(size, line.fixed_s)
+            if patient and line is not None
+            else 0.0,
             can_grow=can_grow,
             is_draining=is_draining,
         )

@@ -1,9 +1,10 @@
-"""Which calls may share a batch: those of one method and priority, of about the same length, whose arrays have the same shape.
+"""Which calls may share a batch: those of one method and priority, of about the same length, whose
+arrays have the same shape.
 
-Arrays are what has a `shape` and a `dtype` (numpy, torch, and whatever looks like them), as an argument or as a value of a dictionary:
-a batch of them is stacked, so one odd shape would break it for all. Lists are no arrays: to pad them is the body's business, and
-`buckets` keep those of very different lengths apart.
-"""
+Arrays are what has a `shape` and a `dtype` (numpy, torch, and whatever looks like them), as an
+argument or as a value of a dictionary: a batch of them is stacked, so one odd shape would break it
+for all. Lists are no arrays: to pad them is the body's business, and `buckets` keep those of very
+different lengths apart."""
 
 from __future__ import annotations
 
@@ -40,11 +41,16 @@ class Kind(NamedTuple):
         return self.method, self.bucket
 
 
-def kind_of(method: str, policy: BatchPolicy, values: tuple[Any, ...], priority: bytes | None = None) -> Kind:
-    """The kind of a call with these values, one for each parameter; `priority` as its header says it."""
+def kind_of(
+    method: str, policy: BatchPolicy, values: tuple[Any, ...], priority: bytes | None = None
+) -> Kind:
+    """The kind of a call with these values, one for each parameter; `priority` as its header says
+    it."""
     rank = PRIORITIES.get(priority.decode("latin-1"), 1) if priority is not None else 1
     bucket = bisect_left(policy.buckets, _length(values[0])) if policy.buckets else 0
-    return Kind(method, rank, bucket, tuple(sorted(_shapes(values, is_bucketed=bool(policy.buckets)))))
+    return Kind(
+        method, rank, bucket, tuple(sorted(_shapes(values, is_bucketed=bool(policy.buckets))))
+    )
 
 
 def _length(value: Any) -> int:
@@ -55,9 +61,12 @@ def _length(value: Any) -> int:
         return 0
 
 
-def _shapes(values: tuple[Any, ...], *, is_bucketed: bool) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+def _shapes(
+    values: tuple[Any, ...], *, is_bucketed: bool
+) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     for i, value in enumerate(values):
-        first_axis = 1 if is_bucketed and i == 0 else 0  # lengths within a bucket differ, and are padded by the body
+        # lengths within a bucket differ, and are padded by the body
+        first_axis = 1 if is_bucketed and i == 0 else 0
         if (shape := _shape_of(value)) is not None:
             yield str(i), str(value.dtype), shape[first_axis:]
         elif isinstance(value, Mapping):

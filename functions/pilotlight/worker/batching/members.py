@@ -1,4 +1,5 @@
-"""Calls in a batch: one of them, what it gets of its batch, and what the body may know of all of them."""
+"""Calls in a batch: one of them, what it gets of its batch, and what the body may know of all of
+them."""
 
 from __future__ import annotations
 
@@ -22,7 +23,10 @@ from pilotlight.worker.spans import BatchSpans, CallSpans
 
 MAX_MARKED = 16
 """Ids of members that a line of output carries: each has 36 characters."""
-_LINE = HEADER_BATCH.encode() + b": size=%d;wait_ms=%.3f;held_ms=%.3f;compute_ms=%.3f;reason=%b;first=%d\r\n"
+_LINE = (
+    HEADER_BATCH.encode()
+    + b": size=%d;wait_ms=%.3f;held_ms=%.3f;compute_ms=%.3f;reason=%b;first=%d\r\n"
+)
 
 
 class Asking(Protocol):
@@ -73,7 +77,8 @@ class Member:
 
     @property
     def ends_at(self) -> float:
-        """When its execution clock runs out, by the loop's clock, which counts from where ours does; infinite without a bound."""
+        """When its execution clock runs out, by the loop's clock, which counts from where ours
+        does; infinite without a bound."""
         return self.call.expires_at if self.call.seconds > 0 else math.inf
 
 
@@ -86,10 +91,20 @@ class Release:
     reason: Reason
     free_s: float
 
-    def line(self, member: Member, *, size: int, compute_s: float, reason: Reason, is_first: bool) -> bytes:
-        """The header line of one member's answer. Of a batch, one member's says that it is the first: by it batches are counted."""
+    def line(
+        self, member: Member, *, size: int, compute_s: float, reason: Reason, is_first: bool
+    ) -> bytes:
+        """The header line of one member's answer. Of a batch, one member's says that it is the
+        first: by it batches are counted."""
         waited_s, held_s = self.at - member.came_at, self.free_s - member.free_s
-        return _LINE % (size, waited_s * 1000, min(waited_s, held_s) * 1000, compute_s * 1000, reason.encode(), is_first)
+        return _LINE % (
+            size,
+            waited_s * 1000,
+            min(waited_s, held_s) * 1000,
+            compute_s * 1000,
+            reason.encode(),
+            is_first,
+        )
 
 
 class RunningBatch:
@@ -106,13 +121,18 @@ class RunningBatch:
     def context(self) -> Context:
         """What there is to know; the same each time."""
         if self._context is None:
-            known = [running.context() for member in self._members if (running := member.context.get(RUNNING)) is not None]
+            known = [
+                running.context()
+                for member in self._members
+                if (running := member.context.get(RUNNING)) is not None
+            ]
             self._context = _of_all(known, self._spans)
         return self._context
 
 
 def enter(members: Sequence[Member], spans: BatchSpans) -> None:
-    """Let what runs in this context from now on be the batch of these members: its output, its spans, `pilotlight.context()`."""
+    """Let what runs in this context from now on be the batch of these members: its output, its
+    spans, `pilotlight.context()`."""
     output.CALL.set(mark_of([member.call.id for member in members]))
     CURRENT.set(spans)
     RUNNING.set(RunningBatch(members, spans))
@@ -130,7 +150,9 @@ def _of_all(known: Sequence[Context], spans: BatchSpans) -> Context:
     return replace(
         known[0],
         attempt=max(one.attempt for one in known),
-        deadline=None if ends_at == math.inf else datetime.now(UTC) + timedelta(seconds=ends_at - time.monotonic()),
+        deadline=None
+        if ends_at == math.inf
+        else datetime.now(UTC) + timedelta(seconds=ends_at - time.monotonic()),
         arm=arms.pop() if len(arms) == 1 else "",
         traceparent=spans.outgoing,
         members=tuple(one.call_id for one in known),

@@ -1,4 +1,5 @@
-"""When a batch that could run is released, and why. Pure: `now` and all times are seconds of one clock.
+"""When a batch that could run is released, and why. Pure: `now` and all times are seconds of one
+clock.
 
 It is asked only while there is a free lane: as long as bodies compute, batches gather for nothing.
 """
@@ -23,11 +24,11 @@ SLACK_S = 0.0005
 class Reason(enum.StrEnum):
     """Why a batch was released.
 
-    FULL: it has `max_batch_size` calls. WAITED: its first call was kept waiting for `wait_ms`. ENOUGH: waiting longer does not pay.
-    ALONE: the same for a single call, of which no other came that could share its batch. DEADLINE: a member would come too late
-    otherwise. IDLE: nothing else can come, all slots of the instance are taken by calls that wait. DRAINED: the instance is on its way
-    out. RETRIED: a call by itself after its batch had failed.
-    """
+    FULL: it has `max_batch_size` calls. WAITED: its first call was kept waiting for `wait_ms`.
+    ENOUGH: waiting longer does not pay. ALONE: the same for a single call, of which no other came
+    that could share its batch. DEADLINE: a member would come too late otherwise. IDLE: nothing else
+    can come, all slots of the instance are taken by calls that wait. DRAINED: the instance is on
+    its way out. RETRIED: a call by itself after its batch had failed."""
 
     FULL = "full"
     WAITED = "waited"
@@ -67,7 +68,8 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """`reason`: why it is released now; None = it waits, and time alone changes that at `look_again_at`."""
+    """`reason`: why it is released now; None = it waits, and time alone changes that at
+    `look_again_at`."""
 
     reason: Reason | None
     look_again_at: float = math.inf
@@ -91,5 +93,8 @@ def _ends(now: float, seen: Seen, policy: BatchPolicy) -> list[tuple[float, Reas
     deadline, wait_s = (seen.deadline_at - needed_s, Reason.DEADLINE), policy.wait_ms / 1000
     if not policy.adaptive or seen.cost is None:
         return [deadline, (seen.oldest_at + wait_s, Reason.WAITED)]
-    enough = (seen.silent_since + seen.patience_s, Reason.ALONE if seen.size == 1 else Reason.ENOUGH)
+    enough = (
+        seen.silent_since + seen.patience_s,
+        Reason.ALONE if seen.size == 1 else Reason.ENOUGH,
+    )
     return [deadline, (now + wait_s - seen.held_s, Reason.WAITED), enough]

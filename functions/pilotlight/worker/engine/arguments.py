@@ -1,8 +1,8 @@
 """The server's command line and environment, from an EngineSpec. Pure.
 
-Names are those of vLLM's OpenAI server (`vllm serve --help=all`, 0.32). What the user gave comes last, so that it wins where the server
-allows a flag twice; flags that would move the server elsewhere are refused.
-"""
+Names are those of vLLM's OpenAI server (`vllm serve --help=all`, 0.32). What the user gave comes
+last, so that it wins where the server allows a flag twice; flags that would move the server
+elsewhere are refused."""
 
 from __future__ import annotations
 
@@ -16,10 +16,25 @@ from pilotlight.spec import FunctionSpec
 
 MODULE = "vllm.entrypoints.openai.api_server"
 KEEP_ALIVE_S = 3600
-"""The activator pools its connections and ends them itself: were the server to do it, a request could meet a closing connection."""
-OURS = frozenset({"api-key", "host", "model", "port", "root-path", "served-model-name", "ssl-certfile", "ssl-keyfile", "uds"})
+"""The activator pools its connections and ends them itself: were the server to do it, a request
+could meet a closing connection."""
+OURS = frozenset(
+    {
+        "api-key",
+        "host",
+        "model",
+        "port",
+        "root-path",
+        "served-model-name",
+        "ssl-certfile",
+        "ssl-keyfile",
+        "uds",
+    }
+)
 """Flags that say where the server is and what it is called."""
-_SPREAD = frozenset({"distributed-executor-backend", "pipeline-parallel-size", "tensor-parallel-size"})
+_SPREAD = frozenset(
+    {"distributed-executor-backend", "pipeline-parallel-size", "tensor-parallel-size"}
+)
 QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -30,50 +45,103 @@ QUIET = {
     "PYTHONNOUSERSITE": "1",
     "PYTHONUNBUFFERED": "1",
 }
-"""Nothing is reported or fetched; packages are read-only, and nothing of a home directory is imported."""
+"""Nothing is reported or fetched; packages are read-only, and nothing of a home directory is
+imported."""
 
 
-def command(spec: FunctionSpec, *, python: str, weights: Mapping[str, str], socket: str) -> list[str]:
+def command(
+    spec: FunctionSpec, *, python: str, weights: Mapping[str, str], socket: str
+) -> list[str]:
     """What is executed. `weights`: name → directory; `socket`: where the server shall listen.
 
     Raises InvalidInput for arguments that are the platform's own, or weights that are not there.
     """
     engine = _engine(spec)
-    return [python, "-P", "-m", MODULE, *_fixed(spec, engine, weights, socket), *_adapters(engine, weights), *_given(engine.args)]
+    return [
+        python,
+        "-P",
+        "-m",
+        MODULE,
+        *_fixed(spec, engine, weights, socket),
+        *_adapters(engine, weights),
+        *_given(engine.args),
+    ]
 
 
-def environment(spec: FunctionSpec, base: Mapping[str, str], *, site: Sequence[str], chosen: Sequence[str]) -> dict[str, str]:
-    """What the server's processes see. `site`: directories of packages; `chosen`: one-thread variables, which are for ours."""
+def environment(
+    spec: FunctionSpec, base: Mapping[str, str], *, site: Sequence[str], chosen: Sequence[str]
+) -> dict[str, str]:
+    """What the server's processes see. `site`: directories of packages; `chosen`: one-thread
+    variables, which are for ours."""
     threads = str(max(1, int(spec.resources.cpu)))
-    kept = {name: value for name, value in base.items() if name not in chosen and not name.startswith("PILOTLIGHT_")}
-    cpu = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": threads} if not spec.resources.gpu else {}
+    kept = {
+        name: value
+        for name, value in base.items()
+        if name not in chosen and not name.startswith("PILOTLIGHT_")
+    }
+    cpu = (
+        {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": threads}
+        if not spec.resources.gpu
+        else {}
+    )
     if cpu and _in_one_process(_engine(spec)):
-        cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else a CPU refuses to run the model in one process
+        # else a CPU refuses to run the model in one process
+        cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     sleep = {"VLLM_SERVER_DEV_MODE": "1"} if sleeps(spec) else {}
-    ours = {**QUIET, "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S), "PYTHONPATH": ":".join(site), **sleep}
+    ours = {
+        **QUIET,
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
+        "PYTHONPATH": ":".join(site),
+        **sleep,
+    }
     return {**cpu, **kept, **ours, **dict(spec.env)}
 
 
 def sleeps(spec: FunctionSpec) -> bool:
-    """Whether the server's memory can be given up and taken back while it lives (vLLM's sleep mode): on a GPU only."""
+    """Whether the server's memory can be given up and taken back while it lives (vLLM's sleep
+    mode): on a GPU only."""
     return bool(spec.resources.gpu)
 
 
 def _engine(spec: FunctionSpec) -> EngineSpec:
     if spec.engine is None:
-        raise InvalidInput(f"function {spec.name!r} is of kind engine and says nothing of its engine", parameter="engine")
+        raise InvalidInput(
+            f"function {spec.name!r} is of kind engine and says nothing of its engine",
+            parameter="engine",
+        )
     return spec.engine
 
 
-def _fixed(spec: FunctionSpec, engine: EngineSpec, weights: Mapping[str, str], socket: str) -> Iterator[str]:
-    yield from ("--model", _path(engine.model, weights), "--served-model-name", spec.name, "--uds", socket)
-    yield from ("--max-model-len", str(engine.max_model_len), "--max-num-seqs", str(engine.max_num_seqs))
+def _fixed(
+    spec: FunctionSpec, engine: EngineSpec, weights: Mapping[str, str], socket: str
+) -> Iterator[str]:
+    yield from (
+        "--model",
+        _path(engine.model, weights),
+        "--served-model-name",
+        spec.name,
+        "--uds",
+        socket,
+    )
+    yield from (
+        "--max-model-len",
+        str(engine.max_model_len),
+        "--max-num-seqs",
+        str(engine.max_num_seqs),
+    )
     if engine.kv_bytes is not None:
         yield from ("--kv-cache-memory-bytes", str(engine.kv_bytes))
-    yield from ("--enable-prompt-tokens-details", "--enable-request-id-headers", "--disable-uvicorn-access-log")
+    yield from (
+        "--enable-prompt-tokens-details",
+        "--enable-request-id-headers",
+        "--disable-uvicorn-access-log",
+    )
     if engine.task is Task.EMBED:
         yield from ("--runner", "pooling", "--convert", "embed")
-    if engine.parallel > 1 and not {"tensor-parallel-size", "pipeline-parallel-size"} & engine.args.keys():
+    if (
+        engine.parallel > 1
+        and not {"tensor-parallel-size", "pipeline-parallel-size"} & engine.args.keys()
+    ):
         yield from ("--tensor-parallel-size", str(engine.parallel))
     if sleeps(spec):
         yield "--enable-sleep-mode"
@@ -85,7 +153,8 @@ def _fixed(spec: FunctionSpec, engine: EngineSpec, weights: Mapping[str, str], s
 
 
 def _in_one_process(engine: EngineSpec) -> bool:
-    """Whether the model runs in the process that schedules it: one process less to boot, and a third less in the image."""
+    """Whether the model runs in the process that schedules it: one process less to boot, and a
+    third less in the image."""
     return engine.parallel == 1 and not _SPREAD & engine.args.keys()
 
 
@@ -99,7 +168,9 @@ def _adapters(engine: EngineSpec, weights: Mapping[str, str]) -> Iterator[str]:
 def _path(name: str, weights: Mapping[str, str]) -> str:
     if name not in weights:
         there = ", ".join(sorted(weights)) or "none"
-        raise InvalidInput(f"the engine serves weights {name!r}, and the function has {there}", parameter="weights")
+        raise InvalidInput(
+            f"the engine serves weights {name!r}, and the function has {there}", parameter="weights"
+        )
     return weights[name]
 
 

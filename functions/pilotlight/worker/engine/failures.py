@@ -1,10 +1,12 @@
-"""What goes wrong with an engine. User-facing names: they are shown as the type of a failed start."""
+"""What goes wrong with an engine. User-facing names: they are shown as the type of a failed
+start."""
 
 from __future__ import annotations
 
 
 class EngineDied(Exception):
-    """Raised when a process of the engine's tree ended that should be there; the message has its status and its last lines."""
+    """Raised when a process of the engine's tree ended that should be there; the message has its
+    status and its last lines."""
 
 
 class EngineHung(Exception):

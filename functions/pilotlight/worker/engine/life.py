@@ -1,8 +1,9 @@
-"""The life of a worker whose function is an engine: start the tree, warm it up, snapshot point; then, as an instance, wake and serve.
+"""The life of a worker whose function is an engine: start the tree, warm it up, snapshot point;
+then, as an instance, wake and serve.
 
-It is never forked: it has processes below it, so a snapshot is of the whole tree, and the instance is this worker itself. Where it was
-frozen meanwhile the known prompt is asked again before it serves: a copy that answers otherwise fails its start, and is not served from.
-"""
+It is never forked: it has processes below it, so a snapshot is of the whole tree, and the instance
+is this worker itself. Where it was frozen meanwhile the known prompt is asked again before it
+serves: a copy that answers otherwise fails its start, and is not served from."""
 
 from __future__ import annotations
 
@@ -36,15 +37,20 @@ from pilotlight.worker.standing import Standing
 from pilotlight.worker.template import Template, connect_output, surplus_threads, wait_environment
 
 ENGINE_DIED = 71
-"""Exit status of an instance whose engine died under it (EX_OSERR of sysexits.h); `snapshotter.slots.exit_reason` has a word for it."""
+"""Exit status of an instance whose engine died under it (EX_OSERR of sysexits.h);
+`snapshotter.slots.exit_reason` has a word for it."""
 START_SHARE = 0.9
-"""Of the startup clock, until the engine is healthy and warm: an engine that hangs is named before the node agent's clock ends us."""
+"""Of the startup clock, until the engine is healthy and warm: an engine that hangs is named before
+the node agent's clock ends us."""
 ANSWER_S = 20.0
-"""For the known prompt after a restore: it takes tens of milliseconds, on a node under load seconds."""
+"""For the known prompt after a restore: it takes tens of milliseconds, on a node under load
+seconds."""
 SNAPSHOT_LEVEL = 2
-"""Of sleep before a snapshot, whatever the function sleeps by between calls: weights have no place in an image."""
+"""Of sleep before a snapshot, whatever the function sleeps by between calls: weights have no place
+in an image."""
 PROOF_TOKENS = 2
-"""Before it serves: a prefill and one step of decoding. The proof of the snapshot itself asks for all."""
+"""Before it serves: a prefill and one step of decoding. The proof of the snapshot itself asks for
+all."""
 _END_S = 5.0
 _SOCKET = "engine.sock"
 
@@ -82,9 +88,12 @@ class Engine:
         self.is_asleep = False
 
     def prove(self, tokens: int = TOKENS) -> None:
-        """Ask the known prompt for so many tokens. Raises WrongAnswer, EngineHung, EngineRefused, EngineDied."""
+        """Ask the known prompt for so many tokens. Raises WrongAnswer, EngineHung, EngineRefused,
+        EngineDied."""
         self.tree.demand_alive()
-        self.known.demand_same(known.ask(self.spec, self.name, self.asker, tokens=tokens, within_s=ANSWER_S))
+        self.known.demand_same(
+            known.ask(self.spec, self.name, self.asker, tokens=tokens, within_s=ANSWER_S)
+        )
         self.is_proven = True
 
 
@@ -118,15 +127,22 @@ def run(launch: Launch, *, site: list[str], boot_ms: float) -> None:
         tree, asker, path = _start(launch, site, deadline)
     with phases.phase("warmup"):
         engine = _warm_up(launch, tree, asker, path, deadline)
-    scene = Scene(writable=(launch.work, tempfile.gettempdir()), places=SocketPlaces(UserCode(launch.code, by_value=False)))
+    scene = Scene(
+        writable=(launch.work, tempfile.gettempdir()),
+        places=SocketPlaces(UserCode(launch.code, by_value=False)),
+    )
     worker = Worker(launch=launch, control=control, engine=engine, scene=scene, booted_ms=phases.ms)
     _obey(worker, threads=_reach_snapshot_point(worker, phases))
 
 
 def _start(launch: Launch, site: list[str], deadline: float) -> tuple[Tree, Asker, str]:
     path = os.path.join(launch.work, _SOCKET)
-    command = arguments.command(launch.spec, python=sys.executable, weights=launch.weights, socket=path)
-    environment = arguments.environment(launch.spec, os.environ, site=site, chosen=launch.chosen_threads)
+    command = arguments.command(
+        launch.spec, python=sys.executable, weights=launch.weights, socket=path
+    )
+    environment = arguments.environment(
+        launch.spec, os.environ, site=site, chosen=launch.chosen_threads
+    )
     tree, asker = Tree(command, environment, directory=launch.work), Asker(path)
     asker.wait_healthy(within_s=deadline - time.monotonic(), demand_alive=tree.demand_alive)
     return tree, asker, path
@@ -137,12 +153,22 @@ def _warm_up(launch: Launch, tree: Tree, asker: Asker, path: str, deadline: floa
     if spec.engine is None:
         raise InvalidInput(f"function {spec.name!r} has no engine", parameter="engine")
     try:
-        answer = known.learn(spec.engine, spec.name, asker, within_s=max(1.0, deadline - time.monotonic()))
+        answer = known.learn(
+            spec.engine, spec.name, asker, within_s=max(1.0, deadline - time.monotonic())
+        )
     except (EngineRefused, OSError):
         tree.demand_alive()
         raise
     sleeps = arguments.sleeps(spec)
-    return Engine(spec=spec.engine, name=spec.name, path=path, asker=asker, tree=tree, known=answer, sleeps=sleeps)
+    return Engine(
+        spec=spec.engine,
+        name=spec.name,
+        path=path,
+        asker=asker,
+        tree=tree,
+        known=answer,
+        sleeps=sleeps,
+    )
 
 
 def _reach_snapshot_point(worker: Worker, phases: Phases) -> tuple[str, ...]:
@@ -167,13 +193,17 @@ def _obey(worker: Worker, *, threads: tuple[str, ...]) -> NoReturn:
 
 
 def _suspend(worker: Worker, order: Order) -> None:
-    """Stand still with the whole tree; returns in a restored copy, or at once when something is in the way."""
+    """Stand still with the whole tree; returns in a restored copy, or at once when something is in
+    the way."""
     engine = worker.engine
     try:
         engine.fall_asleep()
     except (EngineHung, EngineRefused, OSError) as e:
         message = f"the engine does not fall asleep: {e}"
-        checkpoint.refuse(order.descriptors, Obstacle(kind="process", fd=None, what="engine", where=None, message=message))
+        checkpoint.refuse(
+            order.descriptors,
+            Obstacle(kind="process", fd=None, what="engine", where=None, message=message),
+        )
         engine.awaken()
         return
     engine.is_proven = False
@@ -200,11 +230,15 @@ def _become(worker: Worker, order: Order, started: float) -> NoReturn:
         with phases.phase("prove"):
             engine.prove(PROOF_TOKENS)
     with engine.tree.watched() as deaths:
-        server = SpliceServer(engine.path, Standing.of(order, booted_ms=worker.booted_ms, woken_ms=phases.ms))
+        server = SpliceServer(
+            engine.path, Standing.of(order, booted_ms=worker.booted_ms, woken_ms=phases.ms)
+        )
         server.wake(listener)
 
         def ready() -> None:
-            worker.control.send({"event": "ready", "instance": order.instance, "phases_ms": phases.ms})
+            worker.control.send(
+                {"event": "ready", "instance": order.instance, "phases_ms": phases.ms}
+            )
 
         try:
             server.run(on_ready=ready, shim=worker.control.fileno(), deaths=deaths)
@@ -226,7 +260,13 @@ def _prove(worker: Worker, order: Order, started: float) -> NoReturn:
         faults.report(e)
         error = faults.as_data(e)
     output.finish()
-    proved: dict[str, Any] = {"event": "proved", "instance": order.instance, "ok": error is None, "error": error, "notes": []}
+    proved: dict[str, Any] = {
+        "event": "proved",
+        "instance": order.instance,
+        "ok": error is None,
+        "error": error,
+        "notes": [],
+    }
     worker.control.send({**proved, "phases_ms": answered})
     os._exit(0)
 

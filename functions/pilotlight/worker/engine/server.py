@@ -1,6 +1,5 @@
-"""The instance's listener: each connection is spliced to the engine's own socket. Serves until SIGTERM, until the shim is gone, or until a
-process of the engine dies.
-"""
+"""The instance's listener: each connection is spliced to the engine's own socket. Serves until
+SIGTERM, until the shim is gone, or until a process of the engine dies."""
 
 from __future__ import annotations
 
@@ -22,12 +21,15 @@ from pilotlight.worker.server import BACKLOG, end_of
 from pilotlight.worker.standing import Standing
 
 QUIET_S = 0.1
-"""A connection on which nothing moved for so long, while the engine runs nothing, carries no call."""
+"""A connection on which nothing moved for so long, while the engine runs nothing, carries no
+call."""
 SILENT_S = 5.0
 """The same where the engine does not say what it runs: longer than a token takes."""
 _LOOK_S = 0.1
 """While draining: the engine has no event for "nothing runs any more", only a number."""
-_IN_FLIGHT = re.compile(rb"^vllm:num_requests_(?:running|waiting)\{[^}]*\} ([0-9.e+]+)$", re.MULTILINE)
+_IN_FLIGHT = re.compile(
+    rb"^vllm:num_requests_(?:running|waiting)\{[^}]*\} ([0-9.e+]+)$", re.MULTILINE
+)
 
 
 class SpliceServer:
@@ -95,12 +97,16 @@ class SpliceServer:
         self._ending.set()
 
     async def _drain(self) -> None:
-        """Accept nothing new, then let what is in flight end. Nobody parses the bytes here: a connection whose caller spoke last is owed
-        an answer, and one that reads slowly the rest of it; of the others, which may be in the middle of one, the engine's own count of
-        requests says when none is."""
+        """Accept nothing new, then let what is in flight end. Nobody parses the bytes here: a
+        connection whose caller spoke last is owed an answer, and one that reads slowly the rest of
+        it; of the others, which may be in the middle of one, the engine's own count of requests
+        says when none is."""
         self._accepting.close()
         while self._pairs and not self._dead:
-            if not any(pair.is_asking() or pair.is_behind() for pair in self._pairs) and await self._is_idle():
+            if (
+                not any(pair.is_asking() or pair.is_behind() for pair in self._pairs)
+                and await self._is_idle()
+            ):
                 break
             await asyncio.sleep(_LOOK_S)
         for pair in list(self._pairs):

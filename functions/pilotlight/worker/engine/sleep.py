@@ -1,15 +1,17 @@
-"""The engine's sleep mode, by its documented HTTP endpoints: what it holds on a GPU is given up before a snapshot and taken back after it.
+"""The engine's sleep mode, by its documented HTTP endpoints: what it holds on a GPU is given up
+before a snapshot and taken back after it.
 
-Level 1 keeps the weights in DRAM, level 2 drops them, so that they are loaded again from their files. Waking goes in vLLM's order: memory
-for the weights, their values, memory for the KV cache (docs: "Sleep Mode", RLHF weight updates). On a CPU there is no such mode.
-"""
+Level 1 keeps the weights in DRAM, level 2 drops them, so that they are loaded again from their
+files. Waking goes in vLLM's order: memory for the weights, their values, memory for the KV cache
+(docs: "Sleep Mode", RLHF weight updates). On a CPU there is no such mode."""
 
 from __future__ import annotations
 
 from pilotlight.worker.engine.asking import Asker
 
 SLEEP_S = 20.0
-"""Level 2 drops what it has, and before a snapshot the node agent waits no longer than 30 s until all stands still."""
+"""Level 2 drops what it has, and before a snapshot the node agent waits no longer than 30 s until
+all stands still."""
 WAKE_S = 120.0
 """To read 80 GB from the page cache, pessimistically."""
 

@@ -1,12 +1,14 @@
-"""Bytes from a caller's connection to one of the engine's, and back: nothing is parsed, nothing is kept.
+"""Bytes from a caller's connection to one of the engine's, and back: nothing is parsed, nothing is
+kept.
 
-One connection of a caller has one connection to the engine for as long as it lives. What the engine sends goes out at once. A side that
-reads slowly pauses the other side's reading, so at most two socket buffers and some pieces wait per direction. A caller's end
-of its direction is passed on as that; a side that is gone takes the other along: the engine sees that its caller left, and frees the
+One connection of a caller has one connection to the engine for as long as it lives. What the engine
+sends goes out at once. A side that reads slowly pauses the other side's reading, so at most two
+socket buffers and some pieces wait per direction. A caller's end of its direction is passed on as
+that; a side that is gone takes the other along: the engine sees that its caller left, and frees the
 request. Owner: one event loop.
 
-One question is for us and not for the engine: a connection that begins with it never reaches the engine (`Caller`).
-"""
+One question is for us and not for the engine: a connection that begins with it never reaches the
+engine (`Caller`)."""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from pilotlight.protocol import WORKER_STATUS
 STATUS_QUESTION = b"GET %s HTTP/1.1\r\n" % WORKER_STATUS.encode()
 MAX_HEAD_BYTES = 8192
 """Of the question with its headers."""
-_ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+_ANSWER = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: "
+    b"close\r\ncontent-length: %d\r\n\r\n"
+)
 HIGH_WATER_BYTES = 256 * 1024
 """Of a side's unsent bytes, above which the other side is no longer read."""
 
@@ -32,7 +37,8 @@ class Half(asyncio.Protocol):
         self._pair = pair
         self._other: Any = None
         self.transport: Any = None
-        """asyncio.Transport, or uvloop's, which is no subclass of it; None until it is connected."""
+        """asyncio.Transport, or uvloop's, which is no subclass of it; None until it is
+        connected."""
         self.has_ended = False
 
     def __repr__(self) -> str:
@@ -115,7 +121,8 @@ class Caller(Half):
 
 
 class Pair:
-    """A caller's connection and the engine's. Made when a caller connects; `on_gone` is called once, when both are gone.
+    """A caller's connection and the engine's. Made when a caller connects; `on_gone` is called
+    once, when both are gone.
 
     Attributes:
         last: the side that the last bytes came from.
@@ -123,7 +130,11 @@ class Pair:
     """
 
     def __init__(
-        self, path: str, loop: asyncio.AbstractEventLoop, on_gone: Callable[[Pair], None], status: Callable[[], bytes] = lambda: b"{}"
+        self,
+        path: str,
+        loop: asyncio.AbstractEventLoop,
+        on_gone: Callable[[Pair], None],
+        status: Callable[[], bytes] = lambda: b"{}",
     ) -> None:
         """`status`: what is answered at WORKER_STATUS."""
         self._path = path
@@ -146,8 +157,11 @@ class Pair:
         return self.last is self.caller
 
     def is_behind(self) -> bool:
-        """Whether the caller has not taken all that the engine sent: more of it may wait in the engine."""
-        return self.caller.transport is not None and self.caller.transport.get_write_buffer_size() > 0
+        """Whether the caller has not taken all that the engine sent: more of it may wait in the
+        engine."""
+        return (
+            self.caller.transport is not None and self.caller.transport.get_write_buffer_size() > 0
+        )
 
     def made(self, half: Half) -> None:
         """A side is there. The caller's comes first, and has the engine's made."""
@@ -156,12 +170,14 @@ class Pair:
             self._connecting = self._loop.create_task(self._connect(), name="connect to the engine")
 
     def keep(self, data: bytes) -> None:
-        """What the caller sends before the engine's side is there: one piece, for then its reading pauses."""
+        """What the caller sends before the engine's side is there: one piece, for then its reading
+        pauses."""
         self._early += data
         self.caller.transport.pause_reading()
 
     def ended(self, half: Half) -> bool:
-        """A side sends nothing more. Whether its other direction stays open: of an engine that has ended nobody needs the other one."""
+        """A side sends nothing more. Whether its other direction stays open: of an engine that has
+        ended nobody needs the other one."""
         if half is self.engine or self.engine.has_ended:
             return False
         if self._is_joined and self.engine.transport.can_write_eof():
@@ -169,7 +185,8 @@ class Pair:
         return True
 
     def lost(self, half: Half, exc: Exception | None) -> None:
-        """A side is gone. When the caller's is, so is the engine's at once; what the engine had sent before it left still goes out."""
+        """A side is gone. When the caller's is, so is the engine's at once; what the engine had
+        sent before it left still goes out."""
         self._open -= 1
         if half is self.caller and self._connecting is not None:
             self._connecting.cancel()

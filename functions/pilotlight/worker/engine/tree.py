@@ -1,9 +1,8 @@
 """The engine's processes: started in a group below the worker, watched, and ended together.
 
-The server's stdout and stderr are one pipe that a thread of ours copies line by line to our own, so that its lines are the instance's
-from the moment this worker is one; the last of them explain a death. Owner: the worker's main thread; the copying thread appends to
-`_last` only.
-"""
+The server's stdout and stderr are one pipe that a thread of ours copies line by line to our own, so
+that its lines are the instance's from the moment this worker is one; the last of them explain a
+death. Owner: the worker's main thread; the copying thread appends to `_last` only."""
 
 from __future__ import annotations
 
@@ -26,12 +25,20 @@ _PIECE = 65536
 class Tree:
     """A running engine. `pid` is the server's, whose children are the others."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, directory: str) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], *, directory: str
+    ) -> None:
         """Start it. Raises OSError."""
         readable, writable = os.pipe()
         try:
             self._process = subprocess.Popen(
-                command, env=dict(environment), cwd=directory, stdin=subprocess.DEVNULL, stdout=writable, stderr=writable, process_group=0
+                command,
+                env=dict(environment),
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=writable,
+                stderr=writable,
+                process_group=0,
             )
         except OSError:
             os.close(readable)
@@ -39,7 +46,9 @@ class Tree:
         finally:
             os.close(writable)
         self._last: collections.deque[bytes] = collections.deque(maxlen=_LAST_LINES)
-        self._copying = threading.Thread(target=self._copy, args=(readable,), name="engine output", daemon=True)
+        self._copying = threading.Thread(
+            target=self._copy, args=(readable,), name="engine output", daemon=True
+        )
         self._copying.start()
 
     def __repr__(self) -> str:
@@ -76,7 +85,9 @@ class Tree:
 
     def last_words(self) -> str:
         """Its last lines, oldest first."""
-        return "\n".join(line.decode(errors="replace") for line in self._last) or "it printed nothing"
+        return (
+            "\n".join(line.decode(errors="replace") for line in self._last) or "it printed nothing"
+        )
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Deaths]:
@@ -97,7 +108,8 @@ class Tree:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # whose parent died before is below us no more, and in the group still
+            # whose parent died before is below us no more, and in the group still
+            os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
     def _copy(self, readable: int) -> None:

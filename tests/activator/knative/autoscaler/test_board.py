@@ -10,12 +10,25 @@ import pytest
 import redis.asyncio
 
 from activator.knative.autoscaler.load_report import Load, StatementInvalid, from_text, to_text
-from activator.knative.autoscaler.load_report_store import BoardUnreachable, InMemoryHub, LoadReportStore, ProcessBoard
+from activator.knative.autoscaler.load_report_store import (
+    BoardUnreachable,
+    InMemoryHub,
+    LoadReportStore,
+    ProcessBoard,
+)
 from activator.knative.autoscaler.load_reporter import LoadReporter
 from activator.knative.autoscaler.redis_load_report_store import RedisBoard
 
 SAID = {
-    "f-1@v1": Load(concurrency=1.5, in_flight=1, waiting=2, asked=1, held={"uid": 1}, oldest_wait_s=0.25, start_s=2.0),
+    "f-1@v1": Load(
+        concurrency=1.5,
+        in_flight=1,
+        waiting=2,
+        asked=1,
+        held={"uid": 1},
+        oldest_wait_s=0.25,
+        start_s=2.0,
+    ),
     "f-2@v1": Load(),
 }
 Make = Callable[[str], LoadReportStore]
@@ -28,7 +41,11 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
     url = request.getfixturevalue("redis_url") if request.param == "redis" else ""
 
     def board(member: str) -> LoadReportStore:
-        made.append(RedisBoard(url, platform="p", member=member) if url else ProcessBoard(wall, member=member))
+        made.append(
+            RedisBoard(url, platform="p", member=member)
+            if url
+            else ProcessBoard(wall, member=member)
+        )
         return made[-1]
 
     yield board
@@ -37,7 +54,8 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
 
 
 async def heard(board: LoadReportStore, count: int, say: Callable[[], object]) -> list[str]:
-    """The next pokes; `say` is called until they come, because who does not listen yet hears nothing."""
+    """The next pokes; `say` is called until they come, because who does not listen yet hears
+    nothing."""
     found: list[str] = []
 
     async def listen() -> None:
@@ -64,7 +82,10 @@ async def test_everybody_reads_the_last_statement_of_everybody(make: Make) -> No
     await one.post(SAID)
     await other.post({})
     found = await other.read()
-    assert {member: posted.statement for member, posted in found.items()} == {"a-0": SAID, "a-1": {}}
+    assert {member: posted.statement for member, posted in found.items()} == {
+        "a-0": SAID,
+        "a-1": {},
+    }
     assert all(0 <= posted.age_s < 60 for posted in found.values())
 
 
@@ -86,7 +107,11 @@ async def test_what_another_version_says_is_passed_over(redis_url: str) -> None:
     board = RedisBoard(redis_url, platform="p", member="a-0")
     client = redis.asyncio.Redis.from_url(redis_url)
     await board.post(SAID)
-    for member, text in {"a-1": '5 {"f": {"colour": 1}}', "a-2": "nonsense", "a-3": "5 [1]"}.items():
+    for member, text in {
+        "a-1": '5 {"f": {"colour": 1}}',
+        "a-2": "nonsense",
+        "a-3": "5 [1]",
+    }.items():
         await client.hset("pilotlight:{p}:stated", member, text)
     assert list(await board.read()) == ["a-0"]
     await client.aclose()
@@ -96,7 +121,9 @@ async def test_what_another_version_says_is_passed_over(redis_url: str) -> None:
 async def test_a_redis_that_is_away_is_said_by_its_address_and_nothing_else() -> None:
     board = RedisBoard("redis://user:secret@127.0.0.1:1/0", platform="p", member="a-0")
     for verb in (board.post({}), board.read()):
-        with pytest.raises(BoardUnreachable, match=r"Redis at 127\.0\.0\.1:1 does not answer") as caught:
+        with pytest.raises(
+            BoardUnreachable, match=r"Redis at 127\.0\.0\.1:1 does not answer"
+        ) as caught:
             await verb
         assert "secret" not in str(caught.value)
     await board.leave()
@@ -109,13 +136,16 @@ def test_a_statement_is_the_same_after_it_was_written_down() -> None:
         from_text('{"f": 3}')
 
 
-# -- who speaks ----------------------------------------------------------------------------------------------------
+# -- who speaks ------------------------------------------------------------------------------------
 async def test_what_is_asked_for_is_said_at_once_and_withdrawn_with_the_next_word() -> None:
     wall = InMemoryHub()
     board = ProcessBoard(wall, member="a-0")
     speaker = LoadReporter(board, loads=lambda: {"f-2@v1": Load(held={"p": 1})})
     await speaker.ask("f-1@v1", 2)
-    assert (await board.read())["a-0"].statement == {"f-1@v1": Load(asked=2), "f-2@v1": Load(held={"p": 1})}
+    assert (await board.read())["a-0"].statement == {
+        "f-1@v1": Load(asked=2),
+        "f-2@v1": Load(held={"p": 1}),
+    }
     await speaker.ask("f-2@v1", 1)
     assert (await board.read())["a-0"].statement["f-2@v1"] == Load(held={"p": 1}, asked=1)
     await speaker.withdraw("f-1@v1")
@@ -126,7 +156,9 @@ async def test_what_is_asked_for_is_said_at_once_and_withdrawn_with_the_next_wor
     assert await board.read() == {}
 
 
-async def test_asking_never_fails_and_what_was_not_heard_is_said_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_asking_never_fails_and_what_was_not_heard_is_said_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Deaf(ProcessBoard):
         is_deaf = True
 

@@ -1,4 +1,5 @@
-"""The one who decides, against an API server: what it writes, what it does not, and what happens when things fail."""
+"""The one who decides, against an API server: what it writes, what it does not, and what happens
+when things fail."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ from tests.fakes.routes import spec_of, target_of
 from tests.fakes.scaled_revision import NETWORKING, ScaledRevision
 
 READING = ("get", "list", "watch")
-PATIENCE = Patience(pauses=Pauses(first_s=0.01, most_s=0.05), watch_pauses=Pauses(first_s=0.01, most_s=0.1))
+PATIENCE = Patience(
+    pauses=Pauses(first_s=0.01, most_s=0.05), watch_pauses=Pauses(first_s=0.01, most_s=0.1)
+)
 
 
 class Held:
@@ -51,7 +54,10 @@ class Rig:
         self.cluster = cluster
         self.now = 1000.0
         self.wall = InMemoryHub(clock=lambda: self.now)
-        self.one, self.other = ProcessBoard(self.wall, member="a-0"), ProcessBoard(self.wall, member="a-1")
+        self.one, self.other = (
+            ProcessBoard(self.wall, member="a-0"),
+            ProcessBoard(self.wall, member="a-1"),
+        )
         self.election = Held()
         self.pods: dict[str, list[Pod]] = {}
         self.specs: dict[str, FunctionSpec] = {}
@@ -60,11 +66,17 @@ class Rig:
     async def leader(self, *, settle_s: float = 0.0) -> Leader:
         """One who leads, on the test's clock: it ticks only where the test says so."""
         leader = Leader(
-            self.cluster, self.one, self.election, selector=function_selector(ClusterSettings()),
-            pods_of=lambda key: self.pods.get(key, []), spec_of_function=lambda _, key: self.specs.get(key),
-            clock=lambda: self.now, wall=lambda: 1_800_000_000.0, settle_s=settle_s,
+            self.cluster,
+            self.one,
+            self.election,
+            selector=function_selector(ClusterSettings()),
+            pods_of=lambda key: self.pods.get(key, []),
+            spec_of_function=lambda _, key: self.specs.get(key),
+            clock=lambda: self.now,
+            wall=lambda: 1_800_000_000.0,
+            settle_s=settle_s,
             tick_s=3600.0,
-        )  # fmt: skip
+        )
         running = asyncio.create_task(leader.run(), name="leader")
 
         async def end() -> None:
@@ -78,10 +90,14 @@ class Rig:
         return leader
 
     async def passes(self, leader: Leader, revision: ScaledRevision, seconds: float = 0.0) -> None:
-        """Time passes, second by second, with everybody repeating what they said; then it is decided."""
+        """Time passes, second by second, with everybody repeating what they said; then it is
+        decided."""
         for _ in range(int(seconds)):
             self.now += 1.0
-            for board, said in ((self.one, self.wall.statements.get("a-0")), (self.other, self.wall.statements.get("a-1"))):
+            for board, said in (
+                (self.one, self.wall.statements.get("a-0")),
+                (self.other, self.wall.statements.get("a-1")),
+            ):
                 if said is not None:
                     await board.post(said[1])
             await leader.hear()
@@ -95,8 +111,13 @@ class Rig:
                 await asyncio.sleep(0.01)
 
     def writes(self) -> list[str]:
-        """Requests that changed something, `verb resource`, since they were last counted; leases are not."""
-        found = [f"{one.verb} {one.resource}/{one.subresource}".rstrip("/") for one in self.server.requests if one.verb not in READING]
+        """Requests that changed something, `verb resource`, since they were last counted; leases
+        are not."""
+        found = [
+            f"{one.verb} {one.resource}/{one.subresource}".rstrip("/")
+            for one in self.server.requests
+            if one.verb not in READING
+        ]
         self.server.requests.clear()
         return found
 
@@ -106,7 +127,9 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     async with AsyncExitStack() as closing:
         server = await closing.enter_async_context(ApiServer())
         settings = ClusterSettings(kubeconfig=str(server.write_kubeconfig(tmp_path / "kubeconfig")))
-        cluster = await Cluster.connect(settings, credentials=await find_credentials(settings), patience=PATIENCE)
+        cluster = await Cluster.connect(
+            settings, credentials=await find_credentials(settings), patience=PATIENCE
+        )
         closing.push_async_callback(cluster.aclose)
         yield Rig(server, cluster, closing)
 
@@ -130,41 +153,71 @@ async def led(rig: Rig, revision: ScaledRevision, *, settle_s: float = 0.0) -> L
     return leader
 
 
-async def told(rig: Rig, leader: Leader, revision: ScaledRevision, *, replicas: int, ready: int) -> None:
+async def told(
+    rig: Rig, leader: Leader, revision: ScaledRevision, *, replicas: int, ready: int
+) -> None:
     """The Deployment has so many pods, and the leader knows."""
     revision.deployment(replicas=replicas, ready=ready)
 
     def is_known() -> bool:
         known = leader.deployments.get(f"{revision.name}-deployment", "fn-acme") or {}
-        return (known["spec"]["replicas"], known["status"].get("readyReplicas")) == (replicas, ready)
+        return (known["spec"]["replicas"], known["status"].get("readyReplicas")) == (
+            replicas,
+            ready,
+        )
 
     await rig.until(is_known)
 
 
-# -- up from zero --------------------------------------------------------------------------------------------------
+# -- up from zero ----------------------------------------------------------------------------------
 async def test_a_fresh_revision_that_needs_no_pod_is_ready_for_its_route(rig: Rig) -> None:
     revision = ScaledRevision(rig.server).made()
     await led(rig, revision)
     status = revision.autoscaler["status"]
     assert revision.condition("ScaleTargetInitialized")["status"] == "True"
     assert revision.condition("SKSReady")["status"] == "True"
-    assert (revision.condition("Active")["status"], revision.condition("Active")["reason"]) == ("False", "NoTraffic")
-    assert (revision.condition("Ready")["status"], revision.condition("Ready")["reason"]) == ("False", "NoTraffic")
-    assert (status["desiredScale"], status["actualScale"], status["observedGeneration"]) == (0, 0, 1)
-    assert (status["serviceName"], status["metricsServiceName"]) == (revision.name, f"{revision.name}-private")
+    assert (revision.condition("Active")["status"], revision.condition("Active")["reason"]) == (
+        "False",
+        "NoTraffic",
+    )
+    assert (revision.condition("Ready")["status"], revision.condition("Ready")["reason"]) == (
+        "False",
+        "NoTraffic",
+    )
+    assert (status["desiredScale"], status["actualScale"], status["observedGeneration"]) == (
+        0,
+        0,
+        1,
+    )
+    assert (status["serviceName"], status["metricsServiceName"]) == (
+        revision.name,
+        f"{revision.name}-private",
+    )
 
 
-async def test_its_serverless_service_is_its_own_and_leads_to_knatives_activator_until_a_pod_is_ready(rig: Rig) -> None:
+async def test_its_serverless_service_is_its_own_and_leads_to_knatives_activator_until_a_pod_is_ready(
+    rig: Rig,
+) -> None:
     revision = ScaledRevision(rig.server, metric="concurrency").made()
     leader = await led(rig, revision)
     sks = revision.sks
     assert sks is not None
     assert sks["spec"] == {
-        "mode": "Proxy", "protocolType": "http1", "numActivators": 2,
-        "objectRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": f"{revision.name}-deployment"},
-    }  # fmt: skip
+        "mode": "Proxy",
+        "protocolType": "http1",
+        "numActivators": 2,
+        "objectRef": {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "name": f"{revision.name}-deployment",
+        },
+    }
     (owner,) = sks["metadata"]["ownerReferences"]
-    assert (owner["kind"], owner["uid"], owner["controller"]) == ("PodAutoscaler", revision.autoscaler["metadata"]["uid"], True)
+    assert (owner["kind"], owner["uid"], owner["controller"]) == (
+        "PodAutoscaler",
+        revision.autoscaler["metadata"]["uid"],
+        True,
+    )
     assert "autoscaling.knative.dev/metric" not in sks["metadata"]["annotations"]
     await rig.one.post({revision.key: Load(in_flight=1, concurrency=1.0, held={"p-1": 1})})
     await told(rig, leader, revision, replicas=1, ready=1)
@@ -180,7 +233,9 @@ async def test_a_poke_at_zero_is_one_call_of_the_api_before_pods_are_made(rig: R
     writes = rig.writes()
     assert writes[0] == f"patch {SCALE}", "nothing stands before the scale"
     assert revision.replicas >= 2
-    assert revision.condition("Active")["status"] == revision.condition("Ready")["status"] == "Unknown"
+    assert (
+        revision.condition("Active")["status"] == revision.condition("Ready")["status"] == "Unknown"
+    )
     assert writes.count(f"patch {SCALE}") == 1
 
 
@@ -215,7 +270,7 @@ async def test_a_first_scale_is_reached_once_and_kept_no_longer(rig: Rig) -> Non
     await rig.until(lambda: revision.replicas == 0)
 
 
-# -- nothing changed -----------------------------------------------------------------------------------------------
+# -- nothing changed -------------------------------------------------------------------------------
 async def test_where_nothing_changes_nothing_is_written(rig: Rig) -> None:
     revision = ScaledRevision(rig.server).made(replicas=1)
     leader = await led(rig, revision)
@@ -236,7 +291,7 @@ async def test_what_somebody_else_changed_is_set_right(rig: Rig) -> None:
     assert leader.deployments.is_synced
 
 
-# -- down ----------------------------------------------------------------------------------------------------------
+# -- down ------------------------------------------------------------------------------------------
 async def test_pods_that_nobody_has_go_and_claimed_ones_stay(rig: Rig) -> None:
     revision = ScaledRevision(rig.server).made(replicas=3)
     rig.specs[revision.key] = spec_of(scaling=AUTO)
@@ -303,7 +358,7 @@ async def test_what_never_comes_up_is_given_up_after_its_deadline(rig: Rig) -> N
     await rig.until(lambda: revision.replicas == 1)
 
 
-# -- no data is never zero -----------------------------------------------------------------------------------------
+# -- no data is never zero -------------------------------------------------------------------------
 async def test_a_new_leader_adopts_what_there_is_until_it_has_listened(rig: Rig) -> None:
     revision = ScaledRevision(rig.server).made(replicas=3)
     leader = await led(rig, revision, settle_s=15.0)
@@ -314,7 +369,9 @@ async def test_a_new_leader_adopts_what_there_is_until_it_has_listened(rig: Rig)
     await rig.until(lambda: revision.replicas == 0)
 
 
-async def test_while_an_activator_is_silent_nothing_shrinks_and_what_is_asked_for_still_comes(rig: Rig) -> None:
+async def test_while_an_activator_is_silent_nothing_shrinks_and_what_is_asked_for_still_comes(
+    rig: Rig,
+) -> None:
     revision = ScaledRevision(rig.server).made(replicas=2)
     leader = await led(rig, revision)
     await told(rig, leader, revision, replicas=2, ready=2)
@@ -344,7 +401,9 @@ async def test_a_board_that_lost_its_memory_shrinks_nothing(rig: Rig) -> None:
 async def test_after_all_were_silent_who_speaks_first_is_not_taken_for_all(rig: Rig) -> None:
     revision = ScaledRevision(rig.server).made(replicas=3)
     leader = await led(rig, revision, settle_s=15.0)
-    await rig.other.post({revision.key: Load(held={f"p-{n}": 1 for n in range(3)}, in_flight=3, concurrency=3.0)})
+    await rig.other.post(
+        {revision.key: Load(held={f"p-{n}": 1 for n in range(3)}, in_flight=3, concurrency=3.0)}
+    )
     await told(rig, leader, revision, replicas=3, ready=3)
     await rig.passes(leader, revision, 16)
     assert revision.replicas == 3
@@ -387,7 +446,7 @@ async def test_what_a_dead_activator_held_is_free_once_it_is_no_member_any_more(
     await rig.until(lambda: revision.replicas == 0)
 
 
-# -- faults --------------------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------
 async def test_without_the_lease_nothing_is_written(rig: Rig) -> None:
     revision = ScaledRevision(rig.server).made()
     leader = await led(rig, revision)
@@ -452,7 +511,9 @@ async def test_a_refused_scale_is_tried_again(rig: Rig) -> None:
 async def test_an_answer_that_was_lost_is_written_once_more_and_no_oftener(rig: Rig) -> None:
     revision = ScaledRevision(rig.server).made()
     leader = await led(rig, revision)
-    rig.server.faults.chosen.append(Fault(reset=True, after=True, times=1, verb="patch", path="/scale"))
+    rig.server.faults.chosen.append(
+        Fault(reset=True, after=True, times=1, verb="patch", path="/scale")
+    )
     await rig.one.post({revision.key: Load(asked=1)}, (revision.key,))
     await rig.until(lambda: revision.replicas == 1)
     await rig.passes(leader, revision, 4)
@@ -471,7 +532,11 @@ async def test_a_revision_that_goes_meanwhile_is_no_failure(rig: Rig) -> None:
 
 async def test_a_serverless_service_that_is_anothers_is_left_alone(rig: Rig) -> None:
     revision = ScaledRevision(rig.server).made()
-    body = {"apiVersion": NETWORKING, "kind": "ServerlessService", "metadata": {"name": revision.name, "namespace": "fn-acme"}}
+    body = {
+        "apiVersion": NETWORKING,
+        "kind": "ServerlessService",
+        "metadata": {"name": revision.name, "namespace": "fn-acme"},
+    }
     rig.server.put({**body, "spec": {"mode": "Serve"}})
     leader = await rig.leader()
     await rig.passes(leader, revision)

@@ -1,4 +1,5 @@
-"""Pure parts: what all activators say together, what a PodAutoscaler says, how many pods that makes, and its conditions."""
+"""Pure parts: what all activators say together, what a PodAutoscaler says, how many pods that
+makes, and its conditions."""
 
 from __future__ import annotations
 
@@ -14,7 +15,12 @@ from activator.knative.autoscaler import conditions
 from activator.knative.autoscaler.conditions import Seen, status_of
 from activator.knative.autoscaler.load_aggregation import GONE_S, SILENT_S, Members, RevisionLoad
 from activator.knative.autoscaler.load_report import Load, StoredReport
-from activator.knative.autoscaler.podautoscalers import PROGRESS_DEADLINE_S, Scalable, parsed, seconds
+from activator.knative.autoscaler.podautoscalers import (
+    PROGRESS_DEADLINE_S,
+    Scalable,
+    parsed,
+    seconds,
+)
 from activator.knative.autoscaler.scaling import Decision, RevisionScale, Standing, spec_of
 from activator.knative.autoscaler.write_cache import Latest
 from pilotlight.cluster.kinds import POD_AUTOSCALER
@@ -22,7 +28,15 @@ from pilotlight.spec import Scaling
 from tests.fakes.routes import spec_of as function_spec
 
 SCALABLE = Scalable(
-    namespace="n", name="r", uid="u", key="k", tenant="t", target="r-deployment", max_scale=8, initial_scale=0, is_initialised=True
+    namespace="n",
+    name="r",
+    uid="u",
+    key="k",
+    tenant="t",
+    target="r-deployment",
+    max_scale=8,
+    initial_scale=0,
+    is_initialised=True,
 )
 KEY = "k"
 
@@ -31,14 +45,16 @@ def posted(load: Load | None = None, *, age_s: float = 0.0) -> StoredReport:
     return StoredReport(statement={} if load is None else {KEY: load}, age_s=age_s)
 
 
-# -- together ------------------------------------------------------------------------------------------------------
+# -- together --------------------------------------------------------------------------------------
 def test_loads_claims_and_asks_add_up() -> None:
     roll = Members()
     one = Load(concurrency=1.5, in_flight=1, asked=2, held={"p": 1}, start_s=2.0)
     other = Load(concurrency=0.5, waiting=3, held={"q": 0}, start_s=3.0)
     roll.take({"a": posted(one), "b": posted(other)}, 10.0)
     merged = roll.merged(KEY, 10.0)
-    assert merged == RevisionLoad(concurrency=2.0, in_flight=1, waiting=3, asked=2, held={"p": 1, "q": 0}, start_s=3.0)
+    assert merged == RevisionLoad(
+        concurrency=2.0, in_flight=1, waiting=3, asked=2, held={"p": 1, "q": 0}, start_s=3.0
+    )
     assert merged.floor == 4
     assert repr(roll) == "<Roll a, b>"
 
@@ -49,7 +65,9 @@ def test_a_pod_that_two_claim_for_a_moment_counts_once() -> None:
     assert roll.merged(KEY, 0.0).held == {"p": 4}
 
 
-def test_a_member_that_says_nothing_of_a_revision_has_nothing_there_one_that_says_nothing_at_all_is_silent() -> None:
+def test_a_member_that_says_nothing_of_a_revision_has_nothing_there_one_that_says_nothing_at_all_is_silent() -> (
+    None
+):
     roll = Members()
     assert roll.merged(KEY, 0.0).concurrency is None
     roll.take({"a": posted()}, 0.0)
@@ -65,38 +83,75 @@ def test_a_silent_member_still_has_what_it_had_until_it_is_gone() -> None:
     assert (roll.merged(KEY, 10.0).floor, roll.merged(KEY, 10.0).concurrency) == (2, None)
     roll.take({"a": posted(age_s=GONE_S + 1), "b": posted()}, GONE_S + 1)
     roll.forget_gone(GONE_S + 1)
-    assert (roll.merged(KEY, GONE_S + 1).floor, roll.merged(KEY, GONE_S + 1).concurrency) == (0, 0.0)
+    assert (roll.merged(KEY, GONE_S + 1).floor, roll.merged(KEY, GONE_S + 1).concurrency) == (
+        0,
+        0.0,
+    )
 
 
-# -- what it says --------------------------------------------------------------------------------------------------
+# -- what it says ----------------------------------------------------------------------------------
 def autoscaler(**annotations: str) -> dict[str, Any]:
-    given = {f"autoscaling.knative.dev/{name.replace('_', '-')}": value for name, value in annotations.items()}
-    return {"metadata": {"name": "r", "namespace": "n", "uid": "u", "annotations": given}, "spec": {}}
+    given = {
+        f"autoscaling.knative.dev/{name.replace('_', '-')}": value
+        for name, value in annotations.items()
+    }
+    return {
+        "metadata": {"name": "r", "namespace": "n", "uid": "u", "annotations": given},
+        "spec": {},
+    }
 
 
 def test_annotations_are_read_with_knatives_defaults() -> None:
     plain = parsed(autoscaler())
-    assert (plain.min_scale, plain.max_scale, plain.initial_scale, plain.reachable, plain.target) == (0, 0, 1, True, "r-deployment")
-    told = parsed(autoscaler(min_scale="1", max_scale="4", initial_scale="2", scale_down_delay="1m30s"))
-    assert (told.min_scale, told.max_scale, told.initial_scale, told.scale_down_delay_s) == (1, 4, 2, 90.0)
+    assert (
+        plain.min_scale,
+        plain.max_scale,
+        plain.initial_scale,
+        plain.reachable,
+        plain.target,
+    ) == (0, 0, 1, True, "r-deployment")
+    told = parsed(
+        autoscaler(min_scale="1", max_scale="4", initial_scale="2", scale_down_delay="1m30s")
+    )
+    assert (told.min_scale, told.max_scale, told.initial_scale, told.scale_down_delay_s) == (
+        1,
+        4,
+        2,
+        90.0,
+    )
     assert parsed(autoscaler(minScale="3")).min_scale == 3
     assert parsed(autoscaler(min_scale="many")).min_scale == 0
 
 
 @pytest.mark.parametrize(
     "text, wanted",
-    [("90s", 90.0), ("1h2m3.5s", 3723.5), ("250ms", 0.25), ("soon", 600.0), ("", 600.0), (None, 600.0), ("5", 600.0)],
+    [
+        ("90s", 90.0),
+        ("1h2m3.5s", 3723.5),
+        ("250ms", 0.25),
+        ("soon", 600.0),
+        ("", 600.0),
+        (None, 600.0),
+        ("5", 600.0),
+    ],
 )
 def test_durations_are_those_of_go(text: str | None, wanted: float) -> None:
     assert seconds(text, PROGRESS_DEADLINE_S) == wanted
 
 
-# -- how many ------------------------------------------------------------------------------------------------------
+# -- how many --------------------------------------------------------------------------------------
 def decided(
-    merged: RevisionLoad, standing: Standing, *, scalable: Scalable = SCALABLE, after_s: int = 0, may_shrink: bool = True
+    merged: RevisionLoad,
+    standing: Standing,
+    *,
+    scalable: Scalable = SCALABLE,
+    after_s: int = 0,
+    may_shrink: bool = True,
 ) -> Decision:
     """After so many seconds of the same; one second at least."""
-    scale = RevisionScale(spec_of(scalable, function_spec(scaling=Scaling(scaledown_window_s=10.0))), 0.0, ready=0)
+    scale = RevisionScale(
+        spec_of(scalable, function_spec(scaling=Scaling(scaledown_window_s=10.0))), 0.0, ready=0
+    )
     decision = Decision(wanted=-1, why="")
     for second in range(after_s + 1):
         scale.record(float(second), merged.concurrency)
@@ -109,7 +164,12 @@ HEARD = RevisionLoad(concurrency=0.0)
 
 def test_what_is_claimed_or_asked_for_is_the_floor() -> None:
     assert decided(replace(HEARD, asked=3), Standing(replicas=0, ready=0)).wanted == 3
-    assert decided(replace(HEARD, asked=1, held={"p": 0, "q": 1}), Standing(replicas=2, ready=2)).wanted == 3
+    assert (
+        decided(
+            replace(HEARD, asked=1, held={"p": 0, "q": 1}), Standing(replicas=2, ready=2)
+        ).wanted
+        == 3
+    )
 
 
 def test_pods_that_start_for_what_is_asked_are_not_asked_for_twice() -> None:
@@ -128,17 +188,23 @@ def test_a_pod_that_starts_for_nobody_goes_when_the_load_is_over() -> None:
 
 def test_without_all_words_it_may_grow_and_never_shrinks() -> None:
     deaf = RevisionLoad(concurrency=None, asked=1)
-    assert decided(deaf, Standing(replicas=4, ready=4), after_s=100) == Decision(wanted=4, why="no_data")
+    assert decided(deaf, Standing(replicas=4, ready=4), after_s=100) == Decision(
+        wanted=4, why="no_data"
+    )
     assert decided(replace(deaf, asked=6), Standing(replicas=4, ready=4)).wanted == 6
     assert decided(HEARD, Standing(replicas=4, ready=4), after_s=100, may_shrink=False).wanted == 4
 
 
 def test_bounds_are_the_pod_autoscalers() -> None:
-    assert decided(replace(HEARD, asked=50), Standing(replicas=0, ready=0)) == Decision(wanted=8, why="max")
+    assert decided(replace(HEARD, asked=50), Standing(replicas=0, ready=0)) == Decision(
+        wanted=8, why="max"
+    )
     kept = replace(SCALABLE, min_scale=2)
     assert decided(HEARD, Standing(replicas=2, ready=2), scalable=kept, after_s=60).wanted == 2
     fresh = replace(SCALABLE, initial_scale=3, is_initialised=False)
-    assert decided(HEARD, Standing(replicas=0, ready=0), scalable=fresh) == Decision(wanted=3, why="initial")
+    assert decided(HEARD, Standing(replicas=0, ready=0), scalable=fresh) == Decision(
+        wanted=3, why="initial"
+    )
     gone = replace(kept, reachable=False)
     assert decided(HEARD, Standing(replicas=2, ready=2), scalable=gone, after_s=2).wanted == 0
 
@@ -146,10 +212,18 @@ def test_bounds_are_the_pod_autoscalers() -> None:
 def test_what_activators_use_is_not_given_up_because_kubernetes_has_not_noticed() -> None:
     soon = replace(SCALABLE, progress_deadline_s=10.0)
     late_s = int(10 + ACTIVATION_BUFFER_S) + 5
-    assert decided(replace(HEARD, asked=1), Standing(replicas=1, ready=0), scalable=soon, after_s=late_s) == Decision(
-        wanted=0, why="timed_out", has_timed_out=True
+    assert decided(
+        replace(HEARD, asked=1), Standing(replicas=1, ready=0), scalable=soon, after_s=late_s
+    ) == Decision(wanted=0, why="timed_out", has_timed_out=True)
+    assert (
+        decided(
+            replace(HEARD, held={"p": 1}),
+            Standing(replicas=1, ready=0),
+            scalable=soon,
+            after_s=late_s,
+        ).wanted
+        == 1
     )
-    assert decided(replace(HEARD, held={"p": 1}), Standing(replicas=1, ready=0), scalable=soon, after_s=late_s).wanted == 1
 
 
 def test_without_a_route_the_pod_autoscaler_says_enough() -> None:
@@ -159,31 +233,59 @@ def test_without_a_route_the_pod_autoscaler_says_enough() -> None:
 
 @given(st.data())
 def test_never_below_what_activators_have_nor_out_of_bounds(data: st.DataObject) -> None:
-    held, asked, replicas, ready, least = (data.draw(st.integers(0, most)) for most in (6, 6, 12, 12, 3))
+    held, asked, replicas, ready, least = (
+        data.draw(st.integers(0, most)) for most in (6, 6, 12, 12, 3)
+    )
     load, may_shrink = data.draw(st.floats(0, 40) | st.none()), data.draw(st.booleans())
-    merged = RevisionLoad(concurrency=load, asked=asked, held={f"p{n}": n % 2 for n in range(held)}, in_flight=held // 2)
+    merged = RevisionLoad(
+        concurrency=load,
+        asked=asked,
+        held={f"p{n}": n % 2 for n in range(held)},
+        in_flight=held // 2,
+    )
     standing = Standing(replicas=replicas, ready=min(ready, replicas))
-    decision = decided(merged, standing, scalable=replace(SCALABLE, min_scale=least), after_s=3, may_shrink=may_shrink)
+    decision = decided(
+        merged,
+        standing,
+        scalable=replace(SCALABLE, min_scale=least),
+        after_s=3,
+        may_shrink=may_shrink,
+    )
     assert least <= decision.wanted <= 8
     assert decision.wanted >= min(8, held + asked)
     if load is None or not may_shrink:
         assert decision.wanted >= min(8, replicas)
 
 
-# -- what Knative is told ------------------------------------------------------------------------------------------
-SERVED = {"status": {"serviceName": "r", "privateServiceName": "r-private", "conditions": [{"type": "Ready", "status": "True"}]}}
+# -- what Knative is told --------------------------------------------------------------------------
+SERVED = {
+    "status": {
+        "serviceName": "r",
+        "privateServiceName": "r-private",
+        "conditions": [{"type": "Ready", "status": "True"}],
+    }
+}
 
 
-def told(seen: Seen, *, scalable: Scalable = SCALABLE, sks: dict[str, Any] | None = None) -> dict[str, tuple[str, str]]:
+def told(
+    seen: Seen, *, scalable: Scalable = SCALABLE, sks: dict[str, Any] | None = None
+) -> dict[str, tuple[str, str]]:
     status = status_of(scalable, autoscaler(), SERVED if sks is None else sks, seen, now="T1")
     return {one["type"]: (one["status"], one.get("reason", "")) for one in status["conditions"]}
 
 
 @pytest.mark.parametrize(
     "wanted, ready, active",
-    [(0, 0, ("False", "NoTraffic")), (2, 0, ("Unknown", "Queued")), (2, 1, ("True", "")), (0, 3, ("False", "NoTraffic"))],
+    [
+        (0, 0, ("False", "NoTraffic")),
+        (2, 0, ("Unknown", "Queued")),
+        (2, 1, ("True", "")),
+        (0, 3, ("False", "NoTraffic")),
+    ],
 )
-def test_active_follows_from_what_is_wanted_and_what_is_there(wanted: int, ready: int, active: tuple[str, str]) -> None:
+def test_active_follows_from_what_is_wanted_and_what_is_there(
+    wanted: int, ready: int, active: tuple[str, str]
+) -> None:
     found = told(Seen(wanted=wanted, ready=ready))
     assert found["Active"] == active
     assert found["Ready"] == active
@@ -191,19 +293,34 @@ def test_active_follows_from_what_is_wanted_and_what_is_there(wanted: int, ready
 
 def test_nothing_is_initialised_before_its_services_are_there() -> None:
     fresh = replace(SCALABLE, is_initialised=False)
-    assert told(Seen(wanted=0, ready=0), scalable=fresh, sks={})["ScaleTargetInitialized"][0] == "Unknown"
+    assert (
+        told(Seen(wanted=0, ready=0), scalable=fresh, sks={})["ScaleTargetInitialized"][0]
+        == "Unknown"
+    )
     assert told(Seen(wanted=0, ready=0), scalable=fresh)["ScaleTargetInitialized"][0] == "True"
-    assert told(Seen(wanted=1, ready=1), scalable=fresh, sks={})["SKSReady"] == ("Unknown", "NotReady")
+    assert told(Seen(wanted=1, ready=1), scalable=fresh, sks={})["SKSReady"] == (
+        "Unknown",
+        "NotReady",
+    )
 
 
 def test_a_time_changes_only_with_the_state_that_it_is_of() -> None:
     item = autoscaler()
     first = status_of(SCALABLE, item, SERVED, Seen(wanted=1, ready=0), now="T1")
-    again = status_of(SCALABLE, {**item, "status": first}, SERVED, Seen(wanted=1, ready=0), now="T2")
+    again = status_of(
+        SCALABLE, {**item, "status": first}, SERVED, Seen(wanted=1, ready=0), now="T2"
+    )
     assert again == first
-    later = status_of(SCALABLE, {**item, "status": first}, SERVED, Seen(wanted=1, ready=1), now="T3")
+    later = status_of(
+        SCALABLE, {**item, "status": first}, SERVED, Seen(wanted=1, ready=1), now="T3"
+    )
     times = {one["type"]: one["lastTransitionTime"] for one in later["conditions"]}
-    assert times == {"Active": "T3", "Ready": "T3", "SKSReady": "T1", "ScaleTargetInitialized": "T1"}
+    assert times == {
+        "Active": "T3",
+        "Ready": "T3",
+        "SKSReady": "T1",
+        "ScaleTargetInitialized": "T1",
+    }
 
 
 def test_given_up_and_not_owned_are_said() -> None:

@@ -22,7 +22,9 @@ from pilotlight.cluster.settings import ClusterSettings
 from tests.fakes.kubernetes.server import ApiServer
 from tests.fakes.scaled_revision import ScaledRevision
 
-PATIENCE = Patience(pauses=Pauses(first_s=0.01, most_s=0.05), watch_pauses=Pauses(first_s=0.01, most_s=0.1))
+PATIENCE = Patience(
+    pauses=Pauses(first_s=0.01, most_s=0.05), watch_pauses=Pauses(first_s=0.01, most_s=0.1)
+)
 TERMS = LeaseTerms(lease_s=60.0, renew_s=40.0, retry_s=0.1)
 """A Lease is given back, never left: nobody loses one because the machine is busy."""
 NOTHING: Statement = {}
@@ -46,7 +48,13 @@ class Connection:
 class Activators:
     """Autoscalers of several activators, on one Redis and one API server."""
 
-    def __init__(self, server: ApiServer, connection: Connection, redis_url: str | None, closing: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        server: ApiServer,
+        connection: Connection,
+        redis_url: str | None,
+        closing: AsyncExitStack,
+    ) -> None:
         self.server = server
         self.connection = connection
         self._redis_url = redis_url
@@ -58,9 +66,14 @@ class Activators:
         known = asyncio.Event()
         known.set()
         around = Around(
-            member=member, redis_url=self._redis_url, platform="p", loads=lambda: NOTHING, is_known=lambda: known,
-            pods_of=lambda _: (), spec_of=lambda *_: None,
-        )  # fmt: skip
+            member=member,
+            redis_url=self._redis_url,
+            platform="p",
+            loads=lambda: NOTHING,
+            is_known=lambda: known,
+            pods_of=lambda _: (),
+            spec_of=lambda *_: None,
+        )
         autoscaler = Autoscaler(ClusterSettings(), self.connection, around, terms=TERMS)
         self.tasks[member] = asyncio.create_task(autoscaler.run(), name=f"autoscaler {member}")
 
@@ -88,12 +101,16 @@ async def connection(tmp_path: Path) -> AsyncIterator[tuple[ApiServer, Connectio
     async with ApiServer() as server:
         server.add_namespace("pilotlight")
         settings = ClusterSettings(kubeconfig=str(server.write_kubeconfig(tmp_path / "kubeconfig")))
-        async with await Cluster.connect(settings, credentials=await find_credentials(settings), patience=PATIENCE) as cluster:
+        async with await Cluster.connect(
+            settings, credentials=await find_credentials(settings), patience=PATIENCE
+        ) as cluster:
             yield server, Connection(cluster)
 
 
 @pytest.fixture
-async def activators(connection: tuple[ApiServer, Connection], redis_url: str) -> AsyncIterator[Activators]:
+async def activators(
+    connection: tuple[ApiServer, Connection], redis_url: str
+) -> AsyncIterator[Activators]:
     async with AsyncExitStack() as closing:
         yield Activators(*connection, redis_url, closing)
 
@@ -107,11 +124,16 @@ async def test_one_leads_and_what_another_asks_for_comes(activators: Activators)
     await activators.until(lambda: revision.replicas == 2)
     assert (first.leader is not None, second.leader) == (True, None)
     assert repr(second) == "<Autoscaler a-1 follows>"
-    lease = activators.server.get(LEASE.api_version, LEASE.kind, "pilotlight-autoscaler", "pilotlight") or {}
+    lease = (
+        activators.server.get(LEASE.api_version, LEASE.kind, "pilotlight-autoscaler", "pilotlight")
+        or {}
+    )
     assert lease["spec"]["holderIdentity"].startswith("a-0-")
 
 
-async def test_when_the_leader_ends_the_next_one_goes_on_and_adopts_what_there_is(activators: Activators) -> None:
+async def test_when_the_leader_ends_the_next_one_goes_on_and_adopts_what_there_is(
+    activators: Activators,
+) -> None:
     revision = ScaledRevision(activators.server).made()
     first = await activators.one("a-0")
     await activators.until(lambda: first.leader is not None)
@@ -127,7 +149,9 @@ async def test_when_the_leader_ends_the_next_one_goes_on_and_adopts_what_there_i
 
 
 @pytest.mark.slow  # waits for a second attempt to connect
-async def test_an_activator_that_is_alone_needs_no_redis(connection: tuple[ApiServer, Connection]) -> None:
+async def test_an_activator_that_is_alone_needs_no_redis(
+    connection: tuple[ApiServer, Connection],
+) -> None:
     server, reached = connection
     reached.failures = 1
     async with AsyncExitStack() as closing:
@@ -139,7 +163,9 @@ async def test_an_activator_that_is_alone_needs_no_redis(connection: tuple[ApiSe
         await activators.until(lambda: revision.replicas == 1)
 
 
-async def test_from_a_poke_to_the_scale_there_is_one_request_and_no_tick(activators: Activators) -> None:
+async def test_from_a_poke_to_the_scale_there_is_one_request_and_no_tick(
+    activators: Activators,
+) -> None:
     revision = ScaledRevision(activators.server).made()
     first = await activators.one("a-0")
     second = await activators.one("a-1")

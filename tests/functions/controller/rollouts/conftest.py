@@ -1,4 +1,5 @@
-"""A store with one function, its stable revision and a candidate; observations that come when told; two clocks."""
+"""A store with one function, its stable revision and a candidate; observations that come when told;
+two clocks."""
 
 from __future__ import annotations
 
@@ -20,12 +21,19 @@ from pilotlight.traffic import TrafficDocument
 from tests.functions.controller.parts import ManualClock, spec
 from tests.functions.controller.rollouts.seen import observed
 
-PLAN = Plan(steps=(5, 50, 100), every_s=60, min_samples=100, gates=(Gate(metric="error_ratio"),), progress_deadline_s=600)
+PLAN = Plan(
+    steps=(5, 50, 100),
+    every_s=60,
+    min_samples=100,
+    gates=(Gate(metric="error_ratio"),),
+    progress_deadline_s=600,
+)
 
 
 @dataclass
 class World:
-    """What a rollout happens in. `clock` is the wall's, `steady` the monotonic one; `pass_s` moves both."""
+    """What a rollout happens in. `clock` is the wall's, `steady` the monotonic one; `pass_s` moves
+    both."""
 
     store: Store
     clock: ManualClock
@@ -39,7 +47,9 @@ class World:
     def begin(self, plan: Plan = PLAN) -> str:
         """Begin a rollout of the candidate."""
         with self.store.write() as write:
-            return lifecycle.begin(write, self.place, function="hello", candidate=self.candidate, plan=plan)
+            return lifecycle.begin(
+                write, self.place, function="hello", candidate=self.candidate, plan=plan
+            )
 
     def look(self) -> int:
         """One round of the loop."""
@@ -60,9 +70,18 @@ class World:
         """An activator tells of calls of this minute."""
         self.posts += 1
         seen = observed(calls, **more)
-        seen.tenant, seen.function_id, seen.revision = self.place.tenant, self.place.function_id("hello"), revision
+        seen.tenant, seen.function_id, seen.revision = (
+            self.place.tenant,
+            self.place.function_id("hello"),
+            revision,
+        )
         seen.minute = int(self.clock.now // 60)
-        post = {"activator": "a-1", "life": "x", "sequence": self.posts, "observations": [seen.to_json()]}
+        post = {
+            "activator": "a-1",
+            "life": "x",
+            "sequence": self.posts,
+            "observations": [seen.to_json()],
+        }
         with self.store.write() as write:
             assert observations.take(write, post)
 
@@ -95,16 +114,28 @@ class World:
     def told(self) -> list[str]:
         """Events that webhooks are told of, in their order."""
         with self.store.read() as sql:
-            return list(sql.execute(sa.select(tables.deliveries.c.event).order_by(tables.deliveries.c.at)).scalars())
+            return list(
+                sql.execute(
+                    sa.select(tables.deliveries.c.event).order_by(tables.deliveries.c.at)
+                ).scalars()
+            )
 
 
 @pytest.fixture
 def world(store: Store, clock: ManualClock) -> World:
-    """A function whose stable revision serves, and a candidate that was deployed before without traffic."""
+    """A function whose stable revision serves, and a candidate that was deployed before without
+    traffic."""
     assert bootstrap.ensure_admin(store, uid_base=20_000)
     with store.write() as write:
         tenant = write.sql.execute(sa.select(tables.tenants.c.id)).scalar_one()
-        place = Place(tenant=tenant, uid=20_000, environment="main", app="search", actor="k-1", request="req-1")
+        place = Place(
+            tenant=tenant,
+            uid=20_000,
+            environment="main",
+            app="search",
+            actor="k-1",
+            request="req-1",
+        )
         names = []
         for cpu in (2.0, 1.0):
             parsed = from_json(FunctionSpec, spec(resources={"cpu": cpu}))
@@ -118,5 +149,7 @@ def world(store: Store, clock: ManualClock) -> World:
             "sealed_secret": "",
             "created_by": "k-1",
         }
-        write.sql.execute(sa.insert(tables.webhooks).values(**row, events='["rollout.*"]', created_at=write.now))
+        write.sql.execute(
+            sa.insert(tables.webhooks).values(**row, events='["rollout.*"]', created_at=write.now)
+        )
     return World(store=store, clock=clock, place=place, candidate=names[0], stable=names[1])

@@ -13,19 +13,41 @@ CENT_PICOS = 10_000_000_000
 
 
 def observed(
-    calls: int, *, failed: int = 0, ms: float = 20.0, slow: int = 0, slow_ms: float = 60.0, cost: float = 1.0, **more: Any
+    calls: int,
+    *,
+    failed: int = 0,
+    ms: float = 20.0,
+    slow: int = 0,
+    slow_ms: float = 60.0,
+    cost: float = 1.0,
+    **more: Any,
 ) -> Observation:
     """So many calls of a revision; `slow` of them took `slow_ms`; each cost so many cents."""
     answered = calls - failed
-    warm = {bucket: n for bucket, n in ((bucket_of(ms), answered - slow), (bucket_of(slow_ms), slow)) if n}
+    warm = {
+        bucket: n
+        for bucket, n in ((bucket_of(ms), answered - slow), (bucket_of(slow_ms), slow))
+        if n
+    }
     values: dict[str, Any] = {
-        "answered": answered, "failed": failed, "calls_billed": calls, "cost_picos": round(cost * CENT_PICOS) * calls,
+        "answered": answered,
+        "failed": failed,
+        "calls_billed": calls,
+        "cost_picos": round(cost * CENT_PICOS) * calls,
         "latency": {"warm": warm, "exec": {bucket_of(ms): answered}} if answered else {},
-    }  # fmt: skip
-    return Observation(tenant="t-1", function_id="f-1", revision="v1", minute=0, **{**values, **more})
+    }
+    return Observation(
+        tenant="t-1", function_id="f-1", revision="v1", minute=0, **{**values, **more}
+    )
 
 
-def evidence(calls: int, *, told: Mapping[str, Sample] | None = None, recent: Observation | None = None, **more: Any) -> Evidence:
+def evidence(
+    calls: int,
+    *,
+    told: Mapping[str, Sample] | None = None,
+    recent: Observation | None = None,
+    **more: Any,
+) -> Evidence:
     """The same in the step, the last minutes and the hour."""
     seen = observed(calls, **more)
     return Evidence(step=seen, recent=recent or seen, hour=recent or seen, feedback=told or {})

@@ -1,4 +1,5 @@
-"""Rollouts over HTTP: what is told of them, who may see and overrule them, and that a deploy can be one."""
+"""Rollouts over HTTP: what is told of them, who may see and overrule them, and that a deploy can be
+one."""
 
 from __future__ import annotations
 
@@ -13,8 +14,12 @@ PLAN = {"steps": [5, 50, 100], "every_s": 60, "min_samples": 100}
 
 
 async def deployed(controller: Controller, **more: Any) -> dict[str, Any]:
-    """A first revision that serves, and a second one as a canary; what the second deploy answered for its function."""
-    for body in ({"functions": [spec()]}, {"functions": [spec(resources={"cpu": 2.0})], "rollout": {**PLAN, **more}}):
+    """A first revision that serves, and a second one as a canary; what the second deploy answered
+    for its function."""
+    for body in (
+        {"functions": [spec()]},
+        {"functions": [spec(resources={"cpu": 2.0})], "rollout": {**PLAN, **more}},
+    ):
         answer = await controller.http.post("/v1/apps/search/deploy", json=body)
         assert answer.status_code == 200, answer.text
     return dict(answer.json()["functions"][0])
@@ -27,7 +32,15 @@ async def weights(controller: Controller) -> dict[str, int]:
         return dict(traffic.get(sql, function).weights)
 
 
-async def see(controller: Controller, rollout: dict[str, Any], revision: str, calls: int, *, sequence: int, **more: Any) -> None:
+async def see(
+    controller: Controller,
+    rollout: dict[str, Any],
+    revision: str,
+    calls: int,
+    *,
+    sequence: int,
+    **more: Any,
+) -> None:
     """An activator tells of calls of a revision."""
     function = (await controller.http.get("/v1/apps/search")).json()["functions"][0]["id"]
     seen = observed(calls, **more)
@@ -41,23 +54,40 @@ async def test_a_deploy_can_be_a_canary(controller: Controller) -> None:
     done = await deployed(controller)
     assert done["stage"] == "rollout"
     rollout = (await controller.http.get(f"/v1/rollouts/{done['rollout']}")).json()
-    told = {key: rollout[key] for key in ("app", "function", "candidate", "state", "steps", "step", "weight", "every_s")}
+    told = {
+        key: rollout[key]
+        for key in ("app", "function", "candidate", "state", "steps", "step", "weight", "every_s")
+    }
     assert told == {
-        "app": "search", "function": "hello", "candidate": done["revision"], "state": "running", "steps": [5, 50, 100], "step": 0,
-        "weight": 5, "every_s": 60,
-    }  # fmt: skip
+        "app": "search",
+        "function": "hello",
+        "candidate": done["revision"],
+        "state": "running",
+        "steps": [5, 50, 100],
+        "step": 0,
+        "weight": 5,
+        "every_s": 60,
+    }
     assert rollout["plan"]["min_samples"] == 100
     assert await weights(controller) == {rollout["stable"]: 95, rollout["candidate"]: 5}
 
 
 async def test_the_first_revision_needs_no_canary(controller: Controller) -> None:
-    answer = await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec()], "rollout": PLAN})
+    answer = await controller.http.post(
+        "/v1/apps/search/deploy", json={"functions": [spec()], "rollout": PLAN}
+    )
     assert answer.json()["functions"][0]["stage"] == "live"
 
 
-async def test_a_plan_that_cannot_be_is_refused_before_anything_changes(controller: Controller) -> None:
+async def test_a_plan_that_cannot_be_is_refused_before_anything_changes(
+    controller: Controller,
+) -> None:
     await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec()]})
-    for plan, why in (({"steps": [50, 5, 100]}, "must rise"), ({"gates": [{"metric": "luck"}]}, "no metric 'luck'"), ({"step": 1}, "step")):
+    for plan, why in (
+        ({"steps": [50, 5, 100]}, "must rise"),
+        ({"gates": [{"metric": "luck"}]}, "no metric 'luck'"),
+        ({"step": 1}, "step"),
+    ):
         body = {"functions": [spec(resources={"cpu": 2.0})], "rollout": plan}
         assert why in refused(await controller.http.post("/v1/apps/search/deploy", json=body), 400)
     assert (await controller.http.get("/v1/apps/search")).json()["version"] == 1
@@ -71,7 +101,13 @@ async def test_numbers_and_reasons_are_told_while_it_runs(controller: Controller
     now = (await controller.http.get(f"/v1/rollouts/{done['rollout']}")).json()["now"]
     assert (now["verdict"], now["cause"]) == ("hold", "samples")
     gate = now["gates"][0]
-    assert (gate["metric"], gate["outcome"], gate["candidate"], gate["samples"], gate["unit"]) == ("error_ratio", "no_data", 0, 50, "share")
+    assert (gate["metric"], gate["outcome"], gate["candidate"], gate["samples"], gate["unit"]) == (
+        "error_ratio",
+        "no_data",
+        0,
+        50,
+        "share",
+    )
 
 
 async def test_a_hand_overrules_it(controller: Controller) -> None:
@@ -86,7 +122,13 @@ async def test_a_hand_overrules_it(controller: Controller) -> None:
 
 async def test_lists_are_newest_first_and_filtered(controller: Controller) -> None:
     done = await deployed(controller)
-    for asked, count in (({}, 1), ({"state": "active"}, 1), ({"state": "done"}, 0), ({"app": "other"}, 0), ({"function": "hello"}, 1)):
+    for asked, count in (
+        ({}, 1),
+        ({"state": "active"}, 1),
+        ({"state": "done"}, 0),
+        ({"app": "other"}, 0),
+        ({"function": "hello"}, 1),
+    ):
         found = (await controller.http.get("/v1/rollouts", params=asked)).json()["rollouts"]
         assert len(found) == count, asked
     assert found[0]["id"] == done["rollout"]
@@ -103,8 +145,12 @@ async def test_another_tenants_rollout_does_not_exist(controller: Controller) ->
 
 async def test_a_key_reaches_rollouts_of_its_own_function_only(controller: Controller) -> None:
     path = f"/v1/rollouts/{(await deployed(controller))['rollout']}"
-    own = controller.client(await controller.new_key(scope="deploy", environment="main", app="search", function="hello"))
-    other = controller.client(await controller.new_key(scope="deploy", environment="main", app="search", function="else"))
+    own = controller.client(
+        await controller.new_key(scope="deploy", environment="main", app="search", function="hello")
+    )
+    other = controller.client(
+        await controller.new_key(scope="deploy", environment="main", app="search", function="else")
+    )
     reader = controller.client(await controller.new_key(scope="invoke"))
     assert (await own.get(path)).status_code == 200
     refused(await other.get(path), 404)

@@ -18,15 +18,31 @@ BEGAN = 1_000_000.0
 
 
 def decided(
-    candidate: Evidence, stable: Evidence, *, plan: Plan = PLAN, elapsed_s: float = 400, step: int = 0, **standing: Any
+    candidate: Evidence,
+    stable: Evidence,
+    *,
+    plan: Plan = PLAN,
+    elapsed_s: float = 400,
+    step: int = 0,
+    **standing: Any,
 ) -> Decision:
     """The decision on a step that has lasted so long."""
-    return judge(plan, Standing(step=step, step_began_at=BEGAN, **standing), candidate, stable, now=BEGAN + elapsed_s)
+    return judge(
+        plan,
+        Standing(step=step, step_began_at=BEGAN, **standing),
+        candidate,
+        stable,
+        now=BEGAN + elapsed_s,
+    )
 
 
 def test_a_candidate_as_good_as_stable_gets_the_next_step() -> None:
     decision = decided(evidence(1000, failed=1), evidence(19_000, failed=19))
-    assert (decision.verdict, decision.weight, decision.action) == (Verdict.ADVANCE, 50, "weight 50")
+    assert (decision.verdict, decision.weight, decision.action) == (
+        Verdict.ADVANCE,
+        50,
+        "weight 50",
+    )
     assert [gate.outcome for gate in decision.gates] == ["pass", "pass", "pass"]
 
 
@@ -75,15 +91,21 @@ def test_a_clock_before_the_steps_beginning_has_not_passed_it(elapsed_s: float) 
 
 
 def test_more_errors_end_it_within_the_step() -> None:
-    plan = dataclasses.replace(PLAN, availability=0.9)  # the alarm is silent: it is the comparison that sees it
-    decision = decided(evidence(1000, failed=20), evidence(19_000, failed=19), plan=plan, elapsed_s=30)
+    # the alarm is silent: it is the comparison that sees it
+    plan = dataclasses.replace(PLAN, availability=0.9)
+    decision = decided(
+        evidence(1000, failed=20), evidence(19_000, failed=19), plan=plan, elapsed_s=30
+    )
     assert (decision.verdict, decision.cause, decision.weight) == (Verdict.ROLLBACK, "gate", 0)
     assert decision.reasons[0].startswith("error_ratio: 2.00%, stable 0.10%, limit 0.30%: worse")
 
 
 def test_errors_that_stable_has_too_are_not_held_against_it() -> None:
     plan = dataclasses.replace(PLAN, availability=0.9)
-    assert decided(evidence(1000, failed=20), evidence(19_000, failed=380), plan=plan).verdict is Verdict.ADVANCE
+    assert (
+        decided(evidence(1000, failed=20), evidence(19_000, failed=380), plan=plan).verdict
+        is Verdict.ADVANCE
+    )
 
 
 def test_a_suspicion_waits_for_proof() -> None:
@@ -98,7 +120,11 @@ def test_a_slower_tail_ends_it() -> None:
 
 
 def test_cold_starts_are_not_held_against_warm_latency() -> None:
-    cold = {"warm": observed(500).latency["warm"], "cold": {80: 100}, "exec": observed(500).latency["exec"]}
+    cold = {
+        "warm": observed(500).latency["warm"],
+        "cold": {80: 100},
+        "exec": observed(500).latency["exec"],
+    }
     candidate = evidence(600, latency=cold, cold=100)
     assert decided(candidate, evidence(9500)).verdict is Verdict.ADVANCE
 
@@ -106,24 +132,48 @@ def test_cold_starts_are_not_held_against_warm_latency() -> None:
 def test_correct_but_twice_the_price_fails_and_a_better_metric_cannot_buy_it() -> None:
     plan = dataclasses.replace(PLAN, gates=(*PLAN.gates, Gate(metric="feedback:accuracy")))
     better, same = Sample(n=900, mean=0.99, variance=0.01), Sample(n=9000, mean=0.90, variance=0.09)
-    decision = decided(evidence(1000, cost=2, told={"accuracy": better}), evidence(19_000, told={"accuracy": same}), plan=plan)
+    decision = decided(
+        evidence(1000, cost=2, told={"accuracy": better}),
+        evidence(19_000, told={"accuracy": same}),
+        plan=plan,
+    )
     assert decision.verdict is Verdict.ROLLBACK
     assert decision.reasons[0].startswith("cost_per_call: 0.02, stable 0.01, limit 0.012: worse")
 
 
 def test_a_stated_exchange_lets_a_proven_gain_pay() -> None:
-    cost = Gate(metric="cost_per_call", kind=GateKind.TRADE, paid_by="feedback:accuracy", exchange=5.0, at_most=0.5)
+    cost = Gate(
+        metric="cost_per_call",
+        kind=GateKind.TRADE,
+        paid_by="feedback:accuracy",
+        exchange=5.0,
+        at_most=0.5,
+    )
     plan = dataclasses.replace(PLAN, gates=(cost,))
     stable = evidence(19_000, told={"accuracy": Sample(n=9000, mean=0.8, variance=0.01)})
     better = {"accuracy": Sample(n=900, mean=0.9, variance=0.01)}
-    assert decided(evidence(1000, cost=1.5, told=better), stable, plan=plan).verdict is Verdict.ADVANCE
-    assert decided(evidence(1000, cost=2.0, told=better), stable, plan=plan).verdict is Verdict.ROLLBACK  # beyond `at_most`
+    assert (
+        decided(evidence(1000, cost=1.5, told=better), stable, plan=plan).verdict is Verdict.ADVANCE
+    )
+    # beyond `at_most`
+    assert (
+        decided(evidence(1000, cost=2.0, told=better), stable, plan=plan).verdict
+        is Verdict.ROLLBACK
+    )
     same = {"accuracy": Sample(n=900, mean=0.8, variance=0.01)}
-    assert decided(evidence(1000, cost=1.5, told=same), stable, plan=plan).verdict is Verdict.ROLLBACK
+    assert (
+        decided(evidence(1000, cost=1.5, told=same), stable, plan=plan).verdict is Verdict.ROLLBACK
+    )
 
 
 def test_a_trade_has_until_the_steps_end_to_be_paid() -> None:
-    cost = Gate(metric="cost_per_call", kind=GateKind.TRADE, paid_by="feedback:accuracy", exchange=5.0, at_most=0.5)
+    cost = Gate(
+        metric="cost_per_call",
+        kind=GateKind.TRADE,
+        paid_by="feedback:accuracy",
+        exchange=5.0,
+        at_most=0.5,
+    )
     plan = dataclasses.replace(PLAN, gates=(cost,))
     decision = decided(evidence(1000, cost=1.4), evidence(19_000), plan=plan, elapsed_s=100)
     assert (decision.verdict, decision.cause) == (Verdict.HOLD, "unclear")
@@ -131,7 +181,10 @@ def test_a_trade_has_until_the_steps_end_to_be_paid() -> None:
 
 def test_worse_feedback_ends_it() -> None:
     plan = dataclasses.replace(PLAN, gates=(Gate(metric="feedback:accuracy"),))
-    worse, good = {"accuracy": Sample(n=900, mean=0.7, variance=0.2)}, {"accuracy": Sample(n=9000, mean=0.9, variance=0.09)}
+    worse, good = (
+        {"accuracy": Sample(n=900, mean=0.7, variance=0.2)},
+        {"accuracy": Sample(n=9000, mean=0.9, variance=0.09)},
+    )
     decision = decided(evidence(1000, told=worse), evidence(19_000, told=good), plan=plan)
     assert (decision.verdict, decision.cause) == (Verdict.ROLLBACK, "gate")
 
@@ -153,7 +206,10 @@ def test_a_crash_loop_ends_it_without_a_single_call() -> None:
 
 
 def test_failed_starts_beside_good_ones_are_no_crash_loop() -> None:
-    assert decided(evidence(1000, starts=5, starts_failed=4), evidence(19_000)).verdict is Verdict.ADVANCE
+    assert (
+        decided(evidence(1000, starts=5, starts_failed=4), evidence(19_000)).verdict
+        is Verdict.ADVANCE
+    )
 
 
 def test_answers_that_break_their_schema_end_it() -> None:
@@ -173,12 +229,20 @@ def test_a_candidate_that_mends_a_bad_stable_goes_on() -> None:
 
 def test_paused_does_not_advance_and_still_goes_back() -> None:
     assert decided(evidence(1000), evidence(19_000), is_paused=True).cause == "paused"
-    assert decided(evidence(1000, failed=100), evidence(19_000), is_paused=True).verdict is Verdict.ROLLBACK
+    assert (
+        decided(evidence(1000, failed=100), evidence(19_000), is_paused=True).verdict
+        is Verdict.ROLLBACK
+    )
 
 
 def test_a_bound_of_its_own_holds_whatever_stable_does() -> None:
-    plan = dataclasses.replace(PLAN, gates=(Gate(metric="error_ratio", max=0.01),), availability=0.5)
-    assert decided(evidence(1000, failed=50), evidence(19_000, failed=950), plan=plan).verdict is Verdict.ROLLBACK
+    plan = dataclasses.replace(
+        PLAN, gates=(Gate(metric="error_ratio", max=0.01),), availability=0.5
+    )
+    assert (
+        decided(evidence(1000, failed=50), evidence(19_000, failed=950), plan=plan).verdict
+        is Verdict.ROLLBACK
+    )
     assert decided(evidence(1000, failed=5), evidence(0), plan=plan).verdict is Verdict.ADVANCE
 
 
@@ -202,9 +266,18 @@ def test_fewer_calls_that_share_an_instance_are_not_held_against_the_candidate()
 
 
 def test_with_as_many_calls_as_stable_what_was_billed_counts_alone() -> None:
-    assert decided(shared(5000, at_once=1), shared(5000, at_once=4), step=1).verdict is Verdict.ROLLBACK
+    assert (
+        decided(shared(5000, at_once=1), shared(5000, at_once=4), step=1).verdict
+        is Verdict.ROLLBACK
+    )
 
 
 def test_twice_the_price_fails_also_where_calls_share_instances() -> None:
-    assert decided(shared(1000, at_once=1, price=2.0), shared(19_000, at_once=4)).verdict is Verdict.ROLLBACK
-    assert decided(shared(1000, at_once=1, exec_ms=40), shared(19_000, at_once=4)).verdict is Verdict.ROLLBACK
+    assert (
+        decided(shared(1000, at_once=1, price=2.0), shared(19_000, at_once=4)).verdict
+        is Verdict.ROLLBACK
+    )
+    assert (
+        decided(shared(1000, at_once=1, exec_ms=40), shared(19_000, at_once=4)).verdict
+        is Verdict.ROLLBACK
+    )

@@ -1,4 +1,5 @@
-"""A rollout over its life: each step is one transaction, a kill between two of them loses nothing, and an operator's hand comes first."""
+"""A rollout over its life: each step is one transaction, a kill between two of them loses nothing,
+and an operator's hand comes first."""
 
 from __future__ import annotations
 
@@ -29,7 +30,12 @@ def test_a_good_candidate_takes_over_step_by_step(world: World) -> None:
         seen.append(world.weights[world.candidate])
     assert seen == [5, 50, 100, 100]
     assert (world.rollout(rollout).state, world.document.stable) == (State.DONE, "")
-    assert world.told() == ["rollout.started", "rollout.advanced", "rollout.advanced", "rollout.done"]
+    assert world.told() == [
+        "rollout.started",
+        "rollout.advanced",
+        "rollout.advanced",
+        "rollout.done",
+    ]
 
 
 def test_stable_keeps_its_room_until_the_rollout_is_done(world: World) -> None:
@@ -91,7 +97,11 @@ def test_a_step_that_dies_before_its_commit_left_nothing_behind(world: World) ->
 
     with pytest.raises(RuntimeError, match="killed"):
         die_within()
-    assert (world.rollout(rollout.id).step, world.weights[world.candidate], len(world.decisions(rollout.id))) == (0, 5, 1)
+    assert (
+        world.rollout(rollout.id).step,
+        world.weights[world.candidate],
+        len(world.decisions(rollout.id)),
+    ) == (0, 5, 1)
 
 
 def test_what_was_judged_before_somebody_else_moved_it_changes_nothing(world: World) -> None:
@@ -123,7 +133,9 @@ def test_a_clock_that_was_set_does_not_shorten_a_step(world: World, jump_s: floa
     assert world.rollout(rollout).step == 1
 
 
-def test_a_clock_that_was_set_back_while_the_controller_was_away_begins_the_step_anew(world: World) -> None:
+def test_a_clock_that_was_set_back_while_the_controller_was_away_begins_the_step_anew(
+    world: World,
+) -> None:
     rollout = world.begin()
     world.clock.now -= 3600
     world.restart()
@@ -140,7 +152,10 @@ def test_calls_of_the_same_minute_before_a_step_are_no_evidence_for_it(world: Wo
     assert world.rollout(rollout).step == 1
     world.pass_s(10)
     world.look()
-    assert (world.rollout(rollout).step, world.decisions(rollout)[0].evidence["cause"]) == (1, "no_traffic")
+    assert (world.rollout(rollout).step, world.decisions(rollout)[0].evidence["cause"]) == (
+        1,
+        "no_traffic",
+    )
 
 
 def test_a_candidate_that_never_gets_traffic_is_told_once(world: World) -> None:
@@ -190,12 +205,21 @@ def test_weights_that_were_set_by_hand_end_the_rollout(world: World) -> None:
 
 def test_a_cap_on_the_blast_radius_holds_it_and_says_so(world: World) -> None:
     with world.store.write() as write:
-        traffic.change(write, world.place, "hello", lambda d: dataclasses.replace(d, max_candidate=10), action="traffic.set")
+        traffic.change(
+            write,
+            world.place,
+            "hello",
+            lambda d: dataclasses.replace(d, max_candidate=10),
+            action="traffic.set",
+        )
     rollout = world.begin()
     world.pass_s(61)
     world.see_both()
     assert [world.look(), world.look()] == [1, 0]
-    assert (world.rollout(rollout).step, world.decisions(rollout)[0].evidence["cause"]) == (0, "refused")
+    assert (world.rollout(rollout).step, world.decisions(rollout)[0].evidence["cause"]) == (
+        0,
+        "refused",
+    )
     assert "max_candidate" in world.decisions(rollout)[0].reasons[0]
 
 
@@ -211,17 +235,33 @@ def test_another_candidate_supersedes_the_first_and_stable_stays_stable(world: W
     first, candidate = world.begin(), third(world)
     with world.store.write() as write:
         plan = dataclasses.replace(PLAN, steps=(10, 100))
-        second = lifecycle.begin(write, world.place, function="hello", candidate=candidate, plan=plan)
+        second = lifecycle.begin(
+            write, world.place, function="hello", candidate=candidate, plan=plan
+        )
     assert world.rollout(first).state is State.SUPERSEDED
-    assert (world.rollout(second).stable, world.weights[world.stable], world.document.stable) == (world.stable, 90, world.stable)
+    assert (world.rollout(second).stable, world.weights[world.stable], world.document.stable) == (
+        world.stable,
+        90,
+        world.stable,
+    )
 
 
 def third(world: World) -> str:
     """One more revision, without traffic."""
     with world.store.read() as sql:
-        found = sql.execute(sa.select(tables.revisions).where(tables.revisions.c.name == world.candidate)).mappings().one()
+        found = (
+            sql.execute(
+                sa.select(tables.revisions).where(tables.revisions.c.name == world.candidate)
+            )
+            .mappings()
+            .one()
+        )
     with world.store.write() as write:
-        write.sql.execute(sa.insert(tables.revisions).values(**{**found, "name": "v9-abcdef", "digest": "another", "ordinal": 9}))
+        write.sql.execute(
+            sa.insert(tables.revisions).values(
+                **{**found, "name": "v9-abcdef", "digest": "another", "ordinal": 9}
+            )
+        )
     return "v9-abcdef"
 
 
@@ -238,7 +278,12 @@ def test_the_alarm_counts_against_the_functions_own_objective(world: World) -> N
         text = sa.update(tables.revisions).where(tables.revisions.c.name == world.candidate)
         assert from_json(FunctionSpec, body).objectives is not None
         write.sql.execute(text.values(spec=json.dumps(body)))
-    assert world.rollout(world.begin(dataclasses.replace(PLAN, gates=(Gate(metric="latency_p99"),)))).plan.availability == 0.9
+    assert (
+        world.rollout(
+            world.begin(dataclasses.replace(PLAN, gates=(Gate(metric="latency_p99"),)))
+        ).plan.availability
+        == 0.9
+    )
 
 
 def test_by_hand_it_is_paused_resumed_promoted_and_aborted(world: World) -> None:
@@ -264,13 +309,19 @@ def test_by_hand_it_is_paused_resumed_promoted_and_aborted(world: World) -> None
     again = world.rollout(world.begin())
     with world.store.write() as write:
         lifecycle.promote(write, again, world.place)
-    assert (world.rollout(again.id).state, world.weights, world.document.stable) == (State.DONE, {world.candidate: 100}, "")
+    assert (world.rollout(again.id).state, world.weights, world.document.stable) == (
+        State.DONE,
+        {world.candidate: 100},
+        "",
+    )
 
 
 def test_a_rollback_elsewhere_ends_it_and_the_weights_are_left_alone(world: World) -> None:
     rollout = world.begin()
     with world.store.write() as write:
-        assert lifecycle.end(write, world.place.function_id("hello"), reason="rolled back") == rollout
+        assert (
+            lifecycle.end(write, world.place.function_id("hello"), reason="rolled back") == rollout
+        )
         assert lifecycle.end(write, world.place.function_id("hello"), reason="rolled back") is None
     assert (world.weights[world.candidate], world.document.stable) == (5, "")
 
@@ -281,10 +332,21 @@ def test_the_history_and_the_audit_log_have_every_step(world: World) -> None:
     world.see_both(failed=50)
     world.look()
     with world.store.read() as sql:
-        actions = sql.execute(sa.select(tables.deployments.c.action).order_by(tables.deployments.c.version)).scalars().all()
-        audited = sql.execute(sa.select(tables.audit.c.action, tables.audit.c.actor).order_by(tables.audit.c.id)).all()
+        actions = (
+            sql.execute(
+                sa.select(tables.deployments.c.action).order_by(tables.deployments.c.version)
+            )
+            .scalars()
+            .all()
+        )
+        audited = sql.execute(
+            sa.select(tables.audit.c.action, tables.audit.c.actor).order_by(tables.audit.c.id)
+        ).all()
     assert actions[-2:] == ["rollout.start", "rollout.rollback"]
-    assert [tuple(row) for row in audited[-2:]] == [("rollout.start", "k-1"), ("rollout.rollback", "platform")]
+    assert [tuple(row) for row in audited[-2:]] == [
+        ("rollout.start", "k-1"),
+        ("rollout.rollback", "platform"),
+    ]
 
 
 def test_a_rollout_whose_looks_take_long_is_left_alone_for_a_while(world: World) -> None:
@@ -305,7 +367,11 @@ def test_a_rollout_that_is_broken_holds_up_no_other(world: World) -> None:
     place = dataclasses.replace(world.place, app="other")
     with world.store.write() as write:
         names = [
-            registry.deploy(write, place, specs=[from_json(FunctionSpec, spec(resources={"cpu": cpu}))]).functions[0].revision
+            registry.deploy(
+                write, place, specs=[from_json(FunctionSpec, spec(resources={"cpu": cpu}))]
+            )
+            .functions[0]
+            .revision
             for cpu in (2.0, 1.0)
         ]
         broken = lifecycle.begin(write, place, function="hello", candidate=names[0], plan=PLAN)

@@ -16,8 +16,10 @@ def test_what_is_not_said_is_as_by_default() -> None:
     plan = parse({})
     assert (plan.steps, plan.every_s, plan.gates) == ((5, 25, 50, 100), 300, DEFAULT_GATES)
     assert [(gate.metric, gate.kind) for gate in plan.gates] == [
-        ("error_ratio", GateKind.VETO), ("latency_p99", GateKind.VETO), ("cost_per_call", GateKind.VETO),
-    ]  # fmt: skip
+        ("error_ratio", GateKind.VETO),
+        ("latency_p99", GateKind.VETO),
+        ("cost_per_call", GateKind.VETO),
+    ]
 
 
 def test_the_false_alarms_of_a_rollout_are_shared_by_gates_and_steps() -> None:
@@ -26,8 +28,16 @@ def test_the_false_alarms_of_a_rollout_are_shared_by_gates_and_steps() -> None:
 
 
 def test_a_plan_comes_back_from_the_table_as_it_was() -> None:
-    trade = {"metric": "cost_per_call", "kind": "trade", "paid_by": "feedback:accuracy", "exchange": 2, "at_most": 0.5}
-    plan = parse({"steps": [1, 100], "gates": [{"metric": "latency_p95", "max_increase": 0.5}, trade]})
+    trade = {
+        "metric": "cost_per_call",
+        "kind": "trade",
+        "paid_by": "feedback:accuracy",
+        "exchange": 2,
+        "at_most": 0.5,
+    }
+    plan = parse(
+        {"steps": [1, 100], "gates": [{"metric": "latency_p95", "max_increase": 0.5}, trade]}
+    )
     assert parse(json.loads(json.dumps(to_json(plan)))) == plan
 
 
@@ -46,12 +56,30 @@ def test_a_plan_comes_back_from_the_table_as_it_was() -> None:
         ({"gates": []}, "0 gates"),
         ({"gates": [{"metric": "luck"}]}, "no metric 'luck'"),
         ({"gates": [{"metric": "feedback:"}]}, "no metric"),
-        ({"gates": [{"metric": "error_ratio", "paid_by": "feedback:score"}]}, "a veto cannot be bought"),
+        (
+            {"gates": [{"metric": "error_ratio", "paid_by": "feedback:score"}]},
+            "a veto cannot be bought",
+        ),
         ({"gates": [{"metric": "error_ratio", "min": 0.1}]}, "give `max`"),
         ({"gates": [{"metric": "feedback:score", "max": 1}]}, "give `min`"),
         ({"gates": [{"metric": "cost_per_call", "kind": "trade"}]}, "no metric ''"),
-        ({"gates": [{"metric": "cost_per_call", "kind": "trade", "paid_by": "cost_per_call", "exchange": 1}]}, "cannot pay for itself"),
-        ({"gates": [{"metric": "cost_per_call", "kind": "trade", "paid_by": "feedback:score"}]}, "exchange = 0"),
+        (
+            {
+                "gates": [
+                    {
+                        "metric": "cost_per_call",
+                        "kind": "trade",
+                        "paid_by": "cost_per_call",
+                        "exchange": 1,
+                    }
+                ]
+            },
+            "cannot pay for itself",
+        ),
+        (
+            {"gates": [{"metric": "cost_per_call", "kind": "trade", "paid_by": "feedback:score"}]},
+            "exchange = 0",
+        ),
         ({"speed": 1}, "speed"),
         ([5, 100], "an object"),
     ],

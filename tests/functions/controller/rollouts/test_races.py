@@ -1,4 +1,5 @@
-"""Rollouts beside everything else that moves a function's traffic: whatever comes, nothing is stuck and the way back is not forgotten."""
+"""Rollouts beside everything else that moves a function's traffic: whatever comes, nothing is stuck
+and the way back is not forgotten."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def test_stable_deployed_again_ends_the_rollout_and_has_everything(world: World)
     is_over(world, rollout)
 
 
-def test_the_candidate_deployed_again_goes_on_where_it_is_and_step_by_step_begins_anew(world: World) -> None:
+def test_the_candidate_deployed_again_goes_on_where_it_is_and_step_by_step_begins_anew(
+    world: World,
+) -> None:
     rollout = world.begin()
     assert deploy(world, 2.0) == world.candidate
     assert world.weights[world.candidate] == 5
@@ -73,7 +76,10 @@ def test_a_stopped_and_a_deleted_app_leave_no_rollout_behind(world: World) -> No
 
 
 def test_while_a_rollout_runs_no_experiment_begins_and_the_other_way_round(world: World) -> None:
-    arms = [{"name": "a", "revision": world.stable, "share": 50}, {"name": "b", "revision": world.candidate, "share": 50}]
+    arms = [
+        {"name": "a", "revision": world.stable, "share": 50},
+        {"name": "b", "revision": world.candidate, "share": 50},
+    ]
     plan = design.parse(unit="key", percent=50, arms=arms, guardrails=[], salt="s")
     world.begin()
     with world.store.write() as write:
@@ -89,8 +95,13 @@ def test_while_a_rollout_runs_no_experiment_begins_and_the_other_way_round(world
         assert ledger.active(sql) == []
 
 
-def test_an_experiment_that_was_stopped_is_concluded_during_a_rollout_and_ends_it(world: World) -> None:
-    arms = [{"name": "a", "revision": world.stable, "share": 50}, {"name": "b", "revision": world.candidate, "share": 50}]
+def test_an_experiment_that_was_stopped_is_concluded_during_a_rollout_and_ends_it(
+    world: World,
+) -> None:
+    arms = [
+        {"name": "a", "revision": world.stable, "share": 50},
+        {"name": "b", "revision": world.candidate, "share": 50},
+    ]
     plan = design.parse(unit="key", percent=50, arms=arms, guardrails=[], salt="s")
     with world.store.write() as write:
         made = experiments.create(write, world.place, function="hello", name="x", design=plan)
@@ -104,7 +115,9 @@ def test_an_experiment_that_was_stopped_is_concluded_during_a_rollout_and_ends_i
     is_over(world, rollout)
 
 
-def test_a_rollout_of_a_revision_whose_approval_is_demanded_meanwhile_still_goes_back(world: World) -> None:
+def test_a_rollout_of_a_revision_whose_approval_is_demanded_meanwhile_still_goes_back(
+    world: World,
+) -> None:
     rollout = world.begin()
     with world.store.write() as write:
         approvals.protect(write, world.place, approvals=3)
@@ -122,7 +135,13 @@ def test_a_cap_below_the_step_does_not_stand_in_the_way_back(world: World) -> No
     world.look()
     assert world.weights[world.candidate] == 50
     with world.store.write() as write, pytest.raises(PilotlightError):
-        traffic.change(write, world.place, "hello", lambda document: replace(document, max_candidate=10), action="")
+        traffic.change(
+            write,
+            world.place,
+            "hello",
+            lambda document: replace(document, max_candidate=10),
+            action="",
+        )
     world.see_both(failed=400, candidate=500, stable=500)
     world.pass_s(5)
     world.look()
@@ -132,12 +151,22 @@ def test_a_cap_below_the_step_does_not_stand_in_the_way_back(world: World) -> No
 
 def test_pins_tags_and_a_shadow_survive_a_rollout(world: World) -> None:
     with world.store.write() as write:
-        edit = lambda document: replace(document, tags={"next": world.candidate}, pins={"default": world.stable})  # noqa: E731
-        traffic.change(write, world.place, "hello", edit, action="")
+        traffic.change(
+            write,
+            world.place,
+            "hello",
+            lambda document: replace(
+                document, tags={"next": world.candidate}, pins={"default": world.stable}
+            ),
+            action="",
+        )
     rollout = world.begin()
     with world.store.write() as write:
         releases.rollback(write, world.place, function="hello")
-    assert (dict(world.document.tags), dict(world.document.pins)) == ({"next": world.candidate}, {"default": world.stable})
+    assert (dict(world.document.tags), dict(world.document.pins)) == (
+        {"next": world.candidate},
+        {"default": world.stable},
+    )
     is_over(world, rollout)
 
 
@@ -145,7 +174,10 @@ def test_the_alias_candidate_goes_with_the_rollout(world: World) -> None:
     rollout = world.begin()
     function_id = world.place.function_id("hello")
     with world.store.read() as sql:
-        assert aliases.of(sql, function_id) == {"stable": world.stable, "candidate": world.candidate}
+        assert aliases.of(sql, function_id) == {
+            "stable": world.stable,
+            "candidate": world.candidate,
+        }
     with world.store.write() as write:
         releases.rollback(write, world.place, function="hello", reference="candidate")
     assert world.weights == {world.candidate: 100}

@@ -1,4 +1,5 @@
-"""Tests that may be looked at whenever one likes: they reject what is wrong, and seldom what is right, however often they are asked."""
+"""Tests that may be looked at whenever one likes: they reject what is wrong, and seldom what is
+right, however often they are asked."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ from pilotlight.observations import Observation, bucket_of
 from tests.functions.controller.rollouts.seen import observed
 
 
-@pytest.mark.parametrize("x,a,b", [(0.3, 2, 3), (0.5, 1, 1), (0.05, 15, 12), (0.01, 3, 300), (0.01, 30, 2000), (0.2, 3, 300)])
+@pytest.mark.parametrize(
+    "x,a,b",
+    [(0.3, 2, 3), (0.5, 1, 1), (0.05, 15, 12), (0.01, 3, 300), (0.01, 30, 2000), (0.2, 3, 300)],
+)
 def test_the_tail_of_a_beta_variable_is_that_of_a_binomial_one(x: float, a: int, b: int) -> None:
     n = a + b - 1
     below = sum(math.comb(n, hits) * x**hits * (1 - x) ** (n - hits) for hits in range(a))
@@ -28,13 +32,18 @@ def test_nothing_is_above_all_and_everything_above_nothing() -> None:
 
 @given(st.floats(0.001, 0.999), st.integers(1, 500), st.integers(1, 5000))
 def test_the_two_tails_of_a_beta_variable_add_up(x: float, a: int, b: int) -> None:
-    assert statistics.beta_tail(x, a, b) + statistics.beta_tail(1 - x, b, a) == pytest.approx(1, abs=1e-9)
+    assert statistics.beta_tail(x, a, b) + statistics.beta_tail(1 - x, b, a) == pytest.approx(
+        1, abs=1e-9
+    )
 
 
 def test_the_e_value_is_a_fair_bet_under_its_hypothesis() -> None:
     share, n = 0.2, 30
     expected = sum(
-        math.comb(n, hits) * share**hits * (1 - share) ** (n - hits) * math.exp(statistics.log_e_share(hits, n, share))
+        math.comb(n, hits)
+        * share**hits
+        * (1 - share) ** (n - hits)
+        * math.exp(statistics.log_e_share(hits, n, share))
         for hits in range(n + 1)
     )
     assert expected == pytest.approx(1, abs=1e-6)
@@ -61,7 +70,9 @@ def test_errors_are_compared_by_how_much_traffic_each_had() -> None:
 
 def test_a_boundary_allows_for_every_look_and_for_the_false_alarms_asked_for() -> None:
     one_look = 3.29  # two-sided, one in a thousand
-    widths = [statistics.boundary(n, 200, 0.001) for n in (50, 200, 2_000, 2_000_000, 2_000_000_000)]
+    widths = [
+        statistics.boundary(n, 200, 0.001) for n in (50, 200, 2_000, 2_000_000, 2_000_000_000)
+    ]
     assert min(widths) > one_look
     assert widths[0] > widths[1] > widths[2] < widths[3] < widths[4]
     assert statistics.boundary(200, 200, 0.01) < statistics.boundary(200, 200, 0.001)
@@ -70,7 +81,10 @@ def test_a_boundary_allows_for_every_look_and_for_the_false_alarms_asked_for() -
 def test_percentiles_have_bounds_that_close_with_samples() -> None:
     few, many = ({bucket_of(10 + n): count for n in range(100)} for count in (1, 1000))
     for buckets in (few, many):
-        lower, upper = statistics.lower_quantile(buckets, 0.5), statistics.upper_quantile(buckets, 0.5)
+        lower, upper = (
+            statistics.lower_quantile(buckets, 0.5),
+            statistics.upper_quantile(buckets, 0.5),
+        )
         assert lower is not None
         assert upper is not None
         assert lower < upper or buckets is many

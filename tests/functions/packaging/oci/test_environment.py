@@ -1,4 +1,5 @@
-"""Where an image's packages come from: what the platform built here, a virtual environment, or this interpreter's own."""
+"""Where an image's packages come from: what the platform built here, a virtual environment, or this
+interpreter's own."""
 
 from __future__ import annotations
 
@@ -68,7 +69,11 @@ def test_links_of_a_built_image_bring_no_file_of_this_machine(tmp_path: Path) ->
     add_packages(contents, built_environment(tmp_path, DIGEST))
     assert contents.entries["opt/pilotlight/site/numpy/key"].link == str(secret / "key")
     assert contents.entries["opt/pilotlight/files/all"].link == str(secret)
-    assert not [name for name, entry in contents.entries.items() if entry.source is not None and secret in entry.source.parents]
+    assert not [
+        name
+        for name, entry in contents.entries.items()
+        if entry.source is not None and secret in entry.source.parents
+    ]
 
     site.rename(tmp_path / "away")
     site.symlink_to(secret)
@@ -105,8 +110,17 @@ def test_the_runtime_is_what_workers_import_and_no_server() -> None:
     contents = Contents()
     add_runtime(contents)
     names = set(contents.entries)
-    assert {f"opt/pilotlight/runtime/{name}" for name in ("pilotlight/launcher/__main__.py", "weight_cache/errors.py")} <= names
+    assert {
+        f"opt/pilotlight/runtime/{name}"
+        for name in ("pilotlight/launcher/__main__.py", "weight_cache/errors.py")
+    } <= names
     assert not any(
-        name.startswith(("opt/pilotlight/runtime/pilotlight/controller/", "opt/pilotlight/runtime/pilotlight/cli/")) for name in names
+        name.startswith(
+            (
+                "opt/pilotlight/runtime/pilotlight/controller/",
+                "opt/pilotlight/runtime/pilotlight/cli/",
+            )
+        )
+        for name in names
     )
     assert not any("__pycache__" in name for name in names)

@@ -1,4 +1,5 @@
-"""A function as an image: it runs where nothing else is, it is the same every time, and it can be built on."""
+"""A function as an image: it runs where nothing else is, it is the same every time, and it can be
+built on."""
 
 from __future__ import annotations
 
@@ -103,7 +104,9 @@ def answer_of(layout: Path, spec: FunctionSpec) -> str:
 
 @pytest.mark.root
 @pytest.mark.slow
-def test_an_image_from_nothing_serves_in_a_read_only_root_as_nobody(exported: tuple[Path, Path]) -> None:
+def test_an_image_from_nothing_serves_in_a_read_only_root_as_nobody(
+    exported: tuple[Path, Path],
+) -> None:
     file, layout = exported
     assert answer_of(layout, spec_in(file)) == "Hello, Ada"
 
@@ -115,17 +118,37 @@ def test_an_image_on_a_base_has_its_own_code_and_none_of_the_base(
 ) -> None:
     _, base = exported
     file = write_app(tmp_path / "app", "second", "Good day")
-    assert run_cli("image", "export", str(file), "--output", str(tmp_path / "layout"), "--base", str(base), "--json") == 0
+    assert (
+        run_cli(
+            "image",
+            "export",
+            str(file),
+            "--output",
+            str(tmp_path / "layout"),
+            "--base",
+            str(base),
+            "--json",
+        )
+        == 0
+    )
     told = json.loads(capsys.readouterr().out)
     assert told["setting"] == "cluster.runtime_image"
-    before, manifest = manifest_and_config(base)[0]["layers"], manifest_and_config(tmp_path / "layout")[0]["layers"]
+    before, manifest = (
+        manifest_and_config(base)[0]["layers"],
+        manifest_and_config(tmp_path / "layout")[0]["layers"],
+    )
     assert manifest[: len(before)] == before
-    assert manifest[len(before) : -1] == before[2:-1]  # packages and runtime are the same bytes when they are made again
+    # packages and runtime are the same bytes when they are made again
+    assert manifest[len(before) : -1] == before[2:-1]
     _, config = manifest_and_config(tmp_path / "layout")
     assert len(config["rootfs"]["diff_ids"]) == len(manifest) == len(config["history"])
     unpack(tmp_path / "layout", tmp_path / "root")
-    assert {path.name for path in (tmp_path / "root/opt/pilotlight/code").glob("*.py")} == {"second.py"}
-    assert (tmp_path / "root/opt/pilotlight/bundle.sha256").read_text().strip() == spec_in(file).bundle
+    assert {path.name for path in (tmp_path / "root/opt/pilotlight/code").glob("*.py")} == {
+        "second.py"
+    }
+    assert (tmp_path / "root/opt/pilotlight/bundle.sha256").read_text().strip() == spec_in(
+        file
+    ).bundle
 
 
 @pytest.mark.slow
@@ -139,7 +162,9 @@ def test_the_configuration_is_what_a_pod_needs(exported: tuple[Path, Path]) -> N
     assert config["created"] == "1970-01-01T00:00:00Z"
 
 
-def test_what_cannot_be_exported_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_exported_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "second.py"
     file.write_text(
         "import pilotlight\n"
@@ -149,9 +174,20 @@ def test_what_cannot_be_exported_says_what_to_do(tmp_path: Path, capsys: pytest.
         "@app.function(image=pilotlight.Image.python().apt_install('ffmpeg'))\n"
         "def two() -> int:\n    return 2\n"
     )
-    words = ["image", "export", str(file), "--output", str(tmp_path.parent / "out"), "--home", str(tmp_path)]
+    words = [
+        "image",
+        "export",
+        str(file),
+        "--output",
+        str(tmp_path.parent / "out"),
+        "--home",
+        str(tmp_path),
+    ]
     for more, said in (
-        (["--function", "one", "--output", str(tmp_path / "out")], "lies in the source of the function"),
+        (
+            ["--function", "one", "--output", str(tmp_path / "out")],
+            "lies in the source of the function",
+        ),
         ([], "Name one with --function"),
         (["--function", "three"], "has no function 'three'"),
         (["--function", "one"], "was not built here"),

@@ -1,4 +1,5 @@
-"""Layers and layouts: the same contents are the same bytes, and a layout is one that others can read."""
+"""Layers and layouts: the same contents are the same bytes, and a layout is one that others can
+read."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def test_times_owners_and_modes_of_the_source_leave_no_trace(tree: Path, tmp_pat
     assert layer_of(tree, tmp_path / "3", epoch_s=1_700_000_000).digest != one.digest
 
 
-def test_a_layer_has_its_names_in_order_its_directories_first_and_no_owner(tree: Path, tmp_path: Path) -> None:
+def test_a_layer_has_its_names_in_order_its_directories_first_and_no_owner(
+    tree: Path, tmp_path: Path
+) -> None:
     found = members(layer_of(tree, tmp_path / "1", epoch_s=7), tmp_path / "1")
     assert list(found) == sorted(found)
     assert found["opt"].isdir()
@@ -73,7 +76,10 @@ def test_a_layer_has_its_names_in_order_its_directories_first_and_no_owner(tree:
 def test_both_digests_are_those_of_the_bytes(tree: Path, tmp_path: Path) -> None:
     layer = layer_of(tree, tmp_path / "1")
     packed = (tmp_path / "1" / layer.digest.removeprefix("sha256:")).read_bytes()
-    assert (f"sha256:{hashlib.sha256(packed).hexdigest()}", len(packed)) == (layer.digest, layer.size_bytes)
+    assert (f"sha256:{hashlib.sha256(packed).hexdigest()}", len(packed)) == (
+        layer.digest,
+        layer.size_bytes,
+    )
     assert f"sha256:{hashlib.sha256(gzip.decompress(packed)).hexdigest()}" == layer.diff_id
     assert packed[4:8] == bytes(4)  # gzip's own time (RFC 1952, 2.3.1)
 
@@ -83,7 +89,9 @@ def test_names_cannot_leave_the_image() -> None:
         Contents().text("../etc/passwd", "x")
 
 
-def test_modules_are_compiled_alike_every_time_and_what_is_no_python_is_left(tmp_path: Path) -> None:
+def test_modules_are_compiled_alike_every_time_and_what_is_no_python_is_left(
+    tmp_path: Path,
+) -> None:
     contents = Contents()
     contents.text("opt/a.py", "def f(x):\n    return x in {'one', 'two', 'three'}\n")
     contents.text("opt/broken.py", "def (:\n")
@@ -91,7 +99,11 @@ def test_modules_are_compiled_alike_every_time_and_what_is_no_python_is_left(tmp
     for number in range(2):
         with compiled(contents, python=Path(sys.executable)) as whole:
             tag = sys.implementation.cache_tag
-            assert set(whole.entries) == {"opt/a.py", "opt/broken.py", f"opt/__pycache__/a.{tag}.pyc"}
+            assert set(whole.entries) == {
+                "opt/a.py",
+                "opt/broken.py",
+                f"opt/__pycache__/a.{tag}.pyc",
+            }
             (tmp_path / str(number)).mkdir()
             made.append(write_layer(whole, tmp_path / str(number), title="code", epoch_s=0).digest)
     assert made[0] == made[1]
@@ -105,7 +117,9 @@ def test_a_layout_can_be_built_on(tree: Path, tmp_path: Path) -> None:
     index = json.loads((tmp_path / "layout" / "index.json").read_bytes())
     assert index["manifests"][0]["digest"] == digest
     assert index["manifests"][0]["annotations"]["org.opencontainers.image.ref.name"] == "v1"
-    assert json.loads((tmp_path / "layout" / "oci-layout").read_bytes()) == {"imageLayoutVersion": "1.0.0"}
+    assert json.loads((tmp_path / "layout" / "oci-layout").read_bytes()) == {
+        "imageLayoutVersion": "1.0.0"
+    }
     base = read_base(tmp_path / "layout", architecture="amd64")
     assert [found.diff_id for found in base.layers] == [layer.diff_id]
     with pytest.raises(InvalidInput, match="0 images for arm64"):
@@ -133,7 +147,9 @@ def test_a_broken_base_is_named(tree: Path, tmp_path: Path, broken: str) -> None
     blobs = folder / "blobs" / "sha256"
     manifest = blobs / digest.removeprefix("sha256:")
     config = blobs / json.loads(manifest.read_bytes())["config"]["digest"].removeprefix("sha256:")
-    {"index.json": folder / "index.json", "manifest": manifest, "config": config}[broken].write_text('{"a": 1}')
+    {"index.json": folder / "index.json", "manifest": manifest, "config": config}[
+        broken
+    ].write_text('{"a": 1}')
     with pytest.raises(InvalidInput, match=r"--base .* no OCI layout that can be built on"):
         read_base(folder, architecture="amd64")
 
@@ -153,7 +169,11 @@ def test_names_of_a_layer_are_found_packed_and_plain(tree: Path, tmp_path: Path)
     blob = tmp_path / "1" / layer.digest.removeprefix("sha256:")
     (tmp_path / "plain").write_bytes(gzip.decompress(blob.read_bytes()))
     for file in (blob, tmp_path / "plain"):
-        assert unpack_names(file, GZIP, re.compile("opt/here/(a|b/)")) == {"opt/here/a.txt", "opt/here/around", "opt/here/b/x.py"}
+        assert unpack_names(file, GZIP, re.compile("opt/here/(a|b/)")) == {
+            "opt/here/a.txt",
+            "opt/here/around",
+            "opt/here/b/x.py",
+        }
 
 
 def test_a_layer_of_a_base_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +189,12 @@ def test_a_layer_of_a_base_has_bounds(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     "content",
-    [b"text", b"\x1f\x8btext", gzip.compress(b"text" * 1000), gzip.compress(tarfile.TarInfo("a").tobuf())],
+    [
+        b"text",
+        b"\x1f\x8btext",
+        gzip.compress(b"text" * 1000),
+        gzip.compress(tarfile.TarInfo("a").tobuf()),
+    ],
     ids=["text", "what gzip cannot read", "packed text", "cut off"],
 )
 def test_what_is_no_layer_is_refused(tmp_path: Path, content: bytes) -> None:

@@ -24,8 +24,14 @@ def test_nothing_is_known_before_the_first_batch() -> None:
     assert repr(Cost()) == "<Cost unknown>"
 
 
-@given(st.floats(0, 0.01), st.floats(0.0001, 0.1), st.lists(st.integers(1, 64), min_size=2, max_size=60).filter(lambda n: len(set(n)) > 1))
-def test_exact_batches_give_the_exact_line(per_item_s: float, fixed_s: float, sizes: list[int]) -> None:
+@given(
+    st.floats(0, 0.01),
+    st.floats(0.0001, 0.1),
+    st.lists(st.integers(1, 64), min_size=2, max_size=60).filter(lambda n: len(set(n)) > 1),
+)
+def test_exact_batches_give_the_exact_line(
+    per_item_s: float, fixed_s: float, sizes: list[int]
+) -> None:
     line = fitted(sizes, per_item_s=per_item_s, fixed_s=fixed_s)
 
     for size in (min(sizes), max(sizes)):

@@ -45,17 +45,26 @@ class FakeCall:
 class World:
     """A gathering with one method, its body, and what the body was called with."""
 
-    def __init__(self, policy: BatchPolicy = POLICY, *, body: Body | None = None, max_inputs: int = 16) -> None:
+    def __init__(
+        self, policy: BatchPolicy = POLICY, *, body: Body | None = None, max_inputs: int = 16
+    ) -> None:
         self.batches: list[list[Any]] = []
         self.waits: list[float] = []
         self.shares: list[Share] = []
         self._body = body
         method = Method(
-            name="f", call=self._run, style=Style.COROUTINE, binder=Binder(self._run, hints=item_hints(self._run)), batch=policy,
-            example=None, check=None,
-        )  # fmt: skip
+            name="f",
+            call=self._run,
+            style=Style.COROUTINE,
+            binder=Binder(self._run, hints=item_hints(self._run)),
+            batch=policy,
+            example=None,
+            check=None,
+        )
         self._loop = asyncio.get_running_loop()
-        self.gathering = Gathering({"f": method}, max_inputs=max_inputs, threads=CallThreads(), clock=self._loop.time)
+        self.gathering = Gathering(
+            {"f": method}, max_inputs=max_inputs, threads=CallThreads(), clock=self._loop.time
+        )
 
     async def _run(self, values: list[Any]) -> Sequence[Any]:
         self.batches.append(values)
@@ -65,7 +74,12 @@ class World:
         return [value * 2 for value in values]
 
     async def call(
-        self, value: Any, *, priority: bytes | None = None, deadline_s: float | None = None, call: FakeCall | None = None
+        self,
+        value: Any,
+        *,
+        priority: bytes | None = None,
+        deadline_s: float | None = None,
+        call: FakeCall | None = None,
     ) -> Any:
         """One call's result; raises what it raises."""
         call = call or FakeCall()
@@ -79,11 +93,17 @@ class World:
 
     async def calls(self, *values: Any, **more: Any) -> list[Any]:
         """Several at once: results, or errors."""
-        return await asyncio.gather(*(self.call(value, **more) for value in values), return_exceptions=True)
+        return await asyncio.gather(
+            *(self.call(value, **more) for value in values), return_exceptions=True
+        )
 
     def told(self, name: str) -> list[str]:
-        """One of the numbers of the answers' header lines, of those that are the first of their batch."""
-        parts = [dict(part.split("=") for part in share.line.decode().strip().split(": ")[1].split(";")) for share in self.shares]
+        """One of the numbers of the answers' header lines, of those that are the first of their
+        batch."""
+        parts = [
+            dict(part.split("=") for part in share.line.decode().strip().split(": ")[1].split(";"))
+            for share in self.shares
+        ]
         return [part[name] for part in parts if part["first"] == "1"]
 
 
@@ -132,7 +152,9 @@ async def test_what_comes_while_one_computes_gathers_for_the_next() -> None:
 
     assert results == [2 * n for n in range(20)]
     assert [len(batch) for batch in world.batches] == [8, 8, 4]
-    assert world.told("reason") == ["full", "full", "waited"], "the last one had waited for long enough by then"
+    assert world.told("reason") == ["full", "full", "waited"], (
+        "the last one had waited for long enough by then"
+    )
 
 
 @virtual
@@ -156,7 +178,12 @@ async def test_results_are_errors_where_the_body_put_errors() -> None:
     world = World(body=body)
     results = await world.calls(1, 2, 3, 4)
 
-    assert [repr(result) for result in results] == ["ValueError('odd')", "2", "ValueError('odd')", "4"]
+    assert [repr(result) for result in results] == [
+        "ValueError('odd')",
+        "2",
+        "ValueError('odd')",
+        "4",
+    ]
     assert len(world.batches) == 1
 
 
@@ -171,7 +198,9 @@ async def test_when_the_body_raises_only_the_guilty_call_fails() -> None:
     results = await world.calls(11, 12, 13, 14)
 
     assert [repr(result) for result in results] == ["11", "12", "LookupError('unlucky')", "14"]
-    assert world.batches == [[11, 12, 13, 14], [11], [12], [13], [14]], "each once more, and no more than once"
+    assert world.batches == [[11, 12, 13, 14], [11], [12], [13], [14]], (
+        "each once more, and no more than once"
+    )
     assert world.told("reason") == ["retried"] * 4
 
 
@@ -194,7 +223,9 @@ async def test_a_body_that_wants_out_is_not_asked_again(error: BaseException) ->
         raise error
 
     world = World(body=body)
-    shares = await asyncio.gather(*(world.gathering.share("f", FakeCall(), (n,), {}, None) for n in range(3)))
+    shares = await asyncio.gather(
+        *(world.gathering.share("f", FakeCall(), (n,), {}, None) for n in range(3))
+    )
 
     assert [share.value for share in shares] == [error] * 3
     assert len(world.batches) == 1
@@ -214,7 +245,9 @@ async def test_a_body_that_wants_out_is_not_asked_again(error: BaseException) ->
     ],
 )
 @virtual
-async def test_a_wrong_number_of_results_is_an_error_that_names_both(answer: Any, says: str) -> None:
+async def test_a_wrong_number_of_results_is_an_error_that_names_both(
+    answer: Any, says: str
+) -> None:
     async def body(_: list[Any]) -> Any:
         return answer
 
@@ -264,10 +297,13 @@ async def test_an_odd_shape_among_known_ones_does_not_wait_for_its_like() -> Non
 async def test_buckets_of_lengths_and_priorities_stay_apart() -> None:
     world = World(BatchPolicy(max_batch_size=8, wait_ms=50, buckets=(4,)))
     await asyncio.gather(
-        *(world.call(text) for text in ("a", "bb", "long enough", "cc")), *(world.call("dd", priority=b"realtime") for _ in range(2))
+        *(world.call(text) for text in ("a", "bb", "long enough", "cc")),
+        *(world.call("dd", priority=b"realtime") for _ in range(2)),
     )
 
-    assert world.batches == [["dd", "dd"], ["a", "bb", "cc"], ["long enough"]], "and what is urgent goes first"
+    assert world.batches == [["dd", "dd"], ["a", "bb", "cc"], ["long enough"]], (
+        "and what is urgent goes first"
+    )
 
 
 @virtual
@@ -288,7 +324,9 @@ async def test_what_is_least_urgent_does_not_wait_for_ever() -> None:
 async def test_a_member_that_leaves_before_its_batch_goes_is_not_in_it() -> None:
     world = World()
     leaving = FakeCall()
-    tasks = [asyncio.ensure_future(world.call(n, call=leaving if n == 2 else None)) for n in (1, 2, 3)]
+    tasks = [
+        asyncio.ensure_future(world.call(n, call=leaving if n == 2 else None)) for n in (1, 2, 3)
+    ]
     await asyncio.sleep(0.01)
     leaving.stopped = "left"
     tasks[1].cancel()
@@ -350,7 +388,10 @@ async def test_a_member_that_left_is_not_tried_alone() -> None:
         return values
 
     world = World(body=body)
-    await asyncio.wait([asyncio.ensure_future(world.call(n, call=leaving if n == 2 else None)) for n in (1, 2, 3)], timeout=1)
+    await asyncio.wait(
+        [asyncio.ensure_future(world.call(n, call=leaving if n == 2 else None)) for n in (1, 2, 3)],
+        timeout=1,
+    )
 
     assert world.batches == [[1, 2, 3], [1], [3]]
 
@@ -408,10 +449,12 @@ async def test_the_time_that_a_batch_was_held_is_told_apart_from_waiting_for_a_l
     await world.calls(*range(12))
 
     assert [float(ms) for ms in world.told("wait_ms")] == [0, pytest.approx(50, abs=0.5)]
-    assert [float(ms) for ms in world.told("held_ms")] == [0, pytest.approx(22, abs=0.5)], "for 28 of 50 ms another one computed"
+    assert [float(ms) for ms in world.told("held_ms")] == [0, pytest.approx(22, abs=0.5)], (
+        "for 28 of 50 ms another one computed"
+    )
 
 
-# -- the adaptive wait ---------------------------------------------------------------------------------------------------
+# -- the adaptive wait -----------------------------------------------------------------------------
 async def closed_loop(world: World, *, callers: int, rounds: int) -> None:
     """So many callers, each of which calls again as soon as it was answered."""
 
@@ -471,7 +514,9 @@ async def test_callers_of_two_batches_in_turn_come_to_share_one() -> None:
 
     await asyncio.gather(early, closed_loop(world, callers=6, rounds=60))
 
-    assert {len(batch) for batch in world.batches[-20:-2]} == {12}, "who waited for a free body waits a moment longer for its callers"
+    assert {len(batch) for batch in world.batches[-20:-2]} == {12}, (
+        "who waited for a free body waits a moment longer for its callers"
+    )
 
 
 @virtual
@@ -492,8 +537,12 @@ async def test_dense_traffic_is_gathered_and_nobody_is_held_longer_than_configur
     took = await open_loop(world, per_s=300, seconds=20)
 
     assert max(float(ms) for ms in world.told("held_ms")) <= 50.5
-    assert len(took) / len(world.batches) > 4, "300 calls a second at 21 ms each are six times what one lane could do singly"
-    assert sorted(took)[len(took) // 2] < 0.06, "and waiting adds next to nothing to what they wait for each other anyway"
+    assert len(took) / len(world.batches) > 4, (
+        "300 calls a second at 21 ms each are six times what one lane could do singly"
+    )
+    assert sorted(took)[len(took) // 2] < 0.06, (
+        "and waiting adds next to nothing to what they wait for each other anyway"
+    )
 
 
 @virtual

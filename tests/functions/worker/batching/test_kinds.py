@@ -15,7 +15,9 @@ BUCKETS = BatchPolicy(max_batch_size=8, wait_ms=5, buckets=(4, 16))
 
 
 def fit(a: Any, b: Any, policy: BatchPolicy = POLICY) -> bool:
-    return kind_of("f", policy, a if isinstance(a, tuple) else (a,)) == kind_of("f", policy, b if isinstance(b, tuple) else (b,))
+    return kind_of("f", policy, a if isinstance(a, tuple) else (a,)) == kind_of(
+        "f", policy, b if isinstance(b, tuple) else (b,)
+    )
 
 
 class Odd:
@@ -50,7 +52,9 @@ def test_what_is_no_array_in_spite_of_a_shape_goes_with_all_else(shape: Any) -> 
         (("x", np.zeros(2)), ("y", np.zeros(3)), False),
     ],
 )
-def test_arrays_go_with_arrays_of_their_shape_and_all_else_together(a: Any, b: Any, together: bool) -> None:
+def test_arrays_go_with_arrays_of_their_shape_and_all_else_together(
+    a: Any, b: Any, together: bool
+) -> None:
     assert fit(a, b) is together
 
 
@@ -69,14 +73,26 @@ def test_arrays_go_with_arrays_of_their_shape_and_all_else_together(a: Any, b: A
         (("abc", np.zeros(3)), ("abcd", np.zeros(4)), False),
     ],
 )
-def test_buckets_part_lengths_and_let_the_first_axis_of_arrays_vary_within_them(a: Any, b: Any, together: bool) -> None:
+def test_buckets_part_lengths_and_let_the_first_axis_of_arrays_vary_within_them(
+    a: Any, b: Any, together: bool
+) -> None:
     assert fit(a, b, BUCKETS) is together
 
 
 def test_priorities_stay_apart_and_an_unknown_one_is_the_usual_one() -> None:
-    ranks = {word: kind_of("f", POLICY, (1,), word).rank for word in (b"realtime", b"standard", b"batch", b"nonsense", b"\xff", None)}
+    ranks = {
+        word: kind_of("f", POLICY, (1,), word).rank
+        for word in (b"realtime", b"standard", b"batch", b"nonsense", b"\xff", None)
+    }
 
-    assert ranks == {b"realtime": 0, b"standard": 1, b"batch": 2, b"nonsense": 1, b"\xff": 1, None: 1}
+    assert ranks == {
+        b"realtime": 0,
+        b"standard": 1,
+        b"batch": 2,
+        b"nonsense": 1,
+        b"\xff": 1,
+        None: 1,
+    }
 
 
 def test_methods_stay_apart() -> None:

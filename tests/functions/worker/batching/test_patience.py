@@ -1,4 +1,5 @@
-"""Waiting is learnt: where calls come it goes on, where none come it ends, and it never costs more than it can save."""
+"""Waiting is learnt: where calls come it goes on, where none come it ends, and it never costs more
+than it can save."""
 
 from __future__ import annotations
 
@@ -74,8 +75,14 @@ def test_calls_that_come_farther_apart_than_the_fixed_cost_are_not_waited_for() 
     assert patience.seconds(1, FIXED_S) < 0.25 * FIXED_S
 
 
-@given(st.lists(st.tuples(st.integers(1, 100), st.floats(0, 1), st.booleans()), max_size=60), st.floats(0, 10), st.integers(1, 200))
-def test_no_silence_ever_costs_more_than_one_more_call_saves(seen: list[tuple[int, float, bool]], fixed_s: float, size: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(1, 100), st.floats(0, 1), st.booleans()), max_size=60),
+    st.floats(0, 10),
+    st.integers(1, 200),
+)
+def test_no_silence_ever_costs_more_than_one_more_call_saves(
+    seen: list[tuple[int, float, bool]], fixed_s: float, size: int
+) -> None:
     patience = Patience()
     for n, waited_s, came in seen:
         patience.note(n, waited_s, came=came)
@@ -84,8 +91,11 @@ def test_no_silence_ever_costs_more_than_one_more_call_saves(seen: list[tuple[in
 
 
 @given(st.lists(st.floats(0.0001, 0.1), min_size=1, max_size=300), st.floats(0.001, 0.05))
-def test_fruitless_waiting_stays_a_small_part_of_the_time(gaps: list[float], fixed_s: float) -> None:
-    """Whatever comes when: what waiting lost is bounded by what it saved, plus a little for trying again."""
+def test_fruitless_waiting_stays_a_small_part_of_the_time(
+    gaps: list[float], fixed_s: float
+) -> None:
+    """Whatever comes when: what waiting lost is bounded by what it saved, plus a little for trying
+    again."""
     patience, lost_s, saved_s = Patience(), 0.0, 0.0
     for gap_s in gaps:
         limit_s = patience.seconds(1, fixed_s)

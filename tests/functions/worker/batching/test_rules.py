@@ -46,7 +46,9 @@ def test_a_batch_goes_for_a_reason(now: float, seen: Seen, reason: Reason | None
 def test_a_fixed_wait_asks_for_no_patience() -> None:
     fixed = replace(POLICY, adaptive=False)
 
-    assert decide(10.03, replace(SEEN, patience_s=0.0), fixed) == Verdict(reason=None, look_again_at=10.05)
+    assert decide(10.03, replace(SEEN, patience_s=0.0), fixed) == Verdict(
+        reason=None, look_again_at=10.05
+    )
     assert decide(10.05, SEEN, fixed).reason is Reason.WAITED
 
 
@@ -67,9 +69,15 @@ def test_a_member_with_little_time_makes_it_go_while_it_can_still_be_answered() 
 ages = st.floats(0, 100)
 lines = st.one_of(st.none(), st.builds(Line, per_item_s=st.floats(0, 1), fixed_s=st.floats(0, 1)))
 batches = st.builds(
-    Seen, size=st.integers(1, 20), oldest_at=ages, silent_since=ages, held_s=ages, deadline_at=st.one_of(st.just(math.inf), ages),
-    cost=lines, patience_s=st.floats(0, 1),
-)  # fmt: skip
+    Seen,
+    size=st.integers(1, 20),
+    oldest_at=ages,
+    silent_since=ages,
+    held_s=ages,
+    deadline_at=st.one_of(st.just(math.inf), ages),
+    cost=lines,
+    patience_s=st.floats(0, 1),
+)
 
 
 @given(ages, batches, st.floats(0, 60_000), st.booleans())
@@ -79,7 +87,11 @@ def test_it_goes_or_says_when_to_look_again_and_never_after_the_configured_wait(
     verdict = decide(now, seen, BatchPolicy(max_batch_size=8, wait_ms=wait_ms, adaptive=adaptive))
 
     if verdict.reason is None:
-        left_s = wait_ms / 1000 - seen.held_s if adaptive and seen.cost is not None else wait_ms / 1000 - (now - seen.oldest_at)
+        left_s = (
+            wait_ms / 1000 - seen.held_s
+            if adaptive and seen.cost is not None
+            else wait_ms / 1000 - (now - seen.oldest_at)
+        )
         assert now < verdict.look_again_at <= now + left_s + 1e-9
         assert seen.size < 8
     elif verdict.reason is Reason.WAITED:

@@ -15,7 +15,9 @@ from pilotlight.worker.engine import arguments
 WEIGHTS = {"m": "/w/m", "poet": "/w/poet"}
 
 
-def function(*, gpu: tuple[str, ...] = (), cpu: float = 2.0, env: dict[str, str] | None = None, **engine: Any) -> FunctionSpec:
+def function(
+    *, gpu: tuple[str, ...] = (), cpu: float = 2.0, env: dict[str, str] | None = None, **engine: Any
+) -> FunctionSpec:
     """A function of kind ENGINE."""
     spec = EngineSpec(**{"model": "m", "max_model_len": 512, **engine})
     return FunctionSpec(
@@ -58,7 +60,9 @@ def test_without_a_size_the_cache_is_the_engines_own_choice() -> None:
     assert "--kv-cache-memory-bytes" not in command(function())
 
 
-def test_on_a_processor_nothing_is_compiled_and_the_model_runs_in_the_process_that_schedules_it() -> None:
+def test_on_a_processor_nothing_is_compiled_and_the_model_runs_in_the_process_that_schedules_it() -> (
+    None
+):
     words = command(function())
 
     assert "--enforce-eager" in words
@@ -75,7 +79,11 @@ def test_on_a_gpu_it_can_sleep() -> None:
 
 def test_several_gpus_are_one_tensor_parallel_group_unless_the_user_splits_them_otherwise() -> None:
     assert value(command(function(gpu=("H100",), parallel=8)), "--tensor-parallel-size") == "8"
-    split = command(function(gpu=("H100",), parallel=8, args={"tensor-parallel-size": 4, "pipeline-parallel-size": 2}))
+    split = command(
+        function(
+            gpu=("H100",), parallel=8, args={"tensor-parallel-size": 4, "pipeline-parallel-size": 2}
+        )
+    )
     assert split.count("--tensor-parallel-size") == 1
     assert value(split, "--pipeline-parallel-size") == "2"
 
@@ -93,10 +101,27 @@ def test_adapters_are_served_under_their_own_names() -> None:
 
 
 def test_further_arguments_come_last_in_the_servers_own_notation() -> None:
-    more = {"enforce-eager": False, "tool-call-parser": "hermes", "rope": {"f": 2}, "many": ["a", 1], "quiet": True, "none": None}
+    more = {
+        "enforce-eager": False,
+        "tool-call-parser": "hermes",
+        "rope": {"f": 2},
+        "many": ["a", 1],
+        "quiet": True,
+        "none": None,
+    }
     words = command(function(args=more))
 
-    assert words[-9:] == ["--no-enforce-eager", "--tool-call-parser", "hermes", "--rope", '{"f": 2}', "--many", "a", "1", "--quiet"]
+    assert words[-9:] == [
+        "--no-enforce-eager",
+        "--tool-call-parser",
+        "hermes",
+        "--rope",
+        '{"f": 2}',
+        "--many",
+        "a",
+        "1",
+        "--quiet",
+    ]
     assert "--enforce-eager" not in words
     assert "--none" not in words
 
@@ -114,12 +139,21 @@ def test_weights_that_were_not_brought_are_named() -> None:
 
 def environment(spec: FunctionSpec, base: dict[str, str] | None = None) -> dict[str, str]:
     """What the server sees."""
-    return arguments.environment(spec, base or {"PATH": "/bin", "OMP_NUM_THREADS": "1"}, site=["/a", "/b"], chosen=["OMP_NUM_THREADS"])
+    return arguments.environment(
+        spec,
+        base or {"PATH": "/bin", "OMP_NUM_THREADS": "1"},
+        site=["/a", "/b"],
+        chosen=["OMP_NUM_THREADS"],
+    )
 
 
 def test_nothing_is_reported_and_nothing_is_fetched() -> None:
     env = environment(function())
-    assert (env["VLLM_NO_USAGE_STATS"], env["DO_NOT_TRACK"], env["HF_HUB_OFFLINE"]) == ("1", "1", "1")
+    assert (env["VLLM_NO_USAGE_STATS"], env["DO_NOT_TRACK"], env["HF_HUB_OFFLINE"]) == (
+        "1",
+        "1",
+        "1",
+    )
     assert env["PYTHONPATH"] == "/a:/b"
 
 

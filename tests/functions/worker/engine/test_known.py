@@ -37,8 +37,18 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     directory = tmp_path_factory.mktemp("engine")
     path = f"/tmp/pl-known-{os.getpid()}.sock"
     environment = {**os.environ, "PYTHONPATH": f"{HERE / 'site'}:{HERE.parents[2]}"}
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(directory), "--uds", path]
-    tree = Tree([*command, "--served-model-name", "assistant"], environment, directory=str(directory))
+    command = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(directory),
+        "--uds",
+        path,
+    ]
+    tree = Tree(
+        [*command, "--served-model-name", "assistant"], environment, directory=str(directory)
+    )
     asker = Asker(path)
     try:
         asker.wait_healthy(within_s=PATIENCE_S, demand_alive=tree.demand_alive)
@@ -119,7 +129,12 @@ def test_what_an_engine_refuses_is_told_in_its_words(running: Running) -> None:
 
 def test_an_engine_that_hangs_is_told_by_its_time(running: Running) -> None:
     with pytest.raises(EngineHung, match=r"within 0\.2 s"):
-        running.asker.ask("POST", "/v1/completions", {"model": "assistant", "prompt": "!hang", "max_tokens": 1}, within_s=0.2)
+        running.asker.ask(
+            "POST",
+            "/v1/completions",
+            {"model": "assistant", "prompt": "!hang", "max_tokens": 1},
+            within_s=0.2,
+        )
 
 
 def test_sleep_and_wake_go_in_the_engines_order(running: Running) -> None:
@@ -128,11 +143,22 @@ def test_sleep_and_wake_go_in_the_engines_order(running: Running) -> None:
 
     sleep.wake_up(running.asker, level=2)
     assert running.asker.ask("GET", "/is_sleeping", within_s=PATIENCE_S) == {"is_sleeping": False}
-    assert running.asker.ask("GET", "/sleeps", within_s=PATIENCE_S) == ["sleep 2", "wake weights", "reload_weights", "wake kv_cache"]
+    assert running.asker.ask("GET", "/sleeps", within_s=PATIENCE_S) == [
+        "sleep 2",
+        "wake weights",
+        "reload_weights",
+        "wake kv_cache",
+    ]
 
 
-def test_an_engine_that_ends_before_it_is_healthy_is_told_with_its_last_words(tmp_path: Path) -> None:
-    tree = Tree([sys.executable, "-c", "print('no such model'); raise SystemExit(3)"], os.environ, directory=str(tmp_path))
+def test_an_engine_that_ends_before_it_is_healthy_is_told_with_its_last_words(
+    tmp_path: Path,
+) -> None:
+    tree = Tree(
+        [sys.executable, "-c", "print('no such model'); raise SystemExit(3)"],
+        os.environ,
+        directory=str(tmp_path),
+    )
     asker = Asker(str(tmp_path / "nobody"))
 
     with pytest.raises(EngineDied, match=r"exit status 3: no such model"):
@@ -147,7 +173,10 @@ def test_an_engine_that_is_not_healthy_in_time_is_told_so(tmp_path: Path) -> Non
 
 
 def test_the_death_of_any_process_of_the_tree_is_noticed(tmp_path: Path) -> None:
-    script = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', 'import time; time.sleep(600)'])"
+    script = (
+        "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', 'import time; "
+        "time.sleep(600)'])"
+    )
     tree = Tree([sys.executable, "-c", script], os.environ, directory=str(tmp_path))
     while len(tree.names()) < 2:
         assert not tree.wait_end(0.01)
@@ -161,7 +190,10 @@ def test_the_death_of_any_process_of_the_tree_is_noticed(tmp_path: Path) -> None
 
 def test_no_process_outlives_the_tree_although_its_server_died_before(tmp_path: Path) -> None:
     """A core whose server is gone is nobody's child any more."""
-    script = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', 'import time; time.sleep(600)'])"
+    script = (
+        "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', 'import time; "
+        "time.sleep(600)'])"
+    )
     tree = Tree([sys.executable, "-c", script], os.environ, directory=str(tmp_path))
     while len(tree.names()) < 2:
         assert not tree.wait_end(0.01)

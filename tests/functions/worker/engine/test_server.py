@@ -1,4 +1,5 @@
-"""The instance's listener in front of an engine: what is owed is delivered before it leaves, and a death is told."""
+"""The instance's listener in front of an engine: what is owed is delivered before it leaves, and a
+death is told."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ ANSWER = os.urandom(1 << 20) * 4
 
 @dataclass
 class Scripted:
-    """An engine that answers the first bytes of each connection with ANSWER, or with two pieces of which the second comes when it is let,
-    and says of itself what `metrics` has."""
+    """An engine that answers the first bytes of each connection with ANSWER, or with two pieces of
+    which the second comes when it is let, and says of itself what `metrics` has."""
 
     path: str
     metrics: bytes = b'vllm:num_requests_running{a="b"} 0.0\n'
@@ -80,7 +81,8 @@ class Scripted:
 
 @dataclass
 class World:
-    """A splice server, ready to run in this thread. `child`: a process that stands for one of the engine's."""
+    """A splice server, ready to run in this thread. `child`: a process that stands for one of the
+    engine's."""
 
     engine: Scripted
     front: str
@@ -108,7 +110,9 @@ def world(short_tmp: Path) -> Iterator[World]:
     listener.bind(str(short_tmp / "front"))
     listener.listen()
     ours, theirs = socket.socketpair()
-    child = subprocess.Popen([sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    )
     server = SpliceServer(engine.path)
     yield World(engine, str(short_tmp / "front"), server, ours, child, listener)
     assert child.stdin is not None
@@ -119,7 +123,9 @@ def world(short_tmp: Path) -> Iterator[World]:
     engine.close()
 
 
-def test_a_caller_that_reads_slowly_gets_all_of_its_answer_although_the_instance_was_told_to_end(world: World) -> None:
+def test_a_caller_that_reads_slowly_gets_all_of_its_answer_although_the_instance_was_told_to_end(
+    world: World,
+) -> None:
     """The engine has long done its work, and says so; only its caller has not read it yet."""
     got = bytearray()
 
@@ -142,7 +148,9 @@ def test_a_caller_that_reads_slowly_gets_all_of_its_answer_although_the_instance
     assert len(got) == len(ANSWER)
 
 
-def test_of_an_engine_that_says_nothing_of_itself_streams_are_not_cut_between_two_tokens(world: World) -> None:
+def test_of_an_engine_that_says_nothing_of_itself_streams_are_not_cut_between_two_tokens(
+    world: World,
+) -> None:
     world.engine.metrics = b""
     got = bytearray()
 

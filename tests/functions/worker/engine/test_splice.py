@@ -1,4 +1,5 @@
-"""Bytes between a caller and the engine: at once, in both directions, with back-pressure, and with every kind of end."""
+"""Bytes between a caller and the engine: at once, in both directions, with back-pressure, and with
+every kind of end."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ class Raw:
     """An engine that is nothing but a socket: tests play its side."""
 
     path: str
-    accepted: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=asyncio.Queue)
+    accepted: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(
+        default_factory=asyncio.Queue
+    )
 
     async def side(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """The engine's side of the next connection."""
@@ -61,7 +64,9 @@ async def world(short_tmp: Path) -> AsyncIterator[World]:
         made.pairs.discard(pair)
         made.gone.set()
 
-    front = await loop.create_unix_server(_accepting(raw.path, loop, made.pairs, on_gone), made.front)
+    front = await loop.create_unix_server(
+        _accepting(raw.path, loop, made.pairs, on_gone), made.front
+    )
     yield made
     for server in (front, engine):
         server.close()
@@ -109,7 +114,9 @@ async def test_what_is_sent_before_the_engines_side_is_there_arrives_in_order(wo
 
 
 @pytest.mark.parametrize("pieces", [1, 7])
-async def test_whoever_asks_for_the_instance_is_answered_by_the_splice(world: World, pieces: int) -> None:
+async def test_whoever_asks_for_the_instance_is_answered_by_the_splice(
+    world: World, pieces: int
+) -> None:
     reader, writer = await world.call()
     question = b"GET /pilotlight/health HTTP/1.1\r\nHost: worker\r\n\r\n"
     for start in range(0, len(question), -(-len(question) // pieces)):
@@ -127,9 +134,17 @@ async def test_whoever_asks_for_the_instance_is_answered_by_the_splice(world: Wo
 
 
 @pytest.mark.parametrize(
-    "question", [b"GET /pilotlight/healthy HTTP/1.1\r\n\r\n", b"GET /pi", b"G", b"POST /pilotlight/health HTTP/1.1\r\n\r\n"]
+    "question",
+    [
+        b"GET /pilotlight/healthy HTTP/1.1\r\n\r\n",
+        b"GET /pi",
+        b"G",
+        b"POST /pilotlight/health HTTP/1.1\r\n\r\n",
+    ],
 )
-async def test_what_only_begins_like_that_question_is_the_engines(world: World, question: bytes) -> None:
+async def test_what_only_begins_like_that_question_is_the_engines(
+    world: World, question: bytes
+) -> None:
     _, writer = await world.call()
     for at in range(len(question)):
         writer.write(question[at : at + 1])

@@ -22,7 +22,8 @@ _AUDIT_IS_APPEND_ONLY = {
 
 
 def upgrade() -> None:
-    """Create everything, and the feed's one row of state: it begins at 1, because position 0 means "from the start"."""
+    """Create everything, and the feed's one row of state: it begins at 1, because position 0 means
+    "from the start"."""
     _audit()
     _blobs()
     _calls()
@@ -48,7 +49,12 @@ def upgrade() -> None:
 def _audit() -> None:
     op.create_table(
         "audit",
-        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column(
+            "id",
+            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+            autoincrement=True,
+            nullable=False,
+        ),
         sa.Column("at", sa.Double(), nullable=False),
         sa.Column("tenant", sa.Text(), nullable=False),
         sa.Column("actor", sa.Text(), nullable=False),
@@ -88,7 +94,9 @@ def _calls() -> None:
         sa.PrimaryKeyConstraint("tenant", "id", name=op.f("pk_calls")),
     )
     op.create_index("ix_calls_expires_at", "calls", ["expires_at"], unique=False)
-    op.create_index("ix_calls_tenant_submitted_at", "calls", ["tenant", "submitted_at"], unique=False)
+    op.create_index(
+        "ix_calls_tenant_submitted_at", "calls", ["tenant", "submitted_at"], unique=False
+    )
 
 
 def _feed() -> None:
@@ -246,7 +254,9 @@ def _apps() -> None:
         sa.Column("updated_at", sa.Double(), nullable=False),
         sa.Column("deleted_at", sa.Double(), nullable=True),
         sa.ForeignKeyConstraint(
-            ["tenant", "environment"], ["environments.tenant", "environments.name"], name=op.f("fk_apps_tenant_environment")
+            ["tenant", "environment"],
+            ["environments.tenant", "environments.name"],
+            name=op.f("fk_apps_tenant_environment"),
         ),
         sa.PrimaryKeyConstraint("tenant", "environment", "name", name=op.f("pk_apps")),
     )
@@ -263,7 +273,9 @@ def _secrets() -> None:
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("updated_at", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(
-            ["tenant", "environment"], ["environments.tenant", "environments.name"], name=op.f("fk_secrets_tenant_environment")
+            ["tenant", "environment"],
+            ["environments.tenant", "environments.name"],
+            name=op.f("fk_secrets_tenant_environment"),
         ),
         sa.PrimaryKeyConstraint("tenant", "environment", "name", name=op.f("pk_secrets")),
     )
@@ -287,7 +299,9 @@ def _deployments() -> None:
             ["apps.tenant", "apps.environment", "apps.name"],
             name=op.f("fk_deployments_tenant_environment_app"),
         ),
-        sa.PrimaryKeyConstraint("tenant", "environment", "app", "version", name=op.f("pk_deployments")),
+        sa.PrimaryKeyConstraint(
+            "tenant", "environment", "app", "version", name=op.f("pk_deployments")
+        ),
     )
 
 
@@ -308,7 +322,13 @@ def _functions() -> None:
             name=op.f("fk_functions_tenant_environment_app"),
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_functions")),
-        sa.UniqueConstraint("tenant", "environment", "app", "name", name=op.f("uq_functions_tenant_environment_app_name")),
+        sa.UniqueConstraint(
+            "tenant",
+            "environment",
+            "app",
+            "name",
+            name=op.f("uq_functions_tenant_environment_app_name"),
+        ),
     )
 
 
@@ -334,7 +354,9 @@ def _traffic() -> None:
         sa.Column("revision", sa.Text(), nullable=False),
         sa.Column("weight", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(
-            ["function", "revision"], ["revisions.function", "revisions.name"], name=op.f("fk_traffic_function_revision")
+            ["function", "revision"],
+            ["revisions.function", "revisions.name"],
+            name=op.f("fk_traffic_function_revision"),
         ),
         sa.PrimaryKeyConstraint("function", "revision", name=op.f("pk_traffic")),
     )

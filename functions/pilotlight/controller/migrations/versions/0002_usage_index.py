@@ -1,4 +1,5 @@
-"""Drop the index of usage by function: every report is cut by time, and each index costs each call a write."""
+"""Drop the index of usage by function: every report is cut by time, and each index costs each call
+a write."""
 
 from alembic import op
 

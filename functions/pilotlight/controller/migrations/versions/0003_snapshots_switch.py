@@ -1,4 +1,5 @@
-"""Whether a function may be kept on disk as a snapshot: an operator's switch, on for whatever is there."""
+"""Whether a function may be kept on disk as a snapshot: an operator's switch, on for whatever is
+there."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,4 +12,6 @@ depends_on = None
 
 def upgrade() -> None:
     """Add the switch."""
-    op.add_column("functions", sa.Column("snapshots", sa.Boolean(), server_default=sa.true(), nullable=False))
+    op.add_column(
+        "functions", sa.Column("snapshots", sa.Boolean(), server_default=sa.true(), nullable=False)
+    )

@@ -1,4 +1,5 @@
-"""Names of weights: which manifest a name means in an environment, where it came from, and whether the node keeps it."""
+"""Names of weights: which manifest a name means in an environment, where it came from, and whether
+the node keeps it."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -25,7 +26,9 @@ def upgrade() -> None:
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("updated_at", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(
-            ["tenant", "environment"], ["environments.tenant", "environments.name"], name=op.f("fk_weights_tenant_environment")
+            ["tenant", "environment"],
+            ["environments.tenant", "environments.name"],
+            name=op.f("fk_weights_tenant_environment"),
         ),
         sa.PrimaryKeyConstraint("tenant", "environment", "name", name=op.f("pk_weights")),
     )

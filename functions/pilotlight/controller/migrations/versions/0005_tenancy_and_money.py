@@ -1,4 +1,5 @@
-"""Plans, quotas and budgets of tenants; rollups of usage, latency histograms, invoices and the price lists that were in force."""
+"""Plans, quotas and budgets of tenants; rollups of usage, latency histograms, invoices and the
+price lists that were in force."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,20 +13,42 @@ MONTH = {
     "sqlite": "strftime('%Y-%m', day * 86400, 'unixepoch')",
     "postgresql": "to_char(to_timestamp(day * 86400) AT TIME ZONE 'UTC', 'YYYY-MM')",
 }
-"""By the whole day: of a moment, SQLite would round the last half millisecond of a month into the next one."""
+"""By the whole day: of a moment, SQLite would round the last half millisecond of a month into the
+next one."""
 
 GROUPS = (
-    "environment", "app", "function", "function_id", "revision", "key", "caller", "kind", "start_kind", "price_version", "currency",
+    "environment",
+    "app",
+    "function",
+    "function_id",
+    "revision",
+    "key",
+    "caller",
+    "kind",
+    "start_kind",
+    "price_version",
+    "currency",
     "month",
-)  # fmt: skip
+)
 SUMS = (
-    "records", "errors", "queued_ms", "start_ms", "exec_ms", "billed_ns", "tokens_in", "tokens_out", "bytes_in", "bytes_out", "high",
+    "records",
+    "errors",
+    "queued_ms",
+    "start_ms",
+    "exec_ms",
+    "billed_ns",
+    "tokens_in",
+    "tokens_out",
+    "bytes_in",
+    "bytes_out",
+    "high",
     "low",
-)  # fmt: skip
+)
 
 
 def upgrade() -> None:
-    """Create the tables and columns. Rollups of records that are there already are made by the controller's start."""
+    """Create the tables and columns. Rollups of records that are there already are made by the
+    controller's start."""
     op.create_table(
         "latency_hours",
         sa.Column("tenant", sa.Text(), nullable=False),
@@ -37,7 +60,14 @@ def upgrade() -> None:
         sa.Column("bucket", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("calls", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint(
-            "tenant", "hour", "environment", "function_id", "start_kind", "clock", "bucket", name=op.f("pk_latency_hours")
+            "tenant",
+            "hour",
+            "environment",
+            "function_id",
+            "start_kind",
+            "clock",
+            "bucket",
+            name=op.f("pk_latency_hours"),
         ),
     )
     op.create_table(
@@ -89,7 +119,9 @@ def upgrade() -> None:
         sa.Column("issued_at", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(["tenant"], ["tenants.id"], name=op.f("fk_invoices_tenant")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_invoices")),
-        sa.UniqueConstraint("tenant", "month", "currency", name=op.f("uq_invoices_tenant_month_currency")),
+        sa.UniqueConstraint(
+            "tenant", "month", "currency", name=op.f("uq_invoices_tenant_month_currency")
+        ),
     )
     op.create_table(
         "budget_alerts",
@@ -104,11 +136,17 @@ def upgrade() -> None:
         sa.Column("next_attempt_at", sa.Double(), nullable=True),
         sa.Column("attempts", sa.BigInteger(), nullable=False),
         sa.Column("error", sa.Text(), nullable=True),
-        sa.ForeignKeyConstraint(["budget"], ["budgets.id"], name=op.f("fk_budget_alerts_budget"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["budget"], ["budgets.id"], name=op.f("fk_budget_alerts_budget"), ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_budget_alerts")),
-        sa.UniqueConstraint("budget", "period", "percent", name=op.f("uq_budget_alerts_budget_period_percent")),
+        sa.UniqueConstraint(
+            "budget", "period", "percent", name=op.f("uq_budget_alerts_budget_period_percent")
+        ),
     )
-    op.create_index("ix_budget_alerts_next_attempt_at", "budget_alerts", ["next_attempt_at"], unique=False)
+    op.create_index(
+        "ix_budget_alerts_next_attempt_at", "budget_alerts", ["next_attempt_at"], unique=False
+    )
     op.create_table(
         "function_quotas",
         sa.Column("tenant", sa.Text(), nullable=False),
@@ -118,16 +156,22 @@ def upgrade() -> None:
         sa.Column("quotas", sa.Text(), nullable=False),
         sa.Column("updated_at", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(
-            ["tenant", "environment"], ["environments.tenant", "environments.name"], name=op.f("fk_function_quotas_tenant_environment")
+            ["tenant", "environment"],
+            ["environments.tenant", "environments.name"],
+            name=op.f("fk_function_quotas_tenant_environment"),
         ),
-        sa.PrimaryKeyConstraint("tenant", "environment", "app", "function", name=op.f("pk_function_quotas")),
+        sa.PrimaryKeyConstraint(
+            "tenant", "environment", "app", "function", name=op.f("pk_function_quotas")
+        ),
     )
     op.add_column("api_keys", sa.Column("app", sa.Text(), nullable=True))
     op.add_column("api_keys", sa.Column("function", sa.Text(), nullable=True))
     op.add_column("api_keys", sa.Column("quotas", sa.Text(), server_default="{}", nullable=False))
     op.add_column("api_keys", sa.Column("replaces", sa.Text(), nullable=True))
     op.add_column("audit", sa.Column("address", sa.Text(), server_default="", nullable=False))
-    op.add_column("tenants", sa.Column("plan", sa.Text(), server_default="enterprise", nullable=False))
+    op.add_column(
+        "tenants", sa.Column("plan", sa.Text(), server_default="enterprise", nullable=False)
+    )
     op.add_column("tenants", sa.Column("overrides", sa.Text(), server_default="{}", nullable=False))
     op.add_column("tenants", sa.Column("suspended_at", sa.Double(), nullable=True))
     op.add_column("usage", sa.Column("caller", sa.Text(), server_default="", nullable=False))
@@ -145,6 +189,9 @@ def _rollup(name: str, unit: str) -> None:
         sa.Column(unit, sa.BigInteger(), autoincrement=False, nullable=False),
         *(sa.Column(group, sa.Text(), nullable=False) for group in GROUPS),
         *(sa.Column(total, sa.BigInteger(), nullable=False) for total in SUMS),
-        *(sa.Column(total, sa.Double(), nullable=False) for total in ("cpu_core_s", "memory_byte_s", "gpu_s")),
+        *(
+            sa.Column(total, sa.Double(), nullable=False)
+            for total in ("cpu_core_s", "memory_byte_s", "gpu_s")
+        ),
         sa.PrimaryKeyConstraint("tenant", unit, *GROUPS, name=op.f(f"pk_{name}")),
     )

@@ -1,4 +1,5 @@
-"""Releases: traffic documents, aliases, approvals, rollouts, experiments, feedback, schedules, webhooks, observations, traces."""
+"""Releases: traffic documents, aliases, approvals, rollouts, experiments, feedback, schedules,
+webhooks, observations, traces."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -54,7 +55,9 @@ def upgrade() -> None:
         sa.Column("error", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_deliveries")),
     )
-    op.create_index("ix_deliveries_next_attempt_at", "deliveries", ["next_attempt_at"], unique=False)
+    op.create_index(
+        "ix_deliveries_next_attempt_at", "deliveries", ["next_attempt_at"], unique=False
+    )
     op.create_index("ix_deliveries_tenant", "deliveries", ["tenant", "at"], unique=False)
     op.create_table(
         "due_calls",
@@ -85,7 +88,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("tenant", "call", "metric", name=op.f("pk_feedback")),
     )
     op.create_index("ix_feedback_experiment", "feedback", ["experiment", "metric"], unique=False)
-    op.create_index("ix_feedback_function_id", "feedback", ["function_id", "metric", "called_at"], unique=False)
+    op.create_index(
+        "ix_feedback_function_id", "feedback", ["function_id", "metric", "called_at"], unique=False
+    )
     op.create_table(
         "idempotency_keys",
         sa.Column("tenant", sa.Text(), nullable=False),
@@ -98,7 +103,9 @@ def upgrade() -> None:
         sa.Column("expires_at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("tenant", "key", name=op.f("pk_idempotency_keys")),
     )
-    op.create_index("ix_idempotency_keys_expires_at", "idempotency_keys", ["expires_at"], unique=False)
+    op.create_index(
+        "ix_idempotency_keys_expires_at", "idempotency_keys", ["expires_at"], unique=False
+    )
     op.create_table(
         "observers",
         sa.Column("activator", sa.Text(), nullable=False),
@@ -138,7 +145,9 @@ def upgrade() -> None:
         sa.Column("created_by", sa.Text(), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(
-            ["tenant", "environment"], ["environments.tenant", "environments.name"], name=op.f("fk_webhooks_tenant_environment")
+            ["tenant", "environment"],
+            ["environments.tenant", "environments.name"],
+            name=op.f("fk_webhooks_tenant_environment"),
         ),
         sa.PrimaryKeyConstraint("tenant", "environment", "name", name=op.f("pk_webhooks")),
     )
@@ -155,7 +164,9 @@ def upgrade() -> None:
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("began_at", sa.Double(), nullable=True),
         sa.Column("ended_at", sa.Double(), nullable=True),
-        sa.ForeignKeyConstraint(["function"], ["functions.id"], name=op.f("fk_experiments_function")),
+        sa.ForeignKeyConstraint(
+            ["function"], ["functions.id"], name=op.f("fk_experiments_function")
+        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_experiments")),
         sa.UniqueConstraint("function", "name", name=op.f("uq_experiments_function_name")),
     )
@@ -205,7 +216,9 @@ def upgrade() -> None:
         sa.Column("document", sa.Text(), nullable=False),
         sa.Column("began_at", sa.Double(), nullable=False),
         sa.Column("ended_at", sa.Double(), nullable=True),
-        sa.ForeignKeyConstraint(["function"], ["functions.id"], name=op.f("fk_slo_alerts_function")),
+        sa.ForeignKeyConstraint(
+            ["function"], ["functions.id"], name=op.f("fk_slo_alerts_function")
+        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_slo_alerts")),
     )
     op.create_index("ix_slo_alerts_function", "slo_alerts", ["function", "began_at"], unique=False)
@@ -218,7 +231,9 @@ def upgrade() -> None:
         sa.Column("updated_by", sa.Text(), nullable=False),
         sa.Column("updated_at", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(
-            ["function", "revision"], ["revisions.function", "revisions.name"], name=op.f("fk_aliases_function_revision")
+            ["function", "revision"],
+            ["revisions.function", "revisions.name"],
+            name=op.f("fk_aliases_function_revision"),
         ),
         sa.PrimaryKeyConstraint("function", "name", name=op.f("pk_aliases")),
     )
@@ -230,7 +245,9 @@ def upgrade() -> None:
         sa.Column("at", sa.Double(), nullable=False),
         sa.Column("note", sa.Text(), nullable=False),
         sa.ForeignKeyConstraint(
-            ["function", "revision"], ["revisions.function", "revisions.name"], name=op.f("fk_approvals_function_revision")
+            ["function", "revision"],
+            ["revisions.function", "revisions.name"],
+            name=op.f("fk_approvals_function_revision"),
         ),
         sa.PrimaryKeyConstraint("function", "revision", "actor", name=op.f("pk_approvals")),
     )
@@ -251,7 +268,9 @@ def upgrade() -> None:
         sa.Column("cost_picos", sa.BigInteger(), nullable=False),
         sa.Column("tokens_in", sa.BigInteger(), nullable=False),
         sa.Column("tokens_out", sa.BigInteger(), nullable=False),
-        sa.ForeignKeyConstraint(["experiment"], ["experiments.id"], name=op.f("fk_exposures_experiment")),
+        sa.ForeignKeyConstraint(
+            ["experiment"], ["experiments.id"], name=op.f("fk_exposures_experiment")
+        ),
         sa.PrimaryKeyConstraint("experiment", "unit", "arm", name=op.f("pk_exposures")),
     )
     op.create_table(
@@ -261,8 +280,12 @@ def upgrade() -> None:
         sa.Column("unit", sa.Text(), nullable=False),
         sa.Column("bucket", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("calls", sa.BigInteger(), nullable=False),
-        sa.ForeignKeyConstraint(["experiment"], ["experiments.id"], name=op.f("fk_exposure_latency_experiment")),
-        sa.PrimaryKeyConstraint("experiment", "arm", "unit", "bucket", name=op.f("pk_exposure_latency")),
+        sa.ForeignKeyConstraint(
+            ["experiment"], ["experiments.id"], name=op.f("fk_exposure_latency_experiment")
+        ),
+        sa.PrimaryKeyConstraint(
+            "experiment", "arm", "unit", "bucket", name=op.f("pk_exposure_latency")
+        ),
     )
     op.create_table(
         "rollout_decisions",
@@ -274,17 +297,28 @@ def upgrade() -> None:
         sa.Column("action", sa.Text(), nullable=False),
         sa.Column("reasons", sa.Text(), nullable=False),
         sa.Column("evidence", sa.Text(), nullable=False),
-        sa.ForeignKeyConstraint(["rollout"], ["rollouts.id"], name=op.f("fk_rollout_decisions_rollout")),
+        sa.ForeignKeyConstraint(
+            ["rollout"], ["rollouts.id"], name=op.f("fk_rollout_decisions_rollout")
+        ),
         sa.PrimaryKeyConstraint("rollout", "number", name=op.f("pk_rollout_decisions")),
     )
     op.add_column("apps", sa.Column("policy", sa.Text(), server_default="{}", nullable=False))
-    op.add_column("functions", sa.Column("document", sa.Text(), server_default="{}", nullable=False))
-    op.add_column("functions", sa.Column("generation", sa.BigInteger(), server_default="0", nullable=False))
+    op.add_column(
+        "functions", sa.Column("document", sa.Text(), server_default="{}", nullable=False)
+    )
+    op.add_column(
+        "functions", sa.Column("generation", sa.BigInteger(), server_default="0", nullable=False)
+    )
     op.add_column("revisions", sa.Column("lineage", sa.Text(), server_default="{}", nullable=False))
-    op.add_column("revisions", sa.Column("evaluation", sa.Text(), server_default="{}", nullable=False))
-    op.add_column("revisions", sa.Column("created_by", sa.Text(), server_default="", nullable=False))
+    op.add_column(
+        "revisions", sa.Column("evaluation", sa.Text(), server_default="{}", nullable=False)
+    )
+    op.add_column(
+        "revisions", sa.Column("created_by", sa.Text(), server_default="", nullable=False)
+    )
     op.add_column("revisions", sa.Column("served_at", sa.Double(), nullable=True))
-    op.execute("UPDATE revisions SET served_at = created_at")  # until now, what was deployed took the traffic at once
+    # until now, what was deployed took the traffic at once
+    op.execute("UPDATE revisions SET served_at = created_at")
     op.add_column("calls", sa.Column("payload", sa.Text(), nullable=True))
     for name in ("experiment", "arm", "unit", "degraded"):
         op.add_column("usage", sa.Column(name, sa.Text(), server_default="", nullable=False))
@@ -292,7 +326,8 @@ def upgrade() -> None:
 
 
 def _observations(name: str, unit: str) -> None:
-    """Counts of what calls looked like, per revision and arm; `unit` is the whole minute or hour since the epoch."""
+    """Counts of what calls looked like, per revision and arm; `unit` is the whole minute or hour
+    since the epoch."""
     op.create_table(
         name,
         sa.Column("function_id", sa.Text(), nullable=False),
@@ -313,7 +348,9 @@ def _buckets(name: str, unit: str) -> None:
         *(sa.Column(part, sa.Text(), nullable=False) for part in ("revision", "arm", "clock")),
         sa.Column("bucket", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("calls", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("function_id", unit, "revision", "arm", "clock", "bucket", name=op.f(f"pk_{name}")),
+        sa.PrimaryKeyConstraint(
+            "function_id", unit, "revision", "arm", "clock", "bucket", name=op.f(f"pk_{name}")
+        ),
     )
     op.create_index(f"ix_{name}_{unit}", name, [unit])
 
@@ -321,7 +358,24 @@ def _buckets(name: str, unit: str) -> None:
 def _waiting() -> None:
     """Indices of the few rows that somebody waits for, however many are kept beside them."""
     for name, table, columns, where in (
-        ("ix_deliveries_waiting", "deliveries", ["tenant", "next_attempt_at", "id"], "next_attempt_at IS NOT NULL"),
-        ("ix_due_calls_waiting", "due_calls", ["due_at"], "claimed_by IS NULL OR claimed_until IS NOT NULL"),
+        (
+            "ix_deliveries_waiting",
+            "deliveries",
+            ["tenant", "next_attempt_at", "id"],
+            "next_attempt_at IS NOT NULL",
+        ),
+        (
+            "ix_due_calls_waiting",
+            "due_calls",
+            ["due_at"],
+            "claimed_by IS NULL OR claimed_until IS NOT NULL",
+        ),
     ):
-        op.create_index(name, table, columns, unique=False, sqlite_where=sa.text(where), postgresql_where=sa.text(where))
+        op.create_index(
+            name,
+            table,
+            columns,
+            unique=False,
+            sqlite_where=sa.text(where),
+            postgresql_where=sa.text(where),
+        )

@@ -1,4 +1,5 @@
-"""What a language model's calls used: tokens that were cached, why an answer ended, when its first token came."""
+"""What a language model's calls used: tokens that were cached, why an answer ended, when its first
+token came."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -18,4 +19,6 @@ def upgrade() -> None:
         op.add_column("usage", sa.Column(name, sa.BigInteger(), server_default="0", nullable=False))
     for table in _OBSERVED:
         for name in ("tokens_cached", "out_of_memory"):
-            op.add_column(table, sa.Column(name, sa.BigInteger(), server_default="0", nullable=False))
+            op.add_column(
+                table, sa.Column(name, sa.BigInteger(), server_default="0", nullable=False)
+            )

@@ -1,4 +1,5 @@
-"""Sessions of the dashboard that were signed out of: they stay ended when the controller restarts."""
+"""Sessions of the dashboard that were signed out of: they stay ended when the controller
+restarts."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,5 @@
-"""What tenants store: when a blob was last asked for, which are being deleted, how large images are, which revisions were pruned."""
+"""What tenants store: when a blob was last asked for, which are being deleted, how large images
+are, which revisions were pruned."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,11 +11,16 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add columns. Of images that were built before the size is not known: they count nothing until they are built again."""
+    """Add columns. Of images that were built before the size is not known: they count nothing until
+    they are built again."""
     op.add_column("blobs", sa.Column("deleting_at", sa.Double(), nullable=True))
     op.create_index("ix_blobs_deleting_at", "blobs", ["deleting_at"], unique=False)
-    op.add_column("blob_owners", sa.Column("used_at", sa.Double(), server_default="0", nullable=False))
+    op.add_column(
+        "blob_owners", sa.Column("used_at", sa.Double(), server_default="0", nullable=False)
+    )
     op.execute("UPDATE blob_owners SET used_at = created_at")
     op.create_index("ix_blob_owners_digest", "blob_owners", ["digest"], unique=False)
-    op.add_column("images", sa.Column("size_bytes", sa.BigInteger(), server_default="0", nullable=False))
+    op.add_column(
+        "images", sa.Column("size_bytes", sa.BigInteger(), server_default="0", nullable=False)
+    )
     op.add_column("revisions", sa.Column("pruned_at", sa.Double(), nullable=True))

@@ -11,4 +11,6 @@ depends_on = None
 
 def upgrade() -> None:
     """Add a column. Of images that were built before nobody counted."""
-    op.add_column("images", sa.Column("build_cpu_ns", sa.BigInteger(), server_default="0", nullable=False))
+    op.add_column(
+        "images", sa.Column("build_cpu_ns", sa.BigInteger(), server_default="0", nullable=False)
+    )

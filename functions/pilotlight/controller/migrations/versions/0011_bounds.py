@@ -1,4 +1,5 @@
-"""Due calls of each tenant in their order, without a look at their bodies; and how much of submitted calls is kept."""
+"""Due calls of each tenant in their order, without a look at their bodies; and how much of
+submitted calls is kept."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,16 +11,28 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Replace the index of due calls that wait by one that a claim needs alone; of those that were taken, forget what they were.
+    """Replace the index of due calls that wait by one that a claim needs alone; of those that were
+    taken, forget what they were.
 
     Of calls that are kept, count what they take.
     """
     waits = sa.text("claimed_by IS NULL OR claimed_until IS NOT NULL")
     op.drop_index("ix_due_calls_waiting", table_name="due_calls")
     columns = ["tenant", "due_at", "id", "claimed_by", "claimed_until"]
-    op.create_index("ix_due_calls_free", "due_calls", columns, unique=False, sqlite_where=waits, postgresql_where=waits)
-    op.execute("UPDATE due_calls SET document = '{}' WHERE claimed_by IS NOT NULL AND claimed_until IS NULL")
-    op.add_column("calls", sa.Column("kept_bytes", sa.BigInteger(), server_default="0", nullable=False))
+    op.create_index(
+        "ix_due_calls_free",
+        "due_calls",
+        columns,
+        unique=False,
+        sqlite_where=waits,
+        postgresql_where=waits,
+    )
+    op.execute(
+        "UPDATE due_calls SET document = '{}' WHERE claimed_by IS NOT NULL AND claimed_until IS NULL"
+    )
+    op.add_column(
+        "calls", sa.Column("kept_bytes", sa.BigInteger(), server_default="0", nullable=False)
+    )
     op.execute("UPDATE calls SET kept_bytes = length(record) + coalesce(length(payload), 0)")
     op.create_table(
         "kept_calls",
@@ -27,4 +40,7 @@ def upgrade() -> None:
         sa.Column("bytes", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("tenant"),
     )
-    op.execute("INSERT INTO kept_calls (tenant, bytes) SELECT tenant, sum(kept_bytes) FROM calls GROUP BY tenant")
+    op.execute(
+        "INSERT INTO kept_calls (tenant, bytes) SELECT tenant, sum(kept_bytes) FROM calls GROUP "
+        "BY tenant"
+    )

@@ -1,4 +1,5 @@
-"""What is needed to bound what tenants keep: the size of answers under idempotency keys, and which revisions bills are grouped by."""
+"""What is needed to bound what tenants keep: the size of answers under idempotency keys, and which
+revisions bills are grouped by."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,10 +11,28 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add both columns, fill them in, and index what is looked at with each change, so that no answer and no spec is read for it."""
-    op.add_column("idempotency_keys", sa.Column("kept_bytes", sa.BigInteger(), server_default="0", nullable=False))
+    """Add both columns, fill them in, and index what is looked at with each change, so that no
+    answer and no spec is read for it."""
+    op.add_column(
+        "idempotency_keys",
+        sa.Column("kept_bytes", sa.BigInteger(), server_default="0", nullable=False),
+    )
     op.execute("UPDATE idempotency_keys SET kept_bytes = 1024 + length(answer)")
-    op.create_index("ix_idempotency_keys_tenant", "idempotency_keys", ["tenant", "created_at", "kept_bytes"], unique=False)
-    op.add_column("revisions", sa.Column("has_tags", sa.Boolean(), server_default=sa.true(), nullable=False))
-    op.execute("""UPDATE revisions SET has_tags = false WHERE spec LIKE '%,"tags":{},"variants":[%'""")
-    op.create_index("ix_revisions_age", "revisions", ["function", "created_at", "pruned_at", "has_tags", "name"], unique=False)
+    op.create_index(
+        "ix_idempotency_keys_tenant",
+        "idempotency_keys",
+        ["tenant", "created_at", "kept_bytes"],
+        unique=False,
+    )
+    op.add_column(
+        "revisions", sa.Column("has_tags", sa.Boolean(), server_default=sa.true(), nullable=False)
+    )
+    op.execute(
+        """UPDATE revisions SET has_tags = false WHERE spec LIKE '%,"tags":{},"variants":[%'"""
+    )
+    op.create_index(
+        "ix_revisions_age",
+        "revisions",
+        ["function", "created_at", "pruned_at", "has_tags", "name"],
+        unique=False,
+    )

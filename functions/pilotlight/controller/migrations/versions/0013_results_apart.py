@@ -1,4 +1,5 @@
-"""Results of calls in a column of their own: lists of calls read their records, not their results."""
+"""Results of calls in a column of their own: lists of calls read their records, not their
+results."""
 
 import json
 
@@ -17,22 +18,33 @@ SMALL_BYTES = 65_536
 
 
 def upgrade() -> None:
-    """Add the column, and move each result into it. What a call takes (`kept_bytes`) stays as it is."""
+    """Add the column, and move each result into it. What a call takes (`kept_bytes`) stays as it
+    is."""
     op.add_column("calls", sa.Column("result", sa.Text(), server_default="", nullable=False))
     calls = sa.table("calls", *(sa.column(name) for name in ("tenant", "id", "record", "result")))
     sql, key = op.get_bind(), (calls.c.tenant, calls.c.id)
     small = sa.case((sa.func.length(calls.c.record) <= SMALL_BYTES, calls.c.record)).label("record")
     page, after = sa.select(*key, small).order_by(*key).limit(AT_ONCE), ("", "")
     this = (calls.c.tenant == sa.bindparam("whose"), calls.c.id == sa.bindparam("call"))
-    move = sa.update(calls).where(*this).values(record=sa.bindparam("rest"), result=sa.bindparam("moved"))
+    move = (
+        sa.update(calls)
+        .where(*this)
+        .values(record=sa.bindparam("rest"), result=sa.bindparam("moved"))
+    )
     while rows := sql.execute(page.where(sa.tuple_(*key) > after)).all():
         moved = []
         for row in rows:
             named = {"whose": row.tenant, "call": row.id}
-            text = row.record if row.record is not None else sql.execute(sa.select(calls.c.record).where(*this), named).scalar_one()
+            text = (
+                row.record
+                if row.record is not None
+                else sql.execute(sa.select(calls.c.record).where(*this), named).scalar_one()
+            )
             record = json.loads(text)
             if result := record.get("result"):
-                rest = json.dumps({**record, "result": ""}, ensure_ascii=False, separators=(",", ":"))
+                rest = json.dumps(
+                    {**record, "result": ""}, ensure_ascii=False, separators=(",", ":")
+                )
                 change = {**named, "rest": rest, "moved": result}
                 if row.record is None:
                     sql.execute(move, change)
